@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use crate::Lane;
-use crate::request::{Finished, Request, Tag};
+use crate::IoContext;
+use crate::request::{Completion, Request, Tag};
 use crate::units::{BlockSize, ByteLen};
 
 /// What a disk looks like to a guest. Constant while the disk is open, but for `size`.
@@ -82,7 +82,7 @@ pub enum DiskError {
 ///
 /// Contract: ranges are checked by the engine at admission and again by the channel (a resize may come between). A backend
 /// never sees a request for a read-only disk that modifies it, but answers [`Outcome::ReadOnly`](crate::Outcome) if it does.
-pub trait Disk<L: Lane>: Send + Sync {
+pub trait Disk<L: IoContext>: Send + Sync {
     /// What it looks like.
     fn geometry(&self) -> Geometry;
 
@@ -147,25 +147,25 @@ pub trait Disk<L: Lane>: Send + Sync {
 /// * A short transfer is continued by the channel or becomes a failure; it is never reported as done.
 /// * No method blocks on storage.
 /// * Before it is dropped a channel is drained: `outstanding()` is 0, or the lane keeps the buffers for ever and says so.
-pub trait DiskChannel<L: Lane> {
+pub trait DiskChannel<L: IoContext> {
     /// Takes a prefix of `batch` (removing it) and returns how many were taken. What is left is back-pressure, not an
     /// error: the engine offers it again. Requests that end at once are put in `finished` directly.
     fn submit(
         &mut self,
         lane: &mut L,
         batch: &mut Vec<Request<L::Buffer>>,
-        finished: &mut Vec<Finished<L::Buffer>>,
+        finished: &mut Vec<Completion<L::Buffer>>,
     ) -> usize;
 
     /// Collects requests that have ended since, into `finished`; returns how many.
-    fn reap(&mut self, lane: &mut L, finished: &mut Vec<Finished<L::Buffer>>) -> usize;
+    fn reap(&mut self, lane: &mut L, finished: &mut Vec<Completion<L::Buffer>>) -> usize;
 
     /// Tries to end requests early that were taken and have not finished: those of `tags`, which are in order. Does not wait. Each
     /// still comes out in exactly one [`Finished`], here in `finished` or later, with its buffer, and not before the kernel has given
     /// that back: with [`Outcome::Aborted`](crate::Outcome) when it was given up, else as it ended. An aborted request may
     /// have done nothing, a part, or all of its work, but does nothing more. Tags that are not (or no more) outstanding are
     /// ignored. A backend whose requests end soon anyway need not do anything.
-    fn cancel(&mut self, _lane: &mut L, _tags: &[Tag], _finished: &mut Vec<Finished<L::Buffer>>) {}
+    fn cancel(&mut self, _lane: &mut L, _tags: &[Tag], _finished: &mut Vec<Completion<L::Buffer>>) {}
 
     /// Requests taken and not yet finished.
     fn outstanding(&self) -> u32;

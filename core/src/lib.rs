@@ -22,13 +22,15 @@ pub mod settings;
 pub mod units;
 
 pub use disk::{DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
-pub use queue::{Armed, Call, Completed, DiskSlot, EventChannel, GuestQueue, Intake, Notify, Pulled, Wake};
-pub use request::{Errno, Finished, Op, Outcome, Request, Tag};
+pub use queue::{
+    ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake,
+};
+pub use request::{Completion, Errno, Op, Outcome, Request, Tag};
 pub use resize::{Resize, Resized, SizeUsers};
 pub use units::{BlockSize, ByteLen, ByteOffset, Sector512};
 
 /// What a worker thread lends to queues and channels at each call.
-pub trait Lane {
+pub trait IoContext {
     /// A lease on guest (or host) memory. Not `Clone`: whoever holds it owns the memory it names.
     type Buffer;
 }

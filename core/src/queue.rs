@@ -1,6 +1,6 @@
 //! The guest side of the waist.
 
-use crate::Lane;
+use crate::IoContext;
 use crate::request::{Op, Outcome};
 use crate::units::{ByteLen, ByteOffset};
 
@@ -34,7 +34,7 @@ pub trait Intake<T, B> {
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool);
 
     /// Counts a request that the queue answered itself: identification (`true`) or a mistake of the guest (`false`).
-    fn answered(&mut self, well_formed: bool);
+    fn completed_locally(&mut self, well_formed: bool);
 }
 
 /// How a guest is called: an eventfd that a VMM turns into an interrupt, an event channel.
@@ -58,9 +58,9 @@ pub trait EventChannel: Send {
 
 /// What a pull found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pulled {
+pub enum PullEnd {
     /// The ring was empty at the end of the batch.
-    Dry,
+    Empty,
     /// The batch was full before the ring was empty.
     MoreWaiting,
     /// The ring breaks the protocol; why, for the log. The queue will not be pulled again.
@@ -69,7 +69,7 @@ pub enum Pulled {
 
 /// A request's end, as its queue sees it.
 #[derive(Debug)]
-pub struct Completed<T, B> {
+pub struct FinishedRequest<T, B> {
     /// What the queue gave at admission.
     pub token: T,
     /// How the request ended.
@@ -80,7 +80,7 @@ pub struct Completed<T, B> {
 
 /// Whether a publish made anything visible that the guest may want to hear of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notify {
+pub enum PublishResult {
     /// The guest asked for a call: [`GuestQueue::notify`] is due.
     Wanted,
     /// Answers were published; the guest asked not to be called.
@@ -91,7 +91,7 @@ pub enum Notify {
 
 /// What arming a queue found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Armed {
+pub enum ArmResult {
     /// The ring is empty and the next request will be kicked for: the worker may sleep.
     Sleepable,
     /// A request came in between: pull again.
@@ -113,25 +113,25 @@ pub trait GuestQueue {
     /// Where a new owner resumes, for stop, migration and reconnect.
     type Position;
     /// What the worker lends.
-    type Lane: Lane;
+    type Context: IoContext;
 
     /// The most requests that can be in flight: the ring's size.
     fn depth(&self) -> u16;
 
     /// Takes one batch of requests off the ring.
-    fn pull<I>(&mut self, lane: &mut Self::Lane, into: &mut I) -> Pulled
+    fn pull<I>(&mut self, lane: &mut Self::Context, into: &mut I) -> PullEnd
     where
-        I: Intake<Self::Token, <Self::Lane as Lane>::Buffer>;
+        I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>;
 
     /// Writes the answer, which is not visible to the guest before [`publish`](Self::publish); or goes on with the same guest
     /// request, by admitting what it asks next (compare, then write). There is room for that: the finished request's.
     fn finish<I>(
         &mut self,
-        lane: &mut Self::Lane,
-        done: Completed<Self::Token, <Self::Lane as Lane>::Buffer>,
+        lane: &mut Self::Context,
+        done: FinishedRequest<Self::Token, <Self::Context as IoContext>::Buffer>,
         into: &mut I,
     ) where
-        I: Intake<Self::Token, <Self::Lane as Lane>::Buffer>;
+        I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>;
 
     /// Somebody rang the queue's [`Wake`]. Called before the turn's pulls, after every answer that was
     /// [finished](Self::finish) before has been published; what it answers is published in this turn. What it cancels is taken
@@ -140,28 +140,28 @@ pub trait GuestQueue {
     ///
     /// # Errors
     /// Like [`Pulled::Broken`], when it took requests and found the ring broken.
-    fn woken<I>(&mut self, _lane: &mut Self::Lane, _into: &mut I, _running: bool) -> Result<(), &'static str>
+    fn woken<I>(&mut self, _lane: &mut Self::Context, _into: &mut I, _running: bool) -> Result<(), &'static str>
     where
-        I: Intake<Self::Token, <Self::Lane as Lane>::Buffer>,
+        I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>,
     {
         Ok(())
     }
 
     /// Guest requests that the queue took off its ring and has neither admitted nor answered: they wait for something other
     /// than a disk, and a drain waits for them.
-    fn held(&self) -> usize {
+    fn blocked(&self) -> usize {
         0
     }
 
     /// Makes all answers since the last publish visible: the ring's index is stored once.
-    fn publish(&mut self) -> Notify;
+    fn publish(&mut self) -> PublishResult;
 
     /// Calls the guest (an interrupt), once a batch.
     fn notify(&mut self);
 
     /// Asks the guest to kick for the next request, then looks again. The order (ask, full fence, look) is what makes a
     /// lost wake-up impossible.
-    fn arm(&mut self) -> Armed;
+    fn arm(&mut self) -> ArmResult;
 
     /// Asks the guest not to kick while the queue is polled.
     fn disarm(&mut self);

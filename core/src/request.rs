@@ -127,7 +127,7 @@ impl Outcome {
 
 /// A request's end, on its way from a channel to its queue. The buffer comes back to its owner.
 #[derive(Debug)]
-pub struct Finished<B> {
+pub struct Completion<B> {
     /// How it ended.
     pub outcome: Outcome,
     /// Which request.
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn messages_stay_small() {
         assert!(size_of::<Request<std::num::NonZeroU32>>() <= 32);
-        assert!(size_of::<Finished<std::num::NonZeroU32>>() <= 32);
+        assert!(size_of::<Completion<std::num::NonZeroU32>>() <= 32);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Another size for a disk that is open: which sizes may be, and in what order everybody hears of it. The same for all guest interfaces.
 
-use crate::Lane;
+use crate::IoContext;
 use crate::disk::{Disk, DiskError};
 use crate::units::ByteLen;
 
@@ -46,7 +46,7 @@ impl Resize {
     ///
     /// # Errors
     /// When that is smaller than it is and this was not asked for, or the storage does not say how large it is.
-    pub fn judge<L: Lane>(&self, disk: &dyn Disk<L>) -> Result<ByteLen, DiskError> {
+    pub fn judge<L: IoContext>(&self, disk: &dyn Disk<L>) -> Result<ByteLen, DiskError> {
         let now = disk.geometry().size;
         let wanted = match self.size {
             Some(size) => size,
@@ -70,7 +70,7 @@ impl Resize {
     ///
     /// # Errors
     /// As [`judge`](Self::judge), or when the storage cannot have that size. Then everything is as it was.
-    pub fn carry_out<L: Lane>(
+    pub fn carry_out<L: IoContext>(
         self,
         disk: &dyn Disk<L>,
         users: &mut (impl SizeUsers + ?Sized),
@@ -108,7 +108,7 @@ mod tests {
 
     struct NoLane;
 
-    impl Lane for NoLane {
+    impl IoContext for NoLane {
         type Buffer = ();
     }
 

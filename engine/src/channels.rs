@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mqblk_core::{DiskChannel, DiskError, Outcome, Tag};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 use crate::AnyDisk;
+use crate::attached_disks::{AttachedDisk, QueueDisk};
 use crate::errors::{DiskHealth, SharedGuard, guarded};
 use crate::plug::{Merger, Merges, PlugCounts};
-use crate::runner::{AnyFinished, AnyRequest, Way};
-use crate::seat_disks::{QueueDisk, SeatDisk};
-use crate::share::{Offer, Share};
+use crate::quota::{Quota, SubmitQuota};
+use crate::runner::{AnyCompletion, AnyRequest, Route};
 
 /// One open channel and the requests that wait to be submitted to it.
-pub(crate) struct Open {
+pub(crate) struct OpenChannel {
     pub(crate) disk: Arc<AnyDisk>,
     pub(crate) health: Arc<DiskHealth>,
-    channel: Box<dyn DiskChannel<Lane>>,
+    channel: Box<dyn DiskChannel<UringContext>>,
     /// What parks and repeats its failed requests; `None` when they are answered.
     pub(crate) guard: Option<SharedGuard>,
     /// Requests pulled this turn, and those that the channel left last turn.
@@ -36,7 +36,7 @@ pub(crate) struct Open {
     users: usize,
 }
 
-impl Open {
+impl OpenChannel {
     /// Whether to pull on from a queue that has more.
     #[inline]
     pub(crate) fn wants_more(&self) -> bool {
@@ -50,9 +50,9 @@ impl Open {
     }
 
     /// How many of them may be offered now.
-    fn allowance(&self, lane: &Lane, shared: bool, crowded: bool) -> usize {
-        let share = Share { depth: self.depth, shared, crowded };
-        share.allowance(self.waiting(), self.channel.outstanding() as usize, lane.room(), lane.capacity())
+    fn allowance(&self, lane: &UringContext, shared: bool, crowded: bool) -> usize {
+        let share = Quota { depth: self.depth, shared, contended: crowded };
+        share.budget(self.waiting(), self.channel.outstanding() as usize, lane.room(), lane.capacity())
     }
 
     /// Those in the plug of which the storage may be handed `most` now.
@@ -67,11 +67,11 @@ impl Open {
     #[inline(always)] // it is called from two places, one of which is rare
     fn submit(
         &mut self,
-        lane: &mut Lane,
-        mut offer: Offer<'_>,
+        lane: &mut UringContext,
+        mut offer: SubmitQuota<'_>,
         stamp: &mut impl FnMut(&[AnyRequest]),
         counts: &mut PlugCounts,
-        finished: &mut Vec<AnyFinished>,
+        finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         if offer.most == 0 {
             self.left = self.waiting() > 0;
@@ -101,7 +101,7 @@ const PLUG_ROOM: usize = 4096;
 /// All of a worker's channels, and what is on its way between them and the queues.
 #[derive(Default)]
 pub(crate) struct Channels {
-    open: Vec<Option<Open>>,
+    open: Vec<Option<OpenChannel>>,
     /// Open ones.
     count: usize,
     /// Places of the busy ones; when only one is open it counts as busy.
@@ -112,7 +112,7 @@ pub(crate) struct Channels {
     /// What their plugs count.
     counts: PlugCounts,
     /// Requests that have ended and are to be handed back.
-    pub(crate) finished: Vec<AnyFinished>,
+    pub(crate) completions: Vec<AnyCompletion>,
     /// Requests to be ended early, by their channel's place.
     pub(crate) cancelled: Vec<(usize, Tag)>,
     /// Places that were given requests since somebody looked, in part several times.
@@ -124,16 +124,16 @@ pub(crate) struct Channels {
 impl Channels {
     /// None open yet, with room for a busy turn.
     pub(crate) fn new() -> Channels {
-        Channels { finished: Vec::with_capacity(PLUG_ROOM), ..Channels::default() }
+        Channels { completions: Vec::with_capacity(PLUG_ROOM), ..Channels::default() }
     }
 
     /// The channel to a disk, opened if this worker has none yet. Returns its place.
     pub(crate) fn open(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         QueueDisk { disk, plug: options, health, .. }: &QueueDisk,
     ) -> Result<usize, DiskError> {
-        let same = |open: &Open| std::ptr::addr_eq(Arc::as_ptr(&open.disk), Arc::as_ptr(disk));
+        let same = |open: &OpenChannel| std::ptr::addr_eq(Arc::as_ptr(&open.disk), Arc::as_ptr(disk));
         if let Some(at) = self.open.iter().position(|open| open.as_ref().is_some_and(same)) {
             self.get(at).users += 1;
             return Ok(at);
@@ -142,7 +142,7 @@ impl Channels {
         let merger = Merger::new(options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
         let plug = Vec::with_capacity(PLUG_ROOM);
         let (disk, health, depth) = (Arc::clone(disk), Arc::clone(health), options.depth);
-        let open = Open { disk, health, channel, guard, plug, left: false, busy: true, merger, depth, users: 1 };
+        let open = OpenChannel { disk, health, channel, guard, plug, left: false, busy: true, merger, depth, users: 1 };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1
@@ -158,7 +158,7 @@ impl Channels {
     }
 
     /// One user less; the last one closes the channel. All its requests have ended.
-    pub(crate) fn close(&mut self, lane: &mut Lane, at: usize) {
+    pub(crate) fn close(&mut self, lane: &mut UringContext, at: usize) {
         let open = self.get(at);
         open.users -= 1;
         if open.users == 0 {
@@ -179,20 +179,20 @@ impl Channels {
 
     /// The channel at a place that [`open`](Self::open) gave.
     #[inline]
-    pub(crate) fn get(&mut self, at: usize) -> &mut Open {
+    pub(crate) fn get(&mut self, at: usize) -> &mut OpenChannel {
         self.open[at].as_mut().expect("a queue holds its channel's place")
     }
 
     /// The channel at a place, if there is one.
-    pub(crate) fn look(&self, at: usize) -> Option<&Open> {
+    pub(crate) fn look(&self, at: usize) -> Option<&OpenChannel> {
         self.open.get(at)?.as_ref()
     }
 
     /// The way of requests to the disk of a queue that has only this one. [`note_plugged`](Self::note_plugged) follows.
     #[inline]
-    pub(crate) fn way_to<'a>(&'a mut self, disk: &'a SeatDisk) -> Way<'a> {
+    pub(crate) fn route_to<'a>(&'a mut self, disk: &'a AttachedDisk) -> Route<'a> {
         let open = self.open[disk.channel].as_mut().expect("a queue holds its channel's place");
-        Way::One { disk, plug: &mut open.plug, finished: &mut self.finished, cancelled: &mut self.cancelled }
+        Route::One { disk, plug: &mut open.plug, finished: &mut self.completions, cancelled: &mut self.cancelled }
     }
 
     /// Requests came into the plug at a place.
@@ -230,18 +230,18 @@ impl Channels {
 
     /// Whether to pull on from the queue that gave requests to these plugs, when it has more: whether one of its disks wants that.
     pub(crate) fn wants_more(&self, only: Option<usize>) -> bool {
-        let wants = |at: &usize| self.open[*at].as_ref().is_some_and(Open::wants_more);
+        let wants = |at: &usize| self.open[*at].as_ref().is_some_and(OpenChannel::wants_more);
         only.iter().chain(&self.plugged).any(wants)
     }
 
     /// Whether requests came into plugs otherwise than by a pull, or requests are to end early.
     #[inline]
-    pub(crate) fn is_stirred(&self) -> bool {
+    pub(crate) fn has_pending(&self) -> bool {
         self.plugged.len() | self.cancelled.len() != 0
     }
 
     /// Sees to it that the former are offered in the next turn. Whether there are any of the latter.
-    pub(crate) fn settle(&mut self) -> bool {
+    pub(crate) fn flush_pending(&mut self) -> bool {
         self.left |= !self.plugged.is_empty();
         self.plugged.clear();
         !self.cancelled.is_empty()
@@ -251,7 +251,7 @@ impl Channels {
     /// about to be handed to the storage, where it is worth noting when that is: a few are pulled and handed over in less than a
     /// microsecond. Returns how many were taken, or are to be offered again.
     #[inline]
-    pub(crate) fn submit(&mut self, lane: &mut Lane, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
+    pub(crate) fn submit(&mut self, lane: &mut UringContext, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
         if self.count > 1 {
             return self.submit_shared(lane, stamp);
         }
@@ -259,8 +259,8 @@ impl Channels {
         let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
         if open.depth > 0 || open.merger.is_some() {
             let most = if open.depth == 0 { usize::MAX } else { open.allowance(lane, false, false) };
-            let offer = Offer { most, crowded: false, part: &mut self.part };
-            let happened = open.submit(lane, offer, &mut stamp, &mut self.counts, &mut self.finished);
+            let offer = SubmitQuota { most, contended: false, part: &mut self.part };
+            let happened = open.submit(lane, offer, &mut stamp, &mut self.counts, &mut self.completions);
             self.left = open.left;
             return happened;
         }
@@ -268,14 +268,14 @@ impl Channels {
             stamp(&open.plug);
         }
         let taken =
-            if open.plug.is_empty() { 0 } else { open.channel.submit(lane, &mut open.plug, &mut self.finished) };
+            if open.plug.is_empty() { 0 } else { open.channel.submit(lane, &mut open.plug, &mut self.completions) };
         open.left = !open.plug.is_empty();
         self.left = open.left;
         taken
     }
 
     #[inline(never)]
-    fn submit_shared(&mut self, lane: &mut Lane, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
+    fn submit_shared(&mut self, lane: &mut UringContext, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
         self.left = false;
         let crowded = self.busy.len() > 1;
         self.first = if self.first + 1 < self.busy.len() { self.first + 1 } else { 0 };
@@ -283,8 +283,9 @@ impl Channels {
         let mut happened = 0;
         for at in first.iter().chain(last) {
             let Some(open) = self.open[*at].as_mut() else { continue };
-            let offer = Offer { most: open.allowance(lane, true, crowded), crowded, part: &mut self.part };
-            happened += open.submit(lane, offer, &mut stamp, &mut self.counts, &mut self.finished);
+            let offer =
+                SubmitQuota { most: open.allowance(lane, true, crowded), contended: crowded, part: &mut self.part };
+            happened += open.submit(lane, offer, &mut stamp, &mut self.counts, &mut self.completions);
             self.left |= open.left;
         }
         happened
@@ -292,16 +293,16 @@ impl Channels {
 
     /// Ends requests early of the channel at a place: takes back those that the storage has not seen, and asks it to give up the
     /// others. `tags` are in order.
-    pub(crate) fn cancel(&mut self, lane: &mut Lane, at: usize, tags: &[Tag]) {
+    pub(crate) fn cancel(&mut self, lane: &mut UringContext, at: usize, tags: &[Tag]) {
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
-        let finished = &mut self.finished;
+        let finished = &mut self.completions;
         let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
-        finished.extend(open.plug.extract_if(.., |request| chosen(request.tag)).map(taken_back));
+        finished.extend(open.plug.extract_if(.., |request| chosen(request.tag)).map(cancelled));
         let Some(merger) = &mut open.merger else {
             open.channel.cancel(lane, tags, finished);
             return;
         };
-        let joined = merger.take_back(lane, chosen, finished);
+        let joined = merger.cancel(lane, chosen, finished);
         let before = finished.len();
         if joined.is_empty() {
             open.channel.cancel(lane, tags, finished);
@@ -316,12 +317,12 @@ impl Channels {
     }
 
     /// All that are open, with their places.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (usize, &Open)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (usize, &OpenChannel)> {
         self.open.iter().enumerate().filter_map(|(at, open)| Some((at, open.as_ref()?)))
     }
 
     /// The channel at a place has requests of its own to offer again.
-    pub(crate) fn stir(&mut self, at: usize) {
+    pub(crate) fn mark_busy(&mut self, at: usize) {
         let open = self.open[at].as_mut().expect("whoever stirs a channel has found it");
         if !open.busy {
             open.busy = true;
@@ -337,17 +338,17 @@ impl Channels {
 
     /// Collects what has ended in all channels. Whether requests are to be offered again.
     #[inline]
-    pub(crate) fn reap(&mut self, lane: &mut Lane) -> bool {
+    pub(crate) fn reap(&mut self, lane: &mut UringContext) -> bool {
         let mut again = 0;
         let mut nth = 0;
         while let Some(at) = self.busy.get(nth).copied() {
             let Some(open) = self.open[at].as_mut() else { break };
             let mut outstanding = open.channel.outstanding();
             if outstanding > 0 {
-                let before = self.finished.len();
-                open.channel.reap(lane, &mut self.finished);
+                let before = self.completions.len();
+                open.channel.reap(lane, &mut self.completions);
                 if let Some(merger) = &mut open.merger {
-                    again += merger.fan_out(lane, before, &mut self.counts, &mut self.finished);
+                    again += merger.fan_out(lane, before, &mut self.counts, &mut self.completions);
                 }
                 outstanding = open.channel.outstanding();
             }
@@ -367,7 +368,7 @@ impl Channels {
         self.busy().filter_map(|open| open.channel.deadline()).min()
     }
 
-    fn busy(&self) -> impl Iterator<Item = &Open> {
+    fn busy(&self) -> impl Iterator<Item = &OpenChannel> {
         self.busy.iter().filter_map(|at| self.open[*at].as_ref())
     }
 
@@ -391,6 +392,6 @@ impl Channels {
 const STAMPED: usize = 16;
 
 /// The end of a request that the storage has not seen.
-pub(crate) fn taken_back(request: AnyRequest) -> AnyFinished {
-    AnyFinished { outcome: Outcome::Aborted, tag: request.tag, buffer: request.buffer }
+pub(crate) fn cancelled(request: AnyRequest) -> AnyCompletion {
+    AnyCompletion { outcome: Outcome::Aborted, tag: request.tag, buffer: request.buffer }
 }

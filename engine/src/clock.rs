@@ -2,12 +2,12 @@
 
 /// A point in time, in nanoseconds since some start. Compared with moments of the same worker only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Moment(pub(crate) u64);
+pub(crate) struct Ticks(pub(crate) u64);
 
-impl Moment {
+impl Ticks {
     /// Nanoseconds from `earlier` to this; 0 when it is not earlier.
     #[inline]
-    pub(crate) fn since(self, earlier: Moment) -> u64 {
+    pub(crate) fn since(self, earlier: Ticks) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
@@ -29,8 +29,8 @@ impl Clock {
 
     /// Now.
     #[inline]
-    pub(crate) fn now(&self) -> Moment {
-        Moment(self.source.delta_as_nanos(self.start, self.source.raw()))
+    pub(crate) fn now(&self) -> Ticks {
+        Ticks(self.source.delta_as_nanos(self.start, self.source.raw()))
     }
 }
 

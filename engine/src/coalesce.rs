@@ -1,6 +1,6 @@
 //! When to make a call that could tell of more answers if it came later. Pure: time comes in as an argument.
 
-use crate::clock::Moment;
+use crate::clock::Ticks;
 use crate::options::Coalesce;
 
 /// The call that a queue owes its guest.
@@ -10,7 +10,7 @@ pub(crate) struct Calls {
     /// Answers that make a call due at once.
     most: u64,
     /// Until when, while a call is owed.
-    owed: Option<Moment>,
+    owed: Option<Ticks>,
     /// Answers up to the last call, or up to the last time that none was owed.
     told: u64,
 }
@@ -23,7 +23,7 @@ pub(crate) enum Verdict {
     /// Call now.
     Call,
     /// Call at this time at the latest.
-    PutOff(Moment),
+    PutOff(Ticks),
 }
 
 impl Calls {
@@ -40,13 +40,13 @@ impl Calls {
 
     /// Answers were published. `wanted`: the guest asked to be called for one of them. `answers`: how many there have been in
     /// all. `more`: others are in flight; without any there is nothing to wait for.
-    pub(crate) fn published(&mut self, wanted: bool, answers: u64, more: bool, now: Moment) -> Verdict {
+    pub(crate) fn published(&mut self, wanted: bool, answers: u64, more: bool, now: Ticks) -> Verdict {
         if self.owed.is_none() {
             if !wanted {
                 self.told = answers;
                 return Verdict::Nothing;
             }
-            self.owed = Some(Moment(now.0.saturating_add(self.delay_ns)));
+            self.owed = Some(Ticks(now.0.saturating_add(self.delay_ns)));
         }
         match self.owed {
             Some(due) if more && due > now && answers - self.told < self.most => Verdict::PutOff(due),
@@ -58,7 +58,7 @@ impl Calls {
     }
 
     /// When a call is due that was put off.
-    pub(crate) fn due(&self) -> Option<Moment> {
+    pub(crate) fn due(&self) -> Option<Ticks> {
         self.owed
     }
 
@@ -84,31 +84,31 @@ mod tests {
     #[test]
     fn a_lone_answer_is_told_at_once() {
         assert!(calls(0, 0).is_immediate());
-        assert_eq!(calls(50, 8).published(true, 1, false, Moment(5)), Verdict::Call);
-        assert_eq!(calls(50, 8).published(false, 1, false, Moment(5)), Verdict::Nothing);
+        assert_eq!(calls(50, 8).published(true, 1, false, Ticks(5)), Verdict::Call);
+        assert_eq!(calls(50, 8).published(false, 1, false, Ticks(5)), Verdict::Nothing);
     }
 
     #[test]
     fn a_call_is_made_by_the_clock_at_the_latest() {
         let mut calls = calls(50, 0);
-        assert_eq!(calls.published(true, 1, true, Moment(0)), Verdict::PutOff(Moment(50 * US)));
+        assert_eq!(calls.published(true, 1, true, Ticks(0)), Verdict::PutOff(Ticks(50 * US)));
         // The guest asked once; that later answers pass its mark takes nothing away.
-        assert_eq!(calls.published(false, 2, true, Moment(49 * US)), Verdict::PutOff(Moment(50 * US)));
-        assert_eq!(calls.due(), Some(Moment(50 * US)));
-        assert_eq!(calls.published(false, 3, true, Moment(50 * US)), Verdict::Call);
+        assert_eq!(calls.published(false, 2, true, Ticks(49 * US)), Verdict::PutOff(Ticks(50 * US)));
+        assert_eq!(calls.due(), Some(Ticks(50 * US)));
+        assert_eq!(calls.published(false, 3, true, Ticks(50 * US)), Verdict::Call);
         assert_eq!(calls.due(), None);
-        assert_eq!(calls.published(true, 4, true, Moment(60 * US)), Verdict::PutOff(Moment(110 * US)));
+        assert_eq!(calls.published(true, 4, true, Ticks(60 * US)), Verdict::PutOff(Ticks(110 * US)));
         calls.called(4);
-        assert_eq!(calls.published(false, 5, true, Moment(120 * US)), Verdict::Nothing);
+        assert_eq!(calls.published(false, 5, true, Ticks(120 * US)), Verdict::Nothing);
     }
 
     #[test]
     fn or_when_enough_answers_wait_or_none_is_to_come() {
         let mut calls = calls(50, 4);
-        assert_eq!(calls.published(false, 100, true, Moment(0)), Verdict::Nothing, "answers that nobody asked about");
-        assert_eq!(calls.published(true, 103, true, Moment(1)), Verdict::PutOff(Moment(50 * US + 1)));
-        assert_eq!(calls.published(true, 104, true, Moment(2)), Verdict::Call);
-        assert_eq!(calls.published(true, 107, true, Moment(3)), Verdict::PutOff(Moment(50 * US + 3)));
-        assert_eq!(calls.published(true, 107, false, Moment(4)), Verdict::Call);
+        assert_eq!(calls.published(false, 100, true, Ticks(0)), Verdict::Nothing, "answers that nobody asked about");
+        assert_eq!(calls.published(true, 103, true, Ticks(1)), Verdict::PutOff(Ticks(50 * US + 1)));
+        assert_eq!(calls.published(true, 104, true, Ticks(2)), Verdict::Call);
+        assert_eq!(calls.published(true, 107, true, Ticks(3)), Verdict::PutOff(Ticks(50 * US + 3)));
+        assert_eq!(calls.published(true, 107, false, Ticks(4)), Verdict::Call);
     }
 }

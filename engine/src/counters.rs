@@ -183,7 +183,7 @@ impl Kind {
 
 /// All that is known of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct QueueReport {
+pub struct QueueStats {
     /// Counters since it was attached.
     pub counters: QueueCounters,
     /// Latencies since it was attached.
@@ -199,7 +199,7 @@ pub struct QueueReport {
 
 /// What a worker thread counts, and its queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WorkerReport {
+pub struct WorkerStats {
     /// Turns in which something happened.
     pub turns: u64,
     /// Turns in which nothing happened.
@@ -213,7 +213,7 @@ pub struct WorkerReport {
     /// Joined requests that the storage failed, so that their members were done one by one.
     pub merge_splits: u64,
     /// The queues it serves.
-    pub queues: Vec<(QueueId, QueueReport)>,
+    pub queues: Vec<(QueueId, QueueStats)>,
 }
 
 /// Names a queue of an engine, as long as it is attached and ever after.
@@ -235,9 +235,9 @@ impl LatencyParts {
     }
 }
 
-impl QueueReport {
+impl QueueStats {
     /// Adds what another queue, or the same one in an earlier life, counted.
-    pub fn add(&mut self, other: &QueueReport) {
+    pub fn add(&mut self, other: &QueueStats) {
         self.counters.add(&other.counters);
         self.latency.reads.add(&other.latency.reads);
         self.latency.writes.add(&other.latency.writes);

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::counters::QueueReport;
+use crate::counters::QueueStats;
 use crate::engine::WorkerGone;
 use crate::mailbox::Mailbox;
 use crate::worker::Leaving;
@@ -15,7 +15,7 @@ pub struct Detached<P> {
     /// Where a new owner resumes.
     pub position: P,
     /// What it counted.
-    pub report: QueueReport,
+    pub report: QueueStats,
 }
 
 /// How often parked requests are looked for: what is with the storage may fail, and park, at any time.

@@ -6,17 +6,17 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 use mqblk_core::{DiskError, DiskSlot, GuestQueue, Wake};
-use mqblk_uring::{Kick, Lane, LaneOptions};
+use mqblk_uring::{Kick, UringContext, UringOptions};
 
-use crate::counters::{QueueId, WorkerReport};
+use crate::attached_disks::{AttachedDisks, QueueDisk};
+use crate::counters::{QueueId, WorkerStats};
 use crate::draining::Draining;
 use crate::mailbox::{Mailbox, WakerHandle};
 use crate::options::Coalesce;
 use crate::poll::PollPolicy;
-use crate::roster::Phase;
-use crate::runner::{Runner, Served};
-use crate::seat_disks::{QueueDisk, SeatDisks};
-use crate::worker::{Leaving, Seat, Worker};
+use crate::poll_list::Phase;
+use crate::runner::{AnyQueue, QueueRunner};
+use crate::worker::{AttachedQueue, Leaving, Worker};
 
 /// The worker thread has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,7 +45,7 @@ pub struct EngineOptions {
     /// CPU numbers; worker `n` is pinned to entry `n` modulo the list's length. Empty: not pinned.
     pub pin: Vec<usize>,
     /// Sizes of each worker's tables.
-    pub lane: LaneOptions,
+    pub lane: UringOptions,
 }
 
 struct Staff {
@@ -115,11 +115,11 @@ impl Engine {
         &self,
         worker: usize,
         options: QueueOptions,
-        make: impl FnOnce(&mut Lane, &Arc<dyn Wake>) -> Result<Q, String> + Send + 'static,
-        leave: impl FnOnce(&mut Q, &mut Lane) + Send + 'static,
+        make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String> + Send + 'static,
+        leave: impl FnOnce(&mut Q, &mut UringContext) + Send + 'static,
     ) -> Result<QueueHandle<Q>, AttachError>
     where
-        Q: GuestQueue<Lane = Lane> + Send + 'static,
+        Q: GuestQueue<Context = UringContext> + Send + 'static,
         Q::Position: Send + 'static,
     {
         let worker = worker % self.staff.len();
@@ -139,8 +139,8 @@ impl Engine {
     ///
     /// # Errors
     /// When a worker has ended.
-    pub fn reports(&self) -> Result<Vec<WorkerReport>, WorkerGone> {
-        let ask = |(number, staff): (usize, &Staff)| staff.mailbox.ask(move |worker| worker.report(number as u32));
+    pub fn stats(&self) -> Result<Vec<WorkerStats>, WorkerGone> {
+        let ask = |(number, staff): (usize, &Staff)| staff.mailbox.ask(move |worker| worker.stats(number as u32));
         self.staff.iter().enumerate().map(ask).collect()
     }
 }
@@ -148,25 +148,25 @@ impl Engine {
 pub(crate) fn seat<Q>(
     worker: &mut Worker,
     options: QueueOptions,
-    make: impl FnOnce(&mut Lane, &Arc<dyn Wake>) -> Result<Q, String>,
-    leave: impl FnOnce(&mut Q, &mut Lane) + Send + 'static,
+    make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String>,
+    leave: impl FnOnce(&mut Q, &mut UringContext) + Send + 'static,
 ) -> Result<(u16, u32), AttachError>
 where
-    Q: GuestQueue<Lane = Lane> + Send + 'static,
+    Q: GuestQueue<Context = UringContext> + Send + 'static,
     Q::Position: Send + 'static,
 {
-    if !worker.has_seat() {
+    if !worker.has_free_slot() {
         return Err(AttachError::Queue("the worker serves as many queues as it can".to_owned()));
     }
-    let mut disks = SeatDisks::default();
+    let mut disks = AttachedDisks::default();
     for disk in &options.disks {
         if let Err(error) = disks.open(&mut worker.lane, &mut worker.channels, disk) {
             disks.close_all(&mut worker.lane, &mut worker.channels);
             return Err(error);
         }
     }
-    let (slot, generation) = worker.vacancy();
-    let waker: Arc<dyn Wake> = Arc::new(WakerHandle(worker.inbox.waker(slot, generation)));
+    let (slot, generation) = worker.free_slot();
+    let waker: Arc<dyn Wake> = Arc::new(WakerHandle(worker.mailbox.waker(slot, generation)));
     let queue = match make(&mut worker.lane, &waker) {
         Ok(queue) => queue,
         Err(why) => {
@@ -175,10 +175,10 @@ where
         }
     };
     let now = worker.clock.now();
-    let mut runner = Box::new(Runner::new(queue, options.poll, options.coalesce, now));
+    let mut runner = Box::new(QueueRunner::new(queue, options.poll, options.coalesce, now));
     options.disks.iter().for_each(|disk| runner.opened(disk.slot));
     let phase = if options.paused { Phase::Paused } else { Phase::Running };
-    let seat = Seat {
+    let seat = AttachedQueue {
         runner,
         disks,
         kick: options.kick,
@@ -188,19 +188,20 @@ where
         frozen: false,
         on_broken: Some(options.on_broken),
         unseat: Box::new(move |served, lane| {
-            let mut runner = served.into_any().downcast::<Runner<Q>>().expect("a seat keeps the type it was made with");
+            let mut runner =
+                served.into_any().downcast::<QueueRunner<Q>>().expect("a seat keeps the type it was made with");
             leave(&mut runner.queue, lane);
             Box::new(runner.queue.position())
         }),
         leave: None,
     };
-    worker.seat(slot, phase, seat);
+    worker.attach(slot, phase, seat);
     Ok((slot, generation))
 }
 
 impl<Q> QueueHandle<Q>
 where
-    Q: GuestQueue<Lane = Lane> + 'static,
+    Q: GuestQueue<Context = UringContext> + 'static,
     Q::Position: Send + 'static,
 {
     /// Runs `visit` on the queue, on its worker's thread, between two turns.
@@ -209,13 +210,13 @@ where
     /// When the worker has ended.
     pub fn visit<R: Send + 'static>(
         &self,
-        visit: impl FnOnce(&mut Q, &mut Lane) -> R + Send + 'static,
+        visit: impl FnOnce(&mut Q, &mut UringContext) -> R + Send + 'static,
     ) -> Result<R, WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
         self.mailbox
             .ask(move |worker| {
                 let (seat, lane) = worker.find(slot, generation)?;
-                let runner = seat.runner.as_any().downcast_mut::<Runner<Q>>()?;
+                let runner = seat.runner.as_any().downcast_mut::<QueueRunner<Q>>()?;
                 Some(visit(&mut runner.queue, lane))
             })?
             .ok_or(WorkerGone)
@@ -302,7 +303,7 @@ where
 }
 
 /// Starts one worker thread and waits until its ring stands.
-fn hire(number: usize, cpu: Option<usize>, lane: LaneOptions) -> std::io::Result<Staff> {
+fn hire(number: usize, cpu: Option<usize>, lane: UringOptions) -> std::io::Result<Staff> {
     let (mailbox, inbox) = Mailbox::new()?;
     let (ready, started) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {

@@ -7,7 +7,7 @@
 //! `mailbox` is how a control thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
 
-mod by_hand;
+mod attached_disks;
 mod channels;
 mod clock;
 mod coalesce;
@@ -21,29 +21,29 @@ mod options;
 mod per_disk;
 mod plug;
 mod poll;
-mod roster;
+mod poll_list;
+mod quota;
 mod runner;
-mod seat_disks;
-mod share;
+mod stats_registry;
+mod stepped;
 mod tags;
-mod tally;
 #[cfg(test)]
 mod trial;
 mod watchdog;
 mod worker;
 
-pub use by_hand::{HandSeat, HandWorker};
-pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueReport, WorkerReport};
+pub use attached_disks::QueueDisk;
+pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueStats, WorkerStats};
 pub use draining::{Detached, Draining};
 pub use engine::{AttachError, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
-pub use errors::{DiskHealth, ErrorPolicy, HealthReport, OnError, OnNoSpace, Resume, StopReport};
+pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, Resume, StopReport};
 pub use latency::{LatencyHistogram, percentile_ns};
-pub use mqblk_uring::{Bell, EventFd, FixedBufferUse, Kick, Lane, LaneOptions};
+pub use mqblk_uring::{EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use poll::PollPolicy;
-pub use seat_disks::QueueDisk;
-pub use tally::Tally;
+pub use stats_registry::StatsRegistry;
+pub use stepped::{SteppedQueue, SteppedWorker};
 pub use watchdog::Watchdog;
 
 /// A disk as the engine holds it.
-pub type AnyDisk = dyn mqblk_core::Disk<Lane>;
+pub type AnyDisk = dyn mqblk_core::Disk<UringContext>;

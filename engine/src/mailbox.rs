@@ -11,20 +11,20 @@ use crate::engine::WorkerGone;
 use crate::worker::Worker;
 
 /// Something to do on a worker's thread.
-pub(crate) type Letter = Box<dyn FnOnce(&mut Worker) + Send>;
+pub(crate) type Message = Box<dyn FnOnce(&mut Worker) + Send>;
 
 /// Letters that may wait: senders block past it, which only control threads do.
 const ROOM: usize = 64;
 
 /// The worker's end.
-pub(crate) struct Inbox {
-    pub(crate) letters: Receiver<Letter>,
+pub(crate) struct MailboxReceiver {
+    pub(crate) letters: Receiver<Message>,
     /// Rings for letters and for wakers.
     pub(crate) bell: EventFd,
     rung: Arc<Mutex<Vec<Arc<Waker>>>>,
 }
 
-impl Inbox {
+impl MailboxReceiver {
     /// A waker for the queue of this slot and generation.
     pub(crate) fn waker(&self, slot: u16, generation: u32) -> Arc<Waker> {
         let (bell, list) = (self.bell.clone(), Arc::clone(&self.rung));
@@ -67,27 +67,27 @@ impl Wake for WakerHandle {
 /// The control side.
 #[derive(Clone, Debug)]
 pub(crate) struct Mailbox {
-    sender: SyncSender<Letter>,
+    sender: SyncSender<Message>,
     bell: EventFd,
 }
 
 impl Mailbox {
     /// A mailbox and its worker's end.
-    pub(crate) fn new() -> std::io::Result<(Mailbox, Inbox)> {
+    pub(crate) fn new() -> std::io::Result<(Mailbox, MailboxReceiver)> {
         let (sender, letters) = sync_channel(ROOM);
         let bell = EventFd::new()?;
-        Ok((Mailbox { sender, bell: bell.clone() }, Inbox { letters, bell, rung: Arc::default() }))
+        Ok((Mailbox { sender, bell: bell.clone() }, MailboxReceiver { letters, bell, rung: Arc::default() }))
     }
 
     /// Sends a letter.
-    pub(crate) fn send(&self, letter: Letter) -> Result<(), WorkerGone> {
+    pub(crate) fn send(&self, letter: Message) -> Result<(), WorkerGone> {
         self.sender.send(letter).map_err(|_| WorkerGone)?;
         self.bell.signal();
         Ok(())
     }
 
     /// Sends a letter if there is room for it.
-    pub(crate) fn try_send(&self, letter: Letter) -> Result<(), WorkerGone> {
+    pub(crate) fn try_send(&self, letter: Message) -> Result<(), WorkerGone> {
         self.sender.try_send(letter).map_err(|_| WorkerGone)?;
         self.bell.signal();
         Ok(())

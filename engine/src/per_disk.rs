@@ -2,7 +2,7 @@
 
 use mqblk_core::{ByteLen, DiskSlot};
 
-use crate::clock::Moment;
+use crate::clock::Ticks;
 use crate::counters::{DiskCounters, Kind};
 
 /// A queue's disks. Queues of one disk have none of this: the queue's own counters are the disk's.
@@ -11,7 +11,7 @@ pub(crate) struct PerDisk {
     /// By slot; `None` where no disk ever was.
     disks: Vec<Option<DiskCounters>>,
     /// Requests that were finished and not yet published.
-    ended: Vec<(DiskSlot, Kind, Moment)>,
+    ended: Vec<(DiskSlot, Kind, Ticks)>,
 }
 
 impl PerDisk {
@@ -36,7 +36,7 @@ impl PerDisk {
 
     /// A request has ended; `done`: how much was transferred, if it succeeded.
     #[inline]
-    pub(crate) fn finished(&mut self, slot: DiskSlot, kind: Kind, done: Option<ByteLen>, pulled: Moment) {
+    pub(crate) fn finished(&mut self, slot: DiskSlot, kind: Kind, done: Option<ByteLen>, pulled: Ticks) {
         // A request for a disk that never was counts for none.
         let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) else { return };
         let bytes = done.map_or(0, |len| len.0);
@@ -57,7 +57,7 @@ impl PerDisk {
 
     /// Counts how long they took.
     #[inline(never)]
-    pub(crate) fn settle(&mut self, published: Moment) {
+    pub(crate) fn settle(&mut self, published: Ticks) {
         for (slot, kind, pulled) in self.ended.drain(..) {
             let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) else { continue };
             let sum = match kind {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::clock::Ticks;
 
 /// How long a queue without requests is polled before the worker asks for kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,16 +85,16 @@ pub(crate) struct PollState {
     window: u64,
     max: u64,
     /// Last time that there was something to do.
-    active_at: Moment,
+    active_at: Ticks,
     /// Last time that it was looked at; `None` while it is armed.
-    looked_at: Option<Moment>,
+    looked_at: Option<Ticks>,
     /// Time spent looking in vain.
     in_vain: u64,
 }
 
 impl PollState {
     /// A queue that was just attached: something is about to happen.
-    pub(crate) fn new(policy: PollPolicy, now: Moment) -> PollState {
+    pub(crate) fn new(policy: PollPolicy, now: Ticks) -> PollState {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (window, max) = match policy {
             PollPolicy::Off | PollPolicy::Busy => (0, 0),
@@ -106,7 +106,7 @@ impl PollState {
 
     /// Requests came, or ended.
     #[inline]
-    pub(crate) fn active(&mut self, now: Moment) {
+    pub(crate) fn active(&mut self, now: Ticks) {
         if let PollPolicy::Adaptive { .. } = self.policy {
             self.learn(now.since(self.active_at));
         }
@@ -132,7 +132,7 @@ impl PollState {
 
     /// There was nothing to do.
     #[inline]
-    pub(crate) fn idle(&mut self, now: Moment) -> Idle {
+    pub(crate) fn idle(&mut self, now: Ticks) -> Idle {
         self.in_vain += self.looked_at.map_or(0, |before| now.since(before));
         let keep = match self.policy {
             PollPolicy::Off => false,
@@ -149,7 +149,7 @@ impl PollState {
     }
 
     #[inline]
-    fn idle_for(&self, now: Moment) -> u64 {
+    fn idle_for(&self, now: Ticks) -> u64 {
         now.since(self.active_at)
     }
 }
@@ -160,8 +160,8 @@ mod tests {
 
     const US: Duration = Duration::from_micros(1);
 
-    fn us(us: u64) -> Moment {
-        Moment(us * 1000)
+    fn us(us: u64) -> Ticks {
+        Ticks(us * 1000)
     }
 
     #[test]

@@ -4,42 +4,47 @@ use std::any::Any;
 
 use mqblk_core::units::in_range;
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskSlot, Finished, GuestQueue, Intake, Lane as LaneTypes, Notify, Op,
-    Outcome, Pulled, Request, Tag,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskSlot, FinishedRequest, GuestQueue, Intake, IoContext as LaneTypes,
+    Op, Outcome, PublishResult, PullEnd, Request, Tag,
 };
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
+use crate::attached_disks::{AttachedDisk, AttachedDisks};
 use crate::channels::Channels;
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, Ticks};
 use crate::coalesce::{Calls, Verdict};
-use crate::counters::{DiskCounters, Kind, QueueCounters, QueueLatency, QueueReport};
+use crate::counters::{DiskCounters, Kind, QueueCounters, QueueLatency, QueueStats};
 use crate::options::Coalesce;
 use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};
-use crate::roster::Rest;
-use crate::seat_disks::{SeatDisk, SeatDisks};
-use crate::tags::{Stamps, TagTable};
+use crate::poll_list::IdleResult;
+use crate::tags::{TagTable, Timestamps};
 
-pub(crate) type Buffer = <Lane as LaneTypes>::Buffer;
+pub(crate) type Buffer = <UringContext as LaneTypes>::Buffer;
 pub(crate) type AnyRequest = Request<Buffer>;
-pub(crate) type AnyFinished = Finished<Buffer>;
+pub(crate) type AnyCompletion = Completion<Buffer>;
 
 /// A queue as its worker sees it.
-pub(crate) trait Served: Any {
+pub(crate) trait AnyQueue: Any {
     /// Takes one batch of requests in.
-    fn pull(&mut self, lane: &mut Lane, door: &mut Door<'_>) -> Found;
+    fn pull(&mut self, lane: &mut UringContext, door: &mut SubmitContext<'_>) -> PullResult;
     /// The queue's waker rang.
-    fn woken(&mut self, lane: &mut Lane, door: &mut Door<'_>, running: bool) -> Result<(), &'static str>;
+    fn woken(
+        &mut self,
+        lane: &mut UringContext,
+        door: &mut SubmitContext<'_>,
+        running: bool,
+    ) -> Result<(), &'static str>;
     /// A run of requests, all of this queue, is being handed to the storage.
-    fn submitted(&mut self, run: &[AnyRequest], now: Moment);
+    fn submitted(&mut self, run: &[AnyRequest], now: Ticks);
     /// Writes the answers of a run of ended requests, all of this queue, and takes in what they ask next.
-    fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished], door: &mut Door<'_>);
+    fn finish(&mut self, lane: &mut UringContext, run: &mut [AnyCompletion], door: &mut SubmitContext<'_>);
     /// Publishes what was finished, and calls the guest if it wants that. The poll window starts again.
-    fn publish(&mut self, finished: Moment, clock: &Clock) -> Published;
+    fn publish(&mut self, finished: Ticks, clock: &Clock) -> Published;
     /// Makes a call that was put off, if it is due. When it is not yet: when it will be.
-    fn pay_call(&mut self, now: Moment) -> Option<Moment>;
+    fn pay_call(&mut self, now: Ticks) -> Option<Ticks>;
     /// Nothing happened: poll on, or arm and look again.
-    fn rest(&mut self, now: Moment) -> Rest;
+    fn rest(&mut self, now: Ticks) -> IdleResult;
     /// The guest kicked: it is polled from here on.
     fn kicked(&mut self);
     /// Requests in flight, and such as the queue holds itself.
@@ -49,9 +54,9 @@ pub(crate) trait Served: Any {
     /// Whether requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
     /// All that was counted until now.
-    fn report(&self, now: Moment) -> QueueReport;
+    fn report(&self, now: Ticks) -> QueueStats;
     /// Shows the disks and pulls of the requests in flight.
-    fn each_pull(&self, show: &mut dyn FnMut(DiskSlot, Moment));
+    fn each_pull(&self, show: &mut dyn FnMut(DiskSlot, Ticks));
     /// The places of the requests in flight to a disk, in the tag table.
     fn of_disk(&self, disk: DiskSlot) -> Vec<u16>;
     /// For typed access.
@@ -62,7 +67,7 @@ pub(crate) trait Served: Any {
 
 /// What a pull brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum PullResult {
     /// No request.
     Nothing,
     /// Requests for the disk, or such as the queue answered itself.
@@ -77,13 +82,13 @@ pub(crate) enum Found {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Published {
     /// When it was done.
-    pub(crate) at: Moment,
+    pub(crate) at: Ticks,
     /// When a call is due that was put off.
-    pub(crate) owes: Option<Moment>,
+    pub(crate) owes: Option<Ticks>,
 }
 
 /// A queue of a known type.
-pub(crate) struct Runner<Q: GuestQueue> {
+pub(crate) struct QueueRunner<Q: GuestQueue> {
     pub(crate) queue: Q,
     tags: TagTable<Q::Token>,
     counters: QueueCounters,
@@ -101,14 +106,14 @@ pub(crate) struct Runner<Q: GuestQueue> {
 /// Requests of one kind that took the same time: all of a batch, often.
 struct Ended {
     kind: Kind,
-    stamps: Stamps,
+    stamps: Timestamps,
     times: u64,
 }
 
-impl<Q: GuestQueue<Lane = Lane> + 'static> Runner<Q> {
-    pub(crate) fn new(queue: Q, policy: PollPolicy, coalesce: Coalesce, now: Moment) -> Runner<Q> {
+impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
+    pub(crate) fn new(queue: Q, policy: PollPolicy, coalesce: Coalesce, now: Ticks) -> QueueRunner<Q> {
         let depth = queue.depth();
-        Runner {
+        QueueRunner {
             queue,
             tags: TagTable::new(depth),
             counters: QueueCounters::default(),
@@ -122,7 +127,7 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Runner<Q> {
     }
 }
 
-impl<Q: GuestQueue> Runner<Q> {
+impl<Q: GuestQueue> QueueRunner<Q> {
     /// The parts of the request in this place that have not ended.
     pub(crate) fn parts_left(&self, index: u16) -> Option<usize> {
         Some(self.tags.look(index)?.left.into())
@@ -141,7 +146,7 @@ impl<Q: GuestQueue> Runner<Q> {
 
     /// Calls now or later. When later: until when.
     #[cold]
-    fn coalesce(&mut self, wanted: bool, now: Moment) -> Option<Moment> {
+    fn coalesce(&mut self, wanted: bool, now: Ticks) -> Option<Ticks> {
         match self.calls.published(wanted, self.counters.requests, self.tags.in_flight() > 0, now) {
             Verdict::Nothing => None,
             Verdict::Call => {
@@ -158,7 +163,7 @@ impl<Q: GuestQueue> Runner<Q> {
     /// Counts a run that is about to be finished, for a queue of several disks. Apart from [`finish`](Served::finish), which would
     /// pay for it with each request of a queue that has one.
     #[inline(never)]
-    fn count_by_disk(&mut self, run: &[AnyFinished]) {
+    fn count_by_disk(&mut self, run: &[AnyCompletion]) {
         let Some(per_disk) = &mut self.per_disk else { return };
         for (at, done) in run.iter().enumerate() {
             let index = done.tag.index();
@@ -183,7 +188,7 @@ impl<Q: GuestQueue> Runner<Q> {
 
     /// Counts how long the requests took that were finished since the last time.
     #[inline]
-    fn settle(&mut self, finished: Moment, published: Moment) {
+    fn settle(&mut self, finished: Ticks, published: Ticks) {
         let latency = &mut *self.latency;
         for ended in &self.ended {
             let parts = match ended.kind {
@@ -191,7 +196,7 @@ impl<Q: GuestQueue> Runner<Q> {
                 Kind::Write => &mut latency.writes,
                 Kind::Other => &mut latency.others,
             };
-            let Stamps { pulled, submitted } = ended.stamps;
+            let Timestamps { pulled, submitted } = ended.stamps;
             // Most are handed over at once: the others are made up for in the report.
             if submitted > pulled {
                 parts.queued.record(submitted.since(pulled), ended.times);
@@ -208,56 +213,56 @@ impl<Q: GuestQueue> Runner<Q> {
 }
 
 /// What a queue's requests pass through: into the plugs of its disks, or straight back when they are refused.
-pub(crate) struct Door<'a> {
+pub(crate) struct SubmitContext<'a> {
     /// The queue's slot.
     pub(crate) slot: u16,
-    pub(crate) now: Moment,
-    pub(crate) way: Way<'a>,
+    pub(crate) now: Ticks,
+    pub(crate) way: Route<'a>,
 }
 
 /// Where they go.
-pub(crate) enum Way<'a> {
+pub(crate) enum Route<'a> {
     /// To a queue's only disk, in a pull: its plug is looked for once a batch.
     One {
-        disk: &'a SeatDisk,
+        disk: &'a AttachedDisk,
         plug: &'a mut Vec<AnyRequest>,
-        finished: &'a mut Vec<AnyFinished>,
+        finished: &'a mut Vec<AnyCompletion>,
         cancelled: &'a mut Vec<(usize, Tag)>,
     },
     /// To any of a queue's disks.
-    Any { disks: &'a SeatDisks, channels: &'a mut Channels },
+    Any { disks: &'a AttachedDisks, channels: &'a mut Channels },
 }
 
-impl Way<'_> {
+impl Route<'_> {
     /// The place of the disk's channel; or why the request is refused.
     #[inline]
     fn judge(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
         match self {
-            Way::One { disk: only, .. } if disk == DiskSlot::FIRST => judge(only, op, start, len),
-            Way::One { .. } => Err(Outcome::Aborted),
-            Way::Any { disks, .. } => judge_any(disks, disk, op, start, len),
+            Route::One { disk: only, .. } if disk == DiskSlot::FIRST => judge(only, op, start, len),
+            Route::One { .. } => Err(Outcome::Aborted),
+            Route::Any { disks, .. } => judge_any(disks, disk, op, start, len),
         }
     }
 
     #[inline]
     fn plug(&mut self, at: usize, request: AnyRequest) {
         match self {
-            Way::One { plug, .. } => plug.push(request),
-            Way::Any { channels, .. } => channels.plug(at, request),
+            Route::One { plug, .. } => plug.push(request),
+            Route::Any { channels, .. } => channels.plug(at, request),
         }
     }
 
     #[inline]
-    fn refuse(&mut self, ended: AnyFinished) {
+    fn refuse(&mut self, ended: AnyCompletion) {
         match self {
-            Way::One { finished, .. } => finished.push(ended),
-            Way::Any { channels, .. } => channels.finished.push(ended),
+            Route::One { finished, .. } => finished.push(ended),
+            Route::Any { channels, .. } => channels.completions.push(ended),
         }
     }
 }
 
 #[inline(never)]
-fn judge_any(disks: &SeatDisks, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+fn judge_any(disks: &AttachedDisks, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
     match disks.get(disk) {
         Some(disk) => judge(disk, op, start, len),
         // It was taken away.
@@ -266,7 +271,7 @@ fn judge_any(disks: &SeatDisks, disk: DiskSlot, op: Op, start: ByteOffset, len: 
 }
 
 #[inline]
-fn judge(disk: &SeatDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+fn judge(disk: &AttachedDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
     if op.modifies() && disk.geometry.read_only {
         return Err(Outcome::ReadOnly);
     }
@@ -274,13 +279,13 @@ fn judge(disk: &SeatDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result<usi
 }
 
 /// The engine's side of one call to a queue.
-struct Gate<'a, 'd, T> {
-    door: &'a mut Door<'d>,
+struct QueueIntake<'a, 'd, T> {
+    door: &'a mut SubmitContext<'d>,
     tags: &'a mut TagTable<T>,
     counters: &'a mut QueueCounters,
 }
 
-impl<T> Gate<'_, '_, T> {
+impl<T> QueueIntake<'_, '_, T> {
     #[inline(always)] // else the token would travel through memory
     fn tag(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16) -> Tag {
         let index =
@@ -289,7 +294,7 @@ impl<T> Gate<'_, '_, T> {
     }
 }
 
-impl<T> Intake<T, Buffer> for Gate<'_, '_, T> {
+impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
     #[inline]
     fn room(&self) -> usize {
         self.tags.room()
@@ -301,7 +306,7 @@ impl<T> Intake<T, Buffer> for Gate<'_, '_, T> {
         let tag = self.tag(token, disk, op, 1);
         match verdict {
             Ok(at) => self.door.way.plug(at, Request { op, start, len, tag, buffer }),
-            Err(outcome) => self.door.way.refuse(Finished { outcome, tag, buffer }),
+            Err(outcome) => self.door.way.refuse(Completion { outcome, tag, buffer }),
         }
     }
 
@@ -323,7 +328,7 @@ impl<T> Intake<T, Buffer> for Gate<'_, '_, T> {
                     self.door.way.plug(at, Request { op, start, len, tag, buffer: None });
                 }
             }
-            Err(outcome) => self.door.way.refuse(Finished { outcome, tag, buffer: None }),
+            Err(outcome) => self.door.way.refuse(Completion { outcome, tag, buffer: None }),
         }
     }
 
@@ -331,52 +336,57 @@ impl<T> Intake<T, Buffer> for Gate<'_, '_, T> {
         let slot = self.door.slot;
         let picked = self.tags.pick(pick).map(|(index, disk)| (disk, Tag::new(slot, index)));
         match &mut self.door.way {
-            Way::One { disk, cancelled, .. } => cancelled.extend(picked.map(|(_, tag)| (disk.channel, tag))),
-            Way::Any { disks, channels } => {
+            Route::One { disk, cancelled, .. } => cancelled.extend(picked.map(|(_, tag)| (disk.channel, tag))),
+            Route::Any { disks, channels } => {
                 channels.cancelled.extend(picked.filter_map(|(disk, tag)| Some((disks.channel(disk)?, tag))));
             }
         }
     }
 
     #[inline]
-    fn answered(&mut self, well_formed: bool) {
+    fn completed_locally(&mut self, well_formed: bool) {
         self.counters.requests += 1;
         self.counters.answered_alone += 1;
         self.counters.malformed += u64::from(!well_formed);
     }
 }
 
-impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
+impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q> {
     #[inline]
-    fn pull(&mut self, lane: &mut Lane, door: &mut Door<'_>) -> Found {
+    fn pull(&mut self, lane: &mut UringContext, door: &mut SubmitContext<'_>) -> PullResult {
         let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        let pulled = self.queue.pull(lane, &mut Gate { door, tags, counters });
-        if let Pulled::Broken(why) = pulled {
-            Found::Broken(why)
+        let pulled = self.queue.pull(lane, &mut QueueIntake { door, tags, counters });
+        if let PullEnd::Broken(why) = pulled {
+            PullResult::Broken(why)
         } else if self.tags.in_flight() as u64 + self.counters.answered_alone > before {
             self.counters.turns += 1;
-            if pulled == Pulled::MoreWaiting { Found::More } else { Found::Requests }
+            if pulled == PullEnd::MoreWaiting { PullResult::More } else { PullResult::Requests }
         } else {
             self.counters.empty_turns += 1;
-            Found::Nothing
+            PullResult::Nothing
         }
     }
 
-    fn woken(&mut self, lane: &mut Lane, door: &mut Door<'_>, running: bool) -> Result<(), &'static str> {
+    fn woken(
+        &mut self,
+        lane: &mut UringContext,
+        door: &mut SubmitContext<'_>,
+        running: bool,
+    ) -> Result<(), &'static str> {
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        self.queue.woken(lane, &mut Gate { door, tags, counters }, running)
+        self.queue.woken(lane, &mut QueueIntake { door, tags, counters }, running)
     }
 
     #[inline]
-    fn submitted(&mut self, run: &[AnyRequest], now: Moment) {
+    fn submitted(&mut self, run: &[AnyRequest], now: Ticks) {
         for request in run {
             self.tags.submitted(request.tag.index(), now);
         }
     }
 
     #[inline]
-    fn finish(&mut self, lane: &mut Lane, run: &mut [AnyFinished], door: &mut Door<'_>) {
+    fn finish(&mut self, lane: &mut UringContext, run: &mut [AnyCompletion], door: &mut SubmitContext<'_>) {
         if self.per_disk.is_some() {
             self.count_by_disk(run);
         }
@@ -393,23 +403,23 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
                 Some(last) if last.stamps == stamps && last.kind == kind => last.times += 1,
                 _ => self.ended.push(Ended { kind, stamps, times: 1 }),
             }
-            let completed = Completed { token, outcome, buffer: done.buffer.take() };
+            let completed = FinishedRequest { token, outcome, buffer: done.buffer.take() };
             let (tags, counters) = (&mut self.tags, &mut self.counters);
-            self.queue.finish(lane, completed, &mut Gate { door: &mut *door, tags, counters });
+            self.queue.finish(lane, completed, &mut QueueIntake { door: &mut *door, tags, counters });
         }
     }
 
     #[inline]
-    fn publish(&mut self, finished: Moment, clock: &Clock) -> Published {
+    fn publish(&mut self, finished: Ticks, clock: &Clock) -> Published {
         self.poll.active(finished);
         let notify = self.queue.publish();
-        if notify == Notify::Suppressed {
+        if notify == PublishResult::Suppressed {
             self.counters.calls_suppressed += 1;
         }
         let mut owes = None;
         if !self.calls.is_immediate() {
-            owes = self.coalesce(notify == Notify::Wanted, finished);
-        } else if notify == Notify::Wanted {
+            owes = self.coalesce(notify == PublishResult::Wanted, finished);
+        } else if notify == PublishResult::Wanted {
             self.call();
         }
         let at = clock.now();
@@ -417,7 +427,7 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         Published { at, owes }
     }
 
-    fn pay_call(&mut self, now: Moment) -> Option<Moment> {
+    fn pay_call(&mut self, now: Ticks) -> Option<Ticks> {
         match self.calls.due() {
             Some(due) if due <= now => {
                 self.calls.called(self.counters.requests);
@@ -429,14 +439,14 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
     }
 
     #[inline]
-    fn rest(&mut self, now: Moment) -> Rest {
+    fn rest(&mut self, now: Ticks) -> IdleResult {
         if self.poll.idle(now) == Idle::KeepPolling {
-            return Rest::Poll;
+            return IdleResult::Poll;
         }
         self.counters.arms += 1;
         match self.queue.arm() {
-            Armed::Sleepable => Rest::Armed,
-            Armed::WorkWaiting => Rest::Poll,
+            ArmResult::Sleepable => IdleResult::Armed,
+            ArmResult::WorkWaiting => IdleResult::Poll,
         }
     }
 
@@ -446,7 +456,7 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
     }
 
     fn in_flight(&self) -> usize {
-        self.tags.in_flight() + self.queue.held()
+        self.tags.in_flight() + self.queue.blocked()
     }
 
     fn opened(&mut self, disk: DiskSlot) {
@@ -465,7 +475,7 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         self.tags.uses(disk)
     }
 
-    fn each_pull(&self, show: &mut dyn FnMut(DiskSlot, Moment)) {
+    fn each_pull(&self, show: &mut dyn FnMut(DiskSlot, Ticks)) {
         self.tags.pulls().for_each(|(disk, pulled)| show(disk, pulled));
     }
 
@@ -473,14 +483,14 @@ impl<Q: GuestQueue<Lane = Lane> + 'static> Served for Runner<Q> {
         self.tags.of_disk(disk).collect()
     }
 
-    fn report(&self, now: Moment) -> QueueReport {
+    fn report(&self, now: Ticks) -> QueueStats {
         let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
         let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
         let mut latency = self.latency.clone();
         for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {
             parts.queued.record(0, parts.total.count() - parts.queued.count());
         }
-        QueueReport {
+        QueueStats {
             counters: QueueCounters { poll_ns: self.poll.in_vain(), ..self.counters },
             latency,
             in_flight: self.tags.in_flight() as u32,

@@ -2,15 +2,15 @@
 
 use mqblk_core::{ByteLen, DiskSlot, Op, Outcome};
 
-use crate::clock::Moment;
+use crate::clock::Ticks;
 
 /// When a request did what.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stamps {
+pub struct Timestamps {
     /// It was taken off the ring.
-    pub pulled: Moment,
+    pub pulled: Ticks,
     /// It was handed to the storage.
-    pub submitted: Moment,
+    pub submitted: Ticks,
 }
 
 #[derive(Debug)]
@@ -22,14 +22,14 @@ struct Slot<T> {
     left: u16,
     op: Op,
     disk: DiskSlot,
-    stamps: Stamps,
+    stamps: Timestamps,
     /// The first failure, or the length done so far. Not used for a request of one part, whose outcome is that part's.
     outcome: Outcome,
 }
 
 /// What is known of a request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct TagEntry {
     /// The disk that it is for.
     pub disk: DiskSlot,
     /// What it asks.
@@ -41,7 +41,7 @@ pub struct Entry {
     /// The first failure of those that have.
     pub outcome: Outcome,
     /// When it did what.
-    pub stamps: Stamps,
+    pub stamps: Timestamps,
 }
 
 impl<T> Slot<T> {
@@ -80,7 +80,7 @@ impl<T> TagTable<T> {
             left: 0,
             op: Op::Flush,
             disk: DiskSlot::FIRST,
-            stamps: Stamps::default(),
+            stamps: Timestamps::default(),
             outcome: Outcome::Done(ByteLen::ZERO),
         });
         Some(index)
@@ -100,14 +100,14 @@ impl<T> TagTable<T> {
 
     /// Takes a request of `parts` ranges in; `None` when the table is full.
     #[inline(always)] // else the token would travel through memory
-    pub fn take(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16, now: Moment) -> Option<u16> {
+    pub fn take(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16, now: Ticks) -> Option<u16> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => self.grow()?,
         };
         let slot = &mut self.slots[usize::from(index)];
         (slot.token, slot.disk, slot.op) = (Some(token), disk, op);
-        slot.stamps = Stamps { pulled: now, submitted: now };
+        slot.stamps = Timestamps { pulled: now, submitted: now };
         (slot.parts, slot.left) = (parts, parts);
         if parts > 1 {
             slot.outcome = Outcome::Done(ByteLen::ZERO);
@@ -121,11 +121,11 @@ impl<T> TagTable<T> {
     }
 
     /// The request in this place.
-    pub fn look(&self, index: u16) -> Option<Entry> {
+    pub fn look(&self, index: u16) -> Option<TagEntry> {
         let slot = self.slots.get(usize::from(index)).filter(|slot| slot.token.is_some())?;
         let Slot { parts, left, op, disk, stamps, .. } = *slot;
         let outcome = if parts > 1 { slot.outcome } else { Outcome::Done(ByteLen::ZERO) };
-        Some(Entry { disk, op, parts, left, outcome, stamps })
+        Some(TagEntry { disk, op, parts, left, outcome, stamps })
     }
 
     /// One part will never end. With the last part the request leaves the table.
@@ -141,7 +141,7 @@ impl<T> TagTable<T> {
     }
 
     /// The disks and pulls of the requests in flight.
-    pub fn pulls(&self) -> impl Iterator<Item = (DiskSlot, Moment)> {
+    pub fn pulls(&self) -> impl Iterator<Item = (DiskSlot, Ticks)> {
         let taken = self.slots.iter().filter(|slot| slot.token.is_some());
         taken.map(|slot| (slot.disk, slot.stamps.pulled))
     }
@@ -169,7 +169,7 @@ impl<T> TagTable<T> {
 
     /// A request was handed to the storage.
     #[inline]
-    pub fn submitted(&mut self, index: u16, now: Moment) {
+    pub fn submitted(&mut self, index: u16, now: Ticks) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
             slot.stamps.submitted = now;
         }
@@ -177,7 +177,7 @@ impl<T> TagTable<T> {
 
     /// One part ended. With the last part the request leaves the table: its token, operation, outcome and stamps.
     #[inline]
-    pub fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome, Stamps)> {
+    pub fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome, Timestamps)> {
         let slot = self.slots.get_mut(usize::from(index))?;
         let outcome = if slot.parts > 1 {
             slot.add(outcome);
@@ -203,13 +203,13 @@ mod tests {
     #[test]
     fn a_request_of_several_parts_ends_once_with_its_first_failure() {
         let mut tags = TagTable::new(2);
-        let tag = tags.take("a", DiskSlot::FIRST, Op::Discard { secure: false }, 3, Moment(5)).unwrap();
-        tags.submitted(tag, Moment(7));
+        let tag = tags.take("a", DiskSlot::FIRST, Op::Discard { secure: false }, 3, Ticks(5)).unwrap();
+        tags.submitted(tag, Ticks(7));
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
         assert!(tags.finish_part(tag, Outcome::Failed(Errno(5))).is_none());
         let (token, _, outcome, stamps) = tags.finish_part(tag, Outcome::OutOfRange).unwrap();
         assert_eq!((token, outcome), ("a", Outcome::Failed(Errno(5))));
-        assert_eq!(stamps, Stamps { pulled: Moment(5), submitted: Moment(7) });
+        assert_eq!(stamps, Timestamps { pulled: Ticks(5), submitted: Ticks(7) });
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(1))).is_none(), "it has left");
         assert_eq!(tags.in_flight(), 0);
     }
@@ -217,13 +217,13 @@ mod tests {
     #[test]
     fn a_request_is_forgotten_with_its_last_part() {
         let mut tags = TagTable::new(2);
-        let tag = tags.take("a", DiskSlot(3), Op::Discard { secure: false }, 3, Moment(5)).unwrap();
+        let tag = tags.take("a", DiskSlot(3), Op::Discard { secure: false }, 3, Ticks(5)).unwrap();
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
         assert_eq!((tags.forget_part(tag), tags.look(tag).map(|entry| entry.left)), (None, Some(1)));
-        assert_eq!(tags.pulls().collect::<Vec<_>>(), [(DiskSlot(3), Moment(5))]);
+        assert_eq!(tags.pulls().collect::<Vec<_>>(), [(DiskSlot(3), Ticks(5))]);
         assert_eq!((tags.of_disk(DiskSlot(3)).collect::<Vec<_>>(), tags.of_disk(DiskSlot(0)).count()), (vec![tag], 0));
         assert_eq!((tags.forget_part(tag), tags.in_flight()), (Some("a"), 0));
-        let one = tags.take("b", DiskSlot(3), Op::Read, 1, Moment(6)).unwrap();
+        let one = tags.take("b", DiskSlot(3), Op::Read, 1, Ticks(6)).unwrap();
         assert_eq!((tags.forget_part(one), tags.in_flight()), (Some("b"), 0));
     }
 
@@ -235,7 +235,7 @@ mod tests {
             let mut model: Vec<(u16, usize)> = Vec::new();
             for (number, (put, pick)) in steps.into_iter().enumerate() {
                 if put {
-                    match tags.take(number, DiskSlot::FIRST, Op::Read, 1, Moment(0)) {
+                    match tags.take(number, DiskSlot::FIRST, Op::Read, 1, Ticks(0)) {
                         Some(tag) => {
                             prop_assert!(model.iter().all(|(other, _)| *other != tag));
                             model.push((tag, number));

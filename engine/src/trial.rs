@@ -1,7 +1,7 @@
 //! The disks of this crate's tests.
 
 use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 pub(crate) const GEOMETRY: Geometry = Geometry {
     size: ByteLen(1 << 30),
@@ -27,9 +27,9 @@ pub(crate) const LIMITS: Limits = Limits {
 /// A disk that is not merged for, with the channels that the function makes.
 pub(crate) struct TrialDisk<F>(pub(crate) F);
 
-impl<F> Disk<Lane> for TrialDisk<F>
+impl<F> Disk<UringContext> for TrialDisk<F>
 where
-    F: Fn() -> Box<dyn DiskChannel<Lane>> + Send + Sync,
+    F: Fn() -> Box<dyn DiskChannel<UringContext>> + Send + Sync,
 {
     fn geometry(&self) -> Geometry {
         GEOMETRY
@@ -47,7 +47,7 @@ where
         vec![]
     }
 
-    fn open_channel(&self, _: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, _: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         Ok(self.0())
     }
 }

@@ -166,13 +166,13 @@ impl Eye {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mqblk_uring::LaneOptions;
+    use mqblk_uring::UringOptions;
 
     use crate::engine::EngineOptions;
 
     #[test]
     fn a_worker_that_waits_in_a_system_call_is_stuck_until_it_answers() {
-        let options = EngineOptions { workers: 1, pin: Vec::new(), lane: LaneOptions::default() };
+        let options = EngineOptions { workers: 1, pin: Vec::new(), lane: UringOptions::default() };
         let engine = Engine::start(&options).unwrap();
         let mailbox = engine.mailboxes().next().unwrap().clone();
         let mut watched = Watched { mailbox: mailbox.clone(), asked: None, stuck: false };

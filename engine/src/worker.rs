@@ -6,59 +6,59 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use mqblk_core::{DiskSlot, Tag};
-use mqblk_uring::{Kick, Lane, LaneOptions, Wait};
+use mqblk_uring::{Kick, UringContext, UringOptions, Wait};
 
+use crate::attached_disks::QueueDisk;
 use crate::channels::Channels;
-use crate::clock::{Clock, Moment};
-use crate::counters::{QueueId, QueueReport, WorkerReport};
+use crate::clock::{Clock, Ticks};
+use crate::counters::{QueueId, QueueStats, WorkerStats};
 use crate::draining::Detached;
 use crate::engine::{AttachError, WorkerGone};
-use crate::mailbox::Inbox;
-use crate::plug::{JOINED_SLOT, Merges};
-use crate::roster::{Next, Phase, Rest, Roster};
-use crate::runner::{AnyFinished, AnyRequest, Door, Found, Served, Way};
-use crate::seat_disks::QueueDisk;
+use crate::mailbox::MailboxReceiver;
+use crate::plug::{MERGED_SLOT, Merges};
+use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
+use crate::runner::{AnyCompletion, AnyQueue, AnyRequest, PullResult, Route, SubmitContext};
 use crate::watchdog::Age;
 
-mod seat;
-pub(crate) use seat::Seat;
+mod attached_queue;
+pub(crate) use attached_queue::AttachedQueue;
 
 /// Cookie of the mailbox's bell; queues have their slot and the seat's generation.
 const BELL: u64 = u64::MAX;
 
 /// Most letters read in one turn.
-const LETTERS: usize = 16;
+const MAX_MESSAGES: usize = 16;
 
 /// Most further pulls in one turn: a queue that answers requests itself fills no plug.
-const PULLS: usize = 64;
+const MAX_DEEP_PULLS: usize = 64;
 
 /// How often the mailbox is looked at when the ring has no room to watch its bell.
-const UNWATCHED: Duration = Duration::from_millis(1);
+const MAILBOX_CHECK: Duration = Duration::from_millis(1);
 
 /// Everything that one worker thread owns.
 pub(crate) struct Worker {
-    pub(crate) lane: Lane,
+    pub(crate) lane: UringContext,
     pub(crate) clock: Clock,
     pub(crate) channels: Channels,
-    pub(crate) seats: Vec<Option<Seat>>,
-    roster: Roster,
-    owner: mqblk_uring::Owner,
-    pub(crate) inbox: Inbox,
+    pub(crate) queues: Vec<Option<AttachedQueue>>,
+    poll_list: PollList,
+    owner: mqblk_uring::ClientId,
+    pub(crate) mailbox: MailboxReceiver,
     /// The ring reports the bell.
-    bell_watched: bool,
+    mailbox_polled: bool,
     /// Ended requests that are being handed back.
-    ending: Vec<AnyFinished>,
+    completing: Vec<AnyCompletion>,
     /// Queues whose wakers rang, by slot and generation; kept for its room.
-    rung: Vec<(u16, u32)>,
+    woken_queues: Vec<(u16, u32)>,
     /// A disk of some queue is about to leave.
     closing: bool,
     /// Slots with answers to publish.
-    touched: Vec<u16>,
+    dirty: Vec<u16>,
     /// Slots whose queue owes its guest a call, and when it is due.
-    owing: Vec<(u16, Moment)>,
+    deferred_calls: Vec<(u16, Ticks)>,
     /// When the clock was last read.
-    now: Moment,
-    counters: WorkerReport,
+    now: Ticks,
+    counters: WorkerStats,
     /// Slots of queues to pull on from in this turn.
     waiting: Vec<u16>,
     generation: u32,
@@ -67,27 +67,27 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// A worker without queues. Must be made on its own thread.
-    pub(crate) fn new(options: LaneOptions, inbox: Inbox) -> std::io::Result<Worker> {
-        let mut lane = Lane::new(options)?;
-        let owner = lane.add_owner();
+    pub(crate) fn new(options: UringOptions, inbox: MailboxReceiver) -> std::io::Result<Worker> {
+        let mut lane = UringContext::new(options)?;
+        let owner = lane.add_client();
         lane.watch(owner, BELL, &inbox.bell)
             .map_err(|_| std::io::Error::other("the ring has no room for its mailbox"))?;
         Ok(Worker {
             lane,
             clock: Clock::new(),
             channels: Channels::new(),
-            seats: Vec::new(),
-            roster: Roster::default(),
+            queues: Vec::new(),
+            poll_list: PollList::default(),
             owner,
-            inbox,
-            bell_watched: true,
-            ending: Vec::with_capacity(4096),
-            rung: Vec::new(),
+            mailbox: inbox,
+            mailbox_polled: true,
+            completing: Vec::with_capacity(4096),
+            woken_queues: Vec::new(),
             closing: false,
-            touched: Vec::with_capacity(256),
-            owing: Vec::with_capacity(256),
-            now: Moment::default(),
-            counters: WorkerReport::default(),
+            dirty: Vec::with_capacity(256),
+            deferred_calls: Vec::with_capacity(256),
+            now: Ticks::default(),
+            counters: WorkerStats::default(),
             waiting: Vec::with_capacity(256),
             generation: 0,
             stopping: false,
@@ -102,8 +102,8 @@ impl Worker {
             } else {
                 self.counters.empty_turns += 1;
                 match self.rest() {
-                    Next::Turn => std::hint::spin_loop(),
-                    Next::Sleep => self.sleep(),
+                    IdleDecision::Turn => std::hint::spin_loop(),
+                    IdleDecision::Sleep => self.sleep(),
                 }
             }
         }
@@ -117,25 +117,25 @@ impl Worker {
     /// One turn. Whether anything happened.
     #[inline(always)] // it has one caller in a worker thread, and one where it is stepped by hand
     pub(crate) fn turn(&mut self) -> bool {
-        if !self.bell_watched {
-            self.bell_watched = self.lane.watch(self.owner, BELL, &self.inbox.bell).is_ok();
+        if !self.mailbox_polled {
+            self.mailbox_polled = self.lane.watch(self.owner, BELL, &self.mailbox.bell).is_ok();
         }
-        if !self.owing.is_empty() {
-            self.pay_calls();
+        if !self.deferred_calls.is_empty() {
+            self.send_deferred_calls();
         }
         let mut happened = self.read_signals();
         let mut pulled = false;
-        for at in 0..self.roster.polled().len() {
-            pulled |= self.pull(self.roster.polled()[at]);
+        for at in 0..self.poll_list.polled().len() {
+            pulled |= self.pull(self.poll_list.polled()[at]);
         }
-        if self.channels.is_stirred() {
-            self.settle_stirred();
+        if self.channels.has_pending() {
+            self.flush_pending();
         }
         if pulled || self.channels.has_left() {
             if !self.waiting.is_empty() {
                 self.pull_on();
             }
-            let (seats, clock, now) = (&mut self.seats, &self.clock, &mut self.now);
+            let (seats, clock, now) = (&mut self.queues, &self.clock, &mut self.now);
             let stamp = |requests: &[AnyRequest]| {
                 *now = clock.now();
                 for run in requests.chunk_by(|one, next| one.tag.queue() == next.tag.queue()) {
@@ -148,66 +148,66 @@ impl Worker {
         }
         self.lane.turn(Wait::No);
         happened |= self.channels.reap(&mut self.lane);
-        happened |= self.hand_back();
+        happened |= self.complete();
         happened
     }
 
     /// Kicks and letters.
     #[inline]
     fn read_signals(&mut self) -> bool {
-        if !self.lane.has_mail(self.owner) {
+        if !self.lane.has_completions(self.owner) {
             return false;
         }
         let mut letters = false;
         while let Some(signal) = self.lane.next(self.owner) {
             if signal.cookie == BELL {
                 letters = true;
-                self.bell_watched = signal.more;
+                self.mailbox_polled = signal.more;
             } else {
                 self.kicked(signal.cookie, signal.result, signal.more);
             }
         }
         if letters {
-            self.read_letters();
+            self.read_messages();
         }
         true
     }
 
-    fn read_letters(&mut self) {
-        let mut rung = std::mem::take(&mut self.rung);
-        self.inbox.take_rung(&mut rung);
+    fn read_messages(&mut self) {
+        let mut rung = std::mem::take(&mut self.woken_queues);
+        self.mailbox.take_rung(&mut rung);
         for (slot, generation) in rung.drain(..) {
             self.woken(slot, generation);
         }
-        self.rung = rung;
-        for _ in 0..LETTERS {
-            match self.inbox.letters.try_recv() {
+        self.woken_queues = rung;
+        for _ in 0..MAX_MESSAGES {
+            match self.mailbox.letters.try_recv() {
                 Ok(letter) => letter(self),
                 Err(_) => return,
             }
         }
         // More may wait: ring again rather than starve the queues.
-        self.inbox.bell.signal();
+        self.mailbox.bell.signal();
     }
 
     /// The waker of the queue in `slot` rang.
     fn woken(&mut self, slot: u16, generation: u32) {
-        let running = self.roster.phase(slot) == Some(Phase::Running);
-        let Some(seat) = seat_of(&mut self.seats, slot, generation).filter(|seat| !seat.frozen) else { return };
-        let way = Way::Any { disks: &seat.disks, channels: &mut self.channels };
-        let mut door = Door { slot, now: self.now, way };
+        let running = self.poll_list.phase(slot) == Some(Phase::Running);
+        let Some(seat) = queue_of(&mut self.queues, slot, generation).filter(|seat| !seat.frozen) else { return };
+        let way = Route::Any { disks: &seat.disks, channels: &mut self.channels };
+        let mut door = SubmitContext { slot, now: self.now, way };
         let taken = seat.runner.woken(&mut self.lane, &mut door, running);
-        touch(&mut self.touched, &mut seat.touched, slot);
+        mark_dirty(&mut self.dirty, &mut seat.touched, slot);
         if let Err(why) = taken {
             self.retire(slot, why);
         }
-        self.settle_stirred();
+        self.flush_pending();
     }
 
     /// Requests came in otherwise than by a pull, or are to end early.
     #[cold]
-    fn settle_stirred(&mut self) {
-        if self.channels.settle() {
+    fn flush_pending(&mut self) {
+        if self.channels.flush_pending() {
             self.cancel();
         }
     }
@@ -227,7 +227,7 @@ impl Worker {
 
     fn kicked(&mut self, cookie: u64, result: i32, watching: bool) {
         let slot = cookie as u16;
-        let Some(seat) = self.seats.get_mut(usize::from(slot)).and_then(Option::as_mut) else { return };
+        let Some(seat) = self.queues.get_mut(usize::from(slot)).and_then(Option::as_mut) else { return };
         if seat.cookie(slot) != cookie {
             return;
         }
@@ -236,18 +236,18 @@ impl Worker {
             return;
         }
         seat.runner.kicked();
-        self.roster.kicked(slot);
+        self.poll_list.kicked(slot);
         if !watching {
             // The kernel ends a watch when its completion queue is full. The counter was never read, so that a new watch
             // reports at once what was missed.
-            self.roster.watch(slot, false);
+            self.poll_list.watch(slot, false);
         }
     }
 
     /// Watches again what the ring had no room to watch. Queues without a kick have nothing to watch: they stay polled.
     fn renew_watches(&mut self) {
         loop {
-            let lapsed = self.roster.unwatched().find(|slot| self.is_watchable(*slot));
+            let lapsed = self.poll_list.unwatched().find(|slot| self.is_watchable(*slot));
             match lapsed {
                 Some(slot) if self.watch(slot) => {}
                 _ => return,
@@ -256,22 +256,22 @@ impl Worker {
     }
 
     fn is_watchable(&self, slot: u16) -> bool {
-        self.seats[usize::from(slot)].as_ref().is_some_and(|seat| seat.kick.is_some())
+        self.queues[usize::from(slot)].as_ref().is_some_and(|seat| seat.kick.is_some())
     }
 
     /// Has the ring report a queue's kicks. Whether it does: there may be no room, or no kick.
     fn watch(&mut self, slot: u16) -> bool {
-        let Some(seat) = self.seats[usize::from(slot)].as_ref() else { return false };
+        let Some(seat) = self.queues[usize::from(slot)].as_ref() else { return false };
         let watched =
             seat.kick.as_ref().is_some_and(|kick| self.lane.watch(self.owner, seat.cookie(slot), kick).is_ok());
-        self.roster.watch(slot, watched);
+        self.poll_list.watch(slot, watched);
         watched
     }
 
     /// Ends the service of a queue whose ring is broken, and says so, once.
     fn retire(&mut self, slot: u16, why: &str) {
-        self.roster.retire(slot);
-        if let Some(tell) = self.seats[usize::from(slot)].as_mut().and_then(|seat| seat.on_broken.take()) {
+        self.poll_list.retire(slot);
+        if let Some(tell) = self.queues[usize::from(slot)].as_mut().and_then(|seat| seat.on_broken.take()) {
             tell(why);
         }
     }
@@ -279,29 +279,29 @@ impl Worker {
     /// Pulls one batch from the queue in `slot`.
     #[inline(always)] // also where it is called for deep pulls, which are rare
     fn pull(&mut self, slot: u16) -> bool {
-        if self.roster.phase(slot) != Some(Phase::Running) {
+        if self.poll_list.phase(slot) != Some(Phase::Running) {
             return false;
         }
-        let Some(seat) = self.seats[usize::from(slot)].as_mut() else { return false };
+        let Some(seat) = self.queues[usize::from(slot)].as_mut() else { return false };
         let only = seat.disks.only();
         let way = match only {
-            Some(disk) => self.channels.way_to(disk),
-            None => Way::Any { disks: &seat.disks, channels: &mut self.channels },
+            Some(disk) => self.channels.route_to(disk),
+            None => Route::Any { disks: &seat.disks, channels: &mut self.channels },
         };
-        let found = seat.runner.pull(&mut self.lane, &mut Door { slot, now: self.now, way });
-        if found == Found::Nothing {
+        let found = seat.runner.pull(&mut self.lane, &mut SubmitContext { slot, now: self.now, way });
+        if found == PullResult::Nothing {
             return false;
         }
         // Answers that the queue wrote itself are published with the others.
-        touch(&mut self.touched, &mut seat.touched, slot);
+        mark_dirty(&mut self.dirty, &mut seat.touched, slot);
         let only = only.map(|disk| disk.channel);
         if let Some(at) = only {
             self.channels.note_plugged(at);
         }
         match found {
-            Found::More if self.channels.wants_more(only) => self.waiting.push(slot),
-            Found::Broken(why) => self.retire(slot, why),
-            Found::Nothing | Found::Requests | Found::More => {}
+            PullResult::More if self.channels.wants_more(only) => self.waiting.push(slot),
+            PullResult::Broken(why) => self.retire(slot, why),
+            PullResult::Nothing | PullResult::Requests | PullResult::More => {}
         }
         if only.is_none() {
             self.channels.forget_plugged();
@@ -314,7 +314,7 @@ impl Worker {
     fn pull_on(&mut self) {
         let mut at = 0;
         while let Some(slot) = self.waiting.get(at).copied()
-            && at < PULLS
+            && at < MAX_DEEP_PULLS
         {
             self.pull(slot);
             at += 1;
@@ -324,31 +324,31 @@ impl Worker {
 
     /// Gives ended requests to their queues, publishes and calls.
     #[inline]
-    fn hand_back(&mut self) -> bool {
+    fn complete(&mut self) -> bool {
         // What a queue asks next may be refused, and so end at once; or it cancels.
-        let mut more = !self.channels.finished.is_empty();
+        let mut more = !self.channels.completions.is_empty();
         while more {
-            std::mem::swap(&mut self.channels.finished, &mut self.ending);
-            self.end_runs();
-            more = !self.channels.finished.is_empty();
+            std::mem::swap(&mut self.channels.completions, &mut self.completing);
+            self.complete_batch();
+            more = !self.channels.completions.is_empty();
         }
-        if self.touched.is_empty() {
+        if self.dirty.is_empty() {
             return false;
         }
         let finished = self.clock.now();
         let mut ended = false;
-        for at in 0..self.touched.len() {
-            let slot = self.touched[at];
-            let Some(seat) = self.seats[usize::from(slot)].as_mut() else { continue };
+        for at in 0..self.dirty.len() {
+            let slot = self.dirty[at];
+            let Some(seat) = self.queues[usize::from(slot)].as_mut() else { continue };
             seat.touched = false;
             let published = seat.runner.publish(finished, &self.clock);
             self.now = published.at;
             if let Some(due) = published.owes {
-                owe(&mut self.owing, slot, due);
+                defer_call(&mut self.deferred_calls, slot, due);
             }
-            ended |= self.roster.phase(slot) == Some(Phase::Draining) && seat.runner.in_flight() == 0;
+            ended |= self.poll_list.phase(slot) == Some(Phase::Draining) && seat.runner.in_flight() == 0;
         }
-        self.touched.clear();
+        self.dirty.clear();
         if self.closing {
             self.end_closing();
         }
@@ -360,26 +360,26 @@ impl Worker {
 
     /// Gives ended requests to their queues.
     #[inline]
-    fn end_runs(&mut self) {
-        for run in self.ending.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
+    fn complete_batch(&mut self) {
+        for run in self.completing.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
             let slot = run[0].tag.queue();
-            let Some(seat) = self.seats[usize::from(slot)].as_mut().filter(|seat| !seat.frozen) else { continue };
-            let way = Way::Any { disks: &seat.disks, channels: &mut self.channels };
-            let mut door = Door { slot, now: self.now, way };
+            let Some(seat) = self.queues[usize::from(slot)].as_mut().filter(|seat| !seat.frozen) else { continue };
+            let way = Route::Any { disks: &seat.disks, channels: &mut self.channels };
+            let mut door = SubmitContext { slot, now: self.now, way };
             seat.runner.finish(&mut self.lane, run, &mut door);
-            touch(&mut self.touched, &mut seat.touched, slot);
+            mark_dirty(&mut self.dirty, &mut seat.touched, slot);
         }
-        self.ending.clear();
-        if self.channels.is_stirred() {
-            self.settle_stirred();
+        self.completing.clear();
+        if self.channels.has_pending() {
+            self.flush_pending();
         }
     }
 
     /// Makes the calls that are due of those that were put off.
     #[cold]
-    fn pay_calls(&mut self) {
-        let (seats, now) = (&mut self.seats, self.now);
-        self.owing.retain_mut(|(slot, due)| {
+    fn send_deferred_calls(&mut self) {
+        let (seats, now) = (&mut self.queues, self.now);
+        self.deferred_calls.retain_mut(|(slot, due)| {
             if *due > now {
                 return true;
             }
@@ -396,15 +396,15 @@ impl Worker {
     }
 
     /// Nothing happened: arms queues whose window has closed. Whether the worker may sleep.
-    pub(crate) fn rest(&mut self) -> Next {
+    pub(crate) fn rest(&mut self) -> IdleDecision {
         self.now = self.clock.now();
         let now = self.now;
         self.renew_watches();
-        let seats = &mut self.seats;
+        let seats = &mut self.queues;
         // The turn may have brought kicks and letters after it had looked for them.
-        self.roster.rest(self.lane.has_unread(), |slot| match seats[usize::from(slot)].as_mut() {
+        self.poll_list.rest(self.lane.has_unread(), |slot| match seats[usize::from(slot)].as_mut() {
             Some(seat) => seat.runner.rest(now),
-            None => Rest::Armed,
+            None => IdleResult::Armed,
         })
     }
 
@@ -412,10 +412,10 @@ impl Worker {
     fn sleep(&mut self) {
         // A full channel makes room with its next completion, which the ring brings, or by the clock.
         let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
-        let calls = self.owing.iter().map(|(_, due)| *due);
+        let calls = self.deferred_calls.iter().map(|(_, due)| *due);
         let clock = calls.min().map(|due| Duration::from_nanos(due.since(self.now)));
         // A bell that cannot be watched is looked at now and then.
-        let bell = (!self.bell_watched).then_some(UNWATCHED);
+        let bell = (!self.mailbox_polled).then_some(MAILBOX_CHECK);
         let wait = [storage, clock, bell].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
         let before = self.now;
         self.lane.turn(wait);
@@ -425,31 +425,31 @@ impl Worker {
     }
 
     /// Whether there is a slot for another queue. The last number is that of no queue but of joined requests.
-    pub(crate) fn has_seat(&self) -> bool {
-        self.seats.len() < usize::from(JOINED_SLOT) || self.seats.iter().any(Option::is_none)
+    pub(crate) fn has_free_slot(&self) -> bool {
+        self.queues.len() < usize::from(MERGED_SLOT) || self.queues.iter().any(Option::is_none)
     }
 
     /// A free slot, and the generation of the queue that will take it.
-    pub(crate) fn vacancy(&mut self) -> (u16, u32) {
+    pub(crate) fn free_slot(&mut self) -> (u16, u32) {
         self.generation = self.generation.wrapping_add(1);
-        let slot = self.seats.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.seats.push(None);
-            self.seats.len() - 1
+        let slot = self.queues.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.queues.push(None);
+            self.queues.len() - 1
         });
-        assert!(slot < usize::from(JOINED_SLOT), "whoever seats a queue looks for room first");
+        assert!(slot < usize::from(MERGED_SLOT), "whoever seats a queue looks for room first");
         (slot as u16, self.generation)
     }
 
     /// Puts a queue in a free slot and starts serving it.
-    pub(crate) fn seat(&mut self, slot: u16, phase: Phase, seat: Seat) {
-        self.seats[usize::from(slot)] = Some(seat);
-        self.roster.seat(slot, phase);
+    pub(crate) fn attach(&mut self, slot: u16, phase: Phase, seat: AttachedQueue) {
+        self.queues[usize::from(slot)] = Some(seat);
+        self.poll_list.seat(slot, phase);
         self.watch(slot);
     }
 
     /// Lets a queue's requests go to one more disk. No such queue: nothing.
     pub(crate) fn open_disk(&mut self, slot: u16, generation: u32, disk: &QueueDisk) -> Result<(), AttachError> {
-        if let Some(seat) = seat_of(&mut self.seats, slot, generation) {
+        if let Some(seat) = queue_of(&mut self.queues, slot, generation) {
             seat.disks.open(&mut self.lane, &mut self.channels, disk)?;
             seat.runner.opened(disk.slot);
         }
@@ -473,7 +473,7 @@ impl Worker {
 
     fn end_closing(&mut self) {
         self.closing = false;
-        for seat in self.seats.iter_mut().flatten() {
+        for seat in self.queues.iter_mut().flatten() {
             seat.disks.end_close(&mut self.lane, &mut self.channels, |disk| seat.runner.uses(disk));
             self.closing |= seat.disks.is_closing();
         }
@@ -481,20 +481,20 @@ impl Worker {
 
     /// Has a queue see a disk's new size.
     pub(crate) fn refresh_disk(&mut self, slot: u16, generation: u32, disk: DiskSlot) {
-        if let Some(seat) = seat_of(&mut self.seats, slot, generation) {
+        if let Some(seat) = queue_of(&mut self.queues, slot, generation) {
             seat.disks.refresh(&mut self.channels, disk);
         }
     }
 
     /// The queue at `slot`, if it is still the same one.
-    pub(crate) fn find(&mut self, slot: u16, generation: u32) -> Option<(&mut Seat, &mut Lane)> {
-        seat_of(&mut self.seats, slot, generation).map(|seat| (seat, &mut self.lane))
+    pub(crate) fn find(&mut self, slot: u16, generation: u32) -> Option<(&mut AttachedQueue, &mut UringContext)> {
+        queue_of(&mut self.queues, slot, generation).map(|seat| (seat, &mut self.lane))
     }
 
     /// Stops or goes on pulling from a queue; requests in flight end as usual.
     pub(crate) fn set_enabled(&mut self, slot: u16, generation: u32, enabled: bool) {
         if self.find(slot, generation).is_some() {
-            self.roster.enable(slot, enabled);
+            self.poll_list.enable(slot, enabled);
         }
     }
 
@@ -523,31 +523,31 @@ impl Worker {
     pub(crate) fn drain_as_it_is(&mut self, slot: u16, generation: u32, done: SyncSender<Leaving>) {
         let Some((seat, _)) = self.find(slot, generation) else { return };
         seat.leave = Some(done);
-        self.roster.drain(slot);
+        self.poll_list.drain(slot);
         self.end_drained();
     }
 
     /// Leaves a draining queue's requests unanswered from here on. All that was finished before is published first.
     pub(crate) fn freeze(&mut self, slot: u16, generation: u32) {
-        self.hand_back();
+        self.complete();
         if let Some((seat, _)) = self.find(slot, generation) {
             seat.frozen = true;
         }
     }
 
     /// All that the worker and its queues have counted. `number`: the worker's, for the queues' names.
-    pub(crate) fn report(&self, number: u32) -> WorkerReport {
+    pub(crate) fn stats(&self, number: u32) -> WorkerStats {
         let now = self.clock.now();
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        let queue = |(slot, seat): (usize, &Option<Seat>)| {
+        let queue = |(slot, seat): (usize, &Option<AttachedQueue>)| {
             let seat = seat.as_ref()?;
             let id = QueueId { worker: number, generation: seat.generation };
             Some((id, with_merges(seat.runner.report(now), self.channels.merges(slot as u16))))
         };
-        WorkerReport {
+        WorkerStats {
             cpu_ns: cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64,
             merge_splits: self.channels.counts().splits,
-            queues: self.seats.iter().enumerate().filter_map(queue).collect(),
+            queues: self.queues.iter().enumerate().filter_map(queue).collect(),
             ..self.counters.clone()
         }
     }
@@ -556,7 +556,7 @@ impl Worker {
     pub(crate) fn ages(&self) -> Vec<Age> {
         let now = self.clock.now();
         let mut ages: Vec<Age> = Vec::new();
-        for seat in self.seats.iter().flatten() {
+        for seat in self.queues.iter().flatten() {
             seat.runner.each_pull(&mut |disk, pulled| {
                 let Some(open) = seat.disks.channel(disk).and_then(|at| self.channels.look(at)) else { return };
                 let oldest = Duration::from_nanos(now.since(pulled));
@@ -573,18 +573,18 @@ impl Worker {
     }
 
     pub(crate) fn end_drained(&mut self) {
-        for slot in 0..self.seats.len() as u16 {
-            let place = &mut self.seats[usize::from(slot)];
+        for slot in 0..self.queues.len() as u16 {
+            let place = &mut self.queues[usize::from(slot)];
             let idle = place.as_ref().is_some_and(|seat| seat.runner.in_flight() == 0 && !seat.frozen);
-            if !idle || self.roster.phase(slot) != Some(Phase::Draining) {
+            if !idle || self.poll_list.phase(slot) != Some(Phase::Draining) {
                 continue;
             }
             let Some(mut seat) = place.take() else { continue };
             // A call that was put off is due now: nobody makes it later.
-            seat.runner.pay_call(Moment(u64::MAX));
+            seat.runner.pay_call(Ticks(u64::MAX));
             self.lane.cancel(self.owner, seat.cookie(slot));
-            self.roster.leave(slot);
-            self.owing.retain(|(owing, _)| *owing != slot);
+            self.poll_list.leave(slot);
+            self.deferred_calls.retain(|(owing, _)| *owing != slot);
             self.channels.end_leave(slot);
             seat.disks.close_all(&mut self.lane, &mut self.channels);
             let merges = self.channels.take_merges(slot);
@@ -600,7 +600,7 @@ impl Worker {
 }
 
 /// The queue in a slot, if it is still the same one.
-fn seat_of(seats: &mut [Option<Seat>], slot: u16, generation: u32) -> Option<&mut Seat> {
+fn queue_of(seats: &mut [Option<AttachedQueue>], slot: u16, generation: u32) -> Option<&mut AttachedQueue> {
     seats.get_mut(usize::from(slot))?.as_mut().filter(|seat| seat.generation == generation)
 }
 
@@ -608,7 +608,7 @@ fn seat_of(seats: &mut [Option<Seat>], slot: u16, generation: u32) -> Option<&mu
 pub(crate) struct Leaving {
     /// The queue's position, boxed by its own type.
     pub(crate) position: Box<dyn std::any::Any + Send>,
-    pub(crate) report: QueueReport,
+    pub(crate) report: QueueStats,
 }
 
 impl Leaving {
@@ -620,7 +620,7 @@ impl Leaving {
 }
 
 /// Adds what the plugs counted of a queue.
-fn with_merges(mut report: QueueReport, merges: Merges) -> QueueReport {
+fn with_merges(mut report: QueueStats, merges: Merges) -> QueueStats {
     report.counters.read_merges = merges.reads;
     report.counters.write_merges = merges.writes;
     report.counters.other_merges = merges.others;
@@ -629,14 +629,14 @@ fn with_merges(mut report: QueueReport, merges: Merges) -> QueueReport {
 
 /// Notes that the queue in `slot` owes a call.
 #[cold]
-fn owe(list: &mut Vec<(u16, Moment)>, slot: u16, due: Moment) {
+fn defer_call(list: &mut Vec<(u16, Ticks)>, slot: u16, due: Ticks) {
     if !list.iter().any(|(owing, _)| *owing == slot) {
         list.push((slot, due));
     }
 }
 
 #[inline]
-fn touch(list: &mut Vec<u16>, mark: &mut bool, slot: u16) {
+fn mark_dirty(list: &mut Vec<u16>, mark: &mut bool, slot: u16) {
     if !*mark {
         *mark = true;
         list.push(slot);
@@ -645,11 +645,11 @@ fn touch(list: &mut Vec<u16>, mark: &mut bool, slot: u16) {
 
 impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Worker").field("queues", &self.seats.iter().flatten().count()).finish_non_exhaustive()
+        f.debug_struct("Worker").field("queues", &self.queues.iter().flatten().count()).finish_non_exhaustive()
     }
 }
 
-impl std::fmt::Debug for dyn Served {
+impl std::fmt::Debug for dyn AnyQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("queue")
     }

@@ -28,7 +28,7 @@ impl Buffer {
 }
 
 /// An I/O context whose buffers are segments of guest memory.
-pub trait PooledContext: mqblk_core::Lane<Buffer = Buffer> + 'static {
+pub trait PooledContext: mqblk_core::IoContext<Buffer = Buffer> + 'static {
     /// Returns the worker's buffers.
     fn pool(&mut self) -> &mut BufferPool;
 }

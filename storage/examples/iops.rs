@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{ByteLen, ByteOffset, Finished, Op, Request, Tag};
+use mqblk_core::{ByteLen, ByteOffset, Completion, Op, Request, Tag};
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region};
-use mqblk_uring::{FixedBufferUse, Lane, LaneOptions, Wait};
+use mqblk_uring::{FixedBufferUse, UringContext, UringOptions, Wait};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -50,7 +50,7 @@ fn main() -> Result<(), Failure> {
     let disk = mqblk_storage::open(&kind, &mut settings)?;
     settings.finish()?;
 
-    let mut context = Lane::new(LaneOptions::default())?;
+    let mut context = UringContext::new(UringOptions::default())?;
     let stride = len.next_multiple_of(4096) + 4096;
     let region = Region::shared("iops", stride * depth, GuestAddress(0))?.0;
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
@@ -65,7 +65,7 @@ fn main() -> Result<(), Failure> {
         context.buffers.push(&buffer, GuestAddress(at * stride + shift), len as u32, 1).map_err(|_| "not mapped")?;
         idle.push((Tag::new(0, at as u16), buffer));
     }
-    let mut completions: Vec<Finished<Buffer>> = Vec::new();
+    let mut completions: Vec<Completion<Buffer>> = Vec::new();
     let (start, cpu) = (Instant::now(), cpu_time());
     let (mut done, mut turns, mut empty) = (0_u64, 0_u64, 0_u64);
     while start.elapsed() < time {

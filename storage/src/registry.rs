@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{Disk, DiskError};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 /// Opens a disk and takes the backend's keys out of the settings. Other keys stay.
-type Opener = fn(&mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError>;
+type Opener = fn(&mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError>;
 
 #[rustfmt::skip] // one line each
 const BACKENDS: &[(&str, Opener)] = &[
@@ -32,7 +32,7 @@ pub fn backend_names() -> impl ExactSizeIterator<Item = &'static str> {
 ///
 /// # Errors
 /// When there is no such backend, a setting does not fit, or the host refuses.
-pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     match BACKENDS.iter().chain(TEST_BACKENDS).find(|(name, _)| *name == kind) {
         Some((_, opener)) => opener(settings),
         None => {

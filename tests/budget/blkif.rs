@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mqblk_blkif::{GrantBudget, GrantMode, Mode, PoolOwner, RingParts, Vbd, VbdOptions};
 use mqblk_core::{DiskSlot, EventChannel, Limits, Sector512};
-use mqblk_engine::{Coalesce, HandWorker, LaneOptions, PlugOptions, PollPolicy, QueueDisk, QueueOptions};
+use mqblk_engine::{Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringOptions};
 use mqblk_memory::{
     GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, GuestMemory, PageArena, PageSlot, Region,
 };
@@ -80,7 +80,7 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
         persistent_idle: Duration::ZERO,
         rings: 1,
     });
-    let mut worker = HandWorker::new(LaneOptions::default())?;
+    let mut worker = SteppedWorker::new(UringOptions::default())?;
     let options = QueueOptions {
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default(), health: Arc::default() }],
         kick: None,

@@ -23,8 +23,8 @@ use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, ByteOffset, Call};
 use mqblk_engine::{
-    AnyDisk, Coalesce, FixedBufferUse, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk,
-    QueueOptions,
+    AnyDisk, Coalesce, FixedBufferUse, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker,
+    UringContext, UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{ChainLayout, IndirectArea, RingFeatures};
@@ -170,7 +170,7 @@ fn scsi_worker(
     at: &SplitAddresses,
     units: u8,
     tracked: bool,
-) -> Result<HandWorker, Failure> {
+) -> Result<SteppedWorker, Failure> {
     let options = ScsiOptions { queues: 1, queue_size: RING, cmd_per_lun: 128, max_transfer: ByteLen(1 << 20) };
     let device = Arc::new(VirtioScsi::new(options));
     let mut disks = Vec::new();
@@ -193,7 +193,7 @@ fn worker(
     at: &SplitAddresses,
     merge: MergeMode,
     tracked: bool,
-) -> Result<HandWorker, Failure> {
+) -> Result<SteppedWorker, Failure> {
     let disk = null()?;
     let options = BlkOptions { serial: String::new(), queues: 1, queue_size: RING, writeback: true };
     let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
@@ -203,17 +203,17 @@ fn worker(
 }
 
 /// Returns a worker that serves the ring as queue `index` of a device.
-fn attach<D: VirtioDevice<Lane>>(
+fn attach<D: VirtioDevice<UringContext>>(
     memory: &Arc<GuestMemory>,
     at: &SplitAddresses,
     device: Arc<D>,
     index: u16,
     disks: Vec<QueueDisk>,
     tracked: bool,
-) -> Result<HandWorker, Failure> {
+) -> Result<SteppedWorker, Failure> {
     let features = device.features();
     device.set_features(features);
-    let mut worker = HandWorker::new(LaneOptions::default())?;
+    let mut worker = SteppedWorker::new(UringOptions::default())?;
     let event_idx = features & mqblk_virtio::features::RING_EVENT_IDX != 0;
     let ring = SplitRing::resolve(memory, at, RING)?;
     let ring = if tracked {

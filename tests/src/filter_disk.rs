@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, Geometry, Limits};
-use mqblk_engine::{AnyDisk, Lane};
+use mqblk_engine::{AnyDisk, UringContext};
 
 /// A worker's channel to any disk.
-pub type AnyChannel = Box<dyn DiskChannel<Lane>>;
+pub type AnyChannel = Box<dyn DiskChannel<UringContext>>;
 
 /// A disk with the properties of `inner` and its own limits. Its channels are those of `inner`, wrapped by `channel`.
 pub struct FilterDisk<F> {
@@ -25,7 +25,7 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync + 'static> FilterDisk<F> {
     }
 }
 
-impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<Lane> for FilterDisk<F> {
+impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<UringContext> for FilterDisk<F> {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -50,7 +50,7 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<Lane> for FilterDisk<F>
         self.inner.resolved()
     }
 
-    fn open_channel(&self, context: &mut Lane) -> Result<AnyChannel, DiskError> {
+    fn open_channel(&self, context: &mut UringContext) -> Result<AnyChannel, DiskError> {
         Ok((self.wrap_channel)(self.inner.open_channel(context)?))
     }
 }

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use mqblk_core::{DiskChannel, EventChannel, Finished, Request, Tag, Wake};
-use mqblk_engine::Lane;
+use mqblk_core::{Completion, DiskChannel, EventChannel, Request, Tag, Wake};
+use mqblk_engine::UringContext;
 use mqblk_memory::{Buffer, GrantAccess, GrantCopy, GrantRef, PageArena, PageSlot};
 
 use crate::filter_disk::AnyChannel;
@@ -107,19 +107,19 @@ impl Wake for Killable<Arc<dyn Wake>> {
     }
 }
 
-impl DiskChannel<Lane> for Killable<AnyChannel> {
+impl DiskChannel<UringContext> for Killable<AnyChannel> {
     fn submit(
         &mut self,
-        context: &mut Lane,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         self.with(|channel| channel.submit(context, batch, finished))
     }
-    fn reap(&mut self, context: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         self.with(|channel| channel.reap(context, finished))
     }
-    fn cancel(&mut self, context: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
         self.0.cancel(context, tags, finished);
     }
     fn outstanding(&self) -> u32 {
@@ -128,7 +128,7 @@ impl DiskChannel<Lane> for Killable<AnyChannel> {
     fn deadline(&self) -> Option<std::time::Instant> {
         self.0.deadline()
     }
-    fn close(&mut self, context: &mut Lane) {
+    fn close(&mut self, context: &mut UringContext) {
         self.0.close(context);
     }
 }

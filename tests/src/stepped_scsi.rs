@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use mqblk_core::{Call, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, Coalesce, FixedBufferUse, HandSeat, HandWorker, Lane, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
-    QueueOptions,
+    AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
+    UringContext, UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{ChainLayout, RingFeatures};
@@ -104,8 +104,8 @@ pub struct SteppedController {
     /// Its logical units, by disk slot.
     pub logical_units: Vec<Arc<LogicalUnit>>,
     memory: Arc<GuestMemory>,
-    workers: Vec<HandWorker>,
-    attached: Vec<(usize, HandSeat)>,
+    workers: Vec<SteppedWorker>,
+    attached: Vec<(usize, SteppedQueue)>,
     rings: Vec<GuestRing>,
 }
 
@@ -134,13 +134,13 @@ impl SteppedController {
         let options =
             ScsiOptions { queues, queue_size: RING_SIZE, cmd_per_lun: 16, max_transfer: mqblk_core::ByteLen(1 << 20) };
         let device = Arc::new(VirtioScsi::new(options));
-        VirtioDevice::<Lane>::set_features(&*device, HOTPLUG_AND_CHANGE);
-        let count = usize::from(VirtioDevice::<Lane>::num_queues(&*device));
+        VirtioDevice::<UringContext>::set_features(&*device, HOTPLUG_AND_CHANGE);
+        let count = usize::from(VirtioDevice::<UringContext>::num_queues(&*device));
         let region =
             Region::shared("guest", RING_AREA_LEN * count as u64, GuestAddress(0)).expect("memory for a guest").0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"));
-        let options = LaneOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
-        let workers = (0..workers).map(|_| HandWorker::new(options).expect("the host has io_uring")).collect();
+        let options = UringOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
+        let workers = (0..workers).map(|_| SteppedWorker::new(options).expect("the host has io_uring")).collect();
         let mut units = Vec::new();
         let mut open = Vec::new();
         for (slot, (address, disk, plug)) in (0..).zip(disks) {
@@ -171,7 +171,7 @@ impl SteppedController {
         let driver =
             SplitDriver::new(&self.memory, &at, RING_SIZE, RingFeatures { event_idx: false }, None).expect("a ring");
         let ring = SplitRing::resolve(&self.memory, &at, RING_SIZE).expect("a ring");
-        let role = VirtioDevice::<Lane>::queue_role(&*self.device, index as u16);
+        let role = VirtioDevice::<UringContext>::queue_role(&*self.device, index as u16);
         let options = QueueOptions {
             disks: if role == QueueRole::Requests { open.to_vec() } else { vec![] },
             kick: None,
@@ -191,7 +191,7 @@ impl SteppedController {
                 features: HOTPLUG_AND_CHANGE,
                 waker: Arc::clone(waker),
             };
-            Ok(VirtioDevice::<Lane>::create_queue(device, index as u16, parts))
+            Ok(VirtioDevice::<UringContext>::create_queue(device, index as u16, parts))
         });
         self.attached.push((worker, attached.expect("a seat")));
         let slots = (0..RING_SLOTS).map(|_| Slot { id: 0, writable_len: 0 }).collect();

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
-    Pulled, Request, Sector512, Tag,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskChannel, DiskSlot, FinishedRequest, GuestQueue, Intake, Op,
+    Outcome, PublishResult, PullEnd, Request, Sector512, Tag,
 };
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, ShapeChoice, Status};
 use mqblk_engine::{
-    AnyDisk, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions,
+    AnyDisk, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext, UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
@@ -37,7 +37,7 @@ const MILLION: u64 = 1_000_000;
 /// Blocks of the disk that are used.
 const BLOCKS: u64 = 4096;
 
-type Buffer = <Lane as mqblk_core::Lane>::Buffer;
+type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
 /// Lets requests through to another channel, and allocates once in `every` of them: what the test must notice.
 struct SmugglerChannel {
@@ -55,12 +55,12 @@ fn smuggler(inner: Arc<AnyDisk>, every: u64, joined: &Arc<AtomicU64>) -> Arc<Any
     Arc::new(FilterDisk::new(inner, move |inner| Box::new(channel(inner)) as AnyChannel))
 }
 
-impl DiskChannel<Lane> for SmugglerChannel {
+impl DiskChannel<UringContext> for SmugglerChannel {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         let joined = batch.iter().filter(|request| request.tag.queue() == u16::MAX).count();
         self.joined.fetch_add(joined as u64, Ordering::Relaxed);
@@ -72,16 +72,16 @@ impl DiskChannel<Lane> for SmugglerChannel {
         }
         taken
     }
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         self.inner.reap(lane, finished)
     }
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
         self.inner.cancel(lane, tags, finished);
     }
     fn outstanding(&self) -> u32 {
         self.inner.outstanding()
     }
-    fn close(&mut self, lane: &mut Lane) {
+    fn close(&mut self, lane: &mut UringContext) {
         self.inner.close(lane);
     }
 }
@@ -250,7 +250,7 @@ const DISKS: u16 = 8;
 const MANY: u16 = 128;
 
 impl ManyDisks {
-    fn admit(&self, lane: &mut Lane, into: &mut impl Intake<u64, Buffer>, number: u64, step: u64) {
+    fn admit(&self, lane: &mut UringContext, into: &mut impl Intake<u64, Buffer>, number: u64, step: u64) {
         let disk = DiskSlot((number % u64::from(DISKS)) as u16);
         // Half of them in sequence, so that some are joined.
         let block = if number.is_multiple_of(2) { number / 16 } else { number * 1021 } % BLOCKS;
@@ -274,24 +274,29 @@ impl ManyDisks {
 impl GuestQueue for ManyDisks {
     type Token = u64;
     type Position = ();
-    type Lane = Lane;
+    type Context = UringContext;
 
     fn depth(&self) -> u16 {
         MANY
     }
 
-    fn pull<I: Intake<u64, Buffer>>(&mut self, lane: &mut Lane, into: &mut I) -> Pulled {
+    fn pull<I: Intake<u64, Buffer>>(&mut self, lane: &mut UringContext, into: &mut I) -> PullEnd {
         for _ in 0..16.min(into.room()) {
             if self.asked == self.shared.wanted.load(Ordering::Relaxed) {
-                return Pulled::Dry;
+                return PullEnd::Empty;
             }
             self.admit(lane, into, self.asked, 0);
             self.asked += 1;
         }
-        Pulled::MoreWaiting
+        PullEnd::MoreWaiting
     }
 
-    fn finish<I: Intake<u64, Buffer>>(&mut self, lane: &mut Lane, done: Completed<u64, Buffer>, into: &mut I) {
+    fn finish<I: Intake<u64, Buffer>>(
+        &mut self,
+        lane: &mut UringContext,
+        done: FinishedRequest<u64, Buffer>,
+        into: &mut I,
+    ) {
         let (number, step) = (done.token >> 1, done.token & 1);
         let expected = if number % 50 == 2 { done.outcome == Outcome::Aborted } else { done.outcome.is_done() };
         assert!(expected, "{number}: {:?}", done.outcome);
@@ -305,14 +310,14 @@ impl GuestQueue for ManyDisks {
         }
     }
 
-    fn publish(&mut self) -> Notify {
-        Notify::Suppressed
+    fn publish(&mut self) -> PublishResult {
+        PublishResult::Suppressed
     }
 
     fn notify(&mut self) {}
 
-    fn arm(&mut self) -> Armed {
-        Armed::WorkWaiting
+    fn arm(&mut self) -> ArmResult {
+        ArmResult::WorkWaiting
     }
 
     fn disarm(&mut self) {}
@@ -355,7 +360,7 @@ fn many_disks(requests: u64) -> usize {
     let region = mqblk_memory::Region::shared("many", u64::from(MANY) * u64::from(BLOCK), GuestAddress(0));
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region.expect("memory").0)]).expect("one region"));
     let shared = Arc::<Shared>::default();
-    let mut worker = HandWorker::new(LaneOptions::default()).expect("the host has io_uring");
+    let mut worker = SteppedWorker::new(UringOptions::default()).expect("the host has io_uring");
     let of_queue = Arc::clone(&shared);
     let made = worker.attach(options, |lane, _| {
         let lease = lane.buffers.acquire_lease(memory, vec![]);

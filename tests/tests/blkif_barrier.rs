@@ -18,8 +18,8 @@ use blkif_rig::front::{direct, segment};
 use blkif_rig::{Host, Shape, World};
 use mqblk_blkif::GrantMode;
 use mqblk_core::settings::Settings;
-use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Finished, Op, Request, Tag};
-use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions};
+use mqblk_core::{ByteLen, ByteOffset, Completion, DiskChannel, Op, Request, Tag};
+use mqblk_engine::{AnyDisk, MergeMode, PlugOptions, UringContext};
 use mqblk_memory::Buffer;
 use mqblk_ring::blkif::{Abi, operation as o, status};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
@@ -94,7 +94,7 @@ impl Recording {
         self.running.insert(tag, running);
     }
 
-    fn end(&mut self, finished: &[Finished<Buffer>]) {
+    fn end(&mut self, finished: &[Completion<Buffer>]) {
         for done in finished {
             let running = self.running.remove(&done.tag).expect("what ends was begun");
             let mut log = self.log();
@@ -111,12 +111,12 @@ impl Recording {
     }
 }
 
-impl DiskChannel<Lane> for Recording {
+impl DiskChannel<UringContext> for Recording {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         let before = finished.len();
         let offered: Vec<_> =
@@ -130,7 +130,7 @@ impl DiskChannel<Lane> for Recording {
         taken
     }
 
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
         let count = self.inner.reap(lane, finished);
         self.end(&finished[before..]);
@@ -145,7 +145,7 @@ impl DiskChannel<Lane> for Recording {
         self.inner.deadline()
     }
 
-    fn close(&mut self, lane: &mut Lane) {
+    fn close(&mut self, lane: &mut UringContext) {
         self.inner.close(lane);
     }
 }

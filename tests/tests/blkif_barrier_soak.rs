@@ -16,8 +16,8 @@ use mqblk_blkif::{BlkifQueue, GrantMode, RingParts, Vbd};
 use mqblk_core::settings::Settings;
 use mqblk_core::{DiskSlot, EventChannel, Wake};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, EngineOptions, EventFd, Kick, Lane, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
-    QueueHandle, QueueOptions,
+    AnyDisk, Coalesce, Engine, EngineOptions, EventFd, Kick, PlugOptions, PollPolicy, QueueDisk, QueueHandle,
+    QueueOptions, UringContext, UringOptions,
 };
 use mqblk_ring::blkif::{Abi, RingPosition, operation as o, status};
 use rand::rngs::SmallRng;
@@ -100,7 +100,7 @@ fn disk() -> Arc<AnyDisk> {
     mqblk_storage::open("ram", &mut settings).unwrap()
 }
 
-type Queue = BlkifQueue<Lane>;
+type Queue = BlkifQueue<UringContext>;
 
 struct Backend {
     engine: Engine,
@@ -128,12 +128,12 @@ impl Backend {
         };
         let (vbd, back) = (Arc::clone(&self.vbd), front.back_end(RingPosition::default()));
         let (grants, channel) = (self.domain.access(), Box::new(events.clone()));
-        let make = move |lane: &mut Lane, waker: &Arc<dyn Wake>| {
+        let make = move |lane: &mut UringContext, waker: &Arc<dyn Wake>| {
             let waker = Arc::clone(waker);
             let parts = RingParts { ring: back, grants, channel, waker, journal: None, replay: vec![], keep: None };
             vbd.queue(lane, parts).map_err(|error| error.to_string())
         };
-        let leave = |queue: &mut Queue, lane: &mut Lane| queue.close(lane);
+        let leave = |queue: &mut Queue, lane: &mut UringContext| queue.close(lane);
         self.engine.attach(ring, options, make, leave).expect("a seat")
     }
 }
@@ -149,7 +149,7 @@ fn soak(poll: PollPolicy, workers: usize, seed: u64) {
     };
     let disk = disk();
     let World { domain, fronts, .. } = World::new(shape, RINGS as u32, Arc::clone(&disk));
-    let options = EngineOptions { workers, pin: vec![], lane: LaneOptions::default() };
+    let options = EngineOptions { workers, pin: vec![], lane: UringOptions::default() };
     let engine = Engine::start(&options).expect("workers");
     let back = Backend { engine, vbd: Vbd::new(shape.options(&*disk)), domain, poll, disk };
     let barriers = Arc::<AtomicU64>::default();

@@ -8,7 +8,7 @@ use mqblk_blkif::{DEFAULT_PERSISTENT_IDLE, GrantBudget, GrantMode, PoolOwner};
 use mqblk_core::settings::Settings;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_driver::blkfront::{Device, Options};
-use mqblk_engine::{Coalesce, Engine, EngineOptions, LaneOptions, PlugOptions, PollPolicy};
+use mqblk_engine::{Coalesce, Engine, EngineOptions, PlugOptions, PollPolicy, UringOptions};
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::BlkfrontLoad;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
@@ -92,7 +92,7 @@ fn nothing_is_left_behind() {
     let machine = Machine::start(folder.path()).unwrap();
     machine.create_domain(DomainId(1)).unwrap();
     machine.create_domain(DomainId(2)).unwrap();
-    let engine = EngineOptions { workers: 2, pin: Vec::new(), lane: LaneOptions::default() };
+    let engine = EngineOptions { workers: 2, pin: Vec::new(), lane: UringOptions::default() };
     let options = BackendOptions {
         type_name: "mqblk".to_owned(),
         engine: Arc::new(Engine::start(&engine).unwrap()),

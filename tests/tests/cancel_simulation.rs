@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 use cancel_rig::StingyChannel;
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
-    Pulled, Request, Tag, Wake,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskChannel, DiskSlot, FinishedRequest, GuestQueue, Intake, Op,
+    Outcome, PublishResult, PullEnd, Request, Tag, Wake,
 };
 use mqblk_engine::{
-    AnyDisk, Coalesce, DiskHealth, ErrorPolicy, HandSeat, HandWorker, Lane, LaneOptions, MergeMode, OnError, OnNoSpace,
-    PlugOptions, PollPolicy, QueueDisk, QueueOptions, Resume,
+    AnyDisk, Coalesce, DiskHealth, ErrorPolicy, MergeMode, OnError, OnNoSpace, PlugOptions, PollPolicy, QueueDisk,
+    QueueOptions, Resume, SteppedQueue, SteppedWorker, UringContext, UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The tag's queue of a joined request, as storage sees it.
 const JOINED: u16 = u16::MAX;
 
-type Buffer = <Lane as mqblk_core::Lane>::Buffer;
+type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
 /// A guest request.
 #[derive(Clone, Debug)]
@@ -111,18 +111,18 @@ struct ScriptedQueue {
 }
 
 impl ScriptedQueue {
-    fn take(&mut self, lane: &mut Lane, into: &mut impl Intake<Ask, Buffer>, most: usize) -> Pulled {
+    fn take(&mut self, lane: &mut UringContext, into: &mut impl Intake<Ask, Buffer>, most: usize) -> PullEnd {
         for _ in 0..most.min(into.room()) {
             let mut side = self.side.lock().unwrap();
-            let Some(mut ask) = side.waiting.pop_front() else { return Pulled::Dry };
+            let Some(mut ask) = side.waiting.pop_front() else { return PullEnd::Empty };
             ask.homeless = side.away[usize::from(ask.disk)];
             drop(side);
             self.admit(lane, into, ask);
         }
-        if self.side.lock().unwrap().waiting.is_empty() { Pulled::Dry } else { Pulled::MoreWaiting }
+        if self.side.lock().unwrap().waiting.is_empty() { PullEnd::Empty } else { PullEnd::MoreWaiting }
     }
 
-    fn admit(&mut self, lane: &mut Lane, into: &mut impl Intake<Ask, Buffer>, ask: Ask) {
+    fn admit(&mut self, lane: &mut UringContext, into: &mut impl Intake<Ask, Buffer>, ask: Ask) {
         let (disk, op) = (DiskSlot(ask.disk), if ask.second_step { Op::Read } else { ask.op });
         let (start, len) = (ByteOffset(ask.first * BLOCK), ByteLen(ask.blocks * BLOCK));
         match op {
@@ -154,13 +154,13 @@ impl ScriptedQueue {
 impl GuestQueue for ScriptedQueue {
     type Token = Ask;
     type Position = ();
-    type Lane = Lane;
+    type Context = UringContext;
 
     fn depth(&self) -> u16 {
         DEPTH
     }
 
-    fn pull<I: Intake<Ask, Buffer>>(&mut self, lane: &mut Lane, into: &mut I) -> Pulled {
+    fn pull<I: Intake<Ask, Buffer>>(&mut self, lane: &mut UringContext, into: &mut I) -> PullEnd {
         let most = self.random.random_range(1..=16);
         let pulled = self.take(lane, into, most);
         if self.random.random_ratio(1, 40) {
@@ -169,8 +169,13 @@ impl GuestQueue for ScriptedQueue {
         pulled
     }
 
-    fn finish<I: Intake<Ask, Buffer>>(&mut self, lane: &mut Lane, done: Completed<Ask, Buffer>, into: &mut I) {
-        let Completed { token: mut ask, outcome, buffer } = done;
+    fn finish<I: Intake<Ask, Buffer>>(
+        &mut self,
+        lane: &mut UringContext,
+        done: FinishedRequest<Ask, Buffer>,
+        into: &mut I,
+    ) {
+        let FinishedRequest { token: mut ask, outcome, buffer } = done;
         let has_buffer = ask.op.has_data();
         assert_eq!(buffer.is_some(), has_buffer, "{ask:?}");
         if let Some(buffer) = buffer {
@@ -192,7 +197,7 @@ impl GuestQueue for ScriptedQueue {
 
     fn woken<I: Intake<Ask, Buffer>>(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         into: &mut I,
         running: bool,
     ) -> Result<(), &'static str> {
@@ -210,15 +215,15 @@ impl GuestQueue for ScriptedQueue {
         Ok(())
     }
 
-    fn publish(&mut self) -> Notify {
+    fn publish(&mut self) -> PublishResult {
         self.side.lock().unwrap().answered.append(&mut self.finished);
-        Notify::Suppressed
+        PublishResult::Suppressed
     }
 
     fn notify(&mut self) {}
 
-    fn arm(&mut self) -> Armed {
-        Armed::WorkWaiting
+    fn arm(&mut self) -> ArmResult {
+        ArmResult::WorkWaiting
     }
 
     fn disarm(&mut self) {}
@@ -311,11 +316,11 @@ struct Simulation {
     /// What was asked up to here of each disk may have been given back as an error.
     reported: [u64; DISKS as usize],
     random: SmallRng,
-    worker: HandWorker,
+    worker: SteppedWorker,
     disks: Vec<QueueDisk>,
     sides: Vec<Arc<Mutex<Side>>>,
     wakers: Vec<Arc<dyn Wake>>,
-    seats: Vec<HandSeat>,
+    seats: Vec<SteppedQueue>,
     models: Vec<Model>,
     /// Disks that leave their queue.
     leaving: Vec<(usize, u16, Receiver<()>)>,
@@ -403,13 +408,13 @@ impl Simulation {
                 audited: 0,
             }))
         };
-        let lane = LaneOptions { submissions: 8, in_flight: 64, files: 4, buffers: 1 };
+        let lane = UringOptions { submissions: 8, in_flight: 64, files: 4, buffers: 1 };
         let mut simulation = Simulation {
             seed,
             stops,
             reported: [0; DISKS as usize],
             random,
-            worker: HandWorker::new(lane).unwrap(),
+            worker: SteppedWorker::new(lane).unwrap(),
             disks,
             sides: (0..QUEUES).map(side).collect(),
             wakers: vec![],
@@ -614,7 +619,7 @@ impl Simulation {
             self.turn();
         }
         for disk in &self.disks {
-            let report = disk.health.report();
+            let report = disk.health.stats();
             assert_eq!(report.parked, 0, "seed {}: {report:?}", self.seed);
             self.counts.retries += report.retries;
         }

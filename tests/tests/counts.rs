@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mqblk_core::Sector512;
 use mqblk_driver::virtio_blk::{Piece, QueueSet, Range, Status};
-use mqblk_engine::{Coalesce, MergeMode, PlugOptions, PollPolicy, QueueCounters, QueueReport};
+use mqblk_engine::{Coalesce, MergeMode, PlugOptions, PollPolicy, QueueCounters, QueueStats};
 use mqblk_memory::GuestAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -81,7 +81,7 @@ fn expect(counters: &mut QueueCounters, random: &mut SmallRng, set: &mut QueueSe
 }
 
 /// What was counted, without what only the daemon can know.
-fn known(report: &QueueReport) -> QueueCounters {
+fn known(report: &QueueStats) -> QueueCounters {
     QueueCounters {
         kicks: 0,
         calls: 0,

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Finished, Request, Tag};
+use mqblk_core::{ByteLen, ByteOffset, Completion, DiskChannel, Request, Tag};
 use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, Status};
-use mqblk_engine::{AnyDisk, Lane, MergeMode, PlugOptions, PollPolicy};
+use mqblk_engine::{AnyDisk, MergeMode, PlugOptions, PollPolicy, UringContext};
 use mqblk_memory::GuestAddress;
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use rig::{Plan, Rig, disk};
@@ -20,7 +20,7 @@ const DEPTH: u32 = 64;
 /// What joined requests have instead of a queue's slot.
 const JOINED: u16 = u16::MAX;
 
-type Buffer = <Lane as mqblk_core::Lane>::Buffer;
+type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
 #[derive(Default)]
 struct Counts {
@@ -33,12 +33,12 @@ struct WitnessChannel {
     counts: Arc<Counts>,
 }
 
-impl DiskChannel<Lane> for WitnessChannel {
+impl DiskChannel<UringContext> for WitnessChannel {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         let joined = batch.iter().filter(|request| request.tag.queue() == JOINED).count();
         self.counts.joined.fetch_add(joined as u64, Ordering::Relaxed);
@@ -46,10 +46,10 @@ impl DiskChannel<Lane> for WitnessChannel {
         self.counts.requests.fetch_add(taken as u64, Ordering::Relaxed);
         taken
     }
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         self.inner.reap(lane, finished)
     }
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
         self.inner.cancel(lane, tags, finished);
     }
     fn outstanding(&self) -> u32 {
@@ -58,7 +58,7 @@ impl DiskChannel<Lane> for WitnessChannel {
     fn deadline(&self) -> Option<std::time::Instant> {
         self.inner.deadline()
     }
-    fn close(&mut self, lane: &mut Lane) {
+    fn close(&mut self, lane: &mut UringContext) {
         self.inner.close(lane);
     }
 }

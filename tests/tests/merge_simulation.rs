@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Limits, Notify, Op,
-    Outcome, Pulled, Request, Tag,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskChannel, DiskSlot, FinishedRequest, GuestQueue, Intake, Limits, Op,
+    Outcome, PublishResult, PullEnd, Request, Tag,
 };
 use mqblk_engine::{
-    AnyDisk, Coalesce, HandSeat, HandWorker, Lane, LaneOptions, MergeMode, PlugOptions, PollPolicy, QueueDisk,
-    QueueOptions,
+    AnyDisk, Coalesce, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
+    UringContext, UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
@@ -31,7 +31,7 @@ const MOST_BLOCKS: u64 = 8;
 /// The tag's queue of a joined request, as storage sees it.
 const JOINED: u16 = u16::MAX;
 
-type Buffer = <Lane as mqblk_core::Lane>::Buffer;
+type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
 /// First block and blocks of what is bad, for each kind of request.
 struct Bad {
@@ -71,7 +71,7 @@ struct StingyChannel {
 }
 
 impl StingyChannel {
-    fn count_failures(&self, finished: &[Finished<Buffer>]) {
+    fn count_failures(&self, finished: &[Completion<Buffer>]) {
         let failed = finished.iter().filter(|done| done.tag.queue() == JOINED && !done.outcome.is_done()).count();
         self.seen.lock().unwrap().joined_failed += failed as u64;
     }
@@ -85,12 +85,12 @@ fn stingy(inner: Arc<AnyDisk>, seed: u64, seen: &Arc<Mutex<Seen>>) -> Arc<AnyDis
     Arc::new(FilterDisk { inner, limits, wrap_channel: move |inner| Box::new(channel(inner)) as AnyChannel })
 }
 
-impl DiskChannel<Lane> for StingyChannel {
+impl DiskChannel<UringContext> for StingyChannel {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         assert!(!batch.is_empty());
         let most = if self.random.random_ratio(1, 3) { self.random.random_range(0..=batch.len()) } else { batch.len() };
@@ -111,13 +111,13 @@ impl DiskChannel<Lane> for StingyChannel {
         self.count_failures(&finished[before..]);
         taken
     }
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
         let count = self.inner.reap(lane, finished);
         self.count_failures(&finished[before..]);
         count
     }
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
         self.inner.cancel(lane, tags, finished);
     }
     fn outstanding(&self) -> u32 {
@@ -126,7 +126,7 @@ impl DiskChannel<Lane> for StingyChannel {
     fn deadline(&self) -> Option<std::time::Instant> {
         self.inner.deadline()
     }
-    fn close(&mut self, lane: &mut Lane) {
+    fn close(&mut self, lane: &mut UringContext) {
         assert_eq!(self.inner.outstanding(), 0, "a channel is drained before it is closed");
         self.inner.close(lane);
     }
@@ -179,17 +179,17 @@ struct ScriptedQueue {
 impl GuestQueue for ScriptedQueue {
     type Token = Ask;
     type Position = ();
-    type Lane = Lane;
+    type Context = UringContext;
 
     fn depth(&self) -> u16 {
         DEPTH
     }
 
-    fn pull<I: Intake<Ask, Buffer>>(&mut self, lane: &mut Lane, into: &mut I) -> Pulled {
+    fn pull<I: Intake<Ask, Buffer>>(&mut self, lane: &mut UringContext, into: &mut I) -> PullEnd {
         let mut side = self.side.lock().unwrap();
         let batch = self.random.random_range(1..=16_usize).min(into.room());
         for _ in 0..batch {
-            let Some(ask) = side.waiting.pop_front() else { return Pulled::Dry };
+            let Some(ask) = side.waiting.pop_front() else { return PullEnd::Empty };
             side.taken += 1;
             let place = |(first, count): &(u64, u64)| (ByteOffset(first * BLOCK), ByteLen(count * BLOCK));
             match ask.op {
@@ -208,10 +208,15 @@ impl GuestQueue for ScriptedQueue {
                 }
             }
         }
-        if side.waiting.is_empty() { Pulled::Dry } else { Pulled::MoreWaiting }
+        if side.waiting.is_empty() { PullEnd::Empty } else { PullEnd::MoreWaiting }
     }
 
-    fn finish<I: Intake<Ask, Buffer>>(&mut self, lane: &mut Lane, done: Completed<Ask, Buffer>, _into: &mut I) {
+    fn finish<I: Intake<Ask, Buffer>>(
+        &mut self,
+        lane: &mut UringContext,
+        done: FinishedRequest<Ask, Buffer>,
+        _into: &mut I,
+    ) {
         assert_eq!(done.buffer.is_some(), done.token.op.has_data());
         if let Some(buffer) = done.buffer {
             // The request's own buffer, not a joined one.
@@ -222,15 +227,15 @@ impl GuestQueue for ScriptedQueue {
         self.finished.push((done.token, done.outcome));
     }
 
-    fn publish(&mut self) -> Notify {
+    fn publish(&mut self) -> PublishResult {
         self.side.lock().unwrap().answered.append(&mut self.finished);
-        Notify::Suppressed
+        PublishResult::Suppressed
     }
 
     fn notify(&mut self) {}
 
-    fn arm(&mut self) -> Armed {
-        Armed::WorkWaiting
+    fn arm(&mut self) -> ArmResult {
+        ArmResult::WorkWaiting
     }
 
     fn disarm(&mut self) {}
@@ -303,10 +308,10 @@ impl Model {
 struct Simulation {
     seed: u64,
     random: SmallRng,
-    worker: HandWorker,
+    worker: SteppedWorker,
     disk: Arc<AnyDisk>,
     sides: Vec<Arc<Mutex<Side>>>,
-    seats: Vec<Option<HandSeat>>,
+    seats: Vec<Option<SteppedQueue>>,
     model: Model,
     bad: Bad,
     seen: Arc<Mutex<Seen>>,
@@ -361,7 +366,7 @@ impl Simulation {
         let mut simulation = Simulation {
             seed,
             random,
-            worker: HandWorker::new(LaneOptions { submissions: 8, in_flight: 64, files: 1, buffers: 1 }).unwrap(),
+            worker: SteppedWorker::new(UringOptions { submissions: 8, in_flight: 64, files: 1, buffers: 1 }).unwrap(),
             disk,
             sides: (0..QUEUES).map(side).collect(),
             seats: vec![None; QUEUES],

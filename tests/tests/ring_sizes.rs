@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::{
-    ByteLen, Disk, DiskChannel, DiskError, DiskSlot, Finished, Geometry, Limits, Outcome, Request, Sector512,
+    ByteLen, Completion, Disk, DiskChannel, DiskError, DiskSlot, Geometry, Limits, Outcome, Request, Sector512,
 };
 use mqblk_driver::virtio_blk::{self, Status};
 use mqblk_driver::virtio_scsi::{self, Address, Command, Lba};
 use mqblk_driver::{Piece, ShapeChoice};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, Lane, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
+    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, UringContext,
+    UringOptions,
 };
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory};
 use mqblk_tests::stepped_scsi::logical_unit;
@@ -33,11 +34,11 @@ struct Gate {
 
 struct GateChannel {
     wanted: usize,
-    held: Vec<Finished<Buffer>>,
+    held: Vec<Completion<Buffer>>,
     open: bool,
 }
 
-impl Disk<Lane> for Gate {
+impl Disk<UringContext> for Gate {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -50,15 +51,20 @@ impl Disk<Lane> for Gate {
     fn resolved(&self) -> Vec<(&'static str, String)> {
         vec![]
     }
-    fn open_channel(&self, _: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, _: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         Ok(Box::new(GateChannel { wanted: self.wanted, held: vec![], open: false }))
     }
 }
 
-impl DiskChannel<Lane> for GateChannel {
-    fn submit(&mut self, _: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+impl DiskChannel<UringContext> for GateChannel {
+    fn submit(
+        &mut self,
+        _: &mut UringContext,
+        batch: &mut Vec<Request<Buffer>>,
+        _: &mut Vec<Completion<Buffer>>,
+    ) -> usize {
         let taken = batch.len();
-        self.held.extend(batch.drain(..).map(|request| Finished {
+        self.held.extend(batch.drain(..).map(|request| Completion {
             outcome: Outcome::Done(request.len),
             tag: request.tag,
             buffer: request.buffer,
@@ -67,7 +73,7 @@ impl DiskChannel<Lane> for GateChannel {
         self.open = self.held.len() == self.wanted;
         taken
     }
-    fn reap(&mut self, _: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         if !self.open {
             return 0;
         }
@@ -78,7 +84,7 @@ impl DiskChannel<Lane> for GateChannel {
     fn outstanding(&self) -> u32 {
         self.held.len() as u32
     }
-    fn close(&mut self, _: &mut Lane) {}
+    fn close(&mut self, _: &mut UringContext) {}
 }
 
 fn gate(size: u16) -> Arc<AnyDisk> {
@@ -213,7 +219,7 @@ fn with_blk(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&
 fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&mut Scsi)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let socket = folder.path().join("socket");
-    let engine = EngineOptions { workers: 1, pin: vec![], lane: LaneOptions::default() };
+    let engine = EngineOptions { workers: 1, pin: vec![], lane: UringOptions::default() };
     let engine = Arc::new(Engine::start(&engine).expect("a worker starts"));
     let options = ScsiOptions { queues: 1, queue_size: size.max(64), cmd_per_lun: 128, max_transfer: ByteLen(1 << 20) };
     let device = Arc::new(VirtioScsi::new(options));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
-use mqblk_engine::{AnyDisk, Lane, PlugOptions};
+use mqblk_engine::{AnyDisk, PlugOptions, UringContext};
 use mqblk_tests::stepped_scsi::{CommandData, CompletedCommand, SteppedController};
 use mqblk_virtio::VirtioDevice;
 use mqblk_virtio_scsi::LunAddress;
@@ -259,8 +259,8 @@ fn a_guest_that_boots_anew_finds_a_unit_that_it_had_stopped_running() {
         assert_eq!(controller.run_command(at, &stop, CommandData::None).status, GOOD);
         let stopped = controller.run_command(at, &read(0, 1), CommandData::In(BLOCK));
         assert_eq!((stopped.status, stopped.sense_code().0), (CHECK, 2));
-        VirtioDevice::<Lane>::reset(&*controller.device);
-        VirtioDevice::<Lane>::driver_started(&*controller.device, false);
+        VirtioDevice::<UringContext>::reset(&*controller.device);
+        VirtioDevice::<UringContext>::driver_started(&*controller.device, false);
         let first = controller.run_command(at, &read(0, 1), CommandData::In(BLOCK));
         assert_eq!(first.sense_code(), if shared { (6, 0x29, 7) } else { (6, 0x29, 3) });
         let second = controller.run_command(at, &read(0, 1), CommandData::In(BLOCK));

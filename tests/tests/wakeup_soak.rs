@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mqblk_core::{DiskChannel, Finished, Request, Sector512};
+use mqblk_core::{Completion, DiskChannel, Request, Sector512};
 use mqblk_driver::virtio_blk::{Piece, QueueSet, Status, Waker};
-use mqblk_engine::{Lane, PlugOptions, PollPolicy};
+use mqblk_engine::{PlugOptions, PollPolicy, UringContext};
 use mqblk_memory::Buffer;
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use rand::rngs::SmallRng;
@@ -56,30 +56,30 @@ struct LateChannel {
     ends: Arc<Ends>,
     /// Of one request at a time.
     late: bool,
-    held: Vec<Finished<Buffer>>,
+    held: Vec<Completion<Buffer>>,
 }
 
 impl LateChannel {
-    fn sift(&mut self, finished: &mut Vec<Finished<Buffer>>) {
+    fn sift(&mut self, finished: &mut Vec<Completion<Buffer>>) {
         if self.late {
             self.held.append(finished);
         }
     }
 }
 
-impl DiskChannel<Lane> for LateChannel {
+impl DiskChannel<UringContext> for LateChannel {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         self.late |= batch.iter().any(|request| Some(request.start) == LATE.to_offset());
         let taken = self.inner.submit(lane, batch, finished);
         self.sift(finished);
         taken
     }
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
         self.inner.reap(lane, finished);
         self.sift(finished);
@@ -95,7 +95,7 @@ impl DiskChannel<Lane> for LateChannel {
     fn deadline(&self) -> Option<Instant> {
         if self.held.is_empty() { self.inner.deadline() } else { Some(Instant::now() + LOOK_EVERY) }
     }
-    fn close(&mut self, lane: &mut Lane) {
+    fn close(&mut self, lane: &mut UringContext) {
         self.inner.close(lane);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mqblk_memory::Buffer;
 
-use crate::ops::Owner;
+use crate::ops::ClientId;
 
 /// Room of a new list of pieces; it grows with the longest request.
 const PIECES: usize = 32;
@@ -13,7 +13,7 @@ const PIECES: usize = 32;
 /// One operation.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
-    pub(crate) owner: Owner,
+    pub(crate) owner: ClientId,
     pub(crate) cookie: u64,
     /// The memory that the kernel may touch.
     pub(crate) buffer: Option<Buffer>,
@@ -63,7 +63,7 @@ impl InFlight {
     }
 
     #[inline]
-    pub(crate) fn take(&mut self, owner: Owner, cookie: u64) -> Option<u32> {
+    pub(crate) fn take(&mut self, owner: ClientId, cookie: u64) -> Option<u32> {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
         (slot.owner, slot.cookie, slot.busy) = (owner, cookie, true);
@@ -97,13 +97,13 @@ impl InFlight {
     }
 
     /// Indices of the operations of `owner` whose cookie is picked.
-    pub(crate) fn pick(&self, owner: Owner, pick: impl Fn(u64) -> bool) -> Vec<u32> {
+    pub(crate) fn pick(&self, owner: ClientId, pick: impl Fn(u64) -> bool) -> Vec<u32> {
         let picked = |slot: &Slot| slot.busy && slot.owner == owner && pick(slot.cookie);
         (0..).zip(&self.slots).filter(|(_, slot)| picked(slot)).map(|(index, _)| index).collect()
     }
 
     /// Index of the operation of `owner` with `cookie`, for cancelling.
-    pub(crate) fn find(&self, owner: Owner, cookie: u64) -> Option<u32> {
+    pub(crate) fn find(&self, owner: ClientId, cookie: u64) -> Option<u32> {
         let found = self.slots.iter().position(|slot| slot.busy && slot.owner == owner && slot.cookie == cookie);
         found.map(|index| index as u32)
     }

@@ -7,14 +7,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use mqblk_core::ByteOffset;
 use mqblk_memory::Buffer;
 
-use crate::lane::Lane;
+use crate::context::UringContext;
 use crate::ops::{MAX_PIECES, fill_pieces};
 
 /// `preadv2` or `pwritev2`: they differ in the direction only.
 type Vectored =
     unsafe extern "C" fn(libc::c_int, *const libc::iovec, libc::c_int, libc::off_t, libc::c_int) -> libc::ssize_t;
 
-impl Lane {
+impl UringContext {
     /// Reads at once into the buffer, leaving out its first `skip` bytes. With `no_wait` it fails with `EAGAIN` rather than
     /// wait for storage (`RWF_NOWAIT`). Returns the bytes read.
     ///

@@ -10,16 +10,16 @@
 //!
 //! Why `unsafe` is here: submission entries carry raw pointers that outlive the call.
 
-mod bell;
+mod context;
 mod event;
 mod inflight;
 mod inline;
-mod lane;
+mod notifier;
 mod ops;
 mod register;
 
-pub use bell::Bell;
+pub use context::{UringContext, UringOptions, Wait};
 pub use event::{EventFd, Kick};
-pub use lane::{Lane, LaneOptions, Wait};
-pub use ops::{Completion, Owner, Refused};
+pub use notifier::Notifier;
+pub use ops::{ClientId, IoCompletion, Refused};
 pub use register::{FixedBufferUse, RingFile};

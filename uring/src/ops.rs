@@ -6,17 +6,17 @@ use io_uring::{opcode, squeue, types};
 use mqblk_core::{ByteLen, ByteOffset};
 use mqblk_memory::Buffer;
 
+use crate::context::UringContext;
 use crate::event::Kick;
-use crate::lane::Lane;
 use crate::register::RingFile;
 
 /// Whose operation it is: completions are sorted into one inbox per owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Owner(pub(crate) u16);
+pub struct ClientId(pub(crate) u16);
 
 /// The end of an operation.
 #[derive(Debug)]
-pub struct Completion {
+pub struct IoCompletion {
     /// What the owner gave at submission.
     pub cookie: u64,
     /// Bytes transferred (or the operation's own answer), or a negative errno.
@@ -31,7 +31,7 @@ pub struct Completion {
 #[derive(Debug)]
 pub struct Refused(pub Option<Buffer>);
 
-impl Lane {
+impl UringContext {
     /// Reads from `file` at `at` into the buffer, leaving out its first `skip` bytes.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl Lane {
     #[inline]
     pub fn read(
         &mut self,
-        owner: Owner,
+        owner: ClientId,
         cookie: u64,
         file: &RingFile,
         at: ByteOffset,
@@ -58,7 +58,7 @@ impl Lane {
     #[expect(clippy::too_many_arguments, reason = "a scatter-gather write has this many independent parts")]
     pub fn write(
         &mut self,
-        owner: Owner,
+        owner: ClientId,
         cookie: u64,
         file: &RingFile,
         at: ByteOffset,
@@ -73,7 +73,7 @@ impl Lane {
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
-    pub fn datasync(&mut self, owner: Owner, cookie: u64, file: &RingFile) -> Result<(), Refused> {
+    pub fn datasync(&mut self, owner: ClientId, cookie: u64, file: &RingFile) -> Result<(), Refused> {
         let flags = types::FsyncFlags::DATASYNC;
         let entry = match file {
             RingFile::Fixed(index) => opcode::Fsync::new(types::Fixed(*index)).flags(flags).build(),
@@ -88,7 +88,7 @@ impl Lane {
     /// [`Refused`] when too much is in flight.
     pub fn fallocate(
         &mut self,
-        owner: Owner,
+        owner: ClientId,
         cookie: u64,
         file: &RingFile,
         mode: rustix::fs::FallocateFlags,
@@ -111,7 +111,7 @@ impl Lane {
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
-    pub fn watch(&mut self, owner: Owner, cookie: u64, kick: impl Into<Kick>) -> Result<(), Refused> {
+    pub fn watch(&mut self, owner: ClientId, cookie: u64, kick: impl Into<Kick>) -> Result<(), Refused> {
         let Some(index) = self.in_flight.take(owner, cookie) else { return Err(Refused(None)) };
         let fd = kick.into().shared();
         let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
@@ -122,7 +122,7 @@ impl Lane {
 
     /// Asks the kernel to end the operation of `owner` with `cookie` early. It completes in any case, perhaps with
     /// `-ECANCELED`. Nothing happens when there is none.
-    pub fn cancel(&mut self, owner: Owner, cookie: u64) {
+    pub fn cancel(&mut self, owner: ClientId, cookie: u64) {
         if let Some(index) = self.in_flight.find(owner, cookie) {
             let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
             self.push_raw(entry);
@@ -131,7 +131,7 @@ impl Lane {
 
     /// Does what [`cancel`](Self::cancel) does for all the operations of `owner` whose cookie is picked. Handed to the kernel
     /// with the next [`turn`](Self::turn).
-    pub fn cancel_picked(&mut self, owner: Owner, pick: impl Fn(u64) -> bool) {
+    pub fn cancel_picked(&mut self, owner: ClientId, pick: impl Fn(u64) -> bool) {
         for index in self.in_flight.pick(owner, pick) {
             let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
             self.push_raw(entry);
@@ -140,7 +140,7 @@ impl Lane {
 
     fn submit_without_buffer(
         &mut self,
-        owner: Owner,
+        owner: ClientId,
         cookie: u64,
         file: &RingFile,
         entry: squeue::Entry,
@@ -155,7 +155,7 @@ impl Lane {
     #[expect(clippy::too_many_arguments, reason = "one place that turns a transfer into an entry")]
     fn transfer(
         &mut self,
-        owner: Owner,
+        owner: ClientId,
         cookie: u64,
         file: &RingFile,
         at: ByteOffset,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mqblk_memory::{FixedBuffers, GuestMemory, LeaseId};
 
-use crate::lane::{Lane, with_memlock};
+use crate::context::{UringContext, with_memlock};
 
 /// A file as a ring names it.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl Tables {
     }
 }
 
-impl Lane {
+impl UringContext {
     /// Registers a file. Falls back to naming it by descriptor when the table is full.
     pub fn register_file(&mut self, file: Arc<OwnedFd>) -> RingFile {
         if let Some(index) = self.tables.free_files.pop() {

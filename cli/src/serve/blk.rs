@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
-use mqblk_engine::{AnyDisk, QueueReport, WorkerReport};
+use mqblk_engine::{AnyDisk, QueueStats, WorkerStats};
 use mqblk_vhost_user_server::Server;
 use mqblk_virtio_blk::VirtioBlk;
 
@@ -54,7 +54,7 @@ impl Export for BlkDisk {
         self.server.has_inflight_region()
     }
 
-    fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.server.stats(workers)
     }
 

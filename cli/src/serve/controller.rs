@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, DiskSlot};
-use mqblk_engine::{AnyDisk, AttachError, DiskHealth, Engine, QueueDisk, QueueReport, WorkerReport};
+use mqblk_engine::{AnyDisk, AttachError, DiskHealth, Engine, QueueDisk, QueueStats, WorkerStats};
 use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus};
 use mqblk_vhost_user_server::{HostState, Server, ServerOptions, SocketError};
@@ -308,7 +308,7 @@ impl Controller {
     }
 
     /// Returns the statistics of each queue, control and event queue first: see [`Server::stats`].
-    pub fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    pub fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.server.stats(workers)
     }
 }

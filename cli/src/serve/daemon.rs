@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::DiskSlot;
-use mqblk_engine::{AnyDisk, DiskHealth, Engine, EngineOptions, LaneOptions, QueueDisk, Watchdog};
+use mqblk_engine::{AnyDisk, DiskHealth, Engine, EngineOptions, QueueDisk, UringOptions, Watchdog};
 use mqblk_vhost_user_server::{ListenSocket, Server, ServerOptions, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
@@ -67,7 +67,7 @@ impl Daemon {
         let options = EngineOptions {
             workers: config.workers.into(),
             pin: config.pin.iter().flatten().map(|cpu| usize::from(*cpu)).collect(),
-            lane: LaneOptions::default(),
+            lane: UringOptions::default(),
         };
         let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
         let mut names = UniqueNames::default();

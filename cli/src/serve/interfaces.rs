@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqblk_blkif::GrantCounters;
 use mqblk_core::Resize;
-use mqblk_engine::{QueueReport, WorkerReport};
+use mqblk_engine::{QueueStats, WorkerStats};
 
 use super::config::DiskEndpoint;
 use super::luns::ChangeError;
@@ -57,7 +57,7 @@ impl Interface {
 /// The guest side of a served disk.
 pub trait Export: Send + Sync {
     /// Returns the statistics of each of its queues, out of those of the workers. `None` if a queue was attached or detached meanwhile.
-    fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>>;
+    fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>>;
 
     /// Returns true if its VMM has set an in-flight region. `None` if there is no VMM, or the interface has no such region.
     fn in_flight_region(&self) -> Option<bool> {
@@ -79,7 +79,7 @@ pub trait Export: Send + Sync {
 }
 
 impl Export for XenDisk {
-    fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         XenDisk::stats(self, workers)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use mqblk_blkif::{GrantBudget, GrantCounters};
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
-use mqblk_engine::{AnyDisk, DiskHealth, Engine, ErrorPolicy, PlugOptions, QueueReport, WorkerReport};
+use mqblk_engine::{AnyDisk, DiskHealth, Engine, ErrorPolicy, PlugOptions, QueueStats, WorkerStats};
 use mqblk_memory::DomainId;
 use mqblk_xen::{Xen, XenError};
 use mqblk_xen_server::toolstack::{self, Made, NewDevice, ToolError};
@@ -265,10 +265,10 @@ impl XenDisk {
     }
 
     /// Returns the statistics of its rings: zero while it is not attached.
-    pub fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    pub fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         match self.device() {
             Some(device) => device.report(workers),
-            None => Some(vec![QueueReport::default(); self.queues]),
+            None => Some(vec![QueueStats::default(); self.queues]),
         }
     }
 

@@ -309,7 +309,7 @@ fn a_thread_sleeps_until_enough_has_come() {
                 while back.waiting().unwrap() > 0 {
                     let id = back.take().decode(Abi::X86_64).id;
                     back.put_response(id, operation::READ, status::OKAY);
-                    if back.publish() == mqblk_core::Notify::Wanted {
+                    if back.publish() == mqblk_core::PublishResult::Wanted {
                         rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
                     }
                 }

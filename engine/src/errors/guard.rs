@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Limits, Op, Outcome, Tag};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 use super::health::DiskHealth;
 use super::policy::{Fate, is_lost, pause};
-use crate::plug::JOINED_SLOT;
-use crate::runner::{AnyFinished, AnyRequest, Buffer};
+use crate::plug::MERGED_SLOT;
+use crate::runner::{AnyCompletion, AnyRequest, Buffer};
 
 /// Joined requests that failed, whose members are remembered to be as old as they were. Bounds what members that never come (they
 /// were cancelled) leave behind.
@@ -23,10 +23,10 @@ const SPLITS: usize = 64;
 
 /// The channel, and what its worker asks of the guard. A disk whose errors are only reported gets its channel back as it is.
 pub(crate) fn guarded(
-    channel: Box<dyn DiskChannel<Lane>>,
+    channel: Box<dyn DiskChannel<UringContext>>,
     health: &Arc<DiskHealth>,
     limits: &Limits,
-) -> (Box<dyn DiskChannel<Lane>>, Option<SharedGuard>) {
+) -> (Box<dyn DiskChannel<UringContext>>, Option<SharedGuard>) {
     if health.policy().always_reports() {
         return (channel, None);
     }
@@ -83,8 +83,8 @@ struct Outside {
 }
 
 impl Outside {
-    fn end(self, outcome: Outcome) -> AnyFinished {
-        AnyFinished { outcome, tag: self.request.tag, buffer: self.request.buffer }
+    fn end(self, outcome: Outcome) -> AnyCompletion {
+        AnyCompletion { outcome, tag: self.request.tag, buffer: self.request.buffer }
     }
 }
 
@@ -120,12 +120,17 @@ pub(crate) struct Guard {
 
 /// A channel with its guard.
 struct GuardedChannel {
-    inner: Box<dyn DiskChannel<Lane>>,
+    inner: Box<dyn DiskChannel<UringContext>>,
     guard: SharedGuard,
 }
 
-impl DiskChannel<Lane> for GuardedChannel {
-    fn submit(&mut self, lane: &mut Lane, batch: &mut Vec<AnyRequest>, finished: &mut Vec<AnyFinished>) -> usize {
+impl DiskChannel<UringContext> for GuardedChannel {
+    fn submit(
+        &mut self,
+        lane: &mut UringContext,
+        batch: &mut Vec<AnyRequest>,
+        finished: &mut Vec<AnyCompletion>,
+    ) -> usize {
         let guard = &mut *self.guard.borrow_mut();
         let offers_again = !guard.again.is_empty() && !guard.holds_back();
         if offers_again && !guard.offer_again(self.inner.as_mut(), lane, finished) {
@@ -150,7 +155,7 @@ impl DiskChannel<Lane> for GuardedChannel {
         taken
     }
 
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<AnyFinished>) -> usize {
+    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<AnyCompletion>) -> usize {
         let guard = &mut *self.guard.borrow_mut();
         let before = finished.len();
         self.inner.reap(lane, finished);
@@ -164,7 +169,7 @@ impl DiskChannel<Lane> for GuardedChannel {
         finished.len() - before
     }
 
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<AnyFinished>) {
+    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<AnyCompletion>) {
         let guard = &mut *self.guard.borrow_mut();
         let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
         guard.abort(chosen, finished);
@@ -194,7 +199,7 @@ impl DiskChannel<Lane> for GuardedChannel {
         [due, self.inner.deadline()].into_iter().flatten().min()
     }
 
-    fn close(&mut self, lane: &mut Lane) {
+    fn close(&mut self, lane: &mut UringContext) {
         debug_assert!(self.guard.borrow().parked.is_empty(), "a channel is drained before it is closed");
         self.inner.close(lane);
     }
@@ -266,7 +271,7 @@ impl Guard {
 
     /// Gives what the channel ended, from index `from` on, its own tag again, and takes out what is not to be answered.
     #[inline]
-    fn judge(&mut self, from: usize, finished: &mut Vec<AnyFinished>) {
+    fn judge(&mut self, from: usize, finished: &mut Vec<AnyCompletion>) {
         let mut at = from;
         while let Some(done) = finished.get_mut(at) {
             let inside = self.leave(done.tag);
@@ -288,7 +293,7 @@ impl Guard {
         if fate == Fate::Report || inside.cancelled {
             return Fate::Report;
         }
-        if inside.tag.queue() == JOINED_SLOT {
+        if inside.tag.queue() == MERGED_SLOT {
             self.split(inside.op, inside.start, inside.len, inside.arrival);
             return Fate::Report;
         }
@@ -300,8 +305,8 @@ impl Guard {
     }
 
     #[cold]
-    fn failed(&mut self, inside: Inside, done: AnyFinished, fate: Fate) {
-        let AnyFinished { outcome, tag, buffer } = done;
+    fn failed(&mut self, inside: Inside, done: AnyCompletion, fate: Fate) {
+        let AnyCompletion { outcome, tag, buffer } = done;
         let Inside { op, start, len, arrival, tries, .. } = inside;
         let request = AnyRequest { op, start, len, tag, buffer };
         let lost = is_lost(op, outcome, self.cached);
@@ -329,7 +334,7 @@ impl Guard {
     }
 
     /// The disk is stopped: parks a request, unless its queue leaves.
-    fn park_or_end(&mut self, outside: Outside, finished: &mut Vec<AnyFinished>) {
+    fn park_or_end(&mut self, outside: Outside, finished: &mut Vec<AnyCompletion>) {
         if self.leaving.contains(&outside.request.tag.queue()) {
             let outcome = outside.outcome.unwrap_or_else(|| self.reason());
             finished.push(outside.end(outcome));
@@ -353,10 +358,10 @@ impl Guard {
 
     /// A request comes while the disk is stopped.
     #[cold]
-    fn hold_back(&mut self, request: AnyRequest, finished: &mut Vec<AnyFinished>) {
+    fn hold_back(&mut self, request: AnyRequest, finished: &mut Vec<AnyCompletion>) {
         let arrival = self.arrival(&request);
         let outside = Outside { arrival, failed: None, tries: 0, outcome: None, lost: false, due: None, request };
-        if outside.request.tag.queue() == JOINED_SLOT {
+        if outside.request.tag.queue() == MERGED_SLOT {
             self.split(outside.request.op, outside.request.start, outside.request.len, arrival);
             let outcome = self.reason();
             finished.push(outside.end(outcome));
@@ -373,7 +378,7 @@ impl Guard {
 
     /// Has those tried again whose time has come.
     #[cold]
-    fn wake(&mut self, finished: &mut Vec<AnyFinished>) {
+    fn wake(&mut self, finished: &mut Vec<AnyCompletion>) {
         let now = Instant::now();
         let due = self.waiting.extract_if(.., |outside| outside.due.is_some_and(|due| due <= now));
         let due: Vec<Outside> = due.collect();
@@ -396,9 +401,9 @@ impl Guard {
     #[cold]
     fn offer_again(
         &mut self,
-        channel: &mut dyn DiskChannel<Lane>,
-        lane: &mut Lane,
-        finished: &mut Vec<AnyFinished>,
+        channel: &mut dyn DiskChannel<UringContext>,
+        lane: &mut UringContext,
+        finished: &mut Vec<AnyCompletion>,
     ) -> bool {
         // One by one: the first that stops the disk again keeps the others from being tried.
         let mut batch = Vec::with_capacity(1);
@@ -425,7 +430,7 @@ impl Guard {
     }
 
     /// Ends chosen requests that the channel does not have.
-    fn abort(&mut self, chosen: impl Fn(Tag) -> bool, finished: &mut Vec<AnyFinished>) {
+    fn abort(&mut self, chosen: impl Fn(Tag) -> bool, finished: &mut Vec<AnyCompletion>) {
         let chosen = |outside: &mut Outside| chosen(outside.request.tag);
         let before = finished.len();
         finished.extend(self.parked.extract_if(.., chosen).map(|outside| outside.end(Outcome::Aborted)));
@@ -436,7 +441,7 @@ impl Guard {
 
     /// The disk goes on: parked requests are done again in the order of their arrival, or with `report` all fail, those that were
     /// never tried with that outcome.
-    pub(crate) fn resume(&mut self, report: Option<Outcome>, finished: &mut Vec<AnyFinished>) {
+    pub(crate) fn resume(&mut self, report: Option<Outcome>, finished: &mut Vec<AnyCompletion>) {
         let parked = std::mem::take(&mut self.parked);
         self.health.unparked(parked.len());
         let mut again = Vec::new();
@@ -452,7 +457,7 @@ impl Guard {
 
     /// A queue leaves: what fails of its requests is answered from here on. What waits here is
     /// answered: as it failed, or as what stopped the disk did.
-    pub(crate) fn begin_leave(&mut self, slot: u16, finished: &mut Vec<AnyFinished>) {
+    pub(crate) fn begin_leave(&mut self, slot: u16, finished: &mut Vec<AnyCompletion>) {
         if !self.leaving.contains(&slot) {
             self.leaving.push(slot);
         }

@@ -36,7 +36,7 @@ struct Stop {
 
 /// How a disk is at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HealthReport {
+pub struct HealthStats {
     /// It is stopped.
     pub stopped: Option<StopReport>,
     /// Requests that are parked.
@@ -82,9 +82,9 @@ impl DiskHealth {
     }
 
     /// How it is now.
-    pub fn report(&self) -> HealthReport {
+    pub fn stats(&self) -> HealthStats {
         let stop = *lock(&self.stop);
-        HealthReport {
+        HealthStats {
             stopped: stop.map(|stop| StopReport {
                 time: stop.since.elapsed(),
                 why: stop.to_string(),
@@ -174,17 +174,17 @@ mod tests {
     #[test]
     fn a_stop_is_told_with_its_first_reason() {
         let health = DiskHealth::new("vm1", ErrorPolicy::default());
-        assert_eq!(health.report(), HealthReport::default());
+        assert_eq!(health.stats(), HealthStats::default());
         assert_eq!(health.go_on(), None);
         health.stop(Outcome::NoSpace, Op::Write { fua: false }, ByteOffset(4096));
         health.stop(Outcome::Failed(Errno(5)), Op::Read, ByteOffset(0));
-        let report = health.report();
+        let report = health.stats();
         let stopped = report.stopped.expect("it is stopped");
         assert!(health.is_stopped() && report.stops == 1 && stopped.no_space);
         assert_eq!(stopped.why, "write at 4096: no space left on the host's storage");
         assert_eq!(health.go_on(), Some(Outcome::NoSpace));
         assert!(!health.is_stopped());
         health.stop(Outcome::Failed(Errno(5)), Op::Flush, ByteOffset(0));
-        assert_eq!(health.report().stopped.unwrap().why, "flush: Input/output error (os error 5)");
+        assert_eq!(health.stats().stopped.unwrap().why, "flush: Input/output error (os error 5)");
     }
 }

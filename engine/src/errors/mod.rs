@@ -10,6 +10,6 @@ mod policy;
 mod resume;
 
 pub(crate) use guard::{SharedGuard, guarded};
-pub use health::{DiskHealth, HealthReport, StopReport};
+pub use health::{DiskHealth, HealthStats, StopReport};
 pub use policy::{ErrorPolicy, OnError, OnNoSpace};
 pub use resume::Resume;

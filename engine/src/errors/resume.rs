@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use mqblk_core::{GuestQueue, Tag};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 use super::health::DiskHealth;
 use crate::channels::Channels;
 use crate::draining::{Draining, DropParked};
 use crate::engine::{Engine, QueueHandle, WorkerGone};
-use crate::runner::{Buffer, Runner};
+use crate::runner::{Buffer, QueueRunner};
 use crate::worker::{Leaving, Worker};
 
 /// What becomes of a stopped disk's parked requests.
@@ -31,7 +31,7 @@ impl Engine {
     /// # Errors
     /// When a worker has ended.
     pub fn resume(&self, health: &Arc<DiskHealth>, how: Resume) -> Result<Option<u64>, WorkerGone> {
-        let parked = health.report().parked;
+        let parked = health.stats().parked;
         let Some(outcome) = health.go_on() else { return Ok(None) };
         tracing::info!(disk = health.name(), parked, how = ?how, "the disk goes on");
         for mailbox in self.mailboxes() {
@@ -56,7 +56,7 @@ impl Worker {
     /// The parked requests of a queue, whole ones only: of several parts none is with the storage.
     pub(crate) fn parked<Q>(&mut self, slot: u16, generation: u32) -> Vec<u16>
     where
-        Q: GuestQueue<Lane = Lane> + 'static,
+        Q: GuestQueue<Context = UringContext> + 'static,
     {
         let mut tags: Vec<Tag> = self.channels.parked_of(slot);
         tags.sort_unstable();
@@ -70,16 +70,16 @@ impl Worker {
         &mut self,
         slot: u16,
         generation: u32,
-        mut dropped: impl FnMut(&mut Q, &mut Lane, Q::Token, Option<Buffer>),
+        mut dropped: impl FnMut(&mut Q, &mut UringContext, Q::Token, Option<Buffer>),
     ) -> usize
     where
-        Q: GuestQueue<Lane = Lane> + 'static,
+        Q: GuestQueue<Context = UringContext> + 'static,
     {
         let indexes = self.parked::<Q>(slot, generation);
         let chosen = |tag: Tag| tag.queue() == slot && indexes.binary_search(&tag.index()).is_ok();
         for (tag, buffer) in self.channels.drop_parked(chosen) {
             let Some((seat, lane)) = self.find(slot, generation) else { continue };
-            let Some(runner) = seat.runner.as_any().downcast_mut::<Runner<Q>>() else { continue };
+            let Some(runner) = seat.runner.as_any().downcast_mut::<QueueRunner<Q>>() else { continue };
             if let Some(token) = runner.forget_part(tag.index()) {
                 dropped(&mut runner.queue, lane, token, buffer);
             }
@@ -88,14 +88,18 @@ impl Worker {
         indexes.len()
     }
 
-    fn runner<Q: GuestQueue<Lane = Lane> + 'static>(&mut self, slot: u16, generation: u32) -> Option<&mut Runner<Q>> {
-        self.find(slot, generation)?.0.runner.as_any().downcast_mut::<Runner<Q>>()
+    fn runner<Q: GuestQueue<Context = UringContext> + 'static>(
+        &mut self,
+        slot: u16,
+        generation: u32,
+    ) -> Option<&mut QueueRunner<Q>> {
+        self.find(slot, generation)?.0.runner.as_any().downcast_mut::<QueueRunner<Q>>()
     }
 }
 
 impl<Q> QueueHandle<Q>
 where
-    Q: GuestQueue<Lane = Lane> + 'static,
+    Q: GuestQueue<Context = UringContext> + 'static,
     Q::Position: Send + 'static,
 {
     /// As [`drain`](Self::drain), but parked requests are left unanswered in place of failing: for an interface that knows which
@@ -106,7 +110,7 @@ where
     /// When the worker has ended.
     pub fn drain_unanswered(
         self,
-        dropped: impl FnMut(&mut Q, &mut Lane, Q::Token, Option<Buffer>) + Clone + Send + 'static,
+        dropped: impl FnMut(&mut Q, &mut UringContext, Q::Token, Option<Buffer>) + Clone + Send + 'static,
     ) -> Result<Draining<Q::Position>, WorkerGone> {
         let (slot, generation) = self.place();
         let (done, left) = sync_channel::<Leaving>(1);
@@ -123,24 +127,24 @@ where
 impl Channels {
     /// A disk goes on: see the guard's.
     fn resume(&mut self, health: &Arc<DiskHealth>, report: Option<mqblk_core::Outcome>) {
-        let mut finished = std::mem::take(&mut self.finished);
+        let mut finished = std::mem::take(&mut self.completions);
         let mut stirred = Vec::new();
         for (at, open) in self.all() {
             let Some(guard) = open.guard.as_ref().filter(|_| Arc::ptr_eq(&open.health, health)) else { continue };
             guard.borrow_mut().resume(report, &mut finished);
             stirred.push(at);
         }
-        self.finished = finished;
-        stirred.into_iter().for_each(|at| self.stir(at));
+        self.completions = finished;
+        stirred.into_iter().for_each(|at| self.mark_busy(at));
     }
 
     /// A queue leaves: its parked requests fail, and no more of it is parked.
     pub(crate) fn begin_leave(&mut self, slot: u16) {
-        let mut finished = std::mem::take(&mut self.finished);
+        let mut finished = std::mem::take(&mut self.completions);
         for guard in self.all().filter_map(|(_, open)| open.guard.as_ref()) {
             guard.borrow_mut().begin_leave(slot, &mut finished);
         }
-        self.finished = finished;
+        self.completions = finished;
     }
 
     /// It has left.

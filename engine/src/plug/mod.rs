@@ -5,19 +5,19 @@
 //! carries it out: it joins buffers, offers requests to the channel, and gives each member its answer. A joined request that
 //! fails is done again, member by member, once: so only the guilty ones fail.
 
-mod joined;
+mod merged;
 mod plan;
 
 use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Geometry, Limits, Op, Outcome, Tag};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
-use crate::channels::taken_back;
+use crate::channels::cancelled;
 use crate::options::{MergeMode, PlugOptions};
-use crate::runner::{AnyFinished, AnyRequest, Buffer};
-use crate::share::Offer;
+use crate::quota::SubmitQuota;
+use crate::runner::{AnyCompletion, AnyRequest, Buffer};
 
-pub(crate) use joined::JOINED_SLOT;
-use joined::{JoinedTable, Member};
+pub(crate) use merged::MERGED_SLOT;
+use merged::{Member, MergedTable};
 use plan::{Bounds, Planner};
 
 /// Requests of a queue that were joined to another.
@@ -67,9 +67,9 @@ pub(crate) struct Merger {
     planner: Planner,
     /// Requests that were planned, or are done again one by one: offered before the plug, and never joined any more.
     ready: Vec<AnyRequest>,
-    joined: JoinedTable,
+    merged: MergedTable,
     /// Plugs since one of which a quarter was joined or more.
-    barren: u32,
+    unmerged_plugs: u32,
     /// So many at the head of the plug were planned, and left in it because none touches another.
     planned: usize,
 }
@@ -87,8 +87,8 @@ impl Merger {
                 bounds: Bounds::new(options, limits, geometry.logical_block),
                 planner: Planner::with_capacity(room),
                 ready: Vec::with_capacity(room),
-                joined: JoinedTable::with_room(),
-                barren: 0,
+                merged: MergedTable::with_room(),
+                unmerged_plugs: 0,
                 planned: 0,
             })
         })
@@ -97,38 +97,38 @@ impl Merger {
     /// Whether to pull on from a queue that has more, into a plug of so many requests.
     #[inline]
     pub(crate) fn wants_more(&self, plugged: usize) -> bool {
-        plugged < DEEP && self.barren.is_multiple_of(PROBE)
+        plugged < DEEP && self.unmerged_plugs.is_multiple_of(PROBE)
     }
 
     /// No request waits here, and none that was joined is in the storage.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.ready.is_empty() && self.joined.in_use() == 0
+        self.ready.is_empty() && self.merged.in_use() == 0
     }
 
     /// Requests are to be ended early, and such of the plug have been taken out already. Takes back what was planned and not
     /// offered yet: of a joined request the chosen members, while the others are offered one by one. Returns the tags of those
     /// joined requests that the channel has and of which all members are chosen.
-    pub(crate) fn take_back(
+    pub(crate) fn cancel(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         chosen: impl Fn(Tag) -> bool,
-        finished: &mut Vec<AnyFinished>,
+        finished: &mut Vec<AnyCompletion>,
     ) -> Vec<Tag> {
         self.planned = 0;
         let mut ready = Vec::with_capacity(self.ready.len());
         ready.append(&mut self.ready);
         for request in ready {
             let tag = request.tag;
-            if tag.queue() != JOINED_SLOT && chosen(tag) {
-                finished.push(taken_back(request));
-            } else if tag.queue() == JOINED_SLOT && self.joined.any(tag, &chosen) {
-                self.end(lane, taken_back(request), Members::Again(&|tag| !chosen(tag)), finished);
+            if tag.queue() != MERGED_SLOT && chosen(tag) {
+                finished.push(cancelled(request));
+            } else if tag.queue() == MERGED_SLOT && self.merged.any(tag, &chosen) {
+                self.end(lane, cancelled(request), MemberOutcome::Again(&|tag| !chosen(tag)), finished);
             } else {
                 self.ready.push(request);
             }
         }
-        self.joined.cancel(&chosen)
+        self.merged.cancel(&chosen)
     }
 
     /// Requests to be offered before the plug.
@@ -156,12 +156,12 @@ impl Merger {
     #[inline(never)] // a disk that does not merge shall not pay for it in registers
     pub(crate) fn submit(
         &mut self,
-        lane: &mut Lane,
-        channel: &mut dyn DiskChannel<Lane>,
+        lane: &mut UringContext,
+        channel: &mut dyn DiskChannel<UringContext>,
         plug: &mut Vec<AnyRequest>,
-        mut offer: Offer<'_>,
+        mut offer: SubmitQuota<'_>,
         counts: &mut PlugCounts,
-        finished: &mut Vec<AnyFinished>,
+        finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let before = finished.len();
         let mut happened = 0;
@@ -177,12 +177,12 @@ impl Merger {
     #[inline]
     fn unplug(
         &mut self,
-        lane: &mut Lane,
-        channel: &mut dyn DiskChannel<Lane>,
+        lane: &mut UringContext,
+        channel: &mut dyn DiskChannel<UringContext>,
         plug: &mut Vec<AnyRequest>,
-        mut offer: Offer<'_>,
+        mut offer: SubmitQuota<'_>,
         counts: &mut PlugCounts,
-        finished: &mut Vec<AnyFinished>,
+        finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let mut joined = 0;
         if !self.will_plan(plug) {
@@ -191,7 +191,7 @@ impl Merger {
             self.planned = plug.len();
             joined = self.planner.plan(plug, &self.bounds, |request| segments(lane, request));
             // Random requests touch by chance, a few of a deep plug.
-            self.barren = if joined * 4 >= plug.len() { 0 } else { self.barren.wrapping_add(1) };
+            self.unmerged_plugs = if joined * 4 >= plug.len() { 0 } else { self.unmerged_plugs.wrapping_add(1) };
         }
         if joined == 0 {
             let taken = offer.submit(lane, channel, plug, finished);
@@ -204,7 +204,7 @@ impl Merger {
     }
 
     /// Moves the plug to the ready list, in the planned order and joined.
-    fn join(&mut self, lane: &mut Lane, plug: &mut Vec<AnyRequest>, counts: &mut PlugCounts) {
+    fn join(&mut self, lane: &mut UringContext, plug: &mut Vec<AnyRequest>, counts: &mut PlugCounts) {
         let mut take = |index: u32| std::mem::replace(&mut plug[index as usize], VACANT);
         let mut left = self.planner.steps();
         while let [first, after @ ..] = left {
@@ -212,7 +212,7 @@ impl Merger {
             let (group, rest) = left.split_at(1 + others);
             left = rest;
             let head = take(first.index);
-            let room = if others > 0 { self.joined.take(head.op, head.start) } else { None };
+            let room = if others > 0 { self.merged.take(head.op, head.start) } else { None };
             let Some((tag, joined)) = room else {
                 self.ready.push(head);
                 self.ready.extend(group[1..].iter().map(|step| take(step.index)));
@@ -245,28 +245,39 @@ impl Merger {
     #[inline]
     pub(crate) fn fan_out(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         from: usize,
         counts: &mut PlugCounts,
-        finished: &mut Vec<AnyFinished>,
+        finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let ready = self.ready.len();
-        if self.joined.in_use() > 0 {
+        if self.merged.in_use() > 0 {
             self.end_joined(lane, from, counts, finished);
         }
         self.ready.len() - ready
     }
 
     #[inline(never)]
-    fn end_joined(&mut self, lane: &mut Lane, from: usize, counts: &mut PlugCounts, finished: &mut Vec<AnyFinished>) {
+    fn end_joined(
+        &mut self,
+        lane: &mut UringContext,
+        from: usize,
+        counts: &mut PlugCounts,
+        finished: &mut Vec<AnyCompletion>,
+    ) {
         let mut at = from;
         while at < finished.len() {
-            if finished[at].tag.queue() == JOINED_SLOT {
+            if finished[at].tag.queue() == MERGED_SLOT {
                 // The last one takes its place and is looked at next.
                 let done = finished.swap_remove(at);
                 let again = !matches!(done.outcome, Outcome::Done(_) | Outcome::Aborted);
                 counts.splits += u64::from(again);
-                self.end(lane, done, if again { Members::Again(&|_| true) } else { Members::AsJoined }, finished);
+                self.end(
+                    lane,
+                    done,
+                    if again { MemberOutcome::Again(&|_| true) } else { MemberOutcome::AsJoined },
+                    finished,
+                );
             } else {
                 at += 1;
             }
@@ -274,14 +285,20 @@ impl Merger {
     }
 
     /// A joined request has ended, or is taken apart.
-    fn end(&mut self, lane: &mut Lane, done: AnyFinished, fate: Members<'_>, finished: &mut Vec<AnyFinished>) {
-        let AnyFinished { outcome, tag, buffer } = done;
-        let joined = self.joined.end(tag);
+    fn end(
+        &mut self,
+        lane: &mut UringContext,
+        done: AnyCompletion,
+        fate: MemberOutcome<'_>,
+        finished: &mut Vec<AnyCompletion>,
+    ) {
+        let AnyCompletion { outcome, tag, buffer } = done;
+        let joined = self.merged.end(tag);
         let mut start = joined.start;
         let mut members = joined.members.iter();
         let mut each = |buffer: Option<Buffer>| {
             let Some(Member { tag, len, cancelled }) = members.next().copied() else { return };
-            let again = matches!(fate, Members::Again(which) if which(tag));
+            let again = matches!(fate, MemberOutcome::Again(which) if which(tag));
             if again && !cancelled {
                 self.ready.push(AnyRequest { op: joined.op, start, len, tag, buffer });
             } else {
@@ -292,7 +309,7 @@ impl Merger {
                     Outcome::Done(_) => Outcome::Done(len),
                     other => other,
                 };
-                finished.push(AnyFinished { outcome, tag, buffer });
+                finished.push(AnyCompletion { outcome, tag, buffer });
             }
             start = ByteOffset(start.0 + len.0);
         };
@@ -305,7 +322,7 @@ impl Merger {
 
 /// What becomes of a joined request's members.
 #[derive(Clone, Copy)]
-enum Members<'a> {
+enum MemberOutcome<'a> {
     /// They end as it did.
     AsJoined,
     /// Those of these tags are offered one by one, but for such as are to end early; the others end as it did.
@@ -314,11 +331,11 @@ enum Members<'a> {
 
 /// What is left in the place of a request that was taken out of a plug.
 const VACANT: AnyRequest =
-    AnyRequest { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO, tag: Tag::new(JOINED_SLOT, 0), buffer: None };
+    AnyRequest { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO, tag: Tag::new(MERGED_SLOT, 0), buffer: None };
 
 /// Memory segments of a request; `None` when storage would refuse it for its buffer, so that it stays alone.
 #[inline]
-fn segments(lane: &Lane, request: &AnyRequest) -> Option<u32> {
+fn segments(lane: &UringContext, request: &AnyRequest) -> Option<u32> {
     match &request.buffer {
         None if !request.op.has_data() => Some(0),
         Some(_) if !request.op.has_data() => None,

@@ -1,7 +1,7 @@
 use super::*;
 use crate::trial::{GEOMETRY, LIMITS};
 use mqblk_core::{BlockSize, Request};
-use mqblk_uring::LaneOptions;
+use mqblk_uring::UringOptions;
 
 /// Takes what it is told to, and keeps it.
 #[derive(Default)]
@@ -11,19 +11,19 @@ struct Storage {
     outcome: Option<Outcome>,
 }
 
-impl DiskChannel<Lane> for Storage {
-    fn submit(&mut self, _: &mut Lane, batch: &mut Vec<AnyRequest>, _: &mut Vec<AnyFinished>) -> usize {
+impl DiskChannel<UringContext> for Storage {
+    fn submit(&mut self, _: &mut UringContext, batch: &mut Vec<AnyRequest>, _: &mut Vec<AnyCompletion>) -> usize {
         let count = self.room.min(batch.len());
         self.room -= count;
         self.taken.extend(batch.drain(..count));
         count
     }
-    fn reap(&mut self, _: &mut Lane, finished: &mut Vec<AnyFinished>) -> usize {
+    fn reap(&mut self, _: &mut UringContext, finished: &mut Vec<AnyCompletion>) -> usize {
         let Some(outcome) = self.outcome else { return 0 };
         let count = self.taken.len();
         let end = |request: AnyRequest| {
             let outcome = if outcome == Outcome::Done(ByteLen(1)) { Outcome::Done(request.len) } else { outcome };
-            AnyFinished { outcome, tag: request.tag, buffer: request.buffer }
+            AnyCompletion { outcome, tag: request.tag, buffer: request.buffer }
         };
         finished.extend(self.taken.drain(..).map(end));
         count
@@ -31,16 +31,16 @@ impl DiskChannel<Lane> for Storage {
     fn outstanding(&self) -> u32 {
         self.taken.len() as u32
     }
-    fn close(&mut self, _: &mut Lane) {}
+    fn close(&mut self, _: &mut UringContext) {}
 }
 
 struct Bench {
-    lane: Lane,
+    lane: UringContext,
     merger: Box<Merger>,
     storage: Storage,
     plug: Vec<AnyRequest>,
     counts: PlugCounts,
-    finished: Vec<AnyFinished>,
+    finished: Vec<AnyCompletion>,
 }
 
 const DISCARD: Op = Op::Discard { secure: false };
@@ -49,7 +49,8 @@ impl Bench {
     fn new() -> Bench {
         let options = PlugOptions::default();
         Bench {
-            lane: Lane::new(LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 }).expect("io_uring"),
+            lane: UringContext::new(UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 })
+                .expect("io_uring"),
             merger: Merger::new(&options, &LIMITS, &GEOMETRY, 16).expect("it merges"),
             storage: Storage { room: 100, ..Storage::default() },
             plug: vec![],
@@ -69,7 +70,7 @@ impl Bench {
 
     fn submit(&mut self) -> usize {
         let Bench { lane, merger, storage, plug, counts, finished } = self;
-        let offer = Offer { most: usize::MAX, crowded: false, part: &mut vec![] };
+        let offer = SubmitQuota { most: usize::MAX, contended: false, part: &mut vec![] };
         merger.submit(lane, storage, plug, offer, counts, finished)
     }
 

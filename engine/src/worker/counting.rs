@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
-    Pulled, Request,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskChannel, DiskSlot, FinishedRequest, GuestQueue, Intake, Op,
+    Outcome, PublishResult, PullEnd, Request,
 };
 
 use super::*;
@@ -37,13 +37,13 @@ struct Queue(Shared, u32);
 impl GuestQueue for Queue {
     type Token = ();
     type Position = ();
-    type Lane = Lane;
+    type Context = UringContext;
 
     fn depth(&self) -> u16 {
         64
     }
 
-    fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut Lane, into: &mut I) -> Pulled {
+    fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
         for op in self.0.lock().unwrap().waiting.drain(..) {
             match op {
                 Op::Discard { .. } => into.admit_parts(
@@ -55,24 +55,24 @@ impl GuestQueue for Queue {
                 _ => into.admit((), DiskSlot::FIRST, op, ByteOffset(0), ByteLen(512), None),
             }
         }
-        Pulled::Dry
+        PullEnd::Empty
     }
 
-    fn finish<I: Intake<(), Buffer>>(&mut self, _: &mut Lane, _: Completed<(), Buffer>, _: &mut I) {
+    fn finish<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, _: FinishedRequest<(), Buffer>, _: &mut I) {
         self.1 += 1;
     }
 
-    fn publish(&mut self) -> Notify {
+    fn publish(&mut self) -> PublishResult {
         self.0.lock().unwrap().answered += std::mem::take(&mut self.1);
-        Notify::Wanted
+        PublishResult::Wanted
     }
 
     fn notify(&mut self) {
         self.0.lock().unwrap().calls += 1;
     }
 
-    fn arm(&mut self) -> Armed {
-        Armed::Sleepable
+    fn arm(&mut self) -> ArmResult {
+        ArmResult::Sleepable
     }
 
     fn disarm(&mut self) {}
@@ -80,13 +80,18 @@ impl GuestQueue for Queue {
     fn position(&self) {}
 }
 
-struct SlowChannel(Shared, Rc<RefCell<VecDeque<Finished<Buffer>>>>);
+struct SlowChannel(Shared, Rc<RefCell<VecDeque<Completion<Buffer>>>>);
 
-impl DiskChannel<Lane> for SlowChannel {
-    fn submit(&mut self, _: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+impl DiskChannel<UringContext> for SlowChannel {
+    fn submit(
+        &mut self,
+        _: &mut UringContext,
+        batch: &mut Vec<Request<Buffer>>,
+        _: &mut Vec<Completion<Buffer>>,
+    ) -> usize {
         let count = batch.len();
         let fail = self.0.lock().unwrap().fail;
-        let end = |request: Request<Buffer>| Finished {
+        let end = |request: Request<Buffer>| Completion {
             outcome: if fail { Outcome::NoSpace } else { Outcome::Done(request.len) },
             tag: request.tag,
             buffer: request.buffer,
@@ -95,7 +100,7 @@ impl DiskChannel<Lane> for SlowChannel {
         count
     }
 
-    fn reap(&mut self, _: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let mut held = self.1.borrow_mut();
         let mut state = self.0.lock().unwrap();
         let count = state.release.min(held.len());
@@ -108,17 +113,19 @@ impl DiskChannel<Lane> for SlowChannel {
         self.1.borrow().len() as u32
     }
 
-    fn close(&mut self, _: &mut Lane) {}
+    fn close(&mut self, _: &mut UringContext) {}
 }
 
 fn disk(state: &Shared) -> Arc<crate::AnyDisk> {
     let state = Arc::clone(state);
-    Arc::new(TrialDisk(move || Box::new(SlowChannel(Arc::clone(&state), Rc::default())) as Box<dyn DiskChannel<Lane>>))
+    Arc::new(TrialDisk(move || {
+        Box::new(SlowChannel(Arc::clone(&state), Rc::default())) as Box<dyn DiskChannel<UringContext>>
+    }))
 }
 
 fn rig(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
     let (mailbox, inbox) = Mailbox::new().expect("a mailbox");
-    let options = LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
+    let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, inbox).expect("the host has io_uring");
     let state = Shared::default();
     let options = QueueOptions {
@@ -158,19 +165,19 @@ fn every_request_is_in_every_part_once() {
     let (mut worker, state, _open) = rig(Coalesce::default());
     push(&state, [Op::Read, WRITE, Op::Read, Op::Flush, Op::Discard { secure: false }]);
     release(&mut worker, &state, 2);
-    let report = worker.report(7);
+    let report = worker.stats(7);
     assert_eq!(report.queues[0].0.worker, 7);
     let queue = &report.queues[0].1;
     assert_eq!((queue.in_flight, queue.counters.requests), (3, 2));
     // The discard has two ranges.
     release(&mut worker, &state, 3);
-    assert_eq!(worker.report(0).queues[0].1.in_flight, 1);
+    assert_eq!(worker.stats(0).queues[0].1.in_flight, 1);
     release(&mut worker, &state, 1);
     state.lock().unwrap().fail = true;
     // Enough for one turn that they are stamped.
     push(&state, (0..40).map(|at| if at % 4 == 0 { WRITE } else { Op::Read }));
     release(&mut worker, &state, 40);
-    let queue = &worker.report(0).queues[0].1;
+    let queue = &worker.stats(0).queues[0].1;
     let counters = &queue.counters;
     assert_eq!((counters.reads, counters.writes, counters.flushes, counters.discards), (32, 11, 1, 1));
     assert_eq!((counters.errors, counters.requests, counters.read_bytes, counters.written_bytes), (40, 45, 1024, 512));
@@ -198,9 +205,11 @@ fn calls_wait_for_more_answers_while_more_are_to_come() {
     assert_eq!(release(&mut worker, &state, 1), (4, 2), "three answers");
     assert_eq!(release(&mut worker, &state, 1), (5, 2));
     assert_eq!(release(&mut worker, &state, 2), (7, 3), "the last ones");
-    let counters = worker.report(0).queues[0].1.counters;
+    let counters = worker.stats(0).queues[0].1.counters;
     assert_eq!((counters.calls, counters.calls_put_off), (3, 3));
-    assert!(worker.owing.is_empty() || worker.seats[0].as_mut().unwrap().runner.pay_call(worker.now).is_none());
+    assert!(
+        worker.deferred_calls.is_empty() || worker.queues[0].as_mut().unwrap().runner.pay_call(worker.now).is_none()
+    );
 }
 
 #[test]
@@ -216,8 +225,8 @@ fn a_call_that_was_put_off_is_made_by_the_clock() {
     }
     assert_eq!(state.lock().unwrap().calls, 1);
     worker.turn();
-    assert!(worker.owing.is_empty());
-    assert!(worker.report(0).sleeps > 0);
+    assert!(worker.deferred_calls.is_empty());
+    assert!(worker.stats(0).sleeps > 0);
 }
 
 #[test]
@@ -226,9 +235,9 @@ fn a_queue_that_leaves_owes_nothing() {
     push(&state, [Op::Read; 3]);
     assert_eq!(release(&mut worker, &state, 2), (2, 0));
     let (done, left) = std::sync::mpsc::sync_channel(1);
-    let generation = worker.seats[0].as_ref().unwrap().generation;
+    let generation = worker.queues[0].as_ref().unwrap().generation;
     worker.drain(0, generation, done);
     assert_eq!(release(&mut worker, &state, 1), (3, 1));
     assert_eq!(left.try_recv().expect("it has left").report.counters.calls, 1);
-    assert!(worker.owing.is_empty());
+    assert!(worker.deferred_calls.is_empty());
 }

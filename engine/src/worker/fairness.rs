@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, Disk, DiskChannel, DiskError, DiskSlot, Finished, Geometry, GuestQueue,
-    Intake, Limits, Notify, Op, Outcome, Pulled, Request, Tag, Wake,
+    ArmResult, ByteLen, ByteOffset, Completion, Disk, DiskChannel, DiskError, DiskSlot, FinishedRequest, Geometry,
+    GuestQueue, Intake, Limits, Op, Outcome, PublishResult, PullEnd, Request, Tag, Wake,
 };
-use mqblk_uring::{EventFd, Lane, LaneOptions, Owner};
+use mqblk_uring::{ClientId, EventFd, UringContext, UringOptions};
 
 use crate::options::{Coalesce, MergeMode, PlugOptions};
 use crate::runner::Buffer;
 use crate::trial::{GEOMETRY, LIMITS};
-use crate::{HandSeat, HandWorker, PollPolicy, QueueDisk, QueueOptions};
+use crate::{PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker};
 
 const FAST: u16 = 7;
 const SLOW: DiskSlot = DiskSlot(FAST);
@@ -41,39 +41,49 @@ struct ScriptedQueue(Arc<Mutex<Side>>, Vec<(DiskSlot, Outcome)>);
 impl GuestQueue for ScriptedQueue {
     type Token = DiskSlot;
     type Position = ();
-    type Lane = Lane;
+    type Context = UringContext;
 
     fn depth(&self) -> u16 {
         8192
     }
 
-    fn pull<I: Intake<DiskSlot, Buffer>>(&mut self, _: &mut Lane, into: &mut I) -> Pulled {
+    fn pull<I: Intake<DiskSlot, Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
         let mut side = self.0.lock().unwrap();
         for _ in 0..16.min(into.room()) {
-            let Some((disk, op, block, len)) = side.waiting.pop_front() else { return Pulled::Dry };
+            let Some((disk, op, block, len)) = side.waiting.pop_front() else { return PullEnd::Empty };
             into.admit(disk, disk, op, ByteOffset(block * BLOCK), ByteLen(len), None);
         }
-        if side.waiting.is_empty() { Pulled::Dry } else { Pulled::MoreWaiting }
+        if side.waiting.is_empty() { PullEnd::Empty } else { PullEnd::MoreWaiting }
     }
 
-    fn finish<I: Intake<DiskSlot, Buffer>>(&mut self, _: &mut Lane, done: Completed<DiskSlot, Buffer>, _: &mut I) {
+    fn finish<I: Intake<DiskSlot, Buffer>>(
+        &mut self,
+        _: &mut UringContext,
+        done: FinishedRequest<DiskSlot, Buffer>,
+        _: &mut I,
+    ) {
         self.1.push((done.token, done.outcome));
     }
 
-    fn woken<I: Intake<DiskSlot, Buffer>>(&mut self, _: &mut Lane, into: &mut I, _: bool) -> Result<(), &'static str> {
+    fn woken<I: Intake<DiskSlot, Buffer>>(
+        &mut self,
+        _: &mut UringContext,
+        into: &mut I,
+        _: bool,
+    ) -> Result<(), &'static str> {
         into.cancel(&mut |disk| *disk == SLOW);
         Ok(())
     }
 
-    fn publish(&mut self) -> Notify {
+    fn publish(&mut self) -> PublishResult {
         self.0.lock().unwrap().answered.append(&mut self.1);
-        Notify::Suppressed
+        PublishResult::Suppressed
     }
 
     fn notify(&mut self) {}
 
-    fn arm(&mut self) -> Armed {
-        Armed::WorkWaiting
+    fn arm(&mut self) -> ArmResult {
+        ArmResult::WorkWaiting
     }
 
     fn disarm(&mut self) {}
@@ -94,15 +104,20 @@ struct Offered {
 
 /// Has one operation of the lane in flight for each request: a watch that nobody signals.
 struct LaneChannel {
-    owner: Owner,
+    owner: ClientId,
     event: EventFd,
     slow: bool,
     taken: Vec<Option<Request<Buffer>>>,
     offered: Arc<Offered>,
 }
 
-impl DiskChannel<Lane> for LaneChannel {
-    fn submit(&mut self, lane: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+impl DiskChannel<UringContext> for LaneChannel {
+    fn submit(
+        &mut self,
+        lane: &mut UringContext,
+        batch: &mut Vec<Request<Buffer>>,
+        _: &mut Vec<Completion<Buffer>>,
+    ) -> usize {
         let lengths = || batch.iter().map(|request| request.len.0);
         let (bytes, longest) = (lengths().sum(), lengths().max().unwrap_or(0));
         self.offered.longest.fetch_max(longest, Ordering::Relaxed);
@@ -121,12 +136,12 @@ impl DiskChannel<Lane> for LaneChannel {
         count
     }
 
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
         while let Some(end) = lane.next(self.owner) {
             let request = self.taken[end.cookie as usize].take().expect("it was taken");
             let outcome = if self.slow { Outcome::Aborted } else { Outcome::Done(request.len) };
-            finished.push(Finished { outcome, tag: request.tag, buffer: request.buffer });
+            finished.push(Completion { outcome, tag: request.tag, buffer: request.buffer });
         }
         if !self.slow {
             let running: Vec<_> = self.taken.iter().map(Option::is_some).collect();
@@ -135,7 +150,7 @@ impl DiskChannel<Lane> for LaneChannel {
         finished.len() - before
     }
 
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], _: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], _: &mut Vec<Completion<Buffer>>) {
         let chosen = |place: u64| {
             self.taken[place as usize].as_ref().is_some_and(|request| tags.binary_search(&request.tag).is_ok())
         };
@@ -146,9 +161,9 @@ impl DiskChannel<Lane> for LaneChannel {
         self.taken.iter().flatten().count() as u32
     }
 
-    fn close(&mut self, lane: &mut Lane) {
+    fn close(&mut self, lane: &mut UringContext) {
         assert_eq!(self.outstanding(), 0);
-        lane.remove_owner(self.owner);
+        lane.remove_client(self.owner);
     }
 }
 
@@ -157,7 +172,7 @@ struct LaneDisk {
     offered: Arc<Offered>,
 }
 
-impl Disk<Lane> for LaneDisk {
+impl Disk<UringContext> for LaneDisk {
     fn geometry(&self) -> Geometry {
         GEOMETRY
     }
@@ -174,19 +189,19 @@ impl Disk<Lane> for LaneDisk {
         vec![]
     }
 
-    fn open_channel(&self, lane: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, lane: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         let event = EventFd::new().expect("an eventfd");
         let offered = Arc::clone(&self.offered);
-        Ok(Box::new(LaneChannel { owner: lane.add_owner(), event, slow: self.slow, taken: vec![], offered }))
+        Ok(Box::new(LaneChannel { owner: lane.add_client(), event, slow: self.slow, taken: vec![], offered }))
     }
 }
 
 /// A worker with the fast disks and the slow one, and queues of all of them. The second is for the fast ones.
 struct Bench {
-    worker: HandWorker,
+    worker: SteppedWorker,
     sides: Vec<Arc<Mutex<Side>>>,
     wakers: Vec<Arc<dyn Wake>>,
-    seats: Vec<HandSeat>,
+    seats: Vec<SteppedQueue>,
     fast: Arc<Offered>,
     slow: Arc<Offered>,
     /// Blocks that the fast ones were asked for.
@@ -195,8 +210,8 @@ struct Bench {
 
 impl Bench {
     fn new(plug: PlugOptions, queues: usize, in_flight: u32) -> Bench {
-        let lane = LaneOptions { submissions: 64, in_flight, files: 1, buffers: 1 };
-        let mut worker = HandWorker::new(lane).expect("the host has io_uring");
+        let lane = UringOptions { submissions: 64, in_flight, files: 1, buffers: 1 };
+        let mut worker = SteppedWorker::new(lane).expect("the host has io_uring");
         let (fast, slow) = (Arc::<Offered>::default(), Arc::<Offered>::default());
         let disk = |slow_one: bool| {
             Arc::new(LaneDisk { slow: slow_one, offered: Arc::clone(if slow_one { &slow } else { &fast }) })

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Errno, Finished, GuestQueue, Intake, Notify, Op,
-    Outcome, Pulled, Request,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskChannel, DiskSlot, Errno, FinishedRequest, GuestQueue, Intake, Op,
+    Outcome, PublishResult, PullEnd, Request,
 };
 
 use super::*;
@@ -40,13 +40,13 @@ struct Queue(SharedGuest);
 impl GuestQueue for Queue {
     type Token = u64;
     type Position = ();
-    type Lane = Lane;
+    type Context = UringContext;
 
     fn depth(&self) -> u16 {
         64
     }
 
-    fn pull<I: Intake<u64, Buffer>>(&mut self, _: &mut Lane, into: &mut I) -> Pulled {
+    fn pull<I: Intake<u64, Buffer>>(&mut self, _: &mut UringContext, into: &mut I) -> PullEnd {
         for (op, sector) in self.0.lock().unwrap().waiting.drain(..) {
             let (start, len) = (ByteOffset(sector * SECTOR), ByteLen(SECTOR));
             match op {
@@ -58,28 +58,33 @@ impl GuestQueue for Queue {
                 _ => into.admit(sector, DiskSlot::FIRST, op, start, len, None),
             }
         }
-        Pulled::Dry
+        PullEnd::Empty
     }
 
-    fn finish<I: Intake<u64, Buffer>>(&mut self, _: &mut Lane, done: Completed<u64, Buffer>, _: &mut I) {
+    fn finish<I: Intake<u64, Buffer>>(&mut self, _: &mut UringContext, done: FinishedRequest<u64, Buffer>, _: &mut I) {
         self.0.lock().unwrap().answered.push((done.token, done.outcome));
     }
 
-    fn woken<I: Intake<u64, Buffer>>(&mut self, _: &mut Lane, into: &mut I, _: bool) -> Result<(), &'static str> {
+    fn woken<I: Intake<u64, Buffer>>(
+        &mut self,
+        _: &mut UringContext,
+        into: &mut I,
+        _: bool,
+    ) -> Result<(), &'static str> {
         if let Some(cancelled) = self.0.lock().unwrap().cancel.take() {
             into.cancel(&mut |token| *token == cancelled);
         }
         Ok(())
     }
 
-    fn publish(&mut self) -> Notify {
-        Notify::Suppressed
+    fn publish(&mut self) -> PublishResult {
+        PublishResult::Suppressed
     }
 
     fn notify(&mut self) {}
 
-    fn arm(&mut self) -> Armed {
-        Armed::WorkWaiting
+    fn arm(&mut self) -> ArmResult {
+        ArmResult::WorkWaiting
     }
 
     fn disarm(&mut self) {}
@@ -100,11 +105,11 @@ struct Storage {
 }
 
 impl Storage {
-    fn end(&mut self, request: Request<Buffer>) -> Finished<Buffer> {
+    fn end(&mut self, request: Request<Buffer>) -> Completion<Buffer> {
         let (first, sectors) = (request.start.0 / SECTOR, request.len.0 / SECTOR);
         let hit = |bad: &&(u64, Outcome)| (first..first + sectors.max(1)).contains(&bad.0);
         let outcome = self.bad.iter().find(hit).map_or(Outcome::Done(request.len), |bad| bad.1);
-        Finished { outcome, tag: request.tag, buffer: request.buffer }
+        Completion { outcome, tag: request.tag, buffer: request.buffer }
     }
 }
 
@@ -112,8 +117,13 @@ type SharedStorage = Arc<Mutex<Storage>>;
 
 struct Channel(SharedStorage, Vec<Request<Buffer>>);
 
-impl DiskChannel<Lane> for Channel {
-    fn submit(&mut self, _: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+impl DiskChannel<UringContext> for Channel {
+    fn submit(
+        &mut self,
+        _: &mut UringContext,
+        batch: &mut Vec<Request<Buffer>>,
+        _: &mut Vec<Completion<Buffer>>,
+    ) -> usize {
         let mut storage = self.0.lock().unwrap();
         let count = storage.most.map_or(batch.len(), |most| most.min(batch.len()));
         storage.seen.extend(batch[..count].iter().map(|one| (one.op, one.start.0 / SECTOR, one.len.0 / SECTOR)));
@@ -121,7 +131,7 @@ impl DiskChannel<Lane> for Channel {
         count
     }
 
-    fn reap(&mut self, _: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let mut storage = self.0.lock().unwrap();
         let count = if storage.hangs { 0 } else { self.1.len() };
         finished.extend(self.1.drain(..count).map(|request| storage.end(request)));
@@ -132,7 +142,7 @@ impl DiskChannel<Lane> for Channel {
         self.1.len() as u32
     }
 
-    fn close(&mut self, _: &mut Lane) {
+    fn close(&mut self, _: &mut UringContext) {
         assert!(self.1.is_empty(), "a channel is drained before it is closed");
     }
 }
@@ -157,11 +167,12 @@ impl Rig {
 
     fn of(health: &Arc<DiskHealth>, merge: MergeMode) -> Rig {
         let (mailbox, inbox) = Mailbox::new().expect("a mailbox");
-        let options = LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
+        let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
         let mut worker = Worker::new(options, inbox).expect("the host has io_uring");
         let (guest, storage) = (SharedGuest::default(), SharedStorage::default());
         let of_disk = Arc::clone(&storage);
-        let disk = TrialDisk(move || Box::new(Channel(Arc::clone(&of_disk), vec![])) as Box<dyn DiskChannel<Lane>>);
+        let disk =
+            TrialDisk(move || Box::new(Channel(Arc::clone(&of_disk), vec![])) as Box<dyn DiskChannel<UringContext>>);
         let options = QueueOptions {
             disks: vec![QueueDisk {
                 slot: DiskSlot::FIRST,
@@ -176,7 +187,7 @@ impl Rig {
             on_broken: Box::new(|why| panic!("{why}")),
         };
         let mut waker = None;
-        let make = |_: &mut Lane, own: &Arc<dyn mqblk_core::Wake>| {
+        let make = |_: &mut UringContext, own: &Arc<dyn mqblk_core::Wake>| {
             waker = Some(Arc::clone(own));
             Ok(Queue(Arc::clone(&guest)))
         };
@@ -218,11 +229,11 @@ impl Rig {
     }
 
     fn parked(&self) -> u64 {
-        self.health.report().parked
+        self.health.stats().parked
     }
 
     fn in_flight(&self) -> u32 {
-        self.worker.report(0).queues[0].1.in_flight
+        self.worker.stats(0).queues[0].1.in_flight
     }
 }
 
@@ -235,7 +246,7 @@ fn a_stopped_disk_parks_what_failed_and_what_follows_and_replays_in_the_order_of
         rig.bad(&[(7, failure), (3, failure)]);
         // In the storage together: what is good ends, whatever fails is parked.
         assert_eq!(rig.ask(&[(WRITE, 9), (WRITE, 7), (WRITE, 5), (Op::Read, 3)]), [(5, DONE), (9, DONE)]);
-        let report = rig.health.report();
+        let report = rig.health.stats();
         assert_eq!((report.parked, report.stops), (2, 1));
         assert_eq!(report.stopped.expect("it is stopped").no_space, of_space);
         assert_eq!(rig.seen(), [9, 7, 5, 3]);
@@ -244,13 +255,13 @@ fn a_stopped_disk_parks_what_failed_and_what_follows_and_replays_in_the_order_of
         assert_eq!((rig.seen(), rig.parked(), rig.in_flight()), (vec![], 4, 4));
         // Nothing has changed: it stops again, and what follows is not tried.
         assert_eq!(rig.resume(Resume::Replay).len(), 2);
-        assert_eq!((rig.seen(), rig.parked(), rig.health.report().stops), (vec![7, 3, 1, 2], 2, 2));
+        assert_eq!((rig.seen(), rig.parked(), rig.health.stats().stops), (vec![7, 3, 1, 2], 2, 2));
         assert_eq!(rig.ask(&[(WRITE, 8)]), []);
         rig.bad(&[]);
         assert_eq!(rig.resume(Resume::Replay), [(3, DONE), (7, DONE), (8, DONE)]);
         assert_eq!((rig.seen(), rig.parked(), rig.in_flight()), (vec![7, 3, 8], 0, 0));
         assert_eq!(rig.ask(&[(WRITE, 8)]), [(8, DONE)]);
-        assert_eq!(rig.worker.report(0).queues[0].1.counters.errors, 0, "no guest heard of it");
+        assert_eq!(rig.worker.stats(0).queues[0].1.counters.errors, 0, "no guest heard of it");
     }
 }
 
@@ -279,7 +290,7 @@ fn parked_requests_may_be_given_back_as_errors() {
     rig.ask(&[(Op::Read, 8)]);
     assert_eq!(rig.resume(Resume::Report), [(7, Outcome::NoSpace), (8, Outcome::NoSpace)]);
     assert_eq!((rig.parked(), rig.in_flight(), rig.health.is_stopped()), (0, 0, false));
-    assert_eq!(rig.worker.report(0).queues[0].1.counters.errors, 2);
+    assert_eq!(rig.worker.stats(0).queues[0].1.counters.errors, 2);
 }
 
 #[test]
@@ -473,7 +484,7 @@ fn all_workers_of_a_disk_stop_and_go_on() {
     let (mut one, mut other) = (Rig::of(&health, MergeMode::Off), Rig::of(&health, MergeMode::Off));
     one.bad(&[(7, EIO)]);
     one.ask(&[(WRITE, 7)]);
-    assert_eq!((other.ask(&[(WRITE, 1)]), other.seen(), health.report().parked), (vec![], vec![], 2));
+    assert_eq!((other.ask(&[(WRITE, 1)]), other.seen(), health.stats().parked), (vec![], vec![], 2));
     one.bad(&[]);
     let outcome = health.go_on().unwrap();
     // It has not heard of it yet, and keeps the order.
@@ -502,14 +513,14 @@ fn a_failed_request_is_tried_again_until_it_succeeds() {
     rig.bad(&[(7, EIO)]);
     // Others go on meanwhile.
     assert_eq!(rig.ask(&[(WRITE, 7), (WRITE, 8)]), [(8, DONE)]);
-    while rig.health.report().retries < 2 {
+    while rig.health.stats().retries < 2 {
         rig.worker.sleep();
         assert_eq!(rig.ask(&[(WRITE, 9)]), [(9, DONE)]);
     }
     assert_eq!((rig.in_flight(), rig.health.is_stopped()), (1, false));
     rig.bad(&[]);
     assert_eq!(wait(&mut rig, 1), [(7, DONE)]);
-    assert_eq!(rig.worker.report(0).queues[0].1.counters.errors, 0);
+    assert_eq!(rig.worker.stats(0).queues[0].1.counters.errors, 0);
 }
 
 #[test]
@@ -519,7 +530,7 @@ fn what_goes_on_failing_is_reported_in_the_end() {
     rig.bad(&[(7, EIO), (8, Outcome::NoSpace), (0, EIO)]);
     assert_eq!(rig.ask(&[(WRITE, 7), (WRITE, 8), (Op::Flush, 99)]), [(8, Outcome::NoSpace), (99, EIO)]);
     assert_eq!(wait(&mut rig, 1), [(7, EIO)]);
-    assert!(rig.health.report().retries >= 2);
+    assert!(rig.health.stats().retries >= 2);
     assert_eq!((rig.in_flight(), rig.worker.channels.deadline()), (0, None));
 }
 
@@ -541,12 +552,12 @@ fn what_waits_to_be_tried_again_can_be_aborted_and_does_not_hold_up_a_queue_that
 #[test]
 fn requests_in_flight_have_an_age() {
     let mut rig = Rig::new(ErrorPolicy::default(), MergeMode::Off);
-    assert_eq!((rig.worker.report(0).queues[0].1.oldest_ns, rig.worker.ages().len()), (None, 0));
+    assert_eq!((rig.worker.stats(0).queues[0].1.oldest_ns, rig.worker.ages().len()), (None, 0));
     rig.storage.lock().unwrap().hangs = true;
     rig.ask(&[(WRITE, 7)]);
-    let young = rig.worker.report(0).queues[0].1.oldest_ns.expect("one is in flight");
+    let young = rig.worker.stats(0).queues[0].1.oldest_ns.expect("one is in flight");
     rig.ask(&[(WRITE, 8)]);
-    let report = rig.worker.report(0);
+    let report = rig.worker.stats(0);
     let queue = &report.queues[0].1;
     assert!(queue.oldest_ns.is_some_and(|old| old > young) && queue.disks[0].oldest_ns == queue.oldest_ns);
     let ages = rig.worker.ages();

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskChannel, DiskSlot, Finished, GuestQueue, Intake, Notify, Op, Outcome,
-    Pulled, Request, Wake,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskChannel, DiskSlot, FinishedRequest, GuestQueue, Intake, Op,
+    Outcome, PublishResult, PullEnd, Request, Wake,
 };
 
 use mqblk_uring::EventFd;
@@ -181,13 +181,13 @@ struct FakeQueue {
 impl GuestQueue for FakeQueue {
     type Token = (DiskSlot, u32);
     type Position = ();
-    type Lane = Lane;
+    type Context = UringContext;
 
     fn depth(&self) -> u16 {
         16
     }
 
-    fn pull<I: Intake<Self::Token, Buffer>>(&mut self, _lane: &mut Lane, into: &mut I) -> Pulled {
+    fn pull<I: Intake<Self::Token, Buffer>>(&mut self, _lane: &mut UringContext, into: &mut I) -> PullEnd {
         at(&self.stage).point();
         let waiting = std::mem::take(&mut at(&self.stage).guests[self.index].waiting);
         for _ in 0..waiting {
@@ -204,13 +204,13 @@ impl GuestQueue for FakeQueue {
             }
         }
         at(&self.stage).point();
-        Pulled::Dry
+        PullEnd::Empty
     }
 
     fn finish<I: Intake<Self::Token, Buffer>>(
         &mut self,
-        _lane: &mut Lane,
-        done: Completed<Self::Token, Buffer>,
+        _lane: &mut UringContext,
+        done: FinishedRequest<Self::Token, Buffer>,
         into: &mut I,
     ) {
         match done.token {
@@ -223,7 +223,7 @@ impl GuestQueue for FakeQueue {
 
     fn woken<I: Intake<Self::Token, Buffer>>(
         &mut self,
-        _lane: &mut Lane,
+        _lane: &mut UringContext,
         _into: &mut I,
         _running: bool,
     ) -> Result<(), &'static str> {
@@ -238,23 +238,24 @@ impl GuestQueue for FakeQueue {
         Ok(())
     }
 
-    fn held(&self) -> usize {
+    fn blocked(&self) -> usize {
         at(&self.stage).guests[self.index].held as usize
     }
 
-    fn publish(&mut self) -> Notify {
+    fn publish(&mut self) -> PublishResult {
         at(&self.stage).point();
         at(&self.stage).guests[self.index].answered += std::mem::take(&mut self.unpublished);
-        Notify::Suppressed
+        PublishResult::Suppressed
     }
 
     fn notify(&mut self) {}
 
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> ArmResult {
         at(&self.stage).point();
         at(&self.stage).guests[self.index].wants_kick = true;
         at(&self.stage).point();
-        let found = if at(&self.stage).guests[self.index].waiting > 0 { Armed::WorkWaiting } else { Armed::Sleepable };
+        let found =
+            if at(&self.stage).guests[self.index].waiting > 0 { ArmResult::WorkWaiting } else { ArmResult::Sleepable };
         at(&self.stage).point();
         found
     }
@@ -273,15 +274,20 @@ impl GuestQueue for FakeQueue {
 /// Ends requests at the reap after their submission, so that they are in flight for a while.
 struct FakeChannel {
     stage: Shared,
-    taken: Vec<Finished<Buffer>>,
+    taken: Vec<Completion<Buffer>>,
     second: bool,
 }
 
-impl DiskChannel<Lane> for FakeChannel {
-    fn submit(&mut self, _: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+impl DiskChannel<UringContext> for FakeChannel {
+    fn submit(
+        &mut self,
+        _: &mut UringContext,
+        batch: &mut Vec<Request<Buffer>>,
+        _: &mut Vec<Completion<Buffer>>,
+    ) -> usize {
         at(&self.stage).point();
         let count = batch.len();
-        let ended = |request: Request<Buffer>| Finished {
+        let ended = |request: Request<Buffer>| Completion {
             outcome: Outcome::Done(ByteLen::ZERO),
             tag: request.tag,
             buffer: request.buffer,
@@ -290,7 +296,7 @@ impl DiskChannel<Lane> for FakeChannel {
         count
     }
 
-    fn reap(&mut self, _: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         at(&self.stage).point();
         let count = self.taken.len();
         finished.append(&mut self.taken);
@@ -305,7 +311,7 @@ impl DiskChannel<Lane> for FakeChannel {
         None
     }
 
-    fn close(&mut self, _: &mut Lane) {
+    fn close(&mut self, _: &mut UringContext) {
         assert!(self.taken.is_empty(), "a channel is drained before it is closed");
         at(&self.stage).open -= u32::from(self.second);
     }
@@ -316,7 +322,7 @@ fn disk(stage: &Weak<Mutex<Stage>>, second: bool) -> Arc<crate::AnyDisk> {
     let channel = move || {
         let stage = stage.upgrade().expect("the stage outlives the worker");
         at(&stage).open += u32::from(second);
-        Box::new(FakeChannel { stage, taken: vec![], second }) as Box<dyn DiskChannel<Lane>>
+        Box::new(FakeChannel { stage, taken: vec![], second }) as Box<dyn DiskChannel<UringContext>>
     };
     Arc::new(TrialDisk(channel))
 }
@@ -324,7 +330,7 @@ fn disk(stage: &Weak<Mutex<Stage>>, second: bool) -> Arc<crate::AnyDisk> {
 /// A worker with two queues on one disk, of which the first has another disk, and the plan.
 fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
     let (mailbox, inbox) = Mailbox::new().expect("a mailbox");
-    let options = LaneOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
+    let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, inbox).expect("the host has io_uring");
     let guest = || Guest {
         waiting: 0,
@@ -373,7 +379,7 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
         };
         let queue = FakeQueue { stage: Arc::clone(&stage), index, unpublished: 0 };
         let of_waker = Arc::clone(&stage);
-        let make = |_: &mut Lane, waker: &Arc<dyn Wake>| {
+        let make = |_: &mut UringContext, waker: &Arc<dyn Wake>| {
             at(&of_waker).guests[index].waker = Some(Arc::clone(waker));
             Ok(queue)
         };
@@ -388,7 +394,7 @@ fn play(plan: &[(u32, Event)]) -> u32 {
     let (mut worker, stage) = staged(plan);
     // Each event wakes it once at most, and between two sleeps it does little.
     for _ in 0..1000 {
-        if worker.turn() || worker.rest() == Next::Turn {
+        if worker.turn() || worker.rest() == IdleDecision::Turn {
             continue;
         }
         // It sleeps until something arrives in the ring; what had arrived before does not wake it.
@@ -398,7 +404,7 @@ fn play(plan: &[(u32, Event)]) -> u32 {
             for (index, guest) in stage.guests.iter().enumerate() {
                 let known = guest.answered + guest.held;
                 assert_eq!(known, guest.taken, "lost: a request was taken and not answered, in {plan:?}");
-                let phase = worker.roster.phase(stage.seats[index].0);
+                let phase = worker.poll_list.phase(stage.seats[index].0);
                 let runs = phase == Some(Phase::Running);
                 assert!(!runs || guest.waiting == 0, "lost: a request waits on queue {index}, in {plan:?}");
                 assert!(phase.is_none() || guest.seen == guest.told, "lost: a wake of queue {index}, in {plan:?}");
@@ -406,7 +412,7 @@ fn play(plan: &[(u32, Event)]) -> u32 {
             }
             stage.closing.retain(|leaves| leaves.try_recv() == Err(TryRecvError::Empty));
             assert!(stage.closing.is_empty(), "nothing is in flight and a disk has not left, in {plan:?}");
-            let has_second = worker.seats[usize::from(stage.seats[0].0)]
+            let has_second = worker.queues[usize::from(stage.seats[0].0)]
                 .as_ref()
                 .is_some_and(|seat| seat.disks.get(SECOND).is_some());
             assert_eq!(stage.open, u32::from(has_second), "channels that are open, in {plan:?}");

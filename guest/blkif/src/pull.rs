@@ -249,12 +249,12 @@ impl<L: PooledContext> BlkifQueue<L> {
             }
             (Asked::Answer(status), _) => {
                 self.respond(request.id, operation, status, journal);
-                into.answered(status == status::OKAY);
+                into.completed_locally(status == status::OKAY);
             }
             // These come another way: the judge goes by what the request is.
             (Asked::Direct(_) | Asked::Indirect(_), _) => {
                 self.respond(request.id, operation, status::ERROR, journal);
-                into.answered(false);
+                into.completed_locally(false);
             }
         }
     }
@@ -263,7 +263,7 @@ impl<L: PooledContext> BlkifQueue<L> {
     #[cold]
     fn refuse<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, into: &mut I) {
         self.close_request(at);
-        into.answered(false);
+        into.completed_locally(false);
     }
 
     /// Fetches the segments of indirect requests, each byte once: from mapped pages, and for all others in one call.

@@ -4,7 +4,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use mqblk_core::{Armed, ByteLen, Completed, EventChannel, GuestQueue, Intake, Notify, Pulled, Wake};
+use mqblk_core::{ArmResult, ByteLen, EventChannel, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake};
 use mqblk_memory::{Buffer, GrantCopy, LeaseId, PageArena, PooledContext};
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_ring::blkif::{BackRing, BlkifRingError, RingPosition};
@@ -200,7 +200,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         // As many as there can be, and a few that come meanwhile; then others have their turn.
         for _ in 0..=self.ring.size() as usize / BATCH {
             let (_, more) = self.take_batch(lane.pool(), into, usize::MAX)?;
-            if !self.may_take() || (!more && self.ask_for_event() == Armed::Sleepable) {
+            if !self.may_take() || (!more && self.ask_for_event() == ArmResult::Sleepable) {
                 return Ok(());
             }
         }
@@ -209,9 +209,9 @@ impl<L: PooledContext> BlkifQueue<L> {
     }
 
     /// Lets events through, asks for one with the next request, and looks again.
-    fn ask_for_event(&mut self) -> Armed {
+    fn ask_for_event(&mut self) -> ArmResult {
         if self.replay.left() > 0 {
-            return Armed::WorkWaiting;
+            return ArmResult::WorkWaiting;
         }
         // Late: what came while the ring was polled needs no event.
         if std::mem::take(&mut self.masked) {
@@ -232,22 +232,22 @@ impl<L: PooledContext> BlkifQueue<L> {
 impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     type Token = BlkifToken;
     type Position = RingPosition;
-    type Lane = L;
+    type Context = L;
 
     fn depth(&self) -> u16 {
         self.ring.size() as u16
     }
 
     #[inline]
-    fn pull<I: Intake<BlkifToken, Buffer>>(&mut self, lane: &mut L, into: &mut I) -> Pulled {
+    fn pull<I: Intake<BlkifToken, Buffer>>(&mut self, lane: &mut L, into: &mut I) -> PullEnd {
         if !self.may_take() {
             // Its waker rings when it may.
-            return Pulled::Dry;
+            return PullEnd::Empty;
         }
         match self.take_batch(lane.pool(), into, usize::MAX) {
-            Ok((_, true)) => Pulled::MoreWaiting,
-            Ok((_, false)) => Pulled::Dry,
-            Err(broken) => Pulled::Broken(broken.0),
+            Ok((_, true)) => PullEnd::MoreWaiting,
+            Ok((_, false)) => PullEnd::Empty,
+            Err(broken) => PullEnd::Broken(broken.0),
         }
     }
 
@@ -255,7 +255,7 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     fn finish<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         lane: &mut L,
-        done: Completed<BlkifToken, Buffer>,
+        done: FinishedRequest<BlkifToken, Buffer>,
         into: &mut I,
     ) {
         if let Some(buffer) = done.buffer {
@@ -279,17 +279,17 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
         Ok(())
     }
 
-    fn held(&self) -> usize {
+    fn blocked(&self) -> usize {
         usize::from(self.barrier.is_some())
     }
 
     #[inline]
-    fn publish(&mut self) -> Notify {
+    fn publish(&mut self) -> PublishResult {
         if !self.ending.is_empty() {
             self.settle_pages();
         }
         if self.unpublished == 0 {
-            return Notify::Nothing;
+            return PublishResult::Nothing;
         }
         self.unpublished = 0;
         let notify = match &mut self.journal {
@@ -310,14 +310,14 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
         self.channel.notify();
     }
 
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> ArmResult {
         let armed = if self.may_take() {
             self.ask_for_event()
         } else {
             // What lies in the ring, and what comes, waits for a barrier's end; then the waker rings. No event is of use before.
-            Armed::Sleepable
+            ArmResult::Sleepable
         };
-        self.sleeping = armed == Armed::Sleepable;
+        self.sleeping = armed == ArmResult::Sleepable;
         armed
     }
 

@@ -211,8 +211,12 @@ fn a_barrier_waits_and_holds_up_what_comes_behind_it() {
         back.pull_all();
         back.read_mail();
         assert_eq!(back.door.pending.len(), 1, "the barrier waits for the write");
-        assert_eq!(mqblk_core::GuestQueue::held(&back.queue), 1);
-        assert_eq!(mqblk_core::GuestQueue::arm(&mut back.queue), mqblk_core::Armed::Sleepable, "no spinning meanwhile");
+        assert_eq!(mqblk_core::GuestQueue::blocked(&back.queue), 1);
+        assert_eq!(
+            mqblk_core::GuestQueue::arm(&mut back.queue),
+            mqblk_core::ArmResult::Sleepable,
+            "no spinning meanwhile"
+        );
         back.finish(0);
         back.read_mail();
         assert!(back.door.pending.is_empty(), "the write's answer is not visible yet");

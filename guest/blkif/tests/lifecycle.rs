@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use mqblk_blkif::journal::Journal;
 use mqblk_blkif::{Mode, Vbd};
-use mqblk_core::{Armed, GuestQueue, Notify, Pulled};
+use mqblk_core::{ArmResult, GuestQueue, PublishResult, PullEnd};
 use mqblk_memory::create_memfd;
 use mqblk_ring::blkif::{Abi, RingPosition, operation as o, status};
 use rig::back::Back;
@@ -28,10 +28,10 @@ fn events_are_asked_for_late_and_let_through_once() {
     };
     let one = [segment(1, 0, 7)];
     assert!(front.send(&direct(1, o::READ, 0, &one)), "a fresh ring wants an event");
-    assert_eq!(back.queue.arm(), Armed::WorkWaiting, "the request was there before");
+    assert_eq!(back.queue.arm(), ArmResult::WorkWaiting, "the request was there before");
     back.turn();
     assert_eq!(count(&back), [0, 1, 1], "an event may have come when the queue began; the frontend wanted one");
-    assert_eq!(back.queue.arm(), Armed::Sleepable);
+    assert_eq!(back.queue.arm(), ArmResult::Sleepable);
     assert_eq!(count(&back), [0, 1, 1], "none has come since: there is nothing to let through");
     assert!(front.send(&direct(2, o::READ, 0, &one)), "an event");
     back.queue.disarm();
@@ -40,7 +40,7 @@ fn events_are_asked_for_late_and_let_through_once() {
     assert!(!front.send(&direct(3, o::READ, 0, &one)), "while it is polled none is wanted");
     back.turn();
     assert_eq!(count(&back)[1], 1, "and none is let through");
-    assert_eq!(back.queue.arm(), Armed::Sleepable);
+    assert_eq!(back.queue.arm(), ArmResult::Sleepable);
     assert_eq!(count(&back)[1], 2);
     let counters = back.queue.grant_counters();
     assert_eq!((counters.events_taken, counters.events_sent), (1, count(&back)[2]));
@@ -51,9 +51,9 @@ fn events_are_asked_for_late_and_let_through_once() {
         front.send(&direct(id, o::READ, 0, &one));
         back.pull();
         back.finish(0);
-        assert_eq!(back.publish(), if id == 6 { Notify::Wanted } else { Notify::Suppressed });
+        assert_eq!(back.publish(), if id == 6 { PublishResult::Wanted } else { PublishResult::Suppressed });
     }
-    assert_eq!(back.publish(), Notify::Nothing);
+    assert_eq!(back.publish(), PublishResult::Nothing);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_ring_that_jumps_is_broken_and_its_requests_still_end() {
             back.pull();
             front.ring.publish_index(index);
             let pulled = back.pull();
-            assert_eq!(matches!(pulled, Pulled::Broken(_)), broken, "{index}: {pulled:?}");
+            assert_eq!(matches!(pulled, PullEnd::Broken(_)), broken, "{index}: {pulled:?}");
             while !back.door.pending.is_empty() {
                 back.finish(0);
             }
@@ -134,7 +134,7 @@ fn what_an_owner_left_comes_first_and_is_judged_anew() {
         let vbd = Vbd::new(again);
         let _ = domain.end(gone as u32 + 1);
         let mut back = Back::resumed(&vbd, &domain, &front, recovery.position, Some(journal), recovery.replay);
-        assert_eq!(back.queue.arm(), Armed::WorkWaiting, "without an event");
+        assert_eq!(back.queue.arm(), ArmResult::WorkWaiting, "without an event");
         back.run();
         let mut found = front.responses();
         found.sort_unstable();
@@ -201,24 +201,24 @@ fn a_barrier_orders_all_rings_and_one_that_ends_does_not_hold_it_up() {
         rings[2].0.send(&direct(3, o::WRITE_BARRIER, 16, &one(3)));
         rings[2].1.pull_all();
         for (_, back) in &mut rings {
-            assert_eq!(back.pull(), Pulled::Dry);
+            assert_eq!(back.pull(), PullEnd::Empty);
             assert!(back.read_mail());
         }
         // Ring 1 took what was there before; what comes now waits.
         assert_eq!(rings[1].1.door.pending.len(), 1, "{mode:?}");
         rings[1].0.send(&direct(4, o::WRITE, 24, &one(4)));
-        assert_eq!(rings[1].1.pull(), Pulled::Dry);
-        assert_eq!(rings[1].1.queue.arm(), Armed::Sleepable);
+        assert_eq!(rings[1].1.pull(), PullEnd::Empty);
+        assert_eq!(rings[1].1.queue.arm(), ArmResult::Sleepable);
         rings[1].1.finish(0);
         rings[1].1.publish();
         rings[1].1.read_mail();
-        assert_eq!(rings[2].1.queue.held(), 1, "ring 0 is not done");
+        assert_eq!(rings[2].1.queue.blocked(), 1, "ring 0 is not done");
         // Ring 0 ends: its write is answered, and nothing more is waited for.
         rings[0].1.finish(0);
         rings[0].1.publish();
         rings[0].1.close();
         rings[2].1.read_mail();
-        assert_eq!((rings[2].1.queue.held(), rings[2].1.door.pending.len()), (0, 1), "{mode:?}");
+        assert_eq!((rings[2].1.queue.blocked(), rings[2].1.door.pending.len()), (0, 1), "{mode:?}");
         rings[2].1.finish(0);
         rings[2].1.finish(0);
         rings[2].1.publish();
@@ -249,11 +249,11 @@ fn a_barrier_waits_until_earlier_answers_are_visible() {
     back.pull_all();
     other.queue.woken(&mut other.lane, &mut other.door, true).unwrap();
     while back.read_mail() {}
-    assert_eq!((other.door.bad, back.queue.held()), (1, 1));
+    assert_eq!((other.door.bad, back.queue.blocked()), (1, 1));
     other.publish();
     other.read_mail();
     while back.read_mail() {}
-    assert_eq!((back.queue.held(), back.door.pending.len()), (0, 1));
+    assert_eq!((back.queue.blocked(), back.door.pending.len()), (0, 1));
     back.run();
     other.run();
     assert_eq!(front.responses(), [(2, o::WRITE_BARRIER, status::OKAY)]);
@@ -270,9 +270,9 @@ fn a_barrier_waits_for_rings_to_open_unless_they_will_not() {
     let mut back = Back::new(&vbd, &domain, &front);
     front.send(&direct(1, o::WRITE_BARRIER, 0, &[]));
     back.run();
-    assert_eq!((front.responses(), back.queue.held()), (vec![], 1), "the other ring may have been left requests");
+    assert_eq!((front.responses(), back.queue.blocked()), (vec![], 1), "the other ring may have been left requests");
     vbd.forget_absent();
     back.run();
-    assert_eq!((front.responses(), back.queue.held()), (vec![(1, o::WRITE_BARRIER, status::OKAY)], 0));
+    assert_eq!((front.responses(), back.queue.blocked()), (vec![(1, o::WRITE_BARRIER, status::OKAY)], 0));
     back.close();
 }

@@ -128,7 +128,7 @@ pub trait VirtioDevice<L: GuestContext>: Send + Sync + 'static {
 }
 
 /// A queue of a virtio device.
-pub trait VirtioQueue<L: GuestContext>: GuestQueue<Lane = L, Position = SplitState> + Send + 'static {
+pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = SplitState> + Send + 'static {
     /// Replaces the notifier that calls the guest.
     fn set_call(&mut self, call: Option<Box<dyn Call>>);
 

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Outcome, Pulled};
+use mqblk_core::{ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Outcome, PublishResult, PullEnd};
 use mqblk_memory::{Buffer, BufferPool, LeaseId};
 use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState, VirtqueueError};
 use mqblk_virtio::batch::ChainBatch;
@@ -89,16 +89,16 @@ impl<L: GuestContext> BlkQueue<L> {
                 let copied = pool.copy_in(&chain.buffer, 0, &id[..len]);
                 debug_assert!(copied);
                 self.complete_chain(pool, head, chain.buffer, BlkStatus::OK, len as u32 + 1);
-                into.answered(true);
+                into.completed_locally(true);
             }
             ParsedRequest::Complete(status) => {
                 self.complete_chain(pool, head, chain.buffer, status, written);
-                into.answered(status == BlkStatus::OK);
+                into.completed_locally(status == BlkStatus::OK);
             }
             ParsedRequest::NoStatusByte => {
                 pool.release(chain.buffer);
                 self.ring.put_used(head, 0);
-                into.answered(false);
+                into.completed_locally(false);
             }
         }
         Ok(())
@@ -108,35 +108,35 @@ impl<L: GuestContext> BlkQueue<L> {
 impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     type Token = BlkToken;
     type Position = SplitState;
-    type Lane = L;
+    type Context = L;
 
     fn depth(&self) -> u16 {
         self.ring.size()
     }
 
     #[inline]
-    fn pull<I>(&mut self, context: &mut L, into: &mut I) -> Pulled
+    fn pull<I>(&mut self, context: &mut L, into: &mut I) -> PullEnd
     where
         I: Intake<BlkToken, Buffer>,
     {
         let pool = context.pool();
         let (count, more) = match self.batch.fetch(&mut self.ring, pool, self.lease, into.room()) {
-            Ok((0, false)) => return Pulled::Dry,
+            Ok((0, false)) => return PullEnd::Empty,
             Ok(fetched) => fetched,
-            Err(error) => return Pulled::Broken(error.0),
+            Err(error) => return PullEnd::Broken(error.0),
         };
         let fua = self.device.is_write_through();
         for at in 0..count {
             let head = self.batch.heads[at];
             if let Err(error) = self.process_chain(pool, &head, fua, into) {
-                return Pulled::Broken(error.0);
+                return PullEnd::Broken(error.0);
             }
         }
-        if more { Pulled::MoreWaiting } else { Pulled::Dry }
+        if more { PullEnd::MoreWaiting } else { PullEnd::Empty }
     }
 
     #[inline]
-    fn finish<I>(&mut self, context: &mut L, finished: Completed<BlkToken, Buffer>, _into: &mut I)
+    fn finish<I>(&mut self, context: &mut L, finished: FinishedRequest<BlkToken, Buffer>, _into: &mut I)
     where
         I: Intake<BlkToken, Buffer>,
     {
@@ -152,7 +152,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     }
 
     #[inline]
-    fn publish(&mut self) -> Notify {
+    fn publish(&mut self) -> PublishResult {
         self.ring.publish()
     }
 
@@ -162,7 +162,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
         }
     }
 
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> ArmResult {
         self.ring.arm()
     }
 

@@ -74,7 +74,7 @@ mod tests {
     /// A context that no queue runs on.
     struct NoContext;
 
-    impl mqblk_core::Lane for NoContext {
+    impl mqblk_core::IoContext for NoContext {
         type Buffer = Buffer;
     }
 

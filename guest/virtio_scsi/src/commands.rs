@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqblk_core::{Completed, DiskSlot, Intake, Outcome, Pulled, Wake};
+use mqblk_core::{DiskSlot, FinishedRequest, Intake, Outcome, PullEnd, Wake};
 use mqblk_memory::{Buffer, BufferPool};
 use mqblk_ring::split::VirtqueueError;
 use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, target};
@@ -110,11 +110,11 @@ impl RequestQueue {
     }
 
     #[inline]
-    pub(crate) fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> Pulled {
+    pub(crate) fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> PullEnd {
         match self.try_pull(pool, into) {
-            Ok(true) => Pulled::MoreWaiting,
-            Ok(false) => Pulled::Dry,
-            Err(broken) => Pulled::Broken(broken.0),
+            Ok(true) => PullEnd::MoreWaiting,
+            Ok(false) => PullEnd::Empty,
+            Err(broken) => PullEnd::Broken(broken.0),
         }
     }
 
@@ -155,12 +155,12 @@ impl RequestQueue {
             // No space for a response: the chain is returned with nothing written.
             element.release(pool);
             self.ring.device.put_used(start.index, 0);
-            into.answered(false);
+            into.completed_locally(false);
             return Ok(());
         }
         if element.fault || element.header_len < self.header.len() || (element.data_in > 0 && element.data_out > 0) {
             self.fail_request(pool, start.index, element, b::VIRTIO_SCSI_S_FAILURE);
-            into.answered(false);
+            into.completed_locally(false);
             return Ok(());
         }
         self.begin(pool, start.index, element, into);
@@ -224,7 +224,7 @@ impl RequestQueue {
                 pool.release(data);
                 self.complete(pool, token, b::VIRTIO_SCSI_S_OK, &ending);
                 // A command that the logical unit fails is still well formed.
-                into.answered(true);
+                into.completed_locally(true);
             }
             CommandAction::Ranges { op, transferred } => {
                 (token.op, token.transferred) = (op, saturating_u32(transferred));
@@ -234,7 +234,7 @@ impl RequestQueue {
             CommandAction::Overrun => {
                 pool.release(data);
                 self.complete(pool, token, b::VIRTIO_SCSI_S_OVERRUN, &CommandCompletion::good(data_in + data_out));
-                into.answered(false);
+                into.completed_locally(false);
             }
             CommandAction::MultiStep(command) => self.begin_multi_step(pool, token, command, (data, data_out), into),
         }
@@ -251,7 +251,7 @@ impl RequestQueue {
     ) {
         self.fail_request(pool, head, element, b::VIRTIO_SCSI_S_BAD_TARGET);
         // A driver probes every target when it scans.
-        into.answered(true);
+        into.completed_locally(true);
     }
 
     /// Completes a command that reaches no logical unit.
@@ -268,10 +268,10 @@ impl RequestQueue {
     pub(crate) fn finish<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        done: Completed<ScsiToken, Buffer>,
+        done: FinishedRequest<ScsiToken, Buffer>,
         into: &mut I,
     ) {
-        let Completed { token, outcome, buffer } = done;
+        let FinishedRequest { token, outcome, buffer } = done;
         if token.multi_step.is_some() {
             return self.step_ended(pool, token, outcome, buffer, into);
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mqblk_core::{DiskSlot, Intake, Pulled, Wake};
+use mqblk_core::{DiskSlot, Intake, PullEnd, Wake};
 use mqblk_memory::{Buffer, BufferPool};
 use mqblk_ring::split::VirtqueueError;
 use mqblk_scsi::Nexus;
@@ -74,22 +74,22 @@ impl ControlQueue {
         self.pending.len()
     }
 
-    pub(crate) fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> Pulled {
+    pub(crate) fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> PullEnd {
         match self.batch.fetch(&mut self.ring.device, pool, self.ring.lease, into.room()) {
-            Ok((0, false)) => Pulled::Dry,
+            Ok((0, false)) => PullEnd::Empty,
             Ok((count, more)) => {
                 for at in 0..count {
                     let start = self.batch.heads[at];
                     match self.process_chain(pool, &start) {
-                        Ok(well_formed) => into.answered(well_formed),
-                        Err(broken) => return Pulled::Broken(broken.0),
+                        Ok(well_formed) => into.completed_locally(well_formed),
+                        Err(broken) => return PullEnd::Broken(broken.0),
                     }
                 }
                 // Without request queues the functions are complete.
                 self.complete_done(pool);
-                if more { Pulled::MoreWaiting } else { Pulled::Dry }
+                if more { PullEnd::MoreWaiting } else { PullEnd::Empty }
             }
-            Err(broken) => Pulled::Broken(broken.0),
+            Err(broken) => PullEnd::Broken(broken.0),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mqblk_core::{Armed, Pulled, Wake};
+use mqblk_core::{ArmResult, PullEnd, Wake};
 use mqblk_memory::BufferPool;
 use mqblk_virtio::chain::{ChainError, ChainHead, walk_chain};
 use serde::{Deserialize, Serialize};
@@ -188,10 +188,10 @@ impl EventQueue {
     }
 
     /// Delivers events while there are events and buffers. Calls `given` for each buffer used.
-    pub(crate) fn deliver(&mut self, pool: &mut BufferPool, given: impl FnMut()) -> Pulled {
+    pub(crate) fn deliver(&mut self, pool: &mut BufferPool, given: impl FnMut()) -> PullEnd {
         match self.try_deliver(pool, given) {
-            Ok(()) => Pulled::Dry,
-            Err(why) => Pulled::Broken(why),
+            Ok(()) => PullEnd::Empty,
+            Err(why) => PullEnd::Broken(why),
         }
     }
 
@@ -226,8 +226,8 @@ impl EventQueue {
     }
 
     /// The driver need not kick for buffers while there are no events.
-    pub(crate) fn arm(&mut self) -> Armed {
-        if self.events.has_pending() { self.ring.device.arm() } else { Armed::Sleepable }
+    pub(crate) fn arm(&mut self) -> ArmResult {
+        if self.events.has_pending() { self.ring.device.arm() } else { ArmResult::Sleepable }
     }
 
     /// Closes the queue, finally or temporarily.

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use mqblk_core::{Armed, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Op, Pulled};
+use mqblk_core::{ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, PublishResult, PullEnd};
 use mqblk_memory::{Buffer, LeaseId};
 use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
 use mqblk_virtio::{GuestContext, VirtioQueue};
@@ -82,19 +82,19 @@ impl<C> ScsiQueue<C> {
 impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
     type Token = ScsiToken;
     type Position = SplitState;
-    type Lane = C;
+    type Context = C;
 
     fn depth(&self) -> u16 {
         self.ring().device.size()
     }
 
     #[inline]
-    fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, context: &mut C, into: &mut I) -> Pulled {
+    fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, context: &mut C, into: &mut I) -> PullEnd {
         match &mut self.kind {
             QueueKind::Request(queue) => queue.pull(context.pool(), into),
             QueueKind::Control(queue) => queue.pull(context.pool(), into),
             // An event that waited for a buffer: the queue must be published for it.
-            QueueKind::Event(queue) => queue.deliver(context.pool(), || into.answered(true)),
+            QueueKind::Event(queue) => queue.deliver(context.pool(), || into.completed_locally(true)),
         }
     }
 
@@ -102,7 +102,7 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
     fn finish<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         context: &mut C,
-        done: Completed<ScsiToken, Buffer>,
+        done: FinishedRequest<ScsiToken, Buffer>,
         into: &mut I,
     ) {
         if let QueueKind::Request(queue) = &mut self.kind {
@@ -123,14 +123,14 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
                 Ok(())
             }
             QueueKind::Event(queue) if running => match queue.deliver(context.pool(), || {}) {
-                Pulled::Broken(why) => Err(why),
+                PullEnd::Broken(why) => Err(why),
                 _ => Ok(()),
             },
             QueueKind::Event(_) => Ok(()),
         }
     }
 
-    fn held(&self) -> usize {
+    fn blocked(&self) -> usize {
         match &self.kind {
             QueueKind::Request(queue) => queue.blocked(),
             QueueKind::Control(queue) => queue.blocked(),
@@ -139,7 +139,7 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
     }
 
     #[inline]
-    fn publish(&mut self) -> Notify {
+    fn publish(&mut self) -> PublishResult {
         let notify = self.ring_mut().device.publish();
         if let QueueKind::Request(queue) = &mut self.kind {
             queue.published();
@@ -153,7 +153,7 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
         }
     }
 
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> ArmResult {
         match &mut self.kind {
             QueueKind::Event(queue) => queue.arm(),
             _ => self.ring_mut().device.arm(),

@@ -109,7 +109,7 @@ mod tests {
     /// An I/O context that no queue runs on.
     struct NoLane;
 
-    impl mqblk_core::Lane for NoLane {
+    impl mqblk_core::IoContext for NoLane {
         type Buffer = Buffer;
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use mqblk_core::{Armed, Notify};
+use mqblk_core::{ArmResult, PublishResult};
 
 use super::layout::{Abi, BlkifRing};
 use super::request::RawRequest;
@@ -115,19 +115,23 @@ impl BackRing {
 
     /// Makes all responses since the last publish visible at once. The result says if the frontend requested an event.
     #[inline]
-    pub fn publish(&mut self) -> Notify {
+    pub fn publish(&mut self) -> PublishResult {
         let (old, new) = (self.published, self.rsp_prod);
         if new == old {
-            return Notify::Nothing;
+            return PublishResult::Nothing;
         }
         self.published = new;
-        if self.ring.responses().publish(old, new) { Notify::Wanted } else { Notify::Suppressed }
+        if self.ring.responses().publish(old, new) { PublishResult::Wanted } else { PublishResult::Suppressed }
     }
 
     /// Requests an event, then re-checks the request index.
     #[inline]
-    pub fn arm(&mut self) -> Armed {
-        if self.ring.requests().arm(self.req_cons) == self.req_cons { Armed::Sleepable } else { Armed::WorkWaiting }
+    pub fn arm(&mut self) -> ArmResult {
+        if self.ring.requests().arm(self.req_cons) == self.req_cons {
+            ArmResult::Sleepable
+        } else {
+            ArmResult::WorkWaiting
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use mqblk_core::{Armed, Notify, Sector512};
+use mqblk_core::{ArmResult, PublishResult, Sector512};
 use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES, Region};
 
 use super::*;
@@ -74,7 +74,7 @@ fn a_ring_goes_round_in_every_layout() {
                 back.put_response(*id, operation::READ, status::ERROR);
             }
             assert_eq!(front.get(8), first.to_le_bytes(), "not published yet");
-            let want = if round == 0 { Notify::Wanted } else { Notify::Suppressed };
+            let want = if round == 0 { PublishResult::Wanted } else { PublishResult::Suppressed };
             assert_eq!(back.publish(), want, "the frontend requested one at index 1");
             assert_eq!(front.get(8), first.wrapping_add(front.size).to_le_bytes());
             let [.., operation, zero, low, high] = front.get::<12>(front.entry(first));
@@ -128,21 +128,24 @@ fn a_producer_that_jumps_is_refused() {
 fn events_are_sent_at_the_requested_index() {
     let front = Front::new(Abi::X86_64, 1);
     let mut back = front.back();
-    assert_eq!(back.arm(), Armed::Sleepable);
+    assert_eq!(back.arm(), ArmResult::Sleepable);
     assert_eq!(front.get(4), 1_u32.to_le_bytes(), "an event with the next request");
     front.set(0, 4);
-    assert_eq!(back.arm(), Armed::WorkWaiting);
-    assert_eq!(back.publish(), Notify::Nothing);
-    for (rsp_event, want) in
-        [(1, Notify::Wanted), (1, Notify::Suppressed), (4, Notify::Suppressed), (4, Notify::Wanted)]
-    {
+    assert_eq!(back.arm(), ArmResult::WorkWaiting);
+    assert_eq!(back.publish(), PublishResult::Nothing);
+    for (rsp_event, want) in [
+        (1, PublishResult::Wanted),
+        (1, PublishResult::Suppressed),
+        (4, PublishResult::Suppressed),
+        (4, PublishResult::Wanted),
+    ] {
         front.set(12, rsp_event);
         back.waiting().unwrap();
         back.take();
         back.put_response(0, 0, 0);
         assert_eq!(back.publish(), want, "an event at {rsp_event}");
     }
-    assert_eq!(back.arm(), Armed::Sleepable);
+    assert_eq!(back.arm(), ArmResult::Sleepable);
     assert_eq!(front.get(4), 5_u32.to_le_bytes());
 }
 

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use mqblk_core::{Armed, Notify, Sector512};
+use mqblk_core::{ArmResult, PublishResult, Sector512};
 use mqblk_memory::{GrantRef, GuestAddress, GuestMemory, PAGE_BYTES, Region};
 use proptest::prelude::*;
 
@@ -55,7 +55,7 @@ proptest! {
                 },
                 4 => {
                     let nothing = back.position().rsp_prod == back.published();
-                    prop_assert_eq!(back.publish() == Notify::Nothing, nothing);
+                    prop_assert_eq!(back.publish() == PublishResult::Nothing, nothing);
                 }
                 _ => {
                     let ready = front.poll_responses().unwrap();
@@ -115,14 +115,14 @@ fn both_ends_are_notified_when_they_request_it() {
     assert!(!front.publish(), "it is polling");
     back.waiting().unwrap();
     back.take();
-    assert_eq!(back.arm(), Armed::Sleepable);
+    assert_eq!(back.arm(), ArmResult::Sleepable);
     assert!(front.put(&request(Abi::X86_64, 3)));
     assert!(front.publish());
     assert_eq!(front.arm(2), Ok(0));
     back.put_response(1, 9, 0);
-    assert_eq!(back.publish(), Notify::Suppressed, "two are requested");
+    assert_eq!(back.publish(), PublishResult::Suppressed, "two are requested");
     back.put_response(2, 9, 0);
-    assert_eq!(back.publish(), Notify::Wanted);
+    assert_eq!(back.publish(), PublishResult::Wanted);
     assert_eq!(front.poll_responses(), Ok(2));
 }
 

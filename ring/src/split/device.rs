@@ -5,7 +5,7 @@ mod tests;
 
 use std::sync::atomic::Ordering;
 
-use mqblk_core::{Armed, Notify};
+use mqblk_core::{ArmResult, PublishResult};
 use mqblk_memory::{SharedU16, SharedWords};
 
 use super::inflight::{InflightError, InflightTable, Replay};
@@ -38,8 +38,8 @@ pub struct SplitState {
 }
 
 #[inline]
-fn publish_result(requested: bool) -> Notify {
-    if requested { Notify::Wanted } else { Notify::Suppressed }
+fn publish_result(requested: bool) -> PublishResult {
+    if requested { PublishResult::Wanted } else { PublishResult::Suppressed }
 }
 
 /// The device's end of a ring.
@@ -287,10 +287,10 @@ impl DeviceRing {
 
     /// Makes all used elements since the last publish visible at once. The result says if the driver requested a call.
     #[inline]
-    pub fn publish(&mut self) -> Notify {
+    pub fn publish(&mut self) -> PublishResult {
         let (old, new) = (self.published, self.next_used);
         if new == old {
-            return Notify::Nothing;
+            return PublishResult::Nothing;
         }
         self.published = new;
         let requested = match &mut self.inflight_table {
@@ -312,10 +312,10 @@ impl DeviceRing {
 
     /// Requests a kick, then re-checks the available index.
     #[inline]
-    pub fn arm(&mut self) -> Armed {
+    pub fn arm(&mut self) -> ArmResult {
         let waiting = self.avail().arm(self.next_avail) != self.next_avail;
         self.log_suppression();
-        if waiting { Armed::WorkWaiting } else { Armed::Sleepable }
+        if waiting { ArmResult::WorkWaiting } else { ArmResult::Sleepable }
     }
 
     /// Suppresses kicks. With EVENT_IDX a stale event index is enough.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Disk, Op, Outcome};
-use mqblk_uring::{FixedBufferUse, Lane};
+use mqblk_uring::{FixedBufferUse, UringContext};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -23,7 +23,7 @@ const NEW: u8 = 0x22;
 ///
 /// # Panics
 /// When a check fails.
-pub fn some_of_many(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) -> CancelCounts {
+pub fn some_of_many(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) -> CancelCounts {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     let area = LONGEST.next_multiple_of(block);
     let count = (size.min(MEMORY / 2) / area).min(24);
@@ -122,7 +122,7 @@ pub struct CancelCounts {
 const WRITE: Op = Op::Write { fua: false };
 
 /// Cancels tags that the channel does not have, or no longer has.
-pub(super) fn unknown_tags(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn unknown_tags(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
     let mut worker = TestWorker::new(disk.as_ref(), 8, FixedBufferUse::Off);
     worker.cancel_unknown_tags();

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{Disk, DiskError};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 pub use worker::{TestRequest, TestResult, TestWorker};
 
@@ -45,7 +45,7 @@ impl TestTarget<'_> {
     ///
     /// # Panics
     /// When the backend does not take one of the settings.
-    pub fn open(&self, more: &[(&str, &str)]) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+    pub fn open(&self, more: &[(&str, &str)]) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
         let mut settings = Settings::new("disk \"trial\"");
         for (key, value) in self.settings.iter().chain(more) {
             settings.insert(key, value)?;
@@ -55,7 +55,7 @@ impl TestTarget<'_> {
         Ok(disk)
     }
 
-    fn must_open(&self, more: &[(&str, &str)]) -> Arc<dyn Disk<Lane>> {
+    fn must_open(&self, more: &[(&str, &str)]) -> Arc<dyn Disk<UringContext>> {
         self.open(more).unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 }
@@ -85,7 +85,7 @@ pub fn run(trial: &TestTarget<'_>) {
 }
 
 /// A disk's geometry and limits must be consistent.
-fn check_description(disk: &dyn Disk<Lane>) {
+fn check_description(disk: &dyn Disk<UringContext>) {
     let (geometry, limits) = (disk.geometry(), disk.limits());
     assert!(geometry.size.0 > 0 && geometry.size.is_aligned(geometry.logical_block), "{geometry:?}");
     assert!(geometry.physical_block >= geometry.logical_block, "{geometry:?}");
@@ -100,7 +100,7 @@ fn check_description(disk: &dyn Disk<Lane>) {
 }
 
 /// The settings that `--print-config` prints must open the same disk.
-fn check_resolved_settings(trial: &TestTarget<'_>, disk: Arc<dyn Disk<Lane>>) {
+fn check_resolved_settings(trial: &TestTarget<'_>, disk: Arc<dyn Disk<UringContext>>) {
     let (geometry, limits, resolved) = (disk.geometry(), disk.limits(), disk.resolved());
     drop(disk); // and with it its lock
     let mut settings = Settings::new("disk \"resolved\"");

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Disk, Op, Outcome};
-use mqblk_uring::{FixedBufferUse, Lane};
+use mqblk_uring::{FixedBufferUse, UringContext};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -92,7 +92,7 @@ fn disjoint(random: &mut SmallRng, range: &Range<u64>, block: u64, count: usize)
 }
 
 /// Verifies one part of the disk against a model for many rounds of concurrent requests.
-fn rounds(trial: &TestTarget<'_>, disk: &dyn Disk<Lane>, range: Range<u64>, seed: u64) {
+fn rounds(trial: &TestTarget<'_>, disk: &dyn Disk<UringContext>, range: Range<u64>, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let fixed = if random.random_bool(0.5) { FixedBufferUse::Auto } else { FixedBufferUse::Off };
     let mut worker = TestWorker::new(disk, 64, fixed);
@@ -185,12 +185,12 @@ fn update_model(worker: &TestWorker, model: &mut DiskModel, request: &TestReques
     }
 }
 
-pub(super) fn one_worker(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn one_worker(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     rounds(trial, disk.as_ref(), 0..disk.geometry().size.0, trial.seed);
 }
 
 /// Two threads with a channel each, on halves of the disk.
-pub(super) fn two_workers(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn two_workers(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let size = disk.geometry().size.0;
     let block = u64::from(disk.geometry().logical_block.bytes());
     let middle = size / 2 - size / 2 % block;

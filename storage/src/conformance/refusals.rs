@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Disk, Errno, Op, Outcome};
-use mqblk_uring::{FixedBufferUse, Lane};
+use mqblk_uring::{FixedBufferUse, UringContext};
 
 use super::{TestRequest, TestTarget, TestWorker};
 
@@ -46,7 +46,7 @@ fn request(op: Op, start: u64, len: u64, block: u64) -> TestRequest {
     TestRequest { op, start, len, segments }
 }
 
-pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
     worker.write_memory(0, &vec![0x11; size.min(super::worker::MEMORY) as usize]);
@@ -91,7 +91,7 @@ pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
     worker.close();
 }
 
-pub(super) fn of_read_only(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn of_read_only(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     assert!(disk.geometry().read_only && disk.limits().discard.is_none() && disk.limits().write_zeroes.is_none());
     let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Auto);

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Disk, DiskError, Op, Outcome};
-use mqblk_uring::{FixedBufferUse, Lane};
+use mqblk_uring::{FixedBufferUse, UringContext};
 
 use super::{TestRequest, TestTarget, TestWorker};
 
 const WRITE: Op = Op::Write { fua: false };
 
-fn refused(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>, size: u64) {
+fn refused(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>, size: u64) {
     let before = disk.geometry();
     let result = disk.resize(Some(ByteLen(size)));
     assert!(matches!(result, Err(DiskError::Size { .. })), "{trial:?}: {size} bytes: {result:?}");
@@ -18,7 +18,7 @@ fn refused(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>, size: u64) {
 
 /// Shrinks and grows a disk under an open channel: requests are checked against the current size, and space that is added again reads as
 /// zeroes. Storage that cannot be resized refuses and is unchanged.
-pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let (whole, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     assert_eq!(disk.resize(None).ok(), Some(ByteLen(whole)), "{trial:?}");
     for odd in [0, 1, whole + 1, block / 2] {
@@ -73,7 +73,7 @@ pub(super) fn of_writable(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
     worker.close();
 }
 
-pub(super) fn of_read_only(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn of_read_only(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let size = disk.geometry().size;
     assert_eq!(disk.resize(None).ok(), Some(size), "{trial:?}");
     for requested in [size.0, size.0 / 2, 2 * size.0] {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Disk, Op, Outcome};
-use mqblk_uring::{FixedBufferUse, Lane};
+use mqblk_uring::{FixedBufferUse, UringContext};
 
 use super::worker::MEMORY;
 use super::{TestRequest, TestTarget, TestWorker};
@@ -17,7 +17,7 @@ fn marked(at: u64, block: u64) -> Vec<u8> {
 
 /// Thousands of requests in one batch to a ring of few entries: back-pressure, and all complete. With memory that direct I/O can use
 /// directly, and with memory that must be bounced.
-pub(super) fn a_batch_larger_than_the_ring(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn a_batch_larger_than_the_ring(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
     let count = (MEMORY / block / 2).min(disk.geometry().size.0 / block).min(5000);
     for shift in [0, 3] {
@@ -41,7 +41,7 @@ pub(super) fn a_batch_larger_than_the_ring(trial: &TestTarget<'_>, disk: &Arc<dy
 }
 
 /// As many segments as the disk allows, whole blocks and odd bytes, in guest memory in reverse order.
-pub(super) fn many_segments(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn many_segments(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
     let mut worker = TestWorker::new(disk.as_ref(), 16, FixedBufferUse::Auto);
     for segment in [8, 24, block] {
@@ -72,7 +72,7 @@ pub(super) fn many_segments(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) 
 }
 
 /// The largest transfer that memory allows, aligned and not, then the whole disk zeroed and discarded at once.
-pub(super) fn large_ranges(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn large_ranges(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let (size, block) = (disk.geometry().size.0, u64::from(disk.geometry().logical_block.bytes()));
     let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Auto);
     let len = size.min(MEMORY - block) / block * block;
@@ -117,7 +117,7 @@ pub(super) fn large_ranges(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
 }
 
 /// Data that one channel wrote is read by another, after the first was closed and beside one that is open.
-pub(super) fn closed_and_opened_again(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<Lane>>) {
+pub(super) fn closed_and_opened_again(trial: &TestTarget<'_>, disk: &Arc<dyn Disk<UringContext>>) {
     let block = u64::from(disk.geometry().logical_block.bytes());
     let done = Outcome::Done(ByteLen(block));
     let mut first = TestWorker::new(disk.as_ref(), 8, FixedBufferUse::Off);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::{ByteLen, ByteOffset, Disk, DiskChannel, Op, Outcome, Request, Tag};
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, LeaseId, Region};
-use mqblk_uring::{FixedBufferUse, Lane, LaneOptions, Wait};
+use mqblk_uring::{FixedBufferUse, UringContext, UringOptions, Wait};
 
 /// Guest memory: two adjacent regions, so that segments may span both.
 pub(super) const MEMORY: u64 = 16 << 20;
@@ -50,8 +50,8 @@ pub struct TestResult {
 
 /// A thread's I/O context and channel to a disk.
 pub struct TestWorker {
-    context: Lane,
-    channel: Box<dyn DiskChannel<Lane>>,
+    context: UringContext,
+    channel: Box<dyn DiskChannel<UringContext>>,
     memory: Arc<GuestMemory>,
     lease: LeaseId,
     next_tag: u32,
@@ -62,10 +62,10 @@ impl TestWorker {
     ///
     /// # Panics
     /// When the host refuses a resource.
-    pub fn new(disk: &dyn Disk<Lane>, in_flight: u32, fixed: FixedBufferUse) -> TestWorker {
+    pub fn new(disk: &dyn Disk<UringContext>, in_flight: u32, fixed: FixedBufferUse) -> TestWorker {
         let submissions = (in_flight / 2).clamp(1, 256);
-        let mut context =
-            Lane::new(LaneOptions { submissions, in_flight, files: 4, buffers: 16 }).expect("the host has io_uring");
+        let mut context = UringContext::new(UringOptions { submissions, in_flight, files: 4, buffers: 16 })
+            .expect("the host has io_uring");
         let region = |at, len| Arc::new(Region::shared("conformance", len, GuestAddress(at)).expect("memory").0);
         let regions = vec![region(0, BOUNDARY), region(BOUNDARY, MEMORY - BOUNDARY)];
         let memory = Arc::new(GuestMemory::new(regions).expect("they do not overlap"));

@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{BlockSize, ByteLen, DiskChannel, Errno, Finished, Op, Outcome, Request, Tag};
+use mqblk_core::{BlockSize, ByteLen, Completion, DiskChannel, Errno, Op, Outcome, Request, Tag};
 use mqblk_memory::{BouncePool, Buffer};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -20,7 +20,7 @@ const STALL: Duration = Duration::from_millis(1);
 
 pub(super) struct FaultChannel {
     plan: Arc<FaultPlan>,
-    inner: Box<dyn DiskChannel<Lane>>,
+    inner: Box<dyn DiskChannel<UringContext>>,
     block: BlockSize,
     random: SmallRng,
     /// The plan's rules with the remaining counts of their `TIMES`.
@@ -30,13 +30,13 @@ pub(super) struct FaultChannel {
     torn: Vec<TornRequest>,
     slots: Option<BouncePool>,
     /// Delayed completions.
-    delayed: Vec<(Instant, Finished<Buffer>)>,
+    delayed: Vec<(Instant, Completion<Buffer>)>,
     /// Requests in the inner channel. True for a cancelled one: its completion is not delayed.
     submitted: Vec<(Tag, bool)>,
     /// Completions of cancelled requests, which are not delayed.
-    cancelled: Vec<Finished<Buffer>>,
+    cancelled: Vec<Completion<Buffer>>,
     /// Scratch for the inner channel's completions.
-    inner_completions: Vec<Finished<Buffer>>,
+    inner_completions: Vec<Completion<Buffer>>,
     retry_at: Option<Instant>,
 }
 
@@ -54,10 +54,10 @@ struct TornRequest {
 impl FaultChannel {
     pub(super) fn new(
         plan: Arc<FaultPlan>,
-        inner: Box<dyn DiskChannel<Lane>>,
+        inner: Box<dyn DiskChannel<UringContext>>,
         block: BlockSize,
         stream: u64,
-        context: &mut Lane,
+        context: &mut UringContext,
     ) -> io::Result<FaultChannel> {
         let slots =
             (plan.torn_percent > 0).then(|| BouncePool::new(&mut context.buffers, TORN_SLOTS, TORN_LEN)).transpose()?;
@@ -94,7 +94,7 @@ impl FaultChannel {
 
     /// Replaces a request by one for its first part, if it is to be torn. A request of one block, or longer than a slot, or without a free
     /// slot, stays whole.
-    fn tear(&mut self, context: &mut Lane, mut request: Request<Buffer>) -> Request<Buffer> {
+    fn tear(&mut self, context: &mut UringContext, mut request: Request<Buffer>) -> Request<Buffer> {
         let block = u64::from(self.block.bytes());
         let blocks = request.len.0 / block;
         if !request.op.has_data() || blocks < 2 || !self.random.random_ratio(self.plan.torn_percent, 100) {
@@ -121,7 +121,7 @@ impl FaultChannel {
     }
 
     /// Restores the own buffer of a torn request and makes it a failure.
-    fn untear(&mut self, context: &mut Lane, completion: Finished<Buffer>) -> Finished<Buffer> {
+    fn untear(&mut self, context: &mut UringContext, completion: Completion<Buffer>) -> Completion<Buffer> {
         let Some(at) = self.torn.iter().position(|torn| torn.tag == completion.tag) else { return completion };
         let torn = self.torn.swap_remove(at);
         if let (Some(pool), Some(slice)) = (&mut self.slots, completion.buffer) {
@@ -132,10 +132,10 @@ impl FaultChannel {
             pool.release(&mut context.buffers, slice, torn.slot);
         }
         let outcome = if completion.outcome.is_done() { TORN } else { completion.outcome };
-        Finished { outcome, tag: torn.tag, buffer: Some(torn.buffer) }
+        Completion { outcome, tag: torn.tag, buffer: Some(torn.buffer) }
     }
 
-    fn delay(&mut self, now: Instant, completion: Finished<Buffer>) {
+    fn delay(&mut self, now: Instant, completion: Completion<Buffer>) {
         let jitter = if self.plan.jitter.is_zero() {
             Duration::ZERO
         } else {
@@ -149,7 +149,7 @@ impl FaultChannel {
         self.delayed.len() >= self.plan.reorder || (self.inner.outstanding() == 0 && self.pending.is_empty())
     }
 
-    fn submit_pending(&mut self, context: &mut Lane) {
+    fn submit_pending(&mut self, context: &mut UringContext) {
         if !self.pending.is_empty() {
             self.submitted.extend(self.pending.iter().map(|request| (request.tag, false)));
             self.inner.submit(context, &mut self.pending, &mut self.inner_completions);
@@ -159,7 +159,7 @@ impl FaultChannel {
         self.retry_at = stalled.then(|| Instant::now() + STALL);
     }
 
-    fn collect_completions(&mut self, context: &mut Lane) {
+    fn collect_completions(&mut self, context: &mut UringContext) {
         let now = Instant::now();
         let mut completions = std::mem::take(&mut self.inner_completions);
         for completion in completions.drain(..) {
@@ -174,7 +174,7 @@ impl FaultChannel {
         self.inner_completions = completions;
     }
 
-    fn release_due(&mut self, completions: &mut Vec<Finished<Buffer>>) {
+    fn release_due(&mut self, completions: &mut Vec<Completion<Buffer>>) {
         completions.append(&mut self.cancelled);
         if self.delayed.is_empty() || !self.can_release() {
             return;
@@ -195,12 +195,12 @@ impl FaultChannel {
     }
 }
 
-impl DiskChannel<Lane> for FaultChannel {
+impl DiskChannel<UringContext> for FaultChannel {
     fn submit(
         &mut self,
-        context: &mut Lane,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        completions: &mut Vec<Finished<Buffer>>,
+        completions: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         self.submit_pending(context);
         // While the inner channel refuses requests, so does this one.
@@ -208,7 +208,7 @@ impl DiskChannel<Lane> for FaultChannel {
         let now = Instant::now();
         for request in batch.drain(..taken) {
             match self.injected_failure(&request) {
-                Some(outcome) => self.delay(now, Finished { outcome, tag: request.tag, buffer: request.buffer }),
+                Some(outcome) => self.delay(now, Completion { outcome, tag: request.tag, buffer: request.buffer }),
                 None => {
                     let request = self.tear(context, request);
                     self.pending.push(request);
@@ -221,7 +221,7 @@ impl DiskChannel<Lane> for FaultChannel {
         taken
     }
 
-    fn reap(&mut self, context: &mut Lane, completions: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
         let before = completions.len();
         self.inner.reap(context, &mut self.inner_completions);
         self.submit_pending(context);
@@ -232,9 +232,9 @@ impl DiskChannel<Lane> for FaultChannel {
 
     /// Aborts delayed requests at once, although the inner disk has executed them: a slow disk that is cancelled in time does the same.
     /// Requests in the inner channel are cancelled there.
-    fn cancel(&mut self, context: &mut Lane, tags: &[Tag], completions: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
         let is_cancelled = |tag: Tag| tags.binary_search(&tag).is_ok();
-        let aborted = |tag, buffer| Finished { outcome: Outcome::Aborted, tag, buffer };
+        let aborted = |tag, buffer| Completion { outcome: Outcome::Aborted, tag, buffer };
         completions.extend(
             self.delayed
                 .extract_if(.., |(_, completion)| is_cancelled(completion.tag))
@@ -258,7 +258,7 @@ impl DiskChannel<Lane> for FaultChannel {
         [due, self.inner.deadline(), self.retry_at].into_iter().flatten().min()
     }
 
-    fn close(&mut self, context: &mut Lane) {
+    fn close(&mut self, context: &mut UringContext) {
         self.inner.close(context);
         if let Some(slots) = self.slots.take() {
             slots.close(&mut context.buffers);

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, Geometry, Limits};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 use channel::FaultChannel;
 use plan::FaultPlan;
@@ -33,7 +33,7 @@ use plan::FaultPlan;
 ///
 /// # Errors
 /// When a setting does not fit, or as the inner backend.
-pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let Some(kind) = settings.text("inner") else {
         return Err(settings.error("inner", "nothing", "the storage that faults are put on, such as ram").into());
     };
@@ -49,12 +49,12 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
 struct FaultDisk {
     kind: &'static str,
     plan: Arc<FaultPlan>,
-    inner: Arc<dyn Disk<Lane>>,
+    inner: Arc<dyn Disk<UringContext>>,
     /// Number of channels opened so far: each has its own random stream.
     channels: AtomicU64,
 }
 
-impl Disk<Lane> for FaultDisk {
+impl Disk<UringContext> for FaultDisk {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -90,7 +90,7 @@ impl Disk<Lane> for FaultDisk {
         all
     }
 
-    fn open_channel(&self, context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         let stream = self.channels.fetch_add(1, Ordering::Relaxed);
         let inner = self.inner.open_channel(context)?;
         let block = self.inner.geometry().logical_block;

@@ -5,9 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{ByteLen, DiskChannel, Finished, Geometry, Op, Outcome, Request, Tag};
+use mqblk_core::{ByteLen, Completion, DiskChannel, Geometry, Op, Outcome, Request, Tag};
 use mqblk_memory::{BouncePool, Buffer};
-use mqblk_uring::{Completion, Lane, Owner, Refused, RingFile};
+use mqblk_uring::{ClientId, IoCompletion, Refused, RingFile, UringContext};
 use rustix::fs::FallocateFlags;
 
 use super::OpenFile;
@@ -36,7 +36,7 @@ pub(super) struct FileChannel {
     /// With the size as of the last batch.
     geometry: Geometry,
     ring: RingFile,
-    client: Owner,
+    client: ClientId,
     inline: InlineIo,
     pub(super) unsupported: UnsupportedOps,
     inflight: Vec<Option<InflightRequest>>,
@@ -53,14 +53,14 @@ pub(super) struct FileChannel {
 struct Stalled;
 
 impl FileChannel {
-    pub(super) fn new(file: Arc<OpenFile>, context: &mut Lane) -> io::Result<FileChannel> {
+    pub(super) fn new(file: Arc<OpenFile>, context: &mut UringContext) -> io::Result<FileChannel> {
         let bounce =
             file.direct.map(|_| BouncePool::new(&mut context.buffers, BOUNCE_SLOTS, BOUNCE_LEN)).transpose()?;
         let writable = !file.geometry.read_only;
         let zeroes = writable.then(|| BouncePool::new(&mut context.buffers, ZERO_SLOTS, ZERO_LEN)).transpose()?;
         Ok(FileChannel {
             ring: context.register_file(Arc::clone(&file.fd)),
-            client: context.add_owner(),
+            client: context.add_client(),
             inline: InlineIo::new(&file),
             unsupported: UnsupportedOps::default(),
             // Reserved, not touched: memory is allocated as requests are in flight at once.
@@ -77,7 +77,7 @@ impl FileChannel {
 
     /// Returns the first stage of a request, or its outcome.
     #[inline]
-    fn first_stage(&self, context: &Lane, request: &Request<Buffer>) -> Result<OpStage, Outcome> {
+    fn first_stage(&self, context: &UringContext, request: &Request<Buffer>) -> Result<OpStage, Outcome> {
         match (request.op, &request.buffer) {
             (Op::Flush, _) if self.inline.is_in_memory() => Err(Outcome::Done(ByteLen::ZERO)),
             (Op::Flush, _) => Ok(OpStage::Sync),
@@ -107,9 +107,9 @@ impl FileChannel {
 
     /// Starts a request: completes it, or adds it to the table and issues its first operation.
     #[inline]
-    fn start_request(&mut self, context: &mut Lane, request: Request<Buffer>) -> Option<Finished<Buffer>> {
+    fn start_request(&mut self, context: &mut UringContext, request: Request<Buffer>) -> Option<Completion<Buffer>> {
         let complete =
-            |request: Request<Buffer>, outcome| Finished { outcome, tag: request.tag, buffer: request.buffer };
+            |request: Request<Buffer>, outcome| Completion { outcome, tag: request.tag, buffer: request.buffer };
         if let Some(outcome) = admission::check_request(&self.geometry, &request) {
             return Some(complete(request, outcome));
         }
@@ -141,7 +141,7 @@ impl FileChannel {
     }
 
     #[inline]
-    fn issue_or_stall(&mut self, context: &mut Lane, index: u32) {
+    fn issue_or_stall(&mut self, context: &mut UringContext, index: u32) {
         // Stalled requests go first.
         if !self.stalled.is_empty() || self.issue(context, index).is_err() {
             self.stalled.push_back(index);
@@ -151,7 +151,7 @@ impl FileChannel {
 
     /// Issues the operation of a request's current stage.
     #[inline]
-    fn issue(&mut self, context: &mut Lane, index: u32) -> Result<(), Stalled> {
+    fn issue(&mut self, context: &mut UringContext, index: u32) -> Result<(), Stalled> {
         let Some(request) = self.inflight[index as usize].as_mut() else { return Ok(()) };
         let (cookie, at, left) = (u64::from(index), request.at(), request.left());
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -177,7 +177,7 @@ impl FileChannel {
     }
 
     /// Issues the next slice of a request that goes through a bounce slot or a slot of zeroes.
-    fn issue_slice(&mut self, context: &mut Lane, index: u32) -> Result<(), Stalled> {
+    fn issue_slice(&mut self, context: &mut UringContext, index: u32) -> Result<(), Stalled> {
         let Some(request) = self.inflight[index as usize].as_mut() else { return Ok(()) };
         let (cookie, at) = (u64::from(index), request.at());
         let pool = if request.stage == OpStage::Bounce { &mut self.bounce } else { &mut self.zeroes };
@@ -209,8 +209,8 @@ impl FileChannel {
 
     /// Processes a completion: issues the request's next operation, or completes the request.
     #[inline]
-    fn complete(&mut self, context: &mut Lane, completion: Completion) -> Option<Finished<Buffer>> {
-        let Completion { cookie, result, buffer, .. } = completion;
+    fn complete(&mut self, context: &mut UringContext, completion: IoCompletion) -> Option<Completion<Buffer>> {
+        let IoCompletion { cookie, result, buffer, .. } = completion;
         let index = cookie as u32;
         let place = self.inflight.get_mut(index as usize)?;
         let request = place.as_mut()?;
@@ -242,7 +242,7 @@ impl FileChannel {
     }
 
     /// Issues stalled requests, as far as there is space.
-    fn issue_stalled(&mut self, context: &mut Lane) {
+    fn issue_stalled(&mut self, context: &mut UringContext) {
         while let Some(index) = self.stalled.front().copied() {
             if self.issue(context, index).is_err() {
                 self.retry_at = Some(Instant::now() + STALL_RETRY);
@@ -258,12 +258,12 @@ impl FileChannel {
     }
 }
 
-impl DiskChannel<Lane> for FileChannel {
+impl DiskChannel<UringContext> for FileChannel {
     fn submit(
         &mut self,
-        context: &mut Lane,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        completions: &mut Vec<Finished<Buffer>>,
+        completions: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         if !self.stalled.is_empty() {
             self.issue_stalled(context);
@@ -281,7 +281,7 @@ impl DiskChannel<Lane> for FileChannel {
         taken
     }
 
-    fn reap(&mut self, context: &mut Lane, completions: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
         let before = completions.len();
         while let Some(completion) = context.next(self.client) {
             completions.extend(self.complete(context, completion));
@@ -292,7 +292,7 @@ impl DiskChannel<Lane> for FileChannel {
         completions.len() - before
     }
 
-    fn cancel(&mut self, context: &mut Lane, tags: &[Tag], completions: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
         let is_cancelled = |request: &InflightRequest| tags.binary_search(&request.tag).is_ok();
         // Stalled requests have no operation in the kernel.
         let (inflight, free) = (&mut self.inflight, &mut self.free_indices);
@@ -325,11 +325,11 @@ impl DiskChannel<Lane> for FileChannel {
         if self.stalled.len() == self.outstanding() as usize { self.retry_at } else { None }
     }
 
-    fn close(&mut self, context: &mut Lane) {
+    fn close(&mut self, context: &mut UringContext) {
         debug_assert_eq!(self.outstanding(), 0, "a channel is drained before it is closed");
         let file = std::mem::replace(&mut self.ring, RingFile::Plain(Arc::clone(&self.file.fd)));
         context.unregister_file(file);
-        context.remove_owner(self.client);
+        context.remove_client(self.client);
         for pool in [self.bounce.take(), self.zeroes.take()].into_iter().flatten() {
             pool.close(&mut context.buffers);
         }

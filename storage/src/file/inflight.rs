@@ -1,6 +1,6 @@
 //! State machine of a request in the ring: the operation that it waits for, and the next one.
 
-use mqblk_core::{ByteLen, ByteOffset, Errno, Finished, Op, Outcome, Tag};
+use mqblk_core::{ByteLen, ByteOffset, Completion, Errno, Op, Outcome, Tag};
 use mqblk_memory::Buffer;
 
 /// Maximum number of consecutive EINTR or EAGAIN results before the request fails.
@@ -93,8 +93,8 @@ impl InflightRequest {
     }
 
     #[inline]
-    pub(super) fn complete(self, outcome: Outcome) -> Finished<Buffer> {
-        Finished { outcome, tag: self.tag, buffer: self.buffer }
+    pub(super) fn complete(self, outcome: Outcome) -> Completion<Buffer> {
+        Completion { outcome, tag: self.tag, buffer: self.buffer }
     }
 
     /// Processes the stage's result: bytes transferred or a negative errno. `unit` is the alignment of offsets.

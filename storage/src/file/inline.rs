@@ -2,7 +2,7 @@
 
 use mqblk_core::{Op, Request};
 use mqblk_memory::Buffer;
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 use rustix::io::Errno;
 
 use super::{FileKind, OpenFile};
@@ -75,7 +75,7 @@ impl InlineIo {
 
     /// Transfers as much of a read or write as is possible without waiting. Returns the number of bytes.
     #[inline]
-    pub(super) fn transfer(&mut self, context: &mut Lane, file: &OpenFile, request: &Request<Buffer>) -> u64 {
+    pub(super) fn transfer(&mut self, context: &mut UringContext, file: &OpenFile, request: &Request<Buffer>) -> u64 {
         let (Some(buffer), Request { start, len, op, .. }) = (&request.buffer, request) else { return 0 };
         // A write to a frozen file system waits in the system call even with RWF_NOWAIT (Linux, fs/read_write.c takes the file system's
         // write lock first); a write through the ring does not block the worker.

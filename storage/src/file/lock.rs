@@ -185,12 +185,12 @@ mod tests {
     use std::time::Duration;
 
     use mqblk_core::{ByteLen, Disk};
-    use mqblk_uring::Lane;
+    use mqblk_uring::UringContext;
 
     use super::super::tests::{image, on_disk};
     use crate::conformance::TestTarget;
 
-    fn open(path: &Path, settings: &[(&'static str, &'static str)]) -> Result<Arc<dyn Disk<Lane>>, String> {
+    fn open(path: &Path, settings: &[(&'static str, &'static str)]) -> Result<Arc<dyn Disk<UringContext>>, String> {
         let mut all = vec![("path", path.to_str().unwrap())];
         all.extend(settings);
         TestTarget { kind: "file", settings: &all, keeps_data: true, seed: 0 }

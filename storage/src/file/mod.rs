@@ -40,7 +40,7 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
 use channel::FileChannel;
@@ -56,7 +56,7 @@ const MAX_ZEROES: ByteLen = ByteLen(256 << 20);
 ///
 /// # Errors
 /// When a setting does not fit the file, the file cannot be opened, or another process has locked it.
-pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     Ok(Arc::new(FileDisk { open: Arc::new(open::open(settings)?) }))
 }
 
@@ -101,7 +101,7 @@ struct FileDisk {
     open: Arc<OpenFile>,
 }
 
-impl Disk<Lane> for FileDisk {
+impl Disk<UringContext> for FileDisk {
     fn geometry(&self) -> Geometry {
         Geometry { size: self.open.size.get(), ..self.open.geometry }
     }
@@ -198,7 +198,7 @@ impl Disk<Lane> for FileDisk {
         });
     }
 
-    fn open_channel(&self, context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         match FileChannel::new(Arc::clone(&self.open), context) {
             Ok(channel) => Ok(Box::new(channel)),
             Err(source) => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{BlockSize, ByteLen, Disk, DiskChannel, DiskError, Op, Outcome};
-use mqblk_uring::{FixedBufferUse, Lane};
+use mqblk_uring::{FixedBufferUse, UringContext};
 use tempfile::TempDir;
 
 use super::channel::FileChannel;
@@ -96,7 +96,7 @@ fn conforms_without_discard() {
     conforms(in_memory(), 8 << 20, &[("discard", "ignore"), ("block-size", "4096")], 6);
 }
 
-fn open(settings: &[(&str, &str)]) -> Arc<dyn Disk<Lane>> {
+fn open(settings: &[(&str, &str)]) -> Arc<dyn Disk<UringContext>> {
     TestTarget { kind: "file", settings, keeps_data: true, seed: 0 }.open(&[]).unwrap()
 }
 
@@ -302,7 +302,7 @@ fn zeroes_without_fallocate() {
 /// A file disk on a host without the two modes of `fallocate`.
 struct NoFallocateDisk(Arc<OpenFile>);
 
-impl Disk<Lane> for NoFallocateDisk {
+impl Disk<UringContext> for NoFallocateDisk {
     fn geometry(&self) -> mqblk_core::Geometry {
         self.0.geometry
     }
@@ -319,7 +319,7 @@ impl Disk<Lane> for NoFallocateDisk {
         Vec::new()
     }
 
-    fn open_channel(&self, context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         let mut channel = FileChannel::new(Arc::clone(&self.0), context).unwrap();
         channel.unsupported = super::inflight::UnsupportedOps { punch: true, zero_range: true };
         Ok(Box::new(channel))

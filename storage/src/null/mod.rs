@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Outcome, Request, Tag,
+    BlockSize, ByteLen, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits, Outcome, Request,
+    Tag,
 };
 use mqblk_memory::Buffer;
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
 
@@ -27,7 +28,7 @@ use crate::admission::{self, DiskSize};
 ///
 /// # Errors
 /// When a setting does not fit.
-pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let size = admission::size(settings, block)?;
     let latency = settings.number("latency-us", 0..=60_000_000)?.unwrap_or(0);
@@ -45,7 +46,7 @@ struct NullDisk {
     latency: Duration,
 }
 
-impl Disk<Lane> for NullDisk {
+impl Disk<UringContext> for NullDisk {
     fn geometry(&self) -> Geometry {
         Geometry { size: self.size.get(), ..self.geometry }
     }
@@ -81,7 +82,7 @@ impl Disk<Lane> for NullDisk {
         Ok(self.size.get())
     }
 
-    fn open_channel(&self, _context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, _context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         Ok(if self.latency.is_zero() {
             Box::new(ImmediateChannel { geometry: self.geometry, size: Arc::clone(&self.size) })
         } else {
@@ -92,10 +93,10 @@ impl Disk<Lane> for NullDisk {
 }
 
 #[inline]
-fn complete(geometry: &Geometry, request: Request<Buffer>) -> Finished<Buffer> {
+fn complete(geometry: &Geometry, request: Request<Buffer>) -> Completion<Buffer> {
     let done = Outcome::Done(if request.op.has_data() { request.len } else { ByteLen::ZERO });
     let outcome = admission::check_request(geometry, &request).unwrap_or(done);
-    Finished { outcome, tag: request.tag, buffer: request.buffer }
+    Completion { outcome, tag: request.tag, buffer: request.buffer }
 }
 
 /// A channel whose requests complete inside `submit`.
@@ -105,12 +106,12 @@ struct ImmediateChannel {
     size: Arc<DiskSize>,
 }
 
-impl DiskChannel<Lane> for ImmediateChannel {
+impl DiskChannel<UringContext> for ImmediateChannel {
     fn submit(
         &mut self,
-        _context: &mut Lane,
+        _context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        completions: &mut Vec<Finished<Buffer>>,
+        completions: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         self.geometry.size = self.size.get();
         let taken = batch.len();
@@ -118,7 +119,7 @@ impl DiskChannel<Lane> for ImmediateChannel {
         taken
     }
 
-    fn reap(&mut self, _context: &mut Lane, _finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _context: &mut UringContext, _finished: &mut Vec<Completion<Buffer>>) -> usize {
         0
     }
 
@@ -126,7 +127,7 @@ impl DiskChannel<Lane> for ImmediateChannel {
         0
     }
 
-    fn close(&mut self, _context: &mut Lane) {}
+    fn close(&mut self, _context: &mut UringContext) {}
 }
 
 /// A channel whose requests complete a fixed time after submission.
@@ -136,15 +137,15 @@ struct DelayedChannel {
     size: Arc<DiskSize>,
     latency: Duration,
     /// Completion time of each, earliest first: the latency is the same for all.
-    delayed: VecDeque<(Instant, Finished<Buffer>)>,
+    delayed: VecDeque<(Instant, Completion<Buffer>)>,
 }
 
-impl DiskChannel<Lane> for DelayedChannel {
+impl DiskChannel<UringContext> for DelayedChannel {
     fn submit(
         &mut self,
-        _context: &mut Lane,
+        _context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        _finished: &mut Vec<Finished<Buffer>>,
+        _finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         self.geometry.size = self.size.get();
         let taken = batch.len();
@@ -154,7 +155,7 @@ impl DiskChannel<Lane> for DelayedChannel {
         taken
     }
 
-    fn reap(&mut self, _context: &mut Lane, completions: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
         if self.delayed.is_empty() {
             return 0;
         }
@@ -165,11 +166,11 @@ impl DiskChannel<Lane> for DelayedChannel {
         completions.len() - before
     }
 
-    fn cancel(&mut self, _context: &mut Lane, tags: &[Tag], completions: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, _context: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
         self.delayed.retain_mut(|(_, completion)| {
             let chosen = tags.binary_search(&completion.tag).is_ok();
             if chosen {
-                completions.push(Finished {
+                completions.push(Completion {
                     outcome: Outcome::Aborted,
                     tag: completion.tag,
                     buffer: completion.buffer.take(),
@@ -187,7 +188,7 @@ impl DiskChannel<Lane> for DelayedChannel {
         self.delayed.front().map(|(due, _)| *due)
     }
 
-    fn close(&mut self, _context: &mut Lane) {}
+    fn close(&mut self, _context: &mut UringContext) {}
 }
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    BlockSize, ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Op,
+    BlockSize, ByteLen, ByteOffset, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits, Op,
     Outcome, Request,
 };
 use mqblk_memory::{Buffer, Mapping};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
 
@@ -30,7 +30,7 @@ const MAX_DISCARD: ByteLen = ByteLen(256 << 20);
 ///
 /// # Errors
 /// When a setting does not fit, or the host cannot map that much.
-pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<Lane>>, DiskError> {
+pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let size = admission::size(settings, block)?;
     let read_only = settings.switch("readonly")?.unwrap_or(false);
@@ -68,7 +68,7 @@ struct RamDisk {
     resizing: Mutex<()>,
 }
 
-impl Disk<Lane> for RamDisk {
+impl Disk<UringContext> for RamDisk {
     fn geometry(&self) -> Geometry {
         Geometry { size: self.size.get(), ..self.geometry }
     }
@@ -117,7 +117,7 @@ impl Disk<Lane> for RamDisk {
         Ok(size)
     }
 
-    fn open_channel(&self, _context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, _context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         let (size, memory) = (Arc::clone(&self.size), Arc::clone(&self.memory));
         Ok(Box::new(RamChannel { geometry: self.geometry, size, memory }))
     }
@@ -132,7 +132,7 @@ struct RamChannel {
 
 impl RamChannel {
     #[inline]
-    fn execute(&self, context: &Lane, request: &Request<Buffer>) -> Outcome {
+    fn execute(&self, context: &UringContext, request: &Request<Buffer>) -> Outcome {
         if let Some(outcome) = admission::check_request(&self.geometry, request) {
             return outcome;
         }
@@ -169,16 +169,16 @@ impl RamChannel {
     }
 }
 
-impl DiskChannel<Lane> for RamChannel {
+impl DiskChannel<UringContext> for RamChannel {
     fn submit(
         &mut self,
-        context: &mut Lane,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        completions: &mut Vec<Finished<Buffer>>,
+        completions: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         self.geometry.size = self.size.get();
         let taken = batch.len();
-        completions.extend(batch.drain(..).map(|request| Finished {
+        completions.extend(batch.drain(..).map(|request| Completion {
             outcome: self.execute(context, &request),
             tag: request.tag,
             buffer: request.buffer,
@@ -186,7 +186,7 @@ impl DiskChannel<Lane> for RamChannel {
         taken
     }
 
-    fn reap(&mut self, _context: &mut Lane, _finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, _context: &mut UringContext, _finished: &mut Vec<Completion<Buffer>>) -> usize {
         0
     }
 
@@ -194,7 +194,7 @@ impl DiskChannel<Lane> for RamChannel {
         0
     }
 
-    fn close(&mut self, _context: &mut Lane) {}
+    fn close(&mut self, _context: &mut UringContext) {}
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use mqblk_core::{DiskChannel, Finished, Op, Request, Tag};
-use mqblk_engine::{AnyDisk, Lane};
+use mqblk_core::{Completion, DiskChannel, Op, Request, Tag};
+use mqblk_engine::{AnyDisk, UringContext};
 
 use super::log::{EventId, PowerLog};
 use crate::filter_disk::{AnyChannel, FilterDisk};
 
-type Buffer = <Lane as mqblk_core::Lane>::Buffer;
+type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
 struct LogChannel {
     inner: AnyChannel,
@@ -28,7 +28,7 @@ pub fn record_writes(inner: Arc<AnyDisk>, log: &Arc<PowerLog>, volume: usize) ->
 }
 
 impl LogChannel {
-    fn record(&mut self, context: &Lane, request: &Request<Buffer>) {
+    fn record(&mut self, context: &UringContext, request: &Request<Buffer>) {
         let (volume, at, len) = (self.volume, request.start.0, request.len.0);
         let id = match request.op {
             Op::Read => return,
@@ -45,7 +45,7 @@ impl LogChannel {
         self.in_flight.push((request.tag, id));
     }
 
-    fn complete(&mut self, finished: &[Finished<Buffer>]) {
+    fn complete(&mut self, finished: &[Completion<Buffer>]) {
         for one in finished {
             let Some(at) = self.in_flight.iter().position(|(tag, _)| *tag == one.tag) else { continue };
             let (_, id) = self.in_flight.swap_remove(at);
@@ -56,12 +56,12 @@ impl LogChannel {
     }
 }
 
-impl DiskChannel<Lane> for LogChannel {
+impl DiskChannel<UringContext> for LogChannel {
     fn submit(
         &mut self,
-        context: &mut Lane,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         // One at a time, so that only accepted requests are recorded.
         let (mut taken, before) = (0, finished.len());
@@ -84,14 +84,14 @@ impl DiskChannel<Lane> for LogChannel {
         taken
     }
 
-    fn reap(&mut self, context: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
         let count = self.inner.reap(context, finished);
         self.complete(&finished[before..]);
         count
     }
 
-    fn cancel(&mut self, context: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
         let before = finished.len();
         self.inner.cancel(context, tags, finished);
         self.complete(&finished[before..]);
@@ -105,7 +105,7 @@ impl DiskChannel<Lane> for LogChannel {
         self.inner.deadline()
     }
 
-    fn close(&mut self, context: &mut Lane) {
+    fn close(&mut self, context: &mut UringContext) {
         self.inner.close(context);
     }
 }

@@ -15,7 +15,7 @@ use mqblk_blkif::journal::Journal;
 use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolOwner, RingParts, Vbd, VbdOptions};
 use mqblk_core::DiskSlot;
 use mqblk_engine::{
-    AnyDisk, Coalesce, HandSeat, HandWorker, LaneOptions, PlugOptions, PollPolicy, QueueDisk, QueueOptions,
+    AnyDisk, Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringOptions,
 };
 use mqblk_memory::create_memfd;
 use mqblk_ring::blkif::{Abi, RingPosition};
@@ -98,8 +98,9 @@ impl World {
 
     /// A back end that takes up what lies here. `None` when it was killed meanwhile.
     pub fn host(&self) -> Option<Host> {
-        let lane = LaneOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
-        let workers = (0..self.shape.workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect();
+        let lane = UringOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
+        let workers =
+            (0..self.shape.workers).map(|_| SteppedWorker::new(lane).expect("the host has io_uring")).collect();
         let mut host = Host {
             vbd: Vbd::new(self.shape.options(&*self.disk)),
             workers,
@@ -144,8 +145,8 @@ impl World {
 /// A back end.
 pub struct Host {
     pub vbd: Arc<Vbd>,
-    pub workers: Vec<HandWorker>,
-    pub seats: Vec<(usize, HandSeat)>,
+    pub workers: Vec<SteppedWorker>,
+    pub seats: Vec<(usize, SteppedQueue)>,
     /// Requests that each ring had to do again.
     pub replayed: Vec<usize>,
     /// Rings that turned out to be broken.

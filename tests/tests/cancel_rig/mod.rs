@@ -10,18 +10,18 @@ pub(super) struct StingyChannel {
 }
 
 impl StingyChannel {
-    fn watch(&self, finished: &[Finished<Buffer>]) {
-        let aborted = |done: &&Finished<Buffer>| done.tag.queue() == JOINED && done.outcome == Outcome::Aborted;
+    fn watch(&self, finished: &[Completion<Buffer>]) {
+        let aborted = |done: &&Completion<Buffer>| done.tag.queue() == JOINED && done.outcome == Outcome::Aborted;
         self.seen.lock().unwrap().joined_aborted += finished.iter().filter(aborted).count() as u64;
     }
 }
 
-impl DiskChannel<Lane> for StingyChannel {
+impl DiskChannel<UringContext> for StingyChannel {
     fn submit(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
-        finished: &mut Vec<Finished<Buffer>>,
+        finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         let most = if self.random.random_ratio(1, 3) { self.random.random_range(0..=batch.len()) } else { batch.len() };
         let before = finished.len();
@@ -37,13 +37,13 @@ impl DiskChannel<Lane> for StingyChannel {
         self.watch(&finished[before..]);
         taken
     }
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
         let count = self.inner.reap(lane, finished);
         self.watch(&finished[before..]);
         count
     }
-    fn cancel(&mut self, lane: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
         assert!(tags.is_sorted() && !tags.is_empty());
         self.seen.lock().unwrap().asked += tags.len() as u64;
         let before = finished.len();
@@ -56,7 +56,7 @@ impl DiskChannel<Lane> for StingyChannel {
     fn deadline(&self) -> Option<Instant> {
         self.inner.deadline()
     }
-    fn close(&mut self, lane: &mut Lane) {
+    fn close(&mut self, lane: &mut UringContext) {
         assert_eq!(self.inner.outstanding(), 0, "a channel is drained before it is closed");
         self.inner.close(lane);
     }

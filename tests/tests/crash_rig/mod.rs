@@ -7,10 +7,13 @@ pub mod store;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use mqblk_core::{Armed, ByteLen, ByteOffset, Call, Completed, DiskSlot, GuestQueue, Intake, Notify, Op, Pulled, Wake};
+use mqblk_core::{
+    ArmResult, ByteLen, ByteOffset, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, PublishResult, PullEnd,
+    Wake,
+};
 use mqblk_engine::{
-    AnyDisk, Coalesce, FixedBufferUse, HandSeat, HandWorker, Lane, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
-    QueueOptions,
+    AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
+    UringContext, UringOptions,
 };
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region, SharedWords};
 use mqblk_ring::split::driver::RingFeatures;
@@ -70,28 +73,28 @@ impl<T, I: Intake<T, Buffer>> Intake<T, Buffer> for MortalIntake<'_, I> {
         self.1.kill_point();
         self.0.cancel(pick);
     }
-    fn answered(&mut self, well_formed: bool) {
+    fn completed_locally(&mut self, well_formed: bool) {
         self.1.kill_point();
-        self.0.answered(well_formed);
+        self.0.completed_locally(well_formed);
     }
 }
 
-impl<Q: GuestQueue<Lane = Lane>> GuestQueue for MortalQueue<Q> {
+impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
     type Token = Q::Token;
     type Position = Q::Position;
-    type Lane = Lane;
+    type Context = UringContext;
 
     fn depth(&self) -> u16 {
         self.0.0.depth()
     }
-    fn pull<I: Intake<Q::Token, Buffer>>(&mut self, lane: &mut Lane, into: &mut I) -> Pulled {
+    fn pull<I: Intake<Q::Token, Buffer>>(&mut self, lane: &mut UringContext, into: &mut I) -> PullEnd {
         let kill = Arc::clone(&self.0.1);
         self.0.with(|queue| queue.pull(lane, &mut MortalIntake(into, kill)))
     }
     fn finish<I: Intake<Q::Token, Buffer>>(
         &mut self,
-        lane: &mut Lane,
-        done: Completed<Q::Token, Buffer>,
+        lane: &mut UringContext,
+        done: FinishedRequest<Q::Token, Buffer>,
         into: &mut I,
     ) {
         let Killable(queue, kill) = &mut self.0;
@@ -101,23 +104,23 @@ impl<Q: GuestQueue<Lane = Lane>> GuestQueue for MortalQueue<Q> {
     }
     fn woken<I: Intake<Q::Token, Buffer>>(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         into: &mut I,
         running: bool,
     ) -> Result<(), &'static str> {
         let kill = Arc::clone(&self.0.1);
         self.0.with(|queue| queue.woken(lane, &mut MortalIntake(into, kill), running))
     }
-    fn held(&self) -> usize {
-        self.0.0.held()
+    fn blocked(&self) -> usize {
+        self.0.0.blocked()
     }
-    fn publish(&mut self) -> Notify {
+    fn publish(&mut self) -> PublishResult {
         self.0.with(Q::publish)
     }
     fn notify(&mut self) {
         self.0.0.notify();
     }
-    fn arm(&mut self) -> Armed {
+    fn arm(&mut self) -> ArmResult {
         self.0.0.arm()
     }
     fn disarm(&mut self) {
@@ -159,7 +162,7 @@ pub struct Counts {
 }
 
 /// What outlives the back end: the guest's memory with its rings, the in-flight tables, and the storage.
-pub struct World<D: VirtioDevice<Lane>> {
+pub struct World<D: VirtioDevice<UringContext>> {
     pub memory: Arc<GuestMemory>,
     pub rings: Vec<SplitDriver>,
     pub stores: Vec<Arc<Store>>,
@@ -178,8 +181,8 @@ pub struct World<D: VirtioDevice<Lane>> {
 /// A back end.
 struct Host<D> {
     device: Arc<D>,
-    workers: Vec<HandWorker>,
-    seats: Vec<(usize, HandSeat)>,
+    workers: Vec<SteppedWorker>,
+    seats: Vec<(usize, SteppedQueue)>,
     /// Workers that were killed before the others.
     dead: Vec<bool>,
     /// Steps until the others are, too.
@@ -195,7 +198,7 @@ fn places(ring: usize) -> SplitAddresses {
     }
 }
 
-impl<D: VirtioDevice<Lane>> World<D> {
+impl<D: VirtioDevice<UringContext>> World<D> {
     /// A guest, and no back end yet.
     pub fn new(shape: Shape<D>, seed: u64) -> World<D> {
         let stores: Vec<_> = (0..shape.disks as u64).map(|at| Store::new(shape.sectors, seed ^ at << 32)).collect();
@@ -263,11 +266,11 @@ impl<D: VirtioDevice<Lane>> World<D> {
         if used.is_empty() {
             (self.shape.heard)();
         }
-        let lane = LaneOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
+        let lane = UringOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
         let workers = self.shape.workers;
         let host = Host {
             device,
-            workers: (0..workers).map(|_| HandWorker::new(lane).expect("the host has io_uring")).collect(),
+            workers: (0..workers).map(|_| SteppedWorker::new(lane).expect("the host has io_uring")).collect(),
             seats: vec![],
             dead: vec![false; workers],
             left: None,

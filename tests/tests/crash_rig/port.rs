@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use mqblk_driver::Waker;
 use mqblk_driver::virtio_scsi::{Address, Data, Ending, Response, Sense};
-use mqblk_engine::Lane;
+use mqblk_engine::UringContext;
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_ring::split::driver::ChainLayout;
 use mqblk_tests::crash::load::{DATA_BYTES, LoadControl};
@@ -31,7 +31,7 @@ type Piece = (GuestAddress, u32);
 
 /// How an interface puts a request in a ring.
 pub trait Form {
-    type Device: VirtioDevice<Lane>;
+    type Device: VirtioDevice<UringContext>;
     /// Rings before those for requests.
     const FIXED: usize;
     fn works(&self) -> &[RequestType];

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use mqblk_core::{
-    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Finished, Geometry, Limits, Op, Outcome, Request,
-    Tag,
+    BlockSize, ByteLen, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits, Op, Outcome,
+    Request, Tag,
 };
-use mqblk_engine::Lane;
+use mqblk_engine::UringContext;
 use mqblk_memory::Buffer;
 use mqblk_tests::crash::oracle::{SECTOR, SectorRange};
 use mqblk_tests::filter_disk::AnyChannel;
@@ -140,7 +140,7 @@ impl Store {
 /// The disk that it is.
 pub struct StoreDisk(pub Arc<Store>);
 
-impl Disk<Lane> for StoreDisk {
+impl Disk<UringContext> for StoreDisk {
     fn geometry(&self) -> Geometry {
         Geometry {
             size: ByteLen(self.0.lock().bytes.len() as u64),
@@ -173,7 +173,7 @@ impl Disk<Lane> for StoreDisk {
         Ok(self.geometry().size)
     }
 
-    fn open_channel(&self, _: &mut Lane) -> Result<AnyChannel, DiskError> {
+    fn open_channel(&self, _: &mut UringContext) -> Result<AnyChannel, DiskError> {
         Ok(Box::new(StoreChannel { store: Arc::clone(&self.0), held: vec![] }))
     }
 }
@@ -193,8 +193,13 @@ struct StoreChannel {
     held: Vec<Held>,
 }
 
-impl DiskChannel<Lane> for StoreChannel {
-    fn submit(&mut self, lane: &mut Lane, batch: &mut Vec<Request<Buffer>>, _: &mut Vec<Finished<Buffer>>) -> usize {
+impl DiskChannel<UringContext> for StoreChannel {
+    fn submit(
+        &mut self,
+        lane: &mut UringContext,
+        batch: &mut Vec<Request<Buffer>>,
+        _: &mut Vec<Completion<Buffer>>,
+    ) -> usize {
         let inner = &mut *self.store.lock();
         let stingy = inner.random.random_ratio(1, 4);
         let most = if stingy { inner.random.random_range(0..=batch.len()) } else { batch.len() };
@@ -217,7 +222,7 @@ impl DiskChannel<Lane> for StoreChannel {
         most
     }
 
-    fn reap(&mut self, lane: &mut Lane, finished: &mut Vec<Finished<Buffer>>) -> usize {
+    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let inner = &mut *self.store.lock();
         let before = finished.len();
         inner.wander();
@@ -235,12 +240,12 @@ impl DiskChannel<Lane> for StoreChannel {
                 assert!(read, "a read's room is as long as its range");
             }
             let done = if op.has_data() { len } else { ByteLen::ZERO };
-            finished.push(Finished { outcome: Outcome::Done(done), tag, buffer });
+            finished.push(Completion { outcome: Outcome::Done(done), tag, buffer });
         }
         finished.len() - before
     }
 
-    fn cancel(&mut self, _: &mut Lane, tags: &[Tag], finished: &mut Vec<Finished<Buffer>>) {
+    fn cancel(&mut self, _: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
         let inner = &mut *self.store.lock();
         for at in (0..self.held.len()).rev() {
             if tags.binary_search(&self.held[at].tag).is_err() || inner.random.random_ratio(1, 3) {
@@ -252,7 +257,7 @@ impl DiskChannel<Lane> for StoreChannel {
             }
             inner.changes.remove(&key);
             inner.seen.cancelled += 1;
-            finished.push(Finished { outcome: Outcome::Aborted, tag, buffer });
+            finished.push(Completion { outcome: Outcome::Aborted, tag, buffer });
         }
     }
 
@@ -264,5 +269,5 @@ impl DiskChannel<Lane> for StoreChannel {
         (!self.held.is_empty()).then(Instant::now)
     }
 
-    fn close(&mut self, _: &mut Lane) {}
+    fn close(&mut self, _: &mut UringContext) {}
 }

@@ -7,8 +7,8 @@ use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_driver::virtio_blk::{Device, Options, QueueSet};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, LaneOptions, PlugOptions, PollPolicy, QueueDisk,
-    QueueReport,
+    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueStats,
+    UringOptions,
 };
 use mqblk_vhost_user_server::{Server, ServerOptions};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
@@ -48,7 +48,7 @@ impl Rig {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut options = Options::new(folder.path().join("socket"));
         choose(&mut options);
-        let engine = EngineOptions { workers: plan.workers, pin: vec![], lane: LaneOptions::default() };
+        let engine = EngineOptions { workers: plan.workers, pin: vec![], lane: UringOptions::default() };
         let engine = Arc::new(Engine::start(&engine).expect("workers start"));
         let blk = BlkOptions {
             serial: "rig".to_owned(),
@@ -94,8 +94,8 @@ impl Rig {
 
     /// What the server has counted, by queue.
     #[allow(dead_code, reason = "not every test that has this module does")]
-    pub fn report(&self) -> Vec<QueueReport> {
-        let report = || self.server.stats(&self.engine.reports().expect("the workers run"));
+    pub fn report(&self) -> Vec<QueueStats> {
+        let report = || self.server.stats(&self.engine.stats().expect("the workers run"));
         (0..100).find_map(|_| report()).expect("no queue comes or goes")
     }
 

@@ -15,7 +15,7 @@ use mqblk_admin::{VerbError, Verbs};
 use mqblk_blkif::GrantCounters;
 use mqblk_core::Resize;
 use mqblk_core::settings::Settings;
-use mqblk_engine::{AnyDisk, DiskHealth, Engine, PlugOptions, QueueReport, WorkerReport};
+use mqblk_engine::{AnyDisk, DiskHealth, Engine, PlugOptions, QueueStats, WorkerStats};
 use mqblk_xen_server::Figures;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -184,7 +184,7 @@ impl DaemonState {
     fn snapshot(&self) -> Result<StatsSnapshot, VerbError> {
         let gone = |gone: mqblk_engine::WorkerGone| VerbError::Failed(gone.to_string());
         for _ in 0..ATTEMPTS {
-            let workers = self.engine.reports().map_err(gone)?;
+            let workers = self.engine.stats().map_err(gone)?;
             let mut disks: Vec<Option<DiskSnapshot>> = Vec::new();
             disks.extend(self.disks.iter().map(|disk| {
                 Some(DiskSnapshot {
@@ -214,18 +214,18 @@ impl DaemonState {
 
 /// All statistics at one moment.
 struct StatsSnapshot {
-    workers: Vec<WorkerReport>,
+    workers: Vec<WorkerStats>,
     /// Each disk, in the order of the configuration.
     disks: Vec<DiskSnapshot>,
     /// Xen devices whose disks are not configured.
     unconfigured: Vec<(DiskInfo, DiskSnapshot)>,
     /// The queues of each controller.
-    controllers: Vec<Vec<QueueReport>>,
+    controllers: Vec<Vec<QueueStats>>,
 }
 
 /// The statistics of a disk.
 struct DiskSnapshot {
-    queues: Vec<QueueReport>,
+    queues: Vec<QueueStats>,
     in_flight_region: Option<bool>,
     grants: Option<GrantCounters>,
 }

@@ -7,7 +7,7 @@ use mqblk_admin::model::{
 };
 use mqblk_blkif::GrantCounters;
 use mqblk_engine::{
-    DiskCounters, DiskHealth, HealthReport, LatencyHistogram, QueueCounters, QueueLatency, QueueReport, WorkerReport,
+    DiskCounters, DiskHealth, HealthStats, LatencyHistogram, QueueCounters, QueueLatency, QueueStats, WorkerStats,
 };
 
 use super::DiskInfo;
@@ -30,10 +30,10 @@ pub struct StatDetail {
 }
 
 /// Returns the statistics of a disk, out of those of its queues in order.
-pub fn disk(about: &DiskInfo, queues: &[QueueReport], grants: Option<&GrantCounters>, detail: StatDetail) -> DiskStat {
-    let mut totals = QueueReport::default();
+pub fn disk(about: &DiskInfo, queues: &[QueueStats], grants: Option<&GrantCounters>, detail: StatDetail) -> DiskStat {
+    let mut totals = QueueStats::default();
     queues.iter().for_each(|stats| totals.add(stats));
-    let queue = |(stats, number): (&QueueReport, u32)| QueueStat {
+    let queue = |(stats, number): (&QueueStats, u32)| QueueStat {
         role: REQUEST.to_owned(),
         queue: number,
         worker: about.queue_map.get(number as usize).copied().unwrap_or_default().into(),
@@ -104,7 +104,7 @@ fn grant_stat(counters: &GrantCounters) -> GrantStat {
 
 /// Converts a disk's health.
 fn health(of: &DiskHealth) -> Health {
-    let HealthReport { stopped, parked, stops, retries } = of.report();
+    let HealthStats { stopped, parked, stops, retries } = of.stats();
     let stopped = stopped.map(|stop| HealthStop {
         stopped_ns: u64::try_from(stop.time.as_nanos()).unwrap_or(u64::MAX),
         reason: stop.why,
@@ -131,7 +131,7 @@ pub fn controller(
     id: &str,
     queue_map: &[u16],
     luns: &[&LunEntry],
-    queues: &[QueueReport],
+    queues: &[QueueStats],
     detail: StatDetail,
 ) -> ControllerStat {
     let totals = request_totals(queues);
@@ -155,19 +155,19 @@ pub fn controller(
 }
 
 /// Returns the number of a LUN's requests in flight, out of the statistics of its controller's queues.
-pub fn in_flight(lun: &LunEntry, queues: &[QueueReport]) -> u32 {
+pub fn in_flight(lun: &LunEntry, queues: &[QueueStats]) -> u32 {
     disk_counters(&request_totals(queues), lun).in_flight
 }
 
 /// Returns the sum of the request queues.
-fn request_totals(queues: &[QueueReport]) -> QueueReport {
-    let mut totals = QueueReport::default();
+fn request_totals(queues: &[QueueStats]) -> QueueStats {
+    let mut totals = QueueStats::default();
     queues.iter().skip(FIXED_ROLES.len()).for_each(|stats| totals.add(stats));
     totals
 }
 
 /// Returns the counters of a LUN's disk. Zero while it is being added: its slot may still have the counters of a removed LUN.
-fn disk_counters(totals: &QueueReport, lun: &LunEntry) -> DiskCounters {
+fn disk_counters(totals: &QueueStats, lun: &LunEntry) -> DiskCounters {
     let own = totals.disks.iter().find(|disk| disk.slot == lun.slot && !matches!(lun.state, LunState::Adding));
     own.copied().unwrap_or(DiskCounters::new(lun.slot))
 }
@@ -211,8 +211,8 @@ fn lun_counters(counted: &DiskCounters) -> LunCounters {
 }
 
 /// Converts a worker's statistics.
-pub fn worker(number: u32, stats: &WorkerReport) -> WorkerStat {
-    let WorkerReport { turns, empty_turns, sleeps, slept_ns, cpu_ns, merge_splits, ref queues } = *stats;
+pub fn worker(number: u32, stats: &WorkerStats) -> WorkerStat {
+    let WorkerStats { turns, empty_turns, sleeps, slept_ns, cpu_ns, merge_splits, ref queues } = *stats;
     WorkerStat {
         worker: number,
         queues: queues.len() as u32,
@@ -225,8 +225,8 @@ pub fn worker(number: u32, stats: &WorkerReport) -> WorkerStat {
     }
 }
 
-fn io_stats(stats: &QueueReport, detail: StatDetail) -> Load {
-    let QueueReport { counters, latency, in_flight, oldest_ns, disks: _ } = stats;
+fn io_stats(stats: &QueueStats, detail: StatDetail) -> Load {
+    let QueueStats { counters, latency, in_flight, oldest_ns, disks: _ } = stats;
     let QueueLatency { reads, writes, others } = &**latency;
     let parts = |parts: &mqblk_engine::LatencyParts| {
         let mqblk_engine::LatencyParts { queued, device, publish, total } = parts;

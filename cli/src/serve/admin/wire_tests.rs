@@ -24,7 +24,7 @@ fn about() -> DiskInfo {
 }
 
 /// Statistics with a distinct number in each field, multiplied by `times`.
-fn distinct_stats(times: u64) -> QueueReport {
+fn distinct_stats(times: u64) -> QueueStats {
     let counters = QueueCounters {
         reads: times,
         writes: 2 * times,
@@ -52,8 +52,7 @@ fn distinct_stats(times: u64) -> QueueReport {
         read_errors: 2 * times,
         write_errors: 3 * times,
     };
-    let mut stats =
-        QueueReport { counters, in_flight: 24, oldest_ns: Some(1_999_999 * times), ..QueueReport::default() };
+    let mut stats = QueueStats { counters, in_flight: 24, oldest_ns: Some(1_999_999 * times), ..QueueStats::default() };
     let latency = &mut stats.latency;
     let parts = [&mut latency.reads, &mut latency.writes, &mut latency.others];
     for (kind, parts) in parts.into_iter().enumerate() {
@@ -101,9 +100,8 @@ fn a_disk_is_the_sum_of_its_queues() {
 
 #[test]
 fn details_are_included_only_on_request() {
-    let reported = |shape| {
-        serde_json::to_value(disk(&about(), &[distinct_stats(1), QueueReport::default()], None, shape)).unwrap()
-    };
+    let reported =
+        |shape| serde_json::to_value(disk(&about(), &[distinct_stats(1), QueueStats::default()], None, shape)).unwrap();
     let short = reported(StatDetail { queues: false, latency: false });
     assert!(short.get("queues").is_none());
     let total = &short["totals"]["latency"]["reads"]["total"];
@@ -114,7 +112,7 @@ fn details_are_included_only_on_request() {
     let whole = reported(ALL);
     assert!(whole["queues"][0]["latency"]["reads"]["total"]["buckets"].is_array());
     let back: DiskStat = serde_json::from_value(whole).unwrap();
-    assert_eq!(back, disk(&about(), &[distinct_stats(1), QueueReport::default()], None, ALL));
+    assert_eq!(back, disk(&about(), &[distinct_stats(1), QueueStats::default()], None, ALL));
 }
 
 #[test]
@@ -155,7 +153,7 @@ fn counters_of_a_lun_are_not_mixed_up() {
 
 #[test]
 fn workers() {
-    let stats = WorkerReport {
+    let stats = WorkerStats {
         turns: 1,
         empty_turns: 2,
         sleeps: 3,

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use mqblk_core::{Disk, DiskChannel, DiskError, Geometry, Limits};
-use mqblk_engine::{EngineOptions, Lane, LaneOptions};
+use mqblk_engine::{EngineOptions, UringContext, UringOptions};
 
 use super::*;
 use crate::serve::config::{CacheMode, SocketMode, StorageConfig, TargetLun, VhostUserEndpoint};
@@ -14,7 +14,7 @@ struct SlowFlush {
     end: Mutex<Receiver<std::io::Result<()>>>,
 }
 
-impl Disk<Lane> for SlowFlush {
+impl Disk<UringContext> for SlowFlush {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -35,7 +35,7 @@ impl Disk<Lane> for SlowFlush {
         lock(&self.end).recv().expect("the test completes the flush")
     }
 
-    fn open_channel(&self, context: &mut Lane) -> Result<Box<dyn DiskChannel<Lane>>, DiskError> {
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         self.inner.open_channel(context)
     }
 }
@@ -50,7 +50,7 @@ fn slow_flush() -> (Arc<AnyDisk>, Sender<std::io::Result<()>>) {
 
 /// Starts a controller `c` with LUNs `slow-0`, `slow-1`, ... at targets 0, 1, ...
 fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
-    let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: LaneOptions::default() };
+    let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: UringOptions::default() };
     let lun = |(disk, target): (&Arc<AnyDisk>, u8)| LunConfig {
         id: format!("slow-{target}"),
         address: TargetLun { target, lun: 0 },

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
-use mqblk_core::{Armed, Notify, Sector512};
+use mqblk_core::{ArmResult, PublishResult, Sector512};
 use mqblk_memory::{
     CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, GrantStatus, GuestAddress, PageArena, PageSlot,
 };
@@ -56,10 +56,10 @@ impl Ring {
                     _ => self.answer(shared, &raw.decode(self.back.abi()), count),
                 }
             }
-            if self.back.publish() == Notify::Wanted {
+            if self.back.publish() == PublishResult::Wanted {
                 self.port.channel.notify();
             }
-            if self.back.arm() == Armed::Sleepable {
+            if self.back.arm() == ArmResult::Sleepable {
                 self.port.channel.unmask();
                 // An event that came while it was masked is there again.
                 return true;

@@ -8,8 +8,8 @@ use mqblk_blkif::journal::{Journal, JournalSlot};
 use mqblk_blkif::{BlkifQueue, BlkifToken, RingParts, Vbd};
 use mqblk_core::units::in_range;
 use mqblk_core::{
-    Armed, ByteLen, ByteOffset, Completed, DiskSlot, EventChannel, GuestQueue, Intake, Lane, Notify, Op, Outcome,
-    Pulled, Wake,
+    ArmResult, ByteLen, ByteOffset, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, IoContext, Op,
+    Outcome, PublishResult, PullEnd, Wake,
 };
 use mqblk_memory::{Buffer, BufferPool, GrantAccess, Mapping, PooledContext};
 use mqblk_ring::blkif::{RawRequest, RingPosition};
@@ -20,7 +20,7 @@ use super::front::Front;
 #[derive(Default)]
 pub struct TestLane(pub BufferPool);
 
-impl Lane for TestLane {
+impl IoContext for TestLane {
     type Buffer = Buffer;
 }
 
@@ -104,7 +104,7 @@ impl Intake<BlkifToken, Buffer> for Door {
 
     fn cancel(&mut self, _: &mut dyn FnMut(&mut BlkifToken) -> bool) {}
 
-    fn answered(&mut self, well_formed: bool) {
+    fn completed_locally(&mut self, well_formed: bool) {
         if well_formed {
             self.good += 1;
         } else {
@@ -201,7 +201,7 @@ impl Back {
         rung
     }
 
-    pub fn pull(&mut self) -> Pulled {
+    pub fn pull(&mut self) -> PullEnd {
         self.queue.pull(&mut self.lane, &mut self.door)
     }
 
@@ -209,9 +209,9 @@ impl Back {
     pub fn pull_all(&mut self) {
         for _ in 0..1000 {
             match self.pull() {
-                Pulled::Dry => return,
-                Pulled::MoreWaiting => {}
-                Pulled::Broken(why) => panic!("{why}"),
+                PullEnd::Empty => return,
+                PullEnd::MoreWaiting => {}
+                PullEnd::Broken(why) => panic!("{why}"),
             }
         }
         panic!("the ring never ran dry");
@@ -225,7 +225,7 @@ impl Back {
             None => self.carry_out(op, start, len, buffer.as_ref()),
         };
         self.door.room += 1;
-        self.queue.finish(&mut self.lane, Completed { token, outcome, buffer }, &mut self.door);
+        self.queue.finish(&mut self.lane, FinishedRequest { token, outcome, buffer }, &mut self.door);
     }
 
     fn carry_out(&mut self, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<&Buffer>) -> Outcome {
@@ -259,9 +259,9 @@ impl Back {
         Outcome::Done(len)
     }
 
-    pub fn publish(&mut self) -> Notify {
+    pub fn publish(&mut self) -> PublishResult {
         let notify = self.queue.publish();
-        if notify == Notify::Wanted {
+        if notify == PublishResult::Wanted {
             self.queue.notify();
         }
         notify
@@ -282,7 +282,7 @@ impl Back {
         for _ in 0..1000 {
             self.turn();
             let idle = self.door.pending.is_empty() && !self.bell.0.load(Ordering::Acquire);
-            if idle && self.queue.arm() == Armed::Sleepable {
+            if idle && self.queue.arm() == ArmResult::Sleepable {
                 return;
             }
         }

@@ -1,11 +1,11 @@
 use mqblk_core::Disk;
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 use super::super::tests::{image, in_memory, on_disk};
 use super::*;
 use crate::conformance::TestTarget;
 
-fn try_open(settings: &[(&str, &str)]) -> Result<Arc<dyn Disk<Lane>>, String> {
+fn try_open(settings: &[(&str, &str)]) -> Result<Arc<dyn Disk<UringContext>>, String> {
     TestTarget { kind: "file", settings, keeps_data: true, seed: 0 }.open(&[]).map_err(|error| error.to_string())
 }
 
@@ -13,7 +13,7 @@ fn error_of(settings: &[(&str, &str)]) -> String {
     try_open(settings).map(|_| ()).unwrap_err()
 }
 
-fn resolved(disk: &dyn Disk<Lane>, key: &str) -> String {
+fn resolved(disk: &dyn Disk<UringContext>, key: &str) -> String {
     disk.resolved().into_iter().find(|(name, _)| *name == key).unwrap().1
 }
 

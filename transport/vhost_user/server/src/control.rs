@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mqblk_engine::Lane;
+use mqblk_engine::UringContext;
 use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -26,7 +26,7 @@ const LOG_AFTER: Duration = Duration::from_secs(1);
 const LOCK_SLICE: Duration = Duration::from_millis(100);
 
 /// State of the control thread.
-pub(crate) struct ControlThread<D: VirtioDevice<Lane>> {
+pub(crate) struct ControlThread<D: VirtioDevice<UringContext>> {
     socket: ListenSocket,
     device: Arc<D>,
     options: Arc<ServerOptions>,
@@ -45,7 +45,7 @@ struct WaitingFrontend {
     log_at: Option<Instant>,
 }
 
-struct Connection<D: VirtioDevice<Lane>> {
+struct Connection<D: VirtioDevice<UringContext>> {
     stream: Arc<UnixStream>,
     session: Arc<Mutex<Session<D>>>,
     handler: BackendReqHandler<Mutex<Session<D>>>,
@@ -61,7 +61,7 @@ struct ReadyEvents {
     waiting_left: bool,
 }
 
-impl<D: VirtioDevice<Lane>> ControlThread<D> {
+impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     pub(crate) fn new(socket: ListenSocket, device: Arc<D>, options: Arc<ServerOptions>, shared: Arc<Shared>) -> Self {
         ControlThread {
             socket,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mqblk_engine::{EventFd, Lane};
+use mqblk_engine::{EventFd, UringContext};
 use mqblk_virtio::VirtioDevice;
 use mqblk_virtio::state;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -96,7 +96,10 @@ impl StateDocument {
 }
 
 /// Builds the document of a device.
-fn build_document<D: VirtioDevice<Lane>>(device: &D, host: Option<&Arc<dyn HostState>>) -> Result<String, String> {
+fn build_document<D: VirtioDevice<UringContext>>(
+    device: &D,
+    host: Option<&Arc<dyn HostState>>,
+) -> Result<String, String> {
     let raw = |text: String| RawValue::from_string(text).map_err(|error| error.to_string());
     let document = StateDocument {
         format: FORMAT.to_owned(),
@@ -129,7 +132,7 @@ impl StateTransfer {
     ///
     /// # Errors
     /// When the descriptor is unsuitable, or no thread can be created.
-    pub(crate) fn begin<D: VirtioDevice<Lane>>(
+    pub(crate) fn begin<D: VirtioDevice<UringContext>>(
         &mut self,
         direction: Direction,
         file: File,
@@ -163,7 +166,7 @@ impl StateTransfer {
 
 /// Completes the transfer before CHECK_DEVICE_STATE is handled, and applies a loaded state. Waits for the transfer at most the drain
 /// timeout.
-pub(crate) fn finish_transfer<D: VirtioDevice<Lane>>(session: &Mutex<Session<D>>) {
+pub(crate) fn finish_transfer<D: VirtioDevice<UringContext>>(session: &Mutex<Session<D>>) {
     let (transfer, device, options) = {
         let mut session = lock(session);
         let transfer = session.state_transfer().transfer.take();
@@ -179,7 +182,7 @@ pub(crate) fn finish_transfer<D: VirtioDevice<Lane>>(session: &Mutex<Session<D>>
     lock(session).state_transfer().result = Some(result);
 }
 
-fn load_state<D: VirtioDevice<Lane>>(
+fn load_state<D: VirtioDevice<UringContext>>(
     session: &Mutex<Session<D>>,
     device: &Arc<D>,
     options: &ServerOptions,

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{
-    AttachError, Coalesce, Engine, EventFd, FixedBufferUse, Lane, PollPolicy, QueueDisk, QueueReport, Tally,
-    WorkerReport,
+    AttachError, Coalesce, Engine, EventFd, FixedBufferUse, PollPolicy, QueueDisk, QueueStats, StatsRegistry,
+    UringContext, WorkerStats,
 };
 use mqblk_virtio::VirtioDevice;
 
@@ -68,7 +68,7 @@ pub(crate) struct Shared {
     pub(crate) stopped: AtomicBool,
     /// When a stop gives up waiting for storage.
     stop_deadline: Mutex<Option<Instant>>,
-    pub(crate) stats: Arc<Tally>,
+    pub(crate) stats: Arc<StatsRegistry>,
     pub(crate) disks: Arc<DeviceDisks>,
     pub(crate) backend_channel: BackendChannel,
 }
@@ -96,7 +96,10 @@ impl Server {
     ///
     /// # Errors
     /// When the socket or the thread cannot be created.
-    pub fn start<D: VirtioDevice<Lane>>(device: Arc<D>, mut options: ServerOptions) -> Result<Server, SocketError> {
+    pub fn start<D: VirtioDevice<UringContext>>(
+        device: Arc<D>,
+        mut options: ServerOptions,
+    ) -> Result<Server, SocketError> {
         let disks = std::mem::take(&mut options.disks);
         if options.fixed_buffers == FixedBufferUse::Auto && !disks.iter().any(|disk| disk.disk.limits().pins_memory) {
             options.fixed_buffers = FixedBufferUse::Off;
@@ -113,7 +116,7 @@ impl Server {
             draining: Mutex::default(),
             stopped: AtomicBool::new(false),
             stop_deadline: Mutex::default(),
-            stats: Arc::new(Tally::new(device.num_queues().into())),
+            stats: Arc::new(StatsRegistry::new(device.num_queues().into())),
             disks,
             backend_channel: BackendChannel::default(),
         });
@@ -128,7 +131,7 @@ impl Server {
 
     /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`]).
     /// `None` if a queue was attached or detached after they were read: read them again.
-    pub fn stats(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    pub fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.shared.stats.report(workers)
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
-use mqblk_engine::{AttachError, Bell, EventFd, Kick, Lane, QueueDisk, QueueHandle, Tally};
+use mqblk_engine::{AttachError, EventFd, Kick, Notifier, QueueDisk, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::split::layout::MAX_QUEUE_SIZE;
 use mqblk_virtio::features::VERSION_1;
@@ -39,10 +39,10 @@ pub(crate) const RETRY: Duration = Duration::from_millis(10);
 const RESUME_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State that a frontend has set up over one connection.
-pub(crate) struct Session<D: VirtioDevice<Lane>> {
+pub(crate) struct Session<D: VirtioDevice<UringContext>> {
     device: Arc<D>,
     options: Arc<ServerOptions>,
-    stats: Arc<Tally>,
+    stats: Arc<StatsRegistry>,
     disks: Arc<DeviceDisks>,
     gate: Arc<StartGate>,
     memory: Arc<GuestMemory>,
@@ -70,11 +70,11 @@ const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
 /// Feature bits of the transport, not of the device.
 const TRANSPORT_FEATURES: u64 = PROTOCOL_FEATURES | LOG_ALL;
 
-impl<D: VirtioDevice<Lane>> Session<D> {
+impl<D: VirtioDevice<UringContext>> Session<D> {
     pub(crate) fn new(
         device: Arc<D>,
         options: Arc<ServerOptions>,
-        stats: Arc<Tally>,
+        stats: Arc<StatsRegistry>,
         disks: Arc<DeviceDisks>,
         gate: Arc<StartGate>,
     ) -> Self {
@@ -290,7 +290,7 @@ impl<D: VirtioDevice<Lane>> Session<D> {
     }
 }
 
-impl<D: VirtioDevice<Lane>> SessionQueues for Session<D> {
+impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
     fn open_disk(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
         self.active.add(disk)?;
         self.request_queues().try_for_each(|queue| queue.open_disk(disk.clone()))
@@ -340,7 +340,7 @@ impl<D: VirtioDevice<Lane>> SessionQueues for Session<D> {
     }
 }
 
-impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
+impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D> {
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
     }
@@ -507,7 +507,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let queue = self.check_index(index.into())?;
-        let call = match self.eventfd("call", index, file)?.map(|event| Bell::new(&event)).transpose() {
+        let call = match self.eventfd("call", index, file)?.map(|event| Notifier::new(&event)).transpose() {
             Ok(call) => call,
             Err(error) => return self.reject(format!("queue {index}: call: {error}")),
         };
@@ -519,7 +519,7 @@ impl<D: VirtioDevice<Lane>> VhostUserBackendReqHandlerMut for Session<D> {
         let replaced = attached.visit(move |queue, _| {
             // A call for earlier completions may have gone to the old descriptor only.
             if let Some(call) = &call {
-                call.ring();
+                call.notify();
             }
             queue.set_call(call.map(|call| Box::new(call) as Box<dyn mqblk_core::Call>));
         });

@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mqblk_engine::{QueueReport, Tally};
+use mqblk_engine::{QueueStats, StatsRegistry};
 
 use crate::server::ServerOptions;
 
@@ -47,11 +47,15 @@ impl Drop for SharingMonitor {
 
 impl SharingMonitor {
     /// Starts to check a connection whose queues start at index 0. The first `control` queues are control queues, which are not checked.
-    pub(crate) fn start(options: &Arc<ServerOptions>, stats: &Arc<Tally>, control: usize) -> Option<SharingMonitor> {
+    pub(crate) fn start(
+        options: &Arc<ServerOptions>,
+        stats: &Arc<StatsRegistry>,
+        control: usize,
+    ) -> Option<SharingMonitor> {
         let (end, ended) = channel();
         let (options, stats) = (Arc::clone(options), Arc::clone(stats));
         let name = format!("share-{}", options.name);
-        let at_start = count_available(&stats.report(&options.engine.reports().ok()?)?, control);
+        let at_start = count_available(&stats.report(&options.engine.stats().ok()?)?, control);
         let watch = move || {
             let mut suspect = 0;
             for _ in 0..MAX_CHECKS {
@@ -90,10 +94,15 @@ enum RingActivity {
     Idle,
 }
 
-fn ring_activity(options: &ServerOptions, stats: &Tally, control: usize, at_start: u64) -> Option<RingActivity> {
-    let workers = options.engine.reports().ok()?;
+fn ring_activity(
+    options: &ServerOptions,
+    stats: &StatsRegistry,
+    control: usize,
+    at_start: u64,
+) -> Option<RingActivity> {
+    let workers = options.engine.stats().ok()?;
     let kicked =
-        |(index, queue): &(u16, QueueReport)| usize::from(*index) >= control && queue.counters.kicks >= GUEST_KICKED;
+        |(index, queue): &(u16, QueueStats)| usize::from(*index) >= control && queue.counters.kicks >= GUEST_KICKED;
     Some(if count_available(&stats.report(&workers)?, control) > at_start {
         RingActivity::InUse
     } else if stats.report_served(&workers)?.iter().any(kicked) {
@@ -104,7 +113,7 @@ fn ring_activity(options: &ServerOptions, stats: &Tally, control: usize, at_star
 }
 
 /// Counts the chains that request queues have made available.
-fn count_available(queues: &[QueueReport], control: usize) -> u64 {
-    let chains = |queue: &QueueReport| queue.counters.requests + queue.counters.malformed + u64::from(queue.in_flight);
+fn count_available(queues: &[QueueStats], control: usize) -> u64 {
+    let chains = |queue: &QueueStats| queue.counters.requests + queue.counters.malformed + u64::from(queue.in_flight);
     queues.iter().skip(control).map(chains).sum()
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::sharing::SHARE_HINT;
 use mqblk_core::{Call, Wake};
 use mqblk_engine::{
-    Bell, Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, Lane, PollPolicy, QueueDisk,
-    QueueHandle, QueueOptions, Tally,
+    Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, Notifier, PollPolicy, QueueDisk, QueueHandle,
+    QueueOptions, StatsRegistry, UringContext,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing, SplitState};
@@ -32,7 +32,7 @@ pub(crate) struct StartParams<'a, D> {
     pub(crate) coalesce: Coalesce,
     pub(crate) fixed_buffers: FixedBufferUse,
     pub(crate) worker: usize,
-    pub(crate) stats: &'a Tally,
+    pub(crate) stats: &'a StatsRegistry,
     pub(crate) logging: &'a DirtyLogging,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Vring<Q> {
     /// `None`: SET_VRING_KICK has not arrived. `Some(None)`: the frontend has no kick descriptor.
     pub(crate) kick: Option<Option<EventFd>>,
     /// Moved into the queue when it starts.
-    pub(crate) call: Option<Bell>,
+    pub(crate) call: Option<Notifier>,
     pub(crate) err: Option<EventFd>,
     pub(crate) enabled: bool,
     pub(crate) attached: Option<QueueHandle<Q>>,
@@ -73,7 +73,7 @@ struct DrainingVring {
     next_log: Instant,
 }
 
-impl<Q: VirtioQueue<Lane>> Vring<Q> {
+impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     pub(crate) fn new(index: u16) -> Self {
         Vring {
             index,
@@ -125,7 +125,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     /// Attaches the queue to its worker.
     pub(crate) fn start<D>(&mut self, start: &StartParams<'_, D>) -> Result<(), String>
     where
-        D: VirtioDevice<Lane, Queue = Q>,
+        D: VirtioDevice<UringContext, Queue = Q>,
     {
         let mut ring = self.open_ring(start)?;
         self.tracked = ring.is_tracked();
@@ -156,7 +156,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         let (index, call, features) = (self.index, self.call.take(), start.features);
         let fence = start.inflight.and_then(|region| region.fence()).cloned();
         let leave_fence = fence.clone();
-        let make = move |context: &mut Lane, waker: &Arc<dyn Wake>| {
+        let make = move |context: &mut UringContext, waker: &Arc<dyn Wake>| {
             let lease = context.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
             context.buffers.reserve(depth);
             context.buffers.set_log(lease, log.as_ref());
@@ -173,7 +173,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
             let waker = Arc::clone(waker);
             Ok(device.create_queue(index, QueueResources { ring, lease, call, features, waker }))
         };
-        let leave = move |queue: &mut Q, context: &mut Lane| {
+        let leave = move |queue: &mut Q, context: &mut UringContext| {
             queue.close(context);
             context.buffers.unreserve(depth);
             context.retire(queue.lease());
@@ -221,8 +221,8 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
         Box::new(move |why| {
             tracing::warn!(disk = name, queue = index, "queue retired: {why}");
             if let Some(err) = err {
-                match Bell::new(&err) {
-                    Ok(bell) => bell.ring(),
+                match Notifier::new(&err) {
+                    Ok(bell) => bell.notify(),
                     Err(error) => tracing::warn!(disk = name, queue = index, "err: {error}"),
                 }
             }
@@ -275,7 +275,7 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     }
 
     /// Waits for the requests in flight of a draining queue, until `end` at most. Returns true if none is left.
-    pub(crate) fn wait_drained(&mut self, name: &str, stats: &Tally, end: Option<Instant>) -> bool {
+    pub(crate) fn wait_drained(&mut self, name: &str, stats: &StatsRegistry, end: Option<Instant>) -> bool {
         let Some(drain) = &mut self.draining else { return true };
         loop {
             let until = end.map_or(drain.next_log, |end| end.min(drain.next_log));
@@ -312,12 +312,12 @@ impl<Q: VirtioQueue<Lane>> Vring<Q> {
     }
 
     /// Drains the queue until `end` at most. Returns true if no request is left in flight.
-    pub(crate) fn stop(&mut self, name: &str, stats: &Tally, end: Instant) -> bool {
+    pub(crate) fn stop(&mut self, name: &str, stats: &StatsRegistry, end: Instant) -> bool {
         self.begin_drain(name, false);
         self.wait_drained(name, stats, Some(end))
     }
 
-    fn finish_drain(&mut self, name: &str, stats: &Tally, detached: Detached<SplitState>) {
+    fn finish_drain(&mut self, name: &str, stats: &StatsRegistry, detached: Detached<SplitState>) {
         let index = self.index;
         self.base = detached.position.next_avail;
         stats.detached(index, &detached.report);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_blkif::journal::{Journal, JournalSlot};
 use mqblk_blkif::{BlkifQueue, RingParts, Vbd};
 use mqblk_core::{DiskSlot, Wake};
-use mqblk_engine::{Engine, Kick, Lane, QueueDisk, QueueHandle, QueueOptions};
+use mqblk_engine::{Engine, Kick, QueueDisk, QueueHandle, QueueOptions, UringContext};
 use mqblk_memory::{DomainId, GrantAccess, GuestAddress, PageArena, PageSlot};
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing, RawRequest};
 use mqblk_xen::Xen;
@@ -72,7 +72,7 @@ pub(crate) struct Connect<'a> {
 }
 
 /// Handles of a device's rings.
-pub(crate) type Handles = Vec<QueueHandle<BlkifQueue<Lane>>>;
+pub(crate) type Handles = Vec<QueueHandle<BlkifQueue<UringContext>>>;
 
 impl Connect<'_> {
     /// Gives all the rings to workers, or none.
@@ -101,7 +101,7 @@ impl Connect<'_> {
         abi: Abi,
         index: usize,
         keys: &RingKeys,
-    ) -> Result<QueueHandle<BlkifQueue<Lane>>, String> {
+    ) -> Result<QueueHandle<BlkifQueue<UringContext>>, String> {
         let front = self.name.front;
         let pages = RingPages::map(self.xen, front, keys)?;
         let start = self.start(&pages, abi, index, keys)?;
@@ -127,12 +127,12 @@ impl Connect<'_> {
         };
         let (vbd, channel) = (Arc::clone(vbd), port.channel);
         let Start { ring, journal, replay } = start;
-        let make = move |lane: &mut Lane, waker: &Arc<dyn Wake>| {
+        let make = move |lane: &mut UringContext, waker: &Arc<dyn Wake>| {
             let waker = Arc::clone(waker);
             let parts = RingParts { ring, grants, channel, waker, journal, replay, keep: Some(Box::new(pages)) };
             vbd.queue(lane, parts).map_err(|error| error.to_string())
         };
-        let leave = |queue: &mut BlkifQueue<Lane>, lane: &mut Lane| queue.close(lane);
+        let leave = |queue: &mut BlkifQueue<UringContext>, lane: &mut UringContext| queue.close(lane);
         let worker = self.queue_map.get(index).copied().unwrap_or_default();
         self.engine.attach(worker.into(), options, make, leave).map_err(|error| error.to_string())
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, Detached, DiskHealth, Draining, Lane, PlugOptions, QueueHandle, QueueReport, Tally, WorkerGone,
-    WorkerReport,
+    AnyDisk, Detached, DiskHealth, Draining, PlugOptions, QueueHandle, QueueStats, StatsRegistry, UringContext,
+    WorkerGone, WorkerStats,
 };
 use mqblk_ring::blkif::RingPosition;
 
@@ -16,7 +16,7 @@ use crate::name::DeviceName;
 /// The rings that are served now.
 #[derive(Default)]
 struct Served {
-    handles: Vec<QueueHandle<BlkifQueue<Lane>>>,
+    handles: Vec<QueueHandle<BlkifQueue<UringContext>>>,
     vbd: Option<Arc<Vbd>>,
     /// What rings of earlier connections counted.
     before: GrantCounters,
@@ -36,7 +36,7 @@ pub struct Figures {
     pub health: Arc<DiskHealth>,
     /// Rings that it offers, each with its worker.
     pub queue_map: Vec<u16>,
-    tally: Tally,
+    tally: StatsRegistry,
     served: Mutex<Served>,
     /// Kept open by the device, not from here.
     disk: Mutex<Option<Weak<AnyDisk>>>,
@@ -51,7 +51,7 @@ impl Figures {
         health: Arc<DiskHealth>,
         queue_map: Vec<u16>,
     ) -> Figures {
-        let tally = Tally::new(queue_map.len());
+        let tally = StatsRegistry::new(queue_map.len());
         let (served, disk) = (Mutex::default(), Mutex::default());
         Figures { name, id, storage, plug, health, queue_map, tally, served, disk }
     }
@@ -62,7 +62,7 @@ impl Figures {
 
     /// What each ring has counted since the disk was opened, by what the workers said. `None` when they were asked while a ring came
     /// or went: ask them again.
-    pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    pub fn report(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.tally.report(workers)
     }
 
@@ -84,7 +84,7 @@ impl Figures {
     }
 
     /// Rings are served from now on.
-    pub(crate) fn connected(&self, vbd: Arc<Vbd>, handles: Vec<QueueHandle<BlkifQueue<Lane>>>) {
+    pub(crate) fn connected(&self, vbd: Arc<Vbd>, handles: Vec<QueueHandle<BlkifQueue<UringContext>>>) {
         for (handle, index) in handles.iter().zip(0..) {
             self.tally.attached(index, handle.id());
         }
@@ -133,7 +133,7 @@ impl Figures {
             let mut served = self.lock();
             (std::mem::take(&mut served.handles), served.vbd.take())
         };
-        let leave = |handle: QueueHandle<BlkifQueue<Lane>>| {
+        let leave = |handle: QueueHandle<BlkifQueue<UringContext>>| {
             let last = handle.visit(|queue, _| queue.grant_counters()).unwrap_or_default();
             let draining = match resumes {
                 true => handle.drain_unanswered(|queue, lane, token, buffer| queue.forget(lane, token, buffer)),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::GrantBudget;
-use mqblk_engine::{Engine, EngineOptions, LaneOptions};
+use mqblk_engine::{Engine, EngineOptions, UringOptions};
 use mqblk_memory::DomainId;
 use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::store::Xenstore;
@@ -55,7 +55,7 @@ fn stage(folder: &Path, pace: Pace) -> Stage {
     machine.create_domain(GUEST).unwrap();
     let ((ask, asked), (go, wait)) = (channel(), channel());
     let opener = Arc::new(Refuses { asked: Mutex::new(ask), go: Mutex::new(wait), at_once: AtomicBool::new(false) });
-    let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: LaneOptions::default() };
+    let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: UringOptions::default() };
     let options = BackendOptions {
         type_name: "mqblk".to_owned(),
         engine: Arc::new(Engine::start(&engine).unwrap()),

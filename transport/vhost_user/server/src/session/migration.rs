@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use mqblk_engine::Lane;
+use mqblk_engine::UringContext;
 use mqblk_virtio::VirtioDevice;
 use vhost::vhost_user::message::VhostTransferStateDirection as Direction;
 
@@ -11,7 +11,7 @@ use super::Session;
 use crate::device_state::StateTransfer;
 use crate::server::ServerOptions;
 
-impl<D: VirtioDevice<Lane>> Session<D> {
+impl<D: VirtioDevice<UringContext>> Session<D> {
     /// Returns the device.
     pub(crate) fn device(&self) -> &Arc<D> {
         &self.device

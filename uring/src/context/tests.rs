@@ -10,7 +10,7 @@ fn memory(len: u64) -> Arc<GuestMemory> {
     Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap())
 }
 
-fn wait_for(lane: &mut Lane, owner: Owner) -> Completion {
+fn wait_for(lane: &mut UringContext, owner: ClientId) -> IoCompletion {
     for _ in 0..100 {
         if let Some(letter) = lane.next(owner) {
             return letter;
@@ -23,8 +23,8 @@ fn wait_for(lane: &mut Lane, owner: Owner) -> Completion {
 #[test]
 fn reads_and_writes_with_and_without_fixed_buffers() {
     for fixed in [FixedBufferUse::Off, FixedBufferUse::Auto, FixedBufferUse::On] {
-        let mut lane = Lane::new(LaneOptions::default()).unwrap();
-        let owner = lane.add_owner();
+        let mut lane = UringContext::new(UringOptions::default()).unwrap();
+        let owner = lane.add_client();
         let memory = memory(1 << 16);
         let lease = lane.adopt(Arc::clone(&memory), fixed).unwrap();
         let file: Arc<std::os::fd::OwnedFd> = Arc::new(tempfile::tempfile().unwrap().into());
@@ -59,15 +59,15 @@ fn reads_and_writes_with_and_without_fixed_buffers() {
         assert_eq!(wait_for(&mut lane, owner).result, 0);
         lane.retire(lease);
         lane.unregister_file(file);
-        lane.remove_owner(owner);
+        lane.remove_client(owner);
         assert_eq!(lane.busy(), 0);
     }
 }
 
 #[test]
 fn a_watched_event_completes_for_every_signal_and_can_be_cancelled() {
-    let mut lane = Lane::new(LaneOptions::default()).unwrap();
-    let owner = lane.add_owner();
+    let mut lane = UringContext::new(UringOptions::default()).unwrap();
+    let owner = lane.add_client();
     let event = EventFd::new().unwrap();
     lane.watch(owner, 9, &event).unwrap();
     for _ in 0..3 {
@@ -84,8 +84,8 @@ fn a_watched_event_completes_for_every_signal_and_can_be_cancelled() {
 #[test]
 fn picked_operations_of_one_owner_are_cancelled() {
     // More cancels than the submission queue takes.
-    let mut lane = Lane::new(LaneOptions { submissions: 2, in_flight: 16, files: 1, buffers: 1 }).unwrap();
-    let (ours, theirs) = (lane.add_owner(), lane.add_owner());
+    let mut lane = UringContext::new(UringOptions { submissions: 2, in_flight: 16, files: 1, buffers: 1 }).unwrap();
+    let (ours, theirs) = (lane.add_client(), lane.add_client());
     let event = EventFd::new().unwrap();
     for cookie in 0..6 {
         lane.watch(ours, cookie, &event).unwrap();
@@ -101,13 +101,13 @@ fn picked_operations_of_one_owner_are_cancelled() {
         .collect();
     ended.sort_unstable();
     assert_eq!((ended, lane.busy()), (vec![0, 1, 2, 4, 5], 7));
-    assert!(!lane.has_mail(theirs));
+    assert!(!lane.has_completions(theirs));
 }
 
 #[test]
 fn a_full_table_refuses_and_gives_the_buffer_back() {
-    let mut lane = Lane::new(LaneOptions { submissions: 2, in_flight: 4, files: 1, buffers: 1 }).unwrap();
-    let owner = lane.add_owner();
+    let mut lane = UringContext::new(UringOptions { submissions: 2, in_flight: 4, files: 1, buffers: 1 }).unwrap();
+    let owner = lane.add_client();
     let lease = lane.adopt(memory(4096), FixedBufferUse::Off).unwrap();
     let file = lane.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
     let events: Vec<EventFd> = (0..4).map(|_| EventFd::new().unwrap()).collect();
@@ -124,7 +124,7 @@ fn a_full_table_refuses_and_gives_the_buffer_back() {
 
 #[test]
 fn inline_transfers() {
-    let mut lane = Lane::new(LaneOptions::default()).unwrap();
+    let mut lane = UringContext::new(UringOptions::default()).unwrap();
     let memory = memory(4096);
     let lease = lane.adopt(Arc::clone(&memory), FixedBufferUse::Off).unwrap();
     let mut file = tempfile::tempfile().unwrap();
@@ -144,15 +144,15 @@ fn inline_transfers() {
 
 #[test]
 fn waiting_ends_in_time() {
-    let mut lane = Lane::new(LaneOptions::default()).unwrap();
+    let mut lane = UringContext::new(UringOptions::default()).unwrap();
     assert_eq!(lane.turn(Wait::AtMost(Duration::from_millis(5))), 0);
     assert_eq!(lane.turn(Wait::No), 0);
 }
 
 #[test]
 fn more_pieces_than_the_kernel_takes_are_a_short_transfer() {
-    let mut lane = Lane::new(LaneOptions::default()).unwrap();
-    let owner = lane.add_owner();
+    let mut lane = UringContext::new(UringOptions::default()).unwrap();
+    let owner = lane.add_client();
     let memory = memory(1 << 16);
     let lease = lane.adopt(Arc::clone(&memory), FixedBufferUse::Off).unwrap();
     let file = lane.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
@@ -171,27 +171,27 @@ fn more_pieces_than_the_kernel_takes_are_a_short_transfer() {
 
 #[test]
 fn a_worker_with_unread_mail_does_not_sleep() {
-    let mut lane = Lane::new(LaneOptions::default()).unwrap();
-    let owner = lane.add_owner();
+    let mut lane = UringContext::new(UringOptions::default()).unwrap();
+    let owner = lane.add_client();
     let event = EventFd::new().unwrap();
     lane.watch(owner, 9, &event).unwrap();
     event.signal();
     lane.turn(Wait::AtMost(Duration::from_secs(10)));
-    assert!(lane.has_mail(owner));
+    assert!(lane.has_completions(owner));
     // Nothing else will ever arrive.
     assert_eq!(lane.turn(Wait::Completion), 0);
     assert!(lane.next(owner).is_some() && lane.next(owner).is_none());
     assert_eq!(lane.turn(Wait::AtMost(Duration::from_millis(1))), 0);
     event.signal();
     lane.turn(Wait::AtMost(Duration::from_secs(10)));
-    lane.remove_owner(owner);
-    assert_eq!(lane.mail, 0);
+    lane.remove_client(owner);
+    assert_eq!(lane.unread, 0);
 }
 
 #[test]
 fn what_is_submitted_early_completes_at_the_next_turn() {
-    let mut lane = Lane::new(LaneOptions::default()).unwrap();
-    let owner = lane.add_owner();
+    let mut lane = UringContext::new(UringOptions::default()).unwrap();
+    let owner = lane.add_client();
     let file = lane.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
     for cookie in 0..3 {
         lane.datasync(owner, cookie, &file).unwrap();

@@ -8,12 +8,12 @@ use io_uring::{IoUring, cqueue, squeue, types};
 use mqblk_memory::BufferPool;
 
 use crate::inflight::InFlight;
-use crate::ops::{Completion, IGNORED, Owner};
+use crate::ops::{ClientId, IGNORED, IoCompletion};
 use crate::register::Tables;
 
 /// Sizes of a lane's tables.
 #[derive(Clone, Copy, Debug)]
-pub struct LaneOptions {
+pub struct UringOptions {
     /// Submission queue entries: how many operations one system call can submit.
     pub submissions: u32,
     /// Most operations in flight; the completion queue has as many entries.
@@ -24,9 +24,9 @@ pub struct LaneOptions {
     pub buffers: u32,
 }
 
-impl Default for LaneOptions {
+impl Default for UringOptions {
     fn default() -> Self {
-        LaneOptions { submissions: 256, in_flight: 4096, files: 1024, buffers: 1024 }
+        UringOptions { submissions: 256, in_flight: 4096, files: 1024, buffers: 1024 }
     }
 }
 
@@ -42,16 +42,16 @@ pub enum Wait {
 }
 
 /// What a worker lends to its queues and channels: one io_uring and one buffer pool, both used by one thread only.
-pub struct Lane {
+pub struct UringContext {
     /// The worker's buffers.
     pub buffers: BufferPool,
     pub(crate) ring: IoUring<squeue::Entry, cqueue::Entry>,
     pub(crate) in_flight: InFlight,
     pub(crate) tables: Tables,
     pub(crate) scratch: Vec<libc::iovec>,
-    inboxes: Vec<Inbox>,
+    queues: Vec<CompletionQueue>,
     /// Completions in all inboxes.
-    mail: usize,
+    unread: usize,
     /// Entries pushed since the last system call.
     unsubmitted: usize,
     deferred: bool,
@@ -61,31 +61,31 @@ pub struct Lane {
 const MEMLOCK_KIB: u32 = 128;
 
 /// Completions that an inbox has room for at first. It grows to the most that ever arrived in one turn.
-const INBOX: usize = 256;
+const QUEUE_CAPACITY: usize = 256;
 
 #[derive(Debug)]
-struct Inbox {
+struct CompletionQueue {
     used: bool,
-    letters: VecDeque<Completion>,
+    completions: VecDeque<IoCompletion>,
 }
 
-impl mqblk_core::Lane for Lane {
+impl mqblk_core::IoContext for UringContext {
     type Buffer = mqblk_memory::Buffer;
 }
 
-impl mqblk_memory::PooledContext for Lane {
+impl mqblk_memory::PooledContext for UringContext {
     #[inline]
     fn pool(&mut self) -> &mut BufferPool {
         &mut self.buffers
     }
 }
 
-impl Lane {
+impl UringContext {
     /// A new ring. Must be called on the thread that will use it.
     ///
     /// # Errors
     /// When the system has no io_uring or refuses its memory.
-    pub fn new(options: LaneOptions) -> io::Result<Lane> {
+    pub fn new(options: UringOptions) -> io::Result<UringContext> {
         let (ring, deferred) = build(options).map_err(refused)?;
         let files = options.files.min(file_limit());
         let free_files = match ring.submitter().register_files_sparse(files) {
@@ -96,35 +96,35 @@ impl Lane {
             Ok(()) => vec![false; options.buffers as usize],
             Err(_) => Vec::new(),
         };
-        Ok(Lane {
+        Ok(UringContext {
             buffers: BufferPool::new(),
             ring,
             in_flight: InFlight::new(options.in_flight),
             tables: Tables { free_files, buffers, ..Tables::default() },
             scratch: Vec::with_capacity(64),
-            inboxes: Vec::new(),
-            mail: 0,
+            queues: Vec::new(),
+            unread: 0,
             unsubmitted: 0,
             deferred,
         })
     }
 
     /// A new owner with an inbox.
-    pub fn add_owner(&mut self) -> Owner {
-        let index = self.inboxes.iter().position(|inbox| !inbox.used).unwrap_or_else(|| {
-            self.inboxes.push(Inbox { used: false, letters: VecDeque::with_capacity(INBOX) });
-            self.inboxes.len() - 1
+    pub fn add_client(&mut self) -> ClientId {
+        let index = self.queues.iter().position(|inbox| !inbox.used).unwrap_or_else(|| {
+            self.queues.push(CompletionQueue { used: false, completions: VecDeque::with_capacity(QUEUE_CAPACITY) });
+            self.queues.len() - 1
         });
-        self.inboxes[index].used = true;
-        Owner(index as u16)
+        self.queues[index].used = true;
+        ClientId(index as u16)
     }
 
     /// Ends an owner. It must have nothing in flight.
-    pub fn remove_owner(&mut self, owner: Owner) {
-        let inbox = &mut self.inboxes[owner.0 as usize];
+    pub fn remove_client(&mut self, owner: ClientId) {
+        let inbox = &mut self.queues[owner.0 as usize];
         inbox.used = false;
-        while let Some(letter) = inbox.letters.pop_front() {
-            self.mail -= 1;
+        while let Some(letter) = inbox.completions.pop_front() {
+            self.unread -= 1;
             if let Some(buffer) = letter.buffer {
                 self.buffers.release(buffer);
             }
@@ -133,22 +133,22 @@ impl Lane {
 
     /// The next completion of an owner's operations.
     #[inline]
-    pub fn next(&mut self, owner: Owner) -> Option<Completion> {
-        let letter = self.inboxes[owner.0 as usize].letters.pop_front()?;
-        self.mail -= 1;
+    pub fn next(&mut self, owner: ClientId) -> Option<IoCompletion> {
+        let letter = self.queues[owner.0 as usize].completions.pop_front()?;
+        self.unread -= 1;
         Some(letter)
     }
 
     /// Whether an owner has completions to take.
     #[inline]
-    pub fn has_mail(&self, owner: Owner) -> bool {
-        !self.inboxes[owner.0 as usize].letters.is_empty()
+    pub fn has_completions(&self, owner: ClientId) -> bool {
+        !self.queues[owner.0 as usize].completions.is_empty()
     }
 
     /// Whether any owner has.
     #[inline]
     pub fn has_unread(&self) -> bool {
-        self.mail > 0
+        self.unread > 0
     }
 
     /// Operations that can still be submitted.
@@ -200,7 +200,7 @@ impl Lane {
     ///
     /// While an inbox holds mail it does not wait: what an owner has not taken yet may be all that there was to wait for.
     pub fn turn(&mut self, wait: Wait) -> usize {
-        let wait = if self.mail > 0 { Wait::No } else { wait };
+        let wait = if self.unread > 0 { Wait::No } else { wait };
         let pending = self.deferred && self.needs_enter();
         let outcome = match wait {
             Wait::No if self.unsubmitted == 0 && !pending => Ok(0),
@@ -245,19 +245,19 @@ impl Lane {
             let more = cqueue::more(entry.flags());
             let slot = self.in_flight.slot(index);
             let buffer = if more { None } else { slot.buffer.take() };
-            let letter = Completion { cookie: slot.cookie, result: entry.result(), buffer, more };
-            self.inboxes[slot.owner.0 as usize].letters.push_back(letter);
+            let letter = IoCompletion { cookie: slot.cookie, result: entry.result(), buffer, more };
+            self.queues[slot.owner.0 as usize].completions.push_back(letter);
             if !more {
                 self.in_flight.release(index);
             }
             count += 1;
         }
-        self.mail += count;
+        self.unread += count;
         count
     }
 }
 
-impl Drop for Lane {
+impl Drop for UringContext {
     fn drop(&mut self) {
         let entry = io_uring::opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(IGNORED);
         if self.in_flight.busy() > 0 {
@@ -284,7 +284,7 @@ fn file_limit() -> u32 {
 }
 
 /// A ring whose completions run when this thread asks for them; on kernels before 6.1 an ordinary one.
-fn build(options: LaneOptions) -> io::Result<(IoUring, bool)> {
+fn build(options: UringOptions) -> io::Result<(IoUring, bool)> {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(options.in_flight.max(options.submissions * 2)).setup_clamp();
     let modern =

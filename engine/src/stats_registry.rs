@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::counters::{QueueId, QueueReport, WorkerReport};
+use crate::counters::{QueueId, QueueStats, WorkerStats};
 use mqblk_core::DiskSlot;
 
 /// One queue of the device.
@@ -12,24 +12,24 @@ struct Stand {
     /// The queue that a worker serves now.
     now: Option<QueueId>,
     /// What its predecessors counted; `None` of a queue that had none, for it is not small.
-    before: Option<QueueReport>,
+    before: Option<QueueStats>,
 }
 
 /// What the workers say of a queue.
-fn find(workers: &[WorkerReport], id: QueueId) -> Option<&QueueReport> {
+fn find(workers: &[WorkerStats], id: QueueId) -> Option<&QueueStats> {
     workers.iter().flat_map(|worker| &worker.queues).find(|(found, _)| *found == id).map(|(_, report)| report)
 }
 
 /// Kept by whoever sets a device's queues up, read by whoever wants to know.
 #[derive(Debug)]
-pub struct Tally {
+pub struct StatsRegistry {
     queues: Mutex<Vec<Stand>>,
 }
 
-impl Tally {
+impl StatsRegistry {
     /// For so many queues.
-    pub fn new(queues: usize) -> Tally {
-        Tally { queues: Mutex::new((0..queues).map(|_| Stand::default()).collect()) }
+    pub fn new(queues: usize) -> StatsRegistry {
+        StatsRegistry { queues: Mutex::new((0..queues).map(|_| Stand::default()).collect()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Stand>> {
@@ -44,7 +44,7 @@ impl Tally {
     }
 
     /// It does no more.
-    pub fn detached(&self, index: u16, last: &QueueReport) {
+    pub fn detached(&self, index: u16, last: &QueueStats) {
         if let Some(stand) = self.lock().get_mut(usize::from(index)) {
             stand.before.get_or_insert_default().add(last);
             stand.now = None;
@@ -60,7 +60,7 @@ impl Tally {
 
     /// What each queue has counted, by what the workers say. `None` when they were asked while a queue came or went, so that
     /// it would be missing: ask them again.
-    pub fn report(&self, workers: &[WorkerReport]) -> Option<Vec<QueueReport>> {
+    pub fn report(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         let stands = self.lock();
         let total = |stand: &Stand| {
             let mut total = stand.before.clone().unwrap_or_default();
@@ -74,7 +74,7 @@ impl Tally {
 
     /// What each queue that a worker serves has counted since the worker began to serve it, in the queues' order; `None` as in
     /// [`Tally::report`].
-    pub fn report_served(&self, workers: &[WorkerReport]) -> Option<Vec<(u16, QueueReport)>> {
+    pub fn report_served(&self, workers: &[WorkerStats]) -> Option<Vec<(u16, QueueStats)>> {
         let stands = self.lock();
         let served = (0..).zip(stands.iter()).filter_map(|(index, stand)| stand.now.map(|id| (index, id)));
         served.map(|(index, id)| Some((index, find(workers, id)?.clone()))).collect()

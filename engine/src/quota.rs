@@ -2,9 +2,9 @@
 //! turn. Pure, but for [`Offer`], which carries it out.
 
 use mqblk_core::DiskChannel;
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
-use crate::runner::{AnyFinished, AnyRequest};
+use crate::runner::{AnyCompletion, AnyRequest};
 
 /// While several channels are busy each is offered at most so many requests a turn, and so many bytes (but one request at
 /// least): storage that copies inside `submit`, at some 10 GB/s, then holds up a turn for 0.1 ms.
@@ -21,22 +21,22 @@ const MOST_FEW: usize = 16;
 
 /// What bounds a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct Quota {
     /// Most requests outstanding, as the user chose; 0: any number.
     pub(crate) depth: u32,
     /// Other disks are open on the worker.
     pub(crate) shared: bool,
     /// Other channels are busy.
-    pub(crate) crowded: bool,
+    pub(crate) contended: bool,
 }
 
-impl Share {
+impl Quota {
     /// How many of `waiting` requests may be offered to a channel that has so many outstanding, when the lane has room for
     /// `room` more operations of `capacity`.
     ///
     /// A channel at its limit is offered nothing until an eighth of it is free, or a turn's worth, or all that waits fits: planning, stamping and
     /// moving a long plug for one request at a time would cost the other disks what the limit saves them.
-    pub(crate) fn allowance(self, waiting: usize, outstanding: usize, room: usize, capacity: usize) -> usize {
+    pub(crate) fn budget(self, waiting: usize, outstanding: usize, room: usize, capacity: usize) -> usize {
         let own = if self.depth == 0 { usize::MAX } else { self.depth as usize };
         let limit = if self.shared { own.min((capacity / MOST_OF_LANE).max(1)) } else { own };
         let free = limit.saturating_sub(outstanding);
@@ -49,32 +49,32 @@ impl Share {
             let common = room.saturating_sub(capacity / RESERVE);
             most = most.min(common.max(few.saturating_sub(outstanding)));
         }
-        if self.crowded { most.min(TURN_REQUESTS) } else { most }
+        if self.contended { most.min(TURN_REQUESTS) } else { most }
     }
 }
 
 /// An offer of a part of a list to a channel.
-pub(crate) struct Offer<'a> {
+pub(crate) struct SubmitQuota<'a> {
     /// Requests that may be offered.
     pub(crate) most: usize,
     /// Other channels are busy.
-    pub(crate) crowded: bool,
+    pub(crate) contended: bool,
     /// For the part that is offered.
     pub(crate) part: &'a mut Vec<AnyRequest>,
 }
 
-impl Offer<'_> {
+impl SubmitQuota<'_> {
     /// Offers the head of `batch`. Returns how many were taken; as many less may be offered from now on.
     #[inline]
     pub(crate) fn submit(
         &mut self,
-        lane: &mut Lane,
-        channel: &mut dyn DiskChannel<Lane>,
+        lane: &mut UringContext,
+        channel: &mut dyn DiskChannel<UringContext>,
         batch: &mut Vec<AnyRequest>,
-        finished: &mut Vec<AnyFinished>,
+        finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         // Whatever is allowed, one request is.
-        if batch.len() == 1 || (self.most >= batch.len() && !self.crowded) {
+        if batch.len() == 1 || (self.most >= batch.len() && !self.contended) {
             let taken = channel.submit(lane, batch, finished);
             self.most -= taken;
             return taken;
@@ -85,10 +85,10 @@ impl Offer<'_> {
     #[inline(never)]
     fn submit_part(
         &mut self,
-        lane: &mut Lane,
-        channel: &mut dyn DiskChannel<Lane>,
+        lane: &mut UringContext,
+        channel: &mut dyn DiskChannel<UringContext>,
         batch: &mut Vec<AnyRequest>,
-        finished: &mut Vec<AnyFinished>,
+        finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let count = self.worth(batch);
         if count == batch.len() {
@@ -110,7 +110,7 @@ impl Offer<'_> {
     /// How many requests of the head of `batch` are allowed.
     fn worth(&self, batch: &[AnyRequest]) -> usize {
         let most = self.most.min(batch.len());
-        if !self.crowded {
+        if !self.contended {
             return most;
         }
         let mut bytes = 0_u64;
@@ -128,36 +128,36 @@ impl Offer<'_> {
 mod tests {
     use super::*;
 
-    const ALONE: Share = Share { depth: 0, shared: false, crowded: false };
-    const SHARED: Share = Share { shared: true, ..ALONE };
+    const ALONE: Quota = Quota { depth: 0, shared: false, contended: false };
+    const SHARED: Quota = Quota { shared: true, ..ALONE };
     const ALL: usize = 4096;
 
     #[test]
     fn a_disk_alone_may_have_all() {
-        assert_eq!(ALONE.allowance(5000, 4000, 0, ALL), usize::MAX - 4000);
-        assert_eq!(Share { depth: 8, ..ALONE }.allowance(100, 5, ALL, ALL), 3);
-        assert_eq!(Share { depth: 8, ..ALONE }.allowance(100, 9, ALL, ALL), 0);
+        assert_eq!(ALONE.budget(5000, 4000, 0, ALL), usize::MAX - 4000);
+        assert_eq!(Quota { depth: 8, ..ALONE }.budget(100, 5, ALL, ALL), 3);
+        assert_eq!(Quota { depth: 8, ..ALONE }.budget(100, 9, ALL, ALL), 0);
     }
 
     #[test]
     fn one_of_several_may_have_a_quarter_of_the_lane() {
-        assert_eq!(SHARED.allowance(5000, 0, ALL, ALL), 1024);
-        assert_eq!(SHARED.allowance(5000, 1000, ALL, ALL), 0, "until a turn's worth is free");
-        assert_eq!(SHARED.allowance(24, 1000, ALL, ALL), 24, "or all that waits fits");
-        assert_eq!(SHARED.allowance(5000, 960, ALL, ALL), 64);
-        assert_eq!(Share { depth: 80, ..SHARED }.allowance(5000, 71, ALL, ALL), 0, "until an eighth of it is free");
-        assert_eq!(Share { depth: 80, ..SHARED }.allowance(5000, 70, ALL, ALL), 10);
-        assert_eq!(Share { depth: 2000, ..SHARED }.allowance(5000, 0, ALL, ALL), 1024);
-        assert_eq!(Share { depth: 10, ..SHARED }.allowance(5000, 4, ALL, ALL), 6);
+        assert_eq!(SHARED.budget(5000, 0, ALL, ALL), 1024);
+        assert_eq!(SHARED.budget(5000, 1000, ALL, ALL), 0, "until a turn's worth is free");
+        assert_eq!(SHARED.budget(24, 1000, ALL, ALL), 24, "or all that waits fits");
+        assert_eq!(SHARED.budget(5000, 960, ALL, ALL), 64);
+        assert_eq!(Quota { depth: 80, ..SHARED }.budget(5000, 71, ALL, ALL), 0, "until an eighth of it is free");
+        assert_eq!(Quota { depth: 80, ..SHARED }.budget(5000, 70, ALL, ALL), 10);
+        assert_eq!(Quota { depth: 2000, ..SHARED }.budget(5000, 0, ALL, ALL), 1024);
+        assert_eq!(Quota { depth: 10, ..SHARED }.budget(5000, 4, ALL, ALL), 6);
     }
 
     #[test]
     fn the_end_of_the_lane_is_for_those_with_few_in_flight() {
-        assert_eq!(SHARED.allowance(100, 100, 612, ALL), 100);
-        assert_eq!(SHARED.allowance(100, 100, 500, ALL), 0);
-        assert_eq!(SHARED.allowance(100, 0, 500, ALL), 16);
-        assert_eq!(SHARED.allowance(100, 15, 500, ALL), 1);
-        assert_eq!(SHARED.allowance(100, 16, 500, ALL), 0);
+        assert_eq!(SHARED.budget(100, 100, 612, ALL), 100);
+        assert_eq!(SHARED.budget(100, 100, 500, ALL), 0);
+        assert_eq!(SHARED.budget(100, 0, 500, ALL), 16);
+        assert_eq!(SHARED.budget(100, 15, 500, ALL), 1);
+        assert_eq!(SHARED.budget(100, 16, 500, ALL), 0);
     }
 
     #[test]
@@ -166,22 +166,22 @@ mod tests {
         let mut room = ALL;
         for _ in 0..16 {
             let mut outstanding = 0;
-            while let taken @ 1.. = SHARED.allowance(5000, outstanding, room, ALL) {
+            while let taken @ 1.. = SHARED.budget(5000, outstanding, room, ALL) {
                 (outstanding, room) = (outstanding + taken, room - taken);
             }
         }
-        assert!(SHARED.allowance(4, 0, room, ALL) >= 4 && room >= 256, "{room} left");
+        assert!(SHARED.budget(4, 0, room, ALL) >= 4 && room >= 256, "{room} left");
     }
 
     #[test]
     fn among_busy_ones_a_turn_is_shared() {
-        assert_eq!(Share { crowded: true, ..SHARED }.allowance(5000, 0, ALL, ALL), 64);
+        assert_eq!(Quota { contended: true, ..SHARED }.budget(5000, 0, ALL, ALL), 64);
     }
 
     #[test]
     fn tiny_lanes_have_shares_too() {
         for capacity in 1..64 {
-            assert!(SHARED.allowance(3, 0, capacity, capacity) >= 1, "{capacity}");
+            assert!(SHARED.budget(3, 0, capacity, capacity) >= 1, "{capacity}");
         }
     }
 }

@@ -3,22 +3,22 @@
 use std::any::Any;
 use std::sync::mpsc::SyncSender;
 
-use mqblk_uring::{Kick, Lane};
+use mqblk_uring::{Kick, UringContext};
 
 use super::Leaving;
-use crate::runner::Served;
-use crate::seat_disks::SeatDisks;
+use crate::attached_disks::AttachedDisks;
+use crate::runner::AnyQueue;
 
 /// Takes a queue apart when it leaves; gives its position, boxed.
-pub(crate) type Unseat = Box<dyn FnOnce(Box<dyn Served>, &mut Lane) -> Box<dyn Any + Send> + Send>;
+pub(crate) type Unseat = Box<dyn FnOnce(Box<dyn AnyQueue>, &mut UringContext) -> Box<dyn Any + Send> + Send>;
 
 /// Told why a ring is broken.
 pub(crate) type TellBroken = Box<dyn FnOnce(&str) + Send>;
 
 /// A queue and what its worker keeps for it.
-pub(crate) struct Seat {
-    pub(crate) runner: Box<dyn Served>,
-    pub(crate) disks: SeatDisks,
+pub(crate) struct AttachedQueue {
+    pub(crate) runner: Box<dyn AnyQueue>,
+    pub(crate) disks: AttachedDisks,
     pub(crate) kick: Option<Kick>,
     /// Tells this queue from a later one in the same slot.
     pub(crate) generation: u32,
@@ -34,7 +34,7 @@ pub(crate) struct Seat {
     pub(crate) leave: Option<SyncSender<Leaving>>,
 }
 
-impl Seat {
+impl AttachedQueue {
     /// The cookie of this queue's kicks.
     #[inline]
     pub(crate) fn cookie(&self, slot: u16) -> u64 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use mqblk_core::{DiskSlot, Geometry};
-use mqblk_uring::Lane;
+use mqblk_uring::UringContext;
 
 use crate::AnyDisk;
 use crate::channels::Channels;
@@ -26,7 +26,7 @@ pub struct QueueDisk {
 }
 
 /// One of them, open on the queue's worker.
-pub(crate) struct SeatDisk {
+pub(crate) struct AttachedDisk {
     pub(crate) geometry: Geometry,
     /// Place of its channel.
     pub(crate) channel: usize,
@@ -36,20 +36,20 @@ pub(crate) struct SeatDisk {
 
 /// A queue's disks, by slot.
 #[derive(Default)]
-pub(crate) struct SeatDisks {
-    disks: Vec<Option<SeatDisk>>,
+pub(crate) struct AttachedDisks {
+    disks: Vec<Option<AttachedDisk>>,
 }
 
-impl SeatDisks {
+impl AttachedDisks {
     /// The disk in a slot, unless there is none or it is about to leave.
     #[inline]
-    pub(crate) fn get(&self, slot: DiskSlot) -> Option<&SeatDisk> {
+    pub(crate) fn get(&self, slot: DiskSlot) -> Option<&AttachedDisk> {
         self.disks.get(usize::from(slot.0))?.as_ref().filter(|disk| disk.closing.is_none())
     }
 
     /// The disk of a queue that has only the first; `None` when it has others, or that one is about to leave.
     #[inline]
-    pub(crate) fn only(&self) -> Option<&SeatDisk> {
+    pub(crate) fn only(&self) -> Option<&AttachedDisk> {
         match self.disks.as_slice() {
             [Some(disk)] if disk.closing.is_none() => Some(disk),
             _ => None,
@@ -64,7 +64,7 @@ impl SeatDisks {
     /// Opens `disk` on the worker that owns these channels, if the disk that was in its slot before has left.
     pub(crate) fn open(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut UringContext,
         channels: &mut Channels,
         new: &QueueDisk,
     ) -> Result<(), AttachError> {
@@ -77,7 +77,7 @@ impl SeatDisks {
         if self.disks.len() <= at {
             self.disks.resize_with(at + 1, || None);
         }
-        self.disks[at] = Some(SeatDisk { geometry: disk.geometry(), channel, closing: None });
+        self.disks[at] = Some(AttachedDisk { geometry: disk.geometry(), channel, closing: None });
         Ok(())
     }
 
@@ -94,7 +94,12 @@ impl SeatDisks {
     }
 
     /// Closes the disks that are about to leave and are not in use any more.
-    pub(crate) fn end_close(&mut self, lane: &mut Lane, channels: &mut Channels, in_use: impl Fn(DiskSlot) -> bool) {
+    pub(crate) fn end_close(
+        &mut self,
+        lane: &mut UringContext,
+        channels: &mut Channels,
+        in_use: impl Fn(DiskSlot) -> bool,
+    ) {
         for (at, place) in (0..).zip(&mut self.disks) {
             if let Some(disk) = place.take_if(|disk| disk.closing.is_some() && !in_use(DiskSlot(at))) {
                 channels.close(lane, disk.channel);
@@ -112,7 +117,7 @@ impl SeatDisks {
     }
 
     /// Closes all of them. None is in use.
-    pub(crate) fn close_all(&mut self, lane: &mut Lane, channels: &mut Channels) {
+    pub(crate) fn close_all(&mut self, lane: &mut UringContext, channels: &mut Channels) {
         for disk in self.disks.drain(..).flatten() {
             channels.close(lane, disk.channel);
             let _ = disk.closing.map(|left| left.send(()));

@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use mqblk_core::{DiskSlot, GuestQueue, Wake};
-use mqblk_uring::{Lane, LaneOptions};
+use mqblk_uring::{UringContext, UringOptions};
 
-use crate::counters::WorkerReport;
+use crate::attached_disks::QueueDisk;
+use crate::counters::WorkerStats;
 use crate::engine::{AttachError, QueueOptions, seat};
 use crate::errors::{DiskHealth, Resume};
 use crate::mailbox::Mailbox;
-use crate::seat_disks::QueueDisk;
 use crate::worker::Worker;
 
 /// A worker that is stepped by hand, on the thread that made it: for simulations, and for counting what a turn costs. Its
 /// turns are those of a worker thread. It never sleeps, so queues are served without being kicked.
 #[derive(Debug)]
-pub struct HandWorker {
+pub struct SteppedWorker {
     worker: Worker,
     /// The worker's mailbox, which nobody writes to, must stay open.
     _mailbox: Mailbox,
@@ -24,19 +24,19 @@ pub struct HandWorker {
 
 /// Names a queue of a [`HandWorker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandSeat {
+pub struct SteppedQueue {
     slot: u16,
     generation: u32,
 }
 
-impl HandWorker {
+impl SteppedWorker {
     /// A worker without queues.
     ///
     /// # Errors
     /// When its io_uring cannot be made.
-    pub fn new(lane: LaneOptions) -> std::io::Result<HandWorker> {
+    pub fn new(lane: UringOptions) -> std::io::Result<SteppedWorker> {
         let (mailbox, inbox) = Mailbox::new()?;
-        Ok(HandWorker { worker: Worker::new(lane, inbox)?, _mailbox: mailbox })
+        Ok(SteppedWorker { worker: Worker::new(lane, inbox)?, _mailbox: mailbox })
     }
 
     /// Gives it a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until it is drained, or
@@ -47,18 +47,18 @@ impl HandWorker {
     pub fn attach<Q>(
         &mut self,
         options: QueueOptions,
-        make: impl FnOnce(&mut Lane, &Arc<dyn Wake>) -> Result<Q, String>,
-    ) -> Result<HandSeat, AttachError>
+        make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String>,
+    ) -> Result<SteppedQueue, AttachError>
     where
-        Q: GuestQueue<Lane = Lane> + Send + 'static,
+        Q: GuestQueue<Context = UringContext> + Send + 'static,
         Q::Position: Send + 'static,
     {
         let (slot, generation) = seat(&mut self.worker, options, make, |_, _| {})?;
-        Ok(HandSeat { slot, generation })
+        Ok(SteppedQueue { slot, generation })
     }
 
     /// Stops pulling from a queue. It leaves with the turn in which the last of its requests ends.
-    pub fn drain(&mut self, seat: HandSeat) {
+    pub fn drain(&mut self, seat: SteppedQueue) {
         self.worker.drain(seat.slot, seat.generation, sync_channel(1).0);
     }
 
@@ -66,13 +66,13 @@ impl HandWorker {
     ///
     /// # Errors
     /// When there is one in its slot, or the disk cannot be opened.
-    pub fn open_disk(&mut self, seat: HandSeat, disk: &QueueDisk) -> Result<(), AttachError> {
+    pub fn open_disk(&mut self, seat: SteppedQueue, disk: &QueueDisk) -> Result<(), AttachError> {
         self.worker.open_disk(seat.slot, seat.generation, disk)
     }
 
     /// Lets no more of its requests go to a disk, which leaves with the turn in which the last of them ends; then something can
     /// be received, or the sender is gone.
-    pub fn close_disk(&mut self, seat: HandSeat, disk: DiskSlot) -> Receiver<()> {
+    pub fn close_disk(&mut self, seat: SteppedQueue, disk: DiskSlot) -> Receiver<()> {
         let (done, left) = sync_channel(1);
         self.worker.close_disk(seat.slot, seat.generation, disk, done);
         left
@@ -80,19 +80,19 @@ impl HandWorker {
 
     /// Lets a stopped disk go on, as [`Engine::resume`](crate::Engine::resume) does.
     pub fn resume(&mut self, health: &Arc<DiskHealth>, how: Resume) -> Option<u64> {
-        let parked = health.report().parked;
+        let parked = health.stats().parked;
         let outcome = health.go_on()?;
         self.worker.resume(health, how, outcome);
         Some(parked)
     }
 
     /// What the worker and its queues have counted.
-    pub fn report(&self) -> WorkerReport {
-        self.worker.report(0)
+    pub fn report(&self) -> WorkerStats {
+        self.worker.stats(0)
     }
 
     /// Whether the queue has not left.
-    pub fn serves(&mut self, seat: HandSeat) -> bool {
+    pub fn serves(&mut self, seat: SteppedQueue) -> bool {
         self.worker.find(seat.slot, seat.generation).is_some()
     }
 

@@ -20,7 +20,7 @@ pub(crate) enum Phase {
 
 /// What a look at an idle queue gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Rest {
+pub(crate) enum IdleResult {
     /// Its window is still open, or work came while it was armed: look again in the next turn.
     Poll,
     /// It is armed and empty: it will kick.
@@ -29,7 +29,7 @@ pub(crate) enum Rest {
 
 /// What the worker does after a turn in which nothing happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Next {
+pub(crate) enum IdleDecision {
     /// Another turn, at once.
     Turn,
     /// Wait for the ring.
@@ -46,12 +46,12 @@ struct Place {
 
 /// The queues of a worker, by slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Roster {
+pub(crate) struct PollList {
     places: Vec<Option<Place>>,
     polled: Vec<u16>,
 }
 
-impl Roster {
+impl PollList {
     /// A queue takes `slot`, not watched yet. It is polled at first: a kick may have come before.
     pub(crate) fn seat(&mut self, slot: u16, phase: Phase) {
         let at = usize::from(slot);
@@ -148,17 +148,17 @@ impl Roster {
 
     /// After a turn in which nothing happened. `unread`: signals have arrived that nobody has looked at, so the worker must
     /// not sleep. `look` polls on or arms a queue.
-    pub(crate) fn rest(&mut self, unread: bool, mut look: impl FnMut(u16) -> Rest) -> Next {
+    pub(crate) fn rest(&mut self, unread: bool, mut look: impl FnMut(u16) -> IdleResult) -> IdleDecision {
         if unread {
-            return Next::Turn;
+            return IdleDecision::Turn;
         }
         let places = &mut self.places;
         self.polled.retain(|slot| {
             let Some(place) = places[usize::from(*slot)].as_mut() else { return false };
-            place.polled = place.phase == Phase::Running && (!place.watched || look(*slot) == Rest::Poll);
+            place.polled = place.phase == Phase::Running && (!place.watched || look(*slot) == IdleResult::Poll);
             place.polled
         });
-        if self.polled.is_empty() { Next::Sleep } else { Next::Turn }
+        if self.polled.is_empty() { IdleDecision::Sleep } else { IdleDecision::Turn }
     }
 }
 

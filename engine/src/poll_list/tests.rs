@@ -51,7 +51,7 @@ struct Queue {
 /// A worker and its surroundings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
-    roster: Roster,
+    roster: PollList,
     queues: [Queue; QUEUES],
     letters: Vec<Letter>,
     letters_to_send: u8,
@@ -72,7 +72,7 @@ enum Worker {
 
 impl World {
     fn new() -> World {
-        let mut roster = Roster::default();
+        let mut roster = PollList::default();
         for slot in 0..QUEUES as u16 {
             roster.seat(slot, Phase::Running);
             roster.watch(slot, true);
@@ -223,12 +223,12 @@ impl World {
         let next = self.roster.rest(unread, |slot| {
             let queue = &mut queues[usize::from(slot)];
             if open & 1 << slot != 0 {
-                return Rest::Poll;
+                return IdleResult::Poll;
             }
             queue.wants_kick = true;
-            if queue.waiting > 0 { Rest::Poll } else { Rest::Armed }
+            if queue.waiting > 0 { IdleResult::Poll } else { IdleResult::Armed }
         });
-        self.at = if next == Next::Sleep { At::Asleep } else { At::Signals };
+        self.at = if next == IdleDecision::Sleep { At::Asleep } else { At::Signals };
         self
     }
 

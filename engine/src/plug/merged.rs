@@ -3,7 +3,7 @@
 use mqblk_core::{ByteLen, ByteOffset, Op, Tag};
 
 /// In the place of a queue's slot in a joined request's tag. No queue has this slot.
-pub(crate) const JOINED_SLOT: u16 = u16::MAX;
+pub(crate) const MERGED_SLOT: u16 = u16::MAX;
 
 /// A member of a joined request. Where it starts follows from the lengths of those before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(crate) struct Member {
 
 /// A joined request.
 #[derive(Debug)]
-pub(crate) struct Joined {
+pub(crate) struct MergedRequest {
     pub(crate) op: Op,
     pub(crate) start: ByteOffset,
     pub(crate) len: ByteLen,
@@ -25,8 +25,8 @@ pub(crate) struct Joined {
 
 /// Joined requests by the index in their tag. Entries keep the room of their lists.
 #[derive(Debug, Default)]
-pub(crate) struct JoinedTable {
-    entries: Vec<Joined>,
+pub(crate) struct MergedTable {
+    entries: Vec<MergedRequest>,
     free: Vec<u16>,
 }
 
@@ -35,10 +35,10 @@ const MEMBERS: usize = 64;
 /// Entries that are there from the start: joined requests that a plug makes and storage works on at once.
 const USUAL: u16 = 32;
 
-impl JoinedTable {
+impl MergedTable {
     /// A table that allocates only when more are in use at once than usual.
-    pub(crate) fn with_room() -> JoinedTable {
-        let mut table = JoinedTable::default();
+    pub(crate) fn with_room() -> MergedTable {
+        let mut table = MergedTable::default();
         for _ in 0..USUAL {
             table.add(Op::Flush, ByteOffset(0));
         }
@@ -50,7 +50,7 @@ impl JoinedTable {
     fn add(&mut self, op: Op, start: ByteOffset) -> Option<u16> {
         let index = u16::try_from(self.entries.len()).ok()?;
         let members = Vec::with_capacity(MEMBERS);
-        self.entries.push(Joined { op, start, len: ByteLen::ZERO, members });
+        self.entries.push(MergedRequest { op, start, len: ByteLen::ZERO, members });
         // So that giving it back does not allocate.
         self.free.reserve(self.entries.len());
         Some(index)
@@ -63,7 +63,7 @@ impl JoinedTable {
     }
 
     /// A free entry without members, and its tag; `None` when there are as many as tags.
-    pub(crate) fn take(&mut self, op: Op, start: ByteOffset) -> Option<(Tag, &mut Joined)> {
+    pub(crate) fn take(&mut self, op: Op, start: ByteOffset) -> Option<(Tag, &mut MergedRequest)> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => self.add(op, start)?,
@@ -71,7 +71,7 @@ impl JoinedTable {
         let entry = &mut self.entries[usize::from(index)];
         (entry.op, entry.start, entry.len) = (op, start, ByteLen::ZERO);
         entry.members.clear();
-        Some((Tag::new(JOINED_SLOT, index), entry))
+        Some((Tag::new(MERGED_SLOT, index), entry))
     }
 
     /// Whether a member of the joined request of this tag is chosen.
@@ -87,13 +87,13 @@ impl JoinedTable {
         of.filter_map(|(index, entry)| {
             entry.members.iter_mut().for_each(|member| member.cancelled |= chosen(member.tag));
             let all = entry.members.iter().all(|member| chosen(member.tag));
-            all.then(|| Tag::new(JOINED_SLOT, index))
+            all.then(|| Tag::new(MERGED_SLOT, index))
         })
         .collect()
     }
 
     /// Ends the request of a tag that [`take`](Self::take) gave. Its entry can be read until the next one is taken.
-    pub(crate) fn end(&mut self, tag: Tag) -> &Joined {
+    pub(crate) fn end(&mut self, tag: Tag) -> &MergedRequest {
         self.free.push(tag.index());
         &self.entries[usize::from(tag.index())]
     }
@@ -105,9 +105,9 @@ mod tests {
 
     #[test]
     fn tags_are_used_again_and_run_out() {
-        let mut table = JoinedTable::default();
+        let mut table = MergedTable::default();
         let first = table.take(Op::Read, ByteOffset(8)).unwrap().0;
-        assert_eq!((first.queue(), table.in_use()), (JOINED_SLOT, 1));
+        assert_eq!((first.queue(), table.in_use()), (MERGED_SLOT, 1));
         assert_eq!(table.end(first).start, ByteOffset(8));
         assert_eq!(table.in_use(), 0);
         let all: Vec<Tag> = (0..=u16::MAX).map(|_| table.take(Op::Read, ByteOffset(0)).unwrap().0).collect();

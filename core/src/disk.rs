@@ -136,7 +136,7 @@ pub trait Disk<L: IoContext>: Send + Sync {
     ///
     /// # Errors
     /// When the host refuses a resource that the channel needs.
-    fn open_channel(&self, lane: &mut L) -> Result<Box<dyn DiskChannel<L>>, DiskError>;
+    fn open_channel(&self, context: &mut L) -> Result<Box<dyn DiskChannel<L>>, DiskError>;
 }
 
 /// A worker's own handle to a disk. Batch shaped: one dynamic call a batch costs nothing from batch 16 on.
@@ -146,19 +146,19 @@ pub trait Disk<L: IoContext>: Send + Sync {
 ///   finish in any order; nothing but flush is ordered, and flush only as [`Op::Flush`](crate::Op) says.
 /// * A short transfer is continued by the channel or becomes a failure; it is never reported as done.
 /// * No method blocks on storage.
-/// * Before it is dropped a channel is drained: `outstanding()` is 0, or the lane keeps the buffers for ever and says so.
+/// * Before it is dropped a channel is drained: `outstanding()` is 0, or the context keeps the buffers for ever and says so.
 pub trait DiskChannel<L: IoContext> {
     /// Takes a prefix of `batch` (removing it) and returns how many were taken. What is left is back-pressure, not an
     /// error: the engine offers it again. Requests that end at once are put in `finished` directly.
     fn submit(
         &mut self,
-        lane: &mut L,
+        context: &mut L,
         batch: &mut Vec<Request<L::Buffer>>,
         finished: &mut Vec<Completion<L::Buffer>>,
     ) -> usize;
 
     /// Collects requests that have ended since, into `finished`; returns how many.
-    fn reap(&mut self, lane: &mut L, finished: &mut Vec<Completion<L::Buffer>>) -> usize;
+    fn reap(&mut self, context: &mut L, finished: &mut Vec<Completion<L::Buffer>>) -> usize;
 
     /// Tries to end requests early that were taken and have not finished: those of `tags`, which are in order. Does not wait. Each
     /// still comes out in exactly one [`Finished`], here in `finished` or later, with its buffer, and not before the kernel has given
@@ -176,6 +176,6 @@ pub trait DiskChannel<L: IoContext> {
         None
     }
 
-    /// Gives back what the channel holds of the lane (fixed files). Called once, when `outstanding()` is 0.
-    fn close(&mut self, lane: &mut L);
+    /// Gives back what the channel holds of the context (fixed files). Called once, when `outstanding()` is 0.
+    fn close(&mut self, context: &mut L);
 }

@@ -10,8 +10,8 @@
 //! guest side must offer ([`GuestQueue`]), what the disk side must offer ([`Disk`], [`DiskChannel`]), the units both count in
 //! ([`units`]) and how settings are read from a user ([`settings`]).
 //!
-//! [`Lane`] stands for what a worker thread lends to both sides at each call (its io_uring and its buffer pool). The waist
-//! knows only that a lane has a move-only buffer type, so that a buffer cannot be used by two owners at once.
+//! [`context`] stands for what a worker thread lends to both sides at each call (its io_uring and its buffer pool). The waist
+//! knows only that a context has a move-only buffer type, so that a buffer cannot be used by two owners at once.
 #![forbid(unsafe_code)]
 
 pub mod disk;

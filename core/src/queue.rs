@@ -119,7 +119,7 @@ pub trait GuestQueue {
     fn depth(&self) -> u16;
 
     /// Takes one batch of requests off the ring.
-    fn pull<I>(&mut self, lane: &mut Self::Context, into: &mut I) -> PullEnd
+    fn pull<I>(&mut self, context: &mut Self::Context, into: &mut I) -> PullEnd
     where
         I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>;
 
@@ -127,7 +127,7 @@ pub trait GuestQueue {
     /// request, by admitting what it asks next (compare, then write). There is room for that: the finished request's.
     fn finish<I>(
         &mut self,
-        lane: &mut Self::Context,
+        context: &mut Self::Context,
         done: FinishedRequest<Self::Token, <Self::Context as IoContext>::Buffer>,
         into: &mut I,
     ) where

@@ -64,7 +64,7 @@ impl AttachedDisks {
     /// Opens `disk` on the worker that owns these channels, if the disk that was in its slot before has left.
     pub(crate) fn open(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         channels: &mut Channels,
         new: &QueueDisk,
     ) -> Result<(), AttachError> {
@@ -73,7 +73,7 @@ impl AttachedDisks {
         if matches!(self.disks.get(at), Some(Some(_))) {
             return Err(AttachError::Queue(format!("the queue has a disk in slot {at} already")));
         }
-        let channel = channels.open(lane, new)?;
+        let channel = channels.open(context, new)?;
         if self.disks.len() <= at {
             self.disks.resize_with(at + 1, || None);
         }
@@ -96,13 +96,13 @@ impl AttachedDisks {
     /// Closes the disks that are about to leave and are not in use any more.
     pub(crate) fn end_close(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         channels: &mut Channels,
         in_use: impl Fn(DiskSlot) -> bool,
     ) {
         for (at, place) in (0..).zip(&mut self.disks) {
             if let Some(disk) = place.take_if(|disk| disk.closing.is_some() && !in_use(DiskSlot(at))) {
-                channels.close(lane, disk.channel);
+                channels.close(context, disk.channel);
                 // Whoever asked may have gone.
                 let _ = disk.closing.map(|left| left.send(()));
             }
@@ -117,9 +117,9 @@ impl AttachedDisks {
     }
 
     /// Closes all of them. None is in use.
-    pub(crate) fn close_all(&mut self, lane: &mut UringContext, channels: &mut Channels) {
+    pub(crate) fn close_all(&mut self, context: &mut UringContext, channels: &mut Channels) {
         for disk in self.disks.drain(..).flatten() {
-            channels.close(lane, disk.channel);
+            channels.close(context, disk.channel);
             let _ = disk.closing.map(|left| left.send(()));
         }
     }

@@ -50,9 +50,9 @@ impl OpenChannel {
     }
 
     /// How many of them may be offered now.
-    fn allowance(&self, lane: &UringContext, shared: bool, crowded: bool) -> usize {
-        let share = Quota { depth: self.depth, shared, contended: crowded };
-        share.budget(self.waiting(), self.channel.outstanding() as usize, lane.room(), lane.capacity())
+    fn allowance(&self, context: &UringContext, shared: bool, contended: bool) -> usize {
+        let share = Quota { depth: self.depth, shared, contended: contended };
+        share.budget(self.waiting(), self.channel.outstanding() as usize, context.room(), context.capacity())
     }
 
     /// Those in the plug of which the storage may be handed `most` now.
@@ -67,7 +67,7 @@ impl OpenChannel {
     #[inline(always)] // it is called from two places, one of which is rare
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         mut offer: SubmitQuota<'_>,
         stamp: &mut impl FnMut(&[AnyRequest]),
         counts: &mut PlugCounts,
@@ -83,11 +83,11 @@ impl OpenChannel {
         let (channel, plug) = (self.channel.as_mut(), &mut self.plug);
         let mut happened = 0;
         if let Some(merger) = self.merger.as_mut().filter(|merger| !merger.lets_pass(plug)) {
-            happened = merger.submit(lane, channel, plug, offer, counts, finished);
+            happened = merger.submit(context, channel, plug, offer, counts, finished);
             self.left = !plug.is_empty() || merger.ready() > 0;
         } else {
             if !plug.is_empty() {
-                happened = offer.submit(lane, channel, plug, finished);
+                happened = offer.submit(context, channel, plug, finished);
             }
             self.left = !plug.is_empty();
         }
@@ -130,7 +130,7 @@ impl Channels {
     /// The channel to a disk, opened if this worker has none yet. Returns its place.
     pub(crate) fn open(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         QueueDisk { disk, plug: options, health, .. }: &QueueDisk,
     ) -> Result<usize, DiskError> {
         let same = |open: &OpenChannel| std::ptr::addr_eq(Arc::as_ptr(&open.disk), Arc::as_ptr(disk));
@@ -138,7 +138,7 @@ impl Channels {
             self.get(at).users += 1;
             return Ok(at);
         }
-        let (channel, guard) = guarded(disk.open_channel(lane)?, health, &disk.limits());
+        let (channel, guard) = guarded(disk.open_channel(context)?, health, &disk.limits());
         let merger = Merger::new(options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
         let plug = Vec::with_capacity(PLUG_ROOM);
         let (disk, health, depth) = (Arc::clone(disk), Arc::clone(health), options.depth);
@@ -158,12 +158,12 @@ impl Channels {
     }
 
     /// One user less; the last one closes the channel. All its requests have ended.
-    pub(crate) fn close(&mut self, lane: &mut UringContext, at: usize) {
+    pub(crate) fn close(&mut self, context: &mut UringContext, at: usize) {
         let open = self.get(at);
         open.users -= 1;
         if open.users == 0 {
             debug_assert!(open.plug.is_empty() && open.merger.as_ref().is_none_or(|merger| merger.is_idle()));
-            open.channel.close(lane);
+            open.channel.close(context);
             self.open[at] = None;
             self.count -= 1;
             self.busy.retain(|busy| *busy != at);
@@ -251,16 +251,16 @@ impl Channels {
     /// about to be handed to the storage, where it is worth noting when that is: a few are pulled and handed over in less than a
     /// microsecond. Returns how many were taken, or are to be offered again.
     #[inline]
-    pub(crate) fn submit(&mut self, lane: &mut UringContext, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
+    pub(crate) fn submit(&mut self, context: &mut UringContext, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
         if self.count > 1 {
-            return self.submit_shared(lane, stamp);
+            return self.submit_shared(context, stamp);
         }
         self.left = false;
         let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
         if open.depth > 0 || open.merger.is_some() {
-            let most = if open.depth == 0 { usize::MAX } else { open.allowance(lane, false, false) };
+            let most = if open.depth == 0 { usize::MAX } else { open.allowance(context, false, false) };
             let offer = SubmitQuota { most, contended: false, part: &mut self.part };
-            let happened = open.submit(lane, offer, &mut stamp, &mut self.counts, &mut self.completions);
+            let happened = open.submit(context, offer, &mut stamp, &mut self.counts, &mut self.completions);
             self.left = open.left;
             return happened;
         }
@@ -268,24 +268,27 @@ impl Channels {
             stamp(&open.plug);
         }
         let taken =
-            if open.plug.is_empty() { 0 } else { open.channel.submit(lane, &mut open.plug, &mut self.completions) };
+            if open.plug.is_empty() { 0 } else { open.channel.submit(context, &mut open.plug, &mut self.completions) };
         open.left = !open.plug.is_empty();
         self.left = open.left;
         taken
     }
 
     #[inline(never)]
-    fn submit_shared(&mut self, lane: &mut UringContext, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
+    fn submit_shared(&mut self, context: &mut UringContext, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
         self.left = false;
-        let crowded = self.busy.len() > 1;
+        let contended = self.busy.len() > 1;
         self.first = if self.first + 1 < self.busy.len() { self.first + 1 } else { 0 };
         let (last, first) = self.busy.split_at(self.first);
         let mut happened = 0;
         for at in first.iter().chain(last) {
             let Some(open) = self.open[*at].as_mut() else { continue };
-            let offer =
-                SubmitQuota { most: open.allowance(lane, true, crowded), contended: crowded, part: &mut self.part };
-            happened += open.submit(lane, offer, &mut stamp, &mut self.counts, &mut self.completions);
+            let offer = SubmitQuota {
+                most: open.allowance(context, true, contended),
+                contended: contended,
+                part: &mut self.part,
+            };
+            happened += open.submit(context, offer, &mut stamp, &mut self.counts, &mut self.completions);
             self.left |= open.left;
         }
         happened
@@ -293,25 +296,25 @@ impl Channels {
 
     /// Ends requests early of the channel at a place: takes back those that the storage has not seen, and asks it to give up the
     /// others. `tags` are in order.
-    pub(crate) fn cancel(&mut self, lane: &mut UringContext, at: usize, tags: &[Tag]) {
+    pub(crate) fn cancel(&mut self, context: &mut UringContext, at: usize, tags: &[Tag]) {
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
         let finished = &mut self.completions;
         let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
         finished.extend(open.plug.extract_if(.., |request| chosen(request.tag)).map(cancelled));
         let Some(merger) = &mut open.merger else {
-            open.channel.cancel(lane, tags, finished);
+            open.channel.cancel(context, tags, finished);
             return;
         };
-        let joined = merger.cancel(lane, chosen, finished);
+        let merged = merger.cancel(context, chosen, finished);
         let before = finished.len();
-        if joined.is_empty() {
-            open.channel.cancel(lane, tags, finished);
+        if merged.is_empty() {
+            open.channel.cancel(context, tags, finished);
         } else {
-            let mut all = [tags, &joined].concat();
+            let mut all = [tags, &merged].concat();
             all.sort_unstable();
-            open.channel.cancel(lane, &all, finished);
+            open.channel.cancel(context, &all, finished);
         }
-        if merger.fan_out(lane, before, &mut self.counts, finished) > 0 || merger.ready() > 0 {
+        if merger.fan_out(context, before, &mut self.counts, finished) > 0 || merger.ready() > 0 {
             self.left = true;
         }
     }
@@ -338,7 +341,7 @@ impl Channels {
 
     /// Collects what has ended in all channels. Whether requests are to be offered again.
     #[inline]
-    pub(crate) fn reap(&mut self, lane: &mut UringContext) -> bool {
+    pub(crate) fn reap(&mut self, context: &mut UringContext) -> bool {
         let mut again = 0;
         let mut nth = 0;
         while let Some(at) = self.busy.get(nth).copied() {
@@ -346,9 +349,9 @@ impl Channels {
             let mut outstanding = open.channel.outstanding();
             if outstanding > 0 {
                 let before = self.completions.len();
-                open.channel.reap(lane, &mut self.completions);
+                open.channel.reap(context, &mut self.completions);
                 if let Some(merger) = &mut open.merger {
-                    again += merger.fan_out(lane, before, &mut self.counts, &mut self.completions);
+                    again += merger.fan_out(context, before, &mut self.counts, &mut self.completions);
                 }
                 outstanding = open.channel.outstanding();
             }
@@ -372,7 +375,7 @@ impl Channels {
         self.busy.iter().filter_map(|at| self.open[*at].as_ref())
     }
 
-    /// Requests of the queue in `slot` that were joined to another one.
+    /// Requests of the queue in `slot` that were merged to another one.
     pub(crate) fn merges(&self, slot: u16) -> Merges {
         self.counts.merges.get(usize::from(slot)).copied().unwrap_or_default()
     }

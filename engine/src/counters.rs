@@ -47,11 +47,11 @@ pub struct QueueCounters {
     pub poll_ns: u64,
     /// Requests answered in all.
     pub requests: u64,
-    /// Reads that were joined to the read before them on the disk (iostat's rrqm).
+    /// Reads that were merged to the read before them on the disk (iostat's rrqm).
     pub read_merges: u64,
-    /// Writes that were joined to the write before them on the disk (iostat's wrqm).
+    /// Writes that were merged to the write before them on the disk (iostat's wrqm).
     pub write_merges: u64,
-    /// Ranges of discards and write-zeroes that were joined to the one before them on the disk.
+    /// Ranges of discards and write-zeroes that were merged to the one before them on the disk.
     pub other_merges: u64,
     /// Bytes that discards and write-zeroes named, whether they succeeded or not.
     pub other_bytes: u64,

@@ -45,17 +45,17 @@ pub struct EngineOptions {
     /// CPU numbers; worker `n` is pinned to entry `n` modulo the list's length. Empty: not pinned.
     pub pin: Vec<usize>,
     /// Sizes of each worker's tables.
-    pub lane: UringOptions,
+    pub context: UringOptions,
 }
 
-struct Staff {
+struct WorkerThread {
     mailbox: Mailbox,
     thread: Option<JoinHandle<()>>,
 }
 
 /// The worker threads.
 pub struct Engine {
-    staff: Vec<Staff>,
+    workers: Vec<WorkerThread>,
 }
 
 /// What a queue needs besides itself.
@@ -93,21 +93,21 @@ impl Engine {
     /// # Errors
     /// When a thread or its io_uring cannot be made; the text says which.
     pub fn start(options: &EngineOptions) -> std::io::Result<Engine> {
-        let mut engine = Engine { staff: Vec::new() };
+        let mut engine = Engine { workers: Vec::new() };
         for number in 0..options.workers.max(1) {
             let cpu = (!options.pin.is_empty()).then(|| options.pin[number % options.pin.len()]);
-            engine.staff.push(hire(number, cpu, options.lane)?);
+            engine.workers.push(spawn_worker(number, cpu, options.context)?);
         }
         Ok(engine)
     }
 
     /// Worker threads.
     pub fn workers(&self) -> usize {
-        self.staff.len()
+        self.workers.len()
     }
 
     /// Gives a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the worker's
-    /// lane and the queue's waker; `leave` gives back what `make` took of the lane, when the queue is detached.
+    /// context and the queue's waker; `leave` gives back what `make` took of the context, when the queue is detached.
     ///
     /// # Errors
     /// When the disk cannot be opened on the worker, `make` fails, or the worker has ended.
@@ -122,17 +122,17 @@ impl Engine {
         Q: GuestQueue<Context = UringContext> + Send + 'static,
         Q::Position: Send + 'static,
     {
-        let worker = worker % self.staff.len();
-        let mailbox = self.staff[worker].mailbox.clone();
+        let worker = worker % self.workers.len();
+        let mailbox = self.workers[worker].mailbox.clone();
         let number = worker as u32;
-        let seated = mailbox.ask(move |worker| seat(worker, options, make, leave))?;
+        let seated = mailbox.ask(move |worker| attached(worker, options, make, leave))?;
         let (slot, generation) = seated?;
         Ok(QueueHandle { mailbox, worker: number, slot, generation, _queue: PhantomData })
     }
 
     /// How the workers are reached.
     pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Mailbox> {
-        self.staff.iter().map(|staff| &staff.mailbox)
+        self.workers.iter().map(|workers| &workers.mailbox)
     }
 
     /// What all workers and their queues have counted, each as of a moment between two of its turns.
@@ -140,12 +140,12 @@ impl Engine {
     /// # Errors
     /// When a worker has ended.
     pub fn stats(&self) -> Result<Vec<WorkerStats>, WorkerGone> {
-        let ask = |(number, staff): (usize, &Staff)| staff.mailbox.ask(move |worker| worker.stats(number as u32));
-        self.staff.iter().enumerate().map(ask).collect()
+        let ask = |(number, workers): (usize, &WorkerThread)| workers.mailbox.ask(move |worker| worker.stats(number as u32));
+        self.workers.iter().enumerate().map(ask).collect()
     }
 }
 
-pub(crate) fn seat<Q>(
+pub(crate) fn attached<Q>(
     worker: &mut Worker,
     options: QueueOptions,
     make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String>,
@@ -160,17 +160,17 @@ where
     }
     let mut disks = AttachedDisks::default();
     for disk in &options.disks {
-        if let Err(error) = disks.open(&mut worker.lane, &mut worker.channels, disk) {
-            disks.close_all(&mut worker.lane, &mut worker.channels);
+        if let Err(error) = disks.open(&mut worker.context, &mut worker.channels, disk) {
+            disks.close_all(&mut worker.context, &mut worker.channels);
             return Err(error);
         }
     }
     let (slot, generation) = worker.free_slot();
     let waker: Arc<dyn Wake> = Arc::new(WakerHandle(worker.mailbox.waker(slot, generation)));
-    let queue = match make(&mut worker.lane, &waker) {
+    let queue = match make(&mut worker.context, &waker) {
         Ok(queue) => queue,
         Err(why) => {
-            disks.close_all(&mut worker.lane, &mut worker.channels);
+            disks.close_all(&mut worker.context, &mut worker.channels);
             return Err(AttachError::Queue(why));
         }
     };
@@ -178,24 +178,24 @@ where
     let mut runner = Box::new(QueueRunner::new(queue, options.poll, options.coalesce, now));
     options.disks.iter().for_each(|disk| runner.opened(disk.slot));
     let phase = if options.paused { Phase::Paused } else { Phase::Running };
-    let seat = AttachedQueue {
+    let attached = AttachedQueue {
         runner,
         disks,
         kick: options.kick,
         generation,
         watch: generation,
-        touched: false,
+        dirty: false,
         frozen: false,
         on_broken: Some(options.on_broken),
-        unseat: Box::new(move |served, lane| {
+        unseat: Box::new(move |served, context| {
             let mut runner =
-                served.into_any().downcast::<QueueRunner<Q>>().expect("a seat keeps the type it was made with");
-            leave(&mut runner.queue, lane);
+                served.into_any().downcast::<QueueRunner<Q>>().expect("a attached keeps the type it was made with");
+            leave(&mut runner.queue, context);
             Box::new(runner.queue.position())
         }),
         leave: None,
     };
-    worker.attach(slot, phase, seat);
+    worker.attach(slot, phase, attached);
     Ok((slot, generation))
 }
 
@@ -215,9 +215,9 @@ where
         let (slot, generation) = (self.slot, self.generation);
         self.mailbox
             .ask(move |worker| {
-                let (seat, lane) = worker.find(slot, generation)?;
-                let runner = seat.runner.as_any().downcast_mut::<QueueRunner<Q>>()?;
-                Some(visit(&mut runner.queue, lane))
+                let (attached, context) = worker.find(slot, generation)?;
+                let runner = attached.runner.as_any().downcast_mut::<QueueRunner<Q>>()?;
+                Some(visit(&mut runner.queue, context))
             })?
             .ok_or(WorkerGone)
     }
@@ -303,11 +303,11 @@ where
 }
 
 /// Starts one worker thread and waits until its ring stands.
-fn hire(number: usize, cpu: Option<usize>, lane: UringOptions) -> std::io::Result<Staff> {
-    let (mailbox, inbox) = Mailbox::new()?;
+fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std::io::Result<WorkerThread> {
+    let (mailbox, receiver) = Mailbox::new()?;
     let (ready, started) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-        let made = pin(cpu).and_then(|()| Worker::new(lane, inbox));
+        let made = pin(cpu).and_then(|()| Worker::new(context, receiver));
         let mut worker = match made {
             Ok(worker) => worker,
             Err(error) => {
@@ -324,7 +324,7 @@ fn hire(number: usize, cpu: Option<usize>, lane: UringOptions) -> std::io::Resul
         }
     })?;
     match started.recv() {
-        Ok(Ok(())) => Ok(Staff { mailbox, thread: Some(thread) }),
+        Ok(Ok(())) => Ok(WorkerThread { mailbox, thread: Some(thread) }),
         Ok(Err(error)) => Err(std::io::Error::new(error.kind(), format!("worker {number}: {error}"))),
         Err(_) => Err(std::io::Error::other(format!("worker {number} ended while starting"))),
     }
@@ -342,13 +342,13 @@ fn pin(cpu: Option<usize>) -> std::io::Result<()> {
 }
 
 impl Drop for Engine {
-    /// Stops the workers. Queues still attached are cut off: their lanes cancel what is in flight.
+    /// Stops the workers. Queues still attached are cut off: their contexts cancel what is in flight.
     fn drop(&mut self) {
-        for staff in &self.staff {
-            let _ = staff.mailbox.send(Box::new(Worker::stop));
+        for workers in &self.workers {
+            let _ = workers.mailbox.send(Box::new(Worker::stop));
         }
-        for staff in &mut self.staff {
-            if let Some(thread) = staff.thread.take() {
+        for workers in &mut self.workers {
+            if let Some(thread) = workers.thread.take() {
                 let _ = thread.join();
             }
         }

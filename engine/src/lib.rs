@@ -1,8 +1,8 @@
 //! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
 //!
-//! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` joins one queue to its tag table,
-//! `seat_disks` are the disks that its requests may go to, `poll` decides how long a queue is polled, `roster` which are and when
-//! the worker may sleep, `channels` are a worker's handles to disks, `share` is what each may have of the worker, `plug` joins
+//! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` merges one queue to its tag table,
+//! `seat_disks` are the disks that its requests may go to, `poll` decides how long a queue is polled, `poll_list` which are and when
+//! the worker may sleep, `channels` are a worker's handles to disks, `share` is what each may have of the worker, `plug` merges
 //! their requests, `errors` parks or repeats those that failed, `watchdog` tells of storage that hangs, `draining` is a queue on its way out,
 //! `mailbox` is how a control thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]

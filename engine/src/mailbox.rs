@@ -1,4 +1,4 @@
-//! How a control thread talks to a worker: a bounded box of letters and an eventfd that the worker's ring watches.
+//! How a control thread talks to a worker: a bounded box of messages and an eventfd that the worker's ring watches.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -18,17 +18,17 @@ const ROOM: usize = 64;
 
 /// The worker's end.
 pub(crate) struct MailboxReceiver {
-    pub(crate) letters: Receiver<Message>,
-    /// Rings for letters and for wakers.
-    pub(crate) bell: EventFd,
+    pub(crate) messages: Receiver<Message>,
+    /// Rings for messages and for wakers.
+    pub(crate) eventfd: EventFd,
     rung: Arc<Mutex<Vec<Arc<Waker>>>>,
 }
 
 impl MailboxReceiver {
     /// A waker for the queue of this slot and generation.
     pub(crate) fn waker(&self, slot: u16, generation: u32) -> Arc<Waker> {
-        let (bell, list) = (self.bell.clone(), Arc::clone(&self.rung));
-        Arc::new(Waker { slot, generation, rung: AtomicBool::new(false), list, bell })
+        let (eventfd, list) = (self.eventfd.clone(), Arc::clone(&self.rung));
+        Arc::new(Waker { slot, generation, rung: AtomicBool::new(false), list, eventfd })
     }
 
     /// The queues whose wakers rang, by slot and generation, added to `into`.
@@ -49,7 +49,7 @@ pub(crate) struct Waker {
     /// It is in the list.
     rung: AtomicBool,
     list: Arc<Mutex<Vec<Arc<Waker>>>>,
-    bell: EventFd,
+    eventfd: EventFd,
 }
 
 /// What a queue is given: the list holds the waker itself, so that a ring allocates at most the list's room.
@@ -59,7 +59,7 @@ impl Wake for WakerHandle {
     fn wake(&self) {
         if !self.0.rung.swap(true, Ordering::SeqCst) {
             self.0.list.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.0));
-            self.0.bell.signal();
+            self.0.eventfd.signal();
         }
     }
 }
@@ -68,28 +68,28 @@ impl Wake for WakerHandle {
 #[derive(Clone, Debug)]
 pub(crate) struct Mailbox {
     sender: SyncSender<Message>,
-    bell: EventFd,
+    eventfd: EventFd,
 }
 
 impl Mailbox {
     /// A mailbox and its worker's end.
     pub(crate) fn new() -> std::io::Result<(Mailbox, MailboxReceiver)> {
-        let (sender, letters) = sync_channel(ROOM);
-        let bell = EventFd::new()?;
-        Ok((Mailbox { sender, bell: bell.clone() }, MailboxReceiver { letters, bell, rung: Arc::default() }))
+        let (sender, messages) = sync_channel(ROOM);
+        let eventfd = EventFd::new()?;
+        Ok((Mailbox { sender, eventfd: eventfd.clone() }, MailboxReceiver { messages, eventfd, rung: Arc::default() }))
     }
 
-    /// Sends a letter.
-    pub(crate) fn send(&self, letter: Message) -> Result<(), WorkerGone> {
-        self.sender.send(letter).map_err(|_| WorkerGone)?;
-        self.bell.signal();
+    /// Sends a message.
+    pub(crate) fn send(&self, message: Message) -> Result<(), WorkerGone> {
+        self.sender.send(message).map_err(|_| WorkerGone)?;
+        self.eventfd.signal();
         Ok(())
     }
 
-    /// Sends a letter if there is room for it.
-    pub(crate) fn try_send(&self, letter: Message) -> Result<(), WorkerGone> {
-        self.sender.try_send(letter).map_err(|_| WorkerGone)?;
-        self.bell.signal();
+    /// Sends a message if there is room for it.
+    pub(crate) fn try_send(&self, message: Message) -> Result<(), WorkerGone> {
+        self.sender.try_send(message).map_err(|_| WorkerGone)?;
+        self.eventfd.signal();
         Ok(())
     }
 

@@ -1,10 +1,10 @@
-//! What a user may choose about a disk's requests on their way: joined or not, held back or not, called for at once or not.
+//! What a user may choose about a disk's requests on their way: merged or not, held back or not, called for at once or not.
 
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
 
-/// Whether requests whose ranges touch are joined before they go to the storage.
+/// Whether requests whose ranges touch are merged before they go to the storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MergeMode {
     /// Where a request costs the storage something of its own ([`Limits::cost_per_request`](mqblk_core::Limits)).
@@ -42,14 +42,14 @@ impl MergeMode {
 /// How a worker plugs the requests of a disk. The same for all queues of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlugOptions {
-    /// Whether requests are joined.
+    /// Whether requests are merged.
     pub merge: MergeMode,
-    /// Longest joined request.
+    /// Longest merged request.
     pub merge_bytes: ByteLen,
-    /// Most memory segments of a joined request.
+    /// Most memory segments of a merged request.
     pub merge_segments: u32,
     /// Most requests of the disk that a worker has in its channel; the others wait in the plug. 0: as many as the channel takes,
-    /// but no more than a quarter of the lane while the worker has other disks, and of the lane's last eighth only a few: so a
+    /// but no more than a quarter of the context while the worker has other disks, and of the context's last eighth only a few: so a
     /// slow disk leaves room for the others.
     pub depth: u32,
 }

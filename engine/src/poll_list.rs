@@ -53,7 +53,7 @@ pub(crate) struct PollList {
 
 impl PollList {
     /// A queue takes `slot`, not watched yet. It is polled at first: a kick may have come before.
-    pub(crate) fn seat(&mut self, slot: u16, phase: Phase) {
+    pub(crate) fn attached(&mut self, slot: u16, phase: Phase) {
         let at = usize::from(slot);
         if self.places.len() <= at {
             self.places.resize(at + 1, None);

@@ -1,4 +1,4 @@
-//! What a channel may have of its worker, so that a slow disk does not hold up fast ones: operations in the lane, and time in a
+//! What a channel may have of its worker, so that a slow disk does not hold up fast ones: operations in the context, and time in a
 //! turn. Pure, but for [`Offer`], which carries it out.
 
 use mqblk_core::DiskChannel;
@@ -11,11 +11,11 @@ use crate::runner::{AnyCompletion, AnyRequest};
 const TURN_REQUESTS: usize = 64;
 const TURN_BYTES: u64 = 1 << 20;
 
-/// With several open disks none may have more than this part of the lane's operations in flight.
+/// With several open disks none may have more than this part of the context's operations in flight.
 const MOST_OF_LANE: usize = 4;
-/// The last part of the lane is for disks that have few in flight.
+/// The last part of the context is for disks that have few in flight.
 const RESERVE: usize = 8;
-/// How many are few: such a part of the lane, so that 32 disks fit in the reserve, but not more than what keeps storage busy.
+/// How many are few: such a part of the context, so that 32 disks fit in the reserve, but not more than what keeps storage busy.
 const FEW: usize = 256;
 const MOST_FEW: usize = 16;
 
@@ -31,7 +31,7 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// How many of `waiting` requests may be offered to a channel that has so many outstanding, when the lane has room for
+    /// How many of `waiting` requests may be offered to a channel that has so many outstanding, when the context has room for
     /// `room` more operations of `capacity`.
     ///
     /// A channel at its limit is offered nothing until an eighth of it is free, or a turn's worth, or all that waits fits: planning, stamping and
@@ -68,31 +68,31 @@ impl SubmitQuota<'_> {
     #[inline]
     pub(crate) fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         channel: &mut dyn DiskChannel<UringContext>,
         batch: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         // Whatever is allowed, one request is.
         if batch.len() == 1 || (self.most >= batch.len() && !self.contended) {
-            let taken = channel.submit(lane, batch, finished);
+            let taken = channel.submit(context, batch, finished);
             self.most -= taken;
             return taken;
         }
-        self.submit_part(lane, channel, batch, finished)
+        self.submit_part(context, channel, batch, finished)
     }
 
     #[inline(never)]
     fn submit_part(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         channel: &mut dyn DiskChannel<UringContext>,
         batch: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let count = self.worth(batch);
         if count == batch.len() {
-            let taken = channel.submit(lane, batch, finished);
+            let taken = channel.submit(context, batch, finished);
             self.most -= taken;
             return taken;
         }
@@ -100,7 +100,7 @@ impl SubmitQuota<'_> {
             return 0;
         }
         self.part.extend(batch.drain(..count));
-        let taken = channel.submit(lane, self.part, finished);
+        let taken = channel.submit(context, self.part, finished);
         // What was not taken goes back to the head.
         batch.splice(..0, self.part.drain(..));
         self.most = if taken == count { 0 } else { self.most - taken };

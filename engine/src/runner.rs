@@ -27,18 +27,18 @@ pub(crate) type AnyCompletion = Completion<Buffer>;
 /// A queue as its worker sees it.
 pub(crate) trait AnyQueue: Any {
     /// Takes one batch of requests in.
-    fn pull(&mut self, lane: &mut UringContext, door: &mut SubmitContext<'_>) -> PullResult;
+    fn pull(&mut self, context: &mut UringContext, door: &mut SubmitContext<'_>) -> PullResult;
     /// The queue's waker rang.
     fn woken(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         door: &mut SubmitContext<'_>,
         running: bool,
     ) -> Result<(), &'static str>;
     /// A run of requests, all of this queue, is being handed to the storage.
     fn submitted(&mut self, run: &[AnyRequest], now: Ticks);
     /// Writes the answers of a run of ended requests, all of this queue, and takes in what they ask next.
-    fn finish(&mut self, lane: &mut UringContext, run: &mut [AnyCompletion], door: &mut SubmitContext<'_>);
+    fn finish(&mut self, context: &mut UringContext, run: &mut [AnyCompletion], door: &mut SubmitContext<'_>);
     /// Publishes what was finished, and calls the guest if it wants that. The poll window starts again.
     fn publish(&mut self, finished: Ticks, clock: &Clock) -> Published;
     /// Makes a call that was put off, if it is due. When it is not yet: when it will be.
@@ -353,10 +353,10 @@ impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
 
 impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q> {
     #[inline]
-    fn pull(&mut self, lane: &mut UringContext, door: &mut SubmitContext<'_>) -> PullResult {
+    fn pull(&mut self, context: &mut UringContext, door: &mut SubmitContext<'_>) -> PullResult {
         let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        let pulled = self.queue.pull(lane, &mut QueueIntake { door, tags, counters });
+        let pulled = self.queue.pull(context, &mut QueueIntake { door, tags, counters });
         if let PullEnd::Broken(why) = pulled {
             PullResult::Broken(why)
         } else if self.tags.in_flight() as u64 + self.counters.answered_alone > before {
@@ -370,12 +370,12 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
 
     fn woken(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         door: &mut SubmitContext<'_>,
         running: bool,
     ) -> Result<(), &'static str> {
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        self.queue.woken(lane, &mut QueueIntake { door, tags, counters }, running)
+        self.queue.woken(context, &mut QueueIntake { door, tags, counters }, running)
     }
 
     #[inline]
@@ -386,7 +386,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn finish(&mut self, lane: &mut UringContext, run: &mut [AnyCompletion], door: &mut SubmitContext<'_>) {
+    fn finish(&mut self, context: &mut UringContext, run: &mut [AnyCompletion], door: &mut SubmitContext<'_>) {
         if self.per_disk.is_some() {
             self.count_by_disk(run);
         }
@@ -405,7 +405,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             }
             let completed = FinishedRequest { token, outcome, buffer: done.buffer.take() };
             let (tags, counters) = (&mut self.tags, &mut self.counters);
-            self.queue.finish(lane, completed, &mut QueueIntake { door: &mut *door, tags, counters });
+            self.queue.finish(context, completed, &mut QueueIntake { door: &mut *door, tags, counters });
         }
     }
 

@@ -8,7 +8,7 @@ use mqblk_uring::{UringContext, UringOptions};
 
 use crate::attached_disks::QueueDisk;
 use crate::counters::WorkerStats;
-use crate::engine::{AttachError, QueueOptions, seat};
+use crate::engine::{AttachError, QueueOptions, attached};
 use crate::errors::{DiskHealth, Resume};
 use crate::mailbox::Mailbox;
 use crate::worker::Worker;
@@ -34,9 +34,9 @@ impl SteppedWorker {
     ///
     /// # Errors
     /// When its io_uring cannot be made.
-    pub fn new(lane: UringOptions) -> std::io::Result<SteppedWorker> {
-        let (mailbox, inbox) = Mailbox::new()?;
-        Ok(SteppedWorker { worker: Worker::new(lane, inbox)?, _mailbox: mailbox })
+    pub fn new(context: UringOptions) -> std::io::Result<SteppedWorker> {
+        let (mailbox, receiver) = Mailbox::new()?;
+        Ok(SteppedWorker { worker: Worker::new(context, receiver)?, _mailbox: mailbox })
     }
 
     /// Gives it a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until it is drained, or
@@ -53,28 +53,28 @@ impl SteppedWorker {
         Q: GuestQueue<Context = UringContext> + Send + 'static,
         Q::Position: Send + 'static,
     {
-        let (slot, generation) = seat(&mut self.worker, options, make, |_, _| {})?;
+        let (slot, generation) = attached(&mut self.worker, options, make, |_, _| {})?;
         Ok(SteppedQueue { slot, generation })
     }
 
     /// Stops pulling from a queue. It leaves with the turn in which the last of its requests ends.
-    pub fn drain(&mut self, seat: SteppedQueue) {
-        self.worker.drain(seat.slot, seat.generation, sync_channel(1).0);
+    pub fn drain(&mut self, attached: SteppedQueue) {
+        self.worker.drain(attached.slot, attached.generation, sync_channel(1).0);
     }
 
     /// Lets a queue's requests go to one more disk.
     ///
     /// # Errors
     /// When there is one in its slot, or the disk cannot be opened.
-    pub fn open_disk(&mut self, seat: SteppedQueue, disk: &QueueDisk) -> Result<(), AttachError> {
-        self.worker.open_disk(seat.slot, seat.generation, disk)
+    pub fn open_disk(&mut self, attached: SteppedQueue, disk: &QueueDisk) -> Result<(), AttachError> {
+        self.worker.open_disk(attached.slot, attached.generation, disk)
     }
 
     /// Lets no more of its requests go to a disk, which leaves with the turn in which the last of them ends; then something can
     /// be received, or the sender is gone.
-    pub fn close_disk(&mut self, seat: SteppedQueue, disk: DiskSlot) -> Receiver<()> {
+    pub fn close_disk(&mut self, attached: SteppedQueue, disk: DiskSlot) -> Receiver<()> {
         let (done, left) = sync_channel(1);
-        self.worker.close_disk(seat.slot, seat.generation, disk, done);
+        self.worker.close_disk(attached.slot, attached.generation, disk, done);
         left
     }
 
@@ -92,8 +92,8 @@ impl SteppedWorker {
     }
 
     /// Whether the queue has not left.
-    pub fn serves(&mut self, seat: SteppedQueue) -> bool {
-        self.worker.find(seat.slot, seat.generation).is_some()
+    pub fn serves(&mut self, attached: SteppedQueue) -> bool {
+        self.worker.find(attached.slot, attached.generation).is_some()
     }
 
     /// One turn: pull, submit, reap, finish, publish, call. Whether anything happened.

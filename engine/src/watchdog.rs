@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_waits_in_a_system_call_is_stuck_until_it_answers() {
-        let options = EngineOptions { workers: 1, pin: Vec::new(), lane: UringOptions::default() };
+        let options = EngineOptions { workers: 1, pin: Vec::new(), context: UringOptions::default() };
         let engine = Engine::start(&options).unwrap();
         let mailbox = engine.mailboxes().next().unwrap().clone();
         let mut watched = Watched { mailbox: mailbox.clone(), asked: None, stuck: false };

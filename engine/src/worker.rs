@@ -23,28 +23,28 @@ use crate::watchdog::Age;
 mod attached_queue;
 pub(crate) use attached_queue::AttachedQueue;
 
-/// Cookie of the mailbox's bell; queues have their slot and the seat's generation.
+/// Cookie of the mailbox's eventfd; queues have their slot and the attached's generation.
 const BELL: u64 = u64::MAX;
 
-/// Most letters read in one turn.
+/// Most messages read in one turn.
 const MAX_MESSAGES: usize = 16;
 
 /// Most further pulls in one turn: a queue that answers requests itself fills no plug.
 const MAX_DEEP_PULLS: usize = 64;
 
-/// How often the mailbox is looked at when the ring has no room to watch its bell.
+/// How often the mailbox is looked at when the ring has no room to watch its eventfd.
 const MAILBOX_CHECK: Duration = Duration::from_millis(1);
 
 /// Everything that one worker thread owns.
 pub(crate) struct Worker {
-    pub(crate) lane: UringContext,
+    pub(crate) context: UringContext,
     pub(crate) clock: Clock,
     pub(crate) channels: Channels,
     pub(crate) queues: Vec<Option<AttachedQueue>>,
     poll_list: PollList,
     owner: mqblk_uring::ClientId,
     pub(crate) mailbox: MailboxReceiver,
-    /// The ring reports the bell.
+    /// The ring reports the eventfd.
     mailbox_polled: bool,
     /// Ended requests that are being handed back.
     completing: Vec<AnyCompletion>,
@@ -67,19 +67,20 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// A worker without queues. Must be made on its own thread.
-    pub(crate) fn new(options: UringOptions, inbox: MailboxReceiver) -> std::io::Result<Worker> {
-        let mut lane = UringContext::new(options)?;
-        let owner = lane.add_client();
-        lane.watch(owner, BELL, &inbox.bell)
+    pub(crate) fn new(options: UringOptions, mailbox: MailboxReceiver) -> std::io::Result<Worker> {
+        let mut context = UringContext::new(options)?;
+        let owner = context.add_client();
+        context
+            .watch(owner, BELL, &mailbox.eventfd)
             .map_err(|_| std::io::Error::other("the ring has no room for its mailbox"))?;
         Ok(Worker {
-            lane,
+            context,
             clock: Clock::new(),
             channels: Channels::new(),
             queues: Vec::new(),
             poll_list: PollList::default(),
             owner,
-            mailbox: inbox,
+            mailbox: mailbox,
             mailbox_polled: true,
             completing: Vec::with_capacity(4096),
             woken_queues: Vec::new(),
@@ -118,7 +119,7 @@ impl Worker {
     #[inline(always)] // it has one caller in a worker thread, and one where it is stepped by hand
     pub(crate) fn turn(&mut self) -> bool {
         if !self.mailbox_polled {
-            self.mailbox_polled = self.lane.watch(self.owner, BELL, &self.mailbox.bell).is_ok();
+            self.mailbox_polled = self.context.watch(self.owner, BELL, &self.mailbox.eventfd).is_ok();
         }
         if !self.deferred_calls.is_empty() {
             self.send_deferred_calls();
@@ -135,39 +136,39 @@ impl Worker {
             if !self.waiting.is_empty() {
                 self.pull_on();
             }
-            let (seats, clock, now) = (&mut self.queues, &self.clock, &mut self.now);
+            let (queues, clock, now) = (&mut self.queues, &self.clock, &mut self.now);
             let stamp = |requests: &[AnyRequest]| {
                 *now = clock.now();
                 for run in requests.chunk_by(|one, next| one.tag.queue() == next.tag.queue()) {
-                    if let Some(seat) = seats[usize::from(run[0].tag.queue())].as_mut() {
-                        seat.runner.submitted(run, *now);
+                    if let Some(attached) = queues[usize::from(run[0].tag.queue())].as_mut() {
+                        attached.runner.submitted(run, *now);
                     }
                 }
             };
-            happened |= pulled | (self.channels.submit(&mut self.lane, stamp) > 0);
+            happened |= pulled | (self.channels.submit(&mut self.context, stamp) > 0);
         }
-        self.lane.turn(Wait::No);
-        happened |= self.channels.reap(&mut self.lane);
+        self.context.turn(Wait::No);
+        happened |= self.channels.reap(&mut self.context);
         happened |= self.complete();
         happened
     }
 
-    /// Kicks and letters.
+    /// Kicks and messages.
     #[inline]
     fn read_signals(&mut self) -> bool {
-        if !self.lane.has_completions(self.owner) {
+        if !self.context.has_completions(self.owner) {
             return false;
         }
-        let mut letters = false;
-        while let Some(signal) = self.lane.next(self.owner) {
+        let mut messages = false;
+        while let Some(signal) = self.context.next(self.owner) {
             if signal.cookie == BELL {
-                letters = true;
+                messages = true;
                 self.mailbox_polled = signal.more;
             } else {
                 self.kicked(signal.cookie, signal.result, signal.more);
             }
         }
-        if letters {
+        if messages {
             self.read_messages();
         }
         true
@@ -181,23 +182,25 @@ impl Worker {
         }
         self.woken_queues = rung;
         for _ in 0..MAX_MESSAGES {
-            match self.mailbox.letters.try_recv() {
-                Ok(letter) => letter(self),
+            match self.mailbox.messages.try_recv() {
+                Ok(message) => message(self),
                 Err(_) => return,
             }
         }
         // More may wait: ring again rather than starve the queues.
-        self.mailbox.bell.signal();
+        self.mailbox.eventfd.signal();
     }
 
     /// The waker of the queue in `slot` rang.
     fn woken(&mut self, slot: u16, generation: u32) {
         let running = self.poll_list.phase(slot) == Some(Phase::Running);
-        let Some(seat) = queue_of(&mut self.queues, slot, generation).filter(|seat| !seat.frozen) else { return };
-        let way = Route::Any { disks: &seat.disks, channels: &mut self.channels };
+        let Some(attached) = queue_of(&mut self.queues, slot, generation).filter(|attached| !attached.frozen) else {
+            return;
+        };
+        let way = Route::Any { disks: &attached.disks, channels: &mut self.channels };
         let mut door = SubmitContext { slot, now: self.now, way };
-        let taken = seat.runner.woken(&mut self.lane, &mut door, running);
-        mark_dirty(&mut self.dirty, &mut seat.touched, slot);
+        let taken = attached.runner.woken(&mut self.context, &mut door, running);
+        mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         if let Err(why) = taken {
             self.retire(slot, why);
         }
@@ -221,21 +224,21 @@ impl Worker {
         for run in cancelled.chunk_by(|one, next| one.0 == next.0) {
             tags.clear();
             tags.extend(run.iter().map(|(_, tag)| *tag));
-            self.channels.cancel(&mut self.lane, run[0].0, &tags);
+            self.channels.cancel(&mut self.context, run[0].0, &tags);
         }
     }
 
     fn kicked(&mut self, cookie: u64, result: i32, watching: bool) {
         let slot = cookie as u16;
-        let Some(seat) = self.queues.get_mut(usize::from(slot)).and_then(Option::as_mut) else { return };
-        if seat.cookie(slot) != cookie {
+        let Some(attached) = self.queues.get_mut(usize::from(slot)).and_then(Option::as_mut) else { return };
+        if attached.cookie(slot) != cookie {
             return;
         }
         if result < 0 {
             self.retire(slot, "its kick descriptor cannot be polled");
             return;
         }
-        seat.runner.kicked();
+        attached.runner.kicked();
         self.poll_list.kicked(slot);
         if !watching {
             // The kernel ends a watch when its completion queue is full. The counter was never read, so that a new watch
@@ -256,14 +259,16 @@ impl Worker {
     }
 
     fn is_watchable(&self, slot: u16) -> bool {
-        self.queues[usize::from(slot)].as_ref().is_some_and(|seat| seat.kick.is_some())
+        self.queues[usize::from(slot)].as_ref().is_some_and(|attached| attached.kick.is_some())
     }
 
     /// Has the ring report a queue's kicks. Whether it does: there may be no room, or no kick.
     fn watch(&mut self, slot: u16) -> bool {
-        let Some(seat) = self.queues[usize::from(slot)].as_ref() else { return false };
-        let watched =
-            seat.kick.as_ref().is_some_and(|kick| self.lane.watch(self.owner, seat.cookie(slot), kick).is_ok());
+        let Some(attached) = self.queues[usize::from(slot)].as_ref() else { return false };
+        let watched = attached
+            .kick
+            .as_ref()
+            .is_some_and(|kick| self.context.watch(self.owner, attached.cookie(slot), kick).is_ok());
         self.poll_list.watch(slot, watched);
         watched
     }
@@ -271,7 +276,7 @@ impl Worker {
     /// Ends the service of a queue whose ring is broken, and says so, once.
     fn retire(&mut self, slot: u16, why: &str) {
         self.poll_list.retire(slot);
-        if let Some(tell) = self.queues[usize::from(slot)].as_mut().and_then(|seat| seat.on_broken.take()) {
+        if let Some(tell) = self.queues[usize::from(slot)].as_mut().and_then(|attached| attached.on_broken.take()) {
             tell(why);
         }
     }
@@ -282,18 +287,18 @@ impl Worker {
         if self.poll_list.phase(slot) != Some(Phase::Running) {
             return false;
         }
-        let Some(seat) = self.queues[usize::from(slot)].as_mut() else { return false };
-        let only = seat.disks.only();
+        let Some(attached) = self.queues[usize::from(slot)].as_mut() else { return false };
+        let only = attached.disks.only();
         let way = match only {
             Some(disk) => self.channels.route_to(disk),
-            None => Route::Any { disks: &seat.disks, channels: &mut self.channels },
+            None => Route::Any { disks: &attached.disks, channels: &mut self.channels },
         };
-        let found = seat.runner.pull(&mut self.lane, &mut SubmitContext { slot, now: self.now, way });
+        let found = attached.runner.pull(&mut self.context, &mut SubmitContext { slot, now: self.now, way });
         if found == PullResult::Nothing {
             return false;
         }
         // Answers that the queue wrote itself are published with the others.
-        mark_dirty(&mut self.dirty, &mut seat.touched, slot);
+        mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         let only = only.map(|disk| disk.channel);
         if let Some(at) = only {
             self.channels.note_plugged(at);
@@ -309,7 +314,7 @@ impl Worker {
         true
     }
 
-    /// Pulls on from queues that have more, for disks whose requests may be joined, until the plugs are deep enough.
+    /// Pulls on from queues that have more, for disks whose requests may be merged, until the plugs are deep enough.
     #[inline(never)]
     fn pull_on(&mut self) {
         let mut at = 0;
@@ -339,14 +344,14 @@ impl Worker {
         let mut ended = false;
         for at in 0..self.dirty.len() {
             let slot = self.dirty[at];
-            let Some(seat) = self.queues[usize::from(slot)].as_mut() else { continue };
-            seat.touched = false;
-            let published = seat.runner.publish(finished, &self.clock);
+            let Some(attached) = self.queues[usize::from(slot)].as_mut() else { continue };
+            attached.dirty = false;
+            let published = attached.runner.publish(finished, &self.clock);
             self.now = published.at;
             if let Some(due) = published.owes {
                 defer_call(&mut self.deferred_calls, slot, due);
             }
-            ended |= self.poll_list.phase(slot) == Some(Phase::Draining) && seat.runner.in_flight() == 0;
+            ended |= self.poll_list.phase(slot) == Some(Phase::Draining) && attached.runner.in_flight() == 0;
         }
         self.dirty.clear();
         if self.closing {
@@ -363,11 +368,13 @@ impl Worker {
     fn complete_batch(&mut self) {
         for run in self.completing.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
             let slot = run[0].tag.queue();
-            let Some(seat) = self.queues[usize::from(slot)].as_mut().filter(|seat| !seat.frozen) else { continue };
-            let way = Route::Any { disks: &seat.disks, channels: &mut self.channels };
+            let Some(attached) = self.queues[usize::from(slot)].as_mut().filter(|attached| !attached.frozen) else {
+                continue;
+            };
+            let way = Route::Any { disks: &attached.disks, channels: &mut self.channels };
             let mut door = SubmitContext { slot, now: self.now, way };
-            seat.runner.finish(&mut self.lane, run, &mut door);
-            mark_dirty(&mut self.dirty, &mut seat.touched, slot);
+            attached.runner.finish(&mut self.context, run, &mut door);
+            mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         }
         self.completing.clear();
         if self.channels.has_pending() {
@@ -378,14 +385,14 @@ impl Worker {
     /// Makes the calls that are due of those that were put off.
     #[cold]
     fn send_deferred_calls(&mut self) {
-        let (seats, now) = (&mut self.queues, self.now);
+        let (queues, now) = (&mut self.queues, self.now);
         self.deferred_calls.retain_mut(|(slot, due)| {
             if *due > now {
                 return true;
             }
-            let seat = seats[usize::from(*slot)].as_mut();
+            let attached = queues[usize::from(*slot)].as_mut();
             // It may owe another one by now, or none.
-            match seat.and_then(|seat| seat.runner.pay_call(now)) {
+            match attached.and_then(|attached| attached.runner.pay_call(now)) {
                 Some(later) => {
                     *due = later;
                     true
@@ -400,31 +407,31 @@ impl Worker {
         self.now = self.clock.now();
         let now = self.now;
         self.renew_watches();
-        let seats = &mut self.queues;
-        // The turn may have brought kicks and letters after it had looked for them.
-        self.poll_list.rest(self.lane.has_unread(), |slot| match seats[usize::from(slot)].as_mut() {
-            Some(seat) => seat.runner.rest(now),
+        let queues = &mut self.queues;
+        // The turn may have brought kicks and messages after it had looked for them.
+        self.poll_list.rest(self.context.has_unread(), |slot| match queues[usize::from(slot)].as_mut() {
+            Some(attached) => attached.runner.rest(now),
             None => IdleResult::Armed,
         })
     }
 
-    /// Waits for kicks, letters and completions, and for what is due by the clock.
+    /// Waits for kicks, messages and completions, and for what is due by the clock.
     fn sleep(&mut self) {
         // A full channel makes room with its next completion, which the ring brings, or by the clock.
         let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
         let calls = self.deferred_calls.iter().map(|(_, due)| *due);
         let clock = calls.min().map(|due| Duration::from_nanos(due.since(self.now)));
-        // A bell that cannot be watched is looked at now and then.
-        let bell = (!self.mailbox_polled).then_some(MAILBOX_CHECK);
-        let wait = [storage, clock, bell].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
+        // A eventfd that cannot be watched is looked at now and then.
+        let eventfd = (!self.mailbox_polled).then_some(MAILBOX_CHECK);
+        let wait = [storage, clock, eventfd].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
         let before = self.now;
-        self.lane.turn(wait);
+        self.context.turn(wait);
         self.now = self.clock.now();
         self.counters.sleeps += 1;
         self.counters.slept_ns += self.now.since(before);
     }
 
-    /// Whether there is a slot for another queue. The last number is that of no queue but of joined requests.
+    /// Whether there is a slot for another queue. The last number is that of no queue but of merged requests.
     pub(crate) fn has_free_slot(&self) -> bool {
         self.queues.len() < usize::from(MERGED_SLOT) || self.queues.iter().any(Option::is_none)
     }
@@ -436,35 +443,35 @@ impl Worker {
             self.queues.push(None);
             self.queues.len() - 1
         });
-        assert!(slot < usize::from(MERGED_SLOT), "whoever seats a queue looks for room first");
+        assert!(slot < usize::from(MERGED_SLOT), "whoever queues a queue looks for room first");
         (slot as u16, self.generation)
     }
 
     /// Puts a queue in a free slot and starts serving it.
-    pub(crate) fn attach(&mut self, slot: u16, phase: Phase, seat: AttachedQueue) {
-        self.queues[usize::from(slot)] = Some(seat);
-        self.poll_list.seat(slot, phase);
+    pub(crate) fn attach(&mut self, slot: u16, phase: Phase, attached: AttachedQueue) {
+        self.queues[usize::from(slot)] = Some(attached);
+        self.poll_list.attached(slot, phase);
         self.watch(slot);
     }
 
     /// Lets a queue's requests go to one more disk. No such queue: nothing.
     pub(crate) fn open_disk(&mut self, slot: u16, generation: u32, disk: &QueueDisk) -> Result<(), AttachError> {
-        if let Some(seat) = queue_of(&mut self.queues, slot, generation) {
-            seat.disks.open(&mut self.lane, &mut self.channels, disk)?;
-            seat.runner.opened(disk.slot);
+        if let Some(attached) = queue_of(&mut self.queues, slot, generation) {
+            attached.disks.open(&mut self.context, &mut self.channels, disk)?;
+            attached.runner.opened(disk.slot);
         }
         Ok(())
     }
 
     /// Lets no more of a queue's requests go to a disk; `left` is told when none is in flight there.
     pub(crate) fn close_disk(&mut self, slot: u16, generation: u32, disk: DiskSlot, left: SyncSender<()>) {
-        if let Some((seat, _)) = self.find(slot, generation) {
-            let channel = seat.disks.channel(disk);
-            let tags: Vec<Tag> = seat.runner.of_disk(disk).into_iter().map(|index| Tag::new(slot, index)).collect();
-            seat.disks.begin_close(disk, left);
+        if let Some((attached, _)) = self.find(slot, generation) {
+            let channel = attached.disks.channel(disk);
+            let tags: Vec<Tag> = attached.runner.of_disk(disk).into_iter().map(|index| Tag::new(slot, index)).collect();
+            attached.disks.begin_close(disk, left);
             // Else it would wait for those that are parked, or are going to be, until somebody says `resume`.
             if let Some(at) = channel.filter(|at| !tags.is_empty() && self.channels.get(*at).guard.is_some()) {
-                self.channels.cancel(&mut self.lane, at, &tags);
+                self.channels.cancel(&mut self.context, at, &tags);
             }
             self.closing = true;
             self.end_closing();
@@ -473,22 +480,22 @@ impl Worker {
 
     fn end_closing(&mut self) {
         self.closing = false;
-        for seat in self.queues.iter_mut().flatten() {
-            seat.disks.end_close(&mut self.lane, &mut self.channels, |disk| seat.runner.uses(disk));
-            self.closing |= seat.disks.is_closing();
+        for attached in self.queues.iter_mut().flatten() {
+            attached.disks.end_close(&mut self.context, &mut self.channels, |disk| attached.runner.uses(disk));
+            self.closing |= attached.disks.is_closing();
         }
     }
 
     /// Has a queue see a disk's new size.
     pub(crate) fn refresh_disk(&mut self, slot: u16, generation: u32, disk: DiskSlot) {
-        if let Some(seat) = queue_of(&mut self.queues, slot, generation) {
-            seat.disks.refresh(&mut self.channels, disk);
+        if let Some(attached) = queue_of(&mut self.queues, slot, generation) {
+            attached.disks.refresh(&mut self.channels, disk);
         }
     }
 
     /// The queue at `slot`, if it is still the same one.
     pub(crate) fn find(&mut self, slot: u16, generation: u32) -> Option<(&mut AttachedQueue, &mut UringContext)> {
-        queue_of(&mut self.queues, slot, generation).map(|seat| (seat, &mut self.lane))
+        queue_of(&mut self.queues, slot, generation).map(|attached| (attached, &mut self.context))
     }
 
     /// Stops or goes on pulling from a queue; requests in flight end as usual.
@@ -502,12 +509,12 @@ impl Worker {
     pub(crate) fn set_kick(&mut self, slot: u16, generation: u32, kick: Option<Kick>) {
         self.generation = self.generation.wrapping_add(1);
         let fresh = self.generation;
-        let Some((seat, _)) = self.find(slot, generation) else { return };
-        let old = seat.cookie(slot);
+        let Some((attached, _)) = self.find(slot, generation) else { return };
+        let old = attached.cookie(slot);
         // A new watch number tells the old watch's last signal from the new one's.
-        seat.watch = fresh;
-        seat.kick = kick;
-        self.lane.cancel(self.owner, old);
+        attached.watch = fresh;
+        attached.kick = kick;
+        self.context.cancel(self.owner, old);
         self.watch(slot);
     }
 
@@ -521,8 +528,8 @@ impl Worker {
 
     /// The same, but what is parked stays so: somebody else sees to it.
     pub(crate) fn drain_as_it_is(&mut self, slot: u16, generation: u32, done: SyncSender<Leaving>) {
-        let Some((seat, _)) = self.find(slot, generation) else { return };
-        seat.leave = Some(done);
+        let Some((attached, _)) = self.find(slot, generation) else { return };
+        attached.leave = Some(done);
         self.poll_list.drain(slot);
         self.end_drained();
     }
@@ -530,8 +537,8 @@ impl Worker {
     /// Leaves a draining queue's requests unanswered from here on. All that was finished before is published first.
     pub(crate) fn freeze(&mut self, slot: u16, generation: u32) {
         self.complete();
-        if let Some((seat, _)) = self.find(slot, generation) {
-            seat.frozen = true;
+        if let Some((attached, _)) = self.find(slot, generation) {
+            attached.frozen = true;
         }
     }
 
@@ -539,10 +546,10 @@ impl Worker {
     pub(crate) fn stats(&self, number: u32) -> WorkerStats {
         let now = self.clock.now();
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        let queue = |(slot, seat): (usize, &Option<AttachedQueue>)| {
-            let seat = seat.as_ref()?;
-            let id = QueueId { worker: number, generation: seat.generation };
-            Some((id, with_merges(seat.runner.report(now), self.channels.merges(slot as u16))))
+        let queue = |(slot, attached): (usize, &Option<AttachedQueue>)| {
+            let attached = attached.as_ref()?;
+            let id = QueueId { worker: number, generation: attached.generation };
+            Some((id, with_merges(attached.runner.report(now), self.channels.merges(slot as u16))))
         };
         WorkerStats {
             cpu_ns: cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64,
@@ -556,9 +563,9 @@ impl Worker {
     pub(crate) fn ages(&self) -> Vec<Age> {
         let now = self.clock.now();
         let mut ages: Vec<Age> = Vec::new();
-        for seat in self.queues.iter().flatten() {
-            seat.runner.each_pull(&mut |disk, pulled| {
-                let Some(open) = seat.disks.channel(disk).and_then(|at| self.channels.look(at)) else { return };
+        for attached in self.queues.iter().flatten() {
+            attached.runner.each_pull(&mut |disk, pulled| {
+                let Some(open) = attached.disks.channel(disk).and_then(|at| self.channels.look(at)) else { return };
                 let oldest = Duration::from_nanos(now.since(pulled));
                 match ages.iter_mut().find(|age| Arc::ptr_eq(&age.health, &open.health)) {
                     Some(age) => {
@@ -575,23 +582,23 @@ impl Worker {
     pub(crate) fn end_drained(&mut self) {
         for slot in 0..self.queues.len() as u16 {
             let place = &mut self.queues[usize::from(slot)];
-            let idle = place.as_ref().is_some_and(|seat| seat.runner.in_flight() == 0 && !seat.frozen);
+            let idle = place.as_ref().is_some_and(|attached| attached.runner.in_flight() == 0 && !attached.frozen);
             if !idle || self.poll_list.phase(slot) != Some(Phase::Draining) {
                 continue;
             }
-            let Some(mut seat) = place.take() else { continue };
+            let Some(mut attached) = place.take() else { continue };
             // A call that was put off is due now: nobody makes it later.
-            seat.runner.pay_call(Ticks(u64::MAX));
-            self.lane.cancel(self.owner, seat.cookie(slot));
+            attached.runner.pay_call(Ticks(u64::MAX));
+            self.context.cancel(self.owner, attached.cookie(slot));
             self.poll_list.leave(slot);
-            self.deferred_calls.retain(|(owing, _)| *owing != slot);
+            self.deferred_calls.retain(|(deferred, _)| *deferred != slot);
             self.channels.end_leave(slot);
-            seat.disks.close_all(&mut self.lane, &mut self.channels);
+            attached.disks.close_all(&mut self.context, &mut self.channels);
             let merges = self.channels.take_merges(slot);
-            if let Some(leave) = seat.leave.take() {
-                let report = with_merges(seat.runner.report(self.now), merges);
-                let finish = seat.unseat;
-                let position = finish(seat.runner, &mut self.lane);
+            if let Some(leave) = attached.leave.take() {
+                let report = with_merges(attached.runner.report(self.now), merges);
+                let finish = attached.unseat;
+                let position = finish(attached.runner, &mut self.context);
                 // Whoever asked may have gone; the queue ends all the same.
                 let _ = leave.send(Leaving { position, report });
             }
@@ -600,8 +607,8 @@ impl Worker {
 }
 
 /// The queue in a slot, if it is still the same one.
-fn queue_of(seats: &mut [Option<AttachedQueue>], slot: u16, generation: u32) -> Option<&mut AttachedQueue> {
-    seats.get_mut(usize::from(slot))?.as_mut().filter(|seat| seat.generation == generation)
+fn queue_of(queues: &mut [Option<AttachedQueue>], slot: u16, generation: u32) -> Option<&mut AttachedQueue> {
+    queues.get_mut(usize::from(slot))?.as_mut().filter(|attached| attached.generation == generation)
 }
 
 /// What is left of a queue that was drained.
@@ -630,7 +637,7 @@ fn with_merges(mut report: QueueStats, merges: Merges) -> QueueStats {
 /// Notes that the queue in `slot` owes a call.
 #[cold]
 fn defer_call(list: &mut Vec<(u16, Ticks)>, slot: u16, due: Ticks) {
-    if !list.iter().any(|(owing, _)| *owing == slot) {
+    if !list.iter().any(|(deferred, _)| *deferred == slot) {
         list.push((slot, due));
     }
 }

@@ -58,13 +58,13 @@ fn smuggler(inner: Arc<AnyDisk>, every: u64, joined: &Arc<AtomicU64>) -> Arc<Any
 impl DiskChannel<UringContext> for SmugglerChannel {
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         let joined = batch.iter().filter(|request| request.tag.queue() == u16::MAX).count();
         self.joined.fetch_add(joined as u64, Ordering::Relaxed);
-        let taken = self.inner.submit(lane, batch, finished);
+        let taken = self.inner.submit(context, batch, finished);
         let before = self.count / self.every;
         self.count += taken as u64;
         if self.count / self.every != before {
@@ -72,17 +72,17 @@ impl DiskChannel<UringContext> for SmugglerChannel {
         }
         taken
     }
-    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
-        self.inner.reap(lane, finished)
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
+        self.inner.reap(context, finished)
     }
-    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
-        self.inner.cancel(lane, tags, finished);
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
+        self.inner.cancel(context, tags, finished);
     }
     fn outstanding(&self) -> u32 {
         self.inner.outstanding()
     }
-    fn close(&mut self, lane: &mut UringContext) {
-        self.inner.close(lane);
+    fn close(&mut self, context: &mut UringContext) {
+        self.inner.close(context);
     }
 }
 
@@ -250,7 +250,7 @@ const DISKS: u16 = 8;
 const MANY: u16 = 128;
 
 impl ManyDisks {
-    fn admit(&self, lane: &mut UringContext, into: &mut impl Intake<u64, Buffer>, number: u64, step: u64) {
+    fn admit(&self, context: &mut UringContext, into: &mut impl Intake<u64, Buffer>, number: u64, step: u64) {
         let disk = DiskSlot((number % u64::from(DISKS)) as u16);
         // Half of them in sequence, so that some are joined.
         let block = if number.is_multiple_of(2) { number / 16 } else { number * 1021 } % BLOCKS;
@@ -262,9 +262,9 @@ impl ManyDisks {
             2 => into.admit(token, DiskSlot(DISKS), Op::Flush, ByteOffset(0), ByteLen::ZERO, None),
             kind => {
                 let op = if kind % 3 == 0 && step == 0 { Op::Write { fua: false } } else { Op::Read };
-                let buffer = lane.buffers.take(self.lease);
+                let buffer = context.buffers.take(self.lease);
                 let at = number % u64::from(MANY) * u64::from(BLOCK);
-                lane.buffers.push(&buffer, GuestAddress(at), BLOCK, 64).expect("mapped");
+                context.buffers.push(&buffer, GuestAddress(at), BLOCK, 64).expect("mapped");
                 into.admit(token, disk, op, start, len, Some(buffer));
             }
         }
@@ -280,12 +280,12 @@ impl GuestQueue for ManyDisks {
         MANY
     }
 
-    fn pull<I: Intake<u64, Buffer>>(&mut self, lane: &mut UringContext, into: &mut I) -> PullEnd {
+    fn pull<I: Intake<u64, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
         for _ in 0..16.min(into.room()) {
             if self.asked == self.shared.wanted.load(Ordering::Relaxed) {
                 return PullEnd::Empty;
             }
-            self.admit(lane, into, self.asked, 0);
+            self.admit(context, into, self.asked, 0);
             self.asked += 1;
         }
         PullEnd::MoreWaiting
@@ -293,7 +293,7 @@ impl GuestQueue for ManyDisks {
 
     fn finish<I: Intake<u64, Buffer>>(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         done: FinishedRequest<u64, Buffer>,
         into: &mut I,
     ) {
@@ -301,10 +301,10 @@ impl GuestQueue for ManyDisks {
         let expected = if number % 50 == 2 { done.outcome == Outcome::Aborted } else { done.outcome.is_done() };
         assert!(expected, "{number}: {:?}", done.outcome);
         if let Some(buffer) = done.buffer {
-            lane.buffers.release(buffer);
+            context.buffers.release(buffer);
         }
         if number % 10 == 3 && step == 0 {
-            self.admit(lane, into, number, 1);
+            self.admit(context, into, number, 1);
         } else {
             self.shared.answered.fetch_add(1, Ordering::Relaxed);
         }
@@ -362,8 +362,8 @@ fn many_disks(requests: u64) -> usize {
     let shared = Arc::<Shared>::default();
     let mut worker = SteppedWorker::new(UringOptions::default()).expect("the host has io_uring");
     let of_queue = Arc::clone(&shared);
-    let made = worker.attach(options, |lane, _| {
-        let lease = lane.buffers.acquire_lease(memory, vec![]);
+    let made = worker.attach(options, |context, _| {
+        let lease = context.buffers.acquire_lease(memory, vec![]);
         Ok(ManyDisks { lease, asked: 0, shared: of_queue })
     });
     made.expect("attached");

@@ -114,14 +114,14 @@ impl Recording {
 impl DiskChannel<UringContext> for Recording {
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         let before = finished.len();
         let offered: Vec<_> =
             batch.iter().map(|request| (request.op, request.start, request.len, request.tag)).collect();
-        let taken = self.inner.submit(lane, batch, finished);
+        let taken = self.inner.submit(context, batch, finished);
         // What is left comes again.
         for (op, start, len, tag) in offered.into_iter().take(taken) {
             self.begin(op, start, len, tag);
@@ -130,9 +130,9 @@ impl DiskChannel<UringContext> for Recording {
         taken
     }
 
-    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
-        let count = self.inner.reap(lane, finished);
+        let count = self.inner.reap(context, finished);
         self.end(&finished[before..]);
         count
     }
@@ -145,8 +145,8 @@ impl DiskChannel<UringContext> for Recording {
         self.inner.deadline()
     }
 
-    fn close(&mut self, lane: &mut UringContext) {
-        self.inner.close(lane);
+    fn close(&mut self, context: &mut UringContext) {
+        self.inner.close(context);
     }
 }
 

@@ -128,12 +128,12 @@ impl Backend {
         };
         let (vbd, back) = (Arc::clone(&self.vbd), front.back_end(RingPosition::default()));
         let (grants, channel) = (self.domain.access(), Box::new(events.clone()));
-        let make = move |lane: &mut UringContext, waker: &Arc<dyn Wake>| {
+        let make = move |context: &mut UringContext, waker: &Arc<dyn Wake>| {
             let waker = Arc::clone(waker);
             let parts = RingParts { ring: back, grants, channel, waker, journal: None, replay: vec![], keep: None };
-            vbd.queue(lane, parts).map_err(|error| error.to_string())
+            vbd.queue(context, parts).map_err(|error| error.to_string())
         };
-        let leave = |queue: &mut Queue, lane: &mut UringContext| queue.close(lane);
+        let leave = |queue: &mut Queue, context: &mut UringContext| queue.close(context);
         self.engine.attach(ring, options, make, leave).expect("a seat")
     }
 }
@@ -149,7 +149,7 @@ fn soak(poll: PollPolicy, workers: usize, seed: u64) {
     };
     let disk = disk();
     let World { domain, fronts, .. } = World::new(shape, RINGS as u32, Arc::clone(&disk));
-    let options = EngineOptions { workers, pin: vec![], lane: UringOptions::default() };
+    let options = EngineOptions { workers, pin: vec![], context: UringOptions::default() };
     let engine = Engine::start(&options).expect("workers");
     let back = Backend { engine, vbd: Vbd::new(shape.options(&*disk)), domain, poll, disk };
     let barriers = Arc::<AtomicU64>::default();

@@ -92,7 +92,7 @@ fn nothing_is_left_behind() {
     let machine = Machine::start(folder.path()).unwrap();
     machine.create_domain(DomainId(1)).unwrap();
     machine.create_domain(DomainId(2)).unwrap();
-    let engine = EngineOptions { workers: 2, pin: Vec::new(), lane: UringOptions::default() };
+    let engine = EngineOptions { workers: 2, pin: Vec::new(), context: UringOptions::default() };
     let options = BackendOptions {
         type_name: "mqblk".to_owned(),
         engine: Arc::new(Engine::start(&engine).unwrap()),

@@ -27,11 +27,11 @@ const TRACKING_PERCENT: f64 = 5.0;
 /// Requests of the shorter of the two runs whose difference is measured: what comes before and after is in both.
 const REQUESTS: u32 = 3200;
 
-/// Instructions executed inside `HandWorker::turn` while it serves `requests`.
+/// Instructions executed inside `SteppedWorker::turn` while it serves `requests`.
 fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Path) -> u64 {
     let out = folder.join("callgrind.out");
     let run = Command::new("valgrind")
-        .args(["--tool=callgrind", "--toggle-collect=*HandWorker*turn*"])
+        .args(["--tool=callgrind", "--toggle-collect=*SteppedWorker*turn*"])
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(program())
         .args([&requests.to_string(), &batch.to_string(), shape, mode])

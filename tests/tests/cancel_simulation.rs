@@ -111,25 +111,25 @@ struct ScriptedQueue {
 }
 
 impl ScriptedQueue {
-    fn take(&mut self, lane: &mut UringContext, into: &mut impl Intake<Ask, Buffer>, most: usize) -> PullEnd {
+    fn take(&mut self, context: &mut UringContext, into: &mut impl Intake<Ask, Buffer>, most: usize) -> PullEnd {
         for _ in 0..most.min(into.room()) {
             let mut side = self.side.lock().unwrap();
             let Some(mut ask) = side.waiting.pop_front() else { return PullEnd::Empty };
             ask.homeless = side.away[usize::from(ask.disk)];
             drop(side);
-            self.admit(lane, into, ask);
+            self.admit(context, into, ask);
         }
         if self.side.lock().unwrap().waiting.is_empty() { PullEnd::Empty } else { PullEnd::MoreWaiting }
     }
 
-    fn admit(&mut self, lane: &mut UringContext, into: &mut impl Intake<Ask, Buffer>, ask: Ask) {
+    fn admit(&mut self, context: &mut UringContext, into: &mut impl Intake<Ask, Buffer>, ask: Ask) {
         let (disk, op) = (DiskSlot(ask.disk), if ask.second_step { Op::Read } else { ask.op });
         let (start, len) = (ByteOffset(ask.first * BLOCK), ByteLen(ask.blocks * BLOCK));
         match op {
             Op::Flush => into.admit(ask, disk, op, ByteOffset(0), ByteLen::ZERO, None),
             op if op.has_data() => {
-                let buffer = lane.buffers.take(self.lease);
-                lane.buffers.push(&buffer, GuestAddress(ask.area), len.0 as u32, 64).expect("mapped");
+                let buffer = context.buffers.take(self.lease);
+                context.buffers.push(&buffer, GuestAddress(ask.area), len.0 as u32, 64).expect("mapped");
                 into.admit(ask, disk, op, start, len, Some(buffer));
             }
             op if ask.blocks > 1 => {
@@ -160,9 +160,9 @@ impl GuestQueue for ScriptedQueue {
         DEPTH
     }
 
-    fn pull<I: Intake<Ask, Buffer>>(&mut self, lane: &mut UringContext, into: &mut I) -> PullEnd {
+    fn pull<I: Intake<Ask, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
         let most = self.random.random_range(1..=16);
-        let pulled = self.take(lane, into, most);
+        let pulled = self.take(context, into, most);
         if self.random.random_ratio(1, 40) {
             Self::cancel(into, Order::Share(self.random.random_range(2..6)));
         }
@@ -171,7 +171,7 @@ impl GuestQueue for ScriptedQueue {
 
     fn finish<I: Intake<Ask, Buffer>>(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         done: FinishedRequest<Ask, Buffer>,
         into: &mut I,
     ) {
@@ -179,8 +179,11 @@ impl GuestQueue for ScriptedQueue {
         let has_buffer = ask.op.has_data();
         assert_eq!(buffer.is_some(), has_buffer, "{ask:?}");
         if let Some(buffer) = buffer {
-            assert!(!lane.buffers.is_merged(&buffer) && lane.buffers.len(&buffer).0 == ask.blocks * BLOCK, "{ask:?}");
-            lane.buffers.release(buffer);
+            assert!(
+                !context.buffers.is_merged(&buffer) && context.buffers.len(&buffer).0 == ask.blocks * BLOCK,
+                "{ask:?}"
+            );
+            context.buffers.release(buffer);
         }
         if self.random.random_ratio(1, 200) {
             Self::cancel(into, Order::Share(self.random.random_range(2..6)));
@@ -189,7 +192,7 @@ impl GuestQueue for ScriptedQueue {
             ask.second_step = true;
             let away = self.side.lock().unwrap().away[usize::from(ask.disk)];
             ask.homeless |= away;
-            self.admit(lane, into, ask);
+            self.admit(context, into, ask);
             return;
         }
         self.finished.push((ask, outcome));
@@ -197,19 +200,19 @@ impl GuestQueue for ScriptedQueue {
 
     fn woken<I: Intake<Ask, Buffer>>(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         into: &mut I,
         running: bool,
     ) -> Result<(), &'static str> {
         assert!(self.finished.is_empty(), "all that was finished before has been published");
         if running && self.random.random_bool(0.5) {
-            self.take(lane, into, usize::MAX);
+            self.take(context, into, usize::MAX);
         }
         let orders = std::mem::take(&mut self.side.lock().unwrap().orders);
         orders.into_iter().for_each(|order| Self::cancel(into, order));
         let mut side = self.side.lock().unwrap();
         if std::mem::take(&mut side.audit) {
-            assert_eq!(lane.buffers.buffers_in_use(self.lease), 0, "buffers were left behind");
+            assert_eq!(context.buffers.buffers_in_use(self.lease), 0, "buffers were left behind");
             side.audited += 1;
         }
         Ok(())
@@ -408,13 +411,13 @@ impl Simulation {
                 audited: 0,
             }))
         };
-        let lane = UringOptions { submissions: 8, in_flight: 64, files: 4, buffers: 1 };
+        let context = UringOptions { submissions: 8, in_flight: 64, files: 4, buffers: 1 };
         let mut simulation = Simulation {
             seed,
             stops,
             reported: [0; DISKS as usize],
             random,
-            worker: SteppedWorker::new(lane).unwrap(),
+            worker: SteppedWorker::new(context).unwrap(),
             disks,
             sides: (0..QUEUES).map(side).collect(),
             wakers: vec![],
@@ -443,9 +446,9 @@ impl Simulation {
         };
         let random = SmallRng::seed_from_u64(self.random.random());
         let wakers = &mut self.wakers;
-        let seat = self.worker.attach(options, |lane, waker| {
+        let seat = self.worker.attach(options, |context, waker| {
             wakers.push(Arc::clone(waker));
-            let lease = lane.buffers.acquire_lease(Arc::clone(&side.lock().unwrap().memory), vec![]);
+            let lease = context.buffers.acquire_lease(Arc::clone(&side.lock().unwrap().memory), vec![]);
             Ok(ScriptedQueue { side, lease, random, finished: vec![] })
         });
         self.seats.push(seat.unwrap());

@@ -36,21 +36,21 @@ struct WitnessChannel {
 impl DiskChannel<UringContext> for WitnessChannel {
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         let joined = batch.iter().filter(|request| request.tag.queue() == JOINED).count();
         self.counts.joined.fetch_add(joined as u64, Ordering::Relaxed);
-        let taken = self.inner.submit(lane, batch, finished);
+        let taken = self.inner.submit(context, batch, finished);
         self.counts.requests.fetch_add(taken as u64, Ordering::Relaxed);
         taken
     }
-    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
-        self.inner.reap(lane, finished)
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
+        self.inner.reap(context, finished)
     }
-    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
-        self.inner.cancel(lane, tags, finished);
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
+        self.inner.cancel(context, tags, finished);
     }
     fn outstanding(&self) -> u32 {
         self.inner.outstanding()
@@ -58,8 +58,8 @@ impl DiskChannel<UringContext> for WitnessChannel {
     fn deadline(&self) -> Option<std::time::Instant> {
         self.inner.deadline()
     }
-    fn close(&mut self, lane: &mut UringContext) {
-        self.inner.close(lane);
+    fn close(&mut self, context: &mut UringContext) {
+        self.inner.close(context);
     }
 }
 

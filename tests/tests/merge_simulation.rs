@@ -88,7 +88,7 @@ fn stingy(inner: Arc<AnyDisk>, seed: u64, seen: &Arc<Mutex<Seen>>) -> Arc<AnyDis
 impl DiskChannel<UringContext> for StingyChannel {
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
@@ -97,7 +97,7 @@ impl DiskChannel<UringContext> for StingyChannel {
         let before = finished.len();
         let mut rest = batch.split_off(most);
         let offered: Vec<_> = batch.iter().map(|request| (request.tag.queue() == JOINED, request.len.0)).collect();
-        let taken = self.inner.submit(lane, batch, finished);
+        let taken = self.inner.submit(context, batch, finished);
         batch.append(&mut rest);
         {
             let mut seen = self.seen.lock().unwrap();
@@ -111,14 +111,14 @@ impl DiskChannel<UringContext> for StingyChannel {
         self.count_failures(&finished[before..]);
         taken
     }
-    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
-        let count = self.inner.reap(lane, finished);
+        let count = self.inner.reap(context, finished);
         self.count_failures(&finished[before..]);
         count
     }
-    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
-        self.inner.cancel(lane, tags, finished);
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
+        self.inner.cancel(context, tags, finished);
     }
     fn outstanding(&self) -> u32 {
         self.inner.outstanding()
@@ -126,9 +126,9 @@ impl DiskChannel<UringContext> for StingyChannel {
     fn deadline(&self) -> Option<std::time::Instant> {
         self.inner.deadline()
     }
-    fn close(&mut self, lane: &mut UringContext) {
+    fn close(&mut self, context: &mut UringContext) {
         assert_eq!(self.inner.outstanding(), 0, "a channel is drained before it is closed");
-        self.inner.close(lane);
+        self.inner.close(context);
     }
 }
 
@@ -185,7 +185,7 @@ impl GuestQueue for ScriptedQueue {
         DEPTH
     }
 
-    fn pull<I: Intake<Ask, Buffer>>(&mut self, lane: &mut UringContext, into: &mut I) -> PullEnd {
+    fn pull<I: Intake<Ask, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
         let mut side = self.side.lock().unwrap();
         let batch = self.random.random_range(1..=16_usize).min(into.room());
         for _ in 0..batch {
@@ -194,9 +194,9 @@ impl GuestQueue for ScriptedQueue {
             let place = |(first, count): &(u64, u64)| (ByteOffset(first * BLOCK), ByteLen(count * BLOCK));
             match ask.op {
                 Op::Read | Op::Write { .. } => {
-                    let buffer = lane.buffers.take(self.lease);
+                    let buffer = context.buffers.take(self.lease);
                     for (at, len) in &ask.pieces {
-                        lane.buffers.push(&buffer, GuestAddress(*at), *len, 64).expect("mapped");
+                        context.buffers.push(&buffer, GuestAddress(*at), *len, 64).expect("mapped");
                     }
                     let (start, len) = place(&ask.ranges[0]);
                     into.admit(ask.clone(), DiskSlot::FIRST, ask.op, start, len, Some(buffer));
@@ -213,16 +213,16 @@ impl GuestQueue for ScriptedQueue {
 
     fn finish<I: Intake<Ask, Buffer>>(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         done: FinishedRequest<Ask, Buffer>,
         _into: &mut I,
     ) {
         assert_eq!(done.buffer.is_some(), done.token.op.has_data());
         if let Some(buffer) = done.buffer {
             // The request's own buffer, not a joined one.
-            assert_eq!(lane.buffers.len(&buffer).0, done.token.bytes().len() as u64);
-            assert!(!lane.buffers.is_merged(&buffer));
-            lane.buffers.release(buffer);
+            assert_eq!(context.buffers.len(&buffer).0, done.token.bytes().len() as u64);
+            assert!(!context.buffers.is_merged(&buffer));
+            context.buffers.release(buffer);
         }
         self.finished.push((done.token, done.outcome));
     }
@@ -403,8 +403,8 @@ impl Simulation {
             on_broken: Box::new(|why| panic!("{why}")),
         };
         let random = SmallRng::seed_from_u64(self.random.random());
-        let seat = self.worker.attach(options, |lane, _| {
-            let lease = lane.buffers.acquire_lease(Arc::clone(&side.lock().unwrap().memory), vec![]);
+        let seat = self.worker.attach(options, |context, _| {
+            let lease = context.buffers.acquire_lease(Arc::clone(&side.lock().unwrap().memory), vec![]);
             Ok(ScriptedQueue { side, lease, random, finished: vec![] })
         });
         self.seats[at] = Some(seat.unwrap());

@@ -219,7 +219,7 @@ fn with_blk(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&
 fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&mut Scsi)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let socket = folder.path().join("socket");
-    let engine = EngineOptions { workers: 1, pin: vec![], lane: UringOptions::default() };
+    let engine = EngineOptions { workers: 1, pin: vec![], context: UringOptions::default() };
     let engine = Arc::new(Engine::start(&engine).expect("a worker starts"));
     let options = ScsiOptions { queues: 1, queue_size: size.max(64), cmd_per_lun: 128, max_transfer: ByteLen(1 << 20) };
     let device = Arc::new(VirtioScsi::new(options));

@@ -70,18 +70,18 @@ impl LateChannel {
 impl DiskChannel<UringContext> for LateChannel {
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         self.late |= batch.iter().any(|request| Some(request.start) == LATE.to_offset());
-        let taken = self.inner.submit(lane, batch, finished);
+        let taken = self.inner.submit(context, batch, finished);
         self.sift(finished);
         taken
     }
-    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
-        self.inner.reap(lane, finished);
+        self.inner.reap(context, finished);
         self.sift(finished);
         if !self.held.is_empty() && is_asleep(&self.ends.client) {
             self.late = false;
@@ -95,8 +95,8 @@ impl DiskChannel<UringContext> for LateChannel {
     fn deadline(&self) -> Option<Instant> {
         if self.held.is_empty() { self.inner.deadline() } else { Some(Instant::now() + LOOK_EVERY) }
     }
-    fn close(&mut self, lane: &mut UringContext) {
-        self.inner.close(lane);
+    fn close(&mut self, context: &mut UringContext) {
+        self.inner.close(context);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::inflight::InFlight;
 use crate::ops::{ClientId, IGNORED, IoCompletion};
 use crate::register::Tables;
 
-/// Sizes of a lane's tables.
+/// Sizes of a context's tables.
 #[derive(Clone, Copy, Debug)]
 pub struct UringOptions {
     /// Submission queue entries: how many operations one system call can submit.
@@ -30,7 +30,7 @@ impl Default for UringOptions {
     }
 }
 
-/// How long [`Lane::turn`] may wait.
+/// How long [`context::turn`] may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Not at all; no system call either when there is nothing to submit and nothing pending in the kernel.
@@ -50,7 +50,7 @@ pub struct UringContext {
     pub(crate) tables: Tables,
     pub(crate) scratch: Vec<libc::iovec>,
     queues: Vec<CompletionQueue>,
-    /// Completions in all inboxes.
+    /// Completions in all completion queues.
     unread: usize,
     /// Entries pushed since the last system call.
     unsubmitted: usize,
@@ -60,7 +60,7 @@ pub struct UringContext {
 /// What a ring takes of the memlock limit, in KiB: measured on Linux 6.18, with room.
 const MEMLOCK_KIB: u32 = 128;
 
-/// Completions that an inbox has room for at first. It grows to the most that ever arrived in one turn.
+/// Completions that an mailbox has room for at first. It grows to the most that ever arrived in one turn.
 const QUEUE_CAPACITY: usize = 256;
 
 #[derive(Debug)]
@@ -109,9 +109,9 @@ impl UringContext {
         })
     }
 
-    /// A new owner with an inbox.
+    /// A new owner with an mailbox.
     pub fn add_client(&mut self) -> ClientId {
-        let index = self.queues.iter().position(|inbox| !inbox.used).unwrap_or_else(|| {
+        let index = self.queues.iter().position(|mailbox| !mailbox.used).unwrap_or_else(|| {
             self.queues.push(CompletionQueue { used: false, completions: VecDeque::with_capacity(QUEUE_CAPACITY) });
             self.queues.len() - 1
         });
@@ -121,11 +121,11 @@ impl UringContext {
 
     /// Ends an owner. It must have nothing in flight.
     pub fn remove_client(&mut self, owner: ClientId) {
-        let inbox = &mut self.queues[owner.0 as usize];
-        inbox.used = false;
-        while let Some(letter) = inbox.completions.pop_front() {
+        let mailbox = &mut self.queues[owner.0 as usize];
+        mailbox.used = false;
+        while let Some(message) = mailbox.completions.pop_front() {
             self.unread -= 1;
-            if let Some(buffer) = letter.buffer {
+            if let Some(buffer) = message.buffer {
                 self.buffers.release(buffer);
             }
         }
@@ -134,9 +134,9 @@ impl UringContext {
     /// The next completion of an owner's operations.
     #[inline]
     pub fn next(&mut self, owner: ClientId) -> Option<IoCompletion> {
-        let letter = self.queues[owner.0 as usize].completions.pop_front()?;
+        let message = self.queues[owner.0 as usize].completions.pop_front()?;
         self.unread -= 1;
-        Some(letter)
+        Some(message)
     }
 
     /// Whether an owner has completions to take.
@@ -195,10 +195,10 @@ impl UringContext {
         }
     }
 
-    /// Submits what was pushed, waits as told, and sorts completions into their owners' inboxes. Returns how many arrived.
+    /// Submits what was pushed, waits as told, and sorts completions into their owners' completion queues. Returns how many arrived.
     /// At most one system call, none when there is nothing to do.
     ///
-    /// While an inbox holds mail it does not wait: what an owner has not taken yet may be all that there was to wait for.
+    /// While an mailbox holds mail it does not wait: what an owner has not taken yet may be all that there was to wait for.
     pub fn turn(&mut self, wait: Wait) -> usize {
         let wait = if self.unread > 0 { Wait::No } else { wait };
         let pending = self.deferred && self.needs_enter();
@@ -245,8 +245,8 @@ impl UringContext {
             let more = cqueue::more(entry.flags());
             let slot = self.in_flight.slot(index);
             let buffer = if more { None } else { slot.buffer.take() };
-            let letter = IoCompletion { cookie: slot.cookie, result: entry.result(), buffer, more };
-            self.queues[slot.owner.0 as usize].completions.push_back(letter);
+            let message = IoCompletion { cookie: slot.cookie, result: entry.result(), buffer, more };
+            self.queues[slot.owner.0 as usize].completions.push_back(message);
             if !more {
                 self.in_flight.release(index);
             }

@@ -17,7 +17,7 @@ use crate::event::EventFd;
 pub struct Notifier(RefCell<IoUring>);
 
 impl Notifier {
-    /// A bell that adds to `event`.
+    /// A eventfd that adds to `event`.
     ///
     /// # Errors
     /// When the system refuses the ring.
@@ -60,9 +60,9 @@ mod tests {
     #[test]
     fn every_ring_is_counted() {
         let event = EventFd::new().unwrap();
-        let bell = Notifier::new(&event).unwrap();
+        let eventfd = Notifier::new(&event).unwrap();
         for count in [1, 2, 100] {
-            (0..count).for_each(|_| bell.notify());
+            (0..count).for_each(|_| eventfd.notify());
             assert_eq!(event.take(), count);
         }
     }
@@ -72,10 +72,10 @@ mod tests {
         let theirs = rustix::event::eventfd(0, EventfdFlags::empty()).unwrap();
         let event = EventFd::try_from(theirs).unwrap();
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        let bell = Notifier::new(&event).unwrap();
-        (0..5).for_each(|_| bell.notify());
+        let eventfd = Notifier::new(&event).unwrap();
+        (0..5).for_each(|_| eventfd.notify());
         assert!(event.take() >= u64::MAX - 1);
-        bell.notify();
+        eventfd.notify();
         assert_eq!(event.take(), 1);
     }
 }

@@ -10,7 +10,7 @@ use crate::context::UringContext;
 use crate::event::Kick;
 use crate::register::RingFile;
 
-/// Whose operation it is: completions are sorted into one inbox per owner.
+/// Whose operation it is: completions are sorted into one mailbox per owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientId(pub(crate) u16);
 

@@ -30,8 +30,8 @@ impl RingFile {
 
 /// Most guest memory that [`FixedBufferUse::Auto`] registers.
 ///
-/// Registering pins every page: memory that the guest has not touched yet comes into being, and the worker's other disks wait
-/// meanwhile. Measured: 15 s for 4 GiB untouched, 45 ms a GiB when it has all been touched, at every start of a queue and every
+/// Registering pins every page: memory that the guest has not dirty yet comes into being, and the worker's other disks wait
+/// meanwhile. Measured: 15 s for 4 GiB untouched, 45 ms a GiB when it has all been dirty, at every start of a queue and every
 /// change of memory.
 const AUTO_LIMIT: u64 = 64 << 20;
 
@@ -155,7 +155,7 @@ impl UringContext {
         }
     }
 
-    /// Takes a lease on a memory table for the buffers of this lane, registering its regions as fixed buffers. Taking the
+    /// Takes a lease on a memory table for the buffers of this context, registering its regions as fixed buffers. Taking the
     /// same table again gives the same lease, to be given up as often.
     ///
     /// # Errors

@@ -67,7 +67,7 @@ impl Daemon {
         let options = EngineOptions {
             workers: config.workers.into(),
             pin: config.pin.iter().flatten().map(|cpu| usize::from(*cpu)).collect(),
-            lane: UringOptions::default(),
+            context: UringOptions::default(),
         };
         let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
         let mut names = UniqueNames::default();

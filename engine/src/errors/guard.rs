@@ -1,7 +1,7 @@
 //! Between a worker's plugs and the channel of a disk that may stop or try again: remembers what each request asks while the
 //! channel has it, parks or repeats what failed, and holds back what comes while the disk is stopped.
 //!
-//! Disks whose errors are only reported have none of this. A joined request is never parked: it fails, so that the plug offers its
+//! Disks whose errors are only reported have none of this. A merged request is never parked: it fails, so that the plug offers its
 //! members one by one, and these are. So whoever cancels a parked request, or leaves with it, has just that one.
 
 use std::cell::RefCell;
@@ -88,7 +88,7 @@ impl Outside {
     }
 }
 
-/// A joined request that failed: its members come next.
+/// A merged request that failed: its members come next.
 #[derive(Debug)]
 struct Split {
     op: Op,
@@ -127,13 +127,13 @@ struct GuardedChannel {
 impl DiskChannel<UringContext> for GuardedChannel {
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         batch: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let guard = &mut *self.guard.borrow_mut();
         let offers_again = !guard.again.is_empty() && !guard.holds_back();
-        if offers_again && !guard.offer_again(self.inner.as_mut(), lane, finished) {
+        if offers_again && !guard.offer_again(self.inner.as_mut(), context, finished) {
             return 0;
         }
         // What was tried again may have stopped the disk.
@@ -147,7 +147,7 @@ impl DiskChannel<UringContext> for GuardedChannel {
             request.tag = guard.enter(request, arrival, None, 0);
         }
         let before = finished.len();
-        let taken = self.inner.submit(lane, batch, finished);
+        let taken = self.inner.submit(context, batch, finished);
         for request in batch {
             request.tag = guard.leave(request.tag).tag;
         }
@@ -155,21 +155,21 @@ impl DiskChannel<UringContext> for GuardedChannel {
         taken
     }
 
-    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<AnyCompletion>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<AnyCompletion>) -> usize {
         let guard = &mut *self.guard.borrow_mut();
         let before = finished.len();
-        self.inner.reap(lane, finished);
+        self.inner.reap(context, finished);
         guard.judge(before, finished);
         if !guard.waiting.is_empty() {
             guard.wake(finished);
         }
         if !guard.again.is_empty() {
-            guard.offer_again(self.inner.as_mut(), lane, finished);
+            guard.offer_again(self.inner.as_mut(), context, finished);
         }
         finished.len() - before
     }
 
-    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<AnyCompletion>) {
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], finished: &mut Vec<AnyCompletion>) {
         let guard = &mut *self.guard.borrow_mut();
         let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
         guard.abort(chosen, finished);
@@ -184,7 +184,7 @@ impl DiskChannel<UringContext> for GuardedChannel {
             return;
         }
         let before = finished.len();
-        self.inner.cancel(lane, &own, finished);
+        self.inner.cancel(context, &own, finished);
         guard.judge(before, finished);
     }
 
@@ -199,9 +199,9 @@ impl DiskChannel<UringContext> for GuardedChannel {
         [due, self.inner.deadline()].into_iter().flatten().min()
     }
 
-    fn close(&mut self, lane: &mut UringContext) {
+    fn close(&mut self, context: &mut UringContext) {
         debug_assert!(self.guard.borrow().parked.is_empty(), "a channel is drained before it is closed");
-        self.inner.close(lane);
+        self.inner.close(context);
     }
 }
 
@@ -214,7 +214,7 @@ fn own_index(tag: Tag) -> usize {
 }
 
 impl Guard {
-    /// The place of a request in the order of arrival. Members of a joined request that failed are as old as that was.
+    /// The place of a request in the order of arrival. Members of a merged request that failed are as old as that was.
     #[inline]
     fn arrival(&mut self, request: &AnyRequest) -> u64 {
         if !self.splits.is_empty()
@@ -343,7 +343,7 @@ impl Guard {
         }
     }
 
-    /// A joined request is to be taken apart.
+    /// A merged request is to be taken apart.
     fn split(&mut self, op: Op, start: ByteOffset, len: ByteLen, arrival: u64) {
         if self.splits.len() >= SPLITS {
             self.splits.remove(0);
@@ -402,7 +402,7 @@ impl Guard {
     fn offer_again(
         &mut self,
         channel: &mut dyn DiskChannel<UringContext>,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         finished: &mut Vec<AnyCompletion>,
     ) -> bool {
         // One by one: the first that stops the disk again keeps the others from being tried.
@@ -416,7 +416,7 @@ impl Guard {
             let (tag, before) = (request.tag, finished.len());
             let own = self.enter(&request, arrival, failed, tries);
             batch.push(AnyRequest { tag: own, ..request });
-            channel.submit(lane, &mut batch, finished);
+            channel.submit(context, &mut batch, finished);
             if let Some(request) = batch.pop() {
                 self.leave(own);
                 let request = AnyRequest { tag, ..request };

@@ -78,10 +78,10 @@ impl Worker {
         let indexes = self.parked::<Q>(slot, generation);
         let chosen = |tag: Tag| tag.queue() == slot && indexes.binary_search(&tag.index()).is_ok();
         for (tag, buffer) in self.channels.drop_parked(chosen) {
-            let Some((seat, lane)) = self.find(slot, generation) else { continue };
-            let Some(runner) = seat.runner.as_any().downcast_mut::<QueueRunner<Q>>() else { continue };
+            let Some((attached, context)) = self.find(slot, generation) else { continue };
+            let Some(runner) = attached.runner.as_any().downcast_mut::<QueueRunner<Q>>() else { continue };
             if let Some(token) = runner.forget_part(tag.index()) {
-                dropped(&mut runner.queue, lane, token, buffer);
+                dropped(&mut runner.queue, context, token, buffer);
             }
         }
         self.end_drained();
@@ -128,14 +128,14 @@ impl Channels {
     /// A disk goes on: see the guard's.
     fn resume(&mut self, health: &Arc<DiskHealth>, report: Option<mqblk_core::Outcome>) {
         let mut finished = std::mem::take(&mut self.completions);
-        let mut stirred = Vec::new();
+        let mut pending = Vec::new();
         for (at, open) in self.all() {
             let Some(guard) = open.guard.as_ref().filter(|_| Arc::ptr_eq(&open.health, health)) else { continue };
             guard.borrow_mut().resume(report, &mut finished);
-            stirred.push(at);
+            pending.push(at);
         }
         self.completions = finished;
-        stirred.into_iter().for_each(|at| self.mark_busy(at));
+        pending.into_iter().for_each(|at| self.mark_busy(at));
     }
 
     /// A queue leaves: its parked requests fail, and no more of it is parked.

@@ -1,11 +1,11 @@
-//! The joined requests that a channel has: who their members are.
+//! The merged requests that a channel has: who their members are.
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Tag};
 
-/// In the place of a queue's slot in a joined request's tag. No queue has this slot.
+/// In the place of a queue's slot in a merged request's tag. No queue has this slot.
 pub(crate) const MERGED_SLOT: u16 = u16::MAX;
 
-/// A member of a joined request. Where it starts follows from the lengths of those before.
+/// A member of a merged request. Where it starts follows from the lengths of those before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) tag: Tag,
@@ -14,7 +14,7 @@ pub(crate) struct Member {
     pub(crate) cancelled: bool,
 }
 
-/// A joined request.
+/// A merged request.
 #[derive(Debug)]
 pub(crate) struct MergedRequest {
     pub(crate) op: Op,
@@ -30,9 +30,9 @@ pub(crate) struct MergedTable {
     free: Vec<u16>,
 }
 
-/// Room of a new list of members; it grows with the longest joined request.
+/// Room of a new list of members; it grows with the longest merged request.
 const MEMBERS: usize = 64;
-/// Entries that are there from the start: joined requests that a plug makes and storage works on at once.
+/// Entries that are there from the start: merged requests that a plug makes and storage works on at once.
 const USUAL: u16 = 32;
 
 impl MergedTable {
@@ -74,12 +74,12 @@ impl MergedTable {
         Some((Tag::new(MERGED_SLOT, index), entry))
     }
 
-    /// Whether a member of the joined request of this tag is chosen.
+    /// Whether a member of the merged request of this tag is chosen.
     pub(crate) fn any(&self, tag: Tag, chosen: impl Fn(Tag) -> bool) -> bool {
         self.entries[usize::from(tag.index())].members.iter().any(|member| chosen(member.tag))
     }
 
-    /// The chosen members are to end early. The joined requests of which all members are.
+    /// The chosen members are to end early. The merged requests of which all members are.
     pub(crate) fn cancel(&mut self, chosen: impl Fn(Tag) -> bool) -> Vec<Tag> {
         let mut ended = vec![false; self.entries.len()];
         self.free.iter().for_each(|index| ended[usize::from(*index)] = true);

@@ -1,8 +1,8 @@
-//! Plug and merge: the requests that a worker pulled for one disk in one turn, from all its queues of that disk, are joined
+//! Plug and merge: the requests that a worker pulled for one disk in one turn, from all its queues of that disk, are merged
 //! where their ranges touch, before the storage sees them.
 //!
-//! `plan` decides which are joined, `joined` remembers who they were. This file
-//! carries it out: it joins buffers, offers requests to the channel, and gives each member its answer. A joined request that
+//! `plan` decides which are merged, `merged` remembers who they were. This file
+//! carries it out: it merges buffers, offers requests to the channel, and gives each member its answer. A merged request that
 //! fails is done again, member by member, once: so only the guilty ones fail.
 
 mod merged;
@@ -20,7 +20,7 @@ pub(crate) use merged::MERGED_SLOT;
 use merged::{Member, MergedTable};
 use plan::{Bounds, Planner};
 
-/// Requests of a queue that were joined to another.
+/// Requests of a queue that were merged to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Merges {
     pub(crate) reads: u64,
@@ -65,17 +65,17 @@ const REPLANNED: usize = 64;
 pub(crate) struct Merger {
     bounds: Bounds,
     planner: Planner,
-    /// Requests that were planned, or are done again one by one: offered before the plug, and never joined any more.
+    /// Requests that were planned, or are done again one by one: offered before the plug, and never merged any more.
     ready: Vec<AnyRequest>,
     merged: MergedTable,
-    /// Plugs since one of which a quarter was joined or more.
+    /// Plugs since one of which a quarter was merged or more.
     unmerged_plugs: u32,
     /// So many at the head of the plug were planned, and left in it because none touches another.
     planned: usize,
 }
 
 impl Merger {
-    /// `None` when requests of this disk are not joined.
+    /// `None` when requests of this disk are not merged.
     pub(crate) fn new(options: &PlugOptions, limits: &Limits, geometry: &Geometry, room: usize) -> Option<Box<Merger>> {
         let merge = match options.merge {
             MergeMode::Auto => limits.cost_per_request,
@@ -100,18 +100,18 @@ impl Merger {
         plugged < DEEP && self.unmerged_plugs.is_multiple_of(PROBE)
     }
 
-    /// No request waits here, and none that was joined is in the storage.
+    /// No request waits here, and none that was merged is in the storage.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.ready.is_empty() && self.merged.in_use() == 0
     }
 
     /// Requests are to be ended early, and such of the plug have been taken out already. Takes back what was planned and not
-    /// offered yet: of a joined request the chosen members, while the others are offered one by one. Returns the tags of those
-    /// joined requests that the channel has and of which all members are chosen.
+    /// offered yet: of a merged request the chosen members, while the others are offered one by one. Returns the tags of those
+    /// merged requests that the channel has and of which all members are chosen.
     pub(crate) fn cancel(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         chosen: impl Fn(Tag) -> bool,
         finished: &mut Vec<AnyCompletion>,
     ) -> Vec<Tag> {
@@ -123,7 +123,7 @@ impl Merger {
             if tag.queue() != MERGED_SLOT && chosen(tag) {
                 finished.push(cancelled(request));
             } else if tag.queue() == MERGED_SLOT && self.merged.any(tag, &chosen) {
-                self.end(lane, cancelled(request), MemberOutcome::Again(&|tag| !chosen(tag)), finished);
+                self.end(context, cancelled(request), MemberOutcome::Again(&|tag| !chosen(tag)), finished);
             } else {
                 self.ready.push(request);
             }
@@ -145,18 +145,18 @@ impl Merger {
         self.planned < REPLANNED || fresh * 4 >= self.planned
     }
 
-    /// Whether a plug can go to the channel as it is, and nothing that the channel ends was joined: a single request when
+    /// Whether a plug can go to the channel as it is, and nothing that the channel ends was merged: a single request when
     /// nothing else is going on.
     #[inline]
     pub(crate) fn lets_pass(&self, plug: &[AnyRequest]) -> bool {
         plug.len() <= 1 && self.is_idle()
     }
 
-    /// Offers what is ready, then the plug, joined. Returns how many requests were taken or are to be done again.
+    /// Offers what is ready, then the plug, merged. Returns how many requests were taken or are to be done again.
     #[inline(never)] // a disk that does not merge shall not pay for it in registers
     pub(crate) fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         channel: &mut dyn DiskChannel<UringContext>,
         plug: &mut Vec<AnyRequest>,
         mut offer: SubmitQuota<'_>,
@@ -166,54 +166,54 @@ impl Merger {
         let before = finished.len();
         let mut happened = 0;
         if !self.ready.is_empty() {
-            happened += offer.submit(lane, channel, &mut self.ready, finished);
+            happened += offer.submit(context, channel, &mut self.ready, finished);
         }
         if self.ready.is_empty() && !plug.is_empty() && offer.most > 0 {
-            happened += self.unplug(lane, channel, plug, offer, counts, finished);
+            happened += self.unplug(context, channel, plug, offer, counts, finished);
         }
-        happened + self.fan_out(lane, before, counts, finished)
+        happened + self.fan_out(context, before, counts, finished)
     }
 
     #[inline]
     fn unplug(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         channel: &mut dyn DiskChannel<UringContext>,
         plug: &mut Vec<AnyRequest>,
         mut offer: SubmitQuota<'_>,
         counts: &mut PlugCounts,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
-        let mut joined = 0;
+        let mut merged = 0;
         if !self.will_plan(plug) {
             offer.most = offer.most.min(self.planned);
         } else if plug.len() > 1 {
             self.planned = plug.len();
-            joined = self.planner.plan(plug, &self.bounds, |request| segments(lane, request));
+            merged = self.planner.plan(plug, &self.bounds, |request| segments(context, request));
             // Random requests touch by chance, a few of a deep plug.
-            self.unmerged_plugs = if joined * 4 >= plug.len() { 0 } else { self.unmerged_plugs.wrapping_add(1) };
+            self.unmerged_plugs = if merged * 4 >= plug.len() { 0 } else { self.unmerged_plugs.wrapping_add(1) };
         }
-        if joined == 0 {
-            let taken = offer.submit(lane, channel, plug, finished);
+        if merged == 0 {
+            let taken = offer.submit(context, channel, plug, finished);
             self.planned = self.planned.saturating_sub(taken);
             return taken;
         }
         self.planned = 0;
-        self.join(lane, plug, counts);
-        offer.submit(lane, channel, &mut self.ready, finished)
+        self.join(context, plug, counts);
+        offer.submit(context, channel, &mut self.ready, finished)
     }
 
-    /// Moves the plug to the ready list, in the planned order and joined.
-    fn join(&mut self, lane: &mut UringContext, plug: &mut Vec<AnyRequest>, counts: &mut PlugCounts) {
+    /// Moves the plug to the ready list, in the planned order and merged.
+    fn join(&mut self, context: &mut UringContext, plug: &mut Vec<AnyRequest>, counts: &mut PlugCounts) {
         let mut take = |index: u32| std::mem::replace(&mut plug[index as usize], VACANT);
         let mut left = self.planner.steps();
         while let [first, after @ ..] = left {
-            let others = after.iter().take_while(|step| step.joined).count();
+            let others = after.iter().take_while(|step| step.merged).count();
             let (group, rest) = left.split_at(1 + others);
             left = rest;
             let head = take(first.index);
             let room = if others > 0 { self.merged.take(head.op, head.start) } else { None };
-            let Some((tag, joined)) = room else {
+            let Some((tag, merged)) = room else {
                 self.ready.push(head);
                 self.ready.extend(group[1..].iter().map(|step| take(step.index)));
                 continue;
@@ -221,38 +221,38 @@ impl Merger {
             let (op, start) = (head.op, head.start);
             let has_data = op.has_data();
             let mut member = |request: AnyRequest| {
-                if !joined.members.is_empty() {
+                if !merged.members.is_empty() {
                     counts.merged(request.tag, op);
                 }
-                joined.members.push(Member { tag: request.tag, len: request.len, cancelled: false });
-                joined.len.0 += request.len.0;
+                merged.members.push(Member { tag: request.tag, len: request.len, cancelled: false });
+                merged.len.0 += request.len.0;
                 request.buffer
             };
             let requests = std::iter::once(head).chain(group[1..].iter().map(|step| take(step.index)));
             let buffer = if has_data {
-                Some(lane.buffers.merge(requests.filter_map(member)))
+                Some(context.buffers.merge(requests.filter_map(member)))
             } else {
                 requests.for_each(|request| _ = member(request));
                 None
             };
-            self.ready.push(AnyRequest { op, start, len: joined.len, tag, buffer });
+            self.ready.push(AnyRequest { op, start, len: merged.len, tag, buffer });
         }
         plug.clear();
     }
 
-    /// Gives the members of joined requests that ended their answers, among those from index `from`. Returns how many are to
+    /// Gives the members of merged requests that ended their answers, among those from index `from`. Returns how many are to
     /// be done again.
     #[inline]
     pub(crate) fn fan_out(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         from: usize,
         counts: &mut PlugCounts,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let ready = self.ready.len();
         if self.merged.in_use() > 0 {
-            self.end_joined(lane, from, counts, finished);
+            self.end_joined(context, from, counts, finished);
         }
         self.ready.len() - ready
     }
@@ -260,7 +260,7 @@ impl Merger {
     #[inline(never)]
     fn end_joined(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         from: usize,
         counts: &mut PlugCounts,
         finished: &mut Vec<AnyCompletion>,
@@ -273,7 +273,7 @@ impl Merger {
                 let again = !matches!(done.outcome, Outcome::Done(_) | Outcome::Aborted);
                 counts.splits += u64::from(again);
                 self.end(
-                    lane,
+                    context,
                     done,
                     if again { MemberOutcome::Again(&|_| true) } else { MemberOutcome::AsJoined },
                     finished,
@@ -284,28 +284,28 @@ impl Merger {
         }
     }
 
-    /// A joined request has ended, or is taken apart.
+    /// A merged request has ended, or is taken apart.
     fn end(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         done: AnyCompletion,
         fate: MemberOutcome<'_>,
         finished: &mut Vec<AnyCompletion>,
     ) {
         let AnyCompletion { outcome, tag, buffer } = done;
-        let joined = self.merged.end(tag);
-        let mut start = joined.start;
-        let mut members = joined.members.iter();
+        let merged = self.merged.end(tag);
+        let mut start = merged.start;
+        let mut members = merged.members.iter();
         let mut each = |buffer: Option<Buffer>| {
             let Some(Member { tag, len, cancelled }) = members.next().copied() else { return };
             let again = matches!(fate, MemberOutcome::Again(which) if which(tag));
             if again && !cancelled {
-                self.ready.push(AnyRequest { op: joined.op, start, len, tag, buffer });
+                self.ready.push(AnyRequest { op: merged.op, start, len, tag, buffer });
             } else {
                 let outcome = match outcome {
                     _ if again => Outcome::Aborted,
                     // Storage says 0 for what transfers nothing, and then of the members too.
-                    Outcome::Done(done) if done != joined.len => Outcome::Done(ByteLen::ZERO),
+                    Outcome::Done(done) if done != merged.len => Outcome::Done(ByteLen::ZERO),
                     Outcome::Done(_) => Outcome::Done(len),
                     other => other,
                 };
@@ -314,13 +314,13 @@ impl Merger {
             start = ByteOffset(start.0 + len.0);
         };
         match buffer {
-            Some(buffer) => lane.buffers.split(buffer, |member| each(Some(member))),
-            None => (0..joined.members.len()).for_each(|_| each(None)),
+            Some(buffer) => context.buffers.split(buffer, |member| each(Some(member))),
+            None => (0..merged.members.len()).for_each(|_| each(None)),
         }
     }
 }
 
-/// What becomes of a joined request's members.
+/// What becomes of a merged request's members.
 #[derive(Clone, Copy)]
 enum MemberOutcome<'a> {
     /// They end as it did.
@@ -335,11 +335,13 @@ const VACANT: AnyRequest =
 
 /// Memory segments of a request; `None` when storage would refuse it for its buffer, so that it stays alone.
 #[inline]
-fn segments(lane: &UringContext, request: &AnyRequest) -> Option<u32> {
+fn segments(context: &UringContext, request: &AnyRequest) -> Option<u32> {
     match &request.buffer {
         None if !request.op.has_data() => Some(0),
         Some(_) if !request.op.has_data() => None,
-        Some(buffer) if lane.buffers.len(buffer) == request.len => Some(lane.buffers.segments(buffer).len() as u32),
+        Some(buffer) if context.buffers.len(buffer) == request.len => {
+            Some(context.buffers.segments(buffer).len() as u32)
+        }
         _ => None,
     }
 }

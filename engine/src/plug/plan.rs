@@ -1,7 +1,7 @@
 //! Which requests of a batch become one. Pure: no clock, no I/O, and once its lists have grown no allocation.
 //!
 //! A batch is cut at every flush. Within a piece requests are sorted by where they start, and neighbours of the same operation
-//! and flags whose ranges touch exactly are joined, as far as the bounds allow. One sort over all operations also shows every
+//! and flags whose ranges touch exactly are merged, as far as the bounds allow. One sort over all operations also shows every
 //! overlap. A piece in which a request that modifies overlaps another, or a request is empty or ends past 64 bits, is left as
 //! it arrived: it is rare, and its order may matter to the guest.
 
@@ -9,7 +9,7 @@ use mqblk_core::{BlockSize, ByteLen, Limits, Op, Request};
 
 use crate::options::PlugOptions;
 
-/// What bounds a joined request.
+/// What bounds a merged request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     /// Longest, for reads and writes.
@@ -20,7 +20,7 @@ pub(crate) struct Bounds {
     zeroes: u64,
     /// Most memory segments of reads and writes.
     segments: u32,
-    /// What a range must be a multiple of to be joined: storage refuses others, and joined they might pass.
+    /// What a range must be a multiple of to be merged: storage refuses others, and merged they might pass.
     block: BlockSize,
 }
 
@@ -38,7 +38,7 @@ impl Bounds {
         }
     }
 
-    /// Longest joined request of a kind.
+    /// Longest merged request of a kind.
     pub(crate) fn longest(&self, op: Op) -> u64 {
         match op {
             Op::Read | Op::Write { .. } => self.data,
@@ -58,11 +58,11 @@ impl Bounds {
 pub(crate) struct Step {
     /// The request's index in the batch.
     pub(crate) index: u32,
-    /// It is joined to the request of the step before.
-    pub(crate) joined: bool,
+    /// It is merged to the request of the step before.
+    pub(crate) merged: bool,
 }
 
-/// The joined request that grows during the sweep over a piece.
+/// The merged request that grows during the sweep over a piece.
 struct Growing {
     op: Op,
     end: u64,
@@ -95,8 +95,8 @@ impl Planner {
         }
     }
 
-    /// How many requests of the batch are to be joined to another; when there are any, [`steps`](Self::steps) tells which.
-    /// `segments` gives a request's number of memory segments (0 for one without data), or `None` when it is not to be joined.
+    /// How many requests of the batch are to be merged to another; when there are any, [`steps`](Self::steps) tells which.
+    /// `segments` gives a request's number of memory segments (0 for one without data), or `None` when it is not to be merged.
     #[inline]
     pub(crate) fn plan<B>(
         &mut self,
@@ -150,24 +150,24 @@ impl Planner {
         segments: impl Fn(&Request<B>) -> Option<u32>,
     ) -> usize {
         self.steps.clear();
-        let mut joined = 0;
+        let mut merged = 0;
         let mut from = 0;
         while from < batch.len() {
             let piece = batch[from..].iter().position(|request| request.op == Op::Flush);
             let to = piece.map_or(batch.len(), |at| from + at);
             match self.join_piece(batch, from, to, bounds, &segments) {
-                Some(count) => joined += count,
+                Some(count) => merged += count,
                 None => {
                     self.steps.truncate(from);
-                    self.steps.extend((from..to).map(|index| Step { index: index as u32, joined: false }));
+                    self.steps.extend((from..to).map(|index| Step { index: index as u32, merged: false }));
                 }
             }
             if to < batch.len() {
-                self.steps.push(Step { index: to as u32, joined: false });
+                self.steps.push(Step { index: to as u32, merged: false });
             }
             from = to + 1;
         }
-        joined
+        merged
     }
 
     /// Plans the requests from index `from` to `to`. `None` when they must stay as they are.
@@ -195,7 +195,7 @@ impl Planner {
             // The index makes all keys different and keeps requests that start together in the order of their arrival.
             self.keys.sort_unstable();
         }
-        let mut joined = 0;
+        let mut merged = 0;
         let (mut all_end, mut modified_end) = (0, 0);
         let mut growing = Growing { op: Op::Flush, end: 0, len: 0, segments: 0, open: false };
         for key in &self.keys {
@@ -212,24 +212,24 @@ impl Planner {
                 modified_end = end;
             }
             let count = segments(request).filter(|_| bounds.aligned(request));
-            let joins = growing.open
+            let merges = growing.open
                 && growing.end == start
                 && growing.op == op
                 && count.is_some_and(|count| {
                     // No overflow: all of it lies below 2^64, and counts have 16 bits and a sum of them is bounded.
                     growing.len + len <= bounds.longest(op) && growing.segments.saturating_add(count) <= bounds.segments
                 });
-            if joins {
+            if merges {
                 growing.end = end;
                 growing.len += len;
                 growing.segments += count.unwrap_or(0);
-                joined += 1;
+                merged += 1;
             } else {
                 growing = Growing { op, end, len, segments: count.unwrap_or(0), open: count.is_some() };
             }
-            self.steps.push(Step { index, joined: joins });
+            self.steps.push(Step { index, merged: merges });
         }
-        Some(joined)
+        Some(merged)
     }
 }
 

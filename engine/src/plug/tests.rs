@@ -35,7 +35,7 @@ impl DiskChannel<UringContext> for Storage {
 }
 
 struct Bench {
-    lane: UringContext,
+    context: UringContext,
     merger: Box<Merger>,
     storage: Storage,
     plug: Vec<AnyRequest>,
@@ -49,7 +49,7 @@ impl Bench {
     fn new() -> Bench {
         let options = PlugOptions::default();
         Bench {
-            lane: UringContext::new(UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 })
+            context: UringContext::new(UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 })
                 .expect("io_uring"),
             merger: Merger::new(&options, &LIMITS, &GEOMETRY, 16).expect("it merges"),
             storage: Storage { room: 100, ..Storage::default() },
@@ -69,16 +69,16 @@ impl Bench {
     }
 
     fn submit(&mut self) -> usize {
-        let Bench { lane, merger, storage, plug, counts, finished } = self;
+        let Bench { context, merger, storage, plug, counts, finished } = self;
         let offer = SubmitQuota { most: usize::MAX, contended: false, part: &mut vec![] };
-        merger.submit(lane, storage, plug, offer, counts, finished)
+        merger.submit(context, storage, plug, offer, counts, finished)
     }
 
     fn reap(&mut self, outcome: Outcome) -> usize {
         self.storage.outcome = Some(outcome);
         let before = self.finished.len();
-        self.storage.reap(&mut self.lane, &mut self.finished);
-        self.merger.fan_out(&mut self.lane, before, &mut self.counts, &mut self.finished)
+        self.storage.reap(&mut self.context, &mut self.finished);
+        self.merger.fan_out(&mut self.context, before, &mut self.counts, &mut self.finished)
     }
 
     /// Who was answered, and how.
@@ -186,7 +186,7 @@ fn a_turn_pulls_deeply_while_there_is_something_to_join() {
         bench.plug(&[round * 100, round * 100 + 50]);
         bench.submit();
     }
-    assert_eq!(deep, 4, "now and then although nothing was joined");
+    assert_eq!(deep, 4, "now and then although nothing was merged");
     bench.plug(&[1, 2]);
     bench.submit();
     assert!(bench.merger.wants_more(0));

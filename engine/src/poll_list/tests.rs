@@ -20,10 +20,10 @@ enum Letter {
     NewKick(u16),
 }
 
-/// Signals: a bit for each queue's kick, one for the bell, and one that says that the watch of the first queue's kicks ended.
+/// Signals: a bit for each queue's kick, one for the eventfd, and one that says that the watch of the first queue's kicks ended.
 const BELL: u8 = 1 << QUEUES;
 const LAPSE: u8 = BELL << 1;
-/// The queue whose watch ends once (the kernel ends a watch when it cannot report it), and to which letters go. The other is
+/// The queue whose watch ends once (the kernel ends a watch when it cannot report it), and to which messages go. The other is
 /// there to keep the worker busy and awake.
 const FIRST: u16 = 0;
 
@@ -51,18 +51,18 @@ struct Queue {
 /// A worker and its surroundings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
-    roster: PollList,
+    poll_list: PollList,
     queues: [Queue; QUEUES],
-    letters: Vec<Letter>,
+    messages: Vec<Letter>,
     letters_to_send: u8,
     lapses: u8,
-    /// Signals in the kernel, and those in the worker's inbox.
+    /// Signals in the kernel, and those in the worker's mailbox.
     kernel: u8,
-    inbox: u8,
+    mailbox: u8,
     at: At,
 }
 
-/// What the worker tells the roster: the truth, or not that signals are unread, or not that a watch could not be renewed.
+/// What the worker tells the poll_list: the truth, or not that signals are unread, or not that a watch could not be renewed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Worker {
     Sound,
@@ -72,26 +72,26 @@ enum Worker {
 
 impl World {
     fn new() -> World {
-        let mut roster = PollList::default();
+        let mut poll_list = PollList::default();
         for slot in 0..QUEUES as u16 {
-            roster.seat(slot, Phase::Running);
-            roster.watch(slot, true);
+            poll_list.attached(slot, Phase::Running);
+            poll_list.watch(slot, true);
         }
         let queue = Queue { to_publish: PUBLISHES, waiting: 0, wants_kick: false, watched: true, gone: false };
         World {
-            roster,
+            poll_list,
             queues: [queue.clone(), queue],
-            letters: vec![],
+            messages: vec![],
             letters_to_send: LETTERS,
             lapses: 1,
             kernel: 0,
-            inbox: 0,
+            mailbox: 0,
             at: At::Signals,
         }
     }
 
     fn has_work(&self, slot: usize) -> bool {
-        self.queues[slot].waiting > 0 && self.roster.phase(slot as u16) == Some(Phase::Running)
+        self.queues[slot].waiting > 0 && self.poll_list.phase(slot as u16) == Some(Phase::Running)
     }
 
     /// What guests and control threads can do now.
@@ -111,11 +111,11 @@ impl World {
             }
         }
         if self.letters_to_send > 0 {
-            for letter in [Letter::Enable(FIRST), Letter::Disable(FIRST), Letter::Drain(FIRST), Letter::NewKick(FIRST)]
+            for message in [Letter::Enable(FIRST), Letter::Disable(FIRST), Letter::Drain(FIRST), Letter::NewKick(FIRST)]
             {
                 let mut world = self.clone();
                 world.letters_to_send -= 1;
-                world.letters.push(letter);
+                world.messages.push(message);
                 world.kernel |= BELL;
                 next.push(world);
             }
@@ -131,19 +131,19 @@ impl World {
         next
     }
 
-    fn read(&mut self, letter: Letter) {
-        match letter {
-            Letter::Enable(slot) => self.roster.enable(slot, true),
-            Letter::Disable(slot) => self.roster.enable(slot, false),
+    fn read(&mut self, message: Letter) {
+        match message {
+            Letter::Enable(slot) => self.poll_list.enable(slot, true),
+            Letter::Disable(slot) => self.poll_list.enable(slot, false),
             Letter::NewKick(slot) => {
                 self.kernel &= !(1 << slot);
-                self.inbox &= !(1 << slot);
+                self.mailbox &= !(1 << slot);
                 self.renew(slot, true, Worker::Sound);
             }
             Letter::Drain(slot) => {
-                self.roster.drain(slot);
+                self.poll_list.drain(slot);
                 if !std::mem::replace(&mut self.queues[usize::from(slot)].gone, true) {
-                    self.roster.leave(slot);
+                    self.poll_list.leave(slot);
                 }
             }
         }
@@ -152,7 +152,7 @@ impl World {
     /// The worker watches a queue's kicks again, or the ring has no room for it.
     fn renew(&mut self, slot: u16, room: bool, worker: Worker) {
         self.queues[usize::from(slot)].watched |= room;
-        self.roster.watch(slot, room || worker == Worker::HidesEndedWatch);
+        self.poll_list.watch(slot, room || worker == Worker::HidesEndedWatch);
     }
 
     /// The worker's next step; several, where the clock decides. The order of steps is that of `Worker::turn`.
@@ -160,24 +160,24 @@ impl World {
         let mut world = self.clone();
         match self.at {
             At::Signals => {
-                let inbox = std::mem::take(&mut world.inbox);
-                for slot in (0..QUEUES).filter(|slot| inbox & 1 << slot != 0) {
+                let mailbox = std::mem::take(&mut world.mailbox);
+                for slot in (0..QUEUES).filter(|slot| mailbox & 1 << slot != 0) {
                     world.queues[slot].wants_kick = false;
-                    world.roster.kicked(slot as u16);
+                    world.poll_list.kicked(slot as u16);
                 }
-                if inbox & BELL != 0 {
-                    for letter in std::mem::take(&mut world.letters) {
-                        world.read(letter);
+                if mailbox & BELL != 0 {
+                    for message in std::mem::take(&mut world.messages) {
+                        world.read(message);
                     }
                 }
-                world.at = At::Pull(inbox != 0);
-                if inbox & LAPSE == 0 || world.queues[usize::from(FIRST)].watched {
+                world.at = At::Pull(mailbox != 0);
+                if mailbox & LAPSE == 0 || world.queues[usize::from(FIRST)].watched {
                     return vec![world];
                 }
                 world.either_renews(worker)
             }
             At::Pull(mut happened) => {
-                for slot in world.roster.polled().to_vec() {
+                for slot in world.poll_list.polled().to_vec() {
                     if world.has_work(slot.into()) {
                         world.queues[usize::from(slot)].waiting = 0;
                         happened = true;
@@ -187,19 +187,19 @@ impl World {
                 vec![world]
             }
             At::Collect(happened) => {
-                world.inbox |= std::mem::take(&mut world.kernel);
+                world.mailbox |= std::mem::take(&mut world.kernel);
                 world.at = if happened { At::Signals } else { At::Rest };
                 vec![world]
             }
             // For each queue the window is open or closed. What comes from outside while `rest` runs is the same to it as
             // what comes before or after: arming a queue is atomic to its guest, and the queues know nothing of each other.
             At::Rest => {
-                let unwatched: Vec<u16> = world.roster.unwatched().collect();
+                let unwatched: Vec<u16> = world.poll_list.unwatched().collect();
                 let worlds = if unwatched.is_empty() { vec![world] } else { world.either_renews(worker) };
                 worlds.iter().flat_map(|world| (0..1 << QUEUES).map(|open| world.clone().rest(worker, open))).collect()
             }
             At::Asleep if world.kernel != 0 => {
-                world.inbox |= std::mem::take(&mut world.kernel);
+                world.mailbox |= std::mem::take(&mut world.kernel);
                 world.at = At::Signals;
                 vec![world]
             }
@@ -218,9 +218,9 @@ impl World {
     }
 
     fn rest(mut self, worker: Worker, open: u8) -> World {
-        let unread = self.inbox != 0 && worker != Worker::HidesUnreadSignals;
+        let unread = self.mailbox != 0 && worker != Worker::HidesUnreadSignals;
         let queues = &mut self.queues;
-        let next = self.roster.rest(unread, |slot| {
+        let next = self.poll_list.rest(unread, |slot| {
             let queue = &mut queues[usize::from(slot)];
             if open & 1 << slot != 0 {
                 return IdleResult::Poll;
@@ -234,11 +234,11 @@ impl World {
 
     fn judge(&self) {
         for slot in 0..QUEUES {
-            let listed = self.roster.polled().iter().filter(|polled| usize::from(**polled) == slot).count();
+            let listed = self.poll_list.polled().iter().filter(|polled| usize::from(**polled) == slot).count();
             assert!(listed <= 1, "a queue is on the list once: {self:?}");
         }
         if self.at == At::Asleep && self.kernel == 0 {
-            assert_eq!(self.letters, [], "lost: a letter waits for a sleeping worker: {self:?}");
+            assert_eq!(self.messages, [], "lost: a message waits for a sleeping worker: {self:?}");
             for slot in 0..QUEUES {
                 assert!(!self.has_work(slot), "lost: a request waits for a sleeping worker: {self:?}");
             }

@@ -25,7 +25,7 @@ pub(crate) struct AttachedQueue {
     /// Tells this watch of the kick from an earlier one.
     pub(crate) watch: u32,
     /// Has answers to publish.
-    pub(crate) touched: bool,
+    pub(crate) dirty: bool,
     /// Its requests in flight stay unanswered.
     pub(crate) frozen: bool,
     pub(crate) on_broken: Option<TellBroken>,

@@ -1,6 +1,6 @@
 //! One slow disk beside seven fast ones on a worker: the fast ones are served in each turn as if it were not there.
 //!
-//! The worker is stepped by hand, so nothing depends on time. All the disks need room in the worker's lane for what they have in
+//! The worker is stepped by hand, so nothing depends on time. All the disks need room in the worker's context for what they have in
 //! flight, as files do. The slow one ends nothing, ever, until the end; the fast ones end everything a turn later.
 
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ use crate::{PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker};
 const FAST: u16 = 7;
 const SLOW: DiskSlot = DiskSlot(FAST);
 const BLOCK: u64 = 4096;
-/// Operations that the lane can have in flight.
+/// Operations that the context can have in flight.
 const LANE: u32 = 256;
 /// Requests in flight on each fast disk.
 const DEPTH: usize = 4;
@@ -102,7 +102,7 @@ struct Offered {
     outstanding: AtomicU64,
 }
 
-/// Has one operation of the lane in flight for each request: a watch that nobody signals.
+/// Has one operation of the context in flight for each request: a watch that nobody signals.
 struct LaneChannel {
     owner: ClientId,
     event: EventFd,
@@ -114,7 +114,7 @@ struct LaneChannel {
 impl DiskChannel<UringContext> for LaneChannel {
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         _: &mut Vec<Completion<Buffer>>,
     ) -> usize {
@@ -123,47 +123,47 @@ impl DiskChannel<UringContext> for LaneChannel {
         self.offered.longest.fetch_max(longest, Ordering::Relaxed);
         self.offered.requests.fetch_max(batch.len() as u64, Ordering::Relaxed);
         self.offered.bytes.fetch_max(bytes, Ordering::Relaxed);
-        let count = batch.len().min(lane.room());
+        let count = batch.len().min(context.room());
         for request in batch.drain(..count) {
             let place = self.taken.iter().position(Option::is_none).unwrap_or(self.taken.len());
             if place == self.taken.len() {
                 self.taken.push(None);
             }
             self.taken[place] = Some(request);
-            lane.watch(self.owner, place as u64, &self.event).expect("there is room");
+            context.watch(self.owner, place as u64, &self.event).expect("there is room");
         }
         self.offered.outstanding.fetch_max(self.outstanding().into(), Ordering::Relaxed);
         count
     }
 
-    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
-        while let Some(end) = lane.next(self.owner) {
+        while let Some(end) = context.next(self.owner) {
             let request = self.taken[end.cookie as usize].take().expect("it was taken");
             let outcome = if self.slow { Outcome::Aborted } else { Outcome::Done(request.len) };
             finished.push(Completion { outcome, tag: request.tag, buffer: request.buffer });
         }
         if !self.slow {
             let running: Vec<_> = self.taken.iter().map(Option::is_some).collect();
-            lane.cancel_picked(self.owner, |place| running[place as usize]);
+            context.cancel_picked(self.owner, |place| running[place as usize]);
         }
         finished.len() - before
     }
 
-    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], _: &mut Vec<Completion<Buffer>>) {
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], _: &mut Vec<Completion<Buffer>>) {
         let chosen = |place: u64| {
             self.taken[place as usize].as_ref().is_some_and(|request| tags.binary_search(&request.tag).is_ok())
         };
-        lane.cancel_picked(self.owner, chosen);
+        context.cancel_picked(self.owner, chosen);
     }
 
     fn outstanding(&self) -> u32 {
         self.taken.iter().flatten().count() as u32
     }
 
-    fn close(&mut self, lane: &mut UringContext) {
+    fn close(&mut self, context: &mut UringContext) {
         assert_eq!(self.outstanding(), 0);
-        lane.remove_client(self.owner);
+        context.remove_client(self.owner);
     }
 }
 
@@ -189,10 +189,10 @@ impl Disk<UringContext> for LaneDisk {
         vec![]
     }
 
-    fn open_channel(&self, lane: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         let event = EventFd::new().expect("an eventfd");
         let offered = Arc::clone(&self.offered);
-        Ok(Box::new(LaneChannel { owner: lane.add_client(), event, slow: self.slow, taken: vec![], offered }))
+        Ok(Box::new(LaneChannel { owner: context.add_client(), event, slow: self.slow, taken: vec![], offered }))
     }
 }
 
@@ -201,7 +201,7 @@ struct Bench {
     worker: SteppedWorker,
     sides: Vec<Arc<Mutex<Side>>>,
     wakers: Vec<Arc<dyn Wake>>,
-    seats: Vec<SteppedQueue>,
+    queues: Vec<SteppedQueue>,
     fast: Arc<Offered>,
     slow: Arc<Offered>,
     /// Blocks that the fast ones were asked for.
@@ -210,8 +210,8 @@ struct Bench {
 
 impl Bench {
     fn new(plug: PlugOptions, queues: usize, in_flight: u32) -> Bench {
-        let lane = UringOptions { submissions: 64, in_flight, files: 1, buffers: 1 };
-        let mut worker = SteppedWorker::new(lane).expect("the host has io_uring");
+        let context = UringOptions { submissions: 64, in_flight, files: 1, buffers: 1 };
+        let mut worker = SteppedWorker::new(context).expect("the host has io_uring");
         let (fast, slow) = (Arc::<Offered>::default(), Arc::<Offered>::default());
         let disk = |slow_one: bool| {
             Arc::new(LaneDisk { slow: slow_one, offered: Arc::clone(if slow_one { &slow } else { &fast }) })
@@ -236,8 +236,8 @@ impl Bench {
             });
             made.expect("attached")
         };
-        let seats = sides.iter().map(attach).collect();
-        Bench { worker, sides, wakers, seats, fast, slow, next: 0 }
+        let queues = sides.iter().map(attach).collect();
+        Bench { worker, sides, wakers, queues, fast, slow, next: 0 }
     }
 
     /// Keeps the fast disks at their depth for many turns. How many requests of each ended in each turn.
@@ -290,7 +290,7 @@ fn fast_disks_do_not_notice_a_slow_one() {
         assert!(served > TURNS * usize::from(FAST), "{merge:?}: {served} requests in {TURNS} turns");
         let differ = without.iter().zip(&with).position(|(without, with)| without != with);
         assert_eq!(differ, None, "{merge:?}: the first turn that is another one");
-        // It has its share of the lane, and the rest of its requests waits.
+        // It has its share of the context, and the rest of its requests waits.
         assert_eq!(burdened.slow.outstanding.load(Ordering::Relaxed), u64::from(LANE / 4), "{merge:?}");
         let report = burdened.worker.report();
         let disks = &report.queues[0].1.disks;
@@ -303,8 +303,8 @@ fn fast_disks_do_not_notice_a_slow_one() {
         }
         let answered = std::mem::take(&mut burdened.sides[0].lock().unwrap().answered);
         assert_eq!(answered, vec![(SLOW, Outcome::Aborted); BURDEN], "{merge:?}");
-        burdened.worker.drain(burdened.seats[0]);
-        assert!(!burdened.worker.serves(burdened.seats[0]));
+        burdened.worker.drain(burdened.queues[0]);
+        assert!(!burdened.worker.serves(burdened.queues[0]));
     }
 }
 

@@ -10,7 +10,7 @@ use mqblk_core::{
 };
 
 use super::*;
-use crate::engine::{QueueOptions, seat};
+use crate::engine::{QueueOptions, attached};
 use crate::errors::{DiskHealth, ErrorPolicy, OnError, OnNoSpace, Resume};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, MergeMode, PlugOptions};
@@ -166,9 +166,9 @@ impl Rig {
     }
 
     fn of(health: &Arc<DiskHealth>, merge: MergeMode) -> Rig {
-        let (mailbox, inbox) = Mailbox::new().expect("a mailbox");
+        let (mailbox, mailbox) = Mailbox::new().expect("a mailbox");
         let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
-        let mut worker = Worker::new(options, inbox).expect("the host has io_uring");
+        let mut worker = Worker::new(options, mailbox).expect("the host has io_uring");
         let (guest, storage) = (SharedGuest::default(), SharedStorage::default());
         let of_disk = Arc::clone(&storage);
         let disk =
@@ -191,7 +191,7 @@ impl Rig {
             waker = Some(Arc::clone(own));
             Ok(Queue(Arc::clone(&guest)))
         };
-        let place = seat(&mut worker, options, make, |_, _| {}).expect("seated");
+        let place = attached(&mut worker, options, make, |_, _| {}).expect("seated");
         let waker = waker.expect("it was made");
         Rig { worker, guest, storage, health: Arc::clone(health), place, waker, _mailbox: mailbox }
     }

@@ -14,7 +14,7 @@ use mqblk_core::{
 use mqblk_uring::EventFd;
 
 use super::*;
-use crate::engine::{QueueOptions, seat};
+use crate::engine::{QueueOptions, attached};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
@@ -28,7 +28,7 @@ const QUEUES: usize = 2;
 enum Event {
     /// A guest publishes a request on this queue, and kicks if it is asked to.
     Publish(usize),
-    /// A control thread sends a letter.
+    /// A control thread sends a message.
     Letter(Letter),
     /// Another thread rings the queue's waker.
     Wake(usize),
@@ -83,7 +83,7 @@ struct Guest {
 /// Where queues, disk and plan meet.
 struct Stage {
     guests: Vec<Guest>,
-    seats: Vec<(u16, u32)>,
+    queues: Vec<(u16, u32)>,
     mailbox: Mailbox,
     read: Arc<Mutex<u32>>,
     sent: u32,
@@ -115,7 +115,7 @@ impl Stage {
                     guest.kick.signal();
                 }
             }
-            Event::Letter(letter) => self.send(letter),
+            Event::Letter(message) => self.send(message),
             Event::Wake(at) => {
                 let guest = &mut self.guests[at];
                 guest.told += 1;
@@ -124,20 +124,20 @@ impl Stage {
         }
     }
 
-    fn send(&mut self, letter: Letter) {
+    fn send(&mut self, message: Letter) {
         let read = Arc::clone(&self.read);
-        let queue = match letter {
+        let queue = match message {
             Letter::Nothing => 0,
             Letter::Disable(at) | Letter::Enable(at) | Letter::NewKick(at) | Letter::Drain(at) => at,
             Letter::CloseDisk(at) | Letter::OpenDisk(at) => at,
         };
-        let (slot, generation) = self.seats[queue];
+        let (slot, generation) = self.queues[queue];
         let fresh = EventFd::new().expect("an eventfd");
-        if matches!(letter, Letter::NewKick(_)) {
+        if matches!(message, Letter::NewKick(_)) {
             self.guests[queue].kick = fresh.clone();
         }
         let (left, leaves) = sync_channel(1);
-        if matches!(letter, Letter::CloseDisk(_)) {
+        if matches!(message, Letter::CloseDisk(_)) {
             self.closing.push(leaves);
         }
         let disk = QueueDisk {
@@ -149,7 +149,7 @@ impl Stage {
         self.sent += 1;
         let sent = self.mailbox.send(Box::new(move |worker| {
             *read.lock().expect("not poisoned") += 1;
-            match letter {
+            match message {
                 Letter::Nothing => {}
                 Letter::Disable(_) => worker.set_enabled(slot, generation, false),
                 Letter::Enable(_) => worker.set_enabled(slot, generation, true),
@@ -329,9 +329,9 @@ fn disk(stage: &Weak<Mutex<Stage>>, second: bool) -> Arc<crate::AnyDisk> {
 
 /// A worker with two queues on one disk, of which the first has another disk, and the plan.
 fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
-    let (mailbox, inbox) = Mailbox::new().expect("a mailbox");
+    let (mailbox, mailbox) = Mailbox::new().expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
-    let mut worker = Worker::new(options, inbox).expect("the host has io_uring");
+    let mut worker = Worker::new(options, mailbox).expect("the host has io_uring");
     let guest = || Guest {
         waiting: 0,
         wants_kick: false,
@@ -346,7 +346,7 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
     let stage = Arc::new_cyclic(|stage: &Weak<Mutex<Stage>>| {
         Mutex::new(Stage {
             guests: (0..QUEUES).map(|_| guest()).collect(),
-            seats: vec![],
+            queues: vec![],
             mailbox,
             read: Arc::default(),
             sent: 0,
@@ -383,8 +383,8 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
             at(&of_waker).guests[index].waker = Some(Arc::clone(waker));
             Ok(queue)
         };
-        let seated = seat(&mut worker, options, make, |_, _| {}).expect("seated");
-        at(&stage).seats.push(seated);
+        let seated = attached(&mut worker, options, make, |_, _| {}).expect("seated");
+        at(&stage).queues.push(seated);
     }
     (worker, stage)
 }
@@ -398,13 +398,13 @@ fn play(plan: &[(u32, Event)]) -> u32 {
             continue;
         }
         // It sleeps until something arrives in the ring; what had arrived before does not wake it.
-        while worker.lane.turn(Wait::No) == 0 {
+        while worker.context.turn(Wait::No) == 0 {
             let mut stage = at(&stage);
-            assert_eq!(*stage.read.lock().expect("not poisoned"), stage.sent, "lost: a letter waits, in {plan:?}");
+            assert_eq!(*stage.read.lock().expect("not poisoned"), stage.sent, "lost: a message waits, in {plan:?}");
             for (index, guest) in stage.guests.iter().enumerate() {
                 let known = guest.answered + guest.held;
                 assert_eq!(known, guest.taken, "lost: a request was taken and not answered, in {plan:?}");
-                let phase = worker.poll_list.phase(stage.seats[index].0);
+                let phase = worker.poll_list.phase(stage.queues[index].0);
                 let runs = phase == Some(Phase::Running);
                 assert!(!runs || guest.waiting == 0, "lost: a request waits on queue {index}, in {plan:?}");
                 assert!(phase.is_none() || guest.seen == guest.told, "lost: a wake of queue {index}, in {plan:?}");
@@ -412,9 +412,9 @@ fn play(plan: &[(u32, Event)]) -> u32 {
             }
             stage.closing.retain(|leaves| leaves.try_recv() == Err(TryRecvError::Empty));
             assert!(stage.closing.is_empty(), "nothing is in flight and a disk has not left, in {plan:?}");
-            let has_second = worker.queues[usize::from(stage.seats[0].0)]
+            let has_second = worker.queues[usize::from(stage.queues[0].0)]
                 .as_ref()
-                .is_some_and(|seat| seat.disks.get(SECOND).is_some());
+                .is_some_and(|attached| attached.disks.get(SECOND).is_some());
             assert_eq!(stage.open, u32::from(has_second), "channels that are open, in {plan:?}");
             // The next event comes while it sleeps.
             let Some((when, _)) = stage.plan.first() else { return stage.point };

@@ -98,9 +98,9 @@ impl World {
 
     /// A back end that takes up what lies here. `None` when it was killed meanwhile.
     pub fn host(&self) -> Option<Host> {
-        let lane = UringOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
+        let context = UringOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
         let workers =
-            (0..self.shape.workers).map(|_| SteppedWorker::new(lane).expect("the host has io_uring")).collect();
+            (0..self.shape.workers).map(|_| SteppedWorker::new(context).expect("the host has io_uring")).collect();
         let mut host = Host {
             vbd: Vbd::new(self.shape.options(&*self.disk)),
             workers,
@@ -179,7 +179,7 @@ impl Host {
         };
         let worker = ring % self.workers.len();
         let vbd = &self.vbd;
-        let seat = self.workers[worker].attach(options, |lane, waker| {
+        let seat = self.workers[worker].attach(options, |context, waker| {
             let parts = RingParts {
                 ring: front.back_end(recovery.position),
                 grants: Box::new(Killable(world.domain.access(), Arc::clone(&world.kill))),
@@ -189,7 +189,7 @@ impl Host {
                 replay: recovery.replay,
                 keep: None,
             };
-            vbd.queue(lane, parts).map_err(|error| error.to_string())
+            vbd.queue(context, parts).map_err(|error| error.to_string())
         });
         self.seats.push((worker, seat.expect("a seat")));
     }

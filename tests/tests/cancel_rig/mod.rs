@@ -19,7 +19,7 @@ impl StingyChannel {
 impl DiskChannel<UringContext> for StingyChannel {
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
@@ -27,7 +27,7 @@ impl DiskChannel<UringContext> for StingyChannel {
         let before = finished.len();
         let mut rest = batch.split_off(most);
         let joined = batch.iter().filter(|request| request.tag.queue() == JOINED).count() as u64;
-        let taken = self.inner.submit(lane, batch, finished);
+        let taken = self.inner.submit(context, batch, finished);
         batch.append(&mut rest);
         {
             let mut seen = self.seen.lock().unwrap();
@@ -37,17 +37,17 @@ impl DiskChannel<UringContext> for StingyChannel {
         self.watch(&finished[before..]);
         taken
     }
-    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let before = finished.len();
-        let count = self.inner.reap(lane, finished);
+        let count = self.inner.reap(context, finished);
         self.watch(&finished[before..]);
         count
     }
-    fn cancel(&mut self, lane: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
         assert!(tags.is_sorted() && !tags.is_empty());
         self.seen.lock().unwrap().asked += tags.len() as u64;
         let before = finished.len();
-        self.inner.cancel(lane, tags, finished);
+        self.inner.cancel(context, tags, finished);
         self.watch(&finished[before..]);
     }
     fn outstanding(&self) -> u32 {
@@ -56,8 +56,8 @@ impl DiskChannel<UringContext> for StingyChannel {
     fn deadline(&self) -> Option<Instant> {
         self.inner.deadline()
     }
-    fn close(&mut self, lane: &mut UringContext) {
+    fn close(&mut self, context: &mut UringContext) {
         assert_eq!(self.inner.outstanding(), 0, "a channel is drained before it is closed");
-        self.inner.close(lane);
+        self.inner.close(context);
     }
 }

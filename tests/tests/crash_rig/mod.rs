@@ -87,29 +87,29 @@ impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
     fn depth(&self) -> u16 {
         self.0.0.depth()
     }
-    fn pull<I: Intake<Q::Token, Buffer>>(&mut self, lane: &mut UringContext, into: &mut I) -> PullEnd {
+    fn pull<I: Intake<Q::Token, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
         let kill = Arc::clone(&self.0.1);
-        self.0.with(|queue| queue.pull(lane, &mut MortalIntake(into, kill)))
+        self.0.with(|queue| queue.pull(context, &mut MortalIntake(into, kill)))
     }
     fn finish<I: Intake<Q::Token, Buffer>>(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         done: FinishedRequest<Q::Token, Buffer>,
         into: &mut I,
     ) {
         let Killable(queue, kill) = &mut self.0;
         let done = moment(kill, done);
-        queue.finish(lane, done, &mut MortalIntake(into, Arc::clone(kill)));
+        queue.finish(context, done, &mut MortalIntake(into, Arc::clone(kill)));
         kill.kill_point();
     }
     fn woken<I: Intake<Q::Token, Buffer>>(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         into: &mut I,
         running: bool,
     ) -> Result<(), &'static str> {
         let kill = Arc::clone(&self.0.1);
-        self.0.with(|queue| queue.woken(lane, &mut MortalIntake(into, kill), running))
+        self.0.with(|queue| queue.woken(context, &mut MortalIntake(into, kill), running))
     }
     fn blocked(&self) -> usize {
         self.0.0.blocked()
@@ -266,11 +266,11 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         if used.is_empty() {
             (self.shape.heard)();
         }
-        let lane = UringOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
+        let context = UringOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
         let workers = self.shape.workers;
         let host = Host {
             device,
-            workers: (0..workers).map(|_| SteppedWorker::new(lane).expect("the host has io_uring")).collect(),
+            workers: (0..workers).map(|_| SteppedWorker::new(context).expect("the host has io_uring")).collect(),
             seats: vec![],
             dead: vec![false; workers],
             left: None,
@@ -314,8 +314,8 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         let worker = index % host.workers.len();
         let (device, memory, kill) = (&host.device, &self.memory, &self.kill);
         let features = self.features | EVENT_IDX;
-        let seat = host.workers[worker].attach(options, |lane, waker| {
-            let lease = lane.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
+        let seat = host.workers[worker].attach(options, |context, waker| {
+            let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
             let waker: Arc<dyn Wake> = Arc::new(Killable(Arc::clone(waker), Arc::clone(kill)));
             let parts = QueueResources { ring, lease, call: Some(Box::new(Silent)), features, waker };
             Ok(MortalQueue(Killable(device.create_queue(index as u16, parts), Arc::clone(kill))))

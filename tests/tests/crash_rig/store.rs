@@ -196,7 +196,7 @@ struct StoreChannel {
 impl DiskChannel<UringContext> for StoreChannel {
     fn submit(
         &mut self,
-        lane: &mut UringContext,
+        context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         _: &mut Vec<Completion<Buffer>>,
     ) -> usize {
@@ -209,7 +209,7 @@ impl DiskChannel<UringContext> for StoreChannel {
             inner.seen.joined += u64::from(tag.queue() == JOINED);
             let mut bytes = vec![0; len.0 as usize];
             if let (Op::Write { .. }, Some(buffer)) = (op, &buffer) {
-                assert!(lane.buffers.copy_out(buffer, 0, &mut bytes), "a write's data is as long as its range");
+                assert!(context.buffers.copy_out(buffer, 0, &mut bytes), "a write's data is as long as its range");
             }
             let (key, start) = (inner.next, start.0 as usize / SECTOR);
             inner.next += 1;
@@ -222,7 +222,7 @@ impl DiskChannel<UringContext> for StoreChannel {
         most
     }
 
-    fn reap(&mut self, lane: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let inner = &mut *self.store.lock();
         let before = finished.len();
         inner.wander();
@@ -236,7 +236,7 @@ impl DiskChannel<UringContext> for StoreChannel {
             inner.apply(key, |_| true);
             inner.changes.remove(&key);
             if let (Op::Read, Some(buffer)) = (op, &buffer) {
-                let read = lane.buffers.copy_in(buffer, 0, &inner.bytes[start * SECTOR..][..len.0 as usize]);
+                let read = context.buffers.copy_in(buffer, 0, &inner.bytes[start * SECTOR..][..len.0 as usize]);
                 assert!(read, "a read's room is as long as its range");
             }
             let done = if op.has_data() { len } else { ByteLen::ZERO };

@@ -48,7 +48,7 @@ impl Rig {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut options = Options::new(folder.path().join("socket"));
         choose(&mut options);
-        let engine = EngineOptions { workers: plan.workers, pin: vec![], lane: UringOptions::default() };
+        let engine = EngineOptions { workers: plan.workers, pin: vec![], context: UringOptions::default() };
         let engine = Arc::new(Engine::start(&engine).expect("workers start"));
         let blk = BlkOptions {
             serial: "rig".to_owned(),

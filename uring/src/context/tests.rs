@@ -10,12 +10,12 @@ fn memory(len: u64) -> Arc<GuestMemory> {
     Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap())
 }
 
-fn wait_for(lane: &mut UringContext, owner: ClientId) -> IoCompletion {
+fn wait_for(context: &mut UringContext, owner: ClientId) -> IoCompletion {
     for _ in 0..100 {
-        if let Some(letter) = lane.next(owner) {
-            return letter;
+        if let Some(message) = context.next(owner) {
+            return message;
         }
-        lane.turn(Wait::AtMost(Duration::from_millis(100)));
+        context.turn(Wait::AtMost(Duration::from_millis(100)));
     }
     panic!("no completion in 10 s");
 }
@@ -23,183 +23,183 @@ fn wait_for(lane: &mut UringContext, owner: ClientId) -> IoCompletion {
 #[test]
 fn reads_and_writes_with_and_without_fixed_buffers() {
     for fixed in [FixedBufferUse::Off, FixedBufferUse::Auto, FixedBufferUse::On] {
-        let mut lane = UringContext::new(UringOptions::default()).unwrap();
-        let owner = lane.add_client();
+        let mut context = UringContext::new(UringOptions::default()).unwrap();
+        let owner = context.add_client();
         let memory = memory(1 << 16);
-        let lease = lane.adopt(Arc::clone(&memory), fixed).unwrap();
+        let lease = context.adopt(Arc::clone(&memory), fixed).unwrap();
         let file: Arc<std::os::fd::OwnedFd> = Arc::new(tempfile::tempfile().unwrap().into());
-        let file = lane.register_file(file);
+        let file = context.register_file(file);
         memory.write(GuestAddress(0x100), b"onetwothree").unwrap();
         for pieces in [vec![(0x100, 11)], vec![(0x100, 3), (0x103, 3), (0x106, 5)]] {
-            let buffer = lane.buffers.take(lease);
+            let buffer = context.buffers.take(lease);
             for (at, len) in &pieces {
-                lane.buffers.push(&buffer, GuestAddress(*at), *len, 8).unwrap();
+                context.buffers.push(&buffer, GuestAddress(*at), *len, 8).unwrap();
             }
-            lane.write(owner, 1, &file, ByteOffset(5), buffer, 0, true).unwrap();
-            let done = wait_for(&mut lane, owner);
+            context.write(owner, 1, &file, ByteOffset(5), buffer, 0, true).unwrap();
+            let done = wait_for(&mut context, owner);
             assert_eq!((done.cookie, done.result, done.more), (1, 11, false));
-            lane.buffers.release(done.buffer.unwrap());
+            context.buffers.release(done.buffer.unwrap());
 
-            let buffer = lane.buffers.take(lease);
+            let buffer = context.buffers.take(lease);
             for (at, len) in &pieces {
-                lane.buffers.push(&buffer, GuestAddress(*at + 0x1000), *len, 8).unwrap();
+                context.buffers.push(&buffer, GuestAddress(*at + 0x1000), *len, 8).unwrap();
             }
-            lane.read(owner, 2, &file, ByteOffset(5 + 4), buffer, 4).unwrap();
-            let done = wait_for(&mut lane, owner);
+            context.read(owner, 2, &file, ByteOffset(5 + 4), buffer, 4).unwrap();
+            let done = wait_for(&mut context, owner);
             assert_eq!(done.result, 7);
-            lane.buffers.release(done.buffer.unwrap());
+            context.buffers.release(done.buffer.unwrap());
             let mut found = [0; 11];
             memory.read(GuestAddress(0x1100), &mut found).unwrap();
             assert_eq!(&found[4..], b"wothree", "{fixed:?} {pieces:?}");
         }
-        lane.datasync(owner, 3, &file).unwrap();
-        assert_eq!(wait_for(&mut lane, owner).result, 0);
+        context.datasync(owner, 3, &file).unwrap();
+        assert_eq!(wait_for(&mut context, owner).result, 0);
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        lane.fallocate(owner, 4, &file, punch, ByteOffset(0), ByteLen(4096)).unwrap();
-        assert_eq!(wait_for(&mut lane, owner).result, 0);
-        lane.retire(lease);
-        lane.unregister_file(file);
-        lane.remove_client(owner);
-        assert_eq!(lane.busy(), 0);
+        context.fallocate(owner, 4, &file, punch, ByteOffset(0), ByteLen(4096)).unwrap();
+        assert_eq!(wait_for(&mut context, owner).result, 0);
+        context.retire(lease);
+        context.unregister_file(file);
+        context.remove_client(owner);
+        assert_eq!(context.busy(), 0);
     }
 }
 
 #[test]
 fn a_watched_event_completes_for_every_signal_and_can_be_cancelled() {
-    let mut lane = UringContext::new(UringOptions::default()).unwrap();
-    let owner = lane.add_client();
+    let mut context = UringContext::new(UringOptions::default()).unwrap();
+    let owner = context.add_client();
     let event = EventFd::new().unwrap();
-    lane.watch(owner, 9, &event).unwrap();
+    context.watch(owner, 9, &event).unwrap();
     for _ in 0..3 {
         event.signal();
-        let letter = wait_for(&mut lane, owner);
-        assert!(letter.more && letter.cookie == 9 && letter.result > 0);
+        let message = wait_for(&mut context, owner);
+        assert!(message.more && message.cookie == 9 && message.result > 0);
     }
-    lane.cancel(owner, 9);
-    let last = wait_for(&mut lane, owner);
+    context.cancel(owner, 9);
+    let last = wait_for(&mut context, owner);
     assert!(!last.more && last.result == -libc::ECANCELED, "{last:?}");
-    assert_eq!(lane.busy(), 0);
+    assert_eq!(context.busy(), 0);
 }
 
 #[test]
 fn picked_operations_of_one_owner_are_cancelled() {
     // More cancels than the submission queue takes.
-    let mut lane = UringContext::new(UringOptions { submissions: 2, in_flight: 16, files: 1, buffers: 1 }).unwrap();
-    let (ours, theirs) = (lane.add_client(), lane.add_client());
+    let mut context = UringContext::new(UringOptions { submissions: 2, in_flight: 16, files: 1, buffers: 1 }).unwrap();
+    let (ours, theirs) = (context.add_client(), context.add_client());
     let event = EventFd::new().unwrap();
     for cookie in 0..6 {
-        lane.watch(ours, cookie, &event).unwrap();
-        lane.watch(theirs, cookie, &event).unwrap();
+        context.watch(ours, cookie, &event).unwrap();
+        context.watch(theirs, cookie, &event).unwrap();
     }
-    lane.cancel_picked(ours, |cookie| cookie != 3);
+    context.cancel_picked(ours, |cookie| cookie != 3);
     let mut ended: Vec<u64> = (0..5)
         .map(|_| {
-            let last = wait_for(&mut lane, ours);
+            let last = wait_for(&mut context, ours);
             assert!(!last.more && last.result == -libc::ECANCELED, "{last:?}");
             last.cookie
         })
         .collect();
     ended.sort_unstable();
-    assert_eq!((ended, lane.busy()), (vec![0, 1, 2, 4, 5], 7));
-    assert!(!lane.has_completions(theirs));
+    assert_eq!((ended, context.busy()), (vec![0, 1, 2, 4, 5], 7));
+    assert!(!context.has_completions(theirs));
 }
 
 #[test]
 fn a_full_table_refuses_and_gives_the_buffer_back() {
-    let mut lane = UringContext::new(UringOptions { submissions: 2, in_flight: 4, files: 1, buffers: 1 }).unwrap();
-    let owner = lane.add_client();
-    let lease = lane.adopt(memory(4096), FixedBufferUse::Off).unwrap();
-    let file = lane.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
+    let mut context = UringContext::new(UringOptions { submissions: 2, in_flight: 4, files: 1, buffers: 1 }).unwrap();
+    let owner = context.add_client();
+    let lease = context.adopt(memory(4096), FixedBufferUse::Off).unwrap();
+    let file = context.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
     let events: Vec<EventFd> = (0..4).map(|_| EventFd::new().unwrap()).collect();
     for (cookie, event) in events.iter().enumerate() {
-        lane.watch(owner, cookie as u64, event).unwrap();
+        context.watch(owner, cookie as u64, event).unwrap();
     }
-    let buffer = lane.buffers.take(lease);
-    lane.buffers.push(&buffer, GuestAddress(0), 512, 1).unwrap();
-    let Err(crate::Refused(Some(buffer))) = lane.read(owner, 5, &file, ByteOffset(0), buffer, 0) else {
+    let buffer = context.buffers.take(lease);
+    context.buffers.push(&buffer, GuestAddress(0), 512, 1).unwrap();
+    let Err(crate::Refused(Some(buffer))) = context.read(owner, 5, &file, ByteOffset(0), buffer, 0) else {
         panic!("accepted");
     };
-    lane.buffers.release(buffer);
+    context.buffers.release(buffer);
 }
 
 #[test]
 fn inline_transfers() {
-    let mut lane = UringContext::new(UringOptions::default()).unwrap();
+    let mut context = UringContext::new(UringOptions::default()).unwrap();
     let memory = memory(4096);
-    let lease = lane.adopt(Arc::clone(&memory), FixedBufferUse::Off).unwrap();
+    let lease = context.adopt(Arc::clone(&memory), FixedBufferUse::Off).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(b"abcdef").unwrap();
     let fd: std::os::fd::OwnedFd = file.into();
-    let buffer = lane.buffers.take(lease);
-    lane.buffers.push(&buffer, GuestAddress(0), 4, 2).unwrap();
-    lane.buffers.push(&buffer, GuestAddress(10), 4, 2).unwrap();
+    let buffer = context.buffers.take(lease);
+    context.buffers.push(&buffer, GuestAddress(0), 4, 2).unwrap();
+    context.buffers.push(&buffer, GuestAddress(10), 4, 2).unwrap();
     use std::os::fd::AsFd;
-    assert_eq!(lane.read_inline(fd.as_fd(), ByteOffset(1), &buffer, 0, false).unwrap(), 5);
+    assert_eq!(context.read_inline(fd.as_fd(), ByteOffset(1), &buffer, 0, false).unwrap(), 5);
     let mut found = [0; 14];
     memory.read(GuestAddress(0), &mut found).unwrap();
     assert_eq!(&found, b"bcde\0\0\0\0\0\0f\0\0\0");
-    assert_eq!(lane.write_inline(fd.as_fd(), ByteOffset(0), &buffer, 6).unwrap(), 2);
-    lane.buffers.release(buffer);
+    assert_eq!(context.write_inline(fd.as_fd(), ByteOffset(0), &buffer, 6).unwrap(), 2);
+    context.buffers.release(buffer);
 }
 
 #[test]
 fn waiting_ends_in_time() {
-    let mut lane = UringContext::new(UringOptions::default()).unwrap();
-    assert_eq!(lane.turn(Wait::AtMost(Duration::from_millis(5))), 0);
-    assert_eq!(lane.turn(Wait::No), 0);
+    let mut context = UringContext::new(UringOptions::default()).unwrap();
+    assert_eq!(context.turn(Wait::AtMost(Duration::from_millis(5))), 0);
+    assert_eq!(context.turn(Wait::No), 0);
 }
 
 #[test]
 fn more_pieces_than_the_kernel_takes_are_a_short_transfer() {
-    let mut lane = UringContext::new(UringOptions::default()).unwrap();
-    let owner = lane.add_client();
+    let mut context = UringContext::new(UringOptions::default()).unwrap();
+    let owner = context.add_client();
     let memory = memory(1 << 16);
-    let lease = lane.adopt(Arc::clone(&memory), FixedBufferUse::Off).unwrap();
-    let file = lane.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
-    let buffer = lane.buffers.take(lease);
+    let lease = context.adopt(Arc::clone(&memory), FixedBufferUse::Off).unwrap();
+    let file = context.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
+    let buffer = context.buffers.take(lease);
     for piece in 0..1500 {
-        lane.buffers.push(&buffer, GuestAddress(piece * 16), 8, 2000).unwrap();
+        context.buffers.push(&buffer, GuestAddress(piece * 16), 8, 2000).unwrap();
     }
-    lane.write(owner, 1, &file, ByteOffset(0), buffer, 0, false).unwrap();
-    let done = wait_for(&mut lane, owner);
+    context.write(owner, 1, &file, ByteOffset(0), buffer, 0, false).unwrap();
+    let done = wait_for(&mut context, owner);
     assert_eq!(done.result, 1024 * 8);
-    lane.write(owner, 2, &file, ByteOffset(8192), done.buffer.unwrap(), 8192, false).unwrap();
-    let done = wait_for(&mut lane, owner);
+    context.write(owner, 2, &file, ByteOffset(8192), done.buffer.unwrap(), 8192, false).unwrap();
+    let done = wait_for(&mut context, owner);
     assert_eq!(done.result, (1500 - 1024) * 8);
-    lane.buffers.release(done.buffer.unwrap());
+    context.buffers.release(done.buffer.unwrap());
 }
 
 #[test]
 fn a_worker_with_unread_mail_does_not_sleep() {
-    let mut lane = UringContext::new(UringOptions::default()).unwrap();
-    let owner = lane.add_client();
+    let mut context = UringContext::new(UringOptions::default()).unwrap();
+    let owner = context.add_client();
     let event = EventFd::new().unwrap();
-    lane.watch(owner, 9, &event).unwrap();
+    context.watch(owner, 9, &event).unwrap();
     event.signal();
-    lane.turn(Wait::AtMost(Duration::from_secs(10)));
-    assert!(lane.has_completions(owner));
+    context.turn(Wait::AtMost(Duration::from_secs(10)));
+    assert!(context.has_completions(owner));
     // Nothing else will ever arrive.
-    assert_eq!(lane.turn(Wait::Completion), 0);
-    assert!(lane.next(owner).is_some() && lane.next(owner).is_none());
-    assert_eq!(lane.turn(Wait::AtMost(Duration::from_millis(1))), 0);
+    assert_eq!(context.turn(Wait::Completion), 0);
+    assert!(context.next(owner).is_some() && context.next(owner).is_none());
+    assert_eq!(context.turn(Wait::AtMost(Duration::from_millis(1))), 0);
     event.signal();
-    lane.turn(Wait::AtMost(Duration::from_secs(10)));
-    lane.remove_client(owner);
-    assert_eq!(lane.unread, 0);
+    context.turn(Wait::AtMost(Duration::from_secs(10)));
+    context.remove_client(owner);
+    assert_eq!(context.unread, 0);
 }
 
 #[test]
 fn what_is_submitted_early_completes_at_the_next_turn() {
-    let mut lane = UringContext::new(UringOptions::default()).unwrap();
-    let owner = lane.add_client();
-    let file = lane.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
+    let mut context = UringContext::new(UringOptions::default()).unwrap();
+    let owner = context.add_client();
+    let file = context.register_file(Arc::new(tempfile::tempfile().unwrap().into()));
     for cookie in 0..3 {
-        lane.datasync(owner, cookie, &file).unwrap();
-        lane.submit();
+        context.datasync(owner, cookie, &file).unwrap();
+        context.submit();
     }
-    lane.submit();
-    let mut found: Vec<u64> = (0..3).map(|_| wait_for(&mut lane, owner).cookie).collect();
+    context.submit();
+    let mut found: Vec<u64> = (0..3).map(|_| wait_for(&mut context, owner).cookie).collect();
     found.sort_unstable();
     assert_eq!(found, [0, 1, 2]);
-    assert_eq!(lane.busy(), 0);
+    assert_eq!(context.busy(), 0);
 }

@@ -50,7 +50,7 @@ fn slow_flush() -> (Arc<AnyDisk>, Sender<std::io::Result<()>>) {
 
 /// Starts a controller `c` with LUNs `slow-0`, `slow-1`, ... at targets 0, 1, ...
 fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
-    let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: UringOptions::default() };
+    let engine = EngineOptions { workers: 1, pin: Vec::new(), context: UringOptions::default() };
     let lun = |(disk, target): (&Arc<AnyDisk>, u8)| LunConfig {
         id: format!("slow-{target}"),
         address: TargetLun { target, lun: 0 },

@@ -20,18 +20,18 @@ fn segments(request: &Request<Memory>) -> Option<u32> {
 
 /// The groups that a plan makes, as indices. `None`: the batch stays as it is.
 fn groups(planner: &mut Planner, batch: &[Request<Memory>], bounds: &Bounds) -> Option<Vec<Vec<usize>>> {
-    let joined = planner.plan(batch, bounds, segments);
-    if joined == 0 {
+    let merged = planner.plan(batch, bounds, segments);
+    if merged == 0 {
         return None;
     }
     let mut groups: Vec<Vec<usize>> = vec![];
     for step in planner.steps() {
         match groups.last_mut() {
-            Some(group) if step.joined => group.push(step.index as usize),
+            Some(group) if step.merged => group.push(step.index as usize),
             _ => groups.push(vec![step.index as usize]),
         }
     }
-    assert_eq!(joined, batch.len() - groups.len());
+    assert_eq!(merged, batch.len() - groups.len());
     Some(groups)
 }
 
@@ -118,7 +118,7 @@ fn the_tighter_bound_counts() {
 
 #[test]
 fn a_piece_whose_order_may_matter_stays_as_it_arrived() {
-    // The write at 0 overlaps the read behind it; the piece after the flush is joined all the same.
+    // The write at 0 overlaps the read behind it; the piece after the flush is merged all the same.
     let list =
         [(WRITE, 8, 1), (READ, 1, 1), (WRITE, 0, 2), (READ, 2, 1), (Op::Flush, 0, 0), (READ, 2, 1), (READ, 1, 1)];
     let want = [vec![0], vec![1], vec![2], vec![3], vec![4], vec![6, 5]];
@@ -138,9 +138,9 @@ fn what_storage_would_refuse_alone_stays_alone() {
     let mut batch: Vec<_> = (0..4).map(|at| request(READ, at * 512, 512, at as usize)).collect();
     batch[1].buffer = None;
     let mut planner = Planner::default();
-    let joined = planner.plan(&batch, &bounds(1 << 20, 100), |request| request.buffer.map(|(_, count)| count));
-    assert_eq!(joined, 1);
-    assert_eq!(planner.steps().iter().map(|step| step.joined).collect::<Vec<_>>(), [false, false, false, true]);
+    let merged = planner.plan(&batch, &bounds(1 << 20, 100), |request| request.buffer.map(|(_, count)| count));
+    assert_eq!(merged, 1);
+    assert_eq!(planner.steps().iter().map(|step| step.merged).collect::<Vec<_>>(), [false, false, false, true]);
 }
 
 #[test]
@@ -233,7 +233,7 @@ proptest! {
         let bounds = bounds(most * 512, segs);
         let mut planner = Planner::default();
         let Some(groups) = groups(&mut planner, &batch, &bounds) else {
-            // Nothing was joined: is it true that nothing can be?
+            // Nothing was merged: is it true that nothing can be?
             for (first, second) in batch.iter().flat_map(|one| batch.iter().map(move |other| (one, other))) {
                 let at = |request: &Request<Memory>| usize::from(request.tag.index());
                 let (from, to) = (at(first).min(at(second)), at(first).max(at(second)));

@@ -55,7 +55,7 @@ fn stage(folder: &Path, pace: Pace) -> Stage {
     machine.create_domain(GUEST).unwrap();
     let ((ask, asked), (go, wait)) = (channel(), channel());
     let opener = Arc::new(Refuses { asked: Mutex::new(ask), go: Mutex::new(wait), at_once: AtomicBool::new(false) });
-    let engine = EngineOptions { workers: 1, pin: Vec::new(), lane: UringOptions::default() };
+    let engine = EngineOptions { workers: 1, pin: Vec::new(), context: UringOptions::default() };
     let options = BackendOptions {
         type_name: "mqblk".to_owned(),
         engine: Arc::new(Engine::start(&engine).unwrap()),

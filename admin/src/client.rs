@@ -9,14 +9,14 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Map, Value, json};
 
-use crate::lines::{Line, Lines, Patience};
+use crate::lines::{Line, Lines, Timeouts};
 use crate::model::Stat;
 use crate::protocol::ErrorObject;
 
 /// Longest answer that is taken: far above what 256 queues of a few disks with all their histograms need.
 const ANSWER_BYTES: usize = 256 << 20;
 /// How long an answer is waited for, if nothing else was asked for.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DEFAULT_TIMEOUTS: Duration = Duration::from_secs(10);
 /// Pause between attempts to connect to a server that has not accepted those before.
 const BUSY: Duration = Duration::from_millis(10);
 
@@ -65,7 +65,7 @@ pub struct StatQuery {
 #[derive(Debug)]
 pub struct Client {
     lines: Lines,
-    patience: Duration,
+    timeouts: Duration,
     last_id: u64,
 }
 
@@ -75,15 +75,15 @@ impl Client {
     /// # Errors
     /// When nobody accepts there in time.
     pub fn connect(path: &Path) -> Result<Client, ClientError> {
-        Client::connect_with(path, PATIENCE)
+        Client::connect_with(path, DEFAULT_TIMEOUTS)
     }
 
-    /// Connects; `patience` bounds this and each call.
+    /// Connects; `timeouts` bounds this and each call.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub fn connect_with(path: &Path, patience: Duration) -> Result<Client, ClientError> {
-        let connected = open(path, Instant::now() + patience).and_then(|stream| Client::over(stream, patience));
+    pub fn connect_with(path: &Path, timeouts: Duration) -> Result<Client, ClientError> {
+        let connected = open(path, Instant::now() + timeouts).and_then(|stream| Client::over(stream, timeouts));
         connected.map_err(|source| ClientError::Connect { path: path.to_owned(), source })
     }
 
@@ -91,8 +91,8 @@ impl Client {
     ///
     /// # Errors
     /// When the host refuses.
-    pub fn over(stream: UnixStream, patience: Duration) -> io::Result<Client> {
-        Ok(Client { lines: Lines::new(stream, None, ANSWER_BYTES)?, patience, last_id: 0 })
+    pub fn over(stream: UnixStream, timeouts: Duration) -> io::Result<Client> {
+        Ok(Client { lines: Lines::new(stream, None, ANSWER_BYTES)?, timeouts, last_id: 0 })
     }
 
     /// Calls a verb. `params` is an object, or null for none.
@@ -106,12 +106,12 @@ impl Client {
         if !params.is_null() {
             request["params"] = params.clone();
         }
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeouts;
         let written = self.lines.write(format!("{request}\n").as_bytes(), deadline);
         // A server that closes at once, because it has too many clients, has said why before.
-        let line = match (self.lines.read(Patience::Until(deadline)), written) {
+        let line = match (self.lines.read(Timeouts::Until(deadline)), written) {
             (Ok(Line::Whole(line)), _) => line,
-            (Ok(Line::Late), _) => return Err(ClientError::Late(self.patience)),
+            (Ok(Line::Late), _) => return Err(ClientError::Late(self.timeouts)),
             (Ok(Line::TooLong), _) => return Err(ClientError::Strange(format!("more than {ANSWER_BYTES} bytes"))),
             (Ok(Line::Ended | Line::Stopped), _) => return Err(ClientError::Closed),
             (Err(error), _) if error.kind() == io::ErrorKind::ConnectionReset => return Err(ClientError::Closed),

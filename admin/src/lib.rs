@@ -18,7 +18,7 @@ mod server;
 mod verbs;
 
 pub use client::{Client, ClientError, StatQuery};
-pub use params::{Kind, Param, Params, found};
+pub use params::{Param, ParamKind, Params, found};
 pub use protocol::ErrorObject;
 pub use server::{Server, ServerOptions};
 pub use verbs::{Verb, VerbError, Verbs};

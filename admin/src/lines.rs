@@ -28,7 +28,7 @@ pub(crate) enum Line {
 
 /// When reading a line is given up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum Timeouts {
     /// So long after the line's first byte; for the first byte it is waited for ever.
     FromFirstByte(Duration),
     /// At this moment.
@@ -59,10 +59,10 @@ impl Lines {
     }
 
     /// The next line.
-    pub(crate) fn read(&mut self, patience: Patience) -> io::Result<Line> {
-        let mut deadline = match patience {
-            Patience::Until(moment) => Some(moment),
-            Patience::FromFirstByte(_) => None,
+    pub(crate) fn read(&mut self, timeouts: Timeouts) -> io::Result<Line> {
+        let mut deadline = match timeouts {
+            Timeouts::Until(moment) => Some(moment),
+            Timeouts::FromFirstByte(_) => None,
         };
         let mut searched = 0;
         loop {
@@ -76,7 +76,7 @@ impl Lines {
             if searched > self.limit {
                 return Ok(Line::TooLong);
             }
-            if let (None, false, Patience::FromFirstByte(time)) = (deadline, self.pending.is_empty(), patience) {
+            if let (None, false, Timeouts::FromFirstByte(time)) = (deadline, self.pending.is_empty(), timeouts) {
                 deadline = Some(Instant::now() + time);
             }
             match self.wait(PollFlags::IN, deadline)? {

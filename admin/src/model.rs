@@ -102,9 +102,9 @@ pub struct DiskStat {
     pub storage: String,
     /// Whether neighbouring requests are joined, as configured: `auto`, `on` or `off`.
     pub merge: String,
-    /// Longest joined request, in bytes.
+    /// Longest merged request, in bytes.
     pub merge_bytes: u64,
-    /// Most memory segments of a joined request.
+    /// Most memory segments of a merged request.
     pub merge_segments: u32,
     /// How many queues it offers.
     pub queue_count: u32,
@@ -255,9 +255,9 @@ pub struct LunStat {
     pub storage: String,
     /// Whether neighbouring requests are joined, as configured: `auto`, `on` or `off`.
     pub merge: String,
-    /// Longest joined request, in bytes.
+    /// Longest merged request, in bytes.
     pub merge_bytes: u64,
-    /// Most memory segments of a joined request.
+    /// Most memory segments of a merged request.
     pub merge_segments: u32,
     /// Requests in flight at this moment.
     pub in_flight: u64,
@@ -354,11 +354,11 @@ pub struct Counters {
     pub written_bytes: u64,
     /// Bytes of discards and write-zeroes.
     pub other_bytes: u64,
-    /// Reads that were joined to the read before them on the disk.
+    /// Reads that were merged into the read before them on the disk.
     pub read_merges: u64,
-    /// Writes that were joined to the write before them on the disk.
+    /// Writes that were merged into the write before them on the disk.
     pub write_merges: u64,
-    /// Ranges of discards and write-zeroes that were joined to the one before them on the disk.
+    /// Ranges of discards and write-zeroes that were merged into the one before them on the disk.
     pub other_merges: u64,
     /// Times the guest woke us.
     pub kicks: u64,
@@ -442,6 +442,6 @@ pub struct WorkerStat {
     pub slept_ns: u64,
     /// CPU time that the thread used, in nanoseconds.
     pub cpu_ns: u64,
-    /// Joined requests that the storage failed, so that their members were done one by one.
+    /// Merged requests that the storage failed, so that their members were done one by one.
     pub merge_splits: u64,
 }

@@ -6,7 +6,7 @@ use crate::verbs::VerbError;
 
 /// What a parameter's value must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ParamKind {
     /// `true` or `false`.
     Boolean,
     /// A string.
@@ -19,35 +19,35 @@ pub enum Kind {
     Settings,
 }
 
-impl Kind {
+impl ParamKind {
     /// The kind's type in JSON Schema.
     pub fn schema(self) -> Value {
         match self {
-            Kind::Boolean => "boolean".into(),
-            Kind::Text => "string".into(),
-            Kind::Number => "integer".into(),
-            Kind::Size => vec!["integer", "string"].into(),
-            Kind::Settings => vec!["object", "string"].into(),
+            ParamKind::Boolean => "boolean".into(),
+            ParamKind::Text => "string".into(),
+            ParamKind::Number => "integer".into(),
+            ParamKind::Size => vec!["integer", "string"].into(),
+            ParamKind::Settings => vec!["object", "string"].into(),
         }
     }
 
     const fn expected(self) -> &'static str {
         match self {
-            Kind::Boolean => "a boolean",
-            Kind::Text => "a string",
-            Kind::Number => "a whole number",
-            Kind::Size => "a whole number or a string",
-            Kind::Settings => "an object or a string",
+            ParamKind::Boolean => "a boolean",
+            ParamKind::Text => "a string",
+            ParamKind::Number => "a whole number",
+            ParamKind::Size => "a whole number or a string",
+            ParamKind::Settings => "an object or a string",
         }
     }
 
     fn accepts(self, value: &Value) -> bool {
         match self {
-            Kind::Boolean => value.is_boolean(),
-            Kind::Text => value.is_string(),
-            Kind::Number => value.is_u64(),
-            Kind::Size => value.is_u64() || value.is_string(),
-            Kind::Settings => value.is_object() || value.is_string(),
+            ParamKind::Boolean => value.is_boolean(),
+            ParamKind::Text => value.is_string(),
+            ParamKind::Number => value.is_u64(),
+            ParamKind::Size => value.is_u64() || value.is_string(),
+            ParamKind::Settings => value.is_object() || value.is_string(),
         }
     }
 }
@@ -58,7 +58,7 @@ pub struct Param {
     /// Its name.
     pub name: &'static str,
     /// What its value must be.
-    pub kind: Kind,
+    pub kind: ParamKind,
     /// What it means, in one line.
     pub about: &'static str,
 }

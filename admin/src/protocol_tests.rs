@@ -3,12 +3,12 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::params::{Kind, Param};
+use crate::params::{Param, ParamKind};
 use crate::verbs::Verb;
 
 const PARAMS: &[Param] = &[
-    Param { name: "loud", kind: Kind::Boolean, about: "Answers in capitals" },
-    Param { name: "name", kind: Kind::Text, about: "Whom to greet" },
+    Param { name: "loud", kind: ParamKind::Boolean, about: "Answers in capitals" },
+    Param { name: "name", kind: ParamKind::Text, about: "Whom to greet" },
 ];
 
 fn verbs() -> Verbs {
@@ -178,9 +178,9 @@ fn a_wrong_parameter_is_told_in_parts_too() {
 }
 
 const OTHERS: &[Param] = &[
-    Param { name: "number", kind: Kind::Number, about: "How many" },
-    Param { name: "size", kind: Kind::Size, about: "How large" },
-    Param { name: "settings", kind: Kind::Settings, about: "How" },
+    Param { name: "number", kind: ParamKind::Number, about: "How many" },
+    Param { name: "size", kind: ParamKind::Size, about: "How large" },
+    Param { name: "settings", kind: ParamKind::Settings, about: "How" },
 ];
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::lines::{Line, Lines, Patience, timespec};
+use crate::lines::{Line, Lines, Timeouts, timespec};
 use crate::protocol;
 use crate::verbs::Verbs;
 
@@ -26,12 +26,12 @@ pub struct ServerOptions {
     pub line_bytes: usize,
     /// Longest time from the first byte of a request to its last, and for taking an answer. Between requests a client may be
     /// silent for as long as it likes.
-    pub patience: Duration,
+    pub timeouts: Duration,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        ServerOptions { clients: 16, line_bytes: 64 << 10, patience: Duration::from_secs(10) }
+        ServerOptions { clients: 16, line_bytes: 64 << 10, timeouts: Duration::from_secs(10) }
     }
 }
 
@@ -142,20 +142,20 @@ impl House {
 
     /// Answers one client until it leaves, breaks a bound, or the server stops.
     fn converse(&self, stream: UnixStream) -> io::Result<()> {
-        let ServerOptions { line_bytes, patience, .. } = self.options;
+        let ServerOptions { line_bytes, timeouts, .. } = self.options;
         let mut lines = Lines::new(stream, Some(Arc::clone(&self.stopped)), line_bytes)?;
         loop {
-            let answer = match lines.read(Patience::FromFirstByte(patience))? {
+            let answer = match lines.read(Timeouts::FromFirstByte(timeouts))? {
                 Line::Whole(line) => protocol::answer(&line, &self.verbs),
                 Line::TooLong => {
                     // Where the next request begins is anybody's guess.
-                    return lines.write(&protocol::too_long(line_bytes), Instant::now() + patience);
+                    return lines.write(&protocol::too_long(line_bytes), Instant::now() + timeouts);
                 }
                 Line::Ended | Line::Stopped => return Ok(()),
                 Line::Late => return Err(io::Error::new(io::ErrorKind::TimedOut, "half a line, and then nothing")),
             };
             if let Some(answer) = answer {
-                lines.write(&answer, Instant::now() + patience)?;
+                lines.write(&answer, Instant::now() + timeouts)?;
             }
         }
     }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::params::{Kind, Param};
+use crate::params::{Param, ParamKind};
 use crate::verbs::{Verb, VerbError};
 use crate::{Client, ClientError, StatQuery};
 
@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// What an answer of `flood` holds: more than socket buffers do.
 const FLOOD: usize = 8 << 20;
 
-const ECHO: &[Param] = &[Param { name: "text", kind: Kind::Text, about: "What comes back" }];
+const ECHO: &[Param] = &[Param { name: "text", kind: ParamKind::Text, about: "What comes back" }];
 
 fn verbs() -> Verbs {
     Verbs::new(vec![
@@ -154,7 +154,7 @@ fn a_line_without_its_end_is_not_answered() {
 
 #[test]
 fn half_a_line_holds_up_nobody_and_is_dropped_after_a_time() {
-    let served = served(ServerOptions { patience: Duration::from_millis(200), ..ServerOptions::default() });
+    let served = served(ServerOptions { timeouts: Duration::from_millis(200), ..ServerOptions::default() });
     let halves: Vec<_> = (0..4).map(|_| served.raw()).collect();
     for mut half in &halves {
         half.write_all(b"{\"jsonrpc\"").unwrap();
@@ -172,7 +172,7 @@ fn half_a_line_holds_up_nobody_and_is_dropped_after_a_time() {
 
 #[test]
 fn a_byte_now_and_then_is_no_line() {
-    let served = served(ServerOptions { patience: Duration::from_millis(200), ..ServerOptions::default() });
+    let served = served(ServerOptions { timeouts: Duration::from_millis(200), ..ServerOptions::default() });
     let stream = served.raw();
     let until = Instant::now() + LONG;
     while (&stream).write_all(b" ").is_ok() {
@@ -183,7 +183,7 @@ fn a_byte_now_and_then_is_no_line() {
 
 #[test]
 fn a_client_that_never_reads_holds_up_nobody_and_is_dropped_after_a_time() {
-    let served = served(ServerOptions { patience: Duration::from_millis(200), clients: 2, ..ServerOptions::default() });
+    let served = served(ServerOptions { timeouts: Duration::from_millis(200), clients: 2, ..ServerOptions::default() });
     let deaf = served.raw();
     (&deaf).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"flood\"}\n").unwrap();
     served.assert_answers();

@@ -30,7 +30,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve disk images and block devices: virtio-blk and virtio-scsi over vhost-user sockets, and Xen guests
-    Serve(Box<serve::Args>),
+    Serve(Box<serve::ServeArgs>),
 
     /// Load a disk through the userspace driver and measure it
     Bench(Box<mqblk_bench::Args>),
@@ -39,19 +39,19 @@ enum Command {
     Plot(mqblk_bench::plot::Args),
 
     /// Show what a running daemon does: requests, merges, latencies, CPU
-    Stat(stat::Args),
+    Stat(stat::StatArgs),
 
     /// Give a disk or LUN of a running daemon another size; its guest goes on working
-    Resize(resize::Args),
+    Resize(resize::ResizeArgs),
 
     /// Add, remove, resize and list the LUNs of a running daemon
-    Lun(lun::Args),
+    Lun(lun::LunArgs),
 
     /// Have a stopped disk of a running daemon go on
-    Resume(resume::Args),
+    Resume(resume::ResumeArgs),
 
     /// Attach, detach, resize and list disks of Xen guests
-    Xen(xen::Args),
+    Xen(xen::XenArgs),
 }
 
 fn main() -> ExitCode {

@@ -165,7 +165,7 @@ pub trait DiskChannel<L: IoContext> {
     /// that back: with [`Outcome::Aborted`](crate::Outcome) when it was given up, else as it ended. An aborted request may
     /// have done nothing, a part, or all of its work, but does nothing more. Tags that are not (or no more) outstanding are
     /// ignored. A backend whose requests end soon anyway need not do anything.
-    fn cancel(&mut self, _lane: &mut L, _tags: &[Tag], _finished: &mut Vec<Completion<L::Buffer>>) {}
+    fn cancel(&mut self, _context: &mut L, _tags: &[Tag], _finished: &mut Vec<Completion<L::Buffer>>) {}
 
     /// Requests taken and not yet finished.
     fn outstanding(&self) -> u32;

@@ -29,7 +29,7 @@ pub trait Intake<T, B> {
     /// back before the storage has seen them, or the storage is asked to give up. Each still finishes exactly once, in this turn
     /// or later, never inside this call: with [`Outcome::Aborted`] if it was in time, when it may have done nothing, a part or all
     /// of its work but does nothing more; else as it ended. What the storage cannot give up (a transfer that a device works on, a
-    /// flush) is waited for, and so is a request that was joined to one that is not chosen. Not on the data path: every token
+    /// flush) is waited for, and so is a request that was merged into one that is not chosen. Not on the data path: every token
     /// is shown.
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool);
 
@@ -39,7 +39,7 @@ pub trait Intake<T, B> {
 
 /// How a guest is called: an eventfd that a VMM turns into an interrupt, an event channel.
 pub trait Call: Send {
-    /// Calls the guest. Must not block and cannot fail: a bell that is broken is the other side's loss.
+    /// Calls the guest. Must not block and cannot fail: an eventfd that is broken is the other side's loss.
     fn call(&self);
 }
 
@@ -140,7 +140,7 @@ pub trait GuestQueue {
     ///
     /// # Errors
     /// Like [`Pulled::Broken`], when it took requests and found the ring broken.
-    fn woken<I>(&mut self, _lane: &mut Self::Context, _into: &mut I, _running: bool) -> Result<(), &'static str>
+    fn woken<I>(&mut self, _context: &mut Self::Context, _into: &mut I, _running: bool) -> Result<(), &'static str>
     where
         I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>,
     {

@@ -106,9 +106,9 @@ mod tests {
     use super::*;
     use crate::{BlockSize, DiskChannel, Geometry, Limits};
 
-    struct NoLane;
+    struct NoContext;
 
-    impl IoContext for NoLane {
+    impl IoContext for NoContext {
         type Buffer = ();
     }
 
@@ -119,7 +119,7 @@ mod tests {
         log: Mutex<Vec<String>>,
     }
 
-    impl Disk<NoLane> for Fake {
+    impl Disk<NoContext> for Fake {
         fn geometry(&self) -> Geometry {
             Geometry {
                 size: ByteLen(*self.size.lock().unwrap()),
@@ -154,7 +154,7 @@ mod tests {
             Ok(ByteLen(size))
         }
 
-        fn open_channel(&self, _: &mut NoLane) -> Result<Box<dyn DiskChannel<NoLane>>, DiskError> {
+        fn open_channel(&self, _: &mut NoContext) -> Result<Box<dyn DiskChannel<NoContext>>, DiskError> {
             unreachable!("nobody asks")
         }
     }

@@ -50,8 +50,8 @@ impl OpenChannel {
     }
 
     /// How many of them may be offered now.
-    fn allowance(&self, context: &UringContext, shared: bool, contended: bool) -> usize {
-        let share = Quota { depth: self.depth, shared, contended: contended };
+    fn budget(&self, context: &UringContext, shared: bool, contended: bool) -> usize {
+        let share = Quota { depth: self.depth, shared, contended };
         share.budget(self.waiting(), self.channel.outstanding() as usize, context.room(), context.capacity())
     }
 
@@ -240,7 +240,7 @@ impl Channels {
         self.plugged.len() | self.cancelled.len() != 0
     }
 
-    /// Sees to it that the former are offered in the next turn. Whether there are any of the latter.
+    /// Re-offers plugged requests next turn. Returns true if a cancellation is pending.
     pub(crate) fn flush_pending(&mut self) -> bool {
         self.left |= !self.plugged.is_empty();
         self.plugged.clear();
@@ -258,7 +258,7 @@ impl Channels {
         self.left = false;
         let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
         if open.depth > 0 || open.merger.is_some() {
-            let most = if open.depth == 0 { usize::MAX } else { open.allowance(context, false, false) };
+            let most = if open.depth == 0 { usize::MAX } else { open.budget(context, false, false) };
             let offer = SubmitQuota { most, contended: false, part: &mut self.part };
             let happened = open.submit(context, offer, &mut stamp, &mut self.counts, &mut self.completions);
             self.left = open.left;
@@ -283,11 +283,7 @@ impl Channels {
         let mut happened = 0;
         for at in first.iter().chain(last) {
             let Some(open) = self.open[*at].as_mut() else { continue };
-            let offer = SubmitQuota {
-                most: open.allowance(context, true, contended),
-                contended: contended,
-                part: &mut self.part,
-            };
+            let offer = SubmitQuota { most: open.budget(context, true, contended), contended, part: &mut self.part };
             happened += open.submit(context, offer, &mut stamp, &mut self.counts, &mut self.completions);
             self.left |= open.left;
         }

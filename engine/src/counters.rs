@@ -210,7 +210,7 @@ pub struct WorkerStats {
     pub slept_ns: u64,
     /// CPU time that the thread used, in nanoseconds.
     pub cpu_ns: u64,
-    /// Joined requests that the storage failed, so that their members were done one by one.
+    /// Merged requests that the storage failed, so that their members were done one by one.
     pub merge_splits: u64,
     /// The queues it serves.
     pub queues: Vec<(QueueId, QueueStats)>,

@@ -140,7 +140,8 @@ impl Engine {
     /// # Errors
     /// When a worker has ended.
     pub fn stats(&self) -> Result<Vec<WorkerStats>, WorkerGone> {
-        let ask = |(number, workers): (usize, &WorkerThread)| workers.mailbox.ask(move |worker| worker.stats(number as u32));
+        let ask =
+            |(number, workers): (usize, &WorkerThread)| workers.mailbox.ask(move |worker| worker.stats(number as u32));
         self.workers.iter().enumerate().map(ask).collect()
     }
 }

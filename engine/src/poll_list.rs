@@ -1,7 +1,7 @@
 //! Which queues a worker looks at in each turn, and when it may sleep. Pure: it decides, the worker acts.
 //!
 //! A queue is *polled* (looked at in every turn) or armed (it will kick). It becomes polled whenever work may have come
-//! unseen: when it is seated, kicked, or enabled again. It leaves the poll list only by [`Roster::rest`], when it was armed
+//! unseen: when it is attached, kicked, or enabled again. It leaves the poll list only by [`Roster::rest`], when it was armed
 //! and found empty, or when it is not to be pulled from anyway. So no work waits in a running queue that is neither polled
 //! nor armed; and a worker sleeps only when no queue is polled and no signal that has arrived is left unread.
 

@@ -12,7 +12,7 @@ const TURN_REQUESTS: usize = 64;
 const TURN_BYTES: u64 = 1 << 20;
 
 /// With several open disks none may have more than this part of the context's operations in flight.
-const MOST_OF_LANE: usize = 4;
+const MOST_OF_CONTEXT: usize = 4;
 /// The last part of the context is for disks that have few in flight.
 const RESERVE: usize = 8;
 /// How many are few: such a part of the context, so that 32 disks fit in the reserve, but not more than what keeps storage busy.
@@ -38,7 +38,7 @@ impl Quota {
     /// moving a long plug for one request at a time would cost the other disks what the limit saves them.
     pub(crate) fn budget(self, waiting: usize, outstanding: usize, room: usize, capacity: usize) -> usize {
         let own = if self.depth == 0 { usize::MAX } else { self.depth as usize };
-        let limit = if self.shared { own.min((capacity / MOST_OF_LANE).max(1)) } else { own };
+        let limit = if self.shared { own.min((capacity / MOST_OF_CONTEXT).max(1)) } else { own };
         let free = limit.saturating_sub(outstanding);
         if free < waiting.min(limit / 8).min(TURN_REQUESTS) {
             return 0;
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_several_may_have_a_quarter_of_the_lane() {
+    fn one_of_several_may_have_a_quarter_of_the_context() {
         assert_eq!(SHARED.budget(5000, 0, ALL, ALL), 1024);
         assert_eq!(SHARED.budget(5000, 1000, ALL, ALL), 0, "until a turn's worth is free");
         assert_eq!(SHARED.budget(24, 1000, ALL, ALL), 24, "or all that waits fits");
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_lane_is_for_those_with_few_in_flight() {
+    fn the_end_of_the_context_is_for_those_with_few_in_flight() {
         assert_eq!(SHARED.budget(100, 100, 612, ALL), 100);
         assert_eq!(SHARED.budget(100, 100, 500, ALL), 0);
         assert_eq!(SHARED.budget(100, 0, 500, ALL), 16);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn tiny_lanes_have_shares_too() {
+    fn small_contexts_have_quotas_too() {
         for capacity in 1..64 {
             assert!(SHARED.budget(3, 0, capacity, capacity) >= 1, "{capacity}");
         }

@@ -4,8 +4,8 @@ use std::any::Any;
 
 use mqblk_core::units::in_range;
 use mqblk_core::{
-    ArmResult, ByteLen, ByteOffset, Completion, DiskSlot, FinishedRequest, GuestQueue, Intake, IoContext as LaneTypes,
-    Op, Outcome, PublishResult, PullEnd, Request, Tag,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskSlot, FinishedRequest, GuestQueue, Intake,
+    IoContext as ContextTypes, Op, Outcome, PublishResult, PullEnd, Request, Tag,
 };
 use mqblk_uring::UringContext;
 
@@ -20,7 +20,7 @@ use crate::poll::{Idle, PollPolicy, PollState};
 use crate::poll_list::IdleResult;
 use crate::tags::{TagTable, Timestamps};
 
-pub(crate) type Buffer = <UringContext as LaneTypes>::Buffer;
+pub(crate) type Buffer = <UringContext as ContextTypes>::Buffer;
 pub(crate) type AnyRequest = Request<Buffer>;
 pub(crate) type AnyCompletion = Completion<Buffer>;
 

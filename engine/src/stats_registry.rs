@@ -73,7 +73,7 @@ impl StatsRegistry {
     }
 
     /// What each queue that a worker serves has counted since the worker began to serve it, in the queues' order; `None` as in
-    /// [`Tally::report`].
+    /// [`registry::report`].
     pub fn report_served(&self, workers: &[WorkerStats]) -> Option<Vec<(u16, QueueStats)>> {
         let stands = self.lock();
         let served = (0..).zip(stands.iter()).filter_map(|(index, stand)| stand.now.map(|id| (index, id)));

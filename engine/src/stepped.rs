@@ -13,7 +13,7 @@ use crate::errors::{DiskHealth, Resume};
 use crate::mailbox::Mailbox;
 use crate::worker::Worker;
 
-/// A worker that is stepped by hand, on the thread that made it: for simulations, and for counting what a turn costs. Its
+/// A worker that is stepped step by step, on the thread that made it: for simulations, and for counting what a turn costs. Its
 /// turns are those of a worker thread. It never sleeps, so queues are served without being kicked.
 #[derive(Debug)]
 pub struct SteppedWorker {

@@ -24,7 +24,7 @@ mod attached_queue;
 pub(crate) use attached_queue::AttachedQueue;
 
 /// Cookie of the mailbox's eventfd; queues have their slot and the attached's generation.
-const BELL: u64 = u64::MAX;
+const MAILBOX: u64 = u64::MAX;
 
 /// Most messages read in one turn.
 const MAX_MESSAGES: usize = 16;
@@ -71,7 +71,7 @@ impl Worker {
         let mut context = UringContext::new(options)?;
         let owner = context.add_client();
         context
-            .watch(owner, BELL, &mailbox.eventfd)
+            .watch(owner, MAILBOX, &mailbox.eventfd)
             .map_err(|_| std::io::Error::other("the ring has no room for its mailbox"))?;
         Ok(Worker {
             context,
@@ -80,7 +80,7 @@ impl Worker {
             queues: Vec::new(),
             poll_list: PollList::default(),
             owner,
-            mailbox: mailbox,
+            mailbox,
             mailbox_polled: true,
             completing: Vec::with_capacity(4096),
             woken_queues: Vec::new(),
@@ -116,10 +116,10 @@ impl Worker {
     }
 
     /// One turn. Whether anything happened.
-    #[inline(always)] // it has one caller in a worker thread, and one where it is stepped by hand
+    #[inline(always)] // it has one caller in a worker thread, and one where it is stepped
     pub(crate) fn turn(&mut self) -> bool {
         if !self.mailbox_polled {
-            self.mailbox_polled = self.context.watch(self.owner, BELL, &self.mailbox.eventfd).is_ok();
+            self.mailbox_polled = self.context.watch(self.owner, MAILBOX, &self.mailbox.eventfd).is_ok();
         }
         if !self.deferred_calls.is_empty() {
             self.send_deferred_calls();
@@ -161,7 +161,7 @@ impl Worker {
         }
         let mut messages = false;
         while let Some(signal) = self.context.next(self.owner) {
-            if signal.cookie == BELL {
+            if signal.cookie == MAILBOX {
                 messages = true;
                 self.mailbox_polled = signal.more;
             } else {

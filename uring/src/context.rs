@@ -198,7 +198,7 @@ impl UringContext {
     /// Submits what was pushed, waits as told, and sorts completions into their owners' completion queues. Returns how many arrived.
     /// At most one system call, none when there is nothing to do.
     ///
-    /// While an mailbox holds mail it does not wait: what an owner has not taken yet may be all that there was to wait for.
+    /// While an mailbox holds completions it does not wait: what an owner has not taken yet may be all that there was to wait for.
     pub fn turn(&mut self, wait: Wait) -> usize {
         let wait = if self.unread > 0 { Wait::No } else { wait };
         let pending = self.deferred && self.needs_enter();

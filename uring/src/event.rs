@@ -21,7 +21,7 @@ impl EventFd {
     }
 
     /// Adds 1 and wakes whoever waits. Only for counters of our own: to signal one that another process made is to wait for
-    /// that process when the counter is full. A [`Bell`](crate::Bell) does not.
+    /// that process when the counter is full. A [`Notifier`](crate::Notifier) does not.
     #[inline]
     pub fn signal(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! The bells of other processes.
+//! The notifiers of other processes.
 
 use std::cell::RefCell;
 use std::io;

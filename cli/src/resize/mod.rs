@@ -20,7 +20,7 @@ const INVALID_PARAMS: i64 = -32602;
 /// The options of `mqblk resize`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "Examples: mqblk resize --help")]
-pub struct Args {
+pub struct ResizeArgs {
     /// The disk's id, or a LUN's, or a Xen device's as `mqblk stat` shows it
     #[arg(value_name = "ID")]
     id: String,
@@ -56,11 +56,11 @@ enum CallError {
 }
 
 /// Sends the request to the daemon and prints the result.
-pub fn run(args: Args) -> ExitCode {
+pub fn run(args: ResizeArgs) -> ExitCode {
     failure::show(execute(&args), |error| matches!(error, CallError::Usage(_)))
 }
 
-fn execute(args: &Args) -> Result<String, CallError> {
+fn execute(args: &ResizeArgs) -> Result<String, CallError> {
     let mut params = json!({ "id": args.id, "shrink": args.shrink });
     if let Some(size) = &args.size {
         params["size"] = json!(size);

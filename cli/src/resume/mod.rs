@@ -19,7 +19,7 @@ const INVALID_PARAMS: i64 = -32602;
 /// The options of `mqblk resume`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "When a disk stops, and examples: mqblk resume --help")]
-pub struct Args {
+pub struct ResumeArgs {
     /// The disk's or LUN's id
     #[arg(value_name = "ID")]
     id: String,
@@ -51,11 +51,11 @@ enum ResumeError {
 }
 
 /// Sends the request to the daemon and prints the result.
-pub fn run(args: Args) -> ExitCode {
+pub fn run(args: ResumeArgs) -> ExitCode {
     failure::show(execute(&args), |error| matches!(error, ResumeError::Usage(_)))
 }
 
-fn execute(args: &Args) -> Result<String, ResumeError> {
+fn execute(args: &ResumeArgs) -> Result<String, ResumeError> {
     let params = json!({ "id": args.id, "report": args.report });
     let result = Client::connect_with(&args.socket, TIMEOUT).and_then(|mut client| client.call("resume", &params));
     let response = result.map_err(|error| match error {

@@ -44,7 +44,7 @@ const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"
 /// The options of `mqblk serve`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "Keys of --disk, --controller and --lun, and examples: mqblk serve --help")]
-pub struct Args {
+pub struct ServeArgs {
     /// A disk to serve; may be repeated
     #[arg(long = "disk", value_name = "KEY=VALUE,...")]
     disks: Vec<String>,
@@ -131,7 +131,7 @@ pub struct Args {
 }
 
 /// Serves until a signal stops the daemon.
-pub fn run(args: Args) -> ExitCode {
+pub fn run(args: ServeArgs) -> ExitCode {
     if args.print_capabilities {
         return print(&format!("{CAPABILITIES}\n"));
     }
@@ -177,7 +177,7 @@ fn raise_descriptor_limit() {
 }
 
 /// Returns the configuration, after all checks that are possible before anything is created.
-fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
+fn configure(args: &ServeArgs) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
     let config = resolve::resolve(gather(args)?, &Cpus::of_this_host(), &mut backends::Registry)?;
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;
@@ -198,7 +198,7 @@ fn configure(args: &Args) -> Result<ServeConfig<Arc<AnyDisk>>, ConfigError> {
 }
 
 /// Collects the settings of the file, then those of the command line.
-fn gather(args: &Args) -> Result<RawConfig, SettingError> {
+fn gather(args: &ServeArgs) -> Result<RawConfig, SettingError> {
     let mut raw = match &args.config {
         Some(path) => file::read(path)?,
         None => RawConfig::new("serve"),

@@ -26,7 +26,7 @@ const INVALID_PARAMS: i64 = -32602;
 /// The options of `mqblk stat`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "What the columns are, and examples: mqblk stat --help")]
-pub struct Args {
+pub struct StatArgs {
     /// The daemon's admin socket: the path given to `mqblk serve --admin`
     #[arg(long, value_name = "ADMIN")]
     socket: PathBuf,
@@ -73,7 +73,7 @@ impl From<std::io::Error> for StatError {
 }
 
 /// Prints the averages since the daemon's start, or those of consecutive intervals.
-pub fn run(args: Args) -> ExitCode {
+pub fn run(args: StatArgs) -> ExitCode {
     match show(&args) {
         Ok(()) | Err(StatError::Closed) => ExitCode::SUCCESS,
         Err(error @ StatError::Usage(_)) => failure::report(&error, BAD_USAGE),
@@ -81,7 +81,7 @@ pub fn run(args: Args) -> ExitCode {
     }
 }
 
-fn show(args: &Args) -> Result<(), StatError> {
+fn show(args: &StatArgs) -> Result<(), StatError> {
     let (watch, count) = parse_watch(args)?;
     let mut daemon = StatClient::new(args);
     let first = daemon.read().map_err(|error| map_error(error, args))?;
@@ -126,7 +126,7 @@ fn show(args: &Args) -> Result<(), StatError> {
 }
 
 /// Parses `--watch` and `--count`.
-fn parse_watch(args: &Args) -> Result<(Option<Duration>, Option<u64>), SettingError> {
+fn parse_watch(args: &StatArgs) -> Result<(Option<Duration>, Option<u64>), SettingError> {
     let invalid =
         |key: &str, found: &str, expected: &str| Settings::new("stat").error(key, format!("{found:?}"), expected);
     let watch = match &args.watch {
@@ -147,7 +147,7 @@ fn parse_watch(args: &Args) -> Result<(Option<Duration>, Option<u64>), SettingEr
 }
 
 /// Maps the error. An unknown id in `--disk` is a usage error.
-fn map_error(error: ClientError, args: &Args) -> StatError {
+fn map_error(error: ClientError, args: &StatArgs) -> StatError {
     if let (ClientError::Refused(refused), Some(id)) = (&error, &args.disk)
         && refused.code == INVALID_PARAMS
         && let Some(expected) = refused.data.as_ref().and_then(|data| data["expected"].as_str())
@@ -159,13 +159,13 @@ fn map_error(error: ClientError, args: &Args) -> StatError {
 
 /// The connection to the daemon. Reconnects after an error.
 struct StatClient<'a> {
-    args: &'a Args,
+    args: &'a StatArgs,
     query: StatQuery,
     client: Option<Client>,
 }
 
 impl<'a> StatClient<'a> {
-    fn new(args: &'a Args) -> StatClient<'a> {
+    fn new(args: &'a StatArgs) -> StatClient<'a> {
         // The histogram buckets are needed for the percentiles of an interval.
         let query = StatQuery { queues: args.queues, latency: true, disk: args.disk.clone() };
         StatClient { args, query, client: None }
@@ -189,7 +189,7 @@ struct JsonLine {
     stat: Stat,
 }
 
-fn print(args: &Args, report: Report, mut stat: Stat) -> Result<(), StatError> {
+fn print(args: &StatArgs, report: Report, mut stat: Stat) -> Result<(), StatError> {
     let text = if args.json {
         stat.disks.iter_mut().for_each(|disk| {
             drop_buckets(&mut disk.totals);

@@ -1,4 +1,4 @@
-//! Rates of constructed samples, against values computed by hand.
+//! Rates of constructed samples, against values computed step by step.
 
 use mqblk_admin::model::{ControllerStat, Counters, DiskStat, Latency, LunStat, QueueStat};
 

@@ -26,7 +26,7 @@ const UNKNOWN: &str = "-";
 /// The options of `mqblk xen`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "Examples: mqblk xen --help")]
-pub struct Args {
+pub struct XenArgs {
     #[command(subcommand)]
     action: Action,
 }
@@ -156,7 +156,7 @@ enum CallError {
 }
 
 /// Runs the action and prints its result.
-pub fn run(args: Args) -> ExitCode {
+pub fn run(args: XenArgs) -> ExitCode {
     failure::show(execute(&args.action), |error| matches!(error, CallError::Usage(_)))
 }
 

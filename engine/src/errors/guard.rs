@@ -17,7 +17,7 @@ use super::policy::{Fate, is_lost, pause};
 use crate::plug::MERGED_SLOT;
 use crate::runner::{AnyCompletion, AnyRequest, Buffer};
 
-/// Joined requests that failed, whose members are remembered to be as old as they were. Bounds what members that never come (they
+/// Merged requests that failed, whose members are remembered to be as old as they were. Bounds what members that never come (they
 /// were cancelled) leave behind.
 const SPLITS: usize = 64;
 

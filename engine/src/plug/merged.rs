@@ -23,7 +23,7 @@ pub(crate) struct MergedRequest {
     pub(crate) members: Vec<Member>,
 }
 
-/// Joined requests by the index in their tag. Entries keep the room of their lists.
+/// Merged requests by the index in their tag. Entries keep the room of their lists.
 #[derive(Debug, Default)]
 pub(crate) struct MergedTable {
     entries: Vec<MergedRequest>,
@@ -56,7 +56,7 @@ impl MergedTable {
         Some(index)
     }
 
-    /// Joined requests that the channel has.
+    /// Merged requests that the channel has.
     #[inline]
     pub(crate) fn in_use(&self) -> usize {
         self.entries.len() - self.free.len()

@@ -33,7 +33,7 @@ pub(crate) struct Merges {
 pub(crate) struct PlugCounts {
     /// By the queue's slot.
     pub(crate) merges: Vec<Merges>,
-    /// Joined requests whose members were done one by one.
+    /// Merged requests whose members were done one by one.
     pub(crate) splits: u64,
 }
 
@@ -106,7 +106,7 @@ impl Merger {
         self.ready.is_empty() && self.merged.in_use() == 0
     }
 
-    /// Requests are to be ended early, and such of the plug have been taken out already. Takes back what was planned and not
+    /// Cancels requests that have left the plug. Takes back what was planned and not
     /// offered yet: of a merged request the chosen members, while the others are offered one by one. Returns the tags of those
     /// merged requests that the channel has and of which all members are chosen.
     pub(crate) fn cancel(
@@ -252,13 +252,13 @@ impl Merger {
     ) -> usize {
         let ready = self.ready.len();
         if self.merged.in_use() > 0 {
-            self.end_joined(context, from, counts, finished);
+            self.end_merged(context, from, counts, finished);
         }
         self.ready.len() - ready
     }
 
     #[inline(never)]
-    fn end_joined(
+    fn end_merged(
         &mut self,
         context: &mut UringContext,
         from: usize,
@@ -275,7 +275,7 @@ impl Merger {
                 self.end(
                     context,
                     done,
-                    if again { MemberOutcome::Again(&|_| true) } else { MemberOutcome::AsJoined },
+                    if again { MemberOutcome::Again(&|_| true) } else { MemberOutcome::AsMerged },
                     finished,
                 );
             } else {
@@ -324,7 +324,7 @@ impl Merger {
 #[derive(Clone, Copy)]
 enum MemberOutcome<'a> {
     /// They end as it did.
-    AsJoined,
+    AsMerged,
     /// Those of these tags are offered one by one, but for such as are to end early; the others end as it did.
     Again(&'a dyn Fn(Tag) -> bool),
 }

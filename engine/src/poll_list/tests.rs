@@ -21,8 +21,8 @@ enum Letter {
 }
 
 /// Signals: a bit for each queue's kick, one for the eventfd, and one that says that the watch of the first queue's kicks ended.
-const BELL: u8 = 1 << QUEUES;
-const LAPSE: u8 = BELL << 1;
+const MAILBOX: u8 = 1 << QUEUES;
+const LAPSE: u8 = MAILBOX << 1;
 /// The queue whose watch ends once (the kernel ends a watch when it cannot report it), and to which messages go. The other is
 /// there to keep the worker busy and awake.
 const FIRST: u16 = 0;
@@ -116,7 +116,7 @@ impl World {
                 let mut world = self.clone();
                 world.letters_to_send -= 1;
                 world.messages.push(message);
-                world.kernel |= BELL;
+                world.kernel |= MAILBOX;
                 next.push(world);
             }
         }
@@ -165,7 +165,7 @@ impl World {
                     world.queues[slot].wants_kick = false;
                     world.poll_list.kicked(slot as u16);
                 }
-                if mailbox & BELL != 0 {
+                if mailbox & MAILBOX != 0 {
                     for message in std::mem::take(&mut world.messages) {
                         world.read(message);
                     }

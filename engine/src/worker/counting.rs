@@ -124,9 +124,9 @@ fn disk(state: &Shared) -> Arc<crate::AnyDisk> {
 }
 
 fn rig(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
-    let (mailbox, mailbox) = Mailbox::new().expect("a mailbox");
+    let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
-    let mut worker = Worker::new(options, mailbox).expect("the host has io_uring");
+    let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
     let state = Shared::default();
     let options = QueueOptions {
         disks: vec![QueueDisk {
@@ -141,7 +141,7 @@ fn rig(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
-    attached(&mut worker, options, |_, _| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("seated");
+    attached(&mut worker, options, |_, _| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("attached");
     (worker, state, mailbox)
 }
 

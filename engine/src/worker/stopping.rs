@@ -166,9 +166,9 @@ impl Rig {
     }
 
     fn of(health: &Arc<DiskHealth>, merge: MergeMode) -> Rig {
-        let (mailbox, mailbox) = Mailbox::new().expect("a mailbox");
+        let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
         let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
-        let mut worker = Worker::new(options, mailbox).expect("the host has io_uring");
+        let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
         let (guest, storage) = (SharedGuest::default(), SharedStorage::default());
         let of_disk = Arc::clone(&storage);
         let disk =
@@ -191,7 +191,7 @@ impl Rig {
             waker = Some(Arc::clone(own));
             Ok(Queue(Arc::clone(&guest)))
         };
-        let place = attached(&mut worker, options, make, |_, _| {}).expect("seated");
+        let place = attached(&mut worker, options, make, |_, _| {}).expect("attached");
         let waker = waker.expect("it was made");
         Rig { worker, guest, storage, health: Arc::clone(health), place, waker, _mailbox: mailbox }
     }

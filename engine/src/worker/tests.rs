@@ -119,7 +119,7 @@ impl Stage {
             Event::Wake(at) => {
                 let guest = &mut self.guests[at];
                 guest.told += 1;
-                guest.waker.as_ref().expect("seated").wake();
+                guest.waker.as_ref().expect("attached").wake();
             }
         }
     }
@@ -187,7 +187,7 @@ impl GuestQueue for FakeQueue {
         16
     }
 
-    fn pull<I: Intake<Self::Token, Buffer>>(&mut self, _lane: &mut UringContext, into: &mut I) -> PullEnd {
+    fn pull<I: Intake<Self::Token, Buffer>>(&mut self, _context: &mut UringContext, into: &mut I) -> PullEnd {
         at(&self.stage).point();
         let waiting = std::mem::take(&mut at(&self.stage).guests[self.index].waiting);
         for _ in 0..waiting {
@@ -209,7 +209,7 @@ impl GuestQueue for FakeQueue {
 
     fn finish<I: Intake<Self::Token, Buffer>>(
         &mut self,
-        _lane: &mut UringContext,
+        _context: &mut UringContext,
         done: FinishedRequest<Self::Token, Buffer>,
         into: &mut I,
     ) {
@@ -223,7 +223,7 @@ impl GuestQueue for FakeQueue {
 
     fn woken<I: Intake<Self::Token, Buffer>>(
         &mut self,
-        _lane: &mut UringContext,
+        _context: &mut UringContext,
         _into: &mut I,
         _running: bool,
     ) -> Result<(), &'static str> {
@@ -329,9 +329,9 @@ fn disk(stage: &Weak<Mutex<Stage>>, second: bool) -> Arc<crate::AnyDisk> {
 
 /// A worker with two queues on one disk, of which the first has another disk, and the plan.
 fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
-    let (mailbox, mailbox) = Mailbox::new().expect("a mailbox");
+    let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
-    let mut worker = Worker::new(options, mailbox).expect("the host has io_uring");
+    let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
     let guest = || Guest {
         waiting: 0,
         wants_kick: false,
@@ -383,7 +383,7 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
             at(&of_waker).guests[index].waker = Some(Arc::clone(waker));
             Ok(queue)
         };
-        let seated = attached(&mut worker, options, make, |_, _| {}).expect("seated");
+        let seated = attached(&mut worker, options, make, |_, _| {}).expect("attached");
         at(&stage).queues.push(seated);
     }
     (worker, stage)

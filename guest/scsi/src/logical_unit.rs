@@ -128,7 +128,7 @@ impl LogicalUnit {
         for _ in 0..TRIES {
             match self.reservations.add_nexus(name.clone(), Arc::clone(attentions)) {
                 Err(LoginError::DuplicateName(_)) => std::thread::yield_now(),
-                joined => return joined,
+                added => return added,
             }
         }
         Err(LoginError::DuplicateName(name.clone()))

@@ -107,13 +107,13 @@ mod tests {
     use crate::device::ScsiOptions;
 
     /// An I/O context that no queue runs on.
-    struct NoLane;
+    struct NoContext;
 
-    impl mqblk_core::IoContext for NoLane {
+    impl mqblk_core::IoContext for NoContext {
         type Buffer = Buffer;
     }
 
-    impl GuestContext for NoLane {
+    impl GuestContext for NoContext {
         fn pool(&mut self) -> &mut BufferPool {
             unreachable!("no queue runs")
         }
@@ -184,15 +184,15 @@ mod tests {
         let apply = load(&there, &text).unwrap();
         assert_eq!(there.sizes(), DriverSizes::DEFAULT, "validating changes nothing");
         apply().unwrap();
-        VirtioDevice::<NoLane>::set_features(&*there, u64::MAX);
-        VirtioDevice::<NoLane>::driver_started(&*there, true);
+        VirtioDevice::<NoContext>::set_features(&*there, u64::MAX);
+        VirtioDevice::<NoContext>::driver_started(&*there, true);
         assert_eq!((save(&there), there.events().pending()), (text.clone(), pending));
         assert_eq!(attentions(&there), [vec![UnitAttention::ModeParametersChanged], vec![]]);
         // Loading the same state again changes nothing; a reset resets.
         load(&there, &text).unwrap()().unwrap();
         assert_eq!(save(&there), text);
-        VirtioDevice::<NoLane>::reset(&*there);
-        VirtioDevice::<NoLane>::driver_started(&*there, false);
+        VirtioDevice::<NoContext>::reset(&*there);
+        VirtioDevice::<NoContext>::driver_started(&*there, false);
         assert_eq!((there.sizes(), there.events().pending()), (DriverSizes::DEFAULT, None));
         assert!(attentions(&there).iter().all(|pending| !pending.is_empty()));
     }

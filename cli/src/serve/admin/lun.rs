@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mqblk_admin::model::{Lun, LunChange, LunList};
-use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
+use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
 use mqblk_core::settings::{SettingError, Settings};
 use serde_json::{Map, Value};
 
@@ -20,21 +20,21 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Highest LUN of a target.
 const MAX_LUN: u16 = 16_383;
 
-const CONTROLLER: Param = Param { name: "controller", kind: Kind::Text, about: "The id of its controller" };
-const ID: Param = Param { name: "id", kind: Kind::Text, about: "Its id; or controller, target and lun" };
-const TARGET: Param = Param { name: "target", kind: Kind::Number, about: "Its target, 0 to 255" };
-const LUN: Param = Param { name: "lun", kind: Kind::Number, about: "Its LUN, 0 to 16383 [0]" };
+const CONTROLLER: Param = Param { name: "controller", kind: ParamKind::Text, about: "The id of its controller" };
+const ID: Param = Param { name: "id", kind: ParamKind::Text, about: "Its id; or controller, target and lun" };
+const TARGET: Param = Param { name: "target", kind: ParamKind::Number, about: "Its target, 0 to 255" };
+const LUN: Param = Param { name: "lun", kind: ParamKind::Number, about: "Its LUN, 0 to 16383 [0]" };
 
 const ADD: &[Param] = &[
-    Param { name: "settings", kind: Kind::Settings, about: "The keys of --lun, as an object or as KEY=VALUE,..." },
+    Param { name: "settings", kind: ParamKind::Settings, about: "The keys of --lun, as an object or as KEY=VALUE,..." },
     CONTROLLER,
-    Param { name: "target", kind: Kind::Number, about: "Its target, 0 to 255 [the first that has no LUN]" },
+    Param { name: "target", kind: ParamKind::Number, about: "Its target, 0 to 255 [the first that has no LUN]" },
     LUN,
 ];
 const REMOVE: &[Param] = &[ID, CONTROLLER, TARGET, LUN];
 const RESIZE: &[Param] = &[ID, CONTROLLER, TARGET, LUN, super::resize::SIZE, super::resize::SHRINK];
 const LIST: &[Param] =
-    &[Param { name: "controller", kind: Kind::Text, about: "Only those of the controller of this id [all]" }];
+    &[Param { name: "controller", kind: ParamKind::Text, about: "Only those of the controller of this id [all]" }];
 
 pub fn verbs(source: &Arc<DaemonState>) -> Vec<Verb> {
     let with = || Arc::clone(source);

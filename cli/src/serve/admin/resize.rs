@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqblk_admin::model::ResizeResult;
-use mqblk_admin::{Kind, Param, Params, Verb, VerbError};
+use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use mqblk_core::settings::parse_size;
 use mqblk_core::{ByteLen, Resize};
 use serde_json::Value;
@@ -12,17 +12,20 @@ use super::DaemonState;
 use super::lun::change_error;
 
 /// Shared with `lun.resize`.
-pub const SIZE: Param =
-    Param { name: "size", kind: Kind::Size, about: "The size in bytes, or such as \"10G\" [what its storage has now]" };
+pub const SIZE: Param = Param {
+    name: "size",
+    kind: ParamKind::Size,
+    about: "The size in bytes, or such as \"10G\" [what its storage has now]",
+};
 /// Shared with `lun.resize`.
 pub const SHRINK: Param = Param {
     name: "shrink",
-    kind: Kind::Boolean,
+    kind: ParamKind::Boolean,
     about: "It may become smaller; what lies beyond the new end is lost [false]",
 };
 
 const PARAMS: &[Param] =
-    &[Param { name: "id", kind: Kind::Text, about: "The id of the disk, LUN or Xen device" }, SIZE, SHRINK];
+    &[Param { name: "id", kind: ParamKind::Text, about: "The id of the disk, LUN or Xen device" }, SIZE, SHRINK];
 
 pub fn verb(source: &Arc<DaemonState>) -> Verb {
     let source = Arc::clone(source);

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use mqblk_admin::model::Resumed;
-use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
+use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
 use mqblk_engine::{DiskHealth, Resume};
 
 use super::DaemonState;
 
 const PARAMS: &[Param] = &[
-    Param { name: "id", kind: Kind::Text, about: "The id of the disk or LUN" },
+    Param { name: "id", kind: ParamKind::Text, about: "The id of the disk or LUN" },
     Param {
         name: "report",
-        kind: Kind::Boolean,
+        kind: ParamKind::Boolean,
         about: "Answer the parked requests with their errors, in place of doing them [false]",
     },
 ];

@@ -3,14 +3,18 @@
 use std::sync::Arc;
 
 use mqblk_admin::model::{ControllerStat, DiskStat, Stat};
-use mqblk_admin::{Kind, Param, Params, Verb, VerbError, found};
+use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
 
 use super::{DaemonState, monotonic_ns, wire};
 
 const PARAMS: &[Param] = &[
-    Param { name: "queues", kind: Kind::Boolean, about: "Every queue too, not only sums [false]" },
-    Param { name: "latency", kind: Kind::Boolean, about: "The buckets of the latencies' distributions too [false]" },
-    Param { name: "disk", kind: Kind::Text, about: "Only the disk, controller or LUN of this id [all]" },
+    Param { name: "queues", kind: ParamKind::Boolean, about: "Every queue too, not only sums [false]" },
+    Param {
+        name: "latency",
+        kind: ParamKind::Boolean,
+        about: "The buckets of the latencies' distributions too [false]",
+    },
+    Param { name: "disk", kind: ParamKind::Text, about: "Only the disk, controller or LUN of this id [all]" },
 ];
 
 pub fn verb(source: &Arc<DaemonState>) -> Verb {

@@ -219,12 +219,12 @@ impl Luns {
         Ok((keys, pending, shared))
     }
 
-    /// Removes a LUN. Waits for at most `patience`; after that the removal continues in the background.
+    /// Removes a LUN. Waits for at most `timeouts`; after that the removal continues in the background.
     ///
     /// # Errors
     /// If there is no such LUN, it is still being added, or its storage could not be flushed after the removal.
-    pub fn remove(self: &Arc<Luns>, which: &LunSelector, patience: Duration) -> Result<Removal, ChangeError> {
-        let deadline = Instant::now() + patience;
+    pub fn remove(self: &Arc<Luns>, which: &LunSelector, timeouts: Duration) -> Result<Removal, ChangeError> {
+        let deadline = Instant::now() + timeouts;
         let mut table = self.table();
         let at = self.find(&table, which)?;
         let lun = table[at].clone();

@@ -82,12 +82,12 @@ impl Reservations {
             if !registrations.is_empty() {
                 return Err(invalid_field("reserved", holder, "no RESERVE beside registrations"));
             }
-            if !inner.nexuses.iter().any(|seat| seat.name == *holder) {
+            if !inner.nexuses.iter().any(|entry| entry.name == *holder) {
                 return Err(invalid_field("reserved", holder, "a nexus that the unit has here"));
             }
         }
         let known: Vec<&NexusName> =
-            inner.nexuses.iter().map(|seat| &seat.name).chain(registrations.iter().map(|held| &held.nexus)).collect();
+            inner.nexuses.iter().map(|entry| &entry.name).chain(registrations.iter().map(|held| &held.nexus)).collect();
         let mut addresses = HashMap::new();
         for name in known {
             let other = addresses.insert(name.address(), &name.initiator);

@@ -186,11 +186,11 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             }
         };
         tracing::debug!(disk = self.name(), frontend = peer(&connection), "frontend connected");
-        let Shared { stats: tally, disks, gate, .. } = &*self.shared;
+        let Shared { stats, disks, gate, .. } = &*self.shared;
         let session = Session::new(
             Arc::clone(&self.device),
             Arc::clone(&self.options),
-            Arc::clone(tally),
+            Arc::clone(stats),
             Arc::clone(disks),
             Arc::clone(gate),
         );

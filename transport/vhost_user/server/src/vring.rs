@@ -222,7 +222,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             tracing::warn!(disk = name, queue = index, "queue retired: {why}");
             if let Some(err) = err {
                 match Notifier::new(&err) {
-                    Ok(bell) => bell.notify(),
+                    Ok(eventfd) => eventfd.notify(),
                     Err(error) => tracing::warn!(disk = name, queue = index, "err: {error}"),
                 }
             }

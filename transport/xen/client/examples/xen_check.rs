@@ -463,10 +463,10 @@ fn rebinding(xen: &dyn Xen) -> Check {
 
 fn shares_that_end(xen: &dyn Xen) -> Check {
     let (shared, mut grants, arena) = with_ourselves(xen, 2, true)?;
-    let SharedPages { memory, refs, guard: keeper } = shared;
+    let SharedPages { memory, refs, guard } = shared;
     let kept = Arc::clone(&memory);
     memory.write(GuestAddress(0), &[9]).ok_or("no page")?;
-    drop(keeper);
+    drop(guard);
     // The memory is still mapped here, but no longer granted.
     same!(byte(&kept, 0, 0), 0);
     let mut one = [copy(refs[0], CopyDirection::FromGrant, 0, 1, 0, 0)];

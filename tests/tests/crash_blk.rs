@@ -182,7 +182,8 @@ fn stopped_while_storage_does_not_answer_in_time() {
     let port = rig.connect(disk.0);
     let mut load = RunningLoad::start(disk.0, port, LoadHistory::new(1), seed);
     load.wait_completions(1);
-    // Those that follow the first answers have just begun.
+    // Those that follow the first completions are pulled within this time, and have more than the drain timeout to go.
+    std::thread::sleep(Duration::from_millis(300));
     rig.stop();
     rig.spawn();
     rig.reconnect(TIMEOUT).expect("the daemon that was started again");

@@ -137,7 +137,8 @@ fn stopped_while_a_unit_does_not_answer_in_time() {
     let port = rig.connect();
     let mut load = RunningLoad::start("scsi", port, LoadHistory::new(1), seed);
     load.wait_completions(1);
-    // Those that follow the first answers have just begun.
+    // Those that follow the first completions are pulled within this time, and have more than the drain timeout to go.
+    std::thread::sleep(Duration::from_millis(300));
     rig.stop();
     rig.spawn();
     rig.reconnect(TIMEOUT).expect("the daemon that was started again");

@@ -226,7 +226,8 @@ fn transfers_without_an_end() {
             (reader, writer)
         })
         .into();
-    assert_eq!(daemon.thread_count("state-"), 1);
+    // A thread has its name a moment after it was started.
+    wait_for("the last transfer's thread", || (daemon.thread_count("state-") == 1).then_some(()));
     drop((connection, reader, writer));
     daemon.wait_for_session_end("bad");
     daemon.wait_for_resources(base, "transfers without an end");

@@ -41,7 +41,7 @@ pub(crate) unsafe fn call_for_more<T: Request>(node: &File, argument: *mut T) ->
 }
 
 /// # Safety
-/// As for [`call_for_more`].
+/// As for [`ioctl_indirect`].
 unsafe fn raw(node: &File, number: u32, argument: *mut libc::c_void) -> io::Result<u32> {
     // SAFETY: guaranteed by the caller; the descriptor is open as long as `node`.
     let result = unsafe { libc::ioctl(node.as_raw_fd(), number as _, argument) };

@@ -1,4 +1,4 @@
-//! From the end of a request to its response.
+//! Completion of requests, up to the response.
 
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op, Outcome};
 use mqblk_memory::{Buffer, CopyDirection, GrantStatus, PooledContext};
@@ -9,10 +9,10 @@ use crate::place::Place;
 use crate::queue::{BlkifQueue, BlkifToken};
 use crate::requests::{Entry, Step};
 
-/// What a frontend is told of a request that did not succeed.
+/// Returns the response status of a failed request.
 fn refusal(outcome: Outcome, step: Step) -> i16 {
     match (outcome, step) {
-        // It stops asking for what cannot be done.
+        // The frontend stops sending an operation that is not supported.
         (Outcome::Unsupported, Step::Flush | Step::Discard { .. }) => status::NOT_SUPPORTED,
         _ => status::ERROR,
     }
@@ -29,7 +29,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.unpublished += 1;
     }
 
-    /// What was asked of the disk has ended, and its buffer was given back: goes on with the request's next step, or answers.
+    /// Handles the completion of a disk request, whose buffer is released: starts the request's next step, or completes it.
     #[inline]
     pub(crate) fn ended<I>(&mut self, token: BlkifToken, outcome: Outcome, into: &mut I)
     where
@@ -69,7 +69,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         }
     }
 
-    /// Asks for the next part of a discard.
+    /// Submits the next part of a discard.
     pub(crate) fn discard<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, into: &mut I) {
         let most = self.max_discard;
         let entry = self.requests.entry(at);
@@ -80,7 +80,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         into.admit(BlkifToken(at), DiskSlot::FIRST, Op::Discard { secure }, start, len, None);
     }
 
-    /// Lets go of a request's pages and answers it.
+    /// Releases a request's pages and puts its response on the ring.
     #[inline]
     pub(crate) fn close_request(&mut self, at: u16) {
         let (entry, pages) = self.requests.with_pages(at);
@@ -92,10 +92,10 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.respond(id, operation, status, journal);
     }
 
-    /// A request stays unanswered: gives back its buffer and lets go of its pages. Whoever serves the ring next finds it in the journal.
-    pub fn forget(&mut self, lane: &mut L, token: BlkifToken, buffer: Option<Buffer>) {
+    /// Drops a request without a response: releases its buffer and its pages. The next backend process replays it from the journal.
+    pub fn forget(&mut self, context: &mut L, token: BlkifToken, buffer: Option<Buffer>) {
         if let Some(buffer) = buffer {
-            lane.pool().release(buffer);
+            context.pool().release(buffer);
         }
         let (entry, pages) = self.requests.with_pages(token.0);
         if entry.place != Place::None {
@@ -104,7 +104,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.requests.close(token.0);
     }
 
-    /// Copies the data of reads to the frontend in one call, and lets mapped pages go, before any of it is answered.
+    /// Completes the deferred requests: copies the data of reads to the frontend in one call, unmaps pages, then puts the responses.
     #[inline(never)]
     pub(crate) fn settle_pages(&mut self) {
         self.pages.copy(&self.arena, &mut self.reads, &mut self.counters);

@@ -1,11 +1,12 @@
-//! How a write barrier holds for all rings of a disk. The ring that has one shuts the gate; every ring takes what lies in it at that
-//! moment, which may have been put there before the barrier, and nothing more, reports when all that it took is answered visibly,
-//! and with the last report the barrier's own ring writes and flushes. When that is answered the gate opens, or the next barrier is on.
+//! Write barriers across all rings of a disk. A ring that takes a barrier off closes the gate. Every ring then takes the requests that it
+//! holds at that moment, which may be older than the barrier, and no more. It reports when all of them are completed and published. After
+//! the last report the barrier's own ring writes and flushes. When the barrier's response is published, the gate opens or the next barrier
+//! becomes active.
 //!
-//! What a frontend puts on one ring before it puts a barrier on another is done before the barrier; what it puts on any ring after the
-//! barrier was answered is done after it. In between rings have no order. Barriers of several rings go one at a time, in the order in
-//! which they are taken off, and what lies behind one waits for it. A ring that is closed has nothing: what still lies in it is not
-//! waited for.
+//! A request that a frontend puts on one ring before it puts a barrier on another is executed before the barrier; a request that it puts on
+//! any ring after the barrier's response is executed after it. Otherwise rings are not ordered. Barriers of several rings are executed one
+//! at a time, in the order in which they are taken off; requests behind a barrier wait for it. Barriers do not wait for requests on a
+//! closed ring.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,37 +15,38 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::Wake;
 
-/// What a ring does next.
+/// The next action of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing; it is woken when that changes.
+    /// Nothing; the ring is woken when this changes.
     Nothing,
-    /// A barrier is on. The requests that lie in the ring now come before it: they are to be taken, up to a barrier among them, and
-    /// no others. Said once for each barrier; then [`RingGate::settle`] is to be called again.
+    /// A barrier is active. Take the requests that the ring holds now, up to a barrier among them, and no others: they come before the
+    /// active barrier. Returned once per barrier; call [`RingGate::advance`] again afterwards.
     TakeEarlier,
-    /// The ring's own barrier is on, and all that comes before it on any ring is answered visibly. Said until [`RingGate::end`].
+    /// The ring's own barrier is active, and all earlier requests on all rings are completed and published: submit the barrier. Returned
+    /// until [`RingGate::complete`].
     Go,
 }
 
-/// A ring, as the others see it.
+/// The state of one ring in the sequence.
 struct Member {
     id: u64,
     waker: Arc<dyn Wake>,
-    /// It has been told of the barrier that is on.
+    /// The ring is notified of the active barrier.
     told: bool,
-    /// It has nothing that comes before the barrier that is on.
+    /// The ring has no requests left that come before the active barrier.
     reported: bool,
-    /// Its waker is to ring.
+    /// The ring is to be woken.
     due: bool,
 }
 
-/// Whose turn it is. The rules of the gate, without the sharing.
+/// The order of barriers: the rules of the gate, without synchronisation.
 #[derive(Default)]
 pub struct Turns {
     members: Vec<Member>,
-    /// Rings that have a barrier, each at most one, in the order in which they were begun. The first is on.
+    /// Rings that have a barrier, at most one each, in the order of [`RingGate::begin`]. The first is active.
     barriers: VecDeque<u64>,
-    /// Rings that are still to open.
+    /// Number of rings that are not open yet.
     absent: u16,
     next: u64,
 }
@@ -61,7 +63,7 @@ impl Turns {
     fn open(&mut self, waker: Arc<dyn Wake>) -> u64 {
         let id = self.next;
         self.next += 1;
-        // One that was waited for may have been left requests by an owner before us. Any other has nothing that comes before a barrier.
+        // A ring that barriers wait for may have requests left by the previous backend process. Any other has none older than a barrier.
         let late = self.absent == 0;
         self.absent = self.absent.saturating_sub(1);
         let due = self.is_shut();
@@ -77,11 +79,11 @@ impl Turns {
         }
     }
 
-    /// The first barrier is on now, or none is.
+    /// Activates the first barrier, if there is one.
     fn start(&mut self) {
-        let on = self.barriers.front().copied();
+        let active = self.barriers.front().copied();
         for member in &mut self.members {
-            member.told = on == Some(member.id);
+            member.told = active == Some(member.id);
             member.reported = false;
             member.due = true;
         }
@@ -91,22 +93,22 @@ impl Turns {
         self.absent == 0 && self.members.iter().all(|member| member.reported)
     }
 
-    /// Wakes the ring whose barrier is on if nothing holds it up any more.
+    /// Wakes the ring of the active barrier if all rings have reported.
     fn call_owner(&mut self) {
         if self.all_reported()
-            && let Some(on) = self.barriers.front().copied()
-            && let Some(owner) = self.member(on)
+            && let Some(active) = self.barriers.front().copied()
+            && let Some(owner) = self.member(active)
         {
             owner.due = true;
         }
     }
 
-    /// A barrier is on.
+    /// Returns true if a barrier is active.
     pub fn is_shut(&self) -> bool {
         !self.barriers.is_empty()
     }
 
-    /// Wakes the rings for which a change meant something.
+    /// Wakes the rings that a change affects.
     pub fn ring_wakers(&mut self) {
         for member in self.members.iter_mut().filter(|member| member.due) {
             member.due = false;
@@ -115,12 +117,12 @@ impl Turns {
     }
 
     fn settle(&mut self, id: u64, in_flight: usize) -> Step {
-        let Some(on) = self.barriers.front().copied() else { return Step::Nothing };
+        let Some(active) = self.barriers.front().copied() else { return Step::Nothing };
         let has_barrier = self.barriers.contains(&id);
         let Some(member) = self.member(id) else { return Step::Nothing };
         if !member.told {
             member.told = true;
-            // What lies behind its own barrier comes after this one too.
+            // Requests behind the ring's own barrier come after this one too.
             if !has_barrier {
                 return Step::TakeEarlier;
             }
@@ -129,19 +131,19 @@ impl Turns {
             member.reported = true;
             self.call_owner();
         }
-        if on == id && self.all_reported() { Step::Go } else { Step::Nothing }
+        if active == id && self.all_reported() { Step::Go } else { Step::Nothing }
     }
 
     fn end(&mut self, id: u64) {
-        debug_assert_eq!(self.barriers.front(), Some(&id), "only the barrier that is on ends");
+        debug_assert_eq!(self.barriers.front(), Some(&id), "only the active barrier completes");
         self.withdraw(id);
     }
 
-    /// The ring has no barrier any more.
+    /// Removes the ring's barrier.
     fn withdraw(&mut self, id: u64) {
-        let was_on = self.barriers.front() == Some(&id);
+        let was_active = self.barriers.front() == Some(&id);
         self.barriers.retain(|other| *other != id);
-        if was_on {
+        if was_active {
             self.start();
         }
     }
@@ -158,42 +160,42 @@ impl Turns {
     }
 }
 
-/// How rings on several threads share the rules.
+/// How rings on several threads share a [`BarrierSequence`].
 pub trait Sharing: Send + Sync {
-    /// Shared rules.
-    fn new(turns: Turns) -> Self;
-    /// Changes them, one thread at a time.
+    /// Creates the shared sequence.
+    fn new(sequence: Turns) -> Self;
+    /// Calls `change` with the sequence, one thread at a time.
     fn with<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R;
-    /// Whether a barrier is on, as last [set](Self::set_shut).
+    /// Returns true if a barrier is active, as last [set](Self::set_barrier_active).
     fn is_shut(&self) -> bool;
-    /// Says whether a barrier is on.
-    fn set_shut(&self, shut: bool);
+    /// Stores whether a barrier is active, for [`is_barrier_active`](Self::is_barrier_active).
+    fn set_shut(&self, active: bool);
 
-    /// Changes the rules, and lets those know who wait for that.
+    /// Changes the sequence, and wakes the rings that the change affects.
     fn change<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
-        self.with(|turns| {
-            let was_shut = turns.is_shut();
-            let result = change(turns);
-            // Before anybody is woken: who is woken looks at it first.
-            if turns.is_shut() != was_shut {
-                self.set_shut(!was_shut);
+        self.with(|sequence| {
+            let was_active = sequence.is_shut();
+            let result = change(sequence);
+            // Before any wakeup: a woken ring checks the flag first.
+            if sequence.is_shut() != was_active {
+                self.set_shut(!was_active);
             }
-            turns.ring_wakers();
+            sequence.ring_wakers();
             result
         })
     }
 }
 
-/// Rules shared by threads of this process.
+/// A sequence behind a mutex.
 pub struct Threads {
-    /// On a line that is only written when barriers come and go: every pull reads it.
+    /// Read by every pull; its cache line is written only when a barrier begins or ends.
     shut: AtomicBool,
     turns: Mutex<Turns>,
 }
 
 impl Sharing for Threads {
-    fn new(turns: Turns) -> Self {
-        Threads { shut: AtomicBool::new(false), turns: Mutex::new(turns) }
+    fn new(sequence: Turns) -> Self {
+        Threads { shut: AtomicBool::new(false), turns: Mutex::new(sequence) }
     }
 
     fn with<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
@@ -205,8 +207,8 @@ impl Sharing for Threads {
         self.shut.load(Ordering::Acquire)
     }
 
-    fn set_shut(&self, shut: bool) {
-        self.shut.store(shut, Ordering::Release);
+    fn set_shut(&self, active: bool) {
+        self.shut.store(active, Ordering::Release);
     }
 }
 
@@ -214,65 +216,65 @@ impl Sharing for Threads {
 pub struct Gate<S: Sharing = Threads>(Arc<S>);
 
 impl<S: Sharing> Gate<S> {
-    /// A gate for so many rings. No barrier passes before they have all opened: a ring that is taken up again may have requests that
-    /// come before it.
+    /// Creates a gate for `rings` rings. No barrier is executed before all of them are open: a ring that is resumed may have earlier
+    /// requests.
     pub fn new(rings: u16) -> Gate<S> {
         Gate(Arc::new(S::new(Turns::with_absent(rings))))
     }
 
-    /// A ring begins to be served. `waker` rings when it is to [settle](RingGate::settle), and when it may take requests again.
+    /// Opens a ring. `waker` is woken when the ring must call [`advance`](RingGate::advance), and when it may take requests again.
     pub fn open_ring(&self, waker: Arc<dyn Wake>) -> RingGate<S> {
-        let id = self.0.change(|turns| turns.open(waker));
+        let id = self.0.change(|sequence| sequence.open(waker));
         RingGate { shared: Arc::clone(&self.0), id }
     }
 
-    /// The rings that have not opened will not: nothing waits for them.
+    /// Stops waiting for rings that are not open: they will not be opened.
     pub fn forget_absent(&self) {
         self.0.change(Turns::forget_absent);
     }
 }
 
-/// One ring's way through the gate. Dropped when the ring has nothing in flight and takes nothing more, and counts no more then; a barrier
-/// of its own that has not ended is forgotten.
+/// One ring's handle of the gate. Dropped when the ring has nothing in flight and takes no more requests; a barrier of its own that is not
+/// complete is dropped with it.
 pub struct RingGate<S: Sharing = Threads> {
     shared: Arc<S>,
     id: u64,
 }
 
 impl<S: Sharing> RingGate<S> {
-    /// No barrier is on: requests may be taken. For every pull.
+    /// Returns true if requests may be taken: no barrier is active. Called for every pull.
     #[inline]
     pub fn may_take(&self) -> bool {
         !self.shared.is_shut()
     }
 
-    /// The ring took a barrier, behind which it takes nothing. From now on no ring does, but what comes before it.
+    /// Queues a barrier that the ring has taken off; the ring takes no request behind it. From now on all rings take only earlier requests.
     pub fn begin(&mut self) {
-        self.change(|turns, id| turns.begin(id));
+        self.change(|sequence, id| sequence.begin(id));
     }
 
-    /// What to do now. To be called when the ring was woken, when a publish has shown the last of its responses, and after
-    /// [`Step::TakeEarlier`]. `in_flight` are its requests that come before the barrier and have no visible response, in whatever state:
-    /// not taken yet, held, with the storage, answered and not published; its own barrier is not one of them.
+    /// Returns the ring's next action. Called when the ring is woken, when a publish has made its last response visible, and after
+    /// [`BarrierAction::TakeEarlier`]. `in_flight`: number of the ring's requests that come before the barrier and have no visible
+    /// response, in any state: not taken yet, blocked, with the storage, completed and not published. Its own barrier does not count.
     #[inline]
     pub fn settle(&mut self, in_flight: usize) -> Step {
-        if self.may_take() { Step::Nothing } else { self.change(|turns, id| turns.settle(id, in_flight)) }
+        if self.may_take() { Step::Nothing } else { self.change(|sequence, id| sequence.settle(id, in_flight)) }
     }
 
-    /// The ring's barrier has been written, flushed and answered, and the frontend sees that: not before, so that what comes after
-    /// a barrier is never taken while the barrier may have to be done again.
+    /// Completes the ring's barrier, after it is written, flushed and its response published. Not earlier: no request behind a barrier may
+    /// be taken while the barrier may still have to be replayed.
     pub fn end(&mut self) {
-        self.change(|turns, id| turns.end(id));
+        self.change(|sequence, id| sequence.end(id));
     }
 
     fn change<R>(&self, change: impl FnOnce(&mut Turns, u64) -> R) -> R {
-        self.shared.change(|turns| change(turns, self.id))
+        self.shared.change(|sequence| change(sequence, self.id))
     }
 }
 
 impl<S: Sharing> Drop for RingGate<S> {
     fn drop(&mut self) {
-        self.change(|turns, id| turns.close(id));
+        self.change(|sequence, id| sequence.close(id));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Rings that do what the gate says, in every order or in many: what comes before a barrier is done before it, nothing runs beside it,
-//! and every request is done, whoever opens, closes or sleeps meanwhile.
+//! Model of rings that follow the gate, in every or in many interleavings: earlier requests are executed before a barrier, none runs
+//! concurrently with it, and every request completes, whichever rings open, close or sleep meanwhile.
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -15,28 +15,28 @@ impl Wake for Bell {
     }
 }
 
-/// A request, by the place it has among all that were put on any ring.
+/// A request, identified by its position among all that were put on any ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Put {
     time: u32,
     barrier: bool,
 }
 
-/// Where a ring's barrier is.
+/// State of a ring's barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Own {
     Waits(Put),
     Runs(Put),
-    /// Answered, not visible.
+    /// Completed, response not published.
     Answered,
 }
 
-/// A queue, reduced to what the gate has to do with.
+/// A queue, reduced to what the gate affects.
 struct Ring {
     gate: Option<RingGate>,
     bell: Arc<Bell>,
     waiting: VecDeque<Put>,
-    /// Of those that wait, how many come before the barrier that is on.
+    /// Number of waiting requests that come before the active barrier.
     earlier: usize,
     running: Vec<Put>,
     unpublished: usize,
@@ -46,9 +46,9 @@ struct Ring {
 struct World {
     gate: Gate,
     rings: Vec<Ring>,
-    /// Number of requests put, and so the time of the next.
+    /// Number of requests put so far: the time of the next.
     time: u32,
-    /// Barriers that are through.
+    /// Completed barriers.
     passed: u32,
 }
 
@@ -72,7 +72,7 @@ impl World {
         self.time += 1;
     }
 
-    /// Ends one of the requests that run, if there is one.
+    /// Completes one of the running requests, if there is one.
     fn complete(&mut self, ring: usize, which: usize) {
         let ring = &mut self.rings[ring];
         if let Some(Own::Runs(_)) = ring.own {
@@ -84,7 +84,7 @@ impl World {
         }
     }
 
-    /// Whether a turn of the ring can do anything: it was woken, has answers to publish, or requests that it may take.
+    /// Returns true if a turn of the ring has work: it is woken, has responses to publish, or requests that it may take.
     fn is_awake(&self, at: usize) -> bool {
         let ring = &self.rings[at];
         let Some(gate) = &ring.gate else { return false };
@@ -153,12 +153,12 @@ impl World {
         }
     }
 
-    /// A barrier begins to be written.
+    /// Checks the other rings when a barrier starts.
     fn check_alone(&self, at: usize, barrier: Put) {
         for (other, ring) in self.rings.iter().enumerate().filter(|(_, ring)| ring.gate.is_some()) {
             assert!(ring.running.is_empty() && ring.unpublished == 0, "ring {other} runs {:?}", ring.running);
             assert!(other == at || !matches!(ring.own, Some(Own::Runs(_) | Own::Answered)), "two barriers");
-            // What waits behind a barrier of its ring comes after that.
+            // Requests behind a barrier of their ring come after it.
             if ring.own.is_none() {
                 let earlier = ring.waiting.iter().find(|put| put.time < barrier.time);
                 assert!(earlier.is_none(), "{earlier:?} of ring {other} comes before {barrier:?}");
@@ -166,7 +166,7 @@ impl World {
         }
     }
 
-    /// The ring breaks, is closed, and what it had in flight has ended.
+    /// Closes the ring, with nothing in flight.
     fn close(&mut self, at: usize) {
         let ring = &mut self.rings[at];
         (ring.waiting, ring.earlier, ring.unpublished, ring.own) = (VecDeque::new(), 0, 0, None);
@@ -174,7 +174,7 @@ impl World {
         ring.gate = None;
     }
 
-    /// Runs until nothing happens of itself: then every request is done.
+    /// Runs until no ring has work: then every request is completed.
     fn finish(&mut self) {
         let mut bound = 100_000;
         loop {
@@ -199,15 +199,15 @@ impl World {
         for (at, ring) in self.rings.iter().enumerate().filter(|(_, ring)| ring.gate.is_some()) {
             let left = (&ring.waiting, ring.own, ring.earlier);
             assert!(left == (&VecDeque::new(), None, 0), "ring {at} sleeps with {left:?}");
-            assert!(ring.gate.as_ref().is_some_and(RingGate::may_take), "the gate is shut");
+            assert!(ring.gate.as_ref().is_some_and(RingGate::may_take), "the gate is closed");
         }
     }
 }
 
-/// Takes each of its choices in turn, over all runs.
+/// Enumerates all sequences of choices, one per run.
 #[derive(Default)]
 struct Chooser {
-    /// The choices of this run, and how many there were.
+    /// The choices of this run, each with its number of options.
     trail: Vec<(usize, usize)>,
     at: usize,
 }
@@ -218,12 +218,12 @@ impl Chooser {
             self.trail.push((0, options));
         }
         let (choice, known) = self.trail[self.at];
-        assert_eq!(known, options, "the same choices lead to the same place");
+        assert_eq!(known, options, "the same choices lead to the same state");
         self.at += 1;
         choice
     }
 
-    /// Prepares the next run. Whether there is one.
+    /// Prepares the next run. Returns false after the last.
     fn next(&mut self) -> bool {
         self.at = 0;
         while let Some((choice, options)) = self.trail.pop() {
@@ -236,7 +236,7 @@ impl Chooser {
     }
 }
 
-/// All orders of `steps` steps of rings that hold these requests (`true`: a barrier) from the beginning or get them on the way.
+/// Runs all orders of `steps` steps of rings that get these requests (`true`: a barrier) before or between the steps.
 fn every_order(rings: &[&[bool]], steps: usize, closes: bool) -> u32 {
     let mut chooser = Chooser::default();
     let mut runs = 0;
@@ -310,7 +310,7 @@ fn barriers_hold_whichever_ring_closes_when() {
 }
 
 #[test]
-fn barriers_hold_in_long_random_lives() {
+fn barriers_hold_in_long_random_runs() {
     for seed in 0..300 {
         let mut random = SmallRng::seed_from_u64(seed);
         let expected = random.random_range(1..=4);
@@ -332,7 +332,7 @@ fn barriers_hold_in_long_random_lives() {
                     world.put(at, barrier);
                 }
                 30..65 if world.is_awake(at) => world.turn(at),
-                // A turn without a reason.
+                // A turn without work.
                 65..70 => world.turn(at),
                 70..99 => world.complete(at, random.random_range(0..100)),
                 99 if random.random_ratio(1, 6) => world.close(at),
@@ -359,13 +359,13 @@ fn a_ring_that_will_not_open_is_not_waited_for() {
 }
 
 #[test]
-fn what_lay_in_another_ring_before_the_barrier_is_done_before_it() {
+fn earlier_requests_of_another_ring_are_executed_before_the_barrier() {
     let mut world = World::new(2);
     let (one, other) = (world.open(), world.open());
     world.put(other, false);
     world.put(one, true);
     world.turn(one);
-    // Not before the other ring has taken it, and not while it runs.
+    // Not before the other ring has taken its request, and not while it runs.
     for _ in 0..2 {
         world.turn(one);
         assert!(matches!(world.rings[one].own, Some(Own::Waits(_))));
@@ -377,7 +377,7 @@ fn what_lay_in_another_ring_before_the_barrier_is_done_before_it() {
     assert_eq!(world.rings[other].running.len(), 1, "this came after the barrier");
     world.complete(other, 0);
     world.turn(one);
-    assert!(matches!(world.rings[one].own, Some(Own::Waits(_))), "its answer is not visible");
+    assert!(matches!(world.rings[one].own, Some(Own::Waits(_))), "its response is not visible");
     world.turn(other);
     assert!(world.is_awake(one), "the last report wakes the barrier's ring");
     world.turn(one);

@@ -1,13 +1,13 @@
-//! How many pages of other domains this host maps at a time, over all disks.
+//! Host-wide limit of mapped pages of other domains, over all disks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A host-wide budget of mapped pages. Xen tracks every mapping in a table of limited size (`gnttab_max_maptrack_frames`) that all
-/// back-ends of a domain share, and Linux counts every stretch of mapped pages against `vm.max_map_count`. Who finds the budget
-/// used up copies instead (grant copy needs neither), so that one disk with many rings never makes another one fail.
+/// backends of a domain share, and Linux counts every range of mapped pages against `vm.max_map_count`. When the budget is exhausted,
+/// requests use grant copy, which needs neither, so that one disk with many rings never makes another one fail.
 ///
-/// Touched only when a page is mapped or let go, not by a request whose pages are mapped.
+/// Accessed only when a page is mapped or unmapped, not by requests whose pages stay mapped.
 #[derive(Debug)]
 pub struct GrantBudget {
     limit: u64,
@@ -15,36 +15,36 @@ pub struct GrantBudget {
 }
 
 impl GrantBudget {
-    /// A budget of so many pages.
+    /// Creates a budget of `limit` pages.
     pub fn new(limit: u64) -> Arc<GrantBudget> {
         Arc::new(GrantBudget { limit, used: AtomicU64::new(0) })
     }
 
-    /// What a host allows that tracks `maptrack` mappings and lets a process have `max_map_count` stretches of memory, of which half
+    /// Creates the budget of a host that tracks `maptrack` mappings and allows a process `max_map_count` memory ranges, half of which
     /// are left to the rest of the process.
     pub fn of_host(maptrack: u64, max_map_count: u64) -> Arc<GrantBudget> {
         GrantBudget::new(maptrack.min(max_map_count / 2))
     }
 
-    /// Takes `pages` of it, if there are as many left: all or none.
+    /// Reserves `pages` pages. Returns false, and reserves none, if fewer are left.
     pub fn take(&self, pages: u32) -> bool {
         let pages = u64::from(pages);
         let more = |used: u64| used.checked_add(pages).filter(|used| *used <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Gives back what was taken.
+    /// Releases reserved pages.
     pub fn give(&self, pages: u32) {
         let before = self.used.fetch_sub(pages.into(), Ordering::Relaxed);
-        debug_assert!(before >= u64::from(pages), "more was given back than taken");
+        debug_assert!(before >= u64::from(pages), "more is released than reserved");
     }
 
-    /// Pages that are mapped.
+    /// Returns the number of reserved pages.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Pages that may be.
+    /// Returns the limit in pages.
     pub fn limit(&self) -> u64 {
         self.limit
     }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_taken_whole_or_not_at_all() {
+    fn a_reservation_is_all_or_nothing() {
         let budget = GrantBudget::new(10);
         assert!(budget.take(7) && !budget.take(4) && budget.take(3));
         assert!(!budget.take(1) && budget.take(0));
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_s_smaller_limit_counts() {
+    fn the_smaller_limit_of_a_host_applies() {
         assert_eq!(GrantBudget::of_host(262_144, 65_530).limit(), 32_765);
         assert_eq!(GrantBudget::of_host(1024, 65_530).limit(), 1024);
     }

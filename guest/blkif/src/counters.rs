@@ -1,52 +1,53 @@
-//! What a ring counts of its grants.
+//! Counters of a ring's grants and events.
 
-/// What a ring counted of its grants and events. All but [`held`](Self::held) and [`stuck`](Self::stuck) only grow.
+/// Counters of a ring's grants and events. All only grow, except [`mapped_pages`](Self::mapped_pages),
+/// [`stuck_pages`](Self::stuck_pages) and [`buffer_pages`](Self::buffer_pages).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantCounters {
-    /// Pages copied, either way.
+    /// Pages copied by the hypervisor, in either direction.
     pub copies: u64,
-    /// Calls that copied them.
+    /// Grant copy calls.
     pub copy_calls: u64,
-    /// Pages that could not be copied.
+    /// Pages whose copy failed.
     pub copy_errors: u64,
     /// Pages mapped.
     pub maps: u64,
-    /// Calls that mapped them.
+    /// Map calls.
     pub map_calls: u64,
-    /// Calls that failed to; the pages were copied instead.
+    /// Failed map calls; their pages were copied instead.
     pub map_errors: u64,
-    /// Pages let go.
+    /// Pages unmapped.
     pub unmaps: u64,
-    /// Calls that let them go.
+    /// Unmap calls.
     pub unmap_calls: u64,
-    /// Pages of requests that were mapped already.
+    /// Pages of requests that were mapped before the request.
     pub persistent_hits: u64,
-    /// Pages of requests that were not.
+    /// Pages of requests that were not mapped before the request.
     pub persistent_misses: u64,
-    /// Pages let go because they were not used for long, or for others.
+    /// Persistent grants unmapped because they were idle or to make space for others.
     pub persistent_purged: u64,
-    /// Times that a page was copied because the ring has as many mapped as it may.
+    /// Times that pages were copied because the ring had reached its limit of persistent grants.
     pub over_cap: u64,
-    /// Times that pages were copied because the host has as many mapped as it may.
+    /// Times that pages were copied because the host's budget was exhausted.
     pub over_budget: u64,
-    /// Pages that are mapped now. (All rings together, where they share their pages.)
+    /// Pages mapped now. Where rings share a pool: by all of them.
     pub held: u64,
-    /// Pages that could not be let go. They are not used any more.
+    /// Pages whose unmap failed. They stay mapped and are not used again.
     pub stuck: u64,
-    /// Own pages that hold memory now.
+    /// Buffer pages that hold memory now.
     pub buffer_pages: u64,
-    /// Requests with their segments in pages of their own.
+    /// Indirect requests.
     pub indirect_requests: u64,
-    /// Barriers carried out.
+    /// Barriers executed.
     pub barriers: u64,
     /// Events sent.
     pub events_sent: u64,
-    /// Events taken.
+    /// Events received.
     pub events_taken: u64,
 }
 
 impl GrantCounters {
-    /// Adds what another ring counted.
+    /// Adds the counters of another ring.
     pub fn add(&mut self, other: &GrantCounters) {
         for (sum, more) in [
             (&mut self.copies, other.copies),

@@ -1,5 +1,5 @@
-//! The pages of a ring, or of all rings of a device, and what is done with them: own ones, mapped ones, and what to do when there is
-//! no room.
+//! The page pool of a ring, or of all rings of a device: buffer pages, pages mapped for a request, and persistent grants. Falls back to
+//! grant copy when pages cannot be mapped.
 
 use std::io;
 use std::sync::Arc;
@@ -13,38 +13,38 @@ use crate::persistent::{Held, Persistent};
 use crate::place::{PageUse, Place};
 use crate::ranges::{Range, Ranges};
 
-/// How often mapped pages are looked through for such as can be let go, in milliseconds: Linux's LRU_INTERVAL.
+/// Minimum interval of scans for pages to unmap, in milliseconds: Linux's LRU_INTERVAL.
 const TEND_INTERVAL: u32 = 100;
 
-/// What part of the mapped pages is let go when there is no room for others: 5 percent, Linux's LRU_PERCENT_CLEAN.
+/// One in this many persistent grants is unmapped under pressure: 5 percent, Linux's LRU_PERCENT_CLEAN.
 const PRESSED_PART: u32 = 20;
 
-/// Most mapped pages that are let go at a time.
+/// Maximum of pages that one scan unmaps.
 const MOST_AT_ONCE: usize = 64;
 
-/// The pages of a ring, or of all rings of a device.
+/// State of a page pool, without the grant access.
 #[derive(Debug)]
 struct PageStore {
     arena: Arc<PageArena>,
     mode: Mode,
     ranges: Ranges,
-    /// Its page `n` is in the `n`th slot behind the ranges.
+    /// Persistent grant `n` is mapped in the `n`th slot after the ranges.
     persistent: Persistent,
     idle: u32,
-    /// There was no room for a page since the last look.
+    /// A page could not be mapped for lack of space since the last scan.
     pressed: bool,
     tended_at: u32,
     budget: Arc<GrantBudget>,
-    /// Pages that are mapped, and so taken from the budget.
+    /// Mapped pages, which are reserved from the budget.
     held: u32,
-    /// Those of them that cannot be let go.
+    /// Mapped pages whose unmap failed.
     stuck: u32,
-    /// For mapping a request.
+    /// Reused for the grants of a request that is being mapped.
     refs: Vec<GrantRef>,
 }
 
 impl PageStore {
-    /// Pages for `requests` requests of at most `segments` segments.
+    /// Creates the state for `requests` requests of at most `segments` segments.
     fn new(options: &VbdOptions, requests: u32, segments: u16) -> io::Result<PageStore> {
         let mode = options.resolved_mode();
         let persistent = if mode.keeps_pages() { options.persistent_max } else { 0 };
@@ -65,8 +65,8 @@ impl PageStore {
     }
 
     #[inline]
-    fn slot(&self, held: Held) -> PageSlot {
-        PageSlot(self.ranges.slots() + held.0)
+    fn slot(&self, persistent: Held) -> PageSlot {
+        PageSlot(self.ranges.slots() + persistent.0)
     }
 
     #[inline]
@@ -75,14 +75,14 @@ impl PageStore {
     }
 
     fn budget_for(&mut self, pages: u32, counters: &mut GrantCounters) -> bool {
-        let taken = self.budget.take(pages);
-        if taken {
+        let reserved = self.budget.take(pages);
+        if reserved {
             self.held += pages;
         } else {
             counters.over_budget += 1;
             self.pressed = true;
         }
-        taken
+        reserved
     }
 
     fn give_back(&mut self, pages: u32) {
@@ -90,7 +90,7 @@ impl PageStore {
         self.held -= pages;
     }
 
-    /// Slots of our own for the pages.
+    /// Allocates buffer pages for a request.
     #[inline]
     fn own(&mut self, pages: &mut [PageUse]) -> Option<Place> {
         let range = self.ranges.take()?;
@@ -110,19 +110,19 @@ impl PageStore {
 
 impl Drop for PageStore {
     fn drop(&mut self) {
-        // What is left is let go with the way to the grants.
+        // Remaining mappings end with the grant access.
         self.budget.give(self.held);
     }
 }
 
-/// Pages, and the way to the grants that maps and unmaps them.
+/// A page pool, with the grant access that maps and unmaps pages.
 pub(crate) struct Holder {
     store: PageStore,
     grants: Box<dyn GrantAccess>,
 }
 
 impl Holder {
-    /// Pages for `requests` requests of at most `segments` segments.
+    /// Creates a pool for `requests` requests of at most `segments` segments.
     pub(crate) fn new(
         options: &VbdOptions,
         requests: u32,
@@ -132,7 +132,7 @@ impl Holder {
         Ok(Holder { store: PageStore::new(options, requests, segments)?, grants })
     }
 
-    /// Where the slots are.
+    /// Returns the arena of the page slots.
     pub(crate) fn arena(&self) -> &Arc<PageArena> {
         &self.store.arena
     }
@@ -142,7 +142,7 @@ impl Holder {
         self.grants.copy(arena, copies)
     }
 
-    /// Reads a page through its mapping, if it is to be mapped for good and can be. The bytes are read once.
+    /// Reads a page through its persistent mapping, each byte once. Returns false if the page cannot be mapped.
     pub(crate) fn peek(&mut self, gref: GrantRef, into: &mut [u8], now: u32, counters: &mut GrantCounters) -> bool {
         if !self.store.mode.keeps_pages() {
             return false;
@@ -153,20 +153,20 @@ impl Holder {
         read
     }
 
-    /// Whether [`tend`](Self::tend) may find something to do.
+    /// Returns true if [`reclaim`](Self::reclaim) may find something to release.
     #[inline]
     pub(crate) fn needs_tending(&self) -> bool {
         self.store.mode.keeps_pages() || self.store.ranges.is_large()
     }
 
-    /// Notes what is held now.
+    /// Sets the counters of pages in use.
     pub(crate) fn count(&self, counters: &mut GrantCounters) {
         counters.held = self.store.held.into();
         counters.stuck = self.store.stuck.into();
         counters.buffer_pages = self.store.ranges.pages().into();
     }
 
-    /// Finds places for a request's pages, and maps them if they are to be and can be. `None` when there is no room at all.
+    /// Prepares the pages of a request: maps them if the mode says so, else allocates buffer pages. `None` if no slots are free.
     #[inline(always)]
     pub(crate) fn place(
         &mut self,
@@ -196,7 +196,7 @@ impl Holder {
         self.store.own(pages)
     }
 
-    /// Finds own pages for a request whose pages are in use; with the data, if it is a write's.
+    /// Allocates buffer pages for a request whose persistent grants are acquired, and copies the data of a write to them.
     #[inline(always)]
     fn bounce(&mut self, pages: &mut [PageUse], fill: bool, now: u32) -> Option<Place> {
         let Some(range) = self.store.ranges.take() else {
@@ -217,20 +217,20 @@ impl Holder {
         Some(Place::Bounce(range))
     }
 
-    /// Copies a read's data from own pages to the mapped ones.
+    /// Copies a read's data from buffer pages to the mapped pages.
     #[inline(always)]
     pub(crate) fn deliver(&self, pages: &[PageUse]) {
         let memory = self.store.arena.memory();
         for page in pages {
-            if let Some(held) = self.store.persistent.find(page.gref) {
-                let mapped = PageUse { slot: self.store.slot(held), ..*page };
+            if let Some(persistent) = self.store.persistent.find(page.gref) {
+                let mapped = PageUse { slot: self.store.slot(persistent), ..*page };
                 let copied = memory.copy_to(page.address(), memory, mapped.address(), page.len().into());
                 debug_assert!(copied.is_some(), "slots lie in one region");
             }
         }
     }
 
-    /// Begins a use of each page. If one cannot be mapped: of none.
+    /// Starts a use of each page. Returns false, and uses none, if one cannot be mapped.
     #[inline(always)]
     fn begin_all(&mut self, pages: &mut [PageUse], now: u32, counters: &mut GrantCounters) -> bool {
         for at in 0..pages.len() {
@@ -245,13 +245,13 @@ impl Holder {
         true
     }
 
-    /// Begins a use of a page that is mapped for good, and maps it first if it is not.
+    /// Starts a use of a persistent grant, which it maps first if necessary.
     #[inline(always)]
     fn begin(&mut self, gref: GrantRef, now: u32, counters: &mut GrantCounters) -> Option<PageSlot> {
         match self.store.persistent.begin(gref, now) {
-            Some(held) => {
+            Some(persistent) => {
                 counters.persistent_hits += 1;
-                Some(self.store.slot(held))
+                Some(self.store.slot(persistent))
             }
             None => self.map_for_good(gref, now, counters),
         }
@@ -261,16 +261,16 @@ impl Holder {
     fn map_for_good(&mut self, gref: GrantRef, now: u32, counters: &mut GrantCounters) -> Option<PageSlot> {
         counters.persistent_misses += 1;
         let store = &mut self.store;
-        let Some(held) = store.persistent.vacancy() else {
+        let Some(free_slot) = store.persistent.vacancy() else {
             counters.over_cap += 1;
             store.pressed = true;
             return None;
         };
-        let slot = store.slot(held);
+        let slot = store.slot(free_slot);
         if !store.budget_for(1, counters) {
             return None;
         }
-        // Writable whatever the request: the next one may go the other way.
+        // Writable regardless of the request: the next one may use the page in the other direction.
         counters.map_calls += 1;
         if self.grants.map(&store.arena, slot, &[gref], true).is_err() {
             counters.map_errors += 1;
@@ -291,11 +291,11 @@ impl Holder {
 
     #[inline(always)]
     fn end(&mut self, slot: PageSlot, now: u32) {
-        let held = self.store.held_in(slot);
-        self.store.persistent.end(held, now);
+        let persistent = self.store.held_in(slot);
+        self.store.persistent.end(persistent, now);
     }
 
-    /// Maps a request's pages, side by side.
+    /// Maps a request's pages to adjacent slots.
     fn map(&mut self, pages: &mut [PageUse], fill: bool, counters: &mut GrantCounters) -> Option<Place> {
         let store = &mut self.store;
         let count = pages.len() as u32;
@@ -320,7 +320,7 @@ impl Holder {
         None
     }
 
-    /// The request needs its pages no more.
+    /// Releases the pages of a request.
     #[inline(always)]
     pub(crate) fn let_go(&mut self, place: Place, pages: &[PageUse], now: u32, counters: &mut GrantCounters) {
         match place {
@@ -329,15 +329,15 @@ impl Holder {
             Place::Copy(range) => self.store.ranges.give(range),
             Place::Bounce(range) => {
                 for page in pages {
-                    if let Some(held) = self.store.persistent.find(page.gref) {
-                        self.store.persistent.end(held, now);
+                    if let Some(persistent) = self.store.persistent.find(page.gref) {
+                        self.store.persistent.end(persistent, now);
                     }
                 }
                 self.store.ranges.give(range);
             }
             Place::Map(range) => {
                 let count = pages.len() as u16;
-                // A range whose pages cannot be let go is not used again.
+                // A range whose unmap failed is not used again.
                 if self.unmap(self.store.ranges.first(range), count, counters) {
                     self.store.ranges.refreshed(range, count);
                     self.store.ranges.give(range);
@@ -361,8 +361,8 @@ impl Holder {
         }
     }
 
-    /// Lets pages go that were not used for long, or a few if there was no room, and gives memory back. Whether there are more to let
-    /// go.
+    /// Unmaps idle persistent grants, and a few others under pressure, and releases memory of buffer pages. Returns true if more grants are
+    /// idle.
     pub(crate) fn tend(&mut self, now: u32, counters: &mut GrantCounters) -> bool {
         if now.wrapping_sub(self.store.tended_at) < TEND_INTERVAL {
             return false;
@@ -372,39 +372,39 @@ impl Holder {
         let idle = self.store.idle;
         let mut more = false;
         if idle > 0 {
-            let old = self.store.persistent.choose(now, MOST_AT_ONCE, |unused| unused >= idle);
-            self.purge(old, counters);
-            more = old == MOST_AT_ONCE;
+            let idle_grants = self.store.persistent.choose(now, MOST_AT_ONCE, |unused| unused >= idle);
+            self.purge(idle_grants, counters);
+            more = idle_grants == MOST_AT_ONCE;
             if more {
                 self.store.tended_at = now.wrapping_sub(TEND_INTERVAL);
             }
         }
         if std::mem::take(&mut self.store.pressed) {
-            let few = (self.store.persistent.max() / PRESSED_PART).max(1) as usize;
-            let few = self.store.persistent.choose(now, few.min(MOST_AT_ONCE), |_| true);
-            self.purge(few, counters);
+            let limit = (self.store.persistent.max() / PRESSED_PART).max(1) as usize;
+            let selected = self.store.persistent.choose(now, limit.min(MOST_AT_ONCE), |_| true);
+            self.purge(selected, counters);
         }
         more
     }
 
-    /// Lets go of those that were chosen.
+    /// Unmaps the selected persistent grants.
     fn purge(&mut self, count: usize, counters: &mut GrantCounters) {
         for at in 0..count {
-            let held = self.store.persistent.chosen(at);
-            self.store.persistent.remove(held);
-            let slot = self.store.slot(held);
+            let persistent = self.store.persistent.chosen(at);
+            self.store.persistent.remove(persistent);
+            let slot = self.store.slot(persistent);
             if self.unmap(slot, 1, counters) {
-                self.store.persistent.vacate(held);
+                self.store.persistent.vacate(persistent);
                 counters.persistent_purged += 1;
             }
         }
     }
 
-    /// Lets go of all pages that are mapped for good. Nothing is in flight.
+    /// Unmaps all persistent grants. Nothing is in flight.
     pub(crate) fn close(&mut self, counters: &mut GrantCounters) {
-        while let Some(held) = { self.store.persistent.live().next() } {
-            self.store.persistent.remove(held);
-            let slot = self.store.slot(held);
+        while let Some(persistent) = { self.store.persistent.live().next() } {
+            self.store.persistent.remove(persistent);
+            let slot = self.store.slot(persistent);
             self.unmap(slot, 1, counters);
         }
     }

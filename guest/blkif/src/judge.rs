@@ -1,6 +1,6 @@
-//! What a request asks for, and whether it may. Pure: it sees private copies only.
+//! Parses and validates requests. Pure: works on private copies only.
 //!
-//! Source: Xen's `public/io/blkif.h`; where that says nothing, what Linux's blkback does.
+//! Source: Xen's `public/io/blkif.h`; where it is silent, Linux's xen-blkback.
 
 use mqblk_core::units::in_range;
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, Sector512};
@@ -11,51 +11,51 @@ use mqblk_ring::blkif::{BlkifRequest, IndirectRequest, RequestBody, RwRequest, o
 use crate::options::VbdOptions;
 use crate::place::PageUse;
 
-/// Sectors of a page.
+/// Sectors per page.
 pub(crate) const PAGE_SECTORS: u8 = ByteLen(PAGE_BYTES as u64).sectors().0 as u8;
 
-/// What is done with a request's data.
+/// Type of a request with data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
     Write,
-    /// Written, then all that was written is made durable.
+    /// A write, then a flush.
     WriteFlush,
-    /// The same, alone: after all requests of the device that came before it, before all that come after it.
+    /// A write, then a flush, ordered against all other requests of the device.
     Barrier,
 }
 
-/// What a request is, as far as its entry tells.
+/// A request, as parsed from its ring entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// Answered at once.
+    /// Completed at once, with this status.
     Answer(i16),
-    /// No data, only a flush.
+    /// A flush without data.
     Flush,
-    /// No data, only the order.
+    /// A barrier without data.
     EmptyBarrier,
     Discard {
         secure: bool,
         start: ByteOffset,
         len: ByteLen,
     },
-    /// The segments are in the entry; they are still to be judged.
+    /// The segments are in the ring entry, not validated yet.
     Direct(Kind),
-    /// The segments are in pages that are still to be read.
+    /// The segments are in indirect pages, not fetched yet.
     Indirect(Kind),
 }
 
-/// What a device lets its frontend do.
+/// Parser of requests by what the device offers to its frontend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     block: BlockSize,
-    /// A number of sectors that has one of these bits is no number of blocks.
+    /// A number of sectors with one of these bits set is not a whole number of blocks.
     odd_sectors: u64,
     max_indirect: u16,
     read_only: bool,
     discard: bool,
     discard_secure: bool,
-    /// By operation: what a transfer is, if it is offered.
+    /// Transfer type by operation; `None`: not offered.
     kinds: [Option<Kind>; 4],
 }
 
@@ -78,16 +78,16 @@ impl Rules {
         }
     }
 
-    /// What a transfer with its segments in the entry is, as far as its first bytes tell. `None`: it is to be [judged](Self::judge) as
-    /// a whole.
+    /// Returns the type of a transfer with its segments in the ring entry, by its first bytes. `None`: needs a full
+    /// [`parse`](Self::parse).
     #[inline]
     pub(crate) fn direct(&self, operation: u8, segments: u8) -> Option<Kind> {
         let kind = self.kinds.get(usize::from(operation)).copied().flatten()?;
-        let may = matches!(segments, 1..=DIRECT) && !(self.read_only && kind != Kind::Read);
-        may.then_some(kind)
+        let allowed = matches!(segments, 1..=DIRECT) && !(self.read_only && kind != Kind::Read);
+        allowed.then_some(kind)
     }
 
-    /// Judges an entry. `size`: of the disk, now.
+    /// Parses a request. `size`: current size of the disk.
     pub(crate) fn judge(&self, request: &BlkifRequest, size: ByteLen) -> Asked {
         match &request.body {
             RequestBody::Rw(transfer) => self.transfer(request.operation, transfer),
@@ -117,8 +117,8 @@ impl Rules {
             operation::WRITE if !self.read_only => Kind::Write,
             _ => return Asked::Answer(status::ERROR),
         };
-        let some = indirect.nr_segments > 0 && indirect.nr_segments <= self.max_indirect;
-        if some { Asked::Indirect(kind) } else { Asked::Answer(status::ERROR) }
+        let in_range = indirect.nr_segments > 0 && indirect.nr_segments <= self.max_indirect;
+        if in_range { Asked::Indirect(kind) } else { Asked::Answer(status::ERROR) }
     }
 
     fn discard(&self, flag: u8, sector: Sector512, sectors: u64, size: ByteLen) -> Asked {
@@ -135,7 +135,7 @@ impl Rules {
         }
     }
 
-    /// A range in bytes, if it is made of whole blocks of the disk.
+    /// Returns a range in bytes, if it consists of whole blocks of the disk.
     #[inline]
     fn range(&self, sector: Sector512, sectors: u64, size: ByteLen) -> Option<(ByteOffset, ByteLen)> {
         let (start, len) = (sector.to_offset()?, Sector512(sectors).to_len()?);
@@ -143,7 +143,7 @@ impl Rules {
         (whole && in_range(start, len, size)).then_some((start, len))
     }
 
-    /// The range of a transfer from `sector` on, if all its segments are right. `size`: of the disk, now.
+    /// Returns the range of a transfer from `sector` on, if all its segments are valid. `size`: current size of the disk.
     #[inline]
     pub(crate) fn extent(&self, sector: Sector512, pages: &[PageUse], size: ByteLen) -> Option<(ByteOffset, ByteLen)> {
         let mut sectors = 0;
@@ -151,27 +151,27 @@ impl Rules {
             if page.first > page.last || page.last >= PAGE_SECTORS {
                 return None;
             }
-            let here = u64::from(page.last - page.first) + 1;
-            if here & self.odd_sectors != 0 {
+            let count = u64::from(page.last - page.first) + 1;
+            if count & self.odd_sectors != 0 {
                 return None;
             }
-            sectors += here;
+            sectors += count;
         }
         self.range(sector, sectors, size)
     }
 }
 
-/// Most segments in an entry.
+/// Maximum of segments in a ring entry.
 const DIRECT: u8 = MAX_SEGMENTS as u8;
 
-/// Pages that hold so many segments.
+/// Returns the number of indirect pages for this many segments.
 #[inline]
 pub(crate) fn indirect_pages(segments: u16) -> usize {
     usize::from(segments).div_ceil(SEGMENTS_PER_PAGE)
 }
 
-/// What a response calls its request: the operation; of an indirect one, the inner one (a frontend that checks takes the disk
-/// out of service otherwise).
+/// Returns the operation of a response: the request's, or the inner operation of an indirect request (a frontend that checks it
+/// disables the disk otherwise).
 #[inline]
 pub(crate) fn answered_operation(request: &BlkifRequest) -> u8 {
     match &request.body {

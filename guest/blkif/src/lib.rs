@@ -1,9 +1,10 @@
-//! The Xen blkif personality: what a request of a ring means. Knows neither xenstore nor where grants and events come from.
-//! Source: Xen's `public/io/blkif.h`.
+//! The Xen blkif device type: parses the requests of a ring and completes them. Independent of xenstore and of the source of grants and
+//! events. Source: Xen's `public/io/blkif.h`.
 //!
-//! `vbd` is a device, what its rings have in common; `queue` a ring's queue, `pull` and `answer` its two directions; `judge` says what
-//! is allowed; `pages` is where data lies (`persistent` which grants stay mapped, `ranges` pages of our own, `budget` how much a host
-//! may map); `journal` stands a kill of the process, `barrier` orders the rings of a device.
+//! `vbd` is a device and what its rings share; `queue` is one ring's queue, with its two directions in `pull` and `complete`;
+//! `parse` parses and validates requests; `page_pool` provides the pages of a request's data (`persistent`: the grants that stay mapped,
+//! `slot_ranges`: buffer pages, `budget`: the host's limit of mapped pages); `journal` records requests across a kill of the process;
+//! `barrier` orders the rings of a device.
 #![forbid(unsafe_code)]
 
 mod answer;

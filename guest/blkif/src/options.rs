@@ -1,4 +1,4 @@
-//! What is chosen for a device: by its user, and by what both ends offered each other.
+//! Options of a device: its settings, and the features that both ends have negotiated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use mqblk_ring::blkif::Abi;
 
 use crate::budget::GrantBudget;
 
-/// How a ring gets at its frontend's pages.
+/// How a ring accesses its frontend's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GrantMode {
-    /// Persistent grants where both ends offer them, else copies.
+    /// Persistent grants if both ends offer them, else grant copy.
     #[default]
     Auto,
-    /// The hypervisor copies data to and from pages of our own.
+    /// The hypervisor copies data to and from buffer pages of the backend.
     Copy,
-    /// Pages are mapped for each request and let go before it is answered. For a disk whose transfers pin memory: copies.
+    /// Pages are mapped for each request and unmapped before its response. Grant copy for a disk whose transfers pin memory.
     Map,
-    /// Pages are mapped once and stay mapped while the frontend uses them again. Where the frontend does not offer it: copies.
+    /// Pages are mapped once and stay mapped while the frontend reuses them. Grant copy if the frontend does not offer it.
     Persistent,
 }
 
 impl GrantMode {
-    /// The words that a user writes, in the order of [`GrantMode::from_word`].
+    /// The configuration values, in the order of [`GrantMode::from_word`].
     pub const WORDS: &'static [&'static str] = &["auto", "copy", "map", "persistent"];
 
-    /// The mode of one of [`GrantMode::WORDS`].
+    /// Returns the mode that one of [`GrantMode::WORDS`] names.
     pub fn from_word(word: &str) -> GrantMode {
         match word {
             "copy" => GrantMode::Copy,
@@ -36,7 +36,7 @@ impl GrantMode {
         }
     }
 
-    /// The word that a user writes for this mode.
+    /// Returns the configuration value of this mode.
     pub const fn word(self) -> &'static str {
         match self {
             GrantMode::Auto => "auto",
@@ -46,33 +46,33 @@ impl GrantMode {
         }
     }
 
-    /// Whether a back-end with this mode offers persistent grants to its frontend.
+    /// Returns true if a backend in this mode offers persistent grants to its frontend.
     pub const fn offers_persistent(self) -> bool {
         matches!(self, GrantMode::Auto | GrantMode::Persistent)
     }
 }
 
-/// Whose the mapped pages and the buffer pages are.
+/// Which rings share a pool of mapped pages and buffer pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolOwner {
-    /// Each ring has its own.
+    /// Each ring has its own pool.
     #[default]
     PerRing,
-    /// All rings of the device have them together, behind a lock: what Linux had before its rings were made independent. Only to
-    /// measure against.
+    /// All rings of the device share one pool behind a lock, as in Linux before its rings were made independent. For comparison
+    /// benchmarks only.
     Shared,
 }
 
 impl PoolOwner {
-    /// The words that a user writes, in the order of [`PoolOwner::from_word`].
+    /// The configuration values, in the order of [`PoolScope::from_word`].
     pub const WORDS: &'static [&'static str] = &["per-ring", "shared"];
 
-    /// The owner of one of [`PoolOwner::WORDS`].
+    /// Returns the scope that one of [`PoolScope::WORDS`] names.
     pub fn from_word(word: &str) -> PoolOwner {
         if word == "shared" { PoolOwner::Shared } else { PoolOwner::PerRing }
     }
 
-    /// The word that a user writes for it.
+    /// Returns the configuration value of this scope.
     pub const fn word(self) -> &'static str {
         match self {
             PoolOwner::PerRing => "per-ring",
@@ -81,78 +81,78 @@ impl PoolOwner {
     }
 }
 
-/// A device as its two ends agreed on it.
+/// Options of a device, as negotiated between its two ends.
 #[derive(Clone, Debug)]
 pub struct VbdOptions {
-    /// What the disk looks like.
+    /// Size and block sizes of the disk.
     pub geometry: Geometry,
-    /// What it can do.
+    /// Capabilities and limits of the disk.
     pub limits: Limits,
-    /// The frontend's layout.
+    /// Layout of the frontend's requests.
     pub abi: Abi,
-    /// Both ends offered persistent grants.
+    /// Both ends support persistent grants.
     pub persistent: bool,
-    /// Most segments of an indirect request, as offered; 0: none are. At most [`MAX_INDIRECT_SEGMENTS`].
+    /// Offered maximum of segments of an indirect request, at most [`MAX_INDIRECT_SEGMENTS`]; 0: not offered.
     pub max_indirect_segments: u16,
-    /// Discard was offered.
+    /// Discard is offered.
     pub discard: bool,
-    /// Secure discard was offered.
+    /// Secure discard is offered.
     pub discard_secure: bool,
-    /// The barrier operation was offered.
+    /// The barrier operation is offered.
     pub barrier: bool,
-    /// The flush operation was offered.
+    /// The flush operation is offered.
     pub flush: bool,
-    /// Every write is durable before it is answered.
+    /// Every write is durable before its response.
     pub write_through: bool,
-    /// How pages are reached.
+    /// Configured grant mode.
     pub mode: GrantMode,
-    /// The host's kernel can do without us while a page that we have mapped is pinned: [`Limits::pins_memory`].
+    /// The host's kernel tolerates that a transfer pins a mapped grant: see [`Limits::pins_memory`].
     pub pages_may_be_pinned: bool,
-    /// Whose they are.
+    /// Which rings share a pool of pages.
     pub pool: PoolOwner,
-    /// How many pages this host may map.
+    /// Host-wide budget of mapped pages.
     pub budget: Arc<GrantBudget>,
-    /// Most pages that a ring keeps mapped.
+    /// Maximum of persistent grants of a ring.
     pub persistent_max: u32,
-    /// A page that was not used for so long is let go; zero: never.
+    /// A persistent grant that is unused for this time is unmapped; zero: never.
     pub persistent_idle: Duration,
-    /// Rings of the device.
+    /// Number of rings of the device.
     pub rings: u16,
 }
 
-/// Most segments of an indirect request that can be offered: what one vectored transfer of the host takes (UIO_MAXIOV).
+/// Largest maximum of indirect segments that can be offered: the host's limit for one vectored transfer (UIO_MAXIOV).
 pub const MAX_INDIRECT_SEGMENTS: u16 = 1024;
 
-/// Segments of an indirect request that are offered without choice: 1 MiB, as Linux's blkback does.
+/// Default maximum of indirect segments: 1 MiB, as in Linux's xen-blkback.
 pub const DEFAULT_INDIRECT_SEGMENTS: u16 = 256;
 
-/// Pages that a ring keeps mapped, without choice: 32 requests of 33 pages, as in Linux (`max_persistent_grants`).
+/// Default maximum of persistent grants of a ring: 32 requests of 33 pages, as in Linux (`max_persistent_grants`).
 pub const DEFAULT_PERSISTENT_MAX: u32 = 1056;
 
-/// When an unused page is let go, without choice: as in Linux (`persistent_grant_unused_seconds`).
+/// Default time until an unused persistent grant is unmapped, as in Linux (`persistent_grant_unused_seconds`).
 pub const DEFAULT_PERSISTENT_IDLE: Duration = Duration::from_secs(60);
 
-/// How pages are reached, when all is known.
+/// The grant mode in effect: [`GrantMode`] combined with the frontend's features and the disk's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Copied by the hypervisor.
+    /// The hypervisor copies data.
     Copy,
-    /// Mapped for each request.
+    /// Pages are mapped for each request.
     Map,
-    /// Mapped once, and kept.
+    /// Pages stay mapped.
     Persistent,
-    /// The same, but the disk's transfers go from and to pages of our own; data is copied between those and the mapped ones.
+    /// Pages stay mapped; the disk transfers to and from buffer pages, and the backend copies data between these and the mapped pages.
     PersistentCopy,
 }
 
 impl Mode {
-    /// Whether pages stay mapped.
+    /// Returns true if pages stay mapped between requests.
     #[inline]
     pub const fn keeps_pages(self) -> bool {
         matches!(self, Mode::Persistent | Mode::PersistentCopy)
     }
 
-    /// What a user is told of it.
+    /// Returns the name that is shown to users.
     pub const fn word(self) -> &'static str {
         match self {
             Mode::Copy => GrantMode::Copy.word(),
@@ -164,7 +164,7 @@ impl Mode {
 }
 
 impl VbdOptions {
-    /// How the device's pages are reached, where there is room.
+    /// Returns the grant mode in effect. Requests beyond the limits of mapped pages use grant copy.
     pub fn resolved_mode(&self) -> Mode {
         let pins = self.limits.pins_memory;
         match self.mode {
@@ -175,7 +175,7 @@ impl VbdOptions {
                     Mode::Persistent
                 }
             }
-            // A page that is still pinned is unmapped later, after the answer, and Linux's blkfront gives a disk up for that.
+            // The kernel unmaps a pinned page only later, after the response, upon which Linux's blkfront disables the disk.
             GrantMode::Map if !pins => Mode::Map,
             GrantMode::Auto | GrantMode::Copy | GrantMode::Map | GrantMode::Persistent => Mode::Copy,
         }

@@ -1,4 +1,4 @@
-//! A ring's way to its pages: they are its own, or those of all rings of its device, behind a lock.
+//! A ring's handle of its page pool, which is its own or shared by all rings of the device behind a lock.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,25 +10,25 @@ use crate::holder::Holder;
 use crate::options::VbdOptions;
 use crate::place::{PageUse, Place};
 
-/// What the rings of a device share, if they do.
+/// A page pool that all rings of a device share.
 pub(crate) type SharedHolder = Arc<Mutex<Holder>>;
 
-fn lock(holder: &SharedHolder) -> MutexGuard<'_, Holder> {
-    holder.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(pool: &SharedHolder) -> MutexGuard<'_, Holder> {
+    pool.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A ring's pages: its own, or its part in those of all rings.
+/// A ring's handle of its page pool.
 pub(crate) enum Pages {
     Own(Box<Holder>),
     Shared {
         holder: SharedHolder,
-        /// What this ring copies with. The ring that came first has lent it to all for mapping.
+        /// Grant access for this ring's copies. `None`: the pool has this ring's, for all mappings.
         own: Option<Box<dyn GrantAccess>>,
     },
 }
 
 impl Pages {
-    /// A ring's own.
+    /// Creates a pool for one ring.
     pub(crate) fn own(
         options: &VbdOptions,
         requests: u32,
@@ -38,36 +38,36 @@ impl Pages {
         Ok(Pages::Own(Box::new(Holder::new(options, requests, segments, grants)?)))
     }
 
-    /// Those of all rings. The first ring makes them: room for `requests` of all of them.
+    /// Returns a handle of the shared pool in `shared`, which the first ring creates. `requests`: of all rings.
     pub(crate) fn shared(
-        place: &mut Option<SharedHolder>,
+        shared: &mut Option<SharedHolder>,
         options: &VbdOptions,
         requests: u32,
         segments: u16,
         grants: Box<dyn GrantAccess>,
     ) -> io::Result<Pages> {
-        if let Some(holder) = place {
-            return Ok(Pages::Shared { holder: Arc::clone(holder), own: Some(grants) });
+        if let Some(pool) = shared {
+            return Ok(Pages::Shared { holder: Arc::clone(pool), own: Some(grants) });
         }
-        let holder = Holder::new(options, requests, segments, grants)?;
-        let holder = place.insert(Arc::new(Mutex::new(holder)));
-        Ok(Pages::Shared { holder: Arc::clone(holder), own: None })
+        let pool = Holder::new(options, requests, segments, grants)?;
+        let pool = shared.insert(Arc::new(Mutex::new(pool)));
+        Ok(Pages::Shared { holder: Arc::clone(pool), own: None })
     }
 
     #[inline(always)]
     fn with<R>(&mut self, act: impl FnOnce(&mut Holder) -> R) -> R {
         match self {
-            Pages::Own(holder) => act(holder),
+            Pages::Own(pool) => act(pool),
             Pages::Shared { holder, .. } => act(&mut lock(holder)),
         }
     }
 
-    /// Where the slots are.
+    /// Returns the arena of the page slots.
     pub(crate) fn arena(&mut self) -> Arc<PageArena> {
-        self.with(|holder| Arc::clone(holder.arena()))
+        self.with(|pool| Arc::clone(pool.arena()))
     }
 
-    /// Finds places for a request's pages. `fill`: they are written to.
+    /// Prepares the pages of a request. `fill`: the disk writes to them.
     #[inline(always)]
     pub(crate) fn place(
         &mut self,
@@ -76,27 +76,27 @@ impl Pages {
         now: u32,
         counters: &mut GrantCounters,
     ) -> Option<Place> {
-        self.with(|holder| holder.place(pages, fill, now, counters))
+        self.with(|pool| pool.place(pages, fill, now, counters))
     }
 
-    /// A read has succeeded whose pages are [`Place::Bounce`].
+    /// Copies the data of a successful read from its buffer pages to the mapped pages, for [`PageBacking::Bounce`].
     #[inline(always)]
     pub(crate) fn deliver(&mut self, pages: &[PageUse]) {
-        self.with(|holder| holder.deliver(pages));
+        self.with(|pool| pool.deliver(pages));
     }
 
-    /// The request needs its pages no more: its buffer was given back.
+    /// Releases the pages of a request, whose buffer is released already.
     #[inline(always)]
     pub(crate) fn let_go(&mut self, place: Place, pages: &[PageUse], now: u32, counters: &mut GrantCounters) {
-        self.with(|holder| holder.let_go(place, pages, now, counters));
+        self.with(|pool| pool.let_go(place, pages, now, counters));
     }
 
-    /// Reads a page through its mapping, if it is to be mapped for good and can be. The bytes are read once.
+    /// Reads a page through its persistent mapping, each byte once. Returns false if the page cannot be mapped.
     pub(crate) fn peek(&mut self, gref: GrantRef, into: &mut [u8], now: u32, counters: &mut GrantCounters) -> bool {
-        self.with(|holder| holder.peek(gref, into, now, counters))
+        self.with(|pool| pool.peek(gref, into, now, counters))
     }
 
-    /// Copies, in one call. Each copy has its status afterwards.
+    /// Copies in one call, and sets the status of each copy.
     pub(crate) fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy], counters: &mut GrantCounters) {
         if copies.is_empty() {
             return;
@@ -104,7 +104,7 @@ impl Pages {
         counters.copy_calls += 1;
         counters.copies += copies.len() as u64;
         let done = match self {
-            Pages::Own(holder) => holder.copy(arena, copies),
+            Pages::Own(pool) => pool.copy(arena, copies),
             Pages::Shared { own: Some(grants), .. } => grants.copy(arena, copies),
             Pages::Shared { holder, own: None } => lock(holder).copy(arena, copies),
         };
@@ -116,31 +116,31 @@ impl Pages {
         counters.copy_errors += copies.iter().filter(|copy| copy.status != GrantStatus::OKAY).count() as u64;
     }
 
-    /// Whether [`tend`](Self::tend) may find something to do.
+    /// Returns true if [`reclaim`](Self::reclaim) may find something to release.
     #[inline]
     pub(crate) fn needs_tending(&mut self) -> bool {
-        self.with(|holder| holder.needs_tending())
+        self.with(|pool| pool.needs_tending())
     }
 
-    /// Lets go of what was not used for long. Looks at most every 100 ms. Whether there is more to let go.
+    /// Unmaps idle pages and releases memory, at most every 100 ms. Returns true if more can be released.
     #[inline]
     pub(crate) fn tend(&mut self, now: u32, counters: &mut GrantCounters) -> bool {
-        self.with(|holder| holder.tend(now, counters))
+        self.with(|pool| pool.tend(now, counters))
     }
 
-    /// The ring ends. Pages that other rings have too stay until the last of them ends.
+    /// Closes the ring's handle. The last ring unmaps all pages.
     pub(crate) fn close(&mut self, last: bool, counters: &mut GrantCounters) {
-        self.with(|holder| {
+        self.with(|pool| {
             if last {
-                holder.close(counters);
+                pool.close(counters);
             }
         });
     }
 
-    /// Adds what is held now.
+    /// Sets the counters of pages in use.
     pub(crate) fn count(&self, counters: &mut GrantCounters) {
         match self {
-            Pages::Own(holder) => holder.count(counters),
+            Pages::Own(pool) => pool.count(counters),
             Pages::Shared { holder, .. } => lock(holder).count(counters),
         }
     }

@@ -1,4 +1,4 @@
-//! A request's pages, one by one: which part of which page, and where it is.
+//! The granted pages of a request: the sectors used of each page, and the slots that back them.
 
 use mqblk_core::Sector512;
 use mqblk_memory::{CopyDirection, GrantCopy, GrantRef, GrantStatus, GuestAddress, PageSlot};
@@ -6,18 +6,19 @@ use mqblk_ring::blkif::Segment;
 
 use crate::ranges::Range;
 
-/// A segment of a request, and where its page is. `first` and `last` are judged before anything else is asked of it.
+/// A granted page of a request (one segment) and the page slot that backs it. `first_sector` and `last_sector` are validated before any
+/// other method is called.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageUse {
     pub(crate) gref: GrantRef,
     pub(crate) slot: PageSlot,
-    /// First sector in the page.
+    /// First sector used in the page.
     pub(crate) first: u8,
-    /// Last sector in it.
+    /// Last sector used in the page.
     pub(crate) last: u8,
 }
 
-/// Sectors of a page in bytes.
+/// Converts sectors of a page to bytes.
 #[inline]
 fn bytes(sectors: u8) -> u16 {
     Sector512(sectors.into()).to_len().map_or(0, |len| len.0 as u16)
@@ -32,19 +33,19 @@ impl PageUse {
         PageUse { gref, slot: PageSlot(0), first: first_sect, last: last_sect }
     }
 
-    /// Its first byte in the page.
+    /// Returns the offset of the first byte in the page.
     #[inline]
     fn offset(&self) -> u16 {
         bytes(self.first)
     }
 
-    /// Its bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub(crate) fn len(&self) -> u32 {
         bytes(self.last - self.first + 1).into()
     }
 
-    /// Where its first byte is in the arena.
+    /// Returns the address of the first byte in the arena.
     #[inline]
     pub(crate) fn address(&self) -> GuestAddress {
         self.slot.address(self.offset().into())
@@ -59,23 +60,23 @@ impl PageUse {
             slot: self.slot,
             slot_offset: self.offset(),
             direction,
-            // Of a copy that nobody looks at.
+            // Stays if the copy is not executed.
             status: GrantStatus::GENERAL_ERROR,
         }
     }
 }
 
-/// Where the pages of a request are.
+/// What backs the pages of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Nowhere: it has none.
+    /// The request has no data.
     None,
-    /// In own pages.
+    /// Buffer pages; the hypervisor copies.
     Copy(Range),
-    /// Mapped, for this request.
+    /// Pages mapped for this request.
     Map(Range),
-    /// Mapped, each for itself, for good.
+    /// Persistent grants.
     Persistent,
-    /// The same, with data in own pages.
+    /// Persistent grants, with the data in buffer pages.
     Bounce(Range),
 }

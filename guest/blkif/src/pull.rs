@@ -1,8 +1,8 @@
-//! From the ring to the engine: one batch, in passes.
+//! Pulls a batch of requests from the ring, in passes.
 //!
-//! Entries are brought into the cache and copied, all of them, and noted in the journal. Each is judged and places for its data are
-//! found; what needs no copy is admitted there and then. Pages of segments are fetched for all requests that have them in one call;
-//! what is to be written is copied in another; then the rest is admitted.
+//! All ring entries of the batch are prefetched, copied and recorded in the journal. Each request is validated and gets pages for its data;
+//! requests that need no copy are admitted at once. One call fetches the indirect pages of all indirect requests, another copies the data
+//! of all writes; then the remaining requests are admitted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,38 +21,38 @@ use crate::place::{PageUse, Place};
 use crate::queue::{BlkifQueue, BlkifToken, coarse_milliseconds};
 use crate::requests::{Entry, Step};
 
-/// Most requests taken in one pull. A larger batch would make the guest wait for the whole of it before it sees the first answer.
+/// Maximum of requests of one pull. A larger batch would delay the guest's first response.
 pub(crate) const BATCH: usize = 16;
 
-/// More requests were taken than the journal has room for, which is as many as the ring has.
+/// The journal, which has as many slots as the ring has entries, is full.
 const NO_ROOM: BlkifRingError = BlkifRingError("there are more requests without a response than the ring holds");
 
-/// A request of the batch whose segments are being fetched.
+/// An indirect request of the batch whose segments are being fetched.
 #[derive(Clone, Copy, Debug)]
 struct Fetched {
     at: u16,
     indirect: IndirectRequest,
-    /// Bit `n`: page `n` was read through its mapping.
+    /// Bit `n`: indirect page `n` was read through its mapping.
     read: u8,
 }
 
-/// Room for one batch; kept from one to the next.
+/// Memory of one batch, reused for each.
 pub(crate) struct Batch {
     raws: [RawRequest; BATCH],
     journal: [Option<JournalSlot>; BATCH],
-    /// Writes whose data is still to be copied.
+    /// Table indices of writes whose data is not copied yet.
     staged: Vec<u16>,
     indirect: Vec<Fetched>,
     copies: Vec<GrantCopy>,
-    /// Where pages of segments are copied to: so many slots for each request of a batch.
+    /// Indirect pages are copied here: `scratch_stride` slots for each request of a batch.
     scratch: PageArena,
     scratch_stride: u32,
-    /// One page of segments.
+    /// Private copy of one indirect page.
     bytes: Vec<u8>,
 }
 
 impl Batch {
-    /// `segments`: most segments of an indirect request.
+    /// Creates the memory of a batch. `segments`: maximum of segments of an indirect request.
     pub(crate) fn new(segments: u16) -> io::Result<Batch> {
         let pages = indirect_pages(segments);
         let data = usize::from(segments).max(1);
@@ -73,7 +73,7 @@ impl Batch {
     }
 }
 
-/// Requests that an owner before this one left.
+/// Requests that the previous backend process left without a response.
 pub(crate) struct Replay(VecDeque<(JournalSlot, RawRequest)>);
 
 impl Replay {
@@ -87,14 +87,14 @@ impl Replay {
     }
 }
 
-/// The segments of page `page` of an indirect request of `segments` in all.
+/// Returns the range of segments that indirect page `page` holds, of a request of `segments` segments.
 #[inline]
 fn segments_of(page: usize, segments: u16) -> std::ops::Range<usize> {
     let first = page * SEGMENTS_PER_PAGE;
     first..usize::from(segments).min(first + SEGMENTS_PER_PAGE)
 }
 
-/// Reads segments out of a private copy.
+/// Parses segments from a private copy.
 #[inline]
 fn parse(bytes: &[u8], pages: &mut [PageUse]) {
     for (bytes, page) in bytes.as_chunks::<SEGMENT_BYTES>().0.iter().zip(pages) {
@@ -103,7 +103,7 @@ fn parse(bytes: &[u8], pages: &mut [PageUse]) {
 }
 
 impl<L: PooledContext> BlkifQueue<L> {
-    /// Takes one batch, of at most `most`. How many were taken, and whether more wait that may be taken.
+    /// Takes one batch of at most `most` requests. Returns how many were taken, and true if more wait that may be taken.
     #[inline]
     pub(crate) fn take_batch<I: Intake<BlkifToken, Buffer>>(
         &mut self,
@@ -111,8 +111,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         into: &mut I,
         most: usize,
     ) -> Result<(usize, bool), BlkifRingError> {
-        let room = into.room().min(self.requests.room()).min(BATCH).min(most);
-        let (count, more) = self.fetch(room)?;
+        let limit = into.room().min(self.requests.room()).min(BATCH).min(most);
+        let (count, more) = self.fetch(limit)?;
         if count == 0 {
             return Ok((0, more));
         }
@@ -136,7 +136,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         Ok((count, more && self.barrier.is_none()))
     }
 
-    /// Copies entries of the ring, up to a barrier. How many, and whether more wait.
+    /// Copies entries off the ring, up to a barrier. Returns how many, and true if more wait.
     #[inline]
     fn fetch(&mut self, most: usize) -> Result<(usize, bool), BlkifRingError> {
         if self.replay.left() > 0 {
@@ -164,7 +164,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         Ok((count, count < waiting))
     }
 
-    /// The same, of requests that an owner before this one left.
+    /// Like [`fetch_requests`](Self::fetch_requests), for requests that the previous backend process left.
     #[cold]
     fn fetch_replay(&mut self, most: usize) -> usize {
         let mut count = 0;
@@ -181,7 +181,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         count
     }
 
-    /// Takes a request with its segments in the entry.
+    /// Starts a request with its segments in the ring entry.
     #[inline(always)]
     fn take_direct<I: Intake<BlkifToken, Buffer>>(
         &mut self,
@@ -209,19 +209,19 @@ impl<L: PooledContext> BlkifQueue<L> {
         }
     }
 
-    /// [`stage`](Self::stage), where it is not called for every request.
+    /// [`prepare_data`](Self::prepare_data) outside the fast path, not inlined.
     #[inline(never)]
     fn stage_seldom<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         self.stage(pool, at, into);
     }
 
-    /// [`admit`](Self::admit), where it is not called for every request.
+    /// [`admit`](Self::admit) outside the fast path, not inlined.
     #[inline(never)]
     pub(crate) fn admit_seldom<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         self.admit(pool, at, into);
     }
 
-    /// Takes any other request: it is answered, admitted, or its segments are still to be fetched.
+    /// Starts any other request: completes it, admits it, or queues the fetch of its segments.
     #[inline(never)]
     fn take_other<I: Intake<BlkifToken, Buffer>>(&mut self, number: usize, size: ByteLen, into: &mut I) {
         let journal = self.batch.journal[number];
@@ -251,7 +251,7 @@ impl<L: PooledContext> BlkifQueue<L> {
                 self.respond(request.id, operation, status, journal);
                 into.completed_locally(status == status::OKAY);
             }
-            // These come another way: the judge goes by what the request is.
+            // Not reached: the parser returns `Indirect` only for an indirect request, and direct ones take the other path.
             (Asked::Direct(_) | Asked::Indirect(_), _) => {
                 self.respond(request.id, operation, status::ERROR, journal);
                 into.completed_locally(false);
@@ -259,14 +259,14 @@ impl<L: PooledContext> BlkifQueue<L> {
         }
     }
 
-    /// Answers a request that was a mistake. Its status says so already.
+    /// Completes a malformed request, whose status is set already.
     #[cold]
     fn refuse<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, into: &mut I) {
         self.close_request(at);
         into.completed_locally(false);
     }
 
-    /// Fetches the segments of indirect requests, each byte once: from mapped pages, and for all others in one call.
+    /// Fetches the segments of indirect requests, each byte once: through mapped pages, and all others in one copy call.
     #[inline(never)]
     fn fetch_segments<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, size: ByteLen, into: &mut I) {
         let mut indirect = std::mem::take(&mut self.batch.indirect);
@@ -307,7 +307,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.batch.indirect = indirect;
     }
 
-    /// Whether the segments of an indirect request could be fetched and are right.
+    /// Returns true if the segments of an indirect request were fetched and are valid.
     fn judge_segments(&mut self, number: usize, fetched: &Fetched, size: ByteLen, copied: &mut usize) -> bool {
         let (entry, pages) = self.requests.with_pages(fetched.at);
         let mut good = true;
@@ -333,7 +333,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         }
     }
 
-    /// Finds places for a request's data, and admits it unless the data is still to be copied.
+    /// Gets pages for a request's data, and admits it unless its data is still to be copied.
     #[inline(always)]
     fn stage<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         let (entry, pages) = self.requests.with_pages(at);
@@ -353,7 +353,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         }
     }
 
-    /// Copies what is to be written in one call, and admits the requests, but for those whose data could not be copied.
+    /// Copies the data of writes in one call, and admits them, except those whose copy failed.
     #[inline(never)]
     fn copy_staged<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
         self.batch.copies.clear();
@@ -379,7 +379,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         self.batch.staged.clear();
     }
 
-    /// Admits a request whose pages have their places.
+    /// Admits a request whose pages are prepared.
     #[inline(always)]
     fn admit<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         let fua = self.fua;
@@ -398,7 +398,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         let mut push = |from: GuestAddress, len: u32| {
             good &= pool.push(&buffer, from, len, MAX_INDIRECT_SEGMENTS).is_ok();
         };
-        // Pieces that lie side by side are one.
+        // Adjacent pages merge into one segment.
         let (mut from, mut len) = (pages[0].address(), pages[0].len());
         for page in &pages[1..] {
             let address = page.address();
@@ -410,12 +410,12 @@ impl<L: PooledContext> BlkifQueue<L> {
             }
         }
         push(from, len);
-        debug_assert!(good, "slots lie in the arena, and there are no more pieces than segments");
+        debug_assert!(good, "slots lie in the arena, and there are no more buffer segments than pages");
         into.admit(BlkifToken(at), DiskSlot::FIRST, op, entry.start, entry.len, Some(buffer));
     }
 }
 
-/// The entry of a request with data.
+/// Returns the table entry of a request with data.
 #[inline]
 fn of_kind(kind: Kind) -> Entry {
     let step = match kind {

@@ -1,4 +1,4 @@
-//! A queue: the personality over one ring.
+//! The queue of one ring.
 
 use std::io;
 use std::marker::PhantomData;
@@ -19,26 +19,26 @@ use crate::pull::{BATCH, Batch, Replay};
 use crate::requests::Requests;
 use crate::vbd::{RingParts, Vbd};
 
-/// What the answer to a request needs: its place in the table of requests.
+/// Token of a request: its index in the request table.
 #[derive(Debug)]
 pub struct BlkifToken(pub(crate) u16);
 
-/// Milliseconds of a clock that is cheap to read and runs in steps of a few.
+/// Returns the milliseconds of CLOCK_MONOTONIC_COARSE, which is cheap to read and has a resolution of a few milliseconds.
 pub(crate) fn coarse_milliseconds() -> u32 {
-    // Without such a clock nothing ever gets old.
+    // Without this clock nothing becomes idle.
     // Not rustix: it reads the vDSO's ELF header, which valgrind hides, and the instruction budget runs under valgrind.
     let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE) else { return 0 };
-    // It wraps after 49 days; only differences count.
+    // Wraps after 49 days; only differences are used.
     (now.tv_sec() as u64).wrapping_mul(1000).wrapping_add(now.tv_nsec() as u64 / 1_000_000) as u32
 }
 
-/// One ring of a [`Vbd`].
+/// The queue of one ring of a [`Vbd`].
 pub struct BlkifQueue<L> {
     pub(crate) vbd: Arc<Vbd>,
     pub(crate) rules: Rules,
     pub(crate) ring: BackRing,
     channel: Box<dyn EventChannel>,
-    /// An event may have come, which is not let through again yet.
+    /// The event channel is masked.
     masked: bool,
     pub(crate) waker: Arc<dyn Wake>,
     pub(crate) pages: Pages,
@@ -48,33 +48,33 @@ pub struct BlkifQueue<L> {
     pub(crate) batch: Batch,
     pub(crate) replay: Replay,
     pub(crate) journal: Option<Journal>,
-    /// `None` when the queue is closed.
+    /// `None` after the queue is closed.
     gate: Option<RingGate>,
-    /// The ring's barrier, which waits for what comes before it.
+    /// Table index of the ring's barrier while it waits for earlier requests.
     pub(crate) barrier: Option<u16>,
-    /// The ring's barrier is answered; that is still to be published.
+    /// The ring's barrier is completed, and its response not published.
     pub(crate) barrier_answered: bool,
-    /// Copies to the frontend that its next publish makes, for the reads of `ending`, in their order.
+    /// Copies to the frontend for the reads in `deferred`, in their order. The next publish executes them.
     pub(crate) reads: Vec<GrantCopy>,
-    /// Requests that ended and whose pages are still to be copied or let go.
+    /// Table indices of completed requests whose pages the next publish copies or unmaps.
     pub(crate) ending: Vec<u16>,
-    /// Responses that are not published.
+    /// Number of responses that are not published.
     pub(crate) unpublished: usize,
-    /// The worker was told that the ring needs no look before an event.
+    /// The last arm returned [`ArmResult::Sleepable`]: the worker does not poll the ring until an event.
     sleeping: bool,
-    /// In milliseconds, as of the last batch.
+    /// Time of the last batch in milliseconds.
     pub(crate) now: u32,
     pub(crate) counters: GrantCounters,
-    /// Every write is durable before it is answered.
+    /// Every write is durable before its response.
     pub(crate) fua: bool,
-    /// Longest discard that the storage takes at once.
+    /// Longest discard that the storage accepts.
     pub(crate) max_discard: ByteLen,
     _keep: Option<Box<dyn std::any::Any + Send>>,
     _lane: PhantomData<fn(L)>,
 }
 
 impl<L: PooledContext> BlkifQueue<L> {
-    pub(crate) fn new(vbd: Arc<Vbd>, lane: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
+    pub(crate) fn new(vbd: Arc<Vbd>, context: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
         let RingParts { ring, grants, channel, waker, journal, replay, keep } = parts;
         let options = vbd.options();
         let (size, most) = (ring.size() as u16, options.max_indirect_segments);
@@ -82,8 +82,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         let batch = Batch::new(most)?;
         let mut pages = vbd.pages(size.into(), segments, grants)?;
         let arena = pages.arena();
-        let lease = lane.pool().acquire_lease(Arc::clone(arena.memory()), vec![]);
-        lane.pool().reserve(size.into());
+        let lease = context.pool().acquire_lease(Arc::clone(arena.memory()), vec![]);
+        context.pool().reserve(size.into());
         vbd.opened(&waker);
         Ok(BlkifQueue {
             rules: Rules::new(options),
@@ -103,7 +103,7 @@ impl<L: PooledContext> BlkifQueue<L> {
             journal,
             barrier: None,
             barrier_answered: false,
-            // Room for all; memory is taken on first touch.
+            // Capacity for all requests; memory is allocated on first touch.
             reads: Vec::with_capacity(usize::from(size) * usize::from(segments)),
             ending: Vec::with_capacity(size.into()),
             unpublished: 0,
@@ -116,77 +116,77 @@ impl<L: PooledContext> BlkifQueue<L> {
         })
     }
 
-    /// The queue ends; nothing is in flight. Lets go of all pages and gives back what it holds of the lane.
-    pub fn close(&mut self, lane: &mut L) {
+    /// Closes the queue, which has nothing in flight. Unmaps all pages and releases the queue's share of the buffer pool.
+    pub fn close(&mut self, context: &mut L) {
         if self.gate.take().is_none() {
             return;
         }
         let last = self.vbd.closed(&self.waker);
         self.pages.close(last, &mut self.counters);
-        lane.pool().unreserve(self.ring.size() as usize);
-        lane.pool().retire_lease(self.lease);
+        context.pool().unreserve(self.ring.size() as usize);
+        context.pool().retire_lease(self.lease);
     }
 
-    /// What was counted so far.
+    /// Returns the counters.
     pub fn grant_counters(&self) -> GrantCounters {
         let mut counters = self.counters;
         self.pages.count(&mut counters);
         counters
     }
 
-    /// Whether requests may be taken: no barrier is on.
+    /// Returns true if requests may be taken off the ring: no barrier is active.
     #[inline]
     pub(crate) fn may_take(&self) -> bool {
         self.gate.as_ref().is_some_and(RingGate::may_take)
     }
 
-    /// The ring's barrier, which was just taken, is on, or in the line.
+    /// Queues the ring's barrier, which was just taken off the ring, behind those of other rings.
     #[cold]
     pub(crate) fn begin_barrier(&mut self, at: u16) {
         self.barrier = Some(at);
         if let Some(gate) = &mut self.gate {
-            // Wakes this queue too, which goes on from there.
+            // Wakes this queue too, which continues in `woken`.
             gate.begin();
         }
     }
 
-    /// A barrier is on, or was. Carries out this ring's, when it may be.
+    /// Advances the active barrier, if there is one. Submits this ring's when all earlier requests are completed.
     #[cold]
     fn settle<I: Intake<BlkifToken, Buffer>>(
         &mut self,
-        lane: &mut L,
+        context: &mut L,
         into: &mut I,
         running: bool,
     ) -> Result<(), BlkifRingError> {
-        let mut taken = Ok(());
+        let mut pulled = Ok(());
         loop {
             let others = self.requests.in_use() - usize::from(self.barrier.is_some()) + self.unpublished;
             let Some(gate) = &mut self.gate else { return Ok(()) };
             match gate.settle(others) {
-                GateStep::Nothing => return taken,
-                // A broken ring says so, but not before it has reported: others wait for that.
-                GateStep::TakeEarlier if running => taken = self.take_earlier(lane, into),
+                GateStep::Nothing => return pulled,
+                // An error is returned only after this ring has reported to the gate: other rings wait for the report.
+                GateStep::TakeEarlier if running => pulled = self.take_earlier(context, into),
                 GateStep::TakeEarlier => {}
                 GateStep::Go => {
                     if let Some(at) = self.barrier.take() {
                         self.counters.barriers += 1;
-                        self.admit_seldom(lane.pool(), at, into);
+                        self.admit_seldom(context.pool(), at, into);
                     }
-                    return taken;
+                    return pulled;
                 }
             }
         }
     }
 
-    /// Takes what the ring holds now, up to a barrier.
+    /// Takes the requests that the ring holds now, up to a barrier.
     fn take_earlier<I: Intake<BlkifToken, Buffer>>(
         &mut self,
-        lane: &mut L,
+        context: &mut L,
         into: &mut I,
     ) -> Result<(), BlkifRingError> {
         let mut left = self.replay.left() + self.ring.waiting()? as usize;
         while left > 0 && self.barrier.is_none() {
-            let (taken, _) = self.take_batch(lane.pool(), into, left)?;
+            let (taken, _) = self.take_batch(context.pool(), into, left)?;
             if taken == 0 {
                 return Ok(());
             }
@@ -195,12 +195,12 @@ impl<L: PooledContext> BlkifQueue<L> {
         Ok(())
     }
 
-    /// The worker does not look at the ring, and its events may have been left masked while a barrier was on: takes what it holds, and
-    /// asks for an event again.
-    fn catch_up<I: Intake<BlkifToken, Buffer>>(&mut self, lane: &mut L, into: &mut I) -> Result<(), BlkifRingError> {
-        // As many as there can be, and a few that come meanwhile; then others have their turn.
+    /// Takes the requests that the ring holds, and arms it. For a queue that is not polled when a barrier ends: its event channel may
+    /// have stayed masked meanwhile.
+    fn catch_up<I: Intake<BlkifToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> Result<(), BlkifRingError> {
+        // Bound: a full ring and a few requests that arrive meanwhile; then other queues run.
         for _ in 0..=self.ring.size() as usize / BATCH {
-            let (_, more) = self.take_batch(lane.pool(), into, usize::MAX)?;
+            let (_, more) = self.take_batch(context.pool(), into, usize::MAX)?;
             if !self.may_take() || (!more && self.ask_for_event() == ArmResult::Sleepable) {
                 return Ok(());
             }
@@ -209,19 +209,19 @@ impl<L: PooledContext> BlkifQueue<L> {
         Ok(())
     }
 
-    /// Lets events through, asks for one with the next request, and looks again.
+    /// Unmasks the event channel, requests an event for the next request, and re-checks the ring.
     fn ask_for_event(&mut self) -> ArmResult {
         if self.replay.left() > 0 {
             return ArmResult::WorkWaiting;
         }
-        // Late: what came while the ring was polled needs no event.
+        // As late as possible: requests that arrive while the ring is polled need no event.
         if std::mem::take(&mut self.masked) {
             self.channel.unmask();
         }
         self.ring.arm()
     }
 
-    /// Lets go of pages that were not used for long.
+    /// Unmaps idle persistent grants and releases memory of buffer pages.
     #[inline(never)]
     fn tend(&mut self) {
         if self.pages.tend(self.now, &mut self.counters) {
@@ -240,12 +240,12 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     }
 
     #[inline]
-    fn pull<I: Intake<BlkifToken, Buffer>>(&mut self, lane: &mut L, into: &mut I) -> PullEnd {
+    fn pull<I: Intake<BlkifToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> PullEnd {
         if !self.may_take() {
-            // Its waker rings when it may.
+            // The gate wakes the queue when it opens.
             return PullEnd::Empty;
         }
-        match self.take_batch(lane.pool(), into, usize::MAX) {
+        match self.take_batch(context.pool(), into, usize::MAX) {
             Ok((_, true)) => PullEnd::MoreWaiting,
             Ok((_, false)) => PullEnd::Empty,
             Err(broken) => PullEnd::Broken(broken.0),
@@ -255,25 +255,25 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     #[inline]
     fn finish<I: Intake<BlkifToken, Buffer>>(
         &mut self,
-        lane: &mut L,
+        context: &mut L,
         done: FinishedRequest<BlkifToken, Buffer>,
         into: &mut I,
     ) {
         if let Some(buffer) = done.buffer {
-            lane.pool().release(buffer);
+            context.pool().release(buffer);
         }
         self.ended(done.token, done.outcome, into);
     }
 
     fn woken<I: Intake<BlkifToken, Buffer>>(
         &mut self,
-        lane: &mut L,
+        context: &mut L,
         into: &mut I,
         running: bool,
     ) -> Result<(), &'static str> {
-        self.settle(lane, into, running).map_err(|broken| broken.0)?;
+        self.settle(context, into, running).map_err(|broken| broken.0)?;
         if running && self.sleeping && self.may_take() {
-            self.catch_up(lane, into).map_err(|broken| broken.0)?;
+            self.catch_up(context, into).map_err(|broken| broken.0)?;
         }
         self.now = coarse_milliseconds();
         self.tend();
@@ -312,14 +312,14 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     }
 
     fn arm(&mut self) -> ArmResult {
-        let armed = if self.may_take() {
+        let result = if self.may_take() {
             self.ask_for_event()
         } else {
-            // What lies in the ring, and what comes, waits for a barrier's end; then the waker rings. No event is of use before.
+            // Requests wait until the barrier ends, when the gate wakes the queue. An event before that is of no use.
             ArmResult::Sleepable
         };
-        self.sleeping = armed == ArmResult::Sleepable;
-        armed
+        self.sleeping = result == ArmResult::Sleepable;
+        result
     }
 
     fn disarm(&mut self) {
@@ -335,7 +335,7 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
 }
 
 impl<L> BlkifQueue<L> {
-    /// Responses were published while a barrier is on.
+    /// Handles a publish while a barrier is active.
     #[cold]
     fn published_at_barrier(&mut self) {
         if std::mem::take(&mut self.barrier_answered)
@@ -344,7 +344,7 @@ impl<L> BlkifQueue<L> {
             gate.end();
         }
         if self.requests.in_use() == usize::from(self.barrier.is_some()) {
-            // It reports that nothing is in flight where it can also go on: when it is woken.
+            // The queue reports that nothing is in flight in `woken`, where it can also continue.
             self.waker.wake();
         }
     }

@@ -1,34 +1,34 @@
-//! Page slots for requests: each request that needs some gets a range of its own, long enough for the largest, so that its pages lie
-//! side by side and full ones are one piece.
+//! Ranges of page slots. Each range is long enough for the largest request, so that a request's pages are adjacent and whole pages merge
+//! into one buffer segment.
 
 use mqblk_memory::{PageArena, PageSlot};
 
-/// Free pages that keep their memory: Linux's `max_buffer_pages`.
+/// Maximum of buffer pages that keep their memory: Linux's `max_buffer_pages`.
 const KEPT_PAGES: u32 = 1024;
 
-/// Most ranges that give their memory back at a time.
+/// Maximum of ranges whose memory one trim releases.
 const MOST_CLEARED: usize = 16;
 
 /// A range of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range(u32);
 
-/// The ranges of an arena, the last given back first to be taken, so that few pages are in use when few requests are in flight.
+/// Allocator of the ranges of an arena. Allocation is last in, first out, so that few pages hold memory while few requests are in flight.
 #[derive(Debug)]
 pub(crate) struct Ranges {
-    /// Slots of a range.
+    /// Slots per range.
     stride: u32,
     free: Vec<u32>,
-    /// The slots at the start of each range that hold memory.
+    /// Number of slots, from the start of each range, that hold memory.
     filled: Vec<u16>,
-    /// Their sum.
+    /// Sum of `filled`.
     pages: u32,
-    /// The fewest free ranges since the last trim: those at the bottom of the stack were not used since.
+    /// Minimum of free ranges since the last trim: as many at the bottom of the stack were not used since.
     fewest: usize,
 }
 
 impl Ranges {
-    /// `count` ranges of `stride` slots, from slot 0 on.
+    /// Creates `count` ranges of `stride` slots, from slot 0 on.
     pub(crate) fn new(count: u32, stride: u16) -> Ranges {
         Ranges {
             stride: stride.into(),
@@ -39,18 +39,18 @@ impl Ranges {
         }
     }
 
-    /// Slots of all the ranges.
+    /// Returns the number of slots of all ranges.
     pub(crate) fn slots(&self) -> u32 {
         self.filled.len() as u32 * self.stride
     }
 
-    /// The first slot of a range.
+    /// Returns the first slot of a range.
     #[inline]
     pub(crate) fn first(&self, range: Range) -> PageSlot {
         PageSlot(range.0 * self.stride)
     }
 
-    /// A free range.
+    /// Allocates a range.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Range> {
         let range = self.free.pop()?;
@@ -58,7 +58,7 @@ impl Ranges {
         Some(Range(range))
     }
 
-    /// Its first `count` slots are written to.
+    /// Marks the first `count` slots as holding memory.
     #[inline]
     pub(crate) fn fill(&mut self, range: Range, count: u16) {
         let filled = &mut self.filled[range.0 as usize];
@@ -68,7 +68,7 @@ impl Ranges {
         }
     }
 
-    /// Its first `count` slots hold fresh pages, which nobody has touched.
+    /// Marks the range as holding no memory, if no more than its first `count` slots (which were unmapped) did.
     #[inline]
     pub(crate) fn refreshed(&mut self, range: Range, count: u16) {
         let filled = &mut self.filled[range.0 as usize];
@@ -78,24 +78,24 @@ impl Ranges {
         }
     }
 
-    /// Gives a range back.
+    /// Frees a range.
     #[inline]
     pub(crate) fn give(&mut self, range: Range) {
         self.free.push(range.0);
     }
 
-    /// Slots that hold memory.
+    /// Returns the number of slots that hold memory.
     pub(crate) fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// Whether there is so much memory that [`trim`](Self::trim) may find some to give back.
+    /// Returns true if so many slots hold memory that [`trim`](Self::trim) may release some.
     #[inline]
     pub(crate) fn is_large(&self) -> bool {
         self.pages > KEPT_PAGES
     }
 
-    /// Gives memory back of ranges that were not used since the last time, until there is little. Called now and then.
+    /// Releases memory of ranges that were not used since the last trim, down to the limit. Called periodically.
     pub(crate) fn trim(&mut self, arena: &PageArena) {
         let unused = std::mem::replace(&mut self.fewest, self.free.len());
         let mut left = MOST_CLEARED;
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_given_is_taken_first_and_a_burst_is_given_back_later() {
+    fn allocation_is_lifo_and_a_burst_s_memory_is_released_later() {
         let arena = PageArena::reserve(20 * 256).unwrap();
         let mut ranges = Ranges::new(20, 256);
         assert_eq!(ranges.slots(), 20 * 256);
@@ -139,7 +139,7 @@ mod tests {
         ranges.give(one);
         ranges.trim(&arena);
         assert_eq!(ranges.pages(), 1000, "until no more than the limit is left");
-        assert!(!ranges.is_large() && ranges.filled[0] == 200, "the one in use has kept its own");
+        assert!(!ranges.is_large() && ranges.filled[0] == 200, "the range in use keeps its memory");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a ring knows of each of its requests in flight. A table as long as the ring; nothing of it is allocated per request.
+//! The table of a ring's requests in flight. It has as many entries as the ring; nothing is allocated per request.
 
 use mqblk_core::{ByteLen, ByteOffset};
 use mqblk_ring::blkif::status;
@@ -6,23 +6,23 @@ use mqblk_ring::blkif::status;
 use crate::journal::JournalSlot;
 use crate::place::{PageUse, Place};
 
-/// What is on, of a request.
+/// The step that a request is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Read,
-    /// A write, and nothing after it.
+    /// A write as the last step.
     Write,
-    /// A write, and a flush after it.
+    /// A write that a flush follows.
     WriteFlush,
-    /// A flush, perhaps after a write.
+    /// A flush, alone or after a write.
     Flush,
-    /// A part of a discard; the rest is in the entry.
+    /// A part of a discard; `start` and `len` are the rest.
     Discard {
         secure: bool,
     },
 }
 
-/// A request that was taken off the ring and not answered.
+/// A request that was taken off the ring and has no response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) id: u64,
@@ -31,16 +31,16 @@ pub(crate) struct Entry {
     pub(crate) place: Place,
     pub(crate) segments: u16,
     pub(crate) journal: Option<JournalSlot>,
-    /// How it will be answered.
+    /// Status of the response.
     pub(crate) status: i16,
-    /// What the answer calls it.
+    /// Operation in the response.
     pub(crate) operation: u8,
     pub(crate) step: Step,
     pub(crate) barrier: bool,
 }
 
 impl Entry {
-    /// A request of which nothing is known. If it ends like that, it was a mistake.
+    /// Template of a new request. Its status is that of a malformed request.
     pub(crate) const NEW: Entry = Entry {
         id: 0,
         start: ByteOffset(0),
@@ -55,7 +55,7 @@ impl Entry {
     };
 }
 
-/// An entry with the segment of a request that has one: most do, and then need no other cache line.
+/// A table entry, with the page of a request of one segment: most have one, and so need no other cache line.
 #[repr(align(64))]
 #[derive(Clone, Debug)]
 struct Slot {
@@ -65,20 +65,20 @@ struct Slot {
 
 const _: () = assert!(size_of::<Slot>() == 64, "one cache line");
 
-/// The table.
+/// The table of a ring's requests in flight.
 #[derive(Debug)]
 pub(crate) struct Requests {
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// Most segments of a request.
+    /// Maximum of segments of a request.
     stride: usize,
-    /// The segments of entry `n` from `n` times `stride` on, if it has several. Grows to where entries were ever used so, into room
-    /// that is there: of memory only what is used is touched.
+    /// The pages of entry `n`, if it has several, from `n` times `stride` on. Grows, within its capacity, up to the highest entry used
+    /// this way, so that unused memory is not touched.
     pages: Vec<PageUse>,
 }
 
 impl Requests {
-    /// Room for `count` requests of at most `segments` segments.
+    /// Creates a table for `count` requests of at most `segments` segments.
     pub(crate) fn new(count: u16, segments: u16) -> Requests {
         let stride = usize::from(segments);
         Requests {
@@ -89,21 +89,21 @@ impl Requests {
         }
     }
 
-    /// How many more there is room for.
+    /// Returns the number of free entries.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// How many there are.
+    /// Returns the number of requests in the table.
     pub(crate) fn in_use(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// One more. There is room.
+    /// Inserts a request and returns its index. The caller has checked for a free entry.
     #[inline]
     pub(crate) fn open(&mut self, entry: Entry) -> u16 {
-        let at = self.free.pop().expect("whoever opens one has looked for room");
+        let at = self.free.pop().expect("the caller has checked for a free entry");
         if entry.segments > 1 && self.pages.len() <= usize::from(at) * self.stride {
             self.grow(at);
         }
@@ -111,7 +111,7 @@ impl Requests {
         at
     }
 
-    /// The first use of an entry's pages.
+    /// Extends `pages` up to those of an entry.
     #[cold]
     fn grow(&mut self, at: u16) {
         self.pages.resize((usize::from(at) + 1) * self.stride, PageUse::NONE);
@@ -127,7 +127,7 @@ impl Requests {
         &mut self.slots[usize::from(at)].entry
     }
 
-    /// An entry and its segments.
+    /// Returns a request and its pages.
     #[inline]
     pub(crate) fn with_pages(&mut self, at: u16) -> (&mut Entry, &mut [PageUse]) {
         let Slot { entry, one } = &mut self.slots[usize::from(at)];

@@ -1,4 +1,4 @@
-//! A device: what its rings have in common.
+//! A device: the state that its rings share.
 
 use std::any::Any;
 use std::io;
@@ -15,44 +15,45 @@ use crate::options::{MAX_INDIRECT_SEGMENTS, PoolOwner, VbdOptions};
 use crate::pages::{Pages, SharedHolder};
 use crate::queue::BlkifQueue;
 
-/// What a ring needs to be served.
+/// Everything that a queue needs of its ring.
 pub struct RingParts {
-    /// The ring, at the position where it is taken up.
+    /// The ring, at the position where it is resumed.
     pub ring: BackRing,
-    /// The way to the frontend's pages, for this ring alone.
+    /// Access to the frontend's grants, for this ring alone.
     pub grants: Box<dyn GrantAccess>,
-    /// How the frontend is notified, and notifies.
+    /// The ring's event channel.
     pub channel: Box<dyn EventChannel>,
-    /// Has the queue looked at by its worker, from any thread.
+    /// Wakes the queue on its worker, from any thread.
     pub waker: Arc<dyn Wake>,
-    /// Where unanswered requests are noted, for an owner after this one.
+    /// Records requests without a response, for the next backend process.
     pub journal: Option<Journal>,
-    /// Requests that an owner before this one left unanswered, in their order. They are judged anew, and come before what lies in the ring.
+    /// Requests that the previous backend process left without a response, in ring order. They are validated again, and executed before
+    /// those in the ring.
     pub replay: Vec<(JournalSlot, RawRequest)>,
-    /// Dropped when the queue is: what keeps the ring's pages mapped.
+    /// Keeps the ring's pages mapped; dropped with the queue.
     pub keep: Option<Box<dyn Any + Send>>,
 }
 
-/// What rings share that share their pages.
+/// The shared page pool and the number of rings that use it.
 #[derive(Default)]
 struct Sharing {
     holder: Option<SharedHolder>,
     rings: usize,
 }
 
-/// One device, from connection to disconnection: what its two ends agreed on, and what its rings have in common.
+/// One device, from connection to disconnection: its negotiated options and the state that its rings share.
 pub struct Vbd {
     options: VbdOptions,
-    /// In bytes. Read once a batch.
+    /// Size of the disk in bytes. Read once per batch.
     size: AtomicU64,
     pub(crate) gate: Gate,
     sharing: Mutex<Sharing>,
-    /// Of the rings that are served.
+    /// Wakers of the open rings.
     wakers: Mutex<Vec<Arc<dyn Wake>>>,
 }
 
 impl Vbd {
-    /// A device whose rings are still to be opened, all of them: barriers wait for that.
+    /// Creates a device. Barriers wait until all its rings are open.
     pub fn new(mut options: VbdOptions) -> Arc<Vbd> {
         options.max_indirect_segments = options.max_indirect_segments.min(MAX_INDIRECT_SEGMENTS);
         Arc::new(Vbd {
@@ -64,12 +65,12 @@ impl Vbd {
         })
     }
 
-    /// What the two ends agreed on.
+    /// Returns the negotiated options.
     pub fn options(&self) -> &VbdOptions {
         &self.options
     }
 
-    /// The disk has another size: what is asked for from now on is judged by it.
+    /// Sets the size of the disk. Later requests are validated against it.
     pub fn set_size(&self, size: ByteLen) {
         self.size.store(size.0, Ordering::Relaxed);
     }
@@ -79,29 +80,29 @@ impl Vbd {
         ByteLen(self.size.load(Ordering::Relaxed))
     }
 
-    /// The rings that have not been opened will not be: barriers do not wait for them any more. Without it a queue that has taken one
-    /// cannot be drained.
+    /// Stops barriers from waiting for rings that are not open: they will not be opened. Without this a queue that has a barrier cannot be
+    /// drained.
     pub fn forget_absent(&self) {
         self.gate.forget_absent();
     }
 
-    /// Has each ring let go of what it has not used for long. A busy ring does so by itself; to be called about once a second, for
-    /// those that sleep. For control threads.
+    /// Wakes each ring to release idle pages. A busy ring does so by itself; called by a control thread about once a second, for sleeping
+    /// rings.
     pub fn tend(&self) {
         for waker in lock(&self.wakers).iter() {
             waker.wake();
         }
     }
 
-    /// Makes a queue of a ring. `lane`: the worker's that will serve it.
+    /// Opens a queue over a ring. `context`: the I/O context of the worker that will run the queue.
     ///
     /// # Errors
-    /// When the system has no addresses for its pages.
-    pub fn queue<L: PooledContext>(self: &Arc<Self>, lane: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
-        BlkifQueue::new(Arc::clone(self), lane, parts)
+    /// When the system cannot reserve addresses for the queue's pages.
+    pub fn queue<L: PooledContext>(self: &Arc<Self>, context: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
+        BlkifQueue::new(Arc::clone(self), context, parts)
     }
 
-    /// A ring's pages, for `requests` requests of at most `segments` segments.
+    /// Opens a ring's page pool, for `requests` requests of at most `segments` segments.
     pub(crate) fn pages(&self, requests: u32, segments: u16, grants: Box<dyn GrantAccess>) -> io::Result<Pages> {
         match self.options.pool {
             PoolOwner::PerRing => Pages::own(&self.options, requests, segments, grants),
@@ -115,12 +116,12 @@ impl Vbd {
         }
     }
 
-    /// A ring begins to be served.
+    /// Registers an open ring.
     pub(crate) fn opened(&self, waker: &Arc<dyn Wake>) {
         lock(&self.wakers).push(Arc::clone(waker));
     }
 
-    /// A ring ends. Whether nobody uses its pages any more.
+    /// Unregisters a ring. Returns true if no other ring uses its page pool.
     pub(crate) fn closed(&self, waker: &Arc<dyn Wake>) -> bool {
         let mut wakers = lock(&self.wakers);
         if let Some(at) = wakers.iter().position(|other| Arc::ptr_eq(other, waker)) {

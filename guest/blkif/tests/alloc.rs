@@ -1,6 +1,6 @@
-//! No allocation per request: mixed requests in each of the three ways to the pages, after warm-up, and the allocator is not called.
+//! No allocation per request: after warm-up, mixed requests in each grant mode do not call the allocator.
 //!
-//! One test does it all in sequence, because the allocator counts for the whole process.
+//! A single test runs all modes in sequence, because the allocator counts for the whole process.
 
 mod rig;
 
@@ -24,14 +24,14 @@ const WARM_UP: u64 = 20_000;
 const REQUESTS: u64 = 1_000_000;
 const PAGES: u32 = 300;
 
-/// Grants without pages: all succeeds, but for grant 0; what is in the slots is in the slots.
+/// Grant access without pages: all calls succeed except for grant 0, and slots keep their content.
 struct Grants {
-    /// Allocates in every so manyth copy: what the test must notice.
+    /// Allocates once in this many copy calls, which the test must detect.
     smuggle: Option<u64>,
     calls: u64,
 }
 
-/// A page of segments in order of their grants; or backwards, so that none of their mapped pages touch.
+/// Grant of an indirect page whose segments are in descending order of grants, so that no mapped pages are adjacent.
 const BACKWARDS: u32 = 1003;
 
 fn write_segment(arena: &PageArena, gref: GrantRef, slot: PageSlot, at: u32) {
@@ -48,7 +48,7 @@ impl GrantAccess for Grants {
         for copy in copies {
             let known = copy.gref != GrantRef(0);
             copy.status = if known { GrantStatus::OKAY } else { GrantStatus::BAD_REF };
-            // Pages of segments: whatever grant holds them, one page by one grant, over and over.
+            // Indirect pages: every grant above 1000 has the same segments.
             if known && copy.slot_offset == 0 && copy.gref.0 > 1000 {
                 for at in 0..copy.len / 8 {
                     write_segment(arena, copy.gref, copy.slot, at.into());
@@ -73,7 +73,7 @@ impl GrantAccess for Grants {
     }
 }
 
-/// The request that `number` stands for.
+/// Returns request `number` of the mix.
 fn request(number: u64, segments: &mut [Segment; 11]) -> BlkifRequest {
     let sector = number * 1021 % (SECTORS - 2048);
     let gref = (number % u64::from(PAGES - 11)) as u32 + 1;
@@ -85,7 +85,7 @@ fn request(number: u64, segments: &mut [Segment; 11]) -> BlkifRequest {
         1 => direct(number, o::FLUSH_DISKCACHE, sector, &segments[..2]),
         2 => direct(number, o::WRITE_BARRIER, sector, &segments[..1]),
         3 => discard(number, 0, sector, 500),
-        // Mistakes: past the end, no such grant, no such operation.
+        // Malformed: past the end, no such grant, no such operation.
         4 => direct(number, o::READ, SECTORS, &segments[..1]),
         5 => direct(number, o::WRITE, sector, &[segment(0, 0, 7)]),
         6 => direct(number, 9, sector, &[]),
@@ -98,19 +98,19 @@ fn request(number: u64, segments: &mut [Segment; 11]) -> BlkifRequest {
     }
 }
 
-/// Which requests are sent.
+/// The mix of requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mix {
-    /// Those that take most room, so that lists of pieces reach their length.
+    /// The largest requests, so that segment lists reach their full capacity.
     Largest,
     All,
 }
 
-/// Sends `count` requests, as many at a time as the ring takes, and has them answered.
+/// Sends `count` requests, as many at a time as the ring holds, and completes them.
 fn run(front: &mut Front, back: &mut Back, mix: Mix, count: u64) {
     let mut segments = [segment(1, 0, 7); 11];
-    let (mut sent, mut answered) = (0, 0);
-    while answered < count {
+    let (mut sent, mut completed) = (0, 0);
+    while completed < count {
         while sent < count {
             let request = match mix {
                 Mix::Largest => indirect(sent, o::READ, 0, 256, &[BACKWARDS]),
@@ -126,15 +126,15 @@ fn run(front: &mut Front, back: &mut Back, mix: Mix, count: u64) {
         back.turn();
         front.ring.poll_responses().unwrap();
         while front.ring.take().is_some() {
-            answered += 1;
+            completed += 1;
         }
     }
 }
 
-/// Allocations and reallocations while so many requests are served.
+/// Returns the allocations and reallocations during `requests` requests.
 fn allocations(mode: Mode, requests: u64, smuggle: Option<u64>) -> usize {
     let mut options = options(mode);
-    // Fewer than there are, so that some come and go.
+    // Fewer than there are grants, so that some are unmapped and mapped again.
     options.persistent_max = PAGES - 20;
     let (domain, vbd) = (Domain::new(1), Vbd::new(options));
     let mut front = Front::new(&domain, vbd.options().abi, 1);
@@ -152,7 +152,7 @@ fn allocations(mode: Mode, requests: u64, smuggle: Option<u64>) -> usize {
 
 #[test]
 fn a_million_requests_allocate_nothing() {
-    assert!(allocations(Mode::Copy, WARM_UP, Some(100)) > 5, "what is smuggled in is noticed");
+    assert!(allocations(Mode::Copy, WARM_UP, Some(100)) > 5, "injected allocations are detected");
     for mode in MODES {
         assert_eq!(allocations(mode, REQUESTS, None), 0, "{mode:?}");
     }

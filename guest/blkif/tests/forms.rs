@@ -1,4 +1,4 @@
-//! Every form of request, good and bad, in all three layouts and all three ways to the pages.
+//! Every form of request, valid and malformed, in all layouts and grant modes.
 
 mod rig;
 
@@ -9,7 +9,7 @@ use mqblk_ring::blkif::{Abi, BlkifRequest, Segment, operation as o, status};
 use rig::front::{direct, discard, indirect, segment};
 use rig::{MODES, PAGE, SECTOR, SECTORS, options, rig};
 
-/// What a sector of the disk, or of a page to be written, holds.
+/// Content of a sector of the disk, or of a page to write.
 fn pattern(sector: u64, salt: u8) -> Vec<u8> {
     (0..SECTOR).map(|at| (sector as u8).wrapping_mul(31) ^ (at as u8) ^ salt).collect()
 }
@@ -27,7 +27,7 @@ fn each(mut test: impl FnMut(VbdOptions, String)) {
     }
 }
 
-/// Grants 1.. are of pages 1..; those from 1000 on cannot be written to, of the same pages.
+/// Grants pages 1.. as grants 1.., and read-only as grants 1001.. .
 fn grant_pages(domain: &rig::domain::Domain, count: u32) {
     for page in 1..=count {
         domain.grant(page, page, true);
@@ -35,7 +35,7 @@ fn grant_pages(domain: &rig::domain::Domain, count: u32) {
     }
 }
 
-/// Several shapes of data: whole pages, parts of pages, one sector.
+/// Several segment lists: whole pages, parts of pages, one sector.
 fn shapes() -> Vec<Vec<Segment>> {
     let whole = |count: u32| (1..=count).map(|gref| segment(gref, 0, 7)).collect::<Vec<_>>();
     vec![
@@ -74,7 +74,7 @@ fn scatter(domain: &rig::domain::Domain, segments: &[Segment], bytes: &[u8]) {
 #[test]
 fn reads_bring_the_right_bytes_and_nothing_else() {
     each(|options, what| {
-        let mapped_for_good = options.persistent;
+        let stays_mapped = options.persistent;
         let (domain, mut front, mut back) = rig(options);
         grant_pages(&domain, 300);
         back.write_disk(0, &patterns(0, SECTORS, 0));
@@ -89,7 +89,7 @@ fn reads_bring_the_right_bytes_and_nothing_else() {
                 (1..=11).flat_map(|page| domain.read(page, 0, PAGE)).filter(|byte| *byte == 0xee).count();
             let outside = 11 * PAGE - sectors(&segments) * SECTOR;
             assert!(touched as u64 >= outside, "{what}: bytes outside the segments were written");
-            assert!(mapped_for_good || domain.mapped() == 0, "{what}");
+            assert!(stays_mapped || domain.mapped() == 0, "{what}");
         }
         for count in [1_u16, 12, 255, 256] {
             let segments: Vec<Segment> = (1..=count.into()).map(|gref| segment(gref, 0, 7)).collect();
@@ -110,12 +110,12 @@ fn writes_store_the_right_bytes_at_the_right_place() {
         let persistent = options.persistent;
         let (domain, mut front, mut back) = rig(options);
         grant_pages(&domain, 300);
-        // A persistent page is mapped for both ways; others need not be writable for a write.
+        // A persistent grant is mapped for both directions; others may be read-only for a write.
         let add = if persistent { 0 } else { 1000 };
         for (id, mut segments) in (1..).zip(shapes()) {
             let sector = id * 100 + 3;
             scatter(&domain, &segments, &patterns(sector, sectors(&segments), 7));
-            // What is twice in it was scattered last; ask what is there.
+            // A page in two segments holds the last data: read it back.
             let bytes = gather(&domain, &segments);
             segments.iter_mut().for_each(|segment| segment.gref.0 += add);
             front.send(&direct(id, o::WRITE, sector, &segments));
@@ -135,7 +135,7 @@ fn writes_store_the_right_bytes_at_the_right_place() {
         let transfers = &back.done.transfers;
         assert!(transfers.iter().all(|(op, ..)| *op == Op::Write { fua: false }), "{what}");
         if !persistent {
-            assert_eq!(transfers.last().unwrap().3, 1, "{what}: whole pages side by side are one piece");
+            assert_eq!(transfers.last().unwrap().3, 1, "{what}: adjacent whole pages are one buffer segment");
         }
         back.close();
         assert_eq!(domain.mapped(), 0, "{what}");
@@ -156,7 +156,7 @@ fn an_indirect_request_of_several_pages_of_segments() {
         assert_eq!(front.responses(), [(1, o::READ, status::OKAY)]);
         let last = segments.last().unwrap();
         assert_eq!(gather(&domain, &[*last]), patterns(8 + 599 * 6, 6, 0), "{mode:?}");
-        // The second page is not there.
+        // The second indirect page has no grant.
         front.send_indirect(2, o::READ, 8, &segments, &[(601, 601), (999, 602)]);
         back.run();
         assert_eq!(front.responses(), [(2, o::READ, status::ERROR)], "{mode:?}");
@@ -199,7 +199,7 @@ fn flushes_and_barriers_with_and_without_data() {
 }
 
 #[test]
-fn a_barrier_waits_and_holds_up_what_comes_behind_it() {
+fn a_barrier_waits_and_blocks_later_requests() {
     for mode in MODES {
         let (domain, mut front, mut back) = rig(options(mode));
         grant_pages(&domain, 4);
@@ -219,7 +219,7 @@ fn a_barrier_waits_and_holds_up_what_comes_behind_it() {
         );
         back.finish(0);
         back.read_mail();
-        assert!(back.door.pending.is_empty(), "the write's answer is not visible yet");
+        assert!(back.door.pending.is_empty(), "the write's response is not visible yet");
         back.publish();
         assert_eq!(front.statuses().len(), 1);
         back.read_mail();
@@ -230,17 +230,17 @@ fn a_barrier_waits_and_holds_up_what_comes_behind_it() {
         back.pull_all();
         back.finish(0);
         back.pull_all();
-        assert!(back.door.pending.is_empty(), "the barrier's answer is not visible yet");
+        assert!(back.door.pending.is_empty(), "the barrier's response is not visible yet");
         back.publish();
-        // The worker thinks that the queue sleeps: the waker has it go on.
+        // The queue is armed: its waker makes it continue.
         back.read_mail();
         assert_eq!(back.door.pending.len(), 1, "the read");
         back.finish(0);
         back.publish();
         assert_eq!(front.statuses().len(), 2);
         let unmasked = back.channel.unmasked.load(std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(unmasked, 1, "events were let through once it went on");
-        assert!(front.send(&direct(4, o::READ, 0, &data)), "and asked for");
+        assert_eq!(unmasked, 1, "the event channel is unmasked when it continues");
+        assert!(front.send(&direct(4, o::READ, 0, &data)), "and an event is requested");
         back.run();
         back.close();
         assert_eq!(domain.mapped(), 0);
@@ -248,7 +248,7 @@ fn a_barrier_waits_and_holds_up_what_comes_behind_it() {
 }
 
 #[test]
-fn discards_are_cut_to_what_the_storage_takes() {
+fn discards_are_split_to_the_storage_s_limit() {
     each(|options, what| {
         let (_, mut front, mut back) = rig(options);
         front.send(&discard(1, 0, 8, 16));
@@ -277,7 +277,7 @@ fn discards_are_cut_to_what_the_storage_takes() {
     });
 }
 
-/// A change of the options, a request, the status it gets.
+/// A change of the options, a request, and its expected status.
 type Bad = (fn(&mut VbdOptions), BlkifRequest, i16);
 
 fn bad_forms() -> Vec<Bad> {
@@ -327,14 +327,14 @@ fn bad_forms() -> Vec<Bad> {
         (none, direct(1, o::WRITE, 0, &[segment(1, 0, 7), segment(500, 0, 7)]), error),
         (none, direct(1, o::READ, 0, &[segment(1001, 0, 7)]), error),
         (none, direct(1, o::READ, 0, &[segment(u32::MAX, 0, 7)]), error),
-        // What may not be.
+        // Not permitted.
         (read_only, direct(1, o::WRITE, 0, &one), error),
         (read_only, direct(1, o::WRITE_BARRIER, 0, &one), error),
         (read_only, direct(1, o::WRITE_BARRIER, 0, &[]), error),
         (read_only, direct(1, o::FLUSH_DISKCACHE, 0, &one), error),
         (read_only, discard(1, 0, 0, 8), error),
         (read_only, indirect(1, o::WRITE, 0, 1, &[3]), error),
-        // What was not offered.
+        // Not offered.
         (|options| options.flush = false, direct(1, o::FLUSH_DISKCACHE, 0, &[]), unsupported),
         (|options| options.barrier = false, direct(1, o::WRITE_BARRIER, 0, &one), unsupported),
         (|options| options.discard = false, discard(1, 0, 0, 8), unsupported),
@@ -358,7 +358,7 @@ fn bad_forms() -> Vec<Bad> {
         (none, indirect(1, o::READ, u64::MAX - 1, 2, &[3]), error),
         (none, indirect(1, o::READ, 0, 3, &[3]), error),
         (none, indirect(1, o::WRITE, 0, 4, &[3]), error),
-        // Operations that there are not.
+        // Unknown operations.
         (none, named(4), unsupported),
         (none, named(7), unsupported),
         (none, named(255), unsupported),
@@ -366,7 +366,7 @@ fn bad_forms() -> Vec<Bad> {
 }
 
 #[test]
-fn bad_requests_are_refused_and_do_nothing() {
+fn malformed_requests_are_refused_without_effect() {
     for (number, (change, request, expected)) in bad_forms().into_iter().enumerate() {
         each(|mut options, what| {
             let what = format!("{what}, form {number}: {request:?}");
@@ -375,7 +375,7 @@ fn bad_requests_are_refused_and_do_nothing() {
             grant_pages(&domain, 3);
             domain.fill(1, 0xaa);
             domain.fill(2, 0xbb);
-            // Two good ones, one that ends before it starts, one without a grant.
+            // Two valid segments, one with last before first, one without a grant.
             front.write_segments(&[segment(1, 0, 7), segment(2, 0, 7), segment(1, 5, 4)], &[(3, 3)]);
             domain.write(3, 24, &segment(501, 0, 7).to_bytes());
             front.send(&request);
@@ -389,7 +389,7 @@ fn bad_requests_are_refused_and_do_nothing() {
             assert!(!wrote && back.done.flushes == 0 && back.done.discards.is_empty(), "{what}");
             assert!(back.read_disk(0, SECTORS).iter().all(|byte| *byte == 0), "{what}");
             assert!(domain.read(1, 0, PAGE).iter().all(|byte| *byte == 0xaa), "{what}");
-            // The ring goes on.
+            // The ring continues.
             back.door.bad = 0;
             front.send(&direct(2, o::READ, 0, &[segment(2, 0, 7)]));
             back.run();
@@ -402,7 +402,7 @@ fn bad_requests_are_refused_and_do_nothing() {
 }
 
 #[test]
-fn mistakes_are_counted() {
+fn malformed_requests_are_counted() {
     let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 2);
     front.send(&direct(1, o::READ, 0, &[segment(1, 3, 2)]));
@@ -417,7 +417,7 @@ fn mistakes_are_counted() {
 }
 
 #[test]
-fn the_disk_s_failures_are_told() {
+fn the_disk_s_failures_are_reported() {
     for mode in MODES {
         let (domain, mut front, mut back) = rig(options(mode));
         grant_pages(&domain, 2);
@@ -441,7 +441,7 @@ fn the_disk_s_failures_are_told() {
             let found: Vec<i16> = front.responses().into_iter().map(|(_, _, status)| status).collect();
             assert_eq!(found, [expected], "{mode:?} {outcome:?}");
         }
-        assert!(domain.read(1, 0, PAGE).iter().all(|byte| *byte == 0x77), "{mode:?}: nothing of a failed read is seen");
+        assert!(domain.read(1, 0, PAGE).iter().all(|byte| *byte == 0x77), "{mode:?}: a failed read changes no page");
         front.send(&direct(2, o::READ, 0, &one));
         back.run();
         assert_eq!(front.responses(), [(2, o::READ, status::OKAY)], "{mode:?}: the gate is open again");
@@ -488,7 +488,7 @@ fn grants_that_fail_in_the_middle_fail_their_request_only() {
 }
 
 #[test]
-fn writes_are_durable_when_they_have_to_be() {
+fn write_through_writes_are_durable() {
     let mut options = options(Mode::Copy);
     options.write_through = true;
     let (domain, mut front, mut back) = rig(options);
@@ -499,7 +499,7 @@ fn writes_are_durable_when_they_have_to_be() {
 }
 
 #[test]
-fn a_disk_of_another_size_is_judged_by_it() {
+fn requests_are_validated_against_a_new_size() {
     let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 1);
     back.vbd.set_size(mqblk_core::ByteLen(8 * SECTOR));

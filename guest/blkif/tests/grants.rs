@@ -1,4 +1,4 @@
-//! Pages that stay mapped, pages that are mapped for a request, and what happens when there are too many.
+//! Persistent grants, pages mapped for a request, and the limits of mapped pages.
 
 mod rig;
 
@@ -30,7 +30,7 @@ fn read(front: &mut Front, back: &mut Back, gref: u32) -> i16 {
     responses[0].2
 }
 
-/// Longer than the interval at which pages are looked through.
+/// Sleeps longer than the interval of reclaim scans.
 fn pass_an_interval() {
     std::thread::sleep(Duration::from_millis(120));
 }
@@ -62,7 +62,7 @@ fn a_page_in_two_requests_at_once_is_mapped_once() {
     front.send(&direct(2, o::WRITE, 64, &[segment(1, 0, 7)]));
     back.pull_all();
     assert_eq!((back.door.pending.len(), domain.mapped()), (2, 1));
-    // The one place is taken while either is in flight: others are copied, and nobody lets it go.
+    // The only slot is in use while either is in flight: other pages are copied, and it stays mapped.
     front.send(&direct(3, o::READ, 8, &[segment(2, 0, 7)]));
     back.pull_all();
     back.finish(2);
@@ -82,13 +82,13 @@ fn a_page_in_two_requests_at_once_is_mapped_once() {
 }
 
 #[test]
-fn over_the_cap_the_oldest_make_room_after_a_while() {
+fn over_the_cap_the_least_recently_used_are_unmapped() {
     let (domain, mut front, mut back) = rig(persistent(40));
     grant_pages(&domain, 42);
     for gref in 1..=40 {
         assert_eq!(read(&mut front, &mut back, gref), status::OKAY);
         if gref == 20 {
-            // The clock has steps.
+            // The clock is coarse.
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -97,11 +97,11 @@ fn over_the_cap_the_oldest_make_room_after_a_while() {
     assert_eq!((counters.held, counters.copies, counters.over_cap, counters.persistent_purged), (40, 1, 1, 0));
     pass_an_interval();
     assert_eq!(read(&mut front, &mut back, 30), status::OKAY);
-    let let_go = domain.table().let_go.clone();
-    assert_eq!(let_go.len(), 2, "five percent");
-    assert!(let_go.iter().all(|gref| *gref <= 20), "{let_go:?}: of the older half");
+    let unmapped = domain.table().let_go.clone();
+    assert_eq!(unmapped.len(), 2, "five percent");
+    assert!(unmapped.iter().all(|gref| *gref <= 20), "{unmapped:?}: of the older half");
     assert_eq!(read(&mut front, &mut back, 41), status::OKAY);
-    assert_eq!(read(&mut front, &mut back, let_go[0]), status::OKAY);
+    assert_eq!(read(&mut front, &mut back, unmapped[0]), status::OKAY);
     let counters = back.queue.grant_counters();
     assert_eq!((counters.held, counters.copies, counters.persistent_purged), (40, 1, 2));
     back.close();
@@ -109,7 +109,7 @@ fn over_the_cap_the_oldest_make_room_after_a_while() {
 }
 
 #[test]
-fn what_is_not_used_is_let_go_even_by_a_ring_that_sleeps() {
+fn idle_grants_are_unmapped_even_by_a_sleeping_ring() {
     let mut options = persistent(1000);
     options.persistent_idle = Duration::from_millis(150);
     let (domain, mut front, mut back) = rig(options);
@@ -174,7 +174,7 @@ fn over_the_host_s_budget_pages_are_copied_and_nothing_fails() {
 }
 
 #[test]
-fn what_cannot_be_mapped_is_copied() {
+fn pages_that_cannot_be_mapped_are_copied() {
     for mode in [Mode::Persistent, Mode::PersistentCopy, Mode::Map] {
         let (domain, mut front, mut back) = rig(options(mode));
         grant_pages(&domain, 3);
@@ -195,7 +195,7 @@ fn what_cannot_be_mapped_is_copied() {
 }
 
 #[test]
-fn a_page_that_is_mapped_for_a_request_is_let_go_before_it_is_answered() {
+fn a_page_mapped_for_a_request_is_unmapped_before_the_response() {
     let (domain, mut front, mut back) = rig(options(Mode::Map));
     grant_pages(&domain, 4);
     domain.grant(9, 1, false);
@@ -208,7 +208,7 @@ fn a_page_that_is_mapped_for_a_request_is_let_go_before_it_is_answered() {
     assert!(front.responses().is_empty());
     back.publish();
     assert_eq!(front.responses().len(), 1);
-    assert!(domain.end(9), "the page is its owner's again");
+    assert!(domain.end(9), "the domain may reuse the page");
     back.finish(0);
     back.publish();
     assert_eq!(domain.mapped(), 0);
@@ -227,14 +227,14 @@ fn transfers_that_pin_memory_never_see_a_mapped_page() {
     back.write_disk(8, &[8; 4096]);
     front.send(&direct(1, o::WRITE, 0, &[segment(1, 2, 4)]));
     front.send(&direct(2, o::READ, 8, &[segment(2, 0, 1), segment(3, 3, 7), segment(2, 5, 5)]));
-    // There is no room to keep its two pages.
+    // No slots are free for its pages.
     front.send(&direct(3, o::WRITE, 64, &[segment(4, 0, 7), segment(5, 0, 7), segment(6, 0, 0)]));
     back.pull_all();
-    // What is written is what the pages held when the request was taken.
+    // A write's data is the content of the pages when the request was taken.
     domain.fill(1, 0xee);
     assert_eq!(domain.mapped_grants(), [1, 2, 3, 4]);
     (0..3).for_each(|_| back.finish(0));
-    assert_eq!(domain.read(3, 3 * 512, 5 * 512), [8; 5 * 512], "a read's data is there before its answer");
+    assert_eq!(domain.read(3, 3 * 512, 5 * 512), [8; 5 * 512], "a read's data is copied before its response");
     back.publish();
     assert_eq!(front.statuses().into_values().collect::<Vec<_>>(), [status::OKAY; 3]);
     assert_eq!(back.read_disk(0, 3), [0x11; 3 * 512]);
@@ -267,7 +267,7 @@ fn a_page_that_a_transfer_may_pin_is_not_mapped_for_a_request() {
 }
 
 #[test]
-fn a_place_that_cannot_be_let_go_is_not_used_again() {
+fn a_slot_whose_unmap_failed_is_not_used_again() {
     for mode in [Mode::Persistent, Mode::PersistentCopy, Mode::Map] {
         let mut options = options(mode);
         options.persistent_max = 1;
@@ -289,13 +289,17 @@ fn a_place_that_cannot_be_let_go_is_not_used_again() {
         assert_eq!(domain.mapped_grants(), [1], "{mode:?}");
         back.close();
         let counters = back.queue.grant_counters();
-        assert_eq!((counters.stuck, counters.held, back.vbd.options().budget.used()), (1, 1, 1), "it says so");
+        assert_eq!(
+            (counters.stuck, counters.held, back.vbd.options().budget.used()),
+            (1, 1, 1),
+            "the counters report it"
+        );
         drop(back);
     }
 }
 
 #[test]
-fn a_burst_s_memory_is_given_back() {
+fn a_burst_s_memory_is_released() {
     let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 257);
     let segments: Vec<Segment> = (1..=256).map(|gref| segment(gref, 0, 7)).collect();
@@ -319,7 +323,7 @@ fn a_burst_s_memory_is_given_back() {
 
 #[test]
 fn segments_are_read_once() {
-    // A frontend that rewrites its segments after they were looked at.
+    // The frontend rewrites its segments after they were fetched.
     for mode in rig::MODES {
         let (domain, mut front, mut back) = rig(options(mode));
         grant_pages(&domain, 8);
@@ -389,7 +393,7 @@ fn rings_that_share_their_pages_use_each_other_s_mappings() {
 }
 
 #[test]
-fn a_queue_that_is_cut_off_leaves_the_budget() {
+fn a_dropped_queue_releases_its_budget() {
     let (domain, mut front, mut back) = rig(persistent(100));
     grant_pages(&domain, 5);
     (1..=5).for_each(|gref| assert_eq!(read(&mut front, &mut back, gref), status::OKAY));

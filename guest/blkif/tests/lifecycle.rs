@@ -1,4 +1,4 @@
-//! A queue from its start to its end: events, broken rings, where it is taken up, what an owner before it left, and several rings.
+//! Lifecycle of a queue: events, broken rings, resume, replay, and several rings.
 
 mod rig;
 
@@ -19,7 +19,7 @@ fn grant_pages(domain: &Domain, count: u32) {
 }
 
 #[test]
-fn events_are_asked_for_late_and_let_through_once() {
+fn events_are_requested_late_and_unmasked_once() {
     let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 1);
     let count = |back: &Back| {
@@ -30,21 +30,21 @@ fn events_are_asked_for_late_and_let_through_once() {
     assert!(front.send(&direct(1, o::READ, 0, &one)), "a fresh ring wants an event");
     assert_eq!(back.queue.arm(), ArmResult::WorkWaiting, "the request was there before");
     back.turn();
-    assert_eq!(count(&back), [0, 1, 1], "an event may have come when the queue began; the frontend wanted one");
+    assert_eq!(count(&back), [0, 1, 1], "the channel starts masked; the frontend has requested an event");
     assert_eq!(back.queue.arm(), ArmResult::Sleepable);
-    assert_eq!(count(&back), [0, 1, 1], "none has come since: there is nothing to let through");
+    assert_eq!(count(&back), [0, 1, 1], "no event since: the channel is not masked");
     assert!(front.send(&direct(2, o::READ, 0, &one)), "an event");
     back.queue.disarm();
     assert_eq!(count(&back)[0], 1);
     back.turn();
-    assert!(!front.send(&direct(3, o::READ, 0, &one)), "while it is polled none is wanted");
+    assert!(!front.send(&direct(3, o::READ, 0, &one)), "while it is polled no event is requested");
     back.turn();
-    assert_eq!(count(&back)[1], 1, "and none is let through");
+    assert_eq!(count(&back)[1], 1, "and the channel stays masked");
     assert_eq!(back.queue.arm(), ArmResult::Sleepable);
     assert_eq!(count(&back)[1], 2);
     let counters = back.queue.grant_counters();
     assert_eq!((counters.events_taken, counters.events_sent), (1, count(&back)[2]));
-    // The frontend does not want to hear of the next two.
+    // The frontend requests no event for the next two.
     front.responses();
     assert_eq!(front.ring.arm(3), Ok(0));
     for id in 4..=6 {
@@ -57,7 +57,7 @@ fn events_are_asked_for_late_and_let_through_once() {
 }
 
 #[test]
-fn a_ring_that_jumps_is_broken_and_its_requests_still_end() {
+fn a_ring_with_a_bad_index_is_broken_and_its_requests_still_complete() {
     for (index, broken) in [(33, true), (34, true), (u32::MAX, true), (1 << 31, true), (32, false), (1, false)] {
         for mode in MODES {
             let (domain, mut front, mut back) = rig(options(mode));
@@ -78,7 +78,7 @@ fn a_ring_that_jumps_is_broken_and_its_requests_still_end() {
 }
 
 #[test]
-fn a_new_owner_goes_on_where_the_old_one_was() {
+fn a_new_queue_resumes_at_the_old_position() {
     let (domain, mut front, mut back) = rig(options(Mode::Copy));
     grant_pages(&domain, 1);
     for id in 0..50 {
@@ -97,7 +97,7 @@ fn a_new_owner_goes_on_where_the_old_one_was() {
 }
 
 #[test]
-fn what_an_owner_left_comes_first_and_is_judged_anew() {
+fn replayed_requests_come_first_and_are_validated_again() {
     for (mode, abi) in MODES.into_iter().flat_map(|mode| Abi::ALL.map(|abi| (mode, abi))) {
         let mut options = options(mode);
         options.abi = abi;
@@ -112,14 +112,14 @@ fn what_an_owner_left_comes_first_and_is_judged_anew() {
         }
         let _ = front.ring.publish();
         back.pull_all();
-        // Out of order: responses lie where requests were.
+        // Out of order: responses overwrite requests.
         for at in [7, 3, 3, 10] {
             back.finish(at);
         }
         back.publish();
         let answered: Vec<u64> = front.responses().into_iter().map(|(id, ..)| id).collect();
         assert_eq!(answered.len(), 4);
-        // The process is killed; its mappings go with it. A grant is gone before the next owner comes.
+        // The process is killed, which ends its mappings. A grant ends before the next process starts.
         front.put(&direct(20, o::WRITE, 160, &[segment(21, 0, 7)]));
         let _ = front.ring.publish();
         let gone = (0..20).find(|id| !answered.contains(id)).unwrap();
@@ -127,11 +127,11 @@ fn what_an_owner_left_comes_first_and_is_judged_anew() {
         let (journal, recovery) =
             Journal::resume(&file, 32, 7, front.back_end(RingPosition::default()).published()).unwrap();
         let replayed: Vec<u64> = recovery.replay.iter().map(|(_, raw)| raw.decode(abi).id).collect();
-        let left: Vec<u64> = (0..20).filter(|id| !answered.contains(id)).collect();
-        assert_eq!(replayed, left);
-        let mut again = mqblk_blkif::VbdOptions::clone(vbd.options());
-        again.rings = 1;
-        let vbd = Vbd::new(again);
+        let open: Vec<u64> = (0..20).filter(|id| !answered.contains(id)).collect();
+        assert_eq!(replayed, open);
+        let mut next_options = mqblk_blkif::VbdOptions::clone(vbd.options());
+        next_options.rings = 1;
+        let vbd = Vbd::new(next_options);
         let _ = domain.end(gone as u32 + 1);
         let mut back = Back::resumed(&vbd, &domain, &front, recovery.position, Some(journal), recovery.replay);
         assert_eq!(back.queue.arm(), ArmResult::WorkWaiting, "without an event");
@@ -139,9 +139,9 @@ fn what_an_owner_left_comes_first_and_is_judged_anew() {
         let mut found = front.responses();
         found.sort_unstable();
         let expected = |id: u64| (id, o::WRITE, if id == gone { status::ERROR } else { status::OKAY });
-        assert_eq!(found, left.iter().copied().chain([20]).map(expected).collect::<Vec<_>>());
+        assert_eq!(found, open.iter().copied().chain([20]).map(expected).collect::<Vec<_>>());
         back.close();
-        // All is answered: the next owner finds nothing.
+        // All requests have responses: nothing to replay.
         let (_, recovery) = Journal::resume(&file, 32, 7, front.back_end(RingPosition::default()).published()).unwrap();
         assert!(recovery.replay.is_empty());
         assert_eq!(recovery.position, RingPosition { req_cons: 21, rsp_prod: 21 });
@@ -180,7 +180,7 @@ fn a_full_ring_of_the_largest_requests() {
 }
 
 #[test]
-fn a_barrier_orders_all_rings_and_one_that_ends_does_not_hold_it_up() {
+fn a_barrier_orders_all_rings_and_does_not_wait_for_closed_ones() {
     for mode in MODES {
         let mut options = options(mode);
         options.rings = 3;
@@ -194,7 +194,7 @@ fn a_barrier_orders_all_rings_and_one_that_ends_does_not_hold_it_up() {
             })
             .collect();
         let one = |gref| [segment(gref, 0, 7)];
-        // Ring 0 has a write in flight, ring 1 one that is not taken yet, ring 2 the barrier.
+        // Ring 0 has a write in flight, ring 1 a write that is not taken yet, ring 2 the barrier.
         rings[0].0.send(&direct(1, o::WRITE, 0, &one(1)));
         rings[0].1.pull_all();
         rings[1].0.send(&direct(2, o::WRITE, 8, &one(2)));
@@ -204,7 +204,7 @@ fn a_barrier_orders_all_rings_and_one_that_ends_does_not_hold_it_up() {
             assert_eq!(back.pull(), PullEnd::Empty);
             assert!(back.read_mail());
         }
-        // Ring 1 took what was there before; what comes now waits.
+        // Ring 1 took its earlier write; later requests wait.
         assert_eq!(rings[1].1.door.pending.len(), 1, "{mode:?}");
         rings[1].0.send(&direct(4, o::WRITE, 24, &one(4)));
         assert_eq!(rings[1].1.pull(), PullEnd::Empty);
@@ -213,7 +213,7 @@ fn a_barrier_orders_all_rings_and_one_that_ends_does_not_hold_it_up() {
         rings[1].1.publish();
         rings[1].1.read_mail();
         assert_eq!(rings[2].1.queue.blocked(), 1, "ring 0 is not done");
-        // Ring 0 ends: its write is answered, and nothing more is waited for.
+        // Ring 0 closes: its write is completed, and the barrier does not wait for it any more.
         rings[0].1.finish(0);
         rings[0].1.publish();
         rings[0].1.close();
@@ -233,7 +233,7 @@ fn a_barrier_orders_all_rings_and_one_that_ends_does_not_hold_it_up() {
 }
 
 #[test]
-fn a_barrier_waits_until_earlier_answers_are_visible() {
+fn a_barrier_waits_until_earlier_responses_are_visible() {
     let mut options = options(Mode::Copy);
     options.rings = 2;
     let (domain, vbd) = (Domain::new(64), Vbd::new(options));
@@ -243,7 +243,7 @@ fn a_barrier_waits_until_earlier_answers_are_visible() {
         (front, back)
     };
     let ((mut front, mut back), (mut other_front, mut other)) = (ring(), ring());
-    // A mistake, which the other ring answers when it takes it.
+    // A malformed request, which the other ring completes when it takes it.
     other_front.send(&direct(1, o::READ, 0, &[]));
     front.send(&direct(2, o::WRITE_BARRIER, 0, &[]));
     back.pull_all();
@@ -263,14 +263,14 @@ fn a_barrier_waits_until_earlier_answers_are_visible() {
 }
 
 #[test]
-fn a_barrier_waits_for_rings_to_open_unless_they_will_not() {
+fn a_barrier_waits_for_unopened_rings_unless_they_are_skipped() {
     let domain = Domain::new(16);
     let vbd = Vbd::new(mqblk_blkif::VbdOptions { rings: 2, ..options(Mode::Copy) });
     let mut front = Front::new(&domain, Abi::X86_64, 1);
     let mut back = Back::new(&vbd, &domain, &front);
     front.send(&direct(1, o::WRITE_BARRIER, 0, &[]));
     back.run();
-    assert_eq!((front.responses(), back.queue.blocked()), (vec![], 1), "the other ring may have been left requests");
+    assert_eq!((front.responses(), back.queue.blocked()), (vec![], 1), "the other ring may have requests to replay");
     vbd.forget_absent();
     back.run();
     assert_eq!((front.responses(), back.queue.blocked()), (vec![(1, o::WRITE_BARRIER, status::OKAY)], 0));

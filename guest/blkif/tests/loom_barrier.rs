@@ -1,10 +1,9 @@
-//! Barriers between rings on several threads, in every interleaving (with few switches) and any reordering that the memory model
-//! allows.
+//! Loom model of barriers between rings on several threads: every interleaving (with few preemptions) and every reordering that the memory
+//! model allows.
 //!
-//! The code under test is `barrier::Gate`, the same that rings of a disk share: here its lock and its flag are loom's. Shown: a barrier
-//! begins when nothing runs on any ring and all that was put before it is done, visibly for the barrier's own thread; a ring that
-//! sleeps while it has something to do is a deadlock, which loom reports. That the model can fail is shown by leaving out what the
-//! sharing consists of.
+//! The code under test is `barrier::BarrierGate`, which the rings of a disk share, with loom's mutex and atomics. The model shows that a
+//! barrier starts only when no request runs on any ring and all earlier requests are done, visibly to the barrier's own thread. A ring that
+//! sleeps although it has work is a deadlock, which loom reports. Models without parts of the synchronisation show that the check can fail.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -15,14 +14,14 @@ use loom::sync::{Mutex, Notify};
 use mqblk_blkif::barrier::{Gate, RingGate, Sharing, Step, Turns};
 use mqblk_core::Wake;
 
-/// The order in which a change is made known.
+/// Order of the flag and the wakeups of a change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// The flag, then the wakers: as it is.
+    /// The flag, then the wakers: the real order.
     FlagFirst,
-    /// Who is woken may find the gate as it was.
+    /// A woken ring may see the old flag.
     WakersFirst,
-    /// The gate is never seen shut.
+    /// The flag is never set.
     NoFlag,
 }
 
@@ -36,8 +35,8 @@ struct Model<const ORDER: u8> {
 }
 
 impl<const ORDER: u8> Sharing for Model<ORDER> {
-    fn new(turns: Turns) -> Self {
-        Model { shut: AtomicBool::new(false), turns: Mutex::new(turns) }
+    fn new(sequence: Turns) -> Self {
+        Model { shut: AtomicBool::new(false), turns: Mutex::new(sequence) }
     }
 
     fn with<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
@@ -48,29 +47,29 @@ impl<const ORDER: u8> Sharing for Model<ORDER> {
         self.shut.load(Ordering::Acquire)
     }
 
-    fn set_shut(&self, shut: bool) {
+    fn set_shut(&self, active: bool) {
         if ORDER != NO_FLAG {
-            self.shut.store(shut, Ordering::Release);
+            self.shut.store(active, Ordering::Release);
         }
     }
 
     fn change<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
-        self.with(|turns| {
-            let was_shut = turns.is_shut();
-            let result = change(turns);
+        self.with(|sequence| {
+            let was_active = sequence.is_shut();
+            let result = change(sequence);
             if ORDER == WAKERS_FIRST {
-                turns.ring_wakers();
+                sequence.ring_wakers();
             }
-            if turns.is_shut() != was_shut {
-                self.set_shut(!was_shut);
+            if sequence.is_shut() != was_active {
+                self.set_shut(!was_active);
             }
-            turns.ring_wakers();
+            sequence.ring_wakers();
             result
         })
     }
 }
 
-/// What lies in a ring.
+/// A request on a ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Put {
     Write,
@@ -78,12 +77,12 @@ enum Put {
 }
 use Put::{Barrier, Write};
 
-/// A ring, as the others see it.
+/// State of a ring that other threads read.
 struct Seen {
     running: Unmodelled,
-    /// Seen by the barrier's thread only if the gate orders the two.
+    /// Visible to the barrier's thread only if the gate orders both threads.
     done: AtomicUsize,
-    /// The eventfd: a signal stays until somebody waits for it.
+    /// The eventfd: a signal stays until it is waited for.
     bell: Notify,
 }
 
@@ -97,14 +96,14 @@ impl Wake for Bell {
 
 struct Disk {
     rings: Arc<Vec<Seen>>,
-    /// Barriers that are through.
+    /// Completed barriers.
     passed: Unmodelled,
 }
 
-/// A queue on its thread. All that it will ever hold lies in the ring from the beginning.
+/// A queue on its thread. The ring holds all requests from the start.
 struct Ring<const ORDER: u8> {
     own: usize,
-    /// Closed by hand: loom cannot have it closed while it reports what went wrong.
+    /// Dropped explicitly: loom does not support the drop while it reports a failure.
     gate: ManuallyDrop<RingGate<Model<ORDER>>>,
     scripts: &'static [&'static [Put]],
     next: usize,
@@ -115,7 +114,7 @@ struct Ring<const ORDER: u8> {
     disk: Arc<Disk>,
 }
 
-/// Writes of a ring before its first barrier.
+/// Returns the number of writes before a ring's first barrier.
 fn writes(script: &[Put]) -> usize {
     script.iter().take_while(|put| **put == Write).count()
 }
@@ -125,7 +124,7 @@ impl<const ORDER: u8> Ring<ORDER> {
         &self.disk.rings[self.own]
     }
 
-    /// Takes one request. Whether there was one that may be taken.
+    /// Takes one request. Returns false if none may be taken.
     fn pull(&mut self) -> bool {
         let open = self.gate.may_take();
         let script = self.scripts[self.own];
@@ -156,7 +155,7 @@ impl<const ORDER: u8> Ring<ORDER> {
         }
     }
 
-    /// Whether it has to be looked at again before the ring may sleep.
+    /// Advances the barrier. Returns true if the ring must be checked again before it sleeps.
     fn settle(&mut self) -> bool {
         match self.gate.settle(self.earlier + self.running) {
             Step::Nothing => false,
@@ -168,7 +167,7 @@ impl<const ORDER: u8> Ring<ORDER> {
                 for (ring, seen) in self.disk.rings.iter().enumerate() {
                     assert_eq!(seen.running.load(Ordering::Relaxed), 0, "ring {ring} runs beside a barrier");
                     let done = seen.done.load(Ordering::Relaxed);
-                    assert!(done >= writes(self.scripts[ring]), "a barrier before what comes before it");
+                    assert!(done >= writes(self.scripts[ring]), "a barrier runs before an earlier request");
                 }
                 self.barrier = false;
                 self.disk.passed.fetch_add(1, Ordering::Relaxed);
@@ -178,7 +177,7 @@ impl<const ORDER: u8> Ring<ORDER> {
         }
     }
 
-    /// Serves the ring until it is empty, and, if it `stays`, until all barriers are through; then closes it.
+    /// Serves the ring until it is empty and, if it `stays`, until all barriers are completed; then closes it.
     fn serve(mut self, stays: bool) {
         let barriers = self.scripts.iter().flat_map(|script| script.iter()).filter(|put| **put == Barrier).count();
         loop {
@@ -197,13 +196,12 @@ impl<const ORDER: u8> Ring<ORDER> {
     }
 }
 
-/// Switches of threads, where a thread could have gone on, that an interleaving has at most: bugs of this kind need one or two.
-/// LOOM_MAX_PREEMPTIONS has another.
+/// Maximum of preemptions of an interleaving: bugs of this kind need one or two. LOOM_MAX_PREEMPTIONS overrides it.
 const PREEMPTIONS: usize = 3;
 
 fn model<const ORDER: u8>(scripts: &'static [&'static [Put]], stays: &'static [bool]) {
     let mut builder = loom::model::Builder::new();
-    // One less for each thread more: the model grows with both.
+    // One less for each additional thread: the state space grows with both.
     builder.preemption_bound.get_or_insert(PREEMPTIONS + 2 - scripts.len());
     builder.check(move || {
         let seen = || Seen { running: Unmodelled::new(0), done: AtomicUsize::new(0), bell: Notify::new() };
@@ -236,18 +234,18 @@ fn model<const ORDER: u8>(scripts: &'static [&'static [Put]], stays: &'static [b
 }
 
 #[test]
-fn a_barrier_waits_for_what_another_ring_holds() {
+fn a_barrier_waits_for_another_ring_s_requests() {
     model::<FLAG_FIRST>(&[&[Barrier], &[Write]], &[true, true]);
     model::<FLAG_FIRST>(&[&[Write, Barrier], &[Write, Write]], &[true, true]);
 }
 
 #[test]
-fn what_comes_after_a_barrier_waits_too() {
+fn later_requests_wait_for_the_barrier() {
     model::<FLAG_FIRST>(&[&[Barrier, Write], &[]], &[true, true]);
 }
 
 #[test]
-fn barriers_of_two_rings_take_turns() {
+fn barriers_of_two_rings_run_one_at_a_time() {
     model::<FLAG_FIRST>(&[&[Barrier], &[Barrier]], &[true, true]);
 }
 

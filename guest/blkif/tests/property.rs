@@ -1,5 +1,5 @@
-//! Random requests, most of them good, some in flight at once, against an oracle: what is in range and granted succeeds with the right
-//! bytes, what is not fails the right way; nothing is touched that is not asked for, nor after its answer; no grant stays mapped.
+//! Random requests, mostly valid, several in flight, against an oracle: valid requests succeed with the right bytes, others fail with the
+//! right status; no other bytes change, and none after the response; no grant stays mapped.
 
 mod rig;
 
@@ -17,15 +17,15 @@ use rig::domain::Domain;
 use rig::front::{Front, direct, discard, indirect, segment};
 use rig::{MODES, PAGE, SECTOR, options, rig};
 
-/// Requests in flight at once. Each has pages and sectors of its own.
+/// Areas: each has pages and sectors of its own, and at most one request in flight.
 const LANES: u64 = 8;
-/// Data pages of a lane; the next one is for segments.
+/// Data pages of an area; the next page is its indirect page.
 const PAGES: u32 = 40;
-/// Sectors of a lane.
+/// Sectors of an area.
 const SECTORS: u64 = rig::SECTORS / LANES;
-/// What a grant's number is made of: its page, and what is wrong with it.
+/// Grant types. A grant's number is its page times this, plus its type.
 const KINDS: u32 = 6;
-/// A grant of which `KINDS` times the page is the number.
+/// A valid grant.
 const GOOD: u32 = 0;
 const READ_ONLY: u32 = 1;
 const NO_COPY: u32 = 2;
@@ -36,12 +36,12 @@ const GOOD_TOO: u32 = 5;
 struct Sent {
     request: BlkifRequest,
     segments: Vec<Segment>,
-    /// The page of segments has this grant.
+    /// Grant of the indirect page.
     table: Option<u32>,
     sector: u64,
-    /// What the data was, in order.
+    /// Data of the segments, in order.
     data: Vec<u8>,
-    /// The pages of the lane as they were.
+    /// Content of the area's pages when the request was sent.
     before: Vec<Vec<u8>>,
     fails: bool,
 }
@@ -58,13 +58,13 @@ fn good(gref: u32, fill: bool) -> bool {
     }
 }
 
-/// The oracle: whether a transfer of this kind succeeds, by wide arithmetic on what was said.
-fn succeeds(sent: &Sent, fill: bool, most: usize) -> bool {
+/// The oracle: returns true if a transfer must succeed, by wide arithmetic on the request.
+fn succeeds(sent: &Sent, fill: bool, max_segments: usize) -> bool {
     let parts = |segment: &Segment| segment.first_sect <= segment.last_sect && segment.last_sect <= 7;
     let count: u128 =
         sent.segments.iter().map(|part| (u128::from(part.last_sect) + 1).saturating_sub(part.first_sect.into())).sum();
     !sent.segments.is_empty()
-        && sent.segments.len() <= most
+        && sent.segments.len() <= max_segments
         && sent.segments.iter().all(parts)
         && u128::from(sent.sector) + count <= u128::from(rig::SECTORS)
         && sent.segments.iter().all(|part| good(part.gref.0, fill))
@@ -76,24 +76,24 @@ struct World {
     front: Front,
     back: Back,
     random: SmallRng,
-    /// By lane.
+    /// Request in flight, by area.
     sent: Vec<Option<Sent>>,
     mode: Mode,
     disk: Vec<u8>,
 }
 
 impl World {
-    fn first_page(lane: u64) -> u32 {
-        lane as u32 * (PAGES + 1)
+    fn first_page(area: u64) -> u32 {
+        area as u32 * (PAGES + 1)
     }
 
-    fn snapshot(&self, lane: u64) -> Vec<Vec<u8>> {
-        (0..PAGES).map(|page| self.domain.read(World::first_page(lane) + page, 0, PAGE)).collect()
+    fn snapshot(&self, area: u64) -> Vec<Vec<u8>> {
+        (0..PAGES).map(|page| self.domain.read(World::first_page(area) + page, 0, PAGE)).collect()
     }
 
-    fn segments(&mut self, lane: u64, most: usize) -> Vec<Segment> {
+    fn segments(&mut self, area: u64, most: usize) -> Vec<Segment> {
         let count = self.random.random_range(1..=most);
-        // A page in two segments would get bytes in an order that nobody promises.
+        // A page in two segments would be written in an undefined order.
         let pages = rand::seq::index::sample(&mut self.random, PAGES as usize, count);
         pages
             .into_iter()
@@ -114,57 +114,57 @@ impl World {
                     }
                     _ => (0, 7),
                 };
-                segment((World::first_page(lane) + page as u32) * KINDS + kind, first, last)
+                segment((World::first_page(area) + page as u32) * KINDS + kind, first, last)
             })
             .collect()
     }
 
-    /// Where on the disk: in the lane's part, or (seldom) where nothing is.
-    fn sector(&mut self, lane: u64, sectors: u64) -> u64 {
+    /// Returns a start sector: in the area's sectors, or (rarely) out of range.
+    fn sector(&mut self, area: u64, sectors: u64) -> u64 {
         match self.random.random_range(0..50) {
             0 => u64::MAX - self.random.random_range(0..400),
             1 => self.random.random_range(rig::SECTORS - 8..1 << 60).max(rig::SECTORS - sectors.min(7)),
-            _ => lane * SECTORS + self.random.random_range(0..=SECTORS - sectors),
+            _ => area * SECTORS + self.random.random_range(0..=SECTORS - sectors),
         }
     }
 
-    fn send(&mut self, lane: u64) {
+    fn send(&mut self, area: u64) {
         let kind = self.random.random_range(0..100);
         let large = (70..92).contains(&kind);
-        let mut segments = self.segments(lane, if large { PAGES as usize } else { 11 });
+        let mut segments = self.segments(area, if large { PAGES as usize } else { 11 });
         let mut bytes = 0;
         for part in &segments {
             bytes += u64::from(part.last_sect).saturating_sub(part.first_sect.into()) + 1;
         }
-        let mut sector = self.sector(lane, bytes.min(SECTORS));
+        let mut sector = self.sector(area, bytes.min(SECTORS));
         let mut table = None;
-        let first = World::first_page(lane);
+        let first = World::first_page(area);
         let write = self.random.random();
         let op = if write { o::WRITE } else { o::READ };
         let request = match kind {
-            0..60 => direct(lane, op, sector, &segments),
-            60..65 => direct(lane, o::FLUSH_DISKCACHE, sector, &segments),
-            65..70 => direct(lane, o::WRITE_BARRIER, sector, &segments),
+            0..60 => direct(area, op, sector, &segments),
+            60..65 => direct(area, o::FLUSH_DISKCACHE, sector, &segments),
+            65..70 => direct(area, o::WRITE_BARRIER, sector, &segments),
             70..92 => {
                 let kind = if self.random.random_range(0..30) == 0 { MISSING } else { GOOD };
                 let gref = (first + PAGES) * KINDS + kind;
                 self.front.write_segments(&segments, &[(gref, first + PAGES)]);
                 table = Some(gref);
-                indirect(lane, op, sector, segments.len() as u16, &[gref])
+                indirect(area, op, sector, segments.len() as u16, &[gref])
             }
             92..95 => {
                 segments.clear();
-                direct(lane, o::FLUSH_DISKCACHE, sector, &[])
+                direct(area, o::FLUSH_DISKCACHE, sector, &[])
             }
             95..98 => {
                 segments.clear();
                 let sectors = self.random.random_range(0..200);
-                sector = self.sector(lane, sectors);
-                discard(lane, 0, sector, sectors)
+                sector = self.sector(area, sectors);
+                discard(area, 0, sector, sectors)
             }
             _ => {
                 segments.clear();
-                direct(lane, op, sector, &[])
+                direct(area, op, sector, &[])
             }
         };
         for page in 0..PAGES {
@@ -172,10 +172,10 @@ impl World {
             self.domain.fill(first + page, byte);
         }
         let data = segments.iter().flat_map(|part| self.part(part)).collect();
-        let before = self.snapshot(lane);
+        let before = self.snapshot(area);
         let fails = self.random.random_range(0..20) == 0;
         self.front.put(&request);
-        self.sent[lane as usize] = Some(Sent { request, segments, table, sector, data, before, fails });
+        self.sent[area as usize] = Some(Sent { request, segments, table, sector, data, before, fails });
     }
 
     fn part(&self, part: &Segment) -> Vec<u8> {
@@ -186,16 +186,16 @@ impl World {
         self.domain.read(page_of(part.gref.0), u64::from(part.first_sect) * SECTOR, sectors * SECTOR)
     }
 
-    /// Judges an answer.
-    fn judge(&mut self, (lane, operation, found): (u64, u8, i16)) {
-        let sent = self.sent[lane as usize].take().expect("it was outstanding");
+    /// Checks a response.
+    fn judge(&mut self, (area, operation, found): (u64, u8, i16)) {
+        let sent = self.sent[area as usize].take().expect("it was outstanding");
         let what = format!("{:?} {:?}: {:?}", self.mode, self.front.ring.abi(), sent.request);
-        let (asked, most) = match &sent.request.body {
+        let (operation_sent, max_segments) = match &sent.request.body {
             mqblk_ring::blkif::RequestBody::Indirect(indirect) => (indirect.operation, 256),
             _ => (sent.request.operation, 11),
         };
-        assert_eq!(operation, asked, "{what}");
-        let fill = asked == o::READ;
+        assert_eq!(operation, operation_sent, "{what}");
+        let fill = operation_sent == o::READ;
         let at = (sent.sector.min(rig::SECTORS) * SECTOR) as usize;
         let expected = match &sent.request.body {
             mqblk_ring::blkif::RequestBody::Discard { sectors, .. } => {
@@ -205,49 +205,50 @@ impl World {
                 }
                 inside && !(sent.fails && *sectors > 0)
             }
-            _ if asked == o::FLUSH_DISKCACHE && sent.segments.is_empty() => !sent.fails,
-            _ => succeeds(&sent, fill, most) && !sent.fails,
+            _ if operation_sent == o::FLUSH_DISKCACHE && sent.segments.is_empty() => !sent.fails,
+            _ => succeeds(&sent, fill, max_segments) && !sent.fails,
         };
         assert_eq!(found, if expected { status::OKAY } else { status::ERROR }, "{what}");
-        let after = self.snapshot(lane);
+        let after = self.snapshot(area);
         if fill && expected {
             let bytes: Vec<u8> = sent.segments.iter().flat_map(|part| self.part(part)).collect();
             assert!(bytes == self.disk[at..at + bytes.len()], "{what}: wrong bytes");
         } else if !fill && expected && !sent.segments.is_empty() {
             self.disk[at..at + sent.data.len()].copy_from_slice(&sent.data);
         }
-        // Outside what a read may write nothing has changed.
-        let mut may = vec![vec![false; PAGE as usize]; PAGES as usize];
+        // No bytes outside a read's segments have changed.
+        let mut writable = vec![vec![false; PAGE as usize]; PAGES as usize];
         for part in sent.segments.iter().filter(|part| fill && part.last_sect <= 7 && part.first_sect <= part.last_sect)
         {
-            let page = page_of(part.gref.0) - World::first_page(lane);
+            let page = page_of(part.gref.0) - World::first_page(area);
             let range = u64::from(part.first_sect) * SECTOR..(u64::from(part.last_sect) + 1) * SECTOR;
-            may[page as usize][range.start as usize..range.end as usize].fill(true);
+            writable[page as usize][range.start as usize..range.end as usize].fill(true);
         }
-        for ((before, after), may) in sent.before.iter().zip(&after).zip(&may) {
-            let same = before.iter().zip(after).zip(may).all(|((before, after), may)| *may || before == after);
+        for ((before, after), writable) in sent.before.iter().zip(&after).zip(&writable) {
+            let same =
+                before.iter().zip(after).zip(writable).all(|((before, after), writable)| *writable || before == after);
             assert!(same, "{what}: bytes outside the segments have changed");
         }
         if self.mode == Mode::Map {
             let mapped: HashSet<u32> = self.domain.mapped_grants().into_iter().collect();
             assert!(sent.segments.iter().all(|part| !mapped.contains(&part.gref.0)), "{what}: still mapped");
         }
-        // What is written to the pages from here on is seen by the next request's look.
-        let first = World::first_page(lane);
+        // Later writes to the pages are detected when the next request is sent.
+        let first = World::first_page(area);
         (0..PAGES).for_each(|page| self.domain.fill(first + page, 0xa5));
     }
 
-    /// One of the things that happen, at random.
+    /// Executes one random event.
     fn step(&mut self) {
         match self.random.random_range(0..8) {
             0..3 => {
-                let lane = self.random.random_range(0..LANES);
-                if self.sent[lane as usize].is_none() {
-                    let first = World::first_page(lane);
+                let area = self.random.random_range(0..LANES);
+                if self.sent[area as usize].is_none() {
+                    let first = World::first_page(area);
                     let untouched =
                         (0..PAGES).all(|page| self.domain.read(first + page, 0, PAGE).iter().all(|byte| *byte == 0xa5));
-                    assert!(untouched, "a page was written to after its answer");
-                    self.send(lane);
+                    assert!(untouched, "a page was written to after its response");
+                    self.send(area);
                     let _ = self.front.ring.publish();
                 }
             }
@@ -262,31 +263,31 @@ impl World {
                 self.back.read_mail();
             }
         }
-        for answer in self.front.responses() {
-            self.judge(answer);
+        for response in self.front.responses() {
+            self.judge(response);
         }
     }
 
-    /// Ends one of the requests that are with the disk, or a step of it.
+    /// Completes one pending disk request.
     fn finish(&mut self) {
         let pending = self.back.door.pending.len();
         if pending == 0 {
             return;
         }
         let at = self.random.random_range(0..pending);
-        let asked = &self.back.door.pending[at];
-        // A disk that fails in the lane's part: flushes fail by the one request that has no other step.
-        let lane = asked.start.0 / (SECTORS * SECTOR);
+        let request = &self.back.door.pending[at];
+        // A request fails by its area; a flush only if a single request without data is in flight.
+        let area = request.start.0 / (SECTORS * SECTOR);
         let alone = self.sent.iter().flatten().filter(|sent| sent.segments.is_empty()).count() == 1;
-        let fails = match asked.op {
+        let fails = match request.op {
             mqblk_core::Op::Flush => {
-                // Whose it is cannot be told: all flushes in flight fail or none.
+                // A flush has no area: all flushes in flight fail or none.
                 let flushes = |sent: &&Sent| matches!(sent.request.operation, o::FLUSH_DISKCACHE | o::WRITE_BARRIER);
                 self.sent.iter().flatten().filter(flushes).all(|sent| sent.fails) && alone
             }
-            _ => self.sent[lane as usize].as_ref().is_some_and(|sent| sent.fails),
+            _ => self.sent[area as usize].as_ref().is_some_and(|sent| sent.fails),
         };
-        if !fails && asked.op == mqblk_core::Op::Flush {
+        if !fails && request.op == mqblk_core::Op::Flush {
             for sent in self.sent.iter_mut().flatten() {
                 if sent.request.operation == o::FLUSH_DISKCACHE && sent.segments.is_empty() {
                     sent.fails = false;
@@ -303,7 +304,7 @@ impl World {
 fn play(seed: u64, mode: Mode, abi: Abi) -> GrantCounters {
     let mut options = options(mode);
     options.abi = abi;
-    // Little room, so that all ways are taken.
+    // Small limits, so that all paths are taken.
     options.persistent_max = if seed.is_multiple_of(2) { 100 } else { 200 };
     options.budget = GrantBudget::new(150);
     let (domain, front, back) = rig(options);
@@ -335,11 +336,11 @@ fn play(seed: u64, mode: Mode, abi: Abi) -> GrantCounters {
         world.finish();
         world.back.publish();
         world.back.read_mail();
-        for answer in world.front.responses() {
-            world.judge(answer);
+        for response in world.front.responses() {
+            world.judge(response);
         }
     }
-    assert_eq!(outstanding(&world), 0, "every request is answered");
+    assert_eq!(outstanding(&world), 0, "every request has a response");
     assert!(world.back.read_disk(0, rig::SECTORS) == world.disk, "the disk holds what was written");
     world.back.close();
     let counters = world.back.queue.grant_counters();
@@ -349,7 +350,7 @@ fn play(seed: u64, mode: Mode, abi: Abi) -> GrantCounters {
 }
 
 #[test]
-fn random_requests_take_all_ways() {
+fn random_requests_take_all_paths() {
     let mut sum = GrantCounters::default();
     for seed in 0..4 {
         for mode in MODES {
@@ -357,15 +358,15 @@ fn random_requests_take_all_ways() {
         }
     }
     let GrantCounters { copy_errors, map_errors, over_cap, over_budget, persistent_hits, barriers, .. } = sum;
-    let ways =
+    let paths =
         [copy_errors, map_errors, over_cap, over_budget, persistent_hits, barriers, sum.copies, sum.indirect_requests];
-    assert!(ways.iter().all(|times| *times > 10), "{sum:?}");
+    assert!(paths.iter().all(|times| *times > 10), "{sum:?}");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn every_request_ends_as_it_has_to(seed: u64) {
+    fn every_request_completes_as_the_oracle_says(seed: u64) {
         for mode in MODES {
             for abi in [Abi::X86_64, Abi::X86_32] {
                 play(seed, mode, abi);

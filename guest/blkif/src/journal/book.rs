@@ -1,22 +1,22 @@
-//! What a journal writes, in which order, and what can be read out of it after any of these stores was the last.
+//! The records of a journal, the order in which they are stored, and their recovery after any of these stores was the last.
 //!
-//! Requests and responses are counted from the ring's first; the low 32 bits of a count are the ring's index. An entry holds a request
-//! with its number and that of its response, from 1. Three counts tell what the entries mean:
+//! Requests and responses are numbered from the ring's first; the low 32 bits of a count are the ring's index. An entry holds a request,
+//! the number of the request and the number of its response, from 1. Three counts determine which entries are valid:
 //!
-//! * CONSUMED: an entry whose request has a higher number means nothing: the ring still has that request;
-//! * PUBLISHED: an entry whose response has this number or a lower one means nothing: the frontend sees that response;
-//! * PUBLISHING: equal to PUBLISHED, or what it becomes with the store of the ring's index that comes next or was the last. The
-//!   index itself tells which, and so that one store is what answers all requests of a batch at once.
+//! * CONSUMED: an entry whose request has a higher number is invalid: the ring still holds that request;
+//! * PUBLISHED: an entry whose response has this number or a lower one is invalid: that response is visible to the frontend;
+//! * PUBLISHING: equal to PUBLISHED, or the value that PUBLISHED gets in the publish in progress. The ring's index tells whether that
+//!   publish has taken effect: its one store publishes all responses of a batch at once.
 //!
-//! All others are requests without a response. Each step is one store; those that fill an entry come while it means nothing.
+//! All other entries are requests without a response. Each step is one store; an entry is filled only while it is invalid.
 //!
 //! ```text
-//! take:       number, response = 0, request      the request's number is above CONSUMED
-//! consumed:   CONSUMED                           all requests of the batch have their entries: they may be acted on
-//! answered:   response                           above PUBLISHED
-//! publish:    PUBLISHING                         the ring's index is as it was
-//!             (rsp_prod, in the ring)            the batch is answered
-//!             PUBLISHED = PUBLISHING             entries of the batch may be filled again
+//! record_request:   number, response = 0, request    the request's number is above CONSUMED
+//! record_consumed:  CONSUMED                         all requests of the batch are recorded: they may be executed
+//! record_response:  response                         above PUBLISHED
+//! publish:          PUBLISHING                       the ring's index is unchanged
+//!                   (rsp_prod, in the ring)          the responses of the batch are visible
+//!                   PUBLISHED = PUBLISHING           entries of the batch may be reused
 //! ```
 
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -41,21 +41,21 @@ pub(super) const CONSUMED: usize = 8;
 pub(super) const PUBLISHING: usize = 9;
 pub(super) const PUBLISHED: usize = 10;
 
-/// Counts beyond this are not from a ring: at ten million requests a second they are 14,000 years away.
+/// No ring reaches this count: at ten million requests a second it takes 14,000 years.
 const MOST: u64 = 1 << 62;
 
-/// Requests without a response, and where they are.
+/// Requests without a response, and their slots.
 pub(super) type Unanswered = Vec<(JournalSlot, RawRequest)>;
 
-/// The journal's memory. Words are read and stored one at a time; stores stay in the order in which they are made.
+/// The memory of a journal. Words are read and stored one at a time; stores keep their order.
 pub(super) trait Words {
-    /// A word of the header.
+    /// Reads a word of the header.
     fn header(&self, word: usize) -> u64;
 
     /// Stores a word of the header.
     fn set_header(&mut self, word: usize, value: u64);
 
-    /// A word of an entry.
+    /// Reads a word of an entry.
     fn entry(&self, slot: u16, word: usize) -> u64;
 
     /// Stores a word of an entry.
@@ -65,26 +65,27 @@ pub(super) trait Words {
     fn fill(&mut self, slot: u16, words: &[u64; ENTRY_WORDS]);
 }
 
+/// The records of one ring, in memory `W`.
 #[derive(Debug)]
 pub(super) struct Book<W> {
     words: W,
-    /// Requests taken.
+    /// Number of requests recorded.
     taken: u64,
-    /// Responses put.
+    /// Number of responses recorded.
     put: u64,
-    /// Slots whose entries mean nothing.
+    /// Slots with invalid entries.
     free: Vec<u16>,
-    /// Slots whose responses were put and not published.
+    /// Slots whose responses are recorded and not published.
     answered: Vec<u16>,
 }
 
-/// The count with these low bits, `from` or at most 2^32 - 1 more.
+/// Returns the count with these low bits: `from` or at most 2^32 - 1 more.
 fn count_of(index: u32, from: u64) -> u64 {
     from + u64::from(index.wrapping_sub(from as u32))
 }
 
 impl<W: Words> Book<W> {
-    /// A book of a ring without a request in flight. The words are all 0.
+    /// Creates the records of a ring without requests in flight. All words are 0.
     pub(super) fn begin(mut words: W, entries: u16, position: RingPosition) -> Book<W> {
         let count = u64::from(position.rsp_prod);
         for word in [CONSUMED, PUBLISHING, PUBLISHED] {
@@ -98,7 +99,7 @@ impl<W: Words> Book<W> {
         Book { words, taken, put, free: (0..entries).rev().collect(), answered }
     }
 
-    /// The book as it was left, and the requests without a response, by their number. `index` is the ring's `rsp_prod`.
+    /// Recovers the records, and the requests without a response in the order of their numbers. `index`: the ring's `rsp_prod`.
     pub(super) fn take_up(mut words: W, entries: u16, index: u32) -> Result<(Book<W>, Unanswered), JournalError> {
         let [consumed, publishing, published] = [CONSUMED, PUBLISHING, PUBLISHED].map(|word| words.header(word));
         let ordered = published <= publishing && publishing <= consumed && consumed < MOST;
@@ -114,34 +115,34 @@ impl<W: Words> Book<W> {
             });
         }
         let number = |slot: u16| words.entry(slot, NUMBER);
-        let waits =
+        let is_open =
             |slot: &u16| (1..=consumed).contains(&number(*slot)) && !(1..=put).contains(&words.entry(*slot, RESPONSE));
-        let mut open: Vec<u16> = (0..entries).filter(waits).collect();
+        let mut open: Vec<u16> = (0..entries).filter(is_open).collect();
         open.sort_unstable_by_key(|slot| number(*slot));
-        let twice = open.windows(2).any(|pair| number(pair[0]) == number(pair[1]));
-        if twice || open.len() as u64 != consumed - put {
+        let duplicate = open.windows(2).any(|pair| number(pair[0]) == number(pair[1]));
+        if duplicate || open.len() as u64 != consumed - put {
             return Err(JournalError::Entries { found: open.len(), expected: consumed - put });
         }
-        // From here on the journal is changed, each store of which leaves it as good as it was.
+        // From here on the journal is changed; each store leaves it recoverable.
         words.set_header(PUBLISHED, put);
-        let mut book = Book::at_rest(words, entries, consumed, put);
-        book.free.retain(|slot| !open.contains(slot));
-        for slot in &book.free {
-            // Numbers above CONSUMED are given again.
-            book.words.set_entry(*slot, NUMBER, 0);
+        let mut records = Book::at_rest(words, entries, consumed, put);
+        records.free.retain(|slot| !open.contains(slot));
+        for slot in &records.free {
+            // Numbers above CONSUMED are reused.
+            records.words.set_entry(*slot, NUMBER, 0);
         }
         for slot in &open {
-            // So are those of responses that were put and not published.
-            book.words.set_entry(*slot, RESPONSE, 0);
+            // So are the numbers of responses that were not published.
+            records.words.set_entry(*slot, RESPONSE, 0);
         }
-        let replay = open.into_iter().map(|slot| (JournalSlot(slot), book.request(slot))).collect();
-        Ok((book, replay))
+        let replay = open.into_iter().map(|slot| (JournalSlot(slot), records.request(slot))).collect();
+        Ok((records, replay))
     }
 
     fn request(&self, slot: u16) -> RawRequest {
         let mut bytes = [0; size_of::<RawRequest>()];
-        for (word, place) in bytes.chunks_exact_mut(8).enumerate() {
-            place.copy_from_slice(&self.words.entry(slot, 2 + word).to_ne_bytes());
+        for (word, bytes) in bytes.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&self.words.entry(slot, 2 + word).to_ne_bytes());
         }
         RawRequest::from_bytes(bytes)
     }
@@ -159,7 +160,7 @@ impl<W: Words> Book<W> {
         for (word, bytes) in words[2..].iter_mut().zip(raw.bytes().as_chunks::<8>().0) {
             *word = u64::from_ne_bytes(*bytes);
         }
-        // The number comes first: with it the entry means nothing, whatever else is in it.
+        // The number comes first: it makes the entry invalid, whatever else it holds.
         self.words.set_entry(slot, NUMBER, self.taken);
         compiler_fence(Ordering::Release);
         self.words.fill(slot, &words);
@@ -168,7 +169,7 @@ impl<W: Words> Book<W> {
 
     #[inline]
     pub(super) fn consumed(&mut self, req_cons: u32) {
-        debug_assert_eq!(self.taken as u32, req_cons, "every request that is consumed is taken");
+        debug_assert_eq!(self.taken as u32, req_cons, "every consumed request is recorded");
         compiler_fence(Ordering::Release);
         self.words.set_header(CONSUMED, self.taken);
         compiler_fence(Ordering::SeqCst);
@@ -182,17 +183,17 @@ impl<W: Words> Book<W> {
     }
 
     #[inline]
-    pub(super) fn publish<R>(&mut self, rsp_prod: u32, show: impl FnOnce() -> R) -> R {
-        debug_assert_eq!(self.put as u32, rsp_prod, "every response that is put is noted");
+    pub(super) fn publish<R>(&mut self, rsp_prod: u32, store_index: impl FnOnce() -> R) -> R {
+        debug_assert_eq!(self.put as u32, rsp_prod, "every response on the ring is recorded");
         compiler_fence(Ordering::Release);
         self.words.set_header(PUBLISHING, self.put);
         compiler_fence(Ordering::SeqCst);
-        let shown = show();
+        let result = store_index();
         compiler_fence(Ordering::SeqCst);
         self.words.set_header(PUBLISHED, self.put);
         compiler_fence(Ordering::SeqCst);
         self.free.append(&mut self.answered);
-        shown
+        result
     }
 
     pub(super) fn words(&mut self) -> &mut W {

@@ -1,8 +1,8 @@
-//! A ring's journal: which requests were taken off it and have no response that the frontend sees, in a file that outlives the
-//! process. Responses go out in any order and into the entries of requests, so the ring alone does not tell.
+//! A ring's journal: records the requests that were taken off the ring and have no published response, in a file that outlives the process.
+//! Responses are out of order and overwrite the ring entries of requests, so the ring alone does not hold this information.
 //!
-//! It stands a kill of the process at any store, not a loss of power: what was stored is seen by whoever opens the file next. Writing
-//! it costs copies and stores, no system call.
+//! The journal survives a kill of the process at any store, not a loss of power: the next process that opens the file sees all stores.
+//! Writing it costs copies and stores, no system call.
 
 mod book;
 
@@ -16,30 +16,30 @@ use mqblk_ring::blkif::{RawRequest, RingPosition};
 
 use book::{Book, ENTRIES, ENTRY_WORDS, HEADER_WORDS, IDENTITY, MAGIC, Words};
 
-/// `mqblkjr` and the version of what lies in the file.
+/// `mqblkjr` and the version of the file format.
 const MAGIC_VALUE: u64 = u64::from_le_bytes(*b"mqblkjr\x01");
-/// Most entries of a ring: order 4.
+/// Maximum of entries of a ring: page order 4.
 const MAX_ENTRIES: u32 = 512;
 const WORD_BYTES: u64 = 8;
 const HEADER_BYTES: u64 = HEADER_WORDS as u64 * WORD_BYTES;
 
-/// Why a journal is not taken up. The ring alone tells what to do then.
+/// Why a journal cannot be resumed. The ring is then resumed by its own content.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("journal: {0}")]
     Io(#[from] io::Error),
-    /// It is not of this ring, or not a journal.
+    /// The file is not a journal, or not of this ring.
     #[error("journal: {field}: found {found:#x}, expected {expected:#x}")]
     Field {
-        /// What of it.
+        /// Name of the field.
         field: &'static str,
-        /// What it holds.
+        /// Value found.
         found: u64,
-        /// What it has to be.
+        /// Value expected.
         expected: u64,
     },
-    /// Its counts contradict each other.
+    /// The counts contradict each other.
     #[error(
         "journal: counts: found {consumed} requests consumed, {published} published and {publishing} being published, \
          expected each no higher than the one before"
@@ -47,50 +47,50 @@ pub enum JournalError {
     Counts {
         /// Requests consumed.
         consumed: u64,
-        /// Responses that are, or are just being, published.
+        /// Responses published or being published.
         publishing: u64,
         /// Responses published.
         published: u64,
     },
-    /// The ring's response index is none that a ring with this journal has.
+    /// The ring's response index does not match the journal.
     #[error("journal: the ring's response index: found {found}, expected {published} or {publishing}")]
     Ring {
-        /// The index.
+        /// Response index of the ring.
         found: u32,
-        /// Before the last publish.
+        /// Index before the last publish.
         published: u32,
-        /// After it.
+        /// Index after the last publish.
         publishing: u32,
     },
-    /// Its entries contradict its counts.
+    /// The entries contradict the counts.
     #[error("journal: requests without a response: found {found} or one of them twice, expected {expected}")]
     Entries {
-        /// Entries that say so.
+        /// Entries without a response.
         found: usize,
-        /// What the counts say.
+        /// Number of these by the counts.
         expected: u64,
     },
 }
 
-/// Where a request is in the journal.
+/// Slot of a request in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalSlot(u16);
 
-/// What a journal tells.
+/// What a journal has recovered.
 #[derive(Debug)]
 pub struct Recovery {
-    /// Where the ring is to be taken up.
+    /// Position at which the ring is resumed.
     pub position: RingPosition,
-    /// Requests that were consumed and have no response that the frontend sees, in the order in which they were consumed. They are judged
-    /// again, and come before whatever the ring holds.
+    /// Requests that were consumed and have no published response, in the order of consumption. They are validated again, and executed
+    /// before those in the ring.
     pub replay: Vec<(JournalSlot, RawRequest)>,
 }
 
-/// A mapped file.
+/// A journal file, mapped to memory.
 #[derive(Debug)]
 struct MappedWords {
     header: SharedArray<u64>,
-    /// The entries, by word and as wholes.
+    /// The words of all entries.
     words: SharedArray<u64>,
     entries: SharedArray<[u64; ENTRY_WORDS]>,
 }
@@ -126,34 +126,34 @@ impl MappedWords {
         let region = Region::from_file(file, 0, len, GuestAddress(0), UserAddress(0)).map_err(io::Error::other)?;
         let memory = GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?;
         let (first, count) = (GuestAddress(HEADER_BYTES), slots.into());
-        let parts = || {
+        let map_parts = || {
             let header = memory.shared_array(GuestAddress(0), HEADER_WORDS)?;
             let words = memory.shared_array(first, ENTRY_WORDS * count)?;
             Some(MappedWords { header, words, entries: memory.shared_array(first, count)? })
         };
-        parts().ok_or(io::ErrorKind::InvalidInput.into())
+        map_parts().ok_or(io::ErrorKind::InvalidInput.into())
     }
 }
 
 /// The journal of one ring.
 ///
-/// For each batch of requests: [`take`](Self::take) them, say [`consumed`](Self::consumed), then act on them. For each batch of
-/// responses: put them on the ring and say [`answered`](Self::answered), then [`publish`](Self::publish). Every request and every
-/// response of the ring passes through it.
+/// For each batch of requests: call [`record_request`](Self::record_request) for each and [`record_consumed`](Self::record_consumed) once,
+/// then execute them. For each batch of responses: put each on the ring and call [`record_response`](Self::record_response), then
+/// [`publish`](Self::publish). Every request and every response of the ring is recorded.
 #[derive(Debug)]
 pub struct Journal(Book<MappedWords>);
 
 impl Journal {
-    /// Length of the file for a ring of so many entries (a power of two, at most 512).
+    /// Returns the length of the file for a ring of `entries` entries (a power of two, at most 512).
     pub fn bytes(entries: u32) -> u64 {
         HEADER_BYTES + u64::from(entries) * ENTRY_WORDS as u64 * WORD_BYTES
     }
 
-    /// A journal for a ring that nobody has taken a request off without answering it. Whatever the file held is gone. `identity`
-    /// tells rings apart: [`resume`](Self::resume) wants the same.
+    /// Creates the journal of a ring without requests in flight, and overwrites the file. [`resume`](Self::resume) needs the same
+    /// `identity`, which distinguishes rings.
     ///
     /// # Errors
-    /// When the position is not that of such a ring, no ring has so many entries, or the system refuses.
+    /// When the position has requests in flight, the number of entries is invalid, or a system call fails.
     pub fn create(file: &File, entries: u32, identity: u64, position: RingPosition) -> io::Result<Journal> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let slots = slots(entries).ok_or_else(|| invalid(format!("journal: a ring of {entries} entries")))?;
@@ -164,17 +164,17 @@ impl Journal {
         let mut words = MappedWords::of_file(file, slots)?;
         words.set_header(ENTRIES, entries.into());
         words.set_header(IDENTITY, identity);
-        let mut book = Book::begin(words, slots, position);
+        let mut records = Book::begin(words, slots, position);
         compiler_fence(Ordering::Release);
-        book.words().set_header(MAGIC, MAGIC_VALUE);
-        Ok(Journal(book))
+        records.words().set_header(MAGIC, MAGIC_VALUE);
+        Ok(Journal(records))
     }
 
-    /// Takes up the journal of a ring whose owner is gone. `published` is the ring's response index now. Requests that are replayed
-    /// are in the journal already: they keep their slots.
+    /// Resumes the journal of a ring that an earlier process served. `published`: the ring's current response index. Replayed requests
+    /// keep their journal slots.
     ///
     /// # Errors
-    /// When the file is not a journal of this ring that says which requests have no response. It is as it was then.
+    /// When the file is not a consistent journal of this ring. The file is unchanged then.
     pub fn resume(
         file: &File,
         entries: u32,
@@ -197,39 +197,40 @@ impl Journal {
         field("magic", words.header(MAGIC), MAGIC_VALUE)?;
         field("ring entries", words.header(ENTRIES), entries.into())?;
         field("identity", words.header(IDENTITY), identity)?;
-        let (book, replay) = Book::take_up(words, slots, published)?;
-        let position = book.position();
-        Ok((Journal(book), Recovery { position, replay }))
+        let (records, replay) = Book::take_up(words, slots, published)?;
+        let position = records.position();
+        Ok((Journal(records), Recovery { position, replay }))
     }
 
-    /// Notes a request that was copied off the ring. `None` when so many have no visible response that the ring cannot hold them: only
-    /// a frontend that breaks the protocol gets there.
+    /// Records a request that was copied off the ring. `None` when more requests have no published response than the ring has entries,
+    /// which only a frontend that violates the protocol can cause.
     #[inline]
     #[must_use]
     pub fn take(&mut self, raw: &RawRequest) -> Option<JournalSlot> {
         self.0.take(raw)
     }
 
-    /// The ring's next request is now `req_cons`. Once a batch, before any of it is acted on: until then the ring itself has them.
+    /// Records that the ring's requests up to `req_cons` are consumed. Called once per batch, before any of it is executed: until then the
+    /// ring itself holds the requests.
     #[inline]
     pub fn consumed(&mut self, req_cons: u32) {
         self.0.consumed(req_cons);
     }
 
-    /// The request's response was put on the ring, where the frontend does not see it yet.
+    /// Records that a request's response is on the ring, not published yet.
     #[inline]
     pub fn answered(&mut self, slot: JournalSlot) {
         self.0.answered(slot);
     }
 
-    /// Has `show` store the ring's response index, `rsp_prod` from then on, which shows all that was [`answered`](Self::answered).
+    /// Calls `store_index`, which sets the ring's response index to `rsp_prod` and so publishes all recorded responses.
     #[inline]
-    pub fn publish<R>(&mut self, rsp_prod: u32, show: impl FnOnce() -> R) -> R {
-        self.0.publish(rsp_prod, show)
+    pub fn publish<R>(&mut self, rsp_prod: u32, store_index: impl FnOnce() -> R) -> R {
+        self.0.publish(rsp_prod, store_index)
     }
 }
 
-/// Slots of a journal for a ring of so many entries.
+/// Returns the number of slots of a journal for a ring of `entries` entries.
 fn slots(entries: u32) -> Option<u16> {
     (entries.is_power_of_two() && entries <= MAX_ENTRIES).then_some(entries as u16)
 }

@@ -1,4 +1,4 @@
-//! The back end of a ring, stepped by hand as a worker would, over a disk in memory.
+//! The backend of a ring, stepped by the test, over a disk in memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl PooledContext for TestLane {
     }
 }
 
-/// An event channel whose other end is the test.
+/// An event channel that counts calls.
 #[derive(Default)]
 pub struct Channel {
     pub sent: AtomicU64,
@@ -61,7 +61,7 @@ impl Wake for Bell {
     }
 }
 
-/// A request on its way to the disk.
+/// A request that is admitted and not completed.
 pub struct Pending {
     pub token: BlkifToken,
     pub op: Op,
@@ -70,7 +70,7 @@ pub struct Pending {
     pub buffer: Option<Buffer>,
 }
 
-/// The engine's side.
+/// The engine's intake.
 pub struct Door {
     room: usize,
     pub pending: VecDeque<Pending>,
@@ -94,7 +94,7 @@ impl Intake<BlkifToken, Buffer> for Door {
     ) {
         assert_eq!(disk, DiskSlot::FIRST);
         assert_eq!(op.has_data(), buffer.is_some());
-        self.room = self.room.checked_sub(1).expect("room was looked for");
+        self.room = self.room.checked_sub(1).expect("the queue has checked for space");
         self.pending.push_back(Pending { token, op, start, len, buffer });
     }
 
@@ -113,29 +113,29 @@ impl Intake<BlkifToken, Buffer> for Door {
     }
 }
 
-/// What the disk did.
+/// Operations that the disk has executed.
 #[derive(Default)]
 pub struct Done {
     pub flushes: u64,
-    /// Secure or not, first byte, bytes.
+    /// Secure flag, first byte, bytes.
     pub discards: Vec<(bool, u64, u64)>,
-    /// Operation, first byte, bytes, pieces.
+    /// Operation, first byte, bytes, buffer segments.
     pub transfers: Vec<(Op, u64, u64, usize)>,
 }
 
-/// A queue and all that it needs.
+/// A queue with its fixtures.
 pub struct Back {
     pub lane: TestLane,
     pub queue: BlkifQueue<TestLane>,
     pub door: Door,
     pub disk: Mapping,
     pub done: Done,
-    /// Keep what the disk did.
+    /// Record operations in `done`.
     pub noting: bool,
     pub channel: Arc<Channel>,
     pub bell: Arc<Bell>,
     pub vbd: Arc<Vbd>,
-    /// How the next requests end, instead of being carried out.
+    /// Outcomes of the next requests, which are not executed.
     pub outcomes: VecDeque<Outcome>,
 }
 
@@ -191,21 +191,21 @@ impl Back {
         }
     }
 
-    /// A worker's look at its mail.
+    /// Handles a wakeup of the queue, as its worker does. Returns true if there was one.
     pub fn read_mail(&mut self) -> bool {
-        let rung = self.bell.0.swap(false, Ordering::AcqRel);
-        if rung {
+        let woken = self.bell.0.swap(false, Ordering::AcqRel);
+        if woken {
             self.queue.woken(&mut self.lane, &mut self.door, true).unwrap();
             self.publish();
         }
-        rung
+        woken
     }
 
     pub fn pull(&mut self) -> PullEnd {
         self.queue.pull(&mut self.lane, &mut self.door)
     }
 
-    /// Pulls all that there is.
+    /// Pulls until the ring is empty.
     pub fn pull_all(&mut self) {
         for _ in 0..1000 {
             match self.pull() {
@@ -214,10 +214,10 @@ impl Back {
                 PullEnd::Broken(why) => panic!("{why}"),
             }
         }
-        panic!("the ring never ran dry");
+        panic!("the ring was never empty");
     }
 
-    /// Carries out the pending request at `at`.
+    /// Completes the pending request at `at`.
     pub fn finish(&mut self, at: usize) {
         let Pending { token, op, start, len, buffer } = self.door.pending.remove(at).unwrap();
         let outcome = match self.outcomes.pop_front() {
@@ -267,7 +267,7 @@ impl Back {
         notify
     }
 
-    /// One turn of a worker: mail, one pull, all that is pending, one publish.
+    /// One turn of a worker: wakeup, one pull, completion of all pending requests, one publish.
     pub fn turn(&mut self) {
         self.read_mail();
         self.pull();
@@ -277,7 +277,7 @@ impl Back {
         self.publish();
     }
 
-    /// Turns until nothing is left to do.
+    /// Runs turns until there is no work left.
     pub fn run(&mut self) {
         for _ in 0..1000 {
             self.turn();
@@ -286,10 +286,10 @@ impl Back {
                 return;
             }
         }
-        panic!("the queue never comes to rest");
+        panic!("the queue never becomes idle");
     }
 
-    /// The end.
+    /// Closes the queue.
     pub fn close(&mut self) {
         assert!(self.door.pending.is_empty());
         self.queue.close(&mut self.lane);

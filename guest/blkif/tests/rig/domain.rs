@@ -1,4 +1,4 @@
-//! A domain: pages, and a table of grants with failures on demand.
+//! A domain: pages, and a grant table with injected failures.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,25 +12,25 @@ use mqblk_memory::{
 
 use super::PAGE;
 
-/// What a grant allows, and what is wrong with it.
+/// A grant and its injected failures.
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
-    /// Which page it is of.
+    /// The granted page.
     pub page: u32,
-    /// It may be written to.
+    /// Write access is granted.
     pub writable: bool,
-    /// Copies fail with this.
+    /// Status with which copies fail.
     pub copy_status: Option<GrantStatus>,
-    /// It cannot be mapped.
+    /// Mapping fails.
     pub no_map: bool,
 }
 
 #[derive(Debug, Default)]
 pub struct Table {
     grants: HashMap<u32, Grant>,
-    /// By ring and first slot: what one call mapped.
+    /// Grants that one call has mapped, by ring and first slot.
     mapped: HashMap<(u32, u32), Vec<u32>>,
-    /// So many calls fail.
+    /// Number of calls that will fail.
     pub fail_maps: u32,
     pub fail_unmaps: u32,
     pub fail_copy_calls: u32,
@@ -38,7 +38,7 @@ pub struct Table {
     pub unmaps: u64,
     pub copies: u64,
     pub copy_calls: u64,
-    /// Grants in the order in which they were let go.
+    /// Grants in the order in which they were unmapped.
     pub let_go: Vec<u32>,
     rings: u32,
 }
@@ -72,7 +72,7 @@ impl Domain {
         change(self.table().grants.get_mut(&gref).unwrap());
     }
 
-    /// Ends a grant. Whether nobody has it mapped: only then the page is the domain's own again.
+    /// Ends a grant. Returns true if it is not mapped: only then the domain may reuse the page.
     #[must_use]
     pub fn end(&self, gref: u32) -> bool {
         let mut table = self.table();
@@ -80,19 +80,19 @@ impl Domain {
         !table.mapped.values().flatten().any(|mapped| *mapped == gref)
     }
 
-    /// Pages that are mapped.
+    /// Returns the number of mapped pages.
     pub fn mapped(&self) -> usize {
         self.table().mapped.values().map(Vec::len).sum()
     }
 
-    /// Grants that are mapped.
+    /// Returns the mapped grants.
     pub fn mapped_grants(&self) -> Vec<u32> {
         let mut grants: Vec<u32> = self.table().mapped.values().flatten().copied().collect();
         grants.sort_unstable();
         grants
     }
 
-    /// Nobody has anything mapped any more: the process that had is gone.
+    /// Clears all mappings, as when the backend process is killed.
     pub fn forget_mappings(&self) {
         self.table().mapped.clear();
     }
@@ -111,7 +111,7 @@ impl Domain {
         bytes
     }
 
-    /// A ring's way to the grants.
+    /// Returns grant access for one ring.
     pub fn access(self: &Arc<Self>) -> Box<dyn GrantAccess> {
         let mut table = self.table();
         table.rings += 1;
@@ -135,9 +135,9 @@ impl GrantAccess for Access {
         table.copies += copies.len() as u64;
         if table.fail_copy_calls > 0 {
             table.fail_copy_calls -= 1;
-            return Err(einval("told to"));
+            return Err(einval("injected failure"));
         }
-        // As the kernel: one that leaves its page spoils the whole call.
+        // As in the kernel: one copy beyond its page fails the whole call.
         assert!(copies.iter().all(|copy| u64::from(copy.offset) + u64::from(copy.len) <= PAGE && copy.len > 0));
         let mut bytes = [0; PAGE as usize];
         for copy in copies {
@@ -169,7 +169,7 @@ impl GrantAccess for Access {
         let mut table = self.domain.table();
         if table.fail_maps > 0 {
             table.fail_maps -= 1;
-            return Err(einval("told to"));
+            return Err(einval("injected failure"));
         }
         let allowed = |gref: &GrantRef| {
             table
@@ -193,9 +193,9 @@ impl GrantAccess for Access {
         let mut table = self.domain.table();
         if table.fail_unmaps > 0 {
             table.fail_unmaps -= 1;
-            return Err(einval("told to"));
+            return Err(einval("injected failure"));
         }
-        let refs = table.mapped.remove(&(self.ring, first.0)).expect("what is let go was mapped");
+        let refs = table.mapped.remove(&(self.ring, first.0)).expect("only mapped grants are unmapped");
         arena.map_zero_pages(first, refs.len() as u32).unwrap();
         table.unmaps += refs.len() as u64;
         table.let_go.extend(refs);

@@ -1,4 +1,4 @@
-//! A frontend that writes whatever it is told to.
+//! A frontend that puts arbitrary requests on its ring.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use mqblk_ring::blkif::{
 use super::PAGE;
 use super::domain::Domain;
 
-/// The front end of one ring.
+/// The frontend of one ring.
 pub struct Front {
     pub ring: FrontRing,
     memory: Arc<GuestMemory>,
@@ -28,7 +28,7 @@ pub fn segment(gref: u32, first: u8, last: u8) -> Segment {
     Segment { gref: GrantRef(gref), first_sect: first, last_sect: last }
 }
 
-/// A request with its segments in the entry.
+/// A request with its segments in the ring entry.
 pub fn direct(id: u64, operation: u8, sector: u64, segments: &[Segment]) -> BlkifRequest {
     let mut all = [Segment::default(); MAX_SEGMENTS];
     let count = segments.len().min(MAX_SEGMENTS);
@@ -59,31 +59,31 @@ impl Front {
         Front { ring: FrontRing::init(ring), memory, pages, abi, domain: Arc::clone(domain) }
     }
 
-    /// The other end of its ring.
+    /// Returns the backend's end of the ring.
     pub fn back_end(&self, position: RingPosition) -> BackRing {
         let ring = BlkifRing::resolve(&self.memory, GuestAddress(0), self.pages, self.abi).unwrap();
         BackRing::new(ring, position)
     }
 
-    /// The ring's memory as it is.
+    /// Returns the ring's memory.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; (u64::from(self.pages) * PAGE) as usize];
         self.memory.read(GuestAddress(0), &mut bytes).unwrap();
         bytes
     }
 
-    /// Puts a request on.
+    /// Puts a request on the ring.
     pub fn put(&mut self, request: &BlkifRequest) {
-        assert!(self.ring.put(&RawRequest::encode(self.abi, request)), "there is room");
+        assert!(self.ring.put(&RawRequest::encode(self.abi, request)), "the ring is not full");
     }
 
-    /// Puts a request on and shows it. Whether an event is wanted.
+    /// Puts a request on the ring and publishes it. Returns true if the backend has requested an event.
     pub fn send(&mut self, request: &BlkifRequest) -> bool {
         self.put(request);
         self.ring.publish()
     }
 
-    /// Writes segments into pages that are granted as `grefs`, and names them.
+    /// Writes segments to indirect pages, given as grant and page, and sends an indirect request for them.
     pub fn send_indirect(
         &mut self,
         id: u64,
@@ -97,7 +97,7 @@ impl Front {
         self.send(&indirect(id, inner, sector, segments.len() as u16, &refs))
     }
 
-    /// Writes segments into pages, given as grant and page.
+    /// Writes segments to indirect pages, given as grant and page.
     pub fn write_segments(&self, segments: &[Segment], grefs: &[(u32, u32)]) {
         for (chunk, (_, page)) in segments.chunks(SEGMENTS_PER_PAGE).zip(grefs) {
             for (at, segment) in (0..).zip(chunk) {
@@ -106,13 +106,15 @@ impl Front {
         }
     }
 
-    /// All responses that are there: id, operation and status.
+    /// Takes all responses: id, operation and status.
     pub fn responses(&mut self) -> Vec<(u64, u8, i16)> {
-        self.ring.poll_responses().expect("the back-end keeps to the protocol");
-        std::iter::from_fn(|| self.ring.take()).map(|found| (found.id, found.operation, found.status)).collect()
+        self.ring.poll_responses().expect("the backend follows the protocol");
+        std::iter::from_fn(|| self.ring.take())
+            .map(|response| (response.id, response.operation, response.status))
+            .collect()
     }
 
-    /// All statuses that are there, by id.
+    /// Takes all responses: status by id.
     pub fn statuses(&mut self) -> HashMap<u64, i16> {
         self.responses().into_iter().map(|(id, _, status)| (id, status)).collect()
     }

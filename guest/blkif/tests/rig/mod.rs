@@ -1,5 +1,5 @@
-//! Both ends of a ring without a hypervisor: a domain with pages and a grant table, a frontend that writes what it likes, a queue that
-//! is stepped by hand, and a disk in memory.
+//! Both ends of a ring without a hypervisor: a domain with pages and a grant table, a frontend that puts arbitrary requests on its ring, a
+//! queue that the test steps, and a disk in memory.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod back;
@@ -20,7 +20,7 @@ pub const SECTOR: u64 = mqblk_core::units::SECTOR_BYTES;
 /// Bytes of a page.
 pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
 
-/// A device that can do everything.
+/// Options of a device with all features.
 pub fn options(mode: Mode) -> VbdOptions {
     VbdOptions {
         geometry: Geometry {
@@ -63,10 +63,10 @@ pub fn options(mode: Mode) -> VbdOptions {
     }
 }
 
-/// The ways to a frontend's pages.
+/// All grant modes.
 pub const MODES: [Mode; 4] = [Mode::Copy, Mode::Map, Mode::Persistent, Mode::PersistentCopy];
 
-/// A domain, a device of one ring, and both ends of that.
+/// A domain, and both ends of a device with one ring.
 pub fn rig(options: VbdOptions) -> (Arc<domain::Domain>, front::Front, back::Back) {
     let domain = domain::Domain::new(2048);
     let abi = options.abi;

@@ -10,45 +10,45 @@ use mqblk_memory::DomainId;
 
 use crate::ioctl::{BindInterdomain, BindUnbound, NotifyPort, ResetEvents, call};
 
-/// Our end of one event channel, over a descriptor of its own. The channel is closed with the last copy of the descriptor.
+/// The local port of one event channel, over a descriptor of its own. The port is closed with the last duplicate of the descriptor.
 #[derive(Debug)]
 pub struct EventNode {
     node: File,
     port: u32,
-    /// An event was taken: the port is masked.
+    /// The port is masked: an event was received.
     masked: Cell<bool>,
 }
 
 impl EventNode {
-    /// Binds to a port that `remote` has opened for this domain. An event may come at once.
+    /// Binds to a port that `remote` has allocated for this domain. An event may be pending at once.
     ///
     /// # Errors
-    /// When there is no such node or it may not be opened; when there is no such port, or it is not for this domain.
+    /// When the node cannot be opened, or the port does not exist or is not for this domain.
     pub fn bind(remote: DomainId, port: u32) -> io::Result<EventNode> {
         let node = crate::open("evtchn")?;
         let bound = call(&node, &mut BindInterdomain { remote_domain: remote.0.into(), remote_port: port })?;
         Ok(EventNode { node, port: bound, masked: Cell::new(false) })
     }
 
-    /// Opens a port that `remote` may bind to.
+    /// Allocates a port that `remote` may bind to.
     ///
     /// # Errors
-    /// When there is no such node or it may not be opened, or there are no more ports.
+    /// When the node cannot be opened, or no port is free.
     pub fn open(remote: DomainId) -> io::Result<EventNode> {
         let node = crate::open("evtchn")?;
         let port = call(&node, &mut BindUnbound { remote_domain: remote.0.into() })?;
         Ok(EventNode { node, port, masked: Cell::new(false) })
     }
 
-    /// Our port.
+    /// Returns the local port.
     pub fn port(&self) -> u32 {
         self.port
     }
 
-    /// Another descriptor of the node, readable when an event has come.
+    /// Duplicates the node's descriptor, which is readable when an event is pending.
     ///
     /// # Errors
-    /// When there are no more descriptors.
+    /// When the process has no more descriptors.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.node.as_fd().try_clone_to_owned()
     }
@@ -56,19 +56,19 @@ impl EventNode {
 
 impl EventChannel for EventNode {
     fn notify(&self) {
-        // The other end may have gone, which is its own loss.
+        // Fails if the remote end is closed, which needs no handling.
         let _ = call(&self.node, &mut NotifyPort { port: self.port });
     }
 
     fn take(&self) {
-        // Ports that have had an event, 4 bytes each. Only one is bound, but it is listed once more each time that it is
-        // unmasked before it was read.
+        // Pending ports, 4 bytes each. Only one is bound, but it is listed again each time that it is unmasked before it
+        // is read.
         let mut ports = [0; 64];
         match (&self.node).read(&mut ports) {
             Ok(0) => {}
             Ok(_) => self.masked.set(true),
             Err(error) if error.raw_os_error() == Some(libc::EFBIG) => {
-                // The list was too short. Which ports were on it is no question.
+                // The kernel's list has overflowed. Only one port can be on it.
                 let _ = call(&self.node, &mut ResetEvents);
                 self.masked.set(true);
             }
@@ -78,7 +78,7 @@ impl EventChannel for EventNode {
 
     fn unmask(&self) {
         if self.masked.replace(false) {
-            // It fails only for a port that is not bound.
+            // Fails only for a port that is not bound.
             let _ = (&self.node).write(&self.port.to_ne_bytes());
         }
     }
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// A channel whose node is a socket: what is read and written can be seen.
+    /// Returns a channel whose node is a socket, and the socket's other end.
     fn channel() -> (EventNode, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(unmasked(&mut theirs), []);
         theirs.write_all(&[7u32, 7].map(u32::to_ne_bytes).concat()).unwrap();
         channel.unmask();
-        assert_eq!(unmasked(&mut theirs), [], "nothing was taken yet");
+        assert_eq!(unmasked(&mut theirs), [], "no event was taken yet");
         channel.take();
         channel.take();
         channel.unmask();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_that_is_broken_is_silent() {
+    fn a_broken_channel_ignores_errors() {
         let (channel, theirs) = channel();
         drop(theirs);
         channel.notify();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_the_node_says_what_to_do() {
+    fn a_missing_node_gives_advice() {
         if std::path::Path::new("/dev/xen/evtchn").exists() {
             return;
         }

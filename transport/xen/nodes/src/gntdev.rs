@@ -1,4 +1,4 @@
-//! `/dev/xen/gntdev`: pages that another domain grants.
+//! `/dev/xen/gntdev`: access to pages that another domain grants.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,35 +11,35 @@ use mqblk_memory::{
 
 use crate::ioctl::{CopyEnd, CopyGrants, CopySegment, ForeignRef, MapGrants, UnmapGrants, call, call_for_more};
 
-/// GNTST_bad_copy_arg: what Xen says of a copy that leaves its page.
+/// GNTST_bad_copy_arg: Xen's status of a copy that crosses its page boundary.
 const BAD_COPY: GrantStatus = GrantStatus(-10);
 
-/// What one call has mapped, as the kernel accounts for it.
+/// One mapping, as the kernel identifies it.
 #[derive(Debug)]
 struct Mapped {
     index: u64,
     count: u32,
 }
 
-/// A way to the pages that one domain grants, over a descriptor of its own.
+/// Access to the pages that one domain grants, over a descriptor of its own.
 ///
-/// What it has mapped stays in its slots when it is dropped, until they are cleared or their arena is dropped.
+/// Mapped pages stay mapped after this is dropped, until their slots are cleared or their arena is dropped.
 #[derive(Debug)]
 pub struct GrantNode {
     node: File,
     domain: DomainId,
-    /// By the address of the first page.
+    /// Mappings by the address of their first page.
     mapped: HashMap<u64, Mapped>,
-    /// Kept for its room, so that a copy allocates nothing.
+    /// Kept for its capacity, so that a copy allocates nothing.
     segments: Vec<CopySegment>,
     request: Vec<u64>,
 }
 
 impl GrantNode {
-    /// Opens the node for what `domain` grants.
+    /// Opens the node, for grants of `domain`.
     ///
     /// # Errors
-    /// When there is no such node or it may not be opened; the error says what to do.
+    /// When the node cannot be opened; the error says how to fix it.
     pub fn open(domain: DomainId) -> io::Result<GrantNode> {
         Ok(GrantNode::over(crate::open("gntdev")?, domain))
     }
@@ -48,7 +48,7 @@ impl GrantNode {
         GrantNode { node, domain, mapped: HashMap::new(), segments: vec![], request: vec![] }
     }
 
-    /// The kernel's form of a copy; `None` for one with a range that it would refuse the whole batch for.
+    /// Converts a copy to the kernel's form. `None` for an invalid range, for which the kernel would refuse the whole batch.
     fn segment(&self, arena: &PageArena, copy: &GrantCopy) -> Option<CopySegment> {
         let inside = u32::from(copy.offset) + u32::from(copy.len) <= PAGE_BYTES;
         let address = arena.host_address(copy.slot, copy.slot_offset.into(), copy.len.into());
@@ -58,25 +58,25 @@ impl GrantNode {
             CopyDirection::FromGrant => (granted, ours, CopySegment::FROM_GRANT),
             CopyDirection::ToGrant => (ours, granted, CopySegment::TO_GRANT),
         };
-        // If the kernel should leave one out, it has failed.
+        // The status stays if the kernel skips the copy.
         Some(CopySegment { source, dest, len: copy.len, flags, status: GrantStatus::GENERAL_ERROR.0, pad: 0 })
     }
 
     fn map_in(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<Mapped> {
         let count = u32::try_from(refs.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // The fixed part, then the references: two numbers of 64 bits, then one for each.
+        // The fixed part of 16 bytes, then 8 bytes for each reference.
         self.request.clear();
         self.request.extend([u64::from_ne_bytes(pair(count, 0)), 0]);
         self.request.extend(refs.iter().map(|gref| {
             let ForeignRef { domain, gref } = ForeignRef { domain: self.domain.0.into(), gref: gref.0 };
             u64::from_ne_bytes(pair(domain, gref))
         }));
-        // SAFETY: the kernel reads the fixed part and `count` references of 8 bytes, which are all in `request`, and writes the
-        // index in the fixed part.
+        // SAFETY: the kernel reads the fixed part and `count` references of 8 bytes, all within `request`, and writes the index in
+        // the fixed part.
         unsafe { call_for_more(&self.node, self.request.as_mut_ptr().cast::<MapGrants>())? };
         let mapped = Mapped { index: self.request[1], count };
         if let Err(error) = arena.map_file(first, count, &self.node, mapped.index, writable) {
-            // Nothing is mapped; without this the kernel would keep the account.
+            // Nothing is mapped; without this the kernel would keep the allocation.
             let _ = self.release(&mapped);
             return Err(error);
         }
@@ -88,13 +88,13 @@ impl GrantNode {
     }
 }
 
-/// Two numbers of 32 bits, side by side.
+/// Packs two adjacent 32-bit numbers.
 fn pair(first: u32, second: u32) -> [u8; 8] {
     let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
     [a, b, c, d, e, f, g, h]
 }
 
-/// Where a mapping begins, whatever arena it is in.
+/// Returns the host address at which a mapping starts, which is unique across arenas.
 fn address(arena: &PageArena, first: PageSlot) -> io::Result<u64> {
     arena.host_address(first, 0, PAGE_BYTES).ok_or_else(|| {
         let text = format!("found slot {}, expected one of {}", first.0, arena.pages());
@@ -115,8 +115,8 @@ impl GrantAccess for GrantNode {
         }
         let count = u32::try_from(self.segments.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut request = CopyGrants { count, pad: 0, segments: self.segments.as_mut_ptr() };
-        // SAFETY: `segments` holds `count` segments, and the addresses in them are of slots of the arena, which are never holes and
-        // which nobody accesses but as bytes that may change at any moment.
+        // SAFETY: `segments` holds `count` segments, whose addresses are slots of the arena: always mapped, and accessed only as
+        // bytes that may change at any moment.
         unsafe { call_for_more(&self.node, &raw mut request)? };
         let done = copies.iter_mut().filter(|copy| copy.status != BAD_COPY);
         for (copy, segment) in done.zip(&self.segments) {
@@ -151,8 +151,8 @@ impl GrantAccess for GrantNode {
 mod tests {
     use super::*;
 
-    /// A node that takes no request: what is refused before it is asked, and what happens when it refuses.
-    fn mute() -> (GrantNode, PageArena) {
+    /// Returns an access over a file that refuses all ioctls.
+    fn refusing_node() -> (GrantNode, PageArena) {
         (GrantNode::over(File::open("/dev/zero").unwrap(), DomainId(7)), PageArena::reserve(4).unwrap())
     }
 
@@ -162,8 +162,8 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_leaves_its_page_or_the_arena_fails_alone() {
-        let (mut node, arena) = mute();
+    fn a_copy_beyond_its_page_or_the_arena_fails_alone() {
+        let (mut node, arena) = refusing_node();
         let mut bad = [
             copy(1, 4096, 0, 0),
             copy(4096, 1, 0, 0),
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_laid_out_by_its_direction() {
-        let (node, arena) = mute();
+        let (node, arena) = refusing_node();
         let mut one = copy(5, 6, 1, 3);
         let address = arena.host_address(PageSlot(1), 3, 6).unwrap();
         let ends = (CopyEnd::granted(9, 5, 7), CopyEnd::ours(address));
@@ -194,8 +194,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_mapped_stays_as_it_was() {
-        let (mut node, arena) = mute();
+    fn a_failed_map_changes_no_page() {
+        let (mut node, arena) = refusing_node();
         arena.memory().write(PageSlot(1).address(0), &[5]).unwrap();
         let refs = [GrantRef(1), GrantRef(2)];
         assert!(node.map(&arena, PageSlot(1), &refs, true).is_err());

@@ -1,51 +1,51 @@
-//! The requests to the nodes, as the kernel numbers and lays them out.
+//! The ioctls of the nodes: numbers and argument layouts.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// A request's number: `_IOC(_IOC_NONE, kind, number, size)`. Source: `asm-generic/ioctl.h`; the kernels of x86 and arm agree.
+/// Returns an ioctl's number: `_IOC(_IOC_NONE, kind, number, size)`. Source: `asm-generic/ioctl.h`, which x86 and arm use.
 pub(crate) const fn request(kind: u8, number: u8, size: usize) -> u32 {
     (size as u32) << 16 | (kind as u32) << 8 | number as u32
 }
 
-/// A fixed part of a request of `gntdev`, `gntalloc` or `evtchn`.
+/// The fixed part of the argument of an ioctl of `gntdev`, `gntalloc` or `evtchn`.
 ///
 /// # Safety
-/// `NUMBER` is a request of a node that reads or writes no more than `Self` at the address that it is given, except for what
-/// addresses and counts in `Self` say: the caller of [`call_for_more`] answers for those.
+/// `NUMBER` is an ioctl that reads or writes no more than `Self` at the address of its argument, except memory that addresses and
+/// counts in `Self` refer to, for which the caller of [`ioctl_indirect`] is responsible.
 pub(crate) unsafe trait Request {
     const NUMBER: u32;
 }
 
-/// Makes a request that is all in `argument`. Returns what the kernel answers, which is not negative.
+/// Executes an ioctl whose argument is all in `argument`. Returns the result, which is not negative.
 pub(crate) fn call<T: Request + Plain>(node: &File, argument: &mut T) -> io::Result<u32> {
-    // SAFETY: the request reads and writes `argument` alone, as `Plain` and `Request` say; it is ours for the call.
+    // SAFETY: the ioctl accesses `argument` alone, as `SelfContained` and `IoctlArgument` guarantee; it is borrowed for the call.
     unsafe { raw(node, T::NUMBER, std::ptr::from_mut(argument).cast()) }
 }
 
-/// A request without addresses and counts of things outside of it.
+/// An ioctl argument that refers to no memory outside of it.
 ///
 /// # Safety
-/// That is so.
+/// The argument holds no address, and no count, of memory outside of it.
 pub(crate) unsafe trait Plain {}
 
-/// Makes a request whose argument is longer than, or points out of, its fixed part `T`.
+/// Executes an ioctl whose argument extends beyond, or points outside, its fixed part `T`.
 ///
 /// # Safety
-/// Everything that the counts and addresses in it say that the kernel may read or write must be readable or writable memory of ours
-/// for the time of the call: memory that nobody else uses meanwhile, or of which only raw copies are made.
+/// All memory that the argument's counts and addresses let the kernel read or write must be readable or writable memory of this process
+/// during the call, which nothing else accesses meanwhile except by raw copies.
 pub(crate) unsafe fn call_for_more<T: Request>(node: &File, argument: *mut T) -> io::Result<u32> {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe { raw(node, T::NUMBER, argument.cast()) }
 }
 
 /// # Safety
-/// As for [`call_for_more`].
+/// As for [`ioctl_indirect`].
 unsafe fn raw(node: &File, number: u32, argument: *mut libc::c_void) -> io::Result<u32> {
-    // SAFETY: as the caller says; the descriptor is open as long as `node`.
-    let answer = unsafe { libc::ioctl(node.as_raw_fd(), number as _, argument) };
-    u32::try_from(answer).map_err(|_| io::Error::last_os_error())
+    // SAFETY: guaranteed by the caller; the descriptor is open as long as `node`.
+    let result = unsafe { libc::ioctl(node.as_raw_fd(), number as _, argument) };
+    u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
 /// `struct ioctl_gntdev_map_grant_ref` without its references, which follow it.
@@ -65,7 +65,7 @@ pub(crate) struct ForeignRef {
     pub(crate) gref: u32,
 }
 
-// SAFETY: IOCTL_GNTDEV_MAP_GRANT_REF; its number is made with one reference.
+// SAFETY: IOCTL_GNTDEV_MAP_GRANT_REF; its number includes the size of one reference.
 unsafe impl Request for MapGrants {
     const NUMBER: u32 = request(b'G', 0, size_of::<MapGrants>() + size_of::<ForeignRef>());
 }
@@ -83,7 +83,7 @@ pub(crate) struct UnmapGrants {
 unsafe impl Request for UnmapGrants {
     const NUMBER: u32 = request(b'G', 1, size_of::<UnmapGrants>());
 }
-// SAFETY: index and count name a mapping that the kernel keeps account of.
+// SAFETY: index and count identify a mapping that the kernel tracks.
 unsafe impl Plain for UnmapGrants {}
 
 /// `struct ioctl_gntdev_grant_copy`.
@@ -100,7 +100,7 @@ unsafe impl Request for CopyGrants {
     const NUMBER: u32 = request(b'G', 8, size_of::<CopyGrants>());
 }
 
-/// One end of a copy: an address of ours, or a place in a granted page.
+/// One end of a copy: a local address, or an offset in a granted page.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CopyEnd(u64);
@@ -151,7 +151,7 @@ impl AllocGrants {
     pub(crate) const WRITABLE: u16 = 1;
 }
 
-// SAFETY: IOCTL_GNTALLOC_ALLOC_GREF; its number is made with one reference, padded to 8 bytes.
+// SAFETY: IOCTL_GNTALLOC_ALLOC_GREF; its number includes the size of one reference, padded to 8 bytes.
 unsafe impl Request for AllocGrants {
     const NUMBER: u32 = request(b'G', 5, size_of::<AllocGrants>() + size_of::<u64>());
 }
@@ -169,7 +169,7 @@ pub(crate) struct DeallocGrants {
 unsafe impl Request for DeallocGrants {
     const NUMBER: u32 = request(b'G', 6, size_of::<DeallocGrants>());
 }
-// SAFETY: index and count name pages that the kernel keeps account of, and keeps while they are mapped.
+// SAFETY: index and count identify pages that the kernel tracks, and keeps while they are mapped.
 unsafe impl Plain for DeallocGrants {}
 
 /// `struct ioctl_evtchn_bind_interdomain`.
@@ -215,15 +215,15 @@ unsafe impl Request for NotifyPort {
 // SAFETY: a number.
 unsafe impl Plain for NotifyPort {}
 
-/// Forgets the events that have not been read.
+/// Discards the events that are not read yet.
 #[derive(Debug)]
 pub(crate) struct ResetEvents;
 
-// SAFETY: IOCTL_EVTCHN_RESET; it takes no argument.
+// SAFETY: IOCTL_EVTCHN_RESET; it has no argument.
 unsafe impl Request for ResetEvents {
     const NUMBER: u32 = request(b'E', 5, 0);
 }
-// SAFETY: nothing is in it.
+// SAFETY: it is empty.
 unsafe impl Plain for ResetEvents {}
 
 #[cfg(test)]
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_have_the_numbers_of_the_kernel() {
+    fn ioctls_have_the_kernel_s_numbers() {
         for (found, expected) in [
             (MapGrants::NUMBER, 0x0018_4700),
             (UnmapGrants::NUMBER, 0x0010_4701),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_laid_out_as_the_kernel_reads_them() {
+    fn arguments_have_the_kernel_s_layout() {
         assert_eq!((offset_of!(MapGrants, index), size_of::<MapGrants>(), size_of::<ForeignRef>()), (8, 16, 8));
         assert_eq!((offset_of!(UnmapGrants, count), size_of::<UnmapGrants>()), (8, 16));
         assert_eq!((offset_of!(CopyGrants, segments), size_of::<CopyGrants>()), (8, 16));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_node_refuses() {
+    fn a_file_that_is_not_a_node_is_refused() {
         let file = File::open("/dev/null").unwrap();
         let error = call(&file, &mut NotifyPort { port: 1 }).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));

@@ -1,8 +1,8 @@
-//! Xen's device nodes, opened when a program asks for them: `gntdev` (pages that others grant), `gntalloc` (pages that we grant),
-//! `evtchn` (event channels). A host without Xen has none of them, and needs none.
+//! Xen's device nodes: `gntdev` (pages that other domains grant), `gntalloc` (pages granted to other domains), `evtchn` (event channels).
+//! They are opened on use; a host without Xen has none of them.
 //!
-//! Why `unsafe` is here: these interfaces are ioctls with addresses in them. Source: Linux's `xen/gntdev.h`, `xen/gntalloc.h` and
-//! `xen/evtchn.h`.
+//! `unsafe` is needed because these interfaces are ioctls whose arguments hold addresses. Source: Linux's `xen/gntdev.h`,
+//! `xen/gntalloc.h` and `xen/evtchn.h`.
 
 mod evtchn;
 mod gntalloc;
@@ -17,7 +17,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 
-/// Where the nodes are.
+/// Directory of the nodes.
 const FOLDER: &str = "/dev/xen";
 
 /// Opens a node.

@@ -1,4 +1,4 @@
-//! The thread that watches for devices. It only looks and decides; what takes time is done on a thread of the device's own.
+//! The thread that watches xenstore for devices. It only observes and decides; slow work is done on a thread per device.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -32,62 +32,62 @@ use crate::registry::Registry;
 use crate::resize::RESIZE;
 use crate::storage::Opener;
 
-/// Most devices. Only a toolstack makes any.
+/// Maximum of devices. Only a toolstack creates devices.
 const MAX_DEVICES: usize = 4096;
-/// Most events read before devices are looked at.
+/// Maximum of events read before devices are checked.
 const EVENTS: usize = 256;
-/// How soon xenstore is tried again when the connection was lost.
+/// Interval of attempts to reconnect to xenstore.
 const RECONNECT: Duration = Duration::from_secs(1);
-/// How often idle rings let go of what they do not use.
+/// Interval at which idle rings release unused pages.
 const TEND: Duration = Duration::from_secs(1);
-/// Token of the watch of the backend directory; frontends have theirs.
+/// Token of the watch of the backend directory. Watches of frontends have tokens of their own.
 const BACKENDS: &str = "backends";
-/// Token of the special watch for domains that end.
+/// Token of the special watch for released domains.
 const RELEASE: &str = "release";
 
-/// What a backend needs.
+/// Options of a backend.
 pub struct BackendOptions {
-    /// The type of devices: the name of the directory that is watched.
+    /// Device type: the name of the watched directory.
     pub type_name: String,
-    /// The workers.
+    /// The engine whose workers run the rings.
     pub engine: Arc<Engine>,
-    /// Where disks come from.
+    /// Opens disks.
     pub opener: Arc<dyn Opener>,
-    /// How many pages of other domains all the disks together may keep mapped.
+    /// Budget of mapped pages of other domains, over all disks.
     pub budget: Arc<GrantBudget>,
-    /// Where journals are kept; `None`: there are none, and rings that were in use when the process was killed are taken up by what lies
-    /// in them.
+    /// Directory of the journals. `None`: no journals; rings that were in use when the process was killed are resumed from their
+    /// content.
     pub journals: Option<PathBuf>,
-    /// Every device of the type is served: no other process that keeps journals there may do the same.
+    /// The backend serves every device of the type: no other process may do the same with this journal directory.
     pub alone: bool,
-    /// How often one device is looked at.
+    /// Rate limit of the checks of one device.
     pub pace: Pace,
-    /// How long a stop waits for storage. What is in flight after that stays unanswered: where there are journals the process after this
-    /// one does it again.
+    /// How long a stop waits for storage. Requests in flight after that get no response; with journals, the next process replays
+    /// them.
     pub drain_timeout: Duration,
 }
 
 /// Why a backend could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// There is no Xen, or it refuses.
+    /// Xen is not available or has refused.
     #[error(transparent)]
     Xen(#[from] XenError),
-    /// Xenstore refuses.
+    /// Xenstore has refused.
     #[error(transparent)]
     Store(#[from] XenstoreError),
-    /// The folder of the journals cannot be had.
+    /// The journal directory cannot be created.
     #[error("journals: found {path:?}: {source}, expected a folder that can be made or written to")]
     Journals {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another process serves the type.
+    /// Another process serves the device type.
     #[error("found another process that serves every device of type {0:?}, expected none")]
     Busy(String),
-    /// The system refuses a thread or a descriptor.
+    /// A thread or a descriptor cannot be created.
     #[error("xen backend: {0}")]
     Os(#[from] io::Error),
 }
@@ -102,7 +102,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Starts to watch.
+    /// Starts the watcher thread.
     ///
     /// # Errors
     /// [`BackendError`].
@@ -116,7 +116,7 @@ impl Backend {
             io::ErrorKind::WouldBlock => BackendError::Busy(type_name.clone()),
             _ => BackendError::Os(error),
         })?;
-        let host = Arc::new(Host {
+        let shared = Arc::new(Host {
             xen,
             engine,
             opener,
@@ -126,11 +126,11 @@ impl Backend {
             looks: AtomicU64::new(0),
             stop_end: OnceLock::new(),
         });
-        let (bell, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
-        let folder = vbd::backends_path(host.xen.domain(), &type_name);
+        let (wakeup, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
+        let folder = vbd::backends_path(shared.xen.domain(), &type_name);
         let (sender, ended) = channel();
         let mut watcher = Watcher {
-            host: Arc::clone(&host),
+            host: Arc::clone(&shared),
             type_name,
             folder,
             pace,
@@ -138,27 +138,27 @@ impl Backend {
             ended,
             sender,
             _lock: lock,
-            bell: bell.clone(),
+            bell: wakeup.clone(),
             stop: Arc::clone(&stop),
             tended: Instant::now(),
         };
         let store = watcher.connect()?;
         let thread = std::thread::Builder::new().name("xen-watch".to_owned()).spawn(move || watcher.run(store))?;
-        Ok(Backend { host, stop, bell, drain_timeout, thread: Mutex::new(Some(thread)) })
+        Ok(Backend { host: shared, stop, bell: wakeup, drain_timeout, thread: Mutex::new(Some(thread)) })
     }
 
-    /// The devices whose disks are open, by name.
+    /// Returns the devices with open disks, sorted by name.
     pub fn devices(&self) -> Vec<Arc<Figures>> {
         self.host.registry.list()
     }
 
-    /// How often a device was looked at, of all devices.
+    /// Returns the number of device checks so far, over all devices.
     pub fn looks(&self) -> u64 {
         self.host.looks.load(Ordering::Relaxed)
     }
 
-    /// Takes all rings back and closes the disks. Xenstore is left as it is: frontends notice nothing, and a process after this one takes
-    /// the rings up. What storage has not answered within the drain's time is left to that one.
+    /// Detaches all rings and closes the disks. Xenstore is unchanged: frontends notice nothing, and the next process resumes the
+    /// rings. Requests that storage has not completed within the drain timeout are left to it.
     pub fn stop(&self) {
         let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         self.host.stop_end.get_or_init(|| Instant::now() + self.drain_timeout);
@@ -176,22 +176,22 @@ impl Drop for Backend {
     }
 }
 
-/// A device as the watching thread knows it.
+/// A device, as the watcher thread tracks it.
 struct Known {
     backend: String,
     frontend: String,
     phase: Phase,
-    /// Something may have changed since it was looked at.
+    /// The device may have changed since its last check.
     dirty: bool,
     bucket: Bucket,
-    /// Its thread is at work, and has the device.
+    /// The device's thread runs, and holds `device`.
     busy: bool,
-    /// `None` for ever when its thread panicked: nobody knows what state its rings are in.
+    /// `None` while busy, and permanently after its thread has panicked: the state of its rings is unknown.
     device: Option<Device>,
     figures: Option<Arc<Figures>>,
 }
 
-/// A device's thread has ended. `None` instead of a device: it panicked.
+/// Result of a device's thread. `device` is `None` if it has panicked.
 struct Ended {
     place: (DomainId, u32),
     phase: Option<Phase>,
@@ -201,13 +201,13 @@ struct Ended {
 struct Watcher {
     host: Arc<Host>,
     type_name: String,
-    /// The watched directory.
+    /// Path of the watched directory.
     folder: String,
     pace: Pace,
     devices: BTreeMap<(DomainId, u32), Known>,
     ended: Receiver<Ended>,
     sender: Sender<Ended>,
-    /// Of the type, until the thread ends.
+    /// Lock of the device type, held until the thread ends.
     _lock: Option<File>,
     bell: EventFd,
     stop: Arc<AtomicBool>,
@@ -215,17 +215,17 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Connects to xenstore and watches, all that is known already too.
+    /// Connects to xenstore and sets the watches, including those of watched devices.
     fn connect(&mut self) -> Result<Xenstore, BackendError> {
         let mut store = self.host.xen.store()?;
         store.watch(&self.folder, BACKENDS)?;
-        // A driver domain may not have it; frontends that vanish are seen all the same.
+        // A driver domain may not set this watch; frontends that disappear are detected without it.
         if let Err(error) = store.watch("@releaseDomain", RELEASE) {
             tracing::debug!(%error, "domains that end are not watched for");
         }
-        for (place, known) in &mut self.devices {
-            store.watch(&format!("{}/{}", known.frontend, keys::STATE), &token(*place))?;
-            known.dirty = true;
+        for (key, watched) in &mut self.devices {
+            store.watch(&format!("{}/{}", watched.frontend, keys::STATE), &token(*key))?;
+            watched.dirty = true;
         }
         Ok(store)
     }
@@ -247,7 +247,7 @@ impl Watcher {
             match self.turn(connected) {
                 Ok(pause) => wait(Some(connected), &self.bell, pause),
                 Err(error) if error.is_lost() => {
-                    tracing::error!(%error, "the connection to xenstore is lost: rings are served on, it is tried again");
+                    tracing::error!(%error, "the connection to xenstore is lost: rings continue to be served while it reconnects");
                     store = None;
                 }
                 Err(error) => {
@@ -259,9 +259,9 @@ impl Watcher {
         self.leave();
     }
 
-    /// Reads events, looks at devices. How long nothing more is to be done, unless something comes.
+    /// Reads events and checks devices. Returns how long to wait for the next event; `None`: without a limit.
     fn turn(&mut self, store: &mut Xenstore) -> Result<Option<Duration>, XenstoreError> {
-        // What comes with the answer to a request waits in `store`, and its descriptor does not tell of it.
+        // Events that arrive with a reply are queued in `store`, which does not make its descriptor readable.
         let mut again = true;
         for _ in 0..EVENTS {
             match store.next_event(Some(Duration::ZERO))? {
@@ -274,64 +274,65 @@ impl Watcher {
         }
         let now = Instant::now();
         let mut pause = None;
-        let dirty = |known: &Known| known.dirty && known.device.is_some();
-        let places: Vec<_> = self.devices.iter().filter(|(_, known)| dirty(known)).map(|(place, _)| *place).collect();
-        for place in places {
-            let Some(known) = self.devices.get_mut(&place) else { continue };
-            match known.bucket.spend(self.pace, now) {
+        let dirty = |watched: &Known| watched.dirty && watched.device.is_some();
+        let keys_to_check: Vec<_> =
+            self.devices.iter().filter(|(_, watched)| dirty(watched)).map(|(key, _)| *key).collect();
+        for key in keys_to_check {
+            let Some(watched) = self.devices.get_mut(&key) else { continue };
+            match watched.bucket.spend(self.pace, now) {
                 Ok(()) => {
-                    self.look_at(store, place)?;
+                    self.look_at(store, key)?;
                     again = true;
                 }
                 Err(wait) => pause = Some(pause.map_or(wait, |pause: Duration| pause.min(wait))),
             }
         }
-        let tend = self.tend(now);
-        Ok(if again { Some(Duration::ZERO) } else { [pause, tend].into_iter().flatten().min() })
+        let reclaim = self.tend(now);
+        Ok(if again { Some(Duration::ZERO) } else { [pause, reclaim].into_iter().flatten().min() })
     }
 
-    /// Has idle rings let go of what they do not use. When to come again.
+    /// Lets idle rings release unused pages. Returns the time until the next call; `None` if no device has rings.
     fn tend(&mut self, now: Instant) -> Option<Duration> {
-        let mut rings = self.devices.values().filter_map(|known| known.figures.as_ref()).peekable();
-        rings.peek()?;
-        let passed = now.saturating_duration_since(self.tended);
-        if passed < TEND {
-            return Some(TEND - passed);
+        let mut stats = self.devices.values().filter_map(|watched| watched.figures.as_ref()).peekable();
+        stats.peek()?;
+        let elapsed = now.saturating_duration_since(self.tended);
+        if elapsed < TEND {
+            return Some(TEND - elapsed);
         }
         self.tended = now;
-        rings.for_each(|figures| figures.tend());
+        stats.for_each(|stats| stats.tend());
         Some(TEND)
     }
 
-    /// Notes what an event is about.
-    fn note(&mut self, store: &mut Xenstore, path: &str, of: &str) -> Result<(), XenstoreError> {
-        if of == RELEASE {
-            self.devices.values_mut().for_each(|known| known.dirty = true);
+    /// Handles a watch event: marks the devices that may have changed.
+    fn note(&mut self, store: &mut Xenstore, path: &str, token: &str) -> Result<(), XenstoreError> {
+        if token == RELEASE {
+            self.devices.values_mut().for_each(|watched| watched.dirty = true);
             return Ok(());
         }
-        if of != BACKENDS {
-            if let Some(known) = place_of(of).and_then(|place| self.devices.get_mut(&place)) {
-                known.dirty = true;
+        if token != BACKENDS {
+            if let Some(watched) = place_of(token).and_then(|key| self.devices.get_mut(&key)) {
+                watched.dirty = true;
             }
             return Ok(());
         }
         match BackendPath::parse(path, &self.folder) {
             Some(BackendPath { front, devid: Some(devid), key }) => {
                 match self.devices.get_mut(&(front, devid)) {
-                    // Of the others most are written by ourselves.
-                    Some(known) => known.dirty |= ["", keys::STATE, keys::ONLINE, RESIZE].contains(&key),
+                    // The other keys are mostly written by this backend.
+                    Some(watched) => watched.dirty |= ["", keys::STATE, keys::ONLINE, RESIZE].contains(&key),
                     None => self.found(store, front, devid)?,
                 }
                 Ok(())
             }
             Some(BackendPath { front, devid: None, .. }) => self.scan_domain(store, front),
-            // The directory itself: anything may have changed below it.
+            // The directory itself: anything below it may have changed.
             None => self.scan(store),
         }
     }
 
     fn scan(&mut self, store: &mut Xenstore) -> Result<(), XenstoreError> {
-        self.devices.values_mut().for_each(|known| known.dirty = true);
+        self.devices.values_mut().for_each(|watched| watched.dirty = true);
         for name in store.list(&self.folder)?.unwrap_or_default() {
             if let Ok(front) = name.parse() {
                 self.scan_domain(store, DomainId(front))?;
@@ -342,7 +343,7 @@ impl Watcher {
 
     fn scan_domain(&mut self, store: &mut Xenstore, front: DomainId) -> Result<(), XenstoreError> {
         let all = (front, 0)..=(front, u32::MAX);
-        self.devices.range_mut(all).for_each(|(_, known)| known.dirty = true);
+        self.devices.range_mut(all).for_each(|(_, watched)| watched.dirty = true);
         for name in store.list(&format!("{}/{}", self.folder, front.0))?.unwrap_or_default() {
             if let Ok(devid) = name.parse()
                 && !self.devices.contains_key(&(front, devid))
@@ -353,17 +354,17 @@ impl Watcher {
         Ok(())
     }
 
-    /// Takes on a device that is new, if it is whole and for us.
+    /// Adds a new device, if its directory is complete and the opener accepts it.
     fn found(&mut self, store: &mut Xenstore, front: DomainId, devid: u32) -> Result<(), XenstoreError> {
         let name = DeviceName { type_name: self.type_name.clone(), front, devid };
         let backend = vbd::backend_path(self.host.xen.domain(), &self.type_name, front, devid);
         let mut read = |key: &str| store.read(&format!("{backend}/{key}"));
         let Some(params) = read(keys::STATE)?.and(read(keys::PARAMS)?) else { return Ok(()) };
-        // What cannot be read is told to whoever made it, in the device's `error` node.
+        // Invalid params are reported later, in the device's `error` node.
         if let Ok(params) = Params::parse(&params)
             && !self.host.opener.serves(&params)
         {
-            tracing::debug!(device = %name, %params, "left to others");
+            tracing::debug!(device = %name, %params, "not for this program");
             return Ok(());
         }
         let frontend = read(keys::FRONTEND)?.unwrap_or_else(|| vbd::frontend_path(front, devid));
@@ -371,8 +372,8 @@ impl Watcher {
             tracing::error!(device = %name, "not served: there are {MAX_DEVICES} devices already");
             return Ok(());
         }
-        let place = (front, devid);
-        if let Err(error) = store.watch(&format!("{frontend}/{}", keys::STATE), &token(place)) {
+        let key = (front, devid);
+        if let Err(error) = store.watch(&format!("{frontend}/{}", keys::STATE), &token(key)) {
             tracing::warn!(device = %name, %error, "not served: its frontend cannot be watched");
             return if error.is_lost() { Err(error) } else { Ok(()) };
         }
@@ -380,101 +381,101 @@ impl Watcher {
         let device = Some(Device::new(&self.host, name, frontend.clone()));
         let bucket = Bucket::new(self.pace, Instant::now());
         let phase = Phase::Found;
-        let known = Known { backend, frontend, phase, dirty: true, bucket, busy: false, device, figures: None };
-        self.devices.insert(place, known);
+        let watched = Known { backend, frontend, phase, dirty: true, bucket, busy: false, device, figures: None };
+        self.devices.insert(key, watched);
         Ok(())
     }
 
-    /// Looks at a device, and begins what there is to do.
-    fn look_at(&mut self, store: &mut Xenstore, place: (DomainId, u32)) -> Result<(), XenstoreError> {
-        let Some(known) = self.devices.get_mut(&place) else { return Ok(()) };
-        known.dirty = false;
+    /// Checks a device, and starts its next task.
+    fn look_at(&mut self, store: &mut Xenstore, key: (DomainId, u32)) -> Result<(), XenstoreError> {
+        let Some(watched) = self.devices.get_mut(&key) else { return Ok(()) };
+        watched.dirty = false;
         self.host.looks.fetch_add(1, Ordering::Relaxed);
-        let looked = look(store, &known.backend, (place.0, &known.frontend));
-        known.dirty |= looked.is_err();
-        let (seen, resize) = looked?;
-        let task = match (next(known.phase, seen), resize) {
-            (Some(step), _) => Task::Step(step),
-            (None, Some(size)) if known.phase.has_storage() => Task::Resize(size),
+        let observed = look(store, &watched.backend, (key.0, &watched.frontend));
+        watched.dirty |= observed.is_err();
+        let (state, resize) = observed?;
+        let task = match (next(watched.phase, state), resize) {
+            (Some(transition), _) => Task::Step(transition),
+            (None, Some(size)) if watched.phase.has_storage() => Task::Resize(size),
             (None, _) => return Ok(()),
         };
-        // Whatever it leads to is looked at when it has ended.
-        known.dirty = true;
-        let phase = known.phase;
-        if let Some(device) = known.device.take() {
-            known.busy = true;
-            self.begin(place, device, phase, task);
+        // Checked again when the task has ended.
+        watched.dirty = true;
+        let phase = watched.phase;
+        if let Some(device) = watched.device.take() {
+            watched.busy = true;
+            self.begin(key, device, phase, task);
         }
         Ok(())
     }
 
-    /// Has a device's task done on a thread of its own. There is one at a time.
-    fn begin(&mut self, place: (DomainId, u32), device: Device, phase: Phase, task: Task) {
-        let (host, sender, bell) = (Arc::clone(&self.host), self.sender.clone(), self.bell.clone());
-        let name = format!("vbd-{}-{}", place.0.0, place.1);
-        // What is to be told when the thread ends, whichever way.
+    /// Runs a device's task on a thread. A device has one task at a time.
+    fn begin(&mut self, key: (DomainId, u32), device: Device, phase: Phase, task: Task) {
+        let (shared, sender, wakeup) = (Arc::clone(&self.host), self.sender.clone(), self.bell.clone());
+        let name = format!("vbd-{}-{}", key.0.0, key.1);
+        // Recovers the device if the thread cannot be started.
         let slot = Arc::new(Mutex::new(Some(device)));
         let inner = Arc::clone(&slot);
         let work = move || {
             let taken = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
             let Some(mut device) = taken else { return };
-            let run = std::panic::AssertUnwindSafe(|| device.run(&host, phase, &task));
+            let run = std::panic::AssertUnwindSafe(|| device.run(&shared, phase, &task));
             let ended = match std::panic::catch_unwind(run) {
-                Ok(phase) => Ended { place, phase, device: Some(device) },
-                Err(_) => Ended { place, phase: None, device: None },
+                Ok(phase) => Ended { place: key, phase, device: Some(device) },
+                Err(_) => Ended { place: key, phase: None, device: None },
             };
-            // Nobody listens when the backend has stopped.
+            // Fails only after the backend has stopped.
             let _ = sender.send(ended);
-            bell.signal();
+            wakeup.signal();
         };
         if let Err(error) = std::thread::Builder::new().name(name).spawn(work) {
-            tracing::error!(%error, "a device's thread cannot be started: it is tried again");
+            tracing::error!(%error, "a device's thread cannot be started: will retry");
             let device = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(known) = self.devices.get_mut(&place) {
-                (known.device, known.busy) = (device, false);
+            if let Some(watched) = self.devices.get_mut(&key) {
+                (watched.device, watched.busy) = (device, false);
             }
         }
     }
 
-    /// A device's thread has ended.
+    /// Handles the result of a device's task.
     fn ended(&mut self, store: Option<&mut Xenstore>, ended: Ended) {
-        let Ended { place, phase, device } = ended;
-        let Entry::Occupied(mut entry) = self.devices.entry(place) else { return };
+        let Ended { place: key, phase, device } = ended;
+        let Entry::Occupied(mut entry) = self.devices.entry(key) else { return };
         entry.get_mut().busy = false;
         let Some(device) = device else {
-            tracing::error!(?place, "a device's thread had panicked: its state is left as it is");
+            tracing::error!(device = ?key, "a device's thread had panicked: its state is left as it is");
             return;
         };
         if let Some(phase) = phase {
-            let known = entry.get_mut();
-            known.figures = device.figures().filter(|_| phase.has_rings()).cloned();
-            (known.phase, known.device) = (phase, Some(device));
+            let watched = entry.get_mut();
+            watched.figures = device.figures().filter(|_| phase.has_rings()).cloned();
+            (watched.phase, watched.device) = (phase, Some(device));
             return;
         }
-        let known = entry.remove();
+        let watched = entry.remove();
         let Some(store) = store else { return };
-        let unwatched = store.unwatch(&format!("{}/{}", known.frontend, keys::STATE), &token(place));
-        // It may have been made anew while it was being forgotten, which no event tells of any more.
-        if let Err(error) = unwatched.and_then(|()| self.found(store, place.0, place.1)) {
-            tracing::warn!(?place, %error, "xenstore");
+        let unwatched = store.unwatch(&format!("{}/{}", watched.frontend, keys::STATE), &token(key));
+        // It may have been created again meanwhile, for which no further event arrives.
+        if let Err(error) = unwatched.and_then(|()| self.found(store, key.0, key.1)) {
+            tracing::warn!(device = ?key, %error, "xenstore");
         }
     }
 
-    /// Waits for what is under way, and takes all rings back.
+    /// Waits for running tasks, and stops all devices.
     fn leave(&mut self) {
-        let away = self.devices.values().filter(|known| known.busy).count();
-        for _ in 0..away {
+        let running = self.devices.values().filter(|watched| watched.busy).count();
+        for _ in 0..running {
             let Ok(ended) = self.ended.recv() else { break };
             self.ended(None, ended);
         }
         let all: Vec<_> = self
             .devices
             .iter_mut()
-            .filter_map(|(place, known)| Some((*place, known.device.take()?, known.phase)))
+            .filter_map(|(key, watched)| Some((*key, watched.device.take()?, watched.phase)))
             .collect();
         let stopping = all.len();
-        for (place, device, phase) in all {
-            self.begin(place, device, phase, Task::Stop);
+        for (key, device, phase) in all {
+            self.begin(key, device, phase, Task::Stop);
         }
         for _ in 0..stopping {
             if self.ended.recv().is_err() {
@@ -484,19 +485,19 @@ impl Watcher {
     }
 }
 
-/// Waits until something comes, or `pause` is over.
-fn wait(store: Option<&mut Xenstore>, bell: &EventFd, pause: Option<Duration>) {
-    let bell = PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN);
-    let mut ready = vec![bell];
+/// Waits for xenstore or a wakeup, at most for `pause`.
+fn wait(store: Option<&mut Xenstore>, wakeup: &EventFd, pause: Option<Duration>) {
+    let wakeup = PollFd::from_borrowed_fd(wakeup.as_fd(), PollFlags::IN);
+    let mut ready = vec![wakeup];
     if let Some(store) = &store {
         ready.push(PollFd::from_borrowed_fd(store.descriptor(), PollFlags::IN));
     }
     let timeout = pause.and_then(|pause| rustix::time::Timespec::try_from(pause).ok());
-    // An interrupted wait is a short one.
+    // An interrupted wait only returns early.
     let _ = rustix::event::poll(&mut ready, timeout.as_ref());
 }
 
-/// Token of the watch of a frontend.
+/// Returns the token of the watch of a frontend.
 fn token((front, devid): (DomainId, u32)) -> String {
     format!("{}/{devid}", front.0)
 }

@@ -1,4 +1,4 @@
-//! From a frontend's keys to rings that workers serve.
+//! Opens the rings that a frontend has published, and attaches them to workers.
 
 use std::sync::Arc;
 
@@ -42,22 +42,22 @@ impl RingPages {
 impl Drop for RingPages {
     fn drop(&mut self) {
         if let Err(error) = self.grants.unmap(&self.arena, PageSlot(0)) {
-            tracing::error!(%error, "a ring's pages cannot be let go");
+            tracing::error!(%error, "cannot unmap a ring's pages");
         }
     }
 }
 
-/// Where a ring is taken up.
+/// How a ring starts: its position, and the requests to replay.
 struct Start {
     ring: BackRing,
     journal: Option<Journal>,
     replay: Vec<(JournalSlot, RawRequest)>,
 }
 
-/// Told the number of a ring that turns out to be broken, and why.
+/// Called with the number of a broken ring and the reason.
 pub(crate) type TellBroken = Arc<dyn Fn(usize, &str) + Send + Sync>;
 
-/// All that is needed for a device's rings.
+/// Connects the rings of a device.
 pub(crate) struct Connect<'a> {
     pub(crate) xen: &'a dyn Xen,
     pub(crate) engine: &'a Engine,
@@ -65,9 +65,9 @@ pub(crate) struct Connect<'a> {
     pub(crate) backing: &'a Backing,
     pub(crate) queue_map: &'a [u16],
     pub(crate) journals: Option<&'a Journals>,
-    /// A process before this one served these rings.
+    /// An earlier process served these rings.
     pub(crate) resume: bool,
-    /// Told, on a worker's thread, when a ring turns out to be broken.
+    /// Called on a worker's thread when a ring is broken.
     pub(crate) on_broken: TellBroken,
 }
 
@@ -75,17 +75,17 @@ pub(crate) struct Connect<'a> {
 pub(crate) type Handles = Vec<QueueHandle<BlkifQueue<UringContext>>>;
 
 impl Connect<'_> {
-    /// Gives all the rings to workers, or none.
+    /// Attaches all rings to workers, or none.
     pub(crate) fn all(&self, vbd: &Arc<Vbd>, published: &Published) -> Result<Handles, String> {
         let mut handles = Handles::new();
         for (index, ring) in published.rings.iter().enumerate() {
             match self.one(vbd, published.abi, index, ring) {
                 Ok(handle) => handles.push(handle),
                 Err(why) => {
-                    // What they were given to do is ended, also what waits for the rings that will not come.
+                    // Completes the requests of attached rings, including barriers that wait for the missing rings.
                     vbd.forget_absent();
                     for handle in handles {
-                        // A worker that has ended has nothing in flight.
+                        // If the worker is gone, nothing is in flight.
                         let _ = handle.drain().and_then(|mut draining| draining.wait_until(|| None, |_| {}));
                     }
                     return Err(format!("ring {index}: {why}"));
@@ -108,10 +108,10 @@ impl Connect<'_> {
         let port = self.xen.bind_interdomain(front, keys.port).map_err(|error| format!("event-channel: {error}"))?;
         let grants = self.xen.grants(front).map_err(|error| error.to_string())?;
         if self.resume {
-            // An event for responses that were published before may have been lost with the process.
+            // The earlier process may have been killed before it sent the event for published responses.
             port.channel.notify();
         }
-        let (tell, settings) = (Arc::clone(&self.on_broken), &self.backing.settings);
+        let (on_broken, settings) = (Arc::clone(&self.on_broken), &self.backing.settings);
         let options = QueueOptions {
             disks: vec![QueueDisk {
                 slot: DiskSlot::FIRST,
@@ -123,21 +123,21 @@ impl Connect<'_> {
             poll: settings.poll,
             coalesce: settings.coalesce,
             paused: false,
-            on_broken: Box::new(move |why| tell(index, why)),
+            on_broken: Box::new(move |why| on_broken(index, why)),
         };
         let (vbd, channel) = (Arc::clone(vbd), port.channel);
         let Start { ring, journal, replay } = start;
-        let make = move |lane: &mut UringContext, waker: &Arc<dyn Wake>| {
+        let open = move |context: &mut UringContext, waker: &Arc<dyn Wake>| {
             let waker = Arc::clone(waker);
             let parts = RingParts { ring, grants, channel, waker, journal, replay, keep: Some(Box::new(pages)) };
-            vbd.queue(lane, parts).map_err(|error| error.to_string())
+            vbd.queue(context, parts).map_err(|error| error.to_string())
         };
-        let leave = |queue: &mut BlkifQueue<UringContext>, lane: &mut UringContext| queue.close(lane);
+        let close = |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| queue.close(context);
         let worker = self.queue_map.get(index).copied().unwrap_or_default();
-        self.engine.attach(worker.into(), options, make, leave).map_err(|error| error.to_string())
+        self.engine.attach(worker.into(), options, open, close).map_err(|error| error.to_string())
     }
 
-    /// Where the ring is taken up: by its journal, if there is one of a process before this one; else by what lies in it.
+    /// Returns how the ring starts: from the journal of an earlier process if there is one, else from the ring's content.
     fn start(&self, pages: &RingPages, abi: Abi, index: usize, keys: &RingKeys) -> Result<Start, String> {
         let ring = BackRing::attach(pages.resolve(abi)?);
         let Some(journals) = self.journals else {
@@ -148,10 +148,10 @@ impl Connect<'_> {
         let (entries, identity) = (ring.size(), identity(self.name.front, self.name.devid, abi, index, keys));
         if self.resume {
             match Journal::resume(&file, entries, identity, ring.published()) {
-                Ok((journal, found)) => {
-                    tracing::info!(device = %self.name, ring = index, replayed = found.replay.len(), "ring taken up");
-                    let ring = BackRing::new(pages.resolve(abi)?, found.position);
-                    return Ok(Start { ring, journal: Some(journal), replay: found.replay });
+                Ok((journal, recovery)) => {
+                    tracing::info!(device = %self.name, ring = index, replayed = recovery.replay.len(), "ring resumed");
+                    let ring = BackRing::new(pages.resolve(abi)?, recovery.position);
+                    return Ok(Start { ring, journal: Some(journal), replay: recovery.replay });
                 }
                 Err(error) => self.without_journal(&ring, index, &error.to_string()),
             }
@@ -161,7 +161,7 @@ impl Connect<'_> {
         Ok(Start { ring, journal: Some(journal), replay: Vec::new() })
     }
 
-    /// A ring is taken up by what lies in it: all is well if nothing was answered out of order.
+    /// Warns that a ring is resumed from its content, which is correct only if no response was out of order.
     fn without_journal(&self, ring: &BackRing, index: usize, why: &str) {
         if self.resume && ring.waiting() != Ok(0) {
             tracing::warn!(

@@ -1,4 +1,4 @@
-//! One device: carries out what `life` decides, on a thread of the device's own.
+//! One device: executes the transitions that `state_machine` decides, on a thread per device.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -23,7 +23,7 @@ use crate::params::Params;
 use crate::registry::Registry;
 use crate::storage::{Backing, Opener};
 
-/// What all devices of a backend share.
+/// State that all devices of a backend share.
 pub(crate) struct Host {
     pub(crate) xen: Arc<dyn Xen>,
     pub(crate) engine: Arc<Engine>,
@@ -31,18 +31,18 @@ pub(crate) struct Host {
     pub(crate) budget: Arc<GrantBudget>,
     pub(crate) journals: Option<Journals>,
     pub(crate) registry: Registry,
-    /// How often a device was looked at.
+    /// Number of device checks, over all devices.
     pub(crate) looks: AtomicU64,
-    /// Until when a stop waits for storage; empty before a stop.
+    /// When a stop ends its wait for storage; empty before a stop.
     pub(crate) stop_end: OnceLock<Instant>,
 }
 
-/// Why an effect could not be had.
+/// Why an effect failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The device's directory is gone.
     Gone,
-    /// Something is wrong: Linux's number for it, and what, for people.
+    /// An error: its errno, and the text for users.
     Error(u16, String),
 }
 
@@ -58,11 +58,11 @@ impl From<PublishedError> for Failure {
     }
 }
 
-/// EINVAL, ENODEV and EIO, as `error` nodes begin.
+/// Errno values, with which the text of an `error` node starts.
 pub(crate) const INVALID: u16 = 22;
 const NO_DEVICE: u16 = 19;
 
-/// One device's own: what its thread works with.
+/// One device.
 pub(crate) struct Device {
     pub(crate) name: DeviceName,
     /// Directories in xenstore.
@@ -70,30 +70,30 @@ pub(crate) struct Device {
     pub(crate) frontend: String,
     error: String,
     pub(crate) opened: Option<Opened>,
-    /// Of the disk that was open last, which most often is the next one too.
+    /// Statistics of the last open disk, which is usually the next one too.
     figures: Option<Arc<Figures>>,
-    /// What the connected frontend was offered.
+    /// Features offered to the connected frontend.
     offered: Option<Offer>,
-    /// The `params` that were read last.
+    /// The last value of `params`.
     params: Option<String>,
-    /// A state was written since the directory was found.
+    /// This process has written a state since it discovered the directory.
     announced: bool,
 }
 
-/// What a device's thread is to do.
+/// A task of a device's thread.
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
-    /// What `life` decided.
+    /// Execute a transition of the state machine.
     Step(Step),
-    /// Make the disk another size.
+    /// Resize the disk.
     Resize(String),
-    /// The process ends: rings are taken back, and everything else is left for a process after this one.
+    /// Detach the rings and close the disk because the process ends. Xenstore and journals stay for the next process.
     Stop,
 }
 
 impl Device {
-    pub(crate) fn new(host: &Host, name: DeviceName, frontend: String) -> Device {
-        let own = host.xen.domain();
+    pub(crate) fn new(shared: &Host, name: DeviceName, frontend: String) -> Device {
+        let own = shared.xen.domain();
         let backend = vbd::backend_path(own, &name.type_name, name.front, name.devid);
         let error = vbd::backend_error_path(own, &name.type_name, name.front, name.devid);
         Device {
@@ -109,23 +109,23 @@ impl Device {
         }
     }
 
-    /// What is counted of it, if it has an open disk.
+    /// Returns the device's statistics, if its disk is open.
     pub(crate) fn figures(&self) -> Option<&Arc<Figures>> {
         self.opened.as_ref().map(|opened| &opened.figures)
     }
 
-    /// The figures of a disk: they go on where the same disk was open before.
-    fn figures_of(&mut self, host: &Host, backing: &Backing) -> Arc<Figures> {
+    /// Returns the statistics for a disk: those of the previous disk if it is the same, else new ones.
+    fn figures_of(&mut self, shared: &Host, backing: &Backing) -> Arc<Figures> {
         let queues = usize::from(backing.settings.bounds.queues);
-        if let Some(figures) = &self.figures
-            && (figures.id == backing.id && figures.queue_map.len() == queues)
+        if let Some(stats) = &self.figures
+            && (stats.id == backing.id && stats.queue_map.len() == queues)
         {
-            return Arc::clone(figures);
+            return Arc::clone(stats);
         }
-        self.forget_figures(host);
-        let queue_map = host.registry.queue_map(&backing.settings, host.engine.workers());
+        self.forget_figures(shared);
+        let queue_map = shared.registry.queue_map(&backing.settings, shared.engine.workers());
         let (id, storage) = (backing.id.clone(), backing.storage.clone());
-        let figures = Arc::new(Figures::new(
+        let stats = Arc::new(Figures::new(
             self.name.clone(),
             id,
             storage,
@@ -133,84 +133,84 @@ impl Device {
             Arc::clone(&backing.health),
             queue_map,
         ));
-        host.registry.add(&figures);
-        Arc::clone(self.figures.insert(figures))
+        shared.registry.add(&stats);
+        Arc::clone(self.figures.insert(stats))
     }
 
-    fn forget_figures(&mut self, host: &Host) {
-        if let Some(figures) = self.figures.take() {
-            host.registry.remove(&figures);
+    fn forget_figures(&mut self, shared: &Host) {
+        if let Some(stats) = self.figures.take() {
+            shared.registry.remove(&stats);
         }
     }
 
-    /// Does a task. Where that leads: the phase, `None` when the device is forgotten.
-    pub(crate) fn run(&mut self, host: &Host, phase: Phase, task: &Task) -> Option<Phase> {
+    /// Runs a task. Returns the next phase; `None`: the device is dropped.
+    pub(crate) fn run(&mut self, shared: &Host, phase: Phase, task: &Task) -> Option<Phase> {
         match task {
-            Task::Step(step) => self.step(host, *step),
+            Task::Step(transition) => self.step(shared, *transition),
             Task::Resize(size) => {
-                let resized = self.store(host).and_then(|mut store| self.resize(&mut store, phase, size));
+                let resized = self.store(shared).and_then(|mut store| self.resize(&mut store, phase, size));
                 if let Err(Failure::Error(_, why)) = resized {
                     tracing::warn!(device = %self.name, "resize: {why}");
                 }
                 Some(phase)
             }
             Task::Stop => {
-                self.tear_down(host, None);
+                self.tear_down(shared, None);
                 self.close_storage();
                 Some(phase)
             }
         }
     }
 
-    fn store(&self, host: &Host) -> Result<Xenstore, Failure> {
-        host.xen.store().map_err(|error| Failure::Error(5, error.to_string()))
+    fn store(&self, shared: &Host) -> Result<Xenstore, Failure> {
+        shared.xen.store().map_err(|error| Failure::Error(5, error.to_string()))
     }
 
-    fn step(&mut self, host: &Host, step: Step) -> Option<Phase> {
+    fn step(&mut self, shared: &Host, transition: Step) -> Option<Phase> {
         let mut store = None;
-        for effect in step.effects {
-            match self.effect(host, &mut store, *effect) {
+        for effect in transition.effects {
+            match self.effect(shared, &mut store, *effect) {
                 Ok(()) => {}
-                Err(Failure::Gone) => return self.rescue(host, &mut store, GONE),
+                Err(Failure::Gone) => return self.rescue(shared, &mut store, GONE),
                 Err(Failure::Error(errno, why)) => {
                     self.complain(store.as_mut(), errno, &why);
-                    return self.rescue(host, &mut store, FAILED);
+                    return self.rescue(shared, &mut store, FAILED);
                 }
             }
         }
-        if step.then == Some(Phase::Found) {
+        if transition.then == Some(Phase::Found) {
             self.announced = false;
         }
-        match step.then {
-            Some(phase) => tracing::debug!(device = %self.name, ?phase, "step"),
+        match transition.then {
+            Some(phase) => tracing::debug!(device = %self.name, ?phase, "transition"),
             None => {
-                self.forget_figures(host);
-                tracing::info!(device = %self.name, "forgotten");
+                self.forget_figures(shared);
+                tracing::info!(device = %self.name, "dropped");
             }
         }
-        step.then
+        transition.then
     }
 
-    /// The way out after a failure. What fails of it is only told.
-    fn rescue(&mut self, host: &Host, store: &mut Option<Xenstore>, step: Step) -> Option<Phase> {
-        let mut then = step.then;
-        for effect in step.effects {
-            match self.effect(host, store, *effect) {
+    /// Executes a transition after a failure. Further errors are only logged.
+    fn rescue(&mut self, shared: &Host, store: &mut Option<Xenstore>, transition: Step) -> Option<Phase> {
+        let mut next_phase = transition.then;
+        for effect in transition.effects {
+            match self.effect(shared, store, *effect) {
                 Ok(()) => {}
-                Err(Failure::Gone) => then = None,
+                Err(Failure::Gone) => next_phase = None,
                 Err(Failure::Error(_, why)) => tracing::warn!(device = %self.name, ?effect, "{why}"),
             }
         }
-        if then.is_none() {
-            self.forget_figures(host);
+        if next_phase.is_none() {
+            self.forget_figures(shared);
         }
-        then
+        next_phase
     }
 
-    fn effect(&mut self, host: &Host, store: &mut Option<Xenstore>, effect: Effect) -> Result<(), Failure> {
+    fn effect(&mut self, shared: &Host, store: &mut Option<Xenstore>, effect: Effect) -> Result<(), Failure> {
         match effect {
             Effect::TearDown => {
-                self.tear_down(host, host.journals.as_ref());
+                self.tear_down(shared, shared.journals.as_ref());
                 return Ok(());
             }
             Effect::CloseStorage => {
@@ -221,16 +221,16 @@ impl Device {
         }
         let store = match store {
             Some(store) => store,
-            None => store.insert(self.store(host)?),
+            None => store.insert(self.store(shared)?),
         };
         match effect {
-            Effect::OpenStorage => self.open_storage(host, store),
+            Effect::OpenStorage => self.open_storage(shared, store),
             Effect::Offer => {
                 let offer = self.opened()?.offer();
                 self.offered = Some(offer);
                 self.write(store, XenbusState::InitWait, &offer.before_waiting())
             }
-            Effect::Connect { resume } => self.connect(host, store, resume),
+            Effect::Connect { resume } => self.connect(shared, store, resume),
             Effect::Describe => {
                 let (opened, offer) = (self.opened()?, self.offered());
                 let pairs = offer.before_connected(&opened.description());
@@ -250,8 +250,8 @@ impl Device {
     }
 
     fn offered(&self) -> Offer {
-        let fresh = || self.opened.as_ref().map(Opened::offer);
-        self.offered.or_else(fresh).unwrap_or(Offer {
+        let new_offer = || self.opened.as_ref().map(Opened::offer);
+        self.offered.or_else(new_offer).unwrap_or(Offer {
             bounds: Bounds { queues: 1, ring_order: 0 },
             indirect_segments: 0,
             persistent: false,
@@ -265,7 +265,7 @@ impl Device {
         format!("{}/{key}", self.backend)
     }
 
-    /// Whether the directory is the one that was found: not gone, and not gone and made anew, which only a toolstack's state 1 tells.
+    /// Returns true if the directory is the one that was discovered. One that was removed and created again has a toolstack's state 1.
     fn is_same(&self, transaction: &mut Transaction<'_>, state: &str) -> Result<bool, XenstoreError> {
         if XenbusState::parse(Some(state)) != XenbusState::Initialising {
             return Ok(true);
@@ -273,10 +273,10 @@ impl Device {
         Ok(!self.announced && transaction.read(&self.key(keys::PARAMS))? == self.params)
     }
 
-    /// Writes keys and a state at once. A directory that is gone is not made anew, one that was made anew is left for another look, and
-    /// a toolstack that wants the device to go is not written over.
+    /// Writes keys and a state in one transaction. Does not create a directory that is gone, nor write to one that was created again,
+    /// nor overwrite the state of a toolstack that removes the device.
     fn write(&mut self, store: &mut Xenstore, state: XenbusState, pairs: &[Pair]) -> Result<(), Failure> {
-        let there = store.transaction(|transaction| {
+        let exists = store.transaction(|transaction| {
             let Some(now) = transaction.read(&self.key(keys::STATE))? else { return Ok(false) };
             if !self.is_same(transaction, &now)? {
                 return Ok(false);
@@ -287,37 +287,36 @@ impl Device {
                     None => transaction.remove(&self.key(key))?,
                 }
             }
-            let to_go = XenbusState::parse(Some(&now)) == XenbusState::Closing
+            let removal_requested = XenbusState::parse(Some(&now)) == XenbusState::Closing
                 && !online(|path| transaction.read(path), &self.backend)?;
-            if !to_go || matches!(state, XenbusState::Closing | XenbusState::Closed) {
+            if !removal_requested || matches!(state, XenbusState::Closing | XenbusState::Closed) {
                 transaction.write(&self.key(keys::STATE), &state.to_string())?;
             }
             Ok(true)
         })?;
-        self.announced |= there;
-        if there { Ok(()) } else { Err(Failure::Gone) }
+        self.announced |= exists;
+        if exists { Ok(()) } else { Err(Failure::Gone) }
     }
 
-    /// Removes what was made for a domain that is gone.
+    /// Removes the directories of a device whose domain is gone.
     fn remove(&self, store: &mut Xenstore) -> Result<(), Failure> {
-        let of_domain = self.backend.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let domain_dir = self.backend.rsplit_once('/').map_or("", |(dir, _)| dir);
         store.transaction(|transaction| {
             if !is_abandoned(|path| transaction.read(path), &self.backend, self.name.front)? {
                 return Ok(());
             }
-            for place in [&self.backend, &self.error] {
-                transaction.remove(place)?;
+            for path in [&self.backend, &self.error] {
+                transaction.remove(path)?;
             }
-            if transaction.list(of_domain)?.is_some_and(|left| left.is_empty()) {
-                transaction.remove(of_domain)?;
+            if transaction.list(domain_dir)?.is_some_and(|devices| devices.is_empty()) {
+                transaction.remove(domain_dir)?;
             }
             Ok(())
         })?;
         Ok(())
     }
 
-    /// Says where people look for it why the device does not work.
-    /// (Of a device that is gone meanwhile nobody wants to know.)
+    /// Logs an error and writes it to the device's xenstore `error` node, if the device still exists.
     fn complain(&self, store: Option<&mut Xenstore>, errno: u16, why: &str) {
         tracing::warn!(device = %self.name, "{why}");
         let Some(store) = store else { return };
@@ -330,10 +329,10 @@ impl Device {
         }
     }
 
-    fn open_storage(&mut self, host: &Host, store: &mut Xenstore) -> Result<(), Failure> {
+    fn open_storage(&mut self, shared: &Host, store: &mut Xenstore) -> Result<(), Failure> {
         const READ: [&str; 6] =
             [keys::STATE, keys::PARAMS, keys::MODE, keys::DISCARD_ENABLE, keys::DEVICE_TYPE, keys::REMOVABLE];
-        // All as of one moment: a toolstack may remove them meanwhile.
+        // One consistent snapshot: a toolstack may remove keys meanwhile.
         let read = store.transaction(|transaction| {
             let mut values: [Option<String>; READ.len()] = Default::default();
             for (value, key) in values.iter_mut().zip(READ) {
@@ -341,7 +340,7 @@ impl Device {
             }
             Ok(values)
         });
-        let [state, params, mode, discard, kind, removable] = read?;
+        let [state, params, mode, discard, device_type, removable] = read?;
         if state.is_none() {
             return Err(Failure::Gone);
         }
@@ -350,26 +349,26 @@ impl Device {
             return Err(Failure::Error(2, "params: found nothing, expected what the disk is".to_owned()));
         };
         let params = Params::parse(&params).map_err(|why| Failure::Error(INVALID, why))?;
-        // As in Linux: whoever may not write must say so.
+        // As in Linux: writable unless `mode` is present without `w`.
         let read_only = mode.is_some_and(|mode| !mode.contains('w'));
         let discard = parse_number_or(keys::DISCARD_ENABLE, discard.as_deref(), 1, 1);
         let discard = discard.map_err(|error| Failure::Error(INVALID, error.to_string()))? == 1;
-        let (cdrom, removable) = (kind.as_deref() == Some("cdrom"), removable.as_deref() == Some("1"));
-        let backing = host.opener.open(&params, &self.name, read_only);
+        let (cdrom, removable) = (device_type.as_deref() == Some("cdrom"), removable.as_deref() == Some("1"));
+        let backing = shared.opener.open(&params, &self.name, read_only);
         let backing = backing.map_err(|why| Failure::Error(NO_DEVICE, why))?;
         let geometry = backing.disk.geometry();
-        let figures = self.figures_of(host, &backing);
-        figures.opened(&backing.disk);
+        let stats = self.figures_of(shared, &backing);
+        stats.opened(&backing.disk);
         tracing::info!(
             device = %self.name,
             disk = backing.id,
             %params,
             size = %geometry.size,
             read_only = geometry.read_only || read_only,
-            queues = figures.queue_map.len(),
+            queues = stats.queue_map.len(),
             "serving"
         );
-        self.opened = Some(Opened { backing, figures, read_only, discard, cdrom, removable });
+        self.opened = Some(Opened { backing, figures: stats, read_only, discard, cdrom, removable });
         Ok(())
     }
 
@@ -381,20 +380,20 @@ impl Device {
         }
     }
 
-    /// Takes the rings back. `journals`: from where theirs are removed, because no process is to take them up.
-    fn tear_down(&mut self, host: &Host, journals: Option<&Journals>) {
+    /// Detaches the rings. `journals`: directory from which their journals are removed; `None`: the next process resumes the rings.
+    fn tear_down(&mut self, shared: &Host, journals: Option<&Journals>) {
         let Some(opened) = &self.opened else { return };
-        let journaled = host.journals.is_some() && opened.backing.settings.journal;
-        let rings = opened.figures.tear_down(&host.stop_end, journals.is_none() && journaled);
+        let journaled = shared.journals.is_some() && opened.backing.settings.journal;
+        let rings = opened.figures.tear_down(&shared.stop_end, journals.is_none() && journaled);
         if let Some(journals) = journals {
             journals.remove(&self.name, rings);
         }
     }
 
-    fn connect(&mut self, host: &Host, store: &mut Xenstore, resume: bool) -> Result<(), Failure> {
+    fn connect(&mut self, shared: &Host, store: &mut Xenstore, resume: bool) -> Result<(), Failure> {
         let offer = if resume { self.offer_of_before(store)? } else { self.offered() };
         self.offered = Some(offer);
-        // All keys as of one moment: a frontend may write others while they are read.
+        // One consistent snapshot: a frontend may write keys meanwhile.
         let published = store.transaction(|transaction| {
             let mut read = |key: &str| transaction.read(&format!("{}/{key}", self.frontend));
             match Published::read(&mut read, offer.bounds) {
@@ -416,22 +415,22 @@ impl Device {
             flush: offer.flush,
             write_through: settings.write_through,
             mode: settings.mode,
-            pages_may_be_pinned: host.xen.pages_may_be_pinned(),
+            pages_may_be_pinned: shared.xen.pages_may_be_pinned(),
             pool: settings.pool,
-            budget: Arc::clone(&host.budget),
+            budget: Arc::clone(&shared.budget),
             persistent_max: settings.persistent_max,
             persistent_idle: settings.persistent_idle,
             rings: published.rings.len() as u16,
         });
         let connect = Connect {
-            xen: &*host.xen,
-            engine: &host.engine,
+            xen: &*shared.xen,
+            engine: &shared.engine,
             name: &self.name,
             backing: &opened.backing,
             queue_map: &opened.figures.queue_map,
-            journals: host.journals.as_ref().filter(|_| settings.journal),
+            journals: shared.journals.as_ref().filter(|_| settings.journal),
             resume,
-            on_broken: self.tell_broken(host),
+            on_broken: self.tell_broken(shared),
         };
         let handles = connect.all(&vbd, &published).map_err(|why| Failure::Error(INVALID, why))?;
         tracing::info!(
@@ -447,7 +446,7 @@ impl Device {
         Ok(())
     }
 
-    /// What the process before this one told the frontend, which goes by it.
+    /// Reads the features that the earlier process has offered, which the frontend uses.
     fn offer_of_before(&self, store: &mut Xenstore) -> Result<Offer, Failure> {
         let mut number = |key: &str, most: u64, absent: u64| -> Result<u64, Failure> {
             let value = store.read(&self.key(key))?;
@@ -466,13 +465,13 @@ impl Device {
         })
     }
 
-    /// Called on a worker's thread, which must not wait for xenstore.
-    fn tell_broken(&self, host: &Host) -> TellBroken {
-        let (name, error, xen) = (self.name.clone(), self.error.clone(), Arc::clone(&host.xen));
+    /// Returns the handler for broken rings. It is called on a worker's thread, so it writes to xenstore on a new thread.
+    fn tell_broken(&self, shared: &Host) -> TellBroken {
+        let (name, error, xen) = (self.name.clone(), self.error.clone(), Arc::clone(&shared.xen));
         Arc::new(move |ring, why| {
             tracing::warn!(device = %name, ring, "ring retired: {why}");
             let (error, xen, text) = (error.clone(), Arc::clone(&xen), format!("{INVALID} ring {ring}: {why}"));
-            let told = std::thread::Builder::new().name("vbd-error".to_owned()).spawn(move || {
+            let spawned = std::thread::Builder::new().name("vbd-error".to_owned()).spawn(move || {
                 let written = xen.store().map_err(|error| error.to_string());
                 let written =
                     written.and_then(|mut store| store.write(&error, &text).map_err(|error| error.to_string()));
@@ -480,7 +479,7 @@ impl Device {
                     tracing::warn!("cannot write the error node: {error}");
                 }
             });
-            if let Err(error) = told {
+            if let Err(error) = spawned {
                 tracing::warn!("cannot write the error node: {error}");
             }
         })

@@ -1,4 +1,4 @@
-//! What can be asked of a device from any thread while it is served: what its rings count.
+//! Statistics of a served device, readable from any thread.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -13,32 +13,32 @@ use mqblk_ring::blkif::RingPosition;
 
 use crate::name::DeviceName;
 
-/// The rings that are served now.
+/// The rings that are attached now.
 #[derive(Default)]
 struct Served {
     handles: Vec<QueueHandle<BlkifQueue<UringContext>>>,
     vbd: Option<Arc<Vbd>>,
-    /// What rings of earlier connections counted.
+    /// Counters of the rings of earlier connections.
     before: GrantCounters,
 }
 
-/// One device with an open disk.
+/// Statistics of a device with an open disk, and the handles of its rings.
 pub struct Figures {
     /// The device.
     pub name: DeviceName,
-    /// Names its disk.
+    /// Id of its disk.
     pub id: String,
-    /// The kind of storage.
+    /// Name of the storage backend.
     pub storage: String,
-    /// How its requests are joined.
+    /// How its requests are plugged and merged.
     pub plug: PlugOptions,
-    /// What becomes of its failed requests, and whether it is stopped.
+    /// Error policy, and whether the disk is stopped.
     pub health: Arc<DiskHealth>,
-    /// Rings that it offers, each with its worker.
+    /// The worker of each offered ring.
     pub queue_map: Vec<u16>,
     tally: StatsRegistry,
     served: Mutex<Served>,
-    /// Kept open by the device, not from here.
+    /// The device keeps the disk open.
     disk: Mutex<Option<Weak<AnyDisk>>>,
 }
 
@@ -60,13 +60,13 @@ impl Figures {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What each ring has counted since the disk was opened, by what the workers said. `None` when they were asked while a ring came
-    /// or went: ask them again.
+    /// Returns the statistics of each ring since the disk was opened, from the workers' statistics. `None` if a ring was attached or
+    /// detached while these were read: read them again.
     pub fn report(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.tally.report(workers)
     }
 
-    /// What its rings counted of grants, since the disk was opened. Asks the workers.
+    /// Returns the grant counters since the disk was opened, over all rings. Queries the workers.
     pub fn grants(&self) -> GrantCounters {
         let served = self.lock();
         let mut total = served.before;
@@ -78,12 +78,12 @@ impl Figures {
         total
     }
 
-    /// Rings that are served now.
+    /// Returns the number of attached rings.
     pub fn rings(&self) -> usize {
         self.lock().handles.len()
     }
 
-    /// Rings are served from now on.
+    /// Registers the attached rings of a connection.
     pub(crate) fn connected(&self, vbd: Arc<Vbd>, handles: Vec<QueueHandle<BlkifQueue<UringContext>>>) {
         for (handle, index) in handles.iter().zip(0..) {
             self.tally.attached(index, handle.id());
@@ -92,31 +92,31 @@ impl Figures {
         (served.vbd, served.handles) = (Some(vbd), handles);
     }
 
-    /// Has idle rings let go of what they do not use.
+    /// Lets idle rings release unused pages.
     pub(crate) fn tend(&self) {
         if let Some(vbd) = &self.lock().vbd {
             vbd.tend();
         }
     }
 
-    /// The disk is open.
+    /// Registers the open disk.
     pub(crate) fn opened(&self, disk: &Arc<AnyDisk>) {
         *self.disk.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(disk));
     }
 
-    /// The disk, while it is open.
+    /// Returns the disk, while it is open.
     pub fn disk(&self) -> Option<Arc<AnyDisk>> {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
     }
 
-    /// Rings judge by this size from now on.
+    /// Sets the size against which rings validate requests.
     pub(crate) fn set_size(&self, size: ByteLen) {
         if let Some(vbd) = &self.lock().vbd {
             vbd.set_size(size);
         }
     }
 
-    /// Has the rings' workers see the disk's new size.
+    /// Notifies the rings' workers of the disk's new size.
     pub(crate) fn refresh(&self) {
         for handle in &self.lock().handles {
             if let Err(gone) = handle.refresh_disk(DiskSlot::FIRST) {
@@ -125,62 +125,63 @@ impl Figures {
         }
     }
 
-    /// Takes the rings back, and waits until nothing of them is in flight, once `end` is known until then at most. `resumes`: a process
-    /// after this one does again what is not answered, by the rings' journals; so what is parked at a stopped disk is left to that one.
-    /// How many rings there were.
-    pub(crate) fn tear_down(&self, end: &OnceLock<Instant>, resumes: bool) -> usize {
+    /// Detaches the rings and waits until they have nothing in flight, no longer than until `deadline` once that is set. `resumes`: the
+    /// next process replays requests without a response from the rings' journals, so requests parked at a stopped disk are left to it.
+    /// Returns the number of rings.
+    pub(crate) fn tear_down(&self, deadline: &OnceLock<Instant>, resumes: bool) -> usize {
         let (handles, _vbd) = {
             let mut served = self.lock();
             (std::mem::take(&mut served.handles), served.vbd.take())
         };
-        let leave = |handle: QueueHandle<BlkifQueue<UringContext>>| {
-            let last = handle.visit(|queue, _| queue.grant_counters()).unwrap_or_default();
+        let drain = |handle: QueueHandle<BlkifQueue<UringContext>>| {
+            let counters = handle.visit(|queue, _| queue.grant_counters()).unwrap_or_default();
             let draining = match resumes {
-                true => handle.drain_unanswered(|queue, lane, token, buffer| queue.forget(lane, token, buffer)),
+                true => handle.drain_unanswered(|queue, context, token, buffer| queue.forget(context, token, buffer)),
                 false => handle.drain(),
             };
-            (draining, last)
+            (draining, counters)
         };
-        let leaving: Vec<_> = handles.into_iter().map(leave).collect();
-        let count = leaving.len();
-        for ((draining, last), index) in leaving.into_iter().zip(0..) {
-            match draining.and_then(|draining| self.wait_drained(index, draining, end)) {
-                Ok(Some(left)) => self.left(index, &left),
+        let draining: Vec<_> = handles.into_iter().map(drain).collect();
+        let count = draining.len();
+        for ((draining, counters), index) in draining.into_iter().zip(0..) {
+            match draining.and_then(|draining| self.wait_drained(index, draining, deadline)) {
+                Ok(Some(detached)) => self.left(index, &detached),
                 Ok(None) => {
                     let what = match resumes {
-                        true => "its requests in flight are left to whoever serves the ring next",
+                        true => "its requests in flight are left to the next process",
                         false => "its requests in flight are lost: there is no journal",
                     };
                     tracing::warn!(device = %self.name, ring = index, "storage did not answer in time: {what}");
                 }
                 Err(gone) => tracing::error!(device = %self.name, ring = index, "{gone}"),
             }
-            // Nothing is mapped or kept any more.
-            let ended = GrantCounters { held: 0, buffer_pages: 0, ..last };
+            // Nothing is mapped or buffered any more.
+            let ended = GrantCounters { held: 0, buffer_pages: 0, ..counters };
             self.lock().before.add(&ended);
         }
         count
     }
 
-    /// `None`: requests are in flight at the end of the time, and are not answered by this process any more.
+    /// Waits for a drain. `None`: requests are still in flight at the deadline; the queue is frozen, and this process never completes
+    /// them.
     fn wait_drained(
         &self,
         index: u16,
         mut draining: Draining<RingPosition>,
-        end: &OnceLock<Instant>,
+        deadline: &OnceLock<Instant>,
     ) -> Result<Option<Detached<RingPosition>>, WorkerGone> {
         let waiting = |waited: Duration| {
             tracing::warn!(device = %self.name, ring = index, "waiting for storage since {} s", waited.as_secs());
         };
-        match draining.wait_until(|| end.get().copied(), waiting)? {
-            Some(left) => Ok(Some(left)),
+        match draining.wait_until(|| deadline.get().copied(), waiting)? {
+            Some(detached) => Ok(Some(detached)),
             None => draining.freeze().map(|()| None),
         }
     }
 
-    fn left(&self, index: u16, left: &Detached<RingPosition>) {
-        self.tally.detached(index, &left.report);
-        let c = left.report.counters;
+    fn left(&self, index: u16, detached: &Detached<RingPosition>) {
+        self.tally.detached(index, &detached.report);
+        let c = detached.report.counters;
         tracing::info!(
             device = %self.name,
             ring = index,

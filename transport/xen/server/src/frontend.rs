@@ -1,4 +1,4 @@
-//! What a frontend has published: its rings. Every value is a guest's.
+//! The keys that a frontend publishes. Every value is untrusted.
 
 use mqblk_memory::{DomainId, GrantRef};
 use mqblk_ring::blkif::Abi;
@@ -6,56 +6,56 @@ use mqblk_xen::Port;
 use mqblk_xen::store::XenstoreError;
 use mqblk_xen::vbd::{MalformedValue, keys, parse_flag, parse_number};
 
-/// What a backend has offered, which a frontend may not exceed.
+/// Offered limits of a frontend's rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Most rings.
+    /// Maximum number of rings.
     pub queues: u16,
-    /// Largest ring: pages, as a power of two's exponent.
+    /// Maximum ring page order.
     pub ring_order: u8,
 }
 
-/// One ring as a frontend tells of it.
+/// The keys of one ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingKeys {
-    /// Its pages, in order.
+    /// Grant references of the ring's pages, in order.
     pub refs: Vec<GrantRef>,
-    /// The frontend's port.
+    /// The frontend's event channel port.
     pub port: Port,
 }
 
-/// All that a frontend tells before its rings are served.
+/// The configuration that a frontend publishes before it connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// The layout of its requests.
+    /// Layout of the requests.
     pub abi: Abi,
-    /// It can leave pages granted.
+    /// The frontend supports persistent grants.
     pub persistent: bool,
-    /// Its rings.
+    /// The rings.
     pub rings: Vec<RingKeys>,
 }
 
 /// Why a frontend's rings cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishedError {
-    /// A key is wrong.
+    /// A key has an invalid value.
     #[error(transparent)]
     Key(#[from] MalformedValue),
     /// A key is missing.
     #[error("{key}: found nothing, expected {expected}")]
     Missing {
-        /// Which.
+        /// The key.
         key: String,
-        /// What it should be.
+        /// The expected value.
         expected: &'static str,
     },
-    /// Xenstore could not be asked.
+    /// Xenstore cannot be read.
     #[error(transparent)]
     Store(#[from] XenstoreError),
 }
 
 impl PublishedError {
-    /// The error's number, as Linux's backends put it before the text of an `error` node.
+    /// Returns the errno, which Linux's backends write before the text of an `error` node.
     pub fn errno(&self) -> u16 {
         match self {
             PublishedError::Key(_) => 22,
@@ -65,18 +65,17 @@ impl PublishedError {
     }
 }
 
-/// What a frontend that does not say lays its requests out by. Linux's xen-blkback on x86 takes such ones for 32-bit, whatever the
-/// backend's own layout is.
+/// Layout of a frontend without a `protocol` key. Linux's xen-blkback on x86 assumes 32-bit, whatever the backend's own layout.
 const UNSAID: Abi = if cfg!(any(target_arch = "x86_64", target_arch = "x86")) { Abi::X86_32 } else { Abi::Arm };
 
-/// How a key is read: by its path below the frontend's directory.
+/// Reads a key, by its path below the frontend's directory.
 pub type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, XenstoreError>;
 
 impl Published {
-    /// Reads and judges the keys. As many are read as the bounds allow, whatever the frontend says.
+    /// Reads and validates the keys. `bounds` limits the number of keys read, whatever the frontend publishes.
     ///
     /// # Errors
-    /// At the first key that cannot be used.
+    /// At the first invalid key.
     pub fn read(read: Read<'_>, bounds: Bounds) -> Result<Published, PublishedError> {
         let abi = match read(keys::PROTOCOL)? {
             None => UNSAID,
@@ -85,7 +84,7 @@ impl Published {
                 malformed(keys::PROTOCOL, &name, format!("one of {}", known.join(", ")))
             })?,
         };
-        // A value that is no number means no more than that the frontend does not offer it.
+        // An invalid value means that the frontend does not support it.
         let persistent =
             parse_flag(keys::FEATURE_PERSISTENT, read(keys::FEATURE_PERSISTENT)?.as_deref()).unwrap_or(false);
         let queues = match read(keys::MULTI_QUEUE_NUM_QUEUES)? {
@@ -101,8 +100,8 @@ impl Published {
         let size = RingPages::read(read, bounds)?;
         let mut rings = Vec::new();
         for queue in 0..queues {
-            let folder = if queues == 1 { String::new() } else { format!("{}/", keys::queue(queue)) };
-            rings.push(RingKeys::read(read, &folder, size)?);
+            let prefix = if queues == 1 { String::new() } else { format!("{}/", keys::queue(queue)) };
+            rings.push(RingKeys::read(read, &prefix, size)?);
         }
         Ok(Published { abi, persistent, rings })
     }
@@ -112,31 +111,31 @@ fn malformed(key: &str, found: &str, expected: impl Into<String>) -> MalformedVa
     MalformedValue { key: key.to_owned(), found: found.chars().take(40).collect(), expected: expected.into() }
 }
 
-/// How many pages each ring has, and how the frontend numbers them.
+/// Number of pages of each ring, and how the frontend numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RingPages {
     pages: u32,
-    /// It said so, and therefore counts them from `ring-ref0`, even if there is but one.
+    /// The frontend has published the number, so its keys start at `ring-ref0` even for one page.
     said: bool,
 }
 
 impl RingPages {
     fn read(read: Read<'_>, bounds: Bounds) -> Result<RingPages, PublishedError> {
-        let most = 1_u32 << bounds.ring_order;
+        let max_pages = 1_u32 << bounds.ring_order;
         let order = read(keys::RING_PAGE_ORDER)?;
         let order =
             order.map(|text| parse_number(keys::RING_PAGE_ORDER, &text, bounds.ring_order.into())).transpose()?;
         let by_order = order.map(|order| 1_u32 << order);
-        // The older twin. Who writes both must mean the same.
+        // The older key. If both are present they must agree.
         let by_count = match read(keys::NUM_RING_PAGES)? {
             None => None,
-            Some(text) => match parse_number(keys::NUM_RING_PAGES, &text, most.into()) {
+            Some(text) => match parse_number(keys::NUM_RING_PAGES, &text, max_pages.into()) {
                 Ok(pages) if (pages as u32).is_power_of_two() && by_order.is_none_or(|other| other == pages as u32) => {
                     Some(pages as u32)
                 }
                 _ => {
                     let also = by_order.map_or(String::new(), |pages| format!(", and {pages} as ring-page-order says"));
-                    let expected = format!("a power of two from 1 to {most}{also}");
+                    let expected = format!("a power of two from 1 to {max_pages}{also}");
                     return Err(malformed(keys::NUM_RING_PAGES, &text, expected).into());
                 }
             },
@@ -146,13 +145,13 @@ impl RingPages {
 }
 
 impl RingKeys {
-    fn read(read: Read<'_>, folder: &str, size: RingPages) -> Result<RingKeys, PublishedError> {
+    fn read(read: Read<'_>, prefix: &str, size: RingPages) -> Result<RingKeys, PublishedError> {
         let missing = |key: String, expected| PublishedError::Missing { key, expected };
         let mut refs = Vec::new();
         for page in 0..size.pages {
-            let numbered = format!("{folder}{}", keys::ring_ref(page));
-            let plain = format!("{folder}{}", keys::RING_REF);
-            // One page: `ring-ref` when its number was left unsaid, else `ring-ref0`; both are seen in either case.
+            let numbered = format!("{prefix}{}", keys::ring_ref(page));
+            let plain = format!("{prefix}{}", keys::RING_REF);
+            // One page: `ring-ref` if the number of pages is not published, else `ring-ref0`; the other one is the fallback.
             let names = match (size.pages, size.said) {
                 (1, false) => vec![plain, numbered],
                 (1, true) => vec![numbered, plain],
@@ -167,13 +166,13 @@ impl RingKeys {
             }
             refs.push(found.ok_or_else(|| missing(names[0].clone(), "a grant reference"))?);
         }
-        let key = format!("{folder}{}", keys::EVENT_CHANNEL);
+        let key = format!("{prefix}{}", keys::EVENT_CHANNEL);
         let text = read(&key)?.ok_or_else(|| missing(key.clone(), "an event channel's port"))?;
         Ok(RingKeys { refs, port: Port(parse_number(&key, &text, u32::MAX.into())? as u32) })
     }
 }
 
-/// Tells one connection from another: whoever has the same has the same rings. FNV-1a, 64 bits.
+/// Returns the identity of a ring: it is equal if a connection has the same rings. FNV-1a, 64 bits.
 pub fn identity(front: DomainId, devid: u32, abi: Abi, index: usize, ring: &RingKeys) -> u64 {
     let refs = ring.refs.iter().map(|gref| gref.0);
     let numbers = [front.0.into(), devid, abi.entry_bytes(), index as u32, ring.port.0].into_iter().chain(refs);
@@ -202,17 +201,17 @@ mod tests {
     }
 
     #[test]
-    fn one_ring_has_its_keys_at_the_top() {
+    fn one_ring_has_its_keys_in_the_frontend_directory() {
         let plain = [("ring-ref", "8"), ("event-channel", "15")];
         let found = judge(&plain).unwrap();
         assert_eq!(found, Published { abi: Abi::X86_32, persistent: false, rings: vec![ring(&[8], 15)] });
         for one in [("multi-queue-num-queues", "1"), ("feature-large-sector-size", "1"), ("num-ring-pages", "1")] {
             assert_eq!(judge(&[&plain[..], &[one]].concat()).unwrap().rings, [ring(&[8], 15)], "{one:?}");
         }
-        // Linux: who writes an order counts, even to 0.
+        // Linux: a published order numbers the pages, even order 0.
         let found = judge(&[("ring-page-order", "0"), ("ring-ref0", "9"), ("event-channel", "1")]).unwrap();
         assert_eq!(found.rings, [ring(&[9], 1)]);
-        // In front of both, the one that was said.
+        // With both keys present, the published order decides.
         let both = [("ring-ref0", "9"), ("ring-ref", "8"), ("event-channel", "1")];
         assert_eq!(judge(&both).unwrap().rings, [ring(&[8], 1)]);
         let said = [("ring-page-order", "0"), ("ring-ref0", "9"), ("ring-ref", "8"), ("event-channel", "1")];
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn several_rings_have_folders() {
+    fn several_rings_have_subdirectories() {
         let found = judge(&[
             ("protocol", "x86_64-abi"),
             ("multi-queue-num-queues", "2"),
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_key() {
         let good = [("ring-ref", "8"), ("event-channel", "15")];
         let long = "9".repeat(4000);
         for (pairs, want) in [
@@ -312,7 +311,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest writes: an answer, within bounds, after a bounded number of reads.
+        /// For any values: a result within the limits, after a bounded number of reads.
         #[test]
         fn any_values(values in proptest::collection::btree_map(
             prop_oneof![

@@ -1,4 +1,4 @@
-//! The files of the rings' journals: one for each ring, kept while a process could come that takes the ring up.
+//! Journal files: one per ring, kept while a later process may resume the ring.
 
 use std::fs::File;
 use std::io;
@@ -7,26 +7,26 @@ use std::path::{Path, PathBuf};
 
 use crate::name::DeviceName;
 
-/// Where journals are kept.
+/// A directory of journal files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Journals {
     folder: PathBuf,
 }
 
 impl Journals {
-    /// In `folder`, which is made if it is not there.
+    /// Opens `dir`, which is created if missing.
     ///
     /// # Errors
-    /// When it cannot be made.
-    pub fn in_folder(folder: &Path) -> io::Result<Journals> {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        Ok(Journals { folder: folder.to_owned() })
+    /// When it cannot be created.
+    pub fn in_folder(dir: &Path) -> io::Result<Journals> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        Ok(Journals { folder: dir.to_owned() })
     }
 
-    /// Has the journals of a type alone, as long as the file lives.
+    /// Locks the journals of a device type until the returned file is dropped.
     ///
     /// # Errors
-    /// When another process has them ([`io::ErrorKind::WouldBlock`]), or the host refuses.
+    /// When another process has the lock ([`io::ErrorKind::WouldBlock`]), or a system call fails.
     pub fn lock(&self, type_name: &str) -> io::Result<File> {
         let path = self.folder.join(format!("{type_name}.lock"));
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
@@ -38,14 +38,14 @@ impl Journals {
         self.folder.join(format!("{name}-{ring}"))
     }
 
-    /// The file of a ring, new and empty or as it was left.
+    /// Opens the file of a ring: an existing one, or a new empty one.
     ///
     /// # Errors
-    /// When the host refuses, or there is something else than a file.
+    /// When a system call fails, or the path is not a regular file.
     pub fn open(&self, name: &DeviceName, ring: usize) -> io::Result<File> {
         let path = self.path(name, ring);
         let open = || {
-            // Nothing but a file of our own: no link that leads elsewhere, no pipe to wait at.
+            // Only a regular file: follows no symbolic link, and does not block on a FIFO.
             let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
             let mut options = File::options();
             options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags);
@@ -58,7 +58,7 @@ impl Journals {
         open().map_err(|error: io::Error| io::Error::new(error.kind(), format!("journal {path:?}: {error}")))
     }
 
-    /// Removes the files of rings that are served no more, of however many there were.
+    /// Removes the files of the first `rings` rings of a device.
     pub fn remove(&self, name: &DeviceName, rings: usize) {
         for ring in 0..rings {
             let path = self.path(name, ring);
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn a_file_stays_until_it_is_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let journals = Journals::in_folder(&folder.path().join("a/b")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let journals = Journals::in_folder(&dir.path().join("a/b")).unwrap();
         let name = DeviceName { type_name: "mqblk".into(), front: DomainId(1), devid: 51712 };
         journals.open(&name, 0).unwrap().write_all(b"x").unwrap();
         let mut file = journals.open(&name, 0).unwrap();
@@ -92,15 +92,15 @@ mod tests {
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "x");
-        assert!(folder.path().join("a/b/mqblk-1-51712-0").exists());
+        assert!(dir.path().join("a/b/mqblk-1-51712-0").exists());
         journals.remove(&name, 4);
         assert_eq!(journals.open(&name, 0).unwrap().metadata().unwrap().len(), 0);
     }
 
     #[test]
     fn a_type_is_locked_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let journals = Journals::in_folder(folder.path()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let journals = Journals::in_folder(dir.path()).unwrap();
         let lock = journals.lock("mqblk").unwrap();
         assert_eq!(journals.lock("mqblk").unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert!(journals.lock("qdisk").is_ok());
@@ -109,15 +109,15 @@ mod tests {
     }
 
     #[test]
-    fn other_things_in_its_place_are_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let journals = Journals::in_folder(folder.path()).unwrap();
+    fn only_regular_files_are_accepted() {
+        let dir = tempfile::tempdir().unwrap();
+        let journals = Journals::in_folder(dir.path()).unwrap();
         let name = DeviceName { type_name: "mqblk".into(), front: DomainId(1), devid: 51712 };
-        std::fs::create_dir(folder.path().join("mqblk-1-51712-0")).unwrap();
-        std::os::unix::fs::symlink("/dev/null", folder.path().join("mqblk-1-51712-1")).unwrap();
+        std::fs::create_dir(dir.path().join("mqblk-1-51712-0")).unwrap();
+        std::os::unix::fs::symlink("/dev/null", dir.path().join("mqblk-1-51712-1")).unwrap();
         rustix::fs::mknodat(
             rustix::fs::CWD,
-            folder.path().join("mqblk-1-51712-2"),
+            dir.path().join("mqblk-1-51712-2"),
             rustix::fs::FileType::Fifo,
             rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
             0,

@@ -1,9 +1,9 @@
-//! Xen block back-end: finds devices in xenstore, connects their rings to the engine's workers and disconnects them.
+//! Xen block backend: finds devices in xenstore, connects their rings to the engine's workers and disconnects them.
 //!
-//! `backend` is the thread that watches; `life` decides what is done about a device, `device` does it on a thread of the device's own;
-//! `frontend` judges what a frontend has published, `offer` is what is written for it, `connection` makes rings of it, which
-//! `journals` outlive the process for; `resize` is for a disk that grows; `storage` is where disks come from (`opened` one that is there), `figures` what can be asked of a device; `toolstack` makes
-//! and removes devices.
+//! `backend` is the thread that watches xenstore; `state_machine` decides a device's next transition, which `device` executes on a thread
+//! per device. `frontend` parses a frontend's keys, `offer` formats the backend's; `connection` opens rings, whose journal files are in
+//! `journal_dir`. `storage` is the interface to the program that opens disks, `open_disk` an open one, `resize` changes its size;
+//! `device_stats` provides statistics. `toolstack` creates and removes devices.
 #![forbid(unsafe_code)]
 
 mod backend;

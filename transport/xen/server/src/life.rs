@@ -1,88 +1,88 @@
-//! A device's life: what is done next, by what both ends' states are. Pure: nothing here is done, only decided.
+//! The state machine of a device: decides the next transition from the states of both ends. Pure: it executes nothing.
 //!
-//! Decisions are made by what is in xenstore now, not by what an event said: any number of changes that came meanwhile are one.
-//! Source: Xen's `public/io/blkif.h` and `xenbus.h`; where they leave it open, Linux's xen-blkback.
+//! Decisions depend on the current content of xenstore, not on the content of events, so any number of changes may coalesce.
+//! Source: Xen's `public/io/blkif.h` and `xenbus.h`; where they are silent, Linux's xen-blkback.
 
 use mqblk_xen::vbd::XenbusState;
 
-/// How far a device is, in this process.
+/// Phase of a device in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Its directory is there. Nothing was done about it.
+    /// The device's directory exists; nothing else is done.
     Found,
-    /// Its storage is open, and the frontend may publish its rings.
+    /// The storage is open, and the frontend may publish its rings.
     Waiting,
-    /// Its rings are served.
+    /// The rings are served.
     Connected,
-    /// Its rings are served until the frontend has closed: one of the ends wants to end.
+    /// One of the ends wants to disconnect; the rings are served until the frontend is closed.
     Leaving,
-    /// It has no rings, and waits for the frontend to close.
+    /// There are no rings; waits for the frontend to close.
     Closing,
-    /// It has no rings, and a frontend may start anew.
+    /// There are no rings; a frontend may connect again.
     Closed,
 }
 
 impl Phase {
-    /// All of them.
+    /// All phases.
     #[cfg(test)]
     const ALL: [Phase; 6] =
         [Phase::Found, Phase::Waiting, Phase::Connected, Phase::Leaving, Phase::Closing, Phase::Closed];
 
-    /// Whether its rings are served.
+    /// Returns true if the rings are served.
     pub const fn has_rings(self) -> bool {
         matches!(self, Phase::Connected | Phase::Leaving)
     }
 
-    /// Whether its storage is open.
+    /// Returns true if the storage is open.
     pub const fn has_storage(self) -> bool {
         matches!(self, Phase::Waiting | Phase::Connected | Phase::Leaving)
     }
 }
 
-/// What is in xenstore.
+/// The state of a device in xenstore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seen {
-    /// The backend's state; `None`: there is no such device (any more).
+    /// The backend's state; `None`: the device does not exist.
     pub backend: Option<XenbusState>,
-    /// The frontend's state; [`State::Unknown`] also when it cannot be read.
+    /// The frontend's state; [`XenbusState::Unknown`] also if it cannot be read.
     pub frontend: XenbusState,
-    /// Whether the toolstack wants the device to stay.
+    /// The `online` key: false if the toolstack wants to remove the device.
     pub online: bool,
-    /// The frontend's domain is gone, and nobody else has made the device's directory and would remove it.
+    /// The frontend's domain is gone, and this program has created the device's directory, so must remove it.
     pub abandoned: bool,
 }
 
-/// One thing to do.
+/// One action of a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Take the rings away from their workers, wait until nothing of them is in flight, let pages and ports go.
+    /// Detach the rings from their workers, wait until nothing is in flight, release pages and ports.
     TearDown,
     /// Close the storage.
     CloseStorage,
     /// Open the storage.
     OpenStorage,
-    /// Write what a frontend must know before it publishes rings, and the state 2 with it.
+    /// Write the keys that a frontend needs before it publishes rings, together with state 2.
     Offer,
-    /// Read the frontend's keys, and give its rings to workers. `resume`: a process before this one served them, and its
-    /// journals say what it had not answered.
+    /// Read the frontend's keys, and attach its rings to workers. `resume`: an earlier process served them, and its journals
+    /// hold the requests without a response.
     Connect {
-        /// A process before this one served them.
+        /// An earlier process served the rings.
         resume: bool,
     },
-    /// Write what the disk is, and the state 4 with it.
+    /// Write the keys that describe the disk, together with state 4.
     Describe,
     /// Write a state.
     Announce(XenbusState),
-    /// Remove the device's directory.
+    /// Remove the device's directories.
     Remove,
 }
 
-/// What to do, in order, and where that leads. An effect that fails leads elsewhere: [`FAILED`], or [`GONE`].
+/// The effects of a transition and the phase after it. If an effect fails, [`FAILED`] or [`GONE`] follows instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// To be done one after the other.
+    /// Effects, executed in order.
     pub effects: &'static [Effect],
-    /// The phase then; `None`: the device is forgotten.
+    /// The phase afterwards; `None`: the device is dropped.
     pub then: Option<Phase>,
 }
 
@@ -91,7 +91,7 @@ use Effect::{Announce, CloseStorage, Connect, Describe, Offer, OpenStorage, Remo
 const PREPARE: Step = Step { effects: &[OpenStorage, Offer], then: Some(Phase::Waiting) };
 const CONNECT: Step = Step { effects: &[Connect { resume: false }, Describe], then: Some(Phase::Connected) };
 const RESUME: Step = Step { effects: &[OpenStorage, Connect { resume: true }, Describe], then: Some(Phase::Connected) };
-/// As [`RESUME`], when the toolstack has asked for the end meanwhile: its state 5 stands.
+/// Like [`RESUME`], if the toolstack has requested the disconnect meanwhile: its state 5 stays.
 const RESUME_LEAVING: Step = Step { effects: &[OpenStorage, Connect { resume: true }], then: Some(Phase::Leaving) };
 const LEAVE: Step = Step { effects: &[Announce(XenbusState::Closing)], then: Some(Phase::Leaving) };
 const NOTE_LEAVING: Step = Step { effects: &[], then: Some(Phase::Leaving) };
@@ -103,61 +103,61 @@ const NOTE_CLOSED: Step = Step { effects: &[], then: Some(Phase::Closed) };
 const RESET: Step = Step { effects: &[TearDown, Offer], then: Some(Phase::Waiting) };
 const AGAIN: Step = Step { effects: &[TearDown, CloseStorage], then: Some(Phase::Found) };
 const REMOVE: Step = Step { effects: &[TearDown, CloseStorage, Remove], then: None };
-/// When an effect has found the device's directory gone. Nothing is written, which would make it anew.
+/// After an effect has found the device's directory gone. Writes nothing, which would create the directory again.
 pub const GONE: Step = Step { effects: &[TearDown, CloseStorage], then: None };
-/// When an effect has failed; why is written before this.
+/// After an effect has failed and the reason is written to the error node.
 pub const FAILED: Step = CLOSE;
 
-/// What to do about a device. `None`: nothing, until something changes.
-pub fn next(phase: Phase, seen: Seen) -> Option<Step> {
-    let Some(backend) = seen.backend else { return Some(GONE) };
+/// Returns the next transition of a device. `None`: nothing to do until something changes.
+pub fn next(phase: Phase, observed: Seen) -> Option<Step> {
+    let Some(backend) = observed.backend else { return Some(GONE) };
     if backend == XenbusState::Initialising && phase != Phase::Found {
-        // Nobody but a toolstack writes that: it has made the device anew.
+        // Only a toolstack writes this state: it has created the device again.
         return Some(AGAIN);
     }
-    if seen.abandoned && !phase.has_storage() {
+    if observed.abandoned && !phase.has_storage() {
         return Some(REMOVE);
     }
     match phase {
-        Phase::Found => found(backend, seen),
-        Phase::Waiting => waiting(backend, seen),
-        Phase::Connected | Phase::Leaving => served(phase, backend, seen),
-        Phase::Closing => match seen.frontend {
+        Phase::Found => found(backend, observed),
+        Phase::Waiting => waiting(backend, observed),
+        Phase::Connected | Phase::Leaving => served(phase, backend, observed),
+        Phase::Closing => match observed.frontend {
             XenbusState::Closed | XenbusState::Unknown => Some(CLOSED),
-            _ if !seen.online => Some(CLOSED),
+            _ if !observed.online => Some(CLOSED),
             _ => None,
         },
-        Phase::Closed => match seen.frontend {
-            // A toolstack that wants a device to go writes 5 over whatever was there, and waits for 6.
+        Phase::Closed => match observed.frontend {
+            // A toolstack that removes a device writes 5 over any state, and waits for 6.
             _ if backend == XenbusState::Closing => Some(CLOSED),
-            // A frontend may go on to 3 before we have looked.
-            XenbusState::Initialising | XenbusState::Initialised if seen.online => Some(PREPARE),
+            // A frontend may reach 3 before this state is observed.
+            XenbusState::Initialising | XenbusState::Initialised if observed.online => Some(PREPARE),
             _ => None,
         },
     }
 }
 
-/// What a process finds that has just started, or that a toolstack has just made.
-fn found(backend: XenbusState, seen: Seen) -> Option<Step> {
+/// Returns the transition of a device that is new to this process: just created, or left by an earlier process.
+fn found(backend: XenbusState, observed: Seen) -> Option<Step> {
     use XenbusState::{Closed, Closing, Connected, Initialised, Initialising, Unknown};
-    match (backend, seen.frontend) {
-        // Its other half is yet to be made.
+    match (backend, observed.frontend) {
+        // The frontend's directory does not exist yet.
         (Initialising | Unknown, Unknown) => None,
         (Connected, Initialised | Connected | Closing) => Some(RESUME),
         (Closing, Initialised | Connected | Closing) => Some(RESUME_LEAVING),
-        (Closed, Initialising | Initialised) if seen.online => Some(PREPARE),
+        (Closed, Initialising | Initialised) if observed.online => Some(PREPARE),
         (Closed, _) => Some(NOTE_CLOSED),
         (_, Closed | Unknown) => Some(CLOSED),
-        _ if !seen.online => Some(CLOSED),
+        _ if !observed.online => Some(CLOSED),
         (Closing, _) | (_, Closing) => Some(CLOSE),
         _ => Some(PREPARE),
     }
 }
 
-fn waiting(backend: XenbusState, seen: Seen) -> Option<Step> {
-    match seen.frontend {
+fn waiting(backend: XenbusState, observed: Seen) -> Option<Step> {
+    match observed.frontend {
         XenbusState::Closed | XenbusState::Unknown => Some(CLOSED),
-        _ if backend == XenbusState::Closing && !seen.online => Some(CLOSED),
+        _ if backend == XenbusState::Closing && !observed.online => Some(CLOSED),
         _ if backend == XenbusState::Closing => Some(CLOSE),
         XenbusState::Initialised | XenbusState::Connected => Some(CONNECT),
         XenbusState::Closing => Some(CLOSE),
@@ -165,14 +165,14 @@ fn waiting(backend: XenbusState, seen: Seen) -> Option<Step> {
     }
 }
 
-fn served(phase: Phase, backend: XenbusState, seen: Seen) -> Option<Step> {
-    let asked_to_go = backend == XenbusState::Closing && phase == Phase::Connected || !seen.online;
-    match seen.frontend {
+fn served(phase: Phase, backend: XenbusState, observed: Seen) -> Option<Step> {
+    let removal_requested = backend == XenbusState::Closing && phase == Phase::Connected || !observed.online;
+    match observed.frontend {
         XenbusState::Closed | XenbusState::Unknown => Some(CLOSED),
-        // Its driver has started anew without closing: whatever rings it had, it has given up.
-        XenbusState::Initialising if asked_to_go => Some(CLOSED),
+        // The driver has restarted without closing: it has abandoned its rings.
+        XenbusState::Initialising if removal_requested => Some(CLOSED),
         XenbusState::Initialising => Some(RESET),
-        // Its disk may still be in use: it is served until the frontend says that it is not.
+        // The disk may still be in use: it is served until the frontend closes.
         _ if phase == Phase::Leaving => None,
         XenbusState::Closing => Some(LEAVE),
         _ if backend == XenbusState::Closing => Some(NOTE_LEAVING),

@@ -1,4 +1,4 @@
-//! What xenstore says of a device.
+//! Reads the state of a device from xenstore.
 
 use mqblk_memory::DomainId;
 use mqblk_xen::store::{Xenstore, XenstoreError};
@@ -8,7 +8,7 @@ use crate::life::Seen;
 use crate::resize::RESIZE;
 use crate::toolstack::{MADE_BY, US, read_of_guest};
 
-/// Whether the toolstack wants a device to stay.
+/// Reads the `online` key: false if the toolstack wants to remove the device.
 pub(crate) fn online(
     mut read: impl FnMut(&str) -> Result<Option<String>, XenstoreError>,
     backend: &str,
@@ -17,7 +17,7 @@ pub(crate) fn online(
     Ok(value.is_none_or(|value| value.trim() != "0"))
 }
 
-/// Whether a device's directory, of our own making, has outlived the domain that it was made for.
+/// Returns true if this program has created the device's directory and the frontend's domain is gone.
 pub(crate) fn is_abandoned(
     mut read: impl FnMut(&str) -> Result<Option<String>, XenstoreError>,
     backend: &str,
@@ -27,14 +27,14 @@ pub(crate) fn is_abandoned(
         return Ok(false);
     }
     match read(&vbd::domain_path(front)) {
-        Ok(there) => Ok(there.is_none()),
+        Ok(name) => Ok(name.is_none()),
         Err(error) if error.is_lost() => Err(error),
-        // A driver domain may not look there.
+        // A driver domain may not read this directory.
         Err(_) => Ok(false),
     }
 }
 
-/// What is in xenstore of a device.
+/// Reads the state of a device and its pending resize request.
 pub(crate) fn look(
     store: &mut Xenstore,
     backend: &str,

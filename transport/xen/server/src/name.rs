@@ -1,23 +1,23 @@
-//! What a device is called.
+//! Names of devices.
 
 use std::fmt;
 
 use mqblk_memory::DomainId;
 use mqblk_xen::vbd;
 
-/// A device: where it is in xenstore. As text `TYPE-DOMAIN-NUMBER`, as Linux calls it under `/sys/bus/xen-backend`.
+/// Identifies a device in xenstore. Displayed as `TYPE-DOMAIN-NUMBER`, as under Linux's `/sys/bus/xen-backend`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceName {
-    /// The type of its backend.
+    /// Type of the backend.
     pub type_name: String,
-    /// The domain that has its frontend.
+    /// Domain of the frontend.
     pub front: DomainId,
-    /// Its number.
+    /// Device number.
     pub devid: u32,
 }
 
 impl DeviceName {
-    /// What the guest calls it, as far as that is known.
+    /// Returns the guest's device name, or the number if it has no name.
     pub fn vdev(&self) -> String {
         vbd::vdev_name(self.devid).unwrap_or_else(|| self.devid.to_string())
     }

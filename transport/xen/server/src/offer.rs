@@ -1,32 +1,32 @@
-//! What a backend writes of itself, before it waits for rings and before it is connected.
+//! The keys that a backend writes before states 2 (InitWait) and 4 (Connected).
 
 use mqblk_core::{Geometry, Limits};
 use mqblk_xen::vbd::keys;
 
 use crate::frontend::Bounds;
 
-/// A key and its value; `None`: the key is not to be there.
+/// A key and its value; `None`: the key is removed.
 pub type Pair = (&'static str, Option<String>);
 
-/// What a frontend may use of a disk.
+/// Features offered to a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Rings.
+    /// Limits of the rings.
     pub bounds: Bounds,
-    /// Most segments of an indirect request; 0: there are none.
+    /// Maximum of segments of an indirect request; 0: not offered.
     pub indirect_segments: u16,
     /// Persistent grants.
     pub persistent: bool,
-    /// The disk has a cache that a flush empties.
+    /// Flush: the disk has a volatile write cache.
     pub flush: bool,
-    /// Writes that everything is ordered by.
+    /// Write barriers.
     pub barrier: bool,
     /// Discard.
     pub discard: bool,
 }
 
 impl Offer {
-    /// The keys before state 2.
+    /// Returns the keys to write with state 2.
     pub fn before_waiting(&self) -> Vec<Pair> {
         let Bounds { queues, ring_order } = self.bounds;
         let segments = (self.indirect_segments > 0).then(|| self.indirect_segments.to_string());
@@ -38,7 +38,7 @@ impl Offer {
         ]
     }
 
-    /// The keys before state 4.
+    /// Returns the keys to write with state 4.
     pub fn before_connected(&self, disk: &Description) -> Vec<Pair> {
         let Description { geometry, limits, .. } = disk;
         let granularity = limits.discard.filter(|_| self.discard).map(|discard| discard.granularity.0);
@@ -50,7 +50,7 @@ impl Offer {
             (keys::FEATURE_DISCARD, flag(granularity.is_some())),
             (keys::DISCARD_GRANULARITY, granularity.map(|bytes| bytes.to_string())),
             (keys::DISCARD_ALIGNMENT, granularity.map(|_| 0.to_string())),
-            // No storage of ours promises that discarded data is gone for good.
+            // No storage backend guarantees that discarded data is unrecoverable.
             (keys::DISCARD_SECURE, granularity.map(|_| 0.to_string())),
             (keys::SECTOR_SIZE, Some(geometry.logical_block.bytes().to_string())),
             (keys::PHYSICAL_SECTOR_SIZE, Some(geometry.physical_block.bytes().to_string())),
@@ -61,16 +61,16 @@ impl Offer {
     }
 }
 
-/// What a disk is.
+/// Description of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// What it looks like.
+    /// Size and block sizes.
     pub geometry: Geometry,
-    /// What it can do.
+    /// Capabilities and limits.
     pub limits: Limits,
-    /// The guest shall take it for a CD-ROM.
+    /// The disk is presented as a CD-ROM.
     pub cdrom: bool,
-    /// Its medium may change.
+    /// The medium is removable.
     pub removable: bool,
 }
 
@@ -84,7 +84,7 @@ impl Description {
         bits.into_iter().filter(|(set, _)| *set).fold(0, |info, (_, bit)| info | bit)
     }
 
-    /// How large it is, in units of 512 bytes whatever its blocks are. A part of a block at its end is nobody's.
+    /// Returns the `sectors` key: the size in units of 512 bytes, whatever the block size, rounded down.
     pub fn sectors(&self) -> Pair {
         (keys::SECTORS, Some(self.geometry.size.sectors().0.to_string()))
     }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_are_offered_first() {
+    fn ring_limits_are_written_with_state_2() {
         let pairs = OFFER.before_waiting();
         for (key, want) in [
             ("multi-queue-max-queues", Some("4")),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_is_described_then() {
+    fn the_disk_is_described_with_state_4() {
         let pairs = OFFER.before_connected(&disk());
         for (key, want) in [
             ("feature-flush-cache", Some("1")),

@@ -1,4 +1,4 @@
-//! An open disk, and what is told of it.
+//! An open disk, and the features that are offered of it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::figures::Figures;
 use crate::offer::{Description, Offer};
 use crate::storage::Backing;
 
-/// An open disk, and what was told of it.
+/// An open disk, with the settings of its device directory.
 pub(crate) struct Opened {
     pub(crate) backing: Backing,
     pub(crate) figures: Arc<Figures>,
@@ -25,7 +25,7 @@ impl Opened {
         Description { geometry, limits, cdrom: self.cdrom, removable: self.removable }
     }
 
-    /// What is offered of it, unless an earlier process has offered something else to a frontend that is connected.
+    /// Returns the features to offer. A frontend that an earlier process has connected keeps that process's offer.
     pub(crate) fn offer(&self) -> Offer {
         let settings = &self.backing.settings;
         let Limits { volatile_cache, .. } = self.backing.disk.limits();

@@ -1,46 +1,46 @@
-//! How often a device is looked at: what one guest does costs a bounded part of the thread that watches for all.
+//! Limits how often a device is checked, so that one guest's changes cost the watcher thread a bounded amount of time.
 
 use std::time::{Duration, Instant};
 
-/// A bucket of tokens: one is spent for each look, and they come back with time.
+/// A token bucket: each check takes a token; tokens are refilled over time.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     tokens: f64,
     filled: Instant,
 }
 
-/// How many tokens a bucket holds, and how fast they come back.
+/// Capacity and refill rate of a [`TokenBucket`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// Most looks at once.
+    /// Maximum of checks in a burst.
     pub burst: u32,
-    /// Looks a second in the long run, at least 1.
+    /// Sustained checks per second, at least 1.
     pub a_second: u32,
 }
 
 impl Default for Pace {
-    /// A device that starts and ends takes some ten looks; a guest that does nothing else gets 100 a second.
+    /// A device that starts and ends needs about ten checks; a flooding guest gets 100 a second.
     fn default() -> Pace {
         Pace { burst: 200, a_second: 100 }
     }
 }
 
 impl Bucket {
-    /// A full one.
+    /// Creates a full bucket.
     pub fn new(pace: Pace, now: Instant) -> Bucket {
         Bucket { tokens: pace.burst.into(), filled: now }
     }
 
     fn fill(&mut self, pace: Pace, now: Instant) {
-        let passed = now.saturating_duration_since(self.filled).as_secs_f64();
-        self.tokens = (self.tokens + passed * f64::from(pace.a_second)).min(pace.burst.into());
+        let elapsed = now.saturating_duration_since(self.filled).as_secs_f64();
+        self.tokens = (self.tokens + elapsed * f64::from(pace.a_second)).min(pace.burst.into());
         self.filled = now;
     }
 
-    /// Spends a token, if there is one.
+    /// Takes a token.
     ///
     /// # Errors
-    /// How long until there is one.
+    /// Returns the time until a token is available.
     pub fn spend(&mut self, pace: Pace, now: Instant) -> Result<(), Duration> {
         self.fill(pace, now);
         if self.tokens >= 1.0 {
@@ -57,20 +57,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_gets_no_more_than_its_part() {
+    fn a_flood_is_limited_to_the_rate() {
         let pace = Pace { burst: 10, a_second: 50 };
         let start = Instant::now();
         let mut bucket = Bucket::new(pace, start);
-        let mut spent = 0;
-        // Ten seconds, a try each millisecond.
+        let mut taken = 0;
+        // Ten seconds, one attempt per millisecond.
         for ms in 0..10_000 {
-            spent += u32::from(bucket.spend(pace, start + Duration::from_millis(ms)).is_ok());
+            taken += u32::from(bucket.spend(pace, start + Duration::from_millis(ms)).is_ok());
         }
-        assert!((500..=511).contains(&spent), "{spent}");
+        assert!((500..=511).contains(&taken), "{taken}");
     }
 
     #[test]
-    fn who_waits_as_told_gets_a_token() {
+    fn a_token_is_available_after_the_returned_time() {
         let pace = Pace { burst: 1, a_second: 50 };
         let mut now = Instant::now();
         let mut bucket = Bucket::new(pace, now);
@@ -83,7 +83,7 @@ mod tests {
                 }
             }
         }
-        // A clock that stands still or goes back makes none.
+        // A clock that stops or goes backwards adds none.
         assert!(bucket.spend(pace, now).is_err());
         assert!(bucket.spend(pace, now - Duration::from_secs(5)).is_err());
     }

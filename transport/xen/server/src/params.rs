@@ -1,4 +1,4 @@
-//! What a device's `params` key names.
+//! The `params` key of a device.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,36 +6,36 @@ use std::path::PathBuf;
 use mqblk_core::ByteLen;
 use mqblk_core::settings::parse_size;
 
-/// What is behind a disk.
+/// Storage of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Params {
     /// A file or a block device.
     File(PathBuf),
-    /// Null storage of this size.
+    /// Null storage of a given size.
     Null(ByteLen),
-    /// A disk of the program's configuration, by its id.
+    /// A disk of the program's configuration, by id.
     Disk(String),
 }
 
 impl Params {
-    /// Reads `file:PATH`, `null:SIZE` or `mqblk:ID`.
+    /// Parses `file:PATH`, `null:SIZE` or `mqblk:ID`.
     ///
     /// # Errors
-    /// When it is something else: what was found, and what was expected.
+    /// For any other text: what was found and what is expected.
     pub fn parse(text: &str) -> Result<Params, String> {
-        let wrong = |expected: &str| {
+        let error = |expected: &str| {
             let found: String = text.chars().take(100).collect();
             Err(format!("params: found {found:?}, expected {expected}"))
         };
         match text.split_once(':') {
             Some(("file", path)) if path.starts_with('/') && !path.contains('\0') => Ok(Params::File(path.into())),
-            Some(("file", _)) => wrong("file: with a path that starts with /"),
+            Some(("file", _)) => error("file: with a path that starts with /"),
             Some(("null", size)) => match parse_size(size) {
                 Some(size) if size > ByteLen::ZERO => Ok(Params::Null(size)),
-                _ => wrong("null: with a size such as 10G"),
+                _ => error("null: with a size such as 10G"),
             },
             Some(("mqblk", id)) if !id.is_empty() => Ok(Params::Disk(id.to_owned())),
-            _ => wrong("file:PATH, null:SIZE or mqblk:DISK-ID"),
+            _ => error("file:PATH, null:SIZE or mqblk:DISK-ID"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The devices whose disks are open.
+//! Registry of the devices with open disks.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::figures::Figures;
 use crate::storage::VbdSettings;
 
-/// The devices whose disks are open, for whoever asks; and the worker whose turn it is to get a ring.
+/// The devices with open disks, and the round-robin assignment of rings to workers.
 #[derive(Default)]
 pub(crate) struct Registry {
     devices: Mutex<Vec<Arc<Figures>>>,
@@ -18,22 +18,22 @@ impl Registry {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn add(&self, figures: &Arc<Figures>) {
-        self.lock().push(Arc::clone(figures));
+    pub(crate) fn add(&self, stats: &Arc<Figures>) {
+        self.lock().push(Arc::clone(stats));
     }
 
-    pub(crate) fn remove(&self, figures: &Arc<Figures>) {
-        self.lock().retain(|other| !Arc::ptr_eq(other, figures));
+    pub(crate) fn remove(&self, stats: &Arc<Figures>) {
+        self.lock().retain(|other| !Arc::ptr_eq(other, stats));
     }
 
-    /// All of them, by name.
+    /// Returns all devices, sorted by name.
     pub(crate) fn list(&self) -> Vec<Arc<Figures>> {
         let mut list = self.lock().clone();
         list.sort_by(|one, other| one.name.cmp(&other.name));
         list
     }
 
-    /// The worker of each ring that a disk may get.
+    /// Returns the worker of each ring that a disk may have.
     pub(crate) fn queue_map(&self, settings: &VbdSettings, workers: usize) -> Vec<u16> {
         let rings = usize::from(settings.bounds.queues);
         let mut map: Vec<u16> = settings.queue_map.iter().take(rings).map(|worker| *worker as u16).collect();

@@ -1,4 +1,4 @@
-//! A disk that gets another size while it is served. A toolstack asks for it by a key, because no key of the protocol does.
+//! Resize of a served disk. A toolstack requests it through a private key; the protocol has none.
 
 use mqblk_core::settings::parse_size;
 use mqblk_core::{ByteLen, Resize, SizeUsers};
@@ -9,22 +9,22 @@ use crate::device::{Device, Failure, INVALID};
 use crate::figures::Figures;
 use crate::life::Phase;
 
-/// A key in the backend's directory that asks for another size: `10G`, or `now` for what the storage has; with `,shrink` after
-/// it the size may be a smaller one. Removed when it is done.
+/// Key in the backend's directory that requests a resize: a size such as `10G`, or `now` for the size of the storage. The suffix
+/// `,shrink` permits a smaller size. Removed when the resize is done.
 pub const RESIZE: &str = "resize";
-/// Why that could not be done.
+/// Key with the error of a failed resize.
 pub const RESIZE_ERROR: &str = "resize-error";
 
 impl Device {
-    /// Does what the key asks for, and takes it away.
+    /// Executes the resize that the key requests, and removes the key.
     pub(crate) fn resize(&mut self, store: &mut Xenstore, phase: Phase, size: &str) -> Result<(), Failure> {
         let resized = self.resized(size);
         let pairs = match &resized {
             Ok(_) => vec![self.opened()?.description().sectors(), (RESIZE_ERROR, None), (RESIZE, None)],
             Err(why) => vec![(RESIZE_ERROR, Some(why.clone())), (RESIZE, None)],
         };
-        // A connected frontend reads the size anew when it sees state 4 written again.
-        let there = store.transaction(|transaction| {
+        // A connected frontend reads the size again when state 4 is written again.
+        let written = store.transaction(|transaction| {
             let Some(state) = transaction.read(&self.key(keys::STATE))? else { return Ok(()) };
             for (key, value) in &pairs {
                 match value {
@@ -40,7 +40,7 @@ impl Device {
             }
             Ok(())
         });
-        there?;
+        written?;
         match resized {
             Ok(size) => tracing::info!(device = %self.name, %size, "resized"),
             Err(why) => return Err(Failure::Error(INVALID, why)),
@@ -50,15 +50,15 @@ impl Device {
 
     fn resized(&self, text: &str) -> Result<ByteLen, String> {
         let Some(opened) = &self.opened else { return Err("its disk is not open".to_owned()) };
-        let Some(asked) = parse(text) else {
+        let Some(request) = parse(text) else {
             return Err(format!("{RESIZE}: found {text:?}, expected a size such as 10G, or now"));
         };
-        let done = asked.carry_out(opened.backing.disk.as_ref(), &mut Users(&opened.figures));
+        let done = request.carry_out(opened.backing.disk.as_ref(), &mut Users(&opened.figures));
         Ok(done.map_err(|error| error.to_string())?.size)
     }
 }
 
-/// What the rings go by.
+/// The rings whose size a resize changes.
 struct Users<'a>(&'a Figures);
 
 impl SizeUsers for Users<'_> {
@@ -71,7 +71,7 @@ impl SizeUsers for Users<'_> {
     }
 }
 
-/// What the key says.
+/// Parses the value of the key.
 fn parse(text: &str) -> Option<Resize> {
     let (size, shrink) = match text.strip_suffix(",shrink") {
         Some(size) => (size, true),
@@ -84,10 +84,10 @@ fn parse(text: &str) -> Option<Resize> {
     Some(Resize { size, shrink })
 }
 
-/// How the key says it.
-pub fn wanted(asked: Resize) -> String {
-    let size = asked.size.map_or("now".to_owned(), |size| size.0.to_string());
-    format!("{size}{}", if asked.shrink { ",shrink" } else { "" })
+/// Formats a request as the value of the key.
+pub fn wanted(request: Resize) -> String {
+    let size = request.size.map_or("now".to_owned(), |size| size.0.to_string());
+    format!("{size}{}", if request.shrink { ",shrink" } else { "" })
 }
 
 #[cfg(test)]
@@ -95,11 +95,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn formatted_requests_are_parsed() {
         for size in [None, Some(ByteLen(0)), Some(ByteLen(1 << 40))] {
             for shrink in [false, true] {
-                let asked = Resize { size, shrink };
-                assert_eq!(parse(&wanted(asked)), Some(asked));
+                let request = Resize { size, shrink };
+                assert_eq!(parse(&wanted(request)), Some(request));
             }
         }
         assert_eq!(parse("10G"), Some(Resize { size: Some(ByteLen(10 << 30)), shrink: false }));

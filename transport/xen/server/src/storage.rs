@@ -1,4 +1,4 @@
-//! Where disks come from: the program's side.
+//! Interface to the program that opens disks.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,59 +11,59 @@ use crate::frontend::Bounds;
 use crate::name::DeviceName;
 use crate::params::Params;
 
-/// How a disk is served to a frontend.
+/// Settings of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VbdSettings {
-    /// Most rings and their largest size.
+    /// Limits of the number and size of rings.
     pub bounds: Bounds,
-    /// Most segments of an indirect request; 0: such requests are not offered.
+    /// Maximum of segments of an indirect request; 0: indirect requests are not offered.
     pub indirect_segments: u16,
-    /// How the frontend's pages are reached.
+    /// Grant mode.
     pub mode: GrantMode,
-    /// Whose mapped pages and buffer pages are.
+    /// Which rings share a pool of mapped pages and buffer pages.
     pub pool: PoolOwner,
-    /// Most pages that a ring keeps mapped.
+    /// Maximum of persistent grants of a ring.
     pub persistent_max: u32,
-    /// A page that was not used for so long is let go; zero: never.
+    /// A persistent grant that is unused for this time is unmapped; zero: never.
     pub persistent_idle: Duration,
-    /// Unanswered requests are noted, where the backend keeps journals.
+    /// Requests are recorded in a journal, if the backend has a journal directory.
     pub journal: bool,
-    /// Every write is durable before it is answered.
+    /// Every write is durable before its response.
     pub write_through: bool,
-    /// The worker of each ring; rings past its end are spread round-robin.
+    /// The worker of each ring; rings past its end are assigned round-robin.
     pub queue_map: Vec<usize>,
-    /// How long rings are polled.
+    /// Poll policy of the rings.
     pub poll: PollPolicy,
-    /// How notifications are put off.
+    /// Coalescing of notifications.
     pub coalesce: Coalesce,
 }
 
-/// An open disk, to be served.
+/// An open disk and how it is served.
 pub struct Backing {
-    /// Names the disk in figures.
+    /// Id of the disk in statistics.
     pub id: String,
-    /// The kind of storage.
+    /// Name of the storage backend.
     pub storage: String,
     /// The disk.
     pub disk: Arc<AnyDisk>,
-    /// How its requests are joined.
+    /// How its requests are plugged and merged.
     pub plug: PlugOptions,
-    /// What becomes of its failed requests, and whether it is stopped.
+    /// Error policy, and whether the disk is stopped.
     pub health: Arc<DiskHealth>,
-    /// How it is served.
+    /// Settings of the device.
     pub settings: VbdSettings,
-    /// Dropped when the disk is served no more.
+    /// Dropped when the disk is no longer served.
     pub keep: Box<dyn Any + Send>,
 }
 
 /// Opens disks.
 pub trait Opener: Send + Sync {
-    /// Whether this is for us: a device of another program, of the same type, is left alone.
+    /// Returns true if this program serves the device; another program may serve devices of the same type.
     fn serves(&self, params: &Params) -> bool;
 
-    /// Opens the disk that a device names. On a thread of that device's own: it may take its time.
+    /// Opens the disk of a device. Called on a thread of that device, so it may block.
     ///
     /// # Errors
-    /// What is wrong, for people: the disk is not there, or somebody has it.
+    /// The reason, for users: the disk does not exist or is in use.
     fn open(&self, params: &Params, name: &DeviceName, read_only: bool) -> Result<Backing, String>;
 }

@@ -1,4 +1,4 @@
-//! A toolstack's work: makes devices and removes them, by xenstore alone. Whoever serves them need not be asked.
+//! Toolstack functions: create and remove devices through xenstore alone, without the process that serves them.
 
 mod listed;
 
@@ -15,52 +15,52 @@ pub use listed::{Listed, list};
 use crate::name::DeviceName;
 use crate::resize::{RESIZE, RESIZE_ERROR, wanted};
 
-/// The key in a backend's directory that says who made it, and so removes it when the frontend's domain is gone.
+/// Key in a backend's directory: the program that has created it, and removes it when the frontend's domain is gone.
 pub(crate) const MADE_BY: &str = "made-by";
-/// Its value where it was us.
+/// Value of [`MADE_BY_KEY`] for this program.
 pub(crate) const US: &str = "mqblk";
 
-/// Why a toolstack could not do something.
+/// Error of a toolstack function.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
-    /// Xenstore refuses.
+    /// Xenstore has refused.
     #[error(transparent)]
     Store(#[from] XenstoreError),
-    /// There is no way to xenstore.
+    /// Xenstore cannot be reached.
     #[error(transparent)]
     Xen(#[from] XenError),
-    /// The domain is not there.
+    /// The domain does not exist.
     #[error("domid: found {0}, expected a domain that is there")]
     NoDomain(u16),
-    /// The device's number is taken.
+    /// The device's number is in use.
     #[error("vdev: found {vdev}, which domain {front} has already ({what}), expected one that is free")]
     Taken {
-        /// As the guest calls it.
+        /// The guest's device name.
         vdev: String,
         /// The domain.
         front: u16,
-        /// What it is.
+        /// What uses it.
         what: String,
     },
-    /// There is no such device.
+    /// The device does not exist.
     #[error("vdev: found {vdev}, which domain {front} does not have with a backend of type {type_name}")]
     NoDevice {
-        /// As the guest calls it.
+        /// The guest's device name.
         vdev: String,
         /// The domain.
         front: u16,
-        /// The type.
+        /// The backend type.
         type_name: String,
     },
-    /// The backend refuses.
+    /// The backend has reported an error.
     #[error("{name}: the backend says: {why}")]
     Refused {
         /// The device.
         name: DeviceName,
-        /// Why.
+        /// The error.
         why: String,
     },
-    /// It takes too long.
+    /// The timeout has expired.
     #[error(
         "{name}: found backend state {backend} and frontend state {frontend} after {waited:?}, expected {expected}{hint}"
     )]
@@ -71,38 +71,38 @@ pub enum ToolError {
         backend: XenbusState,
         /// State of the frontend.
         frontend: XenbusState,
-        /// How long was waited.
+        /// The timeout.
         waited: Duration,
-        /// What was waited for.
+        /// The expected state.
         expected: &'static str,
-        /// What may be the matter.
+        /// A possible cause.
         hint: &'static str,
     },
 }
 
-/// A device to be made.
+/// A device to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewDevice {
-    /// Which.
+    /// The device.
     pub name: DeviceName,
-    /// What is behind it: the `params` key.
+    /// Its storage: the `params` key.
     pub params: String,
-    /// The guest may not write.
+    /// The disk is read-only.
     pub read_only: bool,
 }
 
-/// Where a device is in xenstore.
+/// Paths of a device in xenstore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     /// The backend's directory.
     pub backend: String,
-    /// The frontend's.
+    /// The frontend's directory.
     pub frontend: String,
     error: String,
 }
 
 impl Places {
-    /// Of a device whose backend domain `own` has.
+    /// Returns the paths of a device whose backend is in domain `own`.
     pub fn of(own: DomainId, name: &DeviceName) -> Places {
         Places {
             backend: vbd::backend_path(own, &name.type_name, name.front, name.devid),
@@ -112,19 +112,19 @@ impl Places {
     }
 }
 
-/// What became of a device that was to be made.
+/// Result of [`attach`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Made {
-    /// It was made.
+    /// The device was created.
     New,
-    /// It was there, with the same `params`.
+    /// The device existed, with the same `params`.
     Already,
 }
 
-/// Makes a device: both directories in one transaction, as each end expects to find the other.
+/// Creates a device: both directories in one transaction, because each end expects the other's.
 ///
 /// # Errors
-/// When the domain is not there, it has such a device that is something else, or xenstore refuses.
+/// When the domain does not exist, has another device of this number, or xenstore refuses.
 pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result<Made, ToolError> {
     let NewDevice { name, params, read_only } = device;
     let Places { backend, frontend, error } = Places::of(own, name);
@@ -138,9 +138,9 @@ pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result
             return Ok(Found::NoDomain);
         }
         if transaction.read(&format!("{backend}/{}", keys::STATE))?.is_some() {
-            let there = transaction.read(&format!("{backend}/{}", keys::PARAMS))?.unwrap_or_default();
-            let same = there == *params;
-            return Ok(if same { Found::Made(Made::Already) } else { Found::Taken(format!("params {there}")) });
+            let existing = transaction.read(&format!("{backend}/{}", keys::PARAMS))?.unwrap_or_default();
+            let same = existing == *params;
+            return Ok(if same { Found::Made(Made::Already) } else { Found::Taken(format!("params {existing}")) });
         }
         if let Some(other) = transaction.read(&format!("{frontend}/{}", keys::BACKEND))?
             && other != backend
@@ -148,9 +148,9 @@ pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result
         {
             return Ok(Found::Taken(format!("backend {other}")));
         }
-        // What somebody left there without a backend.
-        for place in [&backend, &frontend, &error] {
-            transaction.remove(place)?;
+        // Remains of a device without a backend.
+        for path in [&backend, &frontend, &error] {
+            transaction.remove(path)?;
         }
         let (front, vdev) = (name.front, name.vdev());
         let mode = if *read_only { "r" } else { "w" };
@@ -187,75 +187,75 @@ pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result
     }
 }
 
-/// A directory of the first domain, which the second may read.
+/// Creates a directory that the first domain owns and the second may read, with its keys.
 fn make(
     transaction: &mut Transaction<'_>,
-    folder: &str,
+    dir: &str,
     [owner, reader]: [DomainId; 2],
     pairs: &[(&str, &str)],
 ) -> Result<(), XenstoreError> {
     let permissions =
         [Permission { domain: owner, access: Access::None }, Permission { domain: reader, access: Access::Read }];
-    transaction.mkdir(folder)?;
-    transaction.set_permissions(folder, &permissions)?;
+    transaction.mkdir(dir)?;
+    transaction.set_permissions(dir, &permissions)?;
     for (key, value) in pairs {
-        let path = format!("{folder}/{key}");
+        let path = format!("{dir}/{key}");
         transaction.write(&path, value)?;
         transaction.set_permissions(&path, &permissions)?;
     }
     Ok(())
 }
 
-/// Both ends' states, and what the backend complains of.
+/// The states of both ends, and the backend's error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
-    /// The backend's; `None`: there is no such device.
+    /// The backend's state; `None`: the device does not exist.
     pub backend: Option<XenbusState>,
-    /// The frontend's.
+    /// The frontend's state.
     pub frontend: XenbusState,
     /// The backend's `error` node.
     pub error: Option<String>,
 }
 
-fn ends(store: &mut Xenstore, places: &Places) -> Result<Ends, XenstoreError> {
-    let backend = store.read(&format!("{}/{}", places.backend, keys::STATE))?;
-    let frontend = read_of_guest(store, &format!("{}/{}", places.frontend, keys::STATE))?;
+fn ends(store: &mut Xenstore, paths: &Places) -> Result<Ends, XenstoreError> {
+    let backend = store.read(&format!("{}/{}", paths.backend, keys::STATE))?;
+    let frontend = read_of_guest(store, &format!("{}/{}", paths.frontend, keys::STATE))?;
     Ok(Ends {
         backend: backend.map(|state| XenbusState::parse(Some(&state))),
         frontend: XenbusState::parse(frontend.as_deref()),
-        error: store.read(&places.error)?,
+        error: store.read(&paths.error)?,
     })
 }
 
-/// What a guest may have written; what is no text is as good as nothing.
+/// Reads a key that a guest writes. An unreadable value counts as missing.
 pub(crate) fn read_of_guest(store: &mut Xenstore, path: &str) -> Result<Option<String>, XenstoreError> {
     store.read(path).or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })
 }
 
-/// Looks at a device again whenever something of it changes, until `judge` is content or time is up: then `None`.
+/// Reads a device's states whenever it changes, until `check` returns a result. `None` after the timeout.
 fn wait_until<T>(
     store: &mut Xenstore,
-    places: &Places,
-    patience: Duration,
-    mut judge: impl FnMut(&mut Xenstore, &Ends) -> Result<Option<T>, ToolError>,
+    paths: &Places,
+    timeout: Duration,
+    mut check: impl FnMut(&mut Xenstore, &Ends) -> Result<Option<T>, ToolError>,
 ) -> Result<Option<T>, ToolError> {
     const TOKEN: &str = "wait";
-    let deadline = Instant::now() + patience;
-    let watched = [places.backend.clone(), format!("{}/{}", places.frontend, keys::STATE), places.error.clone()];
+    let deadline = Instant::now() + timeout;
+    let watched = [paths.backend.clone(), format!("{}/{}", paths.frontend, keys::STATE), paths.error.clone()];
     for path in &watched {
         store.watch(path, TOKEN)?;
     }
     let found = loop {
-        let now = ends(store, places)?;
-        if let Some(found) = judge(store, &now)? {
+        let now = ends(store, paths)?;
+        if let Some(found) = check(store, &now)? {
             break Some(found);
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             break None;
         }
-        store.next_event(Some(left))?;
-        // Of a burst of changes only the last matters.
+        store.next_event(Some(remaining))?;
+        // Only the last of a burst of changes matters.
         while store.next_event(Some(Duration::ZERO))?.is_some() {}
     };
     for path in &watched {
@@ -272,15 +272,15 @@ fn late(name: &DeviceName, now: Ends, waited: Duration, expected: &'static str, 
 /// Waits until both ends of a device are connected.
 ///
 /// # Errors
-/// When the backend says why not, or time is up.
+/// When the backend reports an error, or the timeout expires.
 pub fn wait_connected(
     store: &mut Xenstore,
     own: DomainId,
     name: &DeviceName,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), ToolError> {
-    let places = Places::of(own, name);
-    let connected = wait_until(store, &places, patience, |_, now| match (now.backend, &now.error) {
+    let paths = Places::of(own, name);
+    let connected = wait_until(store, &paths, timeout, |_, now| match (now.backend, &now.error) {
         (Some(XenbusState::Connected), _) if now.frontend == XenbusState::Connected => Ok(Some(())),
         (Some(XenbusState::Closing | XenbusState::Closed), Some(why)) => {
             Err(ToolError::Refused { name: name.clone(), why: why.clone() })
@@ -291,109 +291,109 @@ pub fn wait_connected(
     if connected.is_some() {
         return Ok(());
     }
-    let now = ends(store, &places)?;
+    let now = ends(store, &paths)?;
     let hint = match now.backend {
         Some(XenbusState::Initialising) => " (does a backend for this type run?)",
         Some(XenbusState::InitWait) => " (does the guest have a driver?)",
         _ => "",
     };
-    Err(late(name, now, patience, "both Connected (4)", hint))
+    Err(late(name, now, timeout, "both Connected (4)", hint))
 }
 
 fn no_device(name: &DeviceName) -> ToolError {
     ToolError::NoDevice { vdev: name.vdev(), front: name.front.0, type_name: name.type_name.clone() }
 }
 
-/// Has a device closed by both ends, and removes it. `force`: removes it first, whatever they do.
+/// Requests both ends to close a device, waits for that and removes it. `force`: removes it at once.
 ///
 /// # Errors
-/// When there is none, or the guest does not let go of it in time; then it is asked to still.
+/// When the device does not exist, or the guest does not close it in time; the request to close it stays.
 pub fn detach(
     store: &mut Xenstore,
     own: DomainId,
     name: &DeviceName,
-    patience: Duration,
+    timeout: Duration,
     force: bool,
 ) -> Result<(), ToolError> {
-    let places = Places::of(own, name);
-    let there = store.transaction(|transaction| {
-        let there = transaction.read(&format!("{}/{}", places.backend, keys::STATE))?.is_some();
-        if there && !force {
-            transaction.write(&format!("{}/{}", places.backend, keys::ONLINE), "0")?;
-            transaction.write(&format!("{}/{}", places.backend, keys::STATE), &XenbusState::Closing.to_string())?;
+    let paths = Places::of(own, name);
+    let exists = store.transaction(|transaction| {
+        let exists = transaction.read(&format!("{}/{}", paths.backend, keys::STATE))?.is_some();
+        if exists && !force {
+            transaction.write(&format!("{}/{}", paths.backend, keys::ONLINE), "0")?;
+            transaction.write(&format!("{}/{}", paths.backend, keys::STATE), &XenbusState::Closing.to_string())?;
         }
-        Ok(there)
+        Ok(exists)
     })?;
-    if !there {
+    if !exists {
         return Err(no_device(name));
     }
     if !force {
-        let closed = wait_until(store, &places, patience, |_, now| {
+        let closed = wait_until(store, &paths, timeout, |_, now| {
             Ok(matches!(now.backend, None | Some(XenbusState::Closed)).then_some(()))
         })?;
         if closed.is_none() {
-            let now = ends(store, &places)?;
+            let now = ends(store, &paths)?;
             let hint = " (is it in use in the guest, or does no backend run? --force removes it all the same)";
-            return Err(late(name, now, patience, "a backend that is Closed (6)", hint));
+            return Err(late(name, now, timeout, "a backend that is Closed (6)", hint));
         }
     }
-    remove(store, &places)?;
+    remove(store, &paths)?;
     Ok(())
 }
 
-/// Removes both directories of a device, and what was complained of.
-fn remove(store: &mut Xenstore, places: &Places) -> Result<(), XenstoreError> {
+/// Removes both directories and the error node of a device.
+fn remove(store: &mut Xenstore, paths: &Places) -> Result<(), XenstoreError> {
     store.transaction(|transaction| {
-        for place in [&places.backend, &places.frontend, &places.error] {
-            transaction.remove(place)?;
+        for path in [&paths.backend, &paths.frontend, &paths.error] {
+            transaction.remove(path)?;
         }
         Ok(())
     })
 }
 
-/// Asks the backend to make a device's disk another size. Returns its size in units of 512 bytes.
+/// Requests the backend to resize a device's disk. Returns the new size in units of 512 bytes.
 ///
 /// # Errors
-/// When there is no such device, the backend refuses, or does not answer in time.
+/// When the device does not exist, the backend refuses, or the timeout expires.
 pub fn resize(
     store: &mut Xenstore,
     own: DomainId,
     name: &DeviceName,
-    asked: Resize,
-    patience: Duration,
+    request: Resize,
+    timeout: Duration,
 ) -> Result<u64, ToolError> {
-    let places = Places::of(own, name);
-    let at = |key: &str| format!("{}/{key}", places.backend);
-    let there = store.transaction(|transaction| {
-        let there = transaction.read(&at(keys::STATE))?.is_some();
-        if there {
-            transaction.remove(&at(RESIZE_ERROR))?;
-            transaction.write(&at(RESIZE), &wanted(asked))?;
+    let paths = Places::of(own, name);
+    let key_path = |key: &str| format!("{}/{key}", paths.backend);
+    let exists = store.transaction(|transaction| {
+        let exists = transaction.read(&key_path(keys::STATE))?.is_some();
+        if exists {
+            transaction.remove(&key_path(RESIZE_ERROR))?;
+            transaction.write(&key_path(RESIZE), &wanted(request))?;
         }
-        Ok(there)
+        Ok(exists)
     })?;
-    if !there {
+    if !exists {
         return Err(no_device(name));
     }
-    let done = wait_until(store, &places, patience, |store, now| {
+    let done = wait_until(store, &paths, timeout, |store, now| {
         if now.backend.is_none() {
             return Err(no_device(name));
         }
-        if store.read(&at(RESIZE))?.is_some() {
+        if store.read(&key_path(RESIZE))?.is_some() {
             return Ok(None);
         }
-        match store.read(&at(RESIZE_ERROR))? {
+        match store.read(&key_path(RESIZE_ERROR))? {
             Some(why) => Err(ToolError::Refused { name: name.clone(), why }),
-            None => Ok(Some(number(store.read(&at(keys::SECTORS))?))),
+            None => Ok(Some(number(store.read(&key_path(keys::SECTORS))?))),
         }
     })?;
     match done {
         Some(sectors) => Ok(sectors.unwrap_or_default()),
         None => {
-            store.remove(&at(RESIZE))?;
-            let now = ends(store, &places)?;
+            store.remove(&key_path(RESIZE))?;
+            let now = ends(store, &paths)?;
             let hint = " (does a backend for this type run?)";
-            Err(late(name, now, patience, "the key resize to be gone", hint))
+            Err(late(name, now, timeout, "the key resize to be gone", hint))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The watching thread against a simulated xenstore, with disks that cannot be opened: no ring is ever served here.
+//! The watcher thread against a simulated xenstore, with disks that cannot be opened: no ring is connected.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,11 +18,11 @@ use mqblk_xen_server::{Backend, BackendOptions, Backing, DeviceName, Opener, Pac
 const PATIENCE: Duration = Duration::from_secs(20);
 const GUEST: DomainId = DomainId(1);
 
-/// Opens nothing: says what it is asked for, and waits until it is told to refuse.
+/// An opener that reports each request to the test and waits for its permission to refuse it.
 struct Refuses {
     asked: Mutex<Sender<String>>,
     go: Mutex<Receiver<()>>,
-    /// Does not wait.
+    /// Refuse without waiting.
     at_once: AtomicBool,
 }
 
@@ -50,11 +50,11 @@ struct Stage {
     machine: Machine,
 }
 
-fn stage(folder: &Path, pace: Pace) -> Stage {
-    let machine = Machine::start(folder).unwrap();
+fn stage(dir: &Path, pace: Pace) -> Stage {
+    let machine = Machine::start(dir).unwrap();
     machine.create_domain(GUEST).unwrap();
-    let ((ask, asked), (go, wait)) = (channel(), channel());
-    let opener = Arc::new(Refuses { asked: Mutex::new(ask), go: Mutex::new(wait), at_once: AtomicBool::new(false) });
+    let ((sender, asked), (go, wait)) = (channel(), channel());
+    let opener = Arc::new(Refuses { asked: Mutex::new(sender), go: Mutex::new(wait), at_once: AtomicBool::new(false) });
     let engine = EngineOptions { workers: 1, pin: Vec::new(), context: UringOptions::default() };
     let options = BackendOptions {
         type_name: "mqblk".to_owned(),
@@ -66,7 +66,7 @@ fn stage(folder: &Path, pace: Pace) -> Stage {
         pace,
         drain_timeout: Duration::from_secs(30),
     };
-    let xen = connect_simulated(folder).unwrap();
+    let xen = connect_simulated(dir).unwrap();
     let store = xen.store().unwrap();
     Stage { backend: Backend::start(xen, options).unwrap(), opener, asked, go, store, machine }
 }
@@ -94,35 +94,35 @@ impl Stage {
     }
 }
 
-/// A toolstack removes a device and makes another in its place while the first one's disk is being opened. Whatever comes of
-/// that must not be written to the second one.
+/// A toolstack removes a device and creates another of the same number while the first one's disk is being opened. The result must
+/// not be written to the second one.
 #[test]
-fn a_device_that_is_made_anew_is_not_written_to_by_its_predecessor() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = stage(folder.path(), Pace::default());
+fn a_recreated_device_is_not_written_to_by_its_predecessor() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut stage = stage(dir.path(), Pace::default());
     stage.attach(51712, "mqblk:first");
     assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:first");
     toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
     stage.attach(51712, "mqblk:second");
     stage.go.send(()).unwrap();
     assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:second");
-    assert_eq!(stage.state(51712).as_deref(), Some("1"), "nothing is known of the second one yet");
+    assert_eq!(stage.state(51712).as_deref(), Some("1"), "the second one is not served yet");
     stage.go.send(()).unwrap();
     stage.wait_state(51712, "5");
     let error = vbd::backend_error_path(DomainId(0), "mqblk", GUEST, 51712);
     assert_eq!(stage.store.read(&error).unwrap().as_deref(), Some("19 no mqblk:second here"));
 }
 
-/// And one that is only removed is not made anew.
+/// A device that is only removed is not created again.
 #[test]
 fn a_device_that_is_gone_stays_gone() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = stage(folder.path(), Pace::default());
+    let dir = tempfile::tempdir().unwrap();
+    let mut stage = stage(dir.path(), Pace::default());
     stage.attach(51712, "mqblk:first");
     assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:first");
     toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
     stage.go.send(()).unwrap();
-    // Whatever the first one's thread wrote was written before another device of the domain is refused.
+    // The first one's thread has written its result before another device of the domain is refused.
     stage.attach(51728, "mqblk:other");
     assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:other");
     stage.go.send(()).unwrap();
@@ -133,11 +133,11 @@ fn a_device_that_is_gone_stays_gone() {
     assert_eq!(stage.store.read(&error).unwrap(), None);
 }
 
-/// What we have made for a domain that is gone we remove; what somebody else has made is left to them.
+/// Devices of a domain that is gone are removed if this program has created them; those of other programs stay.
 #[test]
-fn nothing_is_left_of_devices_of_a_domain_that_is_gone() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = stage(folder.path(), Pace::default());
+fn devices_of_a_domain_that_is_gone_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut stage = stage(dir.path(), Pace::default());
     stage.opener.at_once.store(true, Ordering::SeqCst);
     for devid in [51712, 51728] {
         stage.attach(devid, "mqblk:one");
@@ -157,17 +157,17 @@ fn nothing_is_left_of_devices_of_a_domain_that_is_gone() {
     stage.wait_state(51728, "6");
     let error = vbd::backend_error_path(DomainId(0), "mqblk", GUEST, 51712);
     assert_eq!(stage.store.read(&error).unwrap(), None);
-    // The last of a domain takes the domain's folder with it.
+    // The last device of a domain is removed together with the domain's directory.
     stage.store.write(&format!("{foreign}/made-by"), "mqblk").unwrap();
     stage.store.write(&format!("{foreign}/online"), "0").unwrap();
     wait_gone(&mut stage.store, foreign.rsplit_once('/').unwrap().0);
 }
 
-/// While one device's disk takes its time to open, others are looked at; and what is for others is left alone.
+/// While one device's disk is being opened, other devices are served; devices of other programs are ignored.
 #[test]
-fn a_slow_disk_holds_up_no_other_device() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = stage(folder.path(), Pace::default());
+fn a_slow_disk_blocks_no_other_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut stage = stage(dir.path(), Pace::default());
     stage.attach(51712, "mqblk:slow");
     assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:slow");
     stage.opener.at_once.store(true, Ordering::SeqCst);
@@ -182,17 +182,17 @@ fn a_slow_disk_holds_up_no_other_device() {
     stage.wait_state(51712, "5");
 }
 
-/// A guest that writes as fast as it can is looked at as often as its pace allows, and others are looked at beside it.
+/// A guest that writes as fast as it can is checked no more often than its rate limit allows, and other devices are checked too.
 #[test]
-fn a_flood_costs_a_bounded_number_of_looks() {
+fn a_flood_causes_a_bounded_number_of_checks() {
     let pace = Pace { burst: 10, a_second: 20 };
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = stage(folder.path(), pace);
+    let dir = tempfile::tempdir().unwrap();
+    let mut stage = stage(dir.path(), pace);
     stage.opener.at_once.store(true, Ordering::SeqCst);
     stage.attach(51712, "mqblk:flooded");
     stage.wait_state(51712, "5");
     let started = Instant::now();
-    let mut writer = connect(folder.path(), GUEST).unwrap().store().unwrap();
+    let mut writer = connect(dir.path(), GUEST).unwrap().store().unwrap();
     let state = format!("{}/state", vbd::frontend_path(GUEST, 51712));
     let mut writes = 0_u64;
     while started.elapsed() < Duration::from_millis(1500) {
@@ -204,9 +204,9 @@ fn a_flood_costs_a_bounded_number_of_looks() {
     }
     stage.wait_state(51728, "5");
     let allowed = f64::from(pace.burst) + started.elapsed().as_secs_f64() * f64::from(pace.a_second);
-    // The other device's looks come on top, of which it has as many.
-    let looks = stage.backend.looks();
-    assert!(looks as f64 <= 2.0 * allowed + 2.0, "{looks} looks, {allowed} allowed for each, {writes} writes");
-    assert!(writes > 4 * looks, "{writes} writes and {looks} looks: it was no flood");
+    // The other device has the same limit.
+    let checks = stage.backend.looks();
+    assert!(checks as f64 <= 2.0 * allowed + 2.0, "{checks} checks, {allowed} allowed for each, {writes} writes");
+    assert!(writes > 4 * checks, "{writes} writes and {checks} checks: not a flood");
     drop(stage.machine);
 }

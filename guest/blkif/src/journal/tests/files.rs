@@ -1,4 +1,4 @@
-//! Journals in files: of this ring, of another, damaged, and made up.
+//! Journal files: of this ring, of another ring, damaged, and random.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,7 +18,7 @@ fn empty_file() -> File {
     create_memfd("journal", 0).unwrap()
 }
 
-/// A journal in a file with requests in flight and a batch that is just being published; and the ring's index.
+/// Creates a journal file with requests in flight and a batch whose publish is interrupted. Returns it and the ring's index.
 fn busy_file() -> (File, u32) {
     let file = empty_file();
     let start = 0_u32.wrapping_sub(7);
@@ -29,7 +29,7 @@ fn busy_file() -> (File, u32) {
     for at in [4, 9, 17, 0] {
         journal.answered(slots[at]);
     }
-    // The owner is killed within.
+    // The process is killed during the publish.
     let killed = catch_unwind(AssertUnwindSafe(|| {
         journal.publish(start.wrapping_add(4), || resume_unwind(Box::new("killed")));
     }));
@@ -42,7 +42,7 @@ fn ids(recovery: &Recovery) -> Vec<u64> {
 }
 
 #[test]
-fn a_file_tells_the_next_owner_what_to_do() {
+fn a_file_gives_the_next_process_the_open_requests() {
     for published in [false, true] {
         let (file, start) = busy_file();
         let visible = start.wrapping_add(if published { 4 } else { 0 });
@@ -70,7 +70,7 @@ fn a_journal_of_another_ring_is_refused() {
     assert!(text(resume(&file, ENTRIES_OF_FILE, NAME ^ 1, start)).contains("identity: found 0x123456789abcdef0"));
     assert!(text(resume(&file, 64, NAME, start)).contains("bytes"));
     assert!(text(resume(&file, 33, NAME, start)).contains("ring entries"));
-    // What was neither before nor after the batch.
+    // Neither the index before nor after the batch.
     for index in [start.wrapping_sub(1), start.wrapping_add(1), start.wrapping_add(5), start ^ 1 << 31] {
         assert!(matches!(resume(&file, ENTRIES_OF_FILE, NAME, index), JournalError::Ring { .. }), "{index}");
     }
@@ -78,7 +78,7 @@ fn a_journal_of_another_ring_is_refused() {
 }
 
 #[test]
-fn a_ring_with_requests_that_nobody_noted_gets_no_journal() {
+fn a_ring_with_unrecorded_requests_gets_no_journal() {
     let create = |entries, req_cons| {
         Journal::create(&empty_file(), entries, NAME, RingPosition { req_cons, rsp_prod: 5 })
             .map(|_| ())
@@ -96,13 +96,13 @@ fn more_requests_than_the_ring_holds_are_refused() {
     journal.consumed(4);
     assert_eq!(journal.take(&raw(9)), None);
     journal.answered(slots[2]);
-    assert_eq!(journal.take(&raw(9)), None, "the frontend cannot know");
+    assert_eq!(journal.take(&raw(9)), None, "the response is not published");
     journal.publish(1, || ());
     assert_eq!(journal.take(&raw(9)), Some(slots[2]));
 }
 
-/// Takes up whatever is in `file`; if it can be, uses it as a queue does.
-fn survive(file: &File, index: u32) -> bool {
+/// Resumes the journal in `file`. If this succeeds, uses the journal as a queue does.
+fn resume_and_use(file: &File, index: u32) -> bool {
     let Ok((mut journal, recovery)) = Journal::resume(file, ENTRIES_OF_FILE, NAME, index) else { return false };
     let (mut slots, mut at) =
         (recovery.replay.into_iter().map(|(slot, _)| slot).collect::<Vec<_>>(), recovery.position);
@@ -119,7 +119,7 @@ fn survive(file: &File, index: u32) -> bool {
     at.rsp_prod = at.rsp_prod.wrapping_add(ENTRIES_OF_FILE);
     journal.publish(at.rsp_prod, || ());
     drop(journal);
-    let (_, recovery) = Journal::resume(file, ENTRIES_OF_FILE, NAME, at.rsp_prod).expect("it was put right");
+    let (_, recovery) = Journal::resume(file, ENTRIES_OF_FILE, NAME, at.rsp_prod).expect("it was repaired");
     assert!(recovery.replay.is_empty());
     true
 }
@@ -140,23 +140,23 @@ fn no_damage_to_the_file_does_harm() {
     let (file, start) = busy_file();
     let good = bytes_of(&file);
     assert_eq!(good.len() as u64, Journal::bytes(ENTRIES_OF_FILE));
-    let (mut taken_up, mut refused) = (0, 0);
+    let (mut resumed, mut refused) = (0, 0);
     for at in 0..good.len() {
         for mask in [0x01, 0x80, 0xff] {
             let mut bytes = good.clone();
             bytes[at] ^= mask;
             put(&file, &bytes);
-            if survive(&file, start) { taken_up += 1 } else { refused += 1 }
+            if resume_and_use(&file, start) { resumed += 1 } else { refused += 1 }
         }
     }
-    // What requests say is not the journal's business; what their numbers are is.
-    assert!(taken_up > 1000 && refused > 300, "{taken_up} {refused}");
+    // The journal checks the numbers of requests, not their content.
+    assert!(resumed > 1000 && refused > 300, "{resumed} {refused}");
     for len in 0..good.len() {
         put(&file, &good[..len]);
-        assert!(!survive(&file, start), "{len} bytes");
+        assert!(!resume_and_use(&file, start), "{len} bytes");
     }
     put(&file, &[&good[..], &[0]].concat());
-    assert!(!survive(&file, start), "a byte too many");
+    assert!(!resume_and_use(&file, start), "a byte too many");
 }
 
 #[test]
@@ -164,10 +164,10 @@ fn no_random_file_does_harm() {
     let (file, start) = busy_file();
     let good = bytes_of(&file);
     let mut random = SmallRng::seed_from_u64(5);
-    let mut taken_up = 0;
+    let mut resumed = 0;
     for round in 0..20_000_u32 {
         let mut bytes = good.clone();
-        // Behind what would be refused at once: counts, then entries, of which few bits are set or all.
+        // Past the fields that would be refused at once: counts, then entries, with few or all bits set.
         let from = if round % 2 == 0 { 24 } else { HEADER_BYTES as usize };
         for word in bytes[from..].chunks_exact_mut(8) {
             let value = match round % 8 {
@@ -179,14 +179,14 @@ fn no_random_file_does_harm() {
             word.copy_from_slice(&value.to_le_bytes());
         }
         put(&file, &bytes);
-        taken_up += u32::from(survive(&file, start));
+        resumed += u32::from(resume_and_use(&file, start));
     }
-    // Random numbers hardly ever agree with each other.
-    assert!(taken_up < 20_000);
+    // Random numbers are rarely consistent.
+    assert!(resumed < 20_000);
     let mut noise = vec![0; good.len()];
     for _ in 0..100 {
         noise.fill_with(|| random.random());
         put(&file, &noise);
-        assert!(!survive(&file, start));
+        assert!(!resume_and_use(&file, start));
     }
 }

@@ -1,5 +1,5 @@
-//! Every kill: the stores that a life of a journal makes, and those of the ring beside it, are recorded one by one, and after each of them
-//! a new owner takes up what lies there then.
+//! Crash consistency: every store that a process makes to its journal and ring is recorded, and after each of them a new process resumes
+//! from the state at that moment.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,14 +14,14 @@ use super::{id_of, raw};
 use crate::journal::book::{Book, ENTRY_WORDS, HEADER_WORDS, Words};
 use crate::journal::{JournalError, JournalSlot};
 
-/// A store that outlives whoever made it.
+/// A store that outlives the process that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
     Header(usize, u64),
     Entry(u16, usize, u64),
-    /// The frontend's: the next request, and its index.
+    /// The frontend puts the next request and its index.
     Request(u64),
-    /// A response to a request is put at an index, over what lay there.
+    /// A response to a request is put at an index, over the old content.
     Response(u64, u64),
     /// The ring's response index.
     Index(u64),
@@ -34,7 +34,7 @@ struct Image {
     entries: Vec<[u64; ENTRY_WORDS]>,
 }
 
-/// A journal's memory of which every store is recorded.
+/// Journal memory that records every store.
 struct Recorder {
     image: Image,
     log: Rc<RefCell<Vec<Store>>>,
@@ -69,17 +69,17 @@ impl Words for Recorder {
     }
 }
 
-/// What outlives an owner: the journal, the ring, and what the frontend knows. Indices are counts here.
+/// State that outlives a process: the journal, the ring, and the frontend's knowledge. Indices are counts here.
 #[derive(Clone)]
 struct World {
     image: Image,
-    /// The ring's entries: a request, or something else.
+    /// The ring's entries: a request, or other content.
     slots: Vec<Option<u64>>,
     produced: u64,
     visible: u64,
-    /// Responses that were put.
+    /// Responses on the ring.
     responses: BTreeMap<u64, u64>,
-    /// Requests that were put on the ring and have no response that the frontend sees.
+    /// Requests on the ring without a published response.
     waiting: BTreeSet<u64>,
     next_id: u64,
 }
@@ -120,7 +120,7 @@ impl World {
             Store::Index(count) => {
                 for answered in self.visible..count {
                     let id = self.responses[&answered];
-                    assert!(self.waiting.remove(&id), "request {id} is answered once");
+                    assert!(self.waiting.remove(&id), "request {id} gets one response");
                 }
                 self.visible = count;
             }
@@ -137,7 +137,7 @@ impl World {
         let stores = std::mem::take(&mut *log.borrow_mut());
         stores.iter().for_each(|store| world.apply(*store));
         let count = |index: u32| self.visible + u64::from(index.wrapping_sub(self.visible as u32));
-        let life = Life {
+        let process = Life {
             consumed: count(at.req_cons),
             put: count(at.rsp_prod),
             in_flight: replay.into_iter().map(|(slot, raw)| (slot, id_of(&raw))).collect(),
@@ -146,25 +146,25 @@ impl World {
             book,
             log,
         };
-        Ok((life, stores))
+        Ok((process, stores))
     }
 
-    /// Whether who takes up what lies here now does each request that waits exactly once. Returns what taking up stored.
+    /// Checks that a process that resumes from this state executes each waiting request exactly once. Returns the stores of the resume.
     fn check(&self) -> Result<Vec<Store>, String> {
-        let (life, stores) = self.take_up(0).map_err(|why| why.to_string())?;
-        if life.put != self.visible {
-            return Err(format!("responses go on at {}, {} are visible", life.put, self.visible));
+        let (process, stores) = self.take_up(0).map_err(|why| why.to_string())?;
+        if process.put != self.visible {
+            return Err(format!("responses go on at {}, {} are visible", process.put, self.visible));
         }
-        let replayed: Vec<u64> = life.in_flight.iter().map(|(_, id)| *id).collect();
+        let replayed: Vec<u64> = process.in_flight.iter().map(|(_, id)| *id).collect();
         if !replayed.is_sorted() {
             return Err(format!("{replayed:?} are not in the order in which they were put on the ring"));
         }
         let size = self.slots.len();
-        if life.consumed > self.produced || self.produced - life.consumed > size as u64 {
-            return Err(format!("requests go on at {}, there are {}", life.consumed, self.produced));
+        if process.consumed > self.produced || self.produced - process.consumed > size as u64 {
+            return Err(format!("requests go on at {}, there are {}", process.consumed, self.produced));
         }
         let mut done = replayed;
-        for count in life.consumed..self.produced {
+        for count in process.consumed..self.produced {
             done.push(self.slots[count as usize % size].ok_or("a request that waits in the ring was overwritten")?);
         }
         let wanted: Vec<u64> = self.waiting.iter().copied().collect();
@@ -172,7 +172,7 @@ impl World {
     }
 }
 
-/// An owner.
+/// A process that serves the ring.
 struct Life {
     book: Book<Recorder>,
     log: Rc<RefCell<Vec<Store>>>,
@@ -184,7 +184,7 @@ struct Life {
 }
 
 impl Life {
-    /// The first. Its stores are not recorded before it is there.
+    /// Creates the first process. The stores of its creation are not recorded.
     fn first(entries: u16, start: u32, seed: u64) -> Life {
         let mut world = World::new(entries, start.into());
         let log = Rc::default();
@@ -196,7 +196,7 @@ impl Life {
         Life { book, log, world, consumed, put, in_flight: vec![], random: SmallRng::seed_from_u64(seed) }
     }
 
-    /// Records a store, and lets the frontend of this life see all that were recorded.
+    /// Records a store.
     fn store(&mut self, store: Store) {
         self.log.borrow_mut().push(store);
     }
@@ -206,8 +206,8 @@ impl Life {
     }
 
     fn produce(&mut self) {
-        let room = self.world.slots.len() as u64 - (self.world.produced - self.world.visible);
-        for _ in 0..self.up_to(room) {
+        let free = self.world.slots.len() as u64 - (self.world.produced - self.world.visible);
+        for _ in 0..self.up_to(free) {
             let store = Store::Request(self.world.next_id);
             self.world.apply(store);
             self.store(store);
@@ -218,7 +218,7 @@ impl Life {
         let batch = self.up_to((self.world.produced - self.consumed).min(20));
         let mut taken = vec![];
         for _ in 0..batch {
-            let id = self.world.slot(self.consumed).expect("a request that was not taken");
+            let id = self.world.slot(self.consumed).expect("a request that was not consumed");
             self.consumed += 1;
             let slot = self.book.take(&raw(id)).expect("the frontend keeps to the ring's size");
             taken.push((slot, id));
@@ -256,7 +256,7 @@ impl Life {
         self.book.publish(self.put as u32, || log.borrow_mut().push(store));
     }
 
-    /// Lives for so many steps; what it stored meanwhile.
+    /// Runs for `steps` steps. Returns the stores made meanwhile.
     fn live(&mut self, steps: u32) -> Vec<Store> {
         for _ in 0..steps {
             match self.random.random_range(0..5) {
@@ -270,7 +270,7 @@ impl Life {
     }
 }
 
-/// Checks the world after each store. The worlds in which one of `keep` was the last.
+/// Checks the state after each store. Returns the states in which one of `keep` was the last store.
 fn check_each(world: &World, stores: &[Store], keep: &[usize]) -> Vec<World> {
     let mut now = world.clone();
     let mut kept = vec![];
@@ -284,14 +284,14 @@ fn check_each(world: &World, stores: &[Store], keep: &[usize]) -> Vec<World> {
     kept
 }
 
-/// One life, killed after each of its stores; then from some of these moments others, the taking up of which is killed too.
+/// Runs a process that is killed after each of its stores; then others from some of these states, whose resume is killed too.
 fn lives(entries: u16, start: u32, seed: u64, steps: u32, depth: u32) {
     let mut random = SmallRng::seed_from_u64(seed);
-    let mut life = Life::first(entries, start, seed);
-    let mut before = life.world.clone();
+    let mut process = Life::first(entries, start, seed);
+    let mut before = process.world.clone();
     for generation in 0..depth {
-        let stores = life.live(steps);
-        // Any moment, but more often than others the rare one at which a batch is published and not noted.
+        let stores = process.live(steps);
+        // Any moment, but more often than others the rare one at which a batch is published and not recorded as published.
         let publishes: Vec<_> = (0..stores.len()).filter(|at| matches!(stores[*at], Store::Index(_))).collect();
         let any = publishes.is_empty() || random.random_ratio(2, 3);
         let moment =
@@ -300,12 +300,12 @@ fn lives(entries: u16, start: u32, seed: u64, steps: u32, depth: u32) {
         let (next, stores) = kept[0].take_up(seed + u64::from(generation)).expect("as it was just checked");
         check_each(&kept[0], &stores, &[]);
         before = next.world.clone();
-        life = next;
+        process = next;
     }
 }
 
 #[test]
-fn a_kill_after_any_store_loses_no_request_and_repeats_no_answer() {
+fn a_kill_after_any_store_loses_no_request_and_repeats_no_response() {
     for seed in 0..60 {
         let start = [0, 0_u32.wrapping_sub(20), 0_u32.wrapping_sub(100), 1 << 31][seed as usize % 4];
         lives(32, start, seed, 60, 4);
@@ -319,13 +319,13 @@ fn a_kill_after_any_store_of_a_large_ring_is_survived_too() {
     }
 }
 
-/// After each of the stores of a life, every store of taking up is the last of another life, and so on: nothing depends on how often.
+/// After each store of a process, kills the resume after each of its stores, and the next resume too.
 #[test]
-fn taking_up_may_be_killed_again_and_again() {
-    let mut life = Life::first(4, u32::MAX, 7);
-    let mut now = life.world.clone();
+fn a_resume_may_be_killed_repeatedly() {
+    let mut process = Life::first(4, u32::MAX, 7);
+    let mut now = process.world.clone();
     let mut kills = 0;
-    for store in life.live(120) {
+    for store in process.live(120) {
         now.apply(store);
         let mut inner = now.clone();
         for store in now.check().unwrap() {
@@ -341,13 +341,13 @@ fn taking_up_may_be_killed_again_and_again() {
     assert!(kills > 1000, "{kills}");
 }
 
-/// Swaps each pair of neighbouring stores that `pick` names. How many of the moments in between are not survived.
+/// Swaps each pair of adjacent stores that `pick` selects. Returns the number of pairs, and of unrecoverable intermediate states.
 fn swapped(entries: u16, steps: u32, pick: impl Fn(&Store, &Store) -> bool) -> (usize, usize) {
     let (mut pairs, mut losses) = (0, 0);
     for seed in 0..10 {
-        let mut life = Life::first(entries, 0, seed);
-        let mut now = life.world.clone();
-        let stores = life.live(steps);
+        let mut process = Life::first(entries, 0, seed);
+        let mut now = process.world.clone();
+        let stores = process.live(steps);
         for pair in stores.windows(2) {
             if pick(&pair[0], &pair[1]) {
                 let mut wrong = now.clone();
@@ -361,9 +361,9 @@ fn swapped(entries: u16, steps: u32, pick: impl Fn(&Store, &Store) -> bool) -> (
     (pairs, losses)
 }
 
-/// The check can fail: each order that the journal keeps is one that is needed.
+/// The check can fail: each order that the journal keeps is necessary.
 #[test]
-fn no_two_steps_may_change_places() {
+fn no_two_stores_may_be_reordered() {
     use crate::journal::book::{CONSUMED, NUMBER, PUBLISHED, PUBLISHING, RESPONSE};
     let number_and_response =
         |one: &Store, next: &Store| matches!((one, next), (Store::Entry(_, NUMBER, _), Store::Entry(_, RESPONSE, 0)));

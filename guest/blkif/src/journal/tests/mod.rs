@@ -3,7 +3,7 @@ mod kills;
 
 use mqblk_ring::blkif::RawRequest;
 
-/// A request that says its number in each word.
+/// Returns a request that holds its number in each word.
 fn raw(id: u64) -> RawRequest {
     let mut bytes = [0; size_of::<RawRequest>()];
     for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
@@ -12,7 +12,7 @@ fn raw(id: u64) -> RawRequest {
     RawRequest::from_bytes(bytes)
 }
 
-/// The number that a request says. One that is of parts of others has none that a request was given.
+/// Returns the number of a request, or `u64::MAX` if it mixes parts of several requests.
 fn id_of(found: &RawRequest) -> u64 {
     let id = u64::from_le_bytes(found.bytes()[..8].try_into().unwrap()) >> 8;
     if *found == raw(id) { id } else { u64::MAX }

@@ -14,7 +14,7 @@ const STATES: [XenbusState; 9] = [
     XenbusState::Reconfigured,
 ];
 
-/// Everything that can be seen.
+/// All states that can be observed.
 fn all() -> impl Iterator<Item = Seen> {
     let backends = STATES.into_iter().map(Some).chain([None]);
     backends.flat_map(|backend| {
@@ -31,7 +31,7 @@ fn seen(backend: XenbusState, frontend: XenbusState, online: bool) -> Seen {
     Seen { backend: Some(backend), frontend, online, abandoned: false }
 }
 
-/// A device as its effects leave it. What must never be, panics.
+/// Model of a device. Panics on effects that violate an invariant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
     phase: Option<Phase>,
@@ -92,9 +92,9 @@ impl World {
     fn run(&mut self, step: Step, fails: Option<usize>) {
         for (number, effect) in step.effects.iter().enumerate() {
             if fails == Some(number) && !matches!(effect, TearDown | CloseStorage) {
-                let rescue = if self.backend.is_some() { FAILED } else { GONE };
-                rescue.effects.iter().for_each(|effect| self.apply(*effect));
-                self.phase = rescue.then;
+                let cleanup = if self.backend.is_some() { FAILED } else { GONE };
+                cleanup.effects.iter().for_each(|effect| self.apply(*effect));
+                self.phase = cleanup.then;
                 return;
             }
             self.apply(*effect);
@@ -104,7 +104,7 @@ impl World {
 
     fn check(&self) {
         let Some(phase) = self.phase else {
-            assert!(!self.rings && !self.storage, "{self:?} is forgotten with something left");
+            assert!(!self.rings && !self.storage, "{self:?} is dropped with rings or storage");
             return;
         };
         assert_eq!(self.rings, phase.has_rings(), "{self:?}");
@@ -112,10 +112,9 @@ impl World {
     }
 }
 
-/// From every phase, with everything that can be seen, with every effect failing: no rule is broken, and the phase says what
-/// there is.
+/// From every phase, with every observable state, with each effect failing: no invariant is violated, and the phase matches the model.
 #[test]
-fn every_step_keeps_the_rules() {
+fn every_transition_keeps_the_invariants() {
     let mut steps = 0;
     for phase in Phase::ALL {
         for now in all() {
@@ -139,9 +138,9 @@ fn every_step_keeps_the_rules() {
     assert!(steps > 1000, "{steps}");
 }
 
-/// What was done is not done again: with the same things seen (and our own state as it was written), a device comes to rest.
+/// Transitions do not repeat: with an unchanged frontend (and the backend state as written), a device reaches a stable phase.
 #[test]
-fn every_device_comes_to_rest() {
+fn every_device_reaches_a_stable_phase() {
     for phase in Phase::ALL {
         for now in all() {
             let mut world = World {
@@ -157,16 +156,16 @@ fn every_device_comes_to_rest() {
             {
                 world.run(step, None);
                 steps += 1;
-                assert!(steps <= 4, "{phase:?} {now:?} goes round in circles: {world:?}");
+                assert!(steps <= 4, "{phase:?} {now:?} loops: {world:?}");
             }
             world.check();
         }
     }
 }
 
-/// A frontend cannot make a device that fails fail for ever by doing nothing.
+/// A failure is not retried without a change of the frontend.
 #[test]
-fn a_failure_is_not_tried_again_by_itself() {
+fn a_failure_is_not_retried_by_itself() {
     for phase in Phase::ALL {
         for now in all() {
             let mut world = World {
@@ -183,7 +182,7 @@ fn a_failure_is_not_tried_again_by_itself() {
                 let fails = step.effects.iter().position(|effect| matches!(effect, OpenStorage | Connect { .. }));
                 world.run(step, fails);
                 steps += 1;
-                assert!(steps <= 4, "{phase:?} {now:?} fails in circles: {world:?}");
+                assert!(steps <= 4, "{phase:?} {now:?} fails in a loop: {world:?}");
             }
         }
     }
@@ -203,45 +202,49 @@ fn a_device_starts_serves_and_ends() {
     assert_eq!(next(Phase::Leaving, seen(Closing, Closed, true)), Some(CLOSED));
     assert_eq!(next(Phase::Closed, seen(Closed, Closed, true)), None);
     assert_eq!(next(Phase::Closed, seen(Closed, Initialising, true)), Some(PREPARE));
-    assert_eq!(PREPARE.effects.last(), Some(&Offer), "which writes 2");
+    assert_eq!(PREPARE.effects.last(), Some(&Offer), "which writes state 2");
 }
 
 #[test]
 fn a_toolstack_detaches() {
     use XenbusState::*;
-    // In use: served until the guest lets go.
+    // In use: served until the guest closes it.
     assert_eq!(next(Phase::Connected, seen(Closing, Connected, false)), Some(NOTE_LEAVING));
     assert_eq!(next(Phase::Leaving, seen(Closing, Connected, false)), None);
     assert_eq!(next(Phase::Leaving, seen(Closing, Closed, false)), Some(CLOSED));
     assert_eq!(next(Phase::Closed, seen(Closed, Closed, false)), None);
-    assert_eq!(next(Phase::Closed, seen(Closed, Initialising, false)), None, "it is to go");
-    // Not in use: at once, also when it was closed long ago.
+    assert_eq!(next(Phase::Closed, seen(Closed, Initialising, false)), None, "it is being removed");
+    // Not in use: at once, also if it was closed before.
     for phase in [Phase::Waiting, Phase::Closing, Phase::Closed] {
         assert_eq!(next(phase, seen(Closing, Initialising, false)), Some(CLOSED), "{phase:?}");
     }
     assert_eq!(next(Phase::Closed, seen(Closing, Closed, false)), Some(CLOSED));
-    // Without a word.
+    // Removed without notice.
     for phase in Phase::ALL {
         assert_eq!(next(phase, Seen { backend: None, ..seen(Connected, Connected, true) }), Some(GONE));
     }
 }
 
 #[test]
-fn what_was_made_for_a_domain_that_is_gone_is_removed() {
+fn devices_of_a_domain_that_is_gone_are_removed() {
     use XenbusState::*;
     let gone = |backend| Seen { abandoned: true, ..seen(backend, Unknown, true) };
     for phase in [Phase::Waiting, Phase::Connected, Phase::Leaving] {
-        assert_eq!(next(phase, gone(Connected)), Some(CLOSED), "{phase:?}: what it uses is let go first");
+        assert_eq!(next(phase, gone(Connected)), Some(CLOSED), "{phase:?}: what it uses is released first");
     }
     for phase in [Phase::Found, Phase::Closing, Phase::Closed] {
         assert_eq!(next(phase, gone(Closed)), Some(REMOVE), "{phase:?}");
     }
-    assert_eq!(next(Phase::Found, gone(Connected)), Some(REMOVE), "found by a process that has just started");
-    assert_eq!(next(Phase::Closed, seen(Closed, Unknown, true)), None, "somebody else's is left to them");
+    assert_eq!(next(Phase::Found, gone(Connected)), Some(REMOVE), "discovered by a process that has just started");
+    assert_eq!(
+        next(Phase::Closed, seen(Closed, Unknown, true)),
+        None,
+        "a device of another program is left to that program"
+    );
 }
 
 #[test]
-fn a_process_finds_what_another_left() {
+fn a_process_resumes_devices_of_an_earlier_one() {
     use XenbusState::*;
     for frontend in [Initialised, Connected, Closing] {
         assert_eq!(next(Phase::Found, seen(Connected, frontend, true)), Some(RESUME));
@@ -253,11 +256,15 @@ fn a_process_finds_what_another_left() {
     assert_eq!(next(Phase::Found, seen(InitWait, Initialised, true)), Some(PREPARE));
     assert_eq!(next(Phase::Found, seen(Closed, Closed, true)), Some(NOTE_CLOSED));
     assert_eq!(next(Phase::Found, seen(Closed, Initialising, true)), Some(PREPARE));
-    assert_eq!(next(Phase::Found, seen(Initialising, Unknown, true)), None, "the other half is yet to come");
+    assert_eq!(
+        next(Phase::Found, seen(Initialising, Unknown, true)),
+        None,
+        "the frontend's directory does not exist yet"
+    );
 }
 
 #[test]
-fn a_frontend_that_starts_anew_gets_new_rings() {
+fn a_frontend_that_restarts_gets_new_rings() {
     use XenbusState::*;
     assert_eq!(next(Phase::Connected, seen(Connected, Initialising, true)), Some(RESET));
     assert_eq!(next(Phase::Leaving, seen(Closing, Initialising, true)), Some(RESET));
@@ -266,8 +273,8 @@ fn a_frontend_that_starts_anew_gets_new_rings() {
 }
 
 proptest! {
-    /// Frontends and toolstacks that write anything at any time, failures anywhere: the rules hold, and in the end a
-    /// well-behaved frontend is served.
+    /// Frontends and toolstacks that write any state at any time, and failures of any effect: the invariants hold, and a well-behaved
+    /// frontend is served at the end.
     #[test]
     fn random_flips(
         flips in proptest::collection::vec((0..9usize, any::<bool>(), 0..24u8, proptest::option::weighted(0.2, 0..4usize)), 0..200),
@@ -296,7 +303,7 @@ proptest! {
             }
             step_on(&mut world, STATES[frontend], online, fails);
         }
-        // The toolstack makes it anew, and the frontend does as it should.
+        // The toolstack creates the device again, and the frontend follows the protocol.
         world.backend = Some(XenbusState::Initialising);
         for frontend in [XenbusState::Initialising, XenbusState::Initialised, XenbusState::Connected] {
             let mut steps = 0;

@@ -1,4 +1,4 @@
-//! The devices of a type, as xenstore tells of them.
+//! Lists the devices of a type, from xenstore.
 
 use mqblk_memory::DomainId;
 use mqblk_xen::store::{Xenstore, XenstoreError};
@@ -7,41 +7,41 @@ use mqblk_xen::vbd::{self, XenbusState, keys};
 use super::{Places, ends, number, read_of_guest};
 use crate::name::DeviceName;
 
-/// A device, as xenstore tells of it.
+/// A device, as read from xenstore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Which.
+    /// The device.
     pub name: DeviceName,
     /// The backend's state.
     pub backend: XenbusState,
     /// The frontend's state.
     pub frontend: XenbusState,
-    /// Whether it is to stay.
+    /// The `online` key: false if the device is being removed.
     pub online: bool,
-    /// What is behind it.
+    /// Its storage: the `params` key.
     pub params: String,
     /// `w` or `r`.
     pub mode: String,
-    /// Size in units of 512 bytes, once the backend has told it.
+    /// Size in units of 512 bytes, once the backend has published it.
     pub sectors: Option<u64>,
-    /// Rings that the frontend has, once it has published some.
+    /// Number of rings, once the frontend has published them.
     pub queues: Option<u64>,
-    /// Rings that it may have.
+    /// Maximum number of rings.
     pub max_queues: Option<u64>,
-    /// What the backend complains of.
+    /// The backend's error.
     pub error: Option<String>,
 }
 
-/// All devices with a backend of a type in domain `own`.
+/// Returns all devices with a backend of a type in domain `own`, sorted by name.
 ///
 /// # Errors
 /// When xenstore refuses.
 pub fn list(store: &mut Xenstore, own: DomainId, type_name: &str) -> Result<Vec<Listed>, XenstoreError> {
-    let folder = vbd::backends_path(own, type_name);
+    let dir = vbd::backends_path(own, type_name);
     let mut found = Vec::new();
-    for front in store.list(&folder)?.unwrap_or_default() {
+    for front in store.list(&dir)?.unwrap_or_default() {
         let Ok(front) = front.parse().map(DomainId) else { continue };
-        for devid in store.list(&format!("{folder}/{}", front.0))?.unwrap_or_default() {
+        for devid in store.list(&format!("{dir}/{}", front.0))?.unwrap_or_default() {
             let Ok(devid) = devid.parse() else { continue };
             let name = DeviceName { type_name: type_name.to_owned(), front, devid };
             found.extend(listed(store, own, name)?);
@@ -52,17 +52,17 @@ pub fn list(store: &mut Xenstore, own: DomainId, type_name: &str) -> Result<Vec<
 }
 
 fn listed(store: &mut Xenstore, own: DomainId, name: DeviceName) -> Result<Option<Listed>, XenstoreError> {
-    let places = Places::of(own, &name);
-    let now = ends(store, &places)?;
+    let paths = Places::of(own, &name);
+    let now = ends(store, &paths)?;
     let Some(backend) = now.backend else { return Ok(None) };
-    let mut read = |key: &str| store.read(&format!("{}/{key}", places.backend));
+    let mut read = |key: &str| store.read(&format!("{}/{key}", paths.backend));
     let (params, mode) = (read(keys::PARAMS)?.unwrap_or_default(), read(keys::MODE)?.unwrap_or_default());
     let online = read(keys::ONLINE)?.is_none_or(|value| value.trim() != "0");
     let (sectors, max_queues) = (number(read(keys::SECTORS)?), number(read(keys::MULTI_QUEUE_MAX_QUEUES)?));
     let published = matches!(now.frontend, XenbusState::Initialised | XenbusState::Connected);
     let queues = match published {
         true => {
-            let key = format!("{}/{}", places.frontend, keys::MULTI_QUEUE_NUM_QUEUES);
+            let key = format!("{}/{}", paths.frontend, keys::MULTI_QUEUE_NUM_QUEUES);
             Some(number(read_of_guest(store, &key)?).unwrap_or(1))
         }
         false => None,

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_blkif::{GrantBudget, GrantMode, Mode, PoolOwner, RingParts, Vbd, VbdOptions};
+use mqblk_blkif::{GrantBudget, GrantMode, PoolScope, ResolvedGrantMode, RingParts, Vbd, VbdOptions};
 use mqblk_core::{DiskSlot, EventChannel, Limits, Sector512};
 use mqblk_engine::{Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringOptions};
 use mqblk_memory::{
@@ -50,7 +50,7 @@ impl EventChannel for NoEvents {
 }
 
 /// Serves `requests` reads, `batch` at a time.
-pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
+pub fn serve(requests: u32, batch: u32, mode: ResolvedGrantMode) -> Result<(), Failure> {
     let (region, _) = Region::shared("ring", u64::from(RING_PAGES * mqblk_memory::PAGE_BYTES), GuestAddress(0))?;
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
     let ring = || BlkifRing::resolve(&memory, GuestAddress(0), RING_PAGES, Abi::X86_64);
@@ -58,9 +58,9 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
     let disk = null()?;
     let vbd = Vbd::new(VbdOptions {
         geometry: disk.geometry(),
-        limits: Limits { pins_memory: mode == Mode::PersistentCopy, ..disk.limits() },
+        limits: Limits { pins_memory: mode == ResolvedGrantMode::PersistentBounce, ..disk.limits() },
         abi: Abi::X86_64,
-        persistent: mode.keeps_pages(),
+        persistent: mode.is_persistent(),
         max_indirect_segments: mqblk_blkif::DEFAULT_INDIRECT_SEGMENTS,
         discard: true,
         discard_secure: false,
@@ -68,12 +68,12 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
         flush: true,
         write_through: false,
         mode: match mode {
-            Mode::Copy => GrantMode::Copy,
-            Mode::Map => GrantMode::Map,
-            Mode::Persistent | Mode::PersistentCopy => GrantMode::Persistent,
+            ResolvedGrantMode::Copy => GrantMode::Copy,
+            ResolvedGrantMode::Map => GrantMode::Map,
+            ResolvedGrantMode::Persistent | ResolvedGrantMode::PersistentBounce => GrantMode::Persistent,
         },
         pages_may_be_pinned: false,
-        pool: PoolOwner::PerRing,
+        pool: PoolScope::PerRing,
         budget: GrantBudget::new(1 << 20),
         persistent_max: mqblk_blkif::DEFAULT_PERSISTENT_MAX,
         // Idle pages would be scanned by the clock, every 100 ms; the count must not depend on time.
@@ -98,9 +98,9 @@ pub fn serve(requests: u32, batch: u32, mode: Mode) -> Result<(), Failure> {
             waker: Arc::clone(waker),
             journal: None,
             replay: vec![],
-            keep: None,
+            guard: None,
         };
-        vbd.queue(context, parts).map_err(|error| error.to_string())
+        vbd.open_queue(context, parts).map_err(|error| error.to_string())
     })?;
     for round in 0..requests / batch {
         for number in 0..batch {

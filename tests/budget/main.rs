@@ -18,7 +18,7 @@ mod blkif;
 
 use std::sync::Arc;
 
-use mqblk_blkif::Mode;
+use mqblk_blkif::ResolvedGrantMode;
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, ByteOffset, Call};
@@ -81,10 +81,10 @@ fn main() -> Result<(), Failure> {
         _ => return Err(usage.into()),
     };
     let grants = match mode.as_str() {
-        "persistent" => Some(Mode::Persistent),
-        "bounce" => Some(Mode::PersistentCopy),
-        "copy" => Some(Mode::Copy),
-        "map" => Some(Mode::Map),
+        "persistent" => Some(ResolvedGrantMode::Persistent),
+        "bounce" => Some(ResolvedGrantMode::PersistentBounce),
+        "copy" => Some(ResolvedGrantMode::Copy),
+        "map" => Some(ResolvedGrantMode::Map),
         _ => None,
     };
     let tracked = mode.ends_with("tracked");

@@ -130,8 +130,8 @@ impl Backend {
         let (grants, channel) = (self.domain.access(), Box::new(events.clone()));
         let make = move |context: &mut UringContext, waker: &Arc<dyn Wake>| {
             let waker = Arc::clone(waker);
-            let parts = RingParts { ring: back, grants, channel, waker, journal: None, replay: vec![], keep: None };
-            vbd.queue(context, parts).map_err(|error| error.to_string())
+            let parts = RingParts { ring: back, grants, channel, waker, journal: None, replay: vec![], guard: None };
+            vbd.open_queue(context, parts).map_err(|error| error.to_string())
         };
         let leave = |queue: &mut Queue, context: &mut UringContext| queue.close(context);
         self.engine.attach(ring, options, make, leave).expect("a seat")

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_blkif::{DEFAULT_PERSISTENT_IDLE, GrantBudget, GrantMode, PoolOwner};
+use mqblk_blkif::{DEFAULT_PERSISTENT_IDLE, GrantBudget, GrantMode, PoolScope};
 use mqblk_core::settings::Settings;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_driver::blkfront::{Device, Options};
@@ -15,7 +15,9 @@ use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_xen::connect_simulated;
 use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::vbd::XenbusState;
-use mqblk_xen_server::{Backend, BackendOptions, Backing, Bounds, DeviceName, Opener, Pace, Params, VbdSettings};
+use mqblk_xen_server::{
+    Backend, BackendOptions, DeviceName, DiskBacking, Opener, Params, RateLimit, RingLimits, VbdSettings,
+};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -26,21 +28,21 @@ impl Opener for Ram {
         true
     }
 
-    fn open(&self, params: &Params, name: &DeviceName, _read_only: bool) -> Result<Backing, String> {
+    fn open(&self, params: &Params, name: &DeviceName, _read_only: bool) -> Result<DiskBacking, String> {
         let mut settings = Settings::new("ram");
         settings.insert("size", "1M").map_err(|error| error.to_string())?;
         let disk = mqblk_storage::open("ram", &mut settings).map_err(|error| error.to_string())?;
-        Ok(Backing {
+        Ok(DiskBacking {
             id: format!("{name} {params}"),
             storage: "ram".to_owned(),
             disk,
             plug: PlugOptions::default(),
             health: Arc::default(),
             settings: VbdSettings {
-                bounds: Bounds { queues: 4, ring_order: 2 },
+                ring_limits: RingLimits { queues: 4, ring_page_order: 2 },
                 indirect_segments: 64,
                 mode: GrantMode::Auto,
-                pool: PoolOwner::PerRing,
+                pool: PoolScope::PerRing,
                 persistent_max: 100,
                 persistent_idle: DEFAULT_PERSISTENT_IDLE,
                 journal: true,
@@ -49,7 +51,7 @@ impl Opener for Ram {
                 poll: PollPolicy::Off,
                 coalesce: Coalesce::default(),
             },
-            keep: Box::new(()),
+            guard: Box::new(()),
         })
     }
 }
@@ -98,9 +100,9 @@ fn nothing_is_left_behind() {
         engine: Arc::new(Engine::start(&engine).unwrap()),
         opener: Arc::new(Ram),
         budget: GrantBudget::new(1000),
-        journals: Some(folder.path().join("journals")),
-        alone: false,
-        pace: Pace { burst: 1_000_000, a_second: 1_000_000 },
+        journal_dir: Some(folder.path().join("journals")),
+        exclusive: false,
+        rate_limit: RateLimit { burst: 1_000_000, per_second: 1_000_000 },
         drain_timeout: Duration::from_secs(30),
     };
     let backend = Backend::start(connect_simulated(folder.path()).unwrap(), options).unwrap();

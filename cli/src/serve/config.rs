@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mqblk_blkif::{GrantMode, PoolOwner};
+use mqblk_blkif::{GrantMode, PoolScope};
 use mqblk_engine::{Coalesce, ErrorPolicy, FixedBufferUse, PlugOptions, PollPolicy};
 
 use super::state::SavedLuns;
@@ -144,7 +144,7 @@ pub struct XenEndpoint {
     /// How the guest's pages are accessed.
     pub grants: GrantMode,
     /// The owner of mapped pages and buffer pages: each ring, or all rings together.
-    pub grants_pool: PoolOwner,
+    pub grants_pool: PoolScope,
     /// Maximum number of pages that a ring keeps mapped.
     pub persistent_grants: u32,
     /// Idle time after which a mapped page is unmapped; zero: never.

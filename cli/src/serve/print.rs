@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use toml::Value;
 
-use mqblk_blkif::PoolOwner;
+use mqblk_blkif::PoolScope;
 use mqblk_xen::vbd;
 
 use super::config::{
@@ -153,7 +153,7 @@ fn xen_pairs(endpoint: &XenEndpoint) -> Vec<Pair> {
         ("persistent-idle", Value::Integer(endpoint.persistent_idle.as_secs() as i64)),
         ("journal", string(journal)),
     ]);
-    if endpoint.grants_pool != PoolOwner::PerRing {
+    if endpoint.grants_pool != PoolScope::PerRing {
         pairs.push(("grants-pool", string(endpoint.grants_pool.word())));
     }
     pairs.extend([

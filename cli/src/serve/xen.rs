@@ -10,9 +10,10 @@ use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
 use mqblk_engine::{AnyDisk, DiskHealth, Engine, ErrorPolicy, PlugOptions, QueueStats, WorkerStats};
 use mqblk_memory::DomainId;
 use mqblk_xen::{Xen, XenError};
-use mqblk_xen_server::toolstack::{self, Made, NewDevice, ToolError};
+use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice, ToolstackError};
 use mqblk_xen_server::{
-    Backend, BackendError, BackendOptions, Backing, Bounds, DeviceName, Figures, Opener, Pace, Params, VbdSettings,
+    Backend, BackendError, BackendOptions, DeviceName, DeviceStats, DiskBacking, Opener, Params, RateLimit, RingLimits,
+    VbdSettings,
 };
 
 use super::config::{CacheMode, DiskConfig, DiskEndpoint, XenAttachment, XenConfig, XenEndpoint};
@@ -39,7 +40,7 @@ pub enum XenStartError {
         /// The disk's id.
         id: String,
         /// The cause.
-        source: ToolError,
+        source: ToolstackError,
     },
 }
 
@@ -81,7 +82,7 @@ impl XenDiskConfig {
 
 fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSettings {
     VbdSettings {
-        bounds: Bounds { queues: endpoint.queues, ring_order: endpoint.ring_order },
+        ring_limits: RingLimits { queues: endpoint.queues, ring_page_order: endpoint.ring_order },
         indirect_segments: endpoint.indirect_segments,
         mode: endpoint.grants,
         pool: endpoint.grants_pool,
@@ -110,7 +111,7 @@ impl XenHost {
         let max_map_count = max_map_count.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT);
         let budget = match config.mapped_pages {
             Some(pages) => GrantBudget::new(pages),
-            None => GrantBudget::of_host(MAPTRACK, max_map_count),
+            None => GrantBudget::for_host(MAPTRACK, max_map_count),
         };
         let default = vbd_settings(&config.default_endpoint, false);
         let opener = DiskOpener { watch: config.watch, default, offered: offered_disks(disks) };
@@ -119,9 +120,9 @@ impl XenHost {
             engine: Arc::clone(engine),
             opener: Arc::new(opener),
             budget,
-            journals: config.state.clone(),
-            alone: config.watch,
-            pace: Pace::default(),
+            journal_dir: config.state.clone(),
+            exclusive: config.watch,
+            rate_limit: RateLimit::default(),
             drain_timeout,
         };
         let backend = Arc::new(Backend::start(Arc::clone(&xen), options)?);
@@ -137,10 +138,10 @@ impl XenHost {
         let mut created = Vec::new();
         for disk in disks {
             let Some(XenAttachment { domid, devid }) = disk.endpoint.attachment else { continue };
-            let name = DeviceName { type_name: self.type_name.clone(), front: DomainId(domid), devid };
+            let name = DeviceName { type_name: self.type_name.clone(), frontend_id: DomainId(domid), devid };
             match self.attach_one(disk, &name) {
-                Ok(Made::New) => created.push(name),
-                Ok(Made::Already) => tracing::debug!(device = %name, "was attached already"),
+                Ok(AttachResult::Created) => created.push(name),
+                Ok(AttachResult::Existing) => tracing::debug!(device = %name, "was attached already"),
                 Err(source) => {
                     for name in created {
                         self.detach(&name);
@@ -152,7 +153,7 @@ impl XenHost {
         Ok(())
     }
 
-    fn attach_one(&self, disk: &XenDiskConfig, name: &DeviceName) -> Result<Made, ToolError> {
+    fn attach_one(&self, disk: &XenDiskConfig, name: &DeviceName) -> Result<AttachResult, ToolstackError> {
         let params = Params::Disk(disk.id.clone()).to_string();
         let device = NewDevice { name: name.clone(), params, read_only: disk.disk.geometry().read_only };
         let mut store = self.xen.store()?;
@@ -160,7 +161,7 @@ impl XenHost {
     }
 
     fn detach(&self, name: &DeviceName) {
-        let removed = self.xen.store().map_err(ToolError::from).and_then(|mut store| {
+        let removed = self.xen.store().map_err(ToolstackError::from).and_then(|mut store| {
             toolstack::detach(&mut store, self.xen.domain(), name, std::time::Duration::ZERO, true)
         });
         if let Err(error) = removed {
@@ -190,7 +191,7 @@ pub struct XenDevices {
 
 impl XenDevices {
     /// Returns the devices whose disks are open.
-    pub fn list(&self) -> Vec<Arc<Figures>> {
+    pub fn list(&self) -> Vec<Arc<DeviceStats>> {
         self.backend.devices()
     }
 
@@ -198,16 +199,16 @@ impl XenDevices {
     ///
     /// # Errors
     /// If the disk cannot have that size, or the device does not handle the key in time.
-    pub fn resize(&self, device: &Figures, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+    pub fn resize(&self, device: &DeviceStats, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         let subject = format!("disk {:?}", device.id);
-        let failed = |error: ToolError| ChangeError::Failed(format!("{subject}: {error}"));
+        let failed = |error: ToolstackError| ChangeError::Failed(format!("{subject}: {error}"));
         let Some(disk) = device.disk() else {
             return Err(ChangeError::Failed(format!("{subject}: its storage is being closed")));
         };
         let before = disk.geometry().size;
         // Checked here too, for an error in terms of the request.
         request.judge(disk.as_ref()).map_err(|error| resize::resize_error(&subject, request, error))?;
-        let mut store = self.xen.store().map_err(ToolError::from).map_err(failed)?;
+        let mut store = self.xen.store().map_err(ToolstackError::from).map_err(failed)?;
         toolstack::resize(&mut store, self.xen.domain(), &device.name, request, RESIZE_TIMEOUT).map_err(failed)?;
         let resized = Resized { before, size: disk.geometry().size };
         let guest = match (resized.is_change(), device.rings()) {
@@ -259,7 +260,7 @@ impl XenDisk {
     }
 
     /// Returns the device that the disk is attached as. A previous device may still be in removal: one with rings is preferred.
-    fn device(&self) -> Option<Arc<Figures>> {
+    fn device(&self) -> Option<Arc<DeviceStats>> {
         let devices = self.devices.list().into_iter().filter(|device| device.id == self.id);
         devices.max_by_key(|device| device.rings() > 0)
     }
@@ -267,14 +268,14 @@ impl XenDisk {
     /// Returns the statistics of its rings: zero while it is not attached.
     pub fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         match self.device() {
-            Some(device) => device.report(workers),
+            Some(device) => device.queue_stats(workers),
             None => Some(vec![QueueStats::default(); self.queues]),
         }
     }
 
     /// Returns the grant counters of its rings.
     pub fn grants(&self) -> Option<GrantCounters> {
-        Some(self.device().map(|device| device.grants()).unwrap_or_default())
+        Some(self.device().map(|device| device.grant_counters()).unwrap_or_default())
     }
 }
 
@@ -325,7 +326,7 @@ impl Opener for DiskOpener {
         self.watch || matches!(params, Params::Disk(id) if self.offered.contains_key(id))
     }
 
-    fn open(&self, params: &Params, name: &DeviceName, read_only: bool) -> Result<Backing, String> {
+    fn open(&self, params: &Params, name: &DeviceName, read_only: bool) -> Result<DiskBacking, String> {
         let (kind, key, value) = match params {
             Params::Disk(id) => return self.open_offered(id, name),
             Params::File(path) => ("file", "path", path.display().to_string()),
@@ -337,27 +338,27 @@ impl Opener for DiskOpener {
             settings.insert("readonly", "on").map_err(|error| error.to_string())?;
         }
         let disk = mqblk_storage::open(kind, &mut settings).map_err(|error| error.to_string())?;
-        Ok(Backing {
+        Ok(DiskBacking {
             id: name.to_string(),
             storage: kind.to_owned(),
             disk,
             plug: PlugOptions::default(),
             health: Arc::new(DiskHealth::new(name.to_string(), ErrorPolicy::default())),
             settings: self.default.clone(),
-            keep: Box::new(()),
+            guard: Box::new(()),
         })
     }
 }
 
 impl DiskOpener {
-    fn open_offered(&self, id: &str, name: &DeviceName) -> Result<Backing, String> {
+    fn open_offered(&self, id: &str, name: &DeviceName) -> Result<DiskBacking, String> {
         let Some(disk) = self.offered.get(id) else {
             let ids: Vec<_> = self.offered.keys().map(String::as_str).collect();
             let ids = if ids.is_empty() { "none" } else { &ids.join(", ") };
             return Err(format!("params: found disk {id:?}, expected one that the daemon offers to Xen guests: {ids}"));
         };
         if let Some(XenAttachment { domid, devid }) = disk.attachment
-            && (domid, devid) != (name.front.0, name.devid)
+            && (domid, devid) != (name.frontend_id.0, name.devid)
         {
             return Err(format!(
                 "params: found disk {id:?}, which is attached to domain {domid} by the daemon's configuration"
@@ -369,14 +370,14 @@ impl DiskOpener {
         }
         disk.disk.activate().map_err(|error| error.to_string())?;
         *taken = Some(name.clone());
-        Ok(Backing {
+        Ok(DiskBacking {
             id: id.to_owned(),
             storage: disk.storage.clone(),
             disk: Arc::clone(&disk.disk),
             plug: disk.plug,
             health: Arc::clone(&disk.health),
             settings: disk.settings.clone(),
-            keep: Box::new(DiskUse(Arc::clone(&disk.used_by), Arc::clone(&disk.disk))),
+            guard: Box::new(DiskUse(Arc::clone(&disk.used_by), Arc::clone(&disk.disk))),
         })
     }
 }

@@ -11,7 +11,7 @@ use mqblk_core::{ByteLen, Resize, Sector512};
 use mqblk_xen::XenError;
 use mqblk_xen::store::{Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState};
-use mqblk_xen_server::toolstack::{self, Listed, Made, NewDevice, ToolError};
+use mqblk_xen_server::toolstack::{self, AttachResult, ListedDevice, NewDevice, ToolstackError};
 use mqblk_xen_server::{DeviceName, Params};
 use serde_json::{Value, json};
 
@@ -123,7 +123,11 @@ impl DeviceArgs {
         check_type(&settings, "type", &self.host.type_name)?;
         let devid = vbd::parse_vdev(&self.vdev)
             .map_err(|wrong| settings.error("vdev", format!("{:?}", self.vdev), wrong.expected))?;
-        Ok(DeviceName { type_name: self.host.type_name.clone(), front: mqblk_memory::DomainId(self.domid), devid })
+        Ok(DeviceName {
+            type_name: self.host.type_name.clone(),
+            frontend_id: mqblk_memory::DomainId(self.domid),
+            devid,
+        })
     }
 }
 
@@ -146,7 +150,7 @@ enum CallError {
     #[error(transparent)]
     Usage(#[from] SettingError),
     #[error("xen {0}: {1}")]
-    Tool(&'static str, #[source] ToolError),
+    Tool(&'static str, #[source] ToolstackError),
     #[error("xen: {0}")]
     Xen(#[from] XenError),
     #[error("xen: {0}")]
@@ -206,8 +210,12 @@ fn attach(device: &DeviceArgs, params: &str, read_only: bool, wait: &WaitArgs) -
     let (mut store, own) = connect(&device.host)?;
     let tool_error = |error| CallError::Tool("attach", error);
     let new_device = NewDevice { name: name.clone(), params: params.to_owned(), read_only };
-    if toolstack::attach(&mut store, own, &new_device).map_err(tool_error)? == Made::Already {
-        let taken = ToolError::Taken { vdev: name.vdev(), front: name.front.0, what: format!("params {params}") };
+    if toolstack::attach(&mut store, own, &new_device).map_err(tool_error)? == AttachResult::Existing {
+        let taken = ToolstackError::VdevInUse {
+            vdev: name.vdev(),
+            front: name.frontend_id.0,
+            what: format!("params {params}"),
+        };
         return Err(tool_error(taken));
     }
     if wait.seconds > 0 {
@@ -224,21 +232,21 @@ fn connect(host: &HostArgs) -> Result<(Xenstore, mqblk_memory::DomainId), CallEr
 
 fn summary(host: &HostArgs, name: &DeviceName, action: &str, more: &str) -> String {
     if host.json {
-        let response = json!({ "device": name.to_string(), "domid": name.front.0, "devid": name.devid, "vdev": name.vdev(), "done": action });
+        let response = json!({ "device": name.to_string(), "domid": name.frontend_id.0, "devid": name.devid, "vdev": name.vdev(), "done": action });
         return format!("{response}\n");
     }
-    format!("{action} {} of domain {} ({name}){more}\n", name.vdev(), name.front.0)
+    format!("{action} {} of domain {} ({name}){more}\n", name.vdev(), name.frontend_id.0)
 }
 
 fn bytes(sectors: u64) -> String {
     Sector512(sectors).to_len().map_or(UNKNOWN.to_owned(), |len: ByteLen| len.to_string())
 }
 
-fn device_json(listed: &Listed) -> Value {
-    let Listed { name, backend, frontend, online, params, mode, sectors, queues, max_queues, error } = listed;
+fn device_json(listed: &ListedDevice) -> Value {
+    let ListedDevice { name, backend, frontend, online, params, mode, sectors, queues, max_queues, error } = listed;
     json!({
         "device": name.to_string(),
-        "domid": name.front.0,
+        "domid": name.frontend_id.0,
         "devid": name.devid,
         "vdev": name.vdev(),
         "backend_state": *backend as u8,
@@ -253,14 +261,14 @@ fn device_json(listed: &Listed) -> Value {
     })
 }
 
-fn device_table(devices: &[Listed]) -> String {
+fn device_table(devices: &[ListedDevice]) -> String {
     let head = ["device", "domid", "vdev", "backend", "frontend", "queues", "size", "mode", "params"];
     let head = head.map(str::to_owned).to_vec();
     let state = |state: XenbusState| format!("{state:?} ({state})");
-    let row = |device: &Listed| {
+    let row = |device: &ListedDevice| {
         vec![
             device.name.to_string(),
-            device.name.front.0.to_string(),
+            device.name.frontend_id.0.to_string(),
             device.name.vdev(),
             state(device.backend),
             state(device.frontend),

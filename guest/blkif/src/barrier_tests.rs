@@ -7,9 +7,9 @@ use rand::{RngExt, SeedableRng};
 use super::*;
 
 #[derive(Default)]
-struct Bell(AtomicBool);
+struct TestWaker(AtomicBool);
 
-impl Wake for Bell {
+impl Wake for TestWaker {
     fn wake(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
@@ -17,66 +17,74 @@ impl Wake for Bell {
 
 /// A request, identified by its position among all that were put on any ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Put {
+struct PutRequest {
     time: u32,
     barrier: bool,
 }
 
 /// State of a ring's barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Own {
-    Waits(Put),
-    Runs(Put),
+enum OwnBarrier {
+    Waiting(PutRequest),
+    Running(PutRequest),
     /// Completed, response not published.
-    Answered,
+    Completed,
 }
 
 /// A queue, reduced to what the gate affects.
-struct Ring {
+struct RingModel {
     gate: Option<RingGate>,
-    bell: Arc<Bell>,
-    waiting: VecDeque<Put>,
+    waker: Arc<TestWaker>,
+    waiting: VecDeque<PutRequest>,
     /// Number of waiting requests that come before the active barrier.
     earlier: usize,
-    running: Vec<Put>,
+    running: Vec<PutRequest>,
     unpublished: usize,
-    own: Option<Own>,
+    own_barrier: Option<OwnBarrier>,
 }
 
-struct World {
-    gate: Gate,
-    rings: Vec<Ring>,
+struct GateModel {
+    gate: BarrierGate,
+    rings: Vec<RingModel>,
     /// Number of requests put so far: the time of the next.
     time: u32,
     /// Completed barriers.
-    passed: u32,
+    completed_barriers: u32,
 }
 
 const BATCH: usize = 2;
 
-impl World {
-    fn new(expected: u16) -> World {
-        World { gate: Gate::new(expected), rings: vec![], time: 0, passed: 0 }
+impl GateModel {
+    fn new(expected: u16) -> GateModel {
+        GateModel { gate: BarrierGate::new(expected), rings: vec![], time: 0, completed_barriers: 0 }
     }
 
     fn open(&mut self) -> usize {
-        let bell = Arc::new(Bell::default());
-        let gate = Some(self.gate.open_ring(Arc::clone(&bell) as Arc<dyn Wake>));
+        let waker = Arc::new(TestWaker::default());
+        let gate = Some(self.gate.open_ring(Arc::clone(&waker) as Arc<dyn Wake>));
         let waiting = VecDeque::new();
-        self.rings.push(Ring { gate, bell, waiting, earlier: 0, running: vec![], unpublished: 0, own: None });
+        self.rings.push(RingModel {
+            gate,
+            waker: waker,
+            waiting,
+            earlier: 0,
+            running: vec![],
+            unpublished: 0,
+            own_barrier: None,
+        });
         self.rings.len() - 1
     }
 
     fn put(&mut self, ring: usize, barrier: bool) {
-        self.rings[ring].waiting.push_back(Put { time: self.time, barrier });
+        self.rings[ring].waiting.push_back(PutRequest { time: self.time, barrier });
         self.time += 1;
     }
 
     /// Completes one of the running requests, if there is one.
     fn complete(&mut self, ring: usize, which: usize) {
         let ring = &mut self.rings[ring];
-        if let Some(Own::Runs(_)) = ring.own {
-            ring.own = Some(Own::Answered);
+        if let Some(OwnBarrier::Running(_)) = ring.own_barrier {
+            ring.own_barrier = Some(OwnBarrier::Completed);
         } else if !ring.running.is_empty() {
             let which = which % ring.running.len();
             ring.running.swap_remove(which);
@@ -85,37 +93,37 @@ impl World {
     }
 
     /// Returns true if a turn of the ring has work: it is woken, has responses to publish, or requests that it may take.
-    fn is_awake(&self, at: usize) -> bool {
+    fn has_work(&self, at: usize) -> bool {
         let ring = &self.rings[at];
         let Some(gate) = &ring.gate else { return false };
-        let may_take = ring.own.is_none() && (gate.may_take() || ring.earlier > 0);
-        ring.bell.0.load(Ordering::SeqCst)
+        let may_take = ring.own_barrier.is_none() && (gate.is_open() || ring.earlier > 0);
+        ring.waker.0.load(Ordering::SeqCst)
             || ring.unpublished > 0
-            || ring.own == Some(Own::Answered)
+            || ring.own_barrier == Some(OwnBarrier::Completed)
             || (may_take && !ring.waiting.is_empty())
     }
 
     fn turn(&mut self, at: usize) {
-        if self.rings[at].bell.0.swap(false, Ordering::SeqCst) {
-            self.settle(at);
+        if self.rings[at].waker.0.swap(false, Ordering::SeqCst) {
+            self.advance(at);
         }
         self.pull(at);
         let ring = &mut self.rings[at];
         ring.unpublished = 0;
-        if ring.own == Some(Own::Answered) {
-            ring.own = None;
-            ring.gate.as_mut().expect("an open ring").end();
-            self.passed += 1;
+        if ring.own_barrier == Some(OwnBarrier::Completed) {
+            ring.own_barrier = None;
+            ring.gate.as_mut().expect("an open ring").complete();
+            self.completed_barriers += 1;
         }
-        self.settle(at);
+        self.advance(at);
     }
 
     fn pull(&mut self, at: usize) {
         let ring = &mut self.rings[at];
         let gate = ring.gate.as_mut().expect("an open ring");
         for _ in 0..BATCH {
-            let open = gate.may_take();
-            if ring.own.is_some() || !(open || ring.earlier > 0) {
+            let open = gate.is_open();
+            if ring.own_barrier.is_some() || !(open || ring.earlier > 0) {
                 return;
             }
             let Some(put) = ring.waiting.pop_front() else { return };
@@ -123,7 +131,7 @@ impl World {
                 ring.earlier -= 1;
             }
             if put.barrier {
-                ring.own = Some(Own::Waits(put));
+                ring.own_barrier = Some(OwnBarrier::Waiting(put));
                 ring.earlier = 0;
                 gate.begin();
             } else {
@@ -132,20 +140,20 @@ impl World {
         }
     }
 
-    fn settle(&mut self, at: usize) {
+    fn advance(&mut self, at: usize) {
         loop {
             let ring = &mut self.rings[at];
             let in_flight = ring.earlier + ring.running.len() + ring.unpublished;
-            match ring.gate.as_mut().expect("an open ring").settle(in_flight) {
-                Step::Nothing => return,
-                Step::TakeEarlier => {
-                    assert_eq!(ring.own, None);
+            match ring.gate.as_mut().expect("an open ring").advance(in_flight) {
+                BarrierAction::Nothing => return,
+                BarrierAction::TakeEarlier => {
+                    assert_eq!(ring.own_barrier, None);
                     ring.earlier = ring.waiting.len();
                 }
-                Step::Go => {
-                    if let Some(Own::Waits(put)) = ring.own {
-                        ring.own = Some(Own::Runs(put));
-                        self.check_alone(at, put);
+                BarrierAction::Submit => {
+                    if let Some(OwnBarrier::Waiting(put)) = ring.own_barrier {
+                        ring.own_barrier = Some(OwnBarrier::Running(put));
+                        self.check_exclusive(at, put);
                     }
                     return;
                 }
@@ -154,12 +162,15 @@ impl World {
     }
 
     /// Checks the other rings when a barrier starts.
-    fn check_alone(&self, at: usize, barrier: Put) {
+    fn check_exclusive(&self, at: usize, barrier: PutRequest) {
         for (other, ring) in self.rings.iter().enumerate().filter(|(_, ring)| ring.gate.is_some()) {
             assert!(ring.running.is_empty() && ring.unpublished == 0, "ring {other} runs {:?}", ring.running);
-            assert!(other == at || !matches!(ring.own, Some(Own::Runs(_) | Own::Answered)), "two barriers");
+            assert!(
+                other == at || !matches!(ring.own_barrier, Some(OwnBarrier::Running(_) | OwnBarrier::Completed)),
+                "two barriers"
+            );
             // Requests behind a barrier of their ring come after it.
-            if ring.own.is_none() {
+            if ring.own_barrier.is_none() {
                 let earlier = ring.waiting.iter().find(|put| put.time < barrier.time);
                 assert!(earlier.is_none(), "{earlier:?} of ring {other} comes before {barrier:?}");
             }
@@ -169,7 +180,7 @@ impl World {
     /// Closes the ring, with nothing in flight.
     fn close(&mut self, at: usize) {
         let ring = &mut self.rings[at];
-        (ring.waiting, ring.earlier, ring.unpublished, ring.own) = (VecDeque::new(), 0, 0, None);
+        (ring.waiting, ring.earlier, ring.unpublished, ring.own_barrier) = (VecDeque::new(), 0, 0, None);
         ring.running.clear();
         ring.gate = None;
     }
@@ -180,12 +191,12 @@ impl World {
         loop {
             let mut happened = false;
             for at in 0..self.rings.len() {
-                if self.is_awake(at) {
+                if self.has_work(at) {
                     self.turn(at);
                     happened = true;
                 }
                 let ring = &self.rings[at];
-                if !ring.running.is_empty() || matches!(ring.own, Some(Own::Runs(_))) {
+                if !ring.running.is_empty() || matches!(ring.own_barrier, Some(OwnBarrier::Running(_))) {
                     self.complete(at, 0);
                     happened = true;
                 }
@@ -197,22 +208,22 @@ impl World {
             assert!(bound > 0, "rings keep each other busy");
         }
         for (at, ring) in self.rings.iter().enumerate().filter(|(_, ring)| ring.gate.is_some()) {
-            let left = (&ring.waiting, ring.own, ring.earlier);
+            let left = (&ring.waiting, ring.own_barrier, ring.earlier);
             assert!(left == (&VecDeque::new(), None, 0), "ring {at} sleeps with {left:?}");
-            assert!(ring.gate.as_ref().is_some_and(RingGate::may_take), "the gate is closed");
+            assert!(ring.gate.as_ref().is_some_and(RingGate::is_open), "the gate is closed");
         }
     }
 }
 
 /// Enumerates all sequences of choices, one per run.
 #[derive(Default)]
-struct Chooser {
+struct ChoiceEnumerator {
     /// The choices of this run, each with its number of options.
     trail: Vec<(usize, usize)>,
     at: usize,
 }
 
-impl Chooser {
+impl ChoiceEnumerator {
     fn choose(&mut self, options: usize) -> usize {
         if self.at == self.trail.len() {
             self.trail.push((0, options));
@@ -238,10 +249,10 @@ impl Chooser {
 
 /// Runs all orders of `steps` steps of rings that get these requests (`true`: a barrier) before or between the steps.
 fn every_order(rings: &[&[bool]], steps: usize, closes: bool) -> u32 {
-    let mut chooser = Chooser::default();
+    let mut chooser = ChoiceEnumerator::default();
     let mut runs = 0;
     loop {
-        let mut world = World::new(rings.len() as u16);
+        let mut world = GateModel::new(rings.len() as u16);
         let mut to_put: Vec<VecDeque<bool>> = rings.iter().map(|ring| ring.iter().copied().collect()).collect();
         let mut may_close = closes;
         rings.iter().for_each(|_| _ = world.open());
@@ -251,8 +262,8 @@ fn every_order(rings: &[&[bool]], steps: usize, closes: bool) -> u32 {
                 let ring = &world.rings[at];
                 let possible = [
                     !left.is_empty() && ring.gate.is_some(),
-                    world.is_awake(at),
-                    !ring.running.is_empty() || matches!(ring.own, Some(Own::Runs(_))),
+                    world.has_work(at),
+                    !ring.running.is_empty() || matches!(ring.own_barrier, Some(OwnBarrier::Running(_))),
                     may_close && ring.gate.is_some(),
                 ];
                 steps.extend((0..4).filter(|kind| possible[usize::from(*kind)]).map(|kind| (kind, at)));
@@ -314,7 +325,7 @@ fn barriers_hold_in_long_random_runs() {
     for seed in 0..300 {
         let mut random = SmallRng::seed_from_u64(seed);
         let expected = random.random_range(1..=4);
-        let mut world = World::new(expected);
+        let mut world = GateModel::new(expected);
         let (mut opened, barriers) = (0, random.random_range(2..20));
         for _ in 0..2000 {
             let late = opened >= expected;
@@ -331,7 +342,7 @@ fn barriers_hold_in_long_random_runs() {
                     let barrier = random.random_ratio(1, barriers);
                     world.put(at, barrier);
                 }
-                30..65 if world.is_awake(at) => world.turn(at),
+                30..65 if world.has_work(at) => world.turn(at),
                 // A turn without work.
                 65..70 => world.turn(at),
                 70..99 => world.complete(at, random.random_range(0..100)),
@@ -341,26 +352,26 @@ fn barriers_hold_in_long_random_runs() {
         }
         (opened..expected).for_each(|_| _ = world.open());
         world.finish();
-        assert!(world.passed > 0, "seed {seed}");
+        assert!(world.completed_barriers > 0, "seed {seed}");
     }
 }
 
 #[test]
 fn a_ring_that_will_not_open_is_not_waited_for() {
-    let mut world = World::new(2);
+    let mut world = GateModel::new(2);
     let ring = world.open();
     world.put(ring, true);
     world.turn(ring);
     world.turn(ring);
-    assert!(matches!(world.rings[ring].own, Some(Own::Waits(_))), "the other ring may have requests");
-    world.gate.forget_absent();
+    assert!(matches!(world.rings[ring].own_barrier, Some(OwnBarrier::Waiting(_))), "the other ring may have requests");
+    world.gate.skip_unopened_rings();
     world.finish();
-    assert_eq!(world.passed, 1);
+    assert_eq!(world.completed_barriers, 1);
 }
 
 #[test]
 fn earlier_requests_of_another_ring_are_executed_before_the_barrier() {
-    let mut world = World::new(2);
+    let mut world = GateModel::new(2);
     let (one, other) = (world.open(), world.open());
     world.put(other, false);
     world.put(one, true);
@@ -368,7 +379,7 @@ fn earlier_requests_of_another_ring_are_executed_before_the_barrier() {
     // Not before the other ring has taken its request, and not while it runs.
     for _ in 0..2 {
         world.turn(one);
-        assert!(matches!(world.rings[one].own, Some(Own::Waits(_))));
+        assert!(matches!(world.rings[one].own_barrier, Some(OwnBarrier::Waiting(_))));
         world.turn(other);
         assert_eq!(world.rings[other].running.len(), 1);
     }
@@ -377,11 +388,11 @@ fn earlier_requests_of_another_ring_are_executed_before_the_barrier() {
     assert_eq!(world.rings[other].running.len(), 1, "this came after the barrier");
     world.complete(other, 0);
     world.turn(one);
-    assert!(matches!(world.rings[one].own, Some(Own::Waits(_))), "its response is not visible");
+    assert!(matches!(world.rings[one].own_barrier, Some(OwnBarrier::Waiting(_))), "its response is not visible");
     world.turn(other);
-    assert!(world.is_awake(one), "the last report wakes the barrier's ring");
+    assert!(world.has_work(one), "the last report wakes the barrier's ring");
     world.turn(one);
-    assert!(matches!(world.rings[one].own, Some(Own::Runs(_))));
-    assert!(!world.is_awake(other));
+    assert!(matches!(world.rings[one].own_barrier, Some(OwnBarrier::Running(_))));
+    assert!(!world.has_work(other));
     world.finish();
 }

@@ -22,19 +22,19 @@ impl GrantBudget {
 
     /// Creates the budget of a host that tracks `maptrack` mappings and allows a process `max_map_count` memory ranges, half of which
     /// are left to the rest of the process.
-    pub fn of_host(maptrack: u64, max_map_count: u64) -> Arc<GrantBudget> {
+    pub fn for_host(maptrack: u64, max_map_count: u64) -> Arc<GrantBudget> {
         GrantBudget::new(maptrack.min(max_map_count / 2))
     }
 
     /// Reserves `pages` pages. Returns false, and reserves none, if fewer are left.
-    pub fn take(&self, pages: u32) -> bool {
+    pub fn try_reserve(&self, pages: u32) -> bool {
         let pages = u64::from(pages);
         let more = |used: u64| used.checked_add(pages).filter(|used| *used <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// Releases reserved pages.
-    pub fn give(&self, pages: u32) {
+    pub fn release(&self, pages: u32) {
         let before = self.used.fetch_sub(pages.into(), Ordering::Relaxed);
         debug_assert!(before >= u64::from(pages), "more is released than reserved");
     }
@@ -57,16 +57,16 @@ mod tests {
     #[test]
     fn a_reservation_is_all_or_nothing() {
         let budget = GrantBudget::new(10);
-        assert!(budget.take(7) && !budget.take(4) && budget.take(3));
-        assert!(!budget.take(1) && budget.take(0));
-        budget.give(3);
+        assert!(budget.try_reserve(7) && !budget.try_reserve(4) && budget.try_reserve(3));
+        assert!(!budget.try_reserve(1) && budget.try_reserve(0));
+        budget.release(3);
         assert_eq!((budget.used(), budget.limit()), (7, 10));
-        assert!(!budget.take(u32::MAX));
+        assert!(!budget.try_reserve(u32::MAX));
     }
 
     #[test]
     fn the_smaller_limit_of_a_host_applies() {
-        assert_eq!(GrantBudget::of_host(262_144, 65_530).limit(), 32_765);
-        assert_eq!(GrantBudget::of_host(1024, 65_530).limit(), 1024);
+        assert_eq!(GrantBudget::for_host(262_144, 65_530).limit(), 32_765);
+        assert_eq!(GrantBudget::for_host(1024, 65_530).limit(), 1024);
     }
 }

@@ -31,9 +31,9 @@ pub struct GrantCounters {
     /// Times that pages were copied because the host's budget was exhausted.
     pub over_budget: u64,
     /// Pages mapped now. Where rings share a pool: by all of them.
-    pub held: u64,
+    pub mapped_pages: u64,
     /// Pages whose unmap failed. They stay mapped and are not used again.
-    pub stuck: u64,
+    pub stuck_pages: u64,
     /// Buffer pages that hold memory now.
     pub buffer_pages: u64,
     /// Indirect requests.
@@ -43,7 +43,7 @@ pub struct GrantCounters {
     /// Events sent.
     pub events_sent: u64,
     /// Events received.
-    pub events_taken: u64,
+    pub events_received: u64,
 }
 
 impl GrantCounters {
@@ -63,13 +63,13 @@ impl GrantCounters {
             (&mut self.persistent_purged, other.persistent_purged),
             (&mut self.over_cap, other.over_cap),
             (&mut self.over_budget, other.over_budget),
-            (&mut self.held, other.held),
-            (&mut self.stuck, other.stuck),
+            (&mut self.mapped_pages, other.mapped_pages),
+            (&mut self.stuck_pages, other.stuck_pages),
             (&mut self.buffer_pages, other.buffer_pages),
             (&mut self.indirect_requests, other.indirect_requests),
             (&mut self.barriers, other.barriers),
             (&mut self.events_sent, other.events_sent),
-            (&mut self.events_taken, other.events_taken),
+            (&mut self.events_received, other.events_received),
         ] {
             *sum += more;
         }

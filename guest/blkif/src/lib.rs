@@ -7,28 +7,28 @@
 //! `barrier` orders the rings of a device.
 #![forbid(unsafe_code)]
 
-mod answer;
 pub mod barrier;
 mod budget;
+mod complete;
 mod counters;
-mod holder;
 pub mod journal;
-mod judge;
 mod options;
-mod pages;
+mod page_backing;
+mod page_pool;
+mod parse;
 mod persistent;
-mod place;
+mod pool_handle;
 mod pull;
 mod queue;
-mod ranges;
-mod requests;
+mod request_table;
+mod slot_ranges;
 mod vbd;
 
 pub use budget::GrantBudget;
 pub use counters::GrantCounters;
 pub use options::{
-    DEFAULT_INDIRECT_SEGMENTS, DEFAULT_PERSISTENT_IDLE, DEFAULT_PERSISTENT_MAX, GrantMode, MAX_INDIRECT_SEGMENTS, Mode,
-    PoolOwner, VbdOptions,
+    DEFAULT_INDIRECT_SEGMENTS, DEFAULT_PERSISTENT_IDLE, DEFAULT_PERSISTENT_MAX, GrantMode, MAX_INDIRECT_SEGMENTS,
+    PoolScope, ResolvedGrantMode, VbdOptions,
 };
 pub use queue::{BlkifQueue, BlkifToken};
 pub use vbd::{RingParts, Vbd};

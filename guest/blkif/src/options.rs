@@ -54,7 +54,7 @@ impl GrantMode {
 
 /// Which rings share a pool of mapped pages and buffer pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PoolOwner {
+pub enum PoolScope {
     /// Each ring has its own pool.
     #[default]
     PerRing,
@@ -63,20 +63,20 @@ pub enum PoolOwner {
     Shared,
 }
 
-impl PoolOwner {
+impl PoolScope {
     /// The configuration values, in the order of [`PoolScope::from_word`].
     pub const WORDS: &'static [&'static str] = &["per-ring", "shared"];
 
     /// Returns the scope that one of [`PoolScope::WORDS`] names.
-    pub fn from_word(word: &str) -> PoolOwner {
-        if word == "shared" { PoolOwner::Shared } else { PoolOwner::PerRing }
+    pub fn from_word(word: &str) -> PoolScope {
+        if word == "shared" { PoolScope::Shared } else { PoolScope::PerRing }
     }
 
     /// Returns the configuration value of this scope.
     pub const fn word(self) -> &'static str {
         match self {
-            PoolOwner::PerRing => "per-ring",
-            PoolOwner::Shared => "shared",
+            PoolScope::PerRing => "per-ring",
+            PoolScope::Shared => "shared",
         }
     }
 }
@@ -109,7 +109,7 @@ pub struct VbdOptions {
     /// The host's kernel tolerates that a transfer pins a mapped grant: see [`Limits::pins_memory`].
     pub pages_may_be_pinned: bool,
     /// Which rings share a pool of pages.
-    pub pool: PoolOwner,
+    pub pool: PoolScope,
     /// Host-wide budget of mapped pages.
     pub budget: Arc<GrantBudget>,
     /// Maximum of persistent grants of a ring.
@@ -134,7 +134,7 @@ pub const DEFAULT_PERSISTENT_IDLE: Duration = Duration::from_secs(60);
 
 /// The grant mode in effect: [`GrantMode`] combined with the frontend's features and the disk's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum ResolvedGrantMode {
     /// The hypervisor copies data.
     Copy,
     /// Pages are mapped for each request.
@@ -142,42 +142,42 @@ pub enum Mode {
     /// Pages stay mapped.
     Persistent,
     /// Pages stay mapped; the disk transfers to and from buffer pages, and the backend copies data between these and the mapped pages.
-    PersistentCopy,
+    PersistentBounce,
 }
 
-impl Mode {
+impl ResolvedGrantMode {
     /// Returns true if pages stay mapped between requests.
     #[inline]
-    pub const fn keeps_pages(self) -> bool {
-        matches!(self, Mode::Persistent | Mode::PersistentCopy)
+    pub const fn is_persistent(self) -> bool {
+        matches!(self, ResolvedGrantMode::Persistent | ResolvedGrantMode::PersistentBounce)
     }
 
     /// Returns the name that is shown to users.
     pub const fn word(self) -> &'static str {
         match self {
-            Mode::Copy => GrantMode::Copy.word(),
-            Mode::Map => GrantMode::Map.word(),
-            Mode::Persistent => GrantMode::Persistent.word(),
-            Mode::PersistentCopy => "persistent, copied",
+            ResolvedGrantMode::Copy => GrantMode::Copy.word(),
+            ResolvedGrantMode::Map => GrantMode::Map.word(),
+            ResolvedGrantMode::Persistent => GrantMode::Persistent.word(),
+            ResolvedGrantMode::PersistentBounce => "persistent, copied",
         }
     }
 }
 
 impl VbdOptions {
     /// Returns the grant mode in effect. Requests beyond the limits of mapped pages use grant copy.
-    pub fn resolved_mode(&self) -> Mode {
+    pub fn resolved_mode(&self) -> ResolvedGrantMode {
         let pins = self.limits.pins_memory;
         match self.mode {
             GrantMode::Auto | GrantMode::Persistent if self.persistent => {
                 if pins && !self.pages_may_be_pinned {
-                    Mode::PersistentCopy
+                    ResolvedGrantMode::PersistentBounce
                 } else {
-                    Mode::Persistent
+                    ResolvedGrantMode::Persistent
                 }
             }
             // The kernel unmaps a pinned page only later, after the response, upon which Linux's blkfront disables the disk.
-            GrantMode::Map if !pins => Mode::Map,
-            GrantMode::Auto | GrantMode::Copy | GrantMode::Map | GrantMode::Persistent => Mode::Copy,
+            GrantMode::Map if !pins => ResolvedGrantMode::Map,
+            GrantMode::Auto | GrantMode::Copy | GrantMode::Map | GrantMode::Persistent => ResolvedGrantMode::Copy,
         }
     }
 }
@@ -191,8 +191,8 @@ mod tests {
         for word in GrantMode::WORDS {
             assert_eq!(GrantMode::from_word(word).word(), *word);
         }
-        for word in PoolOwner::WORDS {
-            assert_eq!(PoolOwner::from_word(word).word(), *word);
+        for word in PoolScope::WORDS {
+            assert_eq!(PoolScope::from_word(word).word(), *word);
         }
     }
 }

@@ -5,162 +5,162 @@ use mqblk_memory::GrantRef;
 
 /// A slot for a persistent grant: an index in the table, which determines the page slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Held(pub(crate) u32);
+pub(crate) struct PersistentSlot(pub(crate) u32);
 
 #[derive(Clone, Copy, Debug)]
-struct Grant {
+struct GrantEntry {
     gref: GrantRef,
     /// Number of uses by requests in flight.
     uses: u32,
     /// Start or end of the last use, in milliseconds.
-    used_at: u32,
-    live: bool,
+    last_used_ms: u32,
+    mapped: bool,
 }
 
 /// The persistent grants of a ring, up to a fixed capacity. Nothing is allocated after creation.
 #[derive(Debug)]
-pub(crate) struct Persistent {
+pub(crate) struct PersistentGrants {
     /// Grant in the high half, slot + 1 in the low half; 0: free. At most half full.
     table: Box<[u64]>,
     /// Random and odd, so that a guest cannot choose grants that collide.
     multiplier: u64,
     shift: u32,
-    grants: Vec<Grant>,
+    grants: Vec<GrantEntry>,
     free: Vec<u32>,
     /// Idle time and slot of the selected grants.
-    order: Vec<(u32, u32)>,
+    lru: Vec<(u32, u32)>,
 }
 
-impl Persistent {
+impl PersistentGrants {
     /// Creates an empty table for `max` grants.
-    pub(crate) fn new(max: u32) -> Persistent {
+    pub(crate) fn new(max: u32) -> PersistentGrants {
         let table_len = (max.max(4) as usize * 2).next_power_of_two();
-        let dead = Grant { gref: GrantRef(0), uses: 0, used_at: 0, live: false };
-        Persistent {
+        let dead = GrantEntry { gref: GrantRef(0), uses: 0, last_used_ms: 0, mapped: false };
+        PersistentGrants {
             table: vec![0; table_len].into(),
             multiplier: rand::random::<u64>() | 1,
             shift: u64::BITS - table_len.ilog2(),
             grants: vec![dead; max as usize],
             free: (0..max).rev().collect(),
-            order: Vec::with_capacity(max as usize),
+            lru: Vec::with_capacity(max as usize),
         }
     }
 
     /// Returns the capacity.
-    pub(crate) fn max(&self) -> u32 {
+    pub(crate) fn capacity(&self) -> u32 {
         self.grants.len() as u32
     }
 
     #[inline]
-    fn home(&self, gref: GrantRef) -> usize {
+    fn home_index(&self, gref: GrantRef) -> usize {
         // The high bits of the product are the well-mixed ones.
         (u64::from(gref.0).wrapping_mul(self.multiplier) >> self.shift) as usize
     }
 
     #[inline]
-    fn after(&self, index: usize) -> usize {
+    fn next_index(&self, index: usize) -> usize {
         (index + 1) & (self.table.len() - 1)
     }
 
     /// Returns the table index of a grant, or the free index where it would be inserted.
     #[inline]
-    fn place(&self, gref: GrantRef) -> usize {
-        let mut index = self.home(gref);
+    fn find_index(&self, gref: GrantRef) -> usize {
+        let mut index = self.home_index(gref);
         while self.table[index] != 0 && (self.table[index] >> 32) as u32 != gref.0 {
-            index = self.after(index);
+            index = self.next_index(index);
         }
         index
     }
 
     /// Returns the slot of a grant, if it is mapped.
     #[inline]
-    pub(crate) fn find(&self, gref: GrantRef) -> Option<Held> {
-        (self.table[self.place(gref)] as u32).checked_sub(1).map(Held)
+    pub(crate) fn find(&self, gref: GrantRef) -> Option<PersistentSlot> {
+        (self.table[self.find_index(gref)] as u32).checked_sub(1).map(PersistentSlot)
     }
 
     /// Starts a use of a grant's page, if it is mapped.
     #[inline]
-    pub(crate) fn begin(&mut self, gref: GrantRef, now: u32) -> Option<Held> {
+    pub(crate) fn acquire(&mut self, gref: GrantRef, now: u32) -> Option<PersistentSlot> {
         let slot = self.find(gref)?;
         let grant = &mut self.grants[slot.0 as usize];
         grant.uses += 1;
-        grant.used_at = now;
+        grant.last_used_ms = now;
         Some(slot)
     }
 
     /// Returns a free slot for one more grant; `None` when the table is full. [`insert`](Self::insert) uses it.
-    pub(crate) fn vacancy(&self) -> Option<Held> {
-        self.free.last().copied().map(Held)
+    pub(crate) fn free_slot(&self) -> Option<PersistentSlot> {
+        self.free.last().copied().map(PersistentSlot)
     }
 
     /// Inserts a grant, which is not in the table, into the [`free_slot`](Self::free_slot), and starts a use.
     pub(crate) fn insert(&mut self, gref: GrantRef, now: u32) {
         let Some(number) = self.free.pop() else { return };
-        let index = self.place(gref);
+        let index = self.find_index(gref);
         debug_assert_eq!(self.table[index], 0, "a grant is mapped once");
         self.table[index] = u64::from(gref.0) << 32 | u64::from(number + 1);
-        self.grants[number as usize] = Grant { gref, uses: 1, used_at: now, live: true };
+        self.grants[number as usize] = GrantEntry { gref, uses: 1, last_used_ms: now, mapped: true };
     }
 
     /// Ends a use.
     #[inline]
-    pub(crate) fn end(&mut self, slot: Held, now: u32) {
+    pub(crate) fn release(&mut self, slot: PersistentSlot, now: u32) {
         let grant = &mut self.grants[slot.0 as usize];
-        debug_assert!(grant.live && grant.uses > 0, "a use ends once");
+        debug_assert!(grant.mapped && grant.uses > 0, "a use ends once");
         grant.uses -= 1;
-        grant.used_at = now;
+        grant.last_used_ms = now;
     }
 
     /// Removes a grant that no request uses. Its slot is not reused before [`return_slot`](Self::return_slot).
-    pub(crate) fn remove(&mut self, slot: Held) {
+    pub(crate) fn remove(&mut self, slot: PersistentSlot) {
         let grant = &mut self.grants[slot.0 as usize];
-        debug_assert!(grant.live && grant.uses == 0, "a page stays mapped while it is in use");
-        grant.live = false;
-        let mut hole = self.place(self.grants[slot.0 as usize].gref);
+        debug_assert!(grant.mapped && grant.uses == 0, "a page stays mapped while it is in use");
+        grant.mapped = false;
+        let mut hole = self.find_index(self.grants[slot.0 as usize].gref);
         // Later entries that could not have their home index move up, so that no search ends before them.
-        let mut next = self.after(hole);
+        let mut next = self.next_index(hole);
         while self.table[next] != 0 {
-            let home = self.home(GrantRef((self.table[next] >> 32) as u32));
+            let home = self.home_index(GrantRef((self.table[next] >> 32) as u32));
             let mask = self.table.len() - 1;
             if next.wrapping_sub(home) & mask >= next.wrapping_sub(hole) & mask {
                 self.table[hole] = self.table[next];
                 hole = next;
             }
-            next = self.after(next);
+            next = self.next_index(next);
         }
         self.table[hole] = 0;
     }
 
     /// Makes the slot of a removed grant available again.
-    pub(crate) fn vacate(&mut self, slot: Held) {
+    pub(crate) fn return_slot(&mut self, slot: PersistentSlot) {
         self.free.push(slot.0);
     }
 
     /// Selects the `most` least recently used grants, of those that no request uses and that `pick` accepts by their idle time in
     /// milliseconds. Returns how many; they stay in the table. [`selected`](Self::selected) returns each.
-    pub(crate) fn choose(&mut self, now: u32, most: usize, pick: impl Fn(u32) -> bool) -> usize {
-        self.order.clear();
+    pub(crate) fn select_lru(&mut self, now: u32, most: usize, pick: impl Fn(u32) -> bool) -> usize {
+        self.lru.clear();
         for (number, grant) in (0..).zip(&self.grants) {
-            let idle = now.wrapping_sub(grant.used_at);
-            if grant.live && grant.uses == 0 && pick(idle) {
-                self.order.push((idle, number));
+            let idle = now.wrapping_sub(grant.last_used_ms);
+            if grant.mapped && grant.uses == 0 && pick(idle) {
+                self.lru.push((idle, number));
             }
         }
-        if self.order.len() > most {
-            self.order.select_nth_unstable_by(most, |one, other| other.cmp(one));
-            self.order.truncate(most);
+        if self.lru.len() > most {
+            self.lru.select_nth_unstable_by(most, |one, other| other.cmp(one));
+            self.lru.truncate(most);
         }
-        self.order.len()
+        self.lru.len()
     }
 
     /// Returns one of the grants that [`select_lru`](Self::select_lru) has selected.
-    pub(crate) fn chosen(&self, at: usize) -> Held {
-        Held(self.order[at].1)
+    pub(crate) fn selected(&self, at: usize) -> PersistentSlot {
+        PersistentSlot(self.lru[at].1)
     }
 
     /// Returns all grants in the table.
-    pub(crate) fn live(&self) -> impl Iterator<Item = Held> {
-        (0..).zip(&self.grants).filter(|(_, grant)| grant.live).map(|(number, _)| Held(number))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = PersistentSlot> {
+        (0..).zip(&self.grants).filter(|(_, grant)| grant.mapped).map(|(number, _)| PersistentSlot(number))
     }
 }
 
@@ -170,74 +170,74 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    fn remove(table: &mut Persistent, slot: Held) {
+    fn remove(table: &mut PersistentGrants, slot: PersistentSlot) {
         table.remove(slot);
-        table.vacate(slot);
+        table.return_slot(slot);
     }
 
     #[test]
     fn a_grant_is_found_until_it_is_removed() {
-        let mut table = Persistent::new(2);
-        assert_eq!(table.begin(GrantRef(0), 0), None);
+        let mut table = PersistentGrants::new(2);
+        assert_eq!(table.acquire(GrantRef(0), 0), None);
         table.insert(GrantRef(0), 0);
         table.insert(GrantRef(u32::MAX), 0);
-        assert_eq!(table.vacancy(), None);
-        assert_eq!(table.begin(GrantRef(0), 1), Some(Held(0)));
-        assert_eq!(table.begin(GrantRef(u32::MAX), 1), Some(Held(1)));
-        table.end(Held(0), 2);
-        table.end(Held(0), 2);
-        remove(&mut table, Held(0));
-        assert_eq!(table.begin(GrantRef(0), 1), None);
-        assert_eq!(table.vacancy(), Some(Held(0)));
+        assert_eq!(table.free_slot(), None);
+        assert_eq!(table.acquire(GrantRef(0), 1), Some(PersistentSlot(0)));
+        assert_eq!(table.acquire(GrantRef(u32::MAX), 1), Some(PersistentSlot(1)));
+        table.release(PersistentSlot(0), 2);
+        table.release(PersistentSlot(0), 2);
+        remove(&mut table, PersistentSlot(0));
+        assert_eq!(table.acquire(GrantRef(0), 1), None);
+        assert_eq!(table.free_slot(), Some(PersistentSlot(0)));
     }
 
     #[test]
     fn the_least_recently_used_idle_grants_are_selected() {
-        let mut table = Persistent::new(8);
+        let mut table = PersistentGrants::new(8);
         for number in 0..8 {
             table.insert(GrantRef(number), 100 + number);
             if number != 2 {
-                table.end(Held(number), 100 + number);
+                table.release(PersistentSlot(number), 100 + number);
             }
         }
-        assert_eq!(table.choose(200, 3, |_| true), 3);
-        let mut selected: Vec<u32> = (0..3).map(|at| table.chosen(at).0).collect();
+        assert_eq!(table.select_lru(200, 3, |_| true), 3);
+        let mut selected: Vec<u32> = (0..3).map(|at| table.selected(at).0).collect();
         selected.sort_unstable();
         assert_eq!(selected, [0, 1, 3], "2 is in use");
-        assert_eq!(table.choose(200, 8, |idle| idle >= 96), 4);
-        assert_eq!(table.choose(200, 0, |_| true), 0);
+        assert_eq!(table.select_lru(200, 8, |idle| idle >= 96), 4);
+        assert_eq!(table.select_lru(200, 0, |_| true), 0);
         // Time wraps.
-        table.begin(GrantRef(0), u32::MAX);
-        table.end(Held(0), u32::MAX);
-        assert_eq!(table.choose(5, 8, |idle| idle == 6), 1);
+        table.acquire(GrantRef(0), u32::MAX);
+        table.release(PersistentSlot(0), u32::MAX);
+        assert_eq!(table.select_lru(5, 8, |idle| idle == 6), 1);
     }
 
     proptest! {
         #[test]
         fn behaves_like_a_map(steps in proptest::collection::vec((0_u32..24, any::<bool>()), 1..400)) {
-            let mut table = Persistent::new(10);
-            let mut model: HashMap<u32, Held> = HashMap::new();
+            let mut table = PersistentGrants::new(10);
+            let mut model: HashMap<u32, PersistentSlot> = HashMap::new();
             for (gref, add) in steps {
                 let gref = gref * 0x0101_0101;
-                let found = table.begin(GrantRef(gref), 0);
+                let found = table.acquire(GrantRef(gref), 0);
                 prop_assert_eq!(found, model.get(&gref).copied());
                 if let Some(slot) = found {
-                    table.end(slot, 0);
+                    table.release(slot, 0);
                     if !add {
                         remove(&mut table, slot);
                         model.remove(&gref);
                     }
-                } else if add && let Some(slot) = table.vacancy() {
+                } else if add && let Some(slot) = table.free_slot() {
                     table.insert(GrantRef(gref), 0);
-                    table.end(slot, 0);
+                    table.release(slot, 0);
                     model.insert(gref, slot);
                 } else if add {
                     prop_assert_eq!(model.len(), 10);
                 }
-                prop_assert_eq!(table.live().count(), model.len());
+                prop_assert_eq!(table.iter().count(), model.len());
             }
             for (gref, slot) in model {
-                prop_assert_eq!(table.begin(GrantRef(gref), 0), Some(slot));
+                prop_assert_eq!(table.acquire(GrantRef(gref), 0), Some(slot));
             }
         }
     }

@@ -15,40 +15,40 @@ use mqblk_ring::blkif::request::{SEGMENT_BYTES, SEGMENTS_PER_PAGE};
 use mqblk_ring::blkif::{BlkifRingError, IndirectRequest, RawRequest, RequestBody, Segment, operation, status};
 
 use crate::journal::JournalSlot;
-use crate::judge::{Asked, Kind, answered_operation, indirect_pages};
 use crate::options::MAX_INDIRECT_SEGMENTS;
-use crate::place::{PageUse, Place};
-use crate::queue::{BlkifQueue, BlkifToken, coarse_milliseconds};
-use crate::requests::{Entry, Step};
+use crate::page_backing::{PageBacking, RequestPage};
+use crate::parse::{ParsedRequest, TransferType, indirect_pages, response_operation};
+use crate::queue::{BlkifQueue, BlkifToken, coarse_now_ms};
+use crate::request_table::{InflightRequest, RequestStep};
 
 /// Maximum of requests of one pull. A larger batch would delay the guest's first response.
 pub(crate) const BATCH: usize = 16;
 
 /// The journal, which has as many slots as the ring has entries, is full.
-const NO_ROOM: BlkifRingError = BlkifRingError("there are more requests without a response than the ring holds");
+const JOURNAL_FULL: BlkifRingError = BlkifRingError("there are more requests without a response than the ring holds");
 
 /// An indirect request of the batch whose segments are being fetched.
 #[derive(Clone, Copy, Debug)]
-struct Fetched {
-    at: u16,
-    indirect: IndirectRequest,
+struct IndirectFetch {
+    index: u16,
+    request: IndirectRequest,
     /// Bit `n`: indirect page `n` was read through its mapping.
-    read: u8,
+    read_pages: u8,
 }
 
 /// Memory of one batch, reused for each.
 pub(crate) struct Batch {
     raws: [RawRequest; BATCH],
-    journal: [Option<JournalSlot>; BATCH],
+    journal_slots: [Option<JournalSlot>; BATCH],
     /// Table indices of writes whose data is not copied yet.
-    staged: Vec<u16>,
-    indirect: Vec<Fetched>,
+    pending_writes: Vec<u16>,
+    indirect: Vec<IndirectFetch>,
     copies: Vec<GrantCopy>,
     /// Indirect pages are copied here: `scratch_stride` slots for each request of a batch.
     scratch: PageArena,
     scratch_stride: u32,
     /// Private copy of one indirect page.
-    bytes: Vec<u8>,
+    segment_bytes: Vec<u8>,
 }
 
 impl Batch {
@@ -58,13 +58,13 @@ impl Batch {
         let data = usize::from(segments).max(1);
         Ok(Batch {
             raws: [RawRequest::default(); BATCH],
-            journal: [None; BATCH],
-            staged: Vec::with_capacity(BATCH),
+            journal_slots: [None; BATCH],
+            pending_writes: Vec::with_capacity(BATCH),
             indirect: Vec::with_capacity(BATCH),
             copies: Vec::with_capacity(BATCH * data),
             scratch: PageArena::reserve((BATCH * pages) as u32)?,
             scratch_stride: pages as u32,
-            bytes: vec![0; SEGMENTS_PER_PAGE * SEGMENT_BYTES],
+            segment_bytes: vec![0; SEGMENTS_PER_PAGE * SEGMENT_BYTES],
         })
     }
 
@@ -74,72 +74,72 @@ impl Batch {
 }
 
 /// Requests that the previous backend process left without a response.
-pub(crate) struct Replay(VecDeque<(JournalSlot, RawRequest)>);
+pub(crate) struct ReplayQueue(VecDeque<(JournalSlot, RawRequest)>);
 
-impl Replay {
-    pub(crate) fn new(requests: Vec<(JournalSlot, RawRequest)>) -> Replay {
-        Replay(requests.into())
+impl ReplayQueue {
+    pub(crate) fn new(requests: Vec<(JournalSlot, RawRequest)>) -> ReplayQueue {
+        ReplayQueue(requests.into())
     }
 
     #[inline]
-    pub(crate) fn left(&self) -> usize {
+    pub(crate) fn remaining(&self) -> usize {
         self.0.len()
     }
 }
 
 /// Returns the range of segments that indirect page `page` holds, of a request of `segments` segments.
 #[inline]
-fn segments_of(page: usize, segments: u16) -> std::ops::Range<usize> {
+fn segment_range(page: usize, segments: u16) -> std::ops::Range<usize> {
     let first = page * SEGMENTS_PER_PAGE;
     first..usize::from(segments).min(first + SEGMENTS_PER_PAGE)
 }
 
 /// Parses segments from a private copy.
 #[inline]
-fn parse(bytes: &[u8], pages: &mut [PageUse]) {
+fn parse_segments(bytes: &[u8], pages: &mut [RequestPage]) {
     for (bytes, page) in bytes.as_chunks::<SEGMENT_BYTES>().0.iter().zip(pages) {
-        *page = PageUse::of(Segment::from_bytes(*bytes));
+        *page = RequestPage::from_segment(Segment::from_bytes(*bytes));
     }
 }
 
 impl<L: PooledContext> BlkifQueue<L> {
     /// Takes one batch of at most `most` requests. Returns how many were taken, and true if more wait that may be taken.
     #[inline]
-    pub(crate) fn take_batch<I: Intake<BlkifToken, Buffer>>(
+    pub(crate) fn pull_batch<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
         into: &mut I,
         most: usize,
     ) -> Result<(usize, bool), BlkifRingError> {
-        let limit = into.room().min(self.requests.room()).min(BATCH).min(most);
-        let (count, more) = self.fetch(limit)?;
+        let limit = into.room().min(self.requests.free_entries()).min(BATCH).min(most);
+        let (count, more) = self.fetch_requests(limit)?;
         if count == 0 {
             return Ok((0, more));
         }
-        if self.pages.needs_tending() {
-            self.now = coarse_milliseconds();
+        if self.page_pool.needs_reclaim() {
+            self.now_ms = coarse_now_ms();
         }
         let size = self.vbd.size();
         for number in 0..count {
             let raw = &self.batch.raws[number];
-            match self.rules.direct(raw.operation(), raw.nr_segments()) {
-                Some(kind) => self.take_direct(pool, number, kind, size, into),
-                None => self.take_other(number, size, into),
+            match self.parser.direct_transfer(raw.operation(), raw.nr_segments()) {
+                Some(kind) => self.start_direct(pool, number, kind, size, into),
+                None => self.start_other(number, size, into),
             }
         }
         if !self.batch.indirect.is_empty() {
             self.fetch_segments(pool, size, into);
         }
-        if !self.batch.staged.is_empty() {
-            self.copy_staged(pool, into);
+        if !self.batch.pending_writes.is_empty() {
+            self.copy_pending_writes(pool, into);
         }
         Ok((count, more && self.barrier.is_none()))
     }
 
     /// Copies entries off the ring, up to a barrier. Returns how many, and true if more wait.
     #[inline]
-    fn fetch(&mut self, most: usize) -> Result<(usize, bool), BlkifRingError> {
-        if self.replay.left() > 0 {
+    fn fetch_requests(&mut self, most: usize) -> Result<(usize, bool), BlkifRingError> {
+        if self.replay.remaining() > 0 {
             return Ok((self.fetch_replay(most), true));
         }
         let waiting = self.ring.waiting()? as usize;
@@ -147,11 +147,11 @@ impl<L: PooledContext> BlkifQueue<L> {
         for ahead in 0..count as u32 {
             self.ring.prefetch(ahead);
         }
-        let raws = self.batch.raws[..count].iter_mut().zip(&mut self.batch.journal);
+        let raws = self.batch.raws[..count].iter_mut().zip(&mut self.batch.journal_slots);
         for (number, (raw, slot)) in (1..).zip(raws) {
             self.ring.take_into(raw);
             if let Some(journal) = &mut self.journal {
-                *slot = Some(journal.take(raw).ok_or(NO_ROOM)?);
+                *slot = Some(journal.record_request(raw).ok_or(JOURNAL_FULL)?);
             }
             if raw.operation() == operation::WRITE_BARRIER {
                 count = number;
@@ -159,7 +159,7 @@ impl<L: PooledContext> BlkifQueue<L> {
             }
         }
         if let Some(journal) = &mut self.journal {
-            journal.consumed(self.ring.position().req_cons);
+            journal.record_consumed(self.ring.position().req_cons);
         }
         Ok((count, count < waiting))
     }
@@ -172,7 +172,7 @@ impl<L: PooledContext> BlkifQueue<L> {
             && let Some((slot, raw)) = self.replay.0.pop_front()
         {
             self.batch.raws[count] = raw;
-            self.batch.journal[count] = Some(slot);
+            self.batch.journal_slots[count] = Some(slot);
             count += 1;
             if raw.operation() == operation::WRITE_BARRIER {
                 break;
@@ -183,77 +183,97 @@ impl<L: PooledContext> BlkifQueue<L> {
 
     /// Starts a request with its segments in the ring entry.
     #[inline(always)]
-    fn take_direct<I: Intake<BlkifToken, Buffer>>(
+    fn start_direct<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
         number: usize,
-        kind: Kind,
+        kind: TransferType,
         size: ByteLen,
         into: &mut I,
     ) {
         let (raw, abi) = (&self.batch.raws[number], self.ring.abi());
         let (operation, segments) = (raw.operation(), raw.nr_segments().into());
-        let entry =
-            Entry { id: raw.id(abi), operation, segments, journal: self.batch.journal[number], ..of_kind(kind) };
-        let at = self.requests.open(entry);
+        let entry = InflightRequest {
+            id: raw.id(abi),
+            operation,
+            segment_count: segments,
+            journal_slot: self.batch.journal_slots[number],
+            ..new_entry(kind)
+        };
+        let at = self.requests.insert(entry);
         let (entry, pages) = self.requests.with_pages(at);
         for (page, segment) in pages.iter_mut().zip(raw.segments(abi)) {
-            *page = PageUse::of(segment);
+            *page = RequestPage::from_segment(segment);
         }
-        match self.rules.extent(raw.sector(abi), pages, size) {
+        match self.parser.transfer_range(raw.sector(abi), pages, size) {
             Some(extent) => {
                 (entry.start, entry.len) = extent;
-                self.stage(pool, at, into);
+                self.prepare_data(pool, at, into);
             }
-            None => self.refuse(at, into),
+            None => self.complete_malformed(at, into),
         }
     }
 
     /// [`prepare_data`](Self::prepare_data) outside the fast path, not inlined.
     #[inline(never)]
-    fn stage_seldom<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
-        self.stage(pool, at, into);
+    fn prepare_data_outlined<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+        self.prepare_data(pool, at, into);
     }
 
     /// [`admit`](Self::admit) outside the fast path, not inlined.
     #[inline(never)]
-    pub(crate) fn admit_seldom<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+    pub(crate) fn admit_outlined<I: Intake<BlkifToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        at: u16,
+        into: &mut I,
+    ) {
         self.admit(pool, at, into);
     }
 
     /// Starts any other request: completes it, admits it, or queues the fetch of its segments.
     #[inline(never)]
-    fn take_other<I: Intake<BlkifToken, Buffer>>(&mut self, number: usize, size: ByteLen, into: &mut I) {
-        let journal = self.batch.journal[number];
+    fn start_other<I: Intake<BlkifToken, Buffer>>(&mut self, number: usize, size: ByteLen, into: &mut I) {
+        let journal = self.batch.journal_slots[number];
         let request = self.batch.raws[number].decode(self.ring.abi());
-        let operation = answered_operation(&request);
-        let entry = Entry { id: request.id, operation, journal, ..Entry::NEW };
-        match (self.rules.judge(&request, size), &request.body) {
-            (Asked::Indirect(kind), RequestBody::Indirect(indirect)) => {
+        let operation = response_operation(&request);
+        let entry = InflightRequest { id: request.id, operation, journal_slot: journal, ..InflightRequest::NEW };
+        match (self.parser.parse(&request, size), &request.body) {
+            (ParsedRequest::Indirect(kind), RequestBody::Indirect(indirect)) => {
                 self.counters.indirect_requests += 1;
-                let Entry { step, barrier, .. } = of_kind(kind);
-                let at = self.requests.open(Entry { segments: indirect.nr_segments, step, barrier, ..entry });
-                self.batch.indirect.push(Fetched { at, indirect: *indirect, read: 0 });
+                let InflightRequest { step, barrier, .. } = new_entry(kind);
+                let at = self.requests.insert(InflightRequest {
+                    segment_count: indirect.nr_segments,
+                    step,
+                    barrier,
+                    ..entry
+                });
+                self.batch.indirect.push(IndirectFetch { index: at, request: *indirect, read_pages: 0 });
             }
-            (Asked::Flush, _) => {
-                let at = self.requests.open(entry);
+            (ParsedRequest::Flush, _) => {
+                let at = self.requests.insert(entry);
                 into.admit(BlkifToken(at), DiskSlot::FIRST, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
             }
-            (Asked::EmptyBarrier, _) => {
-                let at = self.requests.open(Entry { barrier: true, ..entry });
+            (ParsedRequest::EmptyBarrier, _) => {
+                let at = self.requests.insert(InflightRequest { barrier: true, ..entry });
                 self.begin_barrier(at);
             }
-            (Asked::Discard { secure, start, len }, _) => {
-                let at = self.requests.open(Entry { start, len, step: Step::Discard { secure }, ..entry });
-                self.discard(at, into);
+            (ParsedRequest::Discard { secure, start, len }, _) => {
+                let at = self.requests.insert(InflightRequest {
+                    start,
+                    len,
+                    step: RequestStep::Discard { secure },
+                    ..entry
+                });
+                self.submit_discard(at, into);
             }
-            (Asked::Answer(status), _) => {
-                self.respond(request.id, operation, status, journal);
+            (ParsedRequest::Respond(status), _) => {
+                self.put_response(request.id, operation, status, journal);
                 into.completed_locally(status == status::OKAY);
             }
             // Not reached: the parser returns `Indirect` only for an indirect request, and direct ones take the other path.
-            (Asked::Direct(_) | Asked::Indirect(_), _) => {
-                self.respond(request.id, operation, status::ERROR, journal);
+            (ParsedRequest::Direct(_) | ParsedRequest::Indirect(_), _) => {
+                self.put_response(request.id, operation, status::ERROR, journal);
                 into.completed_locally(false);
             }
         }
@@ -261,8 +281,8 @@ impl<L: PooledContext> BlkifQueue<L> {
 
     /// Completes a malformed request, whose status is set already.
     #[cold]
-    fn refuse<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, into: &mut I) {
-        self.close_request(at);
+    fn complete_malformed<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, into: &mut I) {
+        self.complete_request(at);
         into.completed_locally(false);
     }
 
@@ -272,14 +292,14 @@ impl<L: PooledContext> BlkifQueue<L> {
         let mut indirect = std::mem::take(&mut self.batch.indirect);
         self.batch.copies.clear();
         for (number, fetched) in indirect.iter_mut().enumerate() {
-            let segments = self.requests.entry(fetched.at).segments;
+            let segments = self.requests.get_mut(fetched.index).segment_count;
             for page in 0..indirect_pages(segments) {
-                let range = segments_of(page, segments);
-                let bytes = &mut self.batch.bytes[..range.len() * SEGMENT_BYTES];
-                let gref = fetched.indirect.pages[page];
-                if self.pages.peek(gref, bytes, self.now, &mut self.counters) {
-                    parse(bytes, &mut self.requests.with_pages(fetched.at).1[range]);
-                    fetched.read |= 1 << page;
+                let range = segment_range(page, segments);
+                let bytes = &mut self.batch.segment_bytes[..range.len() * SEGMENT_BYTES];
+                let gref = fetched.request.pages[page];
+                if self.page_pool.read_persistent(gref, bytes, self.now_ms, &mut self.counters) {
+                    parse_segments(bytes, &mut self.requests.with_pages(fetched.index).1[range]);
+                    fetched.read_pages |= 1 << page;
                     continue;
                 }
                 let len = bytes.len() as u16;
@@ -294,13 +314,13 @@ impl<L: PooledContext> BlkifQueue<L> {
                 });
             }
         }
-        self.pages.copy(&self.batch.scratch, &mut self.batch.copies, &mut self.counters);
+        self.page_pool.copy(&self.batch.scratch, &mut self.batch.copies, &mut self.counters);
         let mut copied = 0;
         for (number, fetched) in indirect.iter().enumerate() {
-            if self.judge_segments(number, fetched, size, &mut copied) {
-                self.stage_seldom(pool, fetched.at, into);
+            if self.validate_segments(number, fetched, size, &mut copied) {
+                self.prepare_data_outlined(pool, fetched.index, into);
             } else {
-                self.refuse(fetched.at, into);
+                self.complete_malformed(fetched.index, into);
             }
         }
         indirect.clear();
@@ -308,23 +328,23 @@ impl<L: PooledContext> BlkifQueue<L> {
     }
 
     /// Returns true if the segments of an indirect request were fetched and are valid.
-    fn judge_segments(&mut self, number: usize, fetched: &Fetched, size: ByteLen, copied: &mut usize) -> bool {
-        let (entry, pages) = self.requests.with_pages(fetched.at);
+    fn validate_segments(&mut self, number: usize, fetched: &IndirectFetch, size: ByteLen, copied: &mut usize) -> bool {
+        let (entry, pages) = self.requests.with_pages(fetched.index);
         let mut good = true;
-        for page in 0..indirect_pages(entry.segments) {
-            if fetched.read & 1 << page != 0 {
+        for page in 0..indirect_pages(entry.segment_count) {
+            if fetched.read_pages & 1 << page != 0 {
                 continue;
             }
             let copy = &self.batch.copies[*copied];
             *copied += 1;
-            let range = segments_of(page, entry.segments);
+            let range = segment_range(page, entry.segment_count);
             let slot = self.batch.scratch_slot(number, page);
-            let bytes = &mut self.batch.bytes[..range.len() * SEGMENT_BYTES];
+            let bytes = &mut self.batch.segment_bytes[..range.len() * SEGMENT_BYTES];
             good &=
                 copy.status == GrantStatus::OKAY && self.batch.scratch.memory().read(slot.address(0), bytes).is_some();
-            parse(bytes, &mut pages[range]);
+            parse_segments(bytes, &mut pages[range]);
         }
-        match self.rules.extent(fetched.indirect.sector, pages, size) {
+        match self.parser.transfer_range(fetched.request.sector, pages, size) {
             Some(extent) if good => {
                 (entry.start, entry.len) = extent;
                 true
@@ -335,48 +355,48 @@ impl<L: PooledContext> BlkifQueue<L> {
 
     /// Gets pages for a request's data, and admits it unless its data is still to be copied.
     #[inline(always)]
-    fn stage<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
+    fn prepare_data<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         let (entry, pages) = self.requests.with_pages(at);
-        let fill = entry.step == Step::Read;
-        match self.pages.place(pages, fill, self.now, &mut self.counters) {
+        let fill = entry.step == RequestStep::Read;
+        match self.page_pool.prepare(pages, fill, self.now_ms, &mut self.counters) {
             Some(place) => {
-                entry.place = place;
-                if !fill && matches!(place, Place::Copy(_)) {
-                    self.batch.staged.push(at);
+                entry.backing = place;
+                if !fill && matches!(place, PageBacking::Copy(_)) {
+                    self.batch.pending_writes.push(at);
                 } else if entry.barrier {
                     self.begin_barrier(at);
                 } else {
                     self.admit(pool, at, into);
                 }
             }
-            None => self.refuse(at, into),
+            None => self.complete_malformed(at, into),
         }
     }
 
     /// Copies the data of writes in one call, and admits them, except those whose copy failed.
     #[inline(never)]
-    fn copy_staged<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
+    fn copy_pending_writes<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
         self.batch.copies.clear();
-        for at in &self.batch.staged {
+        for at in &self.batch.pending_writes {
             let (_, pages) = self.requests.with_pages(*at);
-            self.batch.copies.extend(pages.iter().map(|page| page.copy(CopyDirection::FromGrant)));
+            self.batch.copies.extend(pages.iter().map(|page| page.grant_copy(CopyDirection::FromGrant)));
         }
-        self.pages.copy(&self.arena, &mut self.batch.copies, &mut self.counters);
+        self.page_pool.copy(&self.arena, &mut self.batch.copies, &mut self.counters);
         let mut copied = 0;
-        for number in 0..self.batch.staged.len() {
-            let at = self.batch.staged[number];
-            let entry = self.requests.entry(at);
-            let copies = &self.batch.copies[copied..copied + usize::from(entry.segments)];
+        for number in 0..self.batch.pending_writes.len() {
+            let at = self.batch.pending_writes[number];
+            let entry = self.requests.get_mut(at);
+            let copies = &self.batch.copies[copied..copied + usize::from(entry.segment_count)];
             copied += copies.len();
             if copies.iter().any(|copy| copy.status != GrantStatus::OKAY) {
-                self.refuse(at, into);
+                self.complete_malformed(at, into);
             } else if entry.barrier {
                 self.begin_barrier(at);
             } else {
-                self.admit_seldom(pool, at, into);
+                self.admit_outlined(pool, at, into);
             }
         }
-        self.batch.staged.clear();
+        self.batch.pending_writes.clear();
     }
 
     /// Admits a request whose pages are prepared.
@@ -385,11 +405,11 @@ impl<L: PooledContext> BlkifQueue<L> {
         let fua = self.fua;
         let (entry, pages) = self.requests.with_pages(at);
         let op = match entry.step {
-            Step::Read => Op::Read,
-            Step::Write => Op::Write { fua },
-            Step::WriteFlush => Op::Write { fua: false },
-            Step::Discard { .. } => return self.discard(at, into),
-            Step::Flush => {
+            RequestStep::Read => Op::Read,
+            RequestStep::Write => Op::Write { fua },
+            RequestStep::WriteFlush => Op::Write { fua: false },
+            RequestStep::Discard { .. } => return self.submit_discard(at, into),
+            RequestStep::Flush => {
                 return into.admit(BlkifToken(at), DiskSlot::FIRST, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
             }
         };
@@ -417,11 +437,11 @@ impl<L: PooledContext> BlkifQueue<L> {
 
 /// Returns the table entry of a request with data.
 #[inline]
-fn of_kind(kind: Kind) -> Entry {
+fn new_entry(kind: TransferType) -> InflightRequest {
     let step = match kind {
-        Kind::Read => Step::Read,
-        Kind::Write => Step::Write,
-        Kind::WriteFlush | Kind::Barrier => Step::WriteFlush,
+        TransferType::Read => RequestStep::Read,
+        TransferType::Write => RequestStep::Write,
+        TransferType::WriteFlush | TransferType::Barrier => RequestStep::WriteFlush,
     };
-    Entry { step, barrier: kind == Kind::Barrier, ..Entry::NEW }
+    InflightRequest { step, barrier: kind == TransferType::Barrier, ..InflightRequest::NEW }
 }

@@ -10,13 +10,13 @@ use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_ring::blkif::{BackRing, BlkifRingError, RingPosition};
 use nix::time::{ClockId, clock_gettime};
 
-use crate::barrier::{RingGate, Step as GateStep};
+use crate::barrier::{BarrierAction, RingGate};
 use crate::counters::GrantCounters;
 use crate::journal::Journal;
-use crate::judge::Rules;
-use crate::pages::Pages;
-use crate::pull::{BATCH, Batch, Replay};
-use crate::requests::Requests;
+use crate::parse::RequestParser;
+use crate::pool_handle::PoolHandle;
+use crate::pull::{BATCH, Batch, ReplayQueue};
+use crate::request_table::RequestTable;
 use crate::vbd::{RingParts, Vbd};
 
 /// Token of a request: its index in the request table.
@@ -24,7 +24,7 @@ use crate::vbd::{RingParts, Vbd};
 pub struct BlkifToken(pub(crate) u16);
 
 /// Returns the milliseconds of CLOCK_MONOTONIC_COARSE, which is cheap to read and has a resolution of a few milliseconds.
-pub(crate) fn coarse_milliseconds() -> u32 {
+pub(crate) fn coarse_now_ms() -> u32 {
     // Without this clock nothing becomes idle.
     // Not rustix: it reads the vDSO's ELF header, which valgrind hides, and the instruction budget runs under valgrind.
     let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE) else { return 0 };
@@ -35,58 +35,58 @@ pub(crate) fn coarse_milliseconds() -> u32 {
 /// The queue of one ring of a [`Vbd`].
 pub struct BlkifQueue<L> {
     pub(crate) vbd: Arc<Vbd>,
-    pub(crate) rules: Rules,
+    pub(crate) parser: RequestParser,
     pub(crate) ring: BackRing,
     channel: Box<dyn EventChannel>,
     /// The event channel is masked.
     masked: bool,
     pub(crate) waker: Arc<dyn Wake>,
-    pub(crate) pages: Pages,
+    pub(crate) page_pool: PoolHandle,
     pub(crate) arena: Arc<PageArena>,
     pub(crate) lease: LeaseId,
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestTable,
     pub(crate) batch: Batch,
-    pub(crate) replay: Replay,
+    pub(crate) replay: ReplayQueue,
     pub(crate) journal: Option<Journal>,
     /// `None` after the queue is closed.
     gate: Option<RingGate>,
     /// Table index of the ring's barrier while it waits for earlier requests.
     pub(crate) barrier: Option<u16>,
     /// The ring's barrier is completed, and its response not published.
-    pub(crate) barrier_answered: bool,
+    pub(crate) barrier_completed: bool,
     /// Copies to the frontend for the reads in `deferred`, in their order. The next publish executes them.
-    pub(crate) reads: Vec<GrantCopy>,
+    pub(crate) read_copies: Vec<GrantCopy>,
     /// Table indices of completed requests whose pages the next publish copies or unmaps.
-    pub(crate) ending: Vec<u16>,
+    pub(crate) deferred: Vec<u16>,
     /// Number of responses that are not published.
-    pub(crate) unpublished: usize,
+    pub(crate) unpublished_responses: usize,
     /// The last arm returned [`ArmResult::Sleepable`]: the worker does not poll the ring until an event.
-    sleeping: bool,
+    armed: bool,
     /// Time of the last batch in milliseconds.
-    pub(crate) now: u32,
+    pub(crate) now_ms: u32,
     pub(crate) counters: GrantCounters,
     /// Every write is durable before its response.
     pub(crate) fua: bool,
     /// Longest discard that the storage accepts.
     pub(crate) max_discard: ByteLen,
-    _keep: Option<Box<dyn std::any::Any + Send>>,
-    _lane: PhantomData<fn(L)>,
+    _guard: Option<Box<dyn std::any::Any + Send>>,
+    _context: PhantomData<fn(L)>,
 }
 
 impl<L: PooledContext> BlkifQueue<L> {
     pub(crate) fn new(vbd: Arc<Vbd>, context: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
-        let RingParts { ring, grants, channel, waker, journal, replay, keep } = parts;
+        let RingParts { ring, grants, channel, waker, journal, replay, guard: keep } = parts;
         let options = vbd.options();
         let (size, most) = (ring.size() as u16, options.max_indirect_segments);
         let segments = most.max(MAX_SEGMENTS as u16);
         let batch = Batch::new(most)?;
-        let mut pages = vbd.pages(size.into(), segments, grants)?;
+        let mut pages = vbd.open_pool(size.into(), segments, grants)?;
         let arena = pages.arena();
         let lease = context.pool().acquire_lease(Arc::clone(arena.memory()), vec![]);
         context.pool().reserve(size.into());
-        vbd.opened(&waker);
+        vbd.ring_opened(&waker);
         Ok(BlkifQueue {
-            rules: Rules::new(options),
+            parser: RequestParser::new(options),
             fua: options.write_through,
             max_discard: options.limits.discard.map_or(ByteLen::ZERO, |discard| discard.max_len),
             gate: Some(vbd.gate.open_ring(Arc::clone(&waker))),
@@ -94,25 +94,25 @@ impl<L: PooledContext> BlkifQueue<L> {
             channel,
             masked: true,
             waker,
-            pages,
+            page_pool: pages,
             arena,
             lease,
-            requests: Requests::new(size, segments),
+            requests: RequestTable::new(size, segments),
             batch,
-            replay: Replay::new(replay),
+            replay: ReplayQueue::new(replay),
             journal,
             barrier: None,
-            barrier_answered: false,
+            barrier_completed: false,
             // Capacity for all requests; memory is allocated on first touch.
-            reads: Vec::with_capacity(usize::from(size) * usize::from(segments)),
-            ending: Vec::with_capacity(size.into()),
-            unpublished: 0,
-            sleeping: false,
-            now: coarse_milliseconds(),
+            read_copies: Vec::with_capacity(usize::from(size) * usize::from(segments)),
+            deferred: Vec::with_capacity(size.into()),
+            unpublished_responses: 0,
+            armed: false,
+            now_ms: coarse_now_ms(),
             counters: GrantCounters::default(),
-            _keep: keep,
+            _guard: keep,
             vbd,
-            _lane: PhantomData,
+            _context: PhantomData,
         })
     }
 
@@ -121,8 +121,8 @@ impl<L: PooledContext> BlkifQueue<L> {
         if self.gate.take().is_none() {
             return;
         }
-        let last = self.vbd.closed(&self.waker);
-        self.pages.close(last, &mut self.counters);
+        let last = self.vbd.ring_closed(&self.waker);
+        self.page_pool.close(last, &mut self.counters);
         context.pool().unreserve(self.ring.size() as usize);
         context.pool().retire_lease(self.lease);
     }
@@ -130,14 +130,14 @@ impl<L: PooledContext> BlkifQueue<L> {
     /// Returns the counters.
     pub fn grant_counters(&self) -> GrantCounters {
         let mut counters = self.counters;
-        self.pages.count(&mut counters);
+        self.page_pool.set_gauges(&mut counters);
         counters
     }
 
     /// Returns true if requests may be taken off the ring: no barrier is active.
     #[inline]
-    pub(crate) fn may_take(&self) -> bool {
-        self.gate.as_ref().is_some_and(RingGate::may_take)
+    pub(crate) fn may_pull(&self) -> bool {
+        self.gate.as_ref().is_some_and(RingGate::is_open)
     }
 
     /// Queues the ring's barrier, which was just taken off the ring, behind those of other rings.
@@ -152,7 +152,7 @@ impl<L: PooledContext> BlkifQueue<L> {
 
     /// Advances the active barrier, if there is one. Submits this ring's when all earlier requests are completed.
     #[cold]
-    fn settle<I: Intake<BlkifToken, Buffer>>(
+    fn advance_barrier<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         context: &mut L,
         into: &mut I,
@@ -160,17 +160,17 @@ impl<L: PooledContext> BlkifQueue<L> {
     ) -> Result<(), BlkifRingError> {
         let mut pulled = Ok(());
         loop {
-            let others = self.requests.in_use() - usize::from(self.barrier.is_some()) + self.unpublished;
+            let others = self.requests.in_use() - usize::from(self.barrier.is_some()) + self.unpublished_responses;
             let Some(gate) = &mut self.gate else { return Ok(()) };
-            match gate.settle(others) {
-                GateStep::Nothing => return pulled,
+            match gate.advance(others) {
+                BarrierAction::Nothing => return pulled,
                 // An error is returned only after this ring has reported to the gate: other rings wait for the report.
-                GateStep::TakeEarlier if running => pulled = self.take_earlier(context, into),
-                GateStep::TakeEarlier => {}
-                GateStep::Go => {
+                BarrierAction::TakeEarlier if running => pulled = self.pull_earlier(context, into),
+                BarrierAction::TakeEarlier => {}
+                BarrierAction::Submit => {
                     if let Some(at) = self.barrier.take() {
                         self.counters.barriers += 1;
-                        self.admit_seldom(context.pool(), at, into);
+                        self.admit_outlined(context.pool(), at, into);
                     }
                     return pulled;
                 }
@@ -179,14 +179,14 @@ impl<L: PooledContext> BlkifQueue<L> {
     }
 
     /// Takes the requests that the ring holds now, up to a barrier.
-    fn take_earlier<I: Intake<BlkifToken, Buffer>>(
+    fn pull_earlier<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         context: &mut L,
         into: &mut I,
     ) -> Result<(), BlkifRingError> {
-        let mut left = self.replay.left() + self.ring.waiting()? as usize;
+        let mut left = self.replay.remaining() + self.ring.waiting()? as usize;
         while left > 0 && self.barrier.is_none() {
-            let (taken, _) = self.take_batch(context.pool(), into, left)?;
+            let (taken, _) = self.pull_batch(context.pool(), into, left)?;
             if taken == 0 {
                 return Ok(());
             }
@@ -197,11 +197,15 @@ impl<L: PooledContext> BlkifQueue<L> {
 
     /// Takes the requests that the ring holds, and arms it. For a queue that is not polled when a barrier ends: its event channel may
     /// have stayed masked meanwhile.
-    fn catch_up<I: Intake<BlkifToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> Result<(), BlkifRingError> {
+    fn pull_and_arm<I: Intake<BlkifToken, Buffer>>(
+        &mut self,
+        context: &mut L,
+        into: &mut I,
+    ) -> Result<(), BlkifRingError> {
         // Bound: a full ring and a few requests that arrive meanwhile; then other queues run.
         for _ in 0..=self.ring.size() as usize / BATCH {
-            let (_, more) = self.take_batch(context.pool(), into, usize::MAX)?;
-            if !self.may_take() || (!more && self.ask_for_event() == ArmResult::Sleepable) {
+            let (_, more) = self.pull_batch(context.pool(), into, usize::MAX)?;
+            if !self.may_pull() || (!more && self.arm_event() == ArmResult::Sleepable) {
                 return Ok(());
             }
         }
@@ -210,8 +214,8 @@ impl<L: PooledContext> BlkifQueue<L> {
     }
 
     /// Unmasks the event channel, requests an event for the next request, and re-checks the ring.
-    fn ask_for_event(&mut self) -> ArmResult {
-        if self.replay.left() > 0 {
+    fn arm_event(&mut self) -> ArmResult {
+        if self.replay.remaining() > 0 {
             return ArmResult::WorkWaiting;
         }
         // As late as possible: requests that arrive while the ring is polled need no event.
@@ -223,8 +227,8 @@ impl<L: PooledContext> BlkifQueue<L> {
 
     /// Unmaps idle persistent grants and releases memory of buffer pages.
     #[inline(never)]
-    fn tend(&mut self) {
-        if self.pages.tend(self.now, &mut self.counters) {
+    fn reclaim(&mut self) {
+        if self.page_pool.reclaim(self.now_ms, &mut self.counters) {
             self.waker.wake();
         }
     }
@@ -241,11 +245,11 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
 
     #[inline]
     fn pull<I: Intake<BlkifToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> PullEnd {
-        if !self.may_take() {
+        if !self.may_pull() {
             // The gate wakes the queue when it opens.
             return PullEnd::Empty;
         }
-        match self.take_batch(context.pool(), into, usize::MAX) {
+        match self.pull_batch(context.pool(), into, usize::MAX) {
             Ok((_, true)) => PullEnd::MoreWaiting,
             Ok((_, false)) => PullEnd::Empty,
             Err(broken) => PullEnd::Broken(broken.0),
@@ -262,7 +266,7 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
         if let Some(buffer) = done.buffer {
             context.pool().release(buffer);
         }
-        self.ended(done.token, done.outcome, into);
+        self.step_completed(done.token, done.outcome, into);
     }
 
     fn woken<I: Intake<BlkifToken, Buffer>>(
@@ -271,12 +275,12 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
         into: &mut I,
         running: bool,
     ) -> Result<(), &'static str> {
-        self.settle(context, into, running).map_err(|broken| broken.0)?;
-        if running && self.sleeping && self.may_take() {
-            self.catch_up(context, into).map_err(|broken| broken.0)?;
+        self.advance_barrier(context, into, running).map_err(|broken| broken.0)?;
+        if running && self.armed && self.may_pull() {
+            self.pull_and_arm(context, into).map_err(|broken| broken.0)?;
         }
-        self.now = coarse_milliseconds();
-        self.tend();
+        self.now_ms = coarse_now_ms();
+        self.reclaim();
         Ok(())
     }
 
@@ -286,22 +290,22 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
 
     #[inline]
     fn publish(&mut self) -> PublishResult {
-        if !self.ending.is_empty() {
-            self.settle_pages();
+        if !self.deferred.is_empty() {
+            self.complete_deferred();
         }
-        if self.unpublished == 0 {
+        if self.unpublished_responses == 0 {
             return PublishResult::Nothing;
         }
-        self.unpublished = 0;
+        self.unpublished_responses = 0;
         let notify = match &mut self.journal {
             None => self.ring.publish(),
             Some(journal) => journal.publish(self.ring.position().rsp_prod, || self.ring.publish()),
         };
-        if !self.may_take() {
-            self.published_at_barrier();
+        if !self.may_pull() {
+            self.published_during_barrier();
         }
-        if self.pages.needs_tending() {
-            self.tend();
+        if self.page_pool.needs_reclaim() {
+            self.reclaim();
         }
         notify
     }
@@ -312,20 +316,20 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     }
 
     fn arm(&mut self) -> ArmResult {
-        let result = if self.may_take() {
-            self.ask_for_event()
+        let result = if self.may_pull() {
+            self.arm_event()
         } else {
             // Requests wait until the barrier ends, when the gate wakes the queue. An event before that is of no use.
             ArmResult::Sleepable
         };
-        self.sleeping = result == ArmResult::Sleepable;
+        self.armed = result == ArmResult::Sleepable;
         result
     }
 
     fn disarm(&mut self) {
-        self.sleeping = false;
+        self.armed = false;
         self.masked = true;
-        self.counters.events_taken += 1;
+        self.counters.events_received += 1;
         self.channel.take();
     }
 
@@ -337,11 +341,11 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
 impl<L> BlkifQueue<L> {
     /// Handles a publish while a barrier is active.
     #[cold]
-    fn published_at_barrier(&mut self) {
-        if std::mem::take(&mut self.barrier_answered)
+    fn published_during_barrier(&mut self) {
+        if std::mem::take(&mut self.barrier_completed)
             && let Some(gate) = &mut self.gate
         {
-            gate.end();
+            gate.complete();
         }
         if self.requests.in_use() == usize::from(self.barrier.is_some()) {
             // The queue reports that nothing is in flight in `woken`, where it can also continue.

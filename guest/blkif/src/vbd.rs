@@ -9,10 +9,10 @@ use mqblk_core::{ByteLen, EventChannel, Wake};
 use mqblk_memory::{GrantAccess, PooledContext};
 use mqblk_ring::blkif::{BackRing, RawRequest};
 
-use crate::barrier::Gate;
+use crate::barrier::BarrierGate;
 use crate::journal::{Journal, JournalSlot};
-use crate::options::{MAX_INDIRECT_SEGMENTS, PoolOwner, VbdOptions};
-use crate::pages::{Pages, SharedHolder};
+use crate::options::{MAX_INDIRECT_SEGMENTS, PoolScope, VbdOptions};
+use crate::pool_handle::{PoolHandle, SharedPool};
 use crate::queue::BlkifQueue;
 
 /// Everything that a queue needs of its ring.
@@ -31,13 +31,13 @@ pub struct RingParts {
     /// those in the ring.
     pub replay: Vec<(JournalSlot, RawRequest)>,
     /// Keeps the ring's pages mapped; dropped with the queue.
-    pub keep: Option<Box<dyn Any + Send>>,
+    pub guard: Option<Box<dyn Any + Send>>,
 }
 
 /// The shared page pool and the number of rings that use it.
 #[derive(Default)]
-struct Sharing {
-    holder: Option<SharedHolder>,
+struct SharedPoolUse {
+    pool: Option<SharedPool>,
     rings: usize,
 }
 
@@ -46,8 +46,8 @@ pub struct Vbd {
     options: VbdOptions,
     /// Size of the disk in bytes. Read once per batch.
     size: AtomicU64,
-    pub(crate) gate: Gate,
-    sharing: Mutex<Sharing>,
+    pub(crate) gate: BarrierGate,
+    shared_pool: Mutex<SharedPoolUse>,
     /// Wakers of the open rings.
     wakers: Mutex<Vec<Arc<dyn Wake>>>,
 }
@@ -58,8 +58,8 @@ impl Vbd {
         options.max_indirect_segments = options.max_indirect_segments.min(MAX_INDIRECT_SEGMENTS);
         Arc::new(Vbd {
             size: AtomicU64::new(options.geometry.size.0),
-            gate: Gate::new(options.rings),
-            sharing: Mutex::default(),
+            gate: BarrierGate::new(options.rings),
+            shared_pool: Mutex::default(),
             wakers: Mutex::default(),
             options,
         })
@@ -82,13 +82,13 @@ impl Vbd {
 
     /// Stops barriers from waiting for rings that are not open: they will not be opened. Without this a queue that has a barrier cannot be
     /// drained.
-    pub fn forget_absent(&self) {
-        self.gate.forget_absent();
+    pub fn skip_unopened_rings(&self) {
+        self.gate.skip_unopened_rings();
     }
 
     /// Wakes each ring to release idle pages. A busy ring does so by itself; called by a control thread about once a second, for sleeping
     /// rings.
-    pub fn tend(&self) {
+    pub fn reclaim(&self) {
         for waker in lock(&self.wakers).iter() {
             waker.wake();
         }
@@ -98,18 +98,27 @@ impl Vbd {
     ///
     /// # Errors
     /// When the system cannot reserve addresses for the queue's pages.
-    pub fn queue<L: PooledContext>(self: &Arc<Self>, context: &mut L, parts: RingParts) -> io::Result<BlkifQueue<L>> {
+    pub fn open_queue<L: PooledContext>(
+        self: &Arc<Self>,
+        context: &mut L,
+        parts: RingParts,
+    ) -> io::Result<BlkifQueue<L>> {
         BlkifQueue::new(Arc::clone(self), context, parts)
     }
 
     /// Opens a ring's page pool, for `requests` requests of at most `segments` segments.
-    pub(crate) fn pages(&self, requests: u32, segments: u16, grants: Box<dyn GrantAccess>) -> io::Result<Pages> {
+    pub(crate) fn open_pool(
+        &self,
+        requests: u32,
+        segments: u16,
+        grants: Box<dyn GrantAccess>,
+    ) -> io::Result<PoolHandle> {
         match self.options.pool {
-            PoolOwner::PerRing => Pages::own(&self.options, requests, segments, grants),
-            PoolOwner::Shared => {
-                let mut sharing = lock(&self.sharing);
+            PoolScope::PerRing => PoolHandle::own(&self.options, requests, segments, grants),
+            PoolScope::Shared => {
+                let mut sharing = lock(&self.shared_pool);
                 let all = requests.saturating_mul(self.options.rings.max(1).into());
-                let pages = Pages::shared(&mut sharing.holder, &self.options, all, segments, grants)?;
+                let pages = PoolHandle::shared(&mut sharing.pool, &self.options, all, segments, grants)?;
                 sharing.rings += 1;
                 Ok(pages)
             }
@@ -117,25 +126,25 @@ impl Vbd {
     }
 
     /// Registers an open ring.
-    pub(crate) fn opened(&self, waker: &Arc<dyn Wake>) {
+    pub(crate) fn ring_opened(&self, waker: &Arc<dyn Wake>) {
         lock(&self.wakers).push(Arc::clone(waker));
     }
 
     /// Unregisters a ring. Returns true if no other ring uses its page pool.
-    pub(crate) fn closed(&self, waker: &Arc<dyn Wake>) -> bool {
+    pub(crate) fn ring_closed(&self, waker: &Arc<dyn Wake>) -> bool {
         let mut wakers = lock(&self.wakers);
         if let Some(at) = wakers.iter().position(|other| Arc::ptr_eq(other, waker)) {
             wakers.swap_remove(at);
         }
         drop(wakers);
-        if self.options.pool == PoolOwner::PerRing {
+        if self.options.pool == PoolScope::PerRing {
             return true;
         }
-        let mut sharing = lock(&self.sharing);
+        let mut sharing = lock(&self.shared_pool);
         sharing.rings = sharing.rings.saturating_sub(1);
         let last = sharing.rings == 0;
         if last {
-            sharing.holder = None;
+            sharing.pool = None;
         }
         last
     }

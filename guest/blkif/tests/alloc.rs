@@ -8,10 +8,10 @@ use std::alloc::System;
 use std::hint::black_box;
 use std::io;
 
-use mqblk_blkif::{Mode, Vbd};
+use mqblk_blkif::{ResolvedGrantMode, Vbd};
 use mqblk_memory::{GrantAccess, GrantCopy, GrantRef, GrantStatus, PageArena, PageSlot};
 use mqblk_ring::blkif::{BlkifRequest, RawRequest, RingPosition, Segment, operation as o};
-use rig::back::Back;
+use rig::backend::TestBackend;
 use rig::domain::Domain;
 use rig::front::{Front, direct, discard, indirect, segment};
 use rig::{MODES, SECTORS, options};
@@ -25,9 +25,9 @@ const REQUESTS: u64 = 1_000_000;
 const PAGES: u32 = 300;
 
 /// Grant access without pages: all calls succeed except for grant 0, and slots keep their content.
-struct Grants {
+struct NullGrants {
     /// Allocates once in this many copy calls, which the test must detect.
-    smuggle: Option<u64>,
+    inject_every: Option<u64>,
     calls: u64,
 }
 
@@ -39,10 +39,10 @@ fn write_segment(arena: &PageArena, gref: GrantRef, slot: PageSlot, at: u32) {
     arena.memory().write(slot.address(at * 8), &segment(page, 0, 7).to_bytes()).unwrap();
 }
 
-impl GrantAccess for Grants {
+impl GrantAccess for NullGrants {
     fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
         self.calls += 1;
-        if self.smuggle.is_some_and(|every| self.calls.is_multiple_of(every)) {
+        if self.inject_every.is_some_and(|every| self.calls.is_multiple_of(every)) {
             drop(black_box(Box::new(self.calls)));
         }
         for copy in copies {
@@ -107,7 +107,7 @@ enum Mix {
 }
 
 /// Sends `count` requests, as many at a time as the ring holds, and completes them.
-fn run(front: &mut Front, back: &mut Back, mix: Mix, count: u64) {
+fn run(front: &mut Front, back: &mut TestBackend, mix: Mix, count: u64) {
     let mut segments = [segment(1, 0, 7); 11];
     let (mut sent, mut completed) = (0, 0);
     while completed < count {
@@ -132,15 +132,15 @@ fn run(front: &mut Front, back: &mut Back, mix: Mix, count: u64) {
 }
 
 /// Returns the allocations and reallocations during `requests` requests.
-fn allocations(mode: Mode, requests: u64, smuggle: Option<u64>) -> usize {
+fn allocations(mode: ResolvedGrantMode, requests: u64, smuggle: Option<u64>) -> usize {
     let mut options = options(mode);
     // Fewer than there are grants, so that some are unmapped and mapped again.
     options.persistent_max = PAGES - 20;
     let (domain, vbd) = (Domain::new(1), Vbd::new(options));
     let mut front = Front::new(&domain, vbd.options().abi, 1);
-    let grants = Box::new(Grants { smuggle, calls: 0 });
-    let mut back = Back::with_grants(&vbd, grants, &front, RingPosition::default(), None, vec![]);
-    back.noting = false;
+    let grants = Box::new(NullGrants { inject_every: smuggle, calls: 0 });
+    let mut back = TestBackend::with_grants(&vbd, grants, &front, RingPosition::default(), None, vec![]);
+    back.recording = false;
     run(&mut front, &mut back, Mix::Largest, WARM_UP / 10);
     run(&mut front, &mut back, Mix::All, WARM_UP);
     let region = Region::new(ALLOCATOR);
@@ -152,7 +152,7 @@ fn allocations(mode: Mode, requests: u64, smuggle: Option<u64>) -> usize {
 
 #[test]
 fn a_million_requests_allocate_nothing() {
-    assert!(allocations(Mode::Copy, WARM_UP, Some(100)) > 5, "injected allocations are detected");
+    assert!(allocations(ResolvedGrantMode::Copy, WARM_UP, Some(100)) > 5, "injected allocations are detected");
     for mode in MODES {
         assert_eq!(allocations(mode, REQUESTS, None), 0, "{mode:?}");
     }

@@ -2,7 +2,7 @@
 
 mod rig;
 
-use mqblk_blkif::{Mode, VbdOptions};
+use mqblk_blkif::{ResolvedGrantMode, VbdOptions};
 use mqblk_core::{BlockSize, Errno, Op, Outcome};
 use mqblk_memory::GrantStatus;
 use mqblk_ring::blkif::{Abi, BlkifRequest, Segment, operation as o, status};
@@ -18,7 +18,7 @@ fn patterns(sector: u64, sectors: u64, salt: u8) -> Vec<u8> {
     (sector..sector + sectors).flat_map(|sector| pattern(sector, salt)).collect()
 }
 
-fn each(mut test: impl FnMut(VbdOptions, String)) {
+fn for_each_mode(mut test: impl FnMut(VbdOptions, String)) {
     for mode in MODES {
         for abi in Abi::ALL {
             let options = VbdOptions { abi, ..options(mode) };
@@ -36,7 +36,7 @@ fn grant_pages(domain: &rig::domain::Domain, count: u32) {
 }
 
 /// Several segment lists: whole pages, parts of pages, one sector.
-fn shapes() -> Vec<Vec<Segment>> {
+fn segment_lists() -> Vec<Vec<Segment>> {
     let whole = |count: u32| (1..=count).map(|gref| segment(gref, 0, 7)).collect::<Vec<_>>();
     vec![
         whole(1),
@@ -73,12 +73,12 @@ fn scatter(domain: &rig::domain::Domain, segments: &[Segment], bytes: &[u8]) {
 
 #[test]
 fn reads_bring_the_right_bytes_and_nothing_else() {
-    each(|options, what| {
+    for_each_mode(|options, what| {
         let stays_mapped = options.persistent;
         let (domain, mut front, mut back) = rig(options);
         grant_pages(&domain, 300);
         back.write_disk(0, &patterns(0, SECTORS, 0));
-        for (id, segments) in (1..).zip(shapes()) {
+        for (id, segments) in (1..).zip(segment_lists()) {
             (1..=11).for_each(|page| domain.fill(page, 0xee));
             let sector = id * 100 + 3;
             front.send(&direct(id, o::READ, sector, &segments));
@@ -99,20 +99,20 @@ fn reads_bring_the_right_bytes_and_nothing_else() {
             assert_eq!(gather(&domain, &segments), patterns(5, u64::from(count) * 8, 0), "{what} {count}");
         }
         back.close();
-        assert_eq!((domain.mapped(), back.queue.grant_counters().held), (0, 0), "{what}");
+        assert_eq!((domain.mapped(), back.queue.grant_counters().mapped_pages), (0, 0), "{what}");
         assert_eq!(back.vbd.options().budget.used(), 0);
     });
 }
 
 #[test]
 fn writes_store_the_right_bytes_at_the_right_place() {
-    each(|options, what| {
+    for_each_mode(|options, what| {
         let persistent = options.persistent;
         let (domain, mut front, mut back) = rig(options);
         grant_pages(&domain, 300);
         // A persistent grant is mapped for both directions; others may be read-only for a write.
         let add = if persistent { 0 } else { 1000 };
-        for (id, mut segments) in (1..).zip(shapes()) {
+        for (id, mut segments) in (1..).zip(segment_lists()) {
             let sector = id * 100 + 3;
             scatter(&domain, &segments, &patterns(sector, sectors(&segments), 7));
             // A page in two segments holds the last data: read it back.
@@ -132,7 +132,7 @@ fn writes_store_the_right_bytes_at_the_right_place() {
             assert_eq!(front.responses(), [(9, o::WRITE, status::OKAY)], "{what}");
             assert!(back.read_disk(77, u64::from(count) * 8) == bytes, "{what} {count}");
         }
-        let transfers = &back.done.transfers;
+        let transfers = &back.operations.transfers;
         assert!(transfers.iter().all(|(op, ..)| *op == Op::Write { fua: false }), "{what}");
         if !persistent {
             assert_eq!(transfers.last().unwrap().3, 1, "{what}: adjacent whole pages are one buffer segment");
@@ -167,7 +167,7 @@ fn an_indirect_request_of_several_pages_of_segments() {
 
 #[test]
 fn flushes_and_barriers_with_and_without_data() {
-    each(|options, what| {
+    for_each_mode(|options, what| {
         let (domain, mut front, mut back) = rig(options);
         grant_pages(&domain, 4);
         let data = [segment(1, 0, 7), segment(2, 0, 0)];
@@ -182,7 +182,7 @@ fn flushes_and_barriers_with_and_without_data() {
         back.run();
         let expected = [(1, o::FLUSH_DISKCACHE), (2, o::FLUSH_DISKCACHE), (3, o::WRITE_BARRIER), (4, o::WRITE_BARRIER)];
         assert_eq!(front.responses(), expected.map(|(id, op)| (id, op, status::OKAY)), "{what}");
-        assert_eq!((back.done.flushes, back.done.transfers.len()), (4, 2), "{what}");
+        assert_eq!((back.operations.flushes, back.operations.transfers.len()), (4, 2), "{what}");
         for sector in [50, 70] {
             assert_eq!(back.read_disk(sector, 9), patterns(0, 9, 1), "{what}");
         }
@@ -192,7 +192,7 @@ fn flushes_and_barriers_with_and_without_data() {
         front.send(&direct(5, o::FLUSH_DISKCACHE, 50, &data));
         back.run();
         assert_eq!(front.responses(), [(5, o::FLUSH_DISKCACHE, status::ERROR)], "{what}");
-        assert_eq!(back.done.flushes, 4, "{what}");
+        assert_eq!(back.operations.flushes, 4, "{what}");
         back.close();
         assert_eq!(domain.mapped(), 0, "{what}");
     });
@@ -209,8 +209,8 @@ fn a_barrier_waits_and_blocks_later_requests() {
         front.put(&direct(3, o::READ, 16, &data));
         let _ = front.ring.publish();
         back.pull_all();
-        back.read_mail();
-        assert_eq!(back.door.pending.len(), 1, "the barrier waits for the write");
+        back.handle_wakeup();
+        assert_eq!(back.intake.pending.len(), 1, "the barrier waits for the write");
         assert_eq!(mqblk_core::GuestQueue::blocked(&back.queue), 1);
         assert_eq!(
             mqblk_core::GuestQueue::arm(&mut back.queue),
@@ -218,23 +218,23 @@ fn a_barrier_waits_and_blocks_later_requests() {
             "no spinning meanwhile"
         );
         back.finish(0);
-        back.read_mail();
-        assert!(back.door.pending.is_empty(), "the write's response is not visible yet");
+        back.handle_wakeup();
+        assert!(back.intake.pending.is_empty(), "the write's response is not visible yet");
         back.publish();
         assert_eq!(front.statuses().len(), 1);
-        back.read_mail();
-        assert_eq!(back.door.pending.len(), 1);
+        back.handle_wakeup();
+        assert_eq!(back.intake.pending.len(), 1);
         back.pull_all();
         back.finish(0);
-        assert_eq!(back.door.pending[0].op, Op::Flush, "and nothing else");
+        assert_eq!(back.intake.pending[0].op, Op::Flush, "and nothing else");
         back.pull_all();
         back.finish(0);
         back.pull_all();
-        assert!(back.door.pending.is_empty(), "the barrier's response is not visible yet");
+        assert!(back.intake.pending.is_empty(), "the barrier's response is not visible yet");
         back.publish();
         // The queue is armed: its waker makes it continue.
-        back.read_mail();
-        assert_eq!(back.door.pending.len(), 1, "the read");
+        back.handle_wakeup();
+        assert_eq!(back.intake.pending.len(), 1, "the read");
         back.finish(0);
         back.publish();
         assert_eq!(front.statuses().len(), 2);
@@ -249,7 +249,7 @@ fn a_barrier_waits_and_blocks_later_requests() {
 
 #[test]
 fn discards_are_split_to_the_storage_s_limit() {
-    each(|options, what| {
+    for_each_mode(|options, what| {
         let (_, mut front, mut back) = rig(options);
         front.send(&discard(1, 0, 8, 16));
         back.run();
@@ -266,21 +266,21 @@ fn discards_are_split_to_the_storage_s_limit() {
             (true, most, most),
             (true, 2 * most, 300 * SECTOR - 2 * most),
         ];
-        assert_eq!(back.done.discards, expected, "{what}");
+        assert_eq!(back.operations.discards, expected, "{what}");
         // The second part fails: no third.
         back.outcomes.extend([Outcome::Done(mqblk_core::ByteLen(most)), Outcome::NoSpace]);
         front.send(&discard(4, 0, 0, 300));
         back.run();
         assert_eq!(front.responses(), [(4, o::DISCARD, status::ERROR)], "{what}");
-        assert_eq!(back.done.discards.len(), 4);
+        assert_eq!(back.operations.discards.len(), 4);
         back.close();
     });
 }
 
 /// A change of the options, a request, and its expected status.
-type Bad = (fn(&mut VbdOptions), BlkifRequest, i16);
+type MalformedCase = (fn(&mut VbdOptions), BlkifRequest, i16);
 
-fn bad_forms() -> Vec<Bad> {
+fn malformed_cases() -> Vec<MalformedCase> {
     let none: fn(&mut VbdOptions) = |_| {};
     let read_only: fn(&mut VbdOptions) = |options| options.geometry.read_only = true;
     let large_blocks: fn(&mut VbdOptions) = |options| options.geometry.logical_block = BlockSize::B4096;
@@ -367,8 +367,8 @@ fn bad_forms() -> Vec<Bad> {
 
 #[test]
 fn malformed_requests_are_refused_without_effect() {
-    for (number, (change, request, expected)) in bad_forms().into_iter().enumerate() {
-        each(|mut options, what| {
+    for (number, (change, request, expected)) in malformed_cases().into_iter().enumerate() {
+        for_each_mode(|mut options, what| {
             let what = format!("{what}, form {number}: {request:?}");
             change(&mut options);
             let (domain, mut front, mut back) = rig(options);
@@ -385,32 +385,32 @@ fn malformed_requests_are_refused_without_effect() {
                 _ => request.operation,
             };
             assert_eq!(front.responses(), [(1, operation, expected)], "{what}");
-            let wrote = back.done.transfers.iter().any(|(op, ..)| op.modifies());
-            assert!(!wrote && back.done.flushes == 0 && back.done.discards.is_empty(), "{what}");
+            let wrote = back.operations.transfers.iter().any(|(op, ..)| op.modifies());
+            assert!(!wrote && back.operations.flushes == 0 && back.operations.discards.is_empty(), "{what}");
             assert!(back.read_disk(0, SECTORS).iter().all(|byte| *byte == 0), "{what}");
             assert!(domain.read(1, 0, PAGE).iter().all(|byte| *byte == 0xaa), "{what}");
             // The ring continues.
-            back.door.bad = 0;
+            back.intake.bad = 0;
             front.send(&direct(2, o::READ, 0, &[segment(2, 0, 7)]));
             back.run();
             let read = back.vbd.options().geometry.logical_block;
             assert_eq!(front.responses(), [(2, o::READ, status::OKAY)], "{what}, blocks of {}", read.bytes());
             back.close();
-            assert_eq!((domain.mapped(), back.queue.grant_counters().held), (0, 0), "{what}");
+            assert_eq!((domain.mapped(), back.queue.grant_counters().mapped_pages), (0, 0), "{what}");
         });
     }
 }
 
 #[test]
 fn malformed_requests_are_counted() {
-    let (domain, mut front, mut back) = rig(options(Mode::Copy));
+    let (domain, mut front, mut back) = rig(options(ResolvedGrantMode::Copy));
     grant_pages(&domain, 2);
     front.send(&direct(1, o::READ, 0, &[segment(1, 3, 2)]));
     front.send(&direct(2, o::WRITE, 0, &[segment(77, 0, 0)]));
     front.send(&direct(3, o::READ, 0, &[segment(1, 0, 0)]));
     front.send(&discard(4, 0, 0, 0));
     back.run();
-    assert_eq!((back.door.bad, back.door.good), (2, 1));
+    assert_eq!((back.intake.bad, back.intake.good), (2, 1));
     assert_eq!(front.statuses().values().filter(|status| **status == status::ERROR).count(), 2);
     let counters = back.queue.grant_counters();
     assert_eq!((counters.copy_errors, counters.copies), (1, 2));
@@ -452,7 +452,7 @@ fn the_disk_s_failures_are_reported() {
 
 #[test]
 fn grants_that_fail_in_the_middle_fail_their_request_only() {
-    let (domain, mut front, mut back) = rig(options(Mode::Copy));
+    let (domain, mut front, mut back) = rig(options(ResolvedGrantMode::Copy));
     grant_pages(&domain, 8);
     back.write_disk(0, &patterns(0, 64, 0));
     domain.change(2, |grant| grant.copy_status = Some(GrantStatus(-9)));
@@ -467,9 +467,9 @@ fn grants_that_fail_in_the_middle_fail_their_request_only() {
     }
     let _ = front.ring.publish();
     back.pull_all();
-    assert_eq!(back.door.pending.len(), 7, "a write was refused");
+    assert_eq!(back.intake.pending.len(), 7, "a write was refused");
     assert_eq!(domain.table().copy_calls, 1, "all writes in one call");
-    while !back.door.pending.is_empty() {
+    while !back.intake.pending.is_empty() {
         back.finish(0);
     }
     back.publish();
@@ -489,18 +489,18 @@ fn grants_that_fail_in_the_middle_fail_their_request_only() {
 
 #[test]
 fn write_through_writes_are_durable() {
-    let mut options = options(Mode::Copy);
+    let mut options = options(ResolvedGrantMode::Copy);
     options.write_through = true;
     let (domain, mut front, mut back) = rig(options);
     grant_pages(&domain, 1);
     front.send(&direct(1, o::WRITE, 0, &[segment(1, 0, 7)]));
     back.run();
-    assert_eq!(back.done.transfers[0].0, Op::Write { fua: true });
+    assert_eq!(back.operations.transfers[0].0, Op::Write { fua: true });
 }
 
 #[test]
 fn requests_are_validated_against_a_new_size() {
-    let (domain, mut front, mut back) = rig(options(Mode::Copy));
+    let (domain, mut front, mut back) = rig(options(ResolvedGrantMode::Copy));
     grant_pages(&domain, 1);
     back.vbd.set_size(mqblk_core::ByteLen(8 * SECTOR));
     front.send(&direct(1, o::READ, 8, &[segment(1, 0, 0)]));

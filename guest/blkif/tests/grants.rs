@@ -6,15 +6,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_blkif::{GrantBudget, Mode, PoolOwner, Vbd, VbdOptions};
+use mqblk_blkif::{GrantBudget, PoolScope, ResolvedGrantMode, Vbd, VbdOptions};
 use mqblk_ring::blkif::{Segment, operation as o, status};
-use rig::back::Back;
+use rig::backend::TestBackend;
 use rig::domain::Domain;
 use rig::front::{Front, direct, segment};
 use rig::{PAGE, options, rig};
 
 fn persistent(max: u32) -> VbdOptions {
-    VbdOptions { persistent_max: max, ..options(Mode::Persistent) }
+    VbdOptions { persistent_max: max, ..options(ResolvedGrantMode::Persistent) }
 }
 
 fn grant_pages(domain: &Domain, count: u32) {
@@ -22,7 +22,7 @@ fn grant_pages(domain: &Domain, count: u32) {
 }
 
 /// A read of one page by one grant; its status.
-fn read(front: &mut Front, back: &mut Back, gref: u32) -> i16 {
+fn read(front: &mut Front, back: &mut TestBackend, gref: u32) -> i16 {
     front.send(&direct(u64::from(gref), o::READ, 0, &[segment(gref, 0, 7)]));
     back.run();
     let responses = front.responses();
@@ -31,7 +31,7 @@ fn read(front: &mut Front, back: &mut Back, gref: u32) -> i16 {
 }
 
 /// Sleeps longer than the interval of reclaim scans.
-fn pass_an_interval() {
+fn wait_reclaim_interval() {
     std::thread::sleep(Duration::from_millis(120));
 }
 
@@ -46,10 +46,13 @@ fn a_page_is_mapped_once() {
     }
     let counters = back.queue.grant_counters();
     assert_eq!((counters.maps, counters.persistent_misses, counters.persistent_hits), (3, 3, 27));
-    assert_eq!((counters.copies, counters.unmaps, counters.held), (0, 0, 3));
+    assert_eq!((counters.copies, counters.unmaps, counters.mapped_pages), (0, 0, 3));
     assert_eq!(domain.mapped_grants(), [1, 2, 3]);
     back.close();
-    assert_eq!((domain.mapped(), back.queue.grant_counters().held, back.vbd.options().budget.used()), (0, 0, 0));
+    assert_eq!(
+        (domain.mapped(), back.queue.grant_counters().mapped_pages, back.vbd.options().budget.used()),
+        (0, 0, 0)
+    );
 }
 
 #[test]
@@ -61,13 +64,13 @@ fn a_page_in_two_requests_at_once_is_mapped_once() {
     front.send(&direct(1, o::READ, 0, &[segment(1, 0, 3), segment(1, 4, 7)]));
     front.send(&direct(2, o::WRITE, 64, &[segment(1, 0, 7)]));
     back.pull_all();
-    assert_eq!((back.door.pending.len(), domain.mapped()), (2, 1));
+    assert_eq!((back.intake.pending.len(), domain.mapped()), (2, 1));
     // The only slot is in use while either is in flight: other pages are copied, and it stays mapped.
     front.send(&direct(3, o::READ, 8, &[segment(2, 0, 7)]));
     back.pull_all();
     back.finish(2);
     back.publish();
-    pass_an_interval();
+    wait_reclaim_interval();
     back.finish(0);
     back.publish();
     assert_eq!(domain.mapped_grants(), [1], "in use");
@@ -94,16 +97,16 @@ fn over_the_cap_the_least_recently_used_are_unmapped() {
     }
     assert_eq!(read(&mut front, &mut back, 41), status::OKAY);
     let counters = back.queue.grant_counters();
-    assert_eq!((counters.held, counters.copies, counters.over_cap, counters.persistent_purged), (40, 1, 1, 0));
-    pass_an_interval();
+    assert_eq!((counters.mapped_pages, counters.copies, counters.over_cap, counters.persistent_purged), (40, 1, 1, 0));
+    wait_reclaim_interval();
     assert_eq!(read(&mut front, &mut back, 30), status::OKAY);
-    let unmapped = domain.table().let_go.clone();
+    let unmapped = domain.table().unmapped.clone();
     assert_eq!(unmapped.len(), 2, "five percent");
     assert!(unmapped.iter().all(|gref| *gref <= 20), "{unmapped:?}: of the older half");
     assert_eq!(read(&mut front, &mut back, 41), status::OKAY);
     assert_eq!(read(&mut front, &mut back, unmapped[0]), status::OKAY);
     let counters = back.queue.grant_counters();
-    assert_eq!((counters.held, counters.copies, counters.persistent_purged), (40, 1, 2));
+    assert_eq!((counters.mapped_pages, counters.copies, counters.persistent_purged), (40, 1, 2));
     back.close();
     assert_eq!(domain.mapped(), 0);
 }
@@ -124,8 +127,8 @@ fn idle_grants_are_unmapped_even_by_a_sleeping_ring() {
     while domain.mapped() > 1 {
         assert!(start.elapsed() < Duration::from_secs(20), "{} pages are still mapped", domain.mapped());
         std::thread::sleep(Duration::from_millis(20));
-        back.vbd.tend();
-        while back.read_mail() {}
+        back.vbd.reclaim();
+        while back.handle_wakeup() {}
     }
     assert_eq!(domain.mapped_grants(), [7]);
     back.finish(0);
@@ -139,7 +142,7 @@ fn idle_grants_are_unmapped_even_by_a_sleeping_ring() {
 #[test]
 fn over_the_host_s_budget_pages_are_copied_and_nothing_fails() {
     let budget = GrantBudget::new(10);
-    for mode in [Mode::Persistent, Mode::PersistentCopy, Mode::Map] {
+    for mode in [ResolvedGrantMode::Persistent, ResolvedGrantMode::PersistentBounce, ResolvedGrantMode::Map] {
         let disk = || {
             let mut options = options(mode);
             options.budget = Arc::clone(&budget);
@@ -175,7 +178,7 @@ fn over_the_host_s_budget_pages_are_copied_and_nothing_fails() {
 
 #[test]
 fn pages_that_cannot_be_mapped_are_copied() {
-    for mode in [Mode::Persistent, Mode::PersistentCopy, Mode::Map] {
+    for mode in [ResolvedGrantMode::Persistent, ResolvedGrantMode::PersistentBounce, ResolvedGrantMode::Map] {
         let (domain, mut front, mut back) = rig(options(mode));
         grant_pages(&domain, 3);
         back.write_disk(0, &[3; 12288]);
@@ -188,7 +191,7 @@ fn pages_that_cannot_be_mapped_are_copied() {
         assert_eq!(domain.read(2, 0, PAGE), vec![3; 4096]);
         let counters = back.queue.grant_counters();
         assert_eq!((counters.copies, counters.map_errors), (6, 2), "{mode:?}");
-        assert_eq!(counters.held, if mode == Mode::Map { 0 } else { 1 }, "{mode:?}");
+        assert_eq!(counters.mapped_pages, if mode == ResolvedGrantMode::Map { 0 } else { 1 }, "{mode:?}");
         back.close();
         assert_eq!((domain.mapped(), back.vbd.options().budget.used()), (0, 0));
     }
@@ -196,7 +199,7 @@ fn pages_that_cannot_be_mapped_are_copied() {
 
 #[test]
 fn a_page_mapped_for_a_request_is_unmapped_before_the_response() {
-    let (domain, mut front, mut back) = rig(options(Mode::Map));
+    let (domain, mut front, mut back) = rig(options(ResolvedGrantMode::Map));
     grant_pages(&domain, 4);
     domain.grant(9, 1, false);
     front.send(&direct(1, o::WRITE, 0, &[segment(9, 0, 7), segment(2, 0, 7)]));
@@ -214,13 +217,14 @@ fn a_page_mapped_for_a_request_is_unmapped_before_the_response() {
     assert_eq!(domain.mapped(), 0);
     let counters = back.queue.grant_counters();
     assert_eq!((counters.maps, counters.map_calls, counters.unmaps, counters.unmap_calls), (5, 2, 5, 2));
-    assert_eq!((counters.copies, counters.held, counters.buffer_pages), (0, 0, 0));
+    assert_eq!((counters.copies, counters.mapped_pages, counters.buffer_pages), (0, 0, 0));
     back.close();
 }
 
 #[test]
 fn transfers_that_pin_memory_never_see_a_mapped_page() {
-    let (domain, mut front, mut back) = rig(VbdOptions { persistent_max: 4, ..options(Mode::PersistentCopy) });
+    let (domain, mut front, mut back) =
+        rig(VbdOptions { persistent_max: 4, ..options(ResolvedGrantMode::PersistentBounce) });
     grant_pages(&domain, 6);
     domain.fill(1, 0x11);
     domain.fill(5, 0x55);
@@ -249,7 +253,7 @@ fn transfers_that_pin_memory_never_see_a_mapped_page() {
 
 #[test]
 fn a_page_that_a_transfer_may_pin_is_not_mapped_for_a_request() {
-    let mut options = options(Mode::Map);
+    let mut options = options(ResolvedGrantMode::Map);
     options.limits.pins_memory = true;
     let (domain, mut front, mut back) = rig(options);
     grant_pages(&domain, 2);
@@ -268,7 +272,7 @@ fn a_page_that_a_transfer_may_pin_is_not_mapped_for_a_request() {
 
 #[test]
 fn a_slot_whose_unmap_failed_is_not_used_again() {
-    for mode in [Mode::Persistent, Mode::PersistentCopy, Mode::Map] {
+    for mode in [ResolvedGrantMode::Persistent, ResolvedGrantMode::PersistentBounce, ResolvedGrantMode::Map] {
         let mut options = options(mode);
         options.persistent_max = 1;
         options.persistent_idle = Duration::from_millis(1);
@@ -276,13 +280,13 @@ fn a_slot_whose_unmap_failed_is_not_used_again() {
         grant_pages(&domain, 3);
         domain.table().fail_unmaps = 1;
         assert_eq!(read(&mut front, &mut back, 1), status::OKAY);
-        if mode != Mode::Map {
-            pass_an_interval();
-            back.vbd.tend();
-            back.read_mail();
+        if mode != ResolvedGrantMode::Map {
+            wait_reclaim_interval();
+            back.vbd.reclaim();
+            back.handle_wakeup();
         }
         let counters = back.queue.grant_counters();
-        assert_eq!((counters.stuck, counters.held), (1, 1), "{mode:?}");
+        assert_eq!((counters.stuck_pages, counters.mapped_pages), (1, 1), "{mode:?}");
         for gref in [2, 3, 1, 2] {
             assert_eq!(read(&mut front, &mut back, gref), status::OKAY, "{mode:?}");
         }
@@ -290,7 +294,7 @@ fn a_slot_whose_unmap_failed_is_not_used_again() {
         back.close();
         let counters = back.queue.grant_counters();
         assert_eq!(
-            (counters.stuck, counters.held, back.vbd.options().budget.used()),
+            (counters.stuck_pages, counters.mapped_pages, back.vbd.options().budget.used()),
             (1, 1, 1),
             "the counters report it"
         );
@@ -300,7 +304,7 @@ fn a_slot_whose_unmap_failed_is_not_used_again() {
 
 #[test]
 fn a_burst_s_memory_is_released() {
-    let (domain, mut front, mut back) = rig(options(Mode::Copy));
+    let (domain, mut front, mut back) = rig(options(ResolvedGrantMode::Copy));
     grant_pages(&domain, 257);
     let segments: Vec<Segment> = (1..=256).map(|gref| segment(gref, 0, 7)).collect();
     for id in 0..16 {
@@ -359,13 +363,13 @@ fn an_indirect_request_in_mapped_pages_costs_no_calls() {
 fn rings_that_share_their_pages_use_each_other_s_mappings() {
     for mode in rig::MODES {
         let mut options = options(mode);
-        (options.pool, options.rings) = (PoolOwner::Shared, 3);
+        (options.pool, options.rings) = (PoolScope::Shared, 3);
         let (domain, vbd) = (Domain::new(64), Vbd::new(options));
         grant_pages(&domain, 20);
-        let mut rings: VecDeque<(Front, Back)> = (0..3)
+        let mut rings: VecDeque<(Front, TestBackend)> = (0..3)
             .map(|_| {
                 let front = Front::new(&domain, vbd.options().abi, 1);
-                let back = Back::new(&vbd, &domain, &front);
+                let back = TestBackend::new(&vbd, &domain, &front);
                 (front, back)
             })
             .collect();
@@ -379,14 +383,14 @@ fn rings_that_share_their_pages_use_each_other_s_mappings() {
         }
         let maps = domain.table().maps;
         let expected = match mode {
-            Mode::Persistent | Mode::PersistentCopy => 20,
-            Mode::Map => 60,
-            Mode::Copy => 0,
+            ResolvedGrantMode::Persistent | ResolvedGrantMode::PersistentBounce => 20,
+            ResolvedGrantMode::Map => 60,
+            ResolvedGrantMode::Copy => 0,
         };
         assert_eq!(maps, expected, "{mode:?}");
         while let Some((_, mut back)) = rings.pop_front() {
             back.close();
-            let left = if mode.keeps_pages() && !rings.is_empty() { 20 } else { 0 };
+            let left = if mode.is_persistent() && !rings.is_empty() { 20 } else { 0 };
             assert_eq!((domain.mapped(), vbd.options().budget.used()), (left, left as u64), "{mode:?}");
         }
     }

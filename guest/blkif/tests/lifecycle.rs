@@ -5,11 +5,11 @@ mod rig;
 use std::sync::atomic::Ordering;
 
 use mqblk_blkif::journal::Journal;
-use mqblk_blkif::{Mode, Vbd};
+use mqblk_blkif::{ResolvedGrantMode, Vbd};
 use mqblk_core::{ArmResult, GuestQueue, PublishResult, PullEnd};
 use mqblk_memory::create_memfd;
 use mqblk_ring::blkif::{Abi, RingPosition, operation as o, status};
-use rig::back::Back;
+use rig::backend::TestBackend;
 use rig::domain::Domain;
 use rig::front::{Front, direct, segment};
 use rig::{MODES, options, rig};
@@ -20,9 +20,9 @@ fn grant_pages(domain: &Domain, count: u32) {
 
 #[test]
 fn events_are_requested_late_and_unmasked_once() {
-    let (domain, mut front, mut back) = rig(options(Mode::Copy));
+    let (domain, mut front, mut back) = rig(options(ResolvedGrantMode::Copy));
     grant_pages(&domain, 1);
-    let count = |back: &Back| {
+    let count = |back: &TestBackend| {
         let channel = &back.channel;
         [&channel.taken, &channel.unmasked, &channel.sent].map(|count| count.load(Ordering::Relaxed))
     };
@@ -43,7 +43,7 @@ fn events_are_requested_late_and_unmasked_once() {
     assert_eq!(back.queue.arm(), ArmResult::Sleepable);
     assert_eq!(count(&back)[1], 2);
     let counters = back.queue.grant_counters();
-    assert_eq!((counters.events_taken, counters.events_sent), (1, count(&back)[2]));
+    assert_eq!((counters.events_received, counters.events_sent), (1, count(&back)[2]));
     // The frontend requests no event for the next two.
     front.responses();
     assert_eq!(front.ring.arm(3), Ok(0));
@@ -67,19 +67,19 @@ fn a_ring_with_a_bad_index_is_broken_and_its_requests_still_complete() {
             front.ring.publish_index(index);
             let pulled = back.pull();
             assert_eq!(matches!(pulled, PullEnd::Broken(_)), broken, "{index}: {pulled:?}");
-            while !back.door.pending.is_empty() {
+            while !back.intake.pending.is_empty() {
                 back.finish(0);
             }
             back.publish();
             back.close();
-            assert_eq!((domain.mapped(), back.queue.grant_counters().held), (0, 0));
+            assert_eq!((domain.mapped(), back.queue.grant_counters().mapped_pages), (0, 0));
         }
     }
 }
 
 #[test]
 fn a_new_queue_resumes_at_the_old_position() {
-    let (domain, mut front, mut back) = rig(options(Mode::Copy));
+    let (domain, mut front, mut back) = rig(options(ResolvedGrantMode::Copy));
     grant_pages(&domain, 1);
     for id in 0..50 {
         front.send(&direct(id, o::READ, 0, &[segment(1, 0, 7)]));
@@ -89,7 +89,7 @@ fn a_new_queue_resumes_at_the_old_position() {
     let position = back.queue.position();
     assert_eq!(position, RingPosition { req_cons: 50, rsp_prod: 50 });
     back.close();
-    let mut back = Back::resumed(&back.vbd, &domain, &front, position, None, vec![]);
+    let mut back = TestBackend::resumed(&back.vbd, &domain, &front, position, None, vec![]);
     front.send(&direct(51, o::WRITE, 0, &[segment(1, 0, 7)]));
     back.run();
     assert_eq!(front.responses(), [(51, o::WRITE, status::OKAY)]);
@@ -104,9 +104,9 @@ fn replayed_requests_come_first_and_are_validated_again() {
         let (domain, vbd) = (Domain::new(64), Vbd::new(options));
         grant_pages(&domain, 40);
         let mut front = Front::new(&domain, abi, 1);
-        let file = create_memfd("journal", Journal::bytes(32)).unwrap();
+        let file = create_memfd("journal", Journal::file_len(32)).unwrap();
         let journal = Journal::create(&file, 32, 7, RingPosition::default()).unwrap();
-        let mut back = Back::resumed(&vbd, &domain, &front, RingPosition::default(), Some(journal), vec![]);
+        let mut back = TestBackend::resumed(&vbd, &domain, &front, RingPosition::default(), Some(journal), vec![]);
         for id in 0..20 {
             front.put(&direct(id, o::WRITE, id * 8, &[segment(id as u32 + 1, 0, 7)]));
         }
@@ -133,7 +133,7 @@ fn replayed_requests_come_first_and_are_validated_again() {
         next_options.rings = 1;
         let vbd = Vbd::new(next_options);
         let _ = domain.end(gone as u32 + 1);
-        let mut back = Back::resumed(&vbd, &domain, &front, recovery.position, Some(journal), recovery.replay);
+        let mut back = TestBackend::resumed(&vbd, &domain, &front, recovery.position, Some(journal), recovery.replay);
         assert_eq!(back.queue.arm(), ArmResult::WorkWaiting, "without an event");
         back.run();
         let mut found = front.responses();
@@ -157,7 +157,7 @@ fn a_full_ring_of_the_largest_requests() {
         let (domain, vbd) = (Domain::new(700), Vbd::new(options));
         grant_pages(&domain, 600);
         let mut front = Front::new(&domain, Abi::X86_64, 16);
-        let mut back = Back::new(&vbd, &domain, &front);
+        let mut back = TestBackend::new(&vbd, &domain, &front);
         assert_eq!(back.queue.depth(), 512);
         let segments: Vec<_> = (1..=64).map(|gref| segment(gref * 7 % 530 + 1, 0, 7)).collect();
         for round in 0..3 {
@@ -167,8 +167,8 @@ fn a_full_ring_of_the_largest_requests() {
             }
             let _ = front.ring.publish();
             back.pull_all();
-            assert_eq!(back.door.pending.len(), 512, "{mode:?} round {round}");
-            while let pending @ 1.. = back.door.pending.len() {
+            assert_eq!(back.intake.pending.len(), 512, "{mode:?} round {round}");
+            while let pending @ 1.. = back.intake.pending.len() {
                 back.finish(pending / 2);
             }
             back.publish();
@@ -186,10 +186,10 @@ fn a_barrier_orders_all_rings_and_does_not_wait_for_closed_ones() {
         options.rings = 3;
         let (domain, vbd) = (Domain::new(64), Vbd::new(options));
         grant_pages(&domain, 8);
-        let mut rings: Vec<(Front, Back)> = (0..3)
+        let mut rings: Vec<(Front, TestBackend)> = (0..3)
             .map(|_| {
                 let front = Front::new(&domain, Abi::X86_64, 1);
-                let back = Back::new(&vbd, &domain, &front);
+                let back = TestBackend::new(&vbd, &domain, &front);
                 (front, back)
             })
             .collect();
@@ -202,23 +202,23 @@ fn a_barrier_orders_all_rings_and_does_not_wait_for_closed_ones() {
         rings[2].1.pull_all();
         for (_, back) in &mut rings {
             assert_eq!(back.pull(), PullEnd::Empty);
-            assert!(back.read_mail());
+            assert!(back.handle_wakeup());
         }
         // Ring 1 took its earlier write; later requests wait.
-        assert_eq!(rings[1].1.door.pending.len(), 1, "{mode:?}");
+        assert_eq!(rings[1].1.intake.pending.len(), 1, "{mode:?}");
         rings[1].0.send(&direct(4, o::WRITE, 24, &one(4)));
         assert_eq!(rings[1].1.pull(), PullEnd::Empty);
         assert_eq!(rings[1].1.queue.arm(), ArmResult::Sleepable);
         rings[1].1.finish(0);
         rings[1].1.publish();
-        rings[1].1.read_mail();
+        rings[1].1.handle_wakeup();
         assert_eq!(rings[2].1.queue.blocked(), 1, "ring 0 is not done");
         // Ring 0 closes: its write is completed, and the barrier does not wait for it any more.
         rings[0].1.finish(0);
         rings[0].1.publish();
         rings[0].1.close();
-        rings[2].1.read_mail();
-        assert_eq!((rings[2].1.queue.blocked(), rings[2].1.door.pending.len()), (0, 1), "{mode:?}");
+        rings[2].1.handle_wakeup();
+        assert_eq!((rings[2].1.queue.blocked(), rings[2].1.intake.pending.len()), (0, 1), "{mode:?}");
         rings[2].1.finish(0);
         rings[2].1.finish(0);
         rings[2].1.publish();
@@ -234,12 +234,12 @@ fn a_barrier_orders_all_rings_and_does_not_wait_for_closed_ones() {
 
 #[test]
 fn a_barrier_waits_until_earlier_responses_are_visible() {
-    let mut options = options(Mode::Copy);
+    let mut options = options(ResolvedGrantMode::Copy);
     options.rings = 2;
     let (domain, vbd) = (Domain::new(64), Vbd::new(options));
     let ring = || {
         let front = Front::new(&domain, Abi::X86_64, 1);
-        let back = Back::new(&vbd, &domain, &front);
+        let back = TestBackend::new(&vbd, &domain, &front);
         (front, back)
     };
     let ((mut front, mut back), (mut other_front, mut other)) = (ring(), ring());
@@ -247,13 +247,13 @@ fn a_barrier_waits_until_earlier_responses_are_visible() {
     other_front.send(&direct(1, o::READ, 0, &[]));
     front.send(&direct(2, o::WRITE_BARRIER, 0, &[]));
     back.pull_all();
-    other.queue.woken(&mut other.lane, &mut other.door, true).unwrap();
-    while back.read_mail() {}
-    assert_eq!((other.door.bad, back.queue.blocked()), (1, 1));
+    other.queue.woken(&mut other.context, &mut other.intake, true).unwrap();
+    while back.handle_wakeup() {}
+    assert_eq!((other.intake.bad, back.queue.blocked()), (1, 1));
     other.publish();
-    other.read_mail();
-    while back.read_mail() {}
-    assert_eq!((back.queue.blocked(), back.door.pending.len()), (0, 1));
+    other.handle_wakeup();
+    while back.handle_wakeup() {}
+    assert_eq!((back.queue.blocked(), back.intake.pending.len()), (0, 1));
     back.run();
     other.run();
     assert_eq!(front.responses(), [(2, o::WRITE_BARRIER, status::OKAY)]);
@@ -265,13 +265,13 @@ fn a_barrier_waits_until_earlier_responses_are_visible() {
 #[test]
 fn a_barrier_waits_for_unopened_rings_unless_they_are_skipped() {
     let domain = Domain::new(16);
-    let vbd = Vbd::new(mqblk_blkif::VbdOptions { rings: 2, ..options(Mode::Copy) });
+    let vbd = Vbd::new(mqblk_blkif::VbdOptions { rings: 2, ..options(ResolvedGrantMode::Copy) });
     let mut front = Front::new(&domain, Abi::X86_64, 1);
-    let mut back = Back::new(&vbd, &domain, &front);
+    let mut back = TestBackend::new(&vbd, &domain, &front);
     front.send(&direct(1, o::WRITE_BARRIER, 0, &[]));
     back.run();
     assert_eq!((front.responses(), back.queue.blocked()), (vec![], 1), "the other ring may have requests to replay");
-    vbd.forget_absent();
+    vbd.skip_unopened_rings();
     back.run();
     assert_eq!((front.responses(), back.queue.blocked()), (vec![(1, o::WRITE_BARRIER, status::OKAY)], 0));
     back.close();

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicUsize as Unmodelled, Ordering};
 
 use loom::sync::atomic::{AtomicBool, AtomicUsize};
 use loom::sync::{Mutex, Notify};
-use mqblk_blkif::barrier::{Gate, RingGate, Sharing, Step, Turns};
+use mqblk_blkif::barrier::{BarrierAction, BarrierGate, BarrierSequence, RingGate, SharedSequence};
 use mqblk_core::Wake;
 
 /// Order of the flag and the wakeups of a change.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum UpdateOrder {
     /// The flag, then the wakers: the real order.
     FlagFirst,
     /// A woken ring may see the old flag.
@@ -25,45 +25,45 @@ enum Order {
     NoFlag,
 }
 
-const FLAG_FIRST: u8 = Order::FlagFirst as u8;
-const WAKERS_FIRST: u8 = Order::WakersFirst as u8;
-const NO_FLAG: u8 = Order::NoFlag as u8;
+const FLAG_FIRST: u8 = UpdateOrder::FlagFirst as u8;
+const WAKERS_FIRST: u8 = UpdateOrder::WakersFirst as u8;
+const NO_FLAG: u8 = UpdateOrder::NoFlag as u8;
 
-struct Model<const ORDER: u8> {
-    shut: AtomicBool,
-    turns: Mutex<Turns>,
+struct ModelSequence<const ORDER: u8> {
+    barrier_active: AtomicBool,
+    sequence: Mutex<BarrierSequence>,
 }
 
-impl<const ORDER: u8> Sharing for Model<ORDER> {
-    fn new(sequence: Turns) -> Self {
-        Model { shut: AtomicBool::new(false), turns: Mutex::new(sequence) }
+impl<const ORDER: u8> SharedSequence for ModelSequence<ORDER> {
+    fn new(sequence: BarrierSequence) -> Self {
+        ModelSequence { barrier_active: AtomicBool::new(false), sequence: Mutex::new(sequence) }
     }
 
-    fn with<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
-        change(&mut self.turns.lock().unwrap())
+    fn with_lock<R>(&self, change: impl FnOnce(&mut BarrierSequence) -> R) -> R {
+        change(&mut self.sequence.lock().unwrap())
     }
 
-    fn is_shut(&self) -> bool {
-        self.shut.load(Ordering::Acquire)
+    fn is_barrier_active(&self) -> bool {
+        self.barrier_active.load(Ordering::Acquire)
     }
 
-    fn set_shut(&self, active: bool) {
+    fn set_barrier_active(&self, active: bool) {
         if ORDER != NO_FLAG {
-            self.shut.store(active, Ordering::Release);
+            self.barrier_active.store(active, Ordering::Release);
         }
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
-        self.with(|sequence| {
-            let was_active = sequence.is_shut();
+    fn update<R>(&self, change: impl FnOnce(&mut BarrierSequence) -> R) -> R {
+        self.with_lock(|sequence| {
+            let was_active = sequence.has_active_barrier();
             let result = change(sequence);
             if ORDER == WAKERS_FIRST {
-                sequence.ring_wakers();
+                sequence.send_wakeups();
             }
-            if sequence.is_shut() != was_active {
-                self.set_shut(!was_active);
+            if sequence.has_active_barrier() != was_active {
+                self.set_barrier_active(!was_active);
             }
-            sequence.ring_wakers();
+            sequence.send_wakeups();
             result
         })
     }
@@ -71,41 +71,41 @@ impl<const ORDER: u8> Sharing for Model<ORDER> {
 
 /// A request on a ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Put {
+enum PutRequest {
     Write,
     Barrier,
 }
-use Put::{Barrier, Write};
+use PutRequest::{Barrier, Write};
 
 /// State of a ring that other threads read.
-struct Seen {
+struct SharedRing {
     running: Unmodelled,
     /// Visible to the barrier's thread only if the gate orders both threads.
     done: AtomicUsize,
     /// The eventfd: a signal stays until it is waited for.
-    bell: Notify,
+    event: Notify,
 }
 
-struct Bell(Arc<Vec<Seen>>, usize);
+struct TestWaker(Arc<Vec<SharedRing>>, usize);
 
-impl Wake for Bell {
+impl Wake for TestWaker {
     fn wake(&self) {
-        self.0[self.1].bell.notify();
+        self.0[self.1].event.notify();
     }
 }
 
 struct Disk {
-    rings: Arc<Vec<Seen>>,
+    rings: Arc<Vec<SharedRing>>,
     /// Completed barriers.
-    passed: Unmodelled,
+    completed_barriers: Unmodelled,
 }
 
 /// A queue on its thread. The ring holds all requests from the start.
 struct Ring<const ORDER: u8> {
-    own: usize,
+    index: usize,
     /// Dropped explicitly: loom does not support the drop while it reports a failure.
-    gate: ManuallyDrop<RingGate<Model<ORDER>>>,
-    scripts: &'static [&'static [Put]],
+    gate: ManuallyDrop<RingGate<ModelSequence<ORDER>>>,
+    scripts: &'static [&'static [PutRequest]],
     next: usize,
     earlier: usize,
     running: usize,
@@ -115,19 +115,19 @@ struct Ring<const ORDER: u8> {
 }
 
 /// Returns the number of writes before a ring's first barrier.
-fn writes(script: &[Put]) -> usize {
+fn writes(script: &[PutRequest]) -> usize {
     script.iter().take_while(|put| **put == Write).count()
 }
 
 impl<const ORDER: u8> Ring<ORDER> {
-    fn seen(&self) -> &Seen {
-        &self.disk.rings[self.own]
+    fn seen(&self) -> &SharedRing {
+        &self.disk.rings[self.index]
     }
 
     /// Takes one request. Returns false if none may be taken.
     fn pull(&mut self) -> bool {
-        let open = self.gate.may_take();
-        let script = self.scripts[self.own];
+        let open = self.gate.is_open();
+        let script = self.scripts[self.index];
         if self.barrier || self.next == script.len() || !(open || self.earlier > 0) {
             return false;
         }
@@ -156,22 +156,22 @@ impl<const ORDER: u8> Ring<ORDER> {
     }
 
     /// Advances the barrier. Returns true if the ring must be checked again before it sleeps.
-    fn settle(&mut self) -> bool {
-        match self.gate.settle(self.earlier + self.running) {
-            Step::Nothing => false,
-            Step::TakeEarlier => {
-                self.earlier = self.scripts[self.own].len() - self.next;
+    fn advance(&mut self) -> bool {
+        match self.gate.advance(self.earlier + self.running) {
+            BarrierAction::Nothing => false,
+            BarrierAction::TakeEarlier => {
+                self.earlier = self.scripts[self.index].len() - self.next;
                 true
             }
-            Step::Go => {
+            BarrierAction::Submit => {
                 for (ring, seen) in self.disk.rings.iter().enumerate() {
                     assert_eq!(seen.running.load(Ordering::Relaxed), 0, "ring {ring} runs beside a barrier");
                     let done = seen.done.load(Ordering::Relaxed);
                     assert!(done >= writes(self.scripts[ring]), "a barrier runs before an earlier request");
                 }
                 self.barrier = false;
-                self.disk.passed.fetch_add(1, Ordering::Relaxed);
-                self.gate.end();
+                self.disk.completed_barriers.fetch_add(1, Ordering::Relaxed);
+                self.gate.complete();
                 true
             }
         }
@@ -183,14 +183,14 @@ impl<const ORDER: u8> Ring<ORDER> {
         loop {
             let mut again = self.pull();
             self.finish();
-            again |= self.settle();
-            let empty = self.next == self.scripts[self.own].len() && !self.barrier;
-            if empty && (!stays || self.disk.passed.load(Ordering::Relaxed) == barriers) {
+            again |= self.advance();
+            let empty = self.next == self.scripts[self.index].len() && !self.barrier;
+            if empty && (!stays || self.disk.completed_barriers.load(Ordering::Relaxed) == barriers) {
                 drop(ManuallyDrop::into_inner(self.gate));
                 return;
             }
             if !again {
-                self.seen().bell.wait();
+                self.seen().event.wait();
             }
         }
     }
@@ -199,18 +199,18 @@ impl<const ORDER: u8> Ring<ORDER> {
 /// Maximum of preemptions of an interleaving: bugs of this kind need one or two. LOOM_MAX_PREEMPTIONS overrides it.
 const PREEMPTIONS: usize = 3;
 
-fn model<const ORDER: u8>(scripts: &'static [&'static [Put]], stays: &'static [bool]) {
+fn model<const ORDER: u8>(scripts: &'static [&'static [PutRequest]], stays: &'static [bool]) {
     let mut builder = loom::model::Builder::new();
     // One less for each additional thread: the state space grows with both.
     builder.preemption_bound.get_or_insert(PREEMPTIONS + 2 - scripts.len());
     builder.check(move || {
-        let seen = || Seen { running: Unmodelled::new(0), done: AtomicUsize::new(0), bell: Notify::new() };
+        let seen = || SharedRing { running: Unmodelled::new(0), done: AtomicUsize::new(0), event: Notify::new() };
         let rings: Arc<Vec<_>> = Arc::new(scripts.iter().map(|_| seen()).collect());
-        let disk = Arc::new(Disk { rings: Arc::clone(&rings), passed: Unmodelled::new(0) });
-        let gate = Gate::<Model<ORDER>>::new(scripts.len() as u16);
+        let disk = Arc::new(Disk { rings: Arc::clone(&rings), completed_barriers: Unmodelled::new(0) });
+        let gate = BarrierGate::<ModelSequence<ORDER>>::new(scripts.len() as u16);
         let open = |own: usize| Ring {
-            own,
-            gate: ManuallyDrop::new(gate.open_ring(Arc::new(Bell(Arc::clone(&rings), own)))),
+            index: own,
+            gate: ManuallyDrop::new(gate.open_ring(Arc::new(TestWaker(Arc::clone(&rings), own)))),
             scripts,
             next: 0,
             earlier: 0,
@@ -222,14 +222,14 @@ fn model<const ORDER: u8>(scripts: &'static [&'static [Put]], stays: &'static [b
         let mut rings: Vec<_> = (0..scripts.len()).map(open).collect();
         let first = rings.remove(0);
         let serve = |ring: Ring<ORDER>| {
-            let stays = stays[ring.own];
+            let stays = stays[ring.index];
             loom::thread::spawn(move || ring.serve(stays))
         };
         let threads: Vec<_> = rings.into_iter().map(serve).collect();
         first.serve(stays[0]);
         threads.into_iter().for_each(|thread| thread.join().expect("a thread ends"));
         let barriers = scripts.iter().flat_map(|script| script.iter()).filter(|put| **put == Barrier).count();
-        assert_eq!(disk.passed.load(Ordering::Relaxed), barriers);
+        assert_eq!(disk.completed_barriers.load(Ordering::Relaxed), barriers);
     });
 }
 

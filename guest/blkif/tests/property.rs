@@ -5,54 +5,54 @@ mod rig;
 
 use std::collections::HashSet;
 
-use mqblk_blkif::{GrantBudget, GrantCounters, Mode};
+use mqblk_blkif::{GrantBudget, GrantCounters, ResolvedGrantMode};
 use mqblk_core::{Errno, Outcome};
 use mqblk_memory::GrantStatus;
 use mqblk_ring::blkif::{Abi, BlkifRequest, Segment, operation as o, status};
 use proptest::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use rig::back::Back;
+use rig::backend::TestBackend;
 use rig::domain::Domain;
 use rig::front::{Front, direct, discard, indirect, segment};
 use rig::{MODES, PAGE, SECTOR, options, rig};
 
 /// Areas: each has pages and sectors of its own, and at most one request in flight.
-const LANES: u64 = 8;
+const AREAS: u64 = 8;
 /// Data pages of an area; the next page is its indirect page.
 const PAGES: u32 = 40;
 /// Sectors of an area.
-const SECTORS: u64 = rig::SECTORS / LANES;
+const SECTORS: u64 = rig::SECTORS / AREAS;
 /// Grant types. A grant's number is its page times this, plus its type.
-const KINDS: u32 = 6;
+const GRANT_TYPES: u32 = 6;
 /// A valid grant.
 const GOOD: u32 = 0;
 const READ_ONLY: u32 = 1;
 const NO_COPY: u32 = 2;
 const NO_MAP: u32 = 3;
 const MISSING: u32 = 4;
-const GOOD_TOO: u32 = 5;
+const GOOD_SECOND: u32 = 5;
 
 struct Sent {
     request: BlkifRequest,
     segments: Vec<Segment>,
     /// Grant of the indirect page.
-    table: Option<u32>,
+    indirect_gref: Option<u32>,
     sector: u64,
     /// Data of the segments, in order.
     data: Vec<u8>,
     /// Content of the area's pages when the request was sent.
-    before: Vec<Vec<u8>>,
+    pages_before: Vec<Vec<u8>>,
     fails: bool,
 }
 
 fn page_of(gref: u32) -> u32 {
-    gref / KINDS
+    gref / GRANT_TYPES
 }
 
-fn good(gref: u32, fill: bool) -> bool {
-    match gref % KINDS {
-        GOOD | NO_MAP | GOOD_TOO => true,
+fn is_accessible(gref: u32, fill: bool) -> bool {
+    match gref % GRANT_TYPES {
+        GOOD | NO_MAP | GOOD_SECOND => true,
         READ_ONLY => !fill,
         _ => false,
     }
@@ -67,28 +67,28 @@ fn succeeds(sent: &Sent, fill: bool, max_segments: usize) -> bool {
         && sent.segments.len() <= max_segments
         && sent.segments.iter().all(parts)
         && u128::from(sent.sector) + count <= u128::from(rig::SECTORS)
-        && sent.segments.iter().all(|part| good(part.gref.0, fill))
-        && sent.table.is_none_or(|gref| good(gref, false))
+        && sent.segments.iter().all(|part| is_accessible(part.gref.0, fill))
+        && sent.indirect_gref.is_none_or(|gref| is_accessible(gref, false))
 }
 
-struct World {
+struct PropertyFixture {
     domain: std::sync::Arc<Domain>,
     front: Front,
-    back: Back,
+    back: TestBackend,
     random: SmallRng,
     /// Request in flight, by area.
     sent: Vec<Option<Sent>>,
-    mode: Mode,
+    mode: ResolvedGrantMode,
     disk: Vec<u8>,
 }
 
-impl World {
+impl PropertyFixture {
     fn first_page(area: u64) -> u32 {
         area as u32 * (PAGES + 1)
     }
 
     fn snapshot(&self, area: u64) -> Vec<Vec<u8>> {
-        (0..PAGES).map(|page| self.domain.read(World::first_page(area) + page, 0, PAGE)).collect()
+        (0..PAGES).map(|page| self.domain.read(PropertyFixture::first_page(area) + page, 0, PAGE)).collect()
     }
 
     fn segments(&mut self, area: u64, most: usize) -> Vec<Segment> {
@@ -100,7 +100,7 @@ impl World {
             .map(|page| {
                 let kind = match self.random.random_range(0..100) {
                     0..40 => GOOD,
-                    40..90 => GOOD_TOO,
+                    40..90 => GOOD_SECOND,
                     90 => READ_ONLY,
                     91 => NO_COPY,
                     92..98 => NO_MAP,
@@ -114,7 +114,7 @@ impl World {
                     }
                     _ => (0, 7),
                 };
-                segment((World::first_page(area) + page as u32) * KINDS + kind, first, last)
+                segment((PropertyFixture::first_page(area) + page as u32) * GRANT_TYPES + kind, first, last)
             })
             .collect()
     }
@@ -138,7 +138,7 @@ impl World {
         }
         let mut sector = self.sector(area, bytes.min(SECTORS));
         let mut table = None;
-        let first = World::first_page(area);
+        let first = PropertyFixture::first_page(area);
         let write = self.random.random();
         let op = if write { o::WRITE } else { o::READ };
         let request = match kind {
@@ -147,7 +147,7 @@ impl World {
             65..70 => direct(area, o::WRITE_BARRIER, sector, &segments),
             70..92 => {
                 let kind = if self.random.random_range(0..30) == 0 { MISSING } else { GOOD };
-                let gref = (first + PAGES) * KINDS + kind;
+                let gref = (first + PAGES) * GRANT_TYPES + kind;
                 self.front.write_segments(&segments, &[(gref, first + PAGES)]);
                 table = Some(gref);
                 indirect(area, op, sector, segments.len() as u16, &[gref])
@@ -175,7 +175,8 @@ impl World {
         let before = self.snapshot(area);
         let fails = self.random.random_range(0..20) == 0;
         self.front.put(&request);
-        self.sent[area as usize] = Some(Sent { request, segments, table, sector, data, before, fails });
+        self.sent[area as usize] =
+            Some(Sent { request, segments, indirect_gref: table, sector, data, pages_before: before, fails });
     }
 
     fn part(&self, part: &Segment) -> Vec<u8> {
@@ -187,7 +188,7 @@ impl World {
     }
 
     /// Checks a response.
-    fn judge(&mut self, (area, operation, found): (u64, u8, i16)) {
+    fn check(&mut self, (area, operation, found): (u64, u8, i16)) {
         let sent = self.sent[area as usize].take().expect("it was outstanding");
         let what = format!("{:?} {:?}: {:?}", self.mode, self.front.ring.abi(), sent.request);
         let (operation_sent, max_segments) = match &sent.request.body {
@@ -220,21 +221,21 @@ impl World {
         let mut writable = vec![vec![false; PAGE as usize]; PAGES as usize];
         for part in sent.segments.iter().filter(|part| fill && part.last_sect <= 7 && part.first_sect <= part.last_sect)
         {
-            let page = page_of(part.gref.0) - World::first_page(area);
+            let page = page_of(part.gref.0) - PropertyFixture::first_page(area);
             let range = u64::from(part.first_sect) * SECTOR..(u64::from(part.last_sect) + 1) * SECTOR;
             writable[page as usize][range.start as usize..range.end as usize].fill(true);
         }
-        for ((before, after), writable) in sent.before.iter().zip(&after).zip(&writable) {
+        for ((before, after), writable) in sent.pages_before.iter().zip(&after).zip(&writable) {
             let same =
                 before.iter().zip(after).zip(writable).all(|((before, after), writable)| *writable || before == after);
             assert!(same, "{what}: bytes outside the segments have changed");
         }
-        if self.mode == Mode::Map {
+        if self.mode == ResolvedGrantMode::Map {
             let mapped: HashSet<u32> = self.domain.mapped_grants().into_iter().collect();
             assert!(sent.segments.iter().all(|part| !mapped.contains(&part.gref.0)), "{what}: still mapped");
         }
         // Later writes to the pages are detected when the next request is sent.
-        let first = World::first_page(area);
+        let first = PropertyFixture::first_page(area);
         (0..PAGES).for_each(|page| self.domain.fill(first + page, 0xa5));
     }
 
@@ -242,9 +243,9 @@ impl World {
     fn step(&mut self) {
         match self.random.random_range(0..8) {
             0..3 => {
-                let area = self.random.random_range(0..LANES);
+                let area = self.random.random_range(0..AREAS);
                 if self.sent[area as usize].is_none() {
-                    let first = World::first_page(area);
+                    let first = PropertyFixture::first_page(area);
                     let untouched =
                         (0..PAGES).all(|page| self.domain.read(first + page, 0, PAGE).iter().all(|byte| *byte == 0xa5));
                     assert!(untouched, "a page was written to after its response");
@@ -260,22 +261,22 @@ impl World {
                 self.back.publish();
             }
             _ => {
-                self.back.read_mail();
+                self.back.handle_wakeup();
             }
         }
         for response in self.front.responses() {
-            self.judge(response);
+            self.check(response);
         }
     }
 
     /// Completes one pending disk request.
     fn finish(&mut self) {
-        let pending = self.back.door.pending.len();
+        let pending = self.back.intake.pending.len();
         if pending == 0 {
             return;
         }
         let at = self.random.random_range(0..pending);
-        let request = &self.back.door.pending[at];
+        let request = &self.back.intake.pending[at];
         // A request fails by its area; a flush only if a single request without data is in flight.
         let area = request.start.0 / (SECTORS * SECTOR);
         let alone = self.sent.iter().flatten().filter(|sent| sent.segments.is_empty()).count() == 1;
@@ -301,17 +302,17 @@ impl World {
     }
 }
 
-fn play(seed: u64, mode: Mode, abi: Abi) -> GrantCounters {
+fn run_random(seed: u64, mode: ResolvedGrantMode, abi: Abi) -> GrantCounters {
     let mut options = options(mode);
     options.abi = abi;
     // Small limits, so that all paths are taken.
     options.persistent_max = if seed.is_multiple_of(2) { 100 } else { 200 };
     options.budget = GrantBudget::new(150);
     let (domain, front, back) = rig(options);
-    for page in 0..LANES as u32 * (PAGES + 1) {
+    for page in 0..AREAS as u32 * (PAGES + 1) {
         domain.fill(page, 0xa5);
-        for kind in [GOOD, READ_ONLY, NO_COPY, NO_MAP, GOOD_TOO] {
-            let gref = page * KINDS + kind;
+        for kind in [GOOD, READ_ONLY, NO_COPY, NO_MAP, GOOD_SECOND] {
+            let gref = page * GRANT_TYPES + kind;
             domain.grant(gref, page, kind != READ_ONLY);
             domain.change(gref, |grant| {
                 grant.no_map = [NO_COPY, NO_MAP].contains(&kind);
@@ -321,13 +322,13 @@ fn play(seed: u64, mode: Mode, abi: Abi) -> GrantCounters {
     }
     let random = SmallRng::seed_from_u64(seed);
     let disk = vec![0; (rig::SECTORS * SECTOR) as usize];
-    let sent = (0..LANES).map(|_| None).collect();
-    let mut world = World { domain, front, back, random, sent, mode, disk };
-    world.back.noting = true;
+    let sent = (0..AREAS).map(|_| None).collect();
+    let mut world = PropertyFixture { domain, front, back, random, sent, mode, disk };
+    world.back.recording = true;
     for _ in 0..400 {
         world.step();
     }
-    let outstanding = |world: &World| world.sent.iter().flatten().count();
+    let outstanding = |world: &PropertyFixture| world.sent.iter().flatten().count();
     for _ in 0..1000 {
         if outstanding(&world) == 0 {
             break;
@@ -335,16 +336,16 @@ fn play(seed: u64, mode: Mode, abi: Abi) -> GrantCounters {
         world.back.pull();
         world.finish();
         world.back.publish();
-        world.back.read_mail();
+        world.back.handle_wakeup();
         for response in world.front.responses() {
-            world.judge(response);
+            world.check(response);
         }
     }
     assert_eq!(outstanding(&world), 0, "every request has a response");
     assert!(world.back.read_disk(0, rig::SECTORS) == world.disk, "the disk holds what was written");
     world.back.close();
     let counters = world.back.queue.grant_counters();
-    assert_eq!((world.domain.mapped(), counters.held, counters.stuck), (0, 0, 0));
+    assert_eq!((world.domain.mapped(), counters.mapped_pages, counters.stuck_pages), (0, 0, 0));
     assert_eq!(counters.maps, counters.unmaps);
     counters
 }
@@ -354,7 +355,7 @@ fn random_requests_take_all_paths() {
     let mut sum = GrantCounters::default();
     for seed in 0..4 {
         for mode in MODES {
-            sum.add(&play(seed, mode, Abi::Arm));
+            sum.add(&run_random(seed, mode, Abi::Arm));
         }
     }
     let GrantCounters { copy_errors, map_errors, over_cap, over_budget, persistent_hits, barriers, .. } = sum;
@@ -369,7 +370,7 @@ proptest! {
     fn every_request_completes_as_the_oracle_says(seed: u64) {
         for mode in MODES {
             for abi in [Abi::X86_64, Abi::X86_32] {
-                play(seed, mode, abi);
+                run_random(seed, mode, abi);
             }
         }
     }

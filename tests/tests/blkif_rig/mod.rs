@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_blkif::journal::Journal;
-use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolOwner, RingParts, Vbd, VbdOptions};
+use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
 use mqblk_core::DiskSlot;
 use mqblk_engine::{
     AnyDisk, Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringOptions,
@@ -58,7 +58,7 @@ impl Shape {
             write_through: false,
             mode: self.mode,
             pages_may_be_pinned: false,
-            pool: PoolOwner::PerRing,
+            pool: PoolScope::PerRing,
             budget: GrantBudget::new(1 << 20),
             persistent_max: DEFAULT_PERSISTENT_MAX,
             persistent_idle: Duration::ZERO,
@@ -187,9 +187,9 @@ impl Host {
                 waker: Arc::new(Killable(Arc::clone(waker), Arc::clone(&world.kill))),
                 journal: Some(journal),
                 replay: recovery.replay,
-                keep: None,
+                guard: None,
             };
-            vbd.queue(context, parts).map_err(|error| error.to_string())
+            vbd.open_queue(context, parts).map_err(|error| error.to_string())
         });
         self.seats.push((worker, seat.expect("a seat")));
     }

@@ -16,7 +16,7 @@ use mqblk_blkif::GrantCounters;
 use mqblk_core::Resize;
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, DiskHealth, Engine, PlugOptions, QueueStats, WorkerStats};
-use mqblk_xen_server::Figures;
+use mqblk_xen_server::DeviceStats;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::config::DiskConfig;
@@ -83,7 +83,7 @@ impl DiskInfo {
     }
 
     /// Returns that of a Xen device that is not configured.
-    fn of_device(device: &Figures) -> DiskInfo {
+    fn of_device(device: &DeviceStats) -> DiskInfo {
         DiskInfo {
             id: device.id.clone(),
             interface: Interface::Xen,
@@ -128,9 +128,9 @@ impl DaemonState {
     }
 
     /// Returns the Xen devices whose disks are not configured.
-    fn unconfigured_devices(&self) -> Vec<Arc<Figures>> {
+    fn unconfigured_devices(&self) -> Vec<Arc<DeviceStats>> {
         let devices = self.xen.as_ref().map(|xen| xen.list()).unwrap_or_default();
-        let named = |device: &Arc<Figures>| self.disks.iter().any(|disk| disk.info.id == device.id);
+        let named = |device: &Arc<DeviceStats>| self.disks.iter().any(|disk| disk.info.id == device.id);
         devices.into_iter().filter(|device| !named(device)).collect()
     }
 
@@ -195,7 +195,7 @@ impl DaemonState {
             }));
             let unconfigured = self.unconfigured_devices();
             let of_unconfigured = unconfigured.iter().map(|device| {
-                let (queues, grants) = (device.report(&workers)?, Some(device.grants()));
+                let (queues, grants) = (device.queue_stats(&workers)?, Some(device.grant_counters()));
                 let counted = DiskSnapshot { queues, in_flight_region: None, grants };
                 Some((DiskInfo::of_device(device), counted))
             });

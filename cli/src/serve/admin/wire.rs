@@ -70,13 +70,13 @@ fn grant_stat(counters: &GrantCounters) -> GrantStat {
         persistent_purged,
         over_cap,
         over_budget,
-        held,
-        stuck,
+        mapped_pages: held,
+        stuck_pages: stuck,
         buffer_pages,
         indirect_requests,
         barriers,
         events_sent,
-        events_taken,
+        events_received: events_taken,
     } = *counters;
     GrantStat {
         copies,

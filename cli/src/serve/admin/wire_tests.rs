@@ -180,8 +180,8 @@ fn workers() {
 fn xen_disks_report_grants() {
     let none = serde_json::to_value(disk(&about(), &[], None, ALL)).unwrap();
     assert!(none.get("grants").is_none());
-    let mut grants = GrantCounters { copies: 1, copy_calls: 2, maps: 4, held: 14, ..GrantCounters::default() };
-    grants.add(&GrantCounters { events_taken: 20, stuck: 15, over_budget: 13, ..GrantCounters::default() });
+    let mut grants = GrantCounters { copies: 1, copy_calls: 2, maps: 4, mapped_pages: 14, ..GrantCounters::default() };
+    grants.add(&GrantCounters { events_received: 20, stuck_pages: 15, over_budget: 13, ..GrantCounters::default() });
     let xen = DiskInfo { interface: Interface::Xen, ..about() };
     let reported = serde_json::to_value(disk(&xen, &[], Some(&grants), ALL)).unwrap();
     assert_eq!(reported["interface"], "xen");

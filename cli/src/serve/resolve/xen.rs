@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_blkif::{
     DEFAULT_INDIRECT_SEGMENTS, DEFAULT_PERSISTENT_IDLE, DEFAULT_PERSISTENT_MAX, GrantMode, MAX_INDIRECT_SEGMENTS,
-    PoolOwner,
+    PoolScope,
 };
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_xen::vbd;
@@ -86,11 +86,11 @@ impl XenKeys {
 }
 
 /// Takes `grants-pool`, a key for measurements. Elsewhere it stays in the settings, as an unknown key.
-fn take_grants_pool(settings: &mut Settings) -> Result<PoolOwner, SettingError> {
+fn take_grants_pool(settings: &mut Settings) -> Result<PoolScope, SettingError> {
     if !test_keys::are_enabled() {
-        return Ok(PoolOwner::PerRing);
+        return Ok(PoolScope::PerRing);
     }
-    Ok(settings.choice("grants-pool", PoolOwner::WORDS)?.map_or(PoolOwner::PerRing, PoolOwner::from_word))
+    Ok(settings.choice("grants-pool", PoolScope::WORDS)?.map_or(PoolScope::PerRing, PoolScope::from_word))
 }
 
 /// Takes `domid` and `vdev`: both or neither.

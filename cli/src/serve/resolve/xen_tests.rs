@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mqblk_blkif::{GrantMode, PoolOwner};
+use mqblk_blkif::{GrantMode, PoolScope};
 use mqblk_engine::{Coalesce, PollPolicy};
 
 use super::tests::{FakeBackends, cpus, from_words};
@@ -25,7 +25,7 @@ fn default_endpoint() -> XenEndpoint {
         ring_order: 4,
         indirect_segments: 256,
         grants: GrantMode::Auto,
-        grants_pool: PoolOwner::PerRing,
+        grants_pool: PoolScope::PerRing,
         persistent_grants: 1056,
         persistent_idle: Duration::from_secs(60),
         journal: true,
@@ -56,7 +56,7 @@ fn every_key_is_taken() {
         ring_order: 0,
         indirect_segments: 0,
         grants: GrantMode::Map,
-        grants_pool: PoolOwner::Shared,
+        grants_pool: PoolScope::Shared,
         persistent_grants: 7,
         persistent_idle: Duration::ZERO,
         journal: false,

@@ -4,7 +4,7 @@
 //! The journal survives a kill of the process at any store, not a loss of power: the next process that opens the file sees all stores.
 //! Writing it costs copies and stores, no system call.
 
-mod book;
+mod records;
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use mqblk_memory::{GuestAddress, GuestMemory, Region, SharedArray, UserAddress, zero_file};
 use mqblk_ring::blkif::{RawRequest, RingPosition};
 
-use book::{Book, ENTRIES, ENTRY_WORDS, HEADER_WORDS, IDENTITY, MAGIC, Words};
+use records::{ENTRIES, ENTRY_WORDS, HEADER_WORDS, IDENTITY, JournalMemory, JournalRecords, MAGIC};
 
 /// `mqblkjr` and the version of the file format.
 const MAGIC_VALUE: u64 = u64::from_le_bytes(*b"mqblkjr\x01");
@@ -54,7 +54,7 @@ pub enum JournalError {
     },
     /// The ring's response index does not match the journal.
     #[error("journal: the ring's response index: found {found}, expected {published} or {publishing}")]
-    Ring {
+    RingIndex {
         /// Response index of the ring.
         found: u32,
         /// Index before the last publish.
@@ -88,14 +88,14 @@ pub struct Recovery {
 
 /// A journal file, mapped to memory.
 #[derive(Debug)]
-struct MappedWords {
+struct MappedJournal {
     header: SharedArray<u64>,
     /// The words of all entries.
     words: SharedArray<u64>,
     entries: SharedArray<[u64; ENTRY_WORDS]>,
 }
 
-impl Words for MappedWords {
+impl JournalMemory for MappedJournal {
     fn header(&self, word: usize) -> u64 {
         self.header.get(word)
     }
@@ -115,21 +115,21 @@ impl Words for MappedWords {
     }
 
     #[inline]
-    fn fill(&mut self, slot: u16, words: &[u64; ENTRY_WORDS]) {
+    fn write_entry(&mut self, slot: u16, words: &[u64; ENTRY_WORDS]) {
         self.entries.set(slot.into(), *words);
     }
 }
 
-impl MappedWords {
-    fn of_file(file: &File, slots: u16) -> io::Result<MappedWords> {
-        let len = Journal::bytes(slots.into());
+impl MappedJournal {
+    fn from_file(file: &File, slots: u16) -> io::Result<MappedJournal> {
+        let len = Journal::file_len(slots.into());
         let region = Region::from_file(file, 0, len, GuestAddress(0), UserAddress(0)).map_err(io::Error::other)?;
         let memory = GuestMemory::new(vec![Arc::new(region)]).map_err(io::Error::other)?;
         let (first, count) = (GuestAddress(HEADER_BYTES), slots.into());
         let map_parts = || {
             let header = memory.shared_array(GuestAddress(0), HEADER_WORDS)?;
             let words = memory.shared_array(first, ENTRY_WORDS * count)?;
-            Some(MappedWords { header, words, entries: memory.shared_array(first, count)? })
+            Some(MappedJournal { header, words, entries: memory.shared_array(first, count)? })
         };
         map_parts().ok_or(io::ErrorKind::InvalidInput.into())
     }
@@ -141,11 +141,11 @@ impl MappedWords {
 /// then execute them. For each batch of responses: put each on the ring and call [`record_response`](Self::record_response), then
 /// [`publish`](Self::publish). Every request and every response of the ring is recorded.
 #[derive(Debug)]
-pub struct Journal(Book<MappedWords>);
+pub struct Journal(JournalRecords<MappedJournal>);
 
 impl Journal {
     /// Returns the length of the file for a ring of `entries` entries (a power of two, at most 512).
-    pub fn bytes(entries: u32) -> u64 {
+    pub fn file_len(entries: u32) -> u64 {
         HEADER_BYTES + u64::from(entries) * ENTRY_WORDS as u64 * WORD_BYTES
     }
 
@@ -156,15 +156,15 @@ impl Journal {
     /// When the position has requests in flight, the number of entries is invalid, or a system call fails.
     pub fn create(file: &File, entries: u32, identity: u64, position: RingPosition) -> io::Result<Journal> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
-        let slots = slots(entries).ok_or_else(|| invalid(format!("journal: a ring of {entries} entries")))?;
+        let slots = slot_count(entries).ok_or_else(|| invalid(format!("journal: a ring of {entries} entries")))?;
         if position.req_cons != position.rsp_prod {
             return Err(invalid(format!("journal: requests are in flight at {position:?}")));
         }
-        zero_file(file, Journal::bytes(entries))?;
-        let mut words = MappedWords::of_file(file, slots)?;
+        zero_file(file, Journal::file_len(entries))?;
+        let mut words = MappedJournal::from_file(file, slots)?;
         words.set_header(ENTRIES, entries.into());
         words.set_header(IDENTITY, identity);
-        let mut records = Book::begin(words, slots, position);
+        let mut records = JournalRecords::create(words, slots, position);
         compiler_fence(Ordering::Release);
         records.words().set_header(MAGIC, MAGIC_VALUE);
         Ok(Journal(records))
@@ -185,19 +185,19 @@ impl Journal {
             true => Ok(()),
             false => Err(JournalError::Field { field, found, expected }),
         };
-        let Some(slots) = slots(entries) else {
+        let Some(slots) = slot_count(entries) else {
             return Err(JournalError::Field {
                 field: "ring entries",
                 found: entries.into(),
                 expected: MAX_ENTRIES.into(),
             });
         };
-        field("bytes", file.metadata()?.len(), Journal::bytes(entries))?;
-        let words = MappedWords::of_file(file, slots)?;
+        field("bytes", file.metadata()?.len(), Journal::file_len(entries))?;
+        let words = MappedJournal::from_file(file, slots)?;
         field("magic", words.header(MAGIC), MAGIC_VALUE)?;
         field("ring entries", words.header(ENTRIES), entries.into())?;
         field("identity", words.header(IDENTITY), identity)?;
-        let (records, replay) = Book::take_up(words, slots, published)?;
+        let (records, replay) = JournalRecords::recover(words, slots, published)?;
         let position = records.position();
         Ok((Journal(records), Recovery { position, replay }))
     }
@@ -206,21 +206,21 @@ impl Journal {
     /// which only a frontend that violates the protocol can cause.
     #[inline]
     #[must_use]
-    pub fn take(&mut self, raw: &RawRequest) -> Option<JournalSlot> {
-        self.0.take(raw)
+    pub fn record_request(&mut self, raw: &RawRequest) -> Option<JournalSlot> {
+        self.0.record_request(raw)
     }
 
     /// Records that the ring's requests up to `req_cons` are consumed. Called once per batch, before any of it is executed: until then the
     /// ring itself holds the requests.
     #[inline]
-    pub fn consumed(&mut self, req_cons: u32) {
-        self.0.consumed(req_cons);
+    pub fn record_consumed(&mut self, req_cons: u32) {
+        self.0.record_consumed(req_cons);
     }
 
     /// Records that a request's response is on the ring, not published yet.
     #[inline]
-    pub fn answered(&mut self, slot: JournalSlot) {
-        self.0.answered(slot);
+    pub fn record_response(&mut self, slot: JournalSlot) {
+        self.0.record_response(slot);
     }
 
     /// Calls `store_index`, which sets the ring's response index to `rsp_prod` and so publishes all recorded responses.
@@ -231,7 +231,7 @@ impl Journal {
 }
 
 /// Returns the number of slots of a journal for a ring of `entries` entries.
-fn slots(entries: u32) -> Option<u16> {
+fn slot_count(entries: u32) -> Option<u16> {
     (entries.is_power_of_two() && entries <= MAX_ENTRIES).then_some(entries as u16)
 }
 

@@ -26,7 +26,7 @@ pub struct Grant {
 }
 
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct GrantTable {
     grants: HashMap<u32, Grant>,
     /// Grants that one call has mapped, by ring and first slot.
     mapped: HashMap<(u32, u32), Vec<u32>>,
@@ -39,7 +39,7 @@ pub struct Table {
     pub copies: u64,
     pub copy_calls: u64,
     /// Grants in the order in which they were unmapped.
-    pub let_go: Vec<u32>,
+    pub unmapped: Vec<u32>,
     rings: u32,
 }
 
@@ -47,7 +47,7 @@ pub struct Table {
 pub struct Domain {
     pub memory: Arc<GuestMemory>,
     file: File,
-    table: Mutex<Table>,
+    table: Mutex<GrantTable>,
 }
 
 impl Domain {
@@ -57,7 +57,7 @@ impl Domain {
         Arc::new(Domain { memory, file, table: Mutex::default() })
     }
 
-    pub fn table(&self) -> MutexGuard<'_, Table> {
+    pub fn table(&self) -> MutexGuard<'_, GrantTable> {
         self.table.lock().unwrap()
     }
 
@@ -115,11 +115,11 @@ impl Domain {
     pub fn access(self: &Arc<Self>) -> Box<dyn GrantAccess> {
         let mut table = self.table();
         table.rings += 1;
-        Box::new(Access { ring: table.rings, domain: Arc::clone(self) })
+        Box::new(DomainGrants { ring: table.rings, domain: Arc::clone(self) })
     }
 }
 
-struct Access {
+struct DomainGrants {
     ring: u32,
     domain: Arc<Domain>,
 }
@@ -128,7 +128,7 @@ fn einval(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
-impl GrantAccess for Access {
+impl GrantAccess for DomainGrants {
     fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
         let mut table = self.domain.table();
         table.copy_calls += 1;
@@ -198,7 +198,7 @@ impl GrantAccess for Access {
         let refs = table.mapped.remove(&(self.ring, first.0)).expect("only mapped grants are unmapped");
         arena.map_zero_pages(first, refs.len() as u32).unwrap();
         table.unmaps += refs.len() as u64;
-        table.let_go.extend(refs);
+        table.unmapped.extend(refs);
         Ok(())
     }
 }

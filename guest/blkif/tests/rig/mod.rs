@@ -2,14 +2,14 @@
 //! queue that the test steps, and a disk in memory.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-pub mod back;
+pub mod backend;
 pub mod domain;
 pub mod front;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, Mode, PoolOwner, VbdOptions};
+use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, ResolvedGrantMode, VbdOptions};
 use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Geometry, Limits};
 use mqblk_ring::blkif::Abi;
 
@@ -21,7 +21,7 @@ pub const SECTOR: u64 = mqblk_core::units::SECTOR_BYTES;
 pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
 
 /// Options of a device with all features.
-pub fn options(mode: Mode) -> VbdOptions {
+pub fn options(mode: ResolvedGrantMode) -> VbdOptions {
     VbdOptions {
         geometry: Geometry {
             size: ByteLen(SECTORS * SECTOR),
@@ -39,10 +39,10 @@ pub fn options(mode: Mode) -> VbdOptions {
             write_zeroes: None,
             volatile_cache: true,
             cost_per_request: false,
-            pins_memory: mode == Mode::PersistentCopy,
+            pins_memory: mode == ResolvedGrantMode::PersistentBounce,
         },
         abi: Abi::X86_64,
-        persistent: mode.keeps_pages(),
+        persistent: mode.is_persistent(),
         max_indirect_segments: 256,
         discard: true,
         discard_secure: true,
@@ -50,12 +50,12 @@ pub fn options(mode: Mode) -> VbdOptions {
         flush: true,
         write_through: false,
         mode: match mode {
-            Mode::Copy => GrantMode::Copy,
-            Mode::Map => GrantMode::Map,
-            Mode::Persistent | Mode::PersistentCopy => GrantMode::Persistent,
+            ResolvedGrantMode::Copy => GrantMode::Copy,
+            ResolvedGrantMode::Map => GrantMode::Map,
+            ResolvedGrantMode::Persistent | ResolvedGrantMode::PersistentBounce => GrantMode::Persistent,
         },
-        pages_may_be_pinned: mode != Mode::PersistentCopy,
-        pool: PoolOwner::PerRing,
+        pages_may_be_pinned: mode != ResolvedGrantMode::PersistentBounce,
+        pool: PoolScope::PerRing,
         budget: GrantBudget::new(1 << 20),
         persistent_max: DEFAULT_PERSISTENT_MAX,
         persistent_idle: Duration::ZERO,
@@ -64,14 +64,19 @@ pub fn options(mode: Mode) -> VbdOptions {
 }
 
 /// All grant modes.
-pub const MODES: [Mode; 4] = [Mode::Copy, Mode::Map, Mode::Persistent, Mode::PersistentCopy];
+pub const MODES: [ResolvedGrantMode; 4] = [
+    ResolvedGrantMode::Copy,
+    ResolvedGrantMode::Map,
+    ResolvedGrantMode::Persistent,
+    ResolvedGrantMode::PersistentBounce,
+];
 
 /// A domain, and both ends of a device with one ring.
-pub fn rig(options: VbdOptions) -> (Arc<domain::Domain>, front::Front, back::Back) {
+pub fn rig(options: VbdOptions) -> (Arc<domain::Domain>, front::Front, backend::TestBackend) {
     let domain = domain::Domain::new(2048);
     let abi = options.abi;
     let vbd = mqblk_blkif::Vbd::new(options);
     let front = front::Front::new(&domain, abi, 1);
-    let back = back::Back::new(&vbd, &domain, &front);
+    let back = backend::TestBackend::new(&vbd, &domain, &front);
     (domain, front, back)
 }

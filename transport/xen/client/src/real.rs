@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use mqblk_memory::{DomainId, GrantAccess};
-use mqblk_xen_nodes::{EventNode, GrantNode, GrantedPages};
+use mqblk_xen_nodes::{EvtchnPort, GntdevAccess, GrantedPages};
 
 use crate::store::Xenstore;
 use crate::{EventPort, Port, SharedPages, Xen, XenError, vbd};
@@ -58,17 +58,17 @@ impl Xen for RealXen {
 
     fn grants(&self, of: DomainId) -> Result<Box<dyn GrantAccess>, XenError> {
         let what = || format!("grants of domain {}", of.0);
-        Ok(Box::new(GrantNode::open(of).map_err(|source| XenError { what: what(), source })?))
+        Ok(Box::new(GntdevAccess::open(of).map_err(|source| XenError { what: what(), source })?))
     }
 
     fn bind_interdomain(&self, remote: DomainId, port: Port) -> Result<EventPort, XenError> {
         let what = || format!("event channel to port {} of domain {}", port.0, remote.0);
-        event_port(EventNode::bind(remote, port.0)).map_err(|source| XenError { what: what(), source })
+        event_port(EvtchnPort::bind_interdomain(remote, port.0)).map_err(|source| XenError { what: what(), source })
     }
 
     fn alloc_unbound(&self, remote: DomainId) -> Result<EventPort, XenError> {
         let what = || format!("event channel for domain {}", remote.0);
-        event_port(EventNode::open(remote)).map_err(|source| XenError { what: what(), source })
+        event_port(EvtchnPort::alloc_unbound(remote)).map_err(|source| XenError { what: what(), source })
     }
 
     fn share(&self, with: DomainId, pages: u32, writable: bool) -> Result<SharedPages, XenError> {
@@ -79,7 +79,7 @@ impl Xen for RealXen {
     }
 }
 
-fn event_port(node: io::Result<EventNode>) -> io::Result<EventPort> {
+fn event_port(node: io::Result<EvtchnPort>) -> io::Result<EventPort> {
     let node = node?;
     let (port, descriptor) = (Port(node.port()), node.descriptor()?);
     Ok(EventPort { port, channel: Box::new(node), descriptor })

@@ -8,36 +8,36 @@ use std::os::fd::{AsFd, OwnedFd};
 use mqblk_core::EventChannel;
 use mqblk_memory::DomainId;
 
-use crate::ioctl::{BindInterdomain, BindUnbound, NotifyPort, ResetEvents, call};
+use crate::ioctl::{BindInterdomain, BindUnbound, NotifyPort, ResetEvents, ioctl};
 
 /// The local port of one event channel, over a descriptor of its own. The port is closed with the last duplicate of the descriptor.
 #[derive(Debug)]
-pub struct EventNode {
+pub struct EvtchnPort {
     node: File,
     port: u32,
     /// The port is masked: an event was received.
     masked: Cell<bool>,
 }
 
-impl EventNode {
+impl EvtchnPort {
     /// Binds to a port that `remote` has allocated for this domain. An event may be pending at once.
     ///
     /// # Errors
     /// When the node cannot be opened, or the port does not exist or is not for this domain.
-    pub fn bind(remote: DomainId, port: u32) -> io::Result<EventNode> {
-        let node = crate::open("evtchn")?;
-        let bound = call(&node, &mut BindInterdomain { remote_domain: remote.0.into(), remote_port: port })?;
-        Ok(EventNode { node, port: bound, masked: Cell::new(false) })
+    pub fn bind_interdomain(remote: DomainId, port: u32) -> io::Result<EvtchnPort> {
+        let node = crate::open_node("evtchn")?;
+        let bound = ioctl(&node, &mut BindInterdomain { remote_domain: remote.0.into(), remote_port: port })?;
+        Ok(EvtchnPort { node, port: bound, masked: Cell::new(false) })
     }
 
     /// Allocates a port that `remote` may bind to.
     ///
     /// # Errors
     /// When the node cannot be opened, or no port is free.
-    pub fn open(remote: DomainId) -> io::Result<EventNode> {
-        let node = crate::open("evtchn")?;
-        let port = call(&node, &mut BindUnbound { remote_domain: remote.0.into() })?;
-        Ok(EventNode { node, port, masked: Cell::new(false) })
+    pub fn alloc_unbound(remote: DomainId) -> io::Result<EvtchnPort> {
+        let node = crate::open_node("evtchn")?;
+        let port = ioctl(&node, &mut BindUnbound { remote_domain: remote.0.into() })?;
+        Ok(EvtchnPort { node, port, masked: Cell::new(false) })
     }
 
     /// Returns the local port.
@@ -54,10 +54,10 @@ impl EventNode {
     }
 }
 
-impl EventChannel for EventNode {
+impl EventChannel for EvtchnPort {
     fn notify(&self) {
         // Fails if the remote end is closed, which needs no handling.
-        let _ = call(&self.node, &mut NotifyPort { port: self.port });
+        let _ = ioctl(&self.node, &mut NotifyPort { port: self.port });
     }
 
     fn take(&self) {
@@ -69,7 +69,7 @@ impl EventChannel for EventNode {
             Ok(_) => self.masked.set(true),
             Err(error) if error.raw_os_error() == Some(libc::EFBIG) => {
                 // The kernel's list has overflowed. Only one port can be on it.
-                let _ = call(&self.node, &mut ResetEvents);
+                let _ = ioctl(&self.node, &mut ResetEvents);
                 self.masked.set(true);
             }
             Err(_) => {}
@@ -91,11 +91,11 @@ mod tests {
     use super::*;
 
     /// Returns a channel whose node is a socket, and the socket's other end.
-    fn channel() -> (EventNode, UnixStream) {
+    fn channel() -> (EvtchnPort, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         theirs.set_nonblocking(true).unwrap();
-        (EventNode { node: File::from(OwnedFd::from(ours)), port: 7, masked: Cell::new(false) }, theirs)
+        (EvtchnPort { node: File::from(OwnedFd::from(ours)), port: 7, masked: Cell::new(false) }, theirs)
     }
 
     fn unmasked(theirs: &mut UnixStream) -> Vec<u8> {
@@ -133,7 +133,7 @@ mod tests {
         if std::path::Path::new("/dev/xen/evtchn").exists() {
             return;
         }
-        let error = EventNode::open(DomainId(0)).unwrap_err();
+        let error = EvtchnPort::alloc_unbound(DomainId(0)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert!(
             error.to_string().contains("/dev/xen/evtchn") && error.to_string().contains("modprobe xen-evtchn"),

@@ -9,50 +9,50 @@ use mqblk_memory::{
     CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, GrantStatus, PAGE_BYTES, PageArena, PageSlot,
 };
 
-use crate::ioctl::{CopyEnd, CopyGrants, CopySegment, ForeignRef, MapGrants, UnmapGrants, call, call_for_more};
+use crate::ioctl::{CopyEnd, CopyGrants, CopySegment, DomainGrantRef, MapGrants, UnmapGrants, ioctl, ioctl_indirect};
 
 /// GNTST_bad_copy_arg: Xen's status of a copy that crosses its page boundary.
-const BAD_COPY: GrantStatus = GrantStatus(-10);
+const BAD_COPY_ARG: GrantStatus = GrantStatus(-10);
 
 /// One mapping, as the kernel identifies it.
 #[derive(Debug)]
-struct Mapped {
+struct GrantMapping {
     index: u64,
-    count: u32,
+    pages: u32,
 }
 
 /// Access to the pages that one domain grants, over a descriptor of its own.
 ///
 /// Mapped pages stay mapped after this is dropped, until their slots are cleared or their arena is dropped.
 #[derive(Debug)]
-pub struct GrantNode {
+pub struct GntdevAccess {
     node: File,
     domain: DomainId,
     /// Mappings by the address of their first page.
-    mapped: HashMap<u64, Mapped>,
+    mappings: HashMap<u64, GrantMapping>,
     /// Kept for its capacity, so that a copy allocates nothing.
     segments: Vec<CopySegment>,
     request: Vec<u64>,
 }
 
-impl GrantNode {
+impl GntdevAccess {
     /// Opens the node, for grants of `domain`.
     ///
     /// # Errors
     /// When the node cannot be opened; the error says how to fix it.
-    pub fn open(domain: DomainId) -> io::Result<GrantNode> {
-        Ok(GrantNode::over(crate::open("gntdev")?, domain))
+    pub fn open(domain: DomainId) -> io::Result<GntdevAccess> {
+        Ok(GntdevAccess::from_file(crate::open_node("gntdev")?, domain))
     }
 
-    fn over(node: File, domain: DomainId) -> GrantNode {
-        GrantNode { node, domain, mapped: HashMap::new(), segments: vec![], request: vec![] }
+    fn from_file(node: File, domain: DomainId) -> GntdevAccess {
+        GntdevAccess { node, domain, mappings: HashMap::new(), segments: vec![], request: vec![] }
     }
 
     /// Converts a copy to the kernel's form. `None` for an invalid range, for which the kernel would refuse the whole batch.
-    fn segment(&self, arena: &PageArena, copy: &GrantCopy) -> Option<CopySegment> {
+    fn copy_segment(&self, arena: &PageArena, copy: &GrantCopy) -> Option<CopySegment> {
         let inside = u32::from(copy.offset) + u32::from(copy.len) <= PAGE_BYTES;
         let address = arena.host_address(copy.slot, copy.slot_offset.into(), copy.len.into());
-        let ours = CopyEnd::ours(address.filter(|_| inside)?);
+        let ours = CopyEnd::local(address.filter(|_| inside)?);
         let granted = CopyEnd::granted(copy.gref.0, copy.offset, self.domain.0);
         let (source, dest, flags) = match copy.direction {
             CopyDirection::FromGrant => (granted, ours, CopySegment::FROM_GRANT),
@@ -62,52 +62,58 @@ impl GrantNode {
         Some(CopySegment { source, dest, len: copy.len, flags, status: GrantStatus::GENERAL_ERROR.0, pad: 0 })
     }
 
-    fn map_in(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<Mapped> {
+    fn map_grants(
+        &mut self,
+        arena: &PageArena,
+        first: PageSlot,
+        refs: &[GrantRef],
+        writable: bool,
+    ) -> io::Result<GrantMapping> {
         let count = u32::try_from(refs.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         // The fixed part of 16 bytes, then 8 bytes for each reference.
         self.request.clear();
-        self.request.extend([u64::from_ne_bytes(pair(count, 0)), 0]);
+        self.request.extend([u64::from_ne_bytes(pack_u32s(count, 0)), 0]);
         self.request.extend(refs.iter().map(|gref| {
-            let ForeignRef { domain, gref } = ForeignRef { domain: self.domain.0.into(), gref: gref.0 };
-            u64::from_ne_bytes(pair(domain, gref))
+            let DomainGrantRef { domain, gref } = DomainGrantRef { domain: self.domain.0.into(), gref: gref.0 };
+            u64::from_ne_bytes(pack_u32s(domain, gref))
         }));
         // SAFETY: the kernel reads the fixed part and `count` references of 8 bytes, all within `request`, and writes the index in
         // the fixed part.
-        unsafe { call_for_more(&self.node, self.request.as_mut_ptr().cast::<MapGrants>())? };
-        let mapped = Mapped { index: self.request[1], count };
+        unsafe { ioctl_indirect(&self.node, self.request.as_mut_ptr().cast::<MapGrants>())? };
+        let mapped = GrantMapping { index: self.request[1], pages: count };
         if let Err(error) = arena.map_file(first, count, &self.node, mapped.index, writable) {
             // Nothing is mapped; without this the kernel would keep the allocation.
-            let _ = self.release(&mapped);
+            let _ = self.unmap_grants(&mapped);
             return Err(error);
         }
         Ok(mapped)
     }
 
-    fn release(&self, mapped: &Mapped) -> io::Result<()> {
-        call(&self.node, &mut UnmapGrants { index: mapped.index, count: mapped.count, pad: 0 }).map(|_| ())
+    fn unmap_grants(&self, mapped: &GrantMapping) -> io::Result<()> {
+        ioctl(&self.node, &mut UnmapGrants { index: mapped.index, count: mapped.pages, pad: 0 }).map(|_| ())
     }
 }
 
 /// Packs two adjacent 32-bit numbers.
-fn pair(first: u32, second: u32) -> [u8; 8] {
+fn pack_u32s(first: u32, second: u32) -> [u8; 8] {
     let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
     [a, b, c, d, e, f, g, h]
 }
 
 /// Returns the host address at which a mapping starts, which is unique across arenas.
-fn address(arena: &PageArena, first: PageSlot) -> io::Result<u64> {
+fn mapping_address(arena: &PageArena, first: PageSlot) -> io::Result<u64> {
     arena.host_address(first, 0, PAGE_BYTES).ok_or_else(|| {
         let text = format!("found slot {}, expected one of {}", first.0, arena.pages());
         io::Error::new(io::ErrorKind::InvalidInput, text)
     })
 }
 
-impl GrantAccess for GrantNode {
+impl GrantAccess for GntdevAccess {
     fn copy(&mut self, arena: &PageArena, copies: &mut [GrantCopy]) -> io::Result<()> {
         self.segments.clear();
         for copy in &mut *copies {
-            let segment = self.segment(arena, copy);
-            copy.status = if segment.is_some() { GrantStatus::GENERAL_ERROR } else { BAD_COPY };
+            let segment = self.copy_segment(arena, copy);
+            copy.status = if segment.is_some() { GrantStatus::GENERAL_ERROR } else { BAD_COPY_ARG };
             self.segments.extend(segment);
         }
         if self.segments.is_empty() {
@@ -117,8 +123,8 @@ impl GrantAccess for GrantNode {
         let mut request = CopyGrants { count, pad: 0, segments: self.segments.as_mut_ptr() };
         // SAFETY: `segments` holds `count` segments, whose addresses are slots of the arena: always mapped, and accessed only as
         // bytes that may change at any moment.
-        unsafe { call_for_more(&self.node, &raw mut request)? };
-        let done = copies.iter_mut().filter(|copy| copy.status != BAD_COPY);
+        unsafe { ioctl_indirect(&self.node, &raw mut request)? };
+        let done = copies.iter_mut().filter(|copy| copy.status != BAD_COPY_ARG);
         for (copy, segment) in done.zip(&self.segments) {
             copy.status = GrantStatus(segment.status);
         }
@@ -126,24 +132,24 @@ impl GrantAccess for GrantNode {
     }
 
     fn map(&mut self, arena: &PageArena, first: PageSlot, refs: &[GrantRef], writable: bool) -> io::Result<()> {
-        let address = address(arena, first)?;
-        if refs.is_empty() || self.mapped.contains_key(&address) {
+        let address = mapping_address(arena, first)?;
+        if refs.is_empty() || self.mappings.contains_key(&address) {
             let text = format!("found {} grants for slot {}, expected some, for one that is free", refs.len(), first.0);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let mapped = self.map_in(arena, first, refs, writable)?;
-        self.mapped.insert(address, mapped);
+        let mapped = self.map_grants(arena, first, refs, writable)?;
+        self.mappings.insert(address, mapped);
         Ok(())
     }
 
     fn unmap(&mut self, arena: &PageArena, first: PageSlot) -> io::Result<()> {
-        let Entry::Occupied(mapped) = self.mapped.entry(address(arena, first)?) else {
+        let Entry::Occupied(mapped) = self.mappings.entry(mapping_address(arena, first)?) else {
             let text = format!("nothing was mapped to slot {}", first.0);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         };
-        arena.map_zero_pages(first, mapped.get().count)?;
+        arena.map_zero_pages(first, mapped.get().pages)?;
         let mapped = mapped.remove();
-        self.release(&mapped)
+        self.unmap_grants(&mapped)
     }
 }
 
@@ -152,8 +158,8 @@ mod tests {
     use super::*;
 
     /// Returns an access over a file that refuses all ioctls.
-    fn refusing_node() -> (GrantNode, PageArena) {
-        (GrantNode::over(File::open("/dev/zero").unwrap(), DomainId(7)), PageArena::reserve(4).unwrap())
+    fn refusing_node() -> (GntdevAccess, PageArena) {
+        (GntdevAccess::from_file(File::open("/dev/zero").unwrap(), DomainId(7)), PageArena::reserve(4).unwrap())
     }
 
     fn copy(offset: u16, len: u16, slot: u32, slot_offset: u16) -> GrantCopy {
@@ -172,11 +178,14 @@ mod tests {
             copy(0, 1, 4, 0),
         ];
         node.copy(&arena, &mut bad).unwrap();
-        assert!(bad.iter().all(|copy| copy.status == BAD_COPY), "{bad:?}");
+        assert!(bad.iter().all(|copy| copy.status == BAD_COPY_ARG), "{bad:?}");
         let mut mixed = [copy(0, 4096, 2, 17), copy(1, 4096, 0, 0), copy(4095, 1, 3, 4095)];
         let error = node.copy(&arena, &mut mixed).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
-        assert_eq!(mixed.map(|copy| copy.status), [GrantStatus::GENERAL_ERROR, BAD_COPY, GrantStatus::GENERAL_ERROR]);
+        assert_eq!(
+            mixed.map(|copy| copy.status),
+            [GrantStatus::GENERAL_ERROR, BAD_COPY_ARG, GrantStatus::GENERAL_ERROR]
+        );
         node.copy(&arena, &mut []).unwrap();
     }
 
@@ -185,11 +194,11 @@ mod tests {
         let (node, arena) = refusing_node();
         let mut one = copy(5, 6, 1, 3);
         let address = arena.host_address(PageSlot(1), 3, 6).unwrap();
-        let ends = (CopyEnd::granted(9, 5, 7), CopyEnd::ours(address));
-        let from = node.segment(&arena, &one).unwrap();
+        let ends = (CopyEnd::granted(9, 5, 7), CopyEnd::local(address));
+        let from = node.copy_segment(&arena, &one).unwrap();
         assert_eq!(((from.source, from.dest), from.flags, from.len), (ends, 1, 6));
         one.direction = CopyDirection::ToGrant;
-        let to = node.segment(&arena, &one).unwrap();
+        let to = node.copy_segment(&arena, &one).unwrap();
         assert_eq!(((to.dest, to.source), to.flags, to.len), (ends, 2, 6));
     }
 
@@ -204,6 +213,6 @@ mod tests {
         assert!(node.unmap(&arena, PageSlot(1)).is_err());
         let mut byte = [0];
         arena.memory().read(PageSlot(1).address(0), &mut byte).unwrap();
-        assert_eq!((byte, node.mapped.len()), ([5], 0));
+        assert_eq!((byte, node.mappings.len()), ([5], 0));
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 /// Returns an ioctl's number: `_IOC(_IOC_NONE, kind, number, size)`. Source: `asm-generic/ioctl.h`, which x86 and arm use.
-pub(crate) const fn request(kind: u8, number: u8, size: usize) -> u32 {
+pub(crate) const fn ioctl_number(kind: u8, number: u8, size: usize) -> u32 {
     (size as u32) << 16 | (kind as u32) << 8 | number as u32
 }
 
@@ -14,35 +14,35 @@ pub(crate) const fn request(kind: u8, number: u8, size: usize) -> u32 {
 /// # Safety
 /// `NUMBER` is an ioctl that reads or writes no more than `Self` at the address of its argument, except memory that addresses and
 /// counts in `Self` refer to, for which the caller of [`ioctl_indirect`] is responsible.
-pub(crate) unsafe trait Request {
+pub(crate) unsafe trait IoctlArgument {
     const NUMBER: u32;
 }
 
 /// Executes an ioctl whose argument is all in `argument`. Returns the result, which is not negative.
-pub(crate) fn call<T: Request + Plain>(node: &File, argument: &mut T) -> io::Result<u32> {
+pub(crate) fn ioctl<T: IoctlArgument + SelfContained>(node: &File, argument: &mut T) -> io::Result<u32> {
     // SAFETY: the ioctl accesses `argument` alone, as `SelfContained` and `IoctlArgument` guarantee; it is borrowed for the call.
-    unsafe { raw(node, T::NUMBER, std::ptr::from_mut(argument).cast()) }
+    unsafe { raw_ioctl(node, T::NUMBER, std::ptr::from_mut(argument).cast()) }
 }
 
 /// An ioctl argument that refers to no memory outside of it.
 ///
 /// # Safety
 /// The argument holds no address, and no count, of memory outside of it.
-pub(crate) unsafe trait Plain {}
+pub(crate) unsafe trait SelfContained {}
 
 /// Executes an ioctl whose argument extends beyond, or points outside, its fixed part `T`.
 ///
 /// # Safety
 /// All memory that the argument's counts and addresses let the kernel read or write must be readable or writable memory of this process
 /// during the call, which nothing else accesses meanwhile except by raw copies.
-pub(crate) unsafe fn call_for_more<T: Request>(node: &File, argument: *mut T) -> io::Result<u32> {
+pub(crate) unsafe fn ioctl_indirect<T: IoctlArgument>(node: &File, argument: *mut T) -> io::Result<u32> {
     // SAFETY: guaranteed by the caller.
-    unsafe { raw(node, T::NUMBER, argument.cast()) }
+    unsafe { raw_ioctl(node, T::NUMBER, argument.cast()) }
 }
 
 /// # Safety
 /// As for [`ioctl_indirect`].
-unsafe fn raw(node: &File, number: u32, argument: *mut libc::c_void) -> io::Result<u32> {
+unsafe fn raw_ioctl(node: &File, number: u32, argument: *mut libc::c_void) -> io::Result<u32> {
     // SAFETY: guaranteed by the caller; the descriptor is open as long as `node`.
     let result = unsafe { libc::ioctl(node.as_raw_fd(), number as _, argument) };
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
@@ -60,14 +60,14 @@ pub(crate) struct MapGrants {
 /// `struct ioctl_gntdev_grant_ref`.
 #[repr(C)]
 #[derive(Debug)]
-pub(crate) struct ForeignRef {
+pub(crate) struct DomainGrantRef {
     pub(crate) domain: u32,
     pub(crate) gref: u32,
 }
 
 // SAFETY: IOCTL_GNTDEV_MAP_GRANT_REF; its number includes the size of one reference.
-unsafe impl Request for MapGrants {
-    const NUMBER: u32 = request(b'G', 0, size_of::<MapGrants>() + size_of::<ForeignRef>());
+unsafe impl IoctlArgument for MapGrants {
+    const NUMBER: u32 = ioctl_number(b'G', 0, size_of::<MapGrants>() + size_of::<DomainGrantRef>());
 }
 
 /// `struct ioctl_gntdev_unmap_grant_ref`.
@@ -80,11 +80,11 @@ pub(crate) struct UnmapGrants {
 }
 
 // SAFETY: IOCTL_GNTDEV_UNMAP_GRANT_REF.
-unsafe impl Request for UnmapGrants {
-    const NUMBER: u32 = request(b'G', 1, size_of::<UnmapGrants>());
+unsafe impl IoctlArgument for UnmapGrants {
+    const NUMBER: u32 = ioctl_number(b'G', 1, size_of::<UnmapGrants>());
 }
 // SAFETY: index and count identify a mapping that the kernel tracks.
-unsafe impl Plain for UnmapGrants {}
+unsafe impl SelfContained for UnmapGrants {}
 
 /// `struct ioctl_gntdev_grant_copy`.
 #[repr(C)]
@@ -96,8 +96,8 @@ pub(crate) struct CopyGrants {
 }
 
 // SAFETY: IOCTL_GNTDEV_GRANT_COPY.
-unsafe impl Request for CopyGrants {
-    const NUMBER: u32 = request(b'G', 8, size_of::<CopyGrants>());
+unsafe impl IoctlArgument for CopyGrants {
+    const NUMBER: u32 = ioctl_number(b'G', 8, size_of::<CopyGrants>());
 }
 
 /// One end of a copy: a local address, or an offset in a granted page.
@@ -106,7 +106,7 @@ unsafe impl Request for CopyGrants {
 pub(crate) struct CopyEnd(u64);
 
 impl CopyEnd {
-    pub(crate) fn ours(address: u64) -> CopyEnd {
+    pub(crate) fn local(address: u64) -> CopyEnd {
         CopyEnd(address)
     }
 
@@ -152,8 +152,8 @@ impl AllocGrants {
 }
 
 // SAFETY: IOCTL_GNTALLOC_ALLOC_GREF; its number includes the size of one reference, padded to 8 bytes.
-unsafe impl Request for AllocGrants {
-    const NUMBER: u32 = request(b'G', 5, size_of::<AllocGrants>() + size_of::<u64>());
+unsafe impl IoctlArgument for AllocGrants {
+    const NUMBER: u32 = ioctl_number(b'G', 5, size_of::<AllocGrants>() + size_of::<u64>());
 }
 
 /// `struct ioctl_gntalloc_dealloc_gref`.
@@ -166,11 +166,11 @@ pub(crate) struct DeallocGrants {
 }
 
 // SAFETY: IOCTL_GNTALLOC_DEALLOC_GREF.
-unsafe impl Request for DeallocGrants {
-    const NUMBER: u32 = request(b'G', 6, size_of::<DeallocGrants>());
+unsafe impl IoctlArgument for DeallocGrants {
+    const NUMBER: u32 = ioctl_number(b'G', 6, size_of::<DeallocGrants>());
 }
 // SAFETY: index and count identify pages that the kernel tracks, and keeps while they are mapped.
-unsafe impl Plain for DeallocGrants {}
+unsafe impl SelfContained for DeallocGrants {}
 
 /// `struct ioctl_evtchn_bind_interdomain`.
 #[repr(C)]
@@ -181,11 +181,11 @@ pub(crate) struct BindInterdomain {
 }
 
 // SAFETY: IOCTL_EVTCHN_BIND_INTERDOMAIN.
-unsafe impl Request for BindInterdomain {
-    const NUMBER: u32 = request(b'E', 1, size_of::<BindInterdomain>());
+unsafe impl IoctlArgument for BindInterdomain {
+    const NUMBER: u32 = ioctl_number(b'E', 1, size_of::<BindInterdomain>());
 }
 // SAFETY: two numbers.
-unsafe impl Plain for BindInterdomain {}
+unsafe impl SelfContained for BindInterdomain {}
 
 /// `struct ioctl_evtchn_bind_unbound_port`.
 #[repr(C)]
@@ -195,11 +195,11 @@ pub(crate) struct BindUnbound {
 }
 
 // SAFETY: IOCTL_EVTCHN_BIND_UNBOUND_PORT.
-unsafe impl Request for BindUnbound {
-    const NUMBER: u32 = request(b'E', 2, size_of::<BindUnbound>());
+unsafe impl IoctlArgument for BindUnbound {
+    const NUMBER: u32 = ioctl_number(b'E', 2, size_of::<BindUnbound>());
 }
 // SAFETY: a number.
-unsafe impl Plain for BindUnbound {}
+unsafe impl SelfContained for BindUnbound {}
 
 /// `struct ioctl_evtchn_notify`.
 #[repr(C)]
@@ -209,22 +209,22 @@ pub(crate) struct NotifyPort {
 }
 
 // SAFETY: IOCTL_EVTCHN_NOTIFY.
-unsafe impl Request for NotifyPort {
-    const NUMBER: u32 = request(b'E', 4, size_of::<NotifyPort>());
+unsafe impl IoctlArgument for NotifyPort {
+    const NUMBER: u32 = ioctl_number(b'E', 4, size_of::<NotifyPort>());
 }
 // SAFETY: a number.
-unsafe impl Plain for NotifyPort {}
+unsafe impl SelfContained for NotifyPort {}
 
 /// Discards the events that are not read yet.
 #[derive(Debug)]
 pub(crate) struct ResetEvents;
 
 // SAFETY: IOCTL_EVTCHN_RESET; it has no argument.
-unsafe impl Request for ResetEvents {
-    const NUMBER: u32 = request(b'E', 5, 0);
+unsafe impl IoctlArgument for ResetEvents {
+    const NUMBER: u32 = ioctl_number(b'E', 5, 0);
 }
 // SAFETY: it is empty.
-unsafe impl Plain for ResetEvents {}
+unsafe impl SelfContained for ResetEvents {}
 
 #[cfg(test)]
 mod tests {
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn arguments_have_the_kernel_s_layout() {
-        assert_eq!((offset_of!(MapGrants, index), size_of::<MapGrants>(), size_of::<ForeignRef>()), (8, 16, 8));
+        assert_eq!((offset_of!(MapGrants, index), size_of::<MapGrants>(), size_of::<DomainGrantRef>()), (8, 16, 8));
         assert_eq!((offset_of!(UnmapGrants, count), size_of::<UnmapGrants>()), (8, 16));
         assert_eq!((offset_of!(CopyGrants, segments), size_of::<CopyGrants>()), (8, 16));
         let segment = [
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_file_that_is_not_a_node_is_refused() {
         let file = File::open("/dev/null").unwrap();
-        let error = call(&file, &mut NotifyPort { port: 1 }).unwrap_err();
+        let error = ioctl(&file, &mut NotifyPort { port: 1 }).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
     }
 }

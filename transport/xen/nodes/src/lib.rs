@@ -9,29 +9,29 @@ mod gntalloc;
 mod gntdev;
 mod ioctl;
 
-pub use evtchn::EventNode;
+pub use evtchn::EvtchnPort;
 pub use gntalloc::GrantedPages;
-pub use gntdev::GrantNode;
+pub use gntdev::GntdevAccess;
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 
 /// Directory of the nodes.
-const FOLDER: &str = "/dev/xen";
+const NODE_DIR: &str = "/dev/xen";
 
 /// Opens a node.
-fn open(name: &str) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(format!("{FOLDER}/{name}")).map_err(
+fn open_node(name: &str) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(format!("{NODE_DIR}/{name}")).map_err(
         |error| {
             let advice = match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                     format!("is this a domain of Xen, and has the kernel the module (`modprobe xen-{name}`)?")
                 }
                 io::ErrorKind::PermissionDenied => "only root may open it unless the host says otherwise".to_owned(),
-                _ => return io::Error::new(error.kind(), format!("{FOLDER}/{name}: {error}")),
+                _ => return io::Error::new(error.kind(), format!("{NODE_DIR}/{name}: {error}")),
             };
-            io::Error::new(error.kind(), format!("{FOLDER}/{name}: {error}; {advice}"))
+            io::Error::new(error.kind(), format!("{NODE_DIR}/{name}: {error}; {advice}"))
         },
     )
 }

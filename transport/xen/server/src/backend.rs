@@ -20,30 +20,30 @@ use mqblk_xen::vbd::{self, BackendPath, keys};
 use mqblk_xen::{Xen, XenError};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::device::{Device, Host, Task};
-use crate::figures::Figures;
-use crate::journals::Journals;
-use crate::life::{Phase, next};
-use crate::look::look;
+use crate::device::{BackendShared, Device, DeviceTask};
+use crate::device_stats::DeviceStats;
+use crate::journal_dir::JournalDir;
 use crate::name::DeviceName;
-use crate::pace::{Bucket, Pace};
+use crate::observe::observe;
 use crate::params::Params;
-use crate::registry::Registry;
-use crate::resize::RESIZE;
+use crate::rate_limit::{RateLimit, TokenBucket};
+use crate::registry::DeviceRegistry;
+use crate::resize::RESIZE_KEY;
+use crate::state_machine::{DevicePhase, next_transition};
 use crate::storage::Opener;
 
 /// Maximum of devices. Only a toolstack creates devices.
 const MAX_DEVICES: usize = 4096;
 /// Maximum of events read before devices are checked.
-const EVENTS: usize = 256;
+const MAX_EVENTS: usize = 256;
 /// Interval of attempts to reconnect to xenstore.
-const RECONNECT: Duration = Duration::from_secs(1);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which idle rings release unused pages.
-const TEND: Duration = Duration::from_secs(1);
+const RECLAIM_INTERVAL: Duration = Duration::from_secs(1);
 /// Token of the watch of the backend directory. Watches of frontends have tokens of their own.
-const BACKENDS: &str = "backends";
+const BACKENDS_TOKEN: &str = "backends";
 /// Token of the special watch for released domains.
-const RELEASE: &str = "release";
+const RELEASE_TOKEN: &str = "release";
 
 /// Options of a backend.
 pub struct BackendOptions {
@@ -57,11 +57,11 @@ pub struct BackendOptions {
     pub budget: Arc<GrantBudget>,
     /// Directory of the journals. `None`: no journals; rings that were in use when the process was killed are resumed from their
     /// content.
-    pub journals: Option<PathBuf>,
+    pub journal_dir: Option<PathBuf>,
     /// The backend serves every device of the type: no other process may do the same with this journal directory.
-    pub alone: bool,
+    pub exclusive: bool,
     /// Rate limit of the checks of one device.
-    pub pace: Pace,
+    pub rate_limit: RateLimit,
     /// How long a stop waits for storage. Requests in flight after that get no response; with journals, the next process replays
     /// them.
     pub drain_timeout: Duration,
@@ -94,9 +94,9 @@ pub enum BackendError {
 
 /// A backend that watches for devices and serves them. Stopped by [`stop`](Self::stop) or by dropping it.
 pub struct Backend {
-    host: Arc<Host>,
+    shared: Arc<BackendShared>,
     stop: Arc<AtomicBool>,
-    bell: EventFd,
+    wakeup: EventFd,
     drain_timeout: Duration,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -107,63 +107,72 @@ impl Backend {
     /// # Errors
     /// [`BackendError`].
     pub fn start(xen: Arc<dyn Xen>, options: BackendOptions) -> Result<Backend, BackendError> {
-        let BackendOptions { type_name, engine, opener, budget, journals, alone, pace, drain_timeout } = options;
-        let journals =
-            journals.map(|path| Journals::in_folder(&path).map_err(|source| BackendError::Journals { path, source }));
+        let BackendOptions {
+            type_name,
+            engine,
+            opener,
+            budget,
+            journal_dir: journals,
+            exclusive: alone,
+            rate_limit: pace,
+            drain_timeout,
+        } = options;
+        let journals = journals
+            .map(|path| JournalDir::open_or_create(&path).map_err(|source| BackendError::Journals { path, source }));
         let journals = journals.transpose()?;
         let lock = journals.as_ref().filter(|_| alone).map(|journals| journals.lock(&type_name)).transpose();
         let lock = lock.map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => BackendError::Busy(type_name.clone()),
             _ => BackendError::Os(error),
         })?;
-        let shared = Arc::new(Host {
+        let shared = Arc::new(BackendShared {
             xen,
             engine,
             opener,
             budget,
-            journals,
-            registry: Registry::default(),
-            looks: AtomicU64::new(0),
-            stop_end: OnceLock::new(),
+            journal_dir: journals,
+            registry: DeviceRegistry::default(),
+            device_checks: AtomicU64::new(0),
+            stop_deadline: OnceLock::new(),
         });
         let (wakeup, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
         let folder = vbd::backends_path(shared.xen.domain(), &type_name);
         let (sender, ended) = channel();
         let mut watcher = Watcher {
-            host: Arc::clone(&shared),
+            shared: Arc::clone(&shared),
             type_name,
-            folder,
-            pace,
+            backends_dir: folder,
+            rate_limit: pace,
             devices: BTreeMap::new(),
-            ended,
-            sender,
+            results: ended,
+            result_sender: sender,
             _lock: lock,
-            bell: wakeup.clone(),
+            wakeup: wakeup.clone(),
             stop: Arc::clone(&stop),
-            tended: Instant::now(),
+            last_reclaim: Instant::now(),
         };
         let store = watcher.connect()?;
         let thread = std::thread::Builder::new().name("xen-watch".to_owned()).spawn(move || watcher.run(store))?;
-        Ok(Backend { host: shared, stop, bell: wakeup, drain_timeout, thread: Mutex::new(Some(thread)) })
+        Ok(Backend { shared, stop, wakeup, drain_timeout, thread: Mutex::new(Some(thread)) })
     }
 
     /// Returns the devices with open disks, sorted by name.
-    pub fn devices(&self) -> Vec<Arc<Figures>> {
-        self.host.registry.list()
+    pub fn devices(&self) -> Vec<Arc<DeviceStats>> {
+        self.shared.registry.list()
     }
 
     /// Returns the number of device checks so far, over all devices.
-    pub fn looks(&self) -> u64 {
-        self.host.looks.load(Ordering::Relaxed)
+    pub fn device_checks(&self) -> u64 {
+        self.shared.device_checks.load(Ordering::Relaxed)
     }
 
     /// Detaches all rings and closes the disks. Xenstore is unchanged: frontends notice nothing, and the next process resumes the
     /// rings. Requests that storage has not completed within the drain timeout are left to it.
     pub fn stop(&self) {
         let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        self.host.stop_end.get_or_init(|| Instant::now() + self.drain_timeout);
+        self.shared.stop_deadline.get_or_init(|| Instant::now() + self.drain_timeout);
         self.stop.store(true, Ordering::SeqCst);
-        self.bell.signal();
+        self.wakeup.signal();
         if thread.join().is_err() {
             tracing::error!("the thread that watches xenstore had panicked");
         }
@@ -177,54 +186,54 @@ impl Drop for Backend {
 }
 
 /// A device, as the watcher thread tracks it.
-struct Known {
-    backend: String,
-    frontend: String,
-    phase: Phase,
+struct WatchedDevice {
+    backend_path: String,
+    frontend_path: String,
+    phase: DevicePhase,
     /// The device may have changed since its last check.
     dirty: bool,
-    bucket: Bucket,
+    bucket: TokenBucket,
     /// The device's thread runs, and holds `device`.
     busy: bool,
     /// `None` while busy, and permanently after its thread has panicked: the state of its rings is unknown.
     device: Option<Device>,
-    figures: Option<Arc<Figures>>,
+    stats: Option<Arc<DeviceStats>>,
 }
 
 /// Result of a device's thread. `device` is `None` if it has panicked.
-struct Ended {
-    place: (DomainId, u32),
-    phase: Option<Phase>,
+struct TaskResult {
+    key: (DomainId, u32),
+    phase: Option<DevicePhase>,
     device: Option<Device>,
 }
 
 struct Watcher {
-    host: Arc<Host>,
+    shared: Arc<BackendShared>,
     type_name: String,
     /// Path of the watched directory.
-    folder: String,
-    pace: Pace,
-    devices: BTreeMap<(DomainId, u32), Known>,
-    ended: Receiver<Ended>,
-    sender: Sender<Ended>,
+    backends_dir: String,
+    rate_limit: RateLimit,
+    devices: BTreeMap<(DomainId, u32), WatchedDevice>,
+    results: Receiver<TaskResult>,
+    result_sender: Sender<TaskResult>,
     /// Lock of the device type, held until the thread ends.
     _lock: Option<File>,
-    bell: EventFd,
+    wakeup: EventFd,
     stop: Arc<AtomicBool>,
-    tended: Instant,
+    last_reclaim: Instant,
 }
 
 impl Watcher {
     /// Connects to xenstore and sets the watches, including those of watched devices.
     fn connect(&mut self) -> Result<Xenstore, BackendError> {
-        let mut store = self.host.xen.store()?;
-        store.watch(&self.folder, BACKENDS)?;
+        let mut store = self.shared.xen.store()?;
+        store.watch(&self.backends_dir, BACKENDS_TOKEN)?;
         // A driver domain may not set this watch; frontends that disappear are detected without it.
-        if let Err(error) = store.watch("@releaseDomain", RELEASE) {
+        if let Err(error) = store.watch("@releaseDomain", RELEASE_TOKEN) {
             tracing::debug!(%error, "domains that end are not watched for");
         }
         for (key, watched) in &mut self.devices {
-            store.watch(&format!("{}/{}", watched.frontend, keys::STATE), &token(*key))?;
+            store.watch(&format!("{}/{}", watched.frontend_path, keys::STATE), &watch_token(*key))?;
             watched.dirty = true;
         }
         Ok(store)
@@ -233,39 +242,39 @@ impl Watcher {
     fn run(&mut self, store: Xenstore) {
         let mut store = Some(store);
         while !self.stop.load(Ordering::SeqCst) {
-            self.bell.take();
-            while let Ok(ended) = self.ended.try_recv() {
-                self.ended(store.as_mut(), ended);
+            self.wakeup.take();
+            while let Ok(ended) = self.results.try_recv() {
+                self.finish_task(store.as_mut(), ended);
             }
             let Some(connected) = &mut store else {
                 store = self.connect().inspect_err(|error| tracing::error!(%error, "xenstore")).ok();
                 if store.is_none() {
-                    wait(None, &self.bell, Some(RECONNECT));
+                    wait(None, &self.wakeup, Some(RECONNECT_INTERVAL));
                 }
                 continue;
             };
             match self.turn(connected) {
-                Ok(pause) => wait(Some(connected), &self.bell, pause),
+                Ok(pause) => wait(Some(connected), &self.wakeup, pause),
                 Err(error) if error.is_lost() => {
                     tracing::error!(%error, "the connection to xenstore is lost: rings continue to be served while it reconnects");
                     store = None;
                 }
                 Err(error) => {
                     tracing::error!(%error, "xenstore");
-                    wait(Some(connected), &self.bell, Some(RECONNECT));
+                    wait(Some(connected), &self.wakeup, Some(RECONNECT_INTERVAL));
                 }
             }
         }
-        self.leave();
+        self.stop_devices();
     }
 
     /// Reads events and checks devices. Returns how long to wait for the next event; `None`: without a limit.
     fn turn(&mut self, store: &mut Xenstore) -> Result<Option<Duration>, XenstoreError> {
         // Events that arrive with a reply are queued in `store`, which does not make its descriptor readable.
         let mut again = true;
-        for _ in 0..EVENTS {
+        for _ in 0..MAX_EVENTS {
             match store.next_event(Some(Duration::ZERO))? {
-                Some(event) => self.note(store, &event.path, &event.token)?,
+                Some(event) => self.handle_event(store, &event.path, &event.token)?,
                 None => {
                     again = false;
                     break;
@@ -274,54 +283,54 @@ impl Watcher {
         }
         let now = Instant::now();
         let mut pause = None;
-        let dirty = |watched: &Known| watched.dirty && watched.device.is_some();
+        let dirty = |watched: &WatchedDevice| watched.dirty && watched.device.is_some();
         let keys_to_check: Vec<_> =
             self.devices.iter().filter(|(_, watched)| dirty(watched)).map(|(key, _)| *key).collect();
         for key in keys_to_check {
             let Some(watched) = self.devices.get_mut(&key) else { continue };
-            match watched.bucket.spend(self.pace, now) {
+            match watched.bucket.take(self.rate_limit, now) {
                 Ok(()) => {
-                    self.look_at(store, key)?;
+                    self.check_device(store, key)?;
                     again = true;
                 }
                 Err(wait) => pause = Some(pause.map_or(wait, |pause: Duration| pause.min(wait))),
             }
         }
-        let reclaim = self.tend(now);
+        let reclaim = self.reclaim_idle(now);
         Ok(if again { Some(Duration::ZERO) } else { [pause, reclaim].into_iter().flatten().min() })
     }
 
     /// Lets idle rings release unused pages. Returns the time until the next call; `None` if no device has rings.
-    fn tend(&mut self, now: Instant) -> Option<Duration> {
-        let mut stats = self.devices.values().filter_map(|watched| watched.figures.as_ref()).peekable();
+    fn reclaim_idle(&mut self, now: Instant) -> Option<Duration> {
+        let mut stats = self.devices.values().filter_map(|watched| watched.stats.as_ref()).peekable();
         stats.peek()?;
-        let elapsed = now.saturating_duration_since(self.tended);
-        if elapsed < TEND {
-            return Some(TEND - elapsed);
+        let elapsed = now.saturating_duration_since(self.last_reclaim);
+        if elapsed < RECLAIM_INTERVAL {
+            return Some(RECLAIM_INTERVAL - elapsed);
         }
-        self.tended = now;
-        stats.for_each(|stats| stats.tend());
-        Some(TEND)
+        self.last_reclaim = now;
+        stats.for_each(|stats| stats.reclaim());
+        Some(RECLAIM_INTERVAL)
     }
 
     /// Handles a watch event: marks the devices that may have changed.
-    fn note(&mut self, store: &mut Xenstore, path: &str, token: &str) -> Result<(), XenstoreError> {
-        if token == RELEASE {
+    fn handle_event(&mut self, store: &mut Xenstore, path: &str, token: &str) -> Result<(), XenstoreError> {
+        if token == RELEASE_TOKEN {
             self.devices.values_mut().for_each(|watched| watched.dirty = true);
             return Ok(());
         }
-        if token != BACKENDS {
-            if let Some(watched) = place_of(token).and_then(|key| self.devices.get_mut(&key)) {
+        if token != BACKENDS_TOKEN {
+            if let Some(watched) = parse_token(token).and_then(|key| self.devices.get_mut(&key)) {
                 watched.dirty = true;
             }
             return Ok(());
         }
-        match BackendPath::parse(path, &self.folder) {
+        match BackendPath::parse(path, &self.backends_dir) {
             Some(BackendPath { front, devid: Some(devid), key }) => {
                 match self.devices.get_mut(&(front, devid)) {
                     // The other keys are mostly written by this backend.
-                    Some(watched) => watched.dirty |= ["", keys::STATE, keys::ONLINE, RESIZE].contains(&key),
-                    None => self.found(store, front, devid)?,
+                    Some(watched) => watched.dirty |= ["", keys::STATE, keys::ONLINE, RESIZE_KEY].contains(&key),
+                    None => self.add_device(store, front, devid)?,
                 }
                 Ok(())
             }
@@ -333,7 +342,7 @@ impl Watcher {
 
     fn scan(&mut self, store: &mut Xenstore) -> Result<(), XenstoreError> {
         self.devices.values_mut().for_each(|watched| watched.dirty = true);
-        for name in store.list(&self.folder)?.unwrap_or_default() {
+        for name in store.list(&self.backends_dir)?.unwrap_or_default() {
             if let Ok(front) = name.parse() {
                 self.scan_domain(store, DomainId(front))?;
             }
@@ -344,25 +353,25 @@ impl Watcher {
     fn scan_domain(&mut self, store: &mut Xenstore, front: DomainId) -> Result<(), XenstoreError> {
         let all = (front, 0)..=(front, u32::MAX);
         self.devices.range_mut(all).for_each(|(_, watched)| watched.dirty = true);
-        for name in store.list(&format!("{}/{}", self.folder, front.0))?.unwrap_or_default() {
+        for name in store.list(&format!("{}/{}", self.backends_dir, front.0))?.unwrap_or_default() {
             if let Ok(devid) = name.parse()
                 && !self.devices.contains_key(&(front, devid))
             {
-                self.found(store, front, devid)?;
+                self.add_device(store, front, devid)?;
             }
         }
         Ok(())
     }
 
     /// Adds a new device, if its directory is complete and the opener accepts it.
-    fn found(&mut self, store: &mut Xenstore, front: DomainId, devid: u32) -> Result<(), XenstoreError> {
-        let name = DeviceName { type_name: self.type_name.clone(), front, devid };
-        let backend = vbd::backend_path(self.host.xen.domain(), &self.type_name, front, devid);
+    fn add_device(&mut self, store: &mut Xenstore, front: DomainId, devid: u32) -> Result<(), XenstoreError> {
+        let name = DeviceName { type_name: self.type_name.clone(), frontend_id: front, devid };
+        let backend = vbd::backend_path(self.shared.xen.domain(), &self.type_name, front, devid);
         let mut read = |key: &str| store.read(&format!("{backend}/{key}"));
         let Some(params) = read(keys::STATE)?.and(read(keys::PARAMS)?) else { return Ok(()) };
         // Invalid params are reported later, in the device's `error` node.
         if let Ok(params) = Params::parse(&params)
-            && !self.host.opener.serves(&params)
+            && !self.shared.opener.serves(&params)
         {
             tracing::debug!(device = %name, %params, "not for this program");
             return Ok(());
@@ -373,30 +382,39 @@ impl Watcher {
             return Ok(());
         }
         let key = (front, devid);
-        if let Err(error) = store.watch(&format!("{frontend}/{}", keys::STATE), &token(key)) {
+        if let Err(error) = store.watch(&format!("{frontend}/{}", keys::STATE), &watch_token(key)) {
             tracing::warn!(device = %name, %error, "not served: its frontend cannot be watched");
             return if error.is_lost() { Err(error) } else { Ok(()) };
         }
         tracing::debug!(device = %name, frontend, "found");
-        let device = Some(Device::new(&self.host, name, frontend.clone()));
-        let bucket = Bucket::new(self.pace, Instant::now());
-        let phase = Phase::Found;
-        let watched = Known { backend, frontend, phase, dirty: true, bucket, busy: false, device, figures: None };
+        let device = Some(Device::new(&self.shared, name, frontend.clone()));
+        let bucket = TokenBucket::new(self.rate_limit, Instant::now());
+        let phase = DevicePhase::Discovered;
+        let watched = WatchedDevice {
+            backend_path: backend,
+            frontend_path: frontend,
+            phase,
+            dirty: true,
+            bucket,
+            busy: false,
+            device,
+            stats: None,
+        };
         self.devices.insert(key, watched);
         Ok(())
     }
 
     /// Checks a device, and starts its next task.
-    fn look_at(&mut self, store: &mut Xenstore, key: (DomainId, u32)) -> Result<(), XenstoreError> {
+    fn check_device(&mut self, store: &mut Xenstore, key: (DomainId, u32)) -> Result<(), XenstoreError> {
         let Some(watched) = self.devices.get_mut(&key) else { return Ok(()) };
         watched.dirty = false;
-        self.host.looks.fetch_add(1, Ordering::Relaxed);
-        let observed = look(store, &watched.backend, (key.0, &watched.frontend));
+        self.shared.device_checks.fetch_add(1, Ordering::Relaxed);
+        let observed = observe(store, &watched.backend_path, (key.0, &watched.frontend_path));
         watched.dirty |= observed.is_err();
         let (state, resize) = observed?;
-        let task = match (next(watched.phase, state), resize) {
-            (Some(transition), _) => Task::Step(transition),
-            (None, Some(size)) if watched.phase.has_storage() => Task::Resize(size),
+        let task = match (next_transition(watched.phase, state), resize) {
+            (Some(transition), _) => DeviceTask::Transition(transition),
+            (None, Some(size)) if watched.phase.has_storage() => DeviceTask::Resize(size),
             (None, _) => return Ok(()),
         };
         // Checked again when the task has ended.
@@ -404,14 +422,14 @@ impl Watcher {
         let phase = watched.phase;
         if let Some(device) = watched.device.take() {
             watched.busy = true;
-            self.begin(key, device, phase, task);
+            self.start_task(key, device, phase, task);
         }
         Ok(())
     }
 
     /// Runs a device's task on a thread. A device has one task at a time.
-    fn begin(&mut self, key: (DomainId, u32), device: Device, phase: Phase, task: Task) {
-        let (shared, sender, wakeup) = (Arc::clone(&self.host), self.sender.clone(), self.bell.clone());
+    fn start_task(&mut self, key: (DomainId, u32), device: Device, phase: DevicePhase, task: DeviceTask) {
+        let (shared, sender, wakeup) = (Arc::clone(&self.shared), self.result_sender.clone(), self.wakeup.clone());
         let name = format!("vbd-{}-{}", key.0.0, key.1);
         // Recovers the device if the thread cannot be started.
         let slot = Arc::new(Mutex::new(Some(device)));
@@ -419,10 +437,10 @@ impl Watcher {
         let work = move || {
             let taken = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
             let Some(mut device) = taken else { return };
-            let run = std::panic::AssertUnwindSafe(|| device.run(&shared, phase, &task));
+            let run = std::panic::AssertUnwindSafe(|| device.run_task(&shared, phase, &task));
             let ended = match std::panic::catch_unwind(run) {
-                Ok(phase) => Ended { place: key, phase, device: Some(device) },
-                Err(_) => Ended { place: key, phase: None, device: None },
+                Ok(phase) => TaskResult { key, phase, device: Some(device) },
+                Err(_) => TaskResult { key, phase: None, device: None },
             };
             // Fails only after the backend has stopped.
             let _ = sender.send(ended);
@@ -438,8 +456,8 @@ impl Watcher {
     }
 
     /// Handles the result of a device's task.
-    fn ended(&mut self, store: Option<&mut Xenstore>, ended: Ended) {
-        let Ended { place: key, phase, device } = ended;
+    fn finish_task(&mut self, store: Option<&mut Xenstore>, ended: TaskResult) {
+        let TaskResult { key, phase, device } = ended;
         let Entry::Occupied(mut entry) = self.devices.entry(key) else { return };
         entry.get_mut().busy = false;
         let Some(device) = device else {
@@ -448,25 +466,25 @@ impl Watcher {
         };
         if let Some(phase) = phase {
             let watched = entry.get_mut();
-            watched.figures = device.figures().filter(|_| phase.has_rings()).cloned();
+            watched.stats = device.stats().filter(|_| phase.has_rings()).cloned();
             (watched.phase, watched.device) = (phase, Some(device));
             return;
         }
         let watched = entry.remove();
         let Some(store) = store else { return };
-        let unwatched = store.unwatch(&format!("{}/{}", watched.frontend, keys::STATE), &token(key));
+        let unwatched = store.unwatch(&format!("{}/{}", watched.frontend_path, keys::STATE), &watch_token(key));
         // It may have been created again meanwhile, for which no further event arrives.
-        if let Err(error) = unwatched.and_then(|()| self.found(store, key.0, key.1)) {
+        if let Err(error) = unwatched.and_then(|()| self.add_device(store, key.0, key.1)) {
             tracing::warn!(device = ?key, %error, "xenstore");
         }
     }
 
     /// Waits for running tasks, and stops all devices.
-    fn leave(&mut self) {
+    fn stop_devices(&mut self) {
         let running = self.devices.values().filter(|watched| watched.busy).count();
         for _ in 0..running {
-            let Ok(ended) = self.ended.recv() else { break };
-            self.ended(None, ended);
+            let Ok(ended) = self.results.recv() else { break };
+            self.finish_task(None, ended);
         }
         let all: Vec<_> = self
             .devices
@@ -475,10 +493,10 @@ impl Watcher {
             .collect();
         let stopping = all.len();
         for (key, device, phase) in all {
-            self.begin(key, device, phase, Task::Stop);
+            self.start_task(key, device, phase, DeviceTask::Stop);
         }
         for _ in 0..stopping {
-            if self.ended.recv().is_err() {
+            if self.results.recv().is_err() {
                 break;
             }
         }
@@ -498,11 +516,11 @@ fn wait(store: Option<&mut Xenstore>, wakeup: &EventFd, pause: Option<Duration>)
 }
 
 /// Returns the token of the watch of a frontend.
-fn token((front, devid): (DomainId, u32)) -> String {
+fn watch_token((front, devid): (DomainId, u32)) -> String {
     format!("{}/{devid}", front.0)
 }
 
-fn place_of(token: &str) -> Option<(DomainId, u32)> {
+fn parse_token(token: &str) -> Option<(DomainId, u32)> {
     let (front, devid) = token.split_once('/')?;
     Some((DomainId(front.parse().ok()?), devid.parse().ok()?))
 }

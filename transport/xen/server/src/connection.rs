@@ -10,27 +10,27 @@ use mqblk_memory::{DomainId, GrantAccess, GuestAddress, PageArena, PageSlot};
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing, RawRequest};
 use mqblk_xen::Xen;
 
-use crate::frontend::{Published, RingKeys, identity};
-use crate::journals::Journals;
+use crate::frontend::{FrontendConfig, RingKeys, ring_identity};
+use crate::journal_dir::JournalDir;
 use crate::name::DeviceName;
-use crate::storage::Backing;
+use crate::storage::DiskBacking;
 
 /// A ring's pages, mapped until this is dropped.
-struct RingPages {
+struct MappedRing {
     arena: PageArena,
     grants: Box<dyn GrantAccess>,
 }
 
-impl RingPages {
-    fn map(xen: &dyn Xen, front: DomainId, ring: &RingKeys) -> Result<RingPages, String> {
-        let pages = ring.refs.len() as u32;
+impl MappedRing {
+    fn map(xen: &dyn Xen, front: DomainId, ring: &RingKeys) -> Result<MappedRing, String> {
+        let pages = ring.grefs.len() as u32;
         let arena = PageArena::reserve(pages).map_err(|error| format!("addresses for {pages} pages: {error}"))?;
         let mut grants = xen.grants(front).map_err(|error| error.to_string())?;
-        let refs: Vec<u32> = ring.refs.iter().map(|gref| gref.0).collect();
-        grants.map(&arena, PageSlot(0), &ring.refs, true).map_err(|error| {
+        let refs: Vec<u32> = ring.grefs.iter().map(|gref| gref.0).collect();
+        grants.map(&arena, PageSlot(0), &ring.grefs, true).map_err(|error| {
             format!("ring-ref: found {refs:?}, which cannot be mapped ({error}), expected grants for us")
         })?;
-        Ok(RingPages { arena, grants })
+        Ok(MappedRing { arena, grants })
     }
 
     fn resolve(&self, abi: Abi) -> Result<BlkifRing, String> {
@@ -39,7 +39,7 @@ impl RingPages {
     }
 }
 
-impl Drop for RingPages {
+impl Drop for MappedRing {
     fn drop(&mut self) {
         if let Err(error) = self.grants.unmap(&self.arena, PageSlot(0)) {
             tracing::error!(%error, "cannot unmap a ring's pages");
@@ -48,42 +48,42 @@ impl Drop for RingPages {
 }
 
 /// How a ring starts: its position, and the requests to replay.
-struct Start {
+struct RingStart {
     ring: BackRing,
     journal: Option<Journal>,
     replay: Vec<(JournalSlot, RawRequest)>,
 }
 
 /// Called with the number of a broken ring and the reason.
-pub(crate) type TellBroken = Arc<dyn Fn(usize, &str) + Send + Sync>;
+pub(crate) type BrokenHandler = Arc<dyn Fn(usize, &str) + Send + Sync>;
 
 /// Connects the rings of a device.
-pub(crate) struct Connect<'a> {
+pub(crate) struct RingConnector<'a> {
     pub(crate) xen: &'a dyn Xen,
     pub(crate) engine: &'a Engine,
     pub(crate) name: &'a DeviceName,
-    pub(crate) backing: &'a Backing,
+    pub(crate) backing: &'a DiskBacking,
     pub(crate) queue_map: &'a [u16],
-    pub(crate) journals: Option<&'a Journals>,
+    pub(crate) journals: Option<&'a JournalDir>,
     /// An earlier process served these rings.
     pub(crate) resume: bool,
     /// Called on a worker's thread when a ring is broken.
-    pub(crate) on_broken: TellBroken,
+    pub(crate) on_broken: BrokenHandler,
 }
 
 /// Handles of a device's rings.
-pub(crate) type Handles = Vec<QueueHandle<BlkifQueue<UringContext>>>;
+pub(crate) type RingHandles = Vec<QueueHandle<BlkifQueue<UringContext>>>;
 
-impl Connect<'_> {
+impl RingConnector<'_> {
     /// Attaches all rings to workers, or none.
-    pub(crate) fn all(&self, vbd: &Arc<Vbd>, published: &Published) -> Result<Handles, String> {
-        let mut handles = Handles::new();
+    pub(crate) fn connect_all(&self, vbd: &Arc<Vbd>, published: &FrontendConfig) -> Result<RingHandles, String> {
+        let mut handles = RingHandles::new();
         for (index, ring) in published.rings.iter().enumerate() {
-            match self.one(vbd, published.abi, index, ring) {
+            match self.connect_ring(vbd, published.abi, index, ring) {
                 Ok(handle) => handles.push(handle),
                 Err(why) => {
                     // Completes the requests of attached rings, including barriers that wait for the missing rings.
-                    vbd.forget_absent();
+                    vbd.skip_unopened_rings();
                     for handle in handles {
                         // If the worker is gone, nothing is in flight.
                         let _ = handle.drain().and_then(|mut draining| draining.wait_until(|| None, |_| {}));
@@ -95,16 +95,16 @@ impl Connect<'_> {
         Ok(handles)
     }
 
-    fn one(
+    fn connect_ring(
         &self,
         vbd: &Arc<Vbd>,
         abi: Abi,
         index: usize,
         keys: &RingKeys,
     ) -> Result<QueueHandle<BlkifQueue<UringContext>>, String> {
-        let front = self.name.front;
-        let pages = RingPages::map(self.xen, front, keys)?;
-        let start = self.start(&pages, abi, index, keys)?;
+        let front = self.name.frontend_id;
+        let pages = MappedRing::map(self.xen, front, keys)?;
+        let start = self.start_ring(&pages, abi, index, keys)?;
         let port = self.xen.bind_interdomain(front, keys.port).map_err(|error| format!("event-channel: {error}"))?;
         let grants = self.xen.grants(front).map_err(|error| error.to_string())?;
         if self.resume {
@@ -126,11 +126,11 @@ impl Connect<'_> {
             on_broken: Box::new(move |why| on_broken(index, why)),
         };
         let (vbd, channel) = (Arc::clone(vbd), port.channel);
-        let Start { ring, journal, replay } = start;
+        let RingStart { ring, journal, replay } = start;
         let open = move |context: &mut UringContext, waker: &Arc<dyn Wake>| {
             let waker = Arc::clone(waker);
-            let parts = RingParts { ring, grants, channel, waker, journal, replay, keep: Some(Box::new(pages)) };
-            vbd.queue(context, parts).map_err(|error| error.to_string())
+            let parts = RingParts { ring, grants, channel, waker, journal, replay, guard: Some(Box::new(pages)) };
+            vbd.open_queue(context, parts).map_err(|error| error.to_string())
         };
         let close = |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| queue.close(context);
         let worker = self.queue_map.get(index).copied().unwrap_or_default();
@@ -138,31 +138,32 @@ impl Connect<'_> {
     }
 
     /// Returns how the ring starts: from the journal of an earlier process if there is one, else from the ring's content.
-    fn start(&self, pages: &RingPages, abi: Abi, index: usize, keys: &RingKeys) -> Result<Start, String> {
+    fn start_ring(&self, pages: &MappedRing, abi: Abi, index: usize, keys: &RingKeys) -> Result<RingStart, String> {
         let ring = BackRing::attach(pages.resolve(abi)?);
         let Some(journals) = self.journals else {
-            self.without_journal(&ring, index, "journals are off");
-            return Ok(Start { ring, journal: None, replay: Vec::new() });
+            self.warn_without_journal(&ring, index, "journals are off");
+            return Ok(RingStart { ring, journal: None, replay: Vec::new() });
         };
         let file = journals.open(self.name, index).map_err(|error| error.to_string())?;
-        let (entries, identity) = (ring.size(), identity(self.name.front, self.name.devid, abi, index, keys));
+        let (entries, identity) =
+            (ring.size(), ring_identity(self.name.frontend_id, self.name.devid, abi, index, keys));
         if self.resume {
             match Journal::resume(&file, entries, identity, ring.published()) {
                 Ok((journal, recovery)) => {
                     tracing::info!(device = %self.name, ring = index, replayed = recovery.replay.len(), "ring resumed");
                     let ring = BackRing::new(pages.resolve(abi)?, recovery.position);
-                    return Ok(Start { ring, journal: Some(journal), replay: recovery.replay });
+                    return Ok(RingStart { ring, journal: Some(journal), replay: recovery.replay });
                 }
-                Err(error) => self.without_journal(&ring, index, &error.to_string()),
+                Err(error) => self.warn_without_journal(&ring, index, &error.to_string()),
             }
         }
         let journal = Journal::create(&file, entries, identity, ring.position());
         let journal = journal.map_err(|error| format!("journal: {error}"))?;
-        Ok(Start { ring, journal: Some(journal), replay: Vec::new() })
+        Ok(RingStart { ring, journal: Some(journal), replay: Vec::new() })
     }
 
     /// Warns that a ring is resumed from its content, which is correct only if no response was out of order.
-    fn without_journal(&self, ring: &BackRing, index: usize, why: &str) {
+    fn warn_without_journal(&self, ring: &BackRing, index: usize, why: &str) {
         if self.resume && ring.waiting() != Ok(0) {
             tracing::warn!(
                 device = %self.name,

@@ -8,25 +8,25 @@ use mqblk_xen::vbd::{MalformedValue, keys, parse_flag, parse_number};
 
 /// Offered limits of a frontend's rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct RingLimits {
     /// Maximum number of rings.
     pub queues: u16,
     /// Maximum ring page order.
-    pub ring_order: u8,
+    pub ring_page_order: u8,
 }
 
 /// The keys of one ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingKeys {
     /// Grant references of the ring's pages, in order.
-    pub refs: Vec<GrantRef>,
+    pub grefs: Vec<GrantRef>,
     /// The frontend's event channel port.
     pub port: Port,
 }
 
 /// The configuration that a frontend publishes before it connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Published {
+pub struct FrontendConfig {
     /// Layout of the requests.
     pub abi: Abi,
     /// The frontend supports persistent grants.
@@ -37,7 +37,7 @@ pub struct Published {
 
 /// Why a frontend's rings cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum PublishedError {
+pub enum FrontendConfigError {
     /// A key has an invalid value.
     #[error(transparent)]
     Key(#[from] MalformedValue),
@@ -54,34 +54,34 @@ pub enum PublishedError {
     Store(#[from] XenstoreError),
 }
 
-impl PublishedError {
+impl FrontendConfigError {
     /// Returns the errno, which Linux's backends write before the text of an `error` node.
     pub fn errno(&self) -> u16 {
         match self {
-            PublishedError::Key(_) => 22,
-            PublishedError::Missing { .. } => 2,
-            PublishedError::Store(_) => 5,
+            FrontendConfigError::Key(_) => 22,
+            FrontendConfigError::Missing { .. } => 2,
+            FrontendConfigError::Store(_) => 5,
         }
     }
 }
 
 /// Layout of a frontend without a `protocol` key. Linux's xen-blkback on x86 assumes 32-bit, whatever the backend's own layout.
-const UNSAID: Abi = if cfg!(any(target_arch = "x86_64", target_arch = "x86")) { Abi::X86_32 } else { Abi::Arm };
+const DEFAULT_ABI: Abi = if cfg!(any(target_arch = "x86_64", target_arch = "x86")) { Abi::X86_32 } else { Abi::Arm };
 
 /// Reads a key, by its path below the frontend's directory.
-pub type Read<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, XenstoreError>;
+pub type ReadKey<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, XenstoreError>;
 
-impl Published {
+impl FrontendConfig {
     /// Reads and validates the keys. `bounds` limits the number of keys read, whatever the frontend publishes.
     ///
     /// # Errors
     /// At the first invalid key.
-    pub fn read(read: Read<'_>, bounds: Bounds) -> Result<Published, PublishedError> {
+    pub fn read(read: ReadKey<'_>, bounds: RingLimits) -> Result<FrontendConfig, FrontendConfigError> {
         let abi = match read(keys::PROTOCOL)? {
-            None => UNSAID,
+            None => DEFAULT_ABI,
             Some(name) => Abi::from_protocol(name.trim_end_matches('\0')).ok_or_else(|| {
                 let known: Vec<_> = Abi::ALL.map(Abi::protocol).into();
-                malformed(keys::PROTOCOL, &name, format!("one of {}", known.join(", ")))
+                malformed_value(keys::PROTOCOL, &name, format!("one of {}", known.join(", ")))
             })?,
         };
         // An invalid value means that the frontend does not support it.
@@ -93,38 +93,38 @@ impl Published {
                 Ok(count @ 1..) => count as u32,
                 _ => {
                     let expected = format!("a number from 1 to {}", bounds.queues);
-                    return Err(malformed(keys::MULTI_QUEUE_NUM_QUEUES, &text, expected).into());
+                    return Err(malformed_value(keys::MULTI_QUEUE_NUM_QUEUES, &text, expected).into());
                 }
             },
         };
-        let size = RingPages::read(read, bounds)?;
+        let size = RingSize::read(read, bounds)?;
         let mut rings = Vec::new();
         for queue in 0..queues {
             let prefix = if queues == 1 { String::new() } else { format!("{}/", keys::queue(queue)) };
             rings.push(RingKeys::read(read, &prefix, size)?);
         }
-        Ok(Published { abi, persistent, rings })
+        Ok(FrontendConfig { abi, persistent, rings })
     }
 }
 
-fn malformed(key: &str, found: &str, expected: impl Into<String>) -> MalformedValue {
+fn malformed_value(key: &str, found: &str, expected: impl Into<String>) -> MalformedValue {
     MalformedValue { key: key.to_owned(), found: found.chars().take(40).collect(), expected: expected.into() }
 }
 
 /// Number of pages of each ring, and how the frontend numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct RingPages {
+struct RingSize {
     pages: u32,
     /// The frontend has published the number, so its keys start at `ring-ref0` even for one page.
-    said: bool,
+    explicit: bool,
 }
 
-impl RingPages {
-    fn read(read: Read<'_>, bounds: Bounds) -> Result<RingPages, PublishedError> {
-        let max_pages = 1_u32 << bounds.ring_order;
+impl RingSize {
+    fn read(read: ReadKey<'_>, bounds: RingLimits) -> Result<RingSize, FrontendConfigError> {
+        let max_pages = 1_u32 << bounds.ring_page_order;
         let order = read(keys::RING_PAGE_ORDER)?;
         let order =
-            order.map(|text| parse_number(keys::RING_PAGE_ORDER, &text, bounds.ring_order.into())).transpose()?;
+            order.map(|text| parse_number(keys::RING_PAGE_ORDER, &text, bounds.ring_page_order.into())).transpose()?;
         let by_order = order.map(|order| 1_u32 << order);
         // The older key. If both are present they must agree.
         let by_count = match read(keys::NUM_RING_PAGES)? {
@@ -136,23 +136,23 @@ impl RingPages {
                 _ => {
                     let also = by_order.map_or(String::new(), |pages| format!(", and {pages} as ring-page-order says"));
                     let expected = format!("a power of two from 1 to {max_pages}{also}");
-                    return Err(malformed(keys::NUM_RING_PAGES, &text, expected).into());
+                    return Err(malformed_value(keys::NUM_RING_PAGES, &text, expected).into());
                 }
             },
         };
-        Ok(RingPages { pages: by_order.or(by_count).unwrap_or(1), said: by_order.or(by_count).is_some() })
+        Ok(RingSize { pages: by_order.or(by_count).unwrap_or(1), explicit: by_order.or(by_count).is_some() })
     }
 }
 
 impl RingKeys {
-    fn read(read: Read<'_>, prefix: &str, size: RingPages) -> Result<RingKeys, PublishedError> {
-        let missing = |key: String, expected| PublishedError::Missing { key, expected };
+    fn read(read: ReadKey<'_>, prefix: &str, size: RingSize) -> Result<RingKeys, FrontendConfigError> {
+        let missing = |key: String, expected| FrontendConfigError::Missing { key, expected };
         let mut refs = Vec::new();
         for page in 0..size.pages {
             let numbered = format!("{prefix}{}", keys::ring_ref(page));
             let plain = format!("{prefix}{}", keys::RING_REF);
             // One page: `ring-ref` if the number of pages is not published, else `ring-ref0`; the other one is the fallback.
-            let names = match (size.pages, size.said) {
+            let names = match (size.pages, size.explicit) {
                 (1, false) => vec![plain, numbered],
                 (1, true) => vec![numbered, plain],
                 _ => vec![numbered],
@@ -168,13 +168,13 @@ impl RingKeys {
         }
         let key = format!("{prefix}{}", keys::EVENT_CHANNEL);
         let text = read(&key)?.ok_or_else(|| missing(key.clone(), "an event channel's port"))?;
-        Ok(RingKeys { refs, port: Port(parse_number(&key, &text, u32::MAX.into())? as u32) })
+        Ok(RingKeys { grefs: refs, port: Port(parse_number(&key, &text, u32::MAX.into())? as u32) })
     }
 }
 
 /// Returns the identity of a ring: it is equal if a connection has the same rings. FNV-1a, 64 bits.
-pub fn identity(front: DomainId, devid: u32, abi: Abi, index: usize, ring: &RingKeys) -> u64 {
-    let refs = ring.refs.iter().map(|gref| gref.0);
+pub fn ring_identity(front: DomainId, devid: u32, abi: Abi, index: usize, ring: &RingKeys) -> u64 {
+    let refs = ring.grefs.iter().map(|gref| gref.0);
     let numbers = [front.0.into(), devid, abi.entry_bytes(), index as u32, ring.port.0].into_iter().chain(refs);
     let bytes = numbers.flat_map(u32::to_le_bytes);
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -188,39 +188,39 @@ mod tests {
 
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { queues: 4, ring_order: 2 };
+    const BOUNDS: RingLimits = RingLimits { queues: 4, ring_page_order: 2 };
 
-    fn judge(pairs: &[(&str, &str)]) -> Result<Published, String> {
+    fn read_keys(pairs: &[(&str, &str)]) -> Result<FrontendConfig, String> {
         let keys: BTreeMap<&str, &str> = pairs.iter().copied().collect();
         let mut read = |key: &str| Ok(keys.get(key).map(|value| (*value).to_owned()));
-        Published::read(&mut read, BOUNDS).map_err(|error| error.to_string())
+        FrontendConfig::read(&mut read, BOUNDS).map_err(|error| error.to_string())
     }
 
     fn ring(refs: &[u32], port: u32) -> RingKeys {
-        RingKeys { refs: refs.iter().copied().map(GrantRef).collect(), port: Port(port) }
+        RingKeys { grefs: refs.iter().copied().map(GrantRef).collect(), port: Port(port) }
     }
 
     #[test]
     fn one_ring_has_its_keys_in_the_frontend_directory() {
         let plain = [("ring-ref", "8"), ("event-channel", "15")];
-        let found = judge(&plain).unwrap();
-        assert_eq!(found, Published { abi: Abi::X86_32, persistent: false, rings: vec![ring(&[8], 15)] });
+        let found = read_keys(&plain).unwrap();
+        assert_eq!(found, FrontendConfig { abi: Abi::X86_32, persistent: false, rings: vec![ring(&[8], 15)] });
         for one in [("multi-queue-num-queues", "1"), ("feature-large-sector-size", "1"), ("num-ring-pages", "1")] {
-            assert_eq!(judge(&[&plain[..], &[one]].concat()).unwrap().rings, [ring(&[8], 15)], "{one:?}");
+            assert_eq!(read_keys(&[&plain[..], &[one]].concat()).unwrap().rings, [ring(&[8], 15)], "{one:?}");
         }
         // Linux: a published order numbers the pages, even order 0.
-        let found = judge(&[("ring-page-order", "0"), ("ring-ref0", "9"), ("event-channel", "1")]).unwrap();
+        let found = read_keys(&[("ring-page-order", "0"), ("ring-ref0", "9"), ("event-channel", "1")]).unwrap();
         assert_eq!(found.rings, [ring(&[9], 1)]);
         // With both keys present, the published order decides.
         let both = [("ring-ref0", "9"), ("ring-ref", "8"), ("event-channel", "1")];
-        assert_eq!(judge(&both).unwrap().rings, [ring(&[8], 1)]);
+        assert_eq!(read_keys(&both).unwrap().rings, [ring(&[8], 1)]);
         let said = [("ring-page-order", "0"), ("ring-ref0", "9"), ("ring-ref", "8"), ("event-channel", "1")];
-        assert_eq!(judge(&said).unwrap().rings, [ring(&[9], 1)]);
+        assert_eq!(read_keys(&said).unwrap().rings, [ring(&[9], 1)]);
     }
 
     #[test]
     fn several_rings_have_subdirectories() {
-        let found = judge(&[
+        let found = read_keys(&[
             ("protocol", "x86_64-abi"),
             ("multi-queue-num-queues", "2"),
             ("feature-persistent", "1"),
@@ -233,12 +233,12 @@ mod tests {
             ("queue-1/event-channel", "16"),
         ]);
         let rings = vec![ring(&[8, 9], 15), ring(&[10, u32::MAX], 16)];
-        assert_eq!(found.unwrap(), Published { abi: Abi::X86_64, persistent: true, rings });
+        assert_eq!(found.unwrap(), FrontendConfig { abi: Abi::X86_64, persistent: true, rings });
         for (name, abi) in [("x86_64-abi", Abi::X86_64), ("x86_32-abi", Abi::X86_32), ("arm-abi", Abi::Arm)] {
-            assert_eq!(judge(&[("protocol", name), ("ring-ref", "1"), ("event-channel", "1")]).unwrap().abi, abi);
+            assert_eq!(read_keys(&[("protocol", name), ("ring-ref", "1"), ("event-channel", "1")]).unwrap().abi, abi);
         }
         let twin = [("num-ring-pages", "2"), ("ring-ref0", "1"), ("ring-ref1", "2"), ("event-channel", "1")];
-        assert_eq!(judge(&twin).unwrap().rings, [ring(&[1, 2], 1)]);
+        assert_eq!(read_keys(&twin).unwrap().rings, [ring(&[1, 2], 1)]);
     }
 
     #[test]
@@ -282,18 +282,18 @@ mod tests {
         ] {
             let mut all = pairs.clone();
             all.extend(good.iter().filter(|(key, _)| !pairs.iter().any(|(other, _)| other == key)));
-            let error = judge(&all).unwrap_err();
+            let error = read_keys(&all).unwrap_err();
             assert!(error.starts_with(want) || error.contains(want), "{pairs:?}: {error}");
             assert!(error.len() < 250, "{error}");
         }
-        assert_eq!(judge(&[]).unwrap_err(), "ring-ref: found nothing, expected a grant reference");
-        assert!(judge(&[good[0], good[1], ("feature-persistent", "maybe")]).is_ok_and(|found| !found.persistent));
+        assert_eq!(read_keys(&[]).unwrap_err(), "ring-ref: found nothing, expected a grant reference");
+        assert!(read_keys(&[good[0], good[1], ("feature-persistent", "maybe")]).is_ok_and(|found| !found.persistent));
     }
 
     #[test]
     fn connections_have_identities() {
         let one = |front, devid, abi, index, refs: &[u32], port| {
-            identity(DomainId(front), devid, abi, index, &ring(refs, port))
+            ring_identity(DomainId(front), devid, abi, index, &ring(refs, port))
         };
         let base = one(1, 51712, Abi::X86_64, 0, &[8, 9], 15);
         assert_eq!(base, one(1, 51712, Abi::Arm, 0, &[8, 9], 15), "the same entries");
@@ -323,9 +323,9 @@ mod tests {
         )) {
             let mut reads = 0;
             let mut read = |key: &str| { reads += 1; Ok(values.get(key).cloned()) };
-            if let Ok(found) = Published::read(&mut read, BOUNDS) {
+            if let Ok(found) = FrontendConfig::read(&mut read, BOUNDS) {
                 prop_assert!((1..=4).contains(&found.rings.len()));
-                prop_assert!(found.rings.iter().all(|ring| [1, 2, 4].contains(&ring.refs.len())));
+                prop_assert!(found.rings.iter().all(|ring| [1, 2, 4].contains(&ring.grefs.len())));
             }
             prop_assert!(reads <= 5 + 4 * 6, "{reads}");
         }

@@ -11,7 +11,7 @@ pub struct DeviceName {
     /// Type of the backend.
     pub type_name: String,
     /// Domain of the frontend.
-    pub front: DomainId,
+    pub frontend_id: DomainId,
     /// Device number.
     pub devid: u32,
 }
@@ -25,6 +25,6 @@ impl DeviceName {
 
 impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}-{}", self.type_name, self.front.0, self.devid)
+        write!(f, "{}-{}-{}", self.type_name, self.frontend_id.0, self.devid)
     }
 }

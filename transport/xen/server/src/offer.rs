@@ -3,16 +3,16 @@
 use mqblk_core::{Geometry, Limits};
 use mqblk_xen::vbd::keys;
 
-use crate::frontend::Bounds;
+use crate::frontend::RingLimits;
 
 /// A key and its value; `None`: the key is removed.
-pub type Pair = (&'static str, Option<String>);
+pub type KeyValue = (&'static str, Option<String>);
 
 /// Features offered to a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
+pub struct FeatureOffer {
     /// Limits of the rings.
-    pub bounds: Bounds,
+    pub ring_limits: RingLimits,
     /// Maximum of segments of an indirect request; 0: not offered.
     pub indirect_segments: u16,
     /// Persistent grants.
@@ -25,10 +25,10 @@ pub struct Offer {
     pub discard: bool,
 }
 
-impl Offer {
+impl FeatureOffer {
     /// Returns the keys to write with state 2.
-    pub fn before_waiting(&self) -> Vec<Pair> {
-        let Bounds { queues, ring_order } = self.bounds;
+    pub fn init_wait_keys(&self) -> Vec<KeyValue> {
+        let RingLimits { queues, ring_page_order: ring_order } = self.ring_limits;
         let segments = (self.indirect_segments > 0).then(|| self.indirect_segments.to_string());
         vec![
             (keys::MULTI_QUEUE_MAX_QUEUES, Some(queues.to_string())),
@@ -39,8 +39,8 @@ impl Offer {
     }
 
     /// Returns the keys to write with state 4.
-    pub fn before_connected(&self, disk: &Description) -> Vec<Pair> {
-        let Description { geometry, limits, .. } = disk;
+    pub fn connected_keys(&self, disk: &DiskDescription) -> Vec<KeyValue> {
+        let DiskDescription { geometry, limits, .. } = disk;
         let granularity = limits.discard.filter(|_| self.discard).map(|discard| discard.granularity.0);
         let flag = |on: bool| Some(u8::from(on).to_string());
         let mut pairs = vec![
@@ -63,7 +63,7 @@ impl Offer {
 
 /// Description of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct DiskDescription {
     /// Size and block sizes.
     pub geometry: Geometry,
     /// Capabilities and limits.
@@ -74,7 +74,7 @@ pub struct Description {
     pub removable: bool,
 }
 
-impl Description {
+impl DiskDescription {
     fn info(&self) -> u32 {
         let bits = [
             (self.cdrom, keys::INFO_CDROM),
@@ -85,7 +85,7 @@ impl Description {
     }
 
     /// Returns the `sectors` key: the size in units of 512 bytes, whatever the block size, rounded down.
-    pub fn sectors(&self) -> Pair {
+    pub fn sectors(&self) -> KeyValue {
         (keys::SECTORS, Some(self.geometry.size.sectors().0.to_string()))
     }
 }
@@ -96,8 +96,8 @@ mod tests {
 
     use super::*;
 
-    const OFFER: Offer = Offer {
-        bounds: Bounds { queues: 4, ring_order: 2 },
+    const OFFER: FeatureOffer = FeatureOffer {
+        ring_limits: RingLimits { queues: 4, ring_page_order: 2 },
         indirect_segments: 256,
         persistent: true,
         flush: true,
@@ -105,7 +105,7 @@ mod tests {
         discard: true,
     };
 
-    fn disk() -> Description {
+    fn disk() -> DiskDescription {
         let geometry = Geometry {
             size: ByteLen(1 << 20),
             logical_block: BlockSize::B512,
@@ -124,10 +124,10 @@ mod tests {
             cost_per_request: true,
             pins_memory: false,
         };
-        Description { geometry, limits, cdrom: false, removable: false }
+        DiskDescription { geometry, limits, cdrom: false, removable: false }
     }
 
-    fn value(pairs: &[Pair], key: &str) -> Option<String> {
+    fn value(pairs: &[KeyValue], key: &str) -> Option<String> {
         let found: Vec<_> = pairs.iter().filter(|(name, _)| *name == key).collect();
         assert_eq!(found.len(), 1, "{key}");
         found[0].1.clone()
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn ring_limits_are_written_with_state_2() {
-        let pairs = OFFER.before_waiting();
+        let pairs = OFFER.init_wait_keys();
         for (key, want) in [
             ("multi-queue-max-queues", Some("4")),
             ("max-ring-page-order", Some("2")),
@@ -144,13 +144,13 @@ mod tests {
         ] {
             assert_eq!(value(&pairs, key).as_deref(), want, "{key}");
         }
-        let none = Offer { indirect_segments: 0, ..OFFER }.before_waiting();
+        let none = FeatureOffer { indirect_segments: 0, ..OFFER }.init_wait_keys();
         assert_eq!(value(&none, "feature-max-indirect-segments"), None, "absent, not 0");
     }
 
     #[test]
     fn the_disk_is_described_with_state_4() {
-        let pairs = OFFER.before_connected(&disk());
+        let pairs = OFFER.connected_keys(&disk());
         for (key, want) in [
             ("feature-flush-cache", Some("1")),
             ("feature-barrier", Some("1")),
@@ -171,7 +171,7 @@ mod tests {
         other.geometry.logical_block = BlockSize::B4096;
         other.geometry.size = ByteLen((1 << 20) + 700);
         (other.cdrom, other.removable, other.limits.discard) = (true, true, None);
-        let pairs = Offer { flush: false, barrier: false, persistent: false, ..OFFER }.before_connected(&other);
+        let pairs = FeatureOffer { flush: false, barrier: false, persistent: false, ..OFFER }.connected_keys(&other);
         for (key, want) in [
             ("feature-flush-cache", Some("0")),
             ("feature-barrier", Some("0")),
@@ -185,7 +185,7 @@ mod tests {
             assert_eq!(value(&pairs, key).as_deref(), want, "{key}");
         }
         assert_eq!(
-            value(&Offer { discard: false, ..OFFER }.before_connected(&disk()), "feature-discard").unwrap(),
+            value(&FeatureOffer { discard: false, ..OFFER }.connected_keys(&disk()), "feature-discard").unwrap(),
             "0"
         );
     }

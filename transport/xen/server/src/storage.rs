@@ -4,10 +4,10 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_blkif::{GrantMode, PoolOwner};
+use mqblk_blkif::{GrantMode, PoolScope};
 use mqblk_engine::{AnyDisk, Coalesce, DiskHealth, PlugOptions, PollPolicy};
 
-use crate::frontend::Bounds;
+use crate::frontend::RingLimits;
 use crate::name::DeviceName;
 use crate::params::Params;
 
@@ -15,13 +15,13 @@ use crate::params::Params;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VbdSettings {
     /// Limits of the number and size of rings.
-    pub bounds: Bounds,
+    pub ring_limits: RingLimits,
     /// Maximum of segments of an indirect request; 0: indirect requests are not offered.
     pub indirect_segments: u16,
     /// Grant mode.
     pub mode: GrantMode,
     /// Which rings share a pool of mapped pages and buffer pages.
-    pub pool: PoolOwner,
+    pub pool: PoolScope,
     /// Maximum of persistent grants of a ring.
     pub persistent_max: u32,
     /// A persistent grant that is unused for this time is unmapped; zero: never.
@@ -39,7 +39,7 @@ pub struct VbdSettings {
 }
 
 /// An open disk and how it is served.
-pub struct Backing {
+pub struct DiskBacking {
     /// Id of the disk in statistics.
     pub id: String,
     /// Name of the storage backend.
@@ -53,7 +53,7 @@ pub struct Backing {
     /// Settings of the device.
     pub settings: VbdSettings,
     /// Dropped when the disk is no longer served.
-    pub keep: Box<dyn Any + Send>,
+    pub guard: Box<dyn Any + Send>,
 }
 
 /// Opens disks.
@@ -65,5 +65,5 @@ pub trait Opener: Send + Sync {
     ///
     /// # Errors
     /// The reason, for users: the disk does not exist or is in use.
-    fn open(&self, params: &Params, name: &DeviceName, read_only: bool) -> Result<Backing, String>;
+    fn open(&self, params: &Params, name: &DeviceName, read_only: bool) -> Result<DiskBacking, String>;
 }

@@ -1,6 +1,6 @@
 //! Toolstack functions: create and remove devices through xenstore alone, without the process that serves them.
 
-mod listed;
+mod device_list;
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +10,19 @@ use mqblk_xen::XenError;
 use mqblk_xen::store::{Access, Permission, Transaction, Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState, keys};
 
-pub use listed::{Listed, list};
+pub use device_list::{ListedDevice, list};
 
 use crate::name::DeviceName;
-use crate::resize::{RESIZE, RESIZE_ERROR, wanted};
+use crate::resize::{RESIZE_ERROR_KEY, RESIZE_KEY, format_request};
 
 /// Key in a backend's directory: the program that has created it, and removes it when the frontend's domain is gone.
-pub(crate) const MADE_BY: &str = "made-by";
+pub(crate) const MADE_BY_KEY: &str = "made-by";
 /// Value of [`MADE_BY_KEY`] for this program.
-pub(crate) const US: &str = "mqblk";
+pub(crate) const OUR_NAME: &str = "mqblk";
 
 /// Error of a toolstack function.
 #[derive(Debug, thiserror::Error)]
-pub enum ToolError {
+pub enum ToolstackError {
     /// Xenstore has refused.
     #[error(transparent)]
     Store(#[from] XenstoreError),
@@ -31,10 +31,10 @@ pub enum ToolError {
     Xen(#[from] XenError),
     /// The domain does not exist.
     #[error("domid: found {0}, expected a domain that is there")]
-    NoDomain(u16),
+    NoSuchDomain(u16),
     /// The device's number is in use.
     #[error("vdev: found {vdev}, which domain {front} has already ({what}), expected one that is free")]
-    Taken {
+    VdevInUse {
         /// The guest's device name.
         vdev: String,
         /// The domain.
@@ -44,7 +44,7 @@ pub enum ToolError {
     },
     /// The device does not exist.
     #[error("vdev: found {vdev}, which domain {front} does not have with a backend of type {type_name}")]
-    NoDevice {
+    NoSuchDevice {
         /// The guest's device name.
         vdev: String,
         /// The domain.
@@ -54,7 +54,7 @@ pub enum ToolError {
     },
     /// The backend has reported an error.
     #[error("{name}: the backend says: {why}")]
-    Refused {
+    BackendFailed {
         /// The device.
         name: DeviceName,
         /// The error.
@@ -64,7 +64,7 @@ pub enum ToolError {
     #[error(
         "{name}: found backend state {backend} and frontend state {frontend} after {waited:?}, expected {expected}{hint}"
     )]
-    Late {
+    TimedOut {
         /// The device.
         name: DeviceName,
         /// State of the backend.
@@ -93,7 +93,7 @@ pub struct NewDevice {
 
 /// Paths of a device in xenstore.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct DevicePaths {
     /// The backend's directory.
     pub backend: String,
     /// The frontend's directory.
@@ -101,46 +101,50 @@ pub struct Places {
     error: String,
 }
 
-impl Places {
+impl DevicePaths {
     /// Returns the paths of a device whose backend is in domain `own`.
-    pub fn of(own: DomainId, name: &DeviceName) -> Places {
-        Places {
-            backend: vbd::backend_path(own, &name.type_name, name.front, name.devid),
-            frontend: vbd::frontend_path(name.front, name.devid),
-            error: vbd::backend_error_path(own, &name.type_name, name.front, name.devid),
+    pub fn new(own: DomainId, name: &DeviceName) -> DevicePaths {
+        DevicePaths {
+            backend: vbd::backend_path(own, &name.type_name, name.frontend_id, name.devid),
+            frontend: vbd::frontend_path(name.frontend_id, name.devid),
+            error: vbd::backend_error_path(own, &name.type_name, name.frontend_id, name.devid),
         }
     }
 }
 
 /// Result of [`attach`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
+pub enum AttachResult {
     /// The device was created.
-    New,
+    Created,
     /// The device existed, with the same `params`.
-    Already,
+    Existing,
 }
 
 /// Creates a device: both directories in one transaction, because each end expects the other's.
 ///
 /// # Errors
 /// When the domain does not exist, has another device of this number, or xenstore refuses.
-pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result<Made, ToolError> {
+pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result<AttachResult, ToolstackError> {
     let NewDevice { name, params, read_only } = device;
-    let Places { backend, frontend, error } = Places::of(own, name);
+    let DevicePaths { backend, frontend, error } = DevicePaths::new(own, name);
     enum Found {
-        Made(Made),
+        Made(AttachResult),
         NoDomain,
         Taken(String),
     }
     let found = store.transaction(|transaction| {
-        if transaction.list(&vbd::domain_path(name.front))?.is_none() {
+        if transaction.list(&vbd::domain_path(name.frontend_id))?.is_none() {
             return Ok(Found::NoDomain);
         }
         if transaction.read(&format!("{backend}/{}", keys::STATE))?.is_some() {
             let existing = transaction.read(&format!("{backend}/{}", keys::PARAMS))?.unwrap_or_default();
             let same = existing == *params;
-            return Ok(if same { Found::Made(Made::Already) } else { Found::Taken(format!("params {existing}")) });
+            return Ok(if same {
+                Found::Made(AttachResult::Existing)
+            } else {
+                Found::Taken(format!("params {existing}"))
+            });
         }
         if let Some(other) = transaction.read(&format!("{frontend}/{}", keys::BACKEND))?
             && other != backend
@@ -152,10 +156,10 @@ pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result
         for path in [&backend, &frontend, &error] {
             transaction.remove(path)?;
         }
-        let (front, vdev) = (name.front, name.vdev());
+        let (front, vdev) = (name.frontend_id, name.vdev());
         let mode = if *read_only { "r" } else { "w" };
         let pairs: [(&str, &str); 13] = [
-            (MADE_BY, US),
+            (MADE_BY_KEY, OUR_NAME),
             (keys::FRONTEND, &frontend),
             (keys::FRONTEND_ID, &front.0.to_string()),
             (keys::ONLINE, "1"),
@@ -169,7 +173,7 @@ pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result
             (keys::SPECIFICATION, "xen"),
             (keys::STATE, "1"),
         ];
-        make(transaction, &backend, [own, front], &pairs)?;
+        create_directory(transaction, &backend, [own, front], &pairs)?;
         let pairs = [
             (keys::BACKEND, backend.as_str()),
             (keys::BACKEND_ID, &own.0.to_string()),
@@ -177,18 +181,18 @@ pub fn attach(store: &mut Xenstore, own: DomainId, device: &NewDevice) -> Result
             (keys::DEVICE_TYPE, "disk"),
             (keys::STATE, "1"),
         ];
-        make(transaction, &frontend, [front, own], &pairs)?;
-        Ok(Found::Made(Made::New))
+        create_directory(transaction, &frontend, [front, own], &pairs)?;
+        Ok(Found::Made(AttachResult::Created))
     })?;
     match found {
         Found::Made(made) => Ok(made),
-        Found::NoDomain => Err(ToolError::NoDomain(name.front.0)),
-        Found::Taken(what) => Err(ToolError::Taken { vdev: name.vdev(), front: name.front.0, what }),
+        Found::NoDomain => Err(ToolstackError::NoSuchDomain(name.frontend_id.0)),
+        Found::Taken(what) => Err(ToolstackError::VdevInUse { vdev: name.vdev(), front: name.frontend_id.0, what }),
     }
 }
 
 /// Creates a directory that the first domain owns and the second may read, with its keys.
-fn make(
+fn create_directory(
     transaction: &mut Transaction<'_>,
     dir: &str,
     [owner, reader]: [DomainId; 2],
@@ -208,7 +212,7 @@ fn make(
 
 /// The states of both ends, and the backend's error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ends {
+pub struct EndStates {
     /// The backend's state; `None`: the device does not exist.
     pub backend: Option<XenbusState>,
     /// The frontend's state.
@@ -217,10 +221,10 @@ pub struct Ends {
     pub error: Option<String>,
 }
 
-fn ends(store: &mut Xenstore, paths: &Places) -> Result<Ends, XenstoreError> {
+fn read_end_states(store: &mut Xenstore, paths: &DevicePaths) -> Result<EndStates, XenstoreError> {
     let backend = store.read(&format!("{}/{}", paths.backend, keys::STATE))?;
-    let frontend = read_of_guest(store, &format!("{}/{}", paths.frontend, keys::STATE))?;
-    Ok(Ends {
+    let frontend = read_guest_key(store, &format!("{}/{}", paths.frontend, keys::STATE))?;
+    Ok(EndStates {
         backend: backend.map(|state| XenbusState::parse(Some(&state))),
         frontend: XenbusState::parse(frontend.as_deref()),
         error: store.read(&paths.error)?,
@@ -228,17 +232,17 @@ fn ends(store: &mut Xenstore, paths: &Places) -> Result<Ends, XenstoreError> {
 }
 
 /// Reads a key that a guest writes. An unreadable value counts as missing.
-pub(crate) fn read_of_guest(store: &mut Xenstore, path: &str) -> Result<Option<String>, XenstoreError> {
+pub(crate) fn read_guest_key(store: &mut Xenstore, path: &str) -> Result<Option<String>, XenstoreError> {
     store.read(path).or_else(|error| if error.is_lost() { Err(error) } else { Ok(None) })
 }
 
 /// Reads a device's states whenever it changes, until `check` returns a result. `None` after the timeout.
 fn wait_until<T>(
     store: &mut Xenstore,
-    paths: &Places,
+    paths: &DevicePaths,
     timeout: Duration,
-    mut check: impl FnMut(&mut Xenstore, &Ends) -> Result<Option<T>, ToolError>,
-) -> Result<Option<T>, ToolError> {
+    mut check: impl FnMut(&mut Xenstore, &EndStates) -> Result<Option<T>, ToolstackError>,
+) -> Result<Option<T>, ToolstackError> {
     const TOKEN: &str = "wait";
     let deadline = Instant::now() + timeout;
     let watched = [paths.backend.clone(), format!("{}/{}", paths.frontend, keys::STATE), paths.error.clone()];
@@ -246,7 +250,7 @@ fn wait_until<T>(
         store.watch(path, TOKEN)?;
     }
     let found = loop {
-        let now = ends(store, paths)?;
+        let now = read_end_states(store, paths)?;
         if let Some(found) = check(store, &now)? {
             break Some(found);
         }
@@ -264,9 +268,15 @@ fn wait_until<T>(
     Ok(found)
 }
 
-fn late(name: &DeviceName, now: Ends, waited: Duration, expected: &'static str, hint: &'static str) -> ToolError {
+fn timeout_error(
+    name: &DeviceName,
+    now: EndStates,
+    waited: Duration,
+    expected: &'static str,
+    hint: &'static str,
+) -> ToolstackError {
     let (backend, frontend) = (now.backend.unwrap_or_default(), now.frontend);
-    ToolError::Late { name: name.clone(), backend, frontend, waited, expected, hint }
+    ToolstackError::TimedOut { name: name.clone(), backend, frontend, waited, expected, hint }
 }
 
 /// Waits until both ends of a device are connected.
@@ -278,30 +288,30 @@ pub fn wait_connected(
     own: DomainId,
     name: &DeviceName,
     timeout: Duration,
-) -> Result<(), ToolError> {
-    let paths = Places::of(own, name);
+) -> Result<(), ToolstackError> {
+    let paths = DevicePaths::new(own, name);
     let connected = wait_until(store, &paths, timeout, |_, now| match (now.backend, &now.error) {
         (Some(XenbusState::Connected), _) if now.frontend == XenbusState::Connected => Ok(Some(())),
         (Some(XenbusState::Closing | XenbusState::Closed), Some(why)) => {
-            Err(ToolError::Refused { name: name.clone(), why: why.clone() })
+            Err(ToolstackError::BackendFailed { name: name.clone(), why: why.clone() })
         }
-        (None, _) => Err(no_device(name)),
+        (None, _) => Err(no_such_device(name)),
         _ => Ok(None),
     })?;
     if connected.is_some() {
         return Ok(());
     }
-    let now = ends(store, &paths)?;
+    let now = read_end_states(store, &paths)?;
     let hint = match now.backend {
         Some(XenbusState::Initialising) => " (does a backend for this type run?)",
         Some(XenbusState::InitWait) => " (does the guest have a driver?)",
         _ => "",
     };
-    Err(late(name, now, timeout, "both Connected (4)", hint))
+    Err(timeout_error(name, now, timeout, "both Connected (4)", hint))
 }
 
-fn no_device(name: &DeviceName) -> ToolError {
-    ToolError::NoDevice { vdev: name.vdev(), front: name.front.0, type_name: name.type_name.clone() }
+fn no_such_device(name: &DeviceName) -> ToolstackError {
+    ToolstackError::NoSuchDevice { vdev: name.vdev(), front: name.frontend_id.0, type_name: name.type_name.clone() }
 }
 
 /// Requests both ends to close a device, waits for that and removes it. `force`: removes it at once.
@@ -314,8 +324,8 @@ pub fn detach(
     name: &DeviceName,
     timeout: Duration,
     force: bool,
-) -> Result<(), ToolError> {
-    let paths = Places::of(own, name);
+) -> Result<(), ToolstackError> {
+    let paths = DevicePaths::new(own, name);
     let exists = store.transaction(|transaction| {
         let exists = transaction.read(&format!("{}/{}", paths.backend, keys::STATE))?.is_some();
         if exists && !force {
@@ -325,16 +335,16 @@ pub fn detach(
         Ok(exists)
     })?;
     if !exists {
-        return Err(no_device(name));
+        return Err(no_such_device(name));
     }
     if !force {
         let closed = wait_until(store, &paths, timeout, |_, now| {
             Ok(matches!(now.backend, None | Some(XenbusState::Closed)).then_some(()))
         })?;
         if closed.is_none() {
-            let now = ends(store, &paths)?;
+            let now = read_end_states(store, &paths)?;
             let hint = " (is it in use in the guest, or does no backend run? --force removes it all the same)";
-            return Err(late(name, now, timeout, "a backend that is Closed (6)", hint));
+            return Err(timeout_error(name, now, timeout, "a backend that is Closed (6)", hint));
         }
     }
     remove(store, &paths)?;
@@ -342,7 +352,7 @@ pub fn detach(
 }
 
 /// Removes both directories and the error node of a device.
-fn remove(store: &mut Xenstore, paths: &Places) -> Result<(), XenstoreError> {
+fn remove(store: &mut Xenstore, paths: &DevicePaths) -> Result<(), XenstoreError> {
     store.transaction(|transaction| {
         for path in [&paths.backend, &paths.frontend, &paths.error] {
             transaction.remove(path)?;
@@ -361,43 +371,43 @@ pub fn resize(
     name: &DeviceName,
     request: Resize,
     timeout: Duration,
-) -> Result<u64, ToolError> {
-    let paths = Places::of(own, name);
+) -> Result<u64, ToolstackError> {
+    let paths = DevicePaths::new(own, name);
     let key_path = |key: &str| format!("{}/{key}", paths.backend);
     let exists = store.transaction(|transaction| {
         let exists = transaction.read(&key_path(keys::STATE))?.is_some();
         if exists {
-            transaction.remove(&key_path(RESIZE_ERROR))?;
-            transaction.write(&key_path(RESIZE), &wanted(request))?;
+            transaction.remove(&key_path(RESIZE_ERROR_KEY))?;
+            transaction.write(&key_path(RESIZE_KEY), &format_request(request))?;
         }
         Ok(exists)
     })?;
     if !exists {
-        return Err(no_device(name));
+        return Err(no_such_device(name));
     }
     let done = wait_until(store, &paths, timeout, |store, now| {
         if now.backend.is_none() {
-            return Err(no_device(name));
+            return Err(no_such_device(name));
         }
-        if store.read(&key_path(RESIZE))?.is_some() {
+        if store.read(&key_path(RESIZE_KEY))?.is_some() {
             return Ok(None);
         }
-        match store.read(&key_path(RESIZE_ERROR))? {
-            Some(why) => Err(ToolError::Refused { name: name.clone(), why }),
-            None => Ok(Some(number(store.read(&key_path(keys::SECTORS))?))),
+        match store.read(&key_path(RESIZE_ERROR_KEY))? {
+            Some(why) => Err(ToolstackError::BackendFailed { name: name.clone(), why }),
+            None => Ok(Some(parse_optional(store.read(&key_path(keys::SECTORS))?))),
         }
     })?;
     match done {
         Some(sectors) => Ok(sectors.unwrap_or_default()),
         None => {
-            store.remove(&key_path(RESIZE))?;
-            let now = ends(store, &paths)?;
+            store.remove(&key_path(RESIZE_KEY))?;
+            let now = read_end_states(store, &paths)?;
             let hint = " (does a backend for this type run?)";
-            Err(late(name, now, timeout, "the key resize to be gone", hint))
+            Err(timeout_error(name, now, timeout, "the key resize to be gone", hint))
         }
     }
 }
 
-fn number(value: Option<String>) -> Option<u64> {
+fn parse_optional(value: Option<String>) -> Option<u64> {
     value?.trim().parse().ok()
 }

@@ -12,73 +12,84 @@ use mqblk_memory::DomainId;
 use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::{connect_simulated, vbd};
-use mqblk_xen_server::toolstack::{self, Made, NewDevice};
-use mqblk_xen_server::{Backend, BackendOptions, Backing, DeviceName, Opener, Pace, Params};
+use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice};
+use mqblk_xen_server::{Backend, BackendOptions, DeviceName, DiskBacking, Opener, Params, RateLimit};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const GUEST: DomainId = DomainId(1);
 
 /// An opener that reports each request to the test and waits for its permission to refuse it.
-struct Refuses {
-    asked: Mutex<Sender<String>>,
-    go: Mutex<Receiver<()>>,
+struct GatedOpener {
+    requests: Mutex<Sender<String>>,
+    permits: Mutex<Receiver<()>>,
     /// Refuse without waiting.
-    at_once: AtomicBool,
+    immediate: AtomicBool,
 }
 
-impl Opener for Refuses {
+impl Opener for GatedOpener {
     fn serves(&self, params: &Params) -> bool {
         *params != Params::Disk("foreign".to_owned())
     }
 
-    fn open(&self, params: &Params, _name: &DeviceName, _read_only: bool) -> Result<Backing, String> {
-        let at_once = self.at_once.load(Ordering::SeqCst);
-        let _ = self.asked.lock().unwrap().send(params.to_string());
+    fn open(&self, params: &Params, _name: &DeviceName, _read_only: bool) -> Result<DiskBacking, String> {
+        let at_once = self.immediate.load(Ordering::SeqCst);
+        let _ = self.requests.lock().unwrap().send(params.to_string());
         if !at_once {
-            let _ = self.go.lock().unwrap().recv_timeout(PATIENCE);
+            let _ = self.permits.lock().unwrap().recv_timeout(TIMEOUT);
         }
         Err(format!("no {params} here"))
     }
 }
 
-struct Stage {
+struct WatcherFixture {
     backend: Backend,
-    opener: Arc<Refuses>,
-    asked: Receiver<String>,
-    go: Sender<()>,
+    opener: Arc<GatedOpener>,
+    requests: Receiver<String>,
+    permits: Sender<()>,
     store: Xenstore,
     machine: Machine,
 }
 
-fn stage(dir: &Path, pace: Pace) -> Stage {
+fn start_watcher(dir: &Path, pace: RateLimit) -> WatcherFixture {
     let machine = Machine::start(dir).unwrap();
     machine.create_domain(GUEST).unwrap();
     let ((sender, asked), (go, wait)) = (channel(), channel());
-    let opener = Arc::new(Refuses { asked: Mutex::new(sender), go: Mutex::new(wait), at_once: AtomicBool::new(false) });
+    let opener = Arc::new(GatedOpener {
+        requests: Mutex::new(sender),
+        permits: Mutex::new(wait),
+        immediate: AtomicBool::new(false),
+    });
     let engine = EngineOptions { workers: 1, pin: Vec::new(), context: UringOptions::default() };
     let options = BackendOptions {
         type_name: "mqblk".to_owned(),
         engine: Arc::new(Engine::start(&engine).unwrap()),
         opener: Arc::clone(&opener) as Arc<dyn Opener>,
         budget: GrantBudget::new(0),
-        journals: None,
-        alone: false,
-        pace,
+        journal_dir: None,
+        exclusive: false,
+        rate_limit: pace,
         drain_timeout: Duration::from_secs(30),
     };
     let xen = connect_simulated(dir).unwrap();
     let store = xen.store().unwrap();
-    Stage { backend: Backend::start(xen, options).unwrap(), opener, asked, go, store, machine }
+    WatcherFixture {
+        backend: Backend::start(xen, options).unwrap(),
+        opener,
+        requests: asked,
+        permits: go,
+        store,
+        machine,
+    }
 }
 
 fn name(devid: u32) -> DeviceName {
-    DeviceName { type_name: "mqblk".to_owned(), front: GUEST, devid }
+    DeviceName { type_name: "mqblk".to_owned(), frontend_id: GUEST, devid }
 }
 
-impl Stage {
+impl WatcherFixture {
     fn attach(&mut self, devid: u32, params: &str) {
         let device = NewDevice { name: name(devid), params: params.to_owned(), read_only: false };
-        assert_eq!(toolstack::attach(&mut self.store, DomainId(0), &device).unwrap(), Made::New);
+        assert_eq!(toolstack::attach(&mut self.store, DomainId(0), &device).unwrap(), AttachResult::Created);
     }
 
     fn state(&mut self, devid: u32) -> Option<String> {
@@ -86,7 +97,7 @@ impl Stage {
     }
 
     fn wait_state(&mut self, devid: u32, state: &str) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while self.state(devid).as_deref() != Some(state) {
             assert!(Instant::now() < until, "found {:?}, expected {state}", self.state(devid));
             std::thread::sleep(Duration::from_millis(1));
@@ -99,15 +110,15 @@ impl Stage {
 #[test]
 fn a_recreated_device_is_not_written_to_by_its_predecessor() {
     let dir = tempfile::tempdir().unwrap();
-    let mut stage = stage(dir.path(), Pace::default());
+    let mut stage = start_watcher(dir.path(), RateLimit::default());
     stage.attach(51712, "mqblk:first");
-    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:first");
+    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:first");
     toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
     stage.attach(51712, "mqblk:second");
-    stage.go.send(()).unwrap();
-    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:second");
+    stage.permits.send(()).unwrap();
+    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:second");
     assert_eq!(stage.state(51712).as_deref(), Some("1"), "the second one is not served yet");
-    stage.go.send(()).unwrap();
+    stage.permits.send(()).unwrap();
     stage.wait_state(51712, "5");
     let error = vbd::backend_error_path(DomainId(0), "mqblk", GUEST, 51712);
     assert_eq!(stage.store.read(&error).unwrap().as_deref(), Some("19 no mqblk:second here"));
@@ -117,15 +128,15 @@ fn a_recreated_device_is_not_written_to_by_its_predecessor() {
 #[test]
 fn a_device_that_is_gone_stays_gone() {
     let dir = tempfile::tempdir().unwrap();
-    let mut stage = stage(dir.path(), Pace::default());
+    let mut stage = start_watcher(dir.path(), RateLimit::default());
     stage.attach(51712, "mqblk:first");
-    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:first");
+    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:first");
     toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
-    stage.go.send(()).unwrap();
+    stage.permits.send(()).unwrap();
     // The first one's thread has written its result before another device of the domain is refused.
     stage.attach(51728, "mqblk:other");
-    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:other");
-    stage.go.send(()).unwrap();
+    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:other");
+    stage.permits.send(()).unwrap();
     stage.wait_state(51728, "5");
     stage.backend.stop();
     assert_eq!(stage.state(51712), None);
@@ -137,8 +148,8 @@ fn a_device_that_is_gone_stays_gone() {
 #[test]
 fn devices_of_a_domain_that_is_gone_are_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let mut stage = stage(dir.path(), Pace::default());
-    stage.opener.at_once.store(true, Ordering::SeqCst);
+    let mut stage = start_watcher(dir.path(), RateLimit::default());
+    stage.opener.immediate.store(true, Ordering::SeqCst);
     for devid in [51712, 51728] {
         stage.attach(devid, "mqblk:one");
         stage.wait_state(devid, "5");
@@ -147,7 +158,7 @@ fn devices_of_a_domain_that_is_gone_are_removed() {
     stage.store.remove(&format!("{foreign}/made-by")).unwrap();
     assert!(stage.machine.destroy_domain(GUEST));
     let wait_gone = |store: &mut Xenstore, path: &str| {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while store.read(path).unwrap().is_some() {
             assert!(Instant::now() < until, "{path} stays");
             std::thread::sleep(Duration::from_millis(1));
@@ -167,10 +178,10 @@ fn devices_of_a_domain_that_is_gone_are_removed() {
 #[test]
 fn a_slow_disk_blocks_no_other_device() {
     let dir = tempfile::tempdir().unwrap();
-    let mut stage = stage(dir.path(), Pace::default());
+    let mut stage = start_watcher(dir.path(), RateLimit::default());
     stage.attach(51712, "mqblk:slow");
-    assert_eq!(stage.asked.recv_timeout(PATIENCE).unwrap(), "mqblk:slow");
-    stage.opener.at_once.store(true, Ordering::SeqCst);
+    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:slow");
+    stage.opener.immediate.store(true, Ordering::SeqCst);
     stage.attach(51728, "mqblk:quick");
     stage.wait_state(51728, "5");
     assert_eq!(stage.state(51712).as_deref(), Some("1"));
@@ -178,17 +189,17 @@ fn a_slow_disk_blocks_no_other_device() {
     stage.attach(51760, "mqblk:quick");
     stage.wait_state(51760, "5");
     assert_eq!(stage.state(51744).as_deref(), Some("1"));
-    stage.go.send(()).unwrap();
+    stage.permits.send(()).unwrap();
     stage.wait_state(51712, "5");
 }
 
 /// A guest that writes as fast as it can is checked no more often than its rate limit allows, and other devices are checked too.
 #[test]
 fn a_flood_causes_a_bounded_number_of_checks() {
-    let pace = Pace { burst: 10, a_second: 20 };
+    let pace = RateLimit { burst: 10, per_second: 20 };
     let dir = tempfile::tempdir().unwrap();
-    let mut stage = stage(dir.path(), pace);
-    stage.opener.at_once.store(true, Ordering::SeqCst);
+    let mut stage = start_watcher(dir.path(), pace);
+    stage.opener.immediate.store(true, Ordering::SeqCst);
     stage.attach(51712, "mqblk:flooded");
     stage.wait_state(51712, "5");
     let started = Instant::now();
@@ -203,9 +214,9 @@ fn a_flood_causes_a_bounded_number_of_checks() {
         }
     }
     stage.wait_state(51728, "5");
-    let allowed = f64::from(pace.burst) + started.elapsed().as_secs_f64() * f64::from(pace.a_second);
+    let allowed = f64::from(pace.burst) + started.elapsed().as_secs_f64() * f64::from(pace.per_second);
     // The other device has the same limit.
-    let checks = stage.backend.looks();
+    let checks = stage.backend.device_checks();
     assert!(checks as f64 <= 2.0 * allowed + 2.0, "{checks} checks, {allowed} allowed for each, {writes} writes");
     assert!(writes > 4 * checks, "{writes} writes and {checks} checks: not a flood");
     drop(stage.machine);

@@ -12,7 +12,7 @@ use super::{id_of, raw};
 use crate::journal::{HEADER_BYTES, Journal, JournalError, Recovery};
 
 const ENTRIES_OF_FILE: u32 = 32;
-const NAME: u64 = 0x1234_5678_9abc_def0;
+const IDENTITY: u64 = 0x1234_5678_9abc_def0;
 
 fn empty_file() -> File {
     create_memfd("journal", 0).unwrap()
@@ -23,11 +23,11 @@ fn busy_file() -> (File, u32) {
     let file = empty_file();
     let start = 0_u32.wrapping_sub(7);
     let mut journal =
-        Journal::create(&file, ENTRIES_OF_FILE, NAME, RingPosition { req_cons: start, rsp_prod: start }).unwrap();
-    let slots: Vec<_> = (1..=20).map(|id| journal.take(&raw(id)).unwrap()).collect();
-    journal.consumed(start.wrapping_add(20));
+        Journal::create(&file, ENTRIES_OF_FILE, IDENTITY, RingPosition { req_cons: start, rsp_prod: start }).unwrap();
+    let slots: Vec<_> = (1..=20).map(|id| journal.record_request(&raw(id)).unwrap()).collect();
+    journal.record_consumed(start.wrapping_add(20));
     for at in [4, 9, 17, 0] {
-        journal.answered(slots[at]);
+        journal.record_response(slots[at]);
     }
     // The process is killed during the publish.
     let killed = catch_unwind(AssertUnwindSafe(|| {
@@ -46,17 +46,17 @@ fn a_file_gives_the_next_process_the_open_requests() {
     for published in [false, true] {
         let (file, start) = busy_file();
         let visible = start.wrapping_add(if published { 4 } else { 0 });
-        let (mut journal, recovery) = Journal::resume(&file, ENTRIES_OF_FILE, NAME, visible).unwrap();
+        let (mut journal, recovery) = Journal::resume(&file, ENTRIES_OF_FILE, IDENTITY, visible).unwrap();
         assert_eq!(recovery.position, RingPosition { req_cons: start.wrapping_add(20), rsp_prod: visible });
         let answered = |id: &u64| published && [5, 10, 18, 1].contains(id);
         let expected: Vec<u64> = (1..=20).filter(|id| !answered(id)).collect();
         assert_eq!(ids(&recovery), expected);
         for (slot, _) in &recovery.replay {
-            journal.answered(*slot);
+            journal.record_response(*slot);
         }
         journal.publish(recovery.position.req_cons, || ());
         drop(journal);
-        let (_, recovery) = Journal::resume(&file, ENTRIES_OF_FILE, NAME, start.wrapping_add(20)).unwrap();
+        let (_, recovery) = Journal::resume(&file, ENTRIES_OF_FILE, IDENTITY, start.wrapping_add(20)).unwrap();
         assert!(recovery.replay.is_empty());
     }
 }
@@ -67,20 +67,20 @@ fn a_journal_of_another_ring_is_refused() {
         |file: &File, entries, name, index| Journal::resume(file, entries, name, index).map(|_| ()).unwrap_err();
     let (file, start) = busy_file();
     let text = |error: JournalError| error.to_string();
-    assert!(text(resume(&file, ENTRIES_OF_FILE, NAME ^ 1, start)).contains("identity: found 0x123456789abcdef0"));
-    assert!(text(resume(&file, 64, NAME, start)).contains("bytes"));
-    assert!(text(resume(&file, 33, NAME, start)).contains("ring entries"));
+    assert!(text(resume(&file, ENTRIES_OF_FILE, IDENTITY ^ 1, start)).contains("identity: found 0x123456789abcdef0"));
+    assert!(text(resume(&file, 64, IDENTITY, start)).contains("bytes"));
+    assert!(text(resume(&file, 33, IDENTITY, start)).contains("ring entries"));
     // Neither the index before nor after the batch.
     for index in [start.wrapping_sub(1), start.wrapping_add(1), start.wrapping_add(5), start ^ 1 << 31] {
-        assert!(matches!(resume(&file, ENTRIES_OF_FILE, NAME, index), JournalError::Ring { .. }), "{index}");
+        assert!(matches!(resume(&file, ENTRIES_OF_FILE, IDENTITY, index), JournalError::RingIndex { .. }), "{index}");
     }
-    assert!(matches!(resume(&empty_file(), ENTRIES_OF_FILE, NAME, 0), JournalError::Field { field: "bytes", .. }));
+    assert!(matches!(resume(&empty_file(), ENTRIES_OF_FILE, IDENTITY, 0), JournalError::Field { field: "bytes", .. }));
 }
 
 #[test]
 fn a_ring_with_unrecorded_requests_gets_no_journal() {
     let create = |entries, req_cons| {
-        Journal::create(&empty_file(), entries, NAME, RingPosition { req_cons, rsp_prod: 5 })
+        Journal::create(&empty_file(), entries, IDENTITY, RingPosition { req_cons, rsp_prod: 5 })
             .map(|_| ())
             .map_err(|e| e.to_string())
     };
@@ -91,35 +91,35 @@ fn a_ring_with_unrecorded_requests_gets_no_journal() {
 
 #[test]
 fn more_requests_than_the_ring_holds_are_refused() {
-    let mut journal = Journal::create(&empty_file(), 4, NAME, RingPosition::default()).unwrap();
-    let slots: Vec<_> = (0..4).map(|id| journal.take(&raw(id)).unwrap()).collect();
-    journal.consumed(4);
-    assert_eq!(journal.take(&raw(9)), None);
-    journal.answered(slots[2]);
-    assert_eq!(journal.take(&raw(9)), None, "the response is not published");
+    let mut journal = Journal::create(&empty_file(), 4, IDENTITY, RingPosition::default()).unwrap();
+    let slots: Vec<_> = (0..4).map(|id| journal.record_request(&raw(id)).unwrap()).collect();
+    journal.record_consumed(4);
+    assert_eq!(journal.record_request(&raw(9)), None);
+    journal.record_response(slots[2]);
+    assert_eq!(journal.record_request(&raw(9)), None, "the response is not published");
     journal.publish(1, || ());
-    assert_eq!(journal.take(&raw(9)), Some(slots[2]));
+    assert_eq!(journal.record_request(&raw(9)), Some(slots[2]));
 }
 
 /// Resumes the journal in `file`. If this succeeds, uses the journal as a queue does.
 fn resume_and_use(file: &File, index: u32) -> bool {
-    let Ok((mut journal, recovery)) = Journal::resume(file, ENTRIES_OF_FILE, NAME, index) else { return false };
+    let Ok((mut journal, recovery)) = Journal::resume(file, ENTRIES_OF_FILE, IDENTITY, index) else { return false };
     let (mut slots, mut at) =
         (recovery.replay.into_iter().map(|(slot, _)| slot).collect::<Vec<_>>(), recovery.position);
     assert!(slots.len() <= ENTRIES_OF_FILE as usize);
-    while let Some(slot) = journal.take(&raw(77)) {
+    while let Some(slot) = journal.record_request(&raw(77)) {
         slots.push(slot);
         at.req_cons = at.req_cons.wrapping_add(1);
     }
     assert_eq!(slots.len(), ENTRIES_OF_FILE as usize, "no slot is lost and none is given twice");
-    journal.consumed(at.req_cons);
+    journal.record_consumed(at.req_cons);
     for slot in slots {
-        journal.answered(slot);
+        journal.record_response(slot);
     }
     at.rsp_prod = at.rsp_prod.wrapping_add(ENTRIES_OF_FILE);
     journal.publish(at.rsp_prod, || ());
     drop(journal);
-    let (_, recovery) = Journal::resume(file, ENTRIES_OF_FILE, NAME, at.rsp_prod).expect("it was repaired");
+    let (_, recovery) = Journal::resume(file, ENTRIES_OF_FILE, IDENTITY, at.rsp_prod).expect("it was repaired");
     assert!(recovery.replay.is_empty());
     true
 }
@@ -139,7 +139,7 @@ fn bytes_of(file: &File) -> Vec<u8> {
 fn no_damage_to_the_file_does_harm() {
     let (file, start) = busy_file();
     let good = bytes_of(&file);
-    assert_eq!(good.len() as u64, Journal::bytes(ENTRIES_OF_FILE));
+    assert_eq!(good.len() as u64, Journal::file_len(ENTRIES_OF_FILE));
     let (mut resumed, mut refused) = (0, 0);
     for at in 0..good.len() {
         for mask in [0x01, 0x80, 0xff] {

@@ -11,7 +11,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
 use super::{id_of, raw};
-use crate::journal::book::{Book, ENTRY_WORDS, HEADER_WORDS, Words};
+use crate::journal::records::{ENTRY_WORDS, HEADER_WORDS, JournalMemory, JournalRecords};
 use crate::journal::{JournalError, JournalSlot};
 
 /// A store that outlives the process that made it.
@@ -29,19 +29,19 @@ enum Store {
 
 /// The journal's memory.
 #[derive(Clone)]
-struct Image {
+struct MemoryImage {
     header: [u64; HEADER_WORDS],
     entries: Vec<[u64; ENTRY_WORDS]>,
 }
 
 /// Journal memory that records every store.
-struct Recorder {
-    image: Image,
+struct RecordingMemory {
+    image: MemoryImage,
     log: Rc<RefCell<Vec<Store>>>,
     random: SmallRng,
 }
 
-impl Words for Recorder {
+impl JournalMemory for RecordingMemory {
     fn header(&self, word: usize) -> u64 {
         self.image.header[word]
     }
@@ -60,7 +60,7 @@ impl Words for Recorder {
         self.log.borrow_mut().push(Store::Entry(slot, word, value));
     }
 
-    fn fill(&mut self, slot: u16, words: &[u64; ENTRY_WORDS]) {
+    fn write_entry(&mut self, slot: u16, words: &[u64; ENTRY_WORDS]) {
         let mut order: [usize; ENTRY_WORDS] = std::array::from_fn(|word| word);
         order.shuffle(&mut self.random);
         for word in order {
@@ -71,8 +71,8 @@ impl Words for Recorder {
 
 /// State that outlives a process: the journal, the ring, and the frontend's knowledge. Indices are counts here.
 #[derive(Clone)]
-struct World {
-    image: Image,
+struct CrashState {
+    image: MemoryImage,
     /// The ring's entries: a request, or other content.
     slots: Vec<Option<u64>>,
     produced: u64,
@@ -84,11 +84,11 @@ struct World {
     next_id: u64,
 }
 
-impl World {
-    fn new(entries: u16, start: u64) -> World {
+impl CrashState {
+    fn new(entries: u16, start: u64) -> CrashState {
         let entries: usize = entries.into();
-        World {
-            image: Image { header: [0; HEADER_WORDS], entries: vec![[0; ENTRY_WORDS]; entries] },
+        CrashState {
+            image: MemoryImage { header: [0; HEADER_WORDS], entries: vec![[0; ENTRY_WORDS]; entries] },
             slots: vec![None; entries],
             produced: start,
             visible: start,
@@ -127,17 +127,17 @@ impl World {
         }
     }
 
-    fn take_up(&self, seed: u64) -> Result<(Life, Vec<Store>), JournalError> {
+    fn resume(&self, seed: u64) -> Result<(Process, Vec<Store>), JournalError> {
         let log = Rc::default();
         let recorder =
-            Recorder { image: self.image.clone(), log: Rc::clone(&log), random: SmallRng::seed_from_u64(seed) };
-        let (book, replay) = Book::take_up(recorder, self.slots.len() as u16, self.visible as u32)?;
+            RecordingMemory { image: self.image.clone(), log: Rc::clone(&log), random: SmallRng::seed_from_u64(seed) };
+        let (book, replay) = JournalRecords::recover(recorder, self.slots.len() as u16, self.visible as u32)?;
         let at = book.position();
         let mut world = self.clone();
         let stores = std::mem::take(&mut *log.borrow_mut());
         stores.iter().for_each(|store| world.apply(*store));
         let count = |index: u32| self.visible + u64::from(index.wrapping_sub(self.visible as u32));
-        let process = Life {
+        let process = Process {
             consumed: count(at.req_cons),
             put: count(at.rsp_prod),
             in_flight: replay.into_iter().map(|(slot, raw)| (slot, id_of(&raw))).collect(),
@@ -151,7 +151,7 @@ impl World {
 
     /// Checks that a process that resumes from this state executes each waiting request exactly once. Returns the stores of the resume.
     fn check(&self) -> Result<Vec<Store>, String> {
-        let (process, stores) = self.take_up(0).map_err(|why| why.to_string())?;
+        let (process, stores) = self.resume(0).map_err(|why| why.to_string())?;
         if process.put != self.visible {
             return Err(format!("responses go on at {}, {} are visible", process.put, self.visible));
         }
@@ -173,27 +173,27 @@ impl World {
 }
 
 /// A process that serves the ring.
-struct Life {
-    book: Book<Recorder>,
+struct Process {
+    book: JournalRecords<RecordingMemory>,
     log: Rc<RefCell<Vec<Store>>>,
-    world: World,
+    world: CrashState,
     consumed: u64,
     put: u64,
     in_flight: Vec<(JournalSlot, u64)>,
     random: SmallRng,
 }
 
-impl Life {
+impl Process {
     /// Creates the first process. The stores of its creation are not recorded.
-    fn first(entries: u16, start: u32, seed: u64) -> Life {
-        let mut world = World::new(entries, start.into());
+    fn new(entries: u16, start: u32, seed: u64) -> Process {
+        let mut world = CrashState::new(entries, start.into());
         let log = Rc::default();
         let recorder =
-            Recorder { image: world.image.clone(), log: Rc::clone(&log), random: SmallRng::seed_from_u64(seed) };
-        let book = Book::begin(recorder, entries, RingPosition { req_cons: start, rsp_prod: start });
+            RecordingMemory { image: world.image.clone(), log: Rc::clone(&log), random: SmallRng::seed_from_u64(seed) };
+        let book = JournalRecords::create(recorder, entries, RingPosition { req_cons: start, rsp_prod: start });
         log.borrow_mut().drain(..).for_each(|store| world.apply(store));
         let (consumed, put) = (start.into(), start.into());
-        Life { book, log, world, consumed, put, in_flight: vec![], random: SmallRng::seed_from_u64(seed) }
+        Process { book, log, world, consumed, put, in_flight: vec![], random: SmallRng::seed_from_u64(seed) }
     }
 
     /// Records a store.
@@ -201,13 +201,13 @@ impl Life {
         self.log.borrow_mut().push(store);
     }
 
-    fn up_to(&mut self, most: u64) -> u64 {
+    fn random_up_to(&mut self, most: u64) -> u64 {
         self.random.random_range(0..=most)
     }
 
     fn produce(&mut self) {
         let free = self.world.slots.len() as u64 - (self.world.produced - self.world.visible);
-        for _ in 0..self.up_to(free) {
+        for _ in 0..self.random_up_to(free) {
             let store = Store::Request(self.world.next_id);
             self.world.apply(store);
             self.store(store);
@@ -215,20 +215,20 @@ impl Life {
     }
 
     fn pull(&mut self) {
-        let batch = self.up_to((self.world.produced - self.consumed).min(20));
+        let batch = self.random_up_to((self.world.produced - self.consumed).min(20));
         let mut taken = vec![];
         for _ in 0..batch {
             let id = self.world.slot(self.consumed).expect("a request that was not consumed");
             self.consumed += 1;
-            let slot = self.book.take(&raw(id)).expect("the frontend keeps to the ring's size");
+            let slot = self.book.record_request(&raw(id)).expect("the frontend keeps to the ring's size");
             taken.push((slot, id));
         }
-        self.book.consumed(self.consumed as u32);
+        self.book.record_consumed(self.consumed as u32);
         self.in_flight.append(&mut taken);
     }
 
-    fn answer(&mut self) {
-        for _ in 0..self.up_to(self.in_flight.len() as u64) {
+    fn complete(&mut self) {
+        for _ in 0..self.random_up_to(self.in_flight.len() as u64) {
             let at = self.random.random_range(0..self.in_flight.len());
             let (slot, id) = self.in_flight.swap_remove(at);
             let store = Store::Response(self.put, id);
@@ -238,7 +238,7 @@ impl Life {
             if before {
                 self.store(store);
             }
-            self.book.answered(slot);
+            self.book.record_response(slot);
             if !before {
                 self.store(store);
             }
@@ -257,12 +257,12 @@ impl Life {
     }
 
     /// Runs for `steps` steps. Returns the stores made meanwhile.
-    fn live(&mut self, steps: u32) -> Vec<Store> {
+    fn run(&mut self, steps: u32) -> Vec<Store> {
         for _ in 0..steps {
             match self.random.random_range(0..5) {
                 0 => self.produce(),
                 1 | 2 => self.pull(),
-                3 => self.answer(),
+                3 => self.complete(),
                 _ => self.publish(),
             }
         }
@@ -271,7 +271,7 @@ impl Life {
 }
 
 /// Checks the state after each store. Returns the states in which one of `keep` was the last store.
-fn check_each(world: &World, stores: &[Store], keep: &[usize]) -> Vec<World> {
+fn check_each(world: &CrashState, stores: &[Store], keep: &[usize]) -> Vec<CrashState> {
     let mut now = world.clone();
     let mut kept = vec![];
     for (at, store) in stores.iter().enumerate() {
@@ -285,19 +285,19 @@ fn check_each(world: &World, stores: &[Store], keep: &[usize]) -> Vec<World> {
 }
 
 /// Runs a process that is killed after each of its stores; then others from some of these states, whose resume is killed too.
-fn lives(entries: u16, start: u32, seed: u64, steps: u32, depth: u32) {
+fn run_with_kills(entries: u16, start: u32, seed: u64, steps: u32, depth: u32) {
     let mut random = SmallRng::seed_from_u64(seed);
-    let mut process = Life::first(entries, start, seed);
+    let mut process = Process::new(entries, start, seed);
     let mut before = process.world.clone();
     for generation in 0..depth {
-        let stores = process.live(steps);
+        let stores = process.run(steps);
         // Any moment, but more often than others the rare one at which a batch is published and not recorded as published.
         let publishes: Vec<_> = (0..stores.len()).filter(|at| matches!(stores[*at], Store::Index(_))).collect();
         let any = publishes.is_empty() || random.random_ratio(2, 3);
         let moment =
             if any { random.random_range(0..stores.len()) } else { publishes[random.random_range(0..publishes.len())] };
         let kept = check_each(&before, &stores, &[moment]);
-        let (next, stores) = kept[0].take_up(seed + u64::from(generation)).expect("as it was just checked");
+        let (next, stores) = kept[0].resume(seed + u64::from(generation)).expect("as it was just checked");
         check_each(&kept[0], &stores, &[]);
         before = next.world.clone();
         process = next;
@@ -308,24 +308,24 @@ fn lives(entries: u16, start: u32, seed: u64, steps: u32, depth: u32) {
 fn a_kill_after_any_store_loses_no_request_and_repeats_no_response() {
     for seed in 0..60 {
         let start = [0, 0_u32.wrapping_sub(20), 0_u32.wrapping_sub(100), 1 << 31][seed as usize % 4];
-        lives(32, start, seed, 60, 4);
+        run_with_kills(32, start, seed, 60, 4);
     }
 }
 
 #[test]
 fn a_kill_after_any_store_of_a_large_ring_is_survived_too() {
     for (seed, start) in [(1, 0_u32.wrapping_sub(300)), (2, 0)] {
-        lives(512, start, seed, 50, 3);
+        run_with_kills(512, start, seed, 50, 3);
     }
 }
 
 /// After each store of a process, kills the resume after each of its stores, and the next resume too.
 #[test]
 fn a_resume_may_be_killed_repeatedly() {
-    let mut process = Life::first(4, u32::MAX, 7);
+    let mut process = Process::new(4, u32::MAX, 7);
     let mut now = process.world.clone();
     let mut kills = 0;
-    for store in process.live(120) {
+    for store in process.run(120) {
         now.apply(store);
         let mut inner = now.clone();
         for store in now.check().unwrap() {
@@ -342,12 +342,12 @@ fn a_resume_may_be_killed_repeatedly() {
 }
 
 /// Swaps each pair of adjacent stores that `pick` selects. Returns the number of pairs, and of unrecoverable intermediate states.
-fn swapped(entries: u16, steps: u32, pick: impl Fn(&Store, &Store) -> bool) -> (usize, usize) {
+fn swap_stores(entries: u16, steps: u32, pick: impl Fn(&Store, &Store) -> bool) -> (usize, usize) {
     let (mut pairs, mut losses) = (0, 0);
     for seed in 0..10 {
-        let mut process = Life::first(entries, 0, seed);
+        let mut process = Process::new(entries, 0, seed);
         let mut now = process.world.clone();
-        let stores = process.live(steps);
+        let stores = process.run(steps);
         for pair in stores.windows(2) {
             if pick(&pair[0], &pair[1]) {
                 let mut wrong = now.clone();
@@ -364,9 +364,10 @@ fn swapped(entries: u16, steps: u32, pick: impl Fn(&Store, &Store) -> bool) -> (
 /// The check can fail: each order that the journal keeps is necessary.
 #[test]
 fn no_two_stores_may_be_reordered() {
-    use crate::journal::book::{CONSUMED, NUMBER, PUBLISHED, PUBLISHING, RESPONSE};
-    let number_and_response =
-        |one: &Store, next: &Store| matches!((one, next), (Store::Entry(_, NUMBER, _), Store::Entry(_, RESPONSE, 0)));
+    use crate::journal::records::{CONSUMED, PUBLISHED, PUBLISHING, REQUEST_NUMBER, RESPONSE_NUMBER};
+    let number_and_response = |one: &Store, next: &Store| {
+        matches!((one, next), (Store::Entry(_, REQUEST_NUMBER, _), Store::Entry(_, RESPONSE_NUMBER, 0)))
+    };
     let fill_and_consumed =
         |one: &Store, next: &Store| matches!((one, next), (Store::Entry(..), Store::Header(CONSUMED, _)));
     let publishing_and_index =
@@ -376,11 +377,11 @@ fn no_two_stores_may_be_reordered() {
     let consumed_and_response =
         |one: &Store, next: &Store| matches!((one, next), (Store::Header(CONSUMED, _), Store::Response(..)));
     for (name, (pairs, losses)) in [
-        ("number, response", swapped(8, 300, number_and_response)),
-        ("entry, consumed", swapped(8, 300, fill_and_consumed)),
-        ("publishing, index", swapped(8, 300, publishing_and_index)),
-        ("index, published", swapped(8, 300, index_and_published)),
-        ("consumed, response", swapped(8, 300, consumed_and_response)),
+        ("number, response", swap_stores(8, 300, number_and_response)),
+        ("entry, consumed", swap_stores(8, 300, fill_and_consumed)),
+        ("publishing, index", swap_stores(8, 300, publishing_and_index)),
+        ("index, published", swap_stores(8, 300, index_and_published)),
+        ("consumed, response", swap_stores(8, 300, consumed_and_response)),
     ] {
         assert!(pairs > 0 && losses > 0, "{name}: of {pairs} swaps {losses} are noticed");
     }

@@ -4,12 +4,12 @@ use mqblk_memory::DomainId;
 use mqblk_xen::store::{Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState, keys};
 
-use crate::life::Seen;
-use crate::resize::RESIZE;
-use crate::toolstack::{MADE_BY, US, read_of_guest};
+use crate::resize::RESIZE_KEY;
+use crate::state_machine::ObservedState;
+use crate::toolstack::{MADE_BY_KEY, OUR_NAME, read_guest_key};
 
 /// Reads the `online` key: false if the toolstack wants to remove the device.
-pub(crate) fn online(
+pub(crate) fn read_online(
     mut read: impl FnMut(&str) -> Result<Option<String>, XenstoreError>,
     backend: &str,
 ) -> Result<bool, XenstoreError> {
@@ -23,7 +23,7 @@ pub(crate) fn is_abandoned(
     backend: &str,
     front: DomainId,
 ) -> Result<bool, XenstoreError> {
-    if read(&format!("{backend}/{MADE_BY}"))?.as_deref() != Some(US) {
+    if read(&format!("{backend}/{MADE_BY_KEY}"))?.as_deref() != Some(OUR_NAME) {
         return Ok(false);
     }
     match read(&vbd::domain_path(front)) {
@@ -35,16 +35,16 @@ pub(crate) fn is_abandoned(
 }
 
 /// Reads the state of a device and its pending resize request.
-pub(crate) fn look(
+pub(crate) fn observe(
     store: &mut Xenstore,
     backend: &str,
     (front, frontend): (DomainId, &str),
-) -> Result<(Seen, Option<String>), XenstoreError> {
+) -> Result<(ObservedState, Option<String>), XenstoreError> {
     let state = store.read(&format!("{backend}/{}", keys::STATE))?;
-    let online = online(|path| store.read(path), backend)?;
-    let resize = store.read(&format!("{backend}/{RESIZE}"))?;
-    let value = read_of_guest(store, &format!("{frontend}/{}", keys::STATE))?;
+    let online = read_online(|path| store.read(path), backend)?;
+    let resize = store.read(&format!("{backend}/{RESIZE_KEY}"))?;
+    let value = read_guest_key(store, &format!("{frontend}/{}", keys::STATE))?;
     let abandoned = value.is_none() && is_abandoned(|path| store.read(path), backend, front)?;
     let backend = state.map(|state| XenbusState::parse(Some(&state)));
-    Ok((Seen { backend, frontend: XenbusState::parse(value.as_deref()), online, abandoned }, resize))
+    Ok((ObservedState { backend, frontend: XenbusState::parse(value.as_deref()), online, abandoned }, resize))
 }

@@ -9,18 +9,18 @@ use crate::name::DeviceName;
 
 /// A directory of journal files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Journals {
-    folder: PathBuf,
+pub struct JournalDir {
+    path: PathBuf,
 }
 
-impl Journals {
+impl JournalDir {
     /// Opens `dir`, which is created if missing.
     ///
     /// # Errors
     /// When it cannot be created.
-    pub fn in_folder(dir: &Path) -> io::Result<Journals> {
+    pub fn open_or_create(dir: &Path) -> io::Result<JournalDir> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-        Ok(Journals { folder: dir.to_owned() })
+        Ok(JournalDir { path: dir.to_owned() })
     }
 
     /// Locks the journals of a device type until the returned file is dropped.
@@ -28,14 +28,14 @@ impl Journals {
     /// # Errors
     /// When another process has the lock ([`io::ErrorKind::WouldBlock`]), or a system call fails.
     pub fn lock(&self, type_name: &str) -> io::Result<File> {
-        let path = self.folder.join(format!("{type_name}.lock"));
+        let path = self.path.join(format!("{type_name}.lock"));
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
         Ok(file)
     }
 
-    fn path(&self, name: &DeviceName, ring: usize) -> PathBuf {
-        self.folder.join(format!("{name}-{ring}"))
+    fn file_path(&self, name: &DeviceName, ring: usize) -> PathBuf {
+        self.path.join(format!("{name}-{ring}"))
     }
 
     /// Opens the file of a ring: an existing one, or a new empty one.
@@ -43,7 +43,7 @@ impl Journals {
     /// # Errors
     /// When a system call fails, or the path is not a regular file.
     pub fn open(&self, name: &DeviceName, ring: usize) -> io::Result<File> {
-        let path = self.path(name, ring);
+        let path = self.file_path(name, ring);
         let open = || {
             // Only a regular file: follows no symbolic link, and does not block on a FIFO.
             let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
@@ -61,7 +61,7 @@ impl Journals {
     /// Removes the files of the first `rings` rings of a device.
     pub fn remove(&self, name: &DeviceName, rings: usize) {
         for ring in 0..rings {
-            let path = self.path(name, ring);
+            let path = self.file_path(name, ring);
             match std::fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     tracing::warn!(path = %path.display(), %error, "cannot remove a journal");
@@ -84,8 +84,8 @@ mod tests {
     #[test]
     fn a_file_stays_until_it_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let journals = Journals::in_folder(&dir.path().join("a/b")).unwrap();
-        let name = DeviceName { type_name: "mqblk".into(), front: DomainId(1), devid: 51712 };
+        let journals = JournalDir::open_or_create(&dir.path().join("a/b")).unwrap();
+        let name = DeviceName { type_name: "mqblk".into(), frontend_id: DomainId(1), devid: 51712 };
         journals.open(&name, 0).unwrap().write_all(b"x").unwrap();
         let mut file = journals.open(&name, 0).unwrap();
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_type_is_locked_once() {
         let dir = tempfile::tempdir().unwrap();
-        let journals = Journals::in_folder(dir.path()).unwrap();
+        let journals = JournalDir::open_or_create(dir.path()).unwrap();
         let lock = journals.lock("mqblk").unwrap();
         assert_eq!(journals.lock("mqblk").unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert!(journals.lock("qdisk").is_ok());
@@ -111,8 +111,8 @@ mod tests {
     #[test]
     fn only_regular_files_are_accepted() {
         let dir = tempfile::tempdir().unwrap();
-        let journals = Journals::in_folder(dir.path()).unwrap();
-        let name = DeviceName { type_name: "mqblk".into(), front: DomainId(1), devid: 51712 };
+        let journals = JournalDir::open_or_create(dir.path()).unwrap();
+        let name = DeviceName { type_name: "mqblk".into(), frontend_id: DomainId(1), devid: 51712 };
         std::fs::create_dir(dir.path().join("mqblk-1-51712-0")).unwrap();
         std::os::unix::fs::symlink("/dev/null", dir.path().join("mqblk-1-51712-1")).unwrap();
         rustix::fs::mknodat(

@@ -4,12 +4,12 @@ use mqblk_memory::DomainId;
 use mqblk_xen::store::{Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState, keys};
 
-use super::{Places, ends, number, read_of_guest};
+use super::{DevicePaths, parse_optional, read_end_states, read_guest_key};
 use crate::name::DeviceName;
 
 /// A device, as read from xenstore.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedDevice {
     /// The device.
     pub name: DeviceName,
     /// The backend's state.
@@ -36,37 +36,38 @@ pub struct Listed {
 ///
 /// # Errors
 /// When xenstore refuses.
-pub fn list(store: &mut Xenstore, own: DomainId, type_name: &str) -> Result<Vec<Listed>, XenstoreError> {
+pub fn list(store: &mut Xenstore, own: DomainId, type_name: &str) -> Result<Vec<ListedDevice>, XenstoreError> {
     let dir = vbd::backends_path(own, type_name);
     let mut found = Vec::new();
     for front in store.list(&dir)?.unwrap_or_default() {
         let Ok(front) = front.parse().map(DomainId) else { continue };
         for devid in store.list(&format!("{dir}/{}", front.0))?.unwrap_or_default() {
             let Ok(devid) = devid.parse() else { continue };
-            let name = DeviceName { type_name: type_name.to_owned(), front, devid };
-            found.extend(listed(store, own, name)?);
+            let name = DeviceName { type_name: type_name.to_owned(), frontend_id: front, devid };
+            found.extend(read_device(store, own, name)?);
         }
     }
     found.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(found)
 }
 
-fn listed(store: &mut Xenstore, own: DomainId, name: DeviceName) -> Result<Option<Listed>, XenstoreError> {
-    let paths = Places::of(own, &name);
-    let now = ends(store, &paths)?;
+fn read_device(store: &mut Xenstore, own: DomainId, name: DeviceName) -> Result<Option<ListedDevice>, XenstoreError> {
+    let paths = DevicePaths::new(own, &name);
+    let now = read_end_states(store, &paths)?;
     let Some(backend) = now.backend else { return Ok(None) };
     let mut read = |key: &str| store.read(&format!("{}/{key}", paths.backend));
     let (params, mode) = (read(keys::PARAMS)?.unwrap_or_default(), read(keys::MODE)?.unwrap_or_default());
     let online = read(keys::ONLINE)?.is_none_or(|value| value.trim() != "0");
-    let (sectors, max_queues) = (number(read(keys::SECTORS)?), number(read(keys::MULTI_QUEUE_MAX_QUEUES)?));
+    let (sectors, max_queues) =
+        (parse_optional(read(keys::SECTORS)?), parse_optional(read(keys::MULTI_QUEUE_MAX_QUEUES)?));
     let published = matches!(now.frontend, XenbusState::Initialised | XenbusState::Connected);
     let queues = match published {
         true => {
             let key = format!("{}/{}", paths.frontend, keys::MULTI_QUEUE_NUM_QUEUES);
-            Some(number(read_of_guest(store, &key)?).unwrap_or(1))
+            Some(parse_optional(read_guest_key(store, &key)?).unwrap_or(1))
         }
         false => None,
     };
     let (frontend, error) = (now.frontend, now.error);
-    Ok(Some(Listed { name, backend, frontend, online, params, mode, sectors, queues, max_queues, error }))
+    Ok(Some(ListedDevice { name, backend, frontend, online, params, mode, sectors, queues, max_queues, error }))
 }

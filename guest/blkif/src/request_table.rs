@@ -4,11 +4,11 @@ use mqblk_core::{ByteLen, ByteOffset};
 use mqblk_ring::blkif::status;
 
 use crate::journal::JournalSlot;
-use crate::place::{PageUse, Place};
+use crate::page_backing::{PageBacking, RequestPage};
 
 /// The step that a request is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum RequestStep {
     Read,
     /// A write as the last step.
     Write,
@@ -24,33 +24,33 @@ pub(crate) enum Step {
 
 /// A request that was taken off the ring and has no response.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct InflightRequest {
     pub(crate) id: u64,
     pub(crate) start: ByteOffset,
     pub(crate) len: ByteLen,
-    pub(crate) place: Place,
-    pub(crate) segments: u16,
-    pub(crate) journal: Option<JournalSlot>,
+    pub(crate) backing: PageBacking,
+    pub(crate) segment_count: u16,
+    pub(crate) journal_slot: Option<JournalSlot>,
     /// Status of the response.
     pub(crate) status: i16,
     /// Operation in the response.
     pub(crate) operation: u8,
-    pub(crate) step: Step,
+    pub(crate) step: RequestStep,
     pub(crate) barrier: bool,
 }
 
-impl Entry {
+impl InflightRequest {
     /// Template of a new request. Its status is that of a malformed request.
-    pub(crate) const NEW: Entry = Entry {
+    pub(crate) const NEW: InflightRequest = InflightRequest {
         id: 0,
         start: ByteOffset(0),
         len: ByteLen::ZERO,
-        place: Place::None,
-        segments: 0,
-        journal: None,
+        backing: PageBacking::None,
+        segment_count: 0,
+        journal_slot: None,
         status: status::ERROR,
         operation: 0,
-        step: Step::Flush,
+        step: RequestStep::Flush,
         barrier: false,
     };
 }
@@ -58,31 +58,34 @@ impl Entry {
 /// A table entry, with the page of a request of one segment: most have one, and so need no other cache line.
 #[repr(align(64))]
 #[derive(Clone, Debug)]
-struct Slot {
-    entry: Entry,
-    one: [PageUse; 1],
+struct TableEntry {
+    request: InflightRequest,
+    single_page: [RequestPage; 1],
 }
 
-const _: () = assert!(size_of::<Slot>() == 64, "one cache line");
+const _: () = assert!(size_of::<TableEntry>() == 64, "one cache line");
 
 /// The table of a ring's requests in flight.
 #[derive(Debug)]
-pub(crate) struct Requests {
-    slots: Vec<Slot>,
+pub(crate) struct RequestTable {
+    entries: Vec<TableEntry>,
     free: Vec<u16>,
     /// Maximum of segments of a request.
     stride: usize,
     /// The pages of entry `n`, if it has several, from `n` times `stride` on. Grows, within its capacity, up to the highest entry used
     /// this way, so that unused memory is not touched.
-    pages: Vec<PageUse>,
+    pages: Vec<RequestPage>,
 }
 
-impl Requests {
+impl RequestTable {
     /// Creates a table for `count` requests of at most `segments` segments.
-    pub(crate) fn new(count: u16, segments: u16) -> Requests {
+    pub(crate) fn new(count: u16, segments: u16) -> RequestTable {
         let stride = usize::from(segments);
-        Requests {
-            slots: vec![Slot { entry: Entry::NEW, one: [PageUse::NONE] }; count.into()],
+        RequestTable {
+            entries: vec![
+                TableEntry { request: InflightRequest::NEW, single_page: [RequestPage::EMPTY] };
+                count.into()
+            ],
             free: (0..count).rev().collect(),
             stride,
             pages: Vec::with_capacity(usize::from(count) * stride),
@@ -91,47 +94,47 @@ impl Requests {
 
     /// Returns the number of free entries.
     #[inline]
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn free_entries(&self) -> usize {
         self.free.len()
     }
 
     /// Returns the number of requests in the table.
     pub(crate) fn in_use(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.entries.len() - self.free.len()
     }
 
     /// Inserts a request and returns its index. The caller has checked for a free entry.
     #[inline]
-    pub(crate) fn open(&mut self, entry: Entry) -> u16 {
+    pub(crate) fn insert(&mut self, entry: InflightRequest) -> u16 {
         let at = self.free.pop().expect("the caller has checked for a free entry");
-        if entry.segments > 1 && self.pages.len() <= usize::from(at) * self.stride {
-            self.grow(at);
+        if entry.segment_count > 1 && self.pages.len() <= usize::from(at) * self.stride {
+            self.grow_pages(at);
         }
-        self.slots[usize::from(at)].entry = entry;
+        self.entries[usize::from(at)].request = entry;
         at
     }
 
     /// Extends `pages` up to those of an entry.
     #[cold]
-    fn grow(&mut self, at: u16) {
-        self.pages.resize((usize::from(at) + 1) * self.stride, PageUse::NONE);
+    fn grow_pages(&mut self, at: u16) {
+        self.pages.resize((usize::from(at) + 1) * self.stride, RequestPage::EMPTY);
     }
 
     #[inline]
-    pub(crate) fn close(&mut self, at: u16) {
+    pub(crate) fn remove(&mut self, at: u16) {
         self.free.push(at);
     }
 
     #[inline]
-    pub(crate) fn entry(&mut self, at: u16) -> &mut Entry {
-        &mut self.slots[usize::from(at)].entry
+    pub(crate) fn get_mut(&mut self, at: u16) -> &mut InflightRequest {
+        &mut self.entries[usize::from(at)].request
     }
 
     /// Returns a request and its pages.
     #[inline]
-    pub(crate) fn with_pages(&mut self, at: u16) -> (&mut Entry, &mut [PageUse]) {
-        let Slot { entry, one } = &mut self.slots[usize::from(at)];
-        let pages = match entry.segments {
+    pub(crate) fn with_pages(&mut self, at: u16) -> (&mut InflightRequest, &mut [RequestPage]) {
+        let TableEntry { request: entry, single_page: one } = &mut self.entries[usize::from(at)];
+        let pages = match entry.segment_count {
             1 => &mut one[..],
             0 => &mut [],
             several => {

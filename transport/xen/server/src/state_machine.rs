@@ -7,41 +7,47 @@ use mqblk_xen::vbd::XenbusState;
 
 /// Phase of a device in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
+pub enum DevicePhase {
     /// The device's directory exists; nothing else is done.
-    Found,
+    Discovered,
     /// The storage is open, and the frontend may publish its rings.
-    Waiting,
+    InitWait,
     /// The rings are served.
     Connected,
     /// One of the ends wants to disconnect; the rings are served until the frontend is closed.
-    Leaving,
+    Disconnecting,
     /// There are no rings; waits for the frontend to close.
     Closing,
     /// There are no rings; a frontend may connect again.
     Closed,
 }
 
-impl Phase {
+impl DevicePhase {
     /// All phases.
     #[cfg(test)]
-    const ALL: [Phase; 6] =
-        [Phase::Found, Phase::Waiting, Phase::Connected, Phase::Leaving, Phase::Closing, Phase::Closed];
+    const ALL: [DevicePhase; 6] = [
+        DevicePhase::Discovered,
+        DevicePhase::InitWait,
+        DevicePhase::Connected,
+        DevicePhase::Disconnecting,
+        DevicePhase::Closing,
+        DevicePhase::Closed,
+    ];
 
     /// Returns true if the rings are served.
     pub const fn has_rings(self) -> bool {
-        matches!(self, Phase::Connected | Phase::Leaving)
+        matches!(self, DevicePhase::Connected | DevicePhase::Disconnecting)
     }
 
     /// Returns true if the storage is open.
     pub const fn has_storage(self) -> bool {
-        matches!(self, Phase::Waiting | Phase::Connected | Phase::Leaving)
+        matches!(self, DevicePhase::InitWait | DevicePhase::Connected | DevicePhase::Disconnecting)
     }
 }
 
 /// The state of a device in xenstore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Seen {
+pub struct ObservedState {
     /// The backend's state; `None`: the device does not exist.
     pub backend: Option<XenbusState>,
     /// The frontend's state; [`XenbusState::Unknown`] also if it cannot be read.
@@ -56,13 +62,13 @@ pub struct Seen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Detach the rings from their workers, wait until nothing is in flight, release pages and ports.
-    TearDown,
+    DetachRings,
     /// Close the storage.
     CloseStorage,
     /// Open the storage.
     OpenStorage,
     /// Write the keys that a frontend needs before it publishes rings, together with state 2.
-    Offer,
+    WriteOffer,
     /// Read the frontend's keys, and attach its rings to workers. `resume`: an earlier process served them, and its journals
     /// hold the requests without a response.
     Connect {
@@ -70,64 +76,77 @@ pub enum Effect {
         resume: bool,
     },
     /// Write the keys that describe the disk, together with state 4.
-    Describe,
+    WriteDescription,
     /// Write a state.
-    Announce(XenbusState),
+    WriteState(XenbusState),
     /// Remove the device's directories.
-    Remove,
+    RemoveDirectories,
 }
 
 /// The effects of a transition and the phase after it. If an effect fails, [`FAILED`] or [`GONE`] follows instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct Transition {
     /// Effects, executed in order.
     pub effects: &'static [Effect],
     /// The phase afterwards; `None`: the device is dropped.
-    pub then: Option<Phase>,
+    pub next_phase: Option<DevicePhase>,
 }
 
-use Effect::{Announce, CloseStorage, Connect, Describe, Offer, OpenStorage, Remove, TearDown};
+use Effect::{
+    CloseStorage, Connect, DetachRings, OpenStorage, RemoveDirectories, WriteDescription, WriteOffer, WriteState,
+};
 
-const PREPARE: Step = Step { effects: &[OpenStorage, Offer], then: Some(Phase::Waiting) };
-const CONNECT: Step = Step { effects: &[Connect { resume: false }, Describe], then: Some(Phase::Connected) };
-const RESUME: Step = Step { effects: &[OpenStorage, Connect { resume: true }, Describe], then: Some(Phase::Connected) };
+const PREPARE: Transition = Transition { effects: &[OpenStorage, WriteOffer], next_phase: Some(DevicePhase::InitWait) };
+const CONNECT: Transition =
+    Transition { effects: &[Connect { resume: false }, WriteDescription], next_phase: Some(DevicePhase::Connected) };
+const RESUME: Transition = Transition {
+    effects: &[OpenStorage, Connect { resume: true }, WriteDescription],
+    next_phase: Some(DevicePhase::Connected),
+};
 /// Like [`RESUME`], if the toolstack has requested the disconnect meanwhile: its state 5 stays.
-const RESUME_LEAVING: Step = Step { effects: &[OpenStorage, Connect { resume: true }], then: Some(Phase::Leaving) };
-const LEAVE: Step = Step { effects: &[Announce(XenbusState::Closing)], then: Some(Phase::Leaving) };
-const NOTE_LEAVING: Step = Step { effects: &[], then: Some(Phase::Leaving) };
-const CLOSE: Step =
-    Step { effects: &[TearDown, CloseStorage, Announce(XenbusState::Closing)], then: Some(Phase::Closing) };
-const CLOSED: Step =
-    Step { effects: &[TearDown, CloseStorage, Announce(XenbusState::Closed)], then: Some(Phase::Closed) };
-const NOTE_CLOSED: Step = Step { effects: &[], then: Some(Phase::Closed) };
-const RESET: Step = Step { effects: &[TearDown, Offer], then: Some(Phase::Waiting) };
-const AGAIN: Step = Step { effects: &[TearDown, CloseStorage], then: Some(Phase::Found) };
-const REMOVE: Step = Step { effects: &[TearDown, CloseStorage, Remove], then: None };
+const RESUME_DISCONNECTING: Transition =
+    Transition { effects: &[OpenStorage, Connect { resume: true }], next_phase: Some(DevicePhase::Disconnecting) };
+const DISCONNECT: Transition =
+    Transition { effects: &[WriteState(XenbusState::Closing)], next_phase: Some(DevicePhase::Disconnecting) };
+const ENTER_DISCONNECTING: Transition = Transition { effects: &[], next_phase: Some(DevicePhase::Disconnecting) };
+const CLOSE: Transition = Transition {
+    effects: &[DetachRings, CloseStorage, WriteState(XenbusState::Closing)],
+    next_phase: Some(DevicePhase::Closing),
+};
+const CLOSED: Transition = Transition {
+    effects: &[DetachRings, CloseStorage, WriteState(XenbusState::Closed)],
+    next_phase: Some(DevicePhase::Closed),
+};
+const ENTER_CLOSED: Transition = Transition { effects: &[], next_phase: Some(DevicePhase::Closed) };
+const RESET: Transition = Transition { effects: &[DetachRings, WriteOffer], next_phase: Some(DevicePhase::InitWait) };
+const REDISCOVER: Transition =
+    Transition { effects: &[DetachRings, CloseStorage], next_phase: Some(DevicePhase::Discovered) };
+const REMOVE: Transition = Transition { effects: &[DetachRings, CloseStorage, RemoveDirectories], next_phase: None };
 /// After an effect has found the device's directory gone. Writes nothing, which would create the directory again.
-pub const GONE: Step = Step { effects: &[TearDown, CloseStorage], then: None };
+pub const GONE: Transition = Transition { effects: &[DetachRings, CloseStorage], next_phase: None };
 /// After an effect has failed and the reason is written to the error node.
-pub const FAILED: Step = CLOSE;
+pub const FAILED: Transition = CLOSE;
 
 /// Returns the next transition of a device. `None`: nothing to do until something changes.
-pub fn next(phase: Phase, observed: Seen) -> Option<Step> {
+pub fn next_transition(phase: DevicePhase, observed: ObservedState) -> Option<Transition> {
     let Some(backend) = observed.backend else { return Some(GONE) };
-    if backend == XenbusState::Initialising && phase != Phase::Found {
+    if backend == XenbusState::Initialising && phase != DevicePhase::Discovered {
         // Only a toolstack writes this state: it has created the device again.
-        return Some(AGAIN);
+        return Some(REDISCOVER);
     }
     if observed.abandoned && !phase.has_storage() {
         return Some(REMOVE);
     }
     match phase {
-        Phase::Found => found(backend, observed),
-        Phase::Waiting => waiting(backend, observed),
-        Phase::Connected | Phase::Leaving => served(phase, backend, observed),
-        Phase::Closing => match observed.frontend {
+        DevicePhase::Discovered => next_discovered(backend, observed),
+        DevicePhase::InitWait => next_init_wait(backend, observed),
+        DevicePhase::Connected | DevicePhase::Disconnecting => next_served(phase, backend, observed),
+        DevicePhase::Closing => match observed.frontend {
             XenbusState::Closed | XenbusState::Unknown => Some(CLOSED),
             _ if !observed.online => Some(CLOSED),
             _ => None,
         },
-        Phase::Closed => match observed.frontend {
+        DevicePhase::Closed => match observed.frontend {
             // A toolstack that removes a device writes 5 over any state, and waits for 6.
             _ if backend == XenbusState::Closing => Some(CLOSED),
             // A frontend may reach 3 before this state is observed.
@@ -138,15 +157,15 @@ pub fn next(phase: Phase, observed: Seen) -> Option<Step> {
 }
 
 /// Returns the transition of a device that is new to this process: just created, or left by an earlier process.
-fn found(backend: XenbusState, observed: Seen) -> Option<Step> {
+fn next_discovered(backend: XenbusState, observed: ObservedState) -> Option<Transition> {
     use XenbusState::{Closed, Closing, Connected, Initialised, Initialising, Unknown};
     match (backend, observed.frontend) {
         // The frontend's directory does not exist yet.
         (Initialising | Unknown, Unknown) => None,
         (Connected, Initialised | Connected | Closing) => Some(RESUME),
-        (Closing, Initialised | Connected | Closing) => Some(RESUME_LEAVING),
+        (Closing, Initialised | Connected | Closing) => Some(RESUME_DISCONNECTING),
         (Closed, Initialising | Initialised) if observed.online => Some(PREPARE),
-        (Closed, _) => Some(NOTE_CLOSED),
+        (Closed, _) => Some(ENTER_CLOSED),
         (_, Closed | Unknown) => Some(CLOSED),
         _ if !observed.online => Some(CLOSED),
         (Closing, _) | (_, Closing) => Some(CLOSE),
@@ -154,7 +173,7 @@ fn found(backend: XenbusState, observed: Seen) -> Option<Step> {
     }
 }
 
-fn waiting(backend: XenbusState, observed: Seen) -> Option<Step> {
+fn next_init_wait(backend: XenbusState, observed: ObservedState) -> Option<Transition> {
     match observed.frontend {
         XenbusState::Closed | XenbusState::Unknown => Some(CLOSED),
         _ if backend == XenbusState::Closing && !observed.online => Some(CLOSED),
@@ -165,17 +184,17 @@ fn waiting(backend: XenbusState, observed: Seen) -> Option<Step> {
     }
 }
 
-fn served(phase: Phase, backend: XenbusState, observed: Seen) -> Option<Step> {
-    let removal_requested = backend == XenbusState::Closing && phase == Phase::Connected || !observed.online;
+fn next_served(phase: DevicePhase, backend: XenbusState, observed: ObservedState) -> Option<Transition> {
+    let removal_requested = backend == XenbusState::Closing && phase == DevicePhase::Connected || !observed.online;
     match observed.frontend {
         XenbusState::Closed | XenbusState::Unknown => Some(CLOSED),
         // The driver has restarted without closing: it has abandoned its rings.
         XenbusState::Initialising if removal_requested => Some(CLOSED),
         XenbusState::Initialising => Some(RESET),
         // The disk may still be in use: it is served until the frontend closes.
-        _ if phase == Phase::Leaving => None,
-        XenbusState::Closing => Some(LEAVE),
-        _ if backend == XenbusState::Closing => Some(NOTE_LEAVING),
+        _ if phase == DevicePhase::Disconnecting => None,
+        XenbusState::Closing => Some(DISCONNECT),
+        _ if backend == XenbusState::Closing => Some(ENTER_DISCONNECTING),
         _ => None,
     }
 }

@@ -15,15 +15,15 @@ use crate::name::DeviceName;
 
 /// The rings that are attached now.
 #[derive(Default)]
-struct Served {
+struct AttachedRings {
     handles: Vec<QueueHandle<BlkifQueue<UringContext>>>,
     vbd: Option<Arc<Vbd>>,
     /// Counters of the rings of earlier connections.
-    before: GrantCounters,
+    earlier: GrantCounters,
 }
 
 /// Statistics of a device with an open disk, and the handles of its rings.
-pub struct Figures {
+pub struct DeviceStats {
     /// The device.
     pub name: DeviceName,
     /// Id of its disk.
@@ -36,13 +36,13 @@ pub struct Figures {
     pub health: Arc<DiskHealth>,
     /// The worker of each offered ring.
     pub queue_map: Vec<u16>,
-    tally: StatsRegistry,
-    served: Mutex<Served>,
+    registry: StatsRegistry,
+    rings: Mutex<AttachedRings>,
     /// The device keeps the disk open.
     disk: Mutex<Option<Weak<AnyDisk>>>,
 }
 
-impl Figures {
+impl DeviceStats {
     pub(crate) fn new(
         name: DeviceName,
         id: String,
@@ -50,26 +50,26 @@ impl Figures {
         plug: PlugOptions,
         health: Arc<DiskHealth>,
         queue_map: Vec<u16>,
-    ) -> Figures {
-        let tally = StatsRegistry::new(queue_map.len());
-        let (served, disk) = (Mutex::default(), Mutex::default());
-        Figures { name, id, storage, plug, health, queue_map, tally, served, disk }
+    ) -> DeviceStats {
+        let registry = StatsRegistry::new(queue_map.len());
+        let (rings, disk) = (Mutex::default(), Mutex::default());
+        DeviceStats { name, id, storage, plug, health, queue_map, registry, rings, disk }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Served> {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, AttachedRings> {
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the statistics of each ring since the disk was opened, from the workers' statistics. `None` if a ring was attached or
     /// detached while these were read: read them again.
-    pub fn report(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
-        self.tally.report(workers)
+    pub fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
+        self.registry.report(workers)
     }
 
     /// Returns the grant counters since the disk was opened, over all rings. Queries the workers.
-    pub fn grants(&self) -> GrantCounters {
+    pub fn grant_counters(&self) -> GrantCounters {
         let served = self.lock();
-        let mut total = served.before;
+        let mut total = served.earlier;
         for handle in &served.handles {
             if let Ok(now) = handle.visit(|queue, _| queue.grant_counters()) {
                 total.add(&now);
@@ -84,23 +84,23 @@ impl Figures {
     }
 
     /// Registers the attached rings of a connection.
-    pub(crate) fn connected(&self, vbd: Arc<Vbd>, handles: Vec<QueueHandle<BlkifQueue<UringContext>>>) {
+    pub(crate) fn set_rings(&self, vbd: Arc<Vbd>, handles: Vec<QueueHandle<BlkifQueue<UringContext>>>) {
         for (handle, index) in handles.iter().zip(0..) {
-            self.tally.attached(index, handle.id());
+            self.registry.attached(index, handle.id());
         }
         let mut served = self.lock();
         (served.vbd, served.handles) = (Some(vbd), handles);
     }
 
     /// Lets idle rings release unused pages.
-    pub(crate) fn tend(&self) {
+    pub(crate) fn reclaim(&self) {
         if let Some(vbd) = &self.lock().vbd {
-            vbd.tend();
+            vbd.reclaim();
         }
     }
 
     /// Registers the open disk.
-    pub(crate) fn opened(&self, disk: &Arc<AnyDisk>) {
+    pub(crate) fn set_disk(&self, disk: &Arc<AnyDisk>) {
         *self.disk.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(disk));
     }
 
@@ -117,7 +117,7 @@ impl Figures {
     }
 
     /// Notifies the rings' workers of the disk's new size.
-    pub(crate) fn refresh(&self) {
+    pub(crate) fn refresh_disk(&self) {
         for handle in &self.lock().handles {
             if let Err(gone) = handle.refresh_disk(DiskSlot::FIRST) {
                 tracing::error!(device = %self.name, "{gone}");
@@ -128,7 +128,7 @@ impl Figures {
     /// Detaches the rings and waits until they have nothing in flight, no longer than until `deadline` once that is set. `resumes`: the
     /// next process replays requests without a response from the rings' journals, so requests parked at a stopped disk are left to it.
     /// Returns the number of rings.
-    pub(crate) fn tear_down(&self, deadline: &OnceLock<Instant>, resumes: bool) -> usize {
+    pub(crate) fn detach_rings(&self, deadline: &OnceLock<Instant>, resumes: bool) -> usize {
         let (handles, _vbd) = {
             let mut served = self.lock();
             (std::mem::take(&mut served.handles), served.vbd.take())
@@ -136,7 +136,7 @@ impl Figures {
         let drain = |handle: QueueHandle<BlkifQueue<UringContext>>| {
             let counters = handle.visit(|queue, _| queue.grant_counters()).unwrap_or_default();
             let draining = match resumes {
-                true => handle.drain_unanswered(|queue, context, token, buffer| queue.forget(context, token, buffer)),
+                true => handle.drain_unanswered(|queue, context, token, buffer| queue.abandon(context, token, buffer)),
                 false => handle.drain(),
             };
             (draining, counters)
@@ -145,7 +145,7 @@ impl Figures {
         let count = draining.len();
         for ((draining, counters), index) in draining.into_iter().zip(0..) {
             match draining.and_then(|draining| self.wait_drained(index, draining, deadline)) {
-                Ok(Some(detached)) => self.left(index, &detached),
+                Ok(Some(detached)) => self.ring_detached(index, &detached),
                 Ok(None) => {
                     let what = match resumes {
                         true => "its requests in flight are left to the next process",
@@ -156,8 +156,8 @@ impl Figures {
                 Err(gone) => tracing::error!(device = %self.name, ring = index, "{gone}"),
             }
             // Nothing is mapped or buffered any more.
-            let ended = GrantCounters { held: 0, buffer_pages: 0, ..counters };
-            self.lock().before.add(&ended);
+            let ended = GrantCounters { mapped_pages: 0, buffer_pages: 0, ..counters };
+            self.lock().earlier.add(&ended);
         }
         count
     }
@@ -179,8 +179,8 @@ impl Figures {
         }
     }
 
-    fn left(&self, index: u16, detached: &Detached<RingPosition>) {
-        self.tally.detached(index, &detached.report);
+    fn ring_detached(&self, index: u16, detached: &Detached<RingPosition>) {
+        self.registry.detached(index, &detached.report);
         let c = detached.report.counters;
         tracing::info!(
             device = %self.name,

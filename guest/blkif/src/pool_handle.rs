@@ -6,94 +6,106 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mqblk_memory::{GrantAccess, GrantCopy, GrantRef, GrantStatus, PageArena};
 
 use crate::counters::GrantCounters;
-use crate::holder::Holder;
 use crate::options::VbdOptions;
-use crate::place::{PageUse, Place};
+use crate::page_backing::{PageBacking, RequestPage};
+use crate::page_pool::PagePool;
 
 /// A page pool that all rings of a device share.
-pub(crate) type SharedHolder = Arc<Mutex<Holder>>;
+pub(crate) type SharedPool = Arc<Mutex<PagePool>>;
 
-fn lock(pool: &SharedHolder) -> MutexGuard<'_, Holder> {
+fn lock(pool: &SharedPool) -> MutexGuard<'_, PagePool> {
     pool.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A ring's handle of its page pool.
-pub(crate) enum Pages {
-    Own(Box<Holder>),
+pub(crate) enum PoolHandle {
+    Own(Box<PagePool>),
     Shared {
-        holder: SharedHolder,
+        pool: SharedPool,
         /// Grant access for this ring's copies. `None`: the pool has this ring's, for all mappings.
-        own: Option<Box<dyn GrantAccess>>,
+        copy_access: Option<Box<dyn GrantAccess>>,
     },
 }
 
-impl Pages {
+impl PoolHandle {
     /// Creates a pool for one ring.
     pub(crate) fn own(
         options: &VbdOptions,
         requests: u32,
         segments: u16,
         grants: Box<dyn GrantAccess>,
-    ) -> io::Result<Pages> {
-        Ok(Pages::Own(Box::new(Holder::new(options, requests, segments, grants)?)))
+    ) -> io::Result<PoolHandle> {
+        Ok(PoolHandle::Own(Box::new(PagePool::new(options, requests, segments, grants)?)))
     }
 
     /// Returns a handle of the shared pool in `shared`, which the first ring creates. `requests`: of all rings.
     pub(crate) fn shared(
-        shared: &mut Option<SharedHolder>,
+        shared: &mut Option<SharedPool>,
         options: &VbdOptions,
         requests: u32,
         segments: u16,
         grants: Box<dyn GrantAccess>,
-    ) -> io::Result<Pages> {
+    ) -> io::Result<PoolHandle> {
         if let Some(pool) = shared {
-            return Ok(Pages::Shared { holder: Arc::clone(pool), own: Some(grants) });
+            return Ok(PoolHandle::Shared { pool: Arc::clone(pool), copy_access: Some(grants) });
         }
-        let pool = Holder::new(options, requests, segments, grants)?;
+        let pool = PagePool::new(options, requests, segments, grants)?;
         let pool = shared.insert(Arc::new(Mutex::new(pool)));
-        Ok(Pages::Shared { holder: Arc::clone(pool), own: None })
+        Ok(PoolHandle::Shared { pool: Arc::clone(pool), copy_access: None })
     }
 
     #[inline(always)]
-    fn with<R>(&mut self, act: impl FnOnce(&mut Holder) -> R) -> R {
+    fn with_pool<R>(&mut self, act: impl FnOnce(&mut PagePool) -> R) -> R {
         match self {
-            Pages::Own(pool) => act(pool),
-            Pages::Shared { holder, .. } => act(&mut lock(holder)),
+            PoolHandle::Own(pool) => act(pool),
+            PoolHandle::Shared { pool: holder, .. } => act(&mut lock(holder)),
         }
     }
 
     /// Returns the arena of the page slots.
     pub(crate) fn arena(&mut self) -> Arc<PageArena> {
-        self.with(|pool| Arc::clone(pool.arena()))
+        self.with_pool(|pool| Arc::clone(pool.arena()))
     }
 
     /// Prepares the pages of a request. `fill`: the disk writes to them.
     #[inline(always)]
-    pub(crate) fn place(
+    pub(crate) fn prepare(
         &mut self,
-        pages: &mut [PageUse],
+        pages: &mut [RequestPage],
         fill: bool,
         now: u32,
         counters: &mut GrantCounters,
-    ) -> Option<Place> {
-        self.with(|pool| pool.place(pages, fill, now, counters))
+    ) -> Option<PageBacking> {
+        self.with_pool(|pool| pool.prepare(pages, fill, now, counters))
     }
 
     /// Copies the data of a successful read from its buffer pages to the mapped pages, for [`PageBacking::Bounce`].
     #[inline(always)]
-    pub(crate) fn deliver(&mut self, pages: &[PageUse]) {
-        self.with(|pool| pool.deliver(pages));
+    pub(crate) fn copy_bounced(&mut self, pages: &[RequestPage]) {
+        self.with_pool(|pool| pool.copy_bounced(pages));
     }
 
     /// Releases the pages of a request, whose buffer is released already.
     #[inline(always)]
-    pub(crate) fn let_go(&mut self, place: Place, pages: &[PageUse], now: u32, counters: &mut GrantCounters) {
-        self.with(|pool| pool.let_go(place, pages, now, counters));
+    pub(crate) fn release(
+        &mut self,
+        place: PageBacking,
+        pages: &[RequestPage],
+        now: u32,
+        counters: &mut GrantCounters,
+    ) {
+        self.with_pool(|pool| pool.release(place, pages, now, counters));
     }
 
     /// Reads a page through its persistent mapping, each byte once. Returns false if the page cannot be mapped.
-    pub(crate) fn peek(&mut self, gref: GrantRef, into: &mut [u8], now: u32, counters: &mut GrantCounters) -> bool {
-        self.with(|pool| pool.peek(gref, into, now, counters))
+    pub(crate) fn read_persistent(
+        &mut self,
+        gref: GrantRef,
+        into: &mut [u8],
+        now: u32,
+        counters: &mut GrantCounters,
+    ) -> bool {
+        self.with_pool(|pool| pool.read_persistent(gref, into, now, counters))
     }
 
     /// Copies in one call, and sets the status of each copy.
@@ -104,9 +116,9 @@ impl Pages {
         counters.copy_calls += 1;
         counters.copies += copies.len() as u64;
         let done = match self {
-            Pages::Own(pool) => pool.copy(arena, copies),
-            Pages::Shared { own: Some(grants), .. } => grants.copy(arena, copies),
-            Pages::Shared { holder, own: None } => lock(holder).copy(arena, copies),
+            PoolHandle::Own(pool) => pool.copy(arena, copies),
+            PoolHandle::Shared { copy_access: Some(grants), .. } => grants.copy(arena, copies),
+            PoolHandle::Shared { pool: holder, copy_access: None } => lock(holder).copy(arena, copies),
         };
         if done.is_err() {
             for copy in copies.iter_mut() {
@@ -118,19 +130,19 @@ impl Pages {
 
     /// Returns true if [`reclaim`](Self::reclaim) may find something to release.
     #[inline]
-    pub(crate) fn needs_tending(&mut self) -> bool {
-        self.with(|pool| pool.needs_tending())
+    pub(crate) fn needs_reclaim(&mut self) -> bool {
+        self.with_pool(|pool| pool.needs_reclaim())
     }
 
     /// Unmaps idle pages and releases memory, at most every 100 ms. Returns true if more can be released.
     #[inline]
-    pub(crate) fn tend(&mut self, now: u32, counters: &mut GrantCounters) -> bool {
-        self.with(|pool| pool.tend(now, counters))
+    pub(crate) fn reclaim(&mut self, now: u32, counters: &mut GrantCounters) -> bool {
+        self.with_pool(|pool| pool.reclaim(now, counters))
     }
 
     /// Closes the ring's handle. The last ring unmaps all pages.
     pub(crate) fn close(&mut self, last: bool, counters: &mut GrantCounters) {
-        self.with(|pool| {
+        self.with_pool(|pool| {
             if last {
                 pool.close(counters);
             }
@@ -138,10 +150,10 @@ impl Pages {
     }
 
     /// Sets the counters of pages in use.
-    pub(crate) fn count(&self, counters: &mut GrantCounters) {
+    pub(crate) fn set_gauges(&self, counters: &mut GrantCounters) {
         match self {
-            Pages::Own(pool) => pool.count(counters),
-            Pages::Shared { holder, .. } => lock(holder).count(counters),
+            PoolHandle::Own(pool) => pool.set_gauges(counters),
+            PoolHandle::Shared { pool: holder, .. } => lock(holder).set_gauges(counters),
         }
     }
 }

@@ -18,13 +18,13 @@ use super::domain::Domain;
 use super::front::Front;
 
 #[derive(Default)]
-pub struct TestLane(pub BufferPool);
+pub struct TestContext(pub BufferPool);
 
-impl IoContext for TestLane {
+impl IoContext for TestContext {
     type Buffer = Buffer;
 }
 
-impl PooledContext for TestLane {
+impl PooledContext for TestContext {
     fn pool(&mut self) -> &mut BufferPool {
         &mut self.0
     }
@@ -32,15 +32,15 @@ impl PooledContext for TestLane {
 
 /// An event channel that counts calls.
 #[derive(Default)]
-pub struct Channel {
+pub struct TestChannel {
     pub sent: AtomicU64,
     pub taken: AtomicU64,
     pub unmasked: AtomicU64,
 }
 
-struct ChannelEnd(Arc<Channel>);
+struct TestChannelEnd(Arc<TestChannel>);
 
-impl EventChannel for ChannelEnd {
+impl EventChannel for TestChannelEnd {
     fn notify(&self) {
         self.0.sent.fetch_add(1, Ordering::Relaxed);
     }
@@ -53,9 +53,9 @@ impl EventChannel for ChannelEnd {
 }
 
 #[derive(Default)]
-pub struct Bell(pub AtomicBool);
+pub struct TestWaker(pub AtomicBool);
 
-impl Wake for Bell {
+impl Wake for TestWaker {
     fn wake(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -71,16 +71,16 @@ pub struct Pending {
 }
 
 /// The engine's intake.
-pub struct Door {
-    room: usize,
+pub struct TestIntake {
+    space: usize,
     pub pending: VecDeque<Pending>,
     pub good: u64,
     pub bad: u64,
 }
 
-impl Intake<BlkifToken, Buffer> for Door {
+impl Intake<BlkifToken, Buffer> for TestIntake {
     fn room(&self) -> usize {
-        self.room
+        self.space
     }
 
     fn admit(
@@ -94,7 +94,7 @@ impl Intake<BlkifToken, Buffer> for Door {
     ) {
         assert_eq!(disk, DiskSlot::FIRST);
         assert_eq!(op.has_data(), buffer.is_some());
-        self.room = self.room.checked_sub(1).expect("the queue has checked for space");
+        self.space = self.space.checked_sub(1).expect("the queue has checked for space");
         self.pending.push_back(Pending { token, op, start, len, buffer });
     }
 
@@ -115,7 +115,7 @@ impl Intake<BlkifToken, Buffer> for Door {
 
 /// Operations that the disk has executed.
 #[derive(Default)]
-pub struct Done {
+pub struct DiskOperations {
     pub flushes: u64,
     /// Secure flag, first byte, bytes.
     pub discards: Vec<(bool, u64, u64)>,
@@ -124,24 +124,24 @@ pub struct Done {
 }
 
 /// A queue with its fixtures.
-pub struct Back {
-    pub lane: TestLane,
-    pub queue: BlkifQueue<TestLane>,
-    pub door: Door,
+pub struct TestBackend {
+    pub context: TestContext,
+    pub queue: BlkifQueue<TestContext>,
+    pub intake: TestIntake,
     pub disk: Mapping,
-    pub done: Done,
-    /// Record operations in `done`.
-    pub noting: bool,
-    pub channel: Arc<Channel>,
-    pub bell: Arc<Bell>,
+    pub operations: DiskOperations,
+    /// Record operations in `operations`.
+    pub recording: bool,
+    pub channel: Arc<TestChannel>,
+    pub waker: Arc<TestWaker>,
     pub vbd: Arc<Vbd>,
     /// Outcomes of the next requests, which are not executed.
     pub outcomes: VecDeque<Outcome>,
 }
 
-impl Back {
-    pub fn new(vbd: &Arc<Vbd>, domain: &Arc<Domain>, front: &Front) -> Back {
-        Back::resumed(vbd, domain, front, RingPosition::default(), None, vec![])
+impl TestBackend {
+    pub fn new(vbd: &Arc<Vbd>, domain: &Arc<Domain>, front: &Front) -> TestBackend {
+        TestBackend::resumed(vbd, domain, front, RingPosition::default(), None, vec![])
     }
 
     pub fn resumed(
@@ -151,8 +151,8 @@ impl Back {
         position: RingPosition,
         journal: Option<Journal>,
         replay: Vec<(JournalSlot, RawRequest)>,
-    ) -> Back {
-        Back::with_grants(vbd, domain.access(), front, position, journal, replay)
+    ) -> TestBackend {
+        TestBackend::with_grants(vbd, domain.access(), front, position, journal, replay)
     }
 
     pub fn with_grants(
@@ -162,47 +162,47 @@ impl Back {
         position: RingPosition,
         journal: Option<Journal>,
         replay: Vec<(JournalSlot, RawRequest)>,
-    ) -> Back {
-        let mut lane = TestLane::default();
-        let (channel, bell) = (Arc::<Channel>::default(), Arc::<Bell>::default());
+    ) -> TestBackend {
+        let mut context = TestContext::default();
+        let (channel, waker) = (Arc::<TestChannel>::default(), Arc::<TestWaker>::default());
         let parts = RingParts {
             ring: front.back_end(position),
             grants,
-            channel: Box::new(ChannelEnd(Arc::clone(&channel))),
-            waker: Arc::clone(&bell) as Arc<dyn Wake>,
+            channel: Box::new(TestChannelEnd(Arc::clone(&channel))),
+            waker: Arc::clone(&waker) as Arc<dyn Wake>,
             journal,
             replay,
-            keep: None,
+            guard: None,
         };
-        let queue = vbd.queue(&mut lane, parts).unwrap();
+        let queue = vbd.open_queue(&mut context, parts).unwrap();
         let size = vbd.options().geometry.size.0 as usize;
         let room = queue.depth().into();
-        Back {
-            lane,
+        TestBackend {
+            context,
             queue,
-            door: Door { room, pending: VecDeque::with_capacity(room), good: 0, bad: 0 },
+            intake: TestIntake { space: room, pending: VecDeque::with_capacity(room), good: 0, bad: 0 },
             disk: Mapping::anonymous(size).unwrap(),
-            done: Done::default(),
-            noting: true,
+            operations: DiskOperations::default(),
+            recording: true,
             channel,
-            bell,
+            waker,
             vbd: Arc::clone(vbd),
             outcomes: VecDeque::new(),
         }
     }
 
     /// Handles a wakeup of the queue, as its worker does. Returns true if there was one.
-    pub fn read_mail(&mut self) -> bool {
-        let woken = self.bell.0.swap(false, Ordering::AcqRel);
+    pub fn handle_wakeup(&mut self) -> bool {
+        let woken = self.waker.0.swap(false, Ordering::AcqRel);
         if woken {
-            self.queue.woken(&mut self.lane, &mut self.door, true).unwrap();
+            self.queue.woken(&mut self.context, &mut self.intake, true).unwrap();
             self.publish();
         }
         woken
     }
 
     pub fn pull(&mut self) -> PullEnd {
-        self.queue.pull(&mut self.lane, &mut self.door)
+        self.queue.pull(&mut self.context, &mut self.intake)
     }
 
     /// Pulls until the ring is empty.
@@ -219,36 +219,36 @@ impl Back {
 
     /// Completes the pending request at `at`.
     pub fn finish(&mut self, at: usize) {
-        let Pending { token, op, start, len, buffer } = self.door.pending.remove(at).unwrap();
+        let Pending { token, op, start, len, buffer } = self.intake.pending.remove(at).unwrap();
         let outcome = match self.outcomes.pop_front() {
             Some(outcome) => outcome,
             None => self.carry_out(op, start, len, buffer.as_ref()),
         };
-        self.door.room += 1;
-        self.queue.finish(&mut self.lane, FinishedRequest { token, outcome, buffer }, &mut self.door);
+        self.intake.space += 1;
+        self.queue.finish(&mut self.context, FinishedRequest { token, outcome, buffer }, &mut self.intake);
     }
 
     fn carry_out(&mut self, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<&Buffer>) -> Outcome {
-        let pool = &self.lane.0;
+        let pool = &self.context.0;
         if !in_range(start, len, ByteLen(self.disk.len() as u64)) {
             return Outcome::OutOfRange;
         }
         if let Some(buffer) = buffer {
             assert_eq!(pool.len(buffer), len);
-            if self.noting {
-                self.done.transfers.push((op, start.0, len.0, pool.segments(buffer).len()));
+            if self.recording {
+                self.operations.transfers.push((op, start.0, len.0, pool.segments(buffer).len()));
             }
         }
         let good = match (op, buffer) {
             (Op::Read, Some(buffer)) => pool.fill_from(buffer, &self.disk, start),
             (Op::Write { .. }, Some(buffer)) => pool.store_to(buffer, &self.disk, start),
             (Op::Flush, None) => {
-                self.done.flushes += 1;
+                self.operations.flushes += 1;
                 true
             }
             (Op::Discard { secure }, None) => {
-                if self.noting {
-                    self.done.discards.push((secure, start.0, len.0));
+                if self.recording {
+                    self.operations.discards.push((secure, start.0, len.0));
                     assert!(self.disk.write(start, &vec![0; len.0 as usize]));
                 }
                 true
@@ -269,9 +269,9 @@ impl Back {
 
     /// One turn of a worker: wakeup, one pull, completion of all pending requests, one publish.
     pub fn turn(&mut self) {
-        self.read_mail();
+        self.handle_wakeup();
         self.pull();
-        while !self.door.pending.is_empty() {
+        while !self.intake.pending.is_empty() {
             self.finish(0);
         }
         self.publish();
@@ -281,7 +281,7 @@ impl Back {
     pub fn run(&mut self) {
         for _ in 0..1000 {
             self.turn();
-            let idle = self.door.pending.is_empty() && !self.bell.0.load(Ordering::Acquire);
+            let idle = self.intake.pending.is_empty() && !self.waker.0.load(Ordering::Acquire);
             if idle && self.queue.arm() == ArmResult::Sleepable {
                 return;
             }
@@ -291,8 +291,8 @@ impl Back {
 
     /// Closes the queue.
     pub fn close(&mut self) {
-        assert!(self.door.pending.is_empty());
-        self.queue.close(&mut self.lane);
+        assert!(self.intake.pending.is_empty());
+        self.queue.close(&mut self.context);
     }
 
     pub fn write_disk(&self, sector: u64, bytes: &[u8]) {

@@ -29,8 +29,8 @@ use super::{JournalError, JournalSlot};
 const REQUEST_WORDS: usize = size_of::<RawRequest>() / 8;
 /// Words of an entry.
 pub(super) const ENTRY_WORDS: usize = 2 + REQUEST_WORDS;
-pub(super) const NUMBER: usize = 0;
-pub(super) const RESPONSE: usize = 1;
+pub(super) const REQUEST_NUMBER: usize = 0;
+pub(super) const RESPONSE_NUMBER: usize = 1;
 
 /// Words of the header, before the entries.
 pub(super) const HEADER_WORDS: usize = 16;
@@ -42,13 +42,13 @@ pub(super) const PUBLISHING: usize = 9;
 pub(super) const PUBLISHED: usize = 10;
 
 /// No ring reaches this count: at ten million requests a second it takes 14,000 years.
-const MOST: u64 = 1 << 62;
+const MAX_COUNT: u64 = 1 << 62;
 
 /// Requests without a response, and their slots.
-pub(super) type Unanswered = Vec<(JournalSlot, RawRequest)>;
+pub(super) type OpenRequests = Vec<(JournalSlot, RawRequest)>;
 
 /// The memory of a journal. Words are read and stored one at a time; stores keep their order.
-pub(super) trait Words {
+pub(super) trait JournalMemory {
     /// Reads a word of the header.
     fn header(&self, word: usize) -> u64;
 
@@ -62,61 +62,72 @@ pub(super) trait Words {
     fn set_entry(&mut self, slot: u16, word: usize, value: u64);
 
     /// Stores all words of an entry, in any order among themselves.
-    fn fill(&mut self, slot: u16, words: &[u64; ENTRY_WORDS]);
+    fn write_entry(&mut self, slot: u16, words: &[u64; ENTRY_WORDS]);
 }
 
 /// The records of one ring, in memory `W`.
 #[derive(Debug)]
-pub(super) struct Book<W> {
+pub(super) struct JournalRecords<W> {
     words: W,
     /// Number of requests recorded.
-    taken: u64,
+    requests_recorded: u64,
     /// Number of responses recorded.
-    put: u64,
+    responses_recorded: u64,
     /// Slots with invalid entries.
-    free: Vec<u16>,
+    free_slots: Vec<u16>,
     /// Slots whose responses are recorded and not published.
-    answered: Vec<u16>,
+    unpublished: Vec<u16>,
 }
 
 /// Returns the count with these low bits: `from` or at most 2^32 - 1 more.
-fn count_of(index: u32, from: u64) -> u64 {
+fn extend_index(index: u32, from: u64) -> u64 {
     from + u64::from(index.wrapping_sub(from as u32))
 }
 
-impl<W: Words> Book<W> {
+impl<W: JournalMemory> JournalRecords<W> {
     /// Creates the records of a ring without requests in flight. All words are 0.
-    pub(super) fn begin(mut words: W, entries: u16, position: RingPosition) -> Book<W> {
+    pub(super) fn create(mut words: W, entries: u16, position: RingPosition) -> JournalRecords<W> {
         let count = u64::from(position.rsp_prod);
         for word in [CONSUMED, PUBLISHING, PUBLISHED] {
             words.set_header(word, count);
         }
-        Book::at_rest(words, entries, count, count)
+        JournalRecords::with_counts(words, entries, count, count)
     }
 
-    fn at_rest(words: W, entries: u16, taken: u64, put: u64) -> Book<W> {
-        let answered = Vec::with_capacity(entries.into());
-        Book { words, taken, put, free: (0..entries).rev().collect(), answered }
+    fn with_counts(words: W, entries: u16, requests_recorded: u64, responses_recorded: u64) -> JournalRecords<W> {
+        let unpublished = Vec::with_capacity(entries.into());
+        JournalRecords {
+            words,
+            requests_recorded,
+            responses_recorded,
+            free_slots: (0..entries).rev().collect(),
+            unpublished,
+        }
     }
 
     /// Recovers the records, and the requests without a response in the order of their numbers. `index`: the ring's `rsp_prod`.
-    pub(super) fn take_up(mut words: W, entries: u16, index: u32) -> Result<(Book<W>, Unanswered), JournalError> {
+    pub(super) fn recover(
+        mut words: W,
+        entries: u16,
+        index: u32,
+    ) -> Result<(JournalRecords<W>, OpenRequests), JournalError> {
         let [consumed, publishing, published] = [CONSUMED, PUBLISHING, PUBLISHED].map(|word| words.header(word));
-        let ordered = published <= publishing && publishing <= consumed && consumed < MOST;
+        let ordered = published <= publishing && publishing <= consumed && consumed < MAX_COUNT;
         if !ordered || consumed - published > entries.into() {
             return Err(JournalError::Counts { consumed, publishing, published });
         }
-        let put = count_of(index, published);
+        let put = extend_index(index, published);
         if put != published && put != publishing {
-            return Err(JournalError::Ring {
+            return Err(JournalError::RingIndex {
                 found: index,
                 published: published as u32,
                 publishing: publishing as u32,
             });
         }
-        let number = |slot: u16| words.entry(slot, NUMBER);
-        let is_open =
-            |slot: &u16| (1..=consumed).contains(&number(*slot)) && !(1..=put).contains(&words.entry(*slot, RESPONSE));
+        let number = |slot: u16| words.entry(slot, REQUEST_NUMBER);
+        let is_open = |slot: &u16| {
+            (1..=consumed).contains(&number(*slot)) && !(1..=put).contains(&words.entry(*slot, RESPONSE_NUMBER))
+        };
         let mut open: Vec<u16> = (0..entries).filter(is_open).collect();
         open.sort_unstable_by_key(|slot| number(*slot));
         let duplicate = open.windows(2).any(|pair| number(pair[0]) == number(pair[1]));
@@ -125,15 +136,15 @@ impl<W: Words> Book<W> {
         }
         // From here on the journal is changed; each store leaves it recoverable.
         words.set_header(PUBLISHED, put);
-        let mut records = Book::at_rest(words, entries, consumed, put);
-        records.free.retain(|slot| !open.contains(slot));
-        for slot in &records.free {
+        let mut records = JournalRecords::with_counts(words, entries, consumed, put);
+        records.free_slots.retain(|slot| !open.contains(slot));
+        for slot in &records.free_slots {
             // Numbers above CONSUMED are reused.
-            records.words.set_entry(*slot, NUMBER, 0);
+            records.words.set_entry(*slot, REQUEST_NUMBER, 0);
         }
         for slot in &open {
             // So are the numbers of responses that were not published.
-            records.words.set_entry(*slot, RESPONSE, 0);
+            records.words.set_entry(*slot, RESPONSE_NUMBER, 0);
         }
         let replay = open.into_iter().map(|slot| (JournalSlot(slot), records.request(slot))).collect();
         Ok((records, replay))
@@ -148,51 +159,51 @@ impl<W: Words> Book<W> {
     }
 
     pub(super) fn position(&self) -> RingPosition {
-        RingPosition { req_cons: self.taken as u32, rsp_prod: self.put as u32 }
+        RingPosition { req_cons: self.requests_recorded as u32, rsp_prod: self.responses_recorded as u32 }
     }
 
     #[inline]
-    pub(super) fn take(&mut self, raw: &RawRequest) -> Option<JournalSlot> {
-        let slot = self.free.pop()?;
-        self.taken += 1;
+    pub(super) fn record_request(&mut self, raw: &RawRequest) -> Option<JournalSlot> {
+        let slot = self.free_slots.pop()?;
+        self.requests_recorded += 1;
         let mut words = [0; ENTRY_WORDS];
-        words[NUMBER] = self.taken;
+        words[REQUEST_NUMBER] = self.requests_recorded;
         for (word, bytes) in words[2..].iter_mut().zip(raw.bytes().as_chunks::<8>().0) {
             *word = u64::from_ne_bytes(*bytes);
         }
         // The number comes first: it makes the entry invalid, whatever else it holds.
-        self.words.set_entry(slot, NUMBER, self.taken);
+        self.words.set_entry(slot, REQUEST_NUMBER, self.requests_recorded);
         compiler_fence(Ordering::Release);
-        self.words.fill(slot, &words);
+        self.words.write_entry(slot, &words);
         Some(JournalSlot(slot))
     }
 
     #[inline]
-    pub(super) fn consumed(&mut self, req_cons: u32) {
-        debug_assert_eq!(self.taken as u32, req_cons, "every consumed request is recorded");
+    pub(super) fn record_consumed(&mut self, req_cons: u32) {
+        debug_assert_eq!(self.requests_recorded as u32, req_cons, "every consumed request is recorded");
         compiler_fence(Ordering::Release);
-        self.words.set_header(CONSUMED, self.taken);
+        self.words.set_header(CONSUMED, self.requests_recorded);
         compiler_fence(Ordering::SeqCst);
     }
 
     #[inline]
-    pub(super) fn answered(&mut self, slot: JournalSlot) {
-        self.put += 1;
-        self.words.set_entry(slot.0, RESPONSE, self.put);
-        self.answered.push(slot.0);
+    pub(super) fn record_response(&mut self, slot: JournalSlot) {
+        self.responses_recorded += 1;
+        self.words.set_entry(slot.0, RESPONSE_NUMBER, self.responses_recorded);
+        self.unpublished.push(slot.0);
     }
 
     #[inline]
     pub(super) fn publish<R>(&mut self, rsp_prod: u32, store_index: impl FnOnce() -> R) -> R {
-        debug_assert_eq!(self.put as u32, rsp_prod, "every response on the ring is recorded");
+        debug_assert_eq!(self.responses_recorded as u32, rsp_prod, "every response on the ring is recorded");
         compiler_fence(Ordering::Release);
-        self.words.set_header(PUBLISHING, self.put);
+        self.words.set_header(PUBLISHING, self.responses_recorded);
         compiler_fence(Ordering::SeqCst);
         let result = store_index();
         compiler_fence(Ordering::SeqCst);
-        self.words.set_header(PUBLISHED, self.put);
+        self.words.set_header(PUBLISHED, self.responses_recorded);
         compiler_fence(Ordering::SeqCst);
-        self.free.append(&mut self.answered);
+        self.free_slots.append(&mut self.unpublished);
         result
     }
 

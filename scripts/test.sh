@@ -40,6 +40,11 @@ condense() {
     '
 }
 
+# install_missing PROGRAM: installs Debian's package of this name. Where that cannot be done the tests that need it fail and say so.
+install_missing() {
+    command -v "$1" >/dev/null || { apt-get update -qq && apt-get install -y -qq "$1"; } >/dev/null 2>&1
+}
+
 # run NAME EACH COMMAND...: runs one "cargo test" and adds its counts.
 run() {
     local name=$1 each=$2 log=$logs/$1.log code p f i
@@ -75,8 +80,10 @@ for part in "$@"; do
             run build '' "${release[@]}"
             run build-tests '' "${tests[@]}" --no-run
             [ "$failed" -eq 0 ] || break
-            # Counts instructions. Where it cannot be installed its test fails and says so.
-            command -v valgrind >/dev/null || { apt-get update -qq && apt-get install -y -qq valgrind; } >/dev/null 2>&1
+            # It counts instructions.
+            install_missing valgrind
+            # Commands of documents have it.
+            install_missing socat
             echo "tests without virtual machines"
             run fast '' "${tests[@]}" "${without_machines[@]}" --no-fail-fast
             run documentation '' "${tests[@]}" --doc
@@ -91,6 +98,7 @@ for part in "$@"; do
                 echo "  the guest could not be prepared, so its tests did not run"
                 break
             }
+            install_missing socat
             echo "building the guest's tests"
             run guest-build '' "${release[@]}"
             echo "tests with virtual machines (minutes each where there is no KVM)"

@@ -5,11 +5,12 @@
 //! block device, on a simulated Xen or a real one; `scsi` is a guest of a SCSI controller whose workers are stepped by hand;
 //! `traveller` is a guest that goes from one daemon to another and takes its devices' state along; `crash` ends daemons again and again
 //! under a load that is verified; `mortal` kills a back-end in the midst of what it does; `overlay` puts a test between the engine and a
-//! disk; `power` knows what a disk may hold after a power cut.
+//! disk; `power` knows what a disk may hold after a power cut; `documented` runs the commands that documents print.
 #![forbid(unsafe_code)]
 
 pub mod blkif;
 pub mod crash;
+pub mod documented;
 pub mod guest;
 pub mod hostile;
 pub mod loopback;

@@ -78,6 +78,11 @@ pub fn string(text: &str) -> Value {
     Value::String(text.to_owned())
 }
 
+/// Returns a number as a value.
+pub fn number(number: impl Into<i64>) -> Value {
+    Value::Integer(number.into())
+}
+
 /// Returns a number if the text is its canonical form, else the text: both parse back to the same text.
 pub fn number_or_text(text: &str) -> Value {
     match text.parse::<i64>() {

@@ -12,6 +12,7 @@ pub mod blkif;
 pub mod crash;
 pub mod documented;
 pub mod filter_disk;
+pub mod fourth_interface;
 pub mod guest;
 pub mod hostile;
 pub mod killable;

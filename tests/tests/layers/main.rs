@@ -24,10 +24,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("driver", &["core", "memory", "ring", "transport/client"]),
     ("admin", &["core"]),
     ("bench", &["core", "memory", "driver", "transport/client", "admin"]),
-    (
-        "daemon",
-        &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin"],
-    ),
+    ("daemon", &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin"]),
     ("cli", &["core", "memory", "engine", "transport/server", "transport/client", "admin", "bench", "daemon"]),
 ];
 
@@ -115,6 +112,28 @@ fn a_wrong_edge_is_found() {
     }
     assert_eq!(room("transport/vhost_user/server"), "transport/server");
     assert_eq!(room("guest/virtio_blk"), "guest");
+}
+
+/// The table of guest interfaces, and what each is: the only part of the daemon that may name one.
+const INTERFACES: &str = "daemon/src/interfaces/";
+
+/// Returns true if a source names a guest interface by its path.
+fn names_an_interface(text: &str) -> bool {
+    ["interfaces::virtio_blk", "interfaces::virtio_scsi", "interfaces::xen", "interfaces::{"]
+        .iter()
+        .any(|path| text.contains(path))
+}
+
+#[test]
+fn only_its_folder_names_a_guest_interface() {
+    let sources = sources();
+    let daemon = sources.iter().filter(|source| source.path.starts_with("daemon/src/"));
+    let (inside, outside): (Vec<_>, Vec<_>) = daemon.partition(|source| source.path.starts_with(INTERFACES));
+    assert!(inside.len() > 10 && outside.len() > 10, "{} and {} files", inside.len(), outside.len());
+    let wrong: Vec<_> =
+        outside.iter().filter(|source| names_an_interface(&source.text)).map(|source| &*source.path).collect();
+    assert!(wrong.is_empty(), "{wrong:?} name a guest interface, expected the table alone to know which there are");
+    assert!(names_an_interface("use crate::interfaces::xen::selector::XenSelector;"));
 }
 
 /// A source file of the workspace.

@@ -1,0 +1,56 @@
+//! The keys of a disk over lines.
+
+use std::path::PathBuf;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_daemon::disk_list::Endpoint;
+use mqblk_daemon::interface::ResolveContext;
+use mqblk_daemon::print::{Pair, number, string};
+use mqblk_daemon::queues::QueueMap;
+use mqblk_daemon::resolve::take_u16;
+
+/// Where a disk is reached.
+pub struct LineEndpoint {
+    /// The socket.
+    pub socket: PathBuf,
+    /// Connections at a time.
+    pub queues: u16,
+    /// The worker of each.
+    pub queue_map: QueueMap,
+}
+
+impl Endpoint for LineEndpoint {
+    const SERIAL_BYTES: usize = 20;
+
+    fn take(settings: &mut Settings, context: &mut ResolveContext<'_>) -> Result<Self, SettingError> {
+        let Some(socket) = settings.text("socket").map(PathBuf::from) else {
+            return Err(settings.error("socket", "nothing", "the path of the socket to make"));
+        };
+        let owner = settings.subject().to_owned();
+        context.names.claim_file(settings, "socket", &socket, owner)?;
+        let queues = take_u16(settings, "queues", 1, 16)?.unwrap_or(2);
+        Ok(LineEndpoint { socket, queues, queue_map: QueueMap::take(settings) })
+    }
+
+    fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    fn assign_queues(&mut self, settings: &Settings, next: &mut u16, workers: u16) -> Result<(), SettingError> {
+        self.queue_map.assign(settings, self.queues, next, workers)
+    }
+
+    fn queue_map(&self) -> &[u16] {
+        self.queue_map.workers()
+    }
+
+    fn pairs(&self) -> Vec<Pair> {
+        let map: Vec<_> =
+            (0..).zip(self.queue_map()).map(|(queue, worker): (u16, _)| format!("{queue}:{worker}")).collect();
+        vec![
+            ("socket", string(&self.socket.to_string_lossy())),
+            ("queues", number(self.queues)),
+            ("queue-map", string(&map.join(","))),
+        ]
+    }
+}

@@ -1,0 +1,151 @@
+//! A fourth guest interface, which proves that an interface is one folder and one line: this folder, and the line in `bin/mqblk_lines.rs`.
+//!
+//! "Guests" send lines to a Unix socket: `read OFFSET LENGTH`, `write OFFSET LENGTH` with the data after it, `flush`. Each connection uses a
+//! queue of the engine.
+
+mod endpoint;
+mod queue;
+mod server;
+
+use std::sync::Arc;
+
+use mqblk_admin::Verb;
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_daemon::disk_list::{DiskConfig, DiskKeys, ServedDisk};
+use mqblk_daemon::interface::{
+    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition, ProcessKey,
+    ResolveContext, ServedDevice, ServedInterface, StartFailure,
+};
+use mqblk_daemon::print::{Pair, Section, number};
+use mqblk_daemon::resolve::ConfigError;
+use mqblk_daemon::storage_backends::StorageBackends;
+use mqblk_engine::{AnyDisk, DiskHealth};
+use serde_json::json;
+
+use endpoint::LineEndpoint;
+use server::LineServer;
+
+/// The word of the interface.
+const WORD: &str = "lines";
+/// The longest request, in bytes: the key's default and its maximum.
+const MAX_BYTES: u64 = 64 << 10;
+const MAX_BYTES_KEY: ProcessKey = ProcessKey {
+    key: "lines-max-bytes",
+    value_name: "N",
+    value_if_omitted: None,
+    about: "Longest request over lines, 512 to 65536 bytes [default: 65536]",
+    more: "",
+    heading: Some("Lines"),
+    serves: false,
+};
+
+/// Disks over lines.
+#[derive(Debug)]
+pub struct LineInterface;
+
+impl GuestInterface for LineInterface {
+    fn word(&self) -> &'static str {
+        WORD
+    }
+
+    fn process_keys(&self) -> &'static [ProcessKey] {
+        &[MAX_BYTES_KEY]
+    }
+
+    fn disk_help(&self) -> &'static str {
+        "Keys of --disk with interface=lines: socket, queues and queue-map.\n\n"
+    }
+
+    fn keys(&self) -> Box<dyn InterfaceKeys> {
+        Box::new(LineKeys { disks: Vec::new(), max_bytes: MAX_BYTES })
+    }
+}
+
+struct LineKeys {
+    disks: Vec<DiskKeys<LineEndpoint>>,
+    max_bytes: u64,
+}
+
+impl InterfaceKeys for LineKeys {
+    fn take_disk(&mut self, disk: DiskTable, context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
+        self.disks.push(DiskKeys::take(disk, context)?);
+        Ok(())
+    }
+
+    fn take_process(&mut self, process: &mut Settings, _: &mut ResolveContext<'_>) -> Result<(), SettingError> {
+        self.max_bytes = process.number(MAX_BYTES_KEY.key, 512..=MAX_BYTES)?.unwrap_or(MAX_BYTES);
+        Ok(())
+    }
+
+    fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)> {
+        self.disks.iter_mut().map(DiskKeys::device).collect()
+    }
+
+    fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+        let disks = self.disks.into_iter().map(|disk| disk.open(storages)).collect::<Result<_, _>>()?;
+        Ok(Box::new(LineConfig { disks, max_bytes: self.max_bytes }))
+    }
+}
+
+struct LineConfig {
+    disks: Vec<DiskConfig<LineEndpoint>>,
+    max_bytes: u64,
+}
+
+impl ConfiguredInterface for LineConfig {
+    fn process_pairs(&self) -> Vec<Pair> {
+        vec![(MAX_BYTES_KEY.key, number(self.max_bytes as i64))]
+    }
+
+    fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
+        self.disks.iter().map(|disk| disk.section(Some(WORD))).collect()
+    }
+
+    fn ids(&self) -> Vec<(&'static str, String)> {
+        self.disks.iter().map(DiskConfig::named).collect()
+    }
+
+    fn queues(&self) -> usize {
+        self.disks.iter().map(|disk| usize::from(disk.endpoint.queues)).sum()
+    }
+
+    fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
+        let mut served = Vec::new();
+        for disk in self.disks {
+            let health = Arc::new(DiskHealth::new(&disk.id, disk.storage.errors));
+            let (position, target, info) = (disk.position, disk.flush_target(), disk.info(WORD, &health));
+            let server = LineServer::start(disk, health, self.max_bytes, &host.engine)?;
+            served.push((position, target, ServedDisk::new(info, Arc::new(server))));
+        }
+        Ok(Arc::new(ServedLines { disks: served, max_bytes: self.max_bytes }))
+    }
+}
+
+/// A served disk: its position, what to flush at the end, and the device.
+type ListedDisk = (ListPosition, (String, Arc<AnyDisk>), Arc<ServedDisk<LineServer>>);
+
+struct ServedLines {
+    disks: Vec<ListedDisk>,
+    max_bytes: u64,
+}
+
+impl ServedInterface for ServedLines {
+    fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)> {
+        self.disks.iter().map(|(position, _, disk)| (*position, Arc::clone(disk) as _)).collect()
+    }
+
+    fn verbs(self: Arc<Self>) -> Vec<Verb> {
+        let max_bytes = self.max_bytes;
+        vec![Verb::new("lines.limits", "The longest request over lines", &[], move |_| {
+            Ok(json!({ "max_bytes": max_bytes }))
+        })]
+    }
+
+    fn begin_stop(&self) {
+        self.disks.iter().for_each(|(_, _, disk)| disk.export().begin_stop());
+    }
+
+    fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {
+        self.disks.iter().map(|(_, target, _)| target.clone()).collect()
+    }
+}

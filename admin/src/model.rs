@@ -112,8 +112,8 @@ pub struct DiskStat {
     pub totals: Load,
     /// Its error policy, and whether it is stopped.
     pub health: Health,
-    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has set queues up, and for
-    /// interfaces that need none.
+    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has set queues up, and
+    /// for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
     /// Grant statistics of a Xen disk. Null for others.
@@ -226,8 +226,8 @@ pub struct ControllerStat {
     pub queue_count: u32,
     /// The sums over its request queues.
     pub totals: Load,
-    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has set queues up, and for
-    /// interfaces that need none.
+    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has set queues up, and
+    /// for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
     /// Its LUNs, by address.

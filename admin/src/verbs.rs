@@ -45,8 +45,8 @@ pub struct Verb {
 }
 
 impl Verb {
-    /// Returns a verb. `run` is called on a client's thread: it may block, and then only that client waits; several clients' threads may run
-    /// it at the same time.
+    /// Returns a verb. `run` is called on a client's thread: it may block, and then only that client waits; several clients' threads may
+    /// run it at the same time.
     pub fn new(
         name: &'static str,
         about: &'static str,

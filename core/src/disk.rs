@@ -49,8 +49,8 @@ pub struct Limits {
     pub volatile_cache: bool,
     /// Each request has a cost, so that fewer and larger ones are faster (files, networks; not null or ram).
     pub cost_per_request: bool,
-    /// The host's kernel pins guest memory for each transfer (direct I/O). Registering that memory with the worker's ring makes that cheaper.
-    /// A page may stay pinned for a moment after its request has completed.
+    /// The host's kernel pins guest memory for each transfer (direct I/O). Registering that memory with the worker's ring makes that
+    /// cheaper. A page may stay pinned for a moment after its request has completed.
     pub pins_memory: bool,
 }
 
@@ -117,8 +117,8 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// When the storage cannot have that size; then it is unchanged.
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError>;
 
-    /// Activates the disk because queues that use it are about to run: takes the locks that keep others from running theirs, unless they are
-    /// held, and drops cached contents. A changed [size](Self::found_size) is left to the caller. Counted: each call is undone by one
+    /// Activates the disk because queues that use it are about to run: takes the locks that keep others from running theirs, unless they
+    /// are held, and drops cached contents. A changed [size](Self::found_size) is left to the caller. Counted: each call is undone by one
     /// [`deactivate`](Self::deactivate). May block until a user that is stopping has stopped: only for control threads.
     ///
     /// # Errors
@@ -127,8 +127,8 @@ pub trait Disk<L: IoContext>: Send + Sync {
         Ok(())
     }
 
-    /// Deactivates the disk because the queues have stopped, with nothing in flight. After the last call others may run theirs, and read all
-    /// that was written. Blocks.
+    /// Deactivates the disk because the queues have stopped, with nothing in flight. After the last call others may run theirs, and read
+    /// all that was written. Blocks.
     fn deactivate(&self) {}
 
     /// Opens a worker's own handle. Called on the worker's thread.
@@ -161,16 +161,16 @@ pub trait DiskChannel<L: IoContext> {
 
     /// Tries to cancel the outstanding requests of `tags`, which are sorted. Does not block. Each request still gets exactly one
     /// [`Completion`], here in `finished` or later, with its buffer, and not before the kernel has released that: with
-    /// [`Outcome::Aborted`](crate::Outcome) if it was cancelled, else with its own outcome. An aborted request may have done nothing, a part,
-    /// or all of its work, but does nothing more. Tags that are not (or no longer) outstanding are ignored. A backend whose requests complete
-    /// soon anyway need not do anything.
+    /// [`Outcome::Aborted`](crate::Outcome) if it was cancelled, else with its own outcome. An aborted request may have done nothing, a
+    /// part, or all of its work, but does nothing more. Tags that are not (or no longer) outstanding are ignored. A backend whose requests
+    /// complete soon anyway need not do anything.
     fn cancel(&mut self, _context: &mut L, _tags: &[Tag], _finished: &mut Vec<Completion<L::Buffer>>) {}
 
     /// Returns the number of requests taken and not yet completed.
     fn outstanding(&self) -> u32;
 
-    /// Returns when the worker must call [`reap`](Self::reap) even without a completion in the ring (a backend that completes by the clock).
-    /// `None` when completions alone wake the worker.
+    /// Returns when the worker must call [`reap`](Self::reap) even without a completion in the ring (a backend that completes by the
+    /// clock). `None` when completions alone wake the worker.
     fn deadline(&self) -> Option<Instant> {
         None
     }

@@ -25,11 +25,11 @@ pub trait Intake<T, B> {
     /// first failure if there was one. `parts` is not empty.
     fn admit_parts(&mut self, token: T, disk: DiskSlot, op: Op, parts: &[(ByteOffset, ByteLen)]);
 
-    /// Cancels this queue's requests in flight whose token `pick` chooses, where that is possible: they are taken back before the storage has
-    /// seen them, or the storage is asked to cancel them. Each still finishes exactly once, in this turn or later, never inside this call:
-    /// with [`Outcome::Aborted`] if it was in time (it may have done nothing, a part or all of its work, but does nothing more), else with its
-    /// own outcome. Requests that the storage cannot cancel (a transfer that a device works on, a flush) are waited for, and so are requests
-    /// merged with one that is not chosen. Not for the data path: `pick` is called for every token.
+    /// Cancels this queue's requests in flight whose token `pick` chooses, where that is possible: they are taken back before the storage
+    /// has seen them, or the storage is asked to cancel them. Each still finishes exactly once, in this turn or later, never inside this
+    /// call: with [`Outcome::Aborted`] if it was in time (it may have done nothing, a part or all of its work, but does nothing more), else
+    /// with its own outcome. Requests that the storage cannot cancel (a transfer that a device works on, a flush) are waited for, and so
+    /// are requests merged with one that is not chosen. Not for the data path: `pick` is called for every token.
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool);
 
     /// Counts a request that the queue completed itself: a well-formed one (identification), or a malformed one.
@@ -132,9 +132,9 @@ pub trait GuestQueue {
     ) where
         I: Intake<Self::Token, <Self::Context as IoContext>::Buffer>;
 
-    /// Handles a [`Wake`] of the queue. Called before the turn's pulls, after every completion [finished](Self::finish) before was published;
-    /// completions from this call are published in this turn. Requests that it cancels are taken back before the turn's requests are
-    /// submitted. `running`: the queue may take requests off its ring (it is not paused, broken or draining).
+    /// Handles a [`Wake`] of the queue. Called before the turn's pulls, after every completion [finished](Self::finish) before was
+    /// published; completions from this call are published in this turn. Requests that it cancels are taken back before the turn's requests
+    /// are submitted. `running`: the queue may take requests off its ring (it is not paused, broken or draining).
     ///
     /// # Errors
     /// As [`PullEnd::Broken`], when it took requests and found the ring broken.

@@ -34,8 +34,8 @@ impl MailboxReceiver {
     /// Moves the queues that were woken to `into`, by slot and generation.
     pub(crate) fn take_woken(&self, into: &mut Vec<(u16, u32)>) {
         for waker in self.woken.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // From here on a wake lists the queue again. The queue's `woken` runs after this and must see what was done before each wake that
-            // found it listed: the swap reads the value which that wake wrote.
+            // From here on a wake lists the queue again. The queue's `woken` runs after this and must see what was done before each wake
+            // that found it listed: the swap reads the value which that wake wrote.
             waker.is_listed.swap(false, Ordering::SeqCst);
             into.push((waker.slot, waker.generation));
         }

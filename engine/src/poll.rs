@@ -114,8 +114,8 @@ impl PollState {
         self.polled_at = Some(now);
     }
 
-    /// Adapts the window to a gap between requests. A gap within the window leaves it unchanged. A gap that a longer window would have covered makes
-    /// it grow; a gap that none could cover makes it shrink, because the whole window was polled without a request.
+    /// Adapts the window to a gap between requests. A gap within the window leaves it unchanged. A gap that a longer window would have
+    /// covered makes it grow; a gap that none could cover makes it shrink, because the whole window was polled without a request.
     fn adapt(&mut self, gap: u64) {
         if gap <= self.window {
             return;
@@ -144,7 +144,7 @@ impl PollState {
     }
 
     /// Returns the total time spent polling without finding anything, in nanoseconds.
-    pub(crate) fn in_vain(&self) -> u64 {
+    pub(crate) fn empty_poll_ns(&self) -> u64 {
         self.empty_poll_ns
     }
 
@@ -198,17 +198,17 @@ mod tests {
         state.active(us(10));
         state.idle(us(12));
         state.active(us(15));
-        assert_eq!(state.in_vain(), 2000, "time that ended with a request is not counted");
+        assert_eq!(state.empty_poll_ns(), 2000, "time that ended with a request is not counted");
         assert_eq!(state.idle(us(40)), Idle::KeepPolling);
         assert_eq!(state.idle(us(65)), Idle::Arm);
-        assert_eq!(state.in_vain(), 52_000);
+        assert_eq!(state.empty_poll_ns(), 52_000);
         // Armed until 1000; a kick without a request has it polled again.
         assert_eq!(state.idle(us(1000)), Idle::Arm);
-        assert_eq!(state.in_vain(), 52_000);
+        assert_eq!(state.empty_poll_ns(), 52_000);
         let mut busy = PollState::new(PollPolicy::Busy, us(0));
         busy.active(us(0));
         (1..=100).for_each(|at| assert_eq!(busy.idle(us(at)), Idle::KeepPolling));
-        assert_eq!(busy.in_vain(), 100_000);
+        assert_eq!(busy.empty_poll_ns(), 100_000);
     }
 
     #[test]

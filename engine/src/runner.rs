@@ -160,8 +160,8 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
     }
 
-    /// Counts a run that is about to be finished, for a queue of several disks. Not part of [`finish`](AnyQueue::finish), where it would cost
-    /// each request of a queue with one disk.
+    /// Counts a run that is about to be finished, for a queue of several disks. Not part of [`finish`](AnyQueue::finish), where it would
+    /// cost each request of a queue with one disk.
     #[inline(never)]
     fn count_by_disk(&mut self, run: &[AnyCompletion]) {
         let Some(per_disk) = &mut self.per_disk else { return };
@@ -491,7 +491,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             parts.queued.record(0, parts.total.count() - parts.queued.count());
         }
         QueueStats {
-            counters: QueueCounters { poll_ns: self.poll.in_vain(), ..self.counters },
+            counters: QueueCounters { poll_ns: self.poll.empty_poll_ns(), ..self.counters },
             latency,
             in_flight: self.tags.in_flight() as u32,
             oldest_ns,

@@ -130,9 +130,9 @@ impl UringContext {
         }
     }
 
-    /// Keeps `file` open. When the process is killed, it stays open until the kernel has completed this ring's operations, because the ring's
-    /// table of files is freed only then. A lock on the file is held as long. Each call is undone by one [`let_close`](Self::let_close).
-    /// Returns false if the table is full: then the file is closed as soon as the process is killed.
+    /// Keeps `file` open. When the process is killed, it stays open until the kernel has completed this ring's operations, because the
+    /// ring's table of files is freed only then. A lock on the file is held as long. Each call is undone by one
+    /// [`let_close`](Self::let_close). Returns false if the table is full: then the file is closed as soon as the process is killed.
     pub fn keep_open(&mut self, file: &Arc<OwnedFd>) -> bool {
         let known = self.tables.kept.iter().position(|kept| Arc::ptr_eq(&kept.file, file));
         let at = known.unwrap_or_else(|| {

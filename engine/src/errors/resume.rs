@@ -102,9 +102,9 @@ where
     Q: GuestQueue<Context = UringContext> + 'static,
     Q::Position: Send + 'static,
 {
-    /// Drains as [`drain`](Self::drain) does, but parked requests are dropped instead of failed: for an interface that records which requests
-    /// are in flight, and a next daemon that replays them. `dropped` gets each, on the queue's worker: it drops the queue's state for it and
-    /// releases its buffer.
+    /// Drains as [`drain`](Self::drain) does, but parked requests are dropped instead of failed: for an interface that records which
+    /// requests are in flight, and a next daemon that replays them. `dropped` gets each, on the queue's worker: it drops the queue's state
+    /// for it and releases its buffer.
     ///
     /// # Errors
     /// When the worker has ended.

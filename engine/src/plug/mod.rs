@@ -107,8 +107,8 @@ impl Merger {
     }
 
     /// Cancels requests that have left the plug. Takes back those that are planned and not submitted yet; a merged one is split, and the
-    /// members that are not chosen are submitted one by one. Returns the tags of the merged requests at the channel of which all members are
-    /// chosen.
+    /// members that are not chosen are submitted one by one. Returns the tags of the merged requests at the channel of which all members
+    /// are chosen.
     pub(crate) fn cancel(
         &mut self,
         context: &mut UringContext,

@@ -112,9 +112,9 @@ impl Planner {
         &self.planned
     }
 
-    /// Returns true if a request ends where another one starts. Filters out random I/O, which has nothing to merge, at a fraction of the cost
-    /// of sorting: each start sets a mark in a table of [`MARKS_PER_REQUEST`] entries a request, and each end checks for one. A mark that
-    /// another start has set is found out by a comparison with all starts.
+    /// Returns true if a request ends where another one starts. Filters out random I/O, which has nothing to merge, at a fraction of the
+    /// cost of sorting: each start sets a mark in a table of [`MARKS_PER_REQUEST`] entries a request, and each end checks for one. A mark
+    /// that another start has set is found out by a comparison with all starts.
     #[inline]
     fn may_merge<B>(&mut self, batch: &[Request<B>]) -> bool {
         // 2^64 divided by the golden ratio: multiples of any block spread evenly over the top bits.

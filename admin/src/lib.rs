@@ -1,12 +1,12 @@
 //! The admin socket of the daemon: JSON-RPC 2.0, one message a line, over a Unix stream socket.
 //!
 //! ```text
-//! server: a thread a client -> lines (bounded, with deadlines) -> protocol (one line in, one answer out) -> verbs (registry)
+//! server: a thread per client -> lines (bounded, with deadlines) -> protocol (one line in, one response out) -> verbs (registry)
 //! client: Client -> lines
-//! both:   model, what `stat` answers; its documentation for programs is docs/admin.md
+//! both:   model, the results of the verbs; documented for programs in docs/admin.md
 //! ```
 //!
-//! The crate knows neither engine nor disks: who starts the server gives it the verbs.
+//! The crate knows neither engine nor disks: the server is started with its verbs.
 #![forbid(unsafe_code)]
 
 mod client;

@@ -1,4 +1,4 @@
-//! Lines over a stream socket: bounded in length and in time, and given up at once when the server stops.
+//! Lines over a stream socket: bounded in length and in time, and abandoned at once when the server stops.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,36 +8,36 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-/// What is read at once.
+/// Bytes of one read.
 const CHUNK: usize = 16 << 10;
 
-/// What came of waiting for a line.
+/// The result of waiting for a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// A line, without its newline.
     Whole(Vec<u8>),
-    /// More bytes than a line may have.
+    /// The line is longer than allowed.
     TooLong,
-    /// The other side closed; what it sent of a last line is dropped.
-    Ended,
-    /// The time was over.
-    Late,
-    /// The server stops.
+    /// The peer closed the connection; an incomplete last line is dropped.
+    Closed,
+    /// The deadline has passed.
+    TimedOut,
+    /// The server is stopping.
     Stopped,
 }
 
-/// When reading a line is given up.
+/// When reading a line times out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Timeouts {
-    /// So long after the line's first byte; for the first byte it is waited for ever.
+pub(crate) enum LineDeadline {
+    /// This long after the line's first byte. The first byte is waited for without a limit.
     FromFirstByte(Duration),
-    /// At this moment.
+    /// At this time.
     Until(Instant),
 }
 
-enum Woken {
+enum WaitResult {
     Ready,
-    Late,
+    TimedOut,
     Stopped,
 }
 
@@ -52,17 +52,17 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Lines of at most `limit` bytes, without the newline.
+    /// Wraps a socket, for lines of at most `limit` bytes without the newline.
     pub(crate) fn new(stream: UnixStream, stop: Option<Arc<UnixStream>>, limit: usize) -> io::Result<Lines> {
         stream.set_nonblocking(true)?;
         Ok(Lines { stream, stop, limit, pending: Vec::new() })
     }
 
-    /// The next line.
-    pub(crate) fn read(&mut self, timeouts: Timeouts) -> io::Result<Line> {
-        let mut deadline = match timeouts {
-            Timeouts::Until(moment) => Some(moment),
-            Timeouts::FromFirstByte(_) => None,
+    /// Reads the next line.
+    pub(crate) fn read(&mut self, deadline_from: LineDeadline) -> io::Result<Line> {
+        let mut deadline = match deadline_from {
+            LineDeadline::Until(time) => Some(time),
+            LineDeadline::FromFirstByte(_) => None,
         };
         let mut searched = 0;
         loop {
@@ -76,21 +76,22 @@ impl Lines {
             if searched > self.limit {
                 return Ok(Line::TooLong);
             }
-            if let (None, false, Timeouts::FromFirstByte(time)) = (deadline, self.pending.is_empty(), timeouts) {
+            if let (None, false, LineDeadline::FromFirstByte(time)) = (deadline, self.pending.is_empty(), deadline_from)
+            {
                 deadline = Some(Instant::now() + time);
             }
             match self.wait(PollFlags::IN, deadline)? {
-                Woken::Ready => {}
-                Woken::Late => return Ok(Line::Late),
-                Woken::Stopped => return Ok(Line::Stopped),
+                WaitResult::Ready => {}
+                WaitResult::TimedOut => return Ok(Line::TimedOut),
+                WaitResult::Stopped => return Ok(Line::Stopped),
             }
             self.pending.resize(searched + CHUNK, 0);
             let got = self.stream.read(&mut self.pending[searched..]);
             self.pending.truncate(searched + *got.as_ref().unwrap_or(&0));
             match got {
-                Ok(0) => return Ok(Line::Ended),
+                Ok(0) => return Ok(Line::Closed),
                 Ok(_) => {}
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -99,22 +100,22 @@ impl Lines {
     /// Writes all of `bytes` before `deadline`.
     ///
     /// # Errors
-    /// `TimedOut` when the other side does not read, `Interrupted` when the server stops, or what the host says.
+    /// `TimedOut` when the peer does not read, `Interrupted` when the server stops, or the system's error.
     pub(crate) fn write(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.stream.write(bytes) {
                 Ok(written) => bytes = &bytes[written..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     match self.wait(PollFlags::OUT, Some(deadline))? {
-                        Woken::Ready => {}
-                        Woken::Late => return Err(ErrorKind::TimedOut.into()),
-                        Woken::Stopped => return Err(ErrorKind::Interrupted.into()),
+                        WaitResult::Ready => {}
+                        WaitResult::TimedOut => return Err(ErrorKind::TimedOut.into()),
+                        WaitResult::Stopped => return Err(ErrorKind::Interrupted.into()),
                     }
                 }
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error),
             }
-            // A reader that takes a byte at a time would else never run out of time.
+            // Otherwise a reader that takes a byte at a time would never time out.
             if !bytes.is_empty() && Instant::now() >= deadline {
                 return Err(ErrorKind::TimedOut.into());
             }
@@ -122,11 +123,11 @@ impl Lines {
         Ok(())
     }
 
-    fn wait(&self, flags: PollFlags, deadline: Option<Instant>) -> io::Result<Woken> {
+    fn wait(&self, flags: PollFlags, deadline: Option<Instant>) -> io::Result<WaitResult> {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Ok(Woken::Late);
+                return Ok(WaitResult::TimedOut);
             }
             let left = left.map(timespec);
             let mut fds = vec![PollFd::new(&self.stream, flags)];
@@ -137,21 +138,21 @@ impl Lines {
                 Ok(_) => {}
             }
             if fds.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
-                return Ok(Woken::Stopped);
+                return Ok(WaitResult::Stopped);
             }
             if !fds[0].revents().is_empty() {
-                return Ok(Woken::Ready);
+                return Ok(WaitResult::Ready);
             }
         }
     }
 }
 
-/// Whether the same call may go well a moment later.
-fn is_passing(error: &io::Error) -> bool {
+/// Returns true if the same call may succeed later.
+fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// A time that is longer than the kernel can count is as long as it can count.
+/// Converts a time. Longer ones than the kernel can represent become the longest that it can.
 pub(crate) fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }

@@ -1,9 +1,9 @@
-//! What the verbs answer. Every field with its unit is in docs/admin.md, which is a promise: fields are added, none is renamed,
-//! dropped or changed in meaning. What an older daemon does not send reads as nothing.
+//! The results of the verbs. docs/admin.md lists every field with its unit and is a promise: fields are added, none is renamed, dropped or
+//! changed in meaning. A field that an older daemon does not send reads as its default.
 
 use serde::{Deserialize, Serialize};
 
-/// One LUN, as `lun.list` and the verbs that change LUNs tell it.
+/// One LUN, in the results of `lun.list` and of the verbs that change LUNs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Lun {
@@ -15,35 +15,35 @@ pub struct Lun {
     pub target: u32,
     /// Its LUN.
     pub lun: u32,
-    /// How far it is: `adding`, `ready`, `removing` or `removed`.
+    /// Its state: `adding`, `ready`, `removing` or `removed`.
     pub state: String,
-    /// The unit that it leads to: the id of the LUN that this was made for. Null while that is being opened, as are the others.
+    /// Its logical unit: the id of the LUN for which that was opened. Null while that is being opened, as are the fields below.
     pub unit: Option<String>,
     /// The kind of storage.
     pub storage: Option<String>,
-    /// The unit's size, in bytes.
+    /// The logical unit's size, in bytes.
     pub size_bytes: Option<u64>,
     /// Its logical block, in bytes.
     pub block_bytes: Option<u32>,
-    /// Whether it refuses writes.
+    /// True if it refuses writes.
     pub read_only: Option<bool>,
-    /// Where it is from: `configuration`, or `run-time` when it was added while the daemon ran.
+    /// Its origin: `configuration`, or `run-time` if it was added while the daemon ran.
     pub origin: String,
-    /// Whether a daemon after this one has it too: it is of the configuration, or kept by `--state`.
+    /// True if it exists after a restart of the daemon: it is in the configuration, or kept by `--state`.
     pub survives_restart: bool,
     /// Its settings, with the keys of `--lun`.
     pub settings: serde_json::Map<String, serde_json::Value>,
 }
 
-/// The answer to `lun.list`.
+/// The result of `lun.list`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LunList {
-    /// The LUNs, by controller and place.
+    /// The LUNs, by controller and address.
     pub luns: Vec<Lun>,
 }
 
-/// The answer to `lun.add`, `lun.remove` and `lun.resize`.
+/// The result of `lun.add`, `lun.remove` and `lun.resize`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LunChange {
@@ -51,29 +51,29 @@ pub struct LunChange {
     pub lun: Lun,
 }
 
-/// The answer to `resize`.
+/// The result of `resize`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResizeResult {
-    /// What was asked for: the id of a disk, a LUN or a Xen device.
+    /// The id of the disk, LUN or Xen device.
     pub id: String,
     /// The size before, in bytes.
     pub before_bytes: u64,
     /// The size now, in bytes.
     pub size_bytes: u64,
-    /// Whether the guest knows: `told`, `unanswered`, `at-reconnect`, `no-guest`, or `unchanged` where there is nothing to know.
+    /// How the guest was notified: `told`, `unanswered`, `at-reconnect`, `no-guest`, or `unchanged` if the size is the same.
     pub guest: String,
 }
 
-/// The answer to `stat`.
+/// The result of `stat`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stat {
     /// The daemon's version.
     pub version: String,
-    /// When this was read, in nanoseconds of the host's monotonic clock.
+    /// Time of the sample, in nanoseconds of the host's monotonic clock.
     pub time_ns: u64,
-    /// How long the daemon had then been running, in nanoseconds. `time_ns - uptime_ns` tells one run from another.
+    /// How long the daemon had been running then, in nanoseconds. `time_ns - uptime_ns` identifies a run.
     pub uptime_ns: u64,
     /// The disks, in the order of the configuration.
     pub disks: Vec<DiskStat>,
@@ -84,7 +84,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// When the daemon was started, in nanoseconds of the host's monotonic clock: the same in all answers of one run.
+    /// Returns when the daemon was started, in nanoseconds of the host's monotonic clock: the same in all results of one run.
     pub fn started_ns(&self) -> u64 {
         self.time_ns.saturating_sub(self.uptime_ns)
     }
@@ -100,23 +100,23 @@ pub struct DiskStat {
     pub interface: String,
     /// The kind of storage: `file`, `null`, `ram`.
     pub storage: String,
-    /// Whether neighbouring requests are joined, as configured: `auto`, `on` or `off`.
+    /// Whether adjacent requests are merged, as configured: `auto`, `on` or `off`.
     pub merge: String,
     /// Longest merged request, in bytes.
     pub merge_bytes: u64,
     /// Most memory segments of a merged request.
     pub merge_segments: u32,
-    /// How many queues it offers.
+    /// Number of queues that it offers.
     pub queue_count: u32,
     /// The sums over its queues.
     pub totals: Load,
-    /// What becomes of its failed requests, and whether it is stopped.
+    /// Its error policy, and whether it is stopped.
     pub health: Health,
-    /// Whether the VMM keeps the region in which requests in flight outlive the daemon. Null when no VMM has set queues up, and for
-    /// interfaces that need none.
+    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has set queues up, and
+    /// for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
-    /// What its rings did with the guest's pages: of a Xen disk. Null for others.
+    /// Grant statistics of a Xen disk. Null for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantStat>,
     /// Its queues, by number. Empty unless `queues` was asked for.
@@ -124,23 +124,23 @@ pub struct DiskStat {
     pub queues: Vec<QueueStat>,
 }
 
-/// What becomes of a disk's failed requests, and whether it is stopped.
+/// A disk's error policy, and whether it is stopped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Health {
     /// `running` or `stopped`.
     pub state: String,
-    /// What becomes of failed requests, as configured: `report`, `stop` or `retry:SECONDS`.
+    /// The policy for failed requests, as configured: `report`, `stop` or `retry:SECONDS`.
     pub on_error: String,
-    /// Of those that found no space: `report` or `stop`.
+    /// The policy for requests without space: `report` or `stop`.
     pub on_enospc: String,
     /// Why it is stopped; null while it runs.
     pub stopped: Option<HealthStop>,
     /// Requests that are parked.
     pub parked: u64,
-    /// How often it stopped.
+    /// Number of stops.
     pub stops: u64,
-    /// How often requests were tried again by themselves.
+    /// Number of repetitions by `retry`.
     pub retries: u64,
 }
 
@@ -148,7 +148,7 @@ pub struct Health {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HealthStop {
-    /// For how long it is, in nanoseconds.
+    /// For how long it has been stopped, in nanoseconds.
     pub stopped_ns: u64,
     /// What failed, and how.
     pub reason: String,
@@ -156,7 +156,7 @@ pub struct HealthStop {
     pub enospc: bool,
 }
 
-/// The answer to `resume`.
+/// The result of `resume`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resumed {
@@ -164,47 +164,47 @@ pub struct Resumed {
     pub id: String,
     /// Requests that were parked.
     pub parked: u64,
-    /// They were answered with their errors in place of being done.
+    /// True if they were completed with their errors instead of repeated.
     pub report: bool,
 }
 
-/// What the rings of a Xen disk did with the guest's pages. All but `held`, `stuck` and `buffer_pages` only grow.
+/// Grant statistics of a Xen disk's rings. All but `held`, `stuck` and `buffer_pages` only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GrantStat {
-    /// Pages copied, either way.
+    /// Pages copied, in either direction.
     pub copies: u64,
-    /// Calls that copied them.
+    /// Grant copy calls.
     pub copy_calls: u64,
     /// Pages that could not be copied.
     pub copy_errors: u64,
     /// Pages mapped.
     pub maps: u64,
-    /// Calls that mapped them.
+    /// Grant map calls.
     pub map_calls: u64,
-    /// Calls that failed to; the pages were copied instead.
+    /// Grant map calls that failed; the pages were copied instead.
     pub map_errors: u64,
-    /// Pages let go.
+    /// Pages unmapped.
     pub unmaps: u64,
-    /// Calls that let them go.
+    /// Grant unmap calls.
     pub unmap_calls: u64,
     /// Pages of requests that were mapped already.
     pub persistent_hits: u64,
     /// Pages of requests that were not.
     pub persistent_misses: u64,
-    /// Pages let go because they were not used for long, or for others.
+    /// Mapped pages that were unmapped because they were idle, or to make space for others.
     pub persistent_purged: u64,
-    /// Times that a page was copied because its ring has as many mapped as it may.
+    /// Times that a page was copied because its ring's limit of mapped pages was reached.
     pub over_cap: u64,
-    /// Times that pages were copied because the host has as many mapped as it may.
+    /// Times that pages were copied because the host's limit of mapped pages was reached.
     pub over_budget: u64,
-    /// Pages that are mapped now.
+    /// Pages mapped now.
     pub held: u64,
-    /// Pages that could not be let go. They are not used any more.
+    /// Pages that could not be unmapped. They are not used any more.
     pub stuck: u64,
-    /// Own pages that hold memory now.
+    /// The daemon's own pages that hold memory now.
     pub buffer_pages: u64,
-    /// Requests with their segments in pages of their own.
+    /// Requests with indirect segments.
     pub indirect_requests: u64,
     /// Barriers carried out.
     pub barriers: u64,
@@ -222,15 +222,15 @@ pub struct ControllerStat {
     pub id: String,
     /// The guest interface, `virtio-scsi`.
     pub interface: String,
-    /// How many request queues it offers.
+    /// Number of request queues that it offers.
     pub queue_count: u32,
     /// The sums over its request queues.
     pub totals: Load,
-    /// Whether the VMM keeps the region in which requests in flight outlive the daemon. Null when no VMM has set queues up, and for
-    /// interfaces that need none.
+    /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has set queues up, and
+    /// for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
-    /// Its LUNs, by place.
+    /// Its LUNs, by address.
     pub luns: Vec<LunStat>,
     /// Its queues: control, event, and the request queues by number. Empty unless `queues` was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -247,29 +247,29 @@ pub struct LunStat {
     pub target: u32,
     /// Its LUN.
     pub lun: u32,
-    /// How far it is: `adding`, `ready` or `removing`.
+    /// Its state: `adding`, `ready` or `removing`.
     pub state: String,
-    /// The unit that it leads to.
+    /// Its logical unit.
     pub unit: String,
     /// The kind of storage.
     pub storage: String,
-    /// Whether neighbouring requests are joined, as configured: `auto`, `on` or `off`.
+    /// Whether adjacent requests are merged, as configured: `auto`, `on` or `off`.
     pub merge: String,
     /// Longest merged request, in bytes.
     pub merge_bytes: u64,
     /// Most memory segments of a merged request.
     pub merge_segments: u32,
-    /// Requests in flight at this moment.
+    /// Requests in flight now.
     pub in_flight: u64,
-    /// How long the oldest of them has been, in milliseconds; null without any.
+    /// Age of the oldest request in flight, in milliseconds; null without any.
     pub oldest_ms: Option<u64>,
-    /// What becomes of its unit's failed requests, and whether that is stopped.
+    /// The error policy of its logical unit, and whether that is stopped.
     pub health: Health,
-    /// What was counted.
+    /// Its counters.
     pub counters: LunCounters,
 }
 
-/// Counters of a LUN since it is there. They only grow while it is.
+/// Counters of a LUN since it was added. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LunCounters {
@@ -283,13 +283,13 @@ pub struct LunCounters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Requests that ended otherwise than done.
+    /// Requests that did not succeed.
     pub errors: u64,
-    /// How long the reads took in all, in nanoseconds.
+    /// Total latency of the reads, in nanoseconds.
     pub read_ns: u64,
-    /// How long the writes took in all, in nanoseconds.
+    /// Total latency of the writes, in nanoseconds.
     pub write_ns: u64,
-    /// How long the others took in all, in nanoseconds.
+    /// Total latency of the others, in nanoseconds.
     pub other_ns: u64,
 }
 
@@ -297,36 +297,36 @@ pub struct LunCounters {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct QueueStat {
-    /// What it is for: `request`, `control` or `event`. Of a disk all are `request`.
+    /// Its role: `request`, `control` or `event`. All of a disk's are `request`.
     pub role: String,
     /// Its number among those of its role.
     pub queue: u32,
     /// The worker that serves it.
     pub worker: u32,
-    /// What it did.
+    /// Its statistics.
     #[serde(flatten)]
     pub load: Load,
 }
 
-/// What a queue, or all of a disk's, did since the daemon started.
+/// The statistics of a queue, or of all queues of a disk, since the daemon started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Load {
-    /// Requests in flight at this moment.
+    /// Requests in flight now.
     pub in_flight: u64,
-    /// How long the oldest of them has been, in milliseconds; null without any.
+    /// Age of the oldest request in flight, in milliseconds; null without any.
     pub oldest_ms: Option<u64>,
-    /// What was counted.
+    /// Its counters.
     pub counters: Counters,
-    /// How long requests took.
+    /// Latencies of its requests.
     pub latency: Latency,
 }
 
-/// Counters that only grow while the daemon runs. Without a unit in its name a field is a number of things.
+/// Counters. They only grow while the daemon runs. A field without a unit in its name is a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
-    /// Requests answered in all.
+    /// Requests completed in all.
     pub requests: u64,
     /// Reads finished.
     pub reads: u64,
@@ -338,11 +338,11 @@ pub struct Counters {
     pub discards: u64,
     /// Write-zeroes finished (guest requests, not ranges).
     pub write_zeroes: u64,
-    /// Requests that the queue answered itself, without the disk.
+    /// Requests that the queue completed itself, without the disk.
     pub answered_alone: u64,
-    /// Of those, the guest's mistakes.
+    /// Of those, malformed ones.
     pub malformed: u64,
-    /// Requests that ended otherwise than done.
+    /// Requests that did not succeed.
     pub errors: u64,
     /// Of those, reads.
     pub read_errors: u64,
@@ -360,25 +360,25 @@ pub struct Counters {
     pub write_merges: u64,
     /// Ranges of discards and write-zeroes that were merged into the one before them on the disk.
     pub other_merges: u64,
-    /// Times the guest woke us.
+    /// Kicks from the guest.
     pub kicks: u64,
     /// Calls sent to the guest.
     pub calls: u64,
-    /// Publishes for which the guest wanted no call.
+    /// Publishes for which the guest had asked not to be called.
     pub calls_suppressed: u64,
-    /// Calls that were put off so that one could tell of more answers.
+    /// Calls that were deferred, so that one covers more completions.
     pub calls_put_off: u64,
     /// Turns that found requests.
     pub turns: u64,
     /// Turns that found none.
     pub empty_turns: u64,
-    /// Times the queue was armed for sleep.
+    /// Times the queue was armed.
     pub arms: u64,
     /// Time spent polling without finding anything, in nanoseconds.
     pub poll_ns: u64,
 }
 
-/// How long requests took, by kind.
+/// Latencies of requests, by class of operation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Latency {
@@ -390,27 +390,27 @@ pub struct Latency {
     pub others: LatencyParts,
 }
 
-/// How long requests of one kind took, by where the time went.
+/// Latencies of requests of one class, by where the time was spent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatencyParts {
-    /// From the pull to the hand-over to the storage.
+    /// From the pull to the submission.
     pub queued: Distribution,
     /// In the storage.
     pub device: Distribution,
-    /// From the storage's answer until the guest could see it and was called.
+    /// From the storage's completion until the guest can see it and has been called.
     pub publish: Distribution,
-    /// All of it.
+    /// From the pull to the publish.
     pub total: Distribution,
 }
 
-/// A distribution of latencies.
+/// A histogram of latencies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Distribution {
-    /// How many.
+    /// Number of requests.
     pub count: u64,
-    /// All together, in nanoseconds. Exact.
+    /// Sum of their latencies, in nanoseconds. Exact.
     pub sum_ns: u64,
     /// The median in nanoseconds, to within 7 percent; null without any.
     pub p50_ns: Option<u64>,
@@ -430,7 +430,7 @@ pub struct Distribution {
 pub struct WorkerStat {
     /// Its number.
     pub worker: u32,
-    /// Queues that it serves at this moment.
+    /// Queues that it serves now.
     pub queues: u32,
     /// Turns in which something happened.
     pub turns: u64,
@@ -442,6 +442,6 @@ pub struct WorkerStat {
     pub slept_ns: u64,
     /// CPU time that the thread used, in nanoseconds.
     pub cpu_ns: u64,
-    /// Merged requests that the storage failed, so that their members were done one by one.
+    /// Merged requests that failed, so that their members were repeated one by one.
     pub merge_splits: u64,
 }

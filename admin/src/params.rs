@@ -1,10 +1,10 @@
-//! The named parameters of a verb: declared once, which is what `help` prints and what calls are checked against.
+//! The named parameters of a verb: declared once, printed by `help`, and checked at each call.
 
 use serde_json::{Map, Value};
 
 use crate::verbs::VerbError;
 
-/// What a parameter's value must be.
+/// The type of a parameter's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParamKind {
     /// `true` or `false`.
@@ -15,12 +15,12 @@ pub enum ParamKind {
     Number,
     /// A number of bytes, or a string such as `10G`.
     Size,
-    /// Settings: an object of them, or a string in the words of the command line.
+    /// Settings: an object of them, or a string in the syntax of the command line.
     Settings,
 }
 
 impl ParamKind {
-    /// The kind's type in JSON Schema.
+    /// Returns the kind's type in JSON Schema.
     pub fn schema(self) -> Value {
         match self {
             ParamKind::Boolean => "boolean".into(),
@@ -52,23 +52,23 @@ impl ParamKind {
     }
 }
 
-/// One parameter that a verb takes. All are optional as far as this crate can tell; which of them a verb needs it says itself.
+/// A parameter of a verb. All are optional for this crate; a verb checks itself which ones it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Param {
     /// Its name.
     pub name: &'static str,
-    /// What its value must be.
+    /// The type of its value.
     pub kind: ParamKind,
-    /// What it means, in one line.
+    /// Its description, in one line.
     pub about: &'static str,
 }
 
-/// The parameters of one call: each is declared, and of its kind.
+/// The parameters of one call: each is declared, and its value has the declared type.
 #[derive(Clone, Debug, Default)]
 pub struct Params(Map<String, Value>);
 
 impl Params {
-    /// Checks what a call brings against what its verb declares.
+    /// Checks a call's parameters against those that its verb declares.
     pub(crate) fn check(given: Option<Value>, declared: &[Param]) -> Result<Params, VerbError> {
         let given = match given {
             None => Map::new(),
@@ -90,40 +90,40 @@ impl Params {
         Ok(Params(given))
     }
 
-    /// A boolean parameter; `false` when it was not given.
+    /// Returns a boolean parameter; `false` if it was not given.
     pub fn is_set(&self, name: &str) -> bool {
         self.0.get(name).and_then(Value::as_bool).unwrap_or(false)
     }
 
-    /// A text parameter.
+    /// Returns a text parameter.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).and_then(Value::as_str)
     }
 
-    /// A number.
+    /// Returns a number.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.0.get(name).and_then(Value::as_u64)
     }
 
-    /// A parameter as it came.
+    /// Returns a parameter as the client sent it.
     pub fn value(&self, name: &str) -> Option<&Value> {
         self.0.get(name)
     }
 }
 
-/// Longest piece of a client's text that an error repeats, in characters.
-const REPEATED: usize = 64;
+/// Most characters of a client's text that an error quotes.
+const MAX_QUOTED: usize = 64;
 
-/// A client's text for an error message: quoted, on one line, cut when it is long.
+/// Returns a client's text for an error message: quoted, on one line, truncated when it is long.
 pub(crate) fn quoted(text: &str) -> String {
-    let mut head: String = text.chars().take(REPEATED).collect();
+    let mut head: String = text.chars().take(MAX_QUOTED).collect();
     if head.len() < text.len() {
         head.push_str("...");
     }
     format!("{head:?}")
 }
 
-/// A client's value for an error message: on one line, and no longer than is worth reading.
+/// Returns a client's value for an error message: short and on one line.
 pub fn found(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),

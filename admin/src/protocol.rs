@@ -8,28 +8,28 @@ use serde_json::{Map, Value, json};
 use crate::params::{found, quoted};
 use crate::verbs::{CallError, VerbError, Verbs};
 
-/// The line is no JSON.
+/// The line is not JSON.
 pub(crate) const PARSE_ERROR: i64 = -32700;
-/// The line is JSON, and no request.
+/// The line is JSON, but not a request.
 pub(crate) const INVALID_REQUEST: i64 = -32600;
 /// No such verb.
 pub(crate) const METHOD_NOT_FOUND: i64 = -32601;
 /// A parameter cannot be used.
 pub(crate) const INVALID_PARAMS: i64 = -32602;
-/// A bug of ours.
+/// A bug in the daemon.
 pub(crate) const INTERNAL_ERROR: i64 = -32603;
-/// As many clients as may be are connected already. In the range that the specification leaves to servers.
+/// The limit of clients is reached. In the range that the specification leaves to servers.
 pub(crate) const TOO_MANY_CLIENTS: i64 = -32000;
-/// The verb could not do it.
+/// The verb failed.
 pub(crate) const FAILED: i64 = -32001;
 
-/// An error as it is sent.
+/// An error object of JSON-RPC.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message} (code {code})")]
 pub struct ErrorObject {
-    /// What kind of error.
+    /// The error code.
     pub code: i64,
-    /// What is wrong, in one line.
+    /// The description, in one line.
     pub message: String,
     /// For -32602: `field`, `found` and `expected`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,15 +55,15 @@ impl From<VerbError> for ErrorObject {
     }
 }
 
-/// A request that was understood. Without an id it is a notification.
+/// A valid request. Without an id it is a notification.
 struct Request {
     id: Option<Value>,
     method: String,
     params: Option<Value>,
 }
 
-/// The answer to one line, with its newline. `None`: it was a notification.
-pub(crate) fn answer(line: &[u8], verbs: &Verbs) -> Option<Vec<u8>> {
+/// Handles one line. Returns the response with its newline; `None` for a notification.
+pub(crate) fn respond(line: &[u8], verbs: &Verbs) -> Option<Vec<u8>> {
     let request = match parse(line) {
         Ok(request) => request,
         Err((id, error)) => return Some(error_line(&id, error)),
@@ -81,20 +81,20 @@ pub(crate) fn answer(line: &[u8], verbs: &Verbs) -> Option<Vec<u8>> {
     })
 }
 
-/// The answer for a line that never ended.
+/// Returns the response to a line that is too long.
 pub(crate) fn too_long(limit: usize) -> Vec<u8> {
     let message = format!("found a line of more than {limit} bytes, expected one request in a line");
     error_line(&Value::Null, ErrorObject::new(INVALID_REQUEST, message))
 }
 
-/// The answer for a client that is one too many.
+/// Returns the response to a client above the limit.
 pub(crate) fn too_many_clients(limit: usize) -> Vec<u8> {
     let message = format!("found {limit} clients connected, which is all that may be; try again when one has left");
     error_line(&Value::Null, ErrorObject::new(TOO_MANY_CLIENTS, message))
 }
 
 fn call(method: &str, params: Option<Value>, verbs: &Verbs) -> Result<Value, ErrorObject> {
-    // A panic in a verb is a bug, but it must cost only this call.
+    // A panic in a verb is a bug, but must fail only this call.
     match catch_unwind(AssertUnwindSafe(|| verbs.call(method, params))) {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(CallError::Verb(error))) => Err(error.into()),
@@ -110,7 +110,7 @@ fn call(method: &str, params: Option<Value>, verbs: &Verbs) -> Result<Value, Err
     }
 }
 
-/// Judges one line. The error comes with the id to answer to, as far as that could be read.
+/// Parses one line. The error comes with the request's id, if that could be read.
 fn parse(line: &[u8]) -> Result<Request, (Value, ErrorObject)> {
     let value: Value = serde_json::from_slice(line).map_err(|error| {
         (Value::Null, ErrorObject::new(PARSE_ERROR, format!("found no JSON ({error}), expected one request in a line")))
@@ -128,7 +128,7 @@ fn parse(line: &[u8]) -> Result<Request, (Value, ErrorObject)> {
 
 fn take_id(members: &mut Map<String, Value>) -> Result<Option<Value>, ErrorObject> {
     match members.remove("id") {
-        // Numbers with a fraction would not come back as they were written.
+        // Numbers with a fraction would not be echoed as they were written.
         Some(Value::Number(number)) if !(number.is_i64() || number.is_u64()) => {
             Err(invalid(format!("id: found the number {number}, expected a whole number of at most 64 bits")))
         }

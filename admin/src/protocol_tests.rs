@@ -1,4 +1,4 @@
-//! One line in, one line out: every error code, by tables.
+//! One line in, one line out: every error code, in tables.
 
 use proptest::prelude::*;
 
@@ -26,18 +26,18 @@ fn verbs() -> Verbs {
     ])
 }
 
-fn answered(line: impl AsRef<[u8]>) -> Option<Value> {
-    let line = answer(line.as_ref(), &verbs())?;
+fn response(line: impl AsRef<[u8]>) -> Option<Value> {
+    let line = respond(line.as_ref(), &verbs())?;
     assert_eq!(line.iter().position(|byte| *byte == b'\n'), Some(line.len() - 1), "one line");
-    let answer: Value = serde_json::from_slice(&line).unwrap();
-    assert_eq!(answer["jsonrpc"], "2.0");
-    assert!(answer.get("id").is_some());
-    assert_ne!(answer.get("result").is_some(), answer.get("error").is_some());
-    Some(answer)
+    let reply: Value = serde_json::from_slice(&line).unwrap();
+    assert_eq!(reply["jsonrpc"], "2.0");
+    assert!(reply.get("id").is_some());
+    assert_ne!(reply.get("result").is_some(), reply.get("error").is_some());
+    Some(reply)
 }
 
 #[test]
-fn requests_are_answered_with_their_id() {
+fn responses_have_the_requests_id() {
     for (line, id, result) in [
         (r#"{"jsonrpc":"2.0","id":1,"method":"greet"}"#, json!(1), json!("you")),
         (r#" {"method":"greet","params":{},"id":"a","jsonrpc":"2.0"} "#, json!("a"), json!("you")),
@@ -53,20 +53,20 @@ fn requests_are_answered_with_their_id() {
             json!("A"),
         ),
     ] {
-        let answer = answered(line).unwrap();
-        assert_eq!((&answer["id"], &answer["result"]), (&id, &result), "{line}");
+        let reply = response(line).unwrap();
+        assert_eq!((&reply["id"], &reply["result"]), (&id, &result), "{line}");
     }
 }
 
 #[test]
-fn notifications_are_not_answered() {
+fn notifications_get_no_response() {
     for line in [
         r#"{"jsonrpc":"2.0","method":"greet"}"#,
         r#"{"jsonrpc":"2.0","method":"none"}"#,
         r#"{"jsonrpc":"2.0","method":"panic"}"#,
         r#"{"jsonrpc":"2.0","method":"greet","params":{"name":1}}"#,
     ] {
-        assert_eq!(answered(line), None, "{line}");
+        assert_eq!(response(line), None, "{line}");
     }
 }
 
@@ -159,22 +159,22 @@ fn bad_lines() {
         (request(r#""method":"panic""#), INTERNAL_ERROR, json!(7), "the verb failed"),
     ];
     for (line, code, id, message) in table {
-        let answer = answered(&line).unwrap();
+        let reply = response(&line).unwrap();
         let shown = &line[..line.len().min(200)];
-        assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(code), &id), "{shown}: {answer}");
-        let found = answer["error"]["message"].as_str().unwrap();
+        assert_eq!((&reply["error"]["code"], &reply["id"]), (&json!(code), &id), "{shown}: {reply}");
+        let found = reply["error"]["message"].as_str().unwrap();
         assert!(found.starts_with(message), "{shown}: {found}");
-        assert_eq!(answer["error"].get("data").is_some(), code == INVALID_PARAMS, "{shown}");
+        assert_eq!(reply["error"].get("data").is_some(), code == INVALID_PARAMS, "{shown}");
     }
-    let binary = answered([0xff, 0x00, 0xfe]).unwrap();
+    let binary = response([0xff, 0x00, 0xfe]).unwrap();
     assert_eq!(binary["error"]["code"], PARSE_ERROR);
 }
 
 #[test]
-fn a_wrong_parameter_is_told_in_parts_too() {
-    let answer = answered(r#"{"jsonrpc":"2.0","id":1,"method":"greet","params":{"loud":1}}"#).unwrap();
+fn the_error_of_a_wrong_parameter_has_its_parts_as_data() {
+    let reply = response(r#"{"jsonrpc":"2.0","id":1,"method":"greet","params":{"loud":1}}"#).unwrap();
     let parts = json!({ "field": "params.loud", "found": "the number 1", "expected": "a boolean" });
-    assert_eq!(answer["error"]["data"], parts);
+    assert_eq!(reply["error"]["data"], parts);
 }
 
 const OTHERS: &[Param] = &[
@@ -184,7 +184,7 @@ const OTHERS: &[Param] = &[
 ];
 
 #[test]
-fn parameters_of_every_kind() {
+fn parameters_of_every_type() {
     let verbs = Verbs::new(vec![Verb::new("echo", "Says it again", OTHERS, |params| {
         let [number, size, settings] = [
             params.number("number").map(Value::from),
@@ -195,8 +195,8 @@ fn parameters_of_every_kind() {
     })]);
     let call = |params: &str| {
         let line = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"echo","params":{params}}}"#);
-        let answer: Value = serde_json::from_slice(&answer(line.as_bytes(), &verbs).unwrap()).unwrap();
-        answer.get("result").cloned().unwrap_or_else(|| answer["error"]["message"].clone())
+        let reply: Value = serde_json::from_slice(&respond(line.as_bytes(), &verbs).unwrap()).unwrap();
+        reply.get("result").cloned().unwrap_or_else(|| reply["error"]["message"].clone())
     };
     for (params, want) in [
         (r#"{"number":18446744073709551615}"#, json!([u64::MAX, null, null])),
@@ -216,7 +216,7 @@ fn parameters_of_every_kind() {
         assert_eq!(call(params), want, "{params}");
     }
     let help: Value =
-        serde_json::from_slice(&answer(br#"{"jsonrpc":"2.0","id":1,"method":"help"}"#, &verbs).unwrap()).unwrap();
+        serde_json::from_slice(&respond(br#"{"jsonrpc":"2.0","id":1,"method":"help"}"#, &verbs).unwrap()).unwrap();
     let kinds = &help["result"]["verbs"][0]["params"]["properties"];
     assert_eq!(kinds["number"]["type"], "integer");
     assert_eq!(kinds["size"]["type"], json!(["integer", "string"]));
@@ -225,8 +225,8 @@ fn parameters_of_every_kind() {
 
 #[test]
 fn help_lists_every_verb_with_its_schema() {
-    let answer = answered(r#"{"jsonrpc":"2.0","id":1,"method":"help"}"#).unwrap();
-    let verbs = answer["result"]["verbs"].as_array().unwrap();
+    let reply = response(r#"{"jsonrpc":"2.0","id":1,"method":"help"}"#).unwrap();
+    let verbs = reply["result"]["verbs"].as_array().unwrap();
     let names: Vec<_> = verbs.iter().map(|verb| verb["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["greet", "panic", "help"]);
     assert_eq!(
@@ -242,7 +242,7 @@ fn help_lists_every_verb_with_its_schema() {
     );
 }
 
-/// JSON of any shape, often near to a request.
+/// JSON of any shape, often similar to a request.
 fn near_requests() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(json!(null)),
@@ -263,20 +263,20 @@ fn near_requests() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn any_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        answered(bytes);
+    fn any_bytes_get_a_response(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        response(bytes);
     }
 
     #[test]
-    fn any_json_is_answered(value in near_requests()) {
+    fn any_json_gets_a_response(value in near_requests()) {
         let is_notification = value["jsonrpc"] == "2.0" && value["method"].is_string() && value.get("id").is_none();
-        prop_assert!(answered(value.to_string()).is_some() || is_notification, "{}", value);
+        prop_assert!(response(value.to_string()).is_some() || is_notification, "{}", value);
     }
 
     #[test]
-    fn a_request_with_bytes_changed_is_answered(at in 0usize..60, byte in any::<u8>()) {
+    fn a_request_with_changed_bytes_gets_a_response(at in 0usize..60, byte in any::<u8>()) {
         let mut line = br#"{"jsonrpc":"2.0","id":1,"method":"greet","params":{"loud":true}}"#.to_vec();
         line[at] = byte;
-        answered(line);
+        response(line);
     }
 }

@@ -1,5 +1,5 @@
-//! The server: a thread that accepts, and one for each client, so that a verb that takes its time, a client that is silent in
-//! mid-line or one that does not read its answers holds up nobody else.
+//! The server: a thread that accepts, and one for each client, so that a slow verb, a client that stops in mid-line or one that does not
+//! read its responses does not block other clients.
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,32 +10,32 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::lines::{Line, Lines, Timeouts, timespec};
+use crate::lines::{Line, LineDeadline, Lines, timespec};
 use crate::protocol;
 use crate::verbs::Verbs;
 
-/// How long accepting pauses after it failed: out of descriptors, most likely, and the connection stays in the queue.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a failed accept: most likely the process is out of descriptors, and the connection stays in the backlog.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Bounds of what clients can cost.
+/// The limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Clients at once. The next is told so, and closed.
+    /// Most clients at once. Further ones get an error and are closed.
     pub clients: usize,
     /// Longest request, in bytes without its newline.
     pub line_bytes: usize,
-    /// Longest time from the first byte of a request to its last, and for taking an answer. Between requests a client may be
-    /// silent for as long as it likes.
-    pub timeouts: Duration,
+    /// Longest time from the first byte of a request to its last, and for reading a response. Between requests a client may be silent for
+    /// ever.
+    pub timeout: Duration,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        ServerOptions { clients: 16, line_bytes: 64 << 10, timeouts: Duration::from_secs(10) }
+        ServerOptions { clients: 16, line_bytes: 64 << 10, timeout: Duration::from_secs(10) }
     }
 }
 
-/// An admin socket that is answered. Stopped by dropping it, which waits for the verbs being run.
+/// A server on an admin socket. Stopped by dropping it, which waits for the verbs that are running.
 #[derive(Debug)]
 pub struct Server {
     /// Dropped to stop: the other end hangs up.
@@ -44,17 +44,17 @@ pub struct Server {
 }
 
 impl Server {
-    /// Answers clients of `listener` from `verbs`. The listener's place in the file system is the caller's.
+    /// Serves the clients of `listener` with `verbs`. The socket's file belongs to the caller.
     ///
     /// # Errors
-    /// When a thread or a descriptor cannot be had.
+    /// When a thread or a descriptor cannot be created.
     pub fn start(listener: UnixListener, verbs: Verbs, options: ServerOptions) -> io::Result<Server> {
         listener.set_nonblocking(true)?;
         let (stop, stopped) = UnixStream::pair()?;
-        let house = House { verbs, options, stopped: Arc::new(stopped), clients: AtomicUsize::new(0) };
+        let state = ServerState { verbs, options, stopped: Arc::new(stopped), clients: AtomicUsize::new(0) };
         let thread = std::thread::Builder::new()
             .name("admin".to_owned())
-            .spawn(move || std::thread::scope(|scope| house.accept_until_stopped(scope, &listener)))?;
+            .spawn(move || std::thread::scope(|scope| state.accept_until_stopped(scope, &listener)))?;
         Ok(Server { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -70,25 +70,25 @@ impl Drop for Server {
     }
 }
 
-struct House {
+struct ServerState {
     verbs: Verbs,
     options: ServerOptions,
-    /// Hangs up when the server is to stop.
+    /// Hangs up when the server must stop.
     stopped: Arc<UnixStream>,
     /// Clients connected.
     clients: AtomicUsize,
 }
 
-/// A client's place among those that may be connected.
-struct Place<'a>(&'a AtomicUsize);
+/// One of the limited number of clients. Freed by dropping it.
+struct ClientSlot<'a>(&'a AtomicUsize);
 
-impl Drop for Place<'_> {
+impl Drop for ClientSlot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl House {
+impl ServerState {
     fn accept_until_stopped<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, listener: &UnixListener) {
         loop {
             let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&*self.stopped, PollFlags::IN)];
@@ -97,65 +97,65 @@ impl House {
                 return;
             }
             match listener.accept() {
-                Ok((stream, _)) => self.welcome(scope, stream),
+                Ok((stream, _)) => self.accept_client(scope, stream),
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(error) => {
                     tracing::warn!("admin socket: accept: {error}");
                     let mut stop = [PollFd::new(&*self.stopped, PollFlags::IN)];
-                    // Whatever it says, the loop asks again.
-                    let _ = rustix::event::poll(&mut stop, Some(&timespec(PAUSE)));
+                    // The loop polls again in any case.
+                    let _ = rustix::event::poll(&mut stop, Some(&timespec(ACCEPT_RETRY)));
                 }
             }
         }
     }
 
-    fn welcome<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, stream: UnixStream) {
-        // Only this thread adds, so that the bound cannot be passed in between.
-        let place = (self.clients.load(Ordering::Relaxed) < self.options.clients).then(|| {
+    fn accept_client<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, stream: UnixStream) {
+        // Only this thread adds clients, so the limit cannot be exceeded meanwhile.
+        let slot = (self.clients.load(Ordering::Relaxed) < self.options.clients).then(|| {
             self.clients.fetch_add(1, Ordering::Relaxed);
-            Place(&self.clients)
+            ClientSlot(&self.clients)
         });
-        let Some(place) = place else {
-            self.turn_away(stream);
+        let Some(slot) = slot else {
+            self.refuse_client(stream);
             return;
         };
         let spawned = std::thread::Builder::new().name("admin-client".to_owned()).spawn_scoped(scope, move || {
-            if let Err(error) = self.converse(stream) {
+            if let Err(error) = self.serve_client(stream) {
                 tracing::debug!("an admin client was dropped: {error}");
             }
-            drop(place);
+            drop(slot);
         });
         if let Err(error) = spawned {
             tracing::warn!("an admin client was refused: no thread: {error}");
         }
     }
 
-    fn turn_away(&self, stream: UnixStream) {
+    fn refuse_client(&self, stream: UnixStream) {
         tracing::debug!("an admin client was refused: {} are connected", self.options.clients);
-        // Whoever cannot take one line at once has nothing in its way: the socket is fresh.
-        let told = Lines::new(stream, None, 0)
+        // The deadline is now: the socket is new, so its buffer has space for one line.
+        let sent = Lines::new(stream, None, 0)
             .and_then(|mut lines| lines.write(&protocol::too_many_clients(self.options.clients), Instant::now()));
-        if let Err(error) = told {
-            tracing::debug!("an admin client was not told that it is one too many: {error}");
+        if let Err(error) = sent {
+            tracing::debug!("an admin client was refused without a response: {error}");
         }
     }
 
-    /// Answers one client until it leaves, breaks a bound, or the server stops.
-    fn converse(&self, stream: UnixStream) -> io::Result<()> {
-        let ServerOptions { line_bytes, timeouts, .. } = self.options;
+    /// Serves one client until it disconnects, exceeds a limit, or the server stops.
+    fn serve_client(&self, stream: UnixStream) -> io::Result<()> {
+        let ServerOptions { line_bytes, timeout, .. } = self.options;
         let mut lines = Lines::new(stream, Some(Arc::clone(&self.stopped)), line_bytes)?;
         loop {
-            let answer = match lines.read(Timeouts::FromFirstByte(timeouts))? {
-                Line::Whole(line) => protocol::answer(&line, &self.verbs),
+            let response = match lines.read(LineDeadline::FromFirstByte(timeout))? {
+                Line::Whole(line) => protocol::respond(&line, &self.verbs),
                 Line::TooLong => {
-                    // Where the next request begins is anybody's guess.
-                    return lines.write(&protocol::too_long(line_bytes), Instant::now() + timeouts);
+                    // The start of the next request is not known.
+                    return lines.write(&protocol::too_long(line_bytes), Instant::now() + timeout);
                 }
-                Line::Ended | Line::Stopped => return Ok(()),
-                Line::Late => return Err(io::Error::new(io::ErrorKind::TimedOut, "half a line, and then nothing")),
+                Line::Closed | Line::Stopped => return Ok(()),
+                Line::TimedOut => return Err(io::Error::new(io::ErrorKind::TimedOut, "half a line, and then nothing")),
             };
-            if let Some(answer) = answer {
-                lines.write(&answer, Instant::now() + timeouts)?;
+            if let Some(response) = response {
+                lines.write(&response, Instant::now() + timeout)?;
             }
         }
     }

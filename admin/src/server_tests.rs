@@ -1,4 +1,4 @@
-//! Clients of every kind, over real sockets. Nothing asserts how long something took; what must happen is waited for.
+//! Clients of every kind, over real sockets. No test asserts how long something took; each waits for what must happen.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
@@ -13,9 +13,9 @@ use crate::params::{Param, ParamKind};
 use crate::verbs::{Verb, VerbError};
 use crate::{Client, ClientError, StatQuery};
 
-/// Long enough for any machine; only a test that fails takes it.
+/// Long enough for any machine; only a failing test takes this long.
 const LONG: Duration = Duration::from_secs(60);
-/// What an answer of `flood` holds: more than socket buffers do.
+/// Bytes in a response of `flood`: more than socket buffers hold.
 const FLOOD: usize = 8 << 20;
 
 const ECHO: &[Param] = &[Param { name: "text", kind: ParamKind::Text, about: "What comes back" }];
@@ -28,24 +28,24 @@ fn verbs() -> Verbs {
     ])
 }
 
-struct Served {
+struct Fixture {
     server: Server,
     path: PathBuf,
     _folder: tempfile::TempDir,
 }
 
-fn served_with(verbs: Verbs, options: ServerOptions) -> Served {
+fn fixture_with(verbs: Verbs, options: ServerOptions) -> Fixture {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("admin.sock");
     let server = Server::start(UnixListener::bind(&path).unwrap(), verbs, options).unwrap();
-    Served { server, path, _folder: folder }
+    Fixture { server, path, _folder: folder }
 }
 
-fn served(options: ServerOptions) -> Served {
-    served_with(verbs(), options)
+fn fixture(options: ServerOptions) -> Fixture {
+    fixture_with(verbs(), options)
 }
 
-impl Served {
+impl Fixture {
     fn client(&self) -> Client {
         Client::connect_with(&self.path, LONG).unwrap()
     }
@@ -56,30 +56,30 @@ impl Served {
         stream
     }
 
-    /// A client with a place: one that has just left may not have given up its own.
-    fn placed(&self) -> Client {
+    /// Connects until a client is accepted: the slot of one that has disconnected is freed a moment later.
+    fn accepted_client(&self) -> Client {
         let until = Instant::now() + LONG;
         loop {
             let mut client = self.client();
             match client.call("echo", &Value::Null) {
                 Ok(_) => return client,
-                Err(error) => assert!(Instant::now() < until, "no place: {error}"),
+                Err(error) => assert!(Instant::now() < until, "no free slot: {error}"),
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    fn assert_answers(&self) {
+    fn assert_responds(&self) {
         assert_eq!(self.client().call("echo", &json!({ "text": "there?" })).unwrap(), json!("there?"));
     }
 }
 
-/// All that the server says until it closes.
+/// Reads until the server closes the connection.
 fn until_closed(mut stream: &UnixStream) -> String {
     let mut text = Vec::new();
     match stream.read_to_end(&mut text) {
         Ok(_) => {}
-        // What we sent and it did not want to read.
+        // The server closed with unread data.
         Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
     }
     String::from_utf8(text).unwrap()
@@ -90,8 +90,8 @@ fn code(line: &str) -> Value {
 }
 
 #[test]
-fn a_client_may_ask_again_and_again() {
-    let served = served(ServerOptions::default());
+fn a_client_may_send_any_number_of_requests() {
+    let served = fixture(ServerOptions::default());
     let mut client = served.client();
     for text in ["a", "", "\n", "ü"] {
         assert_eq!(client.call("echo", &json!({ "text": text })).unwrap(), json!(text));
@@ -103,8 +103,8 @@ fn a_client_may_ask_again_and_again() {
 }
 
 #[test]
-fn lines_may_come_in_pieces_and_together() {
-    let served = served(ServerOptions::default());
+fn lines_may_arrive_byte_by_byte_and_many_at_once() {
+    let served = fixture(ServerOptions::default());
     let stream = served.raw();
     let request = |id: u32| format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"echo\"}}\n");
     for byte in request(0).bytes() {
@@ -122,30 +122,30 @@ fn lines_may_come_in_pieces_and_together() {
 
 #[test]
 fn a_line_that_is_too_long_is_refused_and_the_client_closed() {
-    let served = served(ServerOptions { line_bytes: 1000, ..ServerOptions::default() });
+    let served = fixture(ServerOptions { line_bytes: 1000, ..ServerOptions::default() });
     let text = |length: usize| format!("\"{}\"\n", "x".repeat(length - 2));
     for (bytes, message) in [
         (text(1001), "found a line of more than 1000 bytes, expected one request in a line"),
         ("x".repeat(100_000), "found a line of more than 1000 bytes, expected one request in a line"),
     ] {
         let stream = served.raw();
-        // It may close before it has all.
+        // The server may close before it has read everything.
         let _ = (&stream).write_all(bytes.as_bytes());
-        let answer = until_closed(&stream);
-        assert_eq!(code(&answer), -32600, "{answer}");
-        assert!(answer.contains(message), "{answer}");
+        let response = until_closed(&stream);
+        assert_eq!(code(&response), -32600, "{response}");
+        assert!(response.contains(message), "{response}");
     }
-    // The longest that may be.
+    // The longest line that is allowed.
     let stream = served.raw();
     (&stream).write_all(text(1000).as_bytes()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     assert!(until_closed(&stream).contains("expected an object"));
-    served.assert_answers();
+    served.assert_responds();
 }
 
 #[test]
-fn a_line_without_its_end_is_not_answered() {
-    let served = served(ServerOptions::default());
+fn a_line_without_its_end_gets_no_response() {
+    let served = fixture(ServerOptions::default());
     let stream = served.raw();
     (&stream).write_all(br#"{"jsonrpc":"2.0","id":1,"method":"echo"}"#).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
@@ -153,17 +153,17 @@ fn a_line_without_its_end_is_not_answered() {
 }
 
 #[test]
-fn half_a_line_holds_up_nobody_and_is_dropped_after_a_time() {
-    let served = served(ServerOptions { timeouts: Duration::from_millis(200), ..ServerOptions::default() });
+fn half_a_line_blocks_no_other_client_and_times_out() {
+    let served = fixture(ServerOptions { timeout: Duration::from_millis(200), ..ServerOptions::default() });
     let halves: Vec<_> = (0..4).map(|_| served.raw()).collect();
     for mut half in &halves {
         half.write_all(b"{\"jsonrpc\"").unwrap();
     }
-    served.assert_answers();
+    served.assert_responds();
     for half in &halves {
         assert_eq!(until_closed(half), "");
     }
-    // One that is silent between requests stays.
+    // A client that is silent between requests stays connected.
     let mut silent = served.client();
     silent.call("echo", &Value::Null).unwrap();
     std::thread::sleep(Duration::from_millis(500));
@@ -171,8 +171,8 @@ fn half_a_line_holds_up_nobody_and_is_dropped_after_a_time() {
 }
 
 #[test]
-fn a_byte_now_and_then_is_no_line() {
-    let served = served(ServerOptions { timeouts: Duration::from_millis(200), ..ServerOptions::default() });
+fn a_line_that_arrives_too_slowly_times_out() {
+    let served = fixture(ServerOptions { timeout: Duration::from_millis(200), ..ServerOptions::default() });
     let stream = served.raw();
     let until = Instant::now() + LONG;
     while (&stream).write_all(b" ").is_ok() {
@@ -182,40 +182,40 @@ fn a_byte_now_and_then_is_no_line() {
 }
 
 #[test]
-fn a_client_that_never_reads_holds_up_nobody_and_is_dropped_after_a_time() {
-    let served = served(ServerOptions { timeouts: Duration::from_millis(200), clients: 2, ..ServerOptions::default() });
+fn a_client_that_never_reads_blocks_no_other_client_and_times_out() {
+    let served = fixture(ServerOptions { timeout: Duration::from_millis(200), clients: 2, ..ServerOptions::default() });
     let deaf = served.raw();
     (&deaf).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"flood\"}\n").unwrap();
-    served.assert_answers();
-    // There are two places, and the second of these two clients gets the deaf one's.
-    let _both = [served.placed(), served.placed()];
+    served.assert_responds();
+    // There are two slots, and the second of these two clients gets that of the client that does not read.
+    let _both = [served.accepted_client(), served.accepted_client()];
     assert!(until_closed(&deaf).len() < FLOOD);
 }
 
 #[test]
-fn one_client_too_many_is_told_so() {
-    let served = served(ServerOptions::default());
+fn a_client_above_the_limit_gets_an_error() {
+    let served = fixture(ServerOptions::default());
     let mut clients: Vec<_> = (0..16).map(|_| served.client()).collect();
     for client in &mut clients {
         client.call("echo", &Value::Null).unwrap();
     }
     for _ in 0..3 {
-        let answer = until_closed(&served.raw());
-        assert_eq!(code(&answer), -32000, "{answer}");
-        assert!(answer.contains("found 16 clients connected"), "{answer}");
-        // Ours reads what it was told, whether or not it could still ask.
+        let response = until_closed(&served.raw());
+        assert_eq!(code(&response), -32000, "{response}");
+        assert!(response.contains("found 16 clients connected"), "{response}");
+        // The client reads the error whether or not its request could be sent.
         let refused = served.client().call("echo", &Value::Null).unwrap_err();
         assert!(matches!(&refused, ClientError::Refused(error) if error.code == -32000), "{refused}");
     }
     clients.pop();
-    clients.push(served.placed());
+    clients.push(served.accepted_client());
     for client in &mut clients {
         client.call("echo", &Value::Null).unwrap();
     }
 }
 
 #[test]
-fn a_slow_verb_holds_up_only_its_client() {
+fn a_slow_verb_blocks_only_its_client() {
     let (go, wait) = channel::<()>();
     let (entered, enters) = sync_channel(1);
     let wait = std::sync::Mutex::new(wait);
@@ -225,24 +225,24 @@ fn a_slow_verb_holds_up_only_its_client() {
         Ok(json!("done"))
     });
     let echo = Verb::new("echo", "Echo", ECHO, |params| Ok(json!(params.text("text"))));
-    let served = served_with(Verbs::new(vec![slow, echo]), ServerOptions::default());
+    let served = fixture_with(Verbs::new(vec![slow, echo]), ServerOptions::default());
     let mut client = served.client();
     let waiting = std::thread::spawn(move || client.call("slow", &Value::Null).unwrap());
     enters.recv().unwrap();
-    served.assert_answers();
+    served.assert_responds();
     go.send(()).unwrap();
     assert_eq!(waiting.join().unwrap(), json!("done"));
 }
 
 #[test]
 fn stopping_closes_every_client() {
-    let Served { server, path, _folder } = served(ServerOptions::default());
+    let Fixture { server, path, _folder } = fixture(ServerOptions::default());
     let idle = UnixStream::connect(&path).unwrap();
     let mut half = UnixStream::connect(&path).unwrap();
     half.write_all(b"{").unwrap();
     let mut deaf = UnixStream::connect(&path).unwrap();
     deaf.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"flood\"}\n").unwrap();
-    // The answer has begun: the server is in the middle of it.
+    // The response has begun: the server is in the middle of it.
     let mut first = [0];
     deaf.read_exact(&mut first).unwrap();
     drop(server);
@@ -253,7 +253,7 @@ fn stopping_closes_every_client() {
 }
 
 #[test]
-fn a_server_that_is_silent_or_strange_is_an_error() {
+fn a_server_without_a_valid_response_is_an_error() {
     let say = |text: &'static str| {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || {
@@ -289,13 +289,13 @@ fn a_server_that_is_silent_or_strange_is_an_error() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// Whatever comes, in whatever pieces, the server goes on.
+    /// Any bytes, in any chunks, leave the server running.
     #[test]
-    fn any_bytes_leave_the_server_running(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..200), 0..6)) {
-        static SERVED: std::sync::LazyLock<Served> = std::sync::LazyLock::new(|| served(ServerOptions::default()));
+    fn any_bytes_leave_the_server_running(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..200), 0..6)) {
+        static SERVED: std::sync::LazyLock<Fixture> = std::sync::LazyLock::new(|| fixture(ServerOptions::default()));
         let stream = SERVED.raw();
-        for piece in &pieces {
-            (&stream).write_all(piece).unwrap();
+        for chunk in &chunks {
+            (&stream).write_all(chunk).unwrap();
         }
         (&stream).write_all(b"\n{\"jsonrpc\":\"2.0\",\"id\":\"last\",\"method\":\"echo\"}\n").unwrap();
         stream.shutdown(Shutdown::Write).unwrap();

@@ -19,16 +19,16 @@ pub enum VerbError {
         field: String,
         /// What the client gave.
         found: String,
-        /// What would have been right.
+        /// What would be valid.
         expected: String,
     },
-    /// The call was right, and could not be done. Code -32001.
+    /// The call was valid, but failed. Code -32001.
     #[error("{0}")]
     Failed(String),
 }
 
 impl VerbError {
-    /// The error for a parameter.
+    /// Returns the error for a parameter.
     pub fn params(field: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> VerbError {
         VerbError::Params { field: field.into(), found: found.into(), expected: expected.into() }
     }
@@ -36,7 +36,7 @@ impl VerbError {
 
 type Run = dyn Fn(&Params) -> Result<Value, VerbError> + Send + Sync;
 
-/// One thing that a client may ask for.
+/// A method that clients may call.
 pub struct Verb {
     name: &'static str,
     about: &'static str,
@@ -45,8 +45,8 @@ pub struct Verb {
 }
 
 impl Verb {
-    /// A verb. `run` is called on a client's thread: it may block, then only that client waits; other clients' threads may be
-    /// in it at the same time.
+    /// Returns a verb. `run` is called on a client's thread: it may block, and then only that client waits; several clients' threads may
+    /// run it at the same time.
     pub fn new(
         name: &'static str,
         about: &'static str,
@@ -63,7 +63,7 @@ impl fmt::Debug for Verb {
     }
 }
 
-/// All verbs of a server. There is always `help`, which lists them.
+/// All verbs of a server. Always includes `help`, which lists them.
 #[derive(Debug, Default)]
 pub struct Verbs(Vec<Verb>);
 
@@ -77,12 +77,12 @@ pub(crate) enum CallError {
 }
 
 impl Verbs {
-    /// A registry of these verbs and `help`.
+    /// Returns a registry of these verbs and `help`.
     pub fn new(verbs: Vec<Verb>) -> Verbs {
         Verbs(verbs)
     }
 
-    /// The verbs' names, `help` last.
+    /// Returns the verbs' names, `help` last.
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.0.iter().map(|verb| verb.name).chain([HELP])
     }
@@ -105,7 +105,7 @@ impl Verbs {
     }
 }
 
-/// The parameters as a JSON Schema of the object that holds them.
+/// Returns the JSON Schema of the object of these parameters.
 fn schema(params: &[Param]) -> Value {
     let properties: serde_json::Map<String, Value> = params
         .iter()

@@ -1,4 +1,4 @@
-//! The disk side of the waist.
+//! The disk side.
 
 use std::time::Instant;
 
@@ -6,26 +6,26 @@ use crate::IoContext;
 use crate::request::{Completion, Request, Tag};
 use crate::units::{BlockSize, ByteLen};
 
-/// What a disk looks like to a guest. Constant while the disk is open, but for `size`.
+/// The geometry of a disk as its guest sees it. Constant while the disk is open, except for `size`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Capacity.
     pub size: ByteLen,
     /// Smallest unit of addressing.
     pub logical_block: BlockSize,
-    /// Smallest unit that the storage writes without reading first, in bytes; a multiple of `logical_block`.
+    /// Smallest unit that the storage writes without a read before, in bytes; a multiple of `logical_block`.
     pub physical_block: BlockSize,
     /// Offset of the first naturally aligned physical block, in logical blocks.
     pub alignment_offset: u8,
-    /// Preferred minimum size of random I/O, in bytes; 0 when the storage does not say.
+    /// Preferred minimum size of random I/O, in bytes; 0 if the storage does not report one.
     pub min_io: ByteLen,
-    /// Preferred size of streaming I/O, in bytes; 0 when the storage does not say.
+    /// Preferred size of streaming I/O, in bytes; 0 if the storage does not report one.
     pub opt_io: ByteLen,
     /// Writes are refused.
     pub read_only: bool,
 }
 
-/// What discard costs and what it may do.
+/// The limits of discard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscardLimits {
     /// Ranges smaller than this, or not aligned to it, may be ignored by the storage. In bytes.
@@ -34,35 +34,35 @@ pub struct DiscardLimits {
     pub max_len: ByteLen,
 }
 
-/// What a disk can do.
+/// The limits and properties of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Largest data transfer of one request.
     pub max_transfer: ByteLen,
     /// Most memory segments of one request.
     pub max_segments: u32,
-    /// Discard, when the storage has it and the user did not turn it off.
+    /// Limits of discard; `None` if the storage has none or the user disabled it.
     pub discard: Option<DiscardLimits>,
     /// Largest write-zeroes range; `None` when the storage cannot write zeroes without data.
     pub write_zeroes: Option<ByteLen>,
     /// Written data can be lost by a crash of the host before a flush.
     pub volatile_cache: bool,
-    /// A request has a cost of its own, so that fewer and larger ones are faster (files, networks; not null or ram).
+    /// Each request has a cost, so that fewer and larger ones are faster (files, networks; not null or ram).
     pub cost_per_request: bool,
     /// The host's kernel pins guest memory for each transfer (direct I/O). Registering that memory with the worker's ring makes that
-    /// cheaper; and a page may stay pinned for a moment after its request has ended.
+    /// cheaper. A page may stay pinned for a moment after its request has completed.
     pub pins_memory: bool,
 }
 
 /// Why a disk could not be opened, or a channel to it.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// The host's operating system said no.
+    /// The host's operating system refused.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried, with the path.
+        /// The operation and the path.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A setting's value does not fit this storage.
@@ -71,85 +71,84 @@ pub enum DiskError {
     /// The disk cannot have this size.
     #[error("size: found {found}, expected {expected}")]
     Size {
-        /// What was asked for, or what the host's storage has.
+        /// The requested size, or that of the host's storage.
         found: String,
-        /// What would have done.
+        /// What is possible.
         expected: String,
     },
 }
 
 /// An open disk. Shared by all workers; holds no state that a request touches.
 ///
-/// Contract: ranges are checked by the engine at admission and again by the channel (a resize may come between). A backend
-/// never sees a request for a read-only disk that modifies it, but answers [`Outcome::ReadOnly`](crate::Outcome) if it does.
+/// Contract: the engine checks ranges at admission, and the channel checks them again (a resize may come between). A backend does not get
+/// modifying requests for a read-only disk; if it does, it completes them with [`Outcome::ReadOnly`](crate::Outcome).
 pub trait Disk<L: IoContext>: Send + Sync {
-    /// What it looks like.
+    /// Returns the geometry.
     fn geometry(&self) -> Geometry;
 
-    /// What it can do.
+    /// Returns the limits.
     fn limits(&self) -> Limits;
 
-    /// The settings in force after defaults and the storage's own answers were filled in, as `(key, value)`, for
-    /// `--print-config`.
+    /// Returns the settings in force, with defaults and what the storage reports filled in, as `(key, value)`, for `--print-config`.
     fn resolved(&self) -> Vec<(&'static str, String)>;
 
     /// Makes all finished writes durable. Blocks: only for control threads, when a disk is closed.
     ///
     /// # Errors
-    /// When the storage cannot promise it.
+    /// When the storage fails to.
     fn sync(&self) -> std::io::Result<()> {
         Ok(())
     }
 
-    /// How large the host's storage is now, which may not be what [`geometry`](Self::geometry) says: that stays until
+    /// Returns the current size of the host's storage. It may differ from [`geometry`](Self::geometry), which changes only with
     /// [`resize`](Self::resize). Blocks: only for control threads.
     ///
     /// # Errors
-    /// When the host does not say.
+    /// When the host does not report it.
     fn found_size(&self) -> Result<ByteLen, DiskError> {
         Ok(self.geometry().size)
     }
 
-    /// Makes the disk this large, or with `None` looks again how large the host's storage is. Returns the size, which
-    /// [`geometry`](Self::geometry) shows from now on and channels go by from their next batch on; engines are told with
-    /// `refresh_disk`. What a larger disk has more reads as zeroes, where the storage is ours to grow. Blocks: only for control
-    /// threads.
+    /// Resizes the disk to `size`, or with `None` to the current size of the host's storage. Returns the size, which
+    /// [`geometry`](Self::geometry) returns from now on and channels use from their next batch on; the caller notifies queues with
+    /// `refresh_disk`. The added part of a larger disk reads as zeroes if the daemon grows the storage. Blocks: only for control threads.
     ///
     /// # Errors
-    /// When the storage cannot have that size; then it is as it was.
+    /// When the storage cannot have that size; then it is unchanged.
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError>;
 
-    /// Queues that use the disk are about to run: takes what keeps others from running theirs, as far as that is not held anyway, and
-    /// forgets what it has cached of the contents. Another [size](Self::found_size) is left to whoever tells the guest. Counted: each is
-    /// undone by one [`deactivate`](Self::deactivate). May block for as long as somebody who stops is waited for: only for control threads.
+    /// Activates the disk because queues that use it are about to run: takes the locks that keep others from running theirs, unless they
+    /// are held, and drops cached contents. A changed [size](Self::found_size) is left to the caller. Counted: each call is undone by one
+    /// [`deactivate`](Self::deactivate). May block until a user that is stopping has stopped: only for control threads.
     ///
     /// # Errors
-    /// When somebody else uses it; then it is not active.
+    /// When another user has it; then it is not active.
     fn activate(&self) -> Result<(), DiskError> {
         Ok(())
     }
 
-    /// The queues have stopped, with nothing in flight: after the last, others may run theirs and find all that was written. Blocks.
+    /// Deactivates the disk because the queues have stopped, with nothing in flight. After the last call others may run theirs, and read
+    /// all that was written. Blocks.
     fn deactivate(&self) {}
 
-    /// A worker's own handle. Called on the worker's thread.
+    /// Opens a worker's own handle. Called on the worker's thread.
     ///
     /// # Errors
     /// When the host refuses a resource that the channel needs.
     fn open_channel(&self, context: &mut L) -> Result<Box<dyn DiskChannel<L>>, DiskError>;
 }
 
-/// A worker's own handle to a disk. Batch shaped: one dynamic call a batch costs nothing from batch 16 on.
+/// A worker's own handle to a disk. Requests come in batches: one dynamic call per batch costs nothing from batches of 16 on.
 ///
 /// Contract:
-/// * Every request taken by [`submit`](Self::submit) comes out in exactly one [`Finished`], with its buffer. Requests may
-///   finish in any order; nothing but flush is ordered, and flush only as [`Op::Flush`](crate::Op) says.
-/// * A short transfer is continued by the channel or becomes a failure; it is never reported as done.
+/// * Every request taken by [`submit`](Self::submit) gets exactly one [`Completion`], with its buffer. Requests may complete in any order;
+///   only flush is ordered, as [`Op::Flush`](crate::Op) says.
+/// * A short transfer is continued by the channel or fails; it is never reported as done.
 /// * No method blocks on storage.
-/// * Before it is dropped a channel is drained: `outstanding()` is 0, or the context keeps the buffers for ever and says so.
+/// * A channel is drained before it is dropped: `outstanding()` is 0, or the context keeps the buffers for ever and logs that.
 pub trait DiskChannel<L: IoContext> {
-    /// Takes a prefix of `batch` (removing it) and returns how many were taken. What is left is back-pressure, not an
-    /// error: the engine offers it again. Requests that end at once are put in `finished` directly.
+    /// Takes requests from the head of `batch` (removing them) and returns how many. The rest is back-pressure, not an error: the engine
+    /// offers it again. Requests that complete at once are put in `finished` directly.
     fn submit(
         &mut self,
         context: &mut L,
@@ -157,25 +156,25 @@ pub trait DiskChannel<L: IoContext> {
         finished: &mut Vec<Completion<L::Buffer>>,
     ) -> usize;
 
-    /// Collects requests that have ended since, into `finished`; returns how many.
+    /// Collects completions into `finished`; returns how many.
     fn reap(&mut self, context: &mut L, finished: &mut Vec<Completion<L::Buffer>>) -> usize;
 
-    /// Tries to end requests early that were taken and have not finished: those of `tags`, which are in order. Does not wait. Each
-    /// still comes out in exactly one [`Finished`], here in `finished` or later, with its buffer, and not before the kernel has given
-    /// that back: with [`Outcome::Aborted`](crate::Outcome) when it was given up, else as it ended. An aborted request may
-    /// have done nothing, a part, or all of its work, but does nothing more. Tags that are not (or no more) outstanding are
-    /// ignored. A backend whose requests end soon anyway need not do anything.
+    /// Tries to cancel the outstanding requests of `tags`, which are sorted. Does not block. Each request still gets exactly one
+    /// [`Completion`], here in `finished` or later, with its buffer, and not before the kernel has released that: with
+    /// [`Outcome::Aborted`](crate::Outcome) if it was cancelled, else with its own outcome. An aborted request may have done nothing, a
+    /// part, or all of its work, but does nothing more. Tags that are not (or no longer) outstanding are ignored. A backend whose requests
+    /// complete soon anyway need not do anything.
     fn cancel(&mut self, _context: &mut L, _tags: &[Tag], _finished: &mut Vec<Completion<L::Buffer>>) {}
 
-    /// Requests taken and not yet finished.
+    /// Returns the number of requests taken and not yet completed.
     fn outstanding(&self) -> u32;
 
-    /// When the worker must call [`reap`](Self::reap) although the ring brought no completion (a backend that completes by
-    /// the clock). `None` when completions alone wake the worker.
+    /// Returns when the worker must call [`reap`](Self::reap) even without a completion in the ring (a backend that completes by the
+    /// clock). `None` when completions alone wake the worker.
     fn deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// Gives back what the channel holds of the context (fixed files). Called once, when `outstanding()` is 0.
+    /// Releases the channel's resources of the context (fixed files). Called once, when `outstanding()` is 0.
     fn close(&mut self, context: &mut L);
 }

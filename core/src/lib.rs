@@ -1,4 +1,4 @@
-//! The waist of mqblk.
+//! The interface between guests and storage.
 //!
 //! Every guest interface meets every storage backend here and nowhere else:
 //!
@@ -7,11 +7,11 @@
 //! ```
 //!
 //! This crate does no I/O and holds no unsafe code. It names what a request is ([`Request`], [`Op`], [`Outcome`]), what the
-//! guest side must offer ([`GuestQueue`]), what the disk side must offer ([`Disk`], [`DiskChannel`]), the units both count in
-//! ([`units`]) and how settings are read from a user ([`settings`]).
+//! guest side must offer ([`GuestQueue`]), what the disk side must offer ([`Disk`], [`DiskChannel`]), the units of both ([`units`]) and how
+//! a user's settings are read ([`settings`]).
 //!
-//! [`context`] stands for what a worker thread lends to both sides at each call (its io_uring and its buffer pool). The waist
-//! knows only that a context has a move-only buffer type, so that a buffer cannot be used by two owners at once.
+//! An [`IoContext`] is what a worker thread lends to both sides at each call: its io_uring and its buffer pool. This crate knows only that
+//! a context has a move-only buffer type, so that a buffer cannot be used by two owners at once.
 #![forbid(unsafe_code)]
 
 pub mod disk;
@@ -31,6 +31,6 @@ pub use units::{BlockSize, ByteLen, ByteOffset, Sector512};
 
 /// What a worker thread lends to queues and channels at each call.
 pub trait IoContext {
-    /// A lease on guest (or host) memory. Not `Clone`: whoever holds it owns the memory it names.
+    /// A buffer in guest (or host) memory. Not `Clone`: its holder owns the memory.
     type Buffer;
 }

@@ -1,84 +1,84 @@
-//! What travels between a queue and a channel: small messages, moved in batches.
+//! Requests and completions: small messages between queues and channels, moved in batches.
 
 use crate::units::{ByteLen, ByteOffset};
 
-/// What a request asks of a disk.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Fill the buffer from the disk.
     Read,
-    /// Store the buffer. With `fua` the data is durable before the request finishes: write-through is nothing else.
+    /// Store the buffer. With `fua` the data is durable before the request completes; write-through is the same.
     Write {
-        /// Durable before it is answered.
+        /// Durable before it is completed.
         fua: bool,
     },
-    /// Make every write that was finished before this request was pulled durable, from whichever queue it came.
+    /// Make every write durable that was finished before this request was pulled, on any queue.
     Flush,
     /// The range's content is no longer needed. `secure`: it must not be recoverable.
     Discard {
         /// Erase, not only forget.
         secure: bool,
     },
-    /// The range reads as zeroes afterwards. With `may_unmap` the backend may give the space back.
+    /// The range reads as zeroes afterwards. With `may_unmap` the backend may free the space.
     WriteZeroes {
-        /// Space may be given back.
+        /// The space may be freed.
         may_unmap: bool,
-        /// Durable before it is answered.
+        /// Durable before it is completed.
         fua: bool,
     },
 }
 
 impl Op {
-    /// Whether the request changes the disk's content.
+    /// Returns true if the request changes the disk's content.
     #[inline]
     pub const fn modifies(self) -> bool {
         !matches!(self, Op::Read | Op::Flush)
     }
 
-    /// Whether the request carries a data buffer.
+    /// Returns true if the request has a data buffer.
     #[inline]
     pub const fn has_data(self) -> bool {
         matches!(self, Op::Read | Op::Write { .. })
     }
 }
 
-/// Names an in-flight request: the worker's slot of its queue, and a slot in that queue's tag table.
+/// The tag of a request in flight: the worker's slot of its queue, and the index in that queue's tag table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(u32);
 
 impl Tag {
-    /// The tag of table slot `index` of the queue in worker slot `queue`.
+    /// Returns the tag of index `index` of the queue in worker slot `queue`.
     #[inline]
     pub const fn new(queue: u16, index: u16) -> Tag {
         Tag((queue as u32) << 16 | index as u32)
     }
 
-    /// The worker's slot of the queue.
+    /// Returns the worker's slot of the queue.
     #[inline]
     pub const fn queue(self) -> u16 {
         (self.0 >> 16) as u16
     }
 
-    /// The slot in the queue's tag table.
+    /// Returns the index in the queue's tag table.
     #[inline]
     pub const fn index(self) -> u16 {
         self.0 as u16
     }
 }
 
-/// One request to a disk. At most 32 bytes are moved (with a 4-byte buffer handle): a 184-byte message instead was measured
-/// to cost 26 to 42 percent of the throughput of the whole path.
+/// One request to a disk. At most 32 bytes are moved (with a 4-byte buffer handle): a message of 184 bytes was measured to cost 26 to 42
+/// percent of the throughput of the whole path.
 #[derive(Debug)]
 pub struct Request<B> {
     /// Where the disk range starts. 0 for [`Op::Flush`].
     pub start: ByteOffset,
     /// How long the disk range is. For [`Op::Read`] and [`Op::Write`] it equals the buffer's length.
     pub len: ByteLen,
-    /// Who asked.
+    /// Its tag.
     pub tag: Tag,
-    /// The data, for [`Op::Read`] and [`Op::Write`] only. Owned by the channel until the matching [`Finished`].
+    /// The data, for [`Op::Read`] and [`Op::Write`] only. Owned by the channel until the matching [`Completion`].
     pub buffer: Option<B>,
-    /// What to do.
+    /// Its operation.
     pub op: Op,
 }
 
@@ -86,11 +86,11 @@ pub struct Request<B> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
-/// How a request ended. Each guest interface maps these to its own wire codes.
+/// How a request ended. Each guest interface maps these to its own status codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// All of it happened; the length transferred (for [`Op::Read`]: bytes put in the buffer). A short transfer is never
-    /// `Done` with a smaller length: the channel completes it or fails it.
+    /// Success, with the length transferred (for [`Op::Read`]: bytes put in the buffer). A short transfer is never `Done` with a smaller
+    /// length: the channel continues it or fails it.
     Done(ByteLen),
     /// The range does not lie on the disk, also when the disk shrank after admission.
     OutOfRange,
@@ -100,20 +100,20 @@ pub enum Outcome {
     Unsupported,
     /// The host's storage is full.
     NoSpace,
-    /// Cancelled by a task management request or a teardown.
+    /// Cancelled by a task management function or a teardown.
     Aborted,
     /// The host's storage failed.
     Failed(Errno),
 }
 
 impl Outcome {
-    /// Whether the request succeeded.
+    /// Returns true if the request succeeded.
     #[inline]
     pub const fn is_done(self) -> bool {
         matches!(self, Outcome::Done(_))
     }
 
-    /// The outcome for an errno of the host's storage (a positive number, as in `errno.h`).
+    /// Returns the outcome for an errno of the host's storage (a positive number, as in `errno.h`).
     pub const fn from_errno(errno: i32) -> Outcome {
         match errno {
             28 | 122 => Outcome::NoSpace,    // ENOSPC, EDQUOT
@@ -125,12 +125,12 @@ impl Outcome {
     }
 }
 
-/// A request's end, on its way from a channel to its queue. The buffer comes back to its owner.
+/// The completion of a request, on its way from a channel to its queue.
 #[derive(Debug)]
 pub struct Completion<B> {
     /// How it ended.
     pub outcome: Outcome,
-    /// Which request.
+    /// The request's tag.
     pub tag: Tag,
     /// The buffer that came with the request.
     pub buffer: Option<B>,

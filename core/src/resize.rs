@@ -1,19 +1,20 @@
-//! Another size for a disk that is open: which sizes may be, and in what order everybody hears of it. The same for all guest interfaces.
+//! Resizing an open disk: which sizes are allowed, and in which order storage, queues and guest interface are updated. The same for all
+//! guest interfaces.
 
 use crate::IoContext;
 use crate::disk::{Disk, DiskError};
 use crate::units::ByteLen;
 
-/// What is asked for.
+/// A resize request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resize {
-    /// The size; `None`: what the host's storage has now.
+    /// The new size; `None`: the current size of the host's storage.
     pub size: Option<ByteLen>,
-    /// It may be smaller than the disk is. What lies beyond the new end is lost.
+    /// The disk may shrink. Data beyond the new end is lost.
     pub shrink: bool,
 }
 
-/// What came of it.
+/// The result of a resize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resized {
     /// The size before.
@@ -23,30 +24,30 @@ pub struct Resized {
 }
 
 impl Resized {
-    /// Whether there is anything to tell a guest.
+    /// Returns true if the size has changed, so that the guest must be notified.
     pub fn is_change(&self) -> bool {
         self.before != self.size
     }
 }
 
-/// What judges a guest's requests by the disk's size.
+/// The users of a disk's size.
 pub trait SizeUsers {
-    /// The guest interface goes by `size` from now on: what it tells of the disk, and what it lets through.
+    /// Makes the guest interface use `size`: in the configuration that the guest reads, and in its range checks.
     fn set_size(&mut self, size: ByteLen);
 
-    /// The engine's queues look again how large the disk is.
+    /// Makes the engine's queues read the disk's size again.
     fn refresh(&mut self);
 }
 
 impl Resize {
-    /// As large as the host's storage is now, unless that has become smaller.
+    /// Grow to the current size of the host's storage; do not shrink.
     pub const GROW: Resize = Resize { size: None, shrink: false };
 
-    /// The size that a disk will have.
+    /// Returns the size that a disk will have.
     ///
     /// # Errors
-    /// When that is smaller than it is and this was not asked for, or the storage does not say how large it is.
-    pub fn judge<L: IoContext>(&self, disk: &dyn Disk<L>) -> Result<ByteLen, DiskError> {
+    /// When it would shrink without `shrink`, or the storage does not report its size.
+    pub fn check_size<L: IoContext>(&self, disk: &dyn Disk<L>) -> Result<ByteLen, DiskError> {
         let now = disk.geometry().size;
         let wanted = match self.size {
             Some(size) => size,
@@ -64,19 +65,18 @@ impl Resize {
         Ok(wanted)
     }
 
-    /// Gives a disk another size. A larger one: first the storage has it, then queues may use it, then the guest interface tells of it.
-    /// A smaller one: the guest interface is the first to refuse what lies beyond the new end. For control threads, one at a time
-    /// for a disk.
+    /// Resizes a disk. Growing: first the storage is resized, then the queues may use the size, then the guest interface reports it.
+    /// Shrinking: the guest interface first refuses requests beyond the new end. For control threads, one at a time for a disk.
     ///
     /// # Errors
-    /// As [`judge`](Self::judge), or when the storage cannot have that size. Then everything is as it was.
+    /// As [`check_size`](Self::check_size), or when the storage cannot have that size. Then nothing is changed.
     pub fn carry_out<L: IoContext>(
         self,
         disk: &dyn Disk<L>,
         users: &mut (impl SizeUsers + ?Sized),
     ) -> Result<Resized, DiskError> {
         let before = disk.geometry().size;
-        let wanted = self.judge(disk)?;
+        let wanted = self.check_size(disk)?;
         let shrinks = wanted < before;
         if shrinks {
             users.set_size(wanted);
@@ -88,10 +88,10 @@ impl Resize {
         let mut size = resized?;
         users.refresh();
         if shrinks && self.size.is_some() {
-            // A write that was under way may have made the file longer again.
+            // A write in flight may have extended the file again.
             size = disk.resize(self.size)?;
         }
-        // Also when it is the same: a frontend that connected in between may have been told the one before.
+        // Also if the size is unchanged: a frontend that connected meanwhile may have read the old one.
         users.set_size(size);
         Ok(Resized { before, size })
     }
@@ -112,7 +112,7 @@ mod tests {
         type Buffer = ();
     }
 
-    /// A disk on storage of `found` bytes, which cannot have more than 1 MiB.
+    /// A disk on storage of `found` bytes, at most 1 MiB.
     struct Fake {
         size: Mutex<u64>,
         found: Mutex<u64>,
@@ -133,7 +133,7 @@ mod tests {
         }
 
         fn limits(&self) -> Limits {
-            unreachable!("nobody asks")
+            unreachable!("not called")
         }
 
         fn resolved(&self) -> Vec<(&'static str, String)> {
@@ -155,7 +155,7 @@ mod tests {
         }
 
         fn open_channel(&self, _: &mut NoContext) -> Result<Box<dyn DiskChannel<NoContext>>, DiskError> {
-            unreachable!("nobody asks")
+            unreachable!("not called")
         }
     }
 
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_disk_is_there_before_it_is_told_of() {
+    fn a_disk_grows_before_its_size_is_reported() {
         let done = Ok(Resized { before: ByteLen(8192), size: ByteLen(16384) });
         let order = ["storage", "queues", "guest 16384"].map(str::to_owned).to_vec();
         assert_eq!(run(8192, to(16384, false)), (done.clone(), order.clone(), 16384));
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_disk_is_refused_first_and_cut_last() {
+    fn a_disk_shrinks_after_the_guest_interface() {
         let (done, log, seen) = run(8192, to(4096, true));
         assert_eq!((done, seen), (Ok(Resized { before: ByteLen(8192), size: ByteLen(4096) }), 4096));
         assert_eq!(log, ["guest 4096", "storage", "queues", "storage", "guest 4096"]);
     }
 
     #[test]
-    fn nothing_shrinks_unasked() {
+    fn nothing_shrinks_without_the_flag() {
         let expected = "expected at least 8K; a smaller disk needs --shrink, and what lies beyond its end is lost";
         let (done, log, seen) = run(8192, to(4096, false));
         assert_eq!(done.unwrap_err(), format!("size: found 4K, and the disk has 8K, {expected}"));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_storage_refuses_leaves_all_as_it_was() {
+    fn a_size_that_the_storage_refuses_changes_nothing() {
         assert_eq!(run(8192, to(2 << 20, false)).2, 8192);
         let (done, log, seen) = run(8192, to(1000, true));
         assert!(done.is_err());

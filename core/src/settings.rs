@@ -1,14 +1,13 @@
-//! Settings that a user gives as `KEY=VALUE,...` or as a TOML table, read by whoever owns the key.
+//! Settings that a user gives as `KEY=VALUE,...` or as a TOML table. Each key is taken by the component that it belongs to.
 //!
-//! Each room takes the keys it knows; what is left at the end is unknown. So a new storage backend brings its own keys and
-//! nobody else learns of them.
+//! A key that is left at the end is unknown. So a new storage backend brings its own keys, and no other component knows them.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use crate::units::ByteLen;
 
-/// A setting that cannot be used: which, what was found, what was expected.
+/// The error of a setting: the key, what was found and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{subject}: {key}: found {found}, expected {expected}")]
 pub struct SettingError {
@@ -18,32 +17,32 @@ pub struct SettingError {
     pub key: String,
     /// What the user gave.
     pub found: String,
-    /// What would have been right.
+    /// What would be valid.
     pub expected: String,
 }
 
-/// The settings of one thing, by key. Values are text, whatever syntax they came in.
+/// The settings of one subject, by key. Values are text, whatever syntax they came in.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     subject: String,
     given: BTreeMap<String, String>,
-    asked: Vec<&'static str>,
-    /// How the user spelled a key that was given by an alias.
+    known: Vec<&'static str>,
+    /// The aliases under which keys were given.
     spelled: BTreeMap<&'static str, &'static str>,
 }
 
 impl Settings {
-    /// No settings yet for `subject` (used in error messages).
+    /// Returns empty settings for `subject`, which is used in error messages.
     pub fn new(subject: impl Into<String>) -> Self {
         Settings { subject: subject.into(), ..Settings::default() }
     }
 
-    /// What these settings are for.
+    /// Returns what these settings are for.
     pub fn subject(&self) -> &str {
         &self.subject
     }
 
-    /// Changes what error messages call these settings.
+    /// Changes the subject in error messages.
     pub fn set_subject(&mut self, subject: impl Into<String>) {
         self.subject = subject.into();
     }
@@ -51,7 +50,7 @@ impl Settings {
     /// Adds one setting.
     ///
     /// # Errors
-    /// When the key was given before.
+    /// When the key has a value already.
     pub fn insert(&mut self, key: &str, value: &str) -> Result<(), SettingError> {
         match self.given.insert(key.to_owned(), value.to_owned()) {
             None => Ok(()),
@@ -59,7 +58,7 @@ impl Settings {
         }
     }
 
-    /// Lets `alias` stand for `key`. To be called before `key` is taken; errors name the key as the user spelled it.
+    /// Accepts `alias` for `key`. Must be called before `key` is taken; errors name the key that the user gave.
     ///
     /// # Errors
     /// When both were given.
@@ -73,22 +72,22 @@ impl Settings {
         Ok(())
     }
 
-    /// Looks at a value that somebody else will take.
+    /// Returns a value without taking it.
     pub fn peek(&self, key: &str) -> Option<&str> {
         self.given.get(key).map(String::as_str)
     }
 
-    /// The keys that nobody has taken so far.
+    /// Returns the keys that are not taken yet.
     pub fn keys_left(&self) -> impl Iterator<Item = &str> {
         self.given.keys().map(String::as_str)
     }
 
-    /// All that is left, by key.
+    /// Returns the settings that are not taken yet, by key.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.given.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// The error for `key`.
+    /// Returns the error for `key`.
     pub fn error(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
         SettingError {
             subject: self.subject.clone(),
@@ -100,8 +99,8 @@ impl Settings {
 
     /// Takes a text value, if it was given.
     pub fn text(&mut self, key: &'static str) -> Option<String> {
-        if !self.asked.contains(&key) {
-            self.asked.push(key);
+        if !self.known.contains(&key) {
+            self.known.push(key);
         }
         self.given.remove(key)
     }
@@ -139,7 +138,7 @@ impl Settings {
     /// Takes a size: a number of bytes with an optional suffix K, M, G or T (powers of 1024).
     ///
     /// # Errors
-    /// When it is no size, or does not fit in 63 bits (the largest file offset).
+    /// When it is not a size, or does not fit in 63 bits (the largest file offset).
     pub fn size(&mut self, key: &'static str) -> Result<Option<ByteLen>, SettingError> {
         let Some(text) = self.text(key) else { return Ok(None) };
         match parse_size(&text) {
@@ -168,13 +167,13 @@ impl Settings {
         }
     }
 
-    /// Ends the reading.
+    /// Checks that all settings were taken.
     ///
     /// # Errors
-    /// When a key is left that nobody asked for: it is unknown, and the message lists those that are known.
+    /// When a key is left: it is unknown, and the message lists the known ones.
     pub fn finish(self) -> Result<(), SettingError> {
         let Some((key, value)) = self.given.first_key_value() else { return Ok(()) };
-        let mut known = self.asked.clone();
+        let mut known = self.known.clone();
         known.sort_unstable();
         Err(SettingError {
             subject: self.subject.clone(),
@@ -185,7 +184,7 @@ impl Settings {
     }
 }
 
-/// Parses `NUMBER[K|M|G|T]` (either case; powers of 1024). `None` when it is no size or does not fit in 64 bits.
+/// Parses `NUMBER[K|M|G|T]` (either case; powers of 1024). `None` when it is not a size or does not fit in 64 bits.
 pub fn parse_size(text: &str) -> Option<ByteLen> {
     let (digits, shift) = match text.as_bytes().last()? {
         b'k' | b'K' => (&text[..text.len() - 1], 10),

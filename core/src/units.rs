@@ -1,9 +1,8 @@
-//! Units as types. The only conversions between them live here and are checked: three well-known codebases have overflow
-//! bugs in `sector << 9`.
+//! Units as types. All conversions between them are here and are checked: three well-known codebases have overflow bugs in `sector << 9`.
 
 use std::fmt;
 
-/// Bytes in the unit in which virtio-blk and blkif count sectors, whatever the disk's logical block size is.
+/// Bytes in a sector as virtio-blk and blkif count them, independent of the disk's logical block size.
 /// Source: virtio 1.3 section 5.2.6 ("512-byte sectors"), Xen `io/blkif.h`.
 pub const SECTOR_BYTES: u64 = 512;
 
@@ -24,7 +23,7 @@ pub struct ByteLen(pub u64);
 pub struct BlockSize(u32);
 
 impl Sector512 {
-    /// The byte offset of this sector; `None` when it does not fit in 64 bits.
+    /// Returns the byte offset of this sector; `None` when it does not fit in 64 bits.
     #[inline]
     pub const fn to_offset(self) -> Option<ByteOffset> {
         match self.0.checked_mul(SECTOR_BYTES) {
@@ -33,7 +32,7 @@ impl Sector512 {
         }
     }
 
-    /// This count of sectors as a length; `None` when it does not fit in 64 bits.
+    /// Returns this number of sectors as a length; `None` when it does not fit in 64 bits.
     #[inline]
     pub const fn to_len(self) -> Option<ByteLen> {
         match self.0.checked_mul(SECTOR_BYTES) {
@@ -44,7 +43,7 @@ impl Sector512 {
 }
 
 impl ByteOffset {
-    /// The offset just past `len` bytes from here; `None` on overflow.
+    /// Returns the offset just past `len` bytes from here; `None` on overflow.
     #[inline]
     pub const fn end(self, len: ByteLen) -> Option<ByteOffset> {
         match self.0.checked_add(len.0) {
@@ -53,13 +52,13 @@ impl ByteOffset {
         }
     }
 
-    /// Whether this offset is a multiple of `block`.
+    /// Returns true if this offset is a multiple of `block`.
     #[inline]
     pub const fn is_aligned(self, block: BlockSize) -> bool {
         self.0 & (block.0 as u64 - 1) == 0
     }
 
-    /// The sector that starts here; `None` when the offset is not a multiple of 512.
+    /// Returns the sector that starts here; `None` when the offset is not a multiple of 512.
     #[inline]
     pub const fn to_sector(self) -> Option<Sector512> {
         if self.0.is_multiple_of(SECTOR_BYTES) { Some(Sector512(self.0 / SECTOR_BYTES)) } else { None }
@@ -70,13 +69,13 @@ impl ByteLen {
     /// No bytes.
     pub const ZERO: ByteLen = ByteLen(0);
 
-    /// Whole 512-byte sectors in this length, rounded down.
+    /// Returns the whole 512-byte sectors in this length, rounded down.
     #[inline]
     pub const fn sectors(self) -> Sector512 {
         Sector512(self.0 / SECTOR_BYTES)
     }
 
-    /// Whether this length is a multiple of `block`.
+    /// Returns true if this length is a multiple of `block`.
     #[inline]
     pub const fn is_aligned(self, block: BlockSize) -> bool {
         self.0 & (block.0 as u64 - 1) == 0
@@ -89,18 +88,18 @@ impl BlockSize {
     /// 4096 bytes.
     pub const B4096: BlockSize = BlockSize(4096);
 
-    /// `None` unless `bytes` is a power of two from 512 to 65536.
+    /// Returns a block size; `None` unless `bytes` is a power of two from 512 to 65536.
     pub const fn new(bytes: u32) -> Option<BlockSize> {
         if bytes.is_power_of_two() && bytes >= 512 && bytes <= 65536 { Some(BlockSize(bytes)) } else { None }
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     #[inline]
     pub const fn bytes(self) -> u32 {
         self.0
     }
 
-    /// Where block `lba` starts; `None` when it does not fit in 64 bits.
+    /// Returns the start of block `lba`; `None` when it does not fit in 64 bits.
     #[inline]
     pub const fn offset_of(self, lba: u64) -> Option<ByteOffset> {
         match lba.checked_mul(self.0 as u64) {
@@ -109,7 +108,7 @@ impl BlockSize {
         }
     }
 
-    /// The length of `blocks` blocks; `None` when it does not fit in 64 bits.
+    /// Returns the length of `blocks` blocks; `None` when it does not fit in 64 bits.
     #[inline]
     pub const fn len_of(self, blocks: u64) -> Option<ByteLen> {
         match blocks.checked_mul(self.0 as u64) {
@@ -118,14 +117,14 @@ impl BlockSize {
         }
     }
 
-    /// Whole blocks in `len`, rounded down.
+    /// Returns the whole blocks in `len`, rounded down.
     #[inline]
     pub const fn blocks_in(self, len: ByteLen) -> u64 {
         len.0 >> self.0.trailing_zeros()
     }
 }
 
-/// Whether `len` bytes at `start` lie inside a disk of `size` bytes. Total: no input overflows.
+/// Returns true if `len` bytes at `start` lie inside a disk of `size` bytes. No input overflows.
 #[inline]
 pub const fn in_range(start: ByteOffset, len: ByteLen, size: ByteLen) -> bool {
     match start.end(len) {

@@ -12,25 +12,25 @@ use crate::engine::AttachError;
 use crate::errors::DiskHealth;
 use crate::options::PlugOptions;
 
-/// A disk for a queue: which of its disks it is, and how its requests are plugged.
+/// A disk for a queue: its slot, and how its requests are plugged.
 #[derive(Clone)]
 pub struct QueueDisk {
-    /// Which.
+    /// Its slot among the queue's disks.
     pub slot: DiskSlot,
     /// The disk.
     pub disk: Arc<AnyDisk>,
-    /// How its requests are plugged. Of a disk's queues on one worker the first one's counts.
+    /// How its requests are plugged. The first of a disk's queues on a worker decides.
     pub plug: PlugOptions,
-    /// What becomes of its failed requests, and whether it is stopped: the same for all of a disk's queues, and for it alone.
+    /// The policy for its failed requests, and whether it is stopped. All queues of a disk share it; no two disks do.
     pub health: Arc<DiskHealth>,
 }
 
-/// One of them, open on the queue's worker.
+/// A disk of a queue, open on the queue's worker.
 pub(crate) struct AttachedDisk {
     pub(crate) geometry: Geometry,
-    /// Place of its channel.
+    /// Index of its channel.
     pub(crate) channel: usize,
-    /// It takes no new requests and leaves when it has none; who is to be told.
+    /// Set while the disk is being closed: it takes no new requests and closes when none is in flight. Signalled then.
     closing: Option<SyncSender<()>>,
 }
 
@@ -41,13 +41,13 @@ pub(crate) struct AttachedDisks {
 }
 
 impl AttachedDisks {
-    /// The disk in a slot, unless there is none or it is about to leave.
+    /// Returns the disk in a slot; `None` without one, or while it is being closed.
     #[inline]
     pub(crate) fn get(&self, slot: DiskSlot) -> Option<&AttachedDisk> {
         self.disks.get(usize::from(slot.0))?.as_ref().filter(|disk| disk.closing.is_none())
     }
 
-    /// The disk of a queue that has only the first; `None` when it has others, or that one is about to leave.
+    /// Returns the disk of a queue that has only the first; `None` when it has others, or while that one is being closed.
     #[inline]
     pub(crate) fn only(&self) -> Option<&AttachedDisk> {
         match self.disks.as_slice() {
@@ -56,12 +56,12 @@ impl AttachedDisks {
         }
     }
 
-    /// The place of the channel of the disk in a slot, also while it is about to leave.
+    /// Returns the index of the channel of the disk in a slot, also while the disk is being closed.
     pub(crate) fn channel(&self, slot: DiskSlot) -> Option<usize> {
         Some(self.disks.get(usize::from(slot.0))?.as_ref()?.channel)
     }
 
-    /// Opens `disk` on the worker that owns these channels, if the disk that was in its slot before has left.
+    /// Opens a disk on the worker that owns these channels. Fails while its slot is taken.
     pub(crate) fn open(
         &mut self,
         context: &mut UringContext,
@@ -81,42 +81,42 @@ impl AttachedDisks {
         Ok(())
     }
 
-    /// Takes no more requests for the disk in a slot. `left` is told when it has left; at once, by being dropped, when there is none.
+    /// Takes no more requests for the disk in a slot. Signals `left` when the disk is closed; without a disk, drops it at once.
     pub(crate) fn begin_close(&mut self, slot: DiskSlot, left: SyncSender<()>) {
         if let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) {
             disk.closing = Some(left);
         }
     }
 
-    /// Whether disks are about to leave.
+    /// Returns true if disks are being closed.
     pub(crate) fn is_closing(&self) -> bool {
         self.disks.iter().flatten().any(|disk| disk.closing.is_some())
     }
 
-    /// Closes the disks that are about to leave and are not in use any more.
+    /// Closes the disks whose close was begun and that have nothing in flight.
     pub(crate) fn end_close(
         &mut self,
         context: &mut UringContext,
         channels: &mut Channels,
         in_use: impl Fn(DiskSlot) -> bool,
     ) {
-        for (at, place) in (0..).zip(&mut self.disks) {
-            if let Some(disk) = place.take_if(|disk| disk.closing.is_some() && !in_use(DiskSlot(at))) {
+        for (at, open) in (0..).zip(&mut self.disks) {
+            if let Some(disk) = open.take_if(|disk| disk.closing.is_some() && !in_use(DiskSlot(at))) {
                 channels.close(context, disk.channel);
-                // Whoever asked may have gone.
+                // The receiver may be gone.
                 let _ = disk.closing.map(|left| left.send(()));
             }
         }
     }
 
-    /// Looks again what the disk in a slot looks like.
+    /// Reads the geometry of the disk in a slot again.
     pub(crate) fn refresh(&mut self, channels: &mut Channels, slot: DiskSlot) {
         if let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) {
             disk.geometry = channels.get(disk.channel).disk.geometry();
         }
     }
 
-    /// Closes all of them. None is in use.
+    /// Closes all disks. None is in use.
     pub(crate) fn close_all(&mut self, context: &mut UringContext, channels: &mut Channels) {
         for disk in self.disks.drain(..).flatten() {
             channels.close(context, disk.channel);

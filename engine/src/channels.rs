@@ -1,7 +1,7 @@
 //! A worker's handles to disks: one channel per disk, shared by all the worker's queues of it.
 //!
-//! Only *busy* channels (those with requests plugged, ready or outstanding, and a worker's only one) are looked at in a turn. Each
-//! turn begins with another one of them, and while several are busy none may have more than its [`Share`].
+//! A turn visits only *busy* channels: those with requests plugged, ready or outstanding, and a worker's only one. Each turn begins
+//! with another one of them, and while several are busy none may exceed its [`Quota`].
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,24 +12,24 @@ use mqblk_uring::UringContext;
 use crate::AnyDisk;
 use crate::attached_disks::{AttachedDisk, QueueDisk};
 use crate::errors::{DiskHealth, SharedGuard, guarded};
-use crate::plug::{Merger, Merges, PlugCounts};
+use crate::plug::{Merger, Merges, PlugCounters};
 use crate::quota::{Quota, SubmitQuota};
 use crate::runner::{AnyCompletion, AnyRequest, Route};
 
-/// One open channel and the requests that wait to be submitted to it.
+/// An open channel and the requests that wait to be submitted to it.
 pub(crate) struct OpenChannel {
     pub(crate) disk: Arc<AnyDisk>,
     pub(crate) health: Arc<DiskHealth>,
     channel: Box<dyn DiskChannel<UringContext>>,
-    /// What parks and repeats its failed requests; `None` when they are answered.
+    /// Parks and repeats failed requests; `None` when they are completed with their errors.
     pub(crate) guard: Option<SharedGuard>,
-    /// Requests pulled this turn, and those that the channel left last turn.
+    /// Requests pulled in this turn, and those that the channel did not take in the last one.
     pub(crate) plug: Vec<AnyRequest>,
-    /// Requests were left over last turn, here or ready to be offered.
+    /// The last turn left requests in the plug or in the ready list.
     left: bool,
-    /// It is among the busy ones.
+    /// It is in the list of busy channels.
     busy: bool,
-    /// Joins them; `None` when they are submitted as they are.
+    /// Merges plugged requests; `None` when they are submitted as they are.
     merger: Option<Box<Merger>>,
     /// Most requests outstanding; 0: any number.
     depth: u32,
@@ -37,25 +37,25 @@ pub(crate) struct OpenChannel {
 }
 
 impl OpenChannel {
-    /// Whether to pull on from a queue that has more.
+    /// Returns true if more requests should be pulled into the plug in this turn.
     #[inline]
     pub(crate) fn wants_more(&self) -> bool {
         self.merger.as_ref().is_some_and(|merger| merger.wants_more(self.plug.len()))
     }
 
-    /// Requests that wait to be offered.
+    /// Returns how many requests wait to be offered.
     #[inline]
     fn waiting(&self) -> usize {
         self.plug.len() + self.merger.as_ref().map_or(0, |merger| merger.ready())
     }
 
-    /// How many of them may be offered now.
+    /// Returns how many requests may be offered now.
     fn budget(&self, context: &UringContext, shared: bool, contended: bool) -> usize {
         let share = Quota { depth: self.depth, shared, contended };
         share.budget(self.waiting(), self.channel.outstanding() as usize, context.room(), context.capacity())
     }
 
-    /// Those in the plug of which the storage may be handed `most` now.
+    /// Returns the plugged requests among which the next `most` that are submitted are.
     #[cold]
     fn to_stamp(&self, most: usize) -> &[AnyRequest] {
         // A plan may put any of them first.
@@ -63,14 +63,14 @@ impl OpenChannel {
         &self.plug[..if plans { self.plug.len() } else { most.min(self.plug.len()) }]
     }
 
-    /// Offers what waits, as far as the offer goes.
+    /// Submits requests that wait, as many as the offer allows. Returns how many were taken, or are to be offered again.
     #[inline(always)] // it is called from two places, one of which is rare
     fn submit(
         &mut self,
         context: &mut UringContext,
         mut offer: SubmitQuota<'_>,
         stamp: &mut impl FnMut(&[AnyRequest]),
-        counts: &mut PlugCounts,
+        counts: &mut PlugCounters,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         if offer.most == 0 {
@@ -82,7 +82,7 @@ impl OpenChannel {
         }
         let (channel, plug) = (self.channel.as_mut(), &mut self.plug);
         let mut happened = 0;
-        if let Some(merger) = self.merger.as_mut().filter(|merger| !merger.lets_pass(plug)) {
+        if let Some(merger) = self.merger.as_mut().filter(|merger| !merger.passes_through(plug)) {
             happened = merger.submit(context, channel, plug, offer, counts, finished);
             self.left = !plug.is_empty() || merger.ready() > 0;
         } else {
@@ -95,39 +95,39 @@ impl OpenChannel {
     }
 }
 
-/// Room in a plug, so that a turn does not allocate: more than one turn of a worker pulls.
+/// Capacity of a plug, so that a turn does not allocate: more than a worker pulls in one turn.
 const PLUG_ROOM: usize = 4096;
 
-/// All of a worker's channels, and what is on its way between them and the queues.
+/// All of a worker's channels, and the completions and cancellations that pass between them and the queues.
 #[derive(Default)]
 pub(crate) struct Channels {
     open: Vec<Option<OpenChannel>>,
-    /// Open ones.
+    /// Channels that are open.
     count: usize,
-    /// Places of the busy ones; when only one is open it counts as busy.
+    /// Indexes of the busy channels. A channel that is the only open one is always busy.
     busy: Vec<usize>,
     /// Index in `busy` of the one that this turn begins with.
     first: usize,
     left: bool,
-    /// What their plugs count.
-    counts: PlugCounts,
-    /// Requests that have ended and are to be handed back.
+    /// Counters of all plugs.
+    counts: PlugCounters,
+    /// Completions that wait for their queues.
     pub(crate) completions: Vec<AnyCompletion>,
-    /// Requests to be ended early, by their channel's place.
+    /// Requests to cancel, with the index of their channel.
     pub(crate) cancelled: Vec<(usize, Tag)>,
-    /// Places that were given requests since somebody looked, in part several times.
+    /// Indexes of the channels whose plugs got requests since the list was last cleared. May contain duplicates.
     plugged: Vec<usize>,
-    /// The part of a plug that is offered; kept for its room.
+    /// The part of a plug that is being offered; kept for its capacity.
     part: Vec<AnyRequest>,
 }
 
 impl Channels {
-    /// None open yet, with room for a busy turn.
+    /// Returns an empty set with capacity for a busy turn.
     pub(crate) fn new() -> Channels {
         Channels { completions: Vec::with_capacity(PLUG_ROOM), ..Channels::default() }
     }
 
-    /// The channel to a disk, opened if this worker has none yet. Returns its place.
+    /// Returns the index of a disk's channel. Opens it if this worker has none yet.
     pub(crate) fn open(
         &mut self,
         context: &mut UringContext,
@@ -157,7 +157,7 @@ impl Channels {
         Ok(at)
     }
 
-    /// One user less; the last one closes the channel. All its requests have ended.
+    /// Releases one use of a channel; the last one closes it. All its requests have completed.
     pub(crate) fn close(&mut self, context: &mut UringContext, at: usize) {
         let open = self.get(at);
         open.users -= 1;
@@ -177,27 +177,27 @@ impl Channels {
         }
     }
 
-    /// The channel at a place that [`open`](Self::open) gave.
+    /// Returns the channel at an index that [`open`](Self::open) returned.
     #[inline]
     pub(crate) fn get(&mut self, at: usize) -> &mut OpenChannel {
         self.open[at].as_mut().expect("a queue holds its channel's place")
     }
 
-    /// The channel at a place, if there is one.
-    pub(crate) fn look(&self, at: usize) -> Option<&OpenChannel> {
+    /// Returns the channel at an index, if there is one.
+    pub(crate) fn find(&self, at: usize) -> Option<&OpenChannel> {
         self.open.get(at)?.as_ref()
     }
 
-    /// The way of requests to the disk of a queue that has only this one. [`note_plugged`](Self::note_plugged) follows.
+    /// Returns the route to the only disk of a queue. The caller calls [`mark_plugged`](Self::mark_plugged) afterwards.
     #[inline]
     pub(crate) fn route_to<'a>(&'a mut self, disk: &'a AttachedDisk) -> Route<'a> {
         let open = self.open[disk.channel].as_mut().expect("a queue holds its channel's place");
         Route::One { disk, plug: &mut open.plug, finished: &mut self.completions, cancelled: &mut self.cancelled }
     }
 
-    /// Requests came into the plug at a place.
+    /// Marks a channel busy because its plug got requests.
     #[inline]
-    pub(crate) fn note_plugged(&mut self, at: usize) {
+    pub(crate) fn mark_plugged(&mut self, at: usize) {
         if self.count == 1 {
             return;
         }
@@ -208,7 +208,7 @@ impl Channels {
         }
     }
 
-    /// Puts a request in the plug at a place.
+    /// Puts a request in a channel's plug.
     #[inline(never)] // else it would cost queues of one disk, which do not come here, registers
     pub(crate) fn plug(&mut self, at: usize, request: AnyRequest) {
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
@@ -222,19 +222,19 @@ impl Channels {
         }
     }
 
-    /// Forgets which plugs were given requests: a pull's are offered in the same turn.
+    /// Clears the list of plugs that got requests: those of a pull are offered in the same turn.
     #[inline]
     pub(crate) fn forget_plugged(&mut self) {
         self.plugged.clear();
     }
 
-    /// Whether to pull on from the queue that gave requests to these plugs, when it has more: whether one of its disks wants that.
+    /// Returns true if one of the disks that the last pull gave requests to wants more of them in this turn.
     pub(crate) fn wants_more(&self, only: Option<usize>) -> bool {
         let wants = |at: &usize| self.open[*at].as_ref().is_some_and(OpenChannel::wants_more);
         only.iter().chain(&self.plugged).any(wants)
     }
 
-    /// Whether requests came into plugs otherwise than by a pull, or requests are to end early.
+    /// Returns true if requests were plugged outside of a pull, or cancellations wait.
     #[inline]
     pub(crate) fn has_pending(&self) -> bool {
         self.plugged.len() | self.cancelled.len() != 0
@@ -247,9 +247,9 @@ impl Channels {
         !self.cancelled.is_empty()
     }
 
-    /// Offers what waits to the channels, each its share, beginning with another one each time. `stamp` is given requests that are
-    /// about to be handed to the storage, where it is worth noting when that is: a few are pulled and handed over in less than a
-    /// microsecond. Returns how many were taken, or are to be offered again.
+    /// Offers waiting requests to the channels, to each within its quota, beginning with another channel each time. `stamp` gets the
+    /// requests that are about to be submitted, where their time in the plug is worth measuring: a few are pulled and submitted in less
+    /// than a microsecond. Returns how many were taken, or are to be offered again.
     #[inline]
     pub(crate) fn submit(&mut self, context: &mut UringContext, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
         if self.count > 1 {
@@ -290,8 +290,8 @@ impl Channels {
         happened
     }
 
-    /// Ends requests early of the channel at a place: takes back those that the storage has not seen, and asks it to give up the
-    /// others. `tags` are in order.
+    /// Cancels requests of a channel: takes back those that the storage has not seen, and asks the storage to cancel the others. `tags`
+    /// are sorted.
     pub(crate) fn cancel(&mut self, context: &mut UringContext, at: usize, tags: &[Tag]) {
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
         let finished = &mut self.completions;
@@ -315,27 +315,27 @@ impl Channels {
         }
     }
 
-    /// All that are open, with their places.
+    /// Returns all open channels with their indexes.
     pub(crate) fn all(&self) -> impl Iterator<Item = (usize, &OpenChannel)> {
         self.open.iter().enumerate().filter_map(|(at, open)| Some((at, open.as_ref()?)))
     }
 
-    /// The channel at a place has requests of its own to offer again.
+    /// Marks a channel busy because its guard has requests to repeat.
     pub(crate) fn mark_busy(&mut self, at: usize) {
-        let open = self.open[at].as_mut().expect("whoever stirs a channel has found it");
+        let open = self.open[at].as_mut().expect("the caller has found the channel");
         if !open.busy {
             open.busy = true;
             self.busy.push(at);
         }
     }
 
-    /// Whether there are requests to offer that no turn has pulled.
+    /// Returns true if requests are to be offered even if the turn pulls none.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
         self.left
     }
 
-    /// Collects what has ended in all channels. Whether requests are to be offered again.
+    /// Collects completions from all busy channels. Returns true if requests are to be offered again.
     #[inline]
     pub(crate) fn reap(&mut self, context: &mut UringContext) -> bool {
         let mut again = 0;
@@ -362,7 +362,7 @@ impl Channels {
         again > 0
     }
 
-    /// The earliest time that a channel wants to be reaped without a completion.
+    /// Returns the earliest time at which a channel must be reaped even without a completion.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.busy().filter_map(|open| open.channel.deadline()).min()
     }
@@ -371,26 +371,26 @@ impl Channels {
         self.busy.iter().filter_map(|at| self.open[*at].as_ref())
     }
 
-    /// Requests of the queue in `slot` that were merged to another one.
+    /// Returns the merge counters of the queue in `slot`.
     pub(crate) fn merges(&self, slot: u16) -> Merges {
         self.counts.merges.get(usize::from(slot)).copied().unwrap_or_default()
     }
 
-    /// The same, for the last time: the next queue in that slot begins at 0.
+    /// Takes the merge counters of the queue in `slot`: the next queue in that slot begins at 0.
     pub(crate) fn take_merges(&mut self, slot: u16) -> Merges {
         self.counts.merges.get_mut(usize::from(slot)).map(std::mem::take).unwrap_or_default()
     }
 
-    /// What the plugs counted so far.
-    pub(crate) fn counts(&self) -> &PlugCounts {
+    /// Returns the plugs' counters.
+    pub(crate) fn counts(&self) -> &PlugCounters {
         &self.counts
     }
 }
 
-/// From how many plugged requests on their time in the plug is measured.
+/// Plugged requests from which on their time in the plug is measured.
 const STAMPED: usize = 16;
 
-/// The end of a request that the storage has not seen.
+/// Returns the completion of a request that was cancelled before the storage saw it.
 pub(crate) fn cancelled(request: AnyRequest) -> AnyCompletion {
     AnyCompletion { outcome: Outcome::Aborted, tag: request.tag, buffer: request.buffer }
 }

@@ -1,11 +1,11 @@
 //! The clock of the data path: a worker reads it a few times a turn, so it must cost next to nothing.
 
-/// A point in time, in nanoseconds since some start. Compared with moments of the same worker only.
+/// A point in time, in nanoseconds since the worker's clock started. Comparable within one worker only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticks(pub(crate) u64);
 
 impl Ticks {
-    /// Nanoseconds from `earlier` to this; 0 when it is not earlier.
+    /// Returns the nanoseconds since `earlier`; 0 when that is not earlier.
     #[inline]
     pub(crate) fn since(self, earlier: Ticks) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -20,14 +20,14 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// The first clock of a process is compared with the system's for some milliseconds.
+    /// Returns a clock. The first one of a process is calibrated against the system's clock for some milliseconds.
     pub(crate) fn new() -> Clock {
         let source = quanta::Clock::new();
         let start = source.raw();
         Clock { source, start }
     }
 
-    /// Now.
+    /// Returns the current time.
     #[inline]
     pub(crate) fn now(&self) -> Ticks {
         Ticks(self.source.delta_as_nanos(self.start, self.source.raw()))
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_forward_at_the_system_s_pace() {
+    fn the_clock_is_monotonic_and_keeps_the_systems_pace() {
         let (clock, system) = (Clock::new(), std::time::Instant::now());
         let mut last = clock.now();
         while system.elapsed().as_millis() < 50 {

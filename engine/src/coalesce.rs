@@ -1,71 +1,78 @@
-//! When to make a call that could tell of more answers if it came later. Pure: time comes in as an argument.
+//! When a call to the guest is sent, and when it is deferred so that it covers more completions. Pure: time comes in as an argument.
 
 use crate::clock::Ticks;
 use crate::options::Coalesce;
 
-/// The call that a queue owes its guest.
+/// A queue's call coalescing.
 #[derive(Debug)]
-pub(crate) struct Calls {
+pub(crate) struct CallCoalescer {
     delay_ns: u64,
-    /// Answers that make a call due at once.
-    most: u64,
-    /// Until when, while a call is owed.
-    owed: Option<Ticks>,
-    /// Answers up to the last call, or up to the last time that none was owed.
-    told: u64,
+    /// Completions since the last call that make a call due at once.
+    max_completions: u64,
+    /// When the deferred call is due, while there is one.
+    deferred_until: Option<Ticks>,
+    /// The queue's completions at the last call, or at the last publish that needed none.
+    at_last_call: u64,
 }
 
 /// What to do after a publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Nothing is owed.
-    Nothing,
+pub(crate) enum CallDecision {
+    /// No call is needed.
+    NoCall,
     /// Call now.
     Call,
     /// Call at this time at the latest.
-    PutOff(Ticks),
+    Defer(Ticks),
 }
 
-impl Calls {
-    pub(crate) fn new(options: Coalesce) -> Calls {
-        let most = if options.answers == 0 { u64::MAX } else { options.answers.into() };
-        Calls { delay_ns: options.delay.as_nanos() as u64, most, owed: None, told: 0 }
+impl CallCoalescer {
+    pub(crate) fn new(options: Coalesce) -> CallCoalescer {
+        let max_completions = if options.answers == 0 { u64::MAX } else { options.answers.into() };
+        CallCoalescer {
+            delay_ns: options.delay.as_nanos() as u64,
+            max_completions,
+            deferred_until: None,
+            at_last_call: 0,
+        }
     }
 
-    /// Whether no call is ever put off.
+    /// Returns true if no call is ever deferred.
     #[inline]
     pub(crate) fn is_immediate(&self) -> bool {
         self.delay_ns == 0
     }
 
-    /// Answers were published. `wanted`: the guest asked to be called for one of them. `answers`: how many there have been in
-    /// all. `more`: others are in flight; without any there is nothing to wait for.
-    pub(crate) fn published(&mut self, wanted: bool, answers: u64, more: bool, now: Ticks) -> Verdict {
-        if self.owed.is_none() {
+    /// Decides after a publish. `wanted`: the guest asked to be called for one of the completions. `completions`: how many there have been
+    /// in all. `more`: requests are in flight; without any there is nothing to wait for.
+    pub(crate) fn published(&mut self, wanted: bool, completions: u64, more: bool, now: Ticks) -> CallDecision {
+        if self.deferred_until.is_none() {
             if !wanted {
-                self.told = answers;
-                return Verdict::Nothing;
+                self.at_last_call = completions;
+                return CallDecision::NoCall;
             }
-            self.owed = Some(Ticks(now.0.saturating_add(self.delay_ns)));
+            self.deferred_until = Some(Ticks(now.0.saturating_add(self.delay_ns)));
         }
-        match self.owed {
-            Some(due) if more && due > now && answers - self.told < self.most => Verdict::PutOff(due),
+        match self.deferred_until {
+            Some(due) if more && due > now && completions - self.at_last_call < self.max_completions => {
+                CallDecision::Defer(due)
+            }
             _ => {
-                self.called(answers);
-                Verdict::Call
+                self.called(completions);
+                CallDecision::Call
             }
         }
     }
 
-    /// When a call is due that was put off.
+    /// Returns when the deferred call is due.
     pub(crate) fn due(&self) -> Option<Ticks> {
-        self.owed
+        self.deferred_until
     }
 
-    /// It was made, and told of so many answers in all.
-    pub(crate) fn called(&mut self, answers: u64) {
-        self.owed = None;
-        self.told = answers;
+    /// Records a call after so many completions in all.
+    pub(crate) fn called(&mut self, completions: u64) {
+        self.deferred_until = None;
+        self.at_last_call = completions;
     }
 }
 
@@ -75,40 +82,44 @@ mod tests {
 
     use super::*;
 
-    fn calls(us: u64, answers: u32) -> Calls {
-        Calls::new(Coalesce { delay: Duration::from_micros(us), answers })
+    fn calls(us: u64, answers: u32) -> CallCoalescer {
+        CallCoalescer::new(Coalesce { delay: Duration::from_micros(us), answers })
     }
 
     const US: u64 = 1000;
 
     #[test]
-    fn a_lone_answer_is_told_at_once() {
+    fn a_lone_completion_is_called_at_once() {
         assert!(calls(0, 0).is_immediate());
-        assert_eq!(calls(50, 8).published(true, 1, false, Ticks(5)), Verdict::Call);
-        assert_eq!(calls(50, 8).published(false, 1, false, Ticks(5)), Verdict::Nothing);
+        assert_eq!(calls(50, 8).published(true, 1, false, Ticks(5)), CallDecision::Call);
+        assert_eq!(calls(50, 8).published(false, 1, false, Ticks(5)), CallDecision::NoCall);
     }
 
     #[test]
-    fn a_call_is_made_by_the_clock_at_the_latest() {
+    fn a_deferred_call_is_due_after_the_delay() {
         let mut calls = calls(50, 0);
-        assert_eq!(calls.published(true, 1, true, Ticks(0)), Verdict::PutOff(Ticks(50 * US)));
-        // The guest asked once; that later answers pass its mark takes nothing away.
-        assert_eq!(calls.published(false, 2, true, Ticks(49 * US)), Verdict::PutOff(Ticks(50 * US)));
+        assert_eq!(calls.published(true, 1, true, Ticks(0)), CallDecision::Defer(Ticks(50 * US)));
+        // The guest asked once: later completions past its mark do not withdraw that.
+        assert_eq!(calls.published(false, 2, true, Ticks(49 * US)), CallDecision::Defer(Ticks(50 * US)));
         assert_eq!(calls.due(), Some(Ticks(50 * US)));
-        assert_eq!(calls.published(false, 3, true, Ticks(50 * US)), Verdict::Call);
+        assert_eq!(calls.published(false, 3, true, Ticks(50 * US)), CallDecision::Call);
         assert_eq!(calls.due(), None);
-        assert_eq!(calls.published(true, 4, true, Ticks(60 * US)), Verdict::PutOff(Ticks(110 * US)));
+        assert_eq!(calls.published(true, 4, true, Ticks(60 * US)), CallDecision::Defer(Ticks(110 * US)));
         calls.called(4);
-        assert_eq!(calls.published(false, 5, true, Ticks(120 * US)), Verdict::Nothing);
+        assert_eq!(calls.published(false, 5, true, Ticks(120 * US)), CallDecision::NoCall);
     }
 
     #[test]
-    fn or_when_enough_answers_wait_or_none_is_to_come() {
+    fn a_call_is_due_when_enough_completions_wait_or_nothing_is_in_flight() {
         let mut calls = calls(50, 4);
-        assert_eq!(calls.published(false, 100, true, Ticks(0)), Verdict::Nothing, "answers that nobody asked about");
-        assert_eq!(calls.published(true, 103, true, Ticks(1)), Verdict::PutOff(Ticks(50 * US + 1)));
-        assert_eq!(calls.published(true, 104, true, Ticks(2)), Verdict::Call);
-        assert_eq!(calls.published(true, 107, true, Ticks(3)), Verdict::PutOff(Ticks(50 * US + 3)));
-        assert_eq!(calls.published(true, 107, false, Ticks(4)), Verdict::Call);
+        assert_eq!(
+            calls.published(false, 100, true, Ticks(0)),
+            CallDecision::NoCall,
+            "completions that the guest did not ask about"
+        );
+        assert_eq!(calls.published(true, 103, true, Ticks(1)), CallDecision::Defer(Ticks(50 * US + 1)));
+        assert_eq!(calls.published(true, 104, true, Ticks(2)), CallDecision::Call);
+        assert_eq!(calls.published(true, 107, true, Ticks(3)), CallDecision::Defer(Ticks(50 * US + 3)));
+        assert_eq!(calls.published(true, 107, false, Ticks(4)), CallDecision::Call);
     }
 }

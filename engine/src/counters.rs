@@ -1,4 +1,4 @@
-//! What a queue and a worker count. Written by the worker only, as plain numbers; read by copying them out on its thread.
+//! Counters of queues and workers: plain numbers that only the worker writes, and that are read by a copy taken on its thread.
 
 use mqblk_core::{ByteLen, DiskSlot, Op};
 
@@ -17,52 +17,52 @@ pub struct QueueCounters {
     pub discards: u64,
     /// Write-zeroes finished (guest requests, not ranges).
     pub write_zeroes: u64,
-    /// Requests that the queue answered itself, without the disk.
+    /// Requests that the queue completed itself, without the disk.
     pub answered_alone: u64,
-    /// Of those, the guest's mistakes.
+    /// Of those, malformed ones.
     pub malformed: u64,
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Requests that ended otherwise than done.
+    /// Requests that did not succeed.
     pub errors: u64,
     /// Of those, reads.
     pub read_errors: u64,
     /// Of those, writes.
     pub write_errors: u64,
-    /// Times the guest woke us.
+    /// Kicks from the guest.
     pub kicks: u64,
     /// Calls sent to the guest.
     pub calls: u64,
-    /// Publishes for which the guest wanted no call.
+    /// Publishes for which the guest had asked not to be called.
     pub calls_suppressed: u64,
     /// Turns that found requests.
     pub turns: u64,
     /// Turns that found none.
     pub empty_turns: u64,
-    /// Times the queue was armed for sleep.
+    /// Times the queue was armed.
     pub arms: u64,
     /// Time spent polling without finding anything, in nanoseconds.
     pub poll_ns: u64,
-    /// Requests answered in all.
+    /// Requests completed in all.
     pub requests: u64,
-    /// Reads that were merged to the read before them on the disk (iostat's rrqm).
+    /// Reads that were merged into the read before them on the disk (iostat's rrqm).
     pub read_merges: u64,
-    /// Writes that were merged to the write before them on the disk (iostat's wrqm).
+    /// Writes that were merged into the write before them on the disk (iostat's wrqm).
     pub write_merges: u64,
-    /// Ranges of discards and write-zeroes that were merged to the one before them on the disk.
+    /// Ranges of discards and write-zeroes that were merged into the one before them on the disk.
     pub other_merges: u64,
-    /// Bytes that discards and write-zeroes named, whether they succeeded or not.
+    /// Bytes of discards and write-zeroes, whether they succeeded or not.
     pub other_bytes: u64,
-    /// Calls that were put off so that one could tell of more answers.
+    /// Calls that were deferred, so that one covers more completions.
     pub calls_put_off: u64,
 }
 
 /// Counters of one of a queue's disks, since it was opened in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskCounters {
-    /// Which.
+    /// The disk's slot.
     pub slot: DiskSlot,
     /// Reads finished.
     pub reads: u64,
@@ -74,22 +74,22 @@ pub struct DiskCounters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Requests that ended otherwise than done.
+    /// Requests that did not succeed.
     pub errors: u64,
-    /// Requests in flight at this moment.
+    /// Requests in flight now.
     pub in_flight: u32,
-    /// How long the oldest of them has been, in nanoseconds.
+    /// Age of the oldest request in flight, in nanoseconds.
     pub oldest_ns: Option<u64>,
-    /// How long the reads took in all, from the pull until the guest could see the answer, in nanoseconds.
+    /// Total latency of the reads, from the pull to the publish, in nanoseconds.
     pub read_ns: u64,
-    /// The writes.
+    /// Total latency of the writes.
     pub write_ns: u64,
-    /// The others.
+    /// Total latency of the others.
     pub other_ns: u64,
 }
 
 impl DiskCounters {
-    /// Nothing counted yet.
+    /// Returns counters at 0.
     pub const fn new(slot: DiskSlot) -> DiskCounters {
         DiskCounters {
             slot,
@@ -107,7 +107,7 @@ impl DiskCounters {
         }
     }
 
-    /// Those of the first and so far only disk of a queue, by the queue's own. Nothing is in flight.
+    /// Returns the counters of a queue's first and so far only disk: they are the queue's own. Nothing is in flight.
     pub(crate) fn of_only(counters: &QueueCounters, latency: &QueueLatency) -> DiskCounters {
         DiskCounters {
             reads: counters.reads,
@@ -123,7 +123,7 @@ impl DiskCounters {
         }
     }
 
-    /// Adds what another queue counted of the same disk.
+    /// Adds another queue's counters of the same disk.
     pub fn add(&mut self, other: &DiskCounters) {
         self.reads += other.reads;
         self.writes += other.writes;
@@ -139,20 +139,20 @@ impl DiskCounters {
     }
 }
 
-/// How long a queue's requests of one kind took, by where the time went.
+/// Latencies of a queue's requests of one class, by where the time was spent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencyParts {
-    /// From the pull to the hand-over to the storage.
+    /// From the pull to the submission.
     pub queued: LatencyHistogram,
     /// In the storage.
     pub device: LatencyHistogram,
-    /// From the storage's answer until the guest could see it and was called, if it was to be called.
+    /// From the storage's completion until the guest can see it and has been called, if it asked for that.
     pub publish: LatencyHistogram,
-    /// All of it.
+    /// From the pull to the publish.
     pub total: LatencyHistogram,
 }
 
-/// How long a queue's requests took.
+/// Latencies of a queue's requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueLatency {
     /// Of reads.
@@ -163,41 +163,41 @@ pub struct QueueLatency {
     pub others: LatencyParts,
 }
 
-/// How latencies are told apart.
+/// The class of operation that latencies are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OpClass {
     Read,
     Write,
     Other,
 }
 
-impl Kind {
-    pub(crate) fn of(op: Op) -> Kind {
+impl OpClass {
+    pub(crate) fn of(op: Op) -> OpClass {
         match op {
-            Op::Read => Kind::Read,
-            Op::Write { .. } => Kind::Write,
-            _ => Kind::Other,
+            Op::Read => OpClass::Read,
+            Op::Write { .. } => OpClass::Write,
+            _ => OpClass::Other,
         }
     }
 }
 
-/// All that is known of a queue.
+/// The statistics of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueStats {
     /// Counters since it was attached.
     pub counters: QueueCounters,
     /// Latencies since it was attached.
     pub latency: Box<QueueLatency>,
-    /// Requests in flight at this moment.
+    /// Requests in flight now.
     pub in_flight: u32,
-    /// How long the oldest of them has been, in nanoseconds.
+    /// Age of the oldest request in flight, in nanoseconds.
     pub oldest_ns: Option<u64>,
-    /// Of each of the queue's disks, in the order of their slots. A disk that was closed stays here with what it counted until
-    /// another is opened in its slot, which begins at 0; the queue's own counters go on.
+    /// Of each of the queue's disks, in the order of their slots. The counters of a closed disk stay until another is opened in its slot,
+    /// which begins at 0; the queue's own counters go on.
     pub disks: Vec<DiskCounters>,
 }
 
-/// What a worker thread counts, and its queues.
+/// The statistics of a worker thread and of its queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerStats {
     /// Turns in which something happened.
@@ -210,23 +210,23 @@ pub struct WorkerStats {
     pub slept_ns: u64,
     /// CPU time that the thread used, in nanoseconds.
     pub cpu_ns: u64,
-    /// Merged requests that the storage failed, so that their members were done one by one.
+    /// Merged requests that failed, so that their members were repeated one by one.
     pub merge_splits: u64,
     /// The queues it serves.
     pub queues: Vec<(QueueId, QueueStats)>,
 }
 
-/// Names a queue of an engine, as long as it is attached and ever after.
+/// The identity of a queue of an engine. Not used again after the queue is detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueId {
     /// The worker's number.
     pub worker: u32,
-    /// Tells it from all other queues that the worker ever had.
+    /// Distinguishes it from all other queues that the worker ever had.
     pub(crate) generation: u32,
 }
 
 impl LatencyParts {
-    /// Adds what another one counted.
+    /// Adds other latencies.
     pub fn add(&mut self, other: &LatencyParts) {
         self.queued.add(&other.queued);
         self.device.add(&other.device);
@@ -236,7 +236,7 @@ impl LatencyParts {
 }
 
 impl QueueStats {
-    /// Adds what another queue, or the same one in an earlier life, counted.
+    /// Adds the counters of another queue, or of an earlier attachment of the same one.
     pub fn add(&mut self, other: &QueueStats) {
         self.counters.add(&other.counters);
         self.latency.reads.add(&other.latency.reads);
@@ -254,7 +254,7 @@ impl QueueStats {
 }
 
 impl QueueCounters {
-    /// Adds what another queue, or the same one in an earlier life, counted.
+    /// Adds the counters of another queue, or of an earlier attachment of the same one.
     pub fn add(&mut self, other: &QueueCounters) {
         self.reads += other.reads;
         self.writes += other.writes;
@@ -283,37 +283,37 @@ impl QueueCounters {
         self.calls_put_off += other.calls_put_off;
     }
 
-    /// A request has ended; `done`: how much was transferred, if it succeeded.
+    /// Counts a completed request. `done`: how much was transferred, if it succeeded.
     #[inline]
-    pub(crate) fn count(&mut self, op: Op, done: Option<ByteLen>) -> Kind {
+    pub(crate) fn count(&mut self, op: Op, done: Option<ByteLen>) -> OpClass {
         self.requests += 1;
         let bytes = done.map_or(0, |len| len.0);
-        // The two frequent ones by a branch that is foreseen; a jump table is not.
-        let kind = if op == Op::Read {
+        // The two frequent ones by branches, which are predicted well; a jump table is not.
+        let class = if op == Op::Read {
             self.reads += 1;
             self.read_bytes += bytes;
-            Kind::Read
+            OpClass::Read
         } else if let Op::Write { .. } = op {
             self.writes += 1;
             self.written_bytes += bytes;
-            Kind::Write
+            OpClass::Write
         } else {
             self.count_other(op);
-            Kind::Other
+            OpClass::Other
         };
         if done.is_none() {
-            self.count_error(kind);
+            self.count_error(class);
         }
-        kind
+        class
     }
 
     #[cold]
-    fn count_error(&mut self, kind: Kind) {
+    fn count_error(&mut self, class: OpClass) {
         self.errors += 1;
-        match kind {
-            Kind::Read => self.read_errors += 1,
-            Kind::Write => self.write_errors += 1,
-            Kind::Other => {}
+        match class {
+            OpClass::Read => self.read_errors += 1,
+            OpClass::Write => self.write_errors += 1,
+            OpClass::Other => {}
         }
     }
 

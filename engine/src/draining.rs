@@ -1,4 +1,4 @@
-//! A queue on its way out.
+//! A queue that is being detached from its worker.
 
 use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -7,41 +7,41 @@ use std::time::{Duration, Instant};
 use crate::counters::QueueStats;
 use crate::engine::WorkerGone;
 use crate::mailbox::Mailbox;
-use crate::worker::Leaving;
+use crate::worker::LeftQueue;
 
-/// A queue that was taken back.
+/// What is left of a queue that was detached.
 #[derive(Clone, Debug)]
 pub struct Detached<P> {
     /// Where a new owner resumes.
     pub position: P,
-    /// What it counted.
+    /// The queue's statistics.
     pub report: QueueStats,
 }
 
-/// How often parked requests are looked for: what is with the storage may fail, and park, at any time.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often parked requests are dropped: requests at the storage may fail, and be parked, at any time.
+const PARKED_CHECK: Duration = Duration::from_millis(20);
 
-/// How often it is asked until when to wait, and how often it is told that a queue still waits for storage.
-const LOOK_FOR_END: Duration = Duration::from_millis(100);
-const REPORT: Duration = Duration::from_secs(5);
+/// How often the end of the wait is checked, and how often a wait for storage is reported.
+const END_CHECK: Duration = Duration::from_millis(100);
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Takes out of a queue what is parked at stopped disks.
+/// Drops a queue's requests that are parked at stopped disks.
 pub(crate) type DropParked = Box<dyn FnMut(&Mailbox) -> Result<(), WorkerGone> + Send>;
 
-/// A queue that takes no more requests and leaves its worker when none is in flight. Dropping this does not keep it from leaving.
-#[must_use = "the queue may be in use until `wait` says that it has left"]
+/// A queue that takes no more requests and is detached when none is in flight. Dropping this does not stop that.
+#[must_use = "the queue may be in use until `wait` returns it"]
 pub struct Draining<P> {
-    pub(crate) left: Receiver<Leaving>,
+    pub(crate) left: Receiver<LeftQueue>,
     pub(crate) mailbox: Mailbox,
     pub(crate) slot: u16,
     pub(crate) generation: u32,
-    /// Where parked requests are left unanswered.
+    /// Set where parked requests are dropped instead of failed.
     pub(crate) drop_parked: Option<DropParked>,
     pub(crate) position: PhantomData<fn() -> P>,
 }
 
 impl<P: Send + 'static> Draining<P> {
-    /// Waits until the queue has left, at most for `time`. `None`: requests are still in flight.
+    /// Waits until the queue is detached, at most for `time`. `None`: requests are still in flight.
     ///
     /// # Errors
     /// When the worker has ended.
@@ -51,7 +51,7 @@ impl<P: Send + 'static> Draining<P> {
             let mut rest = end.saturating_duration_since(Instant::now());
             if let Some(drop_parked) = &mut self.drop_parked {
                 drop_parked(&self.mailbox)?;
-                rest = rest.min(LOOK);
+                rest = rest.min(PARKED_CHECK);
             }
             match self.left.recv_timeout(rest) {
                 Ok(leaving) => {
@@ -64,8 +64,8 @@ impl<P: Send + 'static> Draining<P> {
         }
     }
 
-    /// Waits until the queue has left, once `end` says until when then at most until that. `None`: requests are still in flight. `waiting` is
-    /// told every few seconds how long that takes.
+    /// Waits until the queue is detached, or until the time that `end` returns, if it does. `None`: requests are still in flight. Calls
+    /// `waiting` every few seconds with the time waited so far.
     ///
     /// # Errors
     /// When the worker has ended.
@@ -75,14 +75,14 @@ impl<P: Send + 'static> Draining<P> {
         mut waiting: impl FnMut(Duration),
     ) -> Result<Option<Detached<P>>, WorkerGone> {
         let since = Instant::now();
-        let mut report = since + REPORT;
+        let mut next_report = since + LOG_INTERVAL;
         loop {
-            if let Some(left) = self.wait(LOOK_FOR_END)? {
-                return Ok(Some(left));
+            if let Some(detached) = self.wait(END_CHECK)? {
+                return Ok(Some(detached));
             }
             let now = Instant::now();
-            if now >= report {
-                report = now + REPORT;
+            if now >= next_report {
+                next_report = now + LOG_INTERVAL;
                 waiting(now - since);
             }
             if end().is_some_and(|end| now >= end) {
@@ -91,15 +91,15 @@ impl<P: Send + 'static> Draining<P> {
         }
     }
 
-    /// Leaves the requests in flight unanswered: whatever becomes of them, nothing more is written to the guest's rings for this
-    /// queue. What it holds is kept until the process ends, which is when this is for: storage that hangs, and a queue that its
-    /// next owner takes up with these requests. Nothing happens when the queue has left.
+    /// Freezes the queue: its requests in flight are never completed, and nothing more is written to the guest's rings for it. Its memory
+    /// is kept until the process ends. Meant for that: storage hangs, and the next daemon replays these requests. Does nothing if the
+    /// queue is detached already.
     ///
     /// # Errors
     /// When the worker has ended.
     pub fn freeze(self) -> Result<(), WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.ask(move |worker| worker.freeze(slot, generation))
+        self.mailbox.call(move |worker| worker.freeze(slot, generation))
     }
 }
 

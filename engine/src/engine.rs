@@ -1,4 +1,4 @@
-//! Starts workers, gives queues to them, takes queues back.
+//! Starts workers, attaches queues to them and detaches them.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::options::Coalesce;
 use crate::poll::PollPolicy;
 use crate::poll_list::Phase;
 use crate::runner::{AnyQueue, QueueRunner};
-use crate::worker::{AttachedQueue, Leaving, Worker};
+use crate::worker::{AttachedQueue, LeftQueue, Worker};
 
 /// The worker thread has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum AttachError {
     /// The disk could not be opened on that worker.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// The queue could not be made.
+    /// The queue could not be created.
     #[error("{0}")]
     Queue(String),
     /// The worker thread has ended.
@@ -37,7 +37,7 @@ pub enum AttachError {
     Worker(#[from] WorkerGone),
 }
 
-/// How many workers, and where.
+/// The number of workers, their CPUs and their sizes.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Worker threads, at least 1.
@@ -58,25 +58,25 @@ pub struct Engine {
     workers: Vec<WorkerThread>,
 }
 
-/// What a queue needs besides itself.
+/// What a worker needs to serve a queue.
 pub struct QueueOptions {
     /// The disks it serves.
     pub disks: Vec<QueueDisk>,
-    /// Becomes readable when the guest wants to be looked at; `None`: the queue is found only while it is polled. An event
-    /// counter is never read; what must be read before it tells of the next kick, the queue reads in its
-    /// [`disarm`](GuestQueue::disarm), which follows each.
+    /// Becomes readable when the guest kicks; `None`: requests are found only while the queue is polled. An eventfd is never read. A
+    /// descriptor that must be read before it reports the next kick is read by the queue in its [`disarm`](GuestQueue::disarm), which
+    /// follows each kick.
     pub kick: Option<Kick>,
     /// How long it is polled.
     pub poll: PollPolicy,
-    /// How its guest is called.
+    /// How calls to its guest are coalesced.
     pub coalesce: Coalesce,
-    /// Starts without being pulled from, until [`QueueHandle::set_enabled`].
+    /// The queue is not pulled from until [`QueueHandle::set_enabled`].
     pub paused: bool,
-    /// Told once, on the worker's thread, if the ring turns out to be broken.
+    /// Called once, on the worker's thread, if the ring is found to be broken.
     pub on_broken: Box<dyn FnOnce(&str) + Send>,
 }
 
-/// A queue that a worker serves.
+/// A handle to a queue that a worker serves.
 ///
 /// Dropping the handle does not stop the queue; [`drain`](Self::drain) does.
 pub struct QueueHandle<Q> {
@@ -91,7 +91,7 @@ impl Engine {
     /// Starts the workers.
     ///
     /// # Errors
-    /// When a thread or its io_uring cannot be made; the text says which.
+    /// When a thread or its io_uring cannot be created; the text says which.
     pub fn start(options: &EngineOptions) -> std::io::Result<Engine> {
         let mut engine = Engine { workers: Vec::new() };
         for number in 0..options.workers.max(1) {
@@ -101,13 +101,13 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Worker threads.
+    /// Returns the number of worker threads.
     pub fn workers(&self) -> usize {
         self.workers.len()
     }
 
-    /// Gives a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the worker's
-    /// context and the queue's waker; `leave` gives back what `make` took of the context, when the queue is detached.
+    /// Attaches a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the worker's context and
+    /// the queue's waker. `leave` releases what `make` took of the context, when the queue is detached.
     ///
     /// # Errors
     /// When the disk cannot be opened on the worker, `make` fails, or the worker has ended.
@@ -125,28 +125,28 @@ impl Engine {
         let worker = worker % self.workers.len();
         let mailbox = self.workers[worker].mailbox.clone();
         let number = worker as u32;
-        let seated = mailbox.ask(move |worker| attached(worker, options, make, leave))?;
-        let (slot, generation) = seated?;
+        let slot_and_generation = mailbox.call(move |worker| attach_queue(worker, options, make, leave))?;
+        let (slot, generation) = slot_and_generation?;
         Ok(QueueHandle { mailbox, worker: number, slot, generation, _queue: PhantomData })
     }
 
-    /// How the workers are reached.
+    /// Returns the workers' mailboxes.
     pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Mailbox> {
-        self.workers.iter().map(|workers| &workers.mailbox)
+        self.workers.iter().map(|worker| &worker.mailbox)
     }
 
-    /// What all workers and their queues have counted, each as of a moment between two of its turns.
+    /// Returns the statistics of all workers and their queues, each read between two turns of its worker.
     ///
     /// # Errors
     /// When a worker has ended.
     pub fn stats(&self) -> Result<Vec<WorkerStats>, WorkerGone> {
-        let ask =
-            |(number, workers): (usize, &WorkerThread)| workers.mailbox.ask(move |worker| worker.stats(number as u32));
-        self.workers.iter().enumerate().map(ask).collect()
+        let stats =
+            |(number, worker): (usize, &WorkerThread)| worker.mailbox.call(move |worker| worker.stats(number as u32));
+        self.workers.iter().enumerate().map(stats).collect()
     }
 }
 
-pub(crate) fn attached<Q>(
+pub(crate) fn attach_queue<Q>(
     worker: &mut Worker,
     options: QueueOptions,
     make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String>,
@@ -188,13 +188,13 @@ where
         dirty: false,
         frozen: false,
         on_broken: Some(options.on_broken),
-        unseat: Box::new(move |served, context| {
+        detach: Box::new(move |queue, context| {
             let mut runner =
-                served.into_any().downcast::<QueueRunner<Q>>().expect("a attached keeps the type it was made with");
+                queue.into_any().downcast::<QueueRunner<Q>>().expect("a queue keeps the type it was attached with");
             leave(&mut runner.queue, context);
             Box::new(runner.queue.position())
         }),
-        leave: None,
+        on_left: None,
     };
     worker.attach(slot, phase, attached);
     Ok((slot, generation))
@@ -215,7 +215,7 @@ where
     ) -> Result<R, WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
         self.mailbox
-            .ask(move |worker| {
+            .call(move |worker| {
                 let (attached, context) = worker.find(slot, generation)?;
                 let runner = attached.runner.as_any().downcast_mut::<QueueRunner<Q>>()?;
                 Some(visit(&mut runner.queue, context))
@@ -223,87 +223,87 @@ where
             .ok_or(WorkerGone)
     }
 
-    /// Its slot and generation at its worker.
-    pub(crate) fn place(&self) -> (u16, u32) {
+    /// Returns the queue's slot and generation at its worker.
+    pub(crate) fn slot_and_generation(&self) -> (u16, u32) {
         (self.slot, self.generation)
     }
 
-    /// How its worker is reached.
+    /// Returns its worker's mailbox.
     pub(crate) fn mailbox(&self) -> &Mailbox {
         &self.mailbox
     }
 
-    /// How the queue is named in [`Engine::reports`].
+    /// Returns the queue's identity in [`Engine::stats`].
     pub fn id(&self) -> QueueId {
         QueueId { worker: self.worker, generation: self.generation }
     }
 
-    /// Starts or stops pulling from the queue. Requests in flight end as usual.
+    /// Starts or stops pulling from the queue. Requests in flight complete as usual.
     ///
     /// # Errors
     /// When the worker has ended.
     pub fn set_enabled(&self, enabled: bool) -> Result<(), WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.ask(move |worker| worker.set_enabled(slot, generation, enabled))
+        self.mailbox.call(move |worker| worker.set_enabled(slot, generation, enabled))
     }
 
-    /// Replaces the descriptor that the guest kicks.
+    /// Replaces the queue's kick descriptor.
     ///
     /// # Errors
     /// When the worker has ended.
     pub fn set_kick(&self, kick: Option<Kick>) -> Result<(), WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.ask(move |worker| worker.set_kick(slot, generation, kick))
+        self.mailbox.call(move |worker| worker.set_kick(slot, generation, kick))
     }
 
-    /// Lets the queue's requests go to one more disk.
+    /// Opens one more disk for the queue's requests.
     ///
     /// # Errors
-    /// When there is one in its slot, the disk cannot be opened on the queue's worker, or the worker has ended.
+    /// When its slot is taken, the disk cannot be opened on the queue's worker, or the worker has ended.
     pub fn open_disk(&self, disk: QueueDisk) -> Result<(), AttachError> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.ask(move |worker| worker.open_disk(slot, generation, &disk))?
+        self.mailbox.call(move |worker| worker.open_disk(slot, generation, &disk))?
     }
 
-    /// Lets no more of its requests go to a disk (they end with [`Outcome::Aborted`](mqblk_core::Outcome)), and waits until
-    /// none is in flight there.
+    /// Closes a disk for the queue and waits until none of its requests is in flight there. New ones end with
+    /// [`Outcome::Aborted`](mqblk_core::Outcome).
     ///
     /// # Errors
     /// When the worker has ended.
     pub fn close_disk(&self, disk: DiskSlot) -> Result<(), WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
         let (done, left) = sync_channel(1);
-        self.mailbox.ask(move |worker| worker.close_disk(slot, generation, disk, done))?;
-        // A queue without such a disk drops the sender.
+        self.mailbox.call(move |worker| worker.close_disk(slot, generation, disk, done))?;
+        // A queue without this disk drops the sender.
         let _ = left.recv();
         Ok(())
     }
 
-    /// Has the queue see a disk's new size.
+    /// Makes the queue use a disk's new size.
     ///
     /// # Errors
     /// When the worker has ended.
     pub fn refresh_disk(&self, disk: DiskSlot) -> Result<(), WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.ask(move |worker| worker.refresh_disk(slot, generation, disk))
+        self.mailbox.call(move |worker| worker.refresh_disk(slot, generation, disk))
     }
 
-    /// Takes no more requests off the queue, which leaves its worker when none is in flight: then neither we nor the kernel touch the
-    /// guest's memory for it any more. Answers are published, and the guest is called for them, before it leaves. Requests that are
-    /// parked at a stopped disk fail; [`drain_unanswered`](Self::drain_unanswered) leaves them as they are.
+    /// Takes no more requests off the queue and detaches it when none is in flight: then neither the daemon nor the kernel accesses the
+    /// guest's memory for it. Completions are published, and the guest is called for them, before. Requests parked at a stopped disk fail;
+    /// [`drain_unanswered`](Self::drain_unanswered) drops them instead.
     ///
     /// # Errors
     /// When the worker has ended.
     pub fn drain(self) -> Result<Draining<Q::Position>, WorkerGone> {
         let (slot, generation) = (self.slot, self.generation);
-        let (done, left) = sync_channel::<Leaving>(1);
+        let (done, left) = sync_channel::<LeftQueue>(1);
         self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
         let (mailbox, drop_parked) = (self.mailbox, None);
         Ok(Draining { left, mailbox, slot, generation, drop_parked, position: PhantomData })
     }
 }
 
-/// Starts one worker thread and waits until its ring stands.
+/// Starts one worker thread and waits until its io_uring is set up.
 fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std::io::Result<WorkerThread> {
     let (mailbox, receiver) = Mailbox::new()?;
     let (ready, started) = sync_channel(1);
@@ -319,7 +319,7 @@ fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std
         let _ = ready.send(Ok(()));
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
         if ran.is_err() {
-            // A bug of ours. Its queues would hang for ever; a dead daemon is restarted and resumes.
+            // A bug in the daemon. Its queues would hang for ever; a daemon that died is restarted and resumes.
             tracing::error!(worker = number, "a worker thread panicked: the process ends");
             std::process::abort();
         }
@@ -343,13 +343,13 @@ fn pin(cpu: Option<usize>) -> std::io::Result<()> {
 }
 
 impl Drop for Engine {
-    /// Stops the workers. Queues still attached are cut off: their contexts cancel what is in flight.
+    /// Stops the workers. Queues that are still attached are cut off: their contexts cancel what is in flight.
     fn drop(&mut self) {
-        for workers in &self.workers {
-            let _ = workers.mailbox.send(Box::new(Worker::stop));
+        for worker in &self.workers {
+            let _ = worker.mailbox.send(Box::new(Worker::stop));
         }
-        for workers in &mut self.workers {
-            if let Some(thread) = workers.thread.take() {
+        for worker in &mut self.workers {
+            if let Some(thread) = worker.thread.take() {
                 let _ = thread.join();
             }
         }

@@ -1,14 +1,13 @@
-//! Distributions of latency, kept by one worker as plain numbers.
+//! Latency histograms: plain numbers that one worker writes.
 
-/// Buckets of an octave: a value is known to within an eighth of itself.
+/// Buckets in an octave: a value is known to within an eighth of itself.
 const PER_OCTAVE: usize = 8;
-/// The first bucket ends here: 64 ns.
+/// Log2 of the first bucket's upper bound: 64 ns.
 const FIRST: u32 = 6;
-/// Octaves above it: the last ends at 2^37 ns, two minutes. Whatever is longer counts there.
+/// Octaves above the first bucket: the last ends at 2^37 ns, two minutes. Longer latencies are counted there.
 const OCTAVES: usize = 31;
 
-/// How often latencies of which length occurred. Buckets are an eighth of an octave wide: a percentile is off by 6 percent at
-/// most. The sum is exact.
+/// A histogram of latencies. Buckets are an eighth of an octave wide: a percentile is off by 6 percent at most. The sum is exact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatencyHistogram {
     counts: [u64; 1 + PER_OCTAVE * OCTAVES],
@@ -29,12 +28,12 @@ impl LatencyHistogram {
         self.counts[bucket(ns)] += times;
     }
 
-    /// Occurrences in all.
+    /// Returns the number of occurrences.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Nanoseconds of all occurrences together.
+    /// Returns the sum of all occurrences, in nanoseconds.
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns
     }
@@ -48,12 +47,12 @@ impl LatencyHistogram {
         })
     }
 
-    /// The latency in nanoseconds below which `percent` of the occurrences lie: the middle of its bucket; `None` without any.
+    /// Returns the latency in nanoseconds below which `percent` of the occurrences lie: the middle of its bucket; `None` without any.
     pub fn percentile_ns(&self, percent: f64) -> Option<u64> {
         percentile_ns(self.buckets(), percent)
     }
 
-    /// Adds what another one counted.
+    /// Adds another histogram.
     pub fn add(&mut self, other: &LatencyHistogram) {
         self.sum_ns = self.sum_ns.wrapping_add(other.sum_ns);
         for (ours, theirs) in self.counts.iter_mut().zip(&other.counts) {
@@ -62,8 +61,8 @@ impl LatencyHistogram {
     }
 }
 
-/// The value below which `percent` of all occurrences lie, of buckets as [`LatencyHistogram::buckets`] gives them: the middle of
-/// its bucket; `None` without any.
+/// Returns the value below which `percent` of all occurrences lie, from buckets in the form of [`LatencyHistogram::buckets`]: the middle
+/// of its bucket; `None` without any.
 pub fn percentile_ns(buckets: impl Iterator<Item = (u64, u64, u64)> + Clone, percent: f64) -> Option<u64> {
     let count: u64 = buckets.clone().map(|(_, _, times)| times).sum();
     let rank = ((percent / 100.0 * count as f64).ceil() as u64).clamp(1, count.max(1));
@@ -82,7 +81,7 @@ fn bucket(ns: u64) -> usize {
     (float.saturating_sub(BELOW) as usize).min(PER_OCTAVE * OCTAVES)
 }
 
-/// The same bits of the last number in the first bucket.
+/// Exponent and top mantissa bits of the last number in the first bucket.
 const BELOW: u64 = ((1023 + FIRST as u64) << PER_OCTAVE.ilog2()) - 1;
 
 fn bounds(at: usize) -> (u64, u64) {

@@ -1,10 +1,11 @@
 //! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
 //!
-//! `engine` starts workers and gives queues to them, `worker` is a worker's turn, `runner` merges one queue to its tag table,
-//! `seat_disks` are the disks that its requests may go to, `poll` decides how long a queue is polled, `poll_list` which are and when
-//! the worker may sleep, `channels` are a worker's handles to disks, `share` is what each may have of the worker, `plug` merges
-//! their requests, `errors` parks or repeats those that failed, `watchdog` tells of storage that hangs, `draining` is a queue on its way out,
-//! `mailbox` is how a control thread talks to a worker. The engine knows neither guest interfaces nor storage backends.
+//! `engine` starts workers and attaches queues to them, `worker` runs a worker's turns, `runner` connects one queue to its tag table,
+//! `attached_disks` are the disks that its requests may go to, `poll` decides how long a queue is polled, `poll_list` which queues are
+//! polled and when the worker may sleep, `channels` are a worker's handles to disks, `quota` bounds what each may use of the worker,
+//! `plug` merges their requests, `coalesce` defers calls, `errors` parks or repeats requests that failed, `watchdog` logs storage that
+//! hangs, `draining` is a queue that is being detached, `mailbox` carries messages from control threads to a worker. The engine knows
+//! neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
 
 mod attached_disks;

@@ -1,31 +1,31 @@
-//! What a queue of several disks counts for each of them.
+//! Counters of each disk of a queue that has several.
 
 use mqblk_core::{ByteLen, DiskSlot};
 
 use crate::clock::Ticks;
-use crate::counters::{DiskCounters, Kind};
+use crate::counters::{DiskCounters, OpClass};
 
-/// A queue's disks. Queues of one disk have none of this: the queue's own counters are the disk's.
+/// Counters of a queue's disks. Queues of one disk do without: the queue's own counters are the disk's.
 #[derive(Debug, Default)]
 pub(crate) struct PerDisk {
-    /// By slot; `None` where no disk ever was.
+    /// By slot; `None` where there never was a disk.
     disks: Vec<Option<DiskCounters>>,
-    /// Requests that were finished and not yet published.
-    ended: Vec<(DiskSlot, Kind, Ticks)>,
+    /// Requests that are finished and not yet published.
+    ended: Vec<(DiskSlot, OpClass, Ticks)>,
 }
 
 impl PerDisk {
-    /// For a queue of `depth` requests.
+    /// Returns counters for a queue of `depth` requests.
     pub(crate) fn new(depth: u16) -> PerDisk {
         PerDisk { disks: Vec::new(), ended: Vec::with_capacity(depth.into()) }
     }
 
-    /// A disk comes into a slot: it begins at 0.
+    /// Starts a disk's counters at 0.
     pub(crate) fn open(&mut self, slot: DiskSlot) {
         self.open_with(DiskCounters::new(slot));
     }
 
-    /// A disk comes into its slot, having counted something already.
+    /// Starts a disk's counters at the given values.
     pub(crate) fn open_with(&mut self, counted: DiskCounters) {
         let at = usize::from(counted.slot.0);
         if self.disks.len() <= at {
@@ -34,43 +34,43 @@ impl PerDisk {
         self.disks[at] = Some(counted);
     }
 
-    /// A request has ended; `done`: how much was transferred, if it succeeded.
+    /// Counts a finished request. `done`: how much was transferred, if it succeeded.
     #[inline]
-    pub(crate) fn finished(&mut self, slot: DiskSlot, kind: Kind, done: Option<ByteLen>, pulled: Ticks) {
-        // A request for a disk that never was counts for none.
+    pub(crate) fn finished(&mut self, slot: DiskSlot, class: OpClass, done: Option<ByteLen>, pulled: Ticks) {
+        // A request for a slot that never had a disk is not counted.
         let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) else { return };
         let bytes = done.map_or(0, |len| len.0);
-        match kind {
-            Kind::Read => {
+        match class {
+            OpClass::Read => {
                 disk.reads += 1;
                 disk.read_bytes += bytes;
             }
-            Kind::Write => {
+            OpClass::Write => {
                 disk.writes += 1;
                 disk.written_bytes += bytes;
             }
-            Kind::Other => disk.others += 1,
+            OpClass::Other => disk.others += 1,
         }
         disk.errors += u64::from(done.is_none());
-        self.ended.push((slot, kind, pulled));
+        self.ended.push((slot, class, pulled));
     }
 
-    /// Counts how long they took.
+    /// Adds the latencies of the finished requests, which are published now.
     #[inline(never)]
-    pub(crate) fn settle(&mut self, published: Ticks) {
-        for (slot, kind, pulled) in self.ended.drain(..) {
+    pub(crate) fn record_latencies(&mut self, published: Ticks) {
+        for (slot, class, pulled) in self.ended.drain(..) {
             let Some(Some(disk)) = self.disks.get_mut(usize::from(slot.0)) else { continue };
-            let sum = match kind {
-                Kind::Read => &mut disk.read_ns,
-                Kind::Write => &mut disk.write_ns,
-                Kind::Other => &mut disk.other_ns,
+            let sum = match class {
+                OpClass::Read => &mut disk.read_ns,
+                OpClass::Write => &mut disk.write_ns,
+                OpClass::Other => &mut disk.other_ns,
             };
             *sum += published.since(pulled);
         }
     }
 
-    /// All of them, with what is in flight and for how long.
-    pub(crate) fn report(&self, in_flight: impl Iterator<Item = (DiskSlot, u64)>) -> Vec<DiskCounters> {
+    /// Returns the counters of all disks. `in_flight`: the requests in flight, by disk and age.
+    pub(crate) fn stats(&self, in_flight: impl Iterator<Item = (DiskSlot, u64)>) -> Vec<DiskCounters> {
         let mut disks = self.disks.clone();
         for (slot, age_ns) in in_flight {
             if let Some(Some(disk)) = disks.get_mut(usize::from(slot.0)) {

@@ -1,4 +1,4 @@
-//! When to keep polling a queue and when to arm it and sleep. Pure: time comes in as an argument.
+//! Poll windows: when a queue is polled on and when it is armed. Pure: time comes in as an argument.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::clock::Ticks;
 
-/// How long a queue without requests is polled before the worker asks for kicks.
+/// How long an idle queue is polled before it is armed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// Never: every request after a pause costs a kick and a wake-up.
+    /// Never: every request after a pause costs a kick and a wakeup.
     Off,
-    /// Until this long has passed without a request (seed 004; 50 us is its figure).
+    /// Until this long has passed without a request (default 50 us: *vhost_user_block polling*, 2020).
     Static(Duration),
     /// A window that grows when requests come soon after it closed and shrinks when they do not.
     Adaptive {
@@ -28,7 +28,7 @@ impl Default for PollPolicy {
     }
 }
 
-/// The longest window a user may ask for: past 1 s it is `busy` by another name.
+/// The longest window that a user may configure: above 1 s it would be `busy` by another name.
 const MAX_WINDOW_US: u64 = 1_000_000;
 
 impl FromStr for PollPolicy {
@@ -65,13 +65,13 @@ impl fmt::Display for PollPolicy {
     }
 }
 
-/// Where an adaptive window starts to grow, and below which it closes, in nanoseconds.
+/// The smallest open adaptive window, in nanoseconds: growth starts here, a smaller one closes.
 const SMALLEST: u64 = 4000;
 
-/// What to do with a queue that had nothing to do.
+/// What to do with a queue that was idle in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Idle {
-    /// Look again.
+    /// Poll it in the next turn.
     KeepPolling,
     /// Arm it.
     Arm,
@@ -84,16 +84,16 @@ pub(crate) struct PollState {
     /// In nanoseconds, as all times here are.
     window: u64,
     max: u64,
-    /// Last time that there was something to do.
+    /// Last time that requests were pulled or completed.
     active_at: Ticks,
-    /// Last time that it was looked at; `None` while it is armed.
-    looked_at: Option<Ticks>,
-    /// Time spent looking in vain.
-    in_vain: u64,
+    /// Last time that it was polled; `None` while it is armed.
+    polled_at: Option<Ticks>,
+    /// Time spent polling without finding anything.
+    empty_poll_ns: u64,
 }
 
 impl PollState {
-    /// A queue that was just attached: something is about to happen.
+    /// Returns the state of a queue that was just attached: requests are expected soon.
     pub(crate) fn new(policy: PollPolicy, now: Ticks) -> PollState {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (window, max) = match policy {
@@ -101,22 +101,22 @@ impl PollState {
             PollPolicy::Static(window) => (nanos(window), 0),
             PollPolicy::Adaptive { max } => (nanos(max) / 4, nanos(max)),
         };
-        PollState { policy, window, max, active_at: now, looked_at: None, in_vain: 0 }
+        PollState { policy, window, max, active_at: now, polled_at: None, empty_poll_ns: 0 }
     }
 
-    /// Requests came, or ended.
+    /// Requests were pulled or completed.
     #[inline]
     pub(crate) fn active(&mut self, now: Ticks) {
         if let PollPolicy::Adaptive { .. } = self.policy {
-            self.learn(now.since(self.active_at));
+            self.adapt(now.since(self.active_at));
         }
         self.active_at = now;
-        self.looked_at = Some(now);
+        self.polled_at = Some(now);
     }
 
-    /// A gap within the window is what the window is for. A gap that a longer window would have covered makes it grow; a gap
-    /// that none could cover makes it shrink, because the whole window was spent in vain.
-    fn learn(&mut self, gap: u64) {
+    /// Adapts the window to a gap between requests. A gap within the window leaves it unchanged. A gap that a longer window would have
+    /// covered makes it grow; a gap that none could cover makes it shrink, because the whole window was polled without a request.
+    fn adapt(&mut self, gap: u64) {
         if gap <= self.window {
             return;
         }
@@ -130,22 +130,22 @@ impl PollState {
         }
     }
 
-    /// There was nothing to do.
+    /// The queue was idle in a turn.
     #[inline]
     pub(crate) fn idle(&mut self, now: Ticks) -> Idle {
-        self.in_vain += self.looked_at.map_or(0, |before| now.since(before));
+        self.empty_poll_ns += self.polled_at.map_or(0, |before| now.since(before));
         let keep = match self.policy {
             PollPolicy::Off => false,
             PollPolicy::Busy => true,
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => self.idle_for(now) < self.window,
         };
-        self.looked_at = keep.then_some(now);
+        self.polled_at = keep.then_some(now);
         if keep { Idle::KeepPolling } else { Idle::Arm }
     }
 
-    /// Nanoseconds spent looking in vain, all together.
-    pub(crate) fn in_vain(&self) -> u64 {
-        self.in_vain
+    /// Returns the total time spent polling without finding anything, in nanoseconds.
+    pub(crate) fn empty_poll_ns(&self) -> u64 {
+        self.empty_poll_ns
     }
 
     #[inline]
@@ -193,22 +193,22 @@ mod tests {
     }
 
     #[test]
-    fn time_in_vain_is_that_between_looks_but_not_that_asleep() {
+    fn empty_poll_time_is_counted_between_polls_but_not_while_armed() {
         let mut state = PollState::new(PollPolicy::Static(US * 50), us(0));
         state.active(us(10));
         state.idle(us(12));
         state.active(us(15));
-        assert_eq!(state.in_vain(), 2000, "what ended with work is work's");
+        assert_eq!(state.empty_poll_ns(), 2000, "time that ended with a request is not counted");
         assert_eq!(state.idle(us(40)), Idle::KeepPolling);
         assert_eq!(state.idle(us(65)), Idle::Arm);
-        assert_eq!(state.in_vain(), 52_000);
-        // Asleep until 1000; a kick without a request makes it look again.
+        assert_eq!(state.empty_poll_ns(), 52_000);
+        // Armed until 1000; a kick without a request has it polled again.
         assert_eq!(state.idle(us(1000)), Idle::Arm);
-        assert_eq!(state.in_vain(), 52_000);
+        assert_eq!(state.empty_poll_ns(), 52_000);
         let mut busy = PollState::new(PollPolicy::Busy, us(0));
         busy.active(us(0));
         (1..=100).for_each(|at| assert_eq!(busy.idle(us(at)), Idle::KeepPolling));
-        assert_eq!(busy.in_vain(), 100_000);
+        assert_eq!(busy.empty_poll_ns(), 100_000);
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
             now += 5000;
             state.active(us(now));
         }
-        assert_eq!(state.window, 0, "gaps no window can cover close it");
+        assert_eq!(state.window, 0, "gaps that no window can cover close it");
         for _ in 0..20 {
             now += 120;
             state.active(us(now));

@@ -1,33 +1,33 @@
-//! Which queues a worker looks at in each turn, and when it may sleep. Pure: it decides, the worker acts.
+//! Which queues a worker polls, and when it may sleep. Pure: it decides, the worker acts.
 //!
-//! A queue is *polled* (looked at in every turn) or armed (it will kick). It becomes polled whenever work may have come
-//! unseen: when it is attached, kicked, or enabled again. It leaves the poll list only by [`Roster::rest`], when it was armed
-//! and found empty, or when it is not to be pulled from anyway. So no work waits in a running queue that is neither polled
-//! nor armed; and a worker sleeps only when no queue is polled and no signal that has arrived is left unread.
+//! A queue is *polled* (in every turn) or armed (the guest will kick). It is polled again whenever requests may have come unseen: when
+//! it is attached, kicked, or enabled again. It leaves the poll list only in [`PollList::decide_when_idle`], when it was armed and found
+//! empty, or when it is not to be pulled from anyway. So no request waits in a running queue that is neither polled nor armed; and a
+//! worker sleeps only when no queue is polled and no completion is unread.
 
-/// What a queue is doing.
+/// A queue's phase at its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
-    /// Served.
+    /// It is pulled from.
     Running,
-    /// Not pulled from; requests in flight end as usual.
+    /// Not pulled from; requests in flight complete as usual.
     Paused,
     /// Its ring is broken: never pulled from again.
     Broken,
-    /// Leaves as soon as nothing is in flight.
+    /// Detached as soon as nothing is in flight.
     Draining,
 }
 
-/// What a look at an idle queue gave.
+/// What checking an idle queue resulted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum IdleResult {
-    /// Its window is still open, or work came while it was armed: look again in the next turn.
+    /// Its window is still open, or requests came while it was armed: it is polled in the next turn.
     Poll,
-    /// It is armed and empty: it will kick.
+    /// It is armed and empty: the guest will kick.
     Armed,
 }
 
-/// What the worker does after a turn in which nothing happened.
+/// What the worker does after an idle turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum IdleDecision {
     /// Another turn, at once.
@@ -37,126 +37,130 @@ pub(crate) enum IdleDecision {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Place {
+struct ListedQueue {
     phase: Phase,
     polled: bool,
-    /// Kicks reach the worker's ring.
+    /// The worker's ring polls its kick.
     watched: bool,
 }
 
 /// The queues of a worker, by slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct PollList {
-    places: Vec<Option<Place>>,
+    queues: Vec<Option<ListedQueue>>,
     polled: Vec<u16>,
 }
 
 impl PollList {
-    /// A queue takes `slot`, not watched yet. It is polled at first: a kick may have come before.
-    pub(crate) fn attached(&mut self, slot: u16, phase: Phase) {
+    /// Adds a queue, its kick not watched yet. It is polled at first: a kick may have come before.
+    pub(crate) fn attach(&mut self, slot: u16, phase: Phase) {
         let at = usize::from(slot);
-        if self.places.len() <= at {
-            self.places.resize(at + 1, None);
+        if self.queues.len() <= at {
+            self.queues.resize(at + 1, None);
         }
-        debug_assert!(self.places[at].is_none(), "a slot has one queue");
-        self.places[at] = Some(Place { phase, polled: false, watched: false });
+        debug_assert!(self.queues[at].is_none(), "a slot has one queue");
+        self.queues[at] = Some(ListedQueue { phase, polled: false, watched: false });
         self.poll(slot);
     }
 
-    /// The queue in `slot` is gone.
-    pub(crate) fn leave(&mut self, slot: u16) {
-        self.places[usize::from(slot)] = None;
+    /// Removes the queue in `slot`.
+    pub(crate) fn remove(&mut self, slot: u16) {
+        self.queues[usize::from(slot)] = None;
         self.polled.retain(|polled| *polled != slot);
     }
 
-    fn place(&mut self, slot: u16) -> Option<&mut Place> {
-        self.places.get_mut(usize::from(slot))?.as_mut()
+    fn queue(&mut self, slot: u16) -> Option<&mut ListedQueue> {
+        self.queues.get_mut(usize::from(slot))?.as_mut()
     }
 
     fn poll(&mut self, slot: u16) {
-        if let Some(place) = self.place(slot)
-            && !place.polled
+        if let Some(queue) = self.queue(slot)
+            && !queue.polled
         {
-            place.polled = true;
+            queue.polled = true;
             self.polled.push(slot);
         }
     }
 
-    /// What the queue in `slot` is doing; `None` without one.
+    /// Returns the phase of the queue in `slot`; `None` without one.
     #[inline]
     pub(crate) fn phase(&self, slot: u16) -> Option<Phase> {
-        self.places.get(usize::from(slot)).copied().flatten().map(|place| place.phase)
+        self.queues.get(usize::from(slot)).copied().flatten().map(|queue| queue.phase)
     }
 
-    /// Polled queues.
+    /// Returns the polled queues' slots.
     #[inline]
     pub(crate) fn polled(&self) -> &[u16] {
         &self.polled
     }
 
-    /// Polled queues whose kicks do not reach the ring.
+    /// Returns the polled queues whose kicks are not watched.
     pub(crate) fn unwatched(&self) -> impl Iterator<Item = u16> {
-        self.polled.iter().copied().filter(|slot| self.places[usize::from(*slot)].is_some_and(|place| !place.watched))
+        self.polled.iter().copied().filter(|slot| self.queues[usize::from(*slot)].is_some_and(|queue| !queue.watched))
     }
 
-    /// Whether kicks of the queue in `slot` reach the worker's ring from now on. If not it is polled from now on: it could
-    /// not say that it has work.
-    pub(crate) fn watch(&mut self, slot: u16, watched: bool) {
-        if let Some(place) = self.place(slot) {
-            place.watched = watched;
+    /// Sets whether the worker's ring polls the queue's kick. The queue itself is polled from now on: if its kick is not watched, it cannot
+    /// be woken.
+    pub(crate) fn set_watched(&mut self, slot: u16, watched: bool) {
+        if let Some(queue) = self.queue(slot) {
+            queue.watched = watched;
         }
-        // Kicks may have been lost between two watches.
+        // A kick may have been missed between two watches.
         self.poll(slot);
     }
 
-    /// The queue in `slot` kicked.
+    /// The guest kicked the queue in `slot`.
     pub(crate) fn kicked(&mut self, slot: u16) {
         if self.phase(slot) == Some(Phase::Running) {
             self.poll(slot);
         }
     }
 
-    /// Starts or stops pulling. A queue that is broken or leaves stays so.
+    /// Starts or stops pulling. A broken or draining queue stays so.
     pub(crate) fn enable(&mut self, slot: u16, enabled: bool) {
-        let Some(place) = self.place(slot) else { return };
-        match (place.phase, enabled) {
-            (Phase::Paused, true) => place.phase = Phase::Running,
-            (Phase::Running, false) => place.phase = Phase::Paused,
+        let Some(queue) = self.queue(slot) else { return };
+        match (queue.phase, enabled) {
+            (Phase::Paused, true) => queue.phase = Phase::Running,
+            (Phase::Running, false) => queue.phase = Phase::Paused,
             _ => return,
         }
         if enabled {
-            // Kicks were not followed while it was paused.
+            // Kicks were ignored while it was paused.
             self.poll(slot);
         }
     }
 
-    /// The queue's ring is broken.
-    pub(crate) fn retire(&mut self, slot: u16) {
-        if let Some(place) = self.place(slot)
-            && place.phase != Phase::Draining
+    /// Marks the queue's ring as broken.
+    pub(crate) fn mark_broken(&mut self, slot: u16) {
+        if let Some(queue) = self.queue(slot)
+            && queue.phase != Phase::Draining
         {
-            place.phase = Phase::Broken;
+            queue.phase = Phase::Broken;
         }
     }
 
-    /// The queue leaves as soon as nothing is in flight.
+    /// Marks the queue as draining.
     pub(crate) fn drain(&mut self, slot: u16) {
-        if let Some(place) = self.place(slot) {
-            place.phase = Phase::Draining;
+        if let Some(queue) = self.queue(slot) {
+            queue.phase = Phase::Draining;
         }
     }
 
-    /// After a turn in which nothing happened. `unread`: signals have arrived that nobody has looked at, so the worker must
-    /// not sleep. `look` polls on or arms a queue.
-    pub(crate) fn rest(&mut self, unread: bool, mut look: impl FnMut(u16) -> IdleResult) -> IdleDecision {
+    /// Decides after an idle turn. `unread`: completions have arrived that nobody has taken, so the worker must not sleep. `poll_or_arm`
+    /// checks a queue's window and arms the queue if it has closed.
+    pub(crate) fn decide_when_idle(
+        &mut self,
+        unread: bool,
+        mut poll_or_arm: impl FnMut(u16) -> IdleResult,
+    ) -> IdleDecision {
         if unread {
             return IdleDecision::Turn;
         }
-        let places = &mut self.places;
+        let queues = &mut self.queues;
         self.polled.retain(|slot| {
-            let Some(place) = places[usize::from(*slot)].as_mut() else { return false };
-            place.polled = place.phase == Phase::Running && (!place.watched || look(*slot) == IdleResult::Poll);
-            place.polled
+            let Some(queue) = queues[usize::from(*slot)].as_mut() else { return false };
+            queue.polled = queue.phase == Phase::Running && (!queue.watched || poll_or_arm(*slot) == IdleResult::Poll);
+            queue.polled
         });
         if self.polled.is_empty() { IdleDecision::Sleep } else { IdleDecision::Turn }
     }

@@ -1,28 +1,28 @@
-//! What a channel may have of its worker, so that a slow disk does not hold up fast ones: operations in the context, and time in a
-//! turn. Pure, but for [`Offer`], which carries it out.
+//! How much of its worker a channel may use, so that a slow disk does not hold up fast ones: operations in the context, and time in a
+//! turn. Pure, but for [`SubmitQuota`], which submits.
 
 use mqblk_core::DiskChannel;
 use mqblk_uring::UringContext;
 
 use crate::runner::{AnyCompletion, AnyRequest};
 
-/// While several channels are busy each is offered at most so many requests a turn, and so many bytes (but one request at
-/// least): storage that copies inside `submit`, at some 10 GB/s, then holds up a turn for 0.1 ms.
+/// While several channels are busy, each gets at most so many requests a turn, and so many bytes (but at least one request): storage
+/// that copies inside `submit`, at some 10 GB/s, then holds up a turn for 0.1 ms.
 const TURN_REQUESTS: usize = 64;
 const TURN_BYTES: u64 = 1 << 20;
 
-/// With several open disks none may have more than this part of the context's operations in flight.
-const MOST_OF_CONTEXT: usize = 4;
-/// The last part of the context is for disks that have few in flight.
+/// With several open disks none may have more than one in so many of the context's operations in flight.
+const CONTEXT_SHARE: usize = 4;
+/// One in so many of the context's operations are for disks that have few in flight.
 const RESERVE: usize = 8;
-/// How many are few: such a part of the context, so that 32 disks fit in the reserve, but not more than what keeps storage busy.
-const FEW: usize = 256;
-const MOST_FEW: usize = 16;
+/// How many are few: one in so many of the context's operations, so that 32 disks fit in the reserve, but no more than keep storage busy.
+const MINIMUM_SHARE: usize = 256;
+const LARGEST_MINIMUM: usize = 16;
 
-/// What bounds a channel.
+/// The bounds of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
-    /// Most requests outstanding, as the user chose; 0: any number.
+    /// Most requests outstanding, as configured; 0: any number.
     pub(crate) depth: u32,
     /// Other disks are open on the worker.
     pub(crate) shared: bool,
@@ -31,21 +31,21 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// How many of `waiting` requests may be offered to a channel that has so many outstanding, when the context has room for
-    /// `room` more operations of `capacity`.
+    /// Returns how many of `waiting` requests may be offered to a channel that has so many outstanding, when `room` of the context's
+    /// `capacity` operations are free.
     ///
-    /// A channel at its limit is offered nothing until an eighth of it is free, or a turn's worth, or all that waits fits: planning, stamping and
-    /// moving a long plug for one request at a time would cost the other disks what the limit saves them.
+    /// A channel at its limit gets nothing until an eighth of it is free, or a turn's worth, or enough for all that waits: planning,
+    /// stamping and moving a long plug for one request at a time would cost the other disks what the limit saves them.
     pub(crate) fn budget(self, waiting: usize, outstanding: usize, room: usize, capacity: usize) -> usize {
         let own = if self.depth == 0 { usize::MAX } else { self.depth as usize };
-        let limit = if self.shared { own.min((capacity / MOST_OF_CONTEXT).max(1)) } else { own };
+        let limit = if self.shared { own.min((capacity / CONTEXT_SHARE).max(1)) } else { own };
         let free = limit.saturating_sub(outstanding);
         if free < waiting.min(limit / 8).min(TURN_REQUESTS) {
             return 0;
         }
         let mut most = free;
         if self.shared {
-            let few = (capacity / FEW).clamp(1, MOST_FEW);
+            let few = (capacity / MINIMUM_SHARE).clamp(1, LARGEST_MINIMUM);
             let common = room.saturating_sub(capacity / RESERVE);
             most = most.min(common.max(few.saturating_sub(outstanding)));
         }
@@ -53,18 +53,18 @@ impl Quota {
     }
 }
 
-/// An offer of a part of a list to a channel.
+/// How much of a list may be submitted to a channel.
 pub(crate) struct SubmitQuota<'a> {
-    /// Requests that may be offered.
+    /// Requests that may be submitted.
     pub(crate) most: usize,
     /// Other channels are busy.
     pub(crate) contended: bool,
-    /// For the part that is offered.
+    /// A list for the part that is submitted.
     pub(crate) part: &'a mut Vec<AnyRequest>,
 }
 
 impl SubmitQuota<'_> {
-    /// Offers the head of `batch`. Returns how many were taken; as many less may be offered from now on.
+    /// Submits the head of `batch`. Returns how many were taken, and reduces the quota by as many.
     #[inline]
     pub(crate) fn submit(
         &mut self,
@@ -73,7 +73,7 @@ impl SubmitQuota<'_> {
         batch: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
-        // Whatever is allowed, one request is.
+        // One request is always allowed.
         if batch.len() == 1 || (self.most >= batch.len() && !self.contended) {
             let taken = channel.submit(context, batch, finished);
             self.most -= taken;
@@ -90,7 +90,7 @@ impl SubmitQuota<'_> {
         batch: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
-        let count = self.worth(batch);
+        let count = self.allowed(batch);
         if count == batch.len() {
             let taken = channel.submit(context, batch, finished);
             self.most -= taken;
@@ -101,14 +101,14 @@ impl SubmitQuota<'_> {
         }
         self.part.extend(batch.drain(..count));
         let taken = channel.submit(context, self.part, finished);
-        // What was not taken goes back to the head.
+        // Requests that were not taken go back to the head.
         batch.splice(..0, self.part.drain(..));
         self.most = if taken == count { 0 } else { self.most - taken };
         taken
     }
 
-    /// How many requests of the head of `batch` are allowed.
-    fn worth(&self, batch: &[AnyRequest]) -> usize {
+    /// Returns how many requests of the head of `batch` are allowed.
+    fn allowed(&self, batch: &[AnyRequest]) -> usize {
         let most = self.most.min(batch.len());
         if !self.contended {
             return most;
@@ -116,7 +116,7 @@ impl SubmitQuota<'_> {
         let mut bytes = 0_u64;
         let full = batch[..most].iter().position(|request| {
             let before = bytes;
-            // What is discarded or zeroed is not copied.
+            // Discards and write-zeroes copy nothing.
             bytes = bytes.saturating_add(if request.op.has_data() { request.len.0 } else { 0 });
             before >= TURN_BYTES
         });
@@ -133,14 +133,14 @@ mod tests {
     const ALL: usize = 4096;
 
     #[test]
-    fn a_disk_alone_may_have_all() {
+    fn a_lone_disk_may_use_all() {
         assert_eq!(ALONE.budget(5000, 4000, 0, ALL), usize::MAX - 4000);
         assert_eq!(Quota { depth: 8, ..ALONE }.budget(100, 5, ALL, ALL), 3);
         assert_eq!(Quota { depth: 8, ..ALONE }.budget(100, 9, ALL, ALL), 0);
     }
 
     #[test]
-    fn one_of_several_may_have_a_quarter_of_the_context() {
+    fn one_of_several_disks_may_use_a_quarter_of_the_context() {
         assert_eq!(SHARED.budget(5000, 0, ALL, ALL), 1024);
         assert_eq!(SHARED.budget(5000, 1000, ALL, ALL), 0, "until a turn's worth is free");
         assert_eq!(SHARED.budget(24, 1000, ALL, ALL), 24, "or all that waits fits");
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_context_is_for_those_with_few_in_flight() {
+    fn the_contexts_reserve_is_for_disks_with_few_in_flight() {
         assert_eq!(SHARED.budget(100, 100, 612, ALL), 100);
         assert_eq!(SHARED.budget(100, 100, 500, ALL), 0);
         assert_eq!(SHARED.budget(100, 0, 500, ALL), 16);
@@ -161,8 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn slow_disks_together_leave_room_for_as_many_fast_ones() {
-        // Slow ones come one after the other and take what they may; nothing of theirs ever ends.
+    fn slow_disks_together_leave_space_for_as_many_fast_ones() {
+        // Slow disks come one after the other and take what they may; their requests never complete.
         let mut room = ALL;
         for _ in 0..16 {
             let mut outstanding = 0;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn among_busy_ones_a_turn_is_shared() {
+    fn a_turn_is_shared_among_busy_channels() {
         assert_eq!(Quota { contended: true, ..SHARED }.budget(5000, 0, ALL, ALL), 64);
     }
 

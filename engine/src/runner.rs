@@ -1,4 +1,4 @@
-//! One queue with its tag table, counters and poll window, behind one dynamic call a batch.
+//! One queue with its tag table, counters and poll window, behind one dynamic call per batch.
 
 use std::any::Any;
 
@@ -12,8 +12,8 @@ use mqblk_uring::UringContext;
 use crate::attached_disks::{AttachedDisk, AttachedDisks};
 use crate::channels::Channels;
 use crate::clock::{Clock, Ticks};
-use crate::coalesce::{Calls, Verdict};
-use crate::counters::{DiskCounters, Kind, QueueCounters, QueueLatency, QueueStats};
+use crate::coalesce::{CallCoalescer, CallDecision};
+use crate::counters::{DiskCounters, OpClass, QueueCounters, QueueLatency, QueueStats};
 use crate::options::Coalesce;
 use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};
@@ -24,67 +24,67 @@ pub(crate) type Buffer = <UringContext as ContextTypes>::Buffer;
 pub(crate) type AnyRequest = Request<Buffer>;
 pub(crate) type AnyCompletion = Completion<Buffer>;
 
-/// A queue as its worker sees it.
+/// A queue of any type, as its worker sees it.
 pub(crate) trait AnyQueue: Any {
-    /// Takes one batch of requests in.
-    fn pull(&mut self, context: &mut UringContext, door: &mut SubmitContext<'_>) -> PullResult;
-    /// The queue's waker rang.
+    /// Pulls one batch of requests.
+    fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<'_>) -> PullResult;
+    /// Handles a wake of the queue.
     fn woken(
         &mut self,
         context: &mut UringContext,
-        door: &mut SubmitContext<'_>,
+        submit: &mut SubmitContext<'_>,
         running: bool,
     ) -> Result<(), &'static str>;
-    /// A run of requests, all of this queue, is being handed to the storage.
+    /// Records when a run of requests, all of this queue, is submitted to the storage.
     fn submitted(&mut self, run: &[AnyRequest], now: Ticks);
-    /// Writes the answers of a run of ended requests, all of this queue, and takes in what they ask next.
-    fn finish(&mut self, context: &mut UringContext, run: &mut [AnyCompletion], door: &mut SubmitContext<'_>);
-    /// Publishes what was finished, and calls the guest if it wants that. The poll window starts again.
+    /// Finishes a run of completed requests, all of this queue, and admits the next steps of multi-step commands.
+    fn finish(&mut self, context: &mut UringContext, run: &mut [AnyCompletion], submit: &mut SubmitContext<'_>);
+    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window.
     fn publish(&mut self, finished: Ticks, clock: &Clock) -> Published;
-    /// Makes a call that was put off, if it is due. When it is not yet: when it will be.
-    fn pay_call(&mut self, now: Ticks) -> Option<Ticks>;
-    /// Nothing happened: poll on, or arm and look again.
-    fn rest(&mut self, now: Ticks) -> IdleResult;
-    /// The guest kicked: it is polled from here on.
+    /// Sends the deferred call if it is due. Otherwise returns when it will be.
+    fn send_due_call(&mut self, now: Ticks) -> Option<Ticks>;
+    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again.
+    fn poll_or_arm(&mut self, now: Ticks) -> IdleResult;
+    /// Handles a kick: disarms the queue, which is polled from here on.
     fn kicked(&mut self);
-    /// Requests in flight, and such as the queue holds itself.
+    /// Returns the number of requests in flight, including those that the queue has blocked.
     fn in_flight(&self) -> usize;
-    /// A disk was opened for it in this slot.
+    /// Starts the counters of a disk that was opened in this slot.
     fn opened(&mut self, disk: DiskSlot);
-    /// Whether requests to this disk are in flight.
+    /// Returns true if requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
-    /// All that was counted until now.
-    fn report(&self, now: Ticks) -> QueueStats;
-    /// Shows the disks and pulls of the requests in flight.
-    fn each_pull(&self, show: &mut dyn FnMut(DiskSlot, Ticks));
-    /// The places of the requests in flight to a disk, in the tag table.
-    fn of_disk(&self, disk: DiskSlot) -> Vec<u16>;
-    /// For typed access.
+    /// Returns the queue's statistics.
+    fn stats(&self, now: Ticks) -> QueueStats;
+    /// Calls `show` with the disk and the pull time of each request in flight.
+    fn for_each_in_flight(&self, show: &mut dyn FnMut(DiskSlot, Ticks));
+    /// Returns the tag table's indexes of the requests in flight to a disk.
+    fn indexes_of_disk(&self, disk: DiskSlot) -> Vec<u16>;
+    /// Returns the queue for access by its type.
     fn as_any(&mut self) -> &mut dyn Any;
-    /// For taking it apart.
+    /// Returns the queue to be taken apart.
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
-/// What a pull brought.
+/// What a pull resulted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PullResult {
     /// No request.
     Nothing,
-    /// Requests for the disk, or such as the queue answered itself.
+    /// Requests for the disk, or requests that the queue completed itself.
     Requests,
-    /// Such, and more are waiting.
+    /// Requests, and more are waiting.
     More,
-    /// The ring is broken; why.
+    /// The ring is broken, and why.
     Broken(&'static str),
 }
 
-/// What a publish leads to.
+/// The result of a publish.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Published {
-    /// When it was done.
+    /// Time of the publish.
     pub(crate) at: Ticks,
-    /// When a call is due that was put off.
-    pub(crate) owes: Option<Ticks>,
+    /// When the deferred call is due.
+    pub(crate) call_due: Option<Ticks>,
 }
 
 /// A queue of a known type.
@@ -93,19 +93,19 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     tags: TagTable<Q::Token>,
     counters: QueueCounters,
     latency: Box<QueueLatency>,
-    /// Of a queue that has more than the first disk, or had.
+    /// Counters by disk, once the queue has had more than the first disk.
     per_disk: Option<Box<PerDisk>>,
-    /// It has the first disk, or had.
+    /// The queue has or had the first disk.
     has_first: bool,
-    /// Requests that were finished and not yet settled.
-    ended: Vec<Ended>,
-    calls: Calls,
+    /// Requests that are finished and whose latencies are not recorded yet.
+    ended: Vec<EndedRequests>,
+    calls: CallCoalescer,
     poll: PollState,
 }
 
-/// Requests of one kind that took the same time: all of a batch, often.
-struct Ended {
-    kind: Kind,
+/// Requests of one class with equal timestamps: often all of a batch.
+struct EndedRequests {
+    class: OpClass,
     stamps: Timestamps,
     times: u64,
 }
@@ -121,19 +121,19 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             per_disk: None,
             has_first: false,
             ended: Vec::with_capacity(depth.into()),
-            calls: Calls::new(coalesce),
+            calls: CallCoalescer::new(coalesce),
             poll: PollState::new(policy, now),
         }
     }
 }
 
 impl<Q: GuestQueue> QueueRunner<Q> {
-    /// The parts of the request in this place that have not ended.
+    /// Returns how many parts of the request with this index have not completed.
     pub(crate) fn parts_left(&self, index: u16) -> Option<usize> {
-        Some(self.tags.look(index)?.left.into())
+        Some(self.tags.get(index)?.remaining.into())
     }
 
-    /// A part of a request will not end, and the request not be answered. Its token with the last part.
+    /// Drops a part of a request that will not be completed. Returns the request's token with the last part.
     pub(crate) fn forget_part(&mut self, index: u16) -> Option<Q::Token> {
         self.tags.forget_part(index)
     }
@@ -144,35 +144,35 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         self.queue.notify();
     }
 
-    /// Calls now or later. When later: until when.
+    /// Calls now, or defers the call and returns when it is due.
     #[cold]
     fn coalesce(&mut self, wanted: bool, now: Ticks) -> Option<Ticks> {
         match self.calls.published(wanted, self.counters.requests, self.tags.in_flight() > 0, now) {
-            Verdict::Nothing => None,
-            Verdict::Call => {
+            CallDecision::NoCall => None,
+            CallDecision::Call => {
                 self.call();
                 None
             }
-            Verdict::PutOff(due) => {
+            CallDecision::Defer(due) => {
                 self.counters.calls_put_off += u64::from(wanted);
                 Some(due)
             }
         }
     }
 
-    /// Counts a run that is about to be finished, for a queue of several disks. Apart from [`finish`](Served::finish), which would
-    /// pay for it with each request of a queue that has one.
+    /// Counts a run that is about to be finished, for a queue of several disks. Not part of [`finish`](AnyQueue::finish), where it would
+    /// cost each request of a queue with one disk.
     #[inline(never)]
     fn count_by_disk(&mut self, run: &[AnyCompletion]) {
         let Some(per_disk) = &mut self.per_disk else { return };
         for (at, done) in run.iter().enumerate() {
             let index = done.tag.index();
-            let Some(entry) = self.tags.look(index) else { continue };
+            let Some(entry) = self.tags.get(index) else { continue };
             let mut outcome = done.outcome;
             if entry.parts > 1 {
-                // It ends with its last part, and fails with any.
+                // It completes with its last part, and fails with any.
                 let parts = || run[..=at].iter().filter(|part| part.tag == done.tag);
-                if parts().count() < usize::from(entry.left) {
+                if parts().count() < usize::from(entry.remaining) {
                     continue;
                 }
                 let failed = |outcome: &Outcome| !outcome.is_done();
@@ -182,22 +182,22 @@ impl<Q: GuestQueue> QueueRunner<Q> {
                 Outcome::Done(len) => Some(len),
                 _ => None,
             };
-            per_disk.finished(entry.disk, Kind::of(entry.op), transferred, entry.stamps.pulled);
+            per_disk.finished(entry.disk, OpClass::of(entry.op), transferred, entry.stamps.pulled);
         }
     }
 
-    /// Counts how long the requests took that were finished since the last time.
+    /// Records the latencies of the requests that were finished since the last publish.
     #[inline]
-    fn settle(&mut self, finished: Ticks, published: Ticks) {
+    fn record_latencies(&mut self, finished: Ticks, published: Ticks) {
         let latency = &mut *self.latency;
         for ended in &self.ended {
-            let parts = match ended.kind {
-                Kind::Read => &mut latency.reads,
-                Kind::Write => &mut latency.writes,
-                Kind::Other => &mut latency.others,
+            let parts = match ended.class {
+                OpClass::Read => &mut latency.reads,
+                OpClass::Write => &mut latency.writes,
+                OpClass::Other => &mut latency.others,
             };
             let Timestamps { pulled, submitted } = ended.stamps;
-            // Most are handed over at once: the others are made up for in the report.
+            // Most are submitted at once. `stats` adds them to this histogram, with 0.
             if submitted > pulled {
                 parts.queued.record(submitted.since(pulled), ended.times);
             }
@@ -207,22 +207,22 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
         self.ended.clear();
         if let Some(per_disk) = &mut self.per_disk {
-            per_disk.settle(published);
+            per_disk.record_latencies(published);
         }
     }
 }
 
-/// What a queue's requests pass through: into the plugs of its disks, or straight back when they are refused.
+/// Where a queue's requests go: into the plugs of its disks, or straight back when they are refused.
 pub(crate) struct SubmitContext<'a> {
     /// The queue's slot.
     pub(crate) slot: u16,
     pub(crate) now: Ticks,
-    pub(crate) way: Route<'a>,
+    pub(crate) route: Route<'a>,
 }
 
-/// Where they go.
+/// The route to a queue's disks.
 pub(crate) enum Route<'a> {
-    /// To a queue's only disk, in a pull: its plug is looked for once a batch.
+    /// To a queue's only disk, in a pull: its plug is looked up once per batch.
     One {
         disk: &'a AttachedDisk,
         plug: &'a mut Vec<AnyRequest>,
@@ -234,13 +234,13 @@ pub(crate) enum Route<'a> {
 }
 
 impl Route<'_> {
-    /// The place of the disk's channel; or why the request is refused.
+    /// Checks a request. Returns the index of the disk's channel, or the outcome with which the request is refused.
     #[inline]
-    fn judge(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+    fn check(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
         match self {
-            Route::One { disk: only, .. } if disk == DiskSlot::FIRST => judge(only, op, start, len),
+            Route::One { disk: only, .. } if disk == DiskSlot::FIRST => check(only, op, start, len),
             Route::One { .. } => Err(Outcome::Aborted),
-            Route::Any { disks, .. } => judge_any(disks, disk, op, start, len),
+            Route::Any { disks, .. } => check_any(disks, disk, op, start, len),
         }
     }
 
@@ -262,16 +262,16 @@ impl Route<'_> {
 }
 
 #[inline(never)]
-fn judge_any(disks: &AttachedDisks, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+fn check_any(disks: &AttachedDisks, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
     match disks.get(disk) {
-        Some(disk) => judge(disk, op, start, len),
-        // It was taken away.
+        Some(disk) => check(disk, op, start, len),
+        // It was closed.
         None => Err(Outcome::Aborted),
     }
 }
 
 #[inline]
-fn judge(disk: &AttachedDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+fn check(disk: &AttachedDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
     if op.modifies() && disk.geometry.read_only {
         return Err(Outcome::ReadOnly);
     }
@@ -280,7 +280,7 @@ fn judge(disk: &AttachedDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result
 
 /// The engine's side of one call to a queue.
 struct QueueIntake<'a, 'd, T> {
-    door: &'a mut SubmitContext<'d>,
+    submit: &'a mut SubmitContext<'d>,
     tags: &'a mut TagTable<T>,
     counters: &'a mut QueueCounters,
 }
@@ -289,8 +289,8 @@ impl<T> QueueIntake<'_, '_, T> {
     #[inline(always)] // else the token would travel through memory
     fn tag(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16) -> Tag {
         let index =
-            self.tags.take(token, disk, op, parts, self.door.now).expect("a queue looks at room() before each request");
-        Tag::new(self.door.slot, index)
+            self.tags.take(token, disk, op, parts, self.submit.now).expect("a queue checks room() before each request");
+        Tag::new(self.submit.slot, index)
     }
 }
 
@@ -302,40 +302,40 @@ impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
 
     #[inline(always)] // else the token would travel through memory
     fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
-        let verdict = self.door.way.judge(disk, op, start, len);
+        let checked = self.submit.route.check(disk, op, start, len);
         let tag = self.tag(token, disk, op, 1);
-        match verdict {
-            Ok(at) => self.door.way.plug(at, Request { op, start, len, tag, buffer }),
-            Err(outcome) => self.door.way.refuse(Completion { outcome, tag, buffer }),
+        match checked {
+            Ok(at) => self.submit.route.plug(at, Request { op, start, len, tag, buffer }),
+            Err(outcome) => self.submit.route.refuse(Completion { outcome, tag, buffer }),
         }
     }
 
     fn admit_parts(&mut self, token: T, disk: DiskSlot, op: Op, parts: &[(ByteOffset, ByteLen)]) {
         let bytes = parts.iter().map(|(_, len)| len.0).fold(0, u64::saturating_add);
         self.counters.other_bytes = self.counters.other_bytes.saturating_add(bytes);
-        let mut verdict = Err(Outcome::Done(ByteLen::ZERO));
+        let mut checked = Err(Outcome::Done(ByteLen::ZERO));
         for &(start, len) in parts {
-            verdict = self.door.way.judge(disk, op, start, len);
-            if verdict.is_err() {
+            checked = self.submit.route.check(disk, op, start, len);
+            if checked.is_err() {
                 break;
             }
         }
-        let count = if verdict.is_err() { 1 } else { parts.len() as u16 };
+        let count = if checked.is_err() { 1 } else { parts.len() as u16 };
         let tag = self.tag(token, disk, op, count);
-        match verdict {
+        match checked {
             Ok(at) => {
                 for &(start, len) in parts {
-                    self.door.way.plug(at, Request { op, start, len, tag, buffer: None });
+                    self.submit.route.plug(at, Request { op, start, len, tag, buffer: None });
                 }
             }
-            Err(outcome) => self.door.way.refuse(Completion { outcome, tag, buffer: None }),
+            Err(outcome) => self.submit.route.refuse(Completion { outcome, tag, buffer: None }),
         }
     }
 
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) {
-        let slot = self.door.slot;
+        let slot = self.submit.slot;
         let picked = self.tags.pick(pick).map(|(index, disk)| (disk, Tag::new(slot, index)));
-        match &mut self.door.way {
+        match &mut self.submit.route {
             Route::One { disk, cancelled, .. } => cancelled.extend(picked.map(|(_, tag)| (disk.channel, tag))),
             Route::Any { disks, channels } => {
                 channels.cancelled.extend(picked.filter_map(|(disk, tag)| Some((disks.channel(disk)?, tag))));
@@ -353,10 +353,10 @@ impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
 
 impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q> {
     #[inline]
-    fn pull(&mut self, context: &mut UringContext, door: &mut SubmitContext<'_>) -> PullResult {
+    fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<'_>) -> PullResult {
         let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        let pulled = self.queue.pull(context, &mut QueueIntake { door, tags, counters });
+        let pulled = self.queue.pull(context, &mut QueueIntake { submit, tags, counters });
         if let PullEnd::Broken(why) = pulled {
             PullResult::Broken(why)
         } else if self.tags.in_flight() as u64 + self.counters.answered_alone > before {
@@ -371,11 +371,11 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     fn woken(
         &mut self,
         context: &mut UringContext,
-        door: &mut SubmitContext<'_>,
+        submit: &mut SubmitContext<'_>,
         running: bool,
     ) -> Result<(), &'static str> {
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        self.queue.woken(context, &mut QueueIntake { door, tags, counters }, running)
+        self.queue.woken(context, &mut QueueIntake { submit, tags, counters }, running)
     }
 
     #[inline]
@@ -386,7 +386,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn finish(&mut self, context: &mut UringContext, run: &mut [AnyCompletion], door: &mut SubmitContext<'_>) {
+    fn finish(&mut self, context: &mut UringContext, run: &mut [AnyCompletion], submit: &mut SubmitContext<'_>) {
         if self.per_disk.is_some() {
             self.count_by_disk(run);
         }
@@ -398,14 +398,14 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
                 Outcome::Done(len) => Some(len),
                 _ => None,
             };
-            let kind = self.counters.count(op, transferred);
+            let class = self.counters.count(op, transferred);
             match self.ended.last_mut() {
-                Some(last) if last.stamps == stamps && last.kind == kind => last.times += 1,
-                _ => self.ended.push(Ended { kind, stamps, times: 1 }),
+                Some(last) if last.stamps == stamps && last.class == class => last.times += 1,
+                _ => self.ended.push(EndedRequests { class, stamps, times: 1 }),
             }
             let completed = FinishedRequest { token, outcome, buffer: done.buffer.take() };
             let (tags, counters) = (&mut self.tags, &mut self.counters);
-            self.queue.finish(context, completed, &mut QueueIntake { door: &mut *door, tags, counters });
+            self.queue.finish(context, completed, &mut QueueIntake { submit: &mut *submit, tags, counters });
         }
     }
 
@@ -416,18 +416,18 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         if notify == PublishResult::Suppressed {
             self.counters.calls_suppressed += 1;
         }
-        let mut owes = None;
+        let mut call_due = None;
         if !self.calls.is_immediate() {
-            owes = self.coalesce(notify == PublishResult::Wanted, finished);
+            call_due = self.coalesce(notify == PublishResult::Wanted, finished);
         } else if notify == PublishResult::Wanted {
             self.call();
         }
         let at = clock.now();
-        self.settle(finished, at);
-        Published { at, owes }
+        self.record_latencies(finished, at);
+        Published { at, call_due }
     }
 
-    fn pay_call(&mut self, now: Ticks) -> Option<Ticks> {
+    fn send_due_call(&mut self, now: Ticks) -> Option<Ticks> {
         match self.calls.due() {
             Some(due) if due <= now => {
                 self.calls.called(self.counters.requests);
@@ -439,7 +439,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn rest(&mut self, now: Ticks) -> IdleResult {
+    fn poll_or_arm(&mut self, now: Ticks) -> IdleResult {
         if self.poll.idle(now) == Idle::KeepPolling {
             return IdleResult::Poll;
         }
@@ -475,15 +475,15 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.tags.uses(disk)
     }
 
-    fn each_pull(&self, show: &mut dyn FnMut(DiskSlot, Ticks)) {
+    fn for_each_in_flight(&self, show: &mut dyn FnMut(DiskSlot, Ticks)) {
         self.tags.pulls().for_each(|(disk, pulled)| show(disk, pulled));
     }
 
-    fn of_disk(&self, disk: DiskSlot) -> Vec<u16> {
+    fn indexes_of_disk(&self, disk: DiskSlot) -> Vec<u16> {
         self.tags.of_disk(disk).collect()
     }
 
-    fn report(&self, now: Ticks) -> QueueStats {
+    fn stats(&self, now: Ticks) -> QueueStats {
         let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
         let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
         let mut latency = self.latency.clone();
@@ -491,12 +491,12 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             parts.queued.record(0, parts.total.count() - parts.queued.count());
         }
         QueueStats {
-            counters: QueueCounters { poll_ns: self.poll.in_vain(), ..self.counters },
+            counters: QueueCounters { poll_ns: self.poll.empty_poll_ns(), ..self.counters },
             latency,
             in_flight: self.tags.in_flight() as u32,
             oldest_ns,
             disks: match &self.per_disk {
-                Some(per_disk) => per_disk.report(ages()),
+                Some(per_disk) => per_disk.stats(ages()),
                 None if self.has_first => {
                     let counted = DiskCounters::of_only(&self.counters, &self.latency);
                     vec![DiskCounters { in_flight: self.tags.in_flight() as u32, oldest_ns, ..counted }]

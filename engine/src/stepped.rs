@@ -1,4 +1,4 @@
-//! A worker without a thread: whoever holds it steps it.
+//! A worker without a thread: its owner runs its turns one by one.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -8,21 +8,21 @@ use mqblk_uring::{UringContext, UringOptions};
 
 use crate::attached_disks::QueueDisk;
 use crate::counters::WorkerStats;
-use crate::engine::{AttachError, QueueOptions, attached};
+use crate::engine::{AttachError, QueueOptions, attach_queue};
 use crate::errors::{DiskHealth, Resume};
 use crate::mailbox::Mailbox;
 use crate::worker::Worker;
 
-/// A worker that is stepped step by step, on the thread that made it: for simulations, and for counting what a turn costs. Its
-/// turns are those of a worker thread. It never sleeps, so queues are served without being kicked.
+/// A worker whose turns are run one by one, on the thread that created it: for simulations, and for counting what a turn costs. Its
+/// turns are those of a worker thread. It never sleeps, so queues are served without kicks.
 #[derive(Debug)]
 pub struct SteppedWorker {
     worker: Worker,
-    /// The worker's mailbox, which nobody writes to, must stay open.
+    /// Keeps the worker's mailbox open; nobody sends to it.
     _mailbox: Mailbox,
 }
 
-/// Names a queue of a [`HandWorker`].
+/// A queue of a [`SteppedWorker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SteppedQueue {
     slot: u16,
@@ -30,17 +30,17 @@ pub struct SteppedQueue {
 }
 
 impl SteppedWorker {
-    /// A worker without queues.
+    /// Returns a worker without queues.
     ///
     /// # Errors
-    /// When its io_uring cannot be made.
+    /// When its io_uring cannot be set up.
     pub fn new(context: UringOptions) -> std::io::Result<SteppedWorker> {
         let (mailbox, receiver) = Mailbox::new()?;
         Ok(SteppedWorker { worker: Worker::new(context, receiver)?, _mailbox: mailbox })
     }
 
-    /// Gives it a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until it is drained, or
-    /// the worker is dropped, which cuts it off.
+    /// Attaches a queue, as [`Engine::attach`](crate::Engine::attach) does. The queue stays until it is drained, or the worker is dropped,
+    /// which cuts it off.
     ///
     /// # Errors
     /// When the disk cannot be opened, or `make` fails.
@@ -53,51 +53,51 @@ impl SteppedWorker {
         Q: GuestQueue<Context = UringContext> + Send + 'static,
         Q::Position: Send + 'static,
     {
-        let (slot, generation) = attached(&mut self.worker, options, make, |_, _| {})?;
+        let (slot, generation) = attach_queue(&mut self.worker, options, make, |_, _| {})?;
         Ok(SteppedQueue { slot, generation })
     }
 
-    /// Stops pulling from a queue. It leaves with the turn in which the last of its requests ends.
-    pub fn drain(&mut self, attached: SteppedQueue) {
-        self.worker.drain(attached.slot, attached.generation, sync_channel(1).0);
+    /// Drains a queue: it is detached in the turn in which the last of its requests completes.
+    pub fn drain(&mut self, queue: SteppedQueue) {
+        self.worker.drain(queue.slot, queue.generation, sync_channel(1).0);
     }
 
-    /// Lets a queue's requests go to one more disk.
+    /// Opens one more disk for a queue's requests.
     ///
     /// # Errors
-    /// When there is one in its slot, or the disk cannot be opened.
-    pub fn open_disk(&mut self, attached: SteppedQueue, disk: &QueueDisk) -> Result<(), AttachError> {
-        self.worker.open_disk(attached.slot, attached.generation, disk)
+    /// When its slot is taken, or the disk cannot be opened.
+    pub fn open_disk(&mut self, queue: SteppedQueue, disk: &QueueDisk) -> Result<(), AttachError> {
+        self.worker.open_disk(queue.slot, queue.generation, disk)
     }
 
-    /// Lets no more of its requests go to a disk, which leaves with the turn in which the last of them ends; then something can
-    /// be received, or the sender is gone.
-    pub fn close_disk(&mut self, attached: SteppedQueue, disk: DiskSlot) -> Receiver<()> {
+    /// Closes a disk for a queue: it takes no more requests and is closed in the turn in which the last of them completes. Then a message
+    /// can be received, or the sender is gone.
+    pub fn close_disk(&mut self, queue: SteppedQueue, disk: DiskSlot) -> Receiver<()> {
         let (done, left) = sync_channel(1);
-        self.worker.close_disk(attached.slot, attached.generation, disk, done);
+        self.worker.close_disk(queue.slot, queue.generation, disk, done);
         left
     }
 
-    /// Lets a stopped disk go on, as [`Engine::resume`](crate::Engine::resume) does.
+    /// Resumes a stopped disk, as [`Engine::resume`](crate::Engine::resume) does. Returns how many requests were parked.
     pub fn resume(&mut self, health: &Arc<DiskHealth>, how: Resume) -> Option<u64> {
         let parked = health.stats().parked;
-        let outcome = health.go_on()?;
+        let outcome = health.clear_stop()?;
         self.worker.resume(health, how, outcome);
         Some(parked)
     }
 
-    /// What the worker and its queues have counted.
+    /// Returns the statistics of the worker and its queues.
     pub fn report(&self) -> WorkerStats {
         self.worker.stats(0)
     }
 
-    /// Whether the queue has not left.
-    pub fn serves(&mut self, attached: SteppedQueue) -> bool {
-        self.worker.find(attached.slot, attached.generation).is_some()
+    /// Returns true if the queue is still attached.
+    pub fn serves(&mut self, queue: SteppedQueue) -> bool {
+        self.worker.find(queue.slot, queue.generation).is_some()
     }
 
-    /// One turn: pull, submit, reap, finish, publish, call. Whether anything happened.
-    #[inline(never)] // what is counted is found by this name
+    /// Runs one turn: pull, submit, reap, finish, publish, call. Returns true if anything happened.
+    #[inline(never)] // tests/budget counts the instructions of the function with this name
     pub fn turn(&mut self) -> bool {
         self.worker.turn()
     }

@@ -1,15 +1,15 @@
-//! The tag table: which requests of a queue are in flight. Its occupancy *is* the in-flight count.
+//! The tag table: the requests of a queue that are in flight. Its occupancy *is* the in-flight count.
 
 use mqblk_core::{ByteLen, DiskSlot, Op, Outcome};
 
 use crate::clock::Ticks;
 
-/// When a request did what.
+/// Timestamps of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timestamps {
     /// It was taken off the ring.
     pub pulled: Ticks,
-    /// It was handed to the storage.
+    /// It was submitted to the storage.
     pub submitted: Ticks,
 }
 
@@ -18,34 +18,34 @@ struct Slot<T> {
     token: Option<T>,
     /// Disk ranges.
     parts: u16,
-    /// Those of them that have not finished yet.
-    left: u16,
+    /// Ranges that have not completed.
+    remaining: u16,
     op: Op,
     disk: DiskSlot,
     stamps: Timestamps,
-    /// The first failure, or the length done so far. Not used for a request of one part, whose outcome is that part's.
+    /// The first failure, or the length done so far. Not used for a request of one part, which ends with that part's outcome.
     outcome: Outcome,
 }
 
-/// What is known of a request in flight.
+/// A copy of the entry of a request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagEntry {
     /// The disk that it is for.
     pub disk: DiskSlot,
-    /// What it asks.
+    /// Its operation.
     pub op: Op,
     /// Disk ranges.
     pub parts: u16,
-    /// Those of them that have not finished.
-    pub left: u16,
-    /// The first failure of those that have.
+    /// Ranges that have not completed.
+    pub remaining: u16,
+    /// The first failure of the ranges that have completed.
     pub outcome: Outcome,
-    /// When it did what.
+    /// Its timestamps.
     pub stamps: Timestamps,
 }
 
 impl<T> Slot<T> {
-    /// One of several parts ended.
+    /// Adds the outcome of one of several parts.
     #[cold]
     fn add(&mut self, outcome: Outcome) {
         self.outcome = match (self.outcome, outcome) {
@@ -53,11 +53,11 @@ impl<T> Slot<T> {
             (Outcome::Done(_), failure) => failure,
             (first_failure, _) => first_failure,
         };
-        self.left = self.left.saturating_sub(1);
+        self.remaining = self.remaining.saturating_sub(1);
     }
 }
 
-/// Slots for `depth` requests. A slot is made when so many requests are in flight for the first time.
+/// Slots for `depth` requests. A slot is allocated when so many requests are in flight for the first time.
 #[derive(Debug)]
 pub struct TagTable<T> {
     slots: Vec<Slot<T>>,
@@ -66,7 +66,7 @@ pub struct TagTable<T> {
 }
 
 impl<T> TagTable<T> {
-    /// An empty table.
+    /// Returns an empty table.
     pub fn new(depth: u16) -> TagTable<T> {
         TagTable { slots: Vec::with_capacity(depth.into()), free: Vec::with_capacity(depth.into()), depth }
     }
@@ -77,7 +77,7 @@ impl<T> TagTable<T> {
         self.slots.push(Slot {
             token: None,
             parts: 0,
-            left: 0,
+            remaining: 0,
             op: Op::Flush,
             disk: DiskSlot::FIRST,
             stamps: Timestamps::default(),
@@ -86,19 +86,19 @@ impl<T> TagTable<T> {
         Some(index)
     }
 
-    /// Requests that can still be taken in.
+    /// Returns the number of free tags.
     #[inline]
     pub fn room(&self) -> usize {
         usize::from(self.depth) - self.in_flight()
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a request of `parts` ranges in; `None` when the table is full.
+    /// Takes a tag for a request of `parts` ranges; `None` when the table is full.
     #[inline(always)] // else the token would travel through memory
     pub fn take(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16, now: Ticks) -> Option<u16> {
         let index = match self.free.pop() {
@@ -108,31 +108,31 @@ impl<T> TagTable<T> {
         let slot = &mut self.slots[usize::from(index)];
         (slot.token, slot.disk, slot.op) = (Some(token), disk, op);
         slot.stamps = Timestamps { pulled: now, submitted: now };
-        (slot.parts, slot.left) = (parts, parts);
+        (slot.parts, slot.remaining) = (parts, parts);
         if parts > 1 {
             slot.outcome = Outcome::Done(ByteLen::ZERO);
         }
         Some(index)
     }
 
-    /// Whether a request to this disk is in flight.
+    /// Returns true if a request to this disk is in flight.
     pub fn uses(&self, disk: DiskSlot) -> bool {
         self.disks().any(|used| used == disk)
     }
 
-    /// The request in this place.
-    pub fn look(&self, index: u16) -> Option<TagEntry> {
+    /// Returns the request with this index.
+    pub fn get(&self, index: u16) -> Option<TagEntry> {
         let slot = self.slots.get(usize::from(index)).filter(|slot| slot.token.is_some())?;
-        let Slot { parts, left, op, disk, stamps, .. } = *slot;
+        let Slot { parts, remaining: left, op, disk, stamps, .. } = *slot;
         let outcome = if parts > 1 { slot.outcome } else { Outcome::Done(ByteLen::ZERO) };
-        Some(TagEntry { disk, op, parts, left, outcome, stamps })
+        Some(TagEntry { disk, op, parts, remaining: left, outcome, stamps })
     }
 
-    /// One part will never end. With the last part the request leaves the table.
+    /// Drops a part that will never complete. With the last part the tag is freed and the token returned.
     pub fn forget_part(&mut self, index: u16) -> Option<T> {
         let slot = self.slots.get_mut(usize::from(index))?;
-        slot.left = slot.left.saturating_sub(1);
-        if slot.left > 0 {
+        slot.remaining = slot.remaining.saturating_sub(1);
+        if slot.remaining > 0 {
             return None;
         }
         let token = slot.token.take()?;
@@ -140,13 +140,13 @@ impl<T> TagTable<T> {
         Some(token)
     }
 
-    /// The disks and pulls of the requests in flight.
+    /// Returns disk and pull time of each request in flight.
     pub fn pulls(&self) -> impl Iterator<Item = (DiskSlot, Ticks)> {
         let taken = self.slots.iter().filter(|slot| slot.token.is_some());
         taken.map(|slot| (slot.disk, slot.stamps.pulled))
     }
 
-    /// The places of the requests in flight to a disk.
+    /// Returns the indexes of the requests in flight to a disk.
     pub fn of_disk(&self, disk: DiskSlot) -> impl Iterator<Item = u16> {
         (0..)
             .zip(&self.slots)
@@ -154,12 +154,12 @@ impl<T> TagTable<T> {
             .map(|(index, _)| index)
     }
 
-    /// The disks that the requests in flight are for, one for each request.
+    /// Returns the disk of each request in flight.
     pub fn disks(&self) -> impl Iterator<Item = DiskSlot> {
         self.slots.iter().filter(|slot| slot.token.is_some()).map(|slot| slot.disk)
     }
 
-    /// Requests in flight that `pick` chooses by their token, and the disks that they are for.
+    /// Returns index and disk of the requests in flight whose token `pick` chooses.
     pub fn pick(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) -> impl Iterator<Item = (u16, DiskSlot)> {
         (0..).zip(&mut self.slots).filter_map(move |(index, slot)| {
             let picked = slot.token.as_mut().is_some_and(&mut *pick);
@@ -167,7 +167,7 @@ impl<T> TagTable<T> {
         })
     }
 
-    /// A request was handed to the storage.
+    /// Records when a request was submitted to the storage.
     #[inline]
     pub fn submitted(&mut self, index: u16, now: Ticks) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
@@ -175,13 +175,13 @@ impl<T> TagTable<T> {
         }
     }
 
-    /// One part ended. With the last part the request leaves the table: its token, operation, outcome and stamps.
+    /// Completes one part. With the last part the tag is freed; returns the request's token, operation, outcome and timestamps.
     #[inline]
     pub fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome, Timestamps)> {
         let slot = self.slots.get_mut(usize::from(index))?;
         let outcome = if slot.parts > 1 {
             slot.add(outcome);
-            if slot.left > 0 {
+            if slot.remaining > 0 {
                 return None;
             }
             slot.outcome
@@ -201,7 +201,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_request_of_several_parts_ends_once_with_its_first_failure() {
+    fn a_request_of_several_parts_completes_once_with_its_first_failure() {
         let mut tags = TagTable::new(2);
         let tag = tags.take("a", DiskSlot::FIRST, Op::Discard { secure: false }, 3, Ticks(5)).unwrap();
         tags.submitted(tag, Ticks(7));
@@ -210,7 +210,7 @@ mod tests {
         let (token, _, outcome, stamps) = tags.finish_part(tag, Outcome::OutOfRange).unwrap();
         assert_eq!((token, outcome), ("a", Outcome::Failed(Errno(5))));
         assert_eq!(stamps, Timestamps { pulled: Ticks(5), submitted: Ticks(7) });
-        assert!(tags.finish_part(tag, Outcome::Done(ByteLen(1))).is_none(), "it has left");
+        assert!(tags.finish_part(tag, Outcome::Done(ByteLen(1))).is_none(), "its tag is free");
         assert_eq!(tags.in_flight(), 0);
     }
 
@@ -219,7 +219,7 @@ mod tests {
         let mut tags = TagTable::new(2);
         let tag = tags.take("a", DiskSlot(3), Op::Discard { secure: false }, 3, Ticks(5)).unwrap();
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
-        assert_eq!((tags.forget_part(tag), tags.look(tag).map(|entry| entry.left)), (None, Some(1)));
+        assert_eq!((tags.forget_part(tag), tags.get(tag).map(|entry| entry.remaining)), (None, Some(1)));
         assert_eq!(tags.pulls().collect::<Vec<_>>(), [(DiskSlot(3), Ticks(5))]);
         assert_eq!((tags.of_disk(DiskSlot(3)).collect::<Vec<_>>(), tags.of_disk(DiskSlot(0)).count()), (vec![tag], 0));
         assert_eq!((tags.forget_part(tag), tags.in_flight()), (Some("a"), 0));

@@ -1,4 +1,4 @@
-//! The disks of this crate's tests.
+//! Disks for this crate's tests.
 
 use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_uring::UringContext;
@@ -13,7 +13,7 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
     read_only: false,
 };
 
-/// Of a disk that requests cost something.
+/// Limits of a disk with a cost per request.
 pub(crate) const LIMITS: Limits = Limits {
     max_transfer: ByteLen(1 << 20),
     max_segments: 8,
@@ -24,7 +24,7 @@ pub(crate) const LIMITS: Limits = Limits {
     pins_memory: false,
 };
 
-/// A disk that is not merged for, with the channels that the function makes.
+/// A disk whose requests are not merged, with channels that the function opens.
 pub(crate) struct TrialDisk<F>(pub(crate) F);
 
 impl<F> Disk<UringContext> for TrialDisk<F>

@@ -1,5 +1,5 @@
-//! Tells in the log of storage that hangs: of a request that does not end, and of a worker that does not answer because it waits for
-//! the storage in a system call. Once for each hang, and once when it is over.
+//! Logs storage that hangs: a request that does not complete, or a worker that does not respond because it waits for storage in a system
+//! call. Once for each hang, and once when it is over.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use crate::errors::DiskHealth;
 use crate::mailbox::Mailbox;
 use crate::worker::Worker;
 
-/// How often it looks: so many times within the time that is long, but not more often and not less.
-const LOOKS: u32 = 4;
-const OFTEN: Duration = Duration::from_millis(50);
-const SELDOM: Duration = Duration::from_secs(5);
+/// Checks within the configured time, and the bounds of the pause between two.
+const CHECKS: u32 = 4;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A thread that looks at the workers. Ends when it is dropped.
+/// A thread that checks the workers. Ends when it is dropped.
 #[derive(Debug)]
 pub struct Watchdog {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The oldest request of a disk that one worker has.
+/// A worker's requests in flight to a disk: how many, and the age of the oldest.
 pub(crate) struct Age {
     pub(crate) health: Arc<DiskHealth>,
     pub(crate) oldest: Duration,
@@ -32,19 +32,20 @@ pub(crate) struct Age {
 }
 
 impl Engine {
-    /// Watches all disks: a request that has been in flight for `long` is told of. Requests that are parked are not: their disk
-    /// has told of that.
+    /// Watches all disks: a request that has been in flight for `long` is logged. Parked requests are not: the stop of their disk was
+    /// logged.
     ///
     /// # Errors
-    /// When there is no thread.
+    /// When the thread cannot be started.
     pub fn watch(&self, long: Duration) -> std::io::Result<Watchdog> {
-        let workers = self.mailboxes().map(|mailbox| Watched { mailbox: mailbox.clone(), asked: None, stuck: false });
-        let mut eye = Eye { long, workers: workers.collect(), hung: HashMap::new() };
+        let workers =
+            self.mailboxes().map(|mailbox| WatchedWorker { mailbox: mailbox.clone(), pending: None, stuck: false });
+        let mut monitor = Monitor { long, workers: workers.collect(), hung: HashMap::new() };
         let (stop, stopped) = channel();
-        let pause = (long / LOOKS).clamp(OFTEN, SELDOM);
+        let pause = (long / CHECKS).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
         let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
             while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                eye.look();
+                monitor.check();
             }
         })?;
         Ok(Watchdog { stop: Some(stop), thread: Some(thread) })
@@ -60,65 +61,65 @@ impl Drop for Watchdog {
     }
 }
 
-/// A worker, and what it was asked and has not answered.
-struct Watched {
+/// A worker, and the query that it has not replied to.
+struct WatchedWorker {
     mailbox: Mailbox,
-    asked: Option<(Instant, Receiver<Vec<Age>>)>,
+    pending: Option<(Instant, Receiver<Vec<Age>>)>,
     stuck: bool,
 }
 
-impl Watched {
-    /// What it answers within a moment. `None`: it has not, or is gone.
-    fn ask(&mut self, number: usize, long: Duration) -> Option<Vec<Age>> {
-        const MOMENT: Duration = Duration::from_millis(20);
-        if self.asked.is_none() {
-            let (answer, wait) = sync_channel(1);
-            // A worker with a full mailbox is asked next time: whoever filled it waits for it, too.
-            let asked = self.mailbox.try_send(Box::new(move |worker: &mut Worker| {
-                let _ = answer.send(worker.ages());
+impl WatchedWorker {
+    /// Queries the ages of the worker's requests. `None`: it has not replied within 20 ms, or has ended.
+    fn query(&mut self, number: usize, long: Duration) -> Option<Vec<Age>> {
+        const REPLY_TIME: Duration = Duration::from_millis(20);
+        if self.pending.is_none() {
+            let (reply, wait) = sync_channel(1);
+            // A worker with a full mailbox is queried next time: the senders wait for it, too.
+            let sent = self.mailbox.try_send(Box::new(move |worker: &mut Worker| {
+                let _ = reply.send(worker.ages());
             }));
-            asked.ok()?;
-            self.asked = Some((Instant::now(), wait));
+            sent.ok()?;
+            self.pending = Some((Instant::now(), wait));
         }
-        let (since, wait) = self.asked.as_ref()?;
-        let answer = match wait.try_recv() {
-            Err(TryRecvError::Empty) => wait.recv_timeout(MOMENT).ok(),
-            answer => answer.ok(),
+        let (since, wait) = self.pending.as_ref()?;
+        let reply = match wait.try_recv() {
+            Err(TryRecvError::Empty) => wait.recv_timeout(REPLY_TIME).ok(),
+            reply => reply.ok(),
         };
         let waited = since.elapsed();
-        if answer.is_none() && waited >= long && !self.stuck {
+        if reply.is_none() && waited >= long && !self.stuck {
             self.stuck = true;
             let waited_s = waited.as_secs();
             tracing::warn!(
                 worker = number,
                 waited_s,
-                "a worker does not answer: it waits for storage in a system call"
+                "a worker does not respond: it waits for storage in a system call"
             );
         }
-        if answer.is_some() {
-            self.asked = None;
+        if reply.is_some() {
+            self.pending = None;
             if std::mem::take(&mut self.stuck) {
-                tracing::info!(worker = number, waited_s = waited.as_secs(), "the worker answers again");
+                tracing::info!(worker = number, waited_s = waited.as_secs(), "the worker responds again");
             }
         }
-        answer
+        reply
     }
 }
 
-/// What is known of the disks.
-struct Eye {
+/// The watchdog's state.
+struct Monitor {
     long: Duration,
-    workers: Vec<Watched>,
-    /// Disks with a request that hangs, by address, and since when.
+    workers: Vec<WatchedWorker>,
+    /// Disks with a request that hangs, by the address of their health, and since when.
     hung: HashMap<usize, (Arc<DiskHealth>, Instant)>,
 }
 
-impl Eye {
-    fn look(&mut self) {
+impl Monitor {
+    fn check(&mut self) {
         let mut ages: HashMap<usize, Age> = HashMap::new();
         let mut all = true;
         for (number, worker) in self.workers.iter_mut().enumerate() {
-            let Some(found) = worker.ask(number, self.long) else {
+            let Some(found) = worker.query(number, self.long) else {
                 all = false;
                 continue;
             };
@@ -133,11 +134,12 @@ impl Eye {
                 }
             }
         }
-        self.judge(&ages, all);
+        self.log_changes(&ages, all);
     }
 
-    /// `all`: all workers have answered, so that a disk that is missing has nothing in flight.
-    fn judge(&mut self, ages: &HashMap<usize, Age>, all: bool) {
+    /// Logs disks that began to hang, and those that do not any more. `all`: all workers have replied, so that a disk without an age has
+    /// nothing in flight.
+    fn log_changes(&mut self, ages: &HashMap<usize, Age>, all: bool) {
         for (key, age) in ages.iter().filter(|(_, age)| age.oldest >= self.long && !age.health.is_stopped()) {
             if !self.hung.contains_key(key) {
                 let since = Instant::now().checked_sub(age.oldest).unwrap_or_else(Instant::now);
@@ -146,7 +148,7 @@ impl Eye {
                     disk = age.health.name(),
                     oldest_ms = age.oldest.as_millis() as u64,
                     in_flight = age.in_flight,
-                    "the storage hangs: it has not ended a request for long"
+                    "the storage hangs: it has not completed a request for long"
                 );
             }
         }
@@ -171,21 +173,21 @@ mod tests {
     use crate::engine::EngineOptions;
 
     #[test]
-    fn a_worker_that_waits_in_a_system_call_is_stuck_until_it_answers() {
+    fn a_worker_that_waits_in_a_system_call_is_stuck_until_it_replies() {
         let options = EngineOptions { workers: 1, pin: Vec::new(), context: UringOptions::default() };
         let engine = Engine::start(&options).unwrap();
         let mailbox = engine.mailboxes().next().unwrap().clone();
-        let mut watched = Watched { mailbox: mailbox.clone(), asked: None, stuck: false };
+        let mut watched = WatchedWorker { mailbox: mailbox.clone(), pending: None, stuck: false };
         let long = Duration::from_millis(1);
-        while watched.ask(0, long).is_none() {}
+        while watched.query(0, long).is_none() {}
         let (release, wait) = channel::<()>();
         mailbox.send(Box::new(move |_| _ = wait.recv())).unwrap();
         while !watched.stuck {
-            watched.ask(0, long);
+            watched.query(0, long);
         }
-        assert!(watched.ask(0, long).is_none());
+        assert!(watched.query(0, long).is_none());
         drop(release);
-        while watched.ask(0, long).is_none() {}
-        assert!(!watched.stuck && watched.asked.is_none());
+        while watched.query(0, long).is_none() {}
+        assert!(!watched.stuck && watched.pending.is_none());
     }
 }

@@ -1,5 +1,5 @@
-//! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, one
-//! call per queue that wants it. If nothing happened: poll on while a window lasts, else arm, look again, and sleep.
+//! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, call each guest
+//! at most once. If nothing happened: poll on while a window is open, else arm, check again, and sleep.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -23,16 +23,16 @@ use crate::watchdog::Age;
 mod attached_queue;
 pub(crate) use attached_queue::AttachedQueue;
 
-/// Cookie of the mailbox's eventfd; queues have their slot and the attached's generation.
+/// Cookie of the mailbox's eventfd. The cookie of a queue's kick is its slot and the number of the watch.
 const MAILBOX: u64 = u64::MAX;
 
-/// Most messages read in one turn.
+/// Most messages handled in one turn.
 const MAX_MESSAGES: usize = 16;
 
-/// Most further pulls in one turn: a queue that answers requests itself fills no plug.
+/// Most further pulls in one turn: a queue that completes requests itself fills no plug.
 const MAX_DEEP_PULLS: usize = 64;
 
-/// How often the mailbox is looked at when the ring has no room to watch its eventfd.
+/// How often the mailbox is checked while the ring is too full to poll its eventfd.
 const MAILBOX_CHECK: Duration = Duration::from_millis(1);
 
 /// Everything that one worker thread owns.
@@ -42,31 +42,31 @@ pub(crate) struct Worker {
     pub(crate) channels: Channels,
     pub(crate) queues: Vec<Option<AttachedQueue>>,
     poll_list: PollList,
-    owner: mqblk_uring::ClientId,
+    client: mqblk_uring::ClientId,
     pub(crate) mailbox: MailboxReceiver,
-    /// The ring reports the eventfd.
+    /// The ring polls the mailbox's eventfd.
     mailbox_polled: bool,
-    /// Ended requests that are being handed back.
+    /// Completions that are being given to their queues.
     completing: Vec<AnyCompletion>,
-    /// Queues whose wakers rang, by slot and generation; kept for its room.
+    /// Queues that were woken, by slot and generation; kept for its capacity.
     woken_queues: Vec<(u16, u32)>,
-    /// A disk of some queue is about to leave.
+    /// A disk of some queue is being closed.
     closing: bool,
-    /// Slots with answers to publish.
+    /// Slots of queues with completions to publish.
     dirty: Vec<u16>,
-    /// Slots whose queue owes its guest a call, and when it is due.
+    /// Slots of queues with a deferred call, and when it is due.
     deferred_calls: Vec<(u16, Ticks)>,
     /// When the clock was last read.
     now: Ticks,
     counters: WorkerStats,
-    /// Slots of queues to pull on from in this turn.
-    waiting: Vec<u16>,
+    /// Slots of queues to pull from again in this turn.
+    deep_pulls: Vec<u16>,
     generation: u32,
     stopping: bool,
 }
 
 impl Worker {
-    /// A worker without queues. Must be made on its own thread.
+    /// Returns a worker without queues. Must be called on the worker's thread.
     pub(crate) fn new(options: UringOptions, mailbox: MailboxReceiver) -> std::io::Result<Worker> {
         let mut context = UringContext::new(options)?;
         let owner = context.add_client();
@@ -79,7 +79,7 @@ impl Worker {
             channels: Channels::new(),
             queues: Vec::new(),
             poll_list: PollList::default(),
-            owner,
+            client: owner,
             mailbox,
             mailbox_polled: true,
             completing: Vec::with_capacity(4096),
@@ -89,20 +89,20 @@ impl Worker {
             deferred_calls: Vec::with_capacity(256),
             now: Ticks::default(),
             counters: WorkerStats::default(),
-            waiting: Vec::with_capacity(256),
+            deep_pulls: Vec::with_capacity(256),
             generation: 0,
             stopping: false,
         })
     }
 
-    /// Works until told to stop.
+    /// Runs turns until [`stop`](Self::stop).
     pub(crate) fn run(&mut self) {
         while !self.stopping {
             if self.turn() {
                 self.counters.turns += 1;
             } else {
                 self.counters.empty_turns += 1;
-                match self.rest() {
+                match self.poll_or_arm() {
                     IdleDecision::Turn => std::hint::spin_loop(),
                     IdleDecision::Sleep => self.sleep(),
                 }
@@ -115,11 +115,11 @@ impl Worker {
         self.stopping = true;
     }
 
-    /// One turn. Whether anything happened.
+    /// Runs one turn. Returns true if anything happened.
     #[inline(always)] // it has one caller in a worker thread, and one where it is stepped
     pub(crate) fn turn(&mut self) -> bool {
         if !self.mailbox_polled {
-            self.mailbox_polled = self.context.watch(self.owner, MAILBOX, &self.mailbox.eventfd).is_ok();
+            self.mailbox_polled = self.context.watch(self.client, MAILBOX, &self.mailbox.eventfd).is_ok();
         }
         if !self.deferred_calls.is_empty() {
             self.send_deferred_calls();
@@ -133,8 +133,8 @@ impl Worker {
             self.flush_pending();
         }
         if pulled || self.channels.has_left() {
-            if !self.waiting.is_empty() {
-                self.pull_on();
+            if !self.deep_pulls.is_empty() {
+                self.pull_deep();
             }
             let (queues, clock, now) = (&mut self.queues, &self.clock, &mut self.now);
             let stamp = |requests: &[AnyRequest]| {
@@ -153,14 +153,14 @@ impl Worker {
         happened
     }
 
-    /// Kicks and messages.
+    /// Handles kicks and messages. Returns true if there were any.
     #[inline]
     fn read_signals(&mut self) -> bool {
-        if !self.context.has_completions(self.owner) {
+        if !self.context.has_completions(self.client) {
             return false;
         }
         let mut messages = false;
-        while let Some(signal) = self.context.next(self.owner) {
+        while let Some(signal) = self.context.next(self.client) {
             if signal.cookie == MAILBOX {
                 messages = true;
                 self.mailbox_polled = signal.more;
@@ -175,39 +175,39 @@ impl Worker {
     }
 
     fn read_messages(&mut self) {
-        let mut rung = std::mem::take(&mut self.woken_queues);
-        self.mailbox.take_rung(&mut rung);
-        for (slot, generation) in rung.drain(..) {
+        let mut woken = std::mem::take(&mut self.woken_queues);
+        self.mailbox.take_woken(&mut woken);
+        for (slot, generation) in woken.drain(..) {
             self.woken(slot, generation);
         }
-        self.woken_queues = rung;
+        self.woken_queues = woken;
         for _ in 0..MAX_MESSAGES {
             match self.mailbox.messages.try_recv() {
                 Ok(message) => message(self),
                 Err(_) => return,
             }
         }
-        // More may wait: ring again rather than starve the queues.
+        // More may wait: signal again rather than starve the queues.
         self.mailbox.eventfd.signal();
     }
 
-    /// The waker of the queue in `slot` rang.
+    /// Handles a wake of the queue in `slot`.
     fn woken(&mut self, slot: u16, generation: u32) {
         let running = self.poll_list.phase(slot) == Some(Phase::Running);
         let Some(attached) = queue_of(&mut self.queues, slot, generation).filter(|attached| !attached.frozen) else {
             return;
         };
-        let way = Route::Any { disks: &attached.disks, channels: &mut self.channels };
-        let mut door = SubmitContext { slot, now: self.now, way };
-        let taken = attached.runner.woken(&mut self.context, &mut door, running);
+        let route = Route::Any { disks: &attached.disks, channels: &mut self.channels };
+        let mut submit = SubmitContext { slot, now: self.now, route };
+        let taken = attached.runner.woken(&mut self.context, &mut submit, running);
         mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         if let Err(why) = taken {
-            self.retire(slot, why);
+            self.stop_broken(slot, why);
         }
         self.flush_pending();
     }
 
-    /// Requests came in otherwise than by a pull, or are to end early.
+    /// Sees to requests that were plugged outside of a pull, and to cancellations.
     #[cold]
     fn flush_pending(&mut self) {
         if self.channels.flush_pending() {
@@ -215,7 +215,7 @@ impl Worker {
         }
     }
 
-    /// Ends early what queues asked for.
+    /// Cancels the requests that queues have chosen.
     #[cold]
     fn cancel(&mut self) {
         let mut cancelled = std::mem::take(&mut self.channels.cancelled);
@@ -235,19 +235,19 @@ impl Worker {
             return;
         }
         if result < 0 {
-            self.retire(slot, "its kick descriptor cannot be polled");
+            self.stop_broken(slot, "its kick descriptor cannot be polled");
             return;
         }
         attached.runner.kicked();
         self.poll_list.kicked(slot);
         if !watching {
-            // The kernel ends a watch when its completion queue is full. The counter was never read, so that a new watch
-            // reports at once what was missed.
-            self.poll_list.watch(slot, false);
+            // The kernel ends a multishot poll when the completion queue is full. The eventfd was never read, so a new poll completes
+            // at once if a kick was missed.
+            self.poll_list.set_watched(slot, false);
         }
     }
 
-    /// Watches again what the ring had no room to watch. Queues without a kick have nothing to watch: they stay polled.
+    /// Watches again the kicks for which the ring was too full. Queues without a kick stay polled.
     fn renew_watches(&mut self) {
         loop {
             let lapsed = self.poll_list.unwatched().find(|slot| self.is_watchable(*slot));
@@ -262,26 +262,27 @@ impl Worker {
         self.queues[usize::from(slot)].as_ref().is_some_and(|attached| attached.kick.is_some())
     }
 
-    /// Has the ring report a queue's kicks. Whether it does: there may be no room, or no kick.
+    /// Polls the queue's kick descriptor through the ring. Returns false if the ring is full or the queue has no kick.
     fn watch(&mut self, slot: u16) -> bool {
         let Some(attached) = self.queues[usize::from(slot)].as_ref() else { return false };
         let watched = attached
             .kick
             .as_ref()
-            .is_some_and(|kick| self.context.watch(self.owner, attached.cookie(slot), kick).is_ok());
-        self.poll_list.watch(slot, watched);
+            .is_some_and(|kick| self.context.watch(self.client, attached.cookie(slot), kick).is_ok());
+        self.poll_list.set_watched(slot, watched);
         watched
     }
 
-    /// Ends the service of a queue whose ring is broken, and says so, once.
-    fn retire(&mut self, slot: u16, why: &str) {
-        self.poll_list.retire(slot);
-        if let Some(tell) = self.queues[usize::from(slot)].as_mut().and_then(|attached| attached.on_broken.take()) {
-            tell(why);
+    /// Stops pulling from a queue whose ring is broken, and reports that once.
+    fn stop_broken(&mut self, slot: u16, why: &str) {
+        self.poll_list.mark_broken(slot);
+        if let Some(on_broken) = self.queues[usize::from(slot)].as_mut().and_then(|attached| attached.on_broken.take())
+        {
+            on_broken(why);
         }
     }
 
-    /// Pulls one batch from the queue in `slot`.
+    /// Pulls one batch from the queue in `slot`. Returns true if it had requests.
     #[inline(always)] // also where it is called for deep pulls, which are rare
     fn pull(&mut self, slot: u16) -> bool {
         if self.poll_list.phase(slot) != Some(Phase::Running) {
@@ -289,23 +290,23 @@ impl Worker {
         }
         let Some(attached) = self.queues[usize::from(slot)].as_mut() else { return false };
         let only = attached.disks.only();
-        let way = match only {
+        let route = match only {
             Some(disk) => self.channels.route_to(disk),
             None => Route::Any { disks: &attached.disks, channels: &mut self.channels },
         };
-        let found = attached.runner.pull(&mut self.context, &mut SubmitContext { slot, now: self.now, way });
+        let found = attached.runner.pull(&mut self.context, &mut SubmitContext { slot, now: self.now, route });
         if found == PullResult::Nothing {
             return false;
         }
-        // Answers that the queue wrote itself are published with the others.
+        // Requests that the queue completed itself are published with the others.
         mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         let only = only.map(|disk| disk.channel);
         if let Some(at) = only {
-            self.channels.note_plugged(at);
+            self.channels.mark_plugged(at);
         }
         match found {
-            PullResult::More if self.channels.wants_more(only) => self.waiting.push(slot),
-            PullResult::Broken(why) => self.retire(slot, why),
+            PullResult::More if self.channels.wants_more(only) => self.deep_pulls.push(slot),
+            PullResult::Broken(why) => self.stop_broken(slot, why),
             PullResult::Nothing | PullResult::Requests | PullResult::More => {}
         }
         if only.is_none() {
@@ -314,23 +315,23 @@ impl Worker {
         true
     }
 
-    /// Pulls on from queues that have more, for disks whose requests may be merged, until the plugs are deep enough.
+    /// Pulls again from queues that have more, for disks whose requests may be merged, until the plugs are deep enough.
     #[inline(never)]
-    fn pull_on(&mut self) {
+    fn pull_deep(&mut self) {
         let mut at = 0;
-        while let Some(slot) = self.waiting.get(at).copied()
+        while let Some(slot) = self.deep_pulls.get(at).copied()
             && at < MAX_DEEP_PULLS
         {
             self.pull(slot);
             at += 1;
         }
-        self.waiting.clear();
+        self.deep_pulls.clear();
     }
 
-    /// Gives ended requests to their queues, publishes and calls.
+    /// Gives completions to their queues, publishes and calls. Returns true if there were any.
     #[inline]
     fn complete(&mut self) -> bool {
-        // What a queue asks next may be refused, and so end at once; or it cancels.
+        // A queue's next step may be refused, and so complete at once; or the queue cancels.
         let mut more = !self.channels.completions.is_empty();
         while more {
             std::mem::swap(&mut self.channels.completions, &mut self.completing);
@@ -348,7 +349,7 @@ impl Worker {
             attached.dirty = false;
             let published = attached.runner.publish(finished, &self.clock);
             self.now = published.at;
-            if let Some(due) = published.owes {
+            if let Some(due) = published.call_due {
                 defer_call(&mut self.deferred_calls, slot, due);
             }
             ended |= self.poll_list.phase(slot) == Some(Phase::Draining) && attached.runner.in_flight() == 0;
@@ -363,7 +364,7 @@ impl Worker {
         true
     }
 
-    /// Gives ended requests to their queues.
+    /// Gives one batch of completions to their queues.
     #[inline]
     fn complete_batch(&mut self) {
         for run in self.completing.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
@@ -371,9 +372,9 @@ impl Worker {
             let Some(attached) = self.queues[usize::from(slot)].as_mut().filter(|attached| !attached.frozen) else {
                 continue;
             };
-            let way = Route::Any { disks: &attached.disks, channels: &mut self.channels };
-            let mut door = SubmitContext { slot, now: self.now, way };
-            attached.runner.finish(&mut self.context, run, &mut door);
+            let route = Route::Any { disks: &attached.disks, channels: &mut self.channels };
+            let mut submit = SubmitContext { slot, now: self.now, route };
+            attached.runner.finish(&mut self.context, run, &mut submit);
             mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         }
         self.completing.clear();
@@ -382,7 +383,7 @@ impl Worker {
         }
     }
 
-    /// Makes the calls that are due of those that were put off.
+    /// Sends the deferred calls that are due.
     #[cold]
     fn send_deferred_calls(&mut self) {
         let (queues, now) = (&mut self.queues, self.now);
@@ -391,8 +392,8 @@ impl Worker {
                 return true;
             }
             let attached = queues[usize::from(*slot)].as_mut();
-            // It may owe another one by now, or none.
-            match attached.and_then(|attached| attached.runner.pay_call(now)) {
+            // Meanwhile the call may have been sent, and another one deferred.
+            match attached.and_then(|attached| attached.runner.send_due_call(now)) {
                 Some(later) => {
                     *due = later;
                     true
@@ -402,26 +403,26 @@ impl Worker {
         });
     }
 
-    /// Nothing happened: arms queues whose window has closed. Whether the worker may sleep.
-    pub(crate) fn rest(&mut self) -> IdleDecision {
+    /// After an idle turn: arms the queues whose poll window has closed, and decides whether the worker may sleep.
+    pub(crate) fn poll_or_arm(&mut self) -> IdleDecision {
         self.now = self.clock.now();
         let now = self.now;
         self.renew_watches();
         let queues = &mut self.queues;
-        // The turn may have brought kicks and messages after it had looked for them.
-        self.poll_list.rest(self.context.has_unread(), |slot| match queues[usize::from(slot)].as_mut() {
-            Some(attached) => attached.runner.rest(now),
+        // Kicks and messages may have arrived in the turn after it had checked for them.
+        self.poll_list.decide_when_idle(self.context.has_unread(), |slot| match queues[usize::from(slot)].as_mut() {
+            Some(attached) => attached.runner.poll_or_arm(now),
             None => IdleResult::Armed,
         })
     }
 
-    /// Waits for kicks, messages and completions, and for what is due by the clock.
+    /// Sleeps until a kick, a message or a completion arrives, or a deadline passes.
     fn sleep(&mut self) {
-        // A full channel makes room with its next completion, which the ring brings, or by the clock.
+        // A full channel has space again after its next completion, which arrives in the ring, or at its deadline.
         let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
         let calls = self.deferred_calls.iter().map(|(_, due)| *due);
         let clock = calls.min().map(|due| Duration::from_nanos(due.since(self.now)));
-        // A eventfd that cannot be watched is looked at now and then.
+        // An eventfd that the ring does not poll is checked now and then.
         let eventfd = (!self.mailbox_polled).then_some(MAILBOX_CHECK);
         let wait = [storage, clock, eventfd].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
         let before = self.now;
@@ -431,30 +432,30 @@ impl Worker {
         self.counters.slept_ns += self.now.since(before);
     }
 
-    /// Whether there is a slot for another queue. The last number is that of no queue but of merged requests.
+    /// Returns true if there is a slot for another queue. The last slot's number is reserved for merged requests.
     pub(crate) fn has_free_slot(&self) -> bool {
         self.queues.len() < usize::from(MERGED_SLOT) || self.queues.iter().any(Option::is_none)
     }
 
-    /// A free slot, and the generation of the queue that will take it.
+    /// Returns a free slot, and the generation of the queue that will take it.
     pub(crate) fn free_slot(&mut self) -> (u16, u32) {
         self.generation = self.generation.wrapping_add(1);
         let slot = self.queues.iter().position(Option::is_none).unwrap_or_else(|| {
             self.queues.push(None);
             self.queues.len() - 1
         });
-        assert!(slot < usize::from(MERGED_SLOT), "whoever queues a queue looks for room first");
+        assert!(slot < usize::from(MERGED_SLOT), "the caller has checked for a free slot");
         (slot as u16, self.generation)
     }
 
-    /// Puts a queue in a free slot and starts serving it.
+    /// Attaches a queue in a free slot and starts to serve it.
     pub(crate) fn attach(&mut self, slot: u16, phase: Phase, attached: AttachedQueue) {
         self.queues[usize::from(slot)] = Some(attached);
-        self.poll_list.attached(slot, phase);
+        self.poll_list.attach(slot, phase);
         self.watch(slot);
     }
 
-    /// Lets a queue's requests go to one more disk. No such queue: nothing.
+    /// Opens one more disk for a queue. Does nothing if the queue is gone.
     pub(crate) fn open_disk(&mut self, slot: u16, generation: u32, disk: &QueueDisk) -> Result<(), AttachError> {
         if let Some(attached) = queue_of(&mut self.queues, slot, generation) {
             attached.disks.open(&mut self.context, &mut self.channels, disk)?;
@@ -463,13 +464,14 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets no more of a queue's requests go to a disk; `left` is told when none is in flight there.
+    /// Closes a disk for a queue. Signals `left` when none of the queue's requests is in flight there.
     pub(crate) fn close_disk(&mut self, slot: u16, generation: u32, disk: DiskSlot, left: SyncSender<()>) {
         if let Some((attached, _)) = self.find(slot, generation) {
             let channel = attached.disks.channel(disk);
-            let tags: Vec<Tag> = attached.runner.of_disk(disk).into_iter().map(|index| Tag::new(slot, index)).collect();
+            let tags: Vec<Tag> =
+                attached.runner.indexes_of_disk(disk).into_iter().map(|index| Tag::new(slot, index)).collect();
             attached.disks.begin_close(disk, left);
-            // Else it would wait for those that are parked, or are going to be, until somebody says `resume`.
+            // Otherwise it would wait for requests that are parked, or will be, until the disk is resumed.
             if let Some(at) = channel.filter(|at| !tags.is_empty() && self.channels.get(*at).guard.is_some()) {
                 self.channels.cancel(&mut self.context, at, &tags);
             }
@@ -486,55 +488,55 @@ impl Worker {
         }
     }
 
-    /// Has a queue see a disk's new size.
+    /// Makes a queue use a disk's new size.
     pub(crate) fn refresh_disk(&mut self, slot: u16, generation: u32, disk: DiskSlot) {
         if let Some(attached) = queue_of(&mut self.queues, slot, generation) {
             attached.disks.refresh(&mut self.channels, disk);
         }
     }
 
-    /// The queue at `slot`, if it is still the same one.
+    /// Returns the queue in `slot`, if its generation matches.
     pub(crate) fn find(&mut self, slot: u16, generation: u32) -> Option<(&mut AttachedQueue, &mut UringContext)> {
         queue_of(&mut self.queues, slot, generation).map(|attached| (attached, &mut self.context))
     }
 
-    /// Stops or goes on pulling from a queue; requests in flight end as usual.
+    /// Starts or stops pulling from a queue. Requests in flight complete as usual.
     pub(crate) fn set_enabled(&mut self, slot: u16, generation: u32, enabled: bool) {
         if self.find(slot, generation).is_some() {
             self.poll_list.enable(slot, enabled);
         }
     }
 
-    /// Replaces a queue's kick.
+    /// Replaces a queue's kick descriptor.
     pub(crate) fn set_kick(&mut self, slot: u16, generation: u32, kick: Option<Kick>) {
         self.generation = self.generation.wrapping_add(1);
         let fresh = self.generation;
         let Some((attached, _)) = self.find(slot, generation) else { return };
         let old = attached.cookie(slot);
-        // A new watch number tells the old watch's last signal from the new one's.
+        // A new number distinguishes the last completion of the old watch from those of the new one.
         attached.watch = fresh;
         attached.kick = kick;
-        self.context.cancel(self.owner, old);
+        self.context.cancel(self.client, old);
         self.watch(slot);
     }
 
-    /// Stops pulling from a queue and lets `done` know when nothing of it is in flight. What is parked fails.
-    pub(crate) fn drain(&mut self, slot: u16, generation: u32, done: SyncSender<Leaving>) {
+    /// Drains a queue. Signals `done` when it is detached. Its parked requests fail.
+    pub(crate) fn drain(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
         if self.find(slot, generation).is_some() {
             self.channels.begin_leave(slot);
-            self.drain_as_it_is(slot, generation, done);
+            self.drain_keeping_parked(slot, generation, done);
         }
     }
 
-    /// The same, but what is parked stays so: somebody else sees to it.
-    pub(crate) fn drain_as_it_is(&mut self, slot: u16, generation: u32, done: SyncSender<Leaving>) {
+    /// Drains a queue as [`drain`](Self::drain) does, but leaves parked requests to the caller.
+    pub(crate) fn drain_keeping_parked(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
         let Some((attached, _)) = self.find(slot, generation) else { return };
-        attached.leave = Some(done);
+        attached.on_left = Some(done);
         self.poll_list.drain(slot);
         self.end_drained();
     }
 
-    /// Leaves a draining queue's requests unanswered from here on. All that was finished before is published first.
+    /// Freezes a draining queue: its requests are not completed any more. Those completed before are published first.
     pub(crate) fn freeze(&mut self, slot: u16, generation: u32) {
         self.complete();
         if let Some((attached, _)) = self.find(slot, generation) {
@@ -542,14 +544,14 @@ impl Worker {
         }
     }
 
-    /// All that the worker and its queues have counted. `number`: the worker's, for the queues' names.
+    /// Returns the statistics of the worker and its queues. `number`: the worker's, for the queues' identities.
     pub(crate) fn stats(&self, number: u32) -> WorkerStats {
         let now = self.clock.now();
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         let queue = |(slot, attached): (usize, &Option<AttachedQueue>)| {
             let attached = attached.as_ref()?;
             let id = QueueId { worker: number, generation: attached.generation };
-            Some((id, with_merges(attached.runner.report(now), self.channels.merges(slot as u16))))
+            Some((id, with_merges(attached.runner.stats(now), self.channels.merges(slot as u16))))
         };
         WorkerStats {
             cpu_ns: cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64,
@@ -559,13 +561,13 @@ impl Worker {
         }
     }
 
-    /// The oldest request of each disk that has any.
+    /// Returns the number of requests in flight and the age of the oldest, for each disk that has any.
     pub(crate) fn ages(&self) -> Vec<Age> {
         let now = self.clock.now();
         let mut ages: Vec<Age> = Vec::new();
         for attached in self.queues.iter().flatten() {
-            attached.runner.each_pull(&mut |disk, pulled| {
-                let Some(open) = attached.disks.channel(disk).and_then(|at| self.channels.look(at)) else { return };
+            attached.runner.for_each_in_flight(&mut |disk, pulled| {
+                let Some(open) = attached.disks.channel(disk).and_then(|at| self.channels.find(at)) else { return };
                 let oldest = Duration::from_nanos(now.since(pulled));
                 match ages.iter_mut().find(|age| Arc::ptr_eq(&age.health, &open.health)) {
                     Some(age) => {
@@ -581,60 +583,60 @@ impl Worker {
 
     pub(crate) fn end_drained(&mut self) {
         for slot in 0..self.queues.len() as u16 {
-            let place = &mut self.queues[usize::from(slot)];
-            let idle = place.as_ref().is_some_and(|attached| attached.runner.in_flight() == 0 && !attached.frozen);
+            let occupant = &mut self.queues[usize::from(slot)];
+            let idle = occupant.as_ref().is_some_and(|attached| attached.runner.in_flight() == 0 && !attached.frozen);
             if !idle || self.poll_list.phase(slot) != Some(Phase::Draining) {
                 continue;
             }
-            let Some(mut attached) = place.take() else { continue };
-            // A call that was put off is due now: nobody makes it later.
-            attached.runner.pay_call(Ticks(u64::MAX));
-            self.context.cancel(self.owner, attached.cookie(slot));
-            self.poll_list.leave(slot);
+            let Some(mut attached) = occupant.take() else { continue };
+            // A deferred call is due now: nothing would send it later.
+            attached.runner.send_due_call(Ticks(u64::MAX));
+            self.context.cancel(self.client, attached.cookie(slot));
+            self.poll_list.remove(slot);
             self.deferred_calls.retain(|(deferred, _)| *deferred != slot);
             self.channels.end_leave(slot);
             attached.disks.close_all(&mut self.context, &mut self.channels);
             let merges = self.channels.take_merges(slot);
-            if let Some(leave) = attached.leave.take() {
-                let report = with_merges(attached.runner.report(self.now), merges);
-                let finish = attached.unseat;
+            if let Some(leave) = attached.on_left.take() {
+                let stats = with_merges(attached.runner.stats(self.now), merges);
+                let finish = attached.detach;
                 let position = finish(attached.runner, &mut self.context);
-                // Whoever asked may have gone; the queue ends all the same.
-                let _ = leave.send(Leaving { position, report });
+                // The receiver may be gone.
+                let _ = leave.send(LeftQueue { position, report: stats });
             }
         }
     }
 }
 
-/// The queue in a slot, if it is still the same one.
+/// Returns the queue in a slot, if its generation matches.
 fn queue_of(queues: &mut [Option<AttachedQueue>], slot: u16, generation: u32) -> Option<&mut AttachedQueue> {
     queues.get_mut(usize::from(slot))?.as_mut().filter(|attached| attached.generation == generation)
 }
 
 /// What is left of a queue that was drained.
-pub(crate) struct Leaving {
-    /// The queue's position, boxed by its own type.
+pub(crate) struct LeftQueue {
+    /// The queue's position, boxed with its own type.
     pub(crate) position: Box<dyn std::any::Any + Send>,
     pub(crate) report: QueueStats,
 }
 
-impl Leaving {
-    /// What is left of a queue with positions of a known type.
+impl LeftQueue {
+    /// Returns what is left, with a position of a known type.
     pub(crate) fn detached<P: 'static>(self) -> Result<Detached<P>, WorkerGone> {
         let position = self.position.downcast::<P>().map_err(|_| WorkerGone)?;
         Ok(Detached { position: *position, report: self.report })
     }
 }
 
-/// Adds what the plugs counted of a queue.
-fn with_merges(mut report: QueueStats, merges: Merges) -> QueueStats {
-    report.counters.read_merges = merges.reads;
-    report.counters.write_merges = merges.writes;
-    report.counters.other_merges = merges.others;
-    report
+/// Adds the plugs' counters to a queue's statistics.
+fn with_merges(mut stats: QueueStats, merges: Merges) -> QueueStats {
+    stats.counters.read_merges = merges.reads;
+    stats.counters.write_merges = merges.writes;
+    stats.counters.other_merges = merges.others;
+    stats
 }
 
-/// Notes that the queue in `slot` owes a call.
+/// Adds the deferred call of the queue in `slot`, unless it is listed.
 #[cold]
 fn defer_call(list: &mut Vec<(u16, Ticks)>, slot: u16, due: Ticks) {
     if !list.iter().any(|(deferred, _)| *deferred == slot) {

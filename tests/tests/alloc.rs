@@ -1,7 +1,7 @@
-//! No allocation per request: a million requests through real rings, after warm-up, and the allocator is not called once,
-//! by no thread of the process: neither the workers nor our driver, which the same rule binds.
+//! No allocation per request: after a warm-up, a million requests through real rings do not call the allocator once, in any thread of the
+//! process: neither in the workers nor in the driver, which follows the same rule.
 //!
-//! One test does it all in sequence, because the allocator counts for the whole process.
+//! One test runs all cases in sequence, because the allocator's counters are those of the whole process.
 
 mod rig;
 
@@ -29,41 +29,41 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const QUEUES: u16 = 2;
 const DEPTH: u16 = 32;
 const BLOCK: u32 = 4096;
-/// Data pieces of the largest request.
+/// Data segments of the largest request.
 const PIECES: u32 = 5;
-/// Tables that grow to what was ever in flight at once (such as lists of more than two pieces) reach their size.
+/// Requests until tables that grow to the most in flight at once (such as lists of more than two segments) have their size.
 const WARM_UP: u64 = 20_000;
 const MILLION: u64 = 1_000_000;
-/// Blocks of the disk that are used.
+/// Blocks of the disk in use.
 const BLOCKS: u64 = 4096;
 
 type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
-/// Lets requests through to another channel, and allocates once in `every` of them: what the test must notice.
-struct SmugglerChannel {
+/// Passes requests to another channel and allocates once in `every` of them, which the test must detect.
+struct AllocatingChannel {
     inner: AnyChannel,
     every: u64,
     count: u64,
-    /// Requests that the engine made of others.
-    joined: Arc<AtomicU64>,
+    /// Merged requests.
+    merged: Arc<AtomicU64>,
 }
 
-/// `inner` with a smuggler in between.
-fn smuggler(inner: Arc<AnyDisk>, every: u64, joined: &Arc<AtomicU64>) -> Arc<AnyDisk> {
-    let joined = Arc::clone(joined);
-    let channel = move |inner| SmugglerChannel { inner, every, count: 0, joined: Arc::clone(&joined) };
+/// Wraps `inner` in an allocating channel.
+fn allocating(inner: Arc<AnyDisk>, every: u64, merged: &Arc<AtomicU64>) -> Arc<AnyDisk> {
+    let merged = Arc::clone(merged);
+    let channel = move |inner| AllocatingChannel { inner, every, count: 0, merged: Arc::clone(&merged) };
     Arc::new(FilterDisk::new(inner, move |inner| Box::new(channel(inner)) as AnyChannel))
 }
 
-impl DiskChannel<UringContext> for SmugglerChannel {
+impl DiskChannel<UringContext> for AllocatingChannel {
     fn submit(
         &mut self,
         context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
-        let joined = batch.iter().filter(|request| request.tag.queue() == u16::MAX).count();
-        self.joined.fetch_add(joined as u64, Ordering::Relaxed);
+        let merged = batch.iter().filter(|request| request.tag.queue() == u16::MAX).count();
+        self.merged.fetch_add(merged as u64, Ordering::Relaxed);
         let taken = self.inner.submit(context, batch, finished);
         let before = self.count / self.every;
         self.count += taken as u64;
@@ -89,19 +89,19 @@ impl DiskChannel<UringContext> for SmugglerChannel {
 /// Which requests are sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mix {
-    /// Those that take most room: all of them in several pieces.
+    /// The largest requests: all of them with several segments.
     Largest,
     /// All kinds.
     All,
-    /// Reads and writes in sequence, which are joined.
+    /// Reads and writes in sequence, which are merged.
     Sequential,
 }
 
-/// Submits the request that `number` stands for; its data lies in `slot`'s part of the queue's memory.
+/// Submits request `number`; its data is in `slot`'s part of the queue's memory.
 fn submit(queue: &mut Queue, mix: Mix, number: u64, slot: u32) -> Result<(), Refused> {
     let base = queue.data().0.0 + u64::from(slot * PIECES * BLOCK);
     let piece = |at: u32| Piece { address: GuestAddress(base + u64::from(at * BLOCK)), len: BLOCK };
-    // A stride that is prime to the disk's size visits all of it.
+    // A stride that is coprime to the disk's size visits all of it.
     let block = number * 1021 % (BLOCKS - u64::from(PIECES));
     let sector = |block: u64| Sector512(block * u64::from(BLOCK) / mqblk_core::units::SECTOR_BYTES);
     let ranges = [
@@ -128,10 +128,10 @@ fn submit(queue: &mut Queue, mix: Mix, number: u64, slot: u32) -> Result<(), Ref
     }
 }
 
-/// Sends `count` requests over all the queues, up to [`DEPTH`] in flight on each, and waits for their answers.
+/// Sends `count` requests over all queues, up to [`DEPTH`] in flight on each, and waits for their completion.
 fn run(set: &mut QueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
-    let (mut sent, mut answered) = (0, 0);
-    while answered < count {
+    let (mut sent, mut completed) = (0, 0);
+    while completed < count {
         let mut reaped = 0;
         for (queue, free) in set.queues().iter_mut().zip(free.iter_mut()) {
             while sent < count && !free.is_empty() {
@@ -151,15 +151,15 @@ fn run(set: &mut QueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
                 reaped += 1;
             }
         }
-        answered += reaped;
+        completed += reaped;
         if reaped == 0 {
             set.wait(1).expect("a call comes");
         }
     }
 }
 
-/// Allocations and reallocations of the whole process during `requests` requests, half of them with direct descriptors,
-/// half with indirect ones.
+/// Returns the allocations and reallocations of the whole process during `requests` requests, half of them with direct descriptors, half
+/// with indirect ones.
 fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
     let mut found = 0;
     for shape in [ShapeChoice::Direct, ShapeChoice::Indirect] {
@@ -192,7 +192,7 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
     found
 }
 
-/// Waits until the server has seen that the connection's memory is shared: it looks once, from a thread that allocates.
+/// Waits until the server has checked that the connection's memory is shared: once, in a thread that allocates.
 fn wait_for_watch() {
     let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
     let watches = || {
@@ -204,8 +204,8 @@ fn wait_for_watch() {
     }
 }
 
-/// Fails unless a run allocates nothing. Tables that grow to what was ever in flight at once may do so late when the machine is
-/// busy with something else; what is allocated for requests is allocated in every run.
+/// Fails unless one of several runs allocates nothing. Tables that grow to the most in flight at once may do so late on a busy machine;
+/// allocations for requests happen in every run.
 fn none(what: &str, run: impl FnMut() -> usize) {
     let tries: Vec<usize> = std::iter::repeat_with(run).take(3).take_while(|found| *found > 0).collect();
     assert!(tries.len() < 3, "{what}: found {tries:?} allocations in three runs, expected a run without");
@@ -214,9 +214,9 @@ fn none(what: &str, run: impl FnMut() -> usize) {
 #[test]
 fn a_million_requests_allocate_nothing() {
     let ram = disk("ram", &[("size", "16M")]);
-    let smuggler = smuggler(Arc::clone(&ram), 10_000, &Arc::default());
-    let noticed = allocations(&smuggler, Mix::All, MILLION / 10);
-    // Ten were smuggled by each of two workers, less what the end of the warm-up takes.
+    let leaky = allocating(Arc::clone(&ram), 10_000, &Arc::default());
+    let noticed = allocations(&leaky, Mix::All, MILLION / 10);
+    // Each of two workers allocates ten times, less those at the end of the warm-up.
     assert!((5..=12).contains(&noticed), "found {noticed} allocations, expected those that were smuggled in");
 
     none("ram", || allocations(&ram, Mix::All, MILLION));
@@ -224,25 +224,25 @@ fn a_million_requests_allocate_nothing() {
     let latent = disk("null", &[("size", "16M"), ("latency-us", "20")]);
     none("null with a latency", || allocations(&latent, Mix::All, MILLION / 10));
     none("file in memory", || file("/dev/shm", Mix::All, MILLION));
-    none("file in memory, joined requests", || file("/dev/shm", Mix::Sequential, MILLION));
+    none("file in memory, merged requests", || file("/dev/shm", Mix::Sequential, MILLION));
     none("a queue of several disks", || many_disks(MILLION));
-    // Each operation that the kernel has in flight keeps a list of its pieces. How many are in flight at once is up to the
-    // storage, and lists are made as more are: not per request.
+    // Each operation in flight has an iovec list. How many are in flight at once depends on the storage, and lists are allocated when
+    // there are more than before: not per request.
     let lists = file(env!("CARGO_TARGET_TMPDIR"), Mix::All, 20_000);
     assert!(lists <= 3 * usize::from(DEPTH * QUEUES), "file on disk: {lists} allocations");
 }
 
-/// A queue of several disks: it asks as many requests as are to be asked, of one disk after the other, some of two steps.
+/// A queue of several disks: it admits a given number of requests, to one disk after the other, some with two steps.
 struct ManyDisks {
     lease: LeaseId,
-    asked: u64,
+    admitted: u64,
     shared: Arc<Shared>,
 }
 
 #[derive(Default)]
 struct Shared {
     wanted: AtomicU64,
-    answered: AtomicU64,
+    completed: AtomicU64,
 }
 
 const DISKS: u16 = 8;
@@ -252,7 +252,7 @@ const MANY: u16 = 128;
 impl ManyDisks {
     fn admit(&self, context: &mut UringContext, into: &mut impl Intake<u64, Buffer>, number: u64, step: u64) {
         let disk = DiskSlot((number % u64::from(DISKS)) as u16);
-        // Half of them in sequence, so that some are joined.
+        // Half of them are sequential, so that some are merged.
         let block = if number.is_multiple_of(2) { number / 16 } else { number * 1021 } % BLOCKS;
         let (start, len) = (ByteOffset(block * u64::from(BLOCK)), ByteLen(u64::from(BLOCK)));
         let token = number << 1 | step;
@@ -282,11 +282,11 @@ impl GuestQueue for ManyDisks {
 
     fn pull<I: Intake<u64, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
         for _ in 0..16.min(into.room()) {
-            if self.asked == self.shared.wanted.load(Ordering::Relaxed) {
+            if self.admitted == self.shared.wanted.load(Ordering::Relaxed) {
                 return PullEnd::Empty;
             }
-            self.admit(context, into, self.asked, 0);
-            self.asked += 1;
+            self.admit(context, into, self.admitted, 0);
+            self.admitted += 1;
         }
         PullEnd::MoreWaiting
     }
@@ -306,7 +306,7 @@ impl GuestQueue for ManyDisks {
         if number % 10 == 3 && step == 0 {
             self.admit(context, into, number, 1);
         } else {
-            self.shared.answered.fetch_add(1, Ordering::Relaxed);
+            self.shared.completed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -325,7 +325,7 @@ impl GuestQueue for ManyDisks {
     fn position(&self) {}
 }
 
-/// Allocations of a worker, stepped by hand, for requests of a queue of several disks that differ.
+/// Returns the allocations of a stepped worker for requests of a queue with several different disks.
 fn many_disks(requests: u64) -> usize {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a temporary folder");
     let path = folder.path().join("disk");
@@ -364,12 +364,12 @@ fn many_disks(requests: u64) -> usize {
     let of_queue = Arc::clone(&shared);
     let made = worker.attach(options, |context, _| {
         let lease = context.buffers.acquire_lease(memory, vec![]);
-        Ok(ManyDisks { lease, asked: 0, shared: of_queue })
+        Ok(ManyDisks { lease, admitted: 0, shared: of_queue })
     });
     made.expect("attached");
     let mut serve = |until: u64| {
         shared.wanted.store(until, Ordering::Relaxed);
-        while shared.answered.load(Ordering::Relaxed) < until {
+        while shared.completed.load(Ordering::Relaxed) < until {
             worker.turn();
         }
     };
@@ -378,20 +378,20 @@ fn many_disks(requests: u64) -> usize {
     serve(10 * WARM_UP + requests);
     let change = region.change();
     let merges = worker.report().queues[0].1.counters.read_merges;
-    assert!(merges > requests / 1000, "{merges} reads were joined");
+    assert!(merges > requests / 1000, "{merges} reads were merged");
     change.allocations + change.reallocations
 }
 
-/// Allocations with a file in `folder`.
+/// Returns the allocations with a file in `folder`.
 fn file(folder: &str, mix: Mix, requests: u64) -> usize {
     let folder = tempfile::tempdir_in(folder).expect("a temporary folder");
     let path = folder.path().join("disk");
     std::fs::File::create(&path).and_then(|file| file.set_len(16 << 20)).expect("the disk's file");
     let inner = disk("file", &[("path", path.to_str().expect("plain text"))]);
-    let joined = Arc::<AtomicU64>::default();
-    let file = smuggler(inner, u64::MAX, &joined);
+    let merged = Arc::<AtomicU64>::default();
+    let file = allocating(inner, u64::MAX, &merged);
     let found = allocations(&file, mix, requests);
-    let joined = joined.load(Ordering::Relaxed);
-    assert!(mix != Mix::Sequential || joined > requests / 100, "only {joined} joined requests");
+    let merged = merged.load(Ordering::Relaxed);
+    assert!(mix != Mix::Sequential || merged > requests / 100, "only {merged} merged requests");
     found
 }

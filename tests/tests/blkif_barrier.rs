@@ -1,11 +1,11 @@
 //! Write barriers of a Xen disk with several rings, as the storage sees them: rings are served by several workers in any order, the
-//! storage is slow and answers out of order, rings close and break while barriers are on. For every barrier:
+//! storage is slow and completes out of order, rings close and break during barriers. For every barrier:
 //!
-//! * what was put on its own ring before it, and on any other ring before it was and not behind a barrier there, has ended before it
+//! * requests published before it, on its own ring or on another ring without a barrier before them there, have completed before it
 //!   begins;
-//! * nothing else is with the storage while it is written and flushed, and it is answered after that;
-//! * what comes behind it on its ring, and what is put on any ring after its answer, begins later;
-//! * nobody waits for ever.
+//! * no other request is at the storage while it is written and flushed, and its response comes after that;
+//! * requests behind it on its ring, and requests published on any ring after its response, begin later;
+//! * no request waits for ever.
 //!
 //! `MQBLK_BARRIER_SEEDS=600` runs more seeds, `MQBLK_BARRIER_SEED=7` one.
 
@@ -28,17 +28,17 @@ use rand::{RngExt, SeedableRng};
 
 const SECTOR: u64 = mqblk_core::units::SECTOR_BYTES;
 const STEPS: u32 = 1500;
-/// Requests of a ring that the guest has room for; each writes one sector of its own page.
+/// Most requests of the guest on a ring; each writes one sector of its own page.
 const SLOTS: u32 = 24;
 
-/// When something was with the storage, in steps of its log.
+/// When a request was at the storage, in steps of its log.
 #[derive(Clone, Copy, Debug)]
 struct Stay {
     began: usize,
     ended: Option<usize>,
 }
 
-/// What the storage saw.
+/// The log of the storage.
 #[derive(Default)]
 struct Log {
     now: usize,
@@ -54,14 +54,14 @@ impl Log {
     }
 }
 
-/// What a request is with the storage.
+/// A request at the storage.
 #[derive(Clone, Copy)]
 enum Running {
     Write { first: u64, sectors: u64 },
     Flush(usize),
 }
 
-/// Writes down what passes.
+/// A channel that logs the requests.
 struct Recording {
     inner: AnyChannel,
     log: Arc<Mutex<Log>>,
@@ -122,7 +122,7 @@ impl DiskChannel<UringContext> for Recording {
         let offered: Vec<_> =
             batch.iter().map(|request| (request.op, request.start, request.len, request.tag)).collect();
         let taken = self.inner.submit(context, batch, finished);
-        // What is left comes again.
+        // The rest is offered again.
         for (op, start, len, tag) in offered.into_iter().take(taken) {
             self.begin(op, start, len, tag);
         }
@@ -163,10 +163,10 @@ struct Sent {
     ring: usize,
     slot: u32,
     work: Work,
-    /// When the back end could see it first, in times of the guest; and of the storage.
+    /// When the backend could first see it, in steps of the guest and of the storage.
     shown: Option<(u64, usize)>,
-    /// When the guest saw the answer, in times of the storage.
-    answered: Option<usize>,
+    /// When the guest saw the response, in steps of the storage.
+    completed: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -189,7 +189,7 @@ struct Simulation {
     free: Vec<Vec<u32>>,
     /// Rings that are neither closed nor broken.
     open: Vec<bool>,
-    /// In times of the storage, when rings ceased to be: what lay in them then is not done.
+    /// When rings were lost, in steps of the storage: requests on them are not carried out.
     gone: Vec<usize>,
     barriers: u32,
     counts: Counts,
@@ -274,7 +274,7 @@ impl Simulation {
             Work::Flush => direct(id, o::FLUSH_DISKCACHE, 0, &[]),
         };
         self.world.fronts[ring].put(&request);
-        self.sent.insert(id, Sent { ring, slot, work, shown: None, answered: None });
+        self.sent.insert(id, Sent { ring, slot, work, shown: None, completed: None });
     }
 
     fn publish(&mut self, ring: usize) {
@@ -291,16 +291,16 @@ impl Simulation {
         for (id, _, status) in self.world.fronts[ring].responses() {
             let sent = self.sent.get_mut(&id).expect("an answer to a request");
             assert!(
-                sent.answered.is_none() && sent.ring == ring && status == status::OKAY,
+                sent.completed.is_none() && sent.ring == ring && status == status::OKAY,
                 "seed {}: {sent:?}",
                 self.seed
             );
-            sent.answered = Some(now);
+            sent.completed = Some(now);
             self.free[ring].push(sent.slot);
         }
     }
 
-    /// A ring ceases to be, unless it is the last.
+    /// Closes or breaks a ring, unless it is the last one.
     fn lose(&mut self, ring: usize, breaks: bool) {
         if !self.open[ring] || self.open.iter().filter(|open| **open).count() == 1 {
             return;
@@ -338,9 +338,9 @@ impl Simulation {
         }
     }
 
-    /// Whether a request is answered, or lay in a ring that ceased to be.
+    /// Returns true if a request has a response, or was on a ring that is lost.
     fn is_over(&self, sent: &Sent) -> bool {
-        sent.answered.is_some() || !self.open[sent.ring]
+        sent.completed.is_some() || !self.open[sent.ring]
     }
 
     fn run(mut self) -> Counts {
@@ -380,8 +380,8 @@ impl Simulation {
         let ended = stay.ended.expect("everything ends");
         let flush = log.flushes.iter().find(|flush| flush.began > ended);
         let over = flush.and_then(|flush| flush.ended).unwrap_or(usize::MAX);
-        if let Some(answered) = barrier.answered {
-            assert!(answered >= over, "seed {seed}: barrier {id} was answered at {answered}, before {flush:?}");
+        if let Some(completed) = barrier.completed {
+            assert!(completed >= over, "seed {seed}: barrier {id} was answered at {completed}, before {flush:?}");
         }
         let alone = |other: &Stay| other.ended.is_some_and(|ended| ended < stay.began) || other.began > over;
         for other in log.flushes.iter().filter(|other| other.began != flush.map_or(0, |flush| flush.began)) {
@@ -398,7 +398,7 @@ impl Simulation {
             } else if self.comes_before(*sector, sent, id, barrier, barriers) {
                 assert!(is_before, "{}", what());
                 self.counts.earlier += 1;
-            } else if barrier.answered.is_some_and(|at| sent.shown.is_some_and(|(_, shown)| shown > at)) {
+            } else if barrier.completed.is_some_and(|at| sent.shown.is_some_and(|(_, shown)| shown > at)) {
                 assert!(!is_before, "{}", what());
                 self.counts.later += 1;
             }
@@ -406,23 +406,23 @@ impl Simulation {
         self.counts.barriers += 1;
     }
 
-    /// Whether a write on another ring was put before a barrier, and not behind a barrier of its own ring.
+    /// Returns true if a write on another ring was published before a barrier, and not behind a barrier of its own ring.
     fn comes_before(&self, id: u64, sent: &Sent, barrier_id: u64, barrier: &Sent, barriers: &[(u64, Sent)]) -> bool {
         let (Some((shown, _)), Some((barrier_shown, _))) = (sent.shown, barrier.shown) else { return false };
         let own = |other: &&(u64, Sent)| other.0 != barrier_id && other.1.ring == sent.ring && other.0 < id;
-        // One that was over when the barrier was put holds nothing up.
-        let holds = |other: &(u64, Sent)| match (other.1.answered, barrier.shown) {
-            (Some(answered), Some((_, at))) => answered > at,
+        // A barrier that was complete when this one was published delays nothing.
+        let holds = |other: &(u64, Sent)| match (other.1.completed, barrier.shown) {
+            (Some(completed), Some((_, at))) => completed > at,
             _ => true,
         };
-        // Barriers of several rings are done in the order in which they were taken off.
+        // Barriers of several rings are carried out in the order in which they were pulled.
         let plain = sent.work != Work::Barrier;
         plain && shown < barrier_shown && self.open[sent.ring] && !barriers.iter().filter(own).any(holds)
     }
 }
 
 #[test]
-fn a_barrier_is_one_for_all_rings() {
+fn a_barrier_holds_for_all_rings() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seeds = match number("MQBLK_BARRIER_SEED") {
         Some(seed) => seed..seed + 1,
@@ -438,7 +438,7 @@ fn a_barrier_is_one_for_all_rings() {
         sum.closed += counts.closed;
         sum.broken += counts.broken;
     }
-    // The simulation is of use.
+    // The simulation is not trivial.
     let useful = sum.barriers > 500 && sum.earlier > 1000 && sum.later > 1000 && sum.closed > 10 && sum.broken > 10;
     assert!(!whole || useful, "{sum:?}");
 }

@@ -1,6 +1,6 @@
-//! Barriers between rings whose workers sleep: every ring has a guest of its own, which sleeps too until its requests are answered. Not one
-//! wake-up is lost, of a guest, of a worker, or of a ring that waits for a barrier of another. Every wait is bounded: a request that is
-//! not answered in time fails the test.
+//! Barriers between rings whose workers sleep: every ring has a guest of its own, which sleeps too until its requests are complete. No
+//! wakeup is lost, of a guest, of a worker, or of a ring that waits for a barrier of another. Every wait is bounded: a request without a
+//! response in time fails the test.
 
 mod blkif_rig;
 
@@ -26,10 +26,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const RINGS: usize = 3;
 const ROUNDS: u64 = 6000;
-/// What takes this long does not come: the machine may be busy, but not that busy.
+/// Timeout of a wait: long enough for a busy machine.
 const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 
-/// Two counters of events; one for each direction.
+/// Two eventfds; one for each direction.
 #[derive(Clone)]
 struct Events {
     to_back: EventFd,
@@ -37,7 +37,7 @@ struct Events {
 }
 
 fn drain(event: &EventFd) {
-    // Nothing to read is nothing to take.
+    // Without an event the read fails.
     let _ = rustix::io::read(event.as_fd(), &mut [0; 8]);
 }
 
@@ -51,7 +51,7 @@ impl EventChannel for Events {
     fn unmask(&self) {}
 }
 
-/// One ring's guest: puts a few requests on, now and then a barrier, and sleeps until they are answered.
+/// One ring's guest: publishes a few requests, now and then a barrier, and sleeps until they are complete.
 struct Guest {
     ring: usize,
     front: Front,

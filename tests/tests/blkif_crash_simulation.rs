@@ -1,10 +1,10 @@
-//! A Xen guest that verifies its data while its back end is killed, again and again: between turns, and in their midst, wherever the
-//! back end touches the guest's pages, its event channel, another worker or the storage. Each time another one takes up the rings and the
-//! journals. The storage answers out of order, rings are served by several workers, and whatever happens:
+//! A Xen guest that verifies its data while its backend is killed, again and again: between turns, and within them, wherever the backend
+//! accesses the guest's pages, its event channel, another worker or the storage. Each time another backend resumes the rings and replays
+//! the journals. The storage completes out of order, rings are served by several workers, and whatever happens:
 //!
-//! * every request is answered exactly once;
+//! * every request gets exactly one response;
 //! * what was written stays written, and is read back, to the byte;
-//! * when a barrier is answered, so is all that was put on any ring before it.
+//! * when a barrier has its response, so has every request that was published on any ring before it.
 //!
 //! `MQBLK_BLKIF_SEEDS=600` runs more seeds, `MQBLK_BLKIF_SEED=7` one.
 
@@ -25,7 +25,7 @@ use rand::{RngExt, SeedableRng};
 const SECTOR: u64 = mqblk_core::units::SECTOR_BYTES;
 const SECTORS: u64 = 2048;
 const STEPS: u32 = 1200;
-/// Requests of a ring that the guest has room for.
+/// Most requests of the guest on a ring.
 const SLOTS: u32 = 24;
 /// Pages of a request's data; one more is for its segments.
 const DATA_PAGES: u32 = 16;
@@ -38,13 +38,13 @@ enum Work {
     Write,
     Flush,
     Barrier,
-    /// An operation that there is not.
+    /// An unknown operation.
     Unknown,
-    /// A read behind the disk's end.
+    /// A read beyond the disk's end.
     Outside,
 }
 
-/// A piece of a request's data: a page, and sectors of it.
+/// A segment of a request's data: a page, and sectors of it.
 type Piece = (u32, Segment);
 
 #[derive(Clone, Debug)]
@@ -54,13 +54,13 @@ struct Sent {
     work: Work,
     sector: u64,
     pieces: Vec<Piece>,
-    /// What it is answered as.
+    /// The operation of its response.
     operation: u8,
-    /// When the back end could see it first.
+    /// When the backend could first see it.
     shown: u64,
 }
 
-/// Before the end of all times.
+/// Later than all steps.
 const NOT_SHOWN: u64 = u64::MAX;
 
 impl Sent {
@@ -77,7 +77,7 @@ fn sectors_of(segment: &Segment) -> u64 {
     u64::from(segment.last_sect - segment.first_sect) + 1
 }
 
-/// What a request writes into a sector.
+/// Returns the data that a request writes into a sector.
 fn mark(id: u64, sector: u64) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
     for (at, word) in bytes.chunks_exact_mut(16).enumerate() {
@@ -89,7 +89,7 @@ fn mark(id: u64, sector: u64) -> [u8; SECTOR as usize] {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    answered: u32,
+    completed: u32,
     barriers: u32,
     kills: u32,
     kills_in_midst: u32,
@@ -102,12 +102,12 @@ struct Simulation {
     random: SmallRng,
     world: World,
     host: Option<Host>,
-    /// By identifier, which rises.
+    /// By identifier, which increases.
     sent: HashMap<u64, Sent>,
     next: u64,
     time: u64,
     free: Vec<Vec<u32>>,
-    /// Who wrote each sector last; 0 when nobody did.
+    /// The request that last wrote each sector; 0 without one.
     content: Vec<u64>,
     /// Sectors that a request in flight reads or writes.
     busy: Vec<bool>,
@@ -165,7 +165,7 @@ impl Simulation {
         (ring as u32 * SLOTS + slot) * SLOT_PAGES + page
     }
 
-    /// Pieces of a request: mostly whole pages.
+    /// Returns the segments of a request: mostly whole pages.
     fn pieces(&mut self, ring: usize, slot: u32, work: Work) -> Vec<Piece> {
         let none = matches!(work, Work::Flush | Work::Unknown | Work::Outside)
             || (work == Work::Barrier && self.random.random_ratio(1, 4));
@@ -196,7 +196,7 @@ impl Simulation {
         let sectors: u64 = pieces.iter().map(|(_, segment)| sectors_of(segment)).sum();
         let sector = self.random.random_range(0..=SECTORS - sectors);
         let range = sector as usize..(sector + sectors) as usize;
-        // One request at a time for a sector, so that what it holds is known.
+        // One request at a time for a sector, so that its content is known.
         if self.busy[range.clone()].contains(&true) {
             self.free[ring].push(slot);
             return;
@@ -216,7 +216,7 @@ impl Simulation {
         self.fill(id, &sent);
         let segments: Vec<Segment> = sent.pieces.iter().map(|(_, segment)| *segment).collect();
         let front = &mut self.world.fronts[ring];
-        // Only reads and writes have a form with their segments elsewhere.
+        // Only reads and writes have an indirect form.
         let plain = matches!(work, Work::Read | Work::Write);
         if segments.len() > 11 || (plain && self.random.random_ratio(1, 4)) {
             if !plain {
@@ -235,7 +235,7 @@ impl Simulation {
         self.sent.insert(id, sent);
     }
 
-    /// What the request writes, or what nobody ever writes, where it is to be read to.
+    /// Fills the request's pages: with the data of a write, or with data that is never written for a read.
     fn fill(&self, id: u64, sent: &Sent) {
         let mut sector = sent.sector;
         for (page, segment) in &sent.pieces {
@@ -257,33 +257,33 @@ impl Simulation {
         }
     }
 
-    /// Takes all answers of all rings.
+    /// Takes all responses of all rings, and checks the barriers among them.
     fn reap(&mut self) {
-        let barriers = self.take_answers();
+        let barriers = self.take_responses();
         for (id, sent) in &barriers {
             self.check_barrier(*id, sent, &barriers);
         }
     }
 
-    /// The same. The barriers among them.
-    fn take_answers(&mut self) -> Vec<(u64, Sent)> {
+    /// Takes all responses of all rings once. Returns the barriers among them.
+    fn take_responses(&mut self) -> Vec<(u64, Sent)> {
         let mut barriers = vec![];
         for ring in 0..self.world.fronts.len() {
             for (id, operation, status) in self.world.fronts[ring].responses() {
                 let seed = self.seed;
                 let sent = self.sent.remove(&id);
-                let sent = sent.unwrap_or_else(|| panic!("seed {seed}: {id} is answered again, or was never sent"));
+                let sent = sent.unwrap_or_else(|| panic!("seed {seed}: {id} is completed again, or was never sent"));
                 let expected = match sent.work {
                     Work::Unknown => status::NOT_SUPPORTED,
                     Work::Outside => status::ERROR,
                     _ => status::OKAY,
                 };
-                let answer = (sent.ring, sent.operation, expected);
-                assert_eq!((ring, operation, status), answer, "seed {seed}: {id} {sent:?}");
+                let response = (sent.ring, sent.operation, expected);
+                assert_eq!((ring, operation, status), response, "seed {seed}: {id} {sent:?}");
                 self.learn(id, &sent);
                 self.busy[sent.sector as usize..(sent.sector + sent.sectors()) as usize].fill(false);
                 self.free[ring].push(sent.slot);
-                self.counts.answered += 1;
+                self.counts.completed += 1;
                 if sent.work == Work::Barrier {
                     barriers.push((id, sent));
                 }
@@ -293,19 +293,19 @@ impl Simulation {
         barriers
     }
 
-    /// A barrier is answered, by now together with those in `answered`. All that comes before it has to be.
-    fn check_barrier(&self, barrier: u64, sent: &Sent, answered: &[(u64, Sent)]) {
+    /// Checks a barrier that has its response, as those in `completed` have: every request before it must have one.
+    fn check_barrier(&self, barrier: u64, sent: &Sent, completed: &[(u64, Sent)]) {
         let earlier = self.sent.iter().filter(|(id, other)| match other.ring == sent.ring {
             true => **id < barrier,
             false => other.shown < sent.shown,
         });
         for (id, left) in earlier {
-            // What waits, or waited then, behind a barrier of its own ring comes after that.
+            // Requests that wait, or waited then, behind a barrier of their own ring come after it.
             let is_before = |before: u64, by: &Sent| by.ring == left.ring && by.work == Work::Barrier && before <= *id;
             let behind = self.sent.iter().any(|(before, by)| is_before(*before, by))
-                || answered.iter().any(|(before, by)| *before != barrier && is_before(*before, by));
+                || completed.iter().any(|(before, by)| *before != barrier && is_before(*before, by));
             let seed = self.seed;
-            assert!(behind, "seed {seed}: barrier {barrier} {sent:?} was answered before {id} {left:?}");
+            assert!(behind, "seed {seed}: barrier {barrier} {sent:?} was completed before {id} {left:?}");
         }
     }
 
@@ -327,14 +327,14 @@ impl Simulation {
         }
     }
 
-    /// The back end dies, and another one takes over.
-    fn bury(&mut self) {
-        self.world.bury(self.host.take().expect("somebody to bury"));
-        self.take_over();
+    /// Kills the backend and starts another one.
+    fn replace_backend(&mut self) {
+        self.world.drop_killed(self.host.take().expect("a backend"));
+        self.start_backend();
     }
 
-    fn take_over(&mut self) {
-        // This may be the end of the next one, too.
+    fn start_backend(&mut self) {
+        // The next backend may be killed here, too.
         while self.host.is_none() {
             if self.random.random_ratio(1, 6) {
                 self.world.kill.arm(self.random.random_range(0..8));
@@ -352,7 +352,7 @@ impl Simulation {
         assert!(host.broken.lock().is_ok_and(|broken| broken.is_empty()), "seed {}: a good ring is broken", self.seed);
         if !survived {
             self.counts.kills_in_midst += 1;
-            self.bury();
+            self.replace_backend();
         }
     }
 
@@ -364,17 +364,17 @@ impl Simulation {
             890..985 => self.reap(),
             985..990 => {
                 self.counts.kills += 1;
-                self.bury();
+                self.replace_backend();
             }
             990..998 => self.world.kill.arm(self.random.random_range(0..60)),
             _ => {
-                // Shut down in order: the next one has nothing to do again but what it finds in the rings.
+                // Orderly stop: the next backend has nothing to replay, only what is on the rings.
                 self.reap();
                 let drained = self.host.as_mut().is_some_and(Host::drain);
-                // A barrier that was taken is done; what lies in other rings is left to the next one.
-                self.take_answers();
+                // A barrier that was pulled is carried out; requests on other rings are left to the next backend.
+                self.take_responses();
                 self.counts.clean += u32::from(drained);
-                self.bury();
+                self.replace_backend();
             }
         }
     }
@@ -389,13 +389,13 @@ impl Simulation {
             self.turn();
             self.reap();
             turns += 1;
-            assert!(turns < 1_000_000, "seed {}: {:?} are never answered", self.seed, self.sent);
+            assert!(turns < 1_000_000, "seed {}: {:?} are never completed", self.seed, self.sent);
         }
         self.check_disk();
         self.counts
     }
 
-    /// All that is said to be on the disk is there.
+    /// Checks that all data that was reported as written is on the disk.
     fn check_disk(&mut self) {
         let pages = (PAGE / SECTOR) as usize;
         for first in (0..SECTORS).step_by(pages) {
@@ -423,7 +423,7 @@ impl Simulation {
 }
 
 #[test]
-fn a_killed_back_end_loses_nothing_and_answers_nothing_twice() {
+fn a_killed_backend_loses_nothing_and_completes_nothing_twice() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seeds = match number("MQBLK_BLKIF_SEED") {
         Some(seed) => seed..seed + 1,
@@ -433,14 +433,14 @@ fn a_killed_back_end_loses_nothing_and_answers_nothing_twice() {
     let mut sum = Counts::default();
     for seed in seeds {
         let counts = Simulation::new(seed).run();
-        sum.answered += counts.answered;
+        sum.completed += counts.completed;
         sum.barriers += counts.barriers;
         sum.kills += counts.kills;
         sum.kills_in_midst += counts.kills_in_midst;
         sum.clean += counts.clean;
         sum.replayed += counts.replayed;
     }
-    // The simulation is of use.
+    // The simulation is not trivial.
     let useful =
         sum.kills > 100 && sum.kills_in_midst > 100 && sum.replayed > 1000 && sum.barriers > 100 && sum.clean > 20;
     assert!(!whole || useful, "{sum:?}");

@@ -1,4 +1,4 @@
-//! One guest does its worst to its own directory; the others notice nothing.
+//! A guest that floods xenstore below its own directory does not affect other guests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use mqblk_tests::hostile::wait_for;
 use mqblk_xen::vbd::XenbusState;
 
 #[test]
-fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
+fn a_guest_that_writes_all_the_time_does_not_slow_down_others() {
     let disks = ["a", "b", "c"].map(|id| format!("id={id},interface=xen,storage=ram,size=4M,queues=2"));
     let mut host =
         SimulatedHost::start(&["--workers", "2", "--disk", &disks[0], "--disk", &disks[1], "--disk", &disks[2]]);
@@ -37,7 +37,7 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
                         2 => (format!("state/{}", number % 100), "x".to_owned()),
                         _ => ("ring-ref".to_owned(), number.to_string()),
                     };
-                    // Over its quota it is refused, which is its own affair.
+                    // Beyond its quota its writes are refused.
                     let _ = store.write(&format!("{front}/{key}"), &value);
                     written.fetch_add(1, Ordering::Relaxed);
                 }
@@ -48,7 +48,7 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
     let mut round = 0;
     while round < 5 || written.load(Ordering::Relaxed) < 5_000 {
         neighbour.assert_progress("a flood");
-        // Others come and go meanwhile.
+        // Other devices are attached and detached meanwhile.
         let device = host.create_device(2, "xvdb", "mqblk:c");
         let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&device) }, 200, round);
         load.round();
@@ -62,7 +62,7 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
     }
     stop.store(true, Ordering::Relaxed);
     floods.into_iter().for_each(|flood| flood.join().unwrap());
-    // And then it behaves, and is served.
+    // After the flood it is served.
     let mut store = host.store();
     flooder.create(&mut store).unwrap();
     let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&flooder) }, 100, 1);
@@ -78,9 +78,9 @@ fn a_guest_that_writes_all_the_time_costs_the_others_nothing() {
     host.stop();
 }
 
-/// What one guest's device waits for holds up no other device: here storage that answers late while its rings are torn down.
+/// A device that waits does not block other devices: here for slow storage while its rings are torn down.
 #[test]
-fn a_slow_end_holds_up_nobody() {
+fn a_slow_teardown_blocks_no_other_device() {
     let slow = "id=slow,interface=xen,storage=fault,inner=ram,size=4M,queues=2,fault-latency-us=3000000";
     let quick = "id=quick,interface=xen,storage=ram,size=4M,queues=2";
     let mut host = SimulatedHost::start(&["--workers", "2", "--disk", slow, "--disk", quick]);
@@ -92,7 +92,7 @@ fn a_slow_end_holds_up_nobody() {
     let piece = mqblk_driver::Piece { address, len: 4096 };
     queue.read(0, mqblk_core::Sector512(0), piece).unwrap();
     queue.publish();
-    // It vanishes with a request in the storage.
+    // The guest vanishes with a request at the storage.
     wait_for("a request in flight", || (host.machine.stats().events_sent > 0).then_some(()));
     std::thread::sleep(Duration::from_millis(50));
     device.remove(&mut host.store()).unwrap();

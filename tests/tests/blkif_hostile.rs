@@ -5,7 +5,7 @@ use mqblk_tests::hostile::daemon::mqblk_binary;
 use mqblk_tests::loopback::fixture::LoopbackFixture;
 use mqblk_tests::loopback::scenarios::{SCENARIOS, scenario};
 
-/// Runs one scenario, then ends the daemon and looks what is left.
+/// Runs one scenario, then stops the daemon and checks for leaks.
 fn run(name: &str) {
     let mut rig = LoopbackFixture::simulated(&mqblk_binary()).unwrap_or_else(|error| panic!("{error:#}"));
     rig.run(scenario(name)).unwrap_or_else(|error| panic!("{name}: {error:#}"));
@@ -68,7 +68,7 @@ fn every_scenario_is_tested() {
     assert!(missing.is_empty(), "no test runs {missing:?}");
 }
 
-/// All of them, one after the other on one machine: what one leaves behind another one finds.
+/// Runs all scenarios one after the other on one machine, so that each finds what those before have left.
 #[test]
 fn one_daemon_for_all() {
     let mut rig = LoopbackFixture::simulated(&mqblk_binary()).unwrap_or_else(|error| panic!("{error:#}"));

@@ -1,5 +1,5 @@
-//! The back-end is killed, or stopped, in the middle of a guest's verified requests, again and again. The guest notices nothing but
-//! that it takes longer, and nothing is lost.
+//! The backend is killed, or stopped, in the middle of a guest's verified requests, again and again. The guest only sees a delay, and
+//! nothing is lost.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use mqblk_xen::vbd::XenbusState;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// Storages, each of which a daemon after the first finds as it was left.
+/// Storages whose contents survive a daemon.
 const STORAGES: [&str; 2] = [
-    // Answers come in whatever order.
+    // Completions come in any order.
     "storage=fault,inner=file,path=FOLDER/a.img,fault-jitter-us=2000,fault-reorder=4",
     "storage=file,path=FOLDER/a.img,poll=off",
 ];
 
-/// With direct I/O no page is mapped for a request alone.
+/// With direct I/O no page is mapped for a single request.
 const GRANTS: [&str; 3] = ["copy", "map,direct=off", "persistent"];
 
 fn options(host: &SimulatedHost, queues: u16, order: u8) -> Options {
@@ -25,9 +25,9 @@ fn options(host: &SimulatedHost, queues: u16, order: u8) -> Options {
     Options { queues, ring_order: Some(order), ..host.frontend_options(&device) }
 }
 
-/// A daemon with these settings of its disk, `FOLDER/a.img`, and these arguments beside.
+/// Starts a daemon with these settings for its disk, `FOLDER/a.img`, and these further arguments.
 fn start_with(settings: &str, more: &[&str]) -> SimulatedHost {
-    // The image has to be there before the daemon is.
+    // The image must exist before the daemon starts.
     let mut host = SimulatedHost::start(&["--workers", "1", "--disk", "id=none,interface=xen,storage=ram,size=1M"]);
     host.create_image("a.img", 1 << 20);
     host.stop();
@@ -35,7 +35,7 @@ fn start_with(settings: &str, more: &[&str]) -> SimulatedHost {
     host
 }
 
-/// One more daemon after it.
+/// Starts the next daemon.
 fn start_another(host: &mut SimulatedHost, settings: &str, more: &[&str]) {
     let disk = format!("id=a,interface=xen,queues=2,{settings}");
     host.spawn_with(&[&["--workers", "2", "--disk", &disk], more].concat());
@@ -72,7 +72,7 @@ fn killed_in_the_middle_of_writes() {
         }
         let (verified, generations) = client.join().expect("a guest that notices nothing");
         assert!(verified > 500 && kills >= 5, "{storage} {grants}: {verified} verified, {kills} kills");
-        // What is on the disk is what was written, also for another guest after another daemon.
+        // The disk has the written data, also for another guest after another daemon.
         host.kill();
         host.spawn();
         let mut load = BlkfrontLoad::connect(&options, 200, 8).with_generations(generations);
@@ -84,7 +84,7 @@ fn killed_in_the_middle_of_writes() {
             .lines()
             .filter_map(|line| line.split("replayed=").nth(1)?.split_whitespace().next()?.parse::<usize>().ok())
             .sum();
-        // The other storage may be too fast to be caught at work.
+        // The other storage may be too fast for a kill in mid-request.
         if storage == STORAGES[0] {
             assert!(replayed > 0, "{storage} {grants}: nothing was ever in flight when it was killed:\n{log}");
         }
@@ -93,7 +93,7 @@ fn killed_in_the_middle_of_writes() {
 }
 
 #[test]
-fn stopped_in_good_order_and_started_again() {
+fn stopped_orderly_and_started_again() {
     let mut host = start(STORAGES[0]);
     let options = options(&host, 2, 1);
     let client = std::thread::spawn(move || {
@@ -109,7 +109,7 @@ fn stopped_in_good_order_and_started_again() {
         std::thread::sleep(Duration::from_millis(20 * round));
         host.stop();
         if !client.is_finished() {
-            // Nothing of the guest's is held while nobody serves it.
+            // No page of the guest is mapped while no daemon serves it.
             assert_eq!(host.machine.stats().live_mappings, 0);
         }
         host.spawn();
@@ -120,13 +120,13 @@ fn stopped_in_good_order_and_started_again() {
     assert_eq!(host.journal_count(), 0, "the guest has closed: no journal is needed");
 }
 
-/// What storage does not answer in time, and what is parked at a disk that has stopped, is not answered by a daemon that stops: the next one
-/// does it again.
+/// A daemon that stops does not complete requests that the storage has not completed in time, or that are parked at a stopped disk: the
+/// next daemon replays them.
 #[test]
 fn stopped_while_storage_hangs_or_has_stopped() {
     const FILE: &str = "inner=file,path=FOLDER/a.img";
     for grants in GRANTS {
-        for (storage, more, told) in [
+        for (storage, more, logged) in [
             (
                 format!("storage=fault,{FILE},fault-latency-us=5000000"),
                 &["--drain-timeout-s", "1"][..],
@@ -143,15 +143,15 @@ fn stopped_while_storage_hangs_or_has_stopped() {
                 load.finish();
             });
             if more.is_empty() {
-                wait_for("the disk's stop", || host.log().contains(told).then_some(()));
+                wait_for("the disk's stop", || host.log().contains(logged).then_some(()));
             } else {
                 let connected = || host.log().matches(" rings device=").count();
                 wait_for("the guest", || (connected() > 0).then_some(()));
-                // The first requests come at once, and take longer than this daemon has.
+                // The first requests come at once, and take longer than this daemon runs.
                 std::thread::sleep(Duration::from_millis(500));
             }
             host.stop();
-            assert!(host.log().contains(told), "{storage} {grants}:\n{}", host.log());
+            assert!(host.log().contains(logged), "{storage} {grants}:\n{}", host.log());
             start_another(&mut host, &format!("storage=file,path=FOLDER/a.img,grants={grants}"), &[]);
             client.join().expect("a guest that notices nothing");
             let replayed =
@@ -163,7 +163,7 @@ fn stopped_while_storage_hangs_or_has_stopped() {
 }
 
 #[test]
-fn without_journals_too_when_nothing_was_in_flight() {
+fn without_journals_if_nothing_was_in_flight() {
     for settings in ["--xen-state=off", "--log=info"] {
         let disk = "id=a,interface=xen,storage=ram,size=1M,queues=2,journal=off";
         let mut host = SimulatedHost::start(&["--workers", "1", "--disk", disk]);
@@ -174,7 +174,7 @@ fn without_journals_too_when_nothing_was_in_flight() {
         assert_eq!(host.journal_count(), 0);
         host.kill();
         host.spawn();
-        // The storage was in memory, and is gone with the daemon; the rings go on.
+        // The storage was in memory and is lost with the daemon; the rings are resumed.
         let mut load = load.with_generations(vec![0; 100]);
         load.round();
         host.wait_for_backend_state(&device, XenbusState::Connected);

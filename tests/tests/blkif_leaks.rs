@@ -1,5 +1,5 @@
-//! A frontend that reconnects a thousand times, and one that flips its state a thousand times, leave nothing behind: no descriptor, no
-//! mapping, no port, no thread. One test in this program: it counts what the process holds.
+//! A frontend that reconnects a thousand times, and one that changes its state a thousand times, leak nothing: no descriptor, no mapping,
+//! no port, no thread. The only test in this program, because it counts the resources of the process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ impl Opener for Ram {
     }
 }
 
-/// What this process and the machine hold.
+/// The resources of this process and of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Holds {
     fds: usize,
@@ -89,7 +89,7 @@ fn wait_holds(machine: &Machine, expected: Holds, after: &str) {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn nothing_is_leaked() {
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine::start(folder.path()).unwrap();
     machine.create_domain(DomainId(1)).unwrap();
@@ -120,7 +120,7 @@ fn nothing_is_left_behind() {
         load.finish();
     };
     (0..5).for_each(reconnect);
-    // What a closed device holds; the first connections leave behind what workers keep for the next.
+    // The resources of a closed device; the first connections leave those that workers keep for the next.
     let mut quiet = holds(&machine);
     wait_for("the rest", || {
         std::thread::sleep(Duration::from_millis(100));
@@ -133,7 +133,7 @@ fn nothing_is_left_behind() {
     }
     wait_holds(&machine, quiet, "a thousand reconnects");
 
-    // Any state after any other, with rings promised, withdrawn, and there; toolstacks that detach and make it anew.
+    // Any state after any other, with rings announced, withdrawn, and set up; toolstacks that detach and attach the device again.
     let mut random = SmallRng::seed_from_u64(17);
     let mut writer = options.xen.store().unwrap();
     let mut connected = None;
@@ -143,7 +143,7 @@ fn nothing_is_left_behind() {
             1 => device.remove(&mut store).unwrap(),
             2 => device.create(&mut store).unwrap(),
             3 => {
-                // Keys of rings that are there, or were.
+                // Keys of rings that exist or existed.
                 connected = Device::connect(&Options {
                     answer_limit: Duration::from_millis(200),
                     patience: Duration::from_millis(1),
@@ -154,7 +154,7 @@ fn nothing_is_left_behind() {
             4 => connected = None,
             _ => {
                 let state = random.random_range(0..9).to_string();
-                // The directory may be gone, and is not the guest's to make.
+                // The directory may be gone, and a guest cannot create it.
                 let _ = writer.write(&front, &state);
             }
         }

@@ -1,4 +1,4 @@
-//! Devices come, are used and go, in every mode and layout, by every way that ends them; other guests go on.
+//! Devices are attached, used and detached, in every mode and layout, and by every kind of detach; other guests are not affected.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn every_mode_and_layout() {
             host.wait_for_backend_state(&device, XenbusState::Closed);
             assert_eq!(host.journal_count(), 0, "{grants}: a journal was left");
         }
-        // Of the connection nothing is left; threads that a device had are gone too.
+        // All resources of the connection are freed, and the device's threads have ended.
         let now = wait_for("the rest", || {
             let now = host.resources();
             (now.mappings == 0 && now.threads <= base.threads && now.fds <= base.fds + 2).then_some(now)
@@ -57,20 +57,20 @@ fn every_mode_and_layout() {
 }
 
 #[test]
-fn a_device_that_is_in_use_is_served_until_the_guest_lets_go() {
+fn a_device_in_use_is_served_until_the_guest_closes_it() {
     let mut host = SimulatedHost::start(&["--workers", "2", "--disk", OFFERED]);
     let device = host.create_device(1, "xvda", "mqblk:offered");
     let mut load = BlkfrontLoad::connect(&Options { queues: 4, ..host.frontend_options(&device) }, 400, 1);
     load.round();
     device.detach(&mut host.store()).expect("online 0, state 5");
-    // The guest is told, and uses its disk on for a while.
+    // The guest is notified, and uses its disk for some more time.
     assert_eq!(load.device().changed(Duration::from_secs(20)).expect("xenstore"), Some(Change::Closing));
     for _ in 0..20 {
         load.round();
     }
     load.finish();
     host.wait_for_backend_state(&device, XenbusState::Closed);
-    // Nobody may start it anew.
+    // It cannot be attached again meanwhile.
     host.domain(1).store().unwrap().write(&format!("{}/state", device.front_path()), "1").unwrap();
     std::thread::sleep(QUIET_TIME);
     assert_eq!(host.backend_state(&mut host.store(), &device), Some(XenbusState::Closed));
@@ -84,7 +84,7 @@ fn a_device_that_is_in_use_is_served_until_the_guest_lets_go() {
 }
 
 #[test]
-fn a_guest_sees_its_disk_grow() {
+fn a_guest_is_notified_when_its_disk_grows() {
     let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
     let image = host.create_image("grows.img", 1 << 20);
     let device = host.create_device(1, "xvda", "file:FOLDER/grows.img");
@@ -102,14 +102,14 @@ fn a_guest_sees_its_disk_grow() {
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 3 << 20);
     let output = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda", "--size", "big"]);
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("size: found \"big\", expected a size in bytes such as 4096"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("size: found \"big\", expected a size in bytes such as 4096"), "{stderr}");
     let output = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda", "--size", "1M"]);
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        said.contains("size: found 1M, and the disk has 3M, expected at least 3M; a smaller disk needs --shrink"),
-        "{said}"
+        stderr.contains("size: found 1M, and the disk has 3M, expected at least 3M; a smaller disk needs --shrink"),
+        "{stderr}"
     );
     let shrunk = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda", "--size", "2M", "--shrink"]);
     assert!(shrunk.status.success(), "{shrunk:?}");
@@ -119,7 +119,7 @@ fn a_guest_sees_its_disk_grow() {
     host.stop();
 }
 
-/// A toolstack that removes directories, and domains that vanish, at each state of a device.
+/// A toolstack removes directories, and domains vanish, in each state of a device.
 #[test]
 fn devices_vanish_in_every_state() {
     let mut host = SimulatedHost::start(&["--workers", "2", "--disk", OFFERED, "--disk", NEIGHBOUR]);
@@ -148,7 +148,7 @@ fn devices_vanish_in_every_state() {
                 load = Some(found);
             }
             XenbusState::InitWait => host.wait_for_backend_state(&device, XenbusState::InitWait),
-            // Rings are promised that are not there.
+            // Rings are announced that do not exist.
             XenbusState::Initialised => host.domain(1).store().unwrap().write(&front, "3").unwrap(),
             _ => {}
         }
@@ -185,9 +185,9 @@ fn devices_vanish_in_every_state() {
     host.stop();
 }
 
-/// What a toolstack wrote wrongly, and what a guest did, is said where people look for it.
+/// Mistakes of a toolstack and of a guest are written to the device's `error` node.
 #[test]
-fn mistakes_are_told_in_the_error_node() {
+fn mistakes_are_written_to_the_error_node() {
     let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch", "--disk", OFFERED]);
     let mut store = host.store();
     for (params, want) in [
@@ -247,7 +247,7 @@ fn mistakes_are_told_in_the_error_node() {
         host.wait_for_backend_state(&device, XenbusState::Closed);
         guest.write(&format!("{front}/state"), "1").unwrap();
     }
-    // And then it behaves.
+    // Then the guest behaves.
     for key in ["ring-ref", "event-channel"] {
         let _ = host.domain(1).store().unwrap().remove(&format!("{}/{key}", device.front_path()));
     }
@@ -269,7 +269,7 @@ fn a_disk_of_the_configuration_has_one_guest_at_a_time() {
     assert!(error.starts_with("19 params: found disk \"offered\", which is attached as mqblk-1-51712"), "{error}");
     load.round();
     load.finish();
-    // A device of another daemon of the same type is not touched.
+    // A device of another daemon of the same type is left alone.
     let foreign = host.create_device(2, "xvdc", "mqblk:somewhere-else");
     std::thread::sleep(QUIET_TIME);
     assert_eq!(host.backend_state(&mut host.store(), &foreign), Some(XenbusState::Initialising));
@@ -278,7 +278,7 @@ fn a_disk_of_the_configuration_has_one_guest_at_a_time() {
 }
 
 #[test]
-fn a_read_only_device_says_so_and_discard_is_the_toolstack_s_to_forbid() {
+fn a_read_only_device_is_reported_and_the_toolstack_can_disable_discard() {
     let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
     host.create_image("a.img", 1 << 20);
     let mut device = mqblk_driver::blkfront::toolstack::Vbd::new(

@@ -14,7 +14,7 @@ fn said(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// The one line on standard error of a command that failed with this code.
+/// Returns the one line on standard error of a command that failed with this code.
 fn refused(output: &Output, code: i32) -> String {
     assert_eq!(output.status.code(), Some(code), "{output:?}");
     let text = String::from_utf8(output.stderr.clone()).expect("text");
@@ -68,7 +68,7 @@ fn a_disk_is_attached_listed_and_detached() {
         again.starts_with("mqblk: xen attach: vdev: found xvdb, which domain 1 has already (params file:/"),
         "{again}"
     );
-    // The guest does not let go: told, and asked still.
+    // The guest does not close the device: it was notified, and the detach is still pending.
     let late = refused(&host.run_mqblk_xen("detach", &[&place[..], &["--wait", "0"]].concat()), 1);
     assert!(late.contains("expected a backend that is Closed (6)") && late.contains("--force"), "{late}");
     let guest = std::thread::spawn(move || {
@@ -77,8 +77,8 @@ fn a_disk_is_attached_listed_and_detached() {
         device.stop(Vec::new())
     });
     let output = host.run_mqblk_xen("detach", &[&place[..], &["--json"]].concat());
-    let told: Value = serde_json::from_str(&said(&output)).unwrap();
-    assert_eq!((told["done"].as_str(), told["device"].as_str()), (Some("detached"), Some("mqblk-1-51728")));
+    let report: Value = serde_json::from_str(&said(&output)).unwrap();
+    assert_eq!((report["done"].as_str(), report["device"].as_str()), (Some("detached"), Some("mqblk-1-51728")));
     guest.join().unwrap().expect("an end in good order");
     assert_eq!(said(&host.run_mqblk_xen("list", &[])).lines().count(), 1);
     assert_eq!(host.store().list("/local/domain/1/device/vbd/51728").unwrap(), None);
@@ -86,7 +86,7 @@ fn a_disk_is_attached_listed_and_detached() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn errors_are_reported() {
     let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
     for (action, arguments, code, want) in [
         (
@@ -197,8 +197,8 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
         command.args(["stat", "--socket"]).arg(host.folder().join("admin.sock")).args(arguments);
         said(&command.stdin(Stdio::null()).output().unwrap())
     };
-    let told: Value = serde_json::from_str(&stat(&["--json"])).unwrap();
-    let disks = told["stat"]["disks"].as_array().expect("disks").clone();
+    let report: Value = serde_json::from_str(&stat(&["--json"])).unwrap();
+    let disks = report["stat"]["disks"].as_array().expect("disks").clone();
     let ids: Vec<_> =
         disks.iter().map(|disk| (disk["id"].as_str().unwrap(), disk["interface"].as_str().unwrap())).collect();
     assert_eq!(ids, [("root", "xen"), ("socket", "virtio-blk"), ("mqblk-2-51744", "xen")]);
@@ -211,15 +211,15 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
     let table = stat(&["--queues"]);
     assert!(table.lines().any(|line| line.starts_with("grants ")), "{table}");
     assert!(stat(&["--disk", "mqblk-2-51744"]).contains("mqblk-2-51744"));
-    // The figures outlive the connection.
+    // The statistics survive the connection.
     load.finish();
-    let writes = |told: &Value| told["stat"]["disks"][0]["totals"]["counters"]["writes"].as_u64().unwrap();
-    let before = writes(&told);
+    let writes = |report: &Value| report["stat"]["disks"][0]["totals"]["counters"]["writes"].as_u64().unwrap();
+    let before = writes(&report);
     let now: Value = serde_json::from_str(&stat(&["--json", "--disk", "root"])).unwrap();
     assert_eq!(writes(&now), before);
     assert_eq!(now["stat"]["disks"][0]["grants"]["held"], 0);
 
-    // A daemon that comes after it finds the device, and makes no second one.
+    // The next daemon finds the device, and attaches no second one.
     host.stop();
     host.spawn();
     let mut load = BlkfrontLoad::connect(&options, 200, 2);
@@ -229,7 +229,7 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
 }
 
 #[test]
-fn a_daemon_that_cannot_attach_leaves_nothing_behind() {
+fn a_daemon_that_cannot_attach_leaves_no_device() {
     let host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
     let taken = host.create_device(2, "xvda", "null:1G");
     host.wait_for_backend_state(&taken, XenbusState::InitWait);

@@ -1,8 +1,8 @@
 //! The engine's instruction budget: what a request costs from pull to publish, counted by callgrind.
 //!
-//! Renew the committed figures, after a change that is worth its price, with
-//! `MQBLK_RENEW_BUDGET=1 cargo test --release -p mqblk-tests --test budget`. `MQBLK_BUDGET_PROGRAM` names a program that is counted in place of
-//! the one that cargo has built for this test: a release build, where the test itself is none.
+//! `MQBLK_RENEW_BUDGET=1 cargo test --release -p mqblk-tests --test budget` updates the committed numbers after a change that is worth its
+//! cost. `MQBLK_BUDGET_PROGRAM` names a program to count instead of the one that cargo has built for this test: a release build, where the
+//! test itself is not one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::process::Command;
 
 use toml::{Table, Value};
 
-/// How much worse a figure may be than the committed one, in percent: what a compiler does differently for no reason.
+/// How much worse a number may be than the committed one, in percent: the noise of code generation.
 const TOLERANCE_PERCENT: f64 = 3.0;
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/budget/committed.toml");
@@ -24,10 +24,10 @@ const HEAD: &str = "# Instructions of a worker for one 4 KiB read of a null disk
 /// How much more a request may cost with in-flight tracking than without, of 32 that are published at once, in percent.
 const TRACKING_PERCENT: f64 = 5.0;
 
-/// Requests of the shorter of the two runs whose difference is measured: what comes before and after is in both.
+/// Requests of the shorter of the two runs whose difference is measured, which cancels setup and teardown.
 const REQUESTS: u32 = 3200;
 
-/// Instructions executed inside `SteppedWorker::turn` while it serves `requests`.
+/// Returns the instructions executed inside `SteppedWorker::turn` while it serves `requests`.
 fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Path) -> u64 {
     let out = folder.join("callgrind.out");
     let run = Command::new("valgrind")
@@ -46,7 +46,7 @@ fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Pat
     let text = std::fs::read_to_string(&out).expect("callgrind's output");
     let totals = text.lines().find_map(|line| line.strip_prefix("totals: ")).expect("a line of totals");
     let total: u64 = totals.trim().parse().expect("one event is counted: instructions");
-    // If the function's name changed nothing would be counted, and nothing is within every budget.
+    // If the function were renamed, nothing would be counted, and 0 is within every budget.
     assert!(total > u64::from(requests) * 50, "{total} instructions for {requests} requests: wrong function counted");
     total
 }
@@ -60,7 +60,7 @@ fn per_request(batch: u32, shape: &str, mode: &str, folder: &Path) -> f64 {
     (twice - once) as f64 / f64::from(REQUESTS)
 }
 
-/// The compiler of this build.
+/// Returns the compiler's version.
 fn rustc() -> String {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let out = Command::new(rustc).arg("--version").output().expect("rustc can be started");

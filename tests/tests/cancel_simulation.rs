@@ -1,12 +1,12 @@
-//! Cancelling under everything at once: a worker stepped by hand serves queues of several disks that merge, take as little as
-//! they like, answer late, out of order or with errors, come and go; and at random moments the queues cancel some of what is in
+//! Cancellation together with everything else: a stepped worker serves queues of several disks that merge, take few requests at a time,
+//! complete late, out of order or with errors, and are opened and closed; and at random times the queues cancel some of the requests in
 //! flight. Whatever happens:
 //!
-//! * every request finishes exactly once, with its own buffer, and no buffer is left behind;
-//! * only what was chosen, or asked of a disk that was taken away, is aborted;
-//! * a block holds what was last written to it, or what a request that was aborted or failed was writing.
+//! * every request finishes exactly once, with its own buffer, and no buffer is leaked;
+//! * only requests that were chosen, or that were for a disk being closed, are aborted;
+//! * a block holds the data last written to it, or that of a request that was aborted or failed.
 //!
-//! A second run has disks that stop when a request fails, or try it again: besides, only what was given back as an error fails, and
+//! A second run has disks that stop when a request fails, or repeat it: then only requests fail that were resumed with `report`, and
 //! nothing is parked in the end.
 //!
 //! `MQBLK_CANCEL_SEEDS=from..to` runs other seeds than the usual ones.
@@ -42,8 +42,8 @@ const MOST_BLOCKS: u64 = 8;
 /// Guest memory of one request in flight.
 const AREA: u64 = MOST_BLOCKS * BLOCK;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The tag's queue of a joined request, as storage sees it.
-const JOINED: u16 = u16::MAX;
+/// The queue slot in a merged request's tag.
+const MERGED: u16 = u16::MAX;
 
 type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
@@ -56,18 +56,18 @@ struct Ask {
     first: u64,
     blocks: u64,
     area: u64,
-    /// What it writes in each block.
+    /// The data that it writes in each block.
     mark: u64,
-    /// A write that is to be read back in a second step.
+    /// A write that is read back in a second step.
     read_back: bool,
     second_step: bool,
-    /// Somebody cancelled it.
+    /// It was cancelled.
     chosen: bool,
-    /// Its disk was being taken away.
+    /// Its disk was being closed.
     homeless: bool,
 }
 
-/// Which requests are to be cancelled.
+/// The requests to cancel.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     OfDisk(u16),
@@ -77,7 +77,7 @@ enum Order {
 }
 
 impl Order {
-    fn means(self, ask: &Ask) -> bool {
+    fn matches(self, ask: &Ask) -> bool {
         match self {
             Order::OfDisk(disk) => ask.disk == disk,
             Order::One(id) => ask.id == id,
@@ -91,12 +91,12 @@ impl Order {
 struct Side {
     memory: Arc<GuestMemory>,
     waiting: VecDeque<Ask>,
-    answered: Vec<(Ask, Outcome)>,
+    completed: Vec<(Ask, Outcome)>,
     areas: Vec<u64>,
     orders: Vec<Order>,
-    /// Disks that are being taken away, or are not there.
+    /// Disks that are being closed, or are not open.
     away: [bool; DISKS as usize],
-    /// What was asked up to here of a disk that stops may have been ended when it was taken away.
+    /// Requests up to this one for a stopped disk may have been aborted when it was closed.
     taken: [u64; DISKS as usize],
     /// Nothing is in flight: no buffer may be in use.
     audit: bool,
@@ -133,7 +133,7 @@ impl ScriptedQueue {
                 into.admit(ask, disk, op, start, len, Some(buffer));
             }
             op if ask.blocks > 1 => {
-                // In two ranges.
+                // As two ranges.
                 let half = ByteLen(ask.blocks / 2 * BLOCK);
                 let parts = [(start, half), (ByteOffset(start.0 + half.0), ByteLen(len.0 - half.0))];
                 into.admit_parts(ask, disk, op, &parts);
@@ -144,7 +144,7 @@ impl ScriptedQueue {
 
     fn cancel(into: &mut impl Intake<Ask, Buffer>, order: Order) {
         into.cancel(&mut |ask| {
-            let chosen = order.means(ask);
+            let chosen = order.matches(ask);
             ask.chosen |= chosen;
             chosen
         });
@@ -219,7 +219,7 @@ impl GuestQueue for ScriptedQueue {
     }
 
     fn publish(&mut self) -> PublishResult {
-        self.side.lock().unwrap().answered.append(&mut self.finished);
+        self.side.lock().unwrap().completed.append(&mut self.finished);
         PublishResult::Suppressed
     }
 
@@ -234,16 +234,16 @@ impl GuestQueue for ScriptedQueue {
     fn position(&self) {}
 }
 
-/// What storage saw.
+/// Counters of the storage.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    joined: u64,
+    merged: u64,
     joined_aborted: u64,
-    asked: u64,
+    cancels: u64,
     refused: u64,
 }
 
-/// One disk as it must be: what each block may hold, and who uses it now.
+/// The model of a disk: the possible contents of each block, and its requests in flight.
 struct Model {
     may_hold: Vec<Vec<u64>>,
     readers: Vec<u32>,
@@ -256,7 +256,7 @@ impl Model {
         Model { may_hold: vec![vec![0]; blocks], readers: vec![0; blocks], writer: vec![false; blocks] }
     }
 
-    /// Whether a request may run beside those in flight; it is one of them from here on.
+    /// Adds a request to those in flight. Returns false if it conflicts with one of them.
     fn enter(&mut self, ask: &Ask) -> bool {
         let modifies = ask.op.modifies();
         let blocks = ask.first as usize..(ask.first + ask.blocks) as usize;
@@ -270,7 +270,7 @@ impl Model {
         true
     }
 
-    /// Learns from an answer; what was read must be possible.
+    /// Updates the model by a completed request; data that was read must be possible.
     fn leave(&mut self, ask: &Ask, outcome: Outcome, memory: &GuestMemory, context: &str) {
         for at in 0..ask.blocks {
             let block = (ask.first + at) as usize;
@@ -279,7 +279,7 @@ impl Model {
             self.readers[block] -= u32::from(!modifies);
             let may_hold = &mut self.may_hold[block];
             let written = if ask.op.has_data() { ask.mark } else { 0 };
-            // A second step comes only after the write was done.
+            // The second step comes only after the write is complete.
             if modifies && (outcome.is_done() || ask.second_step) {
                 *may_hold = vec![written];
             } else if modifies && !may_hold.contains(&written) {
@@ -299,13 +299,13 @@ impl Model {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    asked: u64,
-    answered: u64,
+    submitted: u64,
+    completed: u64,
     aborted: u64,
     chosen_but_done: u64,
     failed: u64,
     homeless: u64,
-    /// Of disks that stop: resumed, to be done again and to be reported; tried again by themselves.
+    /// For disks that stop: resumes with replay and with report, and retries.
     replays: u64,
     reports: u64,
     retries: u64,
@@ -314,25 +314,25 @@ struct Counts {
 
 struct Simulation {
     seed: u64,
-    /// Disks stop, or try again.
+    /// Disks stop, or retry.
     stops: bool,
-    /// What was asked up to here of each disk may have been given back as an error.
+    /// Requests up to this one, for each disk, may have been failed by a resume with `report`.
     reported: [u64; DISKS as usize],
     random: SmallRng,
     worker: SteppedWorker,
     disks: Vec<QueueDisk>,
     sides: Vec<Arc<Mutex<Side>>>,
     wakers: Vec<Arc<dyn Wake>>,
-    seats: Vec<SteppedQueue>,
+    attached: Vec<SteppedQueue>,
     models: Vec<Model>,
-    /// Disks that leave their queue.
+    /// Disks that are being closed.
     leaving: Vec<(usize, u16, Receiver<()>)>,
     seen: Arc<Mutex<Seen>>,
     counts: Counts,
     _folder: tempfile::TempDir,
 }
 
-/// Disks that differ in what they do to requests.
+/// Opens disks with different behaviour.
 fn open(
     seed: u64,
     stops: bool,
@@ -340,7 +340,7 @@ fn open(
     folder: &std::path::Path,
     seen: &Arc<Mutex<Seen>>,
 ) -> Vec<QueueDisk> {
-    // What fails for good cannot be done again, and the pauses between tries grow.
+    // A permanent failure cannot be repeated with success, and retry delays grow.
     let bad = if stops { "8K+4K:EIO*5/60K+4K:ENOSPC*20" } else { "8K+4K:EIO" };
     let bad_read = if stops { "100K+2K:EIO*5" } else { "100K+2K:EIO" };
     let size = (BLOCKS * BLOCK).to_string();
@@ -359,7 +359,7 @@ fn open(
             let mut all = Settings::new("disk");
             settings.iter().for_each(|(key, value)| all.insert(key, value).unwrap());
             all.insert("fault-seed", &(seed ^ u64::from(slot)).to_string()).unwrap();
-            // The file's own channel is asked, without another one's help.
+            // Requests go directly to the file's own channel.
             let kind = if slot == 2 { "file" } else { "fault" };
             let mut own = Settings::new("disk");
             settings.iter().filter(|(key, _)| *key != "inner").for_each(|(key, value)| own.insert(key, value).unwrap());
@@ -402,7 +402,7 @@ impl Simulation {
             Arc::new(Mutex::new(Side {
                 memory: Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap()),
                 waiting: VecDeque::new(),
-                answered: vec![],
+                completed: vec![],
                 areas: (0..u64::from(DEPTH)).map(|at| at * AREA).collect(),
                 orders: vec![],
                 away: [false; DISKS as usize],
@@ -421,7 +421,7 @@ impl Simulation {
             disks,
             sides: (0..QUEUES).map(side).collect(),
             wakers: vec![],
-            seats: vec![],
+            attached: vec![],
             models: (0..DISKS).map(|_| Model::new()).collect(),
             leaving: vec![],
             seen,
@@ -446,18 +446,19 @@ impl Simulation {
         };
         let random = SmallRng::seed_from_u64(self.random.random());
         let wakers = &mut self.wakers;
-        let seat = self.worker.attach(options, |context, waker| {
+        let attached_queue = self.worker.attach(options, |context, waker| {
             wakers.push(Arc::clone(waker));
             let lease = context.buffers.acquire_lease(Arc::clone(&side.lock().unwrap().memory), vec![]);
             Ok(ScriptedQueue { side, lease, random, finished: vec![] })
         });
-        self.seats.push(seat.unwrap());
+        self.attached.push(attached_queue.unwrap());
     }
 
     fn ask(&mut self, queue: usize, disk: u16, op: Op, first: u64, blocks: u64) {
         let mut side = self.sides[queue].lock().unwrap();
         let Some(area) = side.areas.pop() else { return };
-        let (id, read_back) = (self.counts.asked + 1, op.has_data() && op != Op::Read && self.random.random_bool(0.2));
+        let (id, read_back) =
+            (self.counts.submitted + 1, op.has_data() && op != Op::Read && self.random.random_bool(0.2));
         let blocks = if op == Op::Flush { 0 } else { blocks };
         let ask = Ask {
             id,
@@ -480,10 +481,10 @@ impl Simulation {
         let bytes = fill.to_le_bytes().repeat((blocks * BLOCK / 8) as usize);
         side.memory.write(GuestAddress(area), &bytes).expect("mapped");
         side.waiting.push_back(ask);
-        self.counts.asked += 1;
+        self.counts.submitted += 1;
     }
 
-    /// A few requests in sequence on one disk, from one queue or several.
+    /// Submits a few sequential requests for one disk, from one queue or several.
     fn publish(&mut self) {
         let op = match self.random.random_range(0..12) {
             0..4 => Op::Read,
@@ -508,7 +509,7 @@ impl Simulation {
     fn collect(&mut self) {
         for side in &self.sides {
             let mut side = side.lock().unwrap();
-            for (ask, outcome) in std::mem::take(&mut side.answered) {
+            for (ask, outcome) in std::mem::take(&mut side.completed) {
                 let context = format!("seed {}: {outcome:?} for {ask:?}", self.seed);
                 let counts = &mut self.counts;
                 match outcome {
@@ -528,7 +529,7 @@ impl Simulation {
                     }
                     _ => panic!("{context}"),
                 }
-                counts.answered += 1;
+                counts.completed += 1;
                 self.models[usize::from(ask.disk)].leave(&ask, outcome, &side.memory, &context);
                 side.areas.push(ask.area);
             }
@@ -538,18 +539,18 @@ impl Simulation {
     fn turn(&mut self) {
         let happened = self.worker.turn();
         self.collect();
-        let (worker, seats, disks, sides) = (&mut self.worker, &self.seats, &self.disks, &self.sides);
+        let (worker, attached, disks, sides) = (&mut self.worker, &self.attached, &self.disks, &self.sides);
         self.leaving.retain(|(queue, slot, left)| match left.try_recv() {
             Err(TryRecvError::Empty) => true,
             Err(TryRecvError::Disconnected) => panic!("it was there"),
             Ok(()) => {
-                worker.open_disk(seats[*queue], &disks[usize::from(*slot)]).expect("its slot is free");
+                worker.open_disk(attached[*queue], &disks[usize::from(*slot)]).expect("its slot is free");
                 sides[*queue].lock().unwrap().away[usize::from(*slot)] = false;
                 false
             }
         });
         if !happened {
-            // What is late is late by the clock.
+            // Late completions are late by the clock.
             std::thread::sleep(Duration::from_micros(20));
         }
     }
@@ -559,7 +560,7 @@ impl Simulation {
         if self.random.random_ratio(1, 4) {
             let order = match self.random.random_range(0..4) {
                 0 => Order::OfDisk(self.random.random_range(0..DISKS)),
-                1 => Order::One(self.counts.asked.saturating_sub(self.random.random_range(0..32))),
+                1 => Order::One(self.counts.submitted.saturating_sub(self.random.random_range(0..32))),
                 2 => Order::Share(self.random.random_range(1..5)),
                 _ => Order::All,
             };
@@ -571,14 +572,14 @@ impl Simulation {
         if !away && self.random.random_ratio(1, 30) {
             let mut side = self.sides[queue].lock().unwrap();
             side.away[usize::from(disk)] = true;
-            side.taken[usize::from(disk)] = self.counts.asked;
+            side.taken[usize::from(disk)] = self.counts.submitted;
             drop(side);
-            let left = self.worker.close_disk(self.seats[queue], DiskSlot(disk));
+            let left = self.worker.close_disk(self.attached[queue], DiskSlot(disk));
             self.leaving.push((queue, disk, left));
         }
     }
 
-    /// Lets stopped disks go on, mostly to do again what was parked.
+    /// Resumes stopped disks, mostly with replay.
     fn resume(&mut self, one_in: u32) {
         for at in 0..usize::from(DISKS) {
             let health = Arc::clone(&self.disks[at].health);
@@ -587,7 +588,7 @@ impl Simulation {
             }
             let report = one_in > 1 && self.random.random_ratio(1, 8);
             if report {
-                self.reported[at] = self.counts.asked;
+                self.reported[at] = self.counts.submitted;
             }
             let how = if report { Resume::Report } else { Resume::Replay };
             self.counts.parked += self.worker.resume(&health, how).expect("it is stopped");
@@ -608,7 +609,7 @@ impl Simulation {
             }
         }
         let give_up = Instant::now() + PATIENCE;
-        while self.counts.answered < self.counts.asked || !self.leaving.is_empty() {
+        while self.counts.completed < self.counts.submitted || !self.leaving.is_empty() {
             assert!(Instant::now() < give_up, "seed {}: requests were lost: {:?}", self.seed, self.counts);
             self.resume(1);
             self.turn();
@@ -617,7 +618,7 @@ impl Simulation {
             self.sides[at].lock().unwrap().audit = true;
             self.wakers[at].wake();
         }
-        // The ring brings the wakes with its next turn.
+        // The wakes arrive with the context's next turn.
         for _ in 0..3 {
             self.turn();
         }
@@ -628,8 +629,8 @@ impl Simulation {
         }
         for at in 0..QUEUES {
             assert_eq!(self.sides[at].lock().unwrap().audited, 1);
-            self.worker.drain(self.seats[at]);
-            assert!(!self.worker.serves(self.seats[at]), "seed {}: nothing is in flight", self.seed);
+            self.worker.drain(self.attached[at]);
+            assert!(!self.worker.serves(self.attached[at]), "seed {}: nothing is in flight", self.seed);
         }
     }
 }
@@ -644,38 +645,38 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 #[test]
-fn what_is_cancelled_ends_once_and_harms_nothing_else() {
+fn a_cancelled_request_finishes_once_and_affects_no_other() {
     let (mut all, mut counts) = (Seen::default(), Counts::default());
     for seed in seeds() {
         let mut simulation = Simulation::new(seed, false);
         simulation.run();
         let seen = *simulation.seen.lock().unwrap();
-        all.joined += seen.joined;
+        all.merged += seen.merged;
         all.joined_aborted += seen.joined_aborted;
-        all.asked += seen.asked;
+        all.cancels += seen.cancels;
         all.refused += seen.refused;
         let of = simulation.counts;
-        counts.asked += of.asked;
+        counts.submitted += of.submitted;
         counts.aborted += of.aborted;
         counts.chosen_but_done += of.chosen_but_done;
         counts.failed += of.failed;
         counts.homeless += of.homeless;
     }
-    // The simulation meets what it is for.
-    let least = counts.asked / 500;
-    let met = [counts.aborted, counts.chosen_but_done, counts.failed, all.joined, all.asked, all.refused];
+    // The simulation is not trivial.
+    let least = counts.submitted / 500;
+    let met = [counts.aborted, counts.chosen_but_done, counts.failed, all.merged, all.cancels, all.refused];
     assert!(met.iter().all(|met| *met > least), "{counts:?} {all:?}");
     assert!(all.joined_aborted > 0 && counts.homeless > 0, "{counts:?} {all:?}");
 }
 
 #[test]
-fn disks_that_stop_lose_nothing_and_answer_nothing_twice() {
+fn disks_that_stop_lose_nothing_and_complete_nothing_twice() {
     let mut counts = Counts::default();
     for seed in seeds() {
         let mut simulation = Simulation::new(seed, true);
         simulation.run();
         let of = simulation.counts;
-        counts.asked += of.asked;
+        counts.submitted += of.submitted;
         counts.aborted += of.aborted;
         counts.failed += of.failed;
         counts.replays += of.replays;

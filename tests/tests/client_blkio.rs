@@ -1,6 +1,6 @@
 //! An independent client: the virtio-blk-vhost-user driver of the `blkio` crate (libblkio in Rust), which shares no code with
-//! this project. It adds memory after the rings run, in odd sizes, kicks before it hears calls, and programs built on it
-//! connect once to look and once more to work.
+//! this project. It adds memory while the rings run, in odd sizes, kicks before it handles calls, and programs built on it connect once to
+//! query the device and once more to use it.
 
 #![expect(unsafe_code, reason = "blkio hands completions out as uninitialised memory that it has filled in")]
 
@@ -17,7 +17,7 @@ use rand::{RngExt, SeedableRng};
 
 const DISK: u64 = 1 << 20;
 
-/// Connected to a disk, not yet started.
+/// Connects to a disk without starting it.
 fn connect(daemon: &HostileDaemon, id: &str) -> Blkio {
     let mut client = Blkio::new("virtio-blk-vhost-user").expect("the driver");
     client.set_str("path", daemon.socket(id).to_str().expect("a path in UTF-8")).expect("path");
@@ -25,14 +25,14 @@ fn connect(daemon: &HostileDaemon, id: &str) -> Blkio {
     client
 }
 
-/// A region's memory, by its file.
+/// Returns the file of a region's memory.
 fn file(region: &MemoryRegion) -> File {
     let path = format!("/proc/self/fd/{}", region.fd);
     File::options().read(true).write(true).open(path).expect("the region's file")
 }
 
-/// Waits for `count` answers; their user data and results.
-fn answers(queue: &mut Blkioq, count: usize) -> Vec<(usize, i32)> {
+/// Waits for `count` completions. Returns their user data and results.
+fn completions(queue: &mut Blkioq, count: usize) -> Vec<(usize, i32)> {
     let mut found = Vec::new();
     while found.len() < count {
         let mut room: [MaybeUninit<Completion>; 8] = [const { MaybeUninit::uninit() }; 8];
@@ -47,9 +47,9 @@ fn answers(queue: &mut Blkioq, count: usize) -> Vec<(usize, i32)> {
     found
 }
 
-/// Waits for one answer, which must be a success.
+/// Waits for one completion, which must be a success.
 fn succeed(queue: &mut Blkioq, what: &str) {
-    assert_eq!(answers(queue, 1)[0].1, 0, "{what}");
+    assert_eq!(completions(queue, 1)[0].1, 0, "{what}");
 }
 
 fn serve(storage: &str) -> HostileDaemon {
@@ -62,7 +62,7 @@ const STORAGES: [&str; 3] =
     ["storage=ram,size=1M", "storage=file,path=IMAGE", "storage=fault,inner=ram,size=1M,fault-jitter-us=500,poll=off"];
 
 #[test]
-fn it_looks_goes_away_and_comes_again() {
+fn it_queries_disconnects_and_connects_again() {
     let daemon = serve(STORAGES[0]);
     for _ in 0..20 {
         let client = connect(&daemon, "disk");
@@ -80,7 +80,7 @@ fn it_looks_goes_away_and_comes_again() {
 }
 
 #[test]
-fn what_it_writes_it_reads() {
+fn written_data_is_read_back() {
     for (storage, poll) in STORAGES.into_iter().flat_map(|storage| [(storage, false), (storage, true)]) {
         let daemon = serve(storage);
         let mut client = connect(&daemon, "disk");
@@ -92,7 +92,7 @@ fn what_it_writes_it_reads() {
         if !poll {
             queues.iter_mut().for_each(|queue| queue.set_completion_fd_enabled(true));
         }
-        // After the start, and of no round size.
+        // After the start, and of an odd size.
         let region = client.alloc_mem_region(64 * BLOCK + 777).expect("memory");
         client.map_mem_region(&region).expect("memory");
         let memory = file(&region);
@@ -135,7 +135,7 @@ fn round(queue: &mut Blkioq, region: &MemoryRegion, memory: &File, generations: 
         }
         jobs.push((number, write, at));
     }
-    for (job, result) in answers(queue, jobs.len()) {
+    for (job, result) in completions(queue, jobs.len()) {
         let (number, write, at) = jobs[job];
         assert_eq!(result, 0, "block {number}, a write ({write})");
         if !write {
@@ -158,7 +158,7 @@ fn vectors_zeroes_and_discards() {
             client.map_mem_region(&region).expect("memory");
             regions.push(region);
         }
-        // One vector over three regions, in odd pieces: 512 + 700 + 3000 - 116 = 4096.
+        // One vector over three regions, in odd segments: 512 + 700 + 3000 - 116 = 4096.
         let lens = [512, 700, 2884];
         let vector: Vec<blkio::iovec> = regions
             .iter()
@@ -203,9 +203,9 @@ fn vectors_zeroes_and_discards() {
 
         // Past the end.
         queue.read(DISK - 512, regions[2].addr as *mut u8, 1024, 0, ReqFlags::empty());
-        assert_ne!(answers(&mut queue, 1)[0].1, 0, "a read past the end");
+        assert_ne!(completions(&mut queue, 1)[0].1, 0, "a read past the end");
         queue.discard(DISK, 512, 0, ReqFlags::empty());
-        assert_ne!(answers(&mut queue, 1)[0].1, 0, "a discard past the end");
+        assert_ne!(completions(&mut queue, 1)[0].1, 0, "a discard past the end");
         drop((queue, client));
         assert_eq!(daemon.warnings("disk"), Vec::<String>::new());
         daemon.stop();
@@ -233,7 +233,7 @@ fn a_read_only_disk() {
 }
 
 #[test]
-fn what_it_writes_the_projects_own_driver_finds() {
+fn the_projects_driver_reads_the_data_that_it_writes() {
     let daemon = serve(STORAGES[1]);
     let mut client = connect(&daemon, "disk");
     let mut queue = client.start().expect("a start").queues.pop().expect("a queue");

@@ -1,5 +1,5 @@
-//! What the daemon counts is what its driver has sent, to the last request: while queues come and go, with merging and without,
-//! with calls at once and put off.
+//! The daemon's counters match the requests of its driver exactly: while queues are attached and detached, with and without merging, with
+//! immediate and deferred calls.
 
 mod rig;
 
@@ -17,7 +17,7 @@ const QUEUES: usize = 3;
 const DEPTH: u32 = 32;
 const SECTORS: u64 = 4096;
 
-/// What a driver knows that the daemon must have counted.
+/// Sends random requests and adds the counters that the daemon must have.
 fn expect(counters: &mut QueueCounters, random: &mut SmallRng, set: &mut QueueSet, index: usize) {
     let count = random.random_range(1..=DEPTH);
     let queue = &mut set.queues()[index];
@@ -80,7 +80,7 @@ fn expect(counters: &mut QueueCounters, random: &mut SmallRng, set: &mut QueueSe
     }
 }
 
-/// What was counted, without what only the daemon can know.
+/// Returns the counters that the driver knows too.
 fn known(report: &QueueStats) -> QueueCounters {
     QueueCounters {
         kicks: 0,
@@ -112,14 +112,14 @@ fn run(merge: MergeMode, coalesce: Coalesce, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut expected = [QueueCounters::default(); QUEUES];
     let (mut kicks, mut calls) = (0, 0);
-    for life in 0..4 {
+    for attachment in 0..4 {
         for _ in 0..60 {
             let index = random.random_range(0..QUEUES);
             expect(&mut expected[index], &mut random, &mut sets[0], index);
         }
         let report = rig.report();
         for (index, (report, expected)) in report.iter().zip(&expected).enumerate() {
-            assert_eq!(known(report), *expected, "queue {index} in life {life}, seed {seed}");
+            assert_eq!(known(report), *expected, "queue {index} in attachment {attachment}, seed {seed}");
             assert_eq!(report.in_flight, 0);
             let latency = &report.latency;
             let disk = expected.requests - expected.answered_alone;
@@ -129,7 +129,7 @@ fn run(merge: MergeMode, coalesce: Coalesce, seed: u64) {
             assert_eq!(counted.iter().sum::<u64>(), disk);
         }
         let sum = |what: fn(&QueueCounters) -> u64| report.iter().map(|report| what(&report.counters)).sum::<u64>();
-        // Kicks and calls that come together are one: never more than were sent.
+        // Kicks and calls that come together count as one: never more than were sent.
         kicks += sets[0].kicks();
         calls += sets[0].calls().expect("the counter can be read");
         assert!((1..=kicks).contains(&sum(|it| it.kicks)), "{} of {kicks} kicks", sum(|it| it.kicks));
@@ -147,6 +147,6 @@ fn merging_off() {
 }
 
 #[test]
-fn merging_on_and_calls_put_off() {
+fn merging_on_and_calls_deferred() {
     run(MergeMode::On, Coalesce { delay: Duration::from_micros(200), answers: 4 }, 2);
 }

@@ -1,5 +1,4 @@
-//! virtio-blk: daemons that are killed and stopped at random moments, under requests that overlap, of all sizes, which are answered in
-//! any order.
+//! virtio-blk: daemons that are killed and stopped at random times, under overlapping requests of all sizes, which complete in any order.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Pid;
 
-/// Disks: by id, what is special about each.
+/// Disks: their ids and special settings.
 const DISKS: [(&str, &str); 3] = [
     ("cache", "storage=file,direct=off"),
     ("direct", "storage=file,direct=on,merge=on"),
@@ -54,8 +53,8 @@ impl Rig {
         self.daemon.folder().join(format!("{id}.img"))
     }
 
-    /// Ends a load, and judges the image.
-    fn judge(&self, id: &str, (mut history, port): (LoadHistory, BlkQueues)) -> CrashStats {
+    /// Ends a load and checks the image.
+    fn check(&self, id: &str, (mut history, port): (LoadHistory, BlkQueues)) -> CrashStats {
         drop(port);
         let bytes = std::fs::read(self.image(id)).expect("the image");
         if let Err(why) = history.check_disk(0, &bytes) {
@@ -81,9 +80,9 @@ impl Victim for Rig {
     fn spawn(&mut self) {
         self.daemon.spawn();
     }
-    fn reconnect(&mut self, patience: Duration) -> Result<(), String> {
+    fn reconnect(&mut self, timeout: Duration) -> Result<(), String> {
         let mut each = self.devices.iter_mut();
-        each.try_for_each(|device| device.reconnect(patience)).map_err(|error| error.to_string())
+        each.try_for_each(|device| device.reconnect(timeout)).map_err(|error| error.to_string())
     }
     fn log(&self) -> String {
         self.daemon.log()
@@ -102,18 +101,18 @@ fn killed_and_stopped_under_load() {
         RunningLoad::start(id, port, LoadHistory::new(1), seed + at)
     };
     let mut loads: Vec<_> = (0..).zip(&DISKS).map(start).collect();
-    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
+    let mut stats = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
     let ended: Vec<_> = loads.into_iter().map(RunningLoad::finish).collect();
     rig.daemon.stop();
     for ((id, _), ended) in DISKS.iter().zip(ended) {
-        figures.add(&rig.judge(id, ended));
+        stats.add(&rig.check(id, ended));
     }
-    figures.replayed = replayed_requests(&rig.log());
-    figures.log("virtio-blk", seed);
-    assert!(figures.replayed > 0, "no kill found a request under way");
+    stats.replayed = replayed_requests(&rig.log());
+    stats.log("virtio-blk", seed);
+    assert!(stats.replayed > 0, "no kill found a request under way");
 }
 
-/// Each request takes a fifth of a second: it is always under way.
+/// Each request takes 0.2 s, so that there are always some in flight.
 const SLOW: [(&str, &str); 2] = [
     ("slow", "storage=fault,inner=file,direct=off,fault-latency-us=200000,fault-jitter-us=50000"),
     ("cache", "storage=file,direct=off"),
@@ -128,19 +127,19 @@ fn killed_and_stopped_while_storage_is_slow() {
         RunningLoad::start(id, port, LoadHistory::new(1), seed + at)
     };
     let mut loads: Vec<_> = (0..).zip(&SLOW).map(start).collect();
-    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::slow(), seed);
+    let mut stats = kill_and_stop(&mut rig, &mut loads, KillPlan::slow(), seed);
     let ended: Vec<_> = loads.into_iter().map(RunningLoad::finish).collect();
     rig.daemon.stop();
     for ((id, _), ended) in SLOW.iter().zip(ended) {
-        figures.add(&rig.judge(id, ended));
+        stats.add(&rig.check(id, ended));
     }
-    figures.replayed = replayed_requests(&rig.log());
-    figures.log("virtio-blk, slow storage", seed);
-    assert!(figures.replayed > 0, "no kill found a request under way");
+    stats.replayed = replayed_requests(&rig.log());
+    stats.log("virtio-blk, slow storage", seed);
+    assert!(stats.replayed > 0, "no kill found a request under way");
 }
 
 #[test]
-fn drivers_that_die_and_come_again_at_once() {
+fn drivers_that_die_and_reconnect_at_once() {
     let seed = kills::seed();
     let mut random = SmallRng::seed_from_u64(seed);
     for (id, settings) in [SLOW[0], DISKS[2], DISKS[1]] {
@@ -154,7 +153,7 @@ fn drivers_that_die_and_come_again_at_once() {
             std::thread::sleep(Duration::from_micros(random.random_range(0..20_000)));
             let (known, port) = load.die();
             history = known;
-            // As if its process had been killed: the socket first, then its memory.
+            // As a killed process: the socket is closed first, then its memory.
             rig.devices.clear();
             drop(port);
             if random.random_ratio(1, 3) {
@@ -168,21 +167,21 @@ fn drivers_that_die_and_come_again_at_once() {
         load.wait_completions(60);
         let ended = load.finish();
         rig.daemon.stop();
-        let mut figures = rig.judge(id, ended);
-        figures.kills = kills;
-        figures.log(&format!("virtio-blk, drivers that die: {id}"), seed);
+        let mut stats = rig.check(id, ended);
+        stats.kills = kills;
+        stats.log(&format!("virtio-blk, drivers that die: {id}"), seed);
     }
 }
 
 #[test]
-fn stopped_while_storage_does_not_answer_in_time() {
+fn stopped_while_storage_does_not_complete_in_time() {
     let seed = kills::seed();
     let disk = ("stuck", "storage=fault,inner=file,direct=off,fault-latency-us=1800000");
     let mut rig = Rig::start(&[disk], &["--drain-timeout-s", "1"]);
     let port = rig.connect(disk.0);
     let mut load = RunningLoad::start(disk.0, port, LoadHistory::new(1), seed);
     load.wait_completions(1);
-    // Those that follow the first completions are pulled within this time, and have more than the drain timeout to go.
+    // The requests that follow the first completions are pulled within this time, and take longer than the drain timeout.
     std::thread::sleep(Duration::from_millis(300));
     rig.stop();
     rig.spawn();
@@ -190,10 +189,10 @@ fn stopped_while_storage_does_not_answer_in_time() {
     load.wait_completions(40);
     let ended = load.finish();
     rig.daemon.stop();
-    let mut figures = rig.judge(disk.0, ended);
-    (figures.stops, figures.replayed) = (1, replayed_requests(&rig.log()));
-    figures.log("virtio-blk, storage that does not answer", seed);
+    let mut stats = rig.check(disk.0, ended);
+    (stats.stops, stats.replayed) = (1, replayed_requests(&rig.log()));
+    stats.log("virtio-blk, storage that does not answer", seed);
     let log = rig.log();
     assert!(log.contains("storage did not answer in time"), "{log}");
-    assert!(figures.replayed > 0, "nothing was left to the next daemon:\n{log}");
+    assert!(stats.replayed > 0, "nothing was left to the next daemon:\n{log}");
 }

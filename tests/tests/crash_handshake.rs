@@ -1,4 +1,4 @@
-//! Daemons that are killed while a front-end sets its device up, and what a driver has configured before a kill. No VMM.
+//! Daemons that are killed while a frontend sets its device up, and the driver config after a kill. No VMM.
 
 use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::hostile::eventfd::TestEventFd;
@@ -7,9 +7,9 @@ use mqblk_tests::hostile::memory::START;
 use mqblk_tests::hostile::ring::RingAddresses;
 use mqblk_tests::hostile::socket::message as m;
 
-/// Where a queue's requests lie.
+/// The address of a queue's requests.
 const REQUESTS: u64 = START + 0x4000;
-/// Where `writeback` is in the configuration. Source: virtio 1.3 section 5.2.4.
+/// Offset of `writeback` in the device configuration. Source: virtio 1.3 section 5.2.4.
 const WRITEBACK: u32 = 32;
 
 fn start() -> RestartableDaemon {
@@ -26,22 +26,22 @@ fn connect(daemon: &RestartableDaemon) -> HostileFrontend {
     guest
 }
 
-/// A front-end that has an in-flight region, and has shown it.
-fn connect_and_show(daemon: &RestartableDaemon) -> (HostileFrontend, InflightRegion) {
+/// Connects a frontend that has set an in-flight region.
+fn connect_with_region(daemon: &RestartableDaemon) -> (HostileFrontend, InflightRegion) {
     let mut guest = connect(daemon);
     let region = guest.get_inflight(2);
     guest.set_inflight(&region);
     (guest, region)
 }
 
-/// The daemon dies, and the next one finds the same guest.
+/// Kills the daemon and reconnects the guest to the next one.
 fn killed(daemon: &mut RestartableDaemon, guest: HostileFrontend) -> HostileFrontend {
     daemon.kill();
     daemon.spawn();
     guest.reconnect(&daemon.folder().join("d.sock"))
 }
 
-/// It reads, and goes on reading.
+/// Checks that reads are served, again and again.
 fn serves(guest: &mut HostileFrontend) {
     for _ in 0..3 {
         guest.queues[0].read_first_sector(REQUESTS);
@@ -50,12 +50,12 @@ fn serves(guest: &mut HostileFrontend) {
 }
 
 #[test]
-fn killed_before_the_region_is_shown() {
+fn killed_before_the_region_is_set() {
     let mut daemon = start();
     let mut guest = connect(&daemon);
     let _forgotten = guest.get_inflight(2);
     let mut guest = killed(&mut daemon, guest);
-    // As a VMM that asks each time, and as one that shows what it was given.
+    // As a VMM that gets a region each time, and as one that sets the first one.
     let region = guest.get_inflight(2);
     let mut guest = killed(&mut daemon, guest);
     guest.set_inflight(&region);
@@ -65,9 +65,9 @@ fn killed_before_the_region_is_shown() {
 }
 
 #[test]
-fn killed_after_the_region_is_shown_and_before_a_queue_starts() {
+fn killed_after_the_region_is_set_and_before_a_queue_starts() {
     let mut daemon = start();
-    let (guest, region) = connect_and_show(&daemon);
+    let (guest, region) = connect_with_region(&daemon);
     let mut guest = killed(&mut daemon, guest);
     guest.set_inflight(&region);
     guest.start_queue(0, 0);
@@ -75,15 +75,15 @@ fn killed_after_the_region_is_shown_and_before_a_queue_starts() {
     daemon.stop();
 }
 
-/// One of two queues has begun, without a kick; the other never does.
+/// One of two queues has started, without a kick; the other never does.
 #[test]
 fn killed_after_a_queue_starts_and_before_its_first_request() {
     let mut daemon = start();
-    let (mut guest, region) = connect_and_show(&daemon);
+    let (mut guest, region) = connect_with_region(&daemon);
     guest.start_queue(0, 0);
     let mut guest = killed(&mut daemon, guest);
     guest.set_inflight(&region);
-    // The guest asks while nobody is there, and its kick is lost with the daemon's end of the descriptor.
+    // The guest publishes a request while no daemon runs, and its kick is lost with the daemon's end of the descriptor.
     guest.queues[0].read_first_sector(REQUESTS);
     guest.queues[0].kick = TestEventFd::new();
     let mut guest = killed(&mut daemon, guest);
@@ -105,16 +105,16 @@ fn set_writeback(guest: &mut HostileFrontend, on: u8) {
     guest.connection.send_acked(m::SET_CONFIG, &[&about[..], &[on]].concat(), &[]);
 }
 
-/// As the driver wrote it, without its writing it again; until it begins anew.
+/// It keeps the value that the driver wrote, without another write, until the device is reset.
 #[test]
-fn the_cache_mode_that_a_driver_chose_outlives_the_daemon() {
+fn the_cache_mode_that_a_driver_chose_survives_the_daemon() {
     let mut daemon = start();
-    let (mut guest, region) = connect_and_show(&daemon);
+    let (mut guest, region) = connect_with_region(&daemon);
     assert_eq!(writeback(&mut guest), 1, "what a driver finds");
     set_writeback(&mut guest, 0);
     guest.start_queue(0, 0);
     serves(&mut guest);
-    // Before a queue starts again, too.
+    // Also before a queue starts again.
     let mut guest = killed(&mut daemon, guest);
     guest.set_inflight(&region);
     assert_eq!(writeback(&mut guest), 0);
@@ -130,9 +130,9 @@ fn the_cache_mode_that_a_driver_chose_outlives_the_daemon() {
     let mut guest = killed(&mut daemon, guest);
     guest.set_inflight(&region);
     assert_eq!(writeback(&mut guest), 1, "a driver that begins anew finds what there is to find");
-    // So does another guest.
+    // Another guest also starts with the default.
     drop(guest);
-    let (mut other, _region) = connect_and_show(&daemon);
+    let (mut other, _region) = connect_with_region(&daemon);
     assert_eq!(writeback(&mut other), 1);
     daemon.stop();
 }

@@ -1,6 +1,6 @@
-//! Requests of a killed daemon that the kernel still has: the next daemon's queues wait for them. The disks are files of a file system
-//! of the test's own, which holds reads and writes back until it is told; as with a block device, the kernel goes on with direct
-//! transfers when the process that asked for them is gone. What is written is seen with its promises, too. Needs root and /dev/fuse.
+//! Requests of a killed daemon that are still in the kernel: the next daemon's queues wait for them. The disks are files of the test's own
+//! file system, which holds reads and writes back until the test releases them; as with a block device, the kernel continues direct
+//! transfers after the process that submitted them is gone. The durability of writes is checked, too. Needs root and /dev/fuse.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const SIZE: usize = 1 << 20;
 const PAGE: usize = 4096;
 const REQUEST: u64 = START + 0x4000;
 const DATA: u64 = START + 0x5000;
-/// What the daemon logs when it waits.
+/// The daemon's log line when it waits.
 const WAITS: &str = "queues wait for the storage to end requests";
 
 struct Rig {
@@ -28,7 +28,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// `None`, and a line that says so, where there is no FUSE for this process.
+    /// Starts a daemon. `None`, with a message, where this process cannot use FUSE.
     fn start(settings: &str) -> Option<Rig> {
         if std::fs::File::open("/dev/fuse").is_err() {
             print_uncaptured("not run: it needs root and /dev/fuse");
@@ -57,7 +57,7 @@ impl Rig {
 }
 
 /// Reads or writes the disk's first page.
-fn ask(guest: &mut HostileFrontend, is_write: bool) {
+fn submit(guest: &mut HostileFrontend, is_write: bool) {
     let queue = &mut guest.queues[0];
     queue.ring.memory.write(REQUEST, &header(if is_write { request_type::OUT } else { request_type::IN }, 0));
     let data = if is_write { readable(DATA, PAGE as u32) } else { writable(DATA, PAGE as u32) };
@@ -66,7 +66,7 @@ fn ask(guest: &mut HostileFrontend, is_write: bool) {
     queue.publish_and_kick();
 }
 
-/// Kills the daemon while the kernel has a request of its, and sees that the next one answers no sooner than it has ended.
+/// Kills the daemon while the kernel has one of its requests, and checks that the next one completes nothing before that has ended.
 fn killed_with_a_request_in_the_kernel(settings: &str, is_write: bool) -> Option<(Rig, HostileFrontend)> {
     let mut rig = Rig::start(settings)?;
     let mut guest = rig.connect();
@@ -75,7 +75,7 @@ fn killed_with_a_request_in_the_kernel(settings: &str, is_write: bool) -> Option
     guest.start_queue(0, 0);
     guest.memory.write(DATA, &[1; PAGE]);
     rig.mount.hold();
-    ask(&mut guest, is_write);
+    submit(&mut guest, is_write);
     wait_for("the kernel to have the request", || (rig.mount.held() > 0).then_some(()));
     let mut guest = rig.killed(guest);
     rig.mount.stop_holding();
@@ -92,7 +92,7 @@ fn killed_with_a_request_in_the_kernel(settings: &str, is_write: bool) -> Option
 }
 
 #[test]
-fn a_late_read_does_not_land_in_memory_that_is_used_for_something_else() {
+fn a_late_read_does_not_overwrite_reused_memory() {
     for settings in ["lock=off", "readonly=on"] {
         let Some((mut rig, guest)) = killed_with_a_request_in_the_kernel(settings, false) else { return };
         assert_eq!(guest.memory.read(DATA, PAGE), [0; PAGE], "{settings}");
@@ -101,10 +101,10 @@ fn a_late_read_does_not_land_in_memory_that_is_used_for_something_else() {
 }
 
 #[test]
-fn a_late_write_does_not_land_on_a_newer_one() {
+fn a_late_write_does_not_overwrite_a_newer_one() {
     let Some((mut rig, mut guest)) = killed_with_a_request_in_the_kernel("lock=off", true) else { return };
     guest.memory.write(DATA, &[2; PAGE]);
-    ask(&mut guest, true);
+    submit(&mut guest, true);
     guest.queues[0].wait_completion();
     assert_eq!(rig.mount.held(), 0);
     let found = std::fs::read(rig.mount.path("disk")).expect("the disk");
@@ -112,7 +112,7 @@ fn a_late_write_does_not_land_on_a_newer_one() {
     rig.daemon.stop();
 }
 
-/// Sectors of a disk whose power is cut now that may lack what was just answered.
+/// Returns how many sectors of the last write a power cut could lose now.
 fn lost(rig: &Rig, byte: u8) -> usize {
     let at = rig.log.position();
     let cut = |seed| rig.log.cut(0, SIZE, at, CacheModel::Honest, seed);
@@ -127,14 +127,14 @@ fn writes_are_durable_at_the_next_daemon_if_the_driver_chose_that() {
     guest.set_inflight(&region);
     guest.start_queue(0, 0);
     guest.memory.write(DATA, &[1; PAGE]);
-    ask(&mut guest, true);
+    submit(&mut guest, true);
     guest.queues[0].wait_completion();
     assert!(lost(&rig, 1) > 0, "a disk with a cache loses what was not flushed: nothing is tried here");
     let about = [32_u32.to_ne_bytes(), 1_u32.to_ne_bytes(), [0; 4]].concat();
     guest.connection.send_acked(m::SET_CONFIG, &[&about[..], &[0]].concat(), &[]);
     for byte in [2, 3] {
         guest.memory.write(DATA, &[byte; PAGE]);
-        ask(&mut guest, true);
+        submit(&mut guest, true);
         guest.queues[0].wait_completion();
         assert_eq!(lost(&rig, byte), 0);
         guest = rig.killed(guest);

@@ -1,5 +1,5 @@
-//! virtio-scsi: daemons that are killed and stopped at random moments, while units of different speed answer on the same queues, with
-//! commands of several steps and task management among the reads and writes.
+//! virtio-scsi: daemons that are killed and stopped at random times, while logical units of different speed share queues, with multi-step
+//! commands and task management functions among the reads and writes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use mqblk_tests::crash::stats::CrashStats;
 use mqblk_tests::hostile::TIMEOUT;
 use rustix::process::Pid;
 
-/// Units, in the order of their numbers.
+/// Logical units, in the order of their numbers.
 const UNITS: [(&str, &str); 3] = [
     ("cache", "storage=file,direct=off"),
     ("fault", "storage=fault,inner=file,direct=off,merge=on,fault-jitter-us=3000,fault-reorder=4"),
@@ -49,8 +49,8 @@ impl Rig {
         self.daemon.folder().join(format!("{name}.img"))
     }
 
-    /// Ends a load, and judges the images.
-    fn judge(&self, units: &[(&str, &str)], (mut history, port): (LoadHistory, ScsiQueues)) -> CrashStats {
+    /// Ends a load and checks the images.
+    fn check(&self, units: &[(&str, &str)], (mut history, port): (LoadHistory, ScsiQueues)) -> CrashStats {
         drop(port);
         for (disk, (name, _)) in units.iter().enumerate() {
             let bytes = std::fs::read(self.image(name)).expect("the image");
@@ -78,9 +78,9 @@ impl Victim for Rig {
     fn spawn(&mut self) {
         self.daemon.spawn();
     }
-    fn reconnect(&mut self, patience: Duration) -> Result<(), String> {
+    fn reconnect(&mut self, timeout: Duration) -> Result<(), String> {
         let mut each = self.device.iter_mut();
-        each.try_for_each(|device| device.reconnect(patience)).map_err(|error| error.to_string())
+        each.try_for_each(|device| device.reconnect(timeout)).map_err(|error| error.to_string())
     }
     fn log(&self) -> String {
         self.daemon.log()
@@ -96,18 +96,18 @@ fn killed_and_stopped_under_load() {
     let mut rig = Rig::start(&UNITS, &[]);
     let port = rig.connect();
     let mut loads = [RunningLoad::start("scsi", port, LoadHistory::new(UNITS.len()), seed)];
-    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
+    let mut stats = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
     let [load] = loads;
     let ended = load.finish();
     rig.daemon.stop();
-    figures.add(&rig.judge(&UNITS, ended));
-    figures.replayed = replayed_requests(&rig.log());
-    figures.log("virtio-scsi", seed);
-    assert!(figures.replayed > 0, "no kill found a request under way");
-    assert!(figures.compare_writes > 0, "no COMPARE AND WRITE succeeded");
+    stats.add(&rig.check(&UNITS, ended));
+    stats.replayed = replayed_requests(&rig.log());
+    stats.log("virtio-scsi", seed);
+    assert!(stats.replayed > 0, "no kill found a request under way");
+    assert!(stats.compare_writes > 0, "no COMPARE AND WRITE succeeded");
 }
 
-/// On one of them each request takes a fifth of a second, beside fast ones on the same queues.
+/// On one of them each request takes 0.2 s, beside fast ones on the same queues.
 const SLOW: [(&str, &str); 2] = [
     ("slow", "storage=fault,inner=file,direct=off,fault-latency-us=200000,fault-jitter-us=50000"),
     ("cache", "storage=file,direct=off"),
@@ -119,25 +119,25 @@ fn killed_and_stopped_while_a_unit_is_slow() {
     let mut rig = Rig::start(&SLOW, &[]);
     let port = rig.connect();
     let mut loads = [RunningLoad::start("scsi", port, LoadHistory::new(SLOW.len()), seed)];
-    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::slow(), seed);
+    let mut stats = kill_and_stop(&mut rig, &mut loads, KillPlan::slow(), seed);
     let [load] = loads;
     let ended = load.finish();
     rig.daemon.stop();
-    figures.add(&rig.judge(&SLOW, ended));
-    figures.replayed = replayed_requests(&rig.log());
-    figures.log("virtio-scsi, a slow unit", seed);
-    assert!(figures.replayed > 0, "no kill found a request under way");
+    stats.add(&rig.check(&SLOW, ended));
+    stats.replayed = replayed_requests(&rig.log());
+    stats.log("virtio-scsi, a slow unit", seed);
+    assert!(stats.replayed > 0, "no kill found a request under way");
 }
 
 #[test]
-fn stopped_while_a_unit_does_not_answer_in_time() {
+fn stopped_while_a_unit_does_not_complete_in_time() {
     let seed = kills::seed();
     let units = [("stuck", "storage=fault,inner=file,direct=off,fault-latency-us=1800000")];
     let mut rig = Rig::start(&units, &["--drain-timeout-s", "1"]);
     let port = rig.connect();
     let mut load = RunningLoad::start("scsi", port, LoadHistory::new(1), seed);
     load.wait_completions(1);
-    // Those that follow the first completions are pulled within this time, and have more than the drain timeout to go.
+    // The requests that follow the first completions are pulled within this time, and take longer than the drain timeout.
     std::thread::sleep(Duration::from_millis(300));
     rig.stop();
     rig.spawn();
@@ -145,10 +145,10 @@ fn stopped_while_a_unit_does_not_answer_in_time() {
     load.wait_completions(40);
     let ended = load.finish();
     rig.daemon.stop();
-    let mut figures = rig.judge(&units, ended);
-    (figures.stops, figures.replayed) = (1, replayed_requests(&rig.log()));
-    figures.log("virtio-scsi, a unit that does not answer", seed);
+    let mut stats = rig.check(&units, ended);
+    (stats.stops, stats.replayed) = (1, replayed_requests(&rig.log()));
+    stats.log("virtio-scsi, a unit that does not answer", seed);
     let log = rig.log();
     assert!(log.contains("storage did not answer in time"), "{log}");
-    assert!(figures.replayed > 0, "nothing was left to the next daemon:\n{log}");
+    assert!(stats.replayed > 0, "nothing was left to the next daemon:\n{log}");
 }

@@ -1,5 +1,4 @@
-//! Xen: back-ends that are killed and stopped at random moments, under requests that overlap, of all sizes, which are answered in any
-//! order.
+//! Xen: backends that are killed and stopped at random times, under overlapping requests of all sizes, which complete in any order.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use mqblk_tests::crash::xen::XenQueues;
 use rustix::process::Pid;
 use tempfile::TempDir;
 
-/// Disks: by id, what is special about each.
+/// Disks: their ids and special settings.
 const DISKS: [(&str, &str); 3] = [
     ("cache", "storage=file,direct=off,grants=map"),
     ("direct", "storage=file,direct=on,merge=on,grants=copy"),
@@ -24,7 +23,7 @@ const DISKS: [(&str, &str); 3] = [
 struct Rig {
     host: SimulatedHost,
     images: TempDir,
-    /// They are kept: a conversation ends with its device.
+    /// Frontends, kept alive: dropping one closes its device.
     devices: Vec<Device>,
 }
 
@@ -33,7 +32,7 @@ impl Rig {
         let images = tempfile::tempdir().expect("a folder");
         let mut arguments = vec!["--workers".to_owned(), "2".to_owned()];
         for (id, settings) in disks {
-            // The image has to be there before the daemon is.
+            // The image must exist before the daemon starts.
             let image = images.path().join(format!("{id}.img"));
             let file = std::fs::File::create(&image);
             file.and_then(|file| file.set_len(DISK_SECTORS * SECTOR as u64)).expect("an image");
@@ -55,8 +54,8 @@ impl Rig {
         self.images.path().join(format!("{id}.img"))
     }
 
-    /// Judges an image.
-    fn judge(&self, id: &str, mut history: LoadHistory) -> CrashStats {
+    /// Checks an image.
+    fn check(&self, id: &str, mut history: LoadHistory) -> CrashStats {
         let bytes = std::fs::read(self.image(id)).expect("the image");
         if let Err(why) = history.check_disk(0, &bytes) {
             panic!("the image of {id}: {why}");
@@ -81,8 +80,8 @@ impl Victim for Rig {
     fn spawn(&mut self) {
         self.host.spawn();
     }
-    fn reconnect(&mut self, _patience: Duration) -> Result<(), String> {
-        // A back-end finds its guests by itself.
+    fn reconnect(&mut self, _timeout: Duration) -> Result<(), String> {
+        // A backend finds its guests by itself.
         Ok(())
     }
     fn log(&self) -> String {
@@ -102,14 +101,14 @@ fn killed_and_stopped_under_load() {
         RunningLoad::start(id, port, LoadHistory::new(1), seed + at as u64)
     };
     let mut loads: Vec<_> = DISKS.iter().enumerate().map(start).collect();
-    let mut figures = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
+    let mut stats = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
     let ended: Vec<_> = loads.into_iter().map(RunningLoad::finish).collect();
     rig.host.stop();
     for ((id, _), (history, port)) in DISKS.iter().zip(ended) {
         drop(port);
-        figures.add(&rig.judge(id, history));
+        stats.add(&rig.check(id, history));
     }
-    figures.replayed = replayed_requests(&rig.host.log());
-    figures.log("xen", seed);
-    assert!(figures.replayed > 0, "no kill found a request under way");
+    stats.replayed = replayed_requests(&rig.host.log());
+    stats.log("xen", seed);
+    assert!(stats.replayed > 0, "no kill found a request under way");
 }

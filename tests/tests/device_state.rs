@@ -1,4 +1,4 @@
-//! What a guest relies on of its disks travels with it, in the state that its VMM takes from one daemon to another: without a VM.
+//! The device state of a migrating guest: its VMM transfers it from one daemon to another. Without a VM.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// An image of 1 MiB, all of one byte.
+    /// Creates an image of 1 MiB, filled with one byte.
     fn image(&self, name: &str, byte: u8) -> PathBuf {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -45,8 +45,8 @@ fn scsi(image: &Path, more: &str) -> String {
     format!("{},interface=virtio-scsi,serial=S,unit-name=moving{more}", blk(image))
 }
 
-/// What the daemon complains of, as the `count`-th thing. It answers first.
-fn complaint(daemon: &HostileDaemon, count: usize) -> String {
+/// Waits for the daemon's `count`-th warning and returns it. Its reply comes first.
+fn warning(daemon: &HostileDaemon, count: usize) -> String {
     wait_for("a complaint", || daemon.warnings("disk").into_iter().nth(count))
 }
 
@@ -66,7 +66,7 @@ fn the_write_cache_mode_of_virtio_blk() {
         let mut guest = MigratingGuest::connect(&source.socket("disk"), 1);
         assert_eq!(guest.read_sector(0), [7; 512]);
         guest.frontend.connection.send_acked(m::SET_CONFIG, &config_payload(32, 1, 0, &[chosen]), &[]);
-        // The first time it stays where it is.
+        // The first migration fails: the guest stays.
         let bases = guest.stop_queues();
         let text = guest.save_state();
         guest.restart_queues(&bases);
@@ -76,7 +76,7 @@ fn the_write_cache_mode_of_virtio_blk() {
         let mut arrived = guest.migrate_to(&there.socket("disk"), &bases, &text, order).unwrap();
         assert_eq!((arrived.read_sector(2), writeback(&mut arrived)), (vec![7; 512], chosen), "{order:?}");
         assert_eq!(there.warnings("disk"), Vec::<String>::new());
-        // The next driver finds what the user configured.
+        // The next driver finds the configured value.
         drop((guest, arrived));
         let mut next = MigratingGuest::connect(&there.socket("disk"), 1);
         assert_eq!(writeback(&mut next), 1 - chosen);
@@ -86,7 +86,7 @@ fn the_write_cache_mode_of_virtio_blk() {
     }
 }
 
-/// MODE SELECT of the caching page with WCE = 0, and of the control page with SWP and D_SENSE.
+/// Sends MODE SELECT for the caching page with WCE = 0, and for the control page with SWP and D_SENSE.
 fn select(guest: &mut MigratingGuest, target: u8) {
     let mut caching = vec![0; 4 + 20];
     (caching[4], caching[5]) = (0x08, 0x12);
@@ -110,14 +110,14 @@ fn modes_and_unit_attentions_of_a_unit() {
         let mut guest = MigratingGuest::connect(&source.socket("disk"), 3);
         assert!(!guest.take_unit_attentions(0).is_empty(), "it was switched on");
         select(&mut guest, 0);
-        // Sizes that its driver chose; a unit that grows, of which it is told when it comes to ask; and an event that has no buffer.
+        // Sizes that its driver chose; a unit that grows, which the next command reports; and an event that has no buffer.
         guest.frontend.connection.send_acked(m::SET_CONFIG, &config_payload(20, 4, 0, &64_u32.to_le_bytes()), &[]);
         guest.sense_size = 64;
         File::options().write(true).open(place.path("a.img")).unwrap().set_len(2 << 20).unwrap();
         wait_for("the size watch", || source.log().contains("LUN resized").then_some(()));
         let (bases, text) = (guest.stop_queues(), guest.save_state());
         assert!(text.contains("capacity-changed") && text.contains("resized"), "{text}");
-        // It stays where it is, once.
+        // One migration fails: the guest stays.
         guest.restart_queues(&bases);
         assert_eq!((guest.stop_queues(), guest.save_state()), (bases.clone(), text.clone()));
 
@@ -129,13 +129,13 @@ fn modes_and_unit_attentions_of_a_unit() {
         assert!(!arrived.has_event());
         arrived.post_events();
         assert_eq!(arrived.next_event()[..4], 3_u32.to_le_bytes());
-        // Software write protected, told in descriptor format.
+        // Software write protected, with sense data in descriptor format.
         let refused = arrived.run_scsi(0, &write_block(), &[1; 512], 0);
         assert_eq!((refused.status, refused.sense, refused.sense_data[0]), (2, Some((7, 0x27, 0x02)), 0x72));
         let caching = arrived.run_scsi(0, &[0x1a, 0x08, 0x08, 0, 255, 0], &[], 24);
         assert_eq!(caching.data[6] & 0x04, 0, "the write cache is off: {caching:?}");
         assert_eq!(there.warnings("disk"), Vec::<String>::new());
-        // A guest that boots anew finds the unit as it was made.
+        // After a reboot the guest finds the unit's default modes.
         drop((guest, arrived));
         let mut next = MigratingGuest::connect(&there.socket("disk"), 3);
         assert!(!next.take_unit_attentions(0).is_empty());
@@ -146,7 +146,7 @@ fn modes_and_unit_attentions_of_a_unit() {
     }
 }
 
-/// With a VMM that does not know of it all is as if it was not offered: the unit is as it was made, and the guest hears of nothing.
+/// With a VMM without device state support the unit has its default modes, and the guest gets no unit attention.
 #[test]
 fn without_the_state() {
     let place = Place::new();
@@ -165,7 +165,7 @@ fn without_the_state() {
     there.stop();
 }
 
-/// PERSISTENT RESERVE OUT: service action, type, key presented, key given, APTPL.
+/// Sends PERSISTENT RESERVE OUT: service action, type, reservation key, service action key, APTPL.
 fn reserve(guest: &mut MigratingGuest, action: u8, kind: u8, (presented, key): (u64, u64), persist: u8) -> u8 {
     let mut list = vec![0; 24];
     list[..8].copy_from_slice(&presented.to_be_bytes());
@@ -225,7 +225,7 @@ fn reservations_of_guests_that_share_a_unit() {
         let mut b = b.migrate_to(&name("there").join("b.sock"), &bases[1], &texts[1], LoadOrder::Last).unwrap();
         assert_eq!((a.take_unit_attentions(0), if six { vec![] } else { b.take_unit_attentions(0) }), (vec![], vec![]));
         assert_eq!((statuses(&mut a, &mut b), keys(&mut a)), (before, held), "type {kind}");
-        // A guest of the same name is known after the next daemon's start too, where that was asked for.
+        // With APTPL a guest of the same name is still registered after the next daemon's start.
         let kept = std::fs::read_to_string(name("kept-there")).unwrap_or_default();
         assert_eq!(kept.contains("0x000000000000000a"), !six, "{kept}");
         if six {
@@ -254,7 +254,7 @@ fn luns(path: &Path) -> Vec<String> {
     listed["luns"].as_array().unwrap().iter().map(id).collect()
 }
 
-/// A daemon with a controller `disk` of one LUN, and its admin socket.
+/// Starts a daemon with a controller `disk` of one LUN. Returns it with its admin socket.
 fn controller(place: &Place, name: &str, more: &str) -> (HostileDaemon, PathBuf) {
     let image = place.path("first.img");
     if !image.exists() {
@@ -271,7 +271,7 @@ fn first_byte(guest: &mut MigratingGuest, target: u8) -> Option<u8> {
 }
 
 #[test]
-fn luns_that_came_while_the_guest_ran() {
+fn luns_added_while_the_guest_ran() {
     let place = Place::new();
     place.image("in/second.img", 2);
     let incoming = format!(",incoming-luns={}", place.path("in").display());
@@ -287,12 +287,12 @@ fn luns_that_came_while_the_guest_ran() {
     guest.take_unit_attentions(5);
     assert_eq!(first_byte(&mut guest, 5), Some(2));
 
-    // Not without leave: the guest goes on where it is.
+    // Not without permission: the guest stays.
     let (refuses, _) = controller(&place, "refuses", "");
     let bases = guest.stop_queues();
     let text = guest.save_state();
     assert!(guest.migrate_to(&refuses.socket("disk"), &bases, &text, LoadOrder::First).is_none());
-    let why = complaint(&refuses, 0);
+    let why = warning(&refuses, 0);
     for word in ["lun 5:0", "mqblk lun add controller=disk,target=5,lun=0", "second.img", "incoming-luns="] {
         assert!(why.contains(word), "{why}");
     }
@@ -310,14 +310,14 @@ fn luns_that_came_while_the_guest_ran() {
     assert!(!arrived.has_event());
     assert_eq!(luns(&its_admin), ["disk:0:0", "disk:5:0"]);
     assert!(std::fs::read_to_string(place.path("there.state")).unwrap().contains("second.img"));
-    // It is the same unit to the guest.
+    // For the guest it is the same unit.
     let page = [0x12, 1, 0x83, 0, 255, 0];
     let bases = arrived.stop_queues();
     let text = arrived.save_state();
     drop(guest);
     drop(refuses);
     source.stop();
-    // And on to a third, where it stands in the configuration by now; and back to it from there.
+    // Then to a third daemon, where it is in the configuration by now; and back.
     let same = "controller=disk,target=5,lock=shared-migration,serial=disk:5:0";
     let name: Value = serde_json::from_str(&text).unwrap();
     let name = name["state"]["units"][1]["unit"]["name"].as_str().unwrap().to_owned();
@@ -333,7 +333,7 @@ fn luns_that_came_while_the_guest_ran() {
     third.stop();
 }
 
-/// What the destination says, and how the source gets the LUN that it says it of.
+/// The destination's error, and how the source got the LUN.
 type Case<'a> = (&'static str, Box<dyn Fn() + 'a>);
 
 #[test]
@@ -377,20 +377,20 @@ fn files_outside_the_folder_are_not_opened() {
         let bases = guest.stop_queues();
         let text = guest.save_state();
         assert!(guest.migrate_to(&there.socket("disk"), &bases, &text, LoadOrder::First).is_none(), "{want}");
-        let why = complaint(&there, count);
+        let why = warning(&there, count);
         assert!(why.contains(want) && why.contains("mqblk lun add"), "{why}");
         assert_eq!(luns(&its_admin), ["disk:0:0"], "what was opened before is gone again");
         guest.restart_queues(&bases);
         call(&here, "lun.remove", json!({ "id": "disk:2:0" }));
     }
-    // A unit of another guest's is not for this one.
+    // A unit of another guest is refused.
     let bases = guest.stop_queues();
     let text = guest.save_state();
     let mut document: Value = serde_json::from_str(&text).unwrap();
     document["host"]["luns"][1]["settings"] = json!({ "unit": "somebody" });
     assert!(guest.migrate_to(&there.socket("disk"), &bases, &document.to_string(), LoadOrder::First).is_none());
-    assert!(complaint(&there, 4).contains("unit: found \"somebody\""));
-    // And nothing of all that is in the way of what is in order.
+    assert!(warning(&there, 4).contains("unit: found \"somebody\""));
+    // None of this prevents a valid migration.
     let mut arrived = guest.migrate_to(&there.socket("disk"), &bases, &text, LoadOrder::First).unwrap();
     arrived.take_unit_attentions(1);
     assert_eq!((first_byte(&mut arrived, 1), luns(&its_admin)), (Some(2), vec!["disk:0:0".into(), "disk:1:0".into()]));
@@ -400,7 +400,7 @@ fn files_outside_the_folder_are_not_opened() {
 }
 
 #[test]
-fn luns_that_went_while_the_guest_ran() {
+fn luns_removed_while_the_guest_ran() {
     let place = Place::new();
     place.image("in/second.img", 2);
     let second = format!(
@@ -432,7 +432,7 @@ fn luns_that_went_while_the_guest_ran() {
     let text = guest.save_state();
     let (refuses, its_admin) = start("refuses", "");
     assert!(guest.migrate_to(&refuses.socket("disk"), &bases, &text, LoadOrder::Last).is_none());
-    let why = complaint(&refuses, 0);
+    let why = warning(&refuses, 0);
     assert!(why.contains("mqblk lun remove disk:5:0") && why.contains("incoming-luns="), "{why}");
     assert_eq!(luns(&its_admin).len(), 2);
     refuses.stop();
@@ -448,7 +448,7 @@ fn luns_that_went_while_the_guest_ran() {
 }
 
 #[test]
-fn a_disk_that_is_another_one_is_refused_and_the_guest_goes_on() {
+fn a_different_disk_is_refused_and_the_guest_stays() {
     let place = Place::new();
     let image = place.image("a.img", 7);
     let source = HostileDaemon::start(1, &[("disk", &scsi(&image, "")), ("blk", &blk(&place.image("b.img", 8)))]);
@@ -467,7 +467,7 @@ fn a_disk_that_is_another_one_is_refused_and_the_guest_goes_on() {
         let mut elsewhere = VhostUserSocket::connect(&there.socket("disk"));
         elsewhere.negotiate(0);
         assert!(!load_device_state(&mut elsewhere, text.as_bytes()), "{want}");
-        let why = complaint(&there, 0);
+        let why = warning(&there, 0);
         assert!(why.contains(want), "{why}");
         drop(elsewhere);
         there.stop();

@@ -1,4 +1,4 @@
-//! What a real guest does with a disk: data, a file system, discards, flushes, and what it is told of the disk.
+//! A real guest's use of a disk: data, a file system, discards, flushes, and the attributes that it sees.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. Where busybox has a program of the
 //! same name, its shell prefers that one: hence the full paths.
@@ -66,7 +66,7 @@ fn data_file_system_and_discard() -> Result<()> {
     Ok(())
 }
 
-/// Discard, write zeroes without and with the UNMAP flag; each on its own 16 MiB, and nothing beside it is touched.
+/// Checks discard and write zeroes without and with the UNMAP flag, each on its own 16 MiB, and that nothing else is changed.
 fn discard_and_zero(guest: &mut Guest, image: &HostImage) -> Result<()> {
     for limit in ["discard_max_bytes", "write_zeroes_max_bytes"] {
         let bytes: u64 = guest.must(&format!("cat /sys/block/vda/queue/{limit}"))?.parse()?;
@@ -108,7 +108,7 @@ fn discard_and_zero(guest: &mut Guest, image: &HostImage) -> Result<()> {
     Ok(())
 }
 
-/// Deleted files' blocks are given back to the host by fstrim, which sends many ranges.
+/// Checks that fstrim, which sends many ranges, frees the blocks of deleted files on the host.
 fn trim(guest: &mut Guest, image: &HostImage) -> Result<()> {
     guest.must("sync; fstrim /mnt")?;
     let before = image.allocated()?;
@@ -181,7 +181,7 @@ fn read_only_is_read_only(guest: &mut Guest, image: &HostImage) -> Result<()> {
     Ok(())
 }
 
-/// How many times the guest writes, with a flush after each or without.
+/// Number of the guest's writes, with a flush after each or without.
 const FLUSHES: u64 = 20;
 
 /// Single 4 KiB writes to a device, one after another; `more` goes to each dd.
@@ -193,7 +193,7 @@ fn writes(device: &str, more: &str) -> String {
     )
 }
 
-/// The host kernel counts the flushes of the loop device: only fdatasync or O_DSYNC of its node causes one.
+/// Checks flushes by the host kernel's count for the loop device: only fdatasync or O_DSYNC of its node causes one.
 fn flush_reaches_the_device(guest: &mut Guest, device: &LoopDevice) -> Result<()> {
     if DaemonProgram::from_environment()? == DaemonProgram::QemuStorageDaemon {
         guest.must("echo 'write back' >/sys/block/vdb/cache_type")?; // it begins with write through
@@ -209,7 +209,7 @@ fn flush_reaches_the_device(guest: &mut Guest, device: &LoopDevice) -> Result<()
     Ok(())
 }
 
-/// CONFIG_WCE: with the cache switched off, each write is durable before its answer; and back again.
+/// Checks CONFIG_WCE: with the cache disabled each write is durable before its completion; then the cache is enabled again.
 fn write_through_is_durable(guest: &mut Guest, device: &LoopDevice) -> Result<()> {
     guest.must("echo 'write through' >/sys/block/vdb/cache_type")?;
     assert_eq!(guest.must("cat /sys/block/vdb/cache_type")?, "write through");
@@ -229,7 +229,7 @@ fn write_through_is_durable(guest: &mut Guest, device: &LoopDevice) -> Result<()
     Ok(())
 }
 
-/// A disk served with `cache=writethrough` says so, and each write is durable before its answer.
+/// A disk with `cache=writethrough` reports that, and each write is durable before its completion.
 #[test]
 fn served_write_through() -> Result<()> {
     if DaemonProgram::from_environment()? == DaemonProgram::QemuStorageDaemon {

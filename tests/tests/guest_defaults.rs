@@ -1,4 +1,4 @@
-//! What a user gets who configures as little as can be: rings and queues as each VMM chooses them.
+//! A minimal configuration: rings and queues as each VMM chooses them.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
@@ -47,10 +47,10 @@ fn a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
     })
 }
 
-/// QEMU 7.2 ends if it still sends something when the connection is gone, else it goes on without the disk, as 10.0 always does: either way
-/// the log says what to change.
+/// QEMU 7.2 exits if it still sends a message after the connection is closed, else it continues without the disk, as 10.0 always does:
+/// either way the log says what to change.
 #[test]
-fn fewer_queues_than_the_vmm_sets_up_are_told_of() -> Result<()> {
+fn fewer_queues_than_the_vmm_sets_up_are_logged() -> Result<()> {
     with_each_vmm(|vmm| {
         let image = HostImage::sparse(16)?;
         let mut daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new(
@@ -70,9 +70,9 @@ fn fewer_queues_than_the_vmm_sets_up_are_told_of() -> Result<()> {
     })
 }
 
-/// QEMU leaves memory that is no file out of the table, and hands private files over as if they were shared.
+/// QEMU omits memory without a file from the table, and passes private files as if they were shared.
 #[test]
-fn memory_that_is_not_shared_is_told_of() -> Result<()> {
+fn memory_that_is_not_shared_is_logged() -> Result<()> {
     with_each_vmm(|vmm| {
         for backend in ["memory-backend-ram", "memory-backend-memfd,share=off"] {
             let image = HostImage::sparse(16)?;

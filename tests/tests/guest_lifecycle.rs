@@ -1,4 +1,4 @@
-//! Guests come and go: unplug and plug, reset, a killed VMM.
+//! Lifecycle of guests: unplug and plug, reset, a killed VMM.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
@@ -9,10 +9,10 @@ use mqblk_tests::guest::{DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, Host
 
 const MIB: u64 = 1 << 20;
 
-/// The sum of the 64 MiB that [`endless_writes`] does not touch.
+/// Prints the checksum of the 64 MiB that [`endless_writes`] does not change.
 const BEGINNING: &str = "set -o pipefail; dd if=/dev/vda bs=1M count=64 iflag=direct 2>/dev/null | sha256sum";
 
-/// Writes without an end: what is going on when a guest is killed or reset.
+/// Returns a command that writes for ever, for guests that are killed or reset meanwhile.
 fn endless_writes() -> String {
     FioJobs::new(
         "--name=endless --filename=/dev/vda --ioengine=io_uring --direct=1 --iodepth=32 --thread --rw=randwrite --bs=16k \
@@ -21,7 +21,7 @@ fn endless_writes() -> String {
     .script("endless")
 }
 
-/// Waits until the guest's job has written to the image, so that what follows happens in mid-I/O.
+/// Waits until the guest's job has written to the image, so that the next step happens in mid-I/O.
 fn wait_for_writes(guest: &mut Guest, job: &str, image: &HostImage) -> Result<()> {
     let before = image.allocated()?;
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -96,7 +96,7 @@ fn reset_in_mid_io() -> Result<()> {
     daemon.stop().map(drop)
 }
 
-/// Memory that comes while requests run: the server gets a new region, and soon buffers that lie in it.
+/// Memory is plugged while requests run: the server gets a new region, and soon buffers in it.
 #[test]
 fn memory_plugged_in_mid_io() -> Result<()> {
     let image = HostImage::sparse(256)?;
@@ -110,11 +110,11 @@ fn memory_plugged_in_mid_io() -> Result<()> {
         ensure!(guest.is_running("verify")?, "the verification ended before {id} was plugged: make it longer");
         guest.plug_memory(id, 128)?;
     }
-    let answer = guest.finish("verify", Duration::from_secs(240))?;
-    FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
+    let outcome = guest.finish("verify", Duration::from_secs(240))?;
+    FioOutcome::read(outcome.status, &outcome.output)?.must_have_verified()?;
 
-    // The page cache takes the whole disk, more than there was memory at first, so some of it is in the new regions.
-    // The open file keeps the cache. Then the same data once more, from the server.
+    // The page cache holds the whole disk, which is larger than the initial memory, so some of it is in the new regions. The open file
+    // keeps the cache. Then the same data is read again from the server.
     let sums = guest.must(
         "exec 9</dev/vda
          sha256sum </dev/vda
@@ -131,23 +131,23 @@ fn memory_plugged_in_mid_io() -> Result<()> {
 }
 
 #[test]
-fn a_killed_guest_leaves_the_other_alone() -> Result<()> {
+fn a_killed_guest_does_not_affect_another() -> Result<()> {
     let (image_a, image_b) = (HostImage::sparse(128)?, HostImage::sparse(128)?);
     let mut daemon =
         VhostUserDaemon::start(&[DaemonDisk::new("a", image_a.path(), 2), DaemonDisk::new("b", image_b.path(), 2)])?;
     let disk_a = GuestDisk::new("a", &daemon.socket("a"), 2);
     let mut victim = Guest::builder().disk(disk_a.clone()).boot()?;
-    let mut witness = Guest::builder().disk(GuestDisk::new("b", &daemon.socket("b"), 2)).boot()?;
+    let mut other_guest = Guest::builder().disk(GuestDisk::new("b", &daemon.socket("b"), 2)).boot()?;
 
-    witness.start("verify", &FioJobs::verified_random_writes("/dev/vda", 2, 0, 64).script("verify"))?;
-    wait_for_writes(&mut witness, "verify", &image_b)?;
+    other_guest.start("verify", &FioJobs::verified_random_writes("/dev/vda", 2, 0, 64).script("verify"))?;
+    wait_for_writes(&mut other_guest, "verify", &image_b)?;
     victim.start("endless", &endless_writes())?;
     wait_for_writes(&mut victim, "endless", &image_a)?;
-    ensure!(witness.is_running("verify")?, "the other guest's verification ended before the kill: make it longer");
+    ensure!(other_guest.is_running("verify")?, "the other guest's verification ended before the kill: make it longer");
     victim.kill()?;
 
-    let answer = witness.finish("verify", Duration::from_secs(240))?;
-    FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
+    let outcome = other_guest.finish("verify", Duration::from_secs(240))?;
+    FioOutcome::read(outcome.status, &outcome.output)?.must_have_verified()?;
     daemon.must_run()?;
 
     // The disk of the killed guest serves the next one.
@@ -156,6 +156,6 @@ fn a_killed_guest_leaves_the_other_alone() -> Result<()> {
         .run(&mut next, Duration::from_secs(120))?
         .must_have_verified()?;
     next.power_off()?;
-    witness.power_off()?;
+    other_guest.power_off()?;
     daemon.stop().map(drop)
 }

@@ -1,11 +1,11 @@
-//! Live migration of real guests: two QEMUs, two daemons that have the same image open, fio that verifies all the way.
+//! Live migration of real guests: two QEMUs, two daemons that have the same image open, and fio verifies throughout.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. `MQBLK_MIGRATIONS` says how many times each guest goes
-//! there and back (1); more than once, each interface goes with 1 and with 4 queues, and each test takes both interfaces.
+//! there and back (1); if more than once, with 1 and with 4 queues, and each test with both interfaces.
 //!
-//! The VMM is that of Debian trixie, QEMU 10.0, unless `MQBLK_GUEST_VMM` names another. QEMU 7.2 emulating a guest (TCG) loses pages that the guest's
-//! own processors wrote, when a vhost-user device logs its writes: then the comparison of both memories fails, with pages in which a few bytes
-//! of the kernel's differ and no data of the disk.
+//! The VMM is that of Debian trixie, QEMU 10.0, unless `MQBLK_GUEST_VMM` names another. QEMU 7.2 emulating a guest (TCG) loses pages that
+//! the guest's own processors wrote, when a vhost-user device logs its writes: then the comparison of both memories fails, with pages in
+//! which a few bytes of the kernel's differ and no data of the disk.
 
 use std::path::Path;
 use std::time::Duration;
@@ -34,16 +34,16 @@ struct Setting {
     vmm: Vmm,
     interface: Interface,
     queues: u16,
-    /// How long the storage takes for each request, in microseconds.
+    /// Latency of the storage, in microseconds.
     latency_us: u32,
 }
 
-/// The VMM that guests move between.
+/// Returns the VMM of both hosts.
 fn vmm() -> Result<Vmm> {
     if std::env::var_os("MQBLK_GUEST_VMM").is_some() { Vmm::from_environment() } else { Ok(Vmm::Trixie) }
 }
 
-/// How many times there and back.
+/// Returns how many times to migrate there and back.
 fn rounds() -> Result<usize> {
     match std::env::var("MQBLK_MIGRATIONS") {
         Err(_) => Ok(1),
@@ -51,12 +51,12 @@ fn rounds() -> Result<usize> {
     }
 }
 
-/// The interfaces of a test that is about what both have; one of them when time is short.
+/// Returns the interfaces of a test of common functions; only one in a short run.
 fn interfaces(short: Interface) -> Result<Vec<Interface>> {
     Ok(if rounds()? > 1 { vec![Interface::Blk, Interface::Scsi] } else { vec![short] })
 }
 
-/// Numbers of queues to go there and back with.
+/// Returns the numbers of queues to migrate with.
 fn queues(short: u16) -> Result<Vec<u16>> {
     Ok(if rounds()? > 1 { vec![1, 4] } else { vec![short] })
 }
@@ -66,7 +66,7 @@ impl Setting {
         Ok(Setting { vmm: vmm()?, interface, queues, latency_us: 0 })
     }
 
-    /// One of the two hosts' daemons.
+    /// Starts the daemon of one of the two hosts.
     fn daemon(&self, image: &Path) -> Result<VhostUserDaemon> {
         let mut options = vec![("lock", "shared-migration".to_owned())];
         if self.latency_us > 0 {
@@ -118,24 +118,24 @@ impl Pair {
         Ok(Pair { image, daemons })
     }
 
-    /// Stops both; neither may have complained.
+    /// Stops both daemons; neither may have logged a warning.
     fn stop(self) -> Result<()> {
         for daemon in self.daemons {
             let stopped = daemon.stop()?;
-            let complaints: Vec<_> =
+            let warnings: Vec<_> =
                 stopped.log().lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
-            ensure!(complaints.is_empty(), "a daemon complained: {complaints:#?}");
+            ensure!(warnings.is_empty(), "a daemon complained: {warnings:#?}");
         }
         drop(self.image);
         Ok(())
     }
 }
 
-/// Moves the guest, and looks at the memory of both before it runs on: pages that differ were written and not marked, by the VMM's processors
-/// or by the daemon.
+/// Migrates the guest, and compares both memories before it continues: pages that differ were written and not marked, by the VMM's
+/// processors or by the daemon.
 fn migrate_and_compare(source: &mut Guest, destination: &mut Guest) -> Result<()> {
     source.set_migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
-    // It comes up stopped.
+    // It starts stopped.
     destination.stop()?;
     source.start_migration_to(destination)?;
     source.wait_migration_completed(WITHIN)?;
@@ -160,7 +160,7 @@ fn migrate_and_compare(source: &mut Guest, destination: &mut Guest) -> Result<()
     Ok(())
 }
 
-fn there_and_back(setting: Setting) -> Result<()> {
+fn migrates_there_and_back(setting: Setting) -> Result<()> {
     let pair = Pair::start(&setting)?;
     let mut guest = setting.guest(&pair.daemons[0]).boot()?;
     let verifying = FioLoop::start(&mut guest, setting.node(), 32)?;
@@ -182,25 +182,25 @@ fn there_and_back(setting: Setting) -> Result<()> {
 }
 
 #[test]
-fn blk_goes_there_and_back() -> Result<()> {
-    queues(4)?.into_iter().try_for_each(|queues| there_and_back(Setting::new(Interface::Blk, queues)?))
+fn blk_migrates_there_and_back() -> Result<()> {
+    queues(4)?.into_iter().try_for_each(|queues| migrates_there_and_back(Setting::new(Interface::Blk, queues)?))
 }
 
 #[test]
-fn scsi_goes_there_and_back() -> Result<()> {
-    queues(1)?.into_iter().try_for_each(|queues| there_and_back(Setting::new(Interface::Scsi, queues)?))
+fn scsi_migrates_there_and_back() -> Result<()> {
+    queues(1)?.into_iter().try_for_each(|queues| migrates_there_and_back(Setting::new(Interface::Scsi, queues)?))
 }
 
 /// Each request takes 20 ms, so that many are outstanding at the switch.
 #[test]
 fn with_slow_storage() -> Result<()> {
     for interface in [Interface::Blk, Interface::Scsi] {
-        there_and_back(Setting { latency_us: 20_000, ..Setting::new(interface, 2)? })?;
+        migrates_there_and_back(Setting { latency_us: 20_000, ..Setting::new(interface, 2)? })?;
     }
     Ok(())
 }
 
-/// Cancelled half-way, and then with the destination gone: the guest goes on where it is, and can be moved after that.
+/// A migration is cancelled half-way, and one loses its destination: the guest continues at the source, and can be migrated afterwards.
 #[test]
 fn a_migration_that_fails() -> Result<()> {
     for interface in interfaces(Interface::Blk)? {
@@ -213,7 +213,7 @@ fn a_migration_that_fails() -> Result<()> {
             guest.set_migration_parameters(json!({ "max-bandwidth": 1_000_000 }))?;
             guest.start_migration_to(&mut destination)?;
             guest.wait_migration_event("active", WITHIN)?;
-            // Logging is on, and what is verified goes through it.
+            // Dirty logging is enabled while fio verifies.
             verifying.another_pass(&mut guest)?;
             ensure!(!guest.migration_status()?.has_ended(), "{way}: the migration was to take long");
             if way == "cancelled" {
@@ -238,7 +238,7 @@ fn a_migration_that_fails() -> Result<()> {
     Ok(())
 }
 
-/// Its state goes to a file, the source ends, and another QEMU at another daemon takes it up.
+/// The state is saved to a file, the source ends, and another QEMU with another daemon restores it.
 #[test]
 fn saved_to_a_file_and_restored() -> Result<()> {
     for interface in interfaces(Interface::Scsi)? {
@@ -260,7 +260,7 @@ fn saved_to_a_file_and_restored() -> Result<()> {
     Ok(())
 }
 
-/// Copies random data in memory and compares it, on each CPU, until it differs.
+/// A script that copies random data in memory and compares it, on each CPU, until it differs.
 const CHURN: &str = "for cpu in 0 1; do
      (until [ -e /run/end ]; do
           head -c 6M /dev/urandom >/run/a$cpu; cp /run/a$cpu /run/b$cpu; cmp /run/a$cpu /run/b$cpu || exit 1
@@ -270,7 +270,7 @@ const CHURN: &str = "for cpu in 0 1; do
  done
  for job in $jobs; do wait $job || exit 1; done";
 
-/// Without a disk of ours: what a VMM does to a guest by itself is not the daemon's doing. To be run by hand when a VMM is in doubt.
+/// Without a disk of the daemon: shows whether a VMM corrupts a guest by itself. Run manually when a VMM is in doubt.
 #[test]
 #[ignore = "it tests the VMM alone"]
 fn the_vmm_alone() -> Result<()> {
@@ -297,9 +297,9 @@ fn the_vmm_alone() -> Result<()> {
     })
 }
 
-/// QEMU stops a queue for the switch, and the storage takes longer than the daemon's limit: the connection ends. QEMU 10.0 calls that migration
-/// completed, and its source, stopped, connects again and starts its queues (newer ones may let it fail). The image stays with the source as long
-/// as that runs; then the destination has the request done again.
+/// QEMU stops a queue for the switchover, and the storage takes longer than the daemon's limit: the connection is closed. QEMU 10.0 reports
+/// that migration as completed, and its source, stopped, reconnects and starts its queues (newer ones may fail it). The source keeps the
+/// image as long as it runs; then the request is replayed for the destination.
 #[test]
 #[ignore = "a minute, for what one VMM does; by hand: --ignored storage_that_hangs"]
 fn storage_that_hangs_at_the_switch() -> Result<()> {
@@ -338,10 +338,10 @@ fn storage_that_hangs_at_the_switch() -> Result<()> {
     source.set_migration_parameters(json!({ "max-bandwidth": 1_u64 << 33 }))?;
     source.start_migration_to(&mut destination)?;
     let ended = source.wait_migration_ended(WITHIN)?;
-    let told = daemons[0].log().contains("GET_VRING_BASE");
-    ensure!(told, "the storage answered too early: nothing was tried");
+    let logged = daemons[0].log().contains("GET_VRING_BASE");
+    ensure!(logged, "the storage answered too early: nothing was tried");
     if ended.status == "completed" {
-        // As long as the storage needs for what the source had under way.
+        // As long as the storage needs for the source's requests in flight.
         std::thread::sleep(Duration::from_secs(10));
         let log = daemons[1].log();
         ensure!(!log.contains("lock taken"), "the destination has the image beside the source:\n{log}");

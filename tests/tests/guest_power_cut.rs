@@ -1,12 +1,12 @@
 //! Power cuts under ext4, XFS and SQLite in a real guest.
 //!
-//! The daemon's disks are files of a file system of the test's own ([`PowerMount`]), which notes what the daemon asks of the
-//! kernel. The guest writes an acknowledgement to another of its disks after each transaction, so that it lies in the same log
-//! behind what made the transaction durable. Then images of cuts are put on a disk of the same guest, one after another: the
-//! kernel must mount it (which replays the journal), all that was acknowledged must be there, and the file system be clean.
+//! The daemon's disks are files of the test's own file system ([`PowerMount`]), which logs the daemon's requests to the kernel. The guest
+//! writes an acknowledgement to another of its disks after each transaction, so that the log has it after the requests that made the
+//! transaction durable. Then images of cuts are put on a disk of the same guest, one after another: the kernel must mount each (which
+//! replays the journal), all acknowledged data must be there, and the file system be clean.
 //!
-//! Both file systems are checked at the same time. `MQBLK_POWER_CUTS` is the number of cuts of each (25). An image on which something
-//! was found wrong is kept in target/tmp/power-cuts.
+//! Both file systems are checked at the same time. `MQBLK_POWER_CUTS` is the number of cuts of each (25). A bad image is kept in
+//! target/tmp/power-cuts.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,7 +23,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tempfile::TempPath;
 
-/// Prints at once and past the test program, which would hold it back: a run that is killed has then told what it found.
+/// Prints at once and not through the test harness, which would buffer it: so a run that is killed has printed its results.
 macro_rules! tell {
     ($($text:tt)*) => {
         writeln!(std::io::stderr(), $($text)*)?
@@ -33,17 +33,17 @@ macro_rules! tell {
 const MIB: usize = 1 << 20;
 const SIZES: [usize; 2] = [48 * MIB, 64 * MIB];
 const SYSTEMS: [&str; 2] = ["ext4", "xfs"];
-/// Where the guest finds the images of cuts.
+/// The guest's disks with the images of cuts.
 const CHECKED: [&str; 2] = ["/dev/vdd", "/dev/vde"];
-/// What the load does, each acknowledged by name and number.
+/// The kinds of work of the load, each acknowledged by name and number.
 const WORK: [&str; 4] = ["file", "line", "wal", "rollback"];
-/// How long the guest works.
+/// Duration of the load.
 const SECONDS: u32 = 15;
-/// Of each file system.
+/// Default number of cuts of each file system.
 const CUTS: u64 = 10;
 /// Cuts of a disk that ignores flushes, of each file system.
 const CONTROL_CUTS: u64 = 5;
-/// What of an image that differs is written again, in bytes.
+/// Granularity of updates of an image, in bytes.
 const PIECE: usize = 4096;
 
 const PREPARE: &str = r#"
@@ -120,8 +120,8 @@ wait
 [ ! -e /run/failed ] || { cat /run/failed; exit 1; }
 "#;
 
-/// Made a program of the guest: `check FS DEVICE` with the numbers that were acknowledged, in the order of [`WORK`]. Its last line is
-/// `FS right`, or `FS wrong` with the reason.
+/// A script for the guest: `check FS DEVICE` with the acknowledged numbers, in the order of [`WORK`]. Its last line is `FS right`, or
+/// `FS wrong` with the reason.
 const CHECK: &str = r#"
 fs=$1 dev=$2 file=$3 line=$4 wal=$5 rollback=$6
 at=/c/$fs run=/run/check.$fs
@@ -160,17 +160,17 @@ esac || wrong "not clean: $(tail -n 5 $run.fsck)"
 echo "$fs right"
 "#;
 
-/// A disk of the guest that shows it one image after another.
+/// A disk of the guest that is loaded with one image after another.
 struct Shown {
     file: File,
-    /// Room for what is in the file.
+    /// A buffer for the file's content.
     last: Vec<u8>,
 }
 
 impl Shown {
-    /// An image of zeroes, and its path.
+    /// Creates an image of zeroes. Returns it with its path.
     fn new(size: usize) -> Result<(Self, TempPath)> {
-        // In memory where that can be had: what the checks sync need not wait for a disk of the host.
+        // In memory if possible: so the syncs of the checks do not wait for a disk of the host.
         let memory = Path::new("/dev/shm");
         let folder = if memory.exists() { memory } else { Path::new(env!("CARGO_TARGET_TMPDIR")) };
         let file = tempfile::Builder::new().prefix("mqblk-power-").tempfile_in(folder)?;
@@ -179,7 +179,7 @@ impl Shown {
         Ok((Self { file, last: vec![0; size] }, path))
     }
 
-    /// Writes what differs. The guest's last check has changed the file too, so it is read and not remembered.
+    /// Writes the parts that differ. The file is read first, because the guest's last check has changed it.
     fn show(&mut self, image: &[u8]) -> Result<()> {
         self.file.read_exact_at(&mut self.last, 0)?;
         for (index, (new, old)) in image.chunks(PIECE).zip(self.last.chunks(PIECE)).enumerate() {
@@ -196,11 +196,11 @@ struct Rig {
     guest: Guest,
     daemon: VhostUserDaemon,
     checks: [Shown; 2],
-    // After the daemon, which has its files open.
+    // Dropped after the daemon, which has its files open.
     _mount: PowerMount,
 }
 
-/// A guest with the recorded disks vda and vdb, vdc for acknowledgements, and vdd and vde for images of cuts.
+/// Starts a guest with the recorded disks vda and vdb, vdc for acknowledgements, and vdd and vde for images of cuts.
 fn rig() -> Result<Rig> {
     let log = Arc::<PowerLog>::default();
     let mount = PowerMount::new(&log, &[("ext4", SIZES[0]), ("xfs", SIZES[1]), ("acks", MIB)])?;
@@ -213,7 +213,7 @@ fn rig() -> Result<Rig> {
         DaemonDisk::new("check-xfs", &xfs_path, 2).option("direct", "off"),
     ];
     let daemon = VhostUserDaemon::start_server(DaemonProgram::Mqblk, &disks)?;
-    // The daemon has them open: so a run that is killed leaves no memory taken.
+    // The daemon has them open, so that a killed run leaves no memory in use.
     ext4_path.close()?;
     xfs_path.close()?;
     let mut builder = Guest::builder().memory_mib(384);
@@ -227,14 +227,14 @@ fn rig() -> Result<Rig> {
         guest.start(fs, &format!("fs={fs}\n{}", LOAD.replace("SECONDS", &SECONDS.to_string())))?;
     }
     for fs in SYSTEMS {
-        let answer = guest.finish(fs, Duration::from_secs(120))?;
-        ensure!(answer.status == 0, "the load on {fs}: {}", answer.output);
+        let outcome = guest.finish(fs, Duration::from_secs(120))?;
+        ensure!(outcome.status == 0, "the load on {fs}: {}", outcome.output);
     }
     guest.must("umount /a/ext4 /a/xfs")?;
     Ok(Rig { log, guest, daemon, checks: [ext4, xfs], _mount: mount })
 }
 
-/// The highest number acknowledged before a cut, of each kind of work.
+/// Returns the highest number acknowledged before a cut, for each kind of work.
 fn acknowledged(marks: &[(Position, String)], fs: &str, cut: Position) -> HashMap<&'static str, u32> {
     let mut found: HashMap<&str, u32> = WORK.into_iter().map(|work| (work, 0)).collect();
     for (_, mark) in marks.iter().filter(|(at, _)| *at <= cut) {
@@ -248,7 +248,7 @@ fn acknowledged(marks: &[(Position, String)], fs: &str, cut: Position) -> HashMa
 }
 
 impl Rig {
-    /// Checks both file systems after a cut: what the guest says of each, `None` when all is right.
+    /// Checks both file systems after a cut. Returns the guest's error for each; `None` if it is right.
     fn check(&mut self, cuts: [Position; 2], cache: CacheModel, seed: u64) -> Result<[Option<String>; 2]> {
         let marks = self.log.marks();
         let mut script = String::new();
@@ -260,14 +260,14 @@ impl Rig {
         }
         let output = self.guest.must(&format!("{script}wait\ncat /run/ext4.out\necho ----\ncat /run/xfs.out"))?;
         let (ext4, xfs) = output.split_once("----\n").with_context(|| format!("the checks' output: {output}"))?;
-        let verdict = |text: &str, fs| {
+        let error_of = |text: &str, fs| {
             let right = text.lines().last() == Some(&format!("{fs} right"));
             (!right).then(|| text.trim_end().to_owned())
         };
-        Ok([verdict(ext4, SYSTEMS[0]), verdict(xfs, SYSTEMS[1])])
+        Ok([error_of(ext4, SYSTEMS[0]), error_of(xfs, SYSTEMS[1])])
     }
 
-    /// So many cuts of each file system at random moments of the load; the number of cuts after which something was wrong.
+    /// Checks so many cuts of each file system at random times of the load. Returns the number of bad ones.
     fn cuts(&mut self, count: u64, cache: CacheModel) -> Result<[usize; 2]> {
         let (from, end) = (self.ready()?, self.log.position());
         let mut random = SmallRng::seed_from_u64(count);
@@ -286,7 +286,7 @@ impl Rig {
         Ok(wrong)
     }
 
-    /// Leaves an image for a closer look: the same load never gives the same log again.
+    /// Keeps an image for debugging: the log of a load cannot be reproduced.
     fn keep(&self, system: usize, cut: Position, seed: u64) -> Result<()> {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("power-cuts");
         std::fs::create_dir_all(&folder)?;
@@ -296,7 +296,7 @@ impl Rig {
         Ok(())
     }
 
-    /// From where on in the log the load runs.
+    /// Returns the position in the log from which on the load runs.
     fn ready(&self) -> Result<Position> {
         let marks = self.log.marks();
         Ok(marks.iter().find(|(_, mark)| mark == "ready").context("the guest was never ready")?.0)
@@ -324,7 +324,7 @@ fn number_of_cuts() -> Result<u64> {
 }
 
 #[test]
-fn what_was_acknowledged_survives_a_power_cut() -> Result<()> {
+fn acknowledged_data_survives_a_power_cut() -> Result<()> {
     let mut rig = rig()?;
     tell!("{}", rig.describe());
     for fs in SYSTEMS {
@@ -336,7 +336,7 @@ fn what_was_acknowledged_survives_a_power_cut() -> Result<()> {
     let wrong = rig.cuts(count, CacheModel::Honest)?;
     tell!("{count} cuts each, in {:.1} s: {wrong:?} found wrong", begun.elapsed().as_secs_f64());
     ensure!(wrong == [0, 0], "{wrong:?} of {count} cuts each were found wrong");
-    // A disk that ignores the load's flushes must be seen.
+    // A disk that ignores the load's flushes must be detected.
     let ignores = CacheModel::IgnoresFlushFrom(rig.ready()?);
     let seen = rig.cuts(CONTROL_CUTS, ignores)?;
     tell!("a disk that ignores flushes: {seen:?} of {CONTROL_CUTS} cuts each found wrong");

@@ -9,7 +9,7 @@ use mqblk_tests::guest::{
     DaemonDisk, DaemonProgram, FioJobs, FioOutcome, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon,
 };
 
-/// Requests sent from each CPU. More than a firmware or a partition scan would ever send.
+/// Requests from each CPU. More than a firmware or a partition scan would send.
 const REQUESTS: u64 = 300;
 
 #[test]
@@ -87,13 +87,13 @@ fn odd_shapes() -> Result<()> {
         .boot()?;
 
     for (name, hardware_queues) in [("vda", "2"), ("vdb", "2"), ("vdc", "1")] {
-        // The guest's driver takes no more queues than it has CPUs.
+        // The guest's driver uses no more queues than it has CPUs.
         assert_eq!(guest.must(&format!("ls /sys/block/{name}/mq | wc -l"))?, hardware_queues, "{name}");
         guest.start(name, &FioJobs::verified_random_writes(&format!("/dev/{name}"), 2, 0, 16).script(name))?;
     }
     for name in ["vda", "vdb", "vdc"] {
-        let answer = guest.finish(name, Duration::from_secs(240))?;
-        FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
+        let ended = guest.finish(name, Duration::from_secs(240))?;
+        FioOutcome::read(ended.status, &ended.output)?.must_have_verified()?;
     }
     guest.power_off()?;
 
@@ -132,8 +132,8 @@ fn every_poll_policy_serves() -> Result<()> {
         guest.start(name, &FioJobs::verified_random_writes(&format!("/dev/{name}"), 2, 0, 8).script(name))?;
     }
     for name in names {
-        let answer = guest.finish(name, Duration::from_secs(240))?;
-        FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
+        let ended = guest.finish(name, Duration::from_secs(240))?;
+        FioOutcome::read(ended.status, &ended.output)?.must_have_verified()?;
     }
     for (name, policy) in names.iter().zip(policies) {
         let reads = FioJobs::new(&format!(
@@ -147,7 +147,7 @@ fn every_poll_policy_serves() -> Result<()> {
     daemon.stop().map(drop)
 }
 
-/// The guest's count of interrupts of a queue of its only virtio disk, over all its CPUs.
+/// Returns the guest's count of interrupts of a queue of its only virtio disk, over all its CPUs.
 fn interrupts(guest: &mut Guest, queue: u16) -> Result<u64> {
     let table = guest.must("cat /proc/interrupts")?;
     let name = format!("-req.{queue}");

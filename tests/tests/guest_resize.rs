@@ -1,4 +1,4 @@
-//! Disks that grow under a real guest: Linux sees it by itself, and uses what is new, while fio verifies.
+//! Disks that grow under a real guest: Linux is notified, and uses the added space, while fio verifies.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
@@ -14,7 +14,7 @@ use mqblk_tests::guest::{
 
 const MIB: u64 = 1 << 20;
 
-/// Waits until the guest, which nobody asks to look, has seen the size.
+/// Waits until the guest has seen the size, without a rescan.
 fn seen(guest: &mut Guest, disk: &str, mib: u64) -> Result<()> {
     let sectors = mib * MIB / 512;
     let script = format!(
@@ -24,7 +24,7 @@ fn seen(guest: &mut Guest, disk: &str, mib: u64) -> Result<()> {
     guest.must(&script).map(drop)
 }
 
-/// Writes and verifies the last MiBs, and that there is nothing behind them.
+/// Writes and verifies the last MiBs, and checks that nothing is beyond them.
 fn is_usable(guest: &mut Guest, disk: &str, mib: u64) -> Result<()> {
     FioJobs::verified_random_writes(&format!("/dev/{disk}"), 1, u32::try_from(mib - 2)?, 2)
         .run(guest, Duration::from_secs(120))?
@@ -35,7 +35,7 @@ fn is_usable(guest: &mut Guest, disk: &str, mib: u64) -> Result<()> {
     Ok(())
 }
 
-/// By command with a size, by command for what the host did, and by itself.
+/// By command with a size, by command after a change on the host, and automatically.
 fn grows_three_times(
     guest: &mut Guest,
     daemon: &mut VhostUserDaemon,
@@ -46,15 +46,15 @@ fn grows_three_times(
     let load = FioLoop::start(guest, &format!("/dev/{disk}"), 8)?;
     let by_host =
         |mib: u64| -> Result<()> { Ok(std::fs::File::options().write(true).open(image)?.set_len(mib * MIB)?) };
-    let told = daemon.run_verb(&["resize"], &[id, "40M"])?;
-    assert_eq!(told, format!("resized {id} from 32M to 40M; the guest was told\n"));
+    let output = daemon.run_verb(&["resize"], &[id, "40M"])?;
+    assert_eq!(output, format!("resized {id} from 32M to 40M; the guest was told\n"));
     seen(guest, disk, 40)?;
     is_usable(guest, disk, 40)?;
 
     by_host(48)?;
-    let told = daemon.run_verb(&["resize"], &[id])?;
-    // Unless it has seen it by itself meanwhile.
-    ensure!(told.contains("48M"), "{told}");
+    let output = daemon.run_verb(&["resize"], &[id])?;
+    // Unless the daemon has noticed it by itself meanwhile.
+    ensure!(output.contains("48M"), "{output}");
     seen(guest, disk, 48)?;
     is_usable(guest, disk, 48)?;
 
@@ -65,8 +65,8 @@ fn grows_three_times(
 
     ensure!(daemon.run_verb(&["resize"], &[id, "32M"]).is_err(), "it shrinks unasked");
     assert_eq!(std::fs::metadata(image)?.len(), 64 * MIB);
-    let told = daemon.run_verb(&["resize"], &[id, "32M", "--shrink"])?;
-    assert_eq!(told, format!("resized {id} from 64M to 32M; the guest was told\n"));
+    let output = daemon.run_verb(&["resize"], &[id, "32M", "--shrink"])?;
+    assert_eq!(output, format!("resized {id} from 64M to 32M; the guest was told\n"));
     seen(guest, disk, 32)?;
     is_usable(guest, disk, 32)?;
     load.end(guest)?;
@@ -94,8 +94,8 @@ fn a_disk_that_changed_while_the_guest_booted() -> Result<()> {
     }
     let image = HostImage::sparse(32)?;
     let mut daemon = VhostUserDaemon::start(&[DaemonDisk::new("early", image.path(), 1)])?;
-    // From before QEMU has connected until long after: also when the guest's driver has not started the device. The guest is booted on
-    // this thread: it ends with the one that has started it.
+    // From before QEMU connects until long after: also while the guest's driver has not started the device. The guest is booted on this
+    // thread because it ends with the thread that has started it.
     let booted = AtomicBool::new(false);
     let mut guest = std::thread::scope(|scope| -> Result<Guest> {
         let resizing = scope.spawn(|| -> Result<()> {

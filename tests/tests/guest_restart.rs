@@ -1,6 +1,6 @@
-//! The daemon is killed and stopped under real guests that write and verify, and started again: they notice a pause.
+//! The daemon is killed and stopped under real guests that write and verify, and started again: they see a delay only.
 //!
-//! `MQBLK_RESTARTS=20` has it killed and stopped as often in each test; twice each otherwise. One test at a time, and only after
+//! `MQBLK_RESTARTS=20` kills and stops it that often in each test; twice each by default. One test at a time, and only after
 //! tests/guest/prepare.sh: see tests/src/guest.
 
 use std::time::Duration;
@@ -20,13 +20,13 @@ fn rounds() -> Result<u32> {
     }
 }
 
-/// Kills and stops the daemon in turn under loops that verify. Each must get through another pass after each.
-fn harass(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
+/// Kills and stops the daemon in turn under loops that verify. Each loop must complete another pass after each.
+fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
     guest.must("dmesg -c >/dev/null")?;
     let loops = nodes.iter().map(|node| FioLoop::start(guest, node, 32)).collect::<Result<Vec<_>>>()?;
     let mut taken_up = 0;
     for round in 0..2 * rounds()? {
-        // In another place of a pass each time.
+        // At another point of a pass each time.
         std::thread::sleep(Duration::from_millis(u64::from(round % 7) * 90));
         match round % 2 {
             0 => daemon.crash_and_restart(),
@@ -41,14 +41,13 @@ fn harass(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> 
     for looping in loops {
         looping.end(guest)?;
     }
-    // Nothing of all that is an error to the guest.
-    let complaints =
-        guest.must("dmesg | grep -iE 'I/O error|blk_update_request|timed out|abort|reset' | head || true")?;
-    ensure!(complaints.is_empty(), "the guest's kernel says:\n{complaints}");
+    // The guest sees no error.
+    let errors = guest.must("dmesg | grep -iE 'I/O error|blk_update_request|timed out|abort|reset' | head || true")?;
+    ensure!(errors.is_empty(), "the guest's kernel says:\n{errors}");
     Ok(())
 }
 
-/// What is answered in any order, and late; and what is in the host's page cache.
+/// A disk that completes out of order and late, and one in the host's page cache.
 const LATE: [(&str, &str); 5] = [
     ("storage", "fault"),
     ("inner", "file"),
@@ -67,13 +66,13 @@ fn disks() -> Result<()> {
         let mut daemon = VhostUserDaemon::start(&[late, cached])?;
         let disk = |id: &str| GuestDisk::with_defaults(id, &daemon.socket(id)).reconnect(RECONNECT);
         let mut guest = Guest::builder().vmm(vmm).disk(disk("late")).disk(disk("cached")).boot()?;
-        harass(&mut daemon, &mut guest, &["/dev/vda".to_owned(), "/dev/vdb".to_owned()])?;
+        kill_and_stop(&mut daemon, &mut guest, &["/dev/vda".to_owned(), "/dev/vdb".to_owned()])?;
         guest.power_off()?;
         daemon.stop().map(drop)
     })
 }
 
-/// Debian 12's QEMU does not connect again with vhost-user-scsi.
+/// Debian 12's QEMU does not reconnect with vhost-user-scsi.
 #[test]
 fn a_controller() -> Result<()> {
     let (late, cached) = (HostImage::sparse(16)?, HostImage::sparse(16)?);
@@ -85,7 +84,7 @@ fn a_controller() -> Result<()> {
     let mut guest = Guest::builder().vmm(Vmm::Trixie).controller(controller).boot()?;
     let disks = wait_for_luns(&mut guest, &[(0, 0), (1, 0)])?;
     let nodes = [disks[&(0, 0)].node(), disks[&(1, 0)].node()];
-    harass(&mut daemon, &mut guest, &nodes)?;
+    kill_and_stop(&mut daemon, &mut guest, &nodes)?;
     guest.power_off()?;
     daemon.stop().map(drop)
 }

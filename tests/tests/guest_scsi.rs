@@ -1,8 +1,8 @@
-//! A real guest with many disks on one virtio-scsi controller: which they are, that each keeps its own data, that all queues
-//! serve; LUNs and controllers that come and go, grow and are reset in mid-I/O.
+//! A real guest with many disks on one virtio-scsi controller: their identities, that each keeps its own data, that all queues serve; LUNs
+//! and controllers that are added and removed, grow and are reset in mid-I/O.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. With
-//! `MQBLK_TEST_SERVER=qemu-storage-daemon` QEMU's own SCSI disks serve, to prove the tests.
+//! `MQBLK_TEST_SERVER=qemu-storage-daemon` the guest has QEMU's own SCSI disks, to validate the tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,12 +16,12 @@ use mqblk_tests::guest::{
 
 const MIB: u64 = 1 << 20;
 
-/// Reads sent from each CPU to each of a few disks. More than a partition scan would ever send.
+/// Reads from each CPU of each of a few disks. More than a partition scan would send.
 const READS: u64 = 100;
 
 type Disks = BTreeMap<(u8, u16), ScsiDisk>;
 
-/// 32 places: targets and LUNs in sequence, both ends of what an address can name, and LUNs that need flat addressing.
+/// Returns 32 addresses: targets and LUNs in sequence, both ends of the address range, and LUNs that need flat addressing.
 fn places() -> Vec<(u8, u16)> {
     let mut places: Vec<(u8, u16)> = (0..16).map(|target| (target, 0)).collect();
     places.extend((1..9).map(|lun| (3, lun)));
@@ -38,7 +38,7 @@ fn thirty_two_luns_and_four_queues() -> Result<()> {
     const QUEUES: u16 = 4;
     let places = places();
     assert_eq!(places.len(), 32);
-    // Every disk has a size of its own, so that one for another is noticed.
+    // Every disk has a size of its own, so that a mix-up is detected.
     let mib = |index: usize| 48 + index as u64;
     let images = (0..places.len()).map(|index| HostImage::sparse(mib(index))).collect::<Result<Vec<_>>>()?;
     let luns = places
@@ -68,7 +68,7 @@ fn thirty_two_luns_and_four_queues() -> Result<()> {
     host.stop().map(drop)
 }
 
-/// Writes each disk's place to its last block, and finds it there in the host's image.
+/// Writes each disk's address to its last block, and checks that the host's image has it there.
 fn stamps_go_where_they_should(
     guest: &mut Guest,
     disks: &Disks,
@@ -95,7 +95,7 @@ fn stamps_go_where_they_should(
     Ok(())
 }
 
-/// Requests from each CPU go to its own queue: the guest's interrupts and our counters say so.
+/// Checks by the guest's interrupts and the daemon's counters that requests from each CPU go to its own queue.
 fn every_queue_serves(guest: &mut Guest, host: &mut ScsiHost, disks: &Disks, queues: u16) -> Result<()> {
     for disk in disks.values() {
         let count = guest.must(&format!("ls /sys/block/{}/mq | wc -l", disk.name))?;
@@ -140,7 +140,7 @@ fn every_queue_serves(guest: &mut Guest, host: &mut ScsiHost, disks: &Disks, que
     Ok(())
 }
 
-/// The guest's count of interrupts of each request queue of its only controller, over all its CPUs.
+/// Returns the guest's count of interrupts of each request queue of its only controller, over all its CPUs.
 fn interrupts(guest: &mut Guest, queues: u16) -> Result<Vec<u64>> {
     let table = guest.must("cat /proc/interrupts")?;
     let lines = table.lines().filter(|line| line.ends_with("-request"));
@@ -150,7 +150,7 @@ fn interrupts(guest: &mut Guest, queues: u16) -> Result<Vec<u64>> {
     Ok(sums)
 }
 
-/// fio on eight disks at once, each with its own depth and mix of sizes.
+/// Runs fio on eight disks at once, each with its own depth and mix of sizes.
 fn verify_eight_at_once(guest: &mut Guest, disks: &Disks, places: &[(u8, u16)]) -> Result<()> {
     const MIXES: [(&str, u32); 4] = [
         ("--bs=4k", 1),
@@ -186,7 +186,7 @@ fn luns_come_and_go_under_load() -> Result<()> {
         FioLoop::start(&mut guest, &disks[&(1, 0)].node(), 4)?,
     ];
 
-    // One at a target that is in use, one at a new target; no rescan by hand. Three times: a place may be taken again.
+    // One at a target in use, one at a new target, without a rescan. Three times: an address may be reused.
     let added = [(lun(0, 5, &late), &late), (lun(77, 0, &far), &far)];
     for round in 1..=3 {
         for (lun, _) in &added {
@@ -226,7 +226,7 @@ fn verify_once(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
         .map(drop)
 }
 
-/// Writes to the disk without an end; waits until they have begun.
+/// Starts endless writes to the disk; waits until they have begun.
 fn write_endlessly(guest: &mut Guest, name: &str, disk: &ScsiDisk) -> Result<()> {
     let jobs = FioJobs::new(&format!(
         "--name=endless --filename={} --allow_file_create=0 --ioengine=io_uring --direct=1 --iodepth=32 --thread \
@@ -245,7 +245,7 @@ fn write_endlessly(guest: &mut Guest, name: &str, disk: &ScsiDisk) -> Result<()>
         .with_context(|| format!("{name} writes nothing"))
 }
 
-/// What runs on a LUN when it goes ends with errors, and soon.
+/// Checks that I/O on a LUN that is removed ends with errors, and soon.
 fn removed_in_mid_io(guest: &mut Guest, host: &ScsiHost, controller: &str, lun: &LunConfig) -> Result<()> {
     host.add_lun(guest, controller, lun)?;
     let disks = wait_for_luns(guest, &[(0, 0), (1, 0), (lun.target, lun.lun)])?;
@@ -256,7 +256,7 @@ fn removed_in_mid_io(guest: &mut Guest, host: &ScsiHost, controller: &str, lun: 
     Ok(())
 }
 
-/// LUN resets through the guest's driver while fio verifies; and the wider ones, which Linux' virtio-scsi driver has not.
+/// Resets the LUN through the guest's driver while fio verifies; also tries target and host resets, which Linux' virtio-scsi driver lacks.
 fn resets_lose_nothing(guest: &mut Guest, disk: &ScsiDisk, load: &FioLoop) -> Result<()> {
     for _ in 0..5 {
         guest.must(&format!("sg_reset --device --no-esc {}", disk.node()))?;
@@ -267,7 +267,7 @@ fn resets_lose_nothing(guest: &mut Guest, disk: &ScsiDisk, load: &FioLoop) -> Re
     load.another_pass(guest)
 }
 
-/// The image grows twice in mid-I/O; the guest is told by an event, and what is behind the old end can be used.
+/// Grows the image twice in mid-I/O; the guest is notified by an event, and can use the added space.
 fn grows(
     guest: &mut Guest,
     host: &ScsiHost,
@@ -276,7 +276,7 @@ fn grows(
     load: &FioLoop,
 ) -> Result<()> {
     for mib in [40, 64] {
-        // The second time by hand in the host's file; the daemon is told to look.
+        // The second time the host's file is grown directly, and the daemon is asked to resize to it.
         let by_hand = mib == 64 && host.is_mqblk();
         if by_hand {
             std::fs::File::options().write(true).open(image.path())?.set_len(mib * MIB)?;
@@ -292,7 +292,7 @@ fn grows(
     load.another_pass(guest)
 }
 
-/// Waits until the guest, which nobody asks to look, has seen the size.
+/// Waits until the guest has seen the size, without a rescan.
 fn seen_with_size(guest: &mut Guest, place: (u8, u16), wanted: ByteLen) -> Result<ScsiDisk> {
     for _ in 0..300 {
         let disks = scsi_disks(guest)?;

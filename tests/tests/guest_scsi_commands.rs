@@ -1,5 +1,5 @@
-//! What sg3-utils, sdparm and a file system do with our SCSI disks in a real guest: every page is read and says what is true,
-//! every command that the tools have does what it says, errors of the storage are the right sense data.
+//! sg3-utils, sdparm and a file system on SCSI disks in a real guest: every page is read and is right, every command that the tools have
+//! does what it should, storage errors have the right sense data.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. The tools' exit codes are those of
 //! sg3_utils(8).
@@ -14,7 +14,7 @@ use mqblk_tests::guest::{
 };
 
 const MIB: u64 = 1 << 20;
-/// What [`Image::full`] is full of.
+/// The byte that fills [`Image::full`].
 const FILL: u8 = 0xa5;
 
 /// Exit codes of the tools. Source: sg3_utils(8), "EXIT STATUS".
@@ -35,11 +35,11 @@ const FAULTY: (u8, u16) = (0, 3);
 const FLUSH_COUNTED: (u8, u16) = (0, 4);
 const ALL: [(u8, u16); 5] = [PLAIN, LARGE_BLOCKS, READ_ONLY, FAULTY, FLUSH_COUNTED];
 
-/// Runs a tool that must end with this exit code, and gives its output.
+/// Runs a tool that must end with this exit code, and returns its output.
 fn exits(guest: &mut Guest, code: i32, command: &str) -> Result<String> {
-    let answer = guest.run(command)?;
-    ensure!(answer.status == code, "{command}\nexit status {}, expected {code}:\n{}", answer.status, answer.output);
-    Ok(answer.output)
+    let ended = guest.run(command)?;
+    ensure!(ended.status == code, "{command}\nexit status {}, expected {code}:\n{}", ended.status, ended.output);
+    Ok(ended.output)
 }
 
 /// Runs a tool that must fail with this exit code and name this additional sense.
@@ -49,13 +49,13 @@ fn refused(guest: &mut Guest, code: i32, sense: &str, command: &str) -> Result<(
     Ok(())
 }
 
-/// What stands after `name` and a colon in a tool's output.
+/// Returns the text after `name` and a colon in a tool's output.
 fn field<'a>(text: &'a str, name: &str) -> Result<&'a str> {
     let of_line = |line: &'a str| line.split_once(name).and_then(|(_, rest)| rest.trim_start().strip_prefix(':'));
     text.lines().find_map(of_line).map(str::trim).with_context(|| format!("no '{name}:' in:\n{text}"))
 }
 
-/// The number in front of what stands there, decimal or 0x.
+/// Returns the number at the start of that text, decimal or 0x.
 fn number(text: &str, name: &str) -> Result<u64> {
     let value = field(text, name)?;
     let word = value.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
@@ -76,7 +76,7 @@ fn has(text: &str, wanted: &[&str]) -> Result<()> {
 #[test]
 fn pages_commands_and_errors() -> Result<()> {
     if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
-        return Ok(()); // QEMU's own has few of these commands
+        return Ok(()); // QEMU's own disk has few of these commands
     }
     let images =
         [HostImage::full(64)?, HostImage::full(64)?, HostImage::full(16)?, HostImage::full(32)?, HostImage::full(16)?];
@@ -129,7 +129,7 @@ fn pages_commands_and_errors() -> Result<()> {
     host.stop().map(drop)
 }
 
-/// Every VPD page that is listed can be read, and they say what the kernel made of them.
+/// Checks that every listed VPD page can be read, and that they match the kernel's view.
 fn vital_product_data(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
     let (node, block) = (disk.node(), u64::from(disk.block));
     let listed = guest.must(&format!("sg_vpd -r -p 0 {node} | tail -c +5 | od -An -v -tx1"))?;
@@ -199,7 +199,7 @@ fn capacity_and_luns(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
     Ok(())
 }
 
-/// Mode pages by both lengths of the command and in all four kinds of values; log pages.
+/// Checks mode pages by both lengths of the command and with all four kinds of values, and log pages.
 fn modes_and_logs(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
     let node = disk.node();
     for six in ["", "--six"] {
@@ -212,7 +212,7 @@ fn modes_and_logs(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
     }
     refused(guest, exit::ILLEGAL_REQUEST, "Invalid field in cdb", &format!("sg_modes --page=0x1c {node}"))?;
 
-    // It asks for every page that it knows and for saved values, and ends so where there are none.
+    // It reads every page that it knows and saved values, and ends with this code where there are none.
     let all = exits(guest, exit::ILLEGAL_REQUEST, &format!("sdparm --all {node}"))?;
     has(&all, &["Caching (SBC) mode page:", "Control mode page:"])?;
     let wce = |guest: &mut Guest| exits(guest, exit::ILLEGAL_REQUEST, &format!("sdparm --quiet --get=WCE {node}"));
@@ -231,7 +231,7 @@ fn modes_and_logs(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
     refused(guest, exit::ILLEGAL_REQUEST, "field in cdb illegal", &format!("sg_logs --page=0x0d {node}"))
 }
 
-/// What the unit says that it supports, command by command too, and that the rest is refused as it says.
+/// Checks the supported operation codes, also one by one, and that all others are refused.
 fn operation_codes(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
     const WANTED: [&str; 42] = [
         "00", "03", "08", "0a", "12", "15", "16", "17", "1a", "1b", "1e", "25", "28", "2a", "2e", "2f", "35", "37",
@@ -269,7 +269,7 @@ fn operation_codes(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
     )
 }
 
-/// A byte range in blocks of the disk, for the options of the tools.
+/// Returns a byte range in blocks of the disk, for the options of the tools.
 fn blocks(disk: &ScsiDisk, at: u64, len: u64) -> String {
     let block = u64::from(disk.block);
     format!("--lba={} --num={}", at / block, len / block)
@@ -286,7 +286,7 @@ fn is_all(image: &HostImage, at: u64, len: u64, byte: u8) -> Result<()> {
     Ok(())
 }
 
-/// Each command on 64 KiB of its own; the image shows what it did, and that nothing beside was touched.
+/// Runs each command on 64 KiB of its own, and checks its effect in the image, and that nothing else was changed.
 fn tools_change_what_they_say(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage) -> Result<()> {
     const LEN: u64 = 64 << 10;
     let (node, block) = (disk.node(), u64::from(disk.block));
@@ -367,13 +367,13 @@ fn read_only_is_read_only(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage)
     is_all(image, 0, image.len(), FILL)
 }
 
-/// The faulty LUN says where and what, and its neighbours verify meanwhile.
+/// Checks that the faulty LUN reports where and what failed, while its neighbours verify.
 fn errors_stay_where_they_are(guest: &mut Guest, disks: &BTreeMap<(u8, u16), ScsiDisk>) -> Result<()> {
     let (disk, neighbour) = (&disks[&FAULTY], &disks[&LARGE_BLOCKS]);
     let node = disk.node();
     let load = FioLoop::start(guest, &neighbour.node(), 8)?;
     guest.must("dmesg -c >/dev/null")?;
-    // What the kernel makes of the additional sense: a read that found the medium bad is not tried again.
+    // The kernel's handling of the additional sense: a read with a medium error is not repeated.
     let read = ("if={node} of=/dev/null iflag=direct skip", 8 * MIB, "No data available", "Unrecovered read error");
     let write = ("if=/dev/zero of={node} oflag=direct seek", 12 * MIB, "Input/output error", "Write error");
     for (what, at, errno, sense) in [read, write] {
@@ -393,7 +393,7 @@ fn errors_stay_where_they_are(guest: &mut Guest, disks: &BTreeMap<(u8, u16), Scs
     load.end(guest)
 }
 
-/// How many times the guest writes, with a flush after each or without.
+/// Number of the guest's writes, with a flush after each or without.
 const WRITES: u64 = 20;
 
 fn writes(node: &str, more: &str) -> String {
@@ -404,7 +404,7 @@ fn writes(node: &str, more: &str) -> String {
     )
 }
 
-/// SYNCHRONIZE CACHE, FUA and WCE: the host's kernel counts the flushes of the loop device.
+/// Checks SYNCHRONIZE CACHE, FUA and WCE: the host's kernel counts the flushes of the loop device.
 fn cache_and_durability(guest: &mut Guest, disk: &ScsiDisk, host: &LoopDevice) -> Result<()> {
     let node = disk.node();
     let cache = format!("/sys/block/{}/device/scsi_disk/*/cache_type", disk.name);
@@ -425,7 +425,7 @@ fn cache_and_durability(guest: &mut Guest, disk: &ScsiDisk, host: &LoopDevice) -
     let fua = flushes(guest, &synchronous.script("fua"))?;
     ensure!(fua >= WRITES, "{WRITES} writes with FUA, {fua} flushes");
 
-    // Switched off by the kernel's own MODE SELECT, and on again by sdparm's.
+    // Disabled by the kernel's own MODE SELECT, and enabled again by sdparm's.
     guest.must(&format!("echo 'write through' | tee {cache}"))?;
     has(&exits(guest, exit::ILLEGAL_REQUEST, &format!("sdparm --quiet --get=WCE {node}"))?, &["WCE           0"])?;
     let through = flushes(guest, &writes(&node, ""))?;
@@ -437,7 +437,7 @@ fn cache_and_durability(guest: &mut Guest, disk: &ScsiDisk, host: &LoopDevice) -
     Ok(())
 }
 
-/// ext4 mounted with discard, and fstrim: what is deleted is given back to the host.
+/// Checks with ext4 mounted with discard, and fstrim, that deleted data is freed on the host.
 fn file_system(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage) -> Result<()> {
     let node = disk.node();
     guest.must_within(

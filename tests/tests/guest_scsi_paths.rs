@@ -1,4 +1,4 @@
-//! Two paths to one unit in a real guest: persistent reservations by sg_persist, and that they outlive the daemon.
+//! Two paths to one logical unit in a real guest: persistent reservations by sg_persist, and that they survive the daemon.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
@@ -8,7 +8,7 @@ use mqblk_tests::guest::{
 };
 
 const CONTROLLER: &str = "paths";
-/// The places of the two paths, and of a LUN that nobody reserves.
+/// The addresses of the two paths, and of a LUN without reservations.
 const PLACES: [(u8, u16); 3] = [(0, 0), (1, 7), (2, 0)];
 
 /// The keys that the two paths register.
@@ -17,7 +17,7 @@ const KEYS: [&str; 2] = ["0xa11ce", "0xb0b"];
 /// sg3_utils(8), "EXIT STATUS".
 const RESERVATION_CONFLICT: i32 = 24;
 
-/// Types of reservation, and what a nexus that does not hold it may do: without a key, and with one.
+/// Types of reservation, and what a nexus that is not the holder may do: without a key, and with one.
 /// Source: SPC-4 section 5.13.7, tables 65 and 66.
 #[derive(Clone, Copy)]
 struct Kind {
@@ -67,7 +67,7 @@ const KINDS: [Kind; 6] = [
     },
 ];
 
-/// The two paths as the guest has them now.
+/// The guest's current device names of the two paths.
 struct Paths {
     nodes: [String; 2],
 }
@@ -81,13 +81,13 @@ impl Paths {
         Ok(Self { nodes: [one.node(), two.node()] })
     }
 
-    /// Runs sg_persist. Unit attentions that wait for the path are taken first; they are not this command's.
+    /// Runs sg_persist. Pending unit attentions of the path are cleared first.
     fn persist(&self, guest: &mut Guest, path: usize, arguments: &str) -> Result<(i32, String)> {
         let node = &self.nodes[path];
-        let answer = guest.run(&format!(
+        let ended = guest.run(&format!(
             "for i in 1 2 3 4; do sg_turs {node} >/dev/null 2>&1 && break; done; sg_persist --no-inquiry {arguments} {node}"
         ))?;
-        Ok((answer.status, answer.output))
+        Ok((ended.status, ended.output))
     }
 
     fn must(&self, guest: &mut Guest, path: usize, arguments: &str) -> Result<String> {
@@ -109,13 +109,13 @@ impl Paths {
         self.must(guest, path, &format!("--out --register --param-sark={} {more}", KEYS[path])).map(drop)
     }
 
-    /// The keys that are registered, in the order told.
+    /// Returns the registered keys, in the reported order.
     fn keys(&self, guest: &mut Guest, path: usize) -> Result<Vec<String>> {
         let text = self.must(guest, path, "--in --read-keys")?;
         Ok(text.lines().map(str::trim).filter(|line| line.starts_with("0x")).map(str::to_owned).collect())
     }
 
-    /// The holder's key and the kind, or that there is none.
+    /// Returns the holder's key and the type; `None` without a reservation.
     fn reservation(&self, guest: &mut Guest, path: usize) -> Result<Option<(String, String)>> {
         let text = self.must(guest, path, "--in --read-reservation")?;
         if text.contains("NO reservation held") {
@@ -130,22 +130,22 @@ impl Paths {
         Ok(Some((part("Key="), kind)))
     }
 
-    /// Whether a path may read and write.
+    /// Checks whether a path may read and write.
     fn may(&self, guest: &mut Guest, path: usize, read: bool, write: bool) -> Result<()> {
         let node = &self.nodes[path];
         for (what, expected, command) in [
             ("read", read, format!("dd if={node} of=/dev/null bs=4k count=1 iflag=direct 2>&1")),
             ("write", write, format!("dd if=/dev/zero of={node} bs=4k count=1 seek=8 oflag=direct conv=notrunc 2>&1")),
         ] {
-            let answer = guest.run(&command)?;
+            let ended = guest.run(&command)?;
             ensure!(
-                (answer.status == 0) == expected,
+                (ended.status == 0) == expected,
                 "path {path} may {what}: expected {expected}, exit status {}: {}",
-                answer.status,
-                answer.output
+                ended.status,
+                ended.output
             );
             // The kernel's errno for a reservation conflict.
-            ensure!(expected || answer.output.contains("Invalid exchange"), "path {path}: {}", answer.output);
+            ensure!(expected || ended.output.contains("Invalid exchange"), "path {path}: {}", ended.output);
         }
         Ok(())
     }
@@ -173,8 +173,8 @@ fn reservations_over_two_paths() -> Result<()> {
         ensure!(capabilities.contains(wanted), "expected '{wanted}' in:\n{capabilities}");
     }
     every_kind_of_reservation(&mut guest, &paths)?;
-    taken_over(&mut guest, &paths)?;
-    outlive_the_daemon(guest, host, &paths)
+    preempted(&mut guest, &paths)?;
+    survive_the_daemon(guest, host, &paths)
 }
 
 fn every_kind_of_reservation(guest: &mut Guest, paths: &Paths) -> Result<()> {
@@ -195,7 +195,7 @@ fn every_kind_of_reservation(guest: &mut Guest, paths: &Paths) -> Result<()> {
         assert_eq!(paths.keys(guest, 1)?, KEYS);
         paths.may(guest, 1, registrant_reads, registrant_writes)?;
         paths.may(guest, 0, true, true)?;
-        // One of another type cannot be had beside it.
+        // Another type cannot be reserved meanwhile.
         let other = format!("--out --reserve --param-rk={} --prout-type={}", KEYS[1], if number == 1 { 3 } else { 1 });
         paths.conflict(guest, 1, &other)?;
         let release = format!("--out --release --param-rk={} --prout-type={number}", KEYS[0]);
@@ -208,8 +208,8 @@ fn every_kind_of_reservation(guest: &mut Guest, paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// Preempted, with and without an abort; wrong keys; moved to the other path; full status.
-fn taken_over(guest: &mut Guest, paths: &Paths) -> Result<()> {
+/// Checks PREEMPT with and without an abort, wrong keys, a move to the other path, and full status.
+fn preempted(guest: &mut Guest, paths: &Paths) -> Result<()> {
     let none: Vec<String> = Vec::new();
     for action in ["--preempt", "--preempt-abort"] {
         paths.register(guest, 0, "")?;
@@ -239,7 +239,7 @@ fn taken_over(guest: &mut Guest, paths: &Paths) -> Result<()> {
         paths.may(guest, 0, true, true)?;
         assert_eq!(paths.keys(guest, 0)?, none);
     }
-    // A key is changed, taken back, and registered whatever was there.
+    // A key is changed, removed, and registered whatever was there (REGISTER AND IGNORE EXISTING KEY).
     paths.register(guest, 0, "")?;
     paths.conflict(guest, 0, "--out --register --param-rk=0xbad --param-sark=0x5")?;
     paths.must(guest, 0, &format!("--out --register --param-rk={} --param-sark=0x5", KEYS[0]))?;
@@ -251,8 +251,8 @@ fn taken_over(guest: &mut Guest, paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-/// Registered with APTPL: the daemon is killed, and what was reserved is so at the next start.
-fn outlive_the_daemon(mut guest: Guest, mut host: ScsiHost, paths: &Paths) -> Result<()> {
+/// Registers with APTPL: the daemon is killed, and the reservation still holds at the next start.
+fn survive_the_daemon(mut guest: Guest, mut host: ScsiHost, paths: &Paths) -> Result<()> {
     paths.register(&mut guest, 0, "--param-aptpl")?;
     paths.register(&mut guest, 1, "--param-aptpl")?;
     paths.must(&mut guest, 0, &format!("--out --reserve --param-rk={} --prout-type=1", KEYS[0]))?;
@@ -263,7 +263,7 @@ fn outlive_the_daemon(mut guest: Guest, mut host: ScsiHost, paths: &Paths) -> Re
     paths.may(&mut guest, 0, true, true)?;
     paths.may(&mut guest, 1, true, false)?;
 
-    // Registered again without it: the next start forgets.
+    // Registered again without it: the reservation is lost at the next start.
     paths.must(&mut guest, 0, &format!("--out --register --param-rk={} --param-sark={}", KEYS[0], KEYS[0]))?;
     restart(&mut guest, &mut host)?;
     let paths = Paths::find(&mut guest)?;

@@ -1,5 +1,5 @@
-//! Merging and statistics with a real guest: what is verified stays verified when its requests are joined, what we count is what
-//! the guest counts, and what a file system's buffered streams look like when they arrive.
+//! Merging and statistics with a real guest: data is intact when requests are merged, the daemon's counters match the guest's, and how a
+//! file system's buffered streams arrive.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use mqblk_admin::model::{Counters, DiskStat};
 use mqblk_tests::guest::{DaemonDisk, DaemonProgram, FioJobs, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon};
 
-/// What the guest's kernel has counted of its disk (Documentation/block/stat.rst), and iostat's sums of it.
+/// The guest kernel's statistics of its disk (Documentation/block/stat.rst), and iostat's sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     reads: u64,
@@ -32,7 +32,7 @@ impl Seen {
         let sum = |name: &str| sums[name].as_u64().with_context(|| format!("no {name} in {text}"));
         Ok(Seen {
             reads: fields[0],
-            // The kernel counts the empty write that carries a flush too.
+            // The kernel also counts the empty write that carries a flush.
             writes: fields[4] - fields[15],
             discards: fields[11],
             flushes: fields[15],
@@ -86,7 +86,7 @@ fn the_daemon_counts_what_the_guest_counts() -> Result<()> {
         reads: after.reads - before.reads,
         writes: after.writes - before.writes,
         discards: after.discards - before.discards,
-        // The kernel answers flushes that come together by one.
+        // The kernel completes concurrent flushes by one.
         flushes: seen.flushes,
         read_kib: kib(|counters| counters.read_bytes),
         written_kib: kib(|counters| counters.written_bytes),
@@ -101,7 +101,7 @@ fn the_daemon_counts_what_the_guest_counts() -> Result<()> {
     daemon.stop().map(drop)
 }
 
-/// Sums of queues are the totals, and every request has one latency.
+/// Checks that the sums of the queues are the totals, and that every request has one latency.
 fn consistent(disk: &DiskStat) -> Result<()> {
     let total = disk.totals.counters;
     let sum = |what: fn(&Counters) -> u64| disk.queues.iter().map(|queue| what(&queue.load.counters)).sum::<u64>();
@@ -124,7 +124,7 @@ fn consistent(disk: &DiskStat) -> Result<()> {
     Ok(())
 }
 
-/// Streams, random writes, discards and flushes at the same time, with everything on that may reorder or delay.
+/// Streams, random writes, discards and flushes at the same time, with everything enabled that may reorder or delay.
 #[test]
 fn verified_data_survives_merging_under_storms() -> Result<()> {
     if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
@@ -137,7 +137,7 @@ fn verified_data_survives_merging_under_storms() -> Result<()> {
         .option("coalesce-max", "8");
     let daemon = VhostUserDaemon::start(&[disk])?;
     let mut guest = Guest::builder().disk(GuestDisk::new("storm", &daemon.socket("storm"), 2)).boot()?;
-    // The guest's own merging would leave us little to join.
+    // The guest's own merging would leave little to merge.
     guest.must("echo 2 >/sys/block/vda/queue/nomerges")?;
 
     let verify = "--verify=crc32c --verify_fatal=1 --do_verify=1";
@@ -152,7 +152,7 @@ fn verified_data_survives_merging_under_storms() -> Result<()> {
     jobs.run(&mut guest, Duration::from_secs(240))?.must_have_verified()?;
     let stat = daemon.disk_stat("storm")?;
     let counters = &stat.totals.counters;
-    ensure!(counters.write_merges > 1000, "streams of 4 KiB and 512 B were joined: {} times", counters.write_merges);
+    ensure!(counters.write_merges > 1000, "streams of 4 KiB and 512 B were merged: {} times", counters.write_merges);
     ensure!(counters.read_merges > 1000, "and when they were read back: {} times", counters.read_merges);
     ensure!(counters.flushes > 100 && counters.discards >= 600, "{counters:?}");
     assert_eq!(counters.errors, 0);
@@ -161,7 +161,7 @@ fn verified_data_survives_merging_under_storms() -> Result<()> {
     daemon.stop().map(drop)
 }
 
-/// Seed 002's last question: a file system on the disk, written and read through the page cache.
+/// A file system on the disk, written and read through the page cache.
 #[test]
 fn buffered_streams_of_a_file_system() -> Result<()> {
     if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
@@ -180,7 +180,7 @@ fn buffered_streams_of_a_file_system() -> Result<()> {
     }
     let mut guest = builder.boot()?;
 
-    let mut table = "guest merges  disk      stream  requests  KiB/request  joined by us\n".to_owned();
+    let mut table = "guest merges  disk      stream  requests  KiB/request  merged by us\n".to_owned();
     for (nomerges, guest_merges) in [(0, "yes"), (2, "no")] {
         for (disk, name) in [("on", "vda"), ("off", "vdb")] {
             guest.must(&format!(
@@ -200,7 +200,7 @@ fn buffered_streams_of_a_file_system() -> Result<()> {
                 FioJobs::new(&stream(rw, more)).run(&mut guest, Duration::from_secs(120))?;
                 guest.must("sync")?;
                 let after = daemon.disk_stat(disk)?.totals.counters;
-                let (requests, bytes, joined) = match rw {
+                let (requests, bytes, merged) = match rw {
                     "write" => (
                         after.writes - before.writes,
                         after.written_bytes - before.written_bytes,
@@ -214,9 +214,9 @@ fn buffered_streams_of_a_file_system() -> Result<()> {
                 };
                 let kib = bytes / 1024 / requests.max(1);
                 table +=
-                    &format!("{guest_merges:<12}  merge={disk:<3} {rw:>6}  {requests:>8}  {kib:>11}  {joined:>12}\n");
+                    &format!("{guest_merges:<12}  merge={disk:<3} {rw:>6}  {requests:>8}  {kib:>11}  {merged:>12}\n");
                 ensure!(bytes >= 48 << 20, "{rw}: {bytes} bytes reached the disk, fio moved 48 MiB");
-                ensure!(disk == "on" || joined == 0, "merge=off joined {joined} requests");
+                ensure!(disk == "on" || merged == 0, "merge=off merged {merged} requests");
             }
             guest.must(&format!("umount /mnt/{name} && e2fsck -f -n /dev/{name}"))?;
         }

@@ -1,4 +1,4 @@
-//! The test tools themselves: both VMMs and kernels boot, and a guest moves between two QEMUs, to a file and back.
+//! The test tools themselves: both VMMs and kernels boot, and a guest migrates between two QEMUs, to a file and back.
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
@@ -9,7 +9,7 @@ use mqblk_tests::guest::{Guest, GuestBuilder, GuestKernel, Shell, Vmm, with_each
 
 const WITHIN: Duration = Duration::from_secs(120);
 
-/// Counts in the guest until it is told to end.
+/// A counter script for the guest.
 const COUNTING: &str =
     "n=0; until [ -e /run/end ]; do n=$((n + 1)); echo $n >/run/n.new; mv /run/n.new /run/n; sleep 0.1; done";
 
@@ -29,18 +29,18 @@ fn both_vmms_and_both_kernels_boot() -> Result<()> {
     Ok(())
 }
 
-/// The script that runs goes on at the other end.
+/// The running script continues at the destination.
 #[test]
-fn a_guest_moves() -> Result<()> {
+fn a_guest_migrates() -> Result<()> {
     with_each_vmm(|vmm| {
         let builder = || Guest::builder().vmm(vmm);
         moves(builder(), builder())
     })
 }
 
-/// With a machine type that both know.
+/// With a machine type that both VMMs know.
 #[test]
-fn a_guest_moves_to_a_newer_vmm() -> Result<()> {
+fn a_guest_migrates_to_a_newer_vmm() -> Result<()> {
     let builder = |vmm| Guest::builder().machine("pc-i440fx-7.2").kernel(GuestKernel::System).vmm(vmm);
     moves(builder(Vmm::System), builder(Vmm::Trixie))
 }
@@ -51,7 +51,7 @@ fn moves(from: GuestBuilder, to: GuestBuilder) -> Result<()> {
     let mut destination = to.clone().await_incoming()?;
     assert_eq!(destination.run_state()?, "inmigrate");
 
-    // Too slow to end, then cancelled: it goes on here.
+    // Too slow to end, then cancelled: the guest continues here.
     source.set_migration_parameters(serde_json::json!({ "max-bandwidth": 100_000 }))?;
     source.start_migration_to(&mut destination)?;
     source.wait_migration_event("active", WITHIN)?;

@@ -1,5 +1,5 @@
-//! Device states, and transfers of them, that a daemon must survive: each is refused with a reason, the conversation goes on, and nothing
-//! is left behind.
+//! Device states, and transfers of them, that a daemon must survive: each is refused with a reason, the session continues, and nothing is
+//! leaked.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -19,26 +19,26 @@ use mqblk_tests::migrating_guest::{
 };
 use rustix::fd::AsFd;
 
-/// A document that the disk of these tests takes.
+/// A document that the disk of these tests accepts.
 const GOOD: &str = concat!(
     r#"{"format":"mqblk-device-state","version":1,"device":"virtio-blk","#,
     r#""state":{"writeback":false,"block-bytes":512,"size-bytes":1048576,"read-only":false}}"#
 );
 
-/// Loads this, after which the daemon answers no.
+/// Transfers this state, which the daemon refuses.
 fn loads(talk: &mut SessionFixture, text: &[u8]) {
     let mut connection = talk.connect_negotiated();
     let (reader, mut writer) = pipe();
     assert_eq!(set_device_state_fd(&mut connection, LOAD, reader.as_fd()), REPLY_ACCEPTED);
     drop(reader);
-    // It may have had enough.
+    // The daemon may have closed the pipe.
     let _ = writer.write_all(text);
     drop(writer);
     connection.send(m::CHECK_DEVICE_STATE, VERSION, &[], &[]);
     talk.connection = Some(connection);
 }
 
-/// Gives a descriptor that the daemon does not take.
+/// Sends a descriptor that the daemon does not accept.
 fn gives(talk: &mut SessionFixture, direction: u32, file: impl AsFd) {
     talk.send_after_negotiation(m::SET_DEVICE_STATE_FD, &vring_state_payload(direction, 0), &[file.as_fd()]);
 }
@@ -192,7 +192,7 @@ fn transfers_that_make_no_sense() {
     run_sessions(rows);
 }
 
-/// Nobody writes, or reads, to the end: the front-end that asks how it went waits as long as a drain may last, and nobody else does.
+/// The other end does not write, or read, to the end: the frontend that checks the state waits as long as a drain may last, and no other.
 #[test]
 fn transfers_without_an_end() {
     let disks = [("bad", "storage=ram,size=1M,queues=1"), ("good", "storage=ram,size=1M,queues=1")];
@@ -211,12 +211,12 @@ fn transfers_without_an_end() {
         matches!(connection.receive(), mqblk_tests::hostile::socket::Received::Reply { payload, .. } if payload[0] == 1)
     );
     assert!(begin.elapsed() >= Duration::from_millis(900));
-    let told = wait_for("the daemon's warning", || daemon.warnings("bad").pop());
-    assert!(told.contains("without an end within 1 s (drain-timeout-s)"), "{told}");
-    // It goes on.
+    let warning = wait_for("the daemon's warning", || daemon.warnings("bad").pop());
+    assert!(warning.contains("without an end within 1 s (drain-timeout-s)"), "{warning}");
+    // The session continues.
     assert_eq!(daemon.thread_count("state-"), 0);
     assert!(load_device_state(&mut connection, GOOD.as_bytes()));
-    // One at a time, however many are begun; none when the connection has ended.
+    // One transfer at a time, however many are begun; none after the connection has ended.
     let ends: Vec<_> = [LOAD, SAVE, LOAD, LOAD]
         .map(|direction| {
             let (reader, writer) = pipe();
@@ -226,14 +226,14 @@ fn transfers_without_an_end() {
             (reader, writer)
         })
         .into();
-    // A thread has its name a moment after it was started.
+    // A thread gets its name shortly after its start.
     wait_for("the last transfer's thread", || (daemon.thread_count("state-") == 1).then_some(()));
     drop((connection, reader, writer));
     daemon.wait_for_session_end("bad");
     daemon.wait_for_resources(base, "transfers without an end");
     assert_eq!(daemon.thread_count("state-"), 0);
     drop(ends);
-    // A daemon that stops does not wait for one.
+    // A daemon that stops does not wait for a transfer.
     let mut connection = VhostUserSocket::connect(&daemon.socket("bad"));
     connection.negotiate(0);
     let (reader, _writer) = pipe();
@@ -241,7 +241,7 @@ fn transfers_without_an_end() {
     daemon.stop();
 }
 
-/// The state of a controller from outside, with its LUNs.
+/// Invalid states of a controller with its LUNs.
 #[test]
 fn states_of_controllers_that_make_no_sense() {
     let daemon = HostileDaemon::start(1, &[("disk", "interface=virtio-scsi,storage=ram,size=1M,queues=1")]);
@@ -276,8 +276,8 @@ fn states_of_controllers_that_make_no_sense() {
     {
         assert_ne!(text, good, "{want}");
         assert!(!load_device_state(&mut connection, text.as_bytes()), "{want}");
-        let told = wait_for("the daemon's warning", || daemon.warnings("disk").into_iter().nth(count));
-        assert!(told.contains(want), "{told}");
+        let warning = wait_for("the daemon's warning", || daemon.warnings("disk").into_iter().nth(count));
+        assert!(warning.contains(want), "{warning}");
         assert_eq!(save_device_state(&mut connection), good, "{want}: nothing has changed");
     }
     assert_eq!(set_device_state_fd(&mut connection, LOAD, open_dev_zero().as_fd()), REPLY_REJECTED);

@@ -1,5 +1,5 @@
-//! Random requests in random layouts against a model disk: what is in range must succeed with the right data, what is not must
-//! fail the right way, and nothing else may change. The oracle is exact: status, used length, data, and the disk at the end.
+//! Random requests in random layouts against a model disk: valid ones must succeed with the right data, invalid ones must fail with the
+//! right status, and nothing else may change. The oracle is exact: status, used length, data, and the disk at the end.
 //!
 //! `MQBLK_FUZZ_SEED` repeats a run, `MQBLK_FUZZ_BATCHES` makes it longer.
 
@@ -34,7 +34,7 @@ const _: () = assert!(FIRST >= START + 0x1_0000 && FIRST + BATCH as u64 * ROOM <
 /// Serial of the disk under test.
 const SERIAL: &[u8] = b"fuzzed";
 
-/// A request and all that must come of it.
+/// A request and its expected effects.
 #[derive(Debug)]
 struct Request {
     kind: u32,
@@ -45,13 +45,13 @@ struct Request {
     room: usize,
     status: u8,
     used: u32,
-    /// What the room holds afterwards, as far as that is known: from its start.
+    /// The expected content of the writable part, as far as that is known, from its start.
     found: Vec<u8>,
-    /// What changes on the disk: byte offset and new content.
+    /// The expected change of the disk: byte offset and new content.
     stored: Vec<(usize, Vec<u8>)>,
 }
 
-/// What the disk is.
+/// The properties of the disk.
 #[derive(Clone, Copy, Debug)]
 struct Rules {
     /// Sectors of a block.
@@ -59,7 +59,7 @@ struct Rules {
     read_only: bool,
 }
 
-/// A request on the sectors from `first` on, `count` of them, which are its own; sometimes wrong.
+/// Returns a request on its own `count` sectors from `first` on; sometimes an invalid one.
 fn request(random: &mut SmallRng, rules: Rules, model: &[u8], first: u64, count: u64) -> Request {
     let kinds =
         [request_type::IN, request_type::IN, request_type::IN, request_type::OUT, request_type::OUT, request_type::OUT];
@@ -106,7 +106,7 @@ fn plain(kind: u32, status: u8) -> Request {
     Request { kind, sector: 0, out: vec![], room: 0, status, used: 1, found: vec![], stored: vec![] }
 }
 
-/// A place on the disk: nearly always inside the request's own part, else out of range or out of step in one of many ways.
+/// Returns a range of the disk: nearly always inside the request's own part, else out of range or misaligned in one of many ways.
 fn place(random: &mut SmallRng, rules: Rules, first: u64, count: u64) -> (u64, usize) {
     let (blocks, block) = (count / rules.block, rules.block);
     let at = random.random_range(0..blocks);
@@ -124,7 +124,7 @@ fn place(random: &mut SmallRng, rules: Rules, first: u64, count: u64) -> (u64, u
     }
 }
 
-/// Whether `len` bytes from `sector` on lie on the disk and are whole blocks.
+/// Returns true if `len` bytes from `sector` on lie on the disk and are whole blocks.
 fn is_good(rules: Rules, sector: u64, len: usize) -> bool {
     let block = rules.block * SECTOR as u64;
     let end = u128::from(sector) * SECTOR as u128 + len as u128;
@@ -135,7 +135,7 @@ fn transfer(random: &mut SmallRng, rules: Rules, model: &[u8], kind: u32, first:
     let (sector, len) = place(random, rules, first, count);
     let mut new = vec![0; len];
     random.fill(&mut new[..]);
-    // Data that goes the wrong way, now and then.
+    // Sometimes with data in the wrong direction.
     let wrong = if random.random_bool(0.03) { random.random_range(1..600) } else { 0 };
     let good = is_good(rules, sector, len) && wrong == 0 && (kind == request_type::IN || !rules.read_only);
     let at = sector as usize % (1 << 40) * SECTOR;
@@ -192,7 +192,7 @@ fn ranges(random: &mut SmallRng, rules: Rules, kind: u32, first: u64, count: u64
     Request { kind, sector: 0, out: list, room: 0, status, used: 1, found: vec![], stored }
 }
 
-/// Cuts `len` bytes from `from` on into pieces at random, at most `most`; sometimes with empty ones in between.
+/// Cuts `len` bytes from `from` on into at most `most` random segments; sometimes with empty ones in between.
 fn cut(random: &mut SmallRng, from: u64, len: usize, most: usize, writable_: bool) -> Vec<MemorySegment> {
     let make = if writable_ { writable } else { readable };
     let cuts = random.random_range(0..most.max(1));
@@ -207,13 +207,13 @@ fn cut(random: &mut SmallRng, from: u64, len: usize, most: usize, writable_: boo
 struct Laid {
     request: Request,
     pieces: Vec<MemorySegment>,
-    /// Where the room is, in order.
+    /// The writable segments, in order.
     room: Vec<MemorySegment>,
     status: u64,
 }
 
-/// Puts a request into guest memory from `at` on: header and data to be read as one stream, room and status as another, each
-/// cut at random, so that they share descriptors or are spread over many.
+/// Writes a request to guest memory from `at` on: header and readable data as one stream, writable data and status as another, each cut at
+/// random, so that they share descriptors or are spread over many.
 fn lay(random: &mut SmallRng, memory: &SharedMemory, at: u64, request: Request, most: usize) -> Laid {
     let stream = [&header(request.kind, request.sector)[..], &request.out].concat();
     let (start, middle) = (at + random.random_range(0..64), at + ROOM / 2 - random.random_range(0..600));
@@ -238,7 +238,7 @@ fn offer(
 ) -> u16 {
     let pieces = &laid.pieces;
     let before = match random.random_range(0..3) {
-        // All direct, if there is room.
+        // All direct, if there are enough descriptors.
         0 if pieces.len() < free.len() / 2 => pieces.len(),
         // Some direct, then a table.
         1 if tables => random.random_range(0..pieces.len().min(free.len() / 8)),
@@ -255,7 +255,7 @@ fn offer(
     order.insert(0, 0);
     let desc = write_indirect(&queue.ring.memory, table, order.len() as u16, &order, rest);
     if before > 0 {
-        // The direct part names the table's descriptor as its next: an empty piece holds the place.
+        // The direct part is chained to the table's descriptor: an empty segment reserves it.
         let held = [&pieces[..before], &[readable(0, 0)]].concat();
         write_direct(&queue.ring, &slots, &held);
     }
@@ -263,15 +263,15 @@ fn offer(
     slots[0]
 }
 
-/// One batch: laid out, offered, answered, checked.
-fn batch(random: &mut SmallRng, front_end: &mut HostileFrontend, rules: Rules, model: &mut [u8]) {
-    let memory = Arc::clone(&front_end.memory);
-    let tables = front_end.features & INDIRECT_DESC != 0;
+/// Runs one batch: lays it out, publishes it, waits for its completion and checks it.
+fn batch(random: &mut SmallRng, frontend: &mut HostileFrontend, rules: Rules, model: &mut [u8]) {
+    let memory = Arc::clone(&frontend.memory);
+    let tables = frontend.features & INDIRECT_DESC != 0;
     let requests = random.random_range(1..=BATCH);
     let own = SECTORS / BATCH as u64;
     let mut free: Vec<u16> = (0..RING).collect();
     free.shuffle(random);
-    let queue = &mut front_end.queues[0];
+    let queue = &mut frontend.queues[0];
     let mut waiting = BTreeMap::new();
     for number in 0..requests {
         let request = request(random, rules, model, own * number as u64, own);
@@ -326,12 +326,12 @@ fn fuzz(disk: &str, rules: Rules, without: u64, seed: u64, batches: usize) {
     while left > 0 {
         let run = left.min(200);
         left -= run;
-        let mut front_end = HostileFrontend::connect(&daemon.socket("fuzzed"), without);
-        front_end.add_queue(RingAddresses::pages(START), RING);
+        let mut frontend = HostileFrontend::connect(&daemon.socket("fuzzed"), without);
+        frontend.add_queue(RingAddresses::pages(START), RING);
         for _ in 0..run {
-            batch(&mut random, &mut front_end, rules, &mut model);
+            batch(&mut random, &mut frontend, rules, &mut model);
         }
-        drop(front_end);
+        drop(frontend);
         assert!(read_disk(&daemon.socket("fuzzed"), DISK) == model, "the disk's content");
     }
     assert_eq!(daemon.warnings("fuzzed"), Vec::<String>::new());
@@ -342,7 +342,7 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// Runs one disk, and says with which seed it failed.
+/// Runs one disk; prints the seed of a failure.
 fn run(disk: &str, rules: Rules, without: u64) {
     let seed = number("MQBLK_FUZZ_SEED", 20_26);
     let batches = number("MQBLK_FUZZ_BATCHES", 1200) as usize;

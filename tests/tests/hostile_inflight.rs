@@ -1,4 +1,4 @@
-//! In-flight regions that make no sense.
+//! Invalid in-flight regions.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,7 @@ use rustix::fs::MemfdFlags;
 const QUEUES: u16 = 2;
 
 /// The payload of GET_INFLIGHT_FD and SET_INFLIGHT_FD, as QEMU and the `vhost` crate pad it.
-fn told(size: u64, offset: u64, queues: u16, entries: u16) -> Vec<u8> {
+fn region_payload(size: u64, offset: u64, queues: u16, entries: u16) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend_from_slice(&size.to_ne_bytes());
     bytes.extend_from_slice(&offset.to_ne_bytes());
@@ -26,7 +26,7 @@ fn told(size: u64, offset: u64, queues: u16, entries: u16) -> Vec<u8> {
     bytes
 }
 
-/// Memory that can be cut off.
+/// Memory whose file can be truncated.
 fn memory(size: u64) -> File {
     let file = rustix::fs::memfd_create("inflight", MemfdFlags::CLOEXEC).expect("a memory file");
     rustix::fs::ftruncate(&file, size).expect("its size");
@@ -37,7 +37,7 @@ fn memory(size: u64) -> File {
 const TABLE: u64 = 16 + 16 * DEFAULT_RING_SIZE as u64;
 const SIZE: u64 = TABLE * QUEUES as u64;
 
-/// Version 1, entries, the head put last, the used index.
+/// Version 1, entries, the last head, the used index.
 fn header(entries: u16, last: u16, used: u16) -> [u8; 8] {
     let mut bytes = [0; 8];
     for (at, word) in [1, entries, last, used].into_iter().enumerate() {
@@ -46,46 +46,54 @@ fn header(entries: u16, last: u16, used: u16) -> [u8; 8] {
     bytes
 }
 
-/// A front-end that shows a region with this header in the table of queue 0.
+/// Connects a frontend that sets a region with this header in the table of queue 0.
 fn shows(talk: &SessionFixture, file: &File, header: [u8; 8]) -> HostileFrontend {
     file.write_all_at(&header, 8).expect("the header");
-    let mut front_end = talk.connect_frontend();
-    front_end.connection.send_acked(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE), &[file.as_fd()]);
-    front_end
+    let mut frontend = talk.connect_frontend();
+    frontend.connection.send_acked(
+        m::SET_INFLIGHT_FD,
+        &region_payload(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
+        &[file.as_fd()],
+    );
+    frontend
 }
 
-/// It starts queue 0, which the daemon must not like.
+/// Starts queue 0, which the daemon must refuse.
 fn starts(talk: &mut SessionFixture, header: [u8; 8]) {
     let file = memory(SIZE);
-    let mut front_end = shows(talk, &file, header);
-    let addresses = front_end.vring_addr_payload(0, RingAddresses::pages(START));
-    front_end.connection.send_acked(
+    let mut frontend = shows(talk, &file, header);
+    let addresses = frontend.vring_addr_payload(0, RingAddresses::pages(START));
+    frontend.connection.send_acked(
         m::SET_VRING_NUM,
         &mqblk_tests::hostile::socket::vring_state_payload(0, DEFAULT_RING_SIZE.into()),
         &[],
     );
-    front_end.connection.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
+    frontend.connection.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
     let kick = mqblk_tests::hostile::eventfd::TestEventFd::new();
-    talk.send_after_memory(front_end, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
+    talk.send_after_memory(frontend, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
 }
 
 #[test]
 fn regions_that_make_no_sense() {
     let rows: &[SessionCase] = &[
-        ("memory for no queue", |t| t.send_after_negotiation(m::GET_INFLIGHT_FD, &told(0, 0, 0, 64), &[]), Closed),
+        (
+            "memory for no queue",
+            |t| t.send_after_negotiation(m::GET_INFLIGHT_FD, &region_payload(0, 0, 0, 64), &[]),
+            Closed,
+        ),
         (
             "memory for a queue too many",
-            |t| t.send_after_negotiation(m::GET_INFLIGHT_FD, &told(0, 0, QUEUES + 1, 64), &[]),
+            |t| t.send_after_negotiation(m::GET_INFLIGHT_FD, &region_payload(0, 0, QUEUES + 1, 64), &[]),
             Closed,
         ),
         (
             "memory for all queues that can be",
-            |t| t.send_after_negotiation(m::GET_INFLIGHT_FD, &told(0, 0, u16::MAX, u16::MAX), &[]),
+            |t| t.send_after_negotiation(m::GET_INFLIGHT_FD, &region_payload(0, 0, u16::MAX, u16::MAX), &[]),
             Closed,
         ),
         (
             "no descriptor",
-            |t| t.send_after_negotiation(m::SET_INFLIGHT_FD, &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE), &[]),
+            |t| t.send_after_negotiation(m::SET_INFLIGHT_FD, &region_payload(SIZE, 0, QUEUES, DEFAULT_RING_SIZE), &[]),
             Closed,
         ),
         (
@@ -93,7 +101,7 @@ fn regions_that_make_no_sense() {
             |t| {
                 t.send_after_negotiation(
                     m::SET_INFLIGHT_FD,
-                    &told(0, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &region_payload(0, 0, QUEUES, DEFAULT_RING_SIZE),
                     &[memory(SIZE).as_fd()],
                 )
             },
@@ -104,7 +112,7 @@ fn regions_that_make_no_sense() {
             |t| {
                 t.send_after_negotiation(
                     m::SET_INFLIGHT_FD,
-                    &told(SIZE + 1, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &region_payload(SIZE + 1, 0, QUEUES, DEFAULT_RING_SIZE),
                     &[memory(2 * SIZE).as_fd()],
                 )
             },
@@ -115,7 +123,7 @@ fn regions_that_make_no_sense() {
             |t| {
                 t.send_after_negotiation(
                     m::SET_INFLIGHT_FD,
-                    &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &region_payload(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
                     &[memory(SIZE - 1).as_fd()],
                 )
             },
@@ -126,7 +134,7 @@ fn regions_that_make_no_sense() {
             |t| {
                 t.send_after_negotiation(
                     m::SET_INFLIGHT_FD,
-                    &told(SIZE, u64::MAX - 8, QUEUES, DEFAULT_RING_SIZE),
+                    &region_payload(SIZE, u64::MAX - 8, QUEUES, DEFAULT_RING_SIZE),
                     &[memory(SIZE).as_fd()],
                 )
             },
@@ -138,7 +146,7 @@ fn regions_that_make_no_sense() {
                 let event = mqblk_tests::hostile::eventfd::TestEventFd::new();
                 t.send_after_negotiation(
                     m::SET_INFLIGHT_FD,
-                    &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &region_payload(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
                     &[event.as_fd()],
                 );
             },
@@ -147,11 +155,11 @@ fn regions_that_make_no_sense() {
         (
             "a region while a queue runs",
             |t| {
-                let front_end = HostileFrontend::start(&t.socket, 0, 1);
+                let frontend = HostileFrontend::start(&t.socket, 0, 1);
                 t.send_after_memory(
-                    front_end,
+                    frontend,
                     m::SET_INFLIGHT_FD,
-                    &told(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &region_payload(SIZE, 0, QUEUES, DEFAULT_RING_SIZE),
                     &[memory(SIZE).as_fd()],
                 );
             },
@@ -160,22 +168,22 @@ fn regions_that_make_no_sense() {
         (
             "tables too small for the ring",
             |t| {
-                let mut front_end = t.connect_frontend();
+                let mut frontend = t.connect_frontend();
                 let file = memory(SIZE);
-                front_end.connection.send_acked(
+                frontend.connection.send_acked(
                     m::SET_INFLIGHT_FD,
-                    &told(64, 0, QUEUES, DEFAULT_RING_SIZE),
+                    &region_payload(64, 0, QUEUES, DEFAULT_RING_SIZE),
                     &[file.as_fd()],
                 );
-                let addresses = front_end.vring_addr_payload(0, RingAddresses::pages(START));
-                front_end.connection.send_acked(
+                let addresses = frontend.vring_addr_payload(0, RingAddresses::pages(START));
+                frontend.connection.send_acked(
                     m::SET_VRING_NUM,
                     &mqblk_tests::hostile::socket::vring_state_payload(0, DEFAULT_RING_SIZE.into()),
                     &[],
                 );
-                front_end.connection.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
+                frontend.connection.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
                 let kick = mqblk_tests::hostile::eventfd::TestEventFd::new();
-                t.send_after_memory(front_end, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
+                t.send_after_memory(frontend, m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
             },
             Refused,
         ),
@@ -189,12 +197,12 @@ fn regions_that_make_no_sense() {
             "a region of an earlier life of the ring",
             |t| {
                 let file = memory(SIZE);
-                // Everything in flight, and an index that this ring never had.
+                // All in flight, and an index that this ring never had.
                 (0..u64::from(DEFAULT_RING_SIZE))
                     .for_each(|entry| file.write_all_at(&[1], 16 + 16 * entry).expect("a mark"));
-                let mut front_end = shows(t, &file, header(DEFAULT_RING_SIZE, 0, 30_000));
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-                assert!(completes_read(&mut front_end, 0));
+                let mut frontend = shows(t, &file, header(DEFAULT_RING_SIZE, 0, 30_000));
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                assert!(completes_read(&mut frontend, 0));
             },
             CheckedBySession,
         ),
@@ -202,11 +210,11 @@ fn regions_that_make_no_sense() {
             "a region that is cut off while its queue runs",
             |t| {
                 let file = memory(SIZE);
-                let mut front_end = shows(t, &file, [0; 8]);
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-                assert!(completes_read(&mut front_end, 0));
+                let mut frontend = shows(t, &file, [0; 8]);
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                assert!(completes_read(&mut frontend, 0));
                 rustix::fs::ftruncate(&file, 0).expect("a cut");
-                assert!(completes_read(&mut front_end, 0));
+                assert!(completes_read(&mut frontend, 0));
             },
             CheckedBySession,
         ),
@@ -214,11 +222,11 @@ fn regions_that_make_no_sense() {
             "a region that is scribbled over while its queue runs",
             |t| {
                 let file = memory(SIZE);
-                let mut front_end = shows(t, &file, [0; 8]);
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                let mut frontend = shows(t, &file, [0; 8]);
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
                 for _ in 0..20 {
                     file.write_all_at(&[0xff; SIZE as usize], 0).expect("a scribble");
-                    assert!(completes_read(&mut front_end, 0));
+                    assert!(completes_read(&mut frontend, 0));
                 }
             },
             CheckedBySession,

@@ -1,4 +1,4 @@
-//! Layouts of requests that are odd but right: each must work.
+//! Unusual but valid layouts of requests: each must work.
 
 use mqblk_tests::hostile::memory::{END, SEAM};
 use mqblk_tests::hostile::request::{STATUS_OK, header, range, readable, request_type, writable};
@@ -8,7 +8,7 @@ use mqblk_tests::hostile::ring_fixture::ExpectedResult::Completed;
 use mqblk_tests::hostile::ring_fixture::{DATA, HEADER, TABLE, UNMAPPED};
 
 #[test]
-fn layouts_that_are_odd_but_right() {
+fn layouts_that_are_unusual_but_valid() {
     let rows: &[RingCase] = &[
         (
             "header in 17 descriptors",

@@ -1,4 +1,4 @@
-//! Memory tables that cannot be, and as many regions as can be.
+//! Invalid memory tables, and the most regions that are allowed.
 
 use std::fs::File;
 
@@ -16,7 +16,7 @@ fn pipe() -> (rustix::fd::OwnedFd, rustix::fd::OwnedFd) {
 }
 
 #[test]
-fn memory_that_cannot_be() {
+fn invalid_memory_tables() {
     let rows: &[SessionCase] = &[
         ("a table of no region", |t| t.send_after_negotiation(m::SET_MEM_TABLE, &mem_table_payload(&[]), &[]), Refused),
         (
@@ -204,8 +204,8 @@ fn memory_that_cannot_be() {
         (
             "a region that overlaps what is there",
             |t| {
-                let (front_end, one) = (t.connect_frontend(), one_page_region(SEAM - 1));
-                t.send_after_memory(front_end, m::ADD_MEM_REG, &one.mem_reg_payload(), &[one.fd()]);
+                let (frontend, one) = (t.connect_frontend(), one_page_region(SEAM - 1));
+                t.send_after_memory(frontend, m::ADD_MEM_REG, &one.mem_reg_payload(), &[one.fd()]);
             },
             Refused,
         ),
@@ -217,57 +217,57 @@ fn memory_that_cannot_be() {
         (
             "a removal of another length",
             |t| {
-                let front_end = t.connect_frontend();
+                let frontend = t.connect_frontend();
                 let wrong = FileRegion { len: 4096, ..FileRegion::new(SEAM, 0x7e00_0000_0000, 4096, 0) };
-                t.send_after_memory(front_end, m::REM_MEM_REG, &wrong.mem_reg_payload(), &[]);
+                t.send_after_memory(frontend, m::REM_MEM_REG, &wrong.mem_reg_payload(), &[]);
             },
             Refused,
         ),
         (
             "a removal of another user address",
             |t| {
-                let front_end = t.connect_frontend();
+                let frontend = t.connect_frontend();
                 let wrong = FileRegion::new(SEAM, 0x7e00_0000_1000, END - SEAM, 0);
-                t.send_after_memory(front_end, m::REM_MEM_REG, &wrong.mem_reg_payload(), &[]);
+                t.send_after_memory(frontend, m::REM_MEM_REG, &wrong.mem_reg_payload(), &[]);
             },
             Refused,
         ),
         (
             "a removal with a descriptor",
             |t| {
-                let mut front_end = t.connect_frontend();
-                let known = &front_end.memory.regions[1];
+                let mut frontend = t.connect_frontend();
+                let known = &frontend.memory.regions[1];
                 let (payload, file) = (known.mem_reg_payload(), known.file.try_clone().expect("a descriptor"));
-                front_end.connection.send_acked(m::REM_MEM_REG, &payload, &[file.as_fd()]);
+                frontend.connection.send_acked(m::REM_MEM_REG, &payload, &[file.as_fd()]);
             },
             CheckedBySession,
         ),
         (
             "a removal of the memory that a running ring is in",
             |t| {
-                let mut front_end = t.connect_frontend();
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-                let payload = front_end.memory.regions[0].mem_reg_payload();
-                t.send_after_memory(front_end, m::REM_MEM_REG, &payload, &[]);
+                let mut frontend = t.connect_frontend();
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                let payload = frontend.memory.regions[0].mem_reg_payload();
+                t.send_after_memory(frontend, m::REM_MEM_REG, &payload, &[]);
             },
             Refused,
         ),
         (
             "a table without the memory that a running ring is in",
             |t| {
-                let mut front_end = t.connect_frontend();
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                let mut frontend = t.connect_frontend();
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
                 let one = one_page_region(0);
-                t.send_after_memory(front_end, m::SET_MEM_TABLE, &mem_table_payload(&[&one]), &[one.fd()]);
+                t.send_after_memory(frontend, m::SET_MEM_TABLE, &mem_table_payload(&[&one]), &[one.fd()]);
             },
             Refused,
         ),
         (
             "the same memory again and again",
             |t| {
-                let mut front_end = t.connect_frontend();
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-                (0..50).for_each(|_| front_end.set_memory_table());
+                let mut frontend = t.connect_frontend();
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                (0..50).for_each(|_| frontend.set_memory_table());
             },
             CheckedBySession,
         ),
@@ -278,18 +278,18 @@ fn memory_that_cannot_be() {
 #[test]
 fn memory_slots_up_to_the_limit() {
     let mut stage = SessionHarness::new();
-    let mut front_end = HostileFrontend::start(&stage.daemon.socket("bad"), 0, 1);
-    let slots = front_end.connection.request_u64(m::GET_MAX_MEM_SLOTS);
+    let mut frontend = HostileFrontend::start(&stage.daemon.socket("bad"), 0, 1);
+    let slots = frontend.connection.request_u64(m::GET_MAX_MEM_SLOTS);
     assert!(slots >= 509, "{slots} slots");
     let more: Vec<FileRegion> = (2..slots).map(|at| one_page_region((1 << 32) + at * 8192)).collect();
     for region in &more {
-        front_end.connection.send_acked(m::ADD_MEM_REG, &region.mem_reg_payload(), &[region.fd()]);
+        frontend.connection.send_acked(m::ADD_MEM_REG, &region.mem_reg_payload(), &[region.fd()]);
     }
-    // Every one of them is read into.
+    // Each of them gets data of a read.
     for (at, region) in more.iter().enumerate() {
-        front_end.memory.write(START + 0x1_8000, &header(request_type::IN, at as u64));
+        frontend.memory.write(START + 0x1_8000, &header(request_type::IN, at as u64));
         let pieces = [readable(START + 0x1_8000, 16), writable(region.guest + 100, 513)];
-        let queue = &mut front_end.queues[0];
+        let queue = &mut frontend.queues[0];
         let head = write_direct(&queue.ring, &[0, 1], &pieces);
         queue.ring.offer(head);
         queue.publish_and_kick();
@@ -302,16 +302,16 @@ fn memory_slots_up_to_the_limit() {
         );
     }
     for region in more.iter().step_by(2) {
-        front_end.connection.send_acked(m::REM_MEM_REG, &region.mem_reg_payload(), &[]);
+        frontend.connection.send_acked(m::REM_MEM_REG, &region.mem_reg_payload(), &[]);
     }
     for region in more.iter().step_by(2) {
-        front_end.connection.send_acked(m::ADD_MEM_REG, &region.mem_reg_payload(), &[region.fd()]);
+        frontend.connection.send_acked(m::ADD_MEM_REG, &region.mem_reg_payload(), &[region.fd()]);
     }
-    assert!(completes_read(&mut front_end, 0));
+    assert!(completes_read(&mut frontend, 0));
     let last = one_page_region(1 << 40);
-    assert_eq!(front_end.connection.try_send_acked(m::ADD_MEM_REG, &last.mem_reg_payload(), &[last.fd()]), Some(1));
-    assert!(front_end.wait_closed());
-    drop(front_end);
+    assert_eq!(frontend.connection.try_send_acked(m::ADD_MEM_REG, &last.mem_reg_payload(), &[last.fd()]), Some(1));
+    assert!(frontend.wait_closed());
+    drop(frontend);
     stage.check("one slot too many", 1);
     stage.finish();
 }

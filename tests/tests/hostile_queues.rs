@@ -1,4 +1,4 @@
-//! Queues and configuration that cannot be.
+//! Invalid queues and configuration.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -22,7 +22,7 @@ fn pipe() -> (rustix::fd::OwnedFd, rustix::fd::OwnedFd) {
 }
 
 #[test]
-fn queues_that_cannot_be() {
+fn invalid_queues() {
     let rows: &[SessionCase] = &[
         (
             "a ring of 0 entries",
@@ -171,10 +171,10 @@ fn queues_that_cannot_be() {
         (
             "a kick before all else works once the rest comes",
             |t| {
-                let mut front_end = t.connect_frontend();
-                front_end.connection.send_acked(m::SET_VRING_KICK, &NO_FD.to_ne_bytes(), &[]);
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-                front_end.stop_queue(0);
+                let mut frontend = t.connect_frontend();
+                frontend.connection.send_acked(m::SET_VRING_KICK, &NO_FD.to_ne_bytes(), &[]);
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                frontend.stop_queue(0);
             },
             CheckedBySession,
         ),
@@ -229,10 +229,10 @@ fn queues_that_cannot_be() {
         (
             "ring addresses with an unknown flag",
             |t| {
-                let front_end = t.connect_frontend();
-                let mut payload = front_end.vring_addr_payload(0, RingAddresses::pages(START));
+                let frontend = t.connect_frontend();
+                let mut payload = frontend.vring_addr_payload(0, RingAddresses::pages(START));
                 payload[4] = 2;
-                t.send_after_memory(front_end, m::SET_VRING_ADDR, &payload, &[]);
+                t.send_after_memory(frontend, m::SET_VRING_ADDR, &payload, &[]);
             },
             Closed,
         ),
@@ -254,81 +254,81 @@ fn queues_that_cannot_be() {
         (
             "a running queue gets another size",
             |t| {
-                let mut front_end = t.connect_frontend();
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-                t.send_after_memory(front_end, m::SET_VRING_NUM, &vring_state_payload(0, 128), &[]);
+                let mut frontend = t.connect_frontend();
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                t.send_after_memory(frontend, m::SET_VRING_NUM, &vring_state_payload(0, 128), &[]);
             },
             Refused,
         ),
         (
             "a running queue gets the same size",
             |t| {
-                let mut front_end = t.connect_frontend();
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-                front_end.connection.send_acked(
+                let mut frontend = t.connect_frontend();
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                frontend.connection.send_acked(
                     m::SET_VRING_NUM,
                     &vring_state_payload(0, DEFAULT_RING_SIZE.into()),
                     &[],
                 );
-                let addresses = front_end.vring_addr_payload(0, RingAddresses::pages(START));
-                front_end.connection.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
+                let addresses = frontend.vring_addr_payload(0, RingAddresses::pages(START));
+                frontend.connection.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
             },
             CheckedBySession,
         ),
         (
             "a running queue is sent out of memory",
             |t| {
-                let mut front_end = t.connect_frontend();
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-                let payload = front_end.vring_addr_payload(0, RingAddresses::pages(UNMAPPED));
-                t.send_after_memory(front_end, m::SET_VRING_ADDR, &payload, &[]);
+                let mut frontend = t.connect_frontend();
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                let payload = frontend.vring_addr_payload(0, RingAddresses::pages(UNMAPPED));
+                t.send_after_memory(frontend, m::SET_VRING_ADDR, &payload, &[]);
             },
             Refused,
         ),
         (
             "queues are stopped that never ran, and twice",
             |t| {
-                let mut front_end = t.connect_frontend();
-                assert_eq!(front_end.stop_queue(1), 0);
-                front_end.connection.send_acked(m::SET_VRING_BASE, &vring_state_payload(1, 77), &[]);
-                assert_eq!((front_end.stop_queue(1), front_end.stop_queue(1)), (77, 77));
-                front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-                assert_eq!((front_end.stop_queue(0), front_end.stop_queue(0)), (0, 0));
+                let mut frontend = t.connect_frontend();
+                assert_eq!(frontend.stop_queue(1), 0);
+                frontend.connection.send_acked(m::SET_VRING_BASE, &vring_state_payload(1, 77), &[]);
+                assert_eq!((frontend.stop_queue(1), frontend.stop_queue(1)), (77, 77));
+                frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+                assert_eq!((frontend.stop_queue(0), frontend.stop_queue(0)), (0, 0));
             },
             CheckedBySession,
         ),
         (
             "rings at the very end of their regions",
             |t| {
-                let mut front_end = t.connect_frontend();
+                let mut frontend = t.connect_frontend();
                 let at = RingAddresses {
                     desc: SEAM - 16 * 64,
                     avail: END - (6 + 2 * 64),
                     used: END - 0x1000 - 6 - 8 * 64 - 2,
                 };
-                front_end.add_queue(at, DEFAULT_RING_SIZE);
-                assert!(completes_read(&mut front_end, 0));
+                frontend.add_queue(at, DEFAULT_RING_SIZE);
+                assert!(completes_read(&mut frontend, 0));
             },
             CheckedBySession,
         ),
         (
             "without protocol features rings are enabled at once",
             |t| {
-                let mut front_end = HostileFrontend::start(&t.socket, PROTOCOL_FEATURES, 2);
-                assert!(completes_read(&mut front_end, 0) && completes_read(&mut front_end, 1));
+                let mut frontend = HostileFrontend::start(&t.socket, PROTOCOL_FEATURES, 2);
+                assert!(completes_read(&mut frontend, 0) && completes_read(&mut frontend, 1));
             },
             CheckedBySession,
         ),
         (
             "without a call, and with the smallest ring",
             |t| {
-                let mut front_end = t.connect_frontend();
-                front_end.add_queue(RingAddresses::pages(START), 2);
-                front_end.connection.send_acked(m::SET_VRING_CALL, &NO_FD.to_ne_bytes(), &[]);
-                let queue = &mut front_end.queues[0];
+                let mut frontend = t.connect_frontend();
+                frontend.add_queue(RingAddresses::pages(START), 2);
+                frontend.connection.send_acked(m::SET_VRING_CALL, &NO_FD.to_ne_bytes(), &[]);
+                let queue = &mut frontend.queues[0];
                 for _ in 0..10 {
-                    // A table, as two descriptors are too few.
-                    front_end.memory.write(START + 0x7000, &header(request_type::IN, 0));
+                    // With an indirect table, because two descriptors are too few.
+                    frontend.memory.write(START + 0x7000, &header(request_type::IN, 0));
                     let pieces = [readable(START + 0x7000, 16), writable(START + 0x9000, 513)];
                     let head = write_direct(&queue.ring, &[0, 1], &pieces);
                     queue.ring.offer(head);
@@ -342,14 +342,14 @@ fn queues_that_cannot_be() {
     run_sessions(rows);
 }
 
-/// Sets a queue up at these places, up to the message that the daemon must not like.
+/// Sets a queue up at these addresses, up to the message that the daemon must refuse.
 fn start_at(t: &mut SessionFixture, at: RingAddresses) {
-    let mut front_end = t.connect_frontend();
-    let payload = front_end.vring_addr_payload(0, at);
+    let mut frontend = t.connect_frontend();
+    let payload = frontend.vring_addr_payload(0, at);
     let kick = TestEventFd::new();
-    front_end.connection.send_acked(m::SET_VRING_NUM, &vring_state_payload(0, DEFAULT_RING_SIZE.into()), &[]);
-    front_end.connection.send_acked(m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
-    t.send_after_memory(front_end, m::SET_VRING_ADDR, &payload, &[]);
+    frontend.connection.send_acked(m::SET_VRING_NUM, &vring_state_payload(0, DEFAULT_RING_SIZE.into()), &[]);
+    frontend.connection.send_acked(m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
+    t.send_after_memory(frontend, m::SET_VRING_ADDR, &payload, &[]);
 }
 
 #[test]
@@ -414,7 +414,7 @@ fn the_configuration() {
                     connection.send_acked(m::SET_CONFIG, &config_payload(32, 1, 0, &[mode]), &[]);
                     assert_eq!(connection.request(m::GET_CONFIG, &config_payload(32, 1, 0, &[9]))[12..], [mode]);
                 }
-                // The next driver finds the user's choice again.
+                // The next driver finds the configured value again.
                 drop(connection);
                 assert_eq!(t.connect_negotiated().request(m::GET_CONFIG, &config_payload(32, 1, 0, &[0]))[12..], [1]);
             },
@@ -452,7 +452,7 @@ fn the_configuration() {
     run_sessions(rows);
 }
 
-/// The configuration space: its first 96 bytes as the daemon says, and zeroes.
+/// Returns the configuration space: its first 96 bytes from the daemon, then zeroes.
 fn whole_config(connection: &mut VhostUserSocket) -> Vec<u8> {
     let mut whole = connection.request(m::GET_CONFIG, &config_payload(0, 96, 0, &[0xaa; 96])).split_off(12);
     assert_eq!(whole[..8], ((DISK_BYTES / 512) as u64).to_le_bytes(), "the capacity");

@@ -1,4 +1,4 @@
-//! Requests that are wrong: each gets the right answer, and the queue goes on.
+//! Invalid requests: each gets the right status, and the queue continues.
 
 use mqblk_tests::hostile::memory::{END, START};
 use mqblk_tests::hostile::request::{STATUS_IOERR, STATUS_OK, STATUS_UNSUPP, range, readable, request_type, writable};
@@ -8,7 +8,7 @@ use mqblk_tests::hostile::ring_fixture::ExpectedResult::{Completed, Returned};
 use mqblk_tests::hostile::ring_fixture::{DATA, STATUS, UNMAPPED};
 
 #[test]
-fn requests_that_are_wrong() {
+fn invalid_requests() {
     let rows: &[RingCase] = &[
         (
             "data outside memory",

@@ -1,4 +1,4 @@
-//! Rings that are broken: each retires its queue, and nothing else.
+//! Broken rings: each stops its queue, and nothing else.
 
 use mqblk_tests::hostile::memory::START;
 use mqblk_tests::hostile::request::{readable, request_type, writable};

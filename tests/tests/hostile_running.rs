@@ -1,5 +1,5 @@
-//! Changes while requests run, against a real daemon: memory comes and goes, bells are exchanged, queues are stopped and
-//! started; and what a guest can do to its own memory in the meantime. No request is lost, all data is verified.
+//! Changes while requests run, against a real daemon: memory is added and removed, kick and call descriptors are replaced, queues are
+//! stopped and started; and what a guest can do to its own memory meanwhile. No request is lost, all data is verified.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use rustix::fd::AsFd;
 
 const DISK: usize = 1 << 20;
 
-/// The storages under test: one that answers at once, one through io_uring, and one that answers late and out of order.
+/// The storages under test: one that completes at once, one through io_uring, and one that completes late and out of order.
 const STORAGES: [&str; 3] = [
     "storage=ram,size=1M,queues=3",
     "storage=file,path=IMAGE,queues=3",
@@ -34,19 +34,19 @@ fn start(settings: &str, workers: usize) -> HostileDaemon {
     HostileDaemon::start(workers, &[("bad", settings), ("good", "storage=ram,size=1M,queues=1")])
 }
 
-/// The first guest address that pushers use; single requests use what lies between the rings and this.
+/// The first guest address of the pushers; single requests use the memory between the rings and this.
 const PUSHERS: u64 = START + 0x4_0000;
 
 const _: () = assert!(START + 3 * QUEUE_SHARE <= START + 0x2_0000 && PUSHERS + 3 * QUEUE_LOAD_MEMORY <= SEAM);
 
-/// Where queue `index` pushes.
+/// Returns the memory of queue `index`'s pusher.
 fn place(index: u64) -> QueueLoadArea {
     QueueLoadArea { memory: PUSHERS + index * QUEUE_LOAD_MEMORY, sector: index * 600, blocks: 140, seed: index }
 }
 
-/// Pushes on all queues but the last.
-fn push(front_end: &mut HostileFrontend, queues: usize) -> Vec<RunningQueueLoad> {
-    let taken = front_end.queues.drain(..queues);
+/// Starts pushers on all queues but the last.
+fn push(frontend: &mut HostileFrontend, queues: usize) -> Vec<RunningQueueLoad> {
+    let taken = frontend.queues.drain(..queues);
     (0..).zip(taken).map(|(index, queue)| RunningQueueLoad::start(QueueLoad::new(queue, place(index)))).collect()
 }
 
@@ -58,12 +58,12 @@ fn finish(pushing: Vec<RunningQueueLoad>, daemon: &HostileDaemon) {
     }
 }
 
-/// One read of sector `sector` into `at`, on a queue that nobody pushes on: whether the disk's `expected` is there.
-fn reads_into(front_end: &mut HostileFrontend, at: &FileRegion, sector: u64, expected: &[u8]) {
+/// Reads sector `sector` into `at`, on the queue without a pusher. Returns true if the data is `expected`.
+fn reads_into(frontend: &mut HostileFrontend, at: &FileRegion, sector: u64, expected: &[u8]) {
     let own = START + 0x2_0000;
-    front_end.memory.write(own, &header(request_type::IN, sector));
+    frontend.memory.write(own, &header(request_type::IN, sector));
     let pieces = [readable(own, 16), writable(at.guest + 8, 513)];
-    let queue = front_end.queues.last_mut().expect("a queue");
+    let queue = frontend.queues.last_mut().expect("a queue");
     let head = write_direct(&queue.ring, &[0, 1], &pieces);
     queue.ring.offer(head);
     queue.publish_and_kick();
@@ -82,35 +82,35 @@ fn memory_changes_while_requests_run() {
         let mut whole = vec![0; DISK];
         whole[DISK - 512..].copy_from_slice(&last);
         write_disk(&daemon.socket("bad"), &whole);
-        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 3);
-        let pushing = push(&mut front_end, 2);
-        // Regions of odd sizes that come, are used, and go, one by one and all at once.
+        let mut frontend = HostileFrontend::start(&daemon.socket("bad"), 0, 3);
+        let pushing = push(&mut frontend, 2);
+        // Regions of odd sizes are added, used, and removed, one by one and all at once.
         let more: Vec<FileRegion> = (0..6)
             .map(|at| {
                 FileRegion::new(0x100_0000 * (at + 1), 0x6000_0000_0000 + (at << 32), 4096 * 3 + 77 * at, 0x800 * at)
             })
             .collect();
-        let mut told = [false; 6];
+        let mut in_table = [false; 6];
         let mut random = SmallRng::seed_from_u64(4);
         for round in 0..60 {
             let at = random.random_range(0..more.len());
             if random.random_bool(0.2) {
-                front_end.set_memory_table();
-                told = [false; 6];
+                frontend.set_memory_table();
+                in_table = [false; 6];
             } else if random.random_bool(0.2) {
-                let all: Vec<&FileRegion> = front_end.memory.regions.iter().chain(&more).collect();
+                let all: Vec<&FileRegion> = frontend.memory.regions.iter().chain(&more).collect();
                 let fds: Vec<_> = all.iter().map(|region| region.fd()).collect();
-                front_end.connection.send_acked(m::SET_MEM_TABLE, &mem_table_payload(&all), &fds);
-                told = [true; 6];
-            } else if told[at] {
-                front_end.connection.send_acked(m::REM_MEM_REG, &more[at].mem_reg_payload(), &[]);
-                told[at] = false;
+                frontend.connection.send_acked(m::SET_MEM_TABLE, &mem_table_payload(&all), &fds);
+                in_table = [true; 6];
+            } else if in_table[at] {
+                frontend.connection.send_acked(m::REM_MEM_REG, &more[at].mem_reg_payload(), &[]);
+                in_table[at] = false;
             } else {
-                front_end.connection.send_acked(m::ADD_MEM_REG, &more[at].mem_reg_payload(), &[more[at].fd()]);
-                told[at] = true;
+                frontend.connection.send_acked(m::ADD_MEM_REG, &more[at].mem_reg_payload(), &[more[at].fd()]);
+                in_table[at] = true;
             }
-            if told[at] {
-                reads_into(&mut front_end, &more[at], (DISK / 512 - 1) as u64, &last);
+            if in_table[at] {
+                reads_into(&mut frontend, &more[at], (DISK / 512 - 1) as u64, &last);
             }
             if round % 10 == 0 {
                 pushing.iter().for_each(|it| it.assert_progress("a change of memory"));
@@ -123,11 +123,11 @@ fn memory_changes_while_requests_run() {
 }
 
 #[test]
-fn bells_change_while_requests_run() {
+fn kick_and_call_descriptors_change_while_requests_run() {
     for (settings, without) in STORAGES.into_iter().zip([0, EVENT_IDX, 0]) {
         let daemon = start(settings, 1);
-        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), without, 1);
-        let queue = front_end.queues.remove(0);
+        let mut frontend = HostileFrontend::start(&daemon.socket("bad"), without, 1);
+        let queue = frontend.queues.remove(0);
         let pusher = QueueLoad::new(queue, place(0));
         let bells = pusher.bells();
         let pushing = RunningQueueLoad::start(pusher);
@@ -135,12 +135,12 @@ fn bells_change_while_requests_run() {
             let mut bells = bells.lock().expect("the bells");
             if round % 3 != 0 {
                 let kick = if round % 2 == 0 { TestEventFd::new() } else { TestEventFd::blocking() };
-                front_end.connection.send_acked(m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
+                frontend.connection.send_acked(m::SET_VRING_KICK, &0_u64.to_ne_bytes(), &[kick.as_fd()]);
                 bells.kick = kick;
             }
             if round % 2 == 0 {
                 let call = if round % 4 == 0 { TestEventFd::new() } else { TestEventFd::blocking() };
-                front_end.connection.send_acked(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[call.as_fd()]);
+                frontend.connection.send_acked(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[call.as_fd()]);
                 bells.call = call;
             }
             drop(bells);
@@ -150,30 +150,30 @@ fn bells_change_while_requests_run() {
         }
         let mut pusher = pushing.finish();
         (0..20).for_each(|_| pusher.run_one_by_call());
-        front_end.stop_queue(0);
+        frontend.stop_queue(0);
         assert_eq!(daemon.warnings("bad"), Vec::<String>::new());
         daemon.stop();
     }
 }
 
 #[test]
-fn a_queue_is_switched_off_and_on_while_requests_run() {
+fn a_queue_is_disabled_and_enabled_while_requests_run() {
     for settings in STORAGES {
         let daemon = start(settings, 1);
-        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 2);
-        let pushing = push(&mut front_end, 1);
-        let memory = Arc::clone(&front_end.memory);
+        let mut frontend = HostileFrontend::start(&daemon.socket("bad"), 0, 2);
+        let pushing = push(&mut frontend, 1);
+        let memory = Arc::clone(&frontend.memory);
         let used = || memory.read_u16(RingAddresses::pages(START).used + 2);
         for round in 0..40 {
-            front_end.connection.send_acked(m::SET_VRING_ENABLE, &vring_state_payload(0, 0), &[]);
+            frontend.connection.send_acked(m::SET_VRING_ENABLE, &vring_state_payload(0, 0), &[]);
             if round % 8 == 0 {
-                // What was in flight has ended by then: the slowest storage takes 1.5 ms.
+                // Requests in flight have completed by then: the slowest storage takes 1.5 ms.
                 std::thread::sleep(QUIET_TIME);
                 let before = used();
                 std::thread::sleep(QUIET_TIME);
                 assert_eq!(used(), before, "a queue that is off gave answers");
             }
-            front_end.connection.send_acked(m::SET_VRING_ENABLE, &vring_state_payload(0, 1), &[]);
+            frontend.connection.send_acked(m::SET_VRING_ENABLE, &vring_state_payload(0, 1), &[]);
             if round % 4 == 0 {
                 pushing[0].assert_progress("being switched on");
             }
@@ -187,23 +187,23 @@ fn a_queue_is_switched_off_and_on_while_requests_run() {
 fn a_queue_is_stopped_and_started_while_requests_run() {
     for settings in STORAGES {
         let daemon = start(settings, 2);
-        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
-        let queue = front_end.queues.remove(0);
+        let mut frontend = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
+        let queue = frontend.queues.remove(0);
         let at = queue.ring.addresses;
         let pusher = QueueLoad::new(queue, place(0));
         let bells = pusher.bells();
-        let memory = Arc::clone(&front_end.memory);
+        let memory = Arc::clone(&frontend.memory);
         let pushing = RunningQueueLoad::start(pusher);
         for round in 0..100 {
-            let base = front_end.stop_queue(0);
+            let base = frontend.stop_queue(0);
             assert_eq!(base, memory.read_u16(at.used + 2), "a stopped queue has requests in flight");
             if round % 10 == 0 {
                 std::thread::sleep(QUIET_TIME);
                 assert_eq!(base, memory.read_u16(at.used + 2), "a stopped queue gave an answer");
             }
             let bells = bells.lock().expect("the bells");
-            let addresses = front_end.vring_addr_payload(0, at);
-            let c = &mut front_end.connection;
+            let addresses = frontend.vring_addr_payload(0, at);
+            let c = &mut frontend.connection;
             c.send_acked(m::SET_VRING_BASE, &vring_state_payload(0, base.into()), &[]);
             c.send_acked(m::SET_VRING_ADDR, &addresses, &[]);
             c.send_acked(m::SET_VRING_CALL, &0_u64.to_ne_bytes(), &[bells.call.as_fd()]);
@@ -221,13 +221,13 @@ fn a_device_is_reset_while_requests_run() {
     for settings in STORAGES {
         let daemon = start(settings, 2);
         let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 5);
-        let mut front_end = HostileFrontend::connect(&daemon.socket("bad"), 0);
+        let mut frontend = HostileFrontend::connect(&daemon.socket("bad"), 0);
         for round in 0..40_u16 {
-            front_end.queues.clear();
-            front_end.memory.write(START, &[0; 0x8000]);
-            front_end.memory.write(START + 0x2_0000, &header(request_type::IN, u64::from(round)));
-            front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-            let queue = &mut front_end.queues[0];
+            frontend.queues.clear();
+            frontend.memory.write(START, &[0; 0x8000]);
+            frontend.memory.write(START + 0x2_0000, &header(request_type::IN, u64::from(round)));
+            frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+            let queue = &mut frontend.queues[0];
             for slot in 0..21 {
                 let data = START + 0x3_0000 + 0x1000 * u64::from(slot);
                 let pieces = [readable(START + 0x2_0000, 16), writable(data, 512), writable(data + 1024, 1)];
@@ -238,16 +238,16 @@ fn a_device_is_reset_while_requests_run() {
             if round % 2 == 0 {
                 wait_for("some answers", || queue.ring.take());
             }
-            front_end.connection.send_acked(m::RESET_DEVICE, &[], &[]);
-            // From here on the memory is the guest's alone.
-            let before = front_end.memory.read(START, 0x8_0000);
+            frontend.connection.send_acked(m::RESET_DEVICE, &[], &[]);
+            // From here on the daemon must not access the memory.
+            let before = frontend.memory.read(START, 0x8_0000);
             if round % 8 == 0 {
                 std::thread::sleep(QUIET_TIME);
             }
-            assert!(front_end.memory.read(START, 0x8_0000) == before, "memory changed after a reset");
-            let (features, protocol) = (front_end.features, front_end.connection.request_u64(m::GET_PROTOCOL_FEATURES));
-            front_end.connection.send_acked(m::SET_PROTOCOL_FEATURES, &protocol.to_ne_bytes(), &[]);
-            front_end.connection.send_acked(m::SET_FEATURES, &features.to_ne_bytes(), &[]);
+            assert!(frontend.memory.read(START, 0x8_0000) == before, "memory changed after a reset");
+            let (features, protocol) = (frontend.features, frontend.connection.request_u64(m::GET_PROTOCOL_FEATURES));
+            frontend.connection.send_acked(m::SET_PROTOCOL_FEATURES, &protocol.to_ne_bytes(), &[]);
+            frontend.connection.send_acked(m::SET_FEATURES, &features.to_ne_bytes(), &[]);
         }
         neighbour.assert_progress("resets");
         assert!(neighbour.finish() > 0);
@@ -256,22 +256,22 @@ fn a_device_is_reset_while_requests_run() {
     }
 }
 
-/// Cuts the file of region `which` to `len` bytes while requests run, and checks that nobody else minds.
+/// Truncates the file of region `which` to `len` bytes while requests run, and checks that other guests are not affected.
 fn cut_off(settings: &str, which: usize, len: u64) {
     let mut daemon = start(settings, 1);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 6);
     let base = daemon.stable_resources();
-    let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
+    let mut frontend = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
     // Reads into the second region; the ring is in the first.
     let stop = Instant::now() + Duration::from_millis(150);
     let mut cut = false;
     let mut slot = 0;
-    front_end.memory.write(START + 0x2_0000, &header(request_type::IN, 0));
+    frontend.memory.write(START + 0x2_0000, &header(request_type::IN, 0));
     while Instant::now() < stop {
-        let queue = &mut front_end.queues[0];
+        let queue = &mut frontend.queues[0];
         let pieces = [readable(START + 0x2_0000, 16), writable(SEAM + 0x8000, 8192), writable(START + 0x2_1000, 1)];
         if cut && which == 0 {
-            // The ring is gone. Kick on.
+            // The ring is gone. Kicks go on.
             queue.kick.add(1);
             std::thread::sleep(Duration::from_millis(1));
             continue;
@@ -284,7 +284,7 @@ fn cut_off(settings: &str, which: usize, len: u64) {
             std::thread::sleep(Duration::from_millis(1));
         } else if queue.ring.avail > 50 {
             // With requests in flight.
-            front_end.memory.regions[which].file.set_len(len).expect("truncation");
+            frontend.memory.regions[which].file.set_len(len).expect("truncation");
             cut = true;
         } else {
             queue.wait_completion();
@@ -293,7 +293,7 @@ fn cut_off(settings: &str, which: usize, len: u64) {
     assert!(cut);
     daemon.assert_alive("a truncation");
     neighbour.assert_progress("a truncation");
-    drop(front_end);
+    drop(frontend);
     daemon.wait_for_session_end("bad");
     daemon.wait_for_resources(base, "a truncation");
     let lost = daemon.warnings("bad").iter().filter(|line| line.contains("cut off memory")).count();
@@ -304,7 +304,7 @@ fn cut_off(settings: &str, which: usize, len: u64) {
 }
 
 #[test]
-fn memory_is_cut_off_while_requests_run() {
+fn memory_is_truncated_while_requests_run() {
     for settings in STORAGES {
         for which in [0, 1] {
             cut_off(settings, which, 0);
@@ -325,14 +325,14 @@ fn a_ring_is_scribbled_over_while_it_is_read() {
     let mut lives = 0_u64;
     let mut random = SmallRng::seed_from_u64(8);
     while Instant::now() < until {
-        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
+        let mut frontend = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
         let stop = Arc::new(AtomicBool::new(false));
         let scribbler = {
-            let (stop, memory, seed) = (Arc::clone(&stop), Arc::clone(&front_end.memory), random.random());
+            let (stop, memory, seed) = (Arc::clone(&stop), Arc::clone(&frontend.memory), random.random());
             std::thread::spawn(move || scribble(&memory, &stop, seed))
         };
-        // Valid reads and writes, as far as the other thread lets them be.
-        let queue = &mut front_end.queues[0];
+        // Valid reads and writes, unless the other thread changes them.
+        let queue = &mut frontend.queues[0];
         let life = Instant::now() + Duration::from_millis(60);
         let mut slot = 0;
         while Instant::now() < life && !queue.wait_retired(Duration::ZERO) {
@@ -358,7 +358,7 @@ fn a_ring_is_scribbled_over_while_it_is_read() {
         stop.store(true, Ordering::Relaxed);
         scribbler.join().expect("the scribbler");
         lives += 1;
-        drop(front_end);
+        drop(frontend);
         daemon.assert_alive("scribbling");
     }
     assert!(lives > 10, "{lives} lives");
@@ -367,7 +367,7 @@ fn a_ring_is_scribbled_over_while_it_is_read() {
     daemon.stop();
 }
 
-/// Waits a little for the used index: with a scribbled ring it may never come.
+/// Waits a short time for the used index: on a corrupted ring it may never come.
 fn wait_for_used(index: u16, used: impl Fn() -> u16) -> bool {
     (0..200).any(|_| {
         std::thread::sleep(Duration::from_micros(50));
@@ -375,7 +375,7 @@ fn wait_for_used(index: u16, used: impl Fn() -> u16) -> bool {
     })
 }
 
-/// Changes descriptors, headers and tables behind the reader's back; most of the time to something almost right.
+/// Changes descriptors, headers and tables while they are read; mostly to something almost valid.
 fn scribble(memory: &SharedMemory, stop: &AtomicBool, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     while !stop.load(Ordering::Relaxed) {
@@ -399,20 +399,20 @@ fn scribble(memory: &SharedMemory, stop: &AtomicBool, seed: u64) {
 }
 
 #[test]
-fn a_full_bell_stops_nobody_else() {
+fn a_full_call_eventfd_stops_no_other_guest() {
     let mut daemon = start(STORAGES[0], 1);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 8);
     for bell in [m::SET_VRING_CALL, m::SET_VRING_ERR] {
-        let mut front_end = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
+        let mut frontend = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
         // One more would overflow, so a write blocks for ever.
         let full = TestEventFd::blocking();
         full.add(u64::MAX - 1);
-        front_end.connection.send(bell, 1, &0_u64.to_ne_bytes(), &[full.as_fd()]);
-        let queue = &mut front_end.queues[0];
+        frontend.connection.send(bell, 1, &0_u64.to_ne_bytes(), &[full.as_fd()]);
+        let queue = &mut frontend.queues[0];
         queue.ring.set_used_event(0);
         match bell {
             m::SET_VRING_CALL => {
-                front_end.memory.write(START + 0x2_0000, &header(request_type::FLUSH, 0));
+                frontend.memory.write(START + 0x2_0000, &header(request_type::FLUSH, 0));
                 let pieces = [readable(START + 0x2_0000, 16), writable(START + 0x2_1000, 1)];
                 let head = write_direct(&queue.ring, &[0, 1], &pieces);
                 queue.ring.offer(head);
@@ -422,7 +422,7 @@ fn a_full_bell_stops_nobody_else() {
         queue.publish_and_kick();
         std::thread::sleep(QUIET_TIME);
         neighbour.assert_progress("a bell that is full");
-        drop(front_end);
+        drop(frontend);
         daemon.wait_for_session_end("bad");
     }
     daemon.assert_alive("full bells");
@@ -431,25 +431,25 @@ fn a_full_bell_stops_nobody_else() {
 }
 
 #[test]
-fn a_large_guest_is_not_brought_into_being() {
+fn a_large_guests_memory_is_not_allocated() {
     let daemon = start(STORAGES[1], 1);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 9);
     let mut memory = SharedMemory::two_regions();
     memory.regions.push(FileRegion::new(1 << 32, 0x5000_0000_0000, 4 << 30, 0));
-    let mut front_end = HostileFrontend::with_memory(&daemon.socket("bad"), 0, memory);
-    front_end.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
-    front_end.memory.write(START + 0x2_0000, &header(request_type::IN, 0));
+    let mut frontend = HostileFrontend::with_memory(&daemon.socket("bad"), 0, memory);
+    frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+    frontend.memory.write(START + 0x2_0000, &header(request_type::IN, 0));
     let at = (1 << 32) + (3 << 30);
-    let queue = &mut front_end.queues[0];
+    let queue = &mut frontend.queues[0];
     let head = write_direct(&queue.ring, &[0, 1], &[readable(START + 0x2_0000, 16), writable(at, 513)]);
     queue.ring.offer(head);
     queue.publish_and_kick();
     assert_eq!(queue.wait_completion(), (0, 513));
-    // 512-byte units. What was read into is there, and not much else.
-    let blocks = std::os::unix::fs::MetadataExt::blocks(&front_end.memory.regions[2].file.metadata().expect("memory"));
+    // 512-byte blocks. Only the memory of the reads is allocated, and not much else.
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&frontend.memory.regions[2].file.metadata().expect("memory"));
     assert!((1..=(8 << 20) / 512).contains(&blocks), "{blocks} blocks of memory for one read");
     neighbour.assert_progress("a large guest");
-    drop(front_end);
+    drop(frontend);
     assert!(neighbour.finish() > 0);
     daemon.stop();
 }

@@ -1,5 +1,5 @@
-//! Several drivers on several disks of one daemon: one is killed or frozen in the middle of its requests, again and again; the
-//! others go on verifying, and the disk that lost its driver takes the next one.
+//! Several drivers on several disks of one daemon: one is killed or frozen in the middle of its requests, again and again; the others
+//! continue to verify, and the disk that lost its driver serves the next one.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -41,7 +41,7 @@ impl Client {
         Client { child, lines }
     }
 
-    /// Waits until it has verified something since the last time.
+    /// Waits until it has verified requests since the last call.
     fn assert_works(&self) {
         while self.lines.try_recv().is_ok() {}
         let before = self.lines.recv_timeout(TIMEOUT).expect("a sign of life");
@@ -70,7 +70,7 @@ impl Drop for Client {
     }
 }
 
-/// One disk that loses its drivers, on each storage, and three others.
+/// One disk whose drivers are killed, on each storage, and three others.
 fn disks(victim: &'static str) -> [(&'static str, &'static str); 4] {
     [
         ("victim", victim),
@@ -108,7 +108,7 @@ fn drivers_are_killed_in_mid_request() {
             client.kill();
             daemon.wait_for_session_end("victim");
             daemon.assert_alive("a kill");
-            // The first time leaves behind what a worker keeps for the next.
+            // The first driver leaves the resources that a worker keeps for the next.
             let base = base.get_or_insert_with(|| daemon.stable_resources());
             daemon.wait_for_resources(*base, "a kill");
         }
@@ -140,7 +140,7 @@ fn a_driver_is_frozen_in_mid_request() {
             client.signal(Signal::CONT);
         }
         client.assert_works();
-        // Frozen for good, and then killed.
+        // Frozen, and then killed.
         client.signal(Signal::STOP);
         client.kill();
         daemon.wait_for_session_end("victim");
@@ -152,7 +152,7 @@ fn a_driver_is_frozen_in_mid_request() {
 }
 
 #[test]
-fn a_daemon_stops_in_good_order_under_load() {
+fn a_daemon_stops_orderly_under_load() {
     for workers in [1, 2] {
         let daemon = HostileDaemon::start(workers, &disks(VICTIMS[1]));
         let clients: Vec<Client> =

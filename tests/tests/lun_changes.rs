@@ -1,5 +1,5 @@
-//! LUNs that come, go and change while the userspace driver has commands in flight: every command ends, nothing of the LUNs that
-//! stay fails, and each change is an event.
+//! LUNs that are added, removed and resized while the userspace driver has commands in flight: every command completes, no command of the
+//! other LUNs fails, and each change is an event.
 
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Commands in flight on each unit.
+/// Commands in flight on each LUN.
 const DEPTH: u32 = 4;
 const BLOCKS: u32 = 8;
 
@@ -82,7 +82,7 @@ impl Drop for Daemon {
     }
 }
 
-/// The next event, as place and kind.
+/// Waits for the next event. Returns its LUN and kind.
 fn event(control: &mut Control) -> (Address, EventKind) {
     let event = wait_for("an event", || control.event().expect("the event queue"));
     assert!(!event.missed, "{event:?}");
@@ -95,11 +95,11 @@ fn at(target: u8, lun: u16) -> Address {
     Address { target, lun }
 }
 
-/// Keeps commands in flight on some units, and counts how they ended.
+/// A load: keeps commands in flight on some LUNs, and counts how they ended.
 struct Load {
     set: QueueSet,
     units: Vec<Address>,
-    /// By unit: good, unit attentions, and what else.
+    /// By LUN: good, unit attentions, and others.
     good: Vec<u64>,
     attentions: Vec<Sense>,
     others: Vec<(Address, Ending)>,
@@ -129,7 +129,7 @@ impl Load {
         self.set.submit(slot as usize % 2, unit as u32 * DEPTH + slot, &command).expect("room");
     }
 
-    /// All slots of all units.
+    /// Fills all slots of all LUNs.
     fn begin(&mut self) {
         for unit in 0..self.units.len() {
             (0..DEPTH).for_each(|slot| self.submit(unit, slot));
@@ -137,7 +137,7 @@ impl Load {
         self.set.publish().expect("a kick");
     }
 
-    /// Takes what has ended, and submits each anew unless `last`. Returns how many had ended.
+    /// Takes completions, and submits each command again unless `last`. Returns how many there were.
     fn turn(&mut self, last: bool) -> usize {
         let mut ended = 0;
         for queue in 0..2 {
@@ -149,7 +149,7 @@ impl Load {
                     Ending::Good => self.good[unit] += 1,
                     Ending::Check(sense) if sense.key == Sense::UNIT_ATTENTION => self.attentions.push(sense),
                     other => {
-                        // The unit has gone.
+                        // The LUN was removed.
                         self.others.push((self.units[unit], other));
                         continue;
                     }
@@ -163,7 +163,7 @@ impl Load {
         ended
     }
 
-    /// Goes on until `count` more commands of a unit have succeeded.
+    /// Runs until `count` more commands of a LUN have succeeded.
     fn more(&mut self, unit: usize, count: u64) {
         let goal = self.good[unit] + count;
         wait_for("commands that succeed", || {
@@ -172,7 +172,7 @@ impl Load {
         });
     }
 
-    /// Goes on while `work` is being done elsewhere.
+    /// Runs while `work` is executed on another thread.
     fn during<R: Send>(&mut self, work: impl FnOnce() -> R + Send) -> R {
         std::thread::scope(|scope| {
             let thread = scope.spawn(work);
@@ -199,7 +199,7 @@ fn scan(device: &Device, set: &mut QueueSet) -> Vec<Unit> {
 }
 
 #[test]
-fn a_lun_comes_and_goes_under_load() {
+fn a_lun_is_added_and_removed_under_load() {
     let daemon = Daemon::start(&["storage=ram,size=16M", "storage=ram,size=16M,id=going,target=3,lun=2"]);
     let (device, mut set, mut control) = daemon.connect();
     assert!(device.info().hotplug && device.info().change, "{:?}", device.info());
@@ -219,7 +219,7 @@ fn a_lun_comes_and_goes_under_load() {
     assert_eq!(removed["lun"]["state"], "removed");
     assert_eq!(event(&mut control), (at(3, 2), EventKind::Removed));
     load.more(0, 100);
-    // Those of the unit that went have all ended, and nothing of the one that stayed failed.
+    // All commands of the removed LUN have ended, and none of the other LUN failed.
     let gone = wait_for("the ends of the unit that went", || {
         load.turn(false);
         (load.others.len() == DEPTH as usize).then(|| std::mem::take(&mut load.others))
@@ -242,7 +242,7 @@ fn a_lun_comes_and_goes_under_load() {
         units.iter().map(|unit| (unit.at, unit.capacity().expect("small"), unit.serial.as_deref())).collect();
     assert_eq!(found, [(at(0, 0), ByteLen(16 << 20), Some("c:0:0")), (at(1, 0), ByteLen(32 << 20), Some("NEW"))]);
 
-    // Its place and its slot are free for another.
+    // Its address and its slot are free again.
     daemon.call(
         "lun.add",
         json!({ "controller": "c", "target": 3, "lun": 2, "settings": { "storage": "ram", "size": "1M" } }),
@@ -261,7 +261,7 @@ fn a_lun_comes_and_goes_under_load() {
 }
 
 #[test]
-fn what_a_lun_counted_stays_its_own_when_guests_and_luns_come_and_go() {
+fn counters_of_a_lun_survive_guests_and_changes_of_other_luns() {
     let daemon = Daemon::start(&["storage=ram,size=16M"]);
     let counted = |id: &str| {
         let stat =
@@ -279,7 +279,7 @@ fn what_a_lun_counted_stays_its_own_when_guests_and_luns_come_and_go() {
         good[0]
     };
     let add = |settings: &str| daemon.call("lun.add", json!({ "controller": "c", "settings": settings }));
-    // Alone, then not alone, by one guest and by others that come and go.
+    // Alone, then with others, by one guest and by others that connect and disconnect.
     let mut first = load(at(0, 0));
     assert_eq!(counted("c:0:0"), first);
     let (device, set, _control) = daemon.connect();
@@ -295,7 +295,7 @@ fn what_a_lun_counted_stays_its_own_when_guests_and_luns_come_and_go() {
     first += load(at(0, 0));
     let second = load(at(1, 0));
     assert_eq!((counted("c:0:0"), counted("second")), (first, second));
-    // Another in its slot begins anew.
+    // Another LUN in its slot begins at 0.
     daemon.call("lun.remove", json!({ "id": "second" }));
     add("storage=ram,size=16M,id=third");
     assert_eq!((counted("c:0:0"), counted("third")), (first, 0));
@@ -323,20 +323,20 @@ fn a_unit_grows_and_shrinks_under_load() {
     let image = daemon.path().join("disk.img");
     let host = std::fs::OpenOptions::new().write(true).open(&image).expect("the image");
     host.set_len(48 << 20).expect("the host grows it");
-    let told = load.during(|| daemon.call("lun.resize", json!({ "id": "c:0:0" })));
-    assert_eq!(told["lun"]["size_bytes"], 48 << 20);
+    let result = load.during(|| daemon.call("lun.resize", json!({ "id": "c:0:0" })));
+    assert_eq!(result["lun"]["size_bytes"], 48 << 20);
     let mut places = [event(&mut control), event(&mut control)];
     places.sort_by_key(|(place, _)| place.target);
     assert_eq!(places, [(at(0, 0), CAPACITY), (at(9, 0), CAPACITY)]);
-    let told = load
+    let result = load
         .during(|| daemon.call("lun.resize", json!({ "controller": "c", "target": 9, "size": "32M", "shrink": true })));
-    assert_eq!((&told["lun"]["id"], &told["lun"]["size_bytes"]), (&json!("c:9:0"), &json!(32 << 20)));
+    assert_eq!((&result["lun"]["id"], &result["lun"]["size_bytes"]), (&json!("c:9:0"), &json!(32 << 20)));
     event(&mut control);
     event(&mut control);
     (0..3).for_each(|unit| load.more(unit, 100));
-    // Both paths of the unit heard of it by their next command; the other unit, and all that was in flight, went on.
-    let heard = load.attentions.iter().filter(|sense| (sense.asc, sense.ascq) == (0x2a, 0x09)).count();
-    assert!((2..=4).contains(&heard) && heard == load.attentions.len(), "{:?}", load.attentions);
+    // Both paths of the logical unit got a unit attention with their next command; the other one, and all commands in flight, continued.
+    let changed = load.attentions.iter().filter(|sense| (sense.asc, sense.ascq) == (0x2a, 0x09)).count();
+    assert!((2..=4).contains(&changed) && changed == load.attentions.len(), "{:?}", load.attentions);
     assert_eq!(load.others, []);
     let (mut set, _) = load.end();
     assert_eq!(sizes(&mut set), [32, 16, 32]);
@@ -346,14 +346,14 @@ fn a_unit_grows_and_shrinks_under_load() {
 }
 
 #[test]
-fn a_unit_that_is_shared_is_one() {
+fn a_shared_logical_unit_is_one() {
     let daemon = Daemon::start(&["storage=ram,size=16M", "unit=c:0:0,target=9"]);
     let (device, mut set, _control) = daemon.connect();
     let units = scan(&device, &mut set);
     let [first, second] = units.as_slice() else { panic!("{units:?}") };
     assert_eq!((first.at, second.at), (at(0, 0), at(9, 0)));
     assert_eq!((&first.serial, &first.designators), (&second.serial, &second.designators));
-    // What is written by one is read by the other.
+    // Data written by one path is read by the other.
     let memory = std::sync::Arc::clone(set.queues()[0].memory());
     let (data, _) = set.queues()[0].data();
     let piece = |at: u64| Piece { address: GuestAddress(data.0 + at), len: 512 };
@@ -374,7 +374,7 @@ fn a_unit_that_is_shared_is_one() {
     let mut read = [0; 512];
     memory.read(piece(4096).address, &mut read).expect("shared memory");
     assert_eq!(read, [0xa5; 512]);
-    // One path goes, the unit stays.
+    // One path is removed, the logical unit stays.
     daemon.call("lun.remove", json!({ "id": "c:0:0" }));
     assert_eq!(scan(&device, &mut set).iter().map(|unit| unit.at).collect::<Vec<_>>(), [at(9, 0)]);
     device.stop(vec![set]).expect("a stop");

@@ -1,4 +1,4 @@
-//! Plug and merge end to end: our driver, a real socket, worker threads that sleep, and a real file with bad sectors.
+//! Plug and merge end to end: the project's driver, a real socket, worker threads that sleep, and a real file with bad sectors.
 
 mod rig;
 
@@ -17,31 +17,31 @@ use rig::{Plan, Rig, disk};
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;
 const DEPTH: u32 = 64;
-/// What joined requests have instead of a queue's slot.
-const JOINED: u16 = u16::MAX;
+/// The queue slot in the tags of merged requests.
+const MERGED: u16 = u16::MAX;
 
 type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
 #[derive(Default)]
 struct Counts {
     requests: AtomicU64,
-    joined: AtomicU64,
+    merged: AtomicU64,
 }
 
-struct WitnessChannel {
+struct CountingChannel {
     inner: AnyChannel,
     counts: Arc<Counts>,
 }
 
-impl DiskChannel<UringContext> for WitnessChannel {
+impl DiskChannel<UringContext> for CountingChannel {
     fn submit(
         &mut self,
         context: &mut UringContext,
         batch: &mut Vec<Request<Buffer>>,
         finished: &mut Vec<Completion<Buffer>>,
     ) -> usize {
-        let joined = batch.iter().filter(|request| request.tag.queue() == JOINED).count();
-        self.counts.joined.fetch_add(joined as u64, Ordering::Relaxed);
+        let merged = batch.iter().filter(|request| request.tag.queue() == MERGED).count();
+        self.counts.merged.fetch_add(merged as u64, Ordering::Relaxed);
         let taken = self.inner.submit(context, batch, finished);
         self.counts.requests.fetch_add(taken as u64, Ordering::Relaxed);
         taken
@@ -63,15 +63,15 @@ impl DiskChannel<UringContext> for WitnessChannel {
     }
 }
 
-/// `inner`, whose requests are counted.
-fn witnessed(inner: Arc<AnyDisk>) -> (Arc<AnyDisk>, Arc<Counts>) {
+/// Wraps `inner` in a disk that counts requests.
+fn counted(inner: Arc<AnyDisk>) -> (Arc<AnyDisk>, Arc<Counts>) {
     let counts = Arc::<Counts>::default();
     let seen = Arc::clone(&counts);
-    let channel = move |inner| WitnessChannel { inner, counts: Arc::clone(&seen) };
+    let channel = move |inner| CountingChannel { inner, counts: Arc::clone(&seen) };
     (Arc::new(FilterDisk::new(inner, move |inner| Box::new(channel(inner)) as AnyChannel)), counts)
 }
 
-/// What a block holds.
+/// Returns the content of a block.
 fn content(block: u64) -> Vec<u8> {
     (0..BLOCK).map(|byte| (byte * 7 + block * 131 + (block >> 8)) as u8 | 1).collect()
 }
@@ -84,7 +84,7 @@ fn sector(block: u64) -> mqblk_core::Sector512 {
     ByteOffset(block * BLOCK).to_sector().expect("blocks are whole sectors")
 }
 
-/// Sends one request for each block in sequence, spread over all the queues, and calls `done` with each block's answer.
+/// Sends one request for each block in sequence, spread over all queues, and calls `done` with each block's status.
 fn stream(
     set: &mut QueueSet,
     send: impl Fn(&mut Queue, u32, u64, Piece) -> Result<(), Refused>,
@@ -100,7 +100,7 @@ fn stream(
             let Some(slot) = free[at].pop() else { break };
             let queue = &mut set.queues()[at];
             let piece = Piece { address: address(queue, slot), len: BLOCK as u32 };
-            send(queue, slot, sent, piece).expect("the ring has room");
+            send(queue, slot, sent, piece).expect("the ring has space");
             blocks[at][slot as usize] = sent;
             sent += 1;
         }
@@ -108,10 +108,10 @@ fn stream(
         for (at, queue) in set.queues().iter_mut().enumerate() {
             queue.publish().expect("a kick can be sent");
             queue.look().expect("the device keeps to the protocol");
-            while let Some(answer) = queue.reap().expect("the device keeps to the protocol") {
-                let piece = Piece { address: address(queue, answer.user), len: BLOCK as u32 };
-                done(queue, blocks[at][answer.user as usize], piece, answer.status);
-                free[at].push(answer.user);
+            while let Some(completed) = queue.reap().expect("the device keeps to the protocol") {
+                let piece = Piece { address: address(queue, completed.user), len: BLOCK as u32 };
+                done(queue, blocks[at][completed.user as usize], piece, completed.status);
+                free[at].push(completed.user);
                 ended += 1;
             }
         }
@@ -121,10 +121,10 @@ fn stream(
     }
 }
 
-/// Waits for the answer to the only request in flight.
+/// Sends one request and waits for its status.
 fn one(set: &mut QueueSet, send: impl FnOnce(&mut Queue) -> Result<(), Refused>) -> Status {
     let queue = &mut set.queues()[0];
-    send(queue).expect("the ring has room");
+    send(queue).expect("the ring has space");
     queue.publish().expect("a kick can be sent");
     loop {
         let queue = &mut set.queues()[0];
@@ -167,7 +167,7 @@ fn streams_over_several_queues_fail_only_where_the_disk_is_bad() {
             ("fault-seed", "7"),
         ],
     );
-    let (disk, counts) = witnessed(inner);
+    let (disk, counts) = counted(inner);
     for (queues, poll) in [(2, PollPolicy::Off), (3, PollPolicy::default())] {
         let (rig, mut sets) = connect(&disk, queues, poll, PlugOptions::default());
         let [set] = sets.as_mut_slice() else { panic!("one thread owns all the queues") };
@@ -204,40 +204,40 @@ fn streams_over_several_queues_fail_only_where_the_disk_is_bad() {
             assert_eq!(found.iter().any(|byte| *byte != 0), block == BAD_ZEROES, "block {block} of the file");
         }
         rig.stop(sets);
-        // Fewer reached the storage than were sent, although some were sent twice.
-        let (reached, joined) = (counts.requests.swap(0, Ordering::Relaxed), counts.joined.swap(0, Ordering::Relaxed));
-        assert!(joined > 0 && reached < 3 * BLOCKS, "{joined} of {reached} requests were joined ones");
+        // Fewer requests reached the storage than were sent, although some were repeated.
+        let (reached, merged) = (counts.requests.swap(0, Ordering::Relaxed), counts.merged.swap(0, Ordering::Relaxed));
+        assert!(merged > 0 && reached < 3 * BLOCKS, "{merged} of {reached} requests were merged");
     }
 }
 
-/// Runs `play` on a thread of its own and waits a minute for its end: what it looks for would be waited for without end.
-fn with_patience(play: impl FnOnce() + Send + 'static) {
+/// Runs `test` on a thread of its own for a minute at most: the error that it checks for is a hang.
+fn with_timeout(test: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel();
     let thread = std::thread::spawn(move || {
-        play();
+        test();
         let _ = done.send(());
     });
     if let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(Duration::from_secs(60)) {
-        panic!("no answer for a minute");
+        panic!("no completion for a minute");
     }
     thread.join().expect("it ends well");
 }
 
 #[test]
-fn a_joined_request_that_fails_is_done_again_although_nothing_else_is_in_flight() {
-    with_patience(|| {
-        // The members are to be offered again by a worker that would sleep otherwise.
+fn a_failed_merged_request_is_repeated_although_nothing_else_is_in_flight() {
+    with_timeout(|| {
+        // The members must be repeated by a worker that would sleep otherwise.
         for latency in ["0", "300"] {
             let settings =
                 [("inner", "ram"), ("size", "1M"), ("fail-read", "4K+512:EIO"), ("fault-latency-us", latency)];
-            let (disk, counts) = witnessed(disk("fault", &settings));
+            let (disk, counts) = counted(disk("fault", &settings));
             let plug = PlugOptions { merge: MergeMode::On, ..PlugOptions::default() };
             let (rig, mut sets) = connect(&disk, 1, PollPolicy::Off, plug);
             for _ in 0..20 {
                 let queue = &mut sets[0].queues()[0];
                 for slot in 0..2 {
                     let piece = Piece { address: address(queue, slot), len: BLOCK as u32 };
-                    queue.read(slot, sector(slot.into()), piece).expect("the ring has room");
+                    queue.read(slot, sector(slot.into()), piece).expect("the ring has space");
                 }
                 queue.publish().expect("a kick can be sent");
                 let mut left = 2;
@@ -255,7 +255,7 @@ fn a_joined_request_that_fails_is_done_again_although_nothing_else_is_in_flight(
                 }
             }
             rig.stop(sets);
-            assert_eq!(counts.joined.load(Ordering::Relaxed), 20);
+            assert_eq!(counts.merged.load(Ordering::Relaxed), 20);
             assert_eq!(counts.requests.load(Ordering::Relaxed), 20 * 3);
         }
     });

@@ -1,6 +1,6 @@
-//! Plug and merge under everything at once: a worker stepped by hand serves several queues of one disk that takes as little
-//! as it likes, answers out of order and has bad sectors, while queues are drained and come back. Exactly the requests that
-//! touch a bad sector fail, all data is where it belongs, and every request is answered once.
+//! Plug and merge together with everything else: a stepped worker serves several queues of one disk that takes few requests at a time,
+//! completes out of order and has bad sectors, while queues are drained and attached again. Exactly the requests with a bad sector fail,
+//! all data is where it belongs, and every request completes once.
 //!
 //! `MQBLK_MERGE_SEEDS=from..to` runs other seeds than the usual ones.
 
@@ -28,12 +28,12 @@ const DEPTH: u16 = 64;
 /// Guest memory of one request in flight.
 const AREA: u64 = 32 * BLOCK;
 const MOST_BLOCKS: u64 = 8;
-/// The tag's queue of a joined request, as storage sees it.
-const JOINED: u16 = u16::MAX;
+/// The queue slot in a merged request's tag.
+const MERGED: u16 = u16::MAX;
 
 type Buffer = <UringContext as mqblk_core::IoContext>::Buffer;
 
-/// First block and blocks of what is bad, for each kind of request.
+/// Bad blocks: the first and their number, for each kind of request.
 struct Bad {
     reads: Vec<(u64, u64)>,
     writes: Vec<(u64, u64)>,
@@ -53,11 +53,11 @@ impl Bad {
     }
 }
 
-/// What storage saw.
+/// Counters of the storage.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     requests: u64,
-    joined: u64,
+    merged: u64,
     joined_failed: u64,
     refused: u64,
     longest: u64,
@@ -72,12 +72,12 @@ struct StingyChannel {
 
 impl StingyChannel {
     fn count_failures(&self, finished: &[Completion<Buffer>]) {
-        let failed = finished.iter().filter(|done| done.tag.queue() == JOINED && !done.outcome.is_done()).count();
+        let failed = finished.iter().filter(|done| done.tag.queue() == MERGED && !done.outcome.is_done()).count();
         self.seen.lock().unwrap().joined_failed += failed as u64;
     }
 }
 
-/// `inner` with a channel that takes little, and short write-zeroes.
+/// Wraps `inner` in a disk with a channel that takes few requests, and short write-zeroes.
 fn stingy(inner: Arc<AnyDisk>, seed: u64, seen: &Arc<Mutex<Seen>>) -> Arc<AnyDisk> {
     let limits = Limits { write_zeroes: Some(ByteLen(10 * BLOCK)), ..inner.limits() };
     let seen = Arc::clone(seen);
@@ -96,14 +96,14 @@ impl DiskChannel<UringContext> for StingyChannel {
         let most = if self.random.random_ratio(1, 3) { self.random.random_range(0..=batch.len()) } else { batch.len() };
         let before = finished.len();
         let mut rest = batch.split_off(most);
-        let offered: Vec<_> = batch.iter().map(|request| (request.tag.queue() == JOINED, request.len.0)).collect();
+        let offered: Vec<_> = batch.iter().map(|request| (request.tag.queue() == MERGED, request.len.0)).collect();
         let taken = self.inner.submit(context, batch, finished);
         batch.append(&mut rest);
         {
             let mut seen = self.seen.lock().unwrap();
-            for (joined, len) in &offered[..taken] {
+            for (merged, len) in &offered[..taken] {
                 seen.requests += 1;
-                seen.joined += u64::from(*joined);
+                seen.merged += u64::from(*merged);
                 seen.longest = seen.longest.max(*len);
             }
             seen.refused += batch.len() as u64;
@@ -138,9 +138,9 @@ struct Ask {
     op: Op,
     /// First block and blocks.
     ranges: Vec<(u64, u64)>,
-    /// Memory pieces.
+    /// Memory segments.
     pieces: Vec<(u64, u32)>,
-    /// Its place in the guest's memory.
+    /// Its slot in the guest's memory.
     area: u64,
     data: Vec<u8>,
 }
@@ -164,7 +164,7 @@ struct Side {
     memory: Arc<GuestMemory>,
     waiting: VecDeque<Ask>,
     answered: Vec<(Ask, Outcome)>,
-    /// Places of its memory that are free.
+    /// Free slots of its memory.
     areas: Vec<u64>,
     taken: usize,
 }
@@ -219,7 +219,7 @@ impl GuestQueue for ScriptedQueue {
     ) {
         assert_eq!(done.buffer.is_some(), done.token.op.has_data());
         if let Some(buffer) = done.buffer {
-            // The request's own buffer, not a joined one.
+            // The request's own buffer, not a merged one.
             assert_eq!(context.buffers.len(&buffer).0, done.token.bytes().len() as u64);
             assert!(!context.buffers.is_merged(&buffer));
             context.buffers.release(buffer);
@@ -243,17 +243,17 @@ impl GuestQueue for ScriptedQueue {
     fn position(&self) {}
 }
 
-/// The disk as it must be, and who uses which block now.
+/// The model of the disk: its expected contents, and its requests in flight.
 struct Model {
     bytes: Vec<u8>,
     readers: Vec<u32>,
     writer: Vec<bool>,
-    /// Requests that overlap may be in flight together: then only answers are judged, not data.
+    /// Overlapping requests may be in flight together: then only outcomes are checked, not data.
     chaos: bool,
 }
 
 impl Model {
-    /// Whether a request may run beside those in flight; it is one of them from here on.
+    /// Adds a request to those in flight. Returns false if it conflicts with one of them.
     fn enter(&mut self, ask: &Ask) -> bool {
         let modifies = ask.op.modifies();
         let free = |block: u64| !self.writer[block as usize] && (!modifies || self.readers[block as usize] == 0);
@@ -269,7 +269,7 @@ impl Model {
         true
     }
 
-    /// Judges an answer.
+    /// Checks a completion.
     fn leave(&mut self, ask: &Ask, outcome: Outcome, memory: &GuestMemory, bad: &Bad, seed: u64) {
         assert_eq!(outcome.is_done(), !ask.fails(bad), "seed {seed}: {outcome:?} for {:?} {:?}", ask.op, ask.ranges);
         for block in ask.blocks() {
@@ -292,7 +292,7 @@ impl Model {
             }
             (Op::Write { .. }, Outcome::Done(_)) => self.bytes[ask.bytes()].copy_from_slice(&ask.data),
             (Op::Discard { .. } | Op::WriteZeroes { .. }, _) => {
-                // Ranges of one request are done one by one: those that are not bad are done even if the request fails.
+                // Ranges of one request are executed one by one: good ones succeed even if the request fails.
                 for range in &ask.ranges {
                     let part = Ask { ranges: vec![*range], ..ask.clone() };
                     if !part.fails(bad) {
@@ -311,11 +311,11 @@ struct Simulation {
     worker: SteppedWorker,
     disk: Arc<AnyDisk>,
     sides: Vec<Arc<Mutex<Side>>>,
-    seats: Vec<Option<SteppedQueue>>,
+    attached: Vec<Option<SteppedQueue>>,
     model: Model,
     bad: Bad,
     seen: Arc<Mutex<Seen>>,
-    asked: u64,
+    submitted: u64,
     answered: u64,
 }
 
@@ -369,11 +369,11 @@ impl Simulation {
             worker: SteppedWorker::new(UringOptions { submissions: 8, in_flight: 64, files: 1, buffers: 1 }).unwrap(),
             disk,
             sides: (0..QUEUES).map(side).collect(),
-            seats: vec![None; QUEUES],
+            attached: vec![None; QUEUES],
             model,
             bad,
             seen,
-            asked: 0,
+            submitted: 0,
             answered: 0,
         };
         for at in 0..QUEUES {
@@ -403,14 +403,14 @@ impl Simulation {
             on_broken: Box::new(|why| panic!("{why}")),
         };
         let random = SmallRng::seed_from_u64(self.random.random());
-        let seat = self.worker.attach(options, |context, _| {
+        let attached_queue = self.worker.attach(options, |context, _| {
             let lease = context.buffers.acquire_lease(Arc::clone(&side.lock().unwrap().memory), vec![]);
             Ok(ScriptedQueue { side, lease, random, finished: vec![] })
         });
-        self.seats[at] = Some(seat.unwrap());
+        self.attached[at] = Some(attached_queue.unwrap());
     }
 
-    /// One guest request at `first`; `None` when no queue that was picked has room for it.
+    /// Returns one guest request at `first`; `None` when the picked queues have no free slot.
     fn ask(&mut self, op: Op, first: u64, count: u64) -> Option<()> {
         let queue = self.random.random_range(0..QUEUES);
         let mut side = self.sides[queue].lock().unwrap();
@@ -420,7 +420,7 @@ impl Simulation {
             Op::Flush => {}
             Op::Read | Op::Write { .. } => {
                 ask.ranges.push((first, count));
-                // In a few pieces, with and without gaps between them; the whole request fits in its area.
+                // In a few segments, with and without gaps between them; the whole request fits in its area.
                 let (mut at, mut left) = (area, count);
                 while left > 0 {
                     let run = self.random.random_range(1..=left);
@@ -453,11 +453,11 @@ impl Simulation {
             return None;
         }
         side.waiting.push_back(ask);
-        self.asked += 1;
+        self.submitted += 1;
         Some(())
     }
 
-    /// A few requests in sequence, or one somewhere.
+    /// Submits a few sequential requests, or one anywhere.
     fn publish(&mut self) {
         let op = match self.random.random_range(0..20) {
             0..7 => Op::Read,
@@ -494,10 +494,10 @@ impl Simulation {
         self.worker.turn();
         self.collect();
         for at in 0..QUEUES {
-            let Some(seat) = self.seats[at] else { continue };
-            if !self.worker.serves(seat) {
-                // It has left: what it took is answered, what waits is for the next one.
-                self.seats[at] = None;
+            let Some(attached_queue) = self.attached[at] else { continue };
+            if !self.worker.serves(attached_queue) {
+                // It is detached: the requests that it pulled are complete, waiting ones are for the next queue.
+                self.attached[at] = None;
                 let side = self.sides[at].lock().unwrap();
                 assert_eq!(side.areas.len() + side.waiting.len(), usize::from(DEPTH), "seed {}", self.seed);
             }
@@ -513,29 +513,29 @@ impl Simulation {
                 self.turn();
             }
             let at = self.random.random_range(0..QUEUES);
-            match self.seats[at] {
+            match self.attached[at] {
                 None => self.attach(at),
-                Some(seat) if self.random.random_ratio(1, 20) => self.worker.drain(seat),
+                Some(attached_queue) if self.random.random_ratio(1, 20) => self.worker.drain(attached_queue),
                 Some(_) => {}
             }
         }
-        // All that was asked is answered, however little is taken at once.
+        // All requests complete, however few are taken at once.
         for _ in 0..100_000 {
-            if self.answered == self.asked {
+            if self.answered == self.submitted {
                 break;
             }
             for at in 0..QUEUES {
-                if self.seats[at].is_none() {
+                if self.attached[at].is_none() {
                     self.attach(at);
                 }
             }
             self.turn();
         }
-        assert_eq!(self.answered, self.asked, "seed {}: requests were lost", self.seed);
+        assert_eq!(self.answered, self.submitted, "seed {}: requests were lost", self.seed);
         for at in 0..QUEUES {
-            if let Some(seat) = self.seats[at] {
-                self.worker.drain(seat);
-                assert!(!self.worker.serves(seat), "seed {}: nothing is in flight", self.seed);
+            if let Some(attached_queue) = self.attached[at] {
+                self.worker.drain(attached_queue);
+                assert!(!self.worker.serves(attached_queue), "seed {}: nothing is in flight", self.seed);
             }
         }
     }
@@ -551,23 +551,23 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 #[test]
-fn only_the_guilty_fail_and_all_data_is_right() {
+fn only_requests_with_bad_sectors_fail_and_all_data_is_right() {
     let mut all = Seen::default();
-    let mut asked = 0;
+    let mut submitted = 0;
     for seed in seeds() {
         let mut simulation = Simulation::new(seed);
         simulation.run();
         let seen = *simulation.seen.lock().unwrap();
         assert!(seen.longest <= 40 * BLOCK, "seed {seed}: {seen:?}");
-        asked += simulation.asked;
+        submitted += simulation.submitted;
         all.requests += seen.requests;
-        all.joined += seen.joined;
+        all.merged += seen.merged;
         all.joined_failed += seen.joined_failed;
         all.refused += seen.refused;
     }
-    // The simulation meets what it is for.
+    // The simulation is not trivial.
     assert!(
-        all.joined > asked / 50 && all.joined_failed > asked / 1000 && all.refused > asked / 50,
-        "{asked}: {all:?}"
+        all.merged > submitted / 50 && all.joined_failed > submitted / 1000 && all.refused > submitted / 50,
+        "{submitted}: {all:?}"
     );
 }

@@ -1,5 +1,5 @@
-//! Live migration without a VM: a front-end of our own copies a guest's memory by the dirty log while requests run, stops the queues, and goes
-//! on at another daemon.
+//! Live migration without a VM: the test's own frontend copies a guest's memory by the dirty log while requests run, stops the queues, and
+//! continues at another daemon.
 
 mod migrant;
 
@@ -27,14 +27,14 @@ fn settings(interface: Interface, queues: usize, storage: &str) -> String {
     format!("interface={interface},queues={queues},{storage}")
 }
 
-/// Requests of all kinds while logging is turned on, off and to other logs, with copies of what is dirty in between. At each end every
-/// byte has been copied.
+/// Runs requests of all kinds while logging is enabled, disabled and moved to other logs, with copies of dirty pages in between. At each
+/// end every byte has been copied.
 fn exact(interface: Interface, queues: usize, storage: &str, rounds: u32, seed: u64) {
     let daemon = HostileDaemon::start(2, &[("disk", &settings(interface, queues, storage))]);
     let mut guest = Migrant::start(&daemon.socket("disk"), interface, queues, seed);
     guest.settle();
     for _ in 0..rounds {
-        // Some of these end unlogged, some after logging has begun.
+        // Some of these complete before logging is enabled, some afterwards.
         guest.submit(24);
         let wait = guest.pick(3) == 0;
         guest.reap(wait);
@@ -50,10 +50,10 @@ fn exact(interface: Interface, queues: usize, storage: &str, rounds: u32, seed: 
         }
         let wait = guest.pick(2) == 0;
         guest.reap(wait);
-        // Requests may be under way at the switch: they end before the queues have stopped.
+        // Requests may be in flight at the switchover: they complete before the queues have stopped.
         let bases = guest.stop();
         guest.check_copy();
-        // What the device had not taken off its rings is answered when they start again.
+        // Requests that the device had not pulled are completed when the queues start again.
         guest.reap(false);
         guest.start_again(&bases);
         guest.submit(8);
@@ -82,11 +82,11 @@ fn every_page_that_is_written_is_marked() {
     }
 }
 
-/// From one daemon to another and back, the image shared, with requests under way.
+/// From one daemon to another and back, with a shared image and requests in flight.
 #[test]
-fn a_guest_goes_there_and_back() {
+fn a_guest_migrates_there_and_back() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    // At once: a start that is refused has waited for the lock for seconds.
+    // Without a delay: a refused start has waited for the lock for seconds.
     std::thread::scope(|scope| {
         for interface in [Interface::Blk, Interface::Scsi] {
             for queues in [1, 4] {
@@ -119,7 +119,7 @@ fn there_and_back(image: &Path, interface: Interface, queues: usize) {
         );
         there.wait_for_session_end("disk");
         if round == 1 {
-            // It fails, at the last moment: the guest goes on where it is.
+            // The migration fails at the end: the guest continues at the source.
             let bases = guest.stop();
             guest.check_copy();
             guest.start_again(&bases);
@@ -133,7 +133,7 @@ fn there_and_back(image: &Path, interface: Interface, queues: usize) {
         let bases = guest.stop();
         guest.check_copy();
         guest = guest.arrive(&there.socket("disk"), &bases);
-        // What was answered before the stop is found in the memory that was copied.
+        // Completions from before the stop are in the copied memory.
         guest.reap(true);
         guest.settle();
         assert!(
@@ -152,7 +152,7 @@ fn there_and_back(image: &Path, interface: Interface, queues: usize) {
     }
 }
 
-/// A front-end with one queue, and a log that it has told.
+/// Connects a frontend with one queue, and a log that it has set.
 fn logging(socket: &Path) -> (HostileFrontend, Log) {
     let mut front = HostileFrontend::connect(socket, LOG_ALL);
     let log = Log::new();
@@ -169,7 +169,7 @@ fn log_of(bytes: u64, offset: u64) -> Vec<u8> {
 }
 
 #[test]
-fn logs_that_cannot_be() {
+fn invalid_logs() {
     let rows: &[SessionCase] = &[
         (
             "a log of no bytes",
@@ -235,9 +235,9 @@ fn logs_that_cannot_be() {
     run_sessions(rows);
 }
 
-/// Its marks reach nobody, and that is all.
+/// The only effect is that its marks are lost.
 #[test]
-fn a_log_that_is_cut_off_while_it_is_used() {
+fn a_log_that_is_truncated_while_in_use() {
     let mut daemon = HostileDaemon::start(1, &[("disk", "storage=ram,size=1M,queues=1")]);
     let (mut front, log) = logging(&daemon.socket("disk"));
     front.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);

@@ -1,6 +1,6 @@
-//! Thousands of power cuts under our drivers: what was promised is there, and what was never written is not.
+//! Thousands of power cuts under the project's drivers: durable data is there, and data that was never written is not.
 //!
-//! Each test also cuts the power of a disk that breaks its promises, and must see that.
+//! Each test also cuts the power of a disk that violates durability, and must detect that.
 
 mod rig;
 
@@ -18,14 +18,14 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rig::{Plan, Rig, disk};
 
-/// Cuts for each way of working.
+/// Cuts of each test.
 const CUTS: u64 = 1000;
 const BLOCK_SECTORS: u64 = 8;
 const BLOCKS: u64 = 128;
 const SIZE: usize = (BLOCKS * BLOCK_SECTORS) as usize * SECTOR;
 const DEPTH: u32 = 16;
 
-/// A file whose answers come in another order, noted in a log.
+/// A file with reordered completions, recorded in a log.
 fn recorded(folder: &std::path::Path, log: &Arc<PowerLog>) -> Arc<AnyDisk> {
     let path = folder.join("disk");
     std::fs::File::create(&path).and_then(|file| file.set_len(SIZE as u64)).expect("the disk's file");
@@ -35,7 +35,7 @@ fn recorded(folder: &std::path::Path, log: &Arc<PowerLog>) -> Arc<AnyDisk> {
     record_writes(disk("fault", &settings), log, 0)
 }
 
-/// Sectors that break a promise, over seeded cuts at random positions.
+/// Returns the number of sectors that violate durability, over seeded cuts at random positions.
 fn faults(log: &PowerLog, history: &WriteHistory, cache: CacheModel) -> Vec<String> {
     let mut random = SmallRng::seed_from_u64(11);
     let mut faults = vec![];
@@ -50,7 +50,7 @@ fn none(faults: &[String]) {
     assert!(faults.is_empty(), "{} faults, such as\n{}", faults.len(), faults[..faults.len().min(5)].join("\n"));
 }
 
-/// What a slot of a queue is busy with.
+/// The request of a slot of a queue.
 enum Sent {
     Change { write: WriteId, block: u64, discard: bool },
     Flush(u64),
@@ -83,7 +83,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
     while ended < OPERATIONS {
         while started < OPERATIONS {
             let at = (started % u64::from(QUEUES)) as usize;
-            // Near each other, so that some are joined.
+            // Close to each other, so that some are merged.
             let block = (started / 2 + random.random_range(0..8)) % BLOCKS;
             if busy[block as usize] {
                 break;
@@ -127,7 +127,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
     (log, history)
 }
 
-/// Sends a write, zeroes or a discard of a part of a block.
+/// Submits a write, zeroes or a discard of a part of a block.
 fn change(
     queue: &mut Queue,
     slot: u32,
@@ -168,7 +168,7 @@ fn a_flush_holds_over_several_queues() {
 }
 
 #[test]
-fn a_write_through_disk_keeps_what_it_answered() {
+fn a_write_through_disk_keeps_completed_writes() {
     let (log, history) = load(false);
     none(&faults(&log, &history, CacheModel::Honest));
     let lost = faults(&log, &history, CacheModel::IgnoresDurable);
@@ -187,8 +187,8 @@ fn a_scsi_write_with_fua_is_kept_and_one_without_by_the_next_flush() {
     for stamp in 1..=1000 {
         if random.random_bool(0.03) {
             let promise = history.send_flush();
-            let answer = controller.run_command(place, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], CommandData::None);
-            assert_eq!(answer.status, 0, "{answer:?}");
+            let outcome = controller.run_command(place, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], CommandData::None);
+            assert_eq!(outcome.status, 0, "{outcome:?}");
             history.complete_flush(promise, log.position());
             continue;
         }
@@ -199,8 +199,8 @@ fn a_scsi_write_with_fua_is_kept_and_one_without_by_the_next_flush() {
         let write = history.send(first, count, stamp, log.position());
         // WRITE (10); FUA is bit 3 of byte 1. Source: SBC-4 section 5.41.
         let cdb = [0x2a, u8::from(fua) << 3, a, b, c, d, 0, 0, count as u8, 0];
-        let answer = controller.run_command(place, &cdb, CommandData::Out(&data));
-        assert_eq!(answer.status, 0, "{answer:?}");
+        let outcome = controller.run_command(place, &cdb, CommandData::Out(&data));
+        assert_eq!(outcome.status, 0, "{outcome:?}");
         history.complete_write(write, fua, log.position());
     }
     none(&faults(&log, &history, CacheModel::Honest));

@@ -1,5 +1,5 @@
-//! A virtio-blk disk that gets another size while our driver has verified requests in flight: by command, by the host, downwards, and with
-//! a front-end that cannot be told or says nothing.
+//! A virtio-blk disk that is resized while the project's driver has verified requests in flight: by command, by the host, shrinking, and
+//! with a frontend that cannot be notified or does not reply.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Blocks of an image at first.
+/// Initial blocks of an image.
 const BLOCKS: usize = 256;
 const BYTES: u64 = (BLOCKS * BLOCK) as u64;
 
@@ -26,7 +26,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Disks by id and other settings; `FOLDER` is a folder of its own.
+    /// Starts a daemon. Disks by id and other settings; `FOLDER` is a folder of its own.
     fn start(disks: &[(&str, &str)]) -> Daemon {
         let folder = tempfile::tempdir().expect("a folder");
         let at = folder.path().display().to_string();
@@ -74,23 +74,23 @@ impl Drop for Daemon {
     }
 }
 
-/// What `resize` answers: the result, or the error's text.
+/// Calls `resize`. Returns the result, or the error's text.
 fn resize(admin: &Path, params: &Value) -> Result<Value, String> {
     let mut client = Client::connect_with(admin, TIMEOUT).expect("the admin socket");
     client.call("resize", params).map_err(|error| error.to_string())
 }
 
-/// Goes on verifying while `resize` is asked for, and hears of changes meanwhile, if it listens. What was answered and how often it heard.
+/// Verifies while `resize` runs, and takes notifications meanwhile if it listens. Returns the result and the number of notifications.
 fn resize_under(load: &mut VhostUserLoad, admin: PathBuf, params: Value) -> (Value, u32) {
     let asking = std::thread::spawn(move || resize(&admin, &params));
-    let mut heard = 0;
+    let mut notified = 0;
     while !asking.is_finished() {
         load.round();
-        heard += u32::from(load.device().changed(Duration::ZERO).expect("the server's messages"));
+        notified += u32::from(load.device().changed(Duration::ZERO).expect("the server's messages"));
     }
     load.round();
-    heard += u32::from(load.device().changed(Duration::ZERO).expect("the server's messages"));
-    (asking.join().expect("no panic").expect("it can be resized"), heard)
+    notified += u32::from(load.device().changed(Duration::ZERO).expect("the server's messages"));
+    (asking.join().expect("no panic").expect("it can be resized"), notified)
 }
 
 fn blocks(load: &mut VhostUserLoad) -> u64 {
@@ -107,7 +107,7 @@ fn a_disk_grows_and_shrinks_under_load() {
         assert_eq!(blocks(&mut load), BLOCKS as u64);
         assert_eq!(load.try_read(BLOCKS as u64), Status::IoError, "beyond the end");
         if !verifies {
-            // It keeps nothing, so only the sizes can be looked at.
+            // It stores nothing, so only the sizes can be checked.
             let asking = {
                 let admin = daemon.path("admin");
                 std::thread::spawn(move || resize(&admin, &json!({ "id": "a", "size": "2M" })))
@@ -119,20 +119,20 @@ fn a_disk_grows_and_shrinks_under_load() {
             continue;
         }
         for round in 2..=6_u64 {
-            let (told, heard) =
+            let (result, notified) =
                 resize_under(&mut load, daemon.path("admin"), json!({ "id": "a", "size": round * BYTES }));
             let want =
                 json!({ "id": "a", "before_bytes": (round - 1) * BYTES, "size_bytes": round * BYTES, "guest": "told" });
-            assert_eq!((told, heard), (want, 1));
+            assert_eq!((result, notified), (want, 1));
             assert_eq!(blocks(&mut load), round * BLOCKS as u64);
-            // What is new can be written and read.
+            // The added space can be written and read.
             load.use_blocks(round as usize * BLOCKS);
             (0..20).for_each(|_| load.round());
             assert_eq!(load.try_read(round * BLOCKS as u64), Status::IoError, "beyond the new end");
         }
-        // The same again is nothing new.
-        let (told, heard) = resize_under(&mut load, daemon.path("admin"), json!({ "id": "a", "size": 6 * BYTES }));
-        assert_eq!((&told["guest"], heard), (&json!("unchanged"), 0));
+        // The same size again is no change.
+        let (result, notified) = resize_under(&mut load, daemon.path("admin"), json!({ "id": "a", "size": 6 * BYTES }));
+        assert_eq!((&result["guest"], notified), (&json!("unchanged"), 0));
 
         let refused =
             resize(&daemon.path("admin"), &json!({ "id": "a", "size": BYTES })).expect_err("it shrinks unasked");
@@ -141,21 +141,21 @@ fn a_disk_grows_and_shrinks_under_load() {
         assert_eq!(load.try_read(6 * BLOCKS as u64 - 1), Status::Ok, "nothing has changed");
         load.use_blocks(BLOCKS);
         let shrink = json!({ "id": "a", "size": BYTES, "shrink": true });
-        let (told, heard) = resize_under(&mut load, daemon.path("admin"), shrink);
-        assert_eq!((&told["size_bytes"], &told["guest"], heard), (&json!(BYTES), &json!("told"), 1));
+        let (result, notified) = resize_under(&mut load, daemon.path("admin"), shrink);
+        assert_eq!((&result["size_bytes"], &result["guest"], notified), (&json!(BYTES), &json!("told"), 1));
         assert_eq!((blocks(&mut load), load.try_read(BLOCKS as u64)), (BLOCKS as u64, Status::IoError));
         if storage.starts_with("path") {
             assert_eq!(std::fs::metadata(daemon.path("a.img")).expect("the image").len(), BYTES);
         }
         (0..20).for_each(|_| load.round());
-        // What was cut off is gone, and a disk that has grown again shows zeroes there, which the load does not expect to be its own.
+        // The truncated data is gone, and a disk that has grown again reads as zeroes there, which the load does not expect.
         drop(load);
         daemon.stop();
     }
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn invalid_resizes_are_refused_with_the_reason() {
     let daemon = Daemon::start(&[("a", "path=FOLDER/a.img"), ("b", "path=FOLDER/b.img,readonly=on")]);
     let admin = daemon.path("admin");
     for (params, want) in [
@@ -179,9 +179,9 @@ fn what_cannot_be_is_refused_by_name() {
         let error = resize(&admin, &params).expect_err("it is refused");
         assert!(error.contains(want), "{params}: {error}");
     }
-    // Nobody is connected, and the storage has what it had.
-    let told = resize(&admin, &json!({ "id": "b" })).expect("a look");
-    assert_eq!((&told["size_bytes"], &told["guest"]), (&json!(BYTES), &json!("unchanged")));
+    // No frontend is connected, and the storage is unchanged.
+    let result = resize(&admin, &json!({ "id": "b" })).expect("a look");
+    assert_eq!((&result["size_bytes"], &result["guest"]), (&json!(BYTES), &json!("unchanged")));
     daemon.image("b").set_len(2 * BYTES).expect("the host may");
     let sizes = || resize(&admin, &json!({ "id": "b" })).expect("a look")["size_bytes"].clone();
     wait_for("a larger read-only disk", || (sizes() == json!(2 * BYTES)).then_some(()));
@@ -189,17 +189,17 @@ fn what_cannot_be_is_refused_by_name() {
 }
 
 #[test]
-fn a_front_end_that_cannot_be_told_or_says_nothing() {
+fn a_frontend_that_cannot_be_notified_or_does_not_reply() {
     let daemon = Daemon::start(&[("a", "path=FOLDER/a.img")]);
     let grow = |size: u64| json!({ "id": "a", "size": size * BYTES });
     assert_eq!(resize(&daemon.path("admin"), &grow(2)).expect("it grows")["guest"], "no-guest");
     let mut deaf = VhostUserLoad::connect(daemon.path("a.sock"), 2, 2 * BLOCKS, 1);
-    let (told, heard) = resize_under(&mut deaf, daemon.path("admin"), grow(3));
-    assert_eq!((&told["guest"], heard), (&json!("at-reconnect"), 0));
+    let (result, notified) = resize_under(&mut deaf, daemon.path("admin"), grow(3));
+    assert_eq!((&result["guest"], notified), (&json!("at-reconnect"), 0));
     assert_eq!(deaf.try_read(3 * BLOCKS as u64 - 1), Status::Ok, "who knows may use it");
     drop(deaf);
 
-    // One that gives a socket and never looks at it: others wait for a bounded time, and its disk goes on.
+    // One that passes a socket and never reads it: others wait for a bounded time, and its disk is still served.
     let mut silent = VhostUserLoad::connect_with_config_changes(daemon.path("a.sock"), 2, 3 * BLOCKS, 2);
     assert_eq!(blocks(&mut silent), 3 * BLOCKS as u64, "it connected after the change");
     let (admin, params) = (daemon.path("admin"), grow(4));
@@ -209,14 +209,14 @@ fn a_front_end_that_cannot_be_told_or_says_nothing() {
     }
     assert_eq!(asking.join().expect("no panic").expect("it grows")["guest"], "unanswered");
     assert_eq!(silent.try_read(4 * BLOCKS as u64 - 1), Status::Ok);
-    // It can be asked, and its control thread answers, all the same.
+    // Its control thread still replies.
     assert_eq!(silent.device().refresh().expect("GET_CONFIG").capacity.0, 4 * BYTES / 512);
     drop(silent);
     daemon.stop();
 }
 
 #[test]
-fn the_daemon_sees_by_itself_that_a_file_has_grown() {
+fn the_daemon_detects_that_a_file_has_grown() {
     let daemon = Daemon::start(&[("on", "path=FOLDER/on.img"), ("off", "path=FOLDER/off.img,watch-size=off")]);
     let mut watched = VhostUserLoad::connect_with_config_changes(daemon.path("on.sock"), 2, BLOCKS, 1);
     let mut left = VhostUserLoad::connect_with_config_changes(daemon.path("off.sock"), 2, BLOCKS, 2);
@@ -235,7 +235,7 @@ fn the_daemon_sees_by_itself_that_a_file_has_grown() {
     assert!(!left.device().changed(Duration::ZERO).expect("no message"), "it is not watched");
     assert_eq!(left.device().refresh().expect("GET_CONFIG").capacity.0, BYTES / 512);
 
-    // A file that became smaller behind the daemon's back is told of, and the guest's disk stays.
+    // A file that was truncated by others is logged, and the guest's disk keeps its size.
     watched.use_blocks(BLOCKS);
     daemon.image("on").set_len(2 * BYTES).expect("the host may");
     let warned = "the storage has become smaller than the guest's disk: requests past its end fail";
@@ -246,14 +246,14 @@ fn the_daemon_sees_by_itself_that_a_file_has_grown() {
     assert_eq!(watched.device().refresh().expect("GET_CONFIG").capacity.0, 3 * BYTES / 512);
     assert!(!watched.device().changed(Duration::ZERO).expect("no message"));
     assert_eq!(watched.try_read(3 * BLOCKS as u64 - 1), Status::IoError);
-    let (told, heard) = resize_under(&mut watched, daemon.path("admin"), json!({ "id": "on", "shrink": true }));
-    assert_eq!((&told["size_bytes"], heard), (&json!(2 * BYTES), 1));
+    let (result, notified) = resize_under(&mut watched, daemon.path("admin"), json!({ "id": "on", "shrink": true }));
+    assert_eq!((&result["size_bytes"], notified), (&json!(2 * BYTES), 1));
     daemon.stop();
 }
 
-/// Needs root and the loop driver; without them there is nothing to see.
+/// Needs root and the loop driver; without them nothing is tested.
 #[test]
-fn the_daemon_sees_by_itself_that_a_block_device_has_grown() {
+fn the_daemon_detects_that_a_block_device_has_grown() {
     struct Loop(String);
     impl Drop for Loop {
         fn drop(&mut self) {

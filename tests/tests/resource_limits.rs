@@ -1,4 +1,4 @@
-//! What a daemon does when the host gives it no more, and what many idle disks cost.
+//! A daemon at the host's resource limits, and the cost of many idle disks.
 
 #![allow(clippy::print_stdout, reason = "figures for people")]
 
@@ -30,14 +30,14 @@ fn pid(daemon: &HostileDaemon) -> Pid {
     Pid::from_raw(daemon.pid() as i32).expect("a process")
 }
 
-/// Resident memory that is the process's own, in KiB: what it shares with front-ends is theirs.
+/// Returns the private resident memory of the process, in KiB: without the memory shared with frontends.
 fn own_memory(daemon: &HostileDaemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("its status");
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("a line");
     line.split_whitespace().nth(1).expect("a number").parse().expect("KiB")
 }
 
-/// The limit with which the daemon can open so many files more: it bounds their numbers, of which some below are free.
+/// Returns the limit with which the daemon can open so many more files: it bounds their numbers, of which some below are free.
 fn limit_for(daemon: &HostileDaemon, room: usize) -> u64 {
     let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("its descriptors");
     let number = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse::<u64>().ok();
@@ -51,10 +51,10 @@ fn out_of_descriptors() {
     let mut daemon = HostileDaemon::start(2, &disks);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 1);
     let base = daemon.stable_resources();
-    // The daemon has raised its own to the highest that it may have.
+    // The daemon has raised its own limit to the hard limit.
     let highest = getrlimit(Resource::Nofile).maximum;
     let before = Rlimit { current: highest, maximum: highest };
-    // From no room at all, where a connection cannot even be accepted, to room for half of the queues.
+    // From none, where a connection cannot even be accepted, to enough for half of the queues.
     for room in [0, 1, 2, 3, 5, 8, 13, 21, 34] {
         let limit = Rlimit { current: Some(limit_for(&daemon, room)), maximum: before.maximum };
         prlimit(Some(pid(&daemon)), Resource::Nofile, limit).expect("a lower limit");
@@ -69,8 +69,8 @@ fn out_of_descriptors() {
         daemon.assert_alive("a lack of descriptors");
         daemon.wait_for_resources(base, "a lack of descriptors");
     }
-    let complaints = daemon.warnings("bad");
-    assert!(!complaints.is_empty() && complaints.len() < 40, "{complaints:#?}");
+    let warnings = daemon.warnings("bad");
+    assert!(!warnings.is_empty() && warnings.len() < 40, "{warnings:#?}");
     let mut load = VhostUserLoad::connect(daemon.socket("bad"), 16, 200, 3);
     load.round();
     assert!(
@@ -84,10 +84,10 @@ fn out_of_descriptors() {
     daemon.stop();
 }
 
-/// The command under a limit of locked memory, which root has none of while it may go over it.
+/// Returns the command under a limit of locked memory, without CAP_IPC_LOCK, which would override it.
 fn under_memlock(kib: u64, arguments: &[&str]) -> Command {
-    // Where it starts after all, it does not stay. In the foreground, because timeout sends a signal to its group as well otherwise: the
-    // daemon takes a second SIGTERM for a wish to end at once, with a code that is not 0.
+    // If it starts after all, timeout ends it. In the foreground, because otherwise timeout signals its group as well: the daemon takes a
+    // second SIGTERM for an immediate exit, with a code that is not 0.
     let mut command = Command::new("timeout");
     command.args(["--foreground", "--preserve-status", "60", "prlimit", &format!("--memlock={}", kib << 10)]);
     if rustix::process::geteuid().is_root() {
@@ -105,16 +105,16 @@ fn without_locked_memory() {
         format!("id={id},socket={},storage=ram,size=1M,queues=1,fixed-buffers={fixed}", socket(id).display())
     };
     let out = under_memlock(0, &["--workers", "1", "--disk", &disk("none", "auto")]).output().expect("the daemon");
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    // Kernels differ in what of a ring they count.
+    let output = String::from_utf8_lossy(&out.stderr).into_owned();
+    // Kernels differ in how much of a ring they count.
     if !out.status.success() {
         assert!(
-            said.contains("memlock limit: found 0 KiB, expected at least 128 KiB") && said.contains("LimitMEMLOCK"),
-            "{said}"
+            output.contains("memlock limit: found 0 KiB, expected at least 128 KiB") && output.contains("LimitMEMLOCK"),
+            "{output}"
         );
     }
 
-    // Enough for the rings, and not for 16 MiB of a guest: `on` says so, `auto` does without.
+    // Enough for the rings, and not for 16 MiB of a guest: `on` reports that, `auto` does without.
     let log = folder.path().join("log");
     let [on, auto] = [disk("on", "on"), disk("auto", "auto")];
     let mut daemon = under_memlock(4096, &["--workers", "1", "--disk", &on, "--disk", &auto])
@@ -125,8 +125,8 @@ fn without_locked_memory() {
     let large = |id: &str| Options { data_per_queue: ByteLen(16 << 20), ..options(&socket(id), 1, 128) };
     Device::connect(&large("on")).expect_err("memory that may not be locked");
     wait_for("what to do", || {
-        let said = std::fs::read_to_string(&log).expect("the log");
-        (said.contains("fixed-buffers=on") && said.contains("memlock limit: found 4096 KiB")).then_some(())
+        let output = std::fs::read_to_string(&log).expect("the log");
+        (output.contains("fixed-buffers=on") && output.contains("memlock limit: found 4096 KiB")).then_some(())
     });
     drop(Device::connect(&large("auto")).expect("a connection without locked memory"));
     rustix::process::kill_process(Pid::from_raw(daemon.id() as i32).expect("a process"), Signal::TERM)
@@ -189,7 +189,7 @@ fn many_large_idle_disks() {
     );
     drop(devices);
     daemon.wait_for_resources(base, "64 disks with 16 queues");
-    // Room that was made stays for the next.
+    // Allocated memory is kept for the next connections.
     let after = own_memory(&daemon);
     assert!(after < connected * 3 / 2, "{connected} KiB while connected, {after} KiB after that");
     daemon.stop();

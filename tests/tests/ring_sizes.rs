@@ -1,4 +1,4 @@
-//! Rings of every size, full: as many requests at a time as the ring has entries, all of them with the storage at once.
+//! Full rings of every size: as many requests at a time as the ring has entries, all of them at the storage at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,12 +21,12 @@ use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 mod rig;
 use rig::{Plan, Rig, disk};
 
-/// The smallest of our driver; QEMU 7.2's, our old largest, QEMU 10.0's, the largest that virtio knows.
+/// The smallest size of the project's driver; QEMU 7.2's, the former largest, QEMU 10.0's, the largest of virtio.
 const SIZES: [u16; 5] = [4, 128, 256, 1024, 32768];
 const ROUNDS: u64 = 3;
 const SECTOR: u32 = 512;
 
-/// Lets its requests end only when as many are there as the ring has entries.
+/// A channel that completes requests only when it has as many as the ring has entries.
 struct Gate {
     inner: Arc<AnyDisk>,
     wanted: usize,
@@ -91,7 +91,7 @@ fn gate(size: u16) -> Arc<AnyDisk> {
     Arc::new(Gate { inner: disk("null", &[("size", "32M")]), wanted: size.into() })
 }
 
-/// What request `slot` of a round writes.
+/// Returns the data that request `slot` of a round writes.
 fn content(round: u64, slot: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&(round + 1).to_le_bytes());
@@ -105,12 +105,12 @@ fn piece(data: GuestAddress, slot: u32) -> Piece {
 
 /// A queue of either interface.
 trait Full {
-    /// Its data memory.
+    /// Returns its data memory.
     fn data(&mut self) -> (Arc<GuestMemory>, GuestAddress);
-    /// Submits a transfer of a sector; `false`: the ring is full.
+    /// Submits a transfer of a sector. Returns false if the ring is full.
     fn submit(&mut self, write: bool, slot: u32, piece: Piece) -> bool;
     fn publish(&mut self);
-    /// The next answer, which must be a good one.
+    /// Takes the next completion, which must be a success.
     fn next(&mut self) -> u32;
 }
 
@@ -168,7 +168,7 @@ impl Full for Scsi {
     }
 }
 
-/// Fills the ring, then takes all answers: each slot once.
+/// Fills the ring, then takes all completions: each slot once.
 fn full(queue: &mut impl Full, size: u16, write: bool) {
     let (_, data) = queue.data();
     for slot in 0..size.into() {
@@ -249,7 +249,7 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
     })
     .expect("connected");
     let mut queue = Scsi(device.take_queues().remove(0));
-    // Which also takes the unit attentions of a new nexus away.
+    // This also clears the unit attentions of a new nexus.
     assert_eq!(device.scan(&mut queue.0).expect("a scan").len(), 1);
     test(&mut queue);
     device.stop(vec![queue.0]).expect("the queues stop");
@@ -257,14 +257,14 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
 }
 
 #[test]
-fn a_full_ring_of_a_disk_is_all_with_the_storage() {
+fn all_requests_of_a_disks_full_ring_are_at_the_storage() {
     for size in SIZES {
         with_blk(size, PollPolicy::Off, gate(size), |queue| (0..ROUNDS).for_each(|_| full(queue, size, true)));
     }
 }
 
 #[test]
-fn a_full_ring_of_a_controller_is_all_with_the_storage() {
+fn all_requests_of_a_controllers_full_ring_are_at_the_storage() {
     for size in SIZES {
         with_scsi(size, PollPolicy::Off, gate(size), |queue| (0..ROUNDS).for_each(|_| full(queue, size, true)));
     }

@@ -1,5 +1,5 @@
-//! Chains of SCSI commands in every layout and of every content: a command means the same however its bytes are spread over
-//! descriptors, and whatever a guest writes comes back as one answer, inside the chain.
+//! Chains of SCSI commands in every layout and of every content: the effect of a command does not depend on how its bytes are spread over
+//! descriptors, and any bytes of a guest lead to one completion, inside the chain.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn controller() -> SteppedController {
     controller
 }
 
-/// Cuts `len` bytes at random places into at most `most` pieces, none of them empty.
+/// Cuts `len` bytes at random positions into at most `most` segments, none of them empty.
 fn cuts(random: &mut SmallRng, len: usize, most: usize) -> Vec<usize> {
     let mut at: Vec<usize> = (0..random.random_range(0..most)).map(|_| random.random_range(0..=len)).collect();
     at.extend([0, len]);
@@ -57,7 +57,7 @@ fn header(lun: [u8; 8], cdb: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_command_means_the_same_in_every_layout() {
+fn a_command_has_the_same_effect_in_every_layout() {
     let mut random = SmallRng::seed_from_u64(1);
     let mut controller = controller();
     for round in 0..1000_u32 {
@@ -68,28 +68,28 @@ fn a_command_means_the_same_in_every_layout() {
         let write = [0x2a, 0, 0, 0, high, low, 0, 0, blocks, 0];
         let mut chain = header(PLACE.encode(), &write);
         chain.extend(&data);
-        let (answer, written) = raw(&mut controller, &mut random, &chain, ANSWER);
-        assert_eq!((&answer[..12], written), (&[0; 12][..], ANSWER as u32), "round {round}");
-        // Read back with a larger buffer than is needed, now and then.
+        let (response, written) = raw(&mut controller, &mut random, &chain, ANSWER);
+        assert_eq!((&response[..12], written), (&[0; 12][..], ANSWER as u32), "round {round}");
+        // Sometimes read back with a larger buffer than needed.
         let more = if random.random_ratio(1, 3) { random.random_range(1..3000) } else { 0 };
         let read = [0x28, 0, 0, 0, high, low, 0, 0, blocks, 0];
-        let (answer, written) =
+        let (response, written) =
             raw(&mut controller, &mut random, &header(PLACE.encode(), &read), ANSWER + data.len() + more);
         let residual = (more as u32).to_le_bytes();
-        assert_eq!((&answer[..4], &answer[4..8], &answer[8..12]), (&[0; 4][..], &residual[..], &[0; 4][..]));
+        assert_eq!((&response[..4], &response[4..8], &response[8..12]), (&[0; 4][..], &residual[..], &[0; 4][..]));
         assert_eq!(written as usize, ANSWER + data.len());
-        assert_eq!(answer[ANSWER..ANSWER + data.len()], data, "round {round}");
-        // Sense data, and a reply of the device's own.
-        let (answer, _) = raw(&mut controller, &mut random, &header(PLACE.encode(), &[0xff; 16]), ANSWER);
-        assert_eq!((answer[0], answer[10], answer[12], answer[14] & 0xf, answer[24]), (18, 2, 0x70, 5, 0x20));
+        assert_eq!(response[ANSWER..ANSWER + data.len()], data, "round {round}");
+        // Sense data, and a response without the disk.
+        let (response, _) = raw(&mut controller, &mut random, &header(PLACE.encode(), &[0xff; 16]), ANSWER);
+        assert_eq!((response[0], response[10], response[12], response[14] & 0xf, response[24]), (18, 2, 0x70, 5, 0x20));
         let inquiry = [0x12, 0, 0, 0, 36, 0];
-        let (answer, _) = raw(&mut controller, &mut random, &header(PLACE.encode(), &inquiry), ANSWER + 36);
-        assert_eq!(answer[ANSWER + 8..ANSWER + 13], *b"MQBLK");
+        let (response, _) = raw(&mut controller, &mut random, &header(PLACE.encode(), &inquiry), ANSWER + 36);
+        assert_eq!(response[ANSWER + 8..ANSWER + 13], *b"MQBLK");
     }
 }
 
 #[test]
-fn whatever_a_guest_writes_comes_back_as_one_answer() {
+fn any_bytes_of_a_guest_lead_to_one_completion() {
     let seeds = std::env::var("MQBLK_LAYOUT_SEEDS").map_or(20, |text| text.parse::<u64>().expect("a number"));
     let mut kinds = [0_u32; 256];
     let mut unanswered = 0;
@@ -105,33 +105,34 @@ fn whatever_a_guest_writes_comes_back_as_one_answer() {
             if bytes.is_empty() && writable == 0 {
                 continue;
             }
-            let (answer, written) = raw(&mut controller, &mut random, &bytes, writable);
+            let (response, written) = raw(&mut controller, &mut random, &bytes, writable);
             assert!(written as usize <= writable, "seed {seed}");
-            match answer.get(11) {
+            match response.get(11) {
                 Some(response) if written > 0 => kinds[usize::from(*response)] += 1,
                 _ => unanswered += 1,
             }
             assert_eq!(written == 0, writable < 12, "seed {seed}: an answer for whom there is room");
         }
-        // The queue is as good as new. PERSISTENT RESERVE OUT and the like may have been among the bytes, so ask what always works.
+        // The queue still works. PERSISTENT RESERVE OUT and the like may have been among the bytes, so a command that always succeeds is
+        // sent.
         let inquiry = controller.run_command(PLACE, &[0x12, 0, 0, 0, 36, 0], CommandData::In(36));
         assert_eq!((inquiry.response, inquiry.status), (0, 0));
     }
     let seen: Vec<_> = kinds.into_iter().enumerate().filter(|(_, count)| *count > 0).collect();
-    // OK (with a status), OVERRUN, BAD TARGET, FAILURE; and chains without room for an answer.
+    // OK (with a status), OVERRUN, BAD TARGET, FAILURE; and chains without space for a response.
     assert!(unanswered > 0 && [0, 3, 9].iter().all(|kind| kinds[*kind] > 0), "{seen:?}");
     assert!(seen.iter().all(|(kind, _)| [0, 1, 3, 9].contains(kind)), "{seen:?}");
 }
 
 #[test]
-fn whatever_a_guest_asks_of_the_control_queue_is_answered() {
+fn any_request_on_the_control_queue_is_completed() {
     let mut random = SmallRng::seed_from_u64(7);
     let mut controller = controller();
     let mut kinds = [0_u32; 256];
     for round in 0..3000_u64 {
         let len = if random.random_ratio(3, 4) { 24 } else { random.random_range(1..40) };
         let mut request: Vec<u8> = (0..len).map(|_| random.random()).collect();
-        // Mostly of a known type and subtype, and for the unit that is there.
+        // Mostly of a known type and subtype, and for the existing unit.
         for (at, most) in [(0, 3_u32), (4, 9)] {
             if request.len() >= at + 4 && random.random_ratio(7, 8) {
                 request[at..at + 4].copy_from_slice(&random.random_range(0..most).to_le_bytes());
@@ -142,15 +143,15 @@ fn whatever_a_guest_asks_of_the_control_queue_is_answered() {
             let lun_there = if random.random_ratio(7, 8) { PLACE.lun } else { 1 };
             request[lun..lun + 8].copy_from_slice(&LunAddress { lun: lun_there, ..PLACE }.encode());
         }
-        // A command in flight now and then, for it to find.
+        // Sometimes with a matching command in flight.
         let command = random.random_ratio(1, 4) && controller.free_slots(0) > 0;
         if command {
             controller.submit(0, PLACE, round, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], CommandData::In(BLOCK));
         }
         controller.submit_control(round, &request, random.random_range(1..9));
-        let (id, answer) = controller.run_until(|controller| controller.reap_control().pop());
+        let (id, response) = controller.run_until(|controller| controller.reap_control().pop());
         assert_eq!(id, round);
-        kinds[usize::from(answer[0])] += 1;
+        kinds[usize::from(response[0])] += 1;
         if command {
             controller.run_until(|controller| controller.reap(0).pop());
         }

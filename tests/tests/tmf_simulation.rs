@@ -1,10 +1,10 @@
-//! Task management under a seeded simulation: commands on several queues and workers, task management at random moments, workers
-//! that take their turns in any order, disks that are slow, answer out of order and merge. Whatever happens:
+//! Task management under a seeded simulation: commands on several queues and workers, task management functions at random times, workers
+//! that run their turns in any order, disks that are slow, complete out of order and merge. Whatever happens:
 //!
-//! * every command is answered exactly once;
-//! * when a function is answered, every command that it meant is answered, visibly, on its own queue;
-//! * only commands that a function meant are ended early, and with that function's response;
-//! * what was written stays written: a command that was ended early has written all, nothing or a part of its own blocks.
+//! * every command completes exactly once;
+//! * when a function completes, every command that it matched has completed, visibly, on its own queue;
+//! * only commands that a function matched are aborted, and with that function's response;
+//! * written data stays: an aborted command has written all, nothing or a part of its own blocks.
 //!
 //! `MQBLK_TMF_SEEDS=600` runs more seeds, `MQBLK_TMF_SEED=7` one.
 
@@ -32,12 +32,12 @@ const QUERY_TASK_SET: u32 = 7;
 const SUBTYPES: [u32; 8] =
     [ABORT_TASK, ABORT_TASK, ABORT_TASK_SET, CLEAR_TASK_SET, NEXUS_RESET, UNIT_RESET, QUERY_TASK, QUERY_TASK_SET];
 
-/// What a command does.
+/// The kind of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Read,
     Write,
-    /// COMPARE AND WRITE, of several steps.
+    /// COMPARE AND WRITE, a multi-step command.
     Compare,
     Flush,
 }
@@ -49,11 +49,11 @@ struct Sent {
     work: Work,
     lba: u32,
     blocks: u32,
-    /// What it writes in each byte.
+    /// The byte that it writes.
     mark: u8,
-    /// Functions that were sent while it was in flight, or whose answer it has seen none of yet, and that mean it.
-    meant_by: Vec<u64>,
-    answered: bool,
+    /// Matching functions that were sent while it was in flight, or that were not complete when it was sent.
+    matched_by: Vec<u64>,
+    completed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,10 +88,10 @@ struct Simulation {
     places: Vec<LunAddress>,
     queues: usize,
     commands: HashMap<u64, Sent>,
-    /// Functions not answered.
+    /// Functions in flight.
     functions: BTreeMap<u64, Function>,
     next: u64,
-    /// What each block may hold, by place.
+    /// The possible contents of each block, by logical unit.
     content: HashMap<(LunAddress, u32), Vec<u8>>,
     /// Blocks that a command in flight may change.
     busy: HashMap<(LunAddress, u32), u64>,
@@ -100,7 +100,7 @@ struct Simulation {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    answered: u32,
+    completed: u32,
     ended: u32,
     functions: u32,
 }
@@ -168,7 +168,7 @@ impl Simulation {
         let blocks = if work == Work::Compare { 1 } else { self.random.random_range(1..8) };
         let lba = self.random.random_range(0..BLOCKS - blocks);
         let touched: Vec<_> = (lba..lba + blocks).map(|lba| (place, lba)).collect();
-        // One command at a time for a block, so that what it holds is known.
+        // One command at a time for a block, so that its content is known.
         if work != Work::Flush && touched.iter().any(|at| self.busy.contains_key(at)) {
             return;
         }
@@ -209,11 +209,11 @@ impl Simulation {
         if work != Work::Flush {
             self.busy.extend(touched.into_iter().map(|at| (at, id)));
         }
-        let sent = Sent { queue, place, work, lba, blocks, mark, meant_by: vec![], answered: false };
-        // A function that is still on its way may mean what comes after it too.
-        let meant_by = self.functions.iter().filter(|(_, function)| function.means(id, &sent));
-        let meant_by = meant_by.map(|(number, _)| *number).collect();
-        self.commands.insert(id, Sent { meant_by, ..sent });
+        let sent = Sent { queue, place, work, lba, blocks, mark, matched_by: vec![], completed: false };
+        // A function in flight may match later commands, too.
+        let matched_by = self.functions.iter().filter(|(_, function)| function.means(id, &sent));
+        let matched_by = matched_by.map(|(number, _)| *number).collect();
+        self.commands.insert(id, Sent { matched_by, ..sent });
     }
 
     fn manage(&mut self) {
@@ -221,7 +221,7 @@ impl Simulation {
             return;
         }
         let subtype = SUBTYPES[self.random.random_range(0..SUBTYPES.len())];
-        let in_flight: Vec<u64> = self.commands.iter().filter(|(_, sent)| !sent.answered).map(|(id, _)| *id).collect();
+        let in_flight: Vec<u64> = self.commands.iter().filter(|(_, sent)| !sent.completed).map(|(id, _)| *id).collect();
         let (place, id) = if in_flight.is_empty() || self.random.random_ratio(1, 8) {
             (self.place(), 0)
         } else {
@@ -234,26 +234,26 @@ impl Simulation {
         let [a, b, c, d] = subtype.to_le_bytes();
         let request = [&[0, 0, 0, 0, a, b, c, d][..], &place.encode(), &id.to_le_bytes()].concat();
         self.controller.submit_control(number, &request, 1);
-        for (id, sent) in self.commands.iter_mut().filter(|(_, sent)| !sent.answered) {
+        for (id, sent) in self.commands.iter_mut().filter(|(_, sent)| !sent.completed) {
             if function.means(*id, sent) {
-                sent.meant_by.push(number);
+                sent.matched_by.push(number);
             }
         }
         self.functions.insert(number, function);
         self.counts.functions += 1;
     }
 
-    /// Takes all answers, functions first: what they promise must hold at once.
+    /// Takes all completions, functions first: their guarantees must hold at once.
     fn reap(&mut self) {
-        for (number, answer) in self.controller.reap_control() {
+        for (number, response) in self.controller.reap_control() {
             let function = self.functions.remove(&number).expect("a function is answered once");
             let Function { subtype, .. } = function;
             let expected: &[u8] = if function.ends() { &[0] } else { &[0, 10] };
-            assert!(expected.contains(&answer[0]), "seed {}: function {function:?}: {answer:?}", self.seed);
+            assert!(expected.contains(&response[0]), "seed {}: function {function:?}: {response:?}", self.seed);
             (0..self.queues).for_each(|queue| self.reap_queue(queue, Some((number, function))));
-            // Identifiers rise: what has a lower one was on its ring before.
+            // Identifiers increase: a lower one was on its ring before.
             let left = self.commands.iter().find(|(id, sent)| {
-                function.ends() && !sent.answered && **id < number && sent.meant_by.contains(&number)
+                function.ends() && !sent.completed && **id < number && sent.matched_by.contains(&number)
             });
             assert!(left.is_none(), "seed {}: function {subtype} was answered before {left:?}", self.seed);
         }
@@ -261,36 +261,36 @@ impl Simulation {
     }
 
     fn reap_queue(&mut self, queue: usize, answered_now: Option<(u64, Function)>) {
-        for answer in self.controller.reap(queue) {
+        for response in self.controller.reap(queue) {
             let seed = self.seed;
-            let sent = self.commands.get_mut(&answer.id).expect("an answer to a command");
-            assert!(!sent.answered && sent.queue == queue, "seed {seed}: {sent:?} answered again or elsewhere");
-            sent.answered = true;
+            let sent = self.commands.get_mut(&response.id).expect("an answer to a command");
+            assert!(!sent.completed && sent.queue == queue, "seed {seed}: {sent:?} answered again or elsewhere");
+            sent.completed = true;
             let sent = sent.clone();
-            self.counts.answered += 1;
+            self.counts.completed += 1;
             let functions = &self.functions;
-            let ended = answer.response != 0;
+            let ended = response.response != 0;
             if ended {
                 self.counts.ended += 1;
-                // One that is answered already cannot have ended it now.
-                let by = sent.meant_by.iter().filter_map(|number| {
+                // A function that was complete before cannot have aborted it now.
+                let by = sent.matched_by.iter().filter_map(|number| {
                     let now = answered_now.filter(|(now, _)| now == number).map(|(_, function)| function);
                     functions.get(number).copied().or(now)
                 });
-                let explained = by.filter(|function| function.ends()).any(|by| by.response() == answer.response);
-                assert!(explained, "seed {seed}: {sent:?} was ended by nobody: {answer:?}");
+                let explained = by.filter(|function| function.ends()).any(|by| by.response() == response.response);
+                assert!(explained, "seed {seed}: {sent:?} was ended by nobody: {response:?}");
             }
-            if !ended && answer.status != 0 {
-                // A unit attention after a reset; or a comparison with a block that may hold several things.
+            if !ended && response.status != 0 {
+                // A unit attention after a reset; or a comparison with a block of several possible contents.
                 let unsure = sent.work == Work::Compare && self.content[&(sent.place, sent.lba)].len() > 1;
-                let key = answer.sense_code().0;
-                assert!(key == 6 || (unsure && key == 0xe), "seed {seed}: {sent:?}: {answer:?}");
+                let key = response.sense_code().0;
+                assert!(key == 6 || (unsure && key == 0xe), "seed {seed}: {sent:?}: {response:?}");
             }
-            self.learn(&sent, ended, &answer.data, answer.status);
+            self.learn(&sent, ended, &response.data, response.status);
         }
     }
 
-    /// What an answer says of the disk.
+    /// Updates the model by a completion.
     fn learn(&mut self, sent: &Sent, ended: bool, data: &[u8], status: u8) {
         let seed = self.seed;
         if sent.work == Work::Flush {
@@ -330,21 +330,21 @@ impl Simulation {
                 _ => self.reap(),
             }
         }
-        while !self.functions.is_empty() || self.commands.values().any(|sent| !sent.answered) {
+        while !self.functions.is_empty() || self.commands.values().any(|sent| !sent.completed) {
             (0..self.controller.workers()).for_each(|worker| _ = self.controller.step(worker));
             self.reap();
         }
-        // All that is said to be on the disks is there.
+        // The disks have all completed writes.
         let places = self.places.clone();
         self.controller.clear_unit_attentions(&places);
         for place in places {
             for lba in 0..BLOCKS {
                 let [a, b, c, d] = lba.to_be_bytes();
-                let answer =
+                let response =
                     self.controller.run_command(place, &[0x28, 0, a, b, c, d, 0, 0, 1, 0], CommandData::In(BLOCK));
                 let held = &self.content[&(place, lba)];
-                let first = answer.data[0];
-                assert!(answer.status == 0 && answer.data.iter().all(|byte| *byte == first), "seed {}", self.seed);
+                let first = response.data[0];
+                assert!(response.status == 0 && response.data.iter().all(|byte| *byte == first), "seed {}", self.seed);
                 assert!(held.contains(&first), "seed {}: {place} {lba}: {first}, expected one of {held:?}", self.seed);
             }
         }
@@ -358,7 +358,7 @@ impl Simulation {
 }
 
 #[test]
-fn functions_keep_their_promises() {
+fn functions_keep_their_guarantees() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seeds = match number("MQBLK_TMF_SEED") {
         Some(seed) => seed..seed + 1,
@@ -368,10 +368,10 @@ fn functions_keep_their_promises() {
     let mut sum = Counts::default();
     for seed in seeds {
         let counts = Simulation::new(seed).run();
-        sum.answered += counts.answered;
+        sum.completed += counts.completed;
         sum.ended += counts.ended;
         sum.functions += counts.functions;
     }
-    // The simulation is of use: commands are ended, and not all.
-    assert!(!whole || (sum.ended > 100 && sum.answered > 2 * sum.ended && sum.functions > 500), "{sum:?}");
+    // The simulation is not trivial: commands are aborted, and not all.
+    assert!(!whole || (sum.ended > 100 && sum.completed > 2 * sum.ended && sum.functions > 500), "{sum:?}");
 }

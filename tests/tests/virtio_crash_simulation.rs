@@ -1,15 +1,15 @@
-//! A virtio guest that verifies its data while its back end is killed, again and again: between turns, and in their midst, between a
-//! pull and the next request of it, a submission, a completion, an answer and its publish; at times with other workers that go on for a
-//! while. Each time another one takes up the rings and the in-flight tables. The storage answers out of order and does things in parts,
-//! requests overlap, are joined, have several steps, and are cancelled. Whatever happens:
+//! A virtio guest that verifies its data while its backend is killed, again and again: between turns, and within them, between two requests
+//! of a pull, before and after a submission, a completion, a finish and a publish; sometimes with other workers that live on for a while.
+//! Each time another backend resumes the rings and replays the in-flight tables. The storage completes out of order and in parts, requests
+//! overlap, are merged, have several steps, and are cancelled. Whatever happens:
 //!
-//! * every request is answered exactly once;
-//! * a read finds what the order of requests and answers allows, to the sector, and so does the disk in the end;
-//! * nothing changes a sector after the last request for that was answered;
+//! * every request completes exactly once;
+//! * a read returns what the order of requests and completions allows, to the sector, and so does the disk in the end;
+//! * nothing changes a sector after the last request for it has completed;
 //! * as many COMPARE AND WRITEs of a counter succeed as it counts.
 //!
-//! `MQBLK_VIRTIO_CRASH_SEEDS=600` runs more seeds, `MQBLK_VIRTIO_CRASH_SEED=7` one. What is between two stores of a table is tested
-//! in `ring/src/split/inflight/tests.rs`.
+//! `MQBLK_VIRTIO_CRASH_SEEDS=600` runs more seeds, `MQBLK_VIRTIO_CRASH_SEED=7` one. `ring/src/split/inflight/tests.rs` tests kills between
+//! two stores of a table.
 
 mod crash_rig;
 
@@ -33,7 +33,7 @@ use rand::{RngExt, SeedableRng};
 
 /// Steps of a seed's world.
 const STEPS: u64 = 6000;
-/// The first of the seeds that are run.
+/// The first seed.
 const FIRST: u64 = 100;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,7 +55,7 @@ impl Sum {
         counts.noted += more.noted;
         let (seen, more) = (&mut self.seen, &other.seen);
         seen.requests += more.requests;
-        seen.joined += more.joined;
+        seen.merged += more.merged;
         seen.refused += more.refused;
         seen.cancelled += more.cancelled;
         seen.late += more.late;
@@ -68,7 +68,7 @@ fn plug(random: &mut SmallRng) -> PlugOptions {
     PlugOptions { merge, depth, ..PlugOptions::default() }
 }
 
-/// One seed's life.
+/// The run of one seed.
 fn run<F: Form>(seed: u64, form: F, disks: usize, queues: u16, make: MakeDevice<F::Device>, heard: Heard) -> Sum {
     let mut random = SmallRng::seed_from_u64(seed);
     let shape = Shape {
@@ -97,7 +97,7 @@ fn run<F: Form>(seed: u64, form: F, disks: usize, queues: u16, make: MakeDevice<
 
 type Heard = Box<dyn Fn()>;
 
-/// A seed that is said when its world panics, wherever that is.
+/// Prints the seed when its world panics.
 struct ToldOnPanic(u64);
 
 impl Drop for ToldOnPanic {
@@ -112,7 +112,7 @@ fn seeds(usual: u64, run: impl Fn(u64) -> Sum) -> Option<Sum> {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seeds = match number("MQBLK_VIRTIO_CRASH_SEED") {
         Some(seed) => seed..seed + 1,
-        // One of these has found a section that was left before its answer was visible.
+        // One of these has detected a critical section that was left before its completion was visible.
         None => FIRST..FIRST + number("MQBLK_VIRTIO_CRASH_SEEDS").unwrap_or(usual),
     };
     let whole = seeds.end - seeds.start >= usual;
@@ -126,7 +126,7 @@ fn seeds(usual: u64, run: impl Fn(u64) -> Sum) -> Option<Sum> {
 }
 
 #[test]
-fn a_killed_block_device_loses_nothing_and_answers_nothing_twice() {
+fn a_killed_block_device_loses_nothing_and_completes_nothing_twice() {
     let sum = seeds(24, |seed| {
         let queues = 1 + seed as u16 % 3;
         let options = BlkOptions { serial: "crash".to_owned(), queues, queue_size: RING, writeback: true };
@@ -135,15 +135,15 @@ fn a_killed_block_device_loses_nothing_and_answers_nothing_twice() {
         };
         run(seed, Blk, 1, queues, Box::new(make), Box::new(|| {}))
     });
-    // The simulation is of use.
+    // The simulation is not trivial.
     let Some(Sum { figures, counts, seen }) = sum else { return };
-    let met = [counts.kills, counts.stops, counts.outlived, seen.joined, seen.refused, seen.late];
+    let met = [counts.kills, counts.stops, counts.outlived, seen.merged, seen.refused, seen.late];
     assert!(met.iter().all(|met| *met > 20), "{counts:?} {seen:?}");
     assert!(counts.kills_in_midst > 200 && counts.replayed > 1000 && figures.requests > 10_000, "{counts:?}");
 }
 
 #[test]
-fn a_killed_controller_loses_nothing_and_answers_nothing_twice() {
+fn a_killed_controller_loses_nothing_and_completes_nothing_twice() {
     let sum = seeds(24, |seed| {
         let queues = 1 + seed as u16 % 3;
         let options = ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: ByteLen(1 << 20) };

@@ -1,4 +1,4 @@
-//! What a user is told whose VMM is set up wrongly: more queues than are offered, memory that is not shared. Without a VMM.
+//! The log for a misconfigured VMM: more queues than are offered, memory that is not shared. Without a VMM.
 
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, HostileFrontend};
@@ -12,8 +12,8 @@ fn daemon(disks: &[&str]) -> HostileDaemon {
     HostileDaemon::start(1, &disks)
 }
 
-/// Waits for a complaint about a disk that names all of these.
-fn told(daemon: &HostileDaemon, id: &str, wanted: &[&str]) -> String {
+/// Waits for a warning about a disk with all of these words.
+fn wait_for_warning(daemon: &HostileDaemon, id: &str, wanted: &[&str]) -> String {
     let good = |line: &String| wanted.iter().all(|word| line.contains(word));
     wait_for("the daemon's warning", || daemon.warnings(id).into_iter().find(good))
 }
@@ -21,12 +21,12 @@ fn told(daemon: &HostileDaemon, id: &str, wanted: &[&str]) -> String {
 #[test]
 fn more_queues_than_are_offered() {
     let daemon = daemon(&["few"]);
-    let mut front_end = HostileFrontend::start(&daemon.socket("few"), 0, 2);
+    let mut frontend = HostileFrontend::start(&daemon.socket("few"), 0, 2);
     assert_ne!(
-        front_end.connection.try_send_acked(m::SET_VRING_NUM, &vring_state_payload(2, DEFAULT_RING_SIZE.into()), &[]),
+        frontend.connection.try_send_acked(m::SET_VRING_NUM, &vring_state_payload(2, DEFAULT_RING_SIZE.into()), &[]),
         Some(0)
     );
-    told(&daemon, "few", &["found 2", "expected one below 2", "queues=", "num_queues="]);
+    wait_for_warning(&daemon, "few", &["found 2", "expected one below 2", "queues=", "num_queues="]);
     daemon.stop();
 }
 
@@ -34,16 +34,16 @@ fn more_queues_than_are_offered() {
 #[test]
 fn a_ring_in_memory_that_the_vmm_keeps() {
     let daemon = daemon(&["keeps"]);
-    let mut front_end = HostileFrontend::connect(&daemon.socket("keeps"), 0);
+    let mut frontend = HostileFrontend::connect(&daemon.socket("keeps"), 0);
     let queue = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        front_end.add_queue(RingAddresses::pages(1 << 40), DEFAULT_RING_SIZE);
+        frontend.add_queue(RingAddresses::pages(1 << 40), DEFAULT_RING_SIZE);
     }));
-    drop(queue); // the daemon may have ended the conversation before the last message
-    told(&daemon, "keeps", &["queue 0: descriptor table", "expected one in a memory region", "share=on"]);
+    drop(queue); // the daemon may have closed the connection before the last message
+    wait_for_warning(&daemon, "keeps", &["queue 0: descriptor table", "expected one in a memory region", "share=on"]);
     daemon.stop();
 }
 
-/// With share=off QEMU hands descriptors over, and keeps what the guest writes to itself.
+/// With share=off QEMU passes descriptors, but the guest's writes stay private.
 #[test]
 fn memory_that_the_vmm_maps_privately() {
     let daemon = daemon(&["private", "shared", "idle"]);
@@ -52,17 +52,17 @@ fn memory_that_the_vmm_maps_privately() {
     queue.read_first_sector(START + 0x4000);
     queue.wait_completion();
 
-    // QEMU itself kicks once, and this guest has nothing to ask.
+    // QEMU itself kicks once, and this guest has no request.
     let idle = HostileFrontend::start(&daemon.socket("idle"), 0, 1);
     idle.queues[0].kick.add(1);
 
-    // Kicks, and nothing of what the guest wrote. Several times: kicks that the daemon has not seen yet are one.
+    // Kicks, and no visible writes of the guest. Several times: kicks that the daemon has not seen yet count as one.
     let private = HostileFrontend::start(&daemon.socket("private"), 0, 1);
     wait_for("the daemon's warning", || {
         private.queues[0].kick.add(1);
         (!daemon.warnings("private").is_empty()).then_some(())
     });
-    told(&daemon, "private", &["private memory", "share=on", "shared=on"]);
+    wait_for_warning(&daemon, "private", &["private memory", "share=on", "shared=on"]);
     for id in ["shared", "idle"] {
         assert_eq!(daemon.warnings(id), Vec::<String>::new());
     }

@@ -1,10 +1,10 @@
-//! A million single requests at random gaps around the poll window, by a client that sleeps: not one wake-up is lost.
+//! A million single requests at random gaps around the poll window, by a client that sleeps: no wakeup is lost.
 //!
-//! One request is out at a time, on one of two queues of one worker, so that while a window closes the other queue is already
-//! armed. Every wait is bounded: a request that is not answered in time fails the test and is named, with what was lost.
+//! One request is in flight at a time, on one of two queues of one worker, so that while a window closes the other queue is already armed.
+//! Every wait is bounded: a request that does not complete in time fails the test, which prints it and the lost wakeup.
 //!
-//! How often either end sleeps by itself depends on what waking a thread costs here. So one request in 50 waits for it: it is sent
-//! when the worker is seen asleep, and answered when the client is.
+//! How often either end sleeps by itself depends on the host's cost of waking a thread. So one request in 50 waits for it: it is sent when
+//! the worker sleeps, and completed when the client sleeps.
 
 mod rig;
 
@@ -22,14 +22,14 @@ use rand::{RngExt, SeedableRng};
 use rig::{Plan, Rig, disk};
 
 const QUEUES: u16 = 2;
-/// What takes this long does not come: the machine may be busy, but not that busy.
+/// Timeout of a wait: long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One request in so many waits for both ends to sleep.
 const ASLEEP_EVERY: u64 = 50;
-/// Where such a request reads; others read the sectors before it.
+/// The sector that such a request reads; others read the sectors before it.
 const LATE: Sector512 = Sector512(1024);
-/// How soon it is looked again whether the client sleeps.
+/// How often the channel checks whether the client sleeps.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
 /// The threads of the two ends, 0 before they are known.
@@ -43,14 +43,14 @@ fn this_thread(whose: &AtomicI32) {
     whose.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Release);
 }
 
-/// Whether a thread waits in the kernel (proc(5): the field behind the name, which may hold anything).
+/// Returns true if a thread sleeps in the kernel (proc(5): the field after the name, which may contain any characters).
 fn is_asleep(thread: &AtomicI32) -> bool {
     let thread = thread.load(Ordering::Acquire);
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("the thread's state");
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('S'))
 }
 
-/// Holds the answers to reads of [`LATE`] back until the client sleeps.
+/// A channel that holds the completions of reads of [`LATE`] back until the client sleeps.
 struct LateChannel {
     inner: AnyChannel,
     ends: Arc<Ends>,
@@ -100,7 +100,7 @@ impl DiskChannel<UringContext> for LateChannel {
     }
 }
 
-/// The time between an answer and the next request, in nanoseconds: mostly none, often about `window`, sometimes anything.
+/// Returns the time between a completion and the next request, in nanoseconds: mostly none, often about `window`, sometimes any.
 fn gap(random: &mut SmallRng, window: u64) -> Duration {
     let nanoseconds = match random.random_range(0..10) {
         0..5 => random.random_range(0..1500),
@@ -117,10 +117,10 @@ fn spin(time: Duration) {
     }
 }
 
-/// What the client and its watchdog share.
+/// State shared by the client and its watchdog.
 #[derive(Default)]
 struct Progress {
-    answered: AtomicU64,
+    completed: AtomicU64,
     done: AtomicBool,
     /// The watchdog has ended the wait for a request.
     late: AtomicBool,
@@ -131,9 +131,9 @@ fn watch(progress: &Progress, waker: &Waker) {
     let (mut seen, mut since) = (0, Instant::now());
     while !progress.done.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_millis(50));
-        let answered = progress.answered.load(Ordering::Acquire);
-        if answered != seen {
-            (seen, since) = (answered, Instant::now());
+        let completed = progress.completed.load(Ordering::Acquire);
+        if completed != seen {
+            (seen, since) = (completed, Instant::now());
         } else if since.elapsed() > PATIENCE {
             progress.late.store(true, Ordering::Release);
             waker.wake();
@@ -142,7 +142,7 @@ fn watch(progress: &Progress, waker: &Waker) {
     }
 }
 
-/// Sends `count` requests. Fails with what is known of one that is not answered.
+/// Sends `count` requests. Fails with the state of one that does not complete.
 fn send(
     set: &mut QueueSet,
     progress: &Progress,
@@ -168,7 +168,7 @@ fn send(
         let kicks = queue.kicks();
         queue.publish().map_err(|error| error.to_string())?;
         let kicked = queue.kicks() != kicks;
-        // The answer comes before, while and after we arm.
+        // The completion comes before, while and after the client arms.
         if random.random_bool(0.5) && !late {
             spin(Duration::from_nanos(random.random_range(0..5000)));
         }
@@ -187,12 +187,12 @@ fn send(
             }
             set.wait(1).map_err(|error| error.to_string())?;
         }
-        progress.answered.store(number + 1, Ordering::Release);
+        progress.completed.store(number + 1, Ordering::Release);
     }
     Ok(())
 }
 
-/// A soak with one policy. `windows`, in nanoseconds, are the gaps to stay close to.
+/// Runs a soak with one policy. `windows`, in nanoseconds, are the gaps to stay close to.
 fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
     let policy: PollPolicy = poll.parse().expect("a policy");
     let ends = Arc::new(Ends::default());
@@ -226,7 +226,7 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
     let (kicks, calls) = (sets[0].kicks(), sets[0].calls().expect("the counter can be read"));
     let text = format!("{poll}: {count} requests, {kicks} kicks, {calls} calls in {:?}", start.elapsed());
     std::io::Write::write_all(&mut std::io::stderr(), format!("{text}\n").as_bytes()).expect("standard error");
-    // Both sides slept, many times; a soak in which nobody sleeps proves nothing.
+    // Both ends slept many times; otherwise the soak would prove nothing.
     let asleep = count / ASLEEP_EVERY;
     assert!(kicks >= asleep && calls >= asleep, "poll={poll}: {kicks} kicks, {calls} calls, {asleep} asleep");
     rig.stop(sets);

@@ -1,5 +1,5 @@
-//! The benchmark as a frontend on a real Xen: in dom0 against a daemon beside it, in every layout of requests and with rings and
-//! requests of all sizes; and in a PV guest against the daemon in dom0.
+//! The benchmark as a frontend on a real Xen: in dom0 against a daemon in dom0, in every layout of requests and with rings and requests of
+//! all sizes; and in a PV guest against the daemon in dom0.
 //!
 //! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
@@ -9,23 +9,23 @@ use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::Shell;
 use mqblk_tests::xen::{BlkfrontParameters, Dom0Daemon, Domain, DomainConfig, XenHost};
 
-/// For one benchmark; an idle machine that emulates needs a tenth of it.
+/// Timeout of one benchmark; emulation on an idle machine needs a tenth of it.
 const WITHIN: Duration = Duration::from_secs(120);
 
-/// What xenstore, the event channels and the grants of dom0 have left of devices.
+/// Checks for leaks of devices in xenstore, event channels and grants of dom0.
 const LEFT: &str =
     "xenstore-ls /local/domain/0/device/vbd 2>/dev/null; xenstore-ls /local/domain/0/backend/mqblk 2>/dev/null; true";
 
 #[test]
 fn every_block_is_verified_through_rings_of_dom0() -> Result<()> {
     let mut host = XenHost::builder("bench").with_mqblk().boot()?;
-    // 1024 pages, else.
+    // 1024 pages by default.
     host.must("echo 16384 >/sys/module/xen_gntalloc/parameters/limit")?;
     for options in [
         "--grants copy --abi x86_64 --queues 2 --ring-order 0 --bs 4k --iodepth 8",
         "--grants persistent --abi x86_32 --queues 2 --ring-order 4 --bs 64k --iodepth 4",
         "--grants map --abi arm --queues 1 --ring-order 1 --bs 16k --iodepth 8",
-        // As many segments as Linux offers, then none that is indirect: six requests for an I/O.
+        // As many segments as Linux offers, then no indirect segments: six requests for an I/O.
         "--grants persistent --abi x86_32 --queues 1 --ring-order 1 --bs 1M --iodepth 2",
         "--grants copy --abi arm --queues 2 --ring-order 0 --bs 256k --iodepth 2 --indirect-segments 11",
     ] {
@@ -44,7 +44,7 @@ fn every_block_is_verified_through_rings_of_dom0() -> Result<()> {
     host.power_off()
 }
 
-/// The program and its libraries as a disk of dom0's: how they get into a guest.
+/// Puts the program and its libraries on a disk of dom0, for a guest.
 const PROGRAM: &str = "cd / && tar chf /tmp/program.tar sbin/mqblk \
      $(LD_TRACE_LOADED_OBJECTS=1 mqblk | tr ' \\t' '\\n\\n' | sed -n 's|^/||p')";
 

@@ -1,4 +1,4 @@
-//! Our daemon is killed with SIGKILL while a real Xen guest writes and verifies, and started again: the guest notices a pause.
+//! The daemon is killed with SIGKILL while a real Xen guest writes and verifies, and started again: the guest sees a delay only.
 //!
 //! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
@@ -10,42 +10,42 @@ use mqblk_tests::xen::{
     BackendDisk, BackendProgram, BlkfrontParameters, Dom0Image, Domain, DomainConfig, XenBackend, XenHost,
 };
 
-/// A disk for each way of using grants: its id, the guest's name of it, and its options. What is opened with direct I/O is never mapped
-/// for a request; `kept` goes straight from mapped pages to the page cache, `persistent` by pages of the daemon.
+/// A disk for each grant mode: its id, the guest's name of it, and its options. With direct I/O pages are never mapped for a request;
+/// `kept` copies from mapped pages to the page cache, `persistent` through bounce buffers.
 const MODES: [(&str, &str, &str); 4] = [
     ("persistent", "xvda", "grants=persistent"),
-    // Answered in whatever order.
+    // Completed in any order.
     ("copy", "xvdb", "grants=copy,storage=fault,inner=file,fault-jitter-us=20000,fault-reorder=4"),
     ("map", "xvdc", "grants=map,direct=off"),
     ("kept", "xvdd", "grants=persistent,direct=off"),
 ];
 
-/// What each disk's device does.
+/// The settings of each disk's storage.
 const WRITES_PER_SECOND: u32 = 150;
 
-/// How often it is killed at most with the rings of a kind: with the last kind until a kill has found requests under way.
+/// Most kills with each kind of rings: with the last kind until a kill has found requests in flight.
 const MOST_KILLS: u32 = 6;
 
 #[test]
 fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     if BackendProgram::from_environment()? == BackendProgram::Kernel {
-        return Ok(()); // nobody can kill that one
+        return Ok(()); // the kernel's backend cannot be killed
     }
     let mut host = BackendProgram::Mqblk.boot(XenHost::builder("crash"))?;
     let mut disks = Vec::new();
     for (mode, _, options) in MODES {
         let image = Dom0Image::sparse(&mut host, mode, 16)?;
-        // On a fast device a kill would seldom find a request that has been taken and not been answered. What the page cache holds of a slow
-        // one would take half a minute.
+        // On a fast device a kill would seldom find a pulled request without a response. Writing back the page cache of a slow one would
+        // take half a minute.
         if !options.contains("direct=off") {
             image.slow_down(&mut host, WRITES_PER_SECOND)?;
         }
         disks.push(BackendDisk::new(mode, &image, &format!("queues=2,{options}")));
     }
     let backend = XenBackend::start(BackendProgram::Mqblk, &mut host, &disks)?;
-    // Its driver holds a page for each segment of each entry of a ring whose pages are kept: 128 MiB for a disk with the larger rings.
+    // With persistent grants its driver holds a page for each segment of each ring entry: 128 MiB for a disk with the larger rings.
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest").memory_mib(768))?;
-    // Rings of one page, where a slot is soon used again, and of 16.
+    // Rings of one page, where a slot is soon reused, and of 16.
     for order in [0, 4] {
         guest.load_blkfront(BlkfrontParameters { max_ring_page_order: order, ..BlkfrontParameters::default() })?;
         for (mode, disk, _) in MODES {
@@ -58,7 +58,7 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
         for kill in 1..=MOST_KILLS {
             let mqblk = backend.mqblk().context("our daemon")?;
             mqblk.kill(&mut host)?;
-            // The guest goes on asking while nobody answers.
+            // The guest continues to submit while no daemon runs.
             std::thread::sleep(Duration::from_millis(300));
             mqblk.restart(&mut host)?;
             for (looping, (mode, ..)) in loops.iter().zip(MODES) {
@@ -87,21 +87,21 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
     host.power_off()
 }
 
-/// Where things stand, for whoever reads of a failure.
+/// Returns the state, for error messages.
 fn picture(host: &mut XenHost, guest: &mut Domain) -> String {
     let here = "mqblk xen list; mqblk stat --queues --socket /run/mqblk.sock; grep evtchn /proc/interrupts; xl list; \
                 cat /proc/uptime; dmesg | tail -n 40";
     let there =
         "grep . /sys/block/xvd?/inflight; cat /run/loop*.passes; grep blkif /proc/interrupts; dmesg | tail -n 20";
-    let said = |shell: Result<String>| shell.unwrap_or_else(|error| format!("{error:#}"));
+    let text_of = |shell: Result<String>| shell.unwrap_or_else(|error| format!("{error:#}"));
     format!(
         "dom0:\n{}\nguest:\n{}",
-        said(host.run(here).map(|it| it.output)),
-        said(guest.run(there).map(|it| it.output))
+        text_of(host.run(here).map(|it| it.output)),
+        text_of(guest.run(there).map(|it| it.output))
     )
 }
 
-/// Requests that one life of the daemon had taken and not answered, and the next found.
+/// Returns the number of requests that one daemon had pulled without a response, and the next replayed.
 fn replayed(host: &XenHost) -> u64 {
     let log = host.daemons_log();
     let counts = log

@@ -1,4 +1,4 @@
-//! What a disk on a real Xen can do beside reading and writing: flush, discard, be read-only, have large blocks, change its size.
+//! Functions of a disk on a real Xen besides reads and writes: flush, discard, read-only, large blocks, resize.
 //!
 //! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 const SIZE: u32 = 24;
 const GROWN: u32 = 48;
 
-/// How many times the guest writes, with a flush after each or without.
+/// Number of the guest's writes, with a flush after each or without.
 const FLUSHES: u64 = 20;
 
 struct Rig {
@@ -67,7 +67,7 @@ fn writes(disk: &str, more: &str) -> String {
     )
 }
 
-/// dom0's kernel counts the flushes of the loop device.
+/// Checks flushes by the count of dom0's kernel for the loop device.
 fn flushes_reach_the_device(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     let Rig { host, guest, .. } = rig;
     assert_eq!(guest.must("cat /sys/block/xvda/queue/write_cache")?, "write back");
@@ -81,7 +81,7 @@ fn flushes_reach_the_device(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     Ok(())
 }
 
-/// Exactly the range is a hole in dom0's file, and what is beside it is kept.
+/// Checks that exactly the range is a hole in dom0's file, and that the data around it is kept.
 fn discards_make_holes(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     let Rig { host, guest, .. } = rig;
     let limit: u64 = guest.queue_attribute("xvda", "discard_max_bytes")?.parse()?;
@@ -96,7 +96,7 @@ fn discards_make_holes(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     guest.must("dd if=/dev/xvda bs=1M skip=8 count=8 iflag=direct 2>/dev/null | cmp -n 8388608 - /dev/zero").map(drop)
 }
 
-/// The guest sees another size while it is connected, and can use what is new.
+/// Checks that the guest sees a resize while it is connected, and can use the added space.
 fn size_follows_the_device(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     let Rig { host, guest, backend, .. } = rig;
     assert_eq!(guest.must("cat /sys/block/xvda/size")?, (SIZE * 2048).to_string());

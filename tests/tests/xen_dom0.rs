@@ -1,4 +1,4 @@
-//! dom0 alone on a real Xen, playing both ends: what our crates make of xenstore, grants and event channels.
+//! dom0 alone on a real Xen, as both ends: the crates' access to xenstore, grants and event channels.
 //!
 //! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use mqblk_tests::guest::Shell;
 use mqblk_tests::xen::XenHost;
 
-/// A frontend's pages come from gntalloc, which gives 1024 by itself.
+/// A frontend's pages come from gntalloc, which allows 1024 by default.
 const MORE_GRANTS: &str = "echo 8192 >/sys/module/xen_gntalloc/parameters/limit";
 
 #[test]

@@ -1,4 +1,4 @@
-//! The kernel's own back-end on a real Xen: what proves the harness that our back-end is tested with.
+//! The kernel's own backend on a real Xen: validates the harness with which the daemon is tested.
 //!
 //! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
@@ -20,7 +20,7 @@ fn the_harness_sees_a_disk_of_the_kernel() -> Result<()> {
     guest.load_blkfront(BlkfrontParameters::default())?;
     backend.attach(&mut host, &mut guest, "xvda", "disk")?;
 
-    // One queue a CPU, each with a ring of one page.
+    // One queue per CPU, each with a ring of one page.
     let each = |cpu| HardwareQueue { cpus: vec![cpu], tags: 32 };
     assert_eq!(guest.hardware_queues("xvda")?, [each(0), each(1)]);
     FioJobs::verified_random_writes("/dev/xvda", 2, 0, 8)
@@ -30,12 +30,12 @@ fn the_harness_sees_a_disk_of_the_kernel() -> Result<()> {
     ensure!(events.len() == 2 && events.iter().all(|&count| count > 0), "events of the two queues: {events:?}");
     ensure!(image.allocated(&mut host)? >= 8 << 20, "fio's data is not in the image");
 
-    // What says that a guest complains must hear it.
+    // The detection of guest errors must work.
     guest.must_have_no_warnings()?;
     let beyond = guest.run("echo '<3>blkfront: xvda: a complaint' >/dev/kmsg")?;
     assert_eq!(beyond.status, 0);
     ensure!(guest.must_have_no_warnings().is_err(), "a complaint in the guest's log was not found");
-    // And what waits for a disk must not see one that is not there.
+    // The wait for a disk must not report a missing one.
     ensure!(guest.must("[ -e /sys/block/xvdb ]").is_err(), "a disk that nobody attached");
 
     backend.detach(&mut host, &mut guest, "xvda")?;

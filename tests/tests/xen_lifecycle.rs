@@ -1,4 +1,4 @@
-//! Disks and guests come and go on a real Xen: detach and attach again, a reboot, two guests, a guest that is destroyed.
+//! Lifecycle of disks and guests on a real Xen: detach and attach again, a reboot, two guests, a guest that is destroyed.
 //!
 //! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
@@ -11,10 +11,10 @@ use mqblk_tests::xen::{
 };
 use serde_json::json;
 
-/// The sum of the first 8 MiB of a disk, past the guest's page cache.
+/// Prints the checksum of the first 8 MiB of a disk, bypassing the guest's page cache.
 const BEGINNING: &str = "set -o pipefail; dd if=/dev/xvda bs=1M count=8 iflag=direct 2>/dev/null | sha256sum";
 
-/// Writes without an end: what is going on when a guest is destroyed.
+/// Returns a command that writes for ever, for guests that are destroyed meanwhile.
 fn endless_writes() -> String {
     FioJobs::new(
         "--name=endless --filename=/dev/xvda --ioengine=io_uring --direct=1 --iodepth=32 --thread --rw=randwrite --bs=16k \
@@ -23,7 +23,7 @@ fn endless_writes() -> String {
     .script("endless")
 }
 
-/// Waits until the guest's writes reach the image, so that what follows happens in mid-I/O.
+/// Waits until the guest's writes reach the image, so that the next step happens in mid-I/O.
 fn wait_for_writes(host: &mut XenHost, image: &Dom0Image) -> Result<()> {
     let before = image.allocated(host)?;
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -34,7 +34,7 @@ fn wait_for_writes(host: &mut XenHost, image: &Dom0Image) -> Result<()> {
     Ok(())
 }
 
-/// That nothing of a guest's disk is left in xenstore after a detach.
+/// Checks that nothing of a guest's disk is left in xenstore after a detach.
 fn nothing_is_left(backend: &XenBackend, host: &mut XenHost, domain: u16) -> Result<()> {
     let Some(mqblk) = backend.mqblk() else { return Ok(()) };
     mqblk.must_run(host)?;
@@ -46,7 +46,7 @@ fn nothing_is_left(backend: &XenBackend, host: &mut XenHost, domain: u16) -> Res
     host.must(&gone).map(drop)
 }
 
-/// A guest that is gone with its disk: our daemon has let go of it, and what is left in xenstore goes by a detach.
+/// Checks after the end of a guest that the daemon has released its disk, and that a detach removes its xenstore nodes.
 fn let_go_of(backend: &XenBackend, host: &mut XenHost, domain: u16) -> Result<()> {
     let Some(mqblk) = backend.mqblk() else { return Ok(()) };
     host.must(&format!(
@@ -83,7 +83,7 @@ fn detached_attached_rebooted() -> Result<()> {
 
     guest.must_have_no_warnings()?;
 
-    // The guest reboots in mid-I/O: its domain goes, and another one comes.
+    // The guest reboots in mid-I/O: its domain is replaced by another one.
     guest.start("endless", &endless_writes())?;
     wait_for_writes(&mut host, &image)?;
     let old = guest.id();
@@ -92,7 +92,7 @@ fn detached_attached_rebooted() -> Result<()> {
     let_go_of(&backend, &mut host, old)?;
     guest.load_blkfront(BlkfrontParameters::default())?;
     if server == BackendProgram::Mqblk {
-        backend.attach(&mut host, &mut guest, "xvda", "disk")?; // xl knows of the kernel's disks, not of ours
+        backend.attach(&mut host, &mut guest, "xvda", "disk")?; // xl knows the kernel's disks, not the daemon's
     }
     guest.wait_disk("xvda")?;
     assert_eq!(guest.must(BEGINNING)?, sum, "the data changed in the reboot");
@@ -114,16 +114,16 @@ fn two_guests_at_once() -> Result<()> {
     let disks = [BackendDisk::new("a", &image_a, "queues=2"), BackendDisk::new("b", &image_b, "queues=2")];
     let backend = XenBackend::start(server, &mut host, &disks)?;
     let mut victim = Domain::create(&mut host, &DomainConfig::new("victim"))?;
-    let mut witness = Domain::create(&mut host, &DomainConfig::new("witness"))?;
-    for guest in [&mut victim, &mut witness] {
+    let mut other_guest = Domain::create(&mut host, &DomainConfig::new("witness"))?;
+    for guest in [&mut victim, &mut other_guest] {
         guest.load_blkfront(BlkfrontParameters::default())?;
     }
     // Both know their disk by the same name and device number.
     backend.attach(&mut host, &mut victim, "xvda", "a")?;
-    backend.attach(&mut host, &mut witness, "xvda", "b")?;
+    backend.attach(&mut host, &mut other_guest, "xvda", "b")?;
     if let Some(mqblk) = backend.mqblk() {
         let list = mqblk.list(&mut host)?;
-        for (guest, id) in [(&victim, "a"), (&witness, "b")] {
+        for (guest, id) in [(&victim, "a"), (&other_guest, "b")] {
             let mut named = list.iter().filter(|device| device["domid"] == guest.id() && device["vdev"] == "xvda");
             let device = named.next().with_context(|| format!("no disk of domain {}: {list:?}", guest.id()))?;
             assert_eq!(device["params"], format!("mqblk:{id}"), "{device}");
@@ -134,28 +134,28 @@ fn two_guests_at_once() -> Result<()> {
 
     let verify = FioJobs::verified_random_writes("/dev/xvda", 2, 0, 8);
     victim.start("verify", &verify.script("verify"))?;
-    witness.start("verify", &verify.script("verify"))?;
-    for guest in [&mut victim, &mut witness] {
+    other_guest.start("verify", &verify.script("verify"))?;
+    for guest in [&mut victim, &mut other_guest] {
         let answer = guest.finish("verify", Duration::from_secs(180))?;
         FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
         guest.must_have_no_warnings()?;
     }
 
-    // One is destroyed in mid-I/O, with requests under way and pages mapped.
+    // One is destroyed in mid-I/O, with requests in flight and pages mapped.
     let again = FioJobs::verified_random_writes("/dev/xvda", 2, 16, 16);
-    witness.start("again", &again.script("again"))?;
+    other_guest.start("again", &again.script("again"))?;
     wait_for_writes(&mut host, &image_b)?;
     victim.start("endless", &endless_writes())?;
     wait_for_writes(&mut host, &image_a)?;
-    ensure!(witness.is_running("again")?, "the other guest's verification ended before: make it longer");
+    ensure!(other_guest.is_running("again")?, "the other guest's verification ended before: make it longer");
     let id = victim.id();
     victim.destroy(&mut host)?;
     let_go_of(&backend, &mut host, id)?;
-    let answer = witness.finish("again", Duration::from_secs(240))?;
+    let answer = other_guest.finish("again", Duration::from_secs(240))?;
     FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
-    witness.must_have_no_warnings()?;
+    other_guest.must_have_no_warnings()?;
 
-    // Nothing of the destroyed one is held: Xen would keep it as a dying domain.
+    // No page of the destroyed one is mapped: Xen would keep it as a dying domain.
     host.must("for i in $(seq 200); do [ $(xl list | wc -l) = 3 ] && exit 0; sleep 0.1; done; xl list; exit 1")?;
 
     // Its disk serves the next one.
@@ -167,7 +167,7 @@ fn two_guests_at_once() -> Result<()> {
         .must_have_verified()?;
     next.must_have_no_warnings()?;
     next.power_off(&mut host)?;
-    witness.power_off(&mut host)?;
+    other_guest.power_off(&mut host)?;
     backend.stop(&mut host)?;
     host.power_off()
 }

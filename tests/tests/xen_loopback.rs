@@ -9,15 +9,14 @@ use mqblk_tests::guest::Shell;
 use mqblk_tests::loopback::scenarios::SCENARIOS;
 use mqblk_tests::xen::XenHost;
 
-/// For all of them: an idle machine that emulates needs a quarter of it.
+/// Timeout of all scenarios: emulation on an idle machine needs a quarter of it.
 const WITHIN: Duration = Duration::from_secs(700);
 
 #[test]
 fn hostile_frontends_in_dom0() -> Result<()> {
     let builder = XenHost::builder("loopback").with_mqblk();
     let mut host = builder.with_program("xen_loopback", env!("CARGO_BIN_EXE_xen_loopback")).boot()?;
-    // Descriptor 4 goes to target/test-logs, where each line is as soon as it is printed. It is a port that can be open once only, so
-    // not for tee.
+    // Descriptor 4 writes to target/test-logs, line by line as printed. It is a port that can be opened only once, so not by tee.
     let script = "RUST_BACKTRACE=1 xen_loopback /sbin/mqblk 2>&4 | while read -r line; do echo \"$line\" >&4; echo \"$line\"; done";
     let output = host.must_within(script, WITHIN)?;
     print(&output);

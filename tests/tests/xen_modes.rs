@@ -1,5 +1,4 @@
-//! Data through each way of using grants, on a real Xen with Debian's blkfront: by the rings that it makes by itself, and by the
-//! largest that it can make.
+//! Data through each grant mode, on a real Xen with Debian's blkfront: with its default rings, and with the largest that it supports.
 //!
 //! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
@@ -13,10 +12,10 @@ use mqblk_tests::xen::{
     XenHost, interrupts,
 };
 
-/// A disk for each way, by its id, and the name that the guest gives it.
+/// A disk for each mode: its id, and the guest's name of it.
 const MODES: [(&str, &str); 4] = [("auto", "xvda"), ("persistent", "xvdb"), ("copy", "xvdc"), ("map", "xvdd")];
 
-/// The kernel has one way only.
+/// The kernel has one mode only.
 fn modes(server: BackendProgram) -> &'static [(&'static str, &'static str)] {
     match server {
         BackendProgram::Mqblk => &MODES,
@@ -28,14 +27,14 @@ fn serve(server: BackendProgram, host: &mut XenHost, queues: u16) -> Result<XenB
     let mut disks = Vec::new();
     for (mode, _) in modes(server) {
         let image = Dom0Image::sparse(host, mode, 64)?;
-        // With direct I/O no page is mapped for a request alone.
+        // With direct I/O no page is mapped for a single request.
         let more = if *mode == "map" { ",direct=off" } else { "" };
         disks.push(BackendDisk::new(mode, &image, &format!("queues={queues},grants={mode}{more}")));
     }
     XenBackend::start(server, host, &disks)
 }
 
-/// What each disk is written with: as many jobs as it has queues, so that each queue is used.
+/// The load of each disk: as many jobs as it has queues, so that each queue is used.
 struct Load {
     jobs: u16,
     depth: u16,
@@ -43,7 +42,7 @@ struct Load {
     sizes: &'static str,
 }
 
-/// All disks at once, each with a job for each CPU of the guest.
+/// Runs the load on all disks at once, each with a job for each CPU of the guest.
 fn verify_all(guest: &mut Domain, modes: &[(&str, &str)], load: &Load) -> Result<()> {
     let Load { jobs, depth, mib, sizes } = load;
     for (_, disk) in modes {
@@ -64,14 +63,14 @@ fn verify_all(guest: &mut Domain, modes: &[(&str, &str)], load: &Load) -> Result
     Ok(())
 }
 
-/// What is counted of our disks before a load; nothing of the kernel's.
+/// Returns the daemon's counters before a load; none for the kernel's backend.
 fn figures(backend: &XenBackend, host: &mut XenHost, modes: &[(&str, &str)]) -> Result<Vec<DiskStat>> {
     let Some(mqblk) = backend.mqblk() else { return Ok(Vec::new()) };
     modes.iter().map(|(mode, _)| mqblk.disk_stat(host, mode)).collect()
 }
 
-/// That each queue of each disk was used by the load, by the events that the guest took and by what our daemon has counted; and
-/// that pages were reached in the way that was asked for.
+/// Checks that the load used each queue of each disk, by the guest's events and the daemon's counters; and that pages were accessed in the
+/// configured grant mode.
 fn each_queue_served(
     guest: &mut Domain,
     modes: &[(&str, &str)],
@@ -91,7 +90,7 @@ fn each_queue_served(
             |stat: &DiskStat| stat.queues.iter().map(|queue| queue.load.counters.requests).collect::<Vec<_>>();
         let (earlier, later) = (requests(before), requests(after));
         ensure!(later.len() == queues, "grants={mode}: {} queues are counted", later.len());
-        // A disk that nobody was connected to has no queues, or idle ones.
+        // A disk without a frontend has no queues, or idle ones.
         let served = later.iter().enumerate().all(|(at, &count)| count > earlier.get(at).copied().unwrap_or_default());
         ensure!(served, "grants={mode}: requests before {earlier:?} and after {later:?}");
         assert_eq!(after.totals.counters.errors, 0, "grants={mode}");
@@ -103,13 +102,13 @@ fn each_queue_served(
     Ok(())
 }
 
-/// That the guest's pages were reached in the way that was asked for, and in no other; when no request is under way.
+/// Checks that the guest's pages were accessed in the configured grant mode only; when no request is in flight.
 fn used_as_asked(mode: &str, persistent: bool, before: &GrantStat, after: &GrantStat) -> Result<()> {
     let (maps, unmaps) = (after.maps - before.maps, after.unmaps - before.unmaps);
     let hits = after.persistent_hits - before.persistent_hits;
     if persistent && matches!(mode, "auto" | "persistent") {
         ensure!(hits > after.persistent_misses - before.persistent_misses, "pages that are kept are not used again");
-        // What was kept is let go when it was not used for a minute, and an emulated guest may take that long.
+        // Cached pages are unmapped when idle for a minute, and an emulated guest may take that long.
         ensure!(after.held > 0 || after.persistent_purged > before.persistent_purged, "no page is kept");
     } else {
         ensure!(hits == 0 && after.held == 0, "pages were kept");
@@ -123,7 +122,7 @@ fn used_as_asked(mode: &str, persistent: bool, before: &GrantStat, after: &Grant
     Ok(())
 }
 
-/// Two CPUs, two queues; rings of one page, 32 segments, as the driver does it by itself. Then without persistent grants.
+/// Two CPUs, two queues; rings of one page, 32 segments: the driver's defaults. Then without persistent grants.
 #[test]
 fn two_queues_by_every_mode() -> Result<()> {
     let server = BackendProgram::from_environment()?;
@@ -155,9 +154,9 @@ fn two_queues_by_every_mode() -> Result<()> {
     host.power_off()
 }
 
-/// Four CPUs, four queues. With persistent grants the driver holds a page for each segment of each entry of each ring, so rings of
-/// 16 pages and requests of 256 segments together are for when grants are not kept. And a guest has 32,768 grants in all
-/// (`gnttab_max_frames`): what is kept is never given back while the disk is busy, so few long requests are under way at a time.
+/// Four CPUs, four queues. With persistent grants the driver holds a page for each segment of each entry of each ring, so rings of 16 pages
+/// together with requests of 256 segments are used without persistent grants only. A guest has 32,768 grants in all (`gnttab_max_frames`),
+/// and persistent ones are not freed while the disk is busy, so few long requests are in flight at a time.
 #[test]
 fn four_queues_large_rings_and_long_requests() -> Result<()> {
     let server = BackendProgram::from_environment()?;

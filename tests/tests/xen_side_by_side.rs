@@ -1,5 +1,5 @@
-//! The kernel's back-end and ours on the same Xen, before the same guest, over storage that does nothing: what a request costs in
-//! grant operations and notifications. Emulated, so times say nothing but their ratio.
+//! The kernel's backend and mqblk on the same Xen, with the same guest, over null storage: the cost of a request in grant operations and
+//! notifications. Emulated, so only the ratio of times is meaningful.
 //!
 //! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
@@ -12,8 +12,8 @@ use mqblk_tests::xen::{
     BlkfrontParameters, CallCounts, Dom0Daemon, Domain, DomainConfig, KernelProbe, KernelProbes, XenHost, interrupts,
 };
 
-/// The kernel functions behind all grant work and all notifications of a back-end in dom0: those of xen-blkback and those that
-/// gntdev and evtchn do for a program. The parameter is the number of grants (x86_64: rsi second, rcx fourth).
+/// The kernel functions of all grant operations and notifications of a backend in dom0: those of xen-blkback, and those that gntdev and
+/// evtchn call for a program. The parameter is the number of grants (x86_64: rsi second, rcx fourth).
 const PROBES: [KernelProbe; 6] = [
     KernelProbe { function: "gnttab_map_refs", summed_argument: Some("%cx:u32") },
     KernelProbe { function: "gnttab_unmap_refs", summed_argument: Some("%cx:u32") },
@@ -24,14 +24,14 @@ const PROBES: [KernelProbe; 6] = [
     KernelProbe { function: "evtchn_write", summed_argument: None },
 ];
 
-/// What a run has cost.
+/// The cost of a run.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     requests: u64,
     mapped: CallCounts,
     unmapped: CallCounts,
     copied: CallCounts,
-    /// Events that the back-end sent, and those that the guest took: they may come together.
+    /// Events that the backend sent, and those that the guest took: several may be taken as one.
     sent: u64,
     taken: u64,
     /// Events that dom0 took.
@@ -39,7 +39,7 @@ struct Cost {
     iops: f64,
 }
 
-/// Requests of a run, of each of two jobs: enough that what is mapped once counts for little.
+/// Requests of a run, of each of two jobs: enough that one-time mappings count for little.
 const REQUESTS: u64 = 4000;
 
 fn read_at_random(guest: &mut Domain) -> Result<f64> {
@@ -52,7 +52,7 @@ fn read_at_random(guest: &mut Domain) -> Result<f64> {
     Ok(ran.reads as f64 / ran.elapsed.as_secs_f64())
 }
 
-/// One run for the time it takes, and one with kprobes, which take time themselves, for what it does.
+/// Does one run for the time, and one with kprobes, which take time themselves, for the operations.
 fn measure(host: &mut XenHost, guest: &mut Domain, events_of_dom0: &str) -> Result<Cost> {
     guest.wait_disk("xvda")?;
     let iops = read_at_random(guest)?;
@@ -147,7 +147,7 @@ fn what_a_request_costs() -> Result<()> {
     host.power_off()
 }
 
-/// What the counts, not the times, must be.
+/// Checks the counts, not the times.
 fn judge(mode: &str, cost: &Cost, kernel: &Cost) -> Result<()> {
     let Cost { requests, mapped, unmapped, copied, sent, kicked, .. } = *cost;
     match mode {

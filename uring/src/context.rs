@@ -1,4 +1,4 @@
-//! A worker's ring and buffer pool, and the one place where a worker waits.
+//! A worker's io_uring and buffer pool, and the one place where a worker waits.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +11,7 @@ use crate::inflight::InFlight;
 use crate::ops::{ClientId, IGNORED, IoCompletion};
 use crate::register::Tables;
 
-/// Sizes of a context's tables.
+/// The sizes of a context's tables.
 #[derive(Clone, Copy, Debug)]
 pub struct UringOptions {
     /// Submission queue entries: how many operations one system call can submit.
@@ -30,10 +30,10 @@ impl Default for UringOptions {
     }
 }
 
-/// How long [`context::turn`] may wait.
+/// How long [`UringContext::turn`] may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all; no system call either when there is nothing to submit and nothing pending in the kernel.
+    /// Not at all; and no system call when nothing is to be submitted or pending in the kernel.
     No,
     /// Until a completion arrives.
     Completion,
@@ -41,7 +41,7 @@ pub enum Wait {
     AtMost(Duration),
 }
 
-/// What a worker lends to its queues and channels: one io_uring and one buffer pool, both used by one thread only.
+/// A worker's I/O context, lent to its queues and channels: one io_uring and one buffer pool, both used by one thread only.
 pub struct UringContext {
     /// The worker's buffers.
     pub buffers: BufferPool,
@@ -57,10 +57,10 @@ pub struct UringContext {
     deferred: bool,
 }
 
-/// What a ring takes of the memlock limit, in KiB: measured on Linux 6.18, with room.
+/// What a ring takes of the memlock limit, in KiB: measured on Linux 6.18, rounded up.
 const MEMLOCK_KIB: u32 = 128;
 
-/// Completions that an mailbox has room for at first. It grows to the most that ever arrived in one turn.
+/// Initial capacity of a completion queue. It grows to the most completions that ever arrived in one turn.
 const QUEUE_CAPACITY: usize = 256;
 
 #[derive(Debug)]
@@ -81,10 +81,10 @@ impl mqblk_memory::PooledContext for UringContext {
 }
 
 impl UringContext {
-    /// A new ring. Must be called on the thread that will use it.
+    /// Sets up a context. Must be called on the thread that will use it.
     ///
     /// # Errors
-    /// When the system has no io_uring or refuses its memory.
+    /// When the kernel has no io_uring or refuses its memory.
     pub fn new(options: UringOptions) -> io::Result<UringContext> {
         let (ring, deferred) = build(options).map_err(refused)?;
         let files = options.files.min(file_limit());
@@ -109,7 +109,7 @@ impl UringContext {
         })
     }
 
-    /// A new owner with an mailbox.
+    /// Adds a client with a completion queue of its own.
     pub fn add_client(&mut self) -> ClientId {
         let index = self.queues.iter().position(|mailbox| !mailbox.used).unwrap_or_else(|| {
             self.queues.push(CompletionQueue { used: false, completions: VecDeque::with_capacity(QUEUE_CAPACITY) });
@@ -119,7 +119,7 @@ impl UringContext {
         ClientId(index as u16)
     }
 
-    /// Ends an owner. It must have nothing in flight.
+    /// Removes a client. It must have nothing in flight.
     pub fn remove_client(&mut self, owner: ClientId) {
         let mailbox = &mut self.queues[owner.0 as usize];
         mailbox.used = false;
@@ -131,7 +131,7 @@ impl UringContext {
         }
     }
 
-    /// The next completion of an owner's operations.
+    /// Takes the next completion from a client's queue.
     #[inline]
     pub fn next(&mut self, owner: ClientId) -> Option<IoCompletion> {
         let message = self.queues[owner.0 as usize].completions.pop_front()?;
@@ -139,19 +139,19 @@ impl UringContext {
         Some(message)
     }
 
-    /// Whether an owner has completions to take.
+    /// Returns true if a client has completions to take.
     #[inline]
     pub fn has_completions(&self, owner: ClientId) -> bool {
         !self.queues[owner.0 as usize].completions.is_empty()
     }
 
-    /// Whether any owner has.
+    /// Returns true if any client has.
     #[inline]
     pub fn has_unread(&self) -> bool {
         self.unread > 0
     }
 
-    /// Operations that can still be submitted.
+    /// Returns how many operations can still be submitted.
     #[inline]
     pub fn room(&self) -> usize {
         self.in_flight.room()
@@ -163,7 +163,7 @@ impl UringContext {
         self.in_flight.capacity()
     }
 
-    /// Operations in flight.
+    /// Returns the number of operations in flight.
     pub fn busy(&self) -> usize {
         self.in_flight.busy()
     }
@@ -177,16 +177,16 @@ impl UringContext {
     pub(crate) fn push_raw(&mut self, entry: squeue::Entry) {
         // SAFETY: the entry's pointers lie in memory that the in-flight slot owns until the completion.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
-            // The queue is full: hand it to the kernel. An error leaves the entries queued; EBUSY asks us to take
-            // completions first, which makes room in the completion queue.
+            // The queue is full: submit it. An error leaves the entries queued; EBUSY asks for completions to be taken first,
+            // which frees entries of the completion queue.
             let _ = self.ring.submit();
             self.sort_completions();
         }
         self.unsubmitted += 1;
     }
 
-    /// Hands what was pushed to the kernel now and takes nothing back, so that storage starts while more is being pushed.
-    /// Most of what is pushed can wait for [`turn`](Self::turn).
+    /// Submits the pushed operations now and takes no completions, so that storage starts while more is being pushed. Most operations can
+    /// wait for [`turn`](Self::turn).
     #[inline]
     pub fn submit(&mut self) {
         // An error leaves the entries queued for the next call.
@@ -195,10 +195,10 @@ impl UringContext {
         }
     }
 
-    /// Submits what was pushed, waits as told, and sorts completions into their owners' completion queues. Returns how many arrived.
+    /// Submits the pushed operations, waits, and sorts completions into their clients' queues. Returns how many arrived.
     /// At most one system call, none when there is nothing to do.
     ///
-    /// While an mailbox holds completions it does not wait: what an owner has not taken yet may be all that there was to wait for.
+    /// Does not wait while a queue holds completions: these may be all that there was to wait for.
     pub fn turn(&mut self, wait: Wait) -> usize {
         let wait = if self.unread > 0 { Wait::No } else { wait };
         let pending = self.deferred && self.needs_enter();
@@ -211,7 +211,7 @@ impl UringContext {
                 self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
             }
         };
-        // ETIME, EINTR, EBUSY and EAGAIN all mean: look at the completions and come back.
+        // After ETIME, EINTR, EBUSY and EAGAIN the completions are taken and the next turn tries again.
         if outcome.is_ok() || self.ring.submission().is_empty() {
             self.unsubmitted = 0;
         }
@@ -221,7 +221,7 @@ impl UringContext {
         self.sort_completions()
     }
 
-    /// Whether the kernel holds completions that only a system call can bring.
+    /// Returns true if the kernel holds completions that only a system call delivers.
     #[inline]
     fn needs_enter(&mut self) -> bool {
         let queue = self.ring.submission();
@@ -277,13 +277,14 @@ impl Drop for UringContext {
     }
 }
 
-/// The most files that may be registered: the process' descriptor limit.
+/// Returns the most files that may be registered: the process' descriptor limit.
 fn file_limit() -> u32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::from(u32::MAX));
     u32::try_from(limit).unwrap_or(u32::MAX)
 }
 
-/// A ring whose completions run when this thread asks for them; on kernels before 6.1 an ordinary one.
+/// Sets up a ring that runs completion work only when this thread enters the kernel (`DEFER_TASKRUN`). On kernels before 6.1 an ordinary
+/// one. The flag says which.
 fn build(options: UringOptions) -> io::Result<(IoUring, bool)> {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(options.in_flight.max(options.submissions * 2)).setup_clamp();
@@ -296,7 +297,7 @@ fn build(options: UringOptions) -> io::Result<(IoUring, bool)> {
     }
 }
 
-/// What to do when the system refuses a ring.
+/// Adds what to do to the error of a ring that the kernel refused.
 fn refused(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::ENOSYS) => io::Error::new(
@@ -309,7 +310,7 @@ fn refused(error: io::Error) -> io::Error {
     }
 }
 
-/// Says with an error of the kernel's for want of locked memory what the limit is, and what is `expected` at least.
+/// Adds the memlock limit, and how much is `expected` at least, to an error for lack of locked memory.
 pub(crate) fn with_memlock(error: io::Error, expected: &str) -> io::Error {
     match rustix::process::getrlimit(rustix::process::Resource::Memlock).current {
         Some(limit) if error.raw_os_error() == Some(libc::ENOMEM) => io::Error::new(

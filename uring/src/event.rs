@@ -1,4 +1,4 @@
-//! Event counters: how threads and processes wake each other.
+//! Eventfds: how threads and processes wake each other.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use rustix::event::EventfdFlags;
 
-/// An eventfd, ours or received from a VMM. Clones name the same counter.
+/// An eventfd, created here or received from a VMM. Clones share the counter.
 #[derive(Clone, Debug)]
 pub struct EventFd(Arc<OwnedFd>);
 
 impl EventFd {
-    /// A new counter at 0, not blocking.
+    /// Creates a non-blocking eventfd with a counter of 0.
     ///
     /// # Errors
     /// When the process is out of file descriptors.
@@ -20,14 +20,14 @@ impl EventFd {
         Ok(EventFd(Arc::new(fd)))
     }
 
-    /// Adds 1 and wakes whoever waits. Only for counters of our own: to signal one that another process made is to wait for
-    /// that process when the counter is full. A [`Notifier`](crate::Notifier) does not.
+    /// Adds 1 and wakes the waiters. Only for eventfds created here: writing to one of another process blocks when its counter is full. A
+    /// [`Notifier`](crate::Notifier) does not.
     #[inline]
     pub fn signal(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Takes the counter's value and sets it to 0; 0 when nothing was signalled (for a non-blocking counter).
+    /// Returns the counter's value and resets it to 0. Returns 0 if a non-blocking eventfd was not signalled.
     pub fn take(&self) -> u64 {
         let mut value = [0; 8];
         match rustix::io::read(&self.0, &mut value) {
@@ -40,10 +40,10 @@ impl EventFd {
 impl TryFrom<OwnedFd> for EventFd {
     type Error = io::Error;
 
-    /// Takes a descriptor that another process passed. It must be an eventfd: nothing else can be signalled
-    /// without a wait. Its flags are left alone, because clients wait by reading it.
+    /// Accepts a descriptor that another process passed. It must be an eventfd: nothing else can be signalled without blocking. Its flags
+    /// are left alone, because the other process may block in a read.
     fn try_from(fd: OwnedFd) -> io::Result<EventFd> {
-        // Without /proc the kind cannot be known; the descriptor is then taken on trust.
+        // Without /proc the type cannot be checked; the descriptor is then accepted.
         if let Ok(kind) = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())
             && kind.as_bytes() != b"anon_inode:[eventfd]"
         {
@@ -54,7 +54,7 @@ impl TryFrom<OwnedFd> for EventFd {
     }
 }
 
-/// What is watched for a guest's kicks: whatever becomes readable with them. Clones name the same.
+/// A guest's kick descriptor: it becomes readable with a kick. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Kick(Arc<OwnedFd>);
 
@@ -83,7 +83,7 @@ impl From<&Kick> for Kick {
 }
 
 impl From<OwnedFd> for Kick {
-    /// A descriptor that somebody else reads: the device node of an event channel.
+    /// Wraps a descriptor that its owner reads: the device node of an event channel.
     fn from(descriptor: OwnedFd) -> Kick {
         Kick(Arc::new(descriptor))
     }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_event_counters_are_taken_from_others() {
+    fn only_eventfds_are_accepted_from_other_processes() {
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         let error = EventFd::try_from(reader).unwrap_err().to_string();
         assert!(error.contains("pipe:") && error.contains("expected an eventfd"), "{error}");

@@ -1,4 +1,4 @@
-//! The table of operations that the kernel works on, and what each of them owns meanwhile.
+//! The table of operations in flight, and what each of them owns.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use mqblk_memory::Buffer;
 
 use crate::ops::ClientId;
 
-/// Room of a new list of pieces; it grows with the longest request.
+/// Capacity of a new iovec list; it grows with the longest request.
 const PIECES: usize = 32;
 
 /// One operation.
@@ -17,14 +17,14 @@ pub(crate) struct Slot {
     pub(crate) cookie: u64,
     /// The memory that the kernel may touch.
     pub(crate) buffer: Option<Buffer>,
-    /// Keeps a descriptor open that the entry names by number.
+    /// Keeps the descriptor open that the entry names by number.
     pub(crate) file: Option<Arc<OwnedFd>>,
-    /// The memory's pieces, where the entry names a list of them.
+    /// The iovec list that the entry points to, if it does.
     pub(crate) pieces: Vec<libc::iovec>,
     pub(crate) busy: bool,
 }
 
-/// Slots by index. The index travels as the entry's user data; only the kernel sees it, so it always comes back valid.
+/// Slots by index. The index is the entry's user data; only the kernel sees it, so it always comes back valid.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     slots: Vec<Slot>,
@@ -34,30 +34,30 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Room for `capacity` operations.
+    /// Returns a table of `capacity` slots.
     pub(crate) fn new(capacity: u32) -> InFlight {
         let slots = (0..capacity).map(|_| Slot::default()).collect();
         InFlight { slots, free: (0..capacity).rev().collect(), spare: Vec::with_capacity(capacity as usize) }
     }
 
-    /// Free slots.
+    /// Returns the number of free slots.
     #[inline]
     pub(crate) fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// All slots.
+    /// Returns the number of slots.
     #[inline]
     pub(crate) fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// Operations in flight.
+    /// Returns the number of operations in flight.
     pub(crate) fn busy(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether the kernel may still touch a buffer.
+    /// Returns true if the kernel may still access a buffer.
     pub(crate) fn holds_buffers(&self) -> bool {
         self.slots.iter().any(|slot| slot.busy && slot.buffer.is_some())
     }
@@ -86,7 +86,7 @@ impl InFlight {
         self.free.push(index);
     }
 
-    /// An operation's list of pieces, to be filled.
+    /// Returns an operation's iovec list, to be filled.
     #[inline]
     pub(crate) fn pieces(&mut self, index: u32) -> &mut Vec<libc::iovec> {
         let list = &mut self.slots[index as usize].pieces;
@@ -96,13 +96,13 @@ impl InFlight {
         list
     }
 
-    /// Indices of the operations of `owner` whose cookie is picked.
+    /// Returns the indices of a client's operations whose cookie is picked.
     pub(crate) fn pick(&self, owner: ClientId, pick: impl Fn(u64) -> bool) -> Vec<u32> {
         let picked = |slot: &Slot| slot.busy && slot.owner == owner && pick(slot.cookie);
         (0..).zip(&self.slots).filter(|(_, slot)| picked(slot)).map(|(index, _)| index).collect()
     }
 
-    /// Index of the operation of `owner` with `cookie`, for cancelling.
+    /// Returns the index of a client's operation with `cookie`.
     pub(crate) fn find(&self, owner: ClientId, cookie: u64) -> Option<u32> {
         let found = self.slots.iter().position(|slot| slot.busy && slot.owner == owner && slot.cookie == cookie);
         found.map(|index| index as u32)

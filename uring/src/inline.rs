@@ -1,5 +1,5 @@
-//! Transfers that are done at once, without a ring: for data that is in memory anyway. On tmpfs a plain `preadv2` was
-//! measured at twice the rate of the same reads through io_uring: there is no wait to hide.
+//! Synchronous transfers without the ring: for data that is in memory anyway. On tmpfs a plain `preadv2` was measured at twice the rate of
+//! the same reads through io_uring: there is no wait to overlap.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -10,16 +10,16 @@ use mqblk_memory::Buffer;
 use crate::context::UringContext;
 use crate::ops::{MAX_PIECES, fill_pieces};
 
-/// `preadv2` or `pwritev2`: they differ in the direction only.
+/// The type of `preadv2` and `pwritev2`.
 type Vectored =
     unsafe extern "C" fn(libc::c_int, *const libc::iovec, libc::c_int, libc::off_t, libc::c_int) -> libc::ssize_t;
 
 impl UringContext {
-    /// Reads at once into the buffer, leaving out its first `skip` bytes. With `no_wait` it fails with `EAGAIN` rather than
-    /// wait for storage (`RWF_NOWAIT`). Returns the bytes read.
+    /// Reads into the buffer, leaving out its first `skip` bytes. With `no_wait` it fails with `EAGAIN` rather than block on storage
+    /// (`RWF_NOWAIT`). Returns the bytes read.
     ///
     /// # Errors
-    /// Whatever preadv2(2) says.
+    /// As preadv2(2).
     pub fn read_inline(
         &mut self,
         file: BorrowedFd<'_>,
@@ -32,11 +32,10 @@ impl UringContext {
         self.transfer_inline(libc::preadv2, file, at, buffer, skip, no_wait)
     }
 
-    /// Writes the buffer at once, leaving out its first `skip` bytes. Waits as long as it takes: for files that are memory. Returns
-    /// the bytes written.
+    /// Writes the buffer, leaving out its first `skip` bytes. May block: for files in memory. Returns the bytes written.
     ///
     /// # Errors
-    /// Whatever pwritev2(2) says.
+    /// As pwritev2(2).
     pub fn write_inline(
         &mut self,
         file: BorrowedFd<'_>,
@@ -60,7 +59,7 @@ impl UringContext {
         fill_pieces(&mut self.scratch, self.buffers.segments(buffer), skip);
         let count = self.scratch.len().min(MAX_PIECES) as libc::c_int;
         let flags = if no_wait { libc::RWF_NOWAIT } else { 0 };
-        // SAFETY: the pieces are mapped by the buffer's lease, which is held for the whole call.
+        // SAFETY: the segments are mapped by the buffer's lease, which is held for the whole call.
         let done = unsafe { call(file.as_raw_fd(), self.scratch.as_ptr(), count, at.0 as libc::off_t, flags) };
         u64::try_from(done).map_err(|_| io::Error::last_os_error())
     }

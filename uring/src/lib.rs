@@ -1,14 +1,13 @@
 //! A safe io_uring for one worker thread.
 //!
-//! One home for one invariant: *the kernel owns a buffer until its completion*. A buffer is moved into an operation, kept in
-//! the ring's in-flight table, and handed out again only with the operation's [`Completion`]. Dropping a [`context`] with
-//! operations in flight cancels and waits for them; if the kernel does not give them back, ring and buffers are leaked on
-//! purpose, with a log line.
+//! The crate guarantees one invariant: *the kernel owns a buffer until its completion*. A buffer is moved into an operation, kept in the
+//! ring's in-flight table, and returned only with the operation's [`IoCompletion`]. Dropping a [`UringContext`] with operations in flight
+//! cancels them and waits; if the kernel does not complete them, ring and buffers are leaked on purpose, with a log line.
 //!
-//! Kicks, mailbox, timers and storage completions all arrive in the one ring of a worker, so a sleeping worker waits in
-//! exactly one place: [`context::turn`].
+//! Kicks, mailbox messages, timers and storage completions all arrive in a worker's one ring, so a sleeping worker waits in exactly one
+//! place: [`UringContext::turn`].
 //!
-//! Why `unsafe` is here: submission entries carry raw pointers that outlive the call.
+//! `unsafe` is needed because submission entries carry raw pointers that outlive the call.
 
 mod context;
 mod event;

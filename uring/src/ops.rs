@@ -1,4 +1,4 @@
-//! The operations that channels and workers may ask for, as submission entries.
+//! The operations of channels and workers, as submission entries.
 
 use std::os::fd::AsRawFd;
 
@@ -10,16 +10,16 @@ use crate::context::UringContext;
 use crate::event::Kick;
 use crate::register::RingFile;
 
-/// Whose operation it is: completions are sorted into one mailbox per owner.
+/// A client of a context: each has a completion queue of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientId(pub(crate) u16);
 
-/// The end of an operation.
+/// The completion of an operation.
 #[derive(Debug)]
 pub struct IoCompletion {
-    /// What the owner gave at submission.
+    /// The client's cookie from the submission.
     pub cookie: u64,
-    /// Bytes transferred (or the operation's own answer), or a negative errno.
+    /// Bytes transferred (or the operation's own result), or a negative errno.
     pub result: i32,
     /// The buffer that was moved in.
     pub buffer: Option<Buffer>,
@@ -27,7 +27,7 @@ pub struct IoCompletion {
     pub more: bool,
 }
 
-/// The in-flight table is full: try again after completions were taken. The buffer comes back.
+/// The in-flight table is full: submit again after taking completions. Holds the buffer.
 #[derive(Debug)]
 pub struct Refused(pub Option<Buffer>);
 
@@ -50,7 +50,7 @@ impl UringContext {
         self.transfer(owner, cookie, file, at, buffer, skip, Direction::Read)
     }
 
-    /// Writes the buffer to `file` at `at`, leaving out its first `skip` bytes. With `durable` as if by `RWF_DSYNC`.
+    /// Writes the buffer to `file` at `at`, leaving out its first `skip` bytes. With `durable` as by `RWF_DSYNC`.
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
@@ -82,7 +82,7 @@ impl UringContext {
         self.submit_without_buffer(owner, cookie, file, entry)
     }
 
-    /// `fallocate(2)` with these mode bits.
+    /// Calls fallocate(2) with these mode bits.
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
@@ -105,9 +105,9 @@ impl UringContext {
         self.submit_without_buffer(owner, cookie, file, entry)
     }
 
-    /// Completes, again and again, whenever `kick` is signalled (once at once if it was signalled before). It is never read
-    /// here: each signal wakes a poll. An event counter of 64 bits does not fill up; what does not count signals must be read by
-    /// whoever owns it, or there is no next one.
+    /// Polls `kick` (multishot): completes at each signal, and at once if it was signalled before. The descriptor is not read: each signal
+    /// triggers the poll again. An eventfd's counter of 64 bits does not fill up; a descriptor that is not a counter must be read by its
+    /// owner, or no further signal arrives.
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
@@ -120,8 +120,8 @@ impl UringContext {
         Ok(())
     }
 
-    /// Asks the kernel to end the operation of `owner` with `cookie` early. It completes in any case, perhaps with
-    /// `-ECANCELED`. Nothing happens when there is none.
+    /// Cancels the client's operation with `cookie`. The operation completes in any case, perhaps with `-ECANCELED`. Does nothing without
+    /// such an operation.
     pub fn cancel(&mut self, owner: ClientId, cookie: u64) {
         if let Some(index) = self.in_flight.find(owner, cookie) {
             let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
@@ -129,8 +129,7 @@ impl UringContext {
         }
     }
 
-    /// Does what [`cancel`](Self::cancel) does for all the operations of `owner` whose cookie is picked. Handed to the kernel
-    /// with the next [`turn`](Self::turn).
+    /// Cancels all of the client's operations whose cookie is picked. Submitted with the next [`turn`](Self::turn).
     pub fn cancel_picked(&mut self, owner: ClientId, pick: impl Fn(u64) -> bool) {
         for index in self.in_flight.pick(owner, pick) {
             let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
@@ -184,7 +183,7 @@ impl UringContext {
     }
 }
 
-/// User data of entries that nobody waits for.
+/// User data of entries whose completions are dropped.
 pub(crate) const IGNORED: u64 = u64::MAX;
 
 #[derive(Clone, Copy)]
@@ -202,10 +201,10 @@ impl Direction {
     }
 }
 
-/// The kernel takes at most this many pieces in one operation (UIO_MAXIOV).
+/// The kernel accepts at most this many segments in one operation (UIO_MAXIOV).
 pub(crate) const MAX_PIECES: usize = 1024;
 
-/// The iovec list of a buffer without its first `skip` bytes.
+/// Fills the iovec list of a buffer without its first `skip` bytes.
 pub(crate) fn fill_pieces(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], mut skip: u64) {
     pieces.clear();
     for segment in segments {
@@ -250,7 +249,7 @@ fn single(
 }
 
 fn vectored(file: &RingFile, at: ByteOffset, pieces: &[libc::iovec], direction: Direction) -> squeue::Entry {
-    // A longer list would be refused; a shorter transfer is continued by its owner.
+    // A longer list would be refused; a short transfer is continued by the client.
     let (list, count) = (pieces.as_ptr(), pieces.len().min(MAX_PIECES) as u32);
     macro_rules! build {
         ($fd:expr) => {

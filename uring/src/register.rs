@@ -1,4 +1,4 @@
-//! Fixed files and fixed buffers: what the kernel looks up by index instead of by descriptor and page table.
+//! Fixed files and fixed buffers: the kernel looks them up by index instead of by descriptor and page table.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,17 +8,17 @@ use mqblk_memory::{FixedBuffers, GuestMemory, LeaseId};
 
 use crate::context::{UringContext, with_memlock};
 
-/// A file as a ring names it.
+/// A file of a ring's operations.
 #[derive(Debug)]
 pub enum RingFile {
     /// Registered: no reference counting per operation.
     Fixed(u32),
-    /// The table was full or missing; works the same, costs a little more.
+    /// Named by descriptor because the table was full or missing: a little slower.
     Plain(Arc<OwnedFd>),
 }
 
 impl RingFile {
-    /// What an operation must keep open.
+    /// Returns the descriptor that an operation must keep open.
     #[inline]
     pub(crate) fn keep(&self) -> Option<Arc<OwnedFd>> {
         match self {
@@ -30,17 +30,16 @@ impl RingFile {
 
 /// Most guest memory that [`FixedBufferUse::Auto`] registers.
 ///
-/// Registering pins every page: memory that the guest has not dirty yet comes into being, and the worker's other disks wait
-/// meanwhile. Measured: 15 s for 4 GiB untouched, 45 ms a GiB when it has all been dirty, at every start of a queue and every
-/// change of memory.
+/// Registering pins every page: memory that the guest has not touched yet is allocated, and the worker's other disks wait meanwhile.
+/// Measured: 15 s for 4 GiB untouched, 45 ms a GiB once touched, at every start of a queue and every change of memory.
 const AUTO_LIMIT: u64 = 64 << 20;
 
-/// Whether guest memory is registered as fixed buffers (which pins it).
+/// Registration of guest memory as fixed buffers, which pins it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FixedBufferUse {
-    /// When it is no more than 64 MiB and the system allows it; otherwise ordinary buffers.
+    /// If it is at most 64 MiB and the kernel allows it; otherwise ordinary buffers.
     Auto,
-    /// It must work: a guest whose memory cannot be registered is refused.
+    /// Always: a guest whose memory cannot be registered is refused.
     On,
     /// Never.
     Off,
@@ -50,7 +49,7 @@ impl FixedBufferUse {
     /// The words that a user writes.
     pub const WORDS: &'static [&'static str] = &["auto", "on", "off"];
 
-    /// The choice of one of [`FixedBufferUse::WORDS`].
+    /// Returns the choice of one of [`FixedBufferUse::WORDS`].
     pub fn from_word(word: &str) -> FixedBufferUse {
         match word {
             "on" => FixedBufferUse::On,
@@ -59,7 +58,7 @@ impl FixedBufferUse {
         }
     }
 
-    /// The word that a user writes for this choice.
+    /// Returns the word that a user writes for this choice.
     pub const fn word(self) -> &'static str {
         match self {
             FixedBufferUse::Auto => "auto",
@@ -85,24 +84,24 @@ pub(crate) struct SharedLease {
     users: usize,
 }
 
-/// Indices of a table that are free, and those that wait for a lease to end.
+/// The tables of registered files and buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) free_files: Vec<u32>,
-    /// `true`: the registered buffer index is in use. Empty when the table could not be made.
+    /// True for each registered buffer index in use. Empty when the table could not be registered.
     pub(crate) buffers: Vec<bool>,
-    /// Files that are kept open for as long as the ring has operations in flight.
+    /// Files that stay open for as long as the ring has operations in flight.
     pub(crate) kept: Vec<KeptFile>,
-    /// Leases that were given up while requests were in flight, with their buffer indices.
+    /// Leases that were retired while requests were in flight, with their buffer indices.
     pub(crate) leaving: Vec<(LeaseId, Vec<u16>)>,
-    /// Leases by memory table: queues of one guest share one.
+    /// Leases by memory table: the queues of a guest share one.
     pub(crate) shared: Vec<SharedLease>,
     /// Buffer indices of live leases.
     pub(crate) held: Vec<(LeaseId, Vec<u16>)>,
 }
 
 impl Tables {
-    /// `count` consecutive free buffer indices, now taken.
+    /// Takes `count` consecutive free buffer indices and returns the first.
     fn take_run(&mut self, count: usize) -> Option<u16> {
         let start = (0..=self.buffers.len().checked_sub(count)?)
             .find(|start| self.buffers[*start..start + count].iter().all(|used| !used))?;
@@ -112,7 +111,7 @@ impl Tables {
 }
 
 impl UringContext {
-    /// Registers a file. Falls back to naming it by descriptor when the table is full.
+    /// Registers a file. Falls back to its descriptor when the table is full.
     pub fn register_file(&mut self, file: Arc<OwnedFd>) -> RingFile {
         if let Some(index) = self.tables.free_files.pop() {
             if self.ring.submitter().register_files_update(index, &[file.as_raw_fd()]).is_ok() {
@@ -131,9 +130,9 @@ impl UringContext {
         }
     }
 
-    /// Keeps `file` open: when the process is killed, until the kernel has done whatever this ring had asked of it, because the ring's
-    /// table of files goes away only then. A lock on the file is held as long. To be undone as often by
-    /// [`let_close`](Self::let_close). Returns whether there was room in the table; without, a killed process closes it at once.
+    /// Keeps `file` open. When the process is killed, it stays open until the kernel has completed this ring's operations, because the
+    /// ring's table of files is freed only then. A lock on the file is held as long. Each call is undone by one
+    /// [`let_close`](Self::let_close). Returns false if the table is full: then the file is closed as soon as the process is killed.
     pub fn keep_open(&mut self, file: &Arc<OwnedFd>) -> bool {
         let known = self.tables.kept.iter().position(|kept| Arc::ptr_eq(&kept.file, file));
         let at = known.unwrap_or_else(|| {
@@ -155,11 +154,11 @@ impl UringContext {
         }
     }
 
-    /// Takes a lease on a memory table for the buffers of this context, registering its regions as fixed buffers. Taking the
-    /// same table again gives the same lease, to be given up as often.
+    /// Takes a lease on a memory table for the buffers of this context, and registers its regions as fixed buffers. Taking the same table
+    /// again returns the same lease, which must be retired as often.
     ///
     /// # Errors
-    /// Only with [`FixedBufferUse::On`], when the system refuses the registration.
+    /// Only with [`FixedBufferUse::On`], when the kernel refuses the registration.
     pub fn adopt(&mut self, memory: Arc<GuestMemory>, fixed: FixedBufferUse) -> io::Result<LeaseId> {
         if let Some(known) = self.tables.shared.iter_mut().find(|known| Arc::ptr_eq(&known.memory, &memory)) {
             known.users += 1;
@@ -191,7 +190,7 @@ impl UringContext {
         Ok(lease)
     }
 
-    /// Gives a lease up. Its memory stays mapped, and registered, until its last buffer is released.
+    /// Retires a lease. Its memory stays mapped, and registered, until its last buffer is released.
     pub fn retire(&mut self, lease: LeaseId) {
         let Some(at) = self.tables.shared.iter().position(|known| known.lease == lease) else { return };
         self.tables.shared[at].users -= 1;
@@ -211,7 +210,7 @@ impl UringContext {
         }
     }
 
-    /// Unregisters the buffers of leases that have ended since.
+    /// Unregisters the buffers of retired leases whose last buffer was released.
     pub(crate) fn sweep_leases(&mut self) {
         let mut at = 0;
         while at < self.tables.leaving.len() {
@@ -235,7 +234,7 @@ impl UringContext {
             let len = (region.len() - start).min(FixedBuffers::CHUNK);
             let base = std::ptr::with_exposed_provenance_mut((region.host_address() + start) as usize);
             let piece = libc::iovec { iov_base: base, iov_len: len as usize };
-            // SAFETY: the range is mapped now; the kernel pins its pages and needs the mapping no longer.
+            // SAFETY: the range is mapped during the call; the kernel pins its pages and does not need the mapping afterwards.
             let done = unsafe { self.ring.submitter().register_buffers_update(u32::from(index), &[piece], None) };
             if let Err(error) = done {
                 let all: Vec<u16> = taken.collect();
@@ -250,7 +249,7 @@ impl UringContext {
     fn unregister_buffers(&mut self, indices: &[u16]) {
         for index in indices {
             let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-            // SAFETY: an empty entry names no memory.
+            // SAFETY: an empty entry refers to no memory.
             let _ = unsafe { self.ring.submitter().register_buffers_update(u32::from(*index), &[nothing], None) };
             self.tables.buffers[*index as usize] = false;
         }

@@ -1,8 +1,8 @@
-//! Between a worker's plugs and the channel of a disk that may stop or try again: remembers what each request asks while the
-//! channel has it, parks or repeats what failed, and holds back what comes while the disk is stopped.
+//! The guard stands between a worker's plugs and the channel of a disk that may stop or retry: it tracks each request at the channel,
+//! parks or repeats those that failed, and holds back those that come while the disk is stopped.
 //!
-//! Disks whose errors are only reported have none of this. A merged request is never parked: it fails, so that the plug offers its
-//! members one by one, and these are. So whoever cancels a parked request, or leaves with it, has just that one.
+//! Disks whose errors are only reported have no guard. A merged request is never parked: it fails, so that the plug splits it, and its
+//! members are parked one by one. So a parked request can be cancelled or dropped without others.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,15 +13,15 @@ use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Limits, Op, Outcome, Tag};
 use mqblk_uring::UringContext;
 
 use super::health::DiskHealth;
-use super::policy::{Fate, is_lost, pause};
+use super::policy::{Disposition, is_lost, retry_delay};
 use crate::plug::MERGED_SLOT;
 use crate::runner::{AnyCompletion, AnyRequest, Buffer};
 
-/// Merged requests that failed, whose members are remembered to be as old as they were. Bounds what members that never come (they
-/// were cancelled) leave behind.
-const SPLITS: usize = 64;
+/// Most failed merged requests whose members keep the arrival number. Bounds the entries of members that never come, because they were
+/// cancelled.
+const MAX_SPLITS: usize = 64;
 
-/// The channel, and what its worker asks of the guard. A disk whose errors are only reported gets its channel back as it is.
+/// Wraps a channel in a guard and returns both. A disk whose errors are only reported gets its channel back as it is.
 pub(crate) fn guarded(
     channel: Box<dyn DiskChannel<UringContext>>,
     health: &Arc<DiskHealth>,
@@ -32,14 +32,14 @@ pub(crate) fn guarded(
     }
     let guard = Guard {
         health: Arc::clone(health),
-        // Direct I/O pins the guest's memory; of what does not, only what has no cache at all is as durable.
+        // Direct I/O bypasses the page cache, and pins the guest's memory. Storage without a volatile cache has nothing to lose.
         cached: limits.volatile_cache && !limits.pins_memory,
-        inside: Vec::new(),
+        submitted: Vec::new(),
         free: Vec::new(),
         arrivals: 0,
         parked: Vec::new(),
         waiting: Vec::new(),
-        again: Vec::new(),
+        repeats: Vec::new(),
         splits: Vec::new(),
         leaving: Vec::new(),
     };
@@ -47,48 +47,48 @@ pub(crate) fn guarded(
     (Box::new(GuardedChannel { inner: channel, guard: Rc::clone(&guard) }), Some(guard))
 }
 
-/// A guard, as its channel and its worker share it.
+/// A guard, shared by its channel and its worker.
 pub(crate) type SharedGuard = Rc<RefCell<Guard>>;
 
-/// A request that the channel has.
+/// A request at the channel.
 #[derive(Clone, Copy, Debug)]
-struct Inside {
+struct SubmittedRequest {
     /// Its queue's tag.
     tag: Tag,
     op: Op,
     start: ByteOffset,
     len: ByteLen,
-    /// Its place in the order of arrival; 0: nothing is here.
+    /// Its arrival number; 0: the entry is free.
     arrival: u64,
-    /// When it failed first, and how often it was tried again.
+    /// When it first failed, and how often it was repeated.
     failed: Option<Instant>,
     tries: u32,
-    /// It was cancelled: however it ends, it is answered.
+    /// It was cancelled: it is completed whatever its outcome.
     cancelled: bool,
 }
 
-/// A request that the channel does not have.
+/// A request that is held back from the channel.
 #[derive(Debug)]
-struct Outside {
+struct HeldRequest {
     request: AnyRequest,
     arrival: u64,
     failed: Option<Instant>,
     tries: u32,
-    /// How it failed, if it was tried.
+    /// The failed outcome, if it was tried.
     outcome: Option<Outcome>,
-    /// Not to be tried again, whatever happens: see [`is_lost`].
+    /// It must not be repeated: see [`is_lost`].
     lost: bool,
-    /// When it is tried again.
+    /// When it is to be repeated.
     due: Option<Instant>,
 }
 
-impl Outside {
-    fn end(self, outcome: Outcome) -> AnyCompletion {
+impl HeldRequest {
+    fn complete(self, outcome: Outcome) -> AnyCompletion {
         AnyCompletion { outcome, tag: self.request.tag, buffer: self.request.buffer }
     }
 }
 
-/// A merged request that failed: its members come next.
+/// A merged request that failed: its members come again next.
 #[derive(Debug)]
 struct Split {
     op: Op,
@@ -98,23 +98,23 @@ struct Split {
     arrival: u64,
 }
 
-/// What a worker's guard of a disk knows.
+/// The state of a worker's guard of a disk.
 pub(crate) struct Guard {
     pub(crate) health: Arc<DiskHealth>,
     /// The storage goes through the host's page cache.
     cached: bool,
-    /// By the tag that the channel sees.
-    inside: Vec<Inside>,
+    /// Requests at the channel, by the tag that the channel sees.
+    submitted: Vec<SubmittedRequest>,
     free: Vec<u32>,
     arrivals: u64,
-    /// Waits for `resume`.
-    parked: Vec<Outside>,
-    /// Waits to be tried again by the clock.
-    waiting: Vec<Outside>,
-    /// Offered before all others, the oldest last.
-    again: Vec<Outside>,
+    /// Requests that wait for `resume`.
+    parked: Vec<HeldRequest>,
+    /// Requests that wait for their next repetition.
+    waiting: Vec<HeldRequest>,
+    /// Requests to be submitted before all others, the oldest last.
+    repeats: Vec<HeldRequest>,
     splits: Vec<Split>,
-    /// Slots of queues that leave: what fails of theirs is answered.
+    /// Slots of draining queues: their requests are completed even if they fail.
     leaving: Vec<u16>,
 }
 
@@ -132,26 +132,26 @@ impl DiskChannel<UringContext> for GuardedChannel {
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let guard = &mut *self.guard.borrow_mut();
-        let offers_again = !guard.again.is_empty() && !guard.holds_back();
-        if offers_again && !guard.offer_again(self.inner.as_mut(), context, finished) {
+        let must_repeat = !guard.repeats.is_empty() && !guard.is_holding();
+        if must_repeat && !guard.submit_repeats(self.inner.as_mut(), context, finished) {
             return 0;
         }
-        // What was tried again may have stopped the disk.
-        if guard.holds_back() {
+        // A repeated request may have stopped the disk.
+        if guard.is_holding() {
             let taken = batch.len();
-            batch.drain(..).for_each(|request| guard.hold_back(request, finished));
+            batch.drain(..).for_each(|request| guard.hold(request, finished));
             return taken;
         }
         for request in &mut *batch {
             let arrival = guard.arrival(request);
-            request.tag = guard.enter(request, arrival, None, 0);
+            request.tag = guard.track(request, arrival, None, 0);
         }
         let before = finished.len();
         let taken = self.inner.submit(context, batch, finished);
         for request in batch {
-            request.tag = guard.leave(request.tag).tag;
+            request.tag = guard.untrack(request.tag).tag;
         }
-        guard.judge(before, finished);
+        guard.filter_completions(before, finished);
         taken
     }
 
@@ -159,12 +159,12 @@ impl DiskChannel<UringContext> for GuardedChannel {
         let guard = &mut *self.guard.borrow_mut();
         let before = finished.len();
         self.inner.reap(context, finished);
-        guard.judge(before, finished);
+        guard.filter_completions(before, finished);
         if !guard.waiting.is_empty() {
-            guard.wake(finished);
+            guard.repeat_due(finished);
         }
-        if !guard.again.is_empty() {
-            guard.offer_again(self.inner.as_mut(), context, finished);
+        if !guard.repeats.is_empty() {
+            guard.submit_repeats(self.inner.as_mut(), context, finished);
         }
         finished.len() - before
     }
@@ -173,29 +173,29 @@ impl DiskChannel<UringContext> for GuardedChannel {
         let guard = &mut *self.guard.borrow_mut();
         let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
         guard.abort(chosen, finished);
-        let mut own = Vec::new();
-        for (index, inside) in (0..).zip(&mut guard.inside) {
-            if inside.arrival > 0 && chosen(inside.tag) {
-                inside.cancelled = true;
-                own.push(own_tag(index));
+        let mut channel_tags = Vec::new();
+        for (index, submitted) in (0..).zip(&mut guard.submitted) {
+            if submitted.arrival > 0 && chosen(submitted.tag) {
+                submitted.cancelled = true;
+                channel_tags.push(own_tag(index));
             }
         }
-        if own.is_empty() {
+        if channel_tags.is_empty() {
             return;
         }
         let before = finished.len();
-        self.inner.cancel(context, &own, finished);
-        guard.judge(before, finished);
+        self.inner.cancel(context, &channel_tags, finished);
+        guard.filter_completions(before, finished);
     }
 
-    /// Those that are parked wait for no storage.
+    /// Returns the requests that wait for storage: parked ones do not.
     fn outstanding(&self) -> u32 {
         let guard = self.guard.borrow();
-        self.inner.outstanding() + (guard.waiting.len() + guard.again.len()) as u32
+        self.inner.outstanding() + (guard.waiting.len() + guard.repeats.len()) as u32
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let due = self.guard.borrow().waiting.iter().filter_map(|outside| outside.due).min();
+        let due = self.guard.borrow().waiting.iter().filter_map(|held| held.due).min();
         [due, self.inner.deadline()].into_iter().flatten().min()
     }
 
@@ -214,7 +214,7 @@ fn own_index(tag: Tag) -> usize {
 }
 
 impl Guard {
-    /// The place of a request in the order of arrival. Members of a merged request that failed are as old as that was.
+    /// Returns a request's arrival number. Members of a failed merged request have that one's number.
     #[inline]
     fn arrival(&mut self, request: &AnyRequest) -> u64 {
         if !self.splits.is_empty()
@@ -240,252 +240,255 @@ impl Guard {
         Some(arrival)
     }
 
-    /// Notes a request that the channel is offered; its tag from here on.
+    /// Tracks a request that is offered to the channel. Returns the tag that the channel sees.
     #[inline]
-    fn enter(&mut self, request: &AnyRequest, arrival: u64, failed: Option<Instant>, tries: u32) -> Tag {
+    fn track(&mut self, request: &AnyRequest, arrival: u64, failed: Option<Instant>, tries: u32) -> Tag {
         let AnyRequest { tag, op, start, len, .. } = *request;
-        let inside = Inside { tag, op, start, len, arrival, failed, tries, cancelled: false };
+        let submitted = SubmittedRequest { tag, op, start, len, arrival, failed, tries, cancelled: false };
         match self.free.pop() {
             Some(index) => {
-                self.inside[index as usize] = inside;
+                self.submitted[index as usize] = submitted;
                 own_tag(index)
             }
             None => {
-                self.inside.push(inside);
-                // So that giving it back does not allocate.
-                self.free.reserve(self.inside.len());
-                own_tag(self.inside.len() as u32 - 1)
+                self.submitted.push(submitted);
+                // So that `untrack` does not allocate.
+                self.free.reserve(self.submitted.len());
+                own_tag(self.submitted.len() as u32 - 1)
             }
         }
     }
 
-    /// The channel has it no more.
+    /// Frees the entry of a request that the channel has completed or not taken.
     #[inline]
-    fn leave(&mut self, tag: Tag) -> Inside {
+    fn untrack(&mut self, tag: Tag) -> SubmittedRequest {
         let index = own_index(tag);
         self.free.push(index as u32);
-        let inside = self.inside[index];
-        self.inside[index].arrival = 0;
-        inside
+        let submitted = self.submitted[index];
+        self.submitted[index].arrival = 0;
+        submitted
     }
 
-    /// Gives what the channel ended, from index `from` on, its own tag again, and takes out what is not to be answered.
+    /// Restores the tags of the channel's completions from index `from` on, and removes those of requests to park or repeat.
     #[inline]
-    fn judge(&mut self, from: usize, finished: &mut Vec<AnyCompletion>) {
+    fn filter_completions(&mut self, from: usize, finished: &mut Vec<AnyCompletion>) {
         let mut at = from;
         while let Some(done) = finished.get_mut(at) {
-            let inside = self.leave(done.tag);
-            done.tag = inside.tag;
-            let fate = if done.outcome.is_done() { Fate::Report } else { self.fate(&inside, done.outcome) };
-            if fate == Fate::Report {
+            let submitted = self.untrack(done.tag);
+            done.tag = submitted.tag;
+            let disposition =
+                if done.outcome.is_done() { Disposition::Report } else { self.disposition(&submitted, done.outcome) };
+            if disposition == Disposition::Report {
                 at += 1;
             } else {
-                // The last one takes its place and is looked at next.
+                // The last one takes its index and is checked next.
                 let done = finished.swap_remove(at);
-                self.failed(inside, done, fate);
+                self.hold_failed(submitted, done, disposition);
             }
         }
     }
 
     #[cold]
-    fn fate(&mut self, inside: &Inside, outcome: Outcome) -> Fate {
-        let fate = self.health.policy().judge(inside.op, outcome, self.cached);
-        if fate == Fate::Report || inside.cancelled {
-            return Fate::Report;
+    fn disposition(&mut self, submitted: &SubmittedRequest, outcome: Outcome) -> Disposition {
+        let disposition = self.health.policy().disposition(submitted.op, outcome, self.cached);
+        if disposition == Disposition::Report || submitted.cancelled {
+            return Disposition::Report;
         }
-        if inside.tag.queue() == MERGED_SLOT {
-            self.split(inside.op, inside.start, inside.len, inside.arrival);
-            return Fate::Report;
+        if submitted.tag.queue() == MERGED_SLOT {
+            self.split(submitted.op, submitted.start, submitted.len, submitted.arrival);
+            return Disposition::Report;
         }
-        match fate {
-            _ if self.leaving.contains(&inside.tag.queue()) => Fate::Report,
-            Fate::Retry(time) if inside.failed.is_some_and(|failed| failed.elapsed() >= time) => Fate::Report,
-            fate => fate,
+        match disposition {
+            _ if self.leaving.contains(&submitted.tag.queue()) => Disposition::Report,
+            Disposition::Retry(time) if submitted.failed.is_some_and(|failed| failed.elapsed() >= time) => {
+                Disposition::Report
+            }
+            disposition => disposition,
         }
     }
 
     #[cold]
-    fn failed(&mut self, inside: Inside, done: AnyCompletion, fate: Fate) {
+    fn hold_failed(&mut self, submitted: SubmittedRequest, done: AnyCompletion, disposition: Disposition) {
         let AnyCompletion { outcome, tag, buffer } = done;
-        let Inside { op, start, len, arrival, tries, .. } = inside;
+        let SubmittedRequest { op, start, len, arrival, tries, .. } = submitted;
         let request = AnyRequest { op, start, len, tag, buffer };
         let lost = is_lost(op, outcome, self.cached);
-        let mut outside =
-            Outside { request, arrival, failed: inside.failed, tries, outcome: Some(outcome), lost, due: None };
-        match fate {
-            Fate::Retry(time) => {
+        let mut held =
+            HeldRequest { request, arrival, failed: submitted.failed, tries, outcome: Some(outcome), lost, due: None };
+        match disposition {
+            Disposition::Retry(time) => {
                 let now = Instant::now();
-                let failed = *outside.failed.get_or_insert(now);
-                outside.due = Some((now + pause(tries)).min(failed + time));
-                outside.tries = tries.saturating_add(1);
+                let failed = *held.failed.get_or_insert(now);
+                held.due = Some((now + retry_delay(tries)).min(failed + time));
+                held.tries = tries.saturating_add(1);
                 self.health.retried(outcome, op, start);
-                self.waiting.push(outside);
+                self.waiting.push(held);
             }
             _ => {
                 self.health.stop(outcome, op, start);
-                self.park(outside);
+                self.park(held);
             }
         }
     }
 
-    fn park(&mut self, outside: Outside) {
+    fn park(&mut self, held: HeldRequest) {
         self.health.parked(1);
-        self.parked.push(outside);
+        self.parked.push(held);
     }
 
-    /// The disk is stopped: parks a request, unless its queue leaves.
-    fn park_or_end(&mut self, outside: Outside, finished: &mut Vec<AnyCompletion>) {
-        if self.leaving.contains(&outside.request.tag.queue()) {
-            let outcome = outside.outcome.unwrap_or_else(|| self.reason());
-            finished.push(outside.end(outcome));
+    /// Parks a request of a stopped disk, or completes it if its queue is draining.
+    fn park_or_complete(&mut self, held: HeldRequest, finished: &mut Vec<AnyCompletion>) {
+        if self.leaving.contains(&held.request.tag.queue()) {
+            let outcome = held.outcome.unwrap_or_else(|| self.untried_outcome());
+            finished.push(held.complete(outcome));
         } else {
-            self.park(outside);
+            self.park(held);
         }
     }
 
-    /// A merged request is to be taken apart.
+    /// Records a merged request that is about to be split.
     fn split(&mut self, op: Op, start: ByteOffset, len: ByteLen, arrival: u64) {
-        if self.splits.len() >= SPLITS {
+        if self.splits.len() >= MAX_SPLITS {
             self.splits.remove(0);
         }
         self.splits.push(Split { op, start: start.0, end: start.0 + len.0, left: len.0, arrival });
     }
 
-    /// Whether what comes now has to wait: the disk is stopped, or was, and what was parked then has not been let go.
-    fn holds_back(&self) -> bool {
+    /// Returns true if new requests must wait: the disk is stopped, or it was and its parked requests are not resumed yet.
+    fn is_holding(&self) -> bool {
         self.health.is_stopped() || !self.parked.is_empty()
     }
 
-    /// A request comes while the disk is stopped.
+    /// Holds back a request that comes while the disk is stopped.
     #[cold]
-    fn hold_back(&mut self, request: AnyRequest, finished: &mut Vec<AnyCompletion>) {
+    fn hold(&mut self, request: AnyRequest, finished: &mut Vec<AnyCompletion>) {
         let arrival = self.arrival(&request);
-        let outside = Outside { arrival, failed: None, tries: 0, outcome: None, lost: false, due: None, request };
-        if outside.request.tag.queue() == MERGED_SLOT {
-            self.split(outside.request.op, outside.request.start, outside.request.len, arrival);
-            let outcome = self.reason();
-            finished.push(outside.end(outcome));
+        let held = HeldRequest { arrival, failed: None, tries: 0, outcome: None, lost: false, due: None, request };
+        if held.request.tag.queue() == MERGED_SLOT {
+            self.split(held.request.op, held.request.start, held.request.len, arrival);
+            let outcome = self.untried_outcome();
+            finished.push(held.complete(outcome));
         } else {
-            self.park_or_end(outside, finished);
+            self.park_or_complete(held, finished);
         }
     }
 
-    /// How requests fail that were not tried because of the stop.
-    fn reason(&self) -> Outcome {
-        let first = self.parked.iter().find_map(|outside| outside.outcome);
+    /// Returns the outcome of requests that were not tried because of the stop.
+    fn untried_outcome(&self) -> Outcome {
+        let first = self.parked.iter().find_map(|held| held.outcome);
         self.health.stop_outcome().or(first).unwrap_or(Outcome::Aborted)
     }
 
-    /// Has those tried again whose time has come.
+    /// Repeats the requests that are due.
     #[cold]
-    fn wake(&mut self, finished: &mut Vec<AnyCompletion>) {
+    fn repeat_due(&mut self, finished: &mut Vec<AnyCompletion>) {
         let now = Instant::now();
-        let due = self.waiting.extract_if(.., |outside| outside.due.is_some_and(|due| due <= now));
-        let due: Vec<Outside> = due.collect();
+        let due = self.waiting.extract_if(.., |held| held.due.is_some_and(|due| due <= now));
+        let due: Vec<HeldRequest> = due.collect();
         if self.health.is_stopped() {
-            due.into_iter().for_each(|outside| self.park_or_end(outside, finished));
+            due.into_iter().for_each(|held| self.park_or_complete(held, finished));
         } else {
-            self.offer_first(due);
+            self.queue_repeats(due);
         }
     }
 
-    /// Puts requests before those that are to be offered.
-    fn offer_first(&mut self, requests: Vec<Outside>) {
+    /// Queues requests to be submitted before all others, in the order of their arrival.
+    fn queue_repeats(&mut self, requests: Vec<HeldRequest>) {
         if !requests.is_empty() {
-            self.again.extend(requests);
-            self.again.sort_by_key(|outside| std::cmp::Reverse(outside.arrival));
+            self.repeats.extend(requests);
+            self.repeats.sort_by_key(|held| std::cmp::Reverse(held.arrival));
         }
     }
 
-    /// Offers what is to be done again. Whether the channel took all of it.
+    /// Submits the queued repetitions. Returns true if the channel took all of them.
     #[cold]
-    fn offer_again(
+    fn submit_repeats(
         &mut self,
         channel: &mut dyn DiskChannel<UringContext>,
         context: &mut UringContext,
         finished: &mut Vec<AnyCompletion>,
     ) -> bool {
-        // One by one: the first that stops the disk again keeps the others from being tried.
+        // One by one: if the first stops the disk again, the others are not tried.
         let mut batch = Vec::with_capacity(1);
-        while let Some(outside) = self.again.pop() {
+        while let Some(held) = self.repeats.pop() {
             if self.health.is_stopped() {
-                self.park_or_end(outside, finished);
+                self.park_or_complete(held, finished);
                 continue;
             }
-            let Outside { request, arrival, failed, tries, outcome, lost, due } = outside;
+            let HeldRequest { request, arrival, failed, tries, outcome, lost, due } = held;
             let (tag, before) = (request.tag, finished.len());
-            let own = self.enter(&request, arrival, failed, tries);
-            batch.push(AnyRequest { tag: own, ..request });
+            let channel_tag = self.track(&request, arrival, failed, tries);
+            batch.push(AnyRequest { tag: channel_tag, ..request });
             channel.submit(context, &mut batch, finished);
             if let Some(request) = batch.pop() {
-                self.leave(own);
+                self.untrack(channel_tag);
                 let request = AnyRequest { tag, ..request };
-                self.again.push(Outside { request, arrival, failed, tries, outcome, lost, due });
-                self.judge(before, finished);
+                self.repeats.push(HeldRequest { request, arrival, failed, tries, outcome, lost, due });
+                self.filter_completions(before, finished);
                 return false;
             }
-            self.judge(before, finished);
+            self.filter_completions(before, finished);
         }
         true
     }
 
-    /// Ends chosen requests that the channel does not have.
+    /// Aborts the chosen requests among those held back.
     fn abort(&mut self, chosen: impl Fn(Tag) -> bool, finished: &mut Vec<AnyCompletion>) {
-        let chosen = |outside: &mut Outside| chosen(outside.request.tag);
+        let chosen = |held: &mut HeldRequest| chosen(held.request.tag);
         let before = finished.len();
-        finished.extend(self.parked.extract_if(.., chosen).map(|outside| outside.end(Outcome::Aborted)));
+        finished.extend(self.parked.extract_if(.., chosen).map(|held| held.complete(Outcome::Aborted)));
         self.health.unparked(finished.len() - before);
-        finished.extend(self.waiting.extract_if(.., chosen).map(|outside| outside.end(Outcome::Aborted)));
-        finished.extend(self.again.extract_if(.., chosen).map(|outside| outside.end(Outcome::Aborted)));
+        finished.extend(self.waiting.extract_if(.., chosen).map(|held| held.complete(Outcome::Aborted)));
+        finished.extend(self.repeats.extract_if(.., chosen).map(|held| held.complete(Outcome::Aborted)));
     }
 
-    /// The disk goes on: parked requests are done again in the order of their arrival, or with `report` all fail, those that were
-    /// never tried with that outcome.
+    /// Resumes the disk: repeats parked requests in the order of their arrival. With `report` all of them fail; those that were never tried
+    /// with that outcome.
     pub(crate) fn resume(&mut self, report: Option<Outcome>, finished: &mut Vec<AnyCompletion>) {
         let parked = std::mem::take(&mut self.parked);
         self.health.unparked(parked.len());
         let mut again = Vec::new();
-        for outside in parked {
-            match (report, outside.outcome) {
-                (Some(untried), outcome) => finished.push(outside.end(outcome.unwrap_or(untried))),
-                (None, Some(outcome)) if outside.lost => finished.push(outside.end(outcome)),
-                (None, _) => again.push(Outside { failed: None, tries: 0, due: None, ..outside }),
+        for held in parked {
+            match (report, held.outcome) {
+                (Some(untried), outcome) => finished.push(held.complete(outcome.unwrap_or(untried))),
+                (None, Some(outcome)) if held.lost => finished.push(held.complete(outcome)),
+                (None, _) => again.push(HeldRequest { failed: None, tries: 0, due: None, ..held }),
             }
         }
-        self.offer_first(again);
+        self.queue_repeats(again);
     }
 
-    /// A queue leaves: what fails of its requests is answered from here on. What waits here is
-    /// answered: as it failed, or as what stopped the disk did.
+    /// Completes a draining queue's parked and waiting requests: with their own error, or with the one that stopped the disk. Its requests
+    /// that fail from here on are completed.
     pub(crate) fn begin_leave(&mut self, slot: u16, finished: &mut Vec<AnyCompletion>) {
         if !self.leaving.contains(&slot) {
             self.leaving.push(slot);
         }
-        let untried = self.reason();
-        let mut taken: Vec<Outside> = self.parked.extract_if(.., |one| one.request.tag.queue() == slot).collect();
+        let untried = self.untried_outcome();
+        let mut taken: Vec<HeldRequest> = self.parked.extract_if(.., |one| one.request.tag.queue() == slot).collect();
         self.health.unparked(taken.len());
         taken.extend(self.waiting.extract_if(.., |one| one.request.tag.queue() == slot));
-        finished.extend(taken.into_iter().map(|outside| {
-            let outcome = outside.outcome.unwrap_or(untried);
-            outside.end(outcome)
+        finished.extend(taken.into_iter().map(|held| {
+            let outcome = held.outcome.unwrap_or(untried);
+            held.complete(outcome)
         }));
     }
 
-    /// It has left: the slot is another one's.
+    /// Ends that: the queue is detached, and its slot may be reused.
     pub(crate) fn end_leave(&mut self, slot: u16) {
         self.leaving.retain(|leaving| *leaving != slot);
     }
 
-    /// The requests of a queue that are parked, one tag for each part.
+    /// Returns the tags of a queue's parked requests, one for each part.
     pub(crate) fn parked_of(&self, slot: u16) -> impl Iterator<Item = Tag> {
-        self.parked.iter().map(|outside| outside.request.tag).filter(move |tag| tag.queue() == slot)
+        self.parked.iter().map(|held| held.request.tag).filter(move |tag| tag.queue() == slot)
     }
 
-    /// Takes parked requests out, to be answered by nobody here. Their buffers.
+    /// Removes chosen parked requests without completing them. Returns their tags and buffers.
     pub(crate) fn drop_parked(&mut self, chosen: impl Fn(Tag) -> bool) -> Vec<(Tag, Option<Buffer>)> {
-        let taken: Vec<Outside> = self.parked.extract_if(.., |outside| chosen(outside.request.tag)).collect();
+        let taken: Vec<HeldRequest> = self.parked.extract_if(.., |held| chosen(held.request.tag)).collect();
         self.health.unparked(taken.len());
-        taken.into_iter().map(|outside| (outside.request.tag, outside.request.buffer)).collect()
+        taken.into_iter().map(|held| (held.request.tag, held.request.buffer)).collect()
     }
 }
 

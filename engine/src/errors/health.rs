@@ -1,4 +1,4 @@
-//! How a disk is, as all its workers share it. Written when something fails; workers of a disk that may stop read one flag a batch.
+//! A disk's health, which all its workers share. Written when a request fails; workers of a disk that may stop read one flag per batch.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,16 +8,16 @@ use mqblk_core::{ByteOffset, Op, Outcome};
 
 use super::policy::{ErrorPolicy, OnError};
 
-/// A line of the log about requests that are tried again stands for all within this time.
+/// Shortest time between two log lines about requests of a disk that are repeated.
 const RETRY_LOG: Duration = Duration::from_secs(10);
 
-/// A disk's name, what becomes of its failed requests, and whether it is stopped.
+/// A disk's name, its error policy, and whether it is stopped.
 #[derive(Debug, Default)]
 pub struct DiskHealth {
     name: String,
     policy: ErrorPolicy,
     stopped: AtomicBool,
-    /// Why, while it is.
+    /// Why it is stopped, while it is.
     stop: Mutex<Option<Stop>>,
     stops: AtomicU64,
     parked: AtomicU64,
@@ -25,7 +25,7 @@ pub struct DiskHealth {
     retry_logged: Mutex<Option<Instant>>,
 }
 
-/// A disk's stop.
+/// Why and since when a disk is stopped.
 #[derive(Clone, Copy, Debug)]
 struct Stop {
     outcome: Outcome,
@@ -34,16 +34,16 @@ struct Stop {
     since: Instant,
 }
 
-/// How a disk is at one moment.
+/// A snapshot of a disk's health.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthStats {
-    /// It is stopped.
+    /// Why it is stopped; `None` while it runs.
     pub stopped: Option<StopReport>,
-    /// Requests that are parked.
+    /// Parked requests.
     pub parked: u64,
-    /// How often it stopped.
+    /// Number of stops.
     pub stops: u64,
-    /// How often requests were tried again by themselves.
+    /// Number of repetitions by `retry`.
     pub retries: u64,
 }
 
@@ -59,29 +59,29 @@ pub struct StopReport {
 }
 
 impl DiskHealth {
-    /// A disk that runs. `name`: for the log.
+    /// Returns the health of a disk that runs. `name`: for the log.
     pub fn new(name: impl Into<String>, policy: ErrorPolicy) -> DiskHealth {
         DiskHealth { name: name.into(), policy, ..DiskHealth::default() }
     }
 
-    /// The disk's name.
+    /// Returns the disk's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What becomes of its failed requests.
+    /// Returns its error policy.
     pub fn policy(&self) -> ErrorPolicy {
         self.policy
     }
 
-    /// Whether it is stopped.
+    /// Returns true if it is stopped.
     #[inline]
     pub fn is_stopped(&self) -> bool {
-        // Requests are ordered by nothing else: one that misses a stop of this moment runs, and parks if it fails.
+        // Relaxed: a request that misses a concurrent stop is submitted, and parked if it fails.
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// How it is now.
+    /// Returns a snapshot.
     pub fn stats(&self) -> HealthStats {
         let stop = *lock(&self.stop);
         HealthStats {
@@ -96,7 +96,7 @@ impl DiskHealth {
         }
     }
 
-    /// A request failed and the disk is to stop, if it is not.
+    /// Stops the disk because of a failed request, unless it is stopped.
     pub(crate) fn stop(&self, outcome: Outcome, op: Op, start: ByteOffset) {
         let mut stop = lock(&self.stop);
         if stop.is_some() {
@@ -109,15 +109,15 @@ impl DiskHealth {
         tracing::error!(disk = %self.name, why = %why, "the disk is stopped: its requests are parked until `mqblk resume`");
     }
 
-    /// Lets it run. How parked requests are answered that were never tried, if they are not to be; `None` when it is not stopped.
-    pub(crate) fn go_on(&self) -> Option<Outcome> {
+    /// Clears the stop. Returns the outcome for parked requests that were never tried, should they fail now; `None` when it is not stopped.
+    pub(crate) fn clear_stop(&self) -> Option<Outcome> {
         let mut stop = lock(&self.stop);
         let was = stop.take()?;
         self.stopped.store(false, Ordering::Relaxed);
         Some(was.outcome)
     }
 
-    /// What stopped it, if it is stopped.
+    /// Returns the outcome that stopped it, if it is stopped.
     pub(crate) fn stop_outcome(&self) -> Option<Outcome> {
         lock(&self.stop).map(|stop| stop.outcome)
     }
@@ -130,7 +130,7 @@ impl DiskHealth {
         self.parked.fetch_sub(less as u64, Ordering::Relaxed);
     }
 
-    /// A request is tried again.
+    /// Counts a repetition, and logs it unless one was logged lately.
     pub(crate) fn retried(&self, outcome: Outcome, op: Op, start: ByteOffset) {
         self.retries.fetch_add(1, Ordering::Relaxed);
         let mut logged = lock(&self.retry_logged);
@@ -172,17 +172,17 @@ mod tests {
     use mqblk_core::Errno;
 
     #[test]
-    fn a_stop_is_told_with_its_first_reason() {
+    fn a_stop_keeps_its_first_reason() {
         let health = DiskHealth::new("vm1", ErrorPolicy::default());
         assert_eq!(health.stats(), HealthStats::default());
-        assert_eq!(health.go_on(), None);
+        assert_eq!(health.clear_stop(), None);
         health.stop(Outcome::NoSpace, Op::Write { fua: false }, ByteOffset(4096));
         health.stop(Outcome::Failed(Errno(5)), Op::Read, ByteOffset(0));
         let report = health.stats();
         let stopped = report.stopped.expect("it is stopped");
         assert!(health.is_stopped() && report.stops == 1 && stopped.no_space);
         assert_eq!(stopped.why, "write at 4096: no space left on the host's storage");
-        assert_eq!(health.go_on(), Some(Outcome::NoSpace));
+        assert_eq!(health.clear_stop(), Some(Outcome::NoSpace));
         assert!(!health.is_stopped());
         health.stop(Outcome::Failed(Errno(5)), Op::Flush, ByteOffset(0));
         assert_eq!(health.stats().stopped.unwrap().why, "flush: Input/output error (os error 5)");

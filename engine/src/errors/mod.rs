@@ -1,8 +1,8 @@
-//! What becomes of requests that the storage failed: answered with the error, tried again for a while, or parked until somebody
-//! says `resume`.
+//! The handling of requests that the storage failed: they are completed with the error, repeated for a while, or parked until the disk
+//! is resumed.
 //!
-//! `policy` is what a user may choose, `health` is a disk's state that all its workers share, `guard` carries it out between a
-//! worker's plugs and its channel, `resume` is how others ask for it.
+//! `policy` is what a user configures, `health` is a disk's state that all its workers share, `guard` applies the policy between a
+//! worker's plugs and its channel, `resume` is the control threads' side.
 
 mod guard;
 mod health;

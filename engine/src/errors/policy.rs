@@ -1,52 +1,52 @@
-//! What a user may choose.
+//! The error policy of a disk.
 
 use std::fmt;
 use std::time::Duration;
 
 use mqblk_core::{Op, Outcome};
 
-/// What becomes of a request that the storage failed.
+/// How a request that the storage failed is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
-    /// The guest is told.
+    /// It is completed with the error.
     #[default]
     Report,
-    /// The request is parked, and so are all that follow, until somebody says `resume`.
+    /// The disk stops: the request and all that follow are parked until the disk is resumed.
     Stop,
-    /// It is tried again for so long, then the guest is told.
+    /// It is repeated for this long, then completed with the error.
     Retry(Duration),
 }
 
-/// What becomes of a request for which the host's storage has no space.
+/// How a request is handled for which the host's storage has no space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnNoSpace {
-    /// The guest is told.
+    /// It is completed with the error.
     #[default]
     Report,
     /// As [`OnError::Stop`].
     Stop,
 }
 
-/// Both of a disk. A guest's mistakes, what the storage cannot do, and what was cancelled are always answered.
+/// The error policy of a disk. Malformed, unsupported and cancelled requests are always completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ErrorPolicy {
-    /// Of errors other than a lack of space.
+    /// For errors other than a lack of space.
     pub on_error: OnError,
-    /// Of a lack of space.
+    /// For a lack of space.
     pub on_enospc: OnNoSpace,
 }
 
-/// Shortest and longest time that a request may be tried again, in seconds.
+/// Shortest and longest time for which a request may be repeated, in seconds.
 const RETRY_S: std::ops::RangeInclusive<u64> = 1..=86_400;
-/// The pause before a request is tried again for the first time; each further one is twice as long, up to the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The delay before the first repetition; each further one is twice as long, up to the longest.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
 impl OnError {
-    /// What is expected where [`parse`](Self::parse) finds nothing.
+    /// The syntax of [`parse`](Self::parse), for error messages.
     pub const EXPECTED: &'static str = "report, stop or retry:SECONDS, with 1 to 86400 seconds";
 
-    /// Reads what [`Display`](fmt::Display) writes.
+    /// Parses the text form of [`Display`](fmt::Display).
     pub fn parse(text: &str) -> Option<OnError> {
         match text {
             "report" => Some(OnError::Report),
@@ -75,12 +75,12 @@ impl OnNoSpace {
     /// The words that a user writes, in the order of [`OnNoSpace::from_word`].
     pub const WORDS: &'static [&'static str] = &["report", "stop"];
 
-    /// That of one of [`OnNoSpace::WORDS`].
+    /// Returns the choice of one of [`OnNoSpace::WORDS`].
     pub fn from_word(word: &str) -> OnNoSpace {
         if word == "stop" { OnNoSpace::Stop } else { OnNoSpace::Report }
     }
 
-    /// The word that a user writes for it.
+    /// Returns the word that a user writes for it.
     pub const fn word(self) -> &'static str {
         match self {
             OnNoSpace::Report => "report",
@@ -89,49 +89,49 @@ impl OnNoSpace {
     }
 }
 
-/// What is to be done about a request that has ended.
+/// What to do with a request that the channel has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// It is answered.
+pub(crate) enum Disposition {
+    /// Complete it.
     Report,
-    /// The disk stops.
+    /// Stop the disk and park it.
     Stop,
-    /// It is tried again, up to so long after its first failure.
+    /// Repeat it, up to this long after its first failure.
     Retry(Duration),
 }
 
 impl ErrorPolicy {
-    /// Whether every request is answered, so that there is nothing to do.
+    /// Returns true if every failed request is completed with its error, so that no guard is needed.
     pub(crate) fn always_reports(&self) -> bool {
         *self == ErrorPolicy::default()
     }
 
-    /// What becomes of a request with this outcome. `cached`: the storage goes through the host's page cache.
-    pub(crate) fn judge(&self, op: Op, outcome: Outcome, cached: bool) -> Fate {
+    /// Returns what to do with a request of this outcome. `cached`: the storage goes through the host's page cache.
+    pub(crate) fn disposition(&self, op: Op, outcome: Outcome, cached: bool) -> Disposition {
         match outcome {
-            Outcome::NoSpace if self.on_enospc == OnNoSpace::Stop => Fate::Stop,
+            Outcome::NoSpace if self.on_enospc == OnNoSpace::Stop => Disposition::Stop,
             Outcome::Failed(_) => match self.on_error {
-                OnError::Report => Fate::Report,
-                OnError::Stop => Fate::Stop,
-                OnError::Retry(_) if is_lost(op, outcome, cached) => Fate::Report,
-                OnError::Retry(time) => Fate::Retry(time),
+                OnError::Report => Disposition::Report,
+                OnError::Stop => Disposition::Stop,
+                OnError::Retry(_) if is_lost(op, outcome, cached) => Disposition::Report,
+                OnError::Retry(time) => Disposition::Retry(time),
             },
-            _ => Fate::Report,
+            _ => Disposition::Report,
         }
     }
 }
 
-/// Whether trying again could succeed and prove nothing. After a failed writeback Linux may have marked pages clean that are not
-/// on the disk: the next sync succeeds without them. Which ones is not known, so neither a flush nor a write that was to be
-/// durable says anything any more. A write that found no space was refused before anything of it was in the page cache.
+/// Returns true if a repetition could succeed although data was lost. After a failed writeback Linux may have marked pages clean that
+/// are not on the disk: the next sync succeeds without them. Which ones is not known, so the success of a flush or of a durable write
+/// proves nothing. A write without space was refused before any of it was in the page cache.
 pub(crate) fn is_lost(op: Op, outcome: Outcome, cached: bool) -> bool {
     let durable = matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. });
     cached && (op == Op::Flush || (durable && outcome != Outcome::NoSpace))
 }
 
-/// The pause before a request is tried again that was so many times.
-pub(crate) fn pause(tries: u32) -> Duration {
-    FIRST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE)
+/// Returns the delay before the next repetition of a request that was repeated so many times.
+pub(crate) fn retry_delay(tries: u32) -> Duration {
+    FIRST_DELAY.saturating_mul(1 << tries.min(16)).min(LONGEST_DELAY)
 }
 
 #[cfg(test)]
@@ -143,7 +143,7 @@ mod tests {
     const WRITE: Op = Op::Write { fua: false };
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn a_policys_text_form_parses_back() {
         for text in ["report", "stop", "retry:1", "retry:86400"] {
             assert_eq!(OnError::parse(text).unwrap().to_string(), text);
         }
@@ -158,18 +158,18 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_error_has_its_own_setting_and_what_is_no_error_of_the_storage_none() {
+    fn storage_errors_and_lack_of_space_have_a_setting_each_and_other_outcomes_none() {
         let stop = ErrorPolicy { on_error: OnError::Stop, on_enospc: OnNoSpace::Stop };
         let only_space = ErrorPolicy { on_enospc: OnNoSpace::Stop, ..ErrorPolicy::default() };
         let only_errors = ErrorPolicy { on_error: OnError::Stop, ..ErrorPolicy::default() };
         for (policy, of_error, of_space) in [
-            (ErrorPolicy::default(), Fate::Report, Fate::Report),
-            (stop, Fate::Stop, Fate::Stop),
-            (only_space, Fate::Report, Fate::Stop),
-            (only_errors, Fate::Stop, Fate::Report),
+            (ErrorPolicy::default(), Disposition::Report, Disposition::Report),
+            (stop, Disposition::Stop, Disposition::Stop),
+            (only_space, Disposition::Report, Disposition::Stop),
+            (only_errors, Disposition::Stop, Disposition::Report),
         ] {
-            assert_eq!(policy.judge(WRITE, EIO, true), of_error);
-            assert_eq!(policy.judge(WRITE, Outcome::NoSpace, true), of_space);
+            assert_eq!(policy.disposition(WRITE, EIO, true), of_error);
+            assert_eq!(policy.disposition(WRITE, Outcome::NoSpace, true), of_space);
             for other in [
                 Outcome::Done(ByteLen(512)),
                 Outcome::OutOfRange,
@@ -177,34 +177,34 @@ mod tests {
                 Outcome::Unsupported,
                 Outcome::Aborted,
             ] {
-                assert_eq!(policy.judge(WRITE, other, true), Fate::Report, "{other:?}");
+                assert_eq!(policy.disposition(WRITE, other, true), Disposition::Report, "{other:?}");
             }
         }
     }
 
     #[test]
-    fn what_a_failed_sync_may_have_lost_is_not_tried_again() {
+    fn a_request_whose_data_may_be_lost_is_not_repeated() {
         let time = Duration::from_secs(9);
         let retry = ErrorPolicy { on_error: OnError::Retry(time), ..ErrorPolicy::default() };
         let durable = Op::Write { fua: true };
-        for (op, cached, fate) in [
-            (WRITE, true, Fate::Retry(time)),
-            (Op::Read, true, Fate::Retry(time)),
-            (Op::Flush, true, Fate::Report),
-            (durable, true, Fate::Report),
-            (Op::WriteZeroes { may_unmap: false, fua: true }, true, Fate::Report),
-            (Op::Flush, false, Fate::Retry(time)),
-            (durable, false, Fate::Retry(time)),
+        for (op, cached, expected) in [
+            (WRITE, true, Disposition::Retry(time)),
+            (Op::Read, true, Disposition::Retry(time)),
+            (Op::Flush, true, Disposition::Report),
+            (durable, true, Disposition::Report),
+            (Op::WriteZeroes { may_unmap: false, fua: true }, true, Disposition::Report),
+            (Op::Flush, false, Disposition::Retry(time)),
+            (durable, false, Disposition::Retry(time)),
         ] {
-            assert_eq!(retry.judge(op, EIO, cached), fate, "{op:?} {cached}");
+            assert_eq!(retry.disposition(op, EIO, cached), expected, "{op:?} {cached}");
         }
         assert!(!is_lost(durable, Outcome::NoSpace, true) && is_lost(Op::Flush, Outcome::NoSpace, true));
     }
 
     #[test]
-    fn pauses_grow_to_their_bound() {
-        let pauses: Vec<u128> = (0..8).map(|tries| pause(tries).as_millis()).collect();
-        assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+    fn retry_delays_grow_to_their_bound() {
+        let delays: Vec<u128> = (0..8).map(|tries| retry_delay(tries).as_millis()).collect();
+        assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        assert_eq!(retry_delay(u32::MAX), LONGEST_DELAY);
     }
 }

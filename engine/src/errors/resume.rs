@@ -1,4 +1,4 @@
-//! How others have a stopped disk go on, and how a queue with parked requests leaves.
+//! How control threads resume a stopped disk, and how a queue with parked requests is drained.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -12,38 +12,38 @@ use crate::channels::Channels;
 use crate::draining::{Draining, DropParked};
 use crate::engine::{Engine, QueueHandle, WorkerGone};
 use crate::runner::{Buffer, QueueRunner};
-use crate::worker::{Leaving, Worker};
+use crate::worker::{LeftQueue, Worker};
 
-/// What becomes of a stopped disk's parked requests.
+/// How a stopped disk's parked requests are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// They are done, in the order in which they came. Only a flush, or a write that was to be durable, that failed behind the
-    /// host's page cache fails: what was lost with it is not known.
+    /// They are carried out, in the order in which they came. Only a flush or durable write that failed behind the host's page cache fails:
+    /// what was lost with it is not known.
     Replay,
-    /// They fail: each as it did, those that were never tried as what stopped the disk did.
+    /// They fail: each with its own error, those that were never tried with the one that stopped the disk.
     Report,
 }
 
 impl Engine {
-    /// Lets a stopped disk go on, on all workers. Returns how many requests were parked; `None` when it is not stopped. A
-    /// request that fails again stops it again.
+    /// Resumes a stopped disk, on all workers. Returns how many requests were parked; `None` when it is not stopped. A request that fails
+    /// again stops it again.
     ///
     /// # Errors
     /// When a worker has ended.
     pub fn resume(&self, health: &Arc<DiskHealth>, how: Resume) -> Result<Option<u64>, WorkerGone> {
         let parked = health.stats().parked;
-        let Some(outcome) = health.go_on() else { return Ok(None) };
-        tracing::info!(disk = health.name(), parked, how = ?how, "the disk goes on");
+        let Some(outcome) = health.clear_stop() else { return Ok(None) };
+        tracing::info!(disk = health.name(), parked, how = ?how, "the disk is resumed");
         for mailbox in self.mailboxes() {
             let health = Arc::clone(health);
-            mailbox.ask(move |worker| worker.resume(&health, how, outcome))?;
+            mailbox.call(move |worker| worker.resume(&health, how, outcome))?;
         }
         Ok(Some(parked))
     }
 }
 
 impl Worker {
-    /// Has the parked requests of a disk done, or fail: those that were never tried with `untried`.
+    /// Repeats or fails the parked requests of a disk. Those that were never tried fail with `untried`.
     pub(crate) fn resume(&mut self, health: &Arc<DiskHealth>, how: Resume, untried: mqblk_core::Outcome) {
         let report = (how == Resume::Report).then_some(untried);
         if report.is_none() && health.is_stopped() {
@@ -53,7 +53,7 @@ impl Worker {
         self.channels.resume(health, report);
     }
 
-    /// The parked requests of a queue, whole ones only: of several parts none is with the storage.
+    /// Returns the indexes of a queue's parked requests, without those of which some part is at the storage.
     pub(crate) fn parked<Q>(&mut self, slot: u16, generation: u32) -> Vec<u16>
     where
         Q: GuestQueue<Context = UringContext> + 'static,
@@ -65,7 +65,7 @@ impl Worker {
         tags.chunk_by(|one, next| one == next).filter(|run| whole(run)).map(|run| run[0].index()).collect()
     }
 
-    /// Takes parked requests of a queue out of it, unanswered. How many.
+    /// Drops parked requests of a queue without completing them. Returns how many.
     pub(crate) fn drop_parked<Q>(
         &mut self,
         slot: u16,
@@ -102,9 +102,9 @@ where
     Q: GuestQueue<Context = UringContext> + 'static,
     Q::Position: Send + 'static,
 {
-    /// As [`drain`](Self::drain), but parked requests are left unanswered in place of failing: for an interface that knows which
-    /// requests are in flight, and a successor that does them again. `dropped` is given each, on the queue's worker: what the queue
-    /// keeps for it is to be forgotten, and its buffer released.
+    /// Drains as [`drain`](Self::drain) does, but parked requests are dropped instead of failed: for an interface that records which
+    /// requests are in flight, and a next daemon that replays them. `dropped` gets each, on the queue's worker: it drops the queue's state
+    /// for it and releases its buffer.
     ///
     /// # Errors
     /// When the worker has ended.
@@ -112,20 +112,20 @@ where
         self,
         dropped: impl FnMut(&mut Q, &mut UringContext, Q::Token, Option<Buffer>) + Clone + Send + 'static,
     ) -> Result<Draining<Q::Position>, WorkerGone> {
-        let (slot, generation) = self.place();
-        let (done, left) = sync_channel::<Leaving>(1);
+        let (slot, generation) = self.slot_and_generation();
+        let (done, left) = sync_channel::<LeftQueue>(1);
         let mailbox = self.mailbox().clone();
-        mailbox.send(Box::new(move |worker| worker.drain_as_it_is(slot, generation, done)))?;
+        mailbox.send(Box::new(move |worker| worker.drain_keeping_parked(slot, generation, done)))?;
         let drop_parked: DropParked = Box::new(move |mailbox| {
             let dropped = dropped.clone();
-            mailbox.ask(move |worker| worker.drop_parked::<Q>(slot, generation, dropped)).map(|_| ())
+            mailbox.call(move |worker| worker.drop_parked::<Q>(slot, generation, dropped)).map(|_| ())
         });
         Ok(Draining { left, mailbox, slot, generation, drop_parked: Some(drop_parked), position: PhantomData })
     }
 }
 
 impl Channels {
-    /// A disk goes on: see the guard's.
+    /// Resumes a disk: repeats or fails what its guards have parked.
     fn resume(&mut self, health: &Arc<DiskHealth>, report: Option<mqblk_core::Outcome>) {
         let mut finished = std::mem::take(&mut self.completions);
         let mut pending = Vec::new();
@@ -138,7 +138,7 @@ impl Channels {
         pending.into_iter().for_each(|at| self.mark_busy(at));
     }
 
-    /// A queue leaves: its parked requests fail, and no more of it is parked.
+    /// Fails a draining queue's parked requests; no more of its requests are parked.
     pub(crate) fn begin_leave(&mut self, slot: u16) {
         let mut finished = std::mem::take(&mut self.completions);
         for guard in self.all().filter_map(|(_, open)| open.guard.as_ref()) {
@@ -147,7 +147,7 @@ impl Channels {
         self.completions = finished;
     }
 
-    /// It has left.
+    /// Ends that: the queue is detached.
     pub(crate) fn end_leave(&mut self, slot: u16) {
         for guard in self.all().filter_map(|(_, open)| open.guard.as_ref()) {
             guard.borrow_mut().end_leave(slot);

@@ -1,16 +1,16 @@
-//! The merged requests that a channel has: who their members are.
+//! The merged requests at a channel, and their members.
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Tag};
 
-/// In the place of a queue's slot in a merged request's tag. No queue has this slot.
+/// The queue slot in a merged request's tag. No queue has this slot.
 pub(crate) const MERGED_SLOT: u16 = u16::MAX;
 
-/// A member of a merged request. Where it starts follows from the lengths of those before.
+/// A member of a merged request. Its start follows from the lengths of the members before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) tag: Tag,
     pub(crate) len: ByteLen,
-    /// It is to end early: it is not done again.
+    /// It is cancelled: it is not repeated.
     pub(crate) cancelled: bool,
 }
 
@@ -23,46 +23,46 @@ pub(crate) struct MergedRequest {
     pub(crate) members: Vec<Member>,
 }
 
-/// Merged requests by the index in their tag. Entries keep the room of their lists.
+/// Merged requests by the index in their tag. Entries keep the capacity of their lists.
 #[derive(Debug, Default)]
 pub(crate) struct MergedTable {
     entries: Vec<MergedRequest>,
     free: Vec<u16>,
 }
 
-/// Room of a new list of members; it grows with the longest merged request.
-const MEMBERS: usize = 64;
-/// Entries that are there from the start: merged requests that a plug makes and storage works on at once.
-const USUAL: u16 = 32;
+/// Capacity of a new list of members; it grows with the longest merged request.
+const INITIAL_MEMBERS: usize = 64;
+/// Entries that are allocated at the start: merged requests that are usually in flight at once.
+const INITIAL_ENTRIES: u16 = 32;
 
 impl MergedTable {
-    /// A table that allocates only when more are in use at once than usual.
+    /// Returns a table with [`INITIAL_ENTRIES`] entries.
     pub(crate) fn with_room() -> MergedTable {
         let mut table = MergedTable::default();
-        for _ in 0..USUAL {
+        for _ in 0..INITIAL_ENTRIES {
             table.add(Op::Flush, ByteOffset(0));
         }
-        table.free.extend((0..USUAL).rev());
+        table.free.extend((0..INITIAL_ENTRIES).rev());
         table
     }
 
-    /// A new entry's index; `None` when there are as many as tags.
+    /// Adds an entry and returns its index; `None` when there are as many as tags.
     fn add(&mut self, op: Op, start: ByteOffset) -> Option<u16> {
         let index = u16::try_from(self.entries.len()).ok()?;
-        let members = Vec::with_capacity(MEMBERS);
+        let members = Vec::with_capacity(INITIAL_MEMBERS);
         self.entries.push(MergedRequest { op, start, len: ByteLen::ZERO, members });
-        // So that giving it back does not allocate.
+        // So that `end` does not allocate.
         self.free.reserve(self.entries.len());
         Some(index)
     }
 
-    /// Merged requests that the channel has.
+    /// Returns the number of merged requests at the channel.
     #[inline]
     pub(crate) fn in_use(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// A free entry without members, and its tag; `None` when there are as many as tags.
+    /// Takes an entry without members. Returns it with its tag; `None` when all tags are in use.
     pub(crate) fn take(&mut self, op: Op, start: ByteOffset) -> Option<(Tag, &mut MergedRequest)> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -74,12 +74,12 @@ impl MergedTable {
         Some((Tag::new(MERGED_SLOT, index), entry))
     }
 
-    /// Whether a member of the merged request of this tag is chosen.
-    pub(crate) fn any(&self, tag: Tag, chosen: impl Fn(Tag) -> bool) -> bool {
+    /// Returns true if a member of this merged request is chosen.
+    pub(crate) fn has_member(&self, tag: Tag, chosen: impl Fn(Tag) -> bool) -> bool {
         self.entries[usize::from(tag.index())].members.iter().any(|member| chosen(member.tag))
     }
 
-    /// The chosen members are to end early. The merged requests of which all members are.
+    /// Marks the chosen members as cancelled. Returns the tags of the merged requests of which all members are chosen.
     pub(crate) fn cancel(&mut self, chosen: impl Fn(Tag) -> bool) -> Vec<Tag> {
         let mut ended = vec![false; self.entries.len()];
         self.free.iter().for_each(|index| ended[usize::from(*index)] = true);
@@ -92,7 +92,7 @@ impl MergedTable {
         .collect()
     }
 
-    /// Ends the request of a tag that [`take`](Self::take) gave. Its entry can be read until the next one is taken.
+    /// Ends a merged request. Its entry can be read until the next one is taken.
     pub(crate) fn end(&mut self, tag: Tag) -> &MergedRequest {
         self.free.push(tag.index());
         &self.entries[usize::from(tag.index())]
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_are_used_again_and_run_out() {
+    fn tags_are_reused_and_run_out() {
         let mut table = MergedTable::default();
         let first = table.take(Op::Read, ByteOffset(8)).unwrap().0;
         assert_eq!((first.queue(), table.in_use()), (MERGED_SLOT, 1));

@@ -1,9 +1,9 @@
 //! Plug and merge: the requests that a worker pulled for one disk in one turn, from all its queues of that disk, are merged
 //! where their ranges touch, before the storage sees them.
 //!
-//! `plan` decides which are merged, `merged` remembers who they were. This file
-//! carries it out: it merges buffers, offers requests to the channel, and gives each member its answer. A merged request that
-//! fails is done again, member by member, once: so only the guilty ones fail.
+//! `plan` decides which requests are merged, `merged` is the table of merged requests. This file carries the plan out: it merges buffers,
+//! submits to the channel, and completes each member. A merged request that fails is split and its members are repeated one by one,
+//! once: so only those fail that the storage cannot do.
 
 mod merged;
 mod plan;
@@ -20,7 +20,7 @@ pub(crate) use merged::MERGED_SLOT;
 use merged::{Member, MergedTable};
 use plan::{Bounds, Planner};
 
-/// Requests of a queue that were merged to another.
+/// Numbers of a queue's requests that were merged into the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Merges {
     pub(crate) reads: u64,
@@ -28,16 +28,16 @@ pub(crate) struct Merges {
     pub(crate) others: u64,
 }
 
-/// What a worker's plugs count.
+/// Counters of a worker's plugs.
 #[derive(Debug, Default)]
-pub(crate) struct PlugCounts {
-    /// By the queue's slot.
+pub(crate) struct PlugCounters {
+    /// Merges by the queue's slot.
     pub(crate) merges: Vec<Merges>,
-    /// Merged requests whose members were done one by one.
+    /// Merged requests that were split after a failure.
     pub(crate) splits: u64,
 }
 
-impl PlugCounts {
+impl PlugCounters {
     fn merged(&mut self, tag: Tag, op: Op) {
         let slot = usize::from(tag.queue());
         if self.merges.len() <= slot {
@@ -52,30 +52,30 @@ impl PlugCounts {
     }
 }
 
-/// Requests in a plug up to which a turn goes on pulling from queues that have more.
+/// Requests in a plug up to which a turn pulls again from queues that have more.
 const DEEP: usize = 256;
-/// One of so many turns pulls deeply although the plug before was no stream: streams that take turns in a queue touch only in
-/// a deep plug. Long turns cost random I/O: with one in 16 a file in memory lost 5 percent at 8 queues on 2 cores.
+/// One in so many turns pulls deep although few requests of the plugs before were merged: interleaved streams of a queue touch only in a
+/// deep plug. Long turns slow random I/O down: with one in 16 a file in memory lost 5 percent at 8 queues on 2 cores.
 const PROBE: u32 = 64;
 
-/// A plug of which fewer requests were planned before is planned again in any case.
+/// A plug with fewer requests that were planned before is always planned again.
 const REPLANNED: usize = 64;
 
-/// Joins the requests of one disk on one worker.
+/// Merges the requests of one disk on one worker.
 pub(crate) struct Merger {
     bounds: Bounds,
     planner: Planner,
-    /// Requests that were planned, or are done again one by one: offered before the plug, and never merged any more.
+    /// Planned requests and members to repeat: submitted before the plug, and not merged again.
     ready: Vec<AnyRequest>,
     merged: MergedTable,
-    /// Plugs since one of which a quarter was merged or more.
+    /// Plugs since the last one of which at least a quarter was merged.
     unmerged_plugs: u32,
-    /// So many at the head of the plug were planned, and left in it because none touches another.
+    /// Requests at the head of the plug that were planned, and stayed there because none touches another.
     planned: usize,
 }
 
 impl Merger {
-    /// `None` when requests of this disk are not merged.
+    /// Returns a merger; `None` when requests of this disk are not merged.
     pub(crate) fn new(options: &PlugOptions, limits: &Limits, geometry: &Geometry, room: usize) -> Option<Box<Merger>> {
         let merge = match options.merge {
             MergeMode::Auto => limits.cost_per_request,
@@ -94,21 +94,21 @@ impl Merger {
         })
     }
 
-    /// Whether to pull on from a queue that has more, into a plug of so many requests.
+    /// Returns true if a plug of so many requests wants more from a queue in this turn.
     #[inline]
     pub(crate) fn wants_more(&self, plugged: usize) -> bool {
         plugged < DEEP && self.unmerged_plugs.is_multiple_of(PROBE)
     }
 
-    /// No request waits here, and none that was merged is in the storage.
+    /// Returns true if no request waits here and no merged request is at the storage.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.ready.is_empty() && self.merged.in_use() == 0
     }
 
-    /// Cancels requests that have left the plug. Takes back what was planned and not
-    /// offered yet: of a merged request the chosen members, while the others are offered one by one. Returns the tags of those
-    /// merged requests that the channel has and of which all members are chosen.
+    /// Cancels requests that have left the plug. Takes back those that are planned and not submitted yet; a merged one is split, and the
+    /// members that are not chosen are submitted one by one. Returns the tags of the merged requests at the channel of which all members
+    /// are chosen.
     pub(crate) fn cancel(
         &mut self,
         context: &mut UringContext,
@@ -122,8 +122,8 @@ impl Merger {
             let tag = request.tag;
             if tag.queue() != MERGED_SLOT && chosen(tag) {
                 finished.push(cancelled(request));
-            } else if tag.queue() == MERGED_SLOT && self.merged.any(tag, &chosen) {
-                self.end(context, cancelled(request), MemberOutcome::Again(&|tag| !chosen(tag)), finished);
+            } else if tag.queue() == MERGED_SLOT && self.merged.has_member(tag, &chosen) {
+                self.end(context, cancelled(request), MemberOutcome::Repeat(&|tag| !chosen(tag)), finished);
             } else {
                 self.ready.push(request);
             }
@@ -131,45 +131,45 @@ impl Merger {
         self.merged.cancel(&chosen)
     }
 
-    /// Requests to be offered before the plug.
+    /// Returns the number of requests to be submitted before the plug.
     #[inline]
     pub(crate) fn ready(&self) -> usize {
         self.ready.len()
     }
 
-    /// Whether the next [`submit`](Self::submit) looks for neighbours in the plug. A plug that is left over is looked at again
-    /// only when it has grown by a quarter: else a long one would be for each few requests that the channel takes of it.
+    /// Returns true if the next [`submit`](Self::submit) plans the plug. A plug that was planned before is planned again only when it has
+    /// grown by a quarter: otherwise a long one would be planned for every few requests that the channel takes of it.
     #[inline]
     pub(crate) fn will_plan(&self, plug: &[AnyRequest]) -> bool {
         let fresh = plug.len().saturating_sub(self.planned);
         self.planned < REPLANNED || fresh * 4 >= self.planned
     }
 
-    /// Whether a plug can go to the channel as it is, and nothing that the channel ends was merged: a single request when
-    /// nothing else is going on.
+    /// Returns true if the plug can be submitted as it is, and no completion of the channel is one of a merged request: a single request
+    /// while the merger is idle.
     #[inline]
-    pub(crate) fn lets_pass(&self, plug: &[AnyRequest]) -> bool {
+    pub(crate) fn passes_through(&self, plug: &[AnyRequest]) -> bool {
         plug.len() <= 1 && self.is_idle()
     }
 
-    /// Offers what is ready, then the plug, merged. Returns how many requests were taken or are to be done again.
-    #[inline(never)] // a disk that does not merge shall not pay for it in registers
+    /// Submits the ready requests, then the plug, merged. Returns how many requests were taken or are to be repeated.
+    #[inline(never)] // so that a disk without merging does not pay for it in registers
     pub(crate) fn submit(
         &mut self,
         context: &mut UringContext,
         channel: &mut dyn DiskChannel<UringContext>,
         plug: &mut Vec<AnyRequest>,
-        mut offer: SubmitQuota<'_>,
-        counts: &mut PlugCounts,
+        mut quota: SubmitQuota<'_>,
+        counts: &mut PlugCounters,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let before = finished.len();
         let mut happened = 0;
         if !self.ready.is_empty() {
-            happened += offer.submit(context, channel, &mut self.ready, finished);
+            happened += quota.submit(context, channel, &mut self.ready, finished);
         }
-        if self.ready.is_empty() && !plug.is_empty() && offer.most > 0 {
-            happened += self.unplug(context, channel, plug, offer, counts, finished);
+        if self.ready.is_empty() && !plug.is_empty() && quota.most > 0 {
+            happened += self.unplug(context, channel, plug, quota, counts, finished);
         }
         happened + self.fan_out(context, before, counts, finished)
     }
@@ -180,13 +180,13 @@ impl Merger {
         context: &mut UringContext,
         channel: &mut dyn DiskChannel<UringContext>,
         plug: &mut Vec<AnyRequest>,
-        mut offer: SubmitQuota<'_>,
-        counts: &mut PlugCounts,
+        mut quota: SubmitQuota<'_>,
+        counts: &mut PlugCounters,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let mut merged = 0;
         if !self.will_plan(plug) {
-            offer.most = offer.most.min(self.planned);
+            quota.most = quota.most.min(self.planned);
         } else if plug.len() > 1 {
             self.planned = plug.len();
             merged = self.planner.plan(plug, &self.bounds, |request| segments(context, request));
@@ -194,19 +194,19 @@ impl Merger {
             self.unmerged_plugs = if merged * 4 >= plug.len() { 0 } else { self.unmerged_plugs.wrapping_add(1) };
         }
         if merged == 0 {
-            let taken = offer.submit(context, channel, plug, finished);
+            let taken = quota.submit(context, channel, plug, finished);
             self.planned = self.planned.saturating_sub(taken);
             return taken;
         }
         self.planned = 0;
-        self.join(context, plug, counts);
-        offer.submit(context, channel, &mut self.ready, finished)
+        self.merge_plug(context, plug, counts);
+        quota.submit(context, channel, &mut self.ready, finished)
     }
 
-    /// Moves the plug to the ready list, in the planned order and merged.
-    fn join(&mut self, context: &mut UringContext, plug: &mut Vec<AnyRequest>, counts: &mut PlugCounts) {
+    /// Merges the plug as planned and moves it to the ready list, in the planned order.
+    fn merge_plug(&mut self, context: &mut UringContext, plug: &mut Vec<AnyRequest>, counts: &mut PlugCounters) {
         let mut take = |index: u32| std::mem::replace(&mut plug[index as usize], VACANT);
-        let mut left = self.planner.steps();
+        let mut left = self.planner.planned();
         while let [first, after @ ..] = left {
             let others = after.iter().take_while(|step| step.merged).count();
             let (group, rest) = left.split_at(1 + others);
@@ -240,14 +240,14 @@ impl Merger {
         plug.clear();
     }
 
-    /// Gives the members of merged requests that ended their answers, among those from index `from`. Returns how many are to
-    /// be done again.
+    /// Replaces the completions of merged requests, from index `from` on, by those of their members. Returns how many members are to be
+    /// repeated.
     #[inline]
     pub(crate) fn fan_out(
         &mut self,
         context: &mut UringContext,
         from: usize,
-        counts: &mut PlugCounts,
+        counts: &mut PlugCounters,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let ready = self.ready.len();
@@ -262,20 +262,20 @@ impl Merger {
         &mut self,
         context: &mut UringContext,
         from: usize,
-        counts: &mut PlugCounts,
+        counts: &mut PlugCounters,
         finished: &mut Vec<AnyCompletion>,
     ) {
         let mut at = from;
         while at < finished.len() {
             if finished[at].tag.queue() == MERGED_SLOT {
-                // The last one takes its place and is looked at next.
+                // The last one takes its index and is checked next.
                 let done = finished.swap_remove(at);
-                let again = !matches!(done.outcome, Outcome::Done(_) | Outcome::Aborted);
-                counts.splits += u64::from(again);
+                let repeat = !matches!(done.outcome, Outcome::Done(_) | Outcome::Aborted);
+                counts.splits += u64::from(repeat);
                 self.end(
                     context,
                     done,
-                    if again { MemberOutcome::Again(&|_| true) } else { MemberOutcome::AsMerged },
+                    if repeat { MemberOutcome::Repeat(&|_| true) } else { MemberOutcome::AsMerged },
                     finished,
                 );
             } else {
@@ -284,12 +284,12 @@ impl Merger {
         }
     }
 
-    /// A merged request has ended, or is taken apart.
+    /// Ends a merged request, which is completed or split: completes its members, or moves them to the ready list.
     fn end(
         &mut self,
         context: &mut UringContext,
         done: AnyCompletion,
-        fate: MemberOutcome<'_>,
+        members_end: MemberOutcome<'_>,
         finished: &mut Vec<AnyCompletion>,
     ) {
         let AnyCompletion { outcome, tag, buffer } = done;
@@ -298,13 +298,13 @@ impl Merger {
         let mut members = merged.members.iter();
         let mut each = |buffer: Option<Buffer>| {
             let Some(Member { tag, len, cancelled }) = members.next().copied() else { return };
-            let again = matches!(fate, MemberOutcome::Again(which) if which(tag));
-            if again && !cancelled {
+            let repeat = matches!(members_end, MemberOutcome::Repeat(which) if which(tag));
+            if repeat && !cancelled {
                 self.ready.push(AnyRequest { op: merged.op, start, len, tag, buffer });
             } else {
                 let outcome = match outcome {
-                    _ if again => Outcome::Aborted,
-                    // Storage says 0 for what transfers nothing, and then of the members too.
+                    _ if repeat => Outcome::Aborted,
+                    // Storage reports a length of 0 for operations without data: so do the members.
                     Outcome::Done(done) if done != merged.len => Outcome::Done(ByteLen::ZERO),
                     Outcome::Done(_) => Outcome::Done(len),
                     other => other,
@@ -320,20 +320,20 @@ impl Merger {
     }
 }
 
-/// What becomes of a merged request's members.
+/// How the members of a merged request end.
 #[derive(Clone, Copy)]
 enum MemberOutcome<'a> {
-    /// They end as it did.
+    /// All with its outcome.
     AsMerged,
-    /// Those of these tags are offered one by one, but for such as are to end early; the others end as it did.
-    Again(&'a dyn Fn(Tag) -> bool),
+    /// Those with the chosen tags are repeated one by one, or aborted if they are cancelled; the others end with its outcome.
+    Repeat(&'a dyn Fn(Tag) -> bool),
 }
 
-/// What is left in the place of a request that was taken out of a plug.
+/// A placeholder for a request that was taken out of a plug.
 const VACANT: AnyRequest =
     AnyRequest { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO, tag: Tag::new(MERGED_SLOT, 0), buffer: None };
 
-/// Memory segments of a request; `None` when storage would refuse it for its buffer, so that it stays alone.
+/// Returns the number of a request's memory segments; `None` when storage would refuse its buffer, so that it must not be merged.
 #[inline]
 fn segments(context: &UringContext, request: &AnyRequest) -> Option<u32> {
     match &request.buffer {

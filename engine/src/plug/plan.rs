@@ -1,31 +1,31 @@
-//! Which requests of a batch become one. Pure: no clock, no I/O, and once its lists have grown no allocation.
+//! Which requests of a batch are merged. Pure: no clock, no I/O, and no allocation once its lists have grown.
 //!
-//! A batch is cut at every flush. Within a piece requests are sorted by where they start, and neighbours of the same operation
-//! and flags whose ranges touch exactly are merged, as far as the bounds allow. One sort over all operations also shows every
-//! overlap. A piece in which a request that modifies overlaps another, or a request is empty or ends past 64 bits, is left as
-//! it arrived: it is rare, and its order may matter to the guest.
+//! A batch is cut into sections at every flush. The requests of a section are sorted by their start, and neighbours of the same
+//! operation and flags whose ranges touch exactly are merged, as far as the bounds allow. One sort over all operations also shows every
+//! overlap. A section is left in the order of arrival if a request that modifies overlaps another, or if a request is empty or ends past
+//! 64 bits: this is rare, and the order may matter to the guest.
 
 use mqblk_core::{BlockSize, ByteLen, Limits, Op, Request};
 
 use crate::options::PlugOptions;
 
-/// What bounds a merged request.
+/// The bounds of a merged request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// Longest, for reads and writes.
+    /// Longest read or write, in bytes.
     data: u64,
-    /// Longest, for discards.
+    /// Longest discard, in bytes.
     discard: u64,
-    /// Longest, for write-zeroes.
+    /// Longest write-zeroes, in bytes.
     zeroes: u64,
     /// Most memory segments of reads and writes.
     segments: u32,
-    /// What a range must be a multiple of to be merged: storage refuses others, and merged they might pass.
+    /// The alignment of ranges that may be merged: storage refuses others, which might pass once merged.
     block: BlockSize,
 }
 
 impl Bounds {
-    /// The tighter of what the user and the storage allow.
+    /// Returns the tighter of the user's and the storage's bounds.
     pub(crate) fn new(options: &PlugOptions, limits: &Limits, block: BlockSize) -> Bounds {
         let most = options.merge_bytes.0;
         Bounds {
@@ -38,7 +38,7 @@ impl Bounds {
         }
     }
 
-    /// Longest merged request of a kind.
+    /// Returns the longest merged request of an operation, in bytes.
     pub(crate) fn longest(&self, op: Op) -> u64 {
         match op {
             Op::Read | Op::Write { .. } => self.data,
@@ -53,50 +53,50 @@ impl Bounds {
     }
 }
 
-/// One request's place in the order that was planned.
+/// A request in the planned order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct PlannedRequest {
     /// The request's index in the batch.
     pub(crate) index: u32,
-    /// It is merged to the request of the step before.
+    /// It is merged into the planned request before.
     pub(crate) merged: bool,
 }
 
-/// The merged request that grows during the sweep over a piece.
-struct Growing {
+/// The merged request that grows during the sweep over a section.
+struct GrowingRequest {
     op: Op,
     end: u64,
     len: u64,
     segments: u32,
-    /// Whether it can take others at all.
+    /// Others may be merged into it.
     open: bool,
 }
 
-/// Places of the table of starts for each request: with 32 of them one end in 32 is compared in vain.
-const PLACES: usize = 32;
+/// Entries of the table of marks for each request: with 32 of them one end in 32 finds the mark of another start.
+const MARKS_PER_REQUEST: usize = 32;
 
-/// Plans batches; keeps its lists for their room.
+/// A planner of batches. Keeps its lists for their capacity.
 #[derive(Debug, Default)]
 pub(crate) struct Planner {
-    /// Where something starts, see [`Planner::may_join`].
-    starts: Vec<bool>,
-    /// Start and index of a piece's requests.
+    /// Marks of where requests start, see [`Planner::may_merge`].
+    marks: Vec<bool>,
+    /// Start and index of a section's requests.
     keys: Vec<u128>,
-    steps: Vec<Step>,
+    planned: Vec<PlannedRequest>,
 }
 
 impl Planner {
-    /// Room for batches of `requests`.
+    /// Returns a planner with capacity for batches of `requests`.
     pub(crate) fn with_capacity(requests: usize) -> Planner {
         Planner {
-            starts: Vec::with_capacity(PLACES * requests.next_power_of_two()),
+            marks: Vec::with_capacity(MARKS_PER_REQUEST * requests.next_power_of_two()),
             keys: Vec::with_capacity(requests),
-            steps: Vec::with_capacity(requests),
+            planned: Vec::with_capacity(requests),
         }
     }
 
-    /// How many requests of the batch are to be merged to another; when there are any, [`steps`](Self::steps) tells which.
-    /// `segments` gives a request's number of memory segments (0 for one without data), or `None` when it is not to be merged.
+    /// Plans a batch. Returns how many of its requests are to be merged into another; if there are any, [`planned`](Self::planned) has the
+    /// order. `segments` returns a request's number of memory segments (0 for one without data), or `None` when it must not be merged.
     #[inline]
     pub(crate) fn plan<B>(
         &mut self,
@@ -104,74 +104,74 @@ impl Planner {
         bounds: &Bounds,
         segments: impl Fn(&Request<B>) -> Option<u32>,
     ) -> usize {
-        if self.may_join(batch) { self.sort_and_join(batch, bounds, segments) } else { 0 }
+        if self.may_merge(batch) { self.sort_and_merge(batch, bounds, segments) } else { 0 }
     }
 
-    /// The planned order: each index of the batch once.
-    pub(crate) fn steps(&self) -> &[Step] {
-        &self.steps
+    /// Returns the planned order: each index of the batch once.
+    pub(crate) fn planned(&self) -> &[PlannedRequest] {
+        &self.planned
     }
 
-    /// Whether a request ends where another one starts. It answers for random I/O, which has nothing to join, at a fraction of
-    /// what sorting costs: a mark for each start in a table of [`PLACES`] a request, then a look for each end. A mark that
-    /// another start made is found out by comparing with all of them.
+    /// Returns true if a request ends where another one starts. Filters out random I/O, which has nothing to merge, at a fraction of the
+    /// cost of sorting: each start sets a mark in a table of [`MARKS_PER_REQUEST`] entries a request, and each end checks for one. A mark
+    /// that another start has set is found out by a comparison with all starts.
     #[inline]
-    fn may_join<B>(&mut self, batch: &[Request<B>]) -> bool {
+    fn may_merge<B>(&mut self, batch: &[Request<B>]) -> bool {
         // 2^64 divided by the golden ratio: multiples of any block spread evenly over the top bits.
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-        let places = PLACES * batch.len().next_power_of_two();
-        self.starts.clear();
-        self.starts.resize(places, false);
-        let starts = self.starts.as_mut_slice();
-        let (shift, mask) = (64 - places.trailing_zeros(), starts.len() - 1);
-        let place = |at: u64| (at.wrapping_mul(SPREAD) >> shift) as usize & mask;
+        let entries = MARKS_PER_REQUEST * batch.len().next_power_of_two();
+        self.marks.clear();
+        self.marks.resize(entries, false);
+        let marks = self.marks.as_mut_slice();
+        let (shift, mask) = (64 - entries.trailing_zeros(), marks.len() - 1);
+        let entry = |at: u64| (at.wrapping_mul(SPREAD) >> shift) as usize & mask;
         for request in batch {
-            starts[place(request.start.0)] = true;
+            marks[entry(request.start.0)] = true;
         }
-        // A guest that aims at marks of others must not make it quadratic: after so many the sort decides.
-        let mut looks = 8 + batch.len() / 8;
+        // A guest that provokes such collisions must not make this quadratic: after so many of them the sort decides.
+        let mut comparisons = 8 + batch.len() / 8;
         for request in batch {
             let end = request.start.0.wrapping_add(request.len.0);
-            if starts[place(end)] {
-                if looks == 0 || is_start(batch, end) {
+            if marks[entry(end)] {
+                if comparisons == 0 || is_start(batch, end) {
                     return true;
                 }
-                looks -= 1;
+                comparisons -= 1;
             }
         }
         false
     }
 
     #[inline(never)]
-    fn sort_and_join<B>(
+    fn sort_and_merge<B>(
         &mut self,
         batch: &[Request<B>],
         bounds: &Bounds,
         segments: impl Fn(&Request<B>) -> Option<u32>,
     ) -> usize {
-        self.steps.clear();
+        self.planned.clear();
         let mut merged = 0;
         let mut from = 0;
         while from < batch.len() {
-            let piece = batch[from..].iter().position(|request| request.op == Op::Flush);
-            let to = piece.map_or(batch.len(), |at| from + at);
-            match self.join_piece(batch, from, to, bounds, &segments) {
+            let flush = batch[from..].iter().position(|request| request.op == Op::Flush);
+            let to = flush.map_or(batch.len(), |at| from + at);
+            match self.merge_section(batch, from, to, bounds, &segments) {
                 Some(count) => merged += count,
                 None => {
-                    self.steps.truncate(from);
-                    self.steps.extend((from..to).map(|index| Step { index: index as u32, merged: false }));
+                    self.planned.truncate(from);
+                    self.planned.extend((from..to).map(|index| PlannedRequest { index: index as u32, merged: false }));
                 }
             }
             if to < batch.len() {
-                self.steps.push(Step { index: to as u32, merged: false });
+                self.planned.push(PlannedRequest { index: to as u32, merged: false });
             }
             from = to + 1;
         }
         merged
     }
 
-    /// Plans the requests from index `from` to `to`. `None` when they must stay as they are.
-    fn join_piece<B>(
+    /// Plans the requests from index `from` to `to`. `None` when they must stay in the order of arrival.
+    fn merge_section<B>(
         &mut self,
         batch: &[Request<B>],
         from: usize,
@@ -192,12 +192,12 @@ impl Planner {
             self.keys.push(u128::from(start) << 64 | index as u128);
         }
         if !sorted {
-            // The index makes all keys different and keeps requests that start together in the order of their arrival.
+            // The index makes all keys different and keeps requests with the same start in the order of arrival.
             self.keys.sort_unstable();
         }
         let mut merged = 0;
         let (mut all_end, mut modified_end) = (0, 0);
-        let mut growing = Growing { op: Op::Flush, end: 0, len: 0, segments: 0, open: false };
+        let mut growing = GrowingRequest { op: Op::Flush, end: 0, len: 0, segments: 0, open: false };
         for key in &self.keys {
             let index = *key as u32;
             let request = &batch[index as usize];
@@ -216,7 +216,7 @@ impl Planner {
                 && growing.end == start
                 && growing.op == op
                 && count.is_some_and(|count| {
-                    // No overflow: all of it lies below 2^64, and counts have 16 bits and a sum of them is bounded.
+                    // No overflow: all ranges end below 2^64, and counts have 16 bits and their sum is bounded.
                     growing.len + len <= bounds.longest(op) && growing.segments.saturating_add(count) <= bounds.segments
                 });
             if merges {
@@ -225,15 +225,15 @@ impl Planner {
                 growing.segments += count.unwrap_or(0);
                 merged += 1;
             } else {
-                growing = Growing { op, end, len, segments: count.unwrap_or(0), open: count.is_some() };
+                growing = GrowingRequest { op, end, len, segments: count.unwrap_or(0), open: count.is_some() };
             }
-            self.steps.push(Step { index, merged: merges });
+            self.planned.push(PlannedRequest { index, merged: merges });
         }
         Some(merged)
     }
 }
 
-/// Whether a request of the batch starts there.
+/// Returns true if a request of the batch starts there.
 #[inline(never)]
 fn is_start<B>(batch: &[Request<B>], at: u64) -> bool {
     batch.iter().any(|request| request.start.0 == at)

@@ -3,7 +3,7 @@ use crate::trial::{GEOMETRY, LIMITS};
 use mqblk_core::{BlockSize, Request};
 use mqblk_uring::UringOptions;
 
-/// Takes what it is told to, and keeps it.
+/// A channel that takes as many requests as the test allows, and keeps them until the test sets an outcome.
 #[derive(Default)]
 struct Storage {
     room: usize,
@@ -34,27 +34,27 @@ impl DiskChannel<UringContext> for Storage {
     fn close(&mut self, _: &mut UringContext) {}
 }
 
-struct Bench {
+struct Fixture {
     context: UringContext,
     merger: Box<Merger>,
     storage: Storage,
     plug: Vec<AnyRequest>,
-    counts: PlugCounts,
+    counts: PlugCounters,
     finished: Vec<AnyCompletion>,
 }
 
 const DISCARD: Op = Op::Discard { secure: false };
 
-impl Bench {
-    fn new() -> Bench {
+impl Fixture {
+    fn new() -> Fixture {
         let options = PlugOptions::default();
-        Bench {
+        Fixture {
             context: UringContext::new(UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 })
                 .expect("io_uring"),
             merger: Merger::new(&options, &LIMITS, &GEOMETRY, 16).expect("it merges"),
             storage: Storage { room: 100, ..Storage::default() },
             plug: vec![],
-            counts: PlugCounts::default(),
+            counts: PlugCounters::default(),
             finished: vec![],
         }
     }
@@ -69,9 +69,9 @@ impl Bench {
     }
 
     fn submit(&mut self) -> usize {
-        let Bench { context, merger, storage, plug, counts, finished } = self;
-        let offer = SubmitQuota { most: usize::MAX, contended: false, part: &mut vec![] };
-        merger.submit(context, storage, plug, offer, counts, finished)
+        let Fixture { context, merger, storage, plug, counts, finished } = self;
+        let quota = SubmitQuota { most: usize::MAX, contended: false, part: &mut vec![] };
+        merger.submit(context, storage, plug, quota, counts, finished)
     }
 
     fn reap(&mut self, outcome: Outcome) -> usize {
@@ -81,8 +81,8 @@ impl Bench {
         self.merger.fan_out(&mut self.context, before, &mut self.counts, &mut self.finished)
     }
 
-    /// Who was answered, and how.
-    fn answers(&mut self) -> Vec<(u16, Outcome)> {
+    /// Takes the completions since the last time, as tag index and outcome.
+    fn completions(&mut self) -> Vec<(u16, Outcome)> {
         let mut all: Vec<_> = self.finished.drain(..).map(|done| (done.tag.index(), done.outcome)).collect();
         all.sort_by_key(|(index, _)| *index);
         all
@@ -97,7 +97,7 @@ const ALL: Outcome = Outcome::Done(ByteLen(1));
 const FAILED: Outcome = Outcome::Failed(mqblk_core::Errno(5));
 
 #[test]
-fn whether_it_merges_is_the_user_s_choice_then_the_storage_s() {
+fn merging_is_configured_and_by_default_depends_on_the_storage() {
     let cheap = Limits { cost_per_request: false, ..LIMITS };
     for (merge, limits, want) in [
         (MergeMode::Auto, LIMITS, true),
@@ -111,83 +111,83 @@ fn whether_it_merges_is_the_user_s_choice_then_the_storage_s() {
 }
 
 #[test]
-fn members_are_answered_as_the_joined_request_was() {
+fn members_end_with_the_outcome_of_the_merged_request() {
     for (outcome, each) in [
         (ALL, Outcome::Done(ByteLen(512))),
         (Outcome::Done(ByteLen::ZERO), Outcome::Done(ByteLen::ZERO)),
         (Outcome::Aborted, Outcome::Aborted),
     ] {
-        let mut bench = Bench::new();
-        bench.plug(&[7, 5, 9, 6]);
-        assert_eq!(bench.submit(), 2);
-        assert_eq!(bench.taken(), [(5, 3), (9, 1)]);
-        assert_eq!(bench.counts.merges, [1, 0, 0, 1].map(|others| Merges { others, ..Merges::default() }));
-        assert_eq!(bench.reap(outcome), 0);
+        let mut fixture = Fixture::new();
+        fixture.plug(&[7, 5, 9, 6]);
+        assert_eq!(fixture.submit(), 2);
+        assert_eq!(fixture.taken(), [(5, 3), (9, 1)]);
+        assert_eq!(fixture.counts.merges, [1, 0, 0, 1].map(|others| Merges { others, ..Merges::default() }));
+        assert_eq!(fixture.reap(outcome), 0);
         let nine = if outcome == ALL { each } else { outcome };
-        assert_eq!(bench.answers(), [(5, each), (6, each), (7, each), (9, nine)]);
-        assert!(bench.merger.is_idle() && bench.counts.splits == 0);
+        assert_eq!(fixture.completions(), [(5, each), (6, each), (7, each), (9, nine)]);
+        assert!(fixture.merger.is_idle() && fixture.counts.splits == 0);
     }
 }
 
 #[test]
-fn members_of_a_failed_request_are_done_again_once_and_alone() {
-    let mut bench = Bench::new();
-    bench.plug(&[1, 2, 3]);
-    bench.submit();
-    assert_eq!(bench.reap(FAILED), 3, "to be offered again");
-    assert_eq!((bench.answers(), bench.counts.splits), (vec![], 1));
-    assert!(!bench.merger.is_idle());
-    // A plug that would join them waits behind them.
-    bench.plug(&[4, 5]);
-    bench.storage.room = 2;
-    assert_eq!(bench.submit(), 2);
-    assert_eq!((bench.taken(), bench.plug.len()), (vec![(1, 1), (2, 1)], 2));
-    bench.storage.room = 100;
-    assert_eq!(bench.submit(), 2);
-    assert_eq!(bench.taken(), [(1, 1), (2, 1), (3, 1), (4, 2)]);
-    assert_eq!(bench.reap(FAILED), 2);
-    assert_eq!(bench.answers(), [(1, FAILED), (2, FAILED), (3, FAILED)]);
-    assert_eq!((bench.submit(), bench.reap(FAILED)), (2, 0));
-    assert_eq!(bench.answers(), [(4, FAILED), (5, FAILED)]);
-    assert!(bench.merger.is_idle());
+fn members_of_a_failed_merged_request_are_repeated_once_and_one_by_one() {
+    let mut fixture = Fixture::new();
+    fixture.plug(&[1, 2, 3]);
+    fixture.submit();
+    assert_eq!(fixture.reap(FAILED), 3, "to be offered again");
+    assert_eq!((fixture.completions(), fixture.counts.splits), (vec![], 1));
+    assert!(!fixture.merger.is_idle());
+    // Requests that touch them wait in the plug.
+    fixture.plug(&[4, 5]);
+    fixture.storage.room = 2;
+    assert_eq!(fixture.submit(), 2);
+    assert_eq!((fixture.taken(), fixture.plug.len()), (vec![(1, 1), (2, 1)], 2));
+    fixture.storage.room = 100;
+    assert_eq!(fixture.submit(), 2);
+    assert_eq!(fixture.taken(), [(1, 1), (2, 1), (3, 1), (4, 2)]);
+    assert_eq!(fixture.reap(FAILED), 2);
+    assert_eq!(fixture.completions(), [(1, FAILED), (2, FAILED), (3, FAILED)]);
+    assert_eq!((fixture.submit(), fixture.reap(FAILED)), (2, 0));
+    assert_eq!(fixture.completions(), [(4, FAILED), (5, FAILED)]);
+    assert!(fixture.merger.is_idle());
 }
 
 #[test]
-fn what_the_storage_does_not_take_stays_joined_and_goes_first() {
-    let mut bench = Bench::new();
-    bench.storage.room = 1;
-    bench.plug(&[1, 2, 11, 12, 21]);
-    assert_eq!(bench.submit(), 1);
-    bench.plug(&[3, 13]);
-    assert_eq!(bench.submit(), 0);
-    bench.storage.room = 100;
-    assert_eq!(bench.submit(), 4);
-    assert_eq!(bench.taken(), [(1, 2), (11, 2), (21, 1), (3, 1), (13, 1)]);
-    assert_eq!(bench.reap(ALL), 0);
-    assert_eq!(bench.answers().len(), 7);
-    // With nothing to join the plug itself is what is left.
-    bench.storage.room = 1;
-    bench.plug(&[31, 41]);
-    assert_eq!((bench.submit(), bench.plug.len()), (1, 1));
-    bench.plug(&[42]);
-    bench.storage.room = 100;
-    assert_eq!(bench.submit(), 1);
-    assert_eq!(bench.taken(), [(31, 1), (41, 2)]);
+fn requests_that_the_storage_does_not_take_stay_merged_and_are_submitted_first() {
+    let mut fixture = Fixture::new();
+    fixture.storage.room = 1;
+    fixture.plug(&[1, 2, 11, 12, 21]);
+    assert_eq!(fixture.submit(), 1);
+    fixture.plug(&[3, 13]);
+    assert_eq!(fixture.submit(), 0);
+    fixture.storage.room = 100;
+    assert_eq!(fixture.submit(), 4);
+    assert_eq!(fixture.taken(), [(1, 2), (11, 2), (21, 1), (3, 1), (13, 1)]);
+    assert_eq!(fixture.reap(ALL), 0);
+    assert_eq!(fixture.completions().len(), 7);
+    // Without merges the remaining requests stay in the plug.
+    fixture.storage.room = 1;
+    fixture.plug(&[31, 41]);
+    assert_eq!((fixture.submit(), fixture.plug.len()), (1, 1));
+    fixture.plug(&[42]);
+    fixture.storage.room = 100;
+    assert_eq!(fixture.submit(), 1);
+    assert_eq!(fixture.taken(), [(31, 1), (41, 2)]);
 }
 
 #[test]
-fn a_turn_pulls_deeply_while_there_is_something_to_join() {
-    let mut bench = Bench::new();
-    bench.storage.room = usize::MAX;
-    assert!(bench.merger.wants_more(0) && !bench.merger.wants_more(DEEP));
+fn a_turn_pulls_deep_while_requests_are_merged() {
+    let mut fixture = Fixture::new();
+    fixture.storage.room = usize::MAX;
+    assert!(fixture.merger.wants_more(0) && !fixture.merger.wants_more(DEEP));
     let mut deep = 0;
     for round in 0..u64::from(PROBE) * 4 {
-        deep += u32::from(bench.merger.wants_more(0));
-        bench.plug(&[round * 100, round * 100 + 50]);
-        bench.submit();
+        deep += u32::from(fixture.merger.wants_more(0));
+        fixture.plug(&[round * 100, round * 100 + 50]);
+        fixture.submit();
     }
     assert_eq!(deep, 4, "now and then although nothing was merged");
-    bench.plug(&[1, 2]);
-    bench.submit();
-    assert!(bench.merger.wants_more(0));
+    fixture.plug(&[1, 2]);
+    fixture.submit();
+    assert!(fixture.merger.wants_more(0));
 }

@@ -1,37 +1,37 @@
-//! Every state that a worker with two queues can reach, whatever its guests and its control thread do and whenever they do
-//! it: none in which the worker sleeps while something waits for it.
+//! A model checker: visits every state that a worker with two queues can reach, whatever guests and a control thread do, and whenever they
+//! do it. In none of them the worker sleeps while a request or a message waits.
 
 use std::collections::HashSet;
 
 use super::*;
 
 const QUEUES: usize = 2;
-/// What the outside may do in one run, each at any moment.
+/// Requests of each guest and messages of the control thread in one run, each at any time.
 const PUBLISHES: u8 = 2;
-const LETTERS: u8 = 2;
+const MESSAGES: u8 = 2;
 
-/// What a control thread asks for.
+/// A message of the control thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Letter {
+enum Message {
     Enable(u16),
     Disable(u16),
     Drain(u16),
-    /// The kick descriptor is replaced: the old watch ends, a new one begins.
+    /// Replaces the kick descriptor: the old watch ends, a new one begins.
     NewKick(u16),
 }
 
-/// Signals: a bit for each queue's kick, one for the eventfd, and one that says that the watch of the first queue's kicks ended.
+/// Completions: a bit for each queue's kick, one for the mailbox's eventfd, and one for the end of the watch of the first queue's kick.
 const MAILBOX: u8 = 1 << QUEUES;
-const LAPSE: u8 = MAILBOX << 1;
-/// The queue whose watch ends once (the kernel ends a watch when it cannot report it), and to which messages go. The other is
-/// there to keep the worker busy and awake.
+const WATCH_ENDED: u8 = MAILBOX << 1;
+/// The queue whose watch ends once (the kernel ends a watch when it cannot report it), and to which messages go. The other queue keeps the
+/// worker busy and awake.
 const FIRST: u16 = 0;
 
-/// Where the worker is.
+/// The worker's position in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum At {
+enum Stage {
     Signals,
-    /// `happened` so far.
+    /// With `happened` so far.
     Pull(bool),
     Collect(bool),
     Rest,
@@ -43,50 +43,50 @@ struct Queue {
     to_publish: u8,
     waiting: u8,
     wants_kick: bool,
-    /// The kernel follows its kicks.
+    /// The kernel polls its kick.
     watched: bool,
     gone: bool,
 }
 
-/// A worker and its surroundings.
+/// The state of the model: a worker, the guests and the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
+struct Model {
     poll_list: PollList,
     queues: [Queue; QUEUES],
-    messages: Vec<Letter>,
-    letters_to_send: u8,
-    lapses: u8,
-    /// Signals in the kernel, and those in the worker's mailbox.
+    messages: Vec<Message>,
+    messages_to_send: u8,
+    watch_ends: u8,
+    /// Completions in the kernel, and those in the worker's completion queue.
     kernel: u8,
-    mailbox: u8,
-    at: At,
+    completed: u8,
+    at: Stage,
 }
 
-/// What the worker tells the poll_list: the truth, or not that signals are unread, or not that a watch could not be renewed.
+/// A correct worker, and two faulty ones: one hides unread completions from the poll list, one that a watch could not be renewed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Worker {
     Sound,
-    HidesUnreadSignals,
+    HidesUnreadCompletions,
     HidesEndedWatch,
 }
 
-impl World {
-    fn new() -> World {
+impl Model {
+    fn new() -> Model {
         let mut poll_list = PollList::default();
         for slot in 0..QUEUES as u16 {
-            poll_list.attached(slot, Phase::Running);
-            poll_list.watch(slot, true);
+            poll_list.attach(slot, Phase::Running);
+            poll_list.set_watched(slot, true);
         }
         let queue = Queue { to_publish: PUBLISHES, waiting: 0, wants_kick: false, watched: true, gone: false };
-        World {
+        Model {
             poll_list,
             queues: [queue.clone(), queue],
             messages: vec![],
-            letters_to_send: LETTERS,
-            lapses: 1,
+            messages_to_send: MESSAGES,
+            watch_ends: 1,
             kernel: 0,
-            mailbox: 0,
-            at: At::Signals,
+            completed: 0,
+            at: Stage::Signals,
         }
     }
 
@@ -94,133 +94,134 @@ impl World {
         self.queues[slot].waiting > 0 && self.poll_list.phase(slot as u16) == Some(Phase::Running)
     }
 
-    /// What guests and control threads can do now.
-    fn outside(&self) -> Vec<World> {
+    /// Returns the states after each step that a guest, the control thread or the kernel can take now.
+    fn outside_steps(&self) -> Vec<Model> {
         let mut next = vec![];
         for slot in 0..QUEUES {
             if self.queues[slot].to_publish > 0 {
-                let mut world = self.clone();
-                let queue = &mut world.queues[slot];
+                let mut model = self.clone();
+                let queue = &mut model.queues[slot];
                 queue.to_publish -= 1;
                 queue.waiting += 1;
-                // The protocol of `wakeup::Direction`, proved there: a guest that finds the wish kicks.
+                // The protocol of `wakeup::Direction`, proved there: a guest that finds the queue armed kicks.
                 if std::mem::take(&mut queue.wants_kick) && queue.watched && !queue.gone {
-                    world.kernel |= 1 << slot;
+                    model.kernel |= 1 << slot;
                 }
-                next.push(world);
+                next.push(model);
             }
         }
-        if self.letters_to_send > 0 {
-            for message in [Letter::Enable(FIRST), Letter::Disable(FIRST), Letter::Drain(FIRST), Letter::NewKick(FIRST)]
+        if self.messages_to_send > 0 {
+            for message in
+                [Message::Enable(FIRST), Message::Disable(FIRST), Message::Drain(FIRST), Message::NewKick(FIRST)]
             {
-                let mut world = self.clone();
-                world.letters_to_send -= 1;
-                world.messages.push(message);
-                world.kernel |= MAILBOX;
-                next.push(world);
+                let mut model = self.clone();
+                model.messages_to_send -= 1;
+                model.messages.push(message);
+                model.kernel |= MAILBOX;
+                next.push(model);
             }
         }
-        let lapsing = &self.queues[usize::from(FIRST)];
-        if self.lapses > 0 && lapsing.watched && !lapsing.gone {
-            let mut world = self.clone();
-            world.lapses -= 1;
-            world.queues[usize::from(FIRST)].watched = false;
-            world.kernel |= LAPSE;
-            next.push(world);
+        let watched = &self.queues[usize::from(FIRST)];
+        if self.watch_ends > 0 && watched.watched && !watched.gone {
+            let mut model = self.clone();
+            model.watch_ends -= 1;
+            model.queues[usize::from(FIRST)].watched = false;
+            model.kernel |= WATCH_ENDED;
+            next.push(model);
         }
         next
     }
 
-    fn read(&mut self, message: Letter) {
+    fn read(&mut self, message: Message) {
         match message {
-            Letter::Enable(slot) => self.poll_list.enable(slot, true),
-            Letter::Disable(slot) => self.poll_list.enable(slot, false),
-            Letter::NewKick(slot) => {
+            Message::Enable(slot) => self.poll_list.enable(slot, true),
+            Message::Disable(slot) => self.poll_list.enable(slot, false),
+            Message::NewKick(slot) => {
                 self.kernel &= !(1 << slot);
-                self.mailbox &= !(1 << slot);
+                self.completed &= !(1 << slot);
                 self.renew(slot, true, Worker::Sound);
             }
-            Letter::Drain(slot) => {
+            Message::Drain(slot) => {
                 self.poll_list.drain(slot);
                 if !std::mem::replace(&mut self.queues[usize::from(slot)].gone, true) {
-                    self.poll_list.leave(slot);
+                    self.poll_list.remove(slot);
                 }
             }
         }
     }
 
-    /// The worker watches a queue's kicks again, or the ring has no room for it.
+    /// The worker watches a queue's kick again, or the ring is too full for it.
     fn renew(&mut self, slot: u16, room: bool, worker: Worker) {
         self.queues[usize::from(slot)].watched |= room;
-        self.poll_list.watch(slot, room || worker == Worker::HidesEndedWatch);
+        self.poll_list.set_watched(slot, room || worker == Worker::HidesEndedWatch);
     }
 
-    /// The worker's next step; several, where the clock decides. The order of steps is that of `Worker::turn`.
-    fn steps(&self, worker: Worker) -> Vec<World> {
-        let mut world = self.clone();
+    /// Returns the states after the worker's next step: several, where the clock decides. The order of steps is that of `Worker::turn`.
+    fn steps(&self, worker: Worker) -> Vec<Model> {
+        let mut model = self.clone();
         match self.at {
-            At::Signals => {
-                let mailbox = std::mem::take(&mut world.mailbox);
-                for slot in (0..QUEUES).filter(|slot| mailbox & 1 << slot != 0) {
-                    world.queues[slot].wants_kick = false;
-                    world.poll_list.kicked(slot as u16);
+            Stage::Signals => {
+                let completed = std::mem::take(&mut model.completed);
+                for slot in (0..QUEUES).filter(|slot| completed & 1 << slot != 0) {
+                    model.queues[slot].wants_kick = false;
+                    model.poll_list.kicked(slot as u16);
                 }
-                if mailbox & MAILBOX != 0 {
-                    for message in std::mem::take(&mut world.messages) {
-                        world.read(message);
+                if completed & MAILBOX != 0 {
+                    for message in std::mem::take(&mut model.messages) {
+                        model.read(message);
                     }
                 }
-                world.at = At::Pull(mailbox != 0);
-                if mailbox & LAPSE == 0 || world.queues[usize::from(FIRST)].watched {
-                    return vec![world];
+                model.at = Stage::Pull(completed != 0);
+                if completed & WATCH_ENDED == 0 || model.queues[usize::from(FIRST)].watched {
+                    return vec![model];
                 }
-                world.either_renews(worker)
+                model.either_renews(worker)
             }
-            At::Pull(mut happened) => {
-                for slot in world.poll_list.polled().to_vec() {
-                    if world.has_work(slot.into()) {
-                        world.queues[usize::from(slot)].waiting = 0;
+            Stage::Pull(mut happened) => {
+                for slot in model.poll_list.polled().to_vec() {
+                    if model.has_work(slot.into()) {
+                        model.queues[usize::from(slot)].waiting = 0;
                         happened = true;
                     }
                 }
-                world.at = At::Collect(happened);
-                vec![world]
+                model.at = Stage::Collect(happened);
+                vec![model]
             }
-            At::Collect(happened) => {
-                world.mailbox |= std::mem::take(&mut world.kernel);
-                world.at = if happened { At::Signals } else { At::Rest };
-                vec![world]
+            Stage::Collect(happened) => {
+                model.completed |= std::mem::take(&mut model.kernel);
+                model.at = if happened { Stage::Signals } else { Stage::Rest };
+                vec![model]
             }
-            // For each queue the window is open or closed. What comes from outside while `rest` runs is the same to it as
-            // what comes before or after: arming a queue is atomic to its guest, and the queues know nothing of each other.
-            At::Rest => {
-                let unwatched: Vec<u16> = world.poll_list.unwatched().collect();
-                let worlds = if unwatched.is_empty() { vec![world] } else { world.either_renews(worker) };
-                worlds.iter().flat_map(|world| (0..1 << QUEUES).map(|open| world.clone().rest(worker, open))).collect()
+            // For each queue the window is open or closed. A step of the others during this one is equivalent to one before or after it:
+            // arming a queue is atomic to its guest, and queues are independent of each other.
+            Stage::Rest => {
+                let unwatched: Vec<u16> = model.poll_list.unwatched().collect();
+                let states = if unwatched.is_empty() { vec![model] } else { model.either_renews(worker) };
+                states.iter().flat_map(|model| (0..1 << QUEUES).map(|open| model.clone().rest(worker, open))).collect()
             }
-            At::Asleep if world.kernel != 0 => {
-                world.mailbox |= std::mem::take(&mut world.kernel);
-                world.at = At::Signals;
-                vec![world]
+            Stage::Asleep if model.kernel != 0 => {
+                model.completed |= std::mem::take(&mut model.kernel);
+                model.at = Stage::Signals;
+                vec![model]
             }
-            At::Asleep => vec![],
+            Stage::Asleep => vec![],
         }
     }
 
-    /// One world where a renewal succeeds and one where it is refused.
-    fn either_renews(&self, worker: Worker) -> Vec<World> {
+    /// Returns the state after a renewal that succeeds, and the one after a renewal that is refused.
+    fn either_renews(&self, worker: Worker) -> Vec<Model> {
         let renewed = [true, false].map(|room| {
-            let mut world = self.clone();
-            world.renew(FIRST, room, worker);
-            world
+            let mut model = self.clone();
+            model.renew(FIRST, room, worker);
+            model
         });
         renewed.into()
     }
 
-    fn rest(mut self, worker: Worker, open: u8) -> World {
-        let unread = self.mailbox != 0 && worker != Worker::HidesUnreadSignals;
+    fn rest(mut self, worker: Worker, open: u8) -> Model {
+        let unread = self.completed != 0 && worker != Worker::HidesUnreadCompletions;
         let queues = &mut self.queues;
-        let next = self.poll_list.rest(unread, |slot| {
+        let next = self.poll_list.decide_when_idle(unread, |slot| {
             let queue = &mut queues[usize::from(slot)];
             if open & 1 << slot != 0 {
                 return IdleResult::Poll;
@@ -228,16 +229,16 @@ impl World {
             queue.wants_kick = true;
             if queue.waiting > 0 { IdleResult::Poll } else { IdleResult::Armed }
         });
-        self.at = if next == IdleDecision::Sleep { At::Asleep } else { At::Signals };
+        self.at = if next == IdleDecision::Sleep { Stage::Asleep } else { Stage::Signals };
         self
     }
 
-    fn judge(&self) {
+    fn check(&self) {
         for slot in 0..QUEUES {
             let listed = self.poll_list.polled().iter().filter(|polled| usize::from(**polled) == slot).count();
             assert!(listed <= 1, "a queue is on the list once: {self:?}");
         }
-        if self.at == At::Asleep && self.kernel == 0 {
+        if self.at == Stage::Asleep && self.kernel == 0 {
             assert_eq!(self.messages, [], "lost: a message waits for a sleeping worker: {self:?}");
             for slot in 0..QUEUES {
                 assert!(!self.has_work(slot), "lost: a request waits for a sleeping worker: {self:?}");
@@ -246,16 +247,16 @@ impl World {
     }
 }
 
-/// Visits everything that can be reached. Returns how many worlds that is, and in how many the worker sleeps for good.
-fn explore(worker: Worker, start: World) -> (usize, usize) {
+/// Visits every reachable state. Returns how many there are, and in how many the worker sleeps for good.
+fn explore(worker: Worker, start: Model) -> (usize, usize) {
     let mut seen = HashSet::from([start.clone()]);
     let mut todo = vec![start];
     let mut asleep = 0;
-    while let Some(world) = todo.pop() {
-        world.judge();
-        let steps = world.steps(worker);
+    while let Some(model) = todo.pop() {
+        model.check();
+        let steps = model.steps(worker);
         asleep += usize::from(steps.is_empty());
-        for next in steps.into_iter().chain(world.outside()) {
+        for next in steps.into_iter().chain(model.outside_steps()) {
             if seen.insert(next.clone()) {
                 todo.push(next);
             }
@@ -266,20 +267,20 @@ fn explore(worker: Worker, start: World) -> (usize, usize) {
 
 #[test]
 fn nothing_waits_for_a_sleeping_worker() {
-    let (worlds, asleep) = explore(Worker::Sound, World::new());
-    // It does sleep, and the exploration got somewhere.
+    let (states, asleep) = explore(Worker::Sound, Model::new());
+    // The worker does sleep, and the exploration is not trivial.
 
-    assert!(asleep > 100 && worlds > 100_000, "{worlds} worlds, {asleep} asleep");
+    assert!(asleep > 100 && states > 100_000, "{states} states, {asleep} asleep");
 }
 
 #[test]
 #[should_panic(expected = "lost: ")]
-fn a_worker_that_hides_unread_signals_is_found_out() {
-    explore(Worker::HidesUnreadSignals, World::new());
+fn a_worker_that_hides_unread_completions_is_detected() {
+    explore(Worker::HidesUnreadCompletions, Model::new());
 }
 
 #[test]
 #[should_panic(expected = "lost: ")]
-fn a_worker_that_hides_an_ended_watch_is_found_out() {
-    explore(Worker::HidesEndedWatch, World::new());
+fn a_worker_that_hides_an_ended_watch_is_detected() {
+    explore(Worker::HidesEndedWatch, Model::new());
 }

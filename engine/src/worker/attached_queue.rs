@@ -1,41 +1,41 @@
-//! A queue's place at a worker.
+//! A queue that is attached to a worker.
 
 use std::any::Any;
 use std::sync::mpsc::SyncSender;
 
 use mqblk_uring::{Kick, UringContext};
 
-use super::Leaving;
+use super::LeftQueue;
 use crate::attached_disks::AttachedDisks;
 use crate::runner::AnyQueue;
 
-/// Takes a queue apart when it leaves; gives its position, boxed.
-pub(crate) type Unseat = Box<dyn FnOnce(Box<dyn AnyQueue>, &mut UringContext) -> Box<dyn Any + Send> + Send>;
+/// Takes a queue apart when it is detached; returns its position, boxed.
+pub(crate) type DetachFn = Box<dyn FnOnce(Box<dyn AnyQueue>, &mut UringContext) -> Box<dyn Any + Send> + Send>;
 
-/// Told why a ring is broken.
-pub(crate) type TellBroken = Box<dyn FnOnce(&str) + Send>;
+/// Called with the reason when a ring is found to be broken.
+pub(crate) type OnBroken = Box<dyn FnOnce(&str) + Send>;
 
-/// A queue and what its worker keeps for it.
+/// A queue and its worker's state for it.
 pub(crate) struct AttachedQueue {
     pub(crate) runner: Box<dyn AnyQueue>,
     pub(crate) disks: AttachedDisks,
     pub(crate) kick: Option<Kick>,
-    /// Tells this queue from a later one in the same slot.
+    /// Distinguishes this queue from a later one in the same slot.
     pub(crate) generation: u32,
-    /// Tells this watch of the kick from an earlier one.
+    /// Distinguishes this watch of the kick from an earlier one.
     pub(crate) watch: u32,
-    /// Has answers to publish.
+    /// It has completions to publish.
     pub(crate) dirty: bool,
-    /// Its requests in flight stay unanswered.
+    /// Its requests in flight are not completed any more.
     pub(crate) frozen: bool,
-    pub(crate) on_broken: Option<TellBroken>,
-    pub(crate) unseat: Unseat,
-    /// Whoever waits for the drain.
-    pub(crate) leave: Option<SyncSender<Leaving>>,
+    pub(crate) on_broken: Option<OnBroken>,
+    pub(crate) detach: DetachFn,
+    /// Signalled when a draining queue is detached.
+    pub(crate) on_left: Option<SyncSender<LeftQueue>>,
 }
 
 impl AttachedQueue {
-    /// The cookie of this queue's kicks.
+    /// Returns the cookie of this queue's kicks.
     #[inline]
     pub(crate) fn cookie(&self, slot: u16) -> u64 {
         u64::from(self.watch) << 16 | u64::from(slot)

@@ -1,4 +1,4 @@
-//! What a worker counts, and when it calls: a guest whose requests end one by one, as the test lets them.
+//! A worker's counters, and when it calls: the requests of the test's guest complete one by one, as the test releases them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,25 +12,25 @@ use mqblk_core::{
 };
 
 use super::*;
-use crate::engine::{QueueOptions, attached};
+use crate::engine::{QueueOptions, attach_queue};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
 use crate::runner::Buffer;
 use crate::trial::TrialDisk;
 
-/// What the guest sees and what the disk may do.
+/// The state of the guest and its disk.
 #[derive(Debug, Default)]
-struct State {
+struct GuestState {
     waiting: VecDeque<Op>,
-    answered: u32,
+    completed: u32,
     calls: u32,
-    /// Requests that the disk may end.
+    /// Requests that the disk may complete.
     release: usize,
     fail: bool,
 }
 
-type Shared = Arc<Mutex<State>>;
+type Shared = Arc<Mutex<GuestState>>;
 
 struct Queue(Shared, u32);
 
@@ -63,7 +63,7 @@ impl GuestQueue for Queue {
     }
 
     fn publish(&mut self) -> PublishResult {
-        self.0.lock().unwrap().answered += std::mem::take(&mut self.1);
+        self.0.lock().unwrap().completed += std::mem::take(&mut self.1);
         PublishResult::Wanted
     }
 
@@ -101,11 +101,11 @@ impl DiskChannel<UringContext> for SlowChannel {
     }
 
     fn reap(&mut self, _: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
-        let mut held = self.1.borrow_mut();
+        let mut taken = self.1.borrow_mut();
         let mut state = self.0.lock().unwrap();
-        let count = state.release.min(held.len());
+        let count = state.release.min(taken.len());
         state.release -= count;
-        finished.extend(held.drain(..count));
+        finished.extend(taken.drain(..count));
         count
     }
 
@@ -123,7 +123,7 @@ fn disk(state: &Shared) -> Arc<crate::AnyDisk> {
     }))
 }
 
-fn rig(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
+fn fixture(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
     let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
@@ -141,17 +141,17 @@ fn rig(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
-    attached(&mut worker, options, |_, _| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("attached");
+    attach_queue(&mut worker, options, |_, _| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("attached");
     (worker, state, mailbox)
 }
 
-/// Lets `count` more requests end and turns. Answers and calls so far.
+/// Lets `count` more requests complete and runs a turn. Returns completions and calls so far.
 fn release(worker: &mut Worker, state: &Shared, count: usize) -> (u32, u32) {
     state.lock().unwrap().release += count;
     worker.turn();
-    worker.rest();
+    worker.poll_or_arm();
     let state = state.lock().unwrap();
-    (state.answered, state.calls)
+    (state.completed, state.calls)
 }
 
 fn push(state: &Shared, ops: impl IntoIterator<Item = Op>) {
@@ -161,13 +161,13 @@ fn push(state: &Shared, ops: impl IntoIterator<Item = Op>) {
 const WRITE: Op = Op::Write { fua: false };
 
 #[test]
-fn every_request_is_in_every_part_once() {
-    let (mut worker, state, _open) = rig(Coalesce::default());
+fn every_request_is_once_in_each_latency_part() {
+    let (mut worker, state, _open) = fixture(Coalesce::default());
     push(&state, [Op::Read, WRITE, Op::Read, Op::Flush, Op::Discard { secure: false }]);
     release(&mut worker, &state, 2);
-    let report = worker.stats(7);
-    assert_eq!(report.queues[0].0.worker, 7);
-    let queue = &report.queues[0].1;
+    let stats = worker.stats(7);
+    assert_eq!(stats.queues[0].0.worker, 7);
+    let queue = &stats.queues[0].1;
     assert_eq!((queue.in_flight, queue.counters.requests), (3, 2));
     // The discard has two ranges.
     release(&mut worker, &state, 3);
@@ -191,34 +191,35 @@ fn every_request_is_in_every_part_once() {
         assert_eq!(split, parts.total.sum_ns(), "the parts are the whole");
     }
     assert!(queue.latency.reads.queued.sum_ns() > 0, "a full plug takes time");
-    assert!(report.cpu_ns > 0);
+    assert!(stats.cpu_ns > 0);
 }
 
 #[test]
-fn calls_wait_for_more_answers_while_more_are_to_come() {
-    let (mut worker, state, _open) = rig(Coalesce { delay: Duration::from_secs(3600), answers: 3 });
+fn calls_are_deferred_while_requests_are_in_flight() {
+    let (mut worker, state, _open) = fixture(Coalesce { delay: Duration::from_secs(3600), answers: 3 });
     push(&state, [Op::Read]);
     assert_eq!(release(&mut worker, &state, 1), (1, 1), "nothing more is in flight");
     push(&state, [Op::Read; 6]);
     assert_eq!(release(&mut worker, &state, 1), (2, 1));
     assert_eq!(release(&mut worker, &state, 1), (3, 1));
-    assert_eq!(release(&mut worker, &state, 1), (4, 2), "three answers");
+    assert_eq!(release(&mut worker, &state, 1), (4, 2), "three completions");
     assert_eq!(release(&mut worker, &state, 1), (5, 2));
     assert_eq!(release(&mut worker, &state, 2), (7, 3), "the last ones");
     let counters = worker.stats(0).queues[0].1.counters;
     assert_eq!((counters.calls, counters.calls_put_off), (3, 3));
     assert!(
-        worker.deferred_calls.is_empty() || worker.queues[0].as_mut().unwrap().runner.pay_call(worker.now).is_none()
+        worker.deferred_calls.is_empty()
+            || worker.queues[0].as_mut().unwrap().runner.send_due_call(worker.now).is_none()
     );
 }
 
 #[test]
-fn a_call_that_was_put_off_is_made_by_the_clock() {
-    let (mut worker, state, _open) = rig(Coalesce { delay: Duration::from_micros(200), answers: 0 });
+fn a_deferred_call_is_sent_when_its_delay_has_passed() {
+    let (mut worker, state, _open) = fixture(Coalesce { delay: Duration::from_micros(200), answers: 0 });
     push(&state, [Op::Read; 2]);
-    let (answered, _) = release(&mut worker, &state, 1);
-    assert_eq!(answered, 1);
-    // The storage never ends the other one.
+    let (completed, _) = release(&mut worker, &state, 1);
+    assert_eq!(completed, 1);
+    // The storage never completes the other one.
     while state.lock().unwrap().calls == 0 {
         worker.sleep();
         worker.turn();
@@ -230,14 +231,14 @@ fn a_call_that_was_put_off_is_made_by_the_clock() {
 }
 
 #[test]
-fn a_queue_that_leaves_owes_nothing() {
-    let (mut worker, state, _open) = rig(Coalesce { delay: Duration::from_secs(3600), answers: 0 });
+fn a_detached_queue_has_no_deferred_call() {
+    let (mut worker, state, _open) = fixture(Coalesce { delay: Duration::from_secs(3600), answers: 0 });
     push(&state, [Op::Read; 3]);
     assert_eq!(release(&mut worker, &state, 2), (2, 0));
     let (done, left) = std::sync::mpsc::sync_channel(1);
     let generation = worker.queues[0].as_ref().unwrap().generation;
     worker.drain(0, generation, done);
     assert_eq!(release(&mut worker, &state, 1), (3, 1));
-    assert_eq!(left.try_recv().expect("it has left").report.counters.calls, 1);
+    assert_eq!(left.try_recv().expect("it is detached").report.counters.calls, 1);
     assert!(worker.deferred_calls.is_empty());
 }

@@ -1,4 +1,4 @@
-//! A disk that stops, is told to go on, or tries again: stepped, with a storage that fails as the test says.
+//! Disks that stop and are resumed, or that retry: the worker is stepped, and the storage fails as the test says.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use mqblk_core::{
 };
 
 use super::*;
-use crate::engine::{QueueOptions, attached};
+use crate::engine::{QueueOptions, attach_queue};
 use crate::errors::{DiskHealth, ErrorPolicy, OnError, OnNoSpace, Resume};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, MergeMode, PlugOptions};
@@ -23,18 +23,18 @@ const DISCARD: Op = Op::Discard { secure: false };
 const EIO: Outcome = Outcome::Failed(Errno(5));
 const SECTOR: u64 = 512;
 
-/// What guests ask, and what they were answered.
+/// A guest: its requests and their completions.
 #[derive(Default)]
 struct Guest {
     waiting: VecDeque<(Op, u64)>,
-    answered: Vec<(u64, Outcome)>,
-    /// To be cancelled at the next wake.
+    completed: Vec<(u64, Outcome)>,
+    /// The request to cancel at the next wake.
     cancel: Option<u64>,
 }
 
 type SharedGuest = Arc<Mutex<Guest>>;
 
-/// A queue whose requests are named by the sector where they start.
+/// A queue whose tokens are the sectors where the requests start.
 struct Queue(SharedGuest);
 
 impl GuestQueue for Queue {
@@ -62,7 +62,7 @@ impl GuestQueue for Queue {
     }
 
     fn finish<I: Intake<u64, Buffer>>(&mut self, _: &mut UringContext, done: FinishedRequest<u64, Buffer>, _: &mut I) {
-        self.0.lock().unwrap().answered.push((done.token, done.outcome));
+        self.0.lock().unwrap().completed.push((done.token, done.outcome));
     }
 
     fn woken<I: Intake<u64, Buffer>>(
@@ -92,15 +92,15 @@ impl GuestQueue for Queue {
     fn position(&self) {}
 }
 
-/// What the storage does, and what it saw.
+/// The storage: how it behaves, and the requests it got.
 #[derive(Default)]
 struct Storage {
-    /// How requests fail that start in these sectors.
+    /// Sectors whose requests fail, and how.
     bad: Vec<(u64, Outcome)>,
     seen: Vec<(Op, u64, u64)>,
-    /// Ends nothing.
+    /// It completes nothing.
     hangs: bool,
-    /// Takes no more than this of an offer.
+    /// It takes no more than this of an offer.
     most: Option<usize>,
 }
 
@@ -153,7 +153,7 @@ struct Rig {
     guest: SharedGuest,
     storage: SharedStorage,
     health: Arc<DiskHealth>,
-    place: (u16, u32),
+    attached_at: (u16, u32),
     waker: Arc<dyn mqblk_core::Wake>,
     _mailbox: Mailbox,
 }
@@ -191,41 +191,41 @@ impl Rig {
             waker = Some(Arc::clone(own));
             Ok(Queue(Arc::clone(&guest)))
         };
-        let place = attached(&mut worker, options, make, |_, _| {}).expect("attached");
+        let attached_at = attach_queue(&mut worker, options, make, |_, _| {}).expect("attached");
         let waker = waker.expect("it was made");
-        Rig { worker, guest, storage, health: Arc::clone(health), place, waker, _mailbox: mailbox }
+        Rig { worker, guest, storage, health: Arc::clone(health), attached_at, waker, _mailbox: mailbox }
     }
 
-    /// Asks, turns until nothing happens any more, and takes the answers.
-    fn ask(&mut self, asks: &[(Op, u64)]) -> Vec<(u64, Outcome)> {
-        self.guest.lock().unwrap().waiting.extend(asks);
-        self.settle()
+    /// Submits requests, runs turns until the worker is idle, and takes the completions.
+    fn submit(&mut self, discards: &[(Op, u64)]) -> Vec<(u64, Outcome)> {
+        self.guest.lock().unwrap().waiting.extend(discards);
+        self.run_until_idle()
     }
 
-    fn settle(&mut self) -> Vec<(u64, Outcome)> {
+    fn run_until_idle(&mut self) -> Vec<(u64, Outcome)> {
         let mut quiet = 0;
         while quiet < 3 {
             quiet = if self.worker.turn() { 0 } else { quiet + 1 };
         }
-        let mut answered = std::mem::take(&mut self.guest.lock().unwrap().answered);
-        answered.sort_by_key(|(sector, _)| *sector);
-        answered
+        let mut completed = std::mem::take(&mut self.guest.lock().unwrap().completed);
+        completed.sort_by_key(|(sector, _)| *sector);
+        completed
     }
 
     fn bad(&self, bad: &[(u64, Outcome)]) {
         self.storage.lock().unwrap().bad = bad.to_vec();
     }
 
-    /// The sectors that the storage saw since the last time.
+    /// Takes the first sectors of the requests that the storage got since the last time.
     fn seen(&self) -> Vec<u64> {
         std::mem::take(&mut self.storage.lock().unwrap().seen).iter().map(|seen| seen.1).collect()
     }
 
     fn resume(&mut self, how: Resume) -> Vec<(u64, Outcome)> {
-        let outcome = self.health.go_on().expect("it is stopped");
+        let outcome = self.health.clear_stop().expect("it is stopped");
         let health = Arc::clone(&self.health);
         self.worker.resume(&health, how, outcome);
-        self.settle()
+        self.run_until_idle()
     }
 
     fn parked(&self) -> u64 {
@@ -244,79 +244,79 @@ fn a_stopped_disk_parks_what_failed_and_what_follows_and_replays_in_the_order_of
     for (failure, of_space) in [(EIO, false), (Outcome::NoSpace, true)] {
         let mut rig = Rig::new(STOP, MergeMode::Off);
         rig.bad(&[(7, failure), (3, failure)]);
-        // In the storage together: what is good ends, whatever fails is parked.
-        assert_eq!(rig.ask(&[(WRITE, 9), (WRITE, 7), (WRITE, 5), (Op::Read, 3)]), [(5, DONE), (9, DONE)]);
-        let report = rig.health.stats();
-        assert_eq!((report.parked, report.stops), (2, 1));
-        assert_eq!(report.stopped.expect("it is stopped").no_space, of_space);
+        // All are at the storage together: good ones complete, failed ones are parked.
+        assert_eq!(rig.submit(&[(WRITE, 9), (WRITE, 7), (WRITE, 5), (Op::Read, 3)]), [(5, DONE), (9, DONE)]);
+        let stats = rig.health.stats();
+        assert_eq!((stats.parked, stats.stops), (2, 1));
+        assert_eq!(stats.stopped.expect("it is stopped").no_space, of_space);
         assert_eq!(rig.seen(), [9, 7, 5, 3]);
-        // What comes now does not reach the storage.
-        assert_eq!(rig.ask(&[(Op::Read, 1), (WRITE, 2)]), []);
+        // New requests do not reach the storage.
+        assert_eq!(rig.submit(&[(Op::Read, 1), (WRITE, 2)]), []);
         assert_eq!((rig.seen(), rig.parked(), rig.in_flight()), (vec![], 4, 4));
-        // Nothing has changed: it stops again, and what follows is not tried.
+        // The failures are not repaired: it stops again, and later requests are not tried.
         assert_eq!(rig.resume(Resume::Replay).len(), 2);
         assert_eq!((rig.seen(), rig.parked(), rig.health.stats().stops), (vec![7, 3, 1, 2], 2, 2));
-        assert_eq!(rig.ask(&[(WRITE, 8)]), []);
+        assert_eq!(rig.submit(&[(WRITE, 8)]), []);
         rig.bad(&[]);
         assert_eq!(rig.resume(Resume::Replay), [(3, DONE), (7, DONE), (8, DONE)]);
         assert_eq!((rig.seen(), rig.parked(), rig.in_flight()), (vec![7, 3, 8], 0, 0));
-        assert_eq!(rig.ask(&[(WRITE, 8)]), [(8, DONE)]);
-        assert_eq!(rig.worker.stats(0).queues[0].1.counters.errors, 0, "no guest heard of it");
+        assert_eq!(rig.submit(&[(WRITE, 8)]), [(8, DONE)]);
+        assert_eq!(rig.worker.stats(0).queues[0].1.counters.errors, 0, "no guest got an error");
     }
 }
 
 #[test]
-fn replays_that_the_storage_does_not_take_at_once_go_before_what_is_new() {
+fn replayed_requests_that_the_storage_does_not_take_at_once_go_before_new_ones() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(1, EIO)]);
-    assert_eq!(rig.ask(&[(WRITE, 1)]), []);
-    assert_eq!(rig.ask(&[(WRITE, 2), (WRITE, 3)]), []);
+    assert_eq!(rig.submit(&[(WRITE, 1)]), []);
+    assert_eq!(rig.submit(&[(WRITE, 2), (WRITE, 3)]), []);
     rig.bad(&[]);
     rig.seen();
     rig.storage.lock().unwrap().most = Some(0);
     assert_eq!(rig.resume(Resume::Replay), []);
-    assert_eq!((rig.ask(&[(WRITE, 4)]), rig.parked(), rig.in_flight()), (vec![], 0, 4));
+    assert_eq!((rig.submit(&[(WRITE, 4)]), rig.parked(), rig.in_flight()), (vec![], 0, 4));
     rig.storage.lock().unwrap().most = None;
-    assert_eq!(rig.settle(), [(1, DONE), (2, DONE), (3, DONE), (4, DONE)]);
+    assert_eq!(rig.run_until_idle(), [(1, DONE), (2, DONE), (3, DONE), (4, DONE)]);
     assert_eq!(rig.seen(), [1, 2, 3, 4]);
 }
 
 #[test]
-fn parked_requests_may_be_given_back_as_errors() {
+fn parked_requests_may_be_failed() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(7, Outcome::NoSpace)]);
-    rig.ask(&[(WRITE, 7)]);
+    rig.submit(&[(WRITE, 7)]);
     rig.bad(&[(7, EIO)]);
-    rig.ask(&[(Op::Read, 8)]);
+    rig.submit(&[(Op::Read, 8)]);
     assert_eq!(rig.resume(Resume::Report), [(7, Outcome::NoSpace), (8, Outcome::NoSpace)]);
     assert_eq!((rig.parked(), rig.in_flight(), rig.health.is_stopped()), (0, 0, false));
     assert_eq!(rig.worker.stats(0).queues[0].1.counters.errors, 2);
 }
 
 #[test]
-fn what_is_no_failure_of_the_storage_stops_nothing() {
+fn outcomes_other_than_storage_failures_stop_nothing() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     let others = [Outcome::OutOfRange, Outcome::ReadOnly, Outcome::Unsupported, Outcome::Aborted];
     for other in others {
         rig.bad(&[(7, other)]);
-        assert_eq!(rig.ask(&[(WRITE, 7)]), [(7, other)]);
+        assert_eq!(rig.submit(&[(WRITE, 7)]), [(7, other)]);
     }
     let beyond = crate::trial::GEOMETRY.size.0 / SECTOR;
-    assert_eq!(rig.ask(&[(WRITE, beyond)]), [(beyond, Outcome::OutOfRange)]);
+    assert_eq!(rig.submit(&[(WRITE, beyond)]), [(beyond, Outcome::OutOfRange)]);
     let only_space = ErrorPolicy { on_enospc: OnNoSpace::Stop, ..ErrorPolicy::default() };
     let mut other = Rig::new(only_space, MergeMode::Off);
     other.bad(&[(7, EIO)]);
-    assert_eq!(other.ask(&[(WRITE, 7)]), [(7, EIO)]);
+    assert_eq!(other.submit(&[(WRITE, 7)]), [(7, EIO)]);
     assert!(!rig.health.is_stopped() && !other.health.is_stopped());
 }
 
 #[test]
-fn of_a_request_of_several_ranges_only_those_are_done_again_that_failed() {
+fn of_a_request_of_several_ranges_only_failed_ones_are_repeated() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(12, EIO)]);
-    assert_eq!(rig.ask(&[(DISCARD, 10)]), []);
+    assert_eq!(rig.submit(&[(DISCARD, 10)]), []);
     assert_eq!((rig.seen(), rig.parked(), rig.in_flight()), (vec![10, 12, 14], 1, 1));
-    assert_eq!(rig.ask(&[(DISCARD, 20)]), []);
+    assert_eq!(rig.submit(&[(DISCARD, 20)]), []);
     assert_eq!((rig.seen(), rig.parked(), rig.in_flight()), (vec![], 4, 2));
     rig.bad(&[]);
     let whole = Outcome::Done(ByteLen(3 * SECTOR));
@@ -325,22 +325,22 @@ fn of_a_request_of_several_ranges_only_those_are_done_again_that_failed() {
 }
 
 #[test]
-fn a_flush_that_failed_behind_the_page_cache_is_answered_so() {
+fn a_flush_that_failed_behind_the_page_cache_is_not_replayed() {
     // The disk of these tests has a cache and does not pin memory: a file without direct I/O.
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(0, EIO)]);
-    assert_eq!(rig.ask(&[(Op::Flush, 99)]), []);
-    assert_eq!(rig.ask(&[(Op::Flush, 98), (Op::Write { fua: true }, 5)]), []);
+    assert_eq!(rig.submit(&[(Op::Flush, 99)]), []);
+    assert_eq!(rig.submit(&[(Op::Flush, 98), (Op::Write { fua: true }, 5)]), []);
     rig.bad(&[]);
     let flushed = Outcome::Done(ByteLen::ZERO);
     assert_eq!(rig.resume(Resume::Replay), [(5, DONE), (98, flushed), (99, EIO)]);
     rig.bad(&[(5, EIO)]);
-    rig.ask(&[(Op::Write { fua: true }, 5)]);
+    rig.submit(&[(Op::Write { fua: true }, 5)]);
     rig.bad(&[]);
     assert_eq!(rig.resume(Resume::Replay), [(5, EIO)]);
-    // No space was found before anything was in the cache.
+    // The write was refused for lack of space before anything was in the cache.
     rig.bad(&[(5, Outcome::NoSpace)]);
-    rig.ask(&[(Op::Write { fua: true }, 5)]);
+    rig.submit(&[(Op::Write { fua: true }, 5)]);
     rig.bad(&[]);
     assert_eq!(rig.resume(Resume::Replay), [(5, DONE)]);
 }
@@ -349,44 +349,44 @@ fn a_flush_that_failed_behind_the_page_cache_is_answered_so() {
 fn parked_requests_are_aborted_like_others() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(7, EIO)]);
-    rig.ask(&[(WRITE, 7), (WRITE, 8)]);
-    rig.ask(&[(DISCARD, 20), (WRITE, 9)]);
+    rig.submit(&[(WRITE, 7), (WRITE, 8)]);
+    rig.submit(&[(DISCARD, 20), (WRITE, 9)]);
     for cancelled in [20, 7] {
         rig.guest.lock().unwrap().cancel = Some(cancelled);
         rig.waker.wake();
-        assert_eq!(rig.settle(), [(cancelled, Outcome::Aborted)]);
+        assert_eq!(rig.run_until_idle(), [(cancelled, Outcome::Aborted)]);
     }
     assert_eq!((rig.parked(), rig.in_flight(), rig.health.is_stopped()), (1, 1, true));
     assert_eq!(rig.resume(Resume::Replay), [(9, DONE)]);
 }
 
 #[test]
-fn a_cancelled_request_that_fails_is_answered() {
+fn a_cancelled_request_that_fails_is_completed() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(7, EIO)]);
     rig.storage.lock().unwrap().hangs = true;
-    rig.ask(&[(WRITE, 7)]);
+    rig.submit(&[(WRITE, 7)]);
     rig.guest.lock().unwrap().cancel = Some(7);
     rig.waker.wake();
-    assert_eq!(rig.settle(), []);
+    assert_eq!(rig.run_until_idle(), []);
     rig.storage.lock().unwrap().hangs = false;
-    assert_eq!(rig.settle(), [(7, EIO)]);
+    assert_eq!(rig.run_until_idle(), [(7, EIO)]);
     assert!(!rig.health.is_stopped());
 }
 
 #[test]
-fn members_of_a_joined_request_are_parked_each_for_itself() {
+fn members_of_a_merged_request_are_parked_one_by_one() {
     let mut rig = Rig::new(STOP, MergeMode::On);
     rig.bad(&[(5, EIO), (6, EIO)]);
-    let asks = [(DISCARD, 5), (DISCARD, 6)];
-    // Six ranges that touch: one request to the storage.
-    assert_eq!(rig.ask(&asks), []);
+    let discards = [(DISCARD, 5), (DISCARD, 6)];
+    // Six ranges that touch: one request at the storage.
+    assert_eq!(rig.submit(&discards), []);
     assert!(rig.storage.lock().unwrap().seen.iter().any(|(_, first, sectors)| (*first, *sectors) == (5, 6)));
-    assert_eq!(rig.ask(&[(DISCARD, 30), (DISCARD, 31)]), []);
+    assert_eq!(rig.submit(&[(DISCARD, 30), (DISCARD, 31)]), []);
     assert!(rig.parked() >= 6 && rig.in_flight() == 4);
     rig.guest.lock().unwrap().cancel = Some(31);
     rig.waker.wake();
-    assert_eq!(rig.settle(), [(31, Outcome::Aborted)]);
+    assert_eq!(rig.run_until_idle(), [(31, Outcome::Aborted)]);
     rig.bad(&[]);
     rig.seen();
     let whole = Outcome::Done(ByteLen(3 * SECTOR));
@@ -401,121 +401,121 @@ fn members_of_a_joined_request_are_parked_each_for_itself() {
 }
 
 #[test]
-fn a_cancelled_member_of_a_joined_request_that_fails_is_not_done_again() {
+fn a_cancelled_member_of_a_failed_merged_request_is_not_repeated() {
     let mut rig = Rig::new(STOP, MergeMode::On);
     rig.bad(&[(6, EIO)]);
     rig.storage.lock().unwrap().hangs = true;
-    rig.ask(&[(WRITE, 5), (WRITE, 6), (DISCARD, 15), (DISCARD, 16)]);
+    rig.submit(&[(WRITE, 5), (WRITE, 6), (DISCARD, 15), (DISCARD, 16)]);
     rig.guest.lock().unwrap().cancel = Some(16);
     rig.waker.wake();
-    rig.settle();
+    rig.run_until_idle();
     rig.bad(&[(16, EIO), (17, EIO)]);
     rig.storage.lock().unwrap().hangs = false;
-    let answered = rig.settle();
-    assert!(answered.contains(&(16, Outcome::Aborted)), "{answered:?}");
-    assert_eq!((rig.parked(), rig.health.is_stopped()), (1, true), "sector 17 is the other one's");
+    let completed = rig.run_until_idle();
+    assert!(completed.contains(&(16, Outcome::Aborted)), "{completed:?}");
+    assert_eq!((rig.parked(), rig.health.is_stopped()), (1, true), "sector 17 is the other request's");
 }
 
 #[test]
-fn a_queue_that_leaves_has_its_parked_requests_fail() {
+fn a_draining_queues_parked_requests_fail() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(7, Outcome::NoSpace)]);
-    rig.ask(&[(WRITE, 7), (DISCARD, 10)]);
-    rig.ask(&[(WRITE, 8)]);
+    rig.submit(&[(WRITE, 7), (DISCARD, 10)]);
+    rig.submit(&[(WRITE, 8)]);
     rig.storage.lock().unwrap().hangs = true;
     let (done, left) = std::sync::mpsc::sync_channel(1);
-    rig.worker.drain(rig.place.0, rig.place.1, done);
-    assert_eq!(rig.settle(), [(7, Outcome::NoSpace), (8, Outcome::NoSpace)]);
-    assert_eq!(left.try_recv().expect("it has left").report.counters.errors, 2);
+    rig.worker.drain(rig.attached_at.0, rig.attached_at.1, done);
+    assert_eq!(rig.run_until_idle(), [(7, Outcome::NoSpace), (8, Outcome::NoSpace)]);
+    assert_eq!(left.try_recv().expect("it is detached").report.counters.errors, 2);
     assert_eq!(rig.parked(), 0);
-    assert!(rig.health.is_stopped(), "it is, for who comes next");
+    assert!(rig.health.is_stopped(), "for the next queue");
 }
 
 #[test]
-fn what_fails_while_its_queue_leaves_is_answered() {
+fn a_draining_queues_failed_requests_are_completed() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(7, EIO)]);
     rig.storage.lock().unwrap().hangs = true;
-    rig.ask(&[(WRITE, 7)]);
+    rig.submit(&[(WRITE, 7)]);
     let (done, left) = std::sync::mpsc::sync_channel(1);
-    rig.worker.drain(rig.place.0, rig.place.1, done);
-    assert_eq!(rig.settle(), []);
+    rig.worker.drain(rig.attached_at.0, rig.attached_at.1, done);
+    assert_eq!(rig.run_until_idle(), []);
     rig.storage.lock().unwrap().hangs = false;
-    assert_eq!(rig.settle(), [(7, EIO)]);
+    assert_eq!(rig.run_until_idle(), [(7, EIO)]);
     assert!(left.try_recv().is_ok() && !rig.health.is_stopped());
 }
 
 #[test]
-fn a_queue_may_leave_with_its_parked_requests_unanswered() {
+fn a_queue_may_be_detached_with_its_parked_requests_dropped() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(7, EIO), (12, EIO)]);
-    rig.ask(&[(WRITE, 7), (WRITE, 8)]);
-    rig.ask(&[(DISCARD, 20)]);
-    let (slot, generation) = rig.place;
+    rig.submit(&[(WRITE, 7), (WRITE, 8)]);
+    rig.submit(&[(DISCARD, 20)]);
+    let (slot, generation) = rig.attached_at;
     assert_eq!(rig.worker.parked::<Queue>(slot, generation).len(), 2);
     let (done, left) = std::sync::mpsc::sync_channel(1);
-    rig.worker.drain_as_it_is(slot, generation, done);
-    assert_eq!(rig.settle(), []);
+    rig.worker.drain_keeping_parked(slot, generation, done);
+    assert_eq!(rig.run_until_idle(), []);
     assert!(left.try_recv().is_err(), "two are in flight");
     let mut dropped = Vec::new();
     assert_eq!(rig.worker.drop_parked::<Queue>(slot, generation, |_, _, token, _| dropped.push(token)), 2);
     dropped.sort_unstable();
     assert_eq!(dropped, [7, 20]);
     assert!(left.try_recv().is_ok());
-    assert_eq!((rig.settle(), rig.parked()), (vec![], 0));
+    assert_eq!((rig.run_until_idle(), rig.parked()), (vec![], 0));
 }
 
 #[test]
-fn a_disk_that_is_taken_away_takes_its_parked_requests_along() {
+fn closing_a_disk_aborts_its_parked_requests() {
     let mut rig = Rig::new(STOP, MergeMode::Off);
     rig.bad(&[(7, EIO)]);
-    rig.ask(&[(WRITE, 7)]);
-    rig.ask(&[(WRITE, 8)]);
+    rig.submit(&[(WRITE, 7)]);
+    rig.submit(&[(WRITE, 8)]);
     let (done, left) = std::sync::mpsc::sync_channel(1);
-    rig.worker.close_disk(rig.place.0, rig.place.1, DiskSlot::FIRST, done);
-    assert_eq!(rig.settle(), [(7, Outcome::Aborted), (8, Outcome::Aborted)]);
+    rig.worker.close_disk(rig.attached_at.0, rig.attached_at.1, DiskSlot::FIRST, done);
+    assert_eq!(rig.run_until_idle(), [(7, Outcome::Aborted), (8, Outcome::Aborted)]);
     assert!(left.try_recv().is_ok());
     assert_eq!(rig.parked(), 0);
 }
 
 #[test]
-fn all_workers_of_a_disk_stop_and_go_on() {
+fn all_workers_of_a_disk_stop_and_resume() {
     let health = Arc::new(DiskHealth::new("trial", STOP));
     let (mut one, mut other) = (Rig::of(&health, MergeMode::Off), Rig::of(&health, MergeMode::Off));
     one.bad(&[(7, EIO)]);
-    one.ask(&[(WRITE, 7)]);
-    assert_eq!((other.ask(&[(WRITE, 1)]), other.seen(), health.stats().parked), (vec![], vec![], 2));
+    one.submit(&[(WRITE, 7)]);
+    assert_eq!((other.submit(&[(WRITE, 1)]), other.seen(), health.stats().parked), (vec![], vec![], 2));
     one.bad(&[]);
-    let outcome = health.go_on().unwrap();
-    // It has not heard of it yet, and keeps the order.
-    assert_eq!((other.ask(&[(WRITE, 2)]), other.seen()), (vec![], vec![]));
+    let outcome = health.clear_stop().unwrap();
+    // The other worker is not resumed yet, and keeps the order.
+    assert_eq!((other.submit(&[(WRITE, 2)]), other.seen()), (vec![], vec![]));
     one.worker.resume(&health, Resume::Replay, outcome);
     other.worker.resume(&health, Resume::Replay, outcome);
-    assert_eq!((one.settle(), other.settle()), (vec![(7, DONE)], vec![(1, DONE), (2, DONE)]));
+    assert_eq!((one.run_until_idle(), other.run_until_idle()), (vec![(7, DONE)], vec![(1, DONE), (2, DONE)]));
     assert_eq!(other.seen(), [1, 2]);
 }
 
-/// Turns until so many are answered.
-fn wait(rig: &mut Rig, answers: usize) -> Vec<(u64, Outcome)> {
-    let mut answered = rig.settle();
-    while answered.len() < answers {
-        assert!(rig.worker.channels.deadline().is_some(), "somebody must wake it");
+/// Runs turns until so many requests are completed.
+fn wait(rig: &mut Rig, count: usize) -> Vec<(u64, Outcome)> {
+    let mut completed = rig.run_until_idle();
+    while completed.len() < count {
+        assert!(rig.worker.channels.deadline().is_some(), "its retry must wake the worker");
         rig.worker.sleep();
-        answered.extend(rig.settle());
+        completed.extend(rig.run_until_idle());
     }
-    answered
+    completed
 }
 
 #[test]
-fn a_failed_request_is_tried_again_until_it_succeeds() {
+fn a_failed_request_is_repeated_until_it_succeeds() {
     let policy = ErrorPolicy { on_error: OnError::Retry(Duration::from_secs(3600)), ..ErrorPolicy::default() };
     let mut rig = Rig::new(policy, MergeMode::Off);
     rig.bad(&[(7, EIO)]);
-    // Others go on meanwhile.
-    assert_eq!(rig.ask(&[(WRITE, 7), (WRITE, 8)]), [(8, DONE)]);
+    // Other requests complete meanwhile.
+    assert_eq!(rig.submit(&[(WRITE, 7), (WRITE, 8)]), [(8, DONE)]);
     while rig.health.stats().retries < 2 {
         rig.worker.sleep();
-        assert_eq!(rig.ask(&[(WRITE, 9)]), [(9, DONE)]);
+        assert_eq!(rig.submit(&[(WRITE, 9)]), [(9, DONE)]);
     }
     assert_eq!((rig.in_flight(), rig.health.is_stopped()), (1, false));
     rig.bad(&[]);
@@ -524,28 +524,28 @@ fn a_failed_request_is_tried_again_until_it_succeeds() {
 }
 
 #[test]
-fn what_goes_on_failing_is_reported_in_the_end() {
+fn a_request_that_goes_on_failing_is_completed_with_its_error() {
     let policy = ErrorPolicy { on_error: OnError::Retry(Duration::from_millis(250)), ..ErrorPolicy::default() };
     let mut rig = Rig::new(policy, MergeMode::Off);
     rig.bad(&[(7, EIO), (8, Outcome::NoSpace), (0, EIO)]);
-    assert_eq!(rig.ask(&[(WRITE, 7), (WRITE, 8), (Op::Flush, 99)]), [(8, Outcome::NoSpace), (99, EIO)]);
+    assert_eq!(rig.submit(&[(WRITE, 7), (WRITE, 8), (Op::Flush, 99)]), [(8, Outcome::NoSpace), (99, EIO)]);
     assert_eq!(wait(&mut rig, 1), [(7, EIO)]);
     assert!(rig.health.stats().retries >= 2);
     assert_eq!((rig.in_flight(), rig.worker.channels.deadline()), (0, None));
 }
 
 #[test]
-fn what_waits_to_be_tried_again_can_be_aborted_and_does_not_hold_up_a_queue_that_leaves() {
+fn a_request_that_waits_for_a_retry_can_be_aborted_and_does_not_delay_a_drain() {
     let policy = ErrorPolicy { on_error: OnError::Retry(Duration::from_secs(3600)), ..ErrorPolicy::default() };
     let mut rig = Rig::new(policy, MergeMode::Off);
     rig.bad(&[(7, EIO), (8, EIO)]);
-    assert_eq!(rig.ask(&[(WRITE, 7), (WRITE, 8)]), []);
+    assert_eq!(rig.submit(&[(WRITE, 7), (WRITE, 8)]), []);
     rig.guest.lock().unwrap().cancel = Some(7);
     rig.waker.wake();
-    assert_eq!(rig.settle(), [(7, Outcome::Aborted)]);
+    assert_eq!(rig.run_until_idle(), [(7, Outcome::Aborted)]);
     let (done, left) = std::sync::mpsc::sync_channel(1);
-    rig.worker.drain(rig.place.0, rig.place.1, done);
-    assert_eq!(rig.settle(), [(8, EIO)]);
+    rig.worker.drain(rig.attached_at.0, rig.attached_at.1, done);
+    assert_eq!(rig.run_until_idle(), [(8, EIO)]);
     assert!(left.try_recv().is_ok());
 }
 
@@ -554,15 +554,15 @@ fn requests_in_flight_have_an_age() {
     let mut rig = Rig::new(ErrorPolicy::default(), MergeMode::Off);
     assert_eq!((rig.worker.stats(0).queues[0].1.oldest_ns, rig.worker.ages().len()), (None, 0));
     rig.storage.lock().unwrap().hangs = true;
-    rig.ask(&[(WRITE, 7)]);
+    rig.submit(&[(WRITE, 7)]);
     let young = rig.worker.stats(0).queues[0].1.oldest_ns.expect("one is in flight");
-    rig.ask(&[(WRITE, 8)]);
-    let report = rig.worker.stats(0);
-    let queue = &report.queues[0].1;
+    rig.submit(&[(WRITE, 8)]);
+    let stats = rig.worker.stats(0);
+    let queue = &stats.queues[0].1;
     assert!(queue.oldest_ns.is_some_and(|old| old > young) && queue.disks[0].oldest_ns == queue.oldest_ns);
     let ages = rig.worker.ages();
     assert_eq!((ages.len(), ages[0].in_flight, ages[0].health.name()), (1, 2, "trial"));
     assert!(ages[0].oldest.as_nanos() >= u128::from(young));
     rig.storage.lock().unwrap().hangs = false;
-    assert_eq!((rig.settle().len(), rig.worker.ages().len()), (2, 0));
+    assert_eq!((rig.run_until_idle().len(), rig.worker.ages().len()), (2, 0));
 }

@@ -1,6 +1,6 @@
-//! The worker itself, on a real ring, stepped by hand: guests and a control thread act at every point where the worker calls
-//! out, and while it sleeps. Whatever they do and whenever, it goes to sleep only when nothing waits for it, or when the
-//! ring holds what will wake it.
+//! The worker itself, on a real io_uring, stepped: guests and a control thread act at every point where the worker calls out, and while it
+//! sleeps. Whatever they do and whenever, the worker sleeps only when nothing waits for it, or when the io_uring holds a completion that
+//! will wake it.
 
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -14,7 +14,7 @@ use mqblk_core::{
 use mqblk_uring::EventFd;
 
 use super::*;
-use crate::engine::{QueueOptions, attached};
+use crate::engine::{QueueOptions, attach_queue};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
@@ -23,19 +23,19 @@ use crate::trial::TrialDisk;
 
 const QUEUES: usize = 2;
 
-/// What happens outside the worker.
+/// An event outside the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// A guest publishes a request on this queue, and kicks if it is asked to.
+    /// A guest publishes a request on this queue, and kicks if the queue is armed.
     Publish(usize),
     /// A control thread sends a message.
-    Letter(Letter),
-    /// Another thread rings the queue's waker.
+    Control(ControlMessage),
+    /// Another thread wakes the queue.
     Wake(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Letter {
+enum ControlMessage {
     Nothing,
     Disable(usize),
     Enable(usize),
@@ -48,14 +48,14 @@ enum Letter {
 const EVENTS: [Event; 12] = [
     Event::Publish(0),
     Event::Publish(1),
-    Event::Letter(Letter::Nothing),
-    Event::Letter(Letter::Disable(0)),
-    Event::Letter(Letter::Enable(0)),
-    Event::Letter(Letter::NewKick(0)),
-    Event::Letter(Letter::Drain(0)),
-    Event::Letter(Letter::Drain(1)),
-    Event::Letter(Letter::CloseDisk(0)),
-    Event::Letter(Letter::OpenDisk(0)),
+    Event::Control(ControlMessage::Nothing),
+    Event::Control(ControlMessage::Disable(0)),
+    Event::Control(ControlMessage::Enable(0)),
+    Event::Control(ControlMessage::NewKick(0)),
+    Event::Control(ControlMessage::Drain(0)),
+    Event::Control(ControlMessage::Drain(1)),
+    Event::Control(ControlMessage::CloseDisk(0)),
+    Event::Control(ControlMessage::OpenDisk(0)),
     Event::Wake(0),
     Event::Wake(1),
 ];
@@ -63,7 +63,7 @@ const EVENTS: [Event; 12] = [
 /// The slot of the second disk, which queue 0 has.
 const SECOND: DiskSlot = DiskSlot(1);
 
-/// What happens when: at the n-th point where the worker calls out, or when it sleeps before that.
+/// When each event happens: at the n-th point where the worker calls out, or earlier if it sleeps before that.
 type Plan = Vec<(u32, Event)>;
 
 struct Guest {
@@ -71,17 +71,17 @@ struct Guest {
     wants_kick: bool,
     kick: EventFd,
     taken: u32,
-    answered: u32,
-    /// Requests that the queue holds until it is woken: each third.
-    held: u32,
+    completed: u32,
+    /// Requests that the queue blocks until it is woken: each third.
+    blocked: u32,
     waker: Option<Arc<dyn Wake>>,
-    /// What was done before the waker rang, and what of it the queue saw.
-    told: u32,
-    seen: u32,
+    /// Number of wakes, and how many of them the queue has seen.
+    wakes: u32,
+    wakes_seen: u32,
 }
 
-/// Where queues, disk and plan meet.
-struct Stage {
+/// The state that queues, disks and the plan share.
+struct Scene {
     guests: Vec<Guest>,
     queues: Vec<(u16, u32)>,
     mailbox: Mailbox,
@@ -90,14 +90,14 @@ struct Stage {
     plan: Plan,
     point: u32,
     second: Arc<crate::AnyDisk>,
-    /// Told when a disk has left.
+    /// Signalled when a disk is closed.
     closing: Vec<Receiver<()>>,
     /// Channels of the second disk that are open.
     open: u32,
 }
 
-impl Stage {
-    /// The worker has called out.
+impl Scene {
+    /// Called wherever the worker calls out.
     fn point(&mut self) {
         self.point += 1;
         while self.plan.first().is_some_and(|(when, _)| *when <= self.point) {
@@ -115,29 +115,32 @@ impl Stage {
                     guest.kick.signal();
                 }
             }
-            Event::Letter(message) => self.send(message),
+            Event::Control(message) => self.send(message),
             Event::Wake(at) => {
                 let guest = &mut self.guests[at];
-                guest.told += 1;
+                guest.wakes += 1;
                 guest.waker.as_ref().expect("attached").wake();
             }
         }
     }
 
-    fn send(&mut self, message: Letter) {
+    fn send(&mut self, message: ControlMessage) {
         let read = Arc::clone(&self.read);
         let queue = match message {
-            Letter::Nothing => 0,
-            Letter::Disable(at) | Letter::Enable(at) | Letter::NewKick(at) | Letter::Drain(at) => at,
-            Letter::CloseDisk(at) | Letter::OpenDisk(at) => at,
+            ControlMessage::Nothing => 0,
+            ControlMessage::Disable(at)
+            | ControlMessage::Enable(at)
+            | ControlMessage::NewKick(at)
+            | ControlMessage::Drain(at) => at,
+            ControlMessage::CloseDisk(at) | ControlMessage::OpenDisk(at) => at,
         };
         let (slot, generation) = self.queues[queue];
         let fresh = EventFd::new().expect("an eventfd");
-        if matches!(message, Letter::NewKick(_)) {
+        if matches!(message, ControlMessage::NewKick(_)) {
             self.guests[queue].kick = fresh.clone();
         }
         let (left, leaves) = sync_channel(1);
-        if matches!(message, Letter::CloseDisk(_)) {
+        if matches!(message, ControlMessage::CloseDisk(_)) {
             self.closing.push(leaves);
         }
         let disk = QueueDisk {
@@ -150,34 +153,34 @@ impl Stage {
         let sent = self.mailbox.send(Box::new(move |worker| {
             *read.lock().expect("not poisoned") += 1;
             match message {
-                Letter::Nothing => {}
-                Letter::Disable(_) => worker.set_enabled(slot, generation, false),
-                Letter::Enable(_) => worker.set_enabled(slot, generation, true),
-                Letter::NewKick(_) => worker.set_kick(slot, generation, Some(fresh.into())),
-                Letter::Drain(_) => worker.drain(slot, generation, sync_channel(1).0),
-                Letter::CloseDisk(_) => worker.close_disk(slot, generation, SECOND, left),
-                // It may be there still.
-                Letter::OpenDisk(_) => _ = worker.open_disk(slot, generation, &disk),
+                ControlMessage::Nothing => {}
+                ControlMessage::Disable(_) => worker.set_enabled(slot, generation, false),
+                ControlMessage::Enable(_) => worker.set_enabled(slot, generation, true),
+                ControlMessage::NewKick(_) => worker.set_kick(slot, generation, Some(fresh.into())),
+                ControlMessage::Drain(_) => worker.drain(slot, generation, sync_channel(1).0),
+                ControlMessage::CloseDisk(_) => worker.close_disk(slot, generation, SECOND, left),
+                // It may still be open.
+                ControlMessage::OpenDisk(_) => _ = worker.open_disk(slot, generation, &disk),
             }
         }));
         sent.expect("the worker is there");
     }
 }
 
-type Shared = Arc<Mutex<Stage>>;
+type Shared = Arc<Mutex<Scene>>;
 
-/// Locks without keeping the guard while a point is passed.
-fn at(stage: &Shared) -> MutexGuard<'_, Stage> {
-    stage.lock().expect("not poisoned")
+/// Locks the scene. No guard is held across a point.
+fn at(scene: &Shared) -> MutexGuard<'_, Scene> {
+    scene.lock().expect("not poisoned")
 }
 
 struct FakeQueue {
-    stage: Shared,
+    scene: Shared,
     index: usize,
     unpublished: u32,
 }
 
-/// Of three requests one goes to the second disk and goes on with another step there, one is held until the queue is woken.
+/// Of three requests one goes to the second disk and has another step there, and one is blocked until the queue is woken.
 impl GuestQueue for FakeQueue {
     type Token = (DiskSlot, u32);
     type Position = ();
@@ -188,22 +191,22 @@ impl GuestQueue for FakeQueue {
     }
 
     fn pull<I: Intake<Self::Token, Buffer>>(&mut self, _context: &mut UringContext, into: &mut I) -> PullEnd {
-        at(&self.stage).point();
-        let waiting = std::mem::take(&mut at(&self.stage).guests[self.index].waiting);
+        at(&self.scene).point();
+        let waiting = std::mem::take(&mut at(&self.scene).guests[self.index].waiting);
         for _ in 0..waiting {
             let number = {
-                let guest = &mut at(&self.stage).guests[self.index];
+                let guest = &mut at(&self.scene).guests[self.index];
                 guest.taken += 1;
                 guest.taken
             };
             let (disk, more) = if number % 3 == 1 { (SECOND, 1) } else { (DiskSlot::FIRST, 0) };
             if number % 3 == 2 {
-                at(&self.stage).guests[self.index].held += 1;
+                at(&self.scene).guests[self.index].blocked += 1;
             } else {
                 into.admit((disk, more), disk, Op::Flush, ByteOffset(0), ByteLen::ZERO, None);
             }
         }
-        at(&self.stage).point();
+        at(&self.scene).point();
         PullEnd::Empty
     }
 
@@ -228,52 +231,56 @@ impl GuestQueue for FakeQueue {
         _running: bool,
     ) -> Result<(), &'static str> {
         assert_eq!(self.unpublished, 0, "all that was finished before has been published");
-        at(&self.stage).point();
-        let told = at(&self.stage).guests[self.index].told;
-        at(&self.stage).point();
-        let mut stage = at(&self.stage);
-        let guest = &mut stage.guests[self.index];
-        guest.seen = told;
-        self.unpublished += std::mem::take(&mut guest.held);
+        at(&self.scene).point();
+        let wakes = at(&self.scene).guests[self.index].wakes;
+        at(&self.scene).point();
+        let mut scene = at(&self.scene);
+        let guest = &mut scene.guests[self.index];
+        guest.wakes_seen = wakes;
+        self.unpublished += std::mem::take(&mut guest.blocked);
         Ok(())
     }
 
     fn blocked(&self) -> usize {
-        at(&self.stage).guests[self.index].held as usize
+        at(&self.scene).guests[self.index].blocked as usize
     }
 
     fn publish(&mut self) -> PublishResult {
-        at(&self.stage).point();
-        at(&self.stage).guests[self.index].answered += std::mem::take(&mut self.unpublished);
+        at(&self.scene).point();
+        at(&self.scene).guests[self.index].completed += std::mem::take(&mut self.unpublished);
         PublishResult::Suppressed
     }
 
     fn notify(&mut self) {}
 
     fn arm(&mut self) -> ArmResult {
-        at(&self.stage).point();
-        at(&self.stage).guests[self.index].wants_kick = true;
-        at(&self.stage).point();
+        at(&self.scene).point();
+        at(&self.scene).guests[self.index].wants_kick = true;
+        at(&self.scene).point();
         let found =
-            if at(&self.stage).guests[self.index].waiting > 0 { ArmResult::WorkWaiting } else { ArmResult::Sleepable };
-        at(&self.stage).point();
+            if at(&self.scene).guests[self.index].waiting > 0 { ArmResult::WorkWaiting } else { ArmResult::Sleepable };
+        at(&self.scene).point();
         found
     }
 
     fn disarm(&mut self) {
-        at(&self.stage).guests[self.index].wants_kick = false;
+        at(&self.scene).guests[self.index].wants_kick = false;
     }
 
     fn position(&self) {
-        let stage = at(&self.stage);
-        let guest = &stage.guests[self.index];
-        assert_eq!((guest.held, self.unpublished, guest.answered), (0, 0, guest.taken), "it leaves with all answered");
+        let scene = at(&self.scene);
+        let guest = &scene.guests[self.index];
+        assert_eq!(
+            (guest.blocked, self.unpublished, guest.completed),
+            (0, 0, guest.taken),
+            "all are completed when it is detached"
+        );
     }
 }
 
-/// Ends requests at the reap after their submission, so that they are in flight for a while.
+/// A channel that completes requests at the reap after their submission, so that they are in flight for a while.
 struct FakeChannel {
-    stage: Shared,
+    scene: Shared,
     taken: Vec<Completion<Buffer>>,
     second: bool,
 }
@@ -285,7 +292,7 @@ impl DiskChannel<UringContext> for FakeChannel {
         batch: &mut Vec<Request<Buffer>>,
         _: &mut Vec<Completion<Buffer>>,
     ) -> usize {
-        at(&self.stage).point();
+        at(&self.scene).point();
         let count = batch.len();
         let ended = |request: Request<Buffer>| Completion {
             outcome: Outcome::Done(ByteLen::ZERO),
@@ -297,7 +304,7 @@ impl DiskChannel<UringContext> for FakeChannel {
     }
 
     fn reap(&mut self, _: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
-        at(&self.stage).point();
+        at(&self.scene).point();
         let count = self.taken.len();
         finished.append(&mut self.taken);
         count
@@ -313,22 +320,22 @@ impl DiskChannel<UringContext> for FakeChannel {
 
     fn close(&mut self, _: &mut UringContext) {
         assert!(self.taken.is_empty(), "a channel is drained before it is closed");
-        at(&self.stage).open -= u32::from(self.second);
+        at(&self.scene).open -= u32::from(self.second);
     }
 }
 
-fn disk(stage: &Weak<Mutex<Stage>>, second: bool) -> Arc<crate::AnyDisk> {
-    let stage = Weak::clone(stage);
+fn disk(scene: &Weak<Mutex<Scene>>, second: bool) -> Arc<crate::AnyDisk> {
+    let scene = Weak::clone(scene);
     let channel = move || {
-        let stage = stage.upgrade().expect("the stage outlives the worker");
-        at(&stage).open += u32::from(second);
-        Box::new(FakeChannel { stage, taken: vec![], second }) as Box<dyn DiskChannel<UringContext>>
+        let scene = scene.upgrade().expect("the scene outlives the worker");
+        at(&scene).open += u32::from(second);
+        Box::new(FakeChannel { scene, taken: vec![], second }) as Box<dyn DiskChannel<UringContext>>
     };
     Arc::new(TrialDisk(channel))
 }
 
-/// A worker with two queues on one disk, of which the first has another disk, and the plan.
-fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
+/// Returns a worker with two queues on one disk, of which the first has another disk, and the scene with the plan.
+fn fixture(plan: &[(u32, Event)]) -> (Worker, Shared) {
     let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
@@ -337,14 +344,14 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
         wants_kick: false,
         kick: EventFd::new().expect("an eventfd"),
         taken: 0,
-        answered: 0,
-        held: 0,
+        completed: 0,
+        blocked: 0,
         waker: None,
-        told: 0,
-        seen: 0,
+        wakes: 0,
+        wakes_seen: 0,
     };
-    let stage = Arc::new_cyclic(|stage: &Weak<Mutex<Stage>>| {
-        Mutex::new(Stage {
+    let scene = Arc::new_cyclic(|scene: &Weak<Mutex<Scene>>| {
+        Mutex::new(Scene {
             guests: (0..QUEUES).map(|_| guest()).collect(),
             queues: vec![],
             mailbox,
@@ -352,12 +359,12 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
             sent: 0,
             plan: plan.to_vec(),
             point: 0,
-            second: disk(stage, true),
+            second: disk(scene, true),
             closing: vec![],
             open: 0,
         })
     });
-    let first = disk(&Arc::downgrade(&stage), false);
+    let first = disk(&Arc::downgrade(&scene), false);
     for index in 0..QUEUES {
         let mut disks = vec![QueueDisk {
             slot: DiskSlot::FIRST,
@@ -366,63 +373,66 @@ fn staged(plan: &[(u32, Event)]) -> (Worker, Shared) {
             health: Arc::default(),
         }];
         if index == 0 {
-            let second = Arc::clone(&at(&stage).second);
+            let second = Arc::clone(&at(&scene).second);
             disks.push(QueueDisk { slot: SECOND, disk: second, plug: PlugOptions::default(), health: Arc::default() });
         }
         let options = QueueOptions {
             disks,
-            kick: Some(at(&stage).guests[index].kick.clone().into()),
+            kick: Some(at(&scene).guests[index].kick.clone().into()),
             poll: PollPolicy::Off,
             coalesce: Coalesce::default(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),
         };
-        let queue = FakeQueue { stage: Arc::clone(&stage), index, unpublished: 0 };
-        let of_waker = Arc::clone(&stage);
+        let queue = FakeQueue { scene: Arc::clone(&scene), index, unpublished: 0 };
+        let of_waker = Arc::clone(&scene);
         let make = |_: &mut UringContext, waker: &Arc<dyn Wake>| {
             at(&of_waker).guests[index].waker = Some(Arc::clone(waker));
             Ok(queue)
         };
-        let seated = attached(&mut worker, options, make, |_, _| {}).expect("attached");
-        at(&stage).queues.push(seated);
+        let slot_and_generation = attach_queue(&mut worker, options, make, |_, _| {}).expect("attached");
+        at(&scene).queues.push(slot_and_generation);
     }
-    (worker, stage)
+    (worker, scene)
 }
 
-/// Plays a plan to its end. Returns the points that were passed.
+/// Runs a plan to its end. Returns the number of points that were passed.
 fn play(plan: &[(u32, Event)]) -> u32 {
-    let (mut worker, stage) = staged(plan);
-    // Each event wakes it once at most, and between two sleeps it does little.
+    let (mut worker, scene) = fixture(plan);
+    // Each event wakes the worker at most once, and between two sleeps it runs few turns.
     for _ in 0..1000 {
-        if worker.turn() || worker.rest() == IdleDecision::Turn {
+        if worker.turn() || worker.poll_or_arm() == IdleDecision::Turn {
             continue;
         }
-        // It sleeps until something arrives in the ring; what had arrived before does not wake it.
+        // It sleeps until a completion arrives; those that had arrived before do not wake it.
         while worker.context.turn(Wait::No) == 0 {
-            let mut stage = at(&stage);
-            assert_eq!(*stage.read.lock().expect("not poisoned"), stage.sent, "lost: a message waits, in {plan:?}");
-            for (index, guest) in stage.guests.iter().enumerate() {
-                let known = guest.answered + guest.held;
-                assert_eq!(known, guest.taken, "lost: a request was taken and not answered, in {plan:?}");
-                let phase = worker.poll_list.phase(stage.queues[index].0);
+            let mut scene = at(&scene);
+            assert_eq!(*scene.read.lock().expect("not poisoned"), scene.sent, "lost: a message waits, in {plan:?}");
+            for (index, guest) in scene.guests.iter().enumerate() {
+                let accounted = guest.completed + guest.blocked;
+                assert_eq!(accounted, guest.taken, "lost: a request was pulled and not completed, in {plan:?}");
+                let phase = worker.poll_list.phase(scene.queues[index].0);
                 let runs = phase == Some(Phase::Running);
                 assert!(!runs || guest.waiting == 0, "lost: a request waits on queue {index}, in {plan:?}");
-                assert!(phase.is_none() || guest.seen == guest.told, "lost: a wake of queue {index}, in {plan:?}");
-                assert!(guest.held == 0 || phase.is_some(), "queue {index} left with what it held, in {plan:?}");
+                assert!(
+                    phase.is_none() || guest.wakes_seen == guest.wakes,
+                    "lost: a wake of queue {index}, in {plan:?}"
+                );
+                assert!(guest.blocked == 0 || phase.is_some(), "queue {index} left with blocked requests, in {plan:?}");
             }
-            stage.closing.retain(|leaves| leaves.try_recv() == Err(TryRecvError::Empty));
-            assert!(stage.closing.is_empty(), "nothing is in flight and a disk has not left, in {plan:?}");
-            let has_second = worker.queues[usize::from(stage.queues[0].0)]
+            scene.closing.retain(|leaves| leaves.try_recv() == Err(TryRecvError::Empty));
+            assert!(scene.closing.is_empty(), "nothing is in flight and a disk is not closed, in {plan:?}");
+            let has_second = worker.queues[usize::from(scene.queues[0].0)]
                 .as_ref()
                 .is_some_and(|attached| attached.disks.get(SECOND).is_some());
-            assert_eq!(stage.open, u32::from(has_second), "channels that are open, in {plan:?}");
-            // The next event comes while it sleeps.
-            let Some((when, _)) = stage.plan.first() else { return stage.point };
-            stage.point = when - 1;
-            stage.point();
+            assert_eq!(scene.open, u32::from(has_second), "channels that are open, in {plan:?}");
+            // The next event happens while it sleeps.
+            let Some((when, _)) = scene.plan.first() else { return scene.point };
+            scene.point = when - 1;
+            scene.point();
         }
     }
-    panic!("the worker finds no rest, in {plan:?}");
+    panic!("the worker does not sleep, in {plan:?}");
 }
 
 #[test]
@@ -431,7 +441,7 @@ fn it_sleeps_when_nothing_happens() {
     assert_eq!(play(&[]), 10);
 }
 
-/// Points of a run with a request or two; an event past the last point comes while the worker sleeps.
+/// Points of a run with a request or two; an event past the last point happens while the worker sleeps.
 const POINTS: u32 = 32;
 
 #[test]
@@ -454,7 +464,7 @@ fn two_events_at_any_points() {
 
 #[test]
 fn three_events_near_each_other() {
-    // Those of the first queue, without what only the second or its other disk is for.
+    // The events of the first queue, without those of its second disk.
     let events = [EVENTS[0], EVENTS[2], EVENTS[3], EVENTS[4], EVENTS[6], EVENTS[10]];
     for number in 0..events.len().pow(3) {
         let [a, b, c] = [1, events.len(), events.len().pow(2)].map(|place| events[number / place % events.len()]);

@@ -1,5 +1,5 @@
-//! A Xen guest's disk whose back end can be killed: a domain with rings, and workers that are stepped by hand over real queues and a real
-//! engine. What outlives the back end is in [`World`], what goes with it in [`Host`].
+//! A Xen guest's disk whose backend can be killed: a domain with rings, and stepped workers over real queues and a real engine. The state
+//! that survives the backend is in [`World`], the backend's own in [`Host`].
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 #[path = "../../../guest/blkif/tests/rig/domain.rs"]
@@ -28,10 +28,10 @@ use front::Front;
 /// Bytes of a page.
 pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
 
-/// Turns of each worker between one ring and the next.
+/// Turns of each worker between two rings that are attached.
 const TURNS: u32 = 4;
 
-/// What a device is made of.
+/// The parameters of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub rings: u16,
@@ -67,7 +67,7 @@ impl Shape {
     }
 }
 
-/// What outlives the back end: the guest, what it shares, the journals, and the storage.
+/// What survives the backend: the guest, its shared pages, the journals, and the storage.
 pub struct World {
     pub shape: Shape,
     pub domain: Arc<Domain>,
@@ -78,7 +78,7 @@ pub struct World {
 }
 
 impl World {
-    /// A guest with so many pages, all granted under their numbers.
+    /// Returns a guest with so many pages, all granted under their numbers.
     pub fn new(shape: Shape, pages: u32, disk: Arc<AnyDisk>) -> World {
         let domain = Domain::new(pages);
         (0..pages).for_each(|page| domain.grant(page, page, true));
@@ -96,7 +96,7 @@ impl World {
         World { shape, domain, fronts, journals, kill, disk }
     }
 
-    /// A back end that takes up what lies here. `None` when it was killed meanwhile.
+    /// Starts a backend that resumes these rings. `None` if it was killed meanwhile.
     pub fn host(&self) -> Option<Host> {
         let context = UringOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
         let workers =
@@ -111,18 +111,18 @@ impl World {
         let attached = KillSwitch::run(|| {
             for ring in 0..self.fronts.len() {
                 host.attach(self, ring);
-                // Those that are there are served while the others are taken up.
+                // The attached rings are served while the others are being resumed.
                 (0..TURNS).for_each(|_| host.workers.iter_mut().for_each(|worker| _ = worker.turn()));
             }
         });
         if attached.is_none() {
-            self.bury(host);
+            self.drop_killed(host);
             return None;
         }
         Some(host)
     }
 
-    /// What an owner left where others see it.
+    /// Returns the memory that a backend shares with others.
     fn traces(&self) -> Vec<Vec<u8>> {
         let journals = self.journals.iter().map(|file| {
             let mut bytes = vec![0; file.metadata().expect("a file").len() as usize];
@@ -132,8 +132,8 @@ impl World {
         journals.chain(self.fronts.iter().map(Front::bytes)).collect()
     }
 
-    /// What is left of a back end that was killed goes away, without a trace.
-    pub fn bury(&self, host: Host) {
+    /// Drops a killed backend, and checks that this changes no shared memory.
+    pub fn drop_killed(&self, host: Host) {
         let before = self.traces();
         self.kill.arm(KillSwitch::NEVER);
         drop(host);
@@ -142,14 +142,14 @@ impl World {
     }
 }
 
-/// A back end.
+/// A backend.
 pub struct Host {
     pub vbd: Arc<Vbd>,
     pub workers: Vec<SteppedWorker>,
     pub seats: Vec<(usize, SteppedQueue)>,
-    /// Requests that each ring had to do again.
+    /// Requests that each ring has replayed.
     pub replayed: Vec<usize>,
-    /// Rings that turned out to be broken.
+    /// Rings that were found to be broken.
     pub broken: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -194,18 +194,18 @@ impl Host {
         self.seats.push((worker, seat.expect("a seat")));
     }
 
-    /// One turn of one worker. `None` when the back end was killed in it.
+    /// Runs one turn of one worker. `None` if the backend was killed in it.
     pub fn turn(&mut self, worker: usize) -> Option<bool> {
         KillSwitch::run(|| self.workers[worker].turn())
     }
 
-    /// Stops pulling from a ring. It leaves when nothing of it is in flight.
+    /// Drains a ring.
     pub fn close(&mut self, ring: usize) {
         let (worker, seat) = self.seats[ring];
         self.workers[worker].drain(seat);
     }
 
-    /// Stops pulling from all rings, and steps until they have left. Whether that was survived.
+    /// Drains all rings, and steps the workers until they are detached. Returns false if the backend was killed meanwhile.
     pub fn drain(&mut self) -> bool {
         KillSwitch::run(|| {
             (0..self.seats.len()).for_each(|ring| self.close(ring));

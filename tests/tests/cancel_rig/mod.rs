@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Offers another channel only a part of what it is offered, and watches.
+/// Offers another channel only a part of what it is offered, and checks the completions.
 pub(super) struct StingyChannel {
     pub inner: AnyChannel,
     pub random: SmallRng,
@@ -11,7 +11,7 @@ pub(super) struct StingyChannel {
 
 impl StingyChannel {
     fn watch(&self, finished: &[Completion<Buffer>]) {
-        let aborted = |done: &&Completion<Buffer>| done.tag.queue() == JOINED && done.outcome == Outcome::Aborted;
+        let aborted = |done: &&Completion<Buffer>| done.tag.queue() == MERGED && done.outcome == Outcome::Aborted;
         self.seen.lock().unwrap().joined_aborted += finished.iter().filter(aborted).count() as u64;
     }
 }
@@ -26,12 +26,12 @@ impl DiskChannel<UringContext> for StingyChannel {
         let most = if self.random.random_ratio(1, 3) { self.random.random_range(0..=batch.len()) } else { batch.len() };
         let before = finished.len();
         let mut rest = batch.split_off(most);
-        let joined = batch.iter().filter(|request| request.tag.queue() == JOINED).count() as u64;
+        let merged = batch.iter().filter(|request| request.tag.queue() == MERGED).count() as u64;
         let taken = self.inner.submit(context, batch, finished);
         batch.append(&mut rest);
         {
             let mut seen = self.seen.lock().unwrap();
-            seen.joined += joined;
+            seen.merged += merged;
             seen.refused += batch.len() as u64;
         }
         self.watch(&finished[before..]);
@@ -45,7 +45,7 @@ impl DiskChannel<UringContext> for StingyChannel {
     }
     fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], finished: &mut Vec<Completion<Buffer>>) {
         assert!(tags.is_sorted() && !tags.is_empty());
-        self.seen.lock().unwrap().asked += tags.len() as u64;
+        self.seen.lock().unwrap().cancels += tags.len() as u64;
         let before = finished.len();
         self.inner.cancel(context, tags, finished);
         self.watch(&finished[before..]);

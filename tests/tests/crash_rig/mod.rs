@@ -1,5 +1,5 @@
-//! A virtio device whose back end can be killed: workers that are stepped by hand over real queues, real rings with their in-flight
-//! tables, and a real engine. What outlives the back end is in [`World`], what goes with it in [`Host`].
+//! A virtio device whose backend can be killed: stepped workers over real queues, real rings with their in-flight tables, and a real
+//! engine. The state that survives the backend is in [`World`], the backend's own in [`Host`].
 
 pub mod port;
 pub mod store;
@@ -30,12 +30,12 @@ use store::{Store, StoreDisk};
 pub const RING: u16 = 128;
 /// Bytes of each ring's area: the ring, and its table.
 pub const AREA: u64 = 0x1_0000;
-/// Where the table lies in it.
+/// Offset of the table in it.
 const TABLE: u64 = 0xc000;
 const EVENT_IDX: u64 = 1 << 29;
-/// Turns in which each worker has taken up what it found.
+/// Turns in which each worker has replayed all requests.
 const BEGUN: u32 = 20;
-/// Turns in which a back end that is told to stop has stopped.
+/// Turns in which a stopping backend has stopped.
 const TURNS: u32 = 50_000;
 
 /// The guest polls.
@@ -45,10 +45,10 @@ impl Call for Silent {
     fn call(&self) {}
 }
 
-/// A queue that can be killed in the midst of a pull, and before and after all else that the engine has it do.
+/// A queue that can be killed within a pull, and before and after any other call from the engine.
 struct MortalQueue<Q>(Killable<Q>);
 
-/// A moment at which somebody holds this. A process that is killed drops nothing, which those that outlive it for a while would notice.
+/// Keeps a value alive: a process that is killed drops nothing, which other workers that live on could observe.
 fn moment<T>(kill: &KillSwitch, held: T) -> T {
     let held = ManuallyDrop::new(held);
     kill.kill_point();
@@ -131,37 +131,37 @@ impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
     }
 }
 
-/// Makes a device over disks.
+/// A function that returns a device over disks.
 pub type MakeDevice<D> = Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>;
 
-/// What a world is made of.
+/// The parameters of a world.
 pub struct Shape<D> {
-    /// Makes the device that a back end begins with.
+    /// Returns a backend's device.
     pub make: MakeDevice<D>,
-    /// The driver of the first has heard of all that there is to hear at the beginning.
+    /// The first driver has taken all initial notifications.
     pub heard: Box<dyn Fn()>,
     pub workers: usize,
     pub disks: usize,
     pub sectors: u64,
     pub plug: PlugOptions,
-    /// Bytes of guest memory beside the rings.
+    /// Bytes of guest memory besides the rings.
     pub memory: u64,
 }
 
-/// What was met.
+/// Counters of what the simulation covered.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub kills: u64,
     pub kills_in_midst: u64,
-    /// Of those, when other workers went on for a while.
+    /// Of those, kills that other workers survived for a while.
     pub outlived: u64,
     pub stops: u64,
     pub replayed: u64,
-    /// Of those, with a step that was noted.
+    /// Of those, with a recorded step.
     pub noted: u64,
 }
 
-/// What outlives the back end: the guest's memory with its rings, the in-flight tables, and the storage.
+/// What survives the backend: the guest's memory with its rings, the in-flight tables, and the storage.
 pub struct World<D: VirtioDevice<UringContext>> {
     pub memory: Arc<GuestMemory>,
     pub rings: Vec<SplitDriver>,
@@ -170,22 +170,22 @@ pub struct World<D: VirtioDevice<UringContext>> {
     disks: Vec<QueueDisk>,
     kill: Arc<KillSwitch>,
     shape: Shape<D>,
-    /// What the driver accepts: all.
+    /// The features that the driver accepts: all.
     features: u64,
     host: Option<Host<D>>,
-    /// What the guest has seen of them.
+    /// The guest's positions in the rings.
     pub answers: u64,
     pub random: SmallRng,
 }
 
-/// A back end.
+/// A backend.
 struct Host<D> {
     device: Arc<D>,
     workers: Vec<SteppedWorker>,
     seats: Vec<(usize, SteppedQueue)>,
     /// Workers that were killed before the others.
     dead: Vec<bool>,
-    /// Steps until the others are, too.
+    /// Steps until the others are killed, too.
     left: Option<u32>,
 }
 
@@ -199,7 +199,7 @@ fn places(ring: usize) -> SplitAddresses {
 }
 
 impl<D: VirtioDevice<UringContext>> World<D> {
-    /// A guest, and no back end yet.
+    /// Returns a guest without a backend.
     pub fn new(shape: Shape<D>, seed: u64) -> World<D> {
         let stores: Vec<_> = (0..shape.disks as u64).map(|at| Store::new(shape.sectors, seed ^ at << 32)).collect();
         let kill = KillSwitch::new();
@@ -240,7 +240,7 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         self.memory.shared_words(GuestAddress(ring as u64 * AREA + TABLE), words as usize).expect("a table")
     }
 
-    /// Queues that somebody has served.
+    /// Returns the queues that were served before.
     fn used(&self) -> Vec<u16> {
         let version = |ring: usize| {
             let mut bytes = [0; 8];
@@ -250,8 +250,8 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         (0..self.rings.len()).filter(|ring| version(*ring) != 0).map(|ring| ring as u16).collect()
     }
 
-    /// A back end takes up what lies here, its queues in any order. This may be its end, too.
-    fn take_over(&mut self) {
+    /// Starts a backend that resumes the queues in any order. It may be killed meanwhile.
+    fn start_backend(&mut self) {
         let used = self.used();
         if !used.is_empty() && self.random.random_ratio(1, 5) {
             self.kill.arm(self.random.random_range(0..20));
@@ -281,7 +281,7 @@ impl<D: VirtioDevice<UringContext>> World<D> {
             let ring = order.swap_remove(self.random.random_range(0..order.len()));
             if KillSwitch::run(|| self.attach(ring)).is_none() {
                 self.counts.kills_in_midst += 1;
-                return self.bury();
+                return self.drop_killed();
             }
             for _ in 0..self.random.random_range(0..4) {
                 self.turn();
@@ -323,7 +323,7 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         host.seats.push((worker, seat.expect("a seat")));
     }
 
-    /// A turn of a worker that lives. One that is killed in it may be outlived by others: it was not running when they were.
+    /// Runs a turn of a live worker. If it is killed, others may live on for a while.
     fn turn(&mut self) {
         let Some(host) = &mut self.host else { return };
         let worker = self.random.random_range(0..host.workers.len());
@@ -339,25 +339,25 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         }
     }
 
-    /// One step of the world's: mostly a turn.
+    /// Runs one step of the world: mostly a turn.
     pub fn step(&mut self) {
-        let Some(host) = &mut self.host else { return self.take_over() };
+        let Some(host) = &mut self.host else { return self.start_backend() };
         match &mut host.left {
-            Some(0) => return self.bury(),
+            Some(0) => return self.drop_killed(),
             Some(left) => {
                 *left -= 1;
                 return self.turn();
             }
             None => {}
         }
-        // Until something was answered a driver is a new one.
+        // Until a request was completed, the driver counts as a new one.
         if self.answers == 0 {
             return self.turn();
         }
         match self.random.random_range(0..1000) {
             0..3 => {
                 self.counts.kills += 1;
-                self.bury();
+                self.drop_killed();
             }
             3..13 => self.kill.arm(self.random.random_range(0..150)),
             13..15 => self.stop(),
@@ -365,11 +365,11 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         }
     }
 
-    /// The back end stops pulling, answers what it has, and goes.
+    /// Stops the backend: it stops pulling and completes its requests.
     fn stop(&mut self) {
         let Some(Host { workers, seats, .. }) = &mut self.host else { return };
         let drained = KillSwitch::run(|| {
-            // One that stops before it has taken up what it found may wait for a command that has compared, for as long as it may.
+            // A backend that stops before all replays may wait for a command that has compared, for as long as it is allowed to.
             (0..BEGUN).for_each(|_| workers.iter_mut().for_each(|worker| _ = worker.turn()));
             seats.iter().for_each(|(worker, seat)| workers[*worker].drain(*seat));
             for _ in 0..TURNS {
@@ -384,11 +384,11 @@ impl<D: VirtioDevice<UringContext>> World<D> {
             Some(()) => self.counts.stops += 1,
             None => self.counts.kills_in_midst += 1,
         }
-        self.bury();
+        self.drop_killed();
     }
 
-    /// What is left of the back end goes away, without a trace.
-    fn bury(&mut self) {
+    /// Drops the killed backend, and checks that this changes no shared memory.
+    fn drop_killed(&mut self) {
         let traces = |memory: &GuestMemory| {
             let mut bytes = vec![0; self.rings.len() * AREA as usize];
             memory.read(GuestAddress(0), &mut bytes).expect("the rings");

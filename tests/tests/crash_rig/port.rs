@@ -1,4 +1,4 @@
-//! The guest of such a device: what a load asks for, as virtio-blk and virtio-scsi have it in their rings.
+//! The guest of the device: puts a load's requests on the rings, as virtio-blk or virtio-scsi requests.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,45 +17,45 @@ use rand::RngExt;
 
 use super::{AREA, World};
 
-/// Bytes of what a request needs beside its data: what the device reads, then, in its second half, what it answers.
+/// Bytes of a request besides its data: the part that the device reads, and in the second half the part that it writes.
 const ASIDE: u64 = 1024;
 const ANSWER: u64 = 512;
-/// Largest data of a request: larger ones take long to check and meet nothing else.
+/// Largest data of a request: larger ones take long to check and cover nothing more.
 const LARGEST: u32 = 32 << 10;
-/// Steps in which nothing is asked for any more, and after which what is not answered never is.
+/// Steps without new requests after which requests that are not complete never will be.
 const PATIENCE: u64 = 200_000;
 /// Requests of a control queue.
 const CONTROLS: u32 = 4;
 
 type Piece = (GuestAddress, u32);
 
-/// How an interface puts a request in a ring.
+/// The request format of an interface.
 pub trait Form {
     type Device: VirtioDevice<UringContext>;
     /// Rings before those for requests.
     const FIXED: usize;
     fn works(&self) -> &[RequestType];
-    /// Writes what belongs to a request beside its data. What the device reads, and what it writes.
+    /// Writes a request's header. Returns the segments that the device reads, and those that it writes.
     fn put(&self, memory: &GuestMemory, aside: u64, tag: u64, order: &LoadRequest) -> (Vec<Piece>, Vec<Piece>);
-    /// How it ended.
+    /// Returns a request's outcome.
     fn end(&self, memory: &GuestMemory, aside: u64, user: u32) -> RequestOutcome;
-    /// A task management function, for the request of this tag: its bytes.
+    /// Returns the bytes of a task management function for the request of this tag.
     fn manage(&self, _disk: usize, _what: TaskFunction, _tag: u64) -> Option<[u8; 24]> {
         None
     }
 }
 
-/// A guest whose back end dies and comes again while it waits.
+/// A guest whose backend is killed and restarted while it waits.
 pub struct Guest<F: Form> {
     pub form: F,
     pub world: World<F::Device>,
     queues: usize,
-    /// By user, what is in flight.
+    /// Requests in flight, by user.
     orders: Vec<Option<LoadRequest>>,
-    /// What each user's requests are called: another thing each time.
+    /// The tag of each user's request: a new one each time.
     tags: Vec<u64>,
     controls: Vec<u32>,
-    /// Steps until no more is asked for.
+    /// Steps until the guest submits no more.
     left: u64,
     over: u64,
     shared: Arc<LoadControl>,
@@ -70,7 +70,7 @@ impl<F: Form> Guest<F> {
         Guest { form, world, queues, orders, tags, controls, left: steps, over: 0, shared: Arc::clone(shared) }
     }
 
-    /// Bytes that such a guest needs.
+    /// Returns the bytes that the guest needs.
     pub const fn bytes(queues: u64) -> u64 {
         queues * DATA_BYTES + (queues * 64 + CONTROLS as u64) * ASIDE
     }
@@ -155,7 +155,7 @@ impl<F: Form> DeviceQueues for Guest<F> {
         true
     }
     fn publish(&mut self) {
-        // The back end polls.
+        // The backend polls.
         self.world.rings.iter_mut().for_each(|ring| _ = ring.publish());
     }
     fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
@@ -185,12 +185,12 @@ impl<F: Form> DeviceQueues for Guest<F> {
     }
 }
 
-/// A request's data in two pieces where it can be.
+/// Returns a request's data in two segments where possible.
 fn pieces((at, len): Piece) -> Vec<Piece> {
     match len {
         0 => vec![],
         1..=512 => vec![(at, len)],
-        // Not in the middle of a sector: real guests have whole pages.
+        // Not within a sector: real guests have whole pages.
         _ => {
             let first = (len / 1024) * 512;
             vec![(at, first), (GuestAddress(at.0 + u64::from(first)), len - first)]
@@ -255,12 +255,12 @@ impl Form for Blk {
 /// virtio-scsi. Source: virtio 1.3 section 5.6.6.
 pub struct Scsi;
 
-/// Where unit `disk` is.
+/// Returns the address of logical unit `disk`.
 pub fn place(disk: usize) -> LunAddress {
     LunAddress { target: 0, lun: disk as u16 }
 }
 
-/// Bytes of a command's header, and of its answer.
+/// Bytes of a command's request header, and of its response.
 const COMMAND: u32 = 51;
 const RESPONSE: u32 = 108;
 

@@ -1,5 +1,5 @@
-//! A storage that outlives its users: requests take effect when they like, in parts, before their answer, and when their user is killed
-//! in between, a part of them still does, or none.
+//! A storage that survives its users: requests take effect at random times, in parts, before their completion; when their user is killed
+//! meanwhile, a part of them still takes effect, or none.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,25 +16,25 @@ use mqblk_tests::filter_disk::AnyChannel;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// The tag's queue of a joined request.
-const JOINED: u16 = u16::MAX;
+/// The queue slot in a merged request's tag.
+const MERGED: u16 = u16::MAX;
 
 type Content = [u8; SECTOR];
 
-/// A change that was asked for: its sectors that are not on the disk yet.
+/// A write in flight: its sectors that are not on the disk yet.
 struct Change {
     start: usize,
     sectors: Vec<Option<Content>>,
 }
 
-/// What was met.
+/// Counters of what the simulation covered.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     pub requests: u64,
-    pub joined: u64,
+    pub merged: u64,
     pub refused: u64,
     pub cancelled: u64,
-    /// Changes that were under way when their user was killed, and of which a part took effect after that.
+    /// Changes in flight when their user was killed, of which a part took effect afterwards.
     pub late: u64,
 }
 
@@ -49,7 +49,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// Those sectors of a change that `chosen` says take effect.
+    /// Applies those sectors of a change that `chosen` picks.
     fn apply(&mut self, key: u64, mut chosen: impl FnMut(&mut SmallRng) -> bool) {
         let Some(change) = self.changes.get_mut(&key) else { return };
         for (sector, content) in (change.start..).zip(&mut change.sectors) {
@@ -63,8 +63,8 @@ impl Inner {
         }
     }
 
-    /// Some of what is under way takes effect by now.
-    fn wander(&mut self) {
+    /// Applies some sectors of the changes in flight.
+    fn apply_some(&mut self) {
         let keys: Vec<u64> = self.changes.keys().copied().collect();
         for key in keys {
             match self.random.random_range(0..12) {
@@ -80,7 +80,7 @@ impl Inner {
 pub struct Store(Mutex<Inner>);
 
 impl Store {
-    /// Of so many sectors, all zeroes.
+    /// Returns a storage of so many sectors, all zeroes.
     pub fn new(sectors: u64, seed: u64) -> Arc<Store> {
         Arc::new(Store(Mutex::new(Inner {
             random: SmallRng::seed_from_u64(seed),
@@ -96,7 +96,7 @@ impl Store {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request that may change these is shown to the back end.
+    /// Records that a request which may change these sectors is visible to the backend.
     pub fn opened(&self, ranges: &[SectorRange]) {
         let mut inner = self.lock();
         for (start, count) in ranges {
@@ -104,7 +104,7 @@ impl Store {
         }
     }
 
-    /// It is answered: from here on it may change nothing.
+    /// Records its completion: from here on it must not change anything.
     pub fn closed(&self, ranges: &[SectorRange]) {
         let mut inner = self.lock();
         for (start, count) in ranges {
@@ -112,7 +112,7 @@ impl Store {
         }
     }
 
-    /// Its user was killed: what it had asked for takes effect or not, all or in part, in any order, and nothing of it after this.
+    /// Handles the death of its user: changes in flight take effect or not, all or in part, in any order, and nothing afterwards.
     pub fn killed(&self) {
         let inner = &mut *self.lock();
         let mut keys: Vec<u64> = inner.changes.keys().copied().collect();
@@ -137,7 +137,7 @@ impl Store {
     }
 }
 
-/// The disk that it is.
+/// The disk over the storage.
 pub struct StoreDisk(pub Arc<Store>);
 
 impl Disk<UringContext> for StoreDisk {
@@ -206,7 +206,7 @@ impl DiskChannel<UringContext> for StoreChannel {
         inner.seen.refused += (batch.len() - most) as u64;
         for Request { start, len, tag, buffer, op } in batch.drain(..most) {
             inner.seen.requests += 1;
-            inner.seen.joined += u64::from(tag.queue() == JOINED);
+            inner.seen.merged += u64::from(tag.queue() == MERGED);
             let mut bytes = vec![0; len.0 as usize];
             if let (Op::Write { .. }, Some(buffer)) = (op, &buffer) {
                 assert!(context.buffers.copy_out(buffer, 0, &mut bytes), "a write's data is as long as its range");
@@ -225,7 +225,7 @@ impl DiskChannel<UringContext> for StoreChannel {
     fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
         let inner = &mut *self.store.lock();
         let before = finished.len();
-        inner.wander();
+        inner.apply_some();
         let mut at = 0;
         while at < self.held.len() {
             if !inner.random.random_ratio(1, 3) {

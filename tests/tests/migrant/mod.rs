@@ -1,5 +1,5 @@
-//! A guest that is being migrated by a front-end of our own: its memory is copied by the device's dirty log and by what its driver wrote, as
-//! a VMM does it.
+//! A guest that is migrated by the test's own frontend: its memory is copied by the device's dirty log and by the driver's own writes, as a
+//! VMM does it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,7 +19,7 @@ use rand::{Rng, RngExt, SeedableRng};
 
 pub const PAGE: u64 = 4096;
 pub const LOG_ALL: u64 = 1 << 26;
-/// Requests that a queue has room for, each with a stretch of memory and of the disk of its own.
+/// Most requests of a queue, each with its own part of memory and of the disk.
 const SLOTS: usize = 12;
 /// Bytes of memory of each.
 const SLOT_BYTES: u64 = 0x4000;
@@ -31,7 +31,7 @@ const SECTOR: u64 = 512;
 /// Entries of a ring: four for each request.
 const RING: u16 = 64;
 
-/// What the disk is to the guest.
+/// The guest's view of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
     Blk,
@@ -48,7 +48,7 @@ impl Interface {
     }
 }
 
-/// A request under way.
+/// A request in flight.
 struct Running {
     read: Option<(u64, usize)>,
     disk: u64,
@@ -56,14 +56,14 @@ struct Running {
     expect_sense: bool,
 }
 
-/// A dirty log that we share.
+/// A dirty log, shared with the daemon.
 pub struct Log {
     pub file: File,
     pub bytes: u64,
 }
 
 impl Log {
-    /// For the memory of these tests.
+    /// Creates a log for the memory of these tests.
     pub fn new() -> Log {
         let bytes = END.div_ceil(8 * PAGE);
         let file = File::from(rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
@@ -71,8 +71,8 @@ impl Log {
         Log { file, bytes }
     }
 
-    /// Takes all marks away that there are: what a VMM does before it copies. The daemon may set others at the same moment, so bits are
-    /// taken atomically.
+    /// Takes and clears all marks, as a VMM does before it copies. The daemon may set others at the same time, so bits are cleared
+    /// atomically.
     pub fn take(&self) -> BTreeSet<u64> {
         let map = mqblk_memory::DirtyLog::from_file(&self.file, 0, self.bytes).unwrap();
         (0..self.bytes * 8).filter(|page| map.test_and_clear(mqblk_memory::GuestAddress(page * PAGE))).collect()
@@ -84,7 +84,7 @@ pub struct Migrant {
     interface: Interface,
     queues: usize,
     running: Vec<Vec<Option<Running>>>,
-    /// What the disk holds.
+    /// The expected content of the disk.
     pub model: Vec<u8>,
     rng: SmallRng,
     /// Pages that the driver wrote since they were last copied.
@@ -140,7 +140,7 @@ impl Migrant {
         (SLOTS_FROM + number * SLOT_BYTES, number * SLOT_DISK)
     }
 
-    /// Puts random requests in `count` free places and publishes them.
+    /// Puts random requests in `count` free slots and publishes them.
     pub fn submit(&mut self, count: usize) {
         for _ in 0..count {
             let queue = self.rng.random_range(0..self.queues);
@@ -167,11 +167,11 @@ impl Migrant {
         self.front.queues[first..].iter_mut().for_each(FrontendQueue::publish_and_kick);
     }
 
-    /// A stretch of a slot's disk and memory: where on the disk, where in memory, how long.
+    /// Returns a random range of a slot: disk offset, memory address and length.
     fn stretch(&mut self, memory: u64, disk: u64) -> (u64, u64, usize) {
         let sectors = self.rng.random_range(1..=16);
         let first = self.rng.random_range(0..=SLOT_DISK / SECTOR - sectors);
-        // Anywhere: also across pages, and less aligned than direct I/O takes.
+        // Anywhere: also across pages, and less aligned than direct I/O accepts.
         let at = memory + 0x800 + self.rng.random_range(0..0x800_u64);
         (disk + first * SECTOR, at, (sectors * SECTOR) as usize)
     }
@@ -230,7 +230,7 @@ impl Migrant {
                 self.model[stretch].copy_from_slice(&data);
                 (ten(0x2a), Some(readable(at, len as u32)), None, None)
             }
-            // INQUIRY, SYNCHRONIZE CACHE, nothing that there is.
+            // INQUIRY, SYNCHRONIZE CACHE, and an unknown command.
             8 => {
                 let mut cdb = [0; 32];
                 (cdb[0], cdb[4]) = (0x12, 96);
@@ -238,7 +238,7 @@ impl Migrant {
             }
             9 => (ten(0x35), None, None, None),
             10 => {
-                // WRITE SAME, of one block: a command of several steps.
+                // WRITE SAME of one block: a multi-step command.
                 let mut data = vec![0; SECTOR as usize];
                 self.rng.fill_bytes(&mut data);
                 self.put(at, &data);
@@ -262,7 +262,7 @@ impl Migrant {
         (pieces, Running { read, disk: start, status: response, expect_sense })
     }
 
-    /// Takes answers: all that are there, or with `wait` until nothing is under way.
+    /// Takes completions: all that are there, or with `wait` until nothing is in flight.
     pub fn reap(&mut self, wait: bool) {
         for queue in 0..self.queues {
             let busy = |migrant: &Migrant| migrant.running[queue].iter().any(Option::is_some);
@@ -286,7 +286,7 @@ impl Migrant {
             Interface::Scsi => {
                 let response = self.front.memory.read(running.status, 108);
                 let (status, response) = (response[10], response[11]);
-                // The first command of all hears that the unit was switched on.
+                // The very first command gets the power-on unit attention.
                 let attention = self.answers == 0;
                 assert_eq!(response, 0);
                 assert!(status == 0 || (status == 2 && (running.expect_sense || attention)), "status {status}");
@@ -299,7 +299,7 @@ impl Migrant {
         }
     }
 
-    /// Hears out the unit attention of a controller that was just started.
+    /// Clears the unit attention of a controller that was just started.
     pub fn settle(&mut self) {
         if self.interface == Interface::Scsi {
             self.answers = 0;
@@ -321,7 +321,7 @@ impl Migrant {
         }
     }
 
-    /// Turns logging on, to a log of its own, as QEMU does: log, features, addresses. Then all of memory is copied.
+    /// Enables logging, to a new log, in QEMU's order: log, features, addresses. Then all of memory is copied.
     pub fn start_logging(&mut self) {
         self.switch_log();
         self.tell_logging(true);
@@ -329,7 +329,7 @@ impl Migrant {
         self.driver.clear();
     }
 
-    /// Gives the device another log. Marks of the old one are kept by copying what it says.
+    /// Sets another log. Pages marked in the old one are copied.
     pub fn switch_log(&mut self) {
         let log = Log::new();
         let payload = [log.bytes.to_ne_bytes(), 0_u64.to_ne_bytes()].concat();
@@ -360,7 +360,7 @@ impl Migrant {
         }
     }
 
-    /// Copies what was written since the last time to the destination.
+    /// Copies the pages written since the last time to the destination.
     pub fn copy_dirty(&mut self) {
         let marked = self.log.as_ref().expect("a log").take();
         let beyond: Vec<_> = marked.difference(&self.allowed).collect();
@@ -377,12 +377,12 @@ impl Migrant {
         }
     }
 
-    /// Stops all queues; where each goes on.
+    /// Stops all queues. Returns the base index of each.
     pub fn stop(&mut self) -> Vec<u16> {
         (0..self.all_queues()).map(|index| self.front.stop_queue(index as u32)).collect()
     }
 
-    /// After the stop: the destination has every byte.
+    /// Checks after the stop that the destination has every byte.
     pub fn check_copy(&mut self) {
         self.copy_dirty();
         let now = self.front.memory.read(START, self.copy.len());
@@ -396,14 +396,14 @@ impl Migrant {
         assert!(differ.is_empty(), "pages that were written and not marked: {differ:x?}");
     }
 
-    /// Starts the queues again here, after a migration that failed.
+    /// Starts the queues again at the source, after a migration that failed.
     pub fn start_again(&mut self, bases: &[u16]) {
         for (index, base) in bases.iter().enumerate() {
             self.front.start_queue(index as u32, *base);
         }
     }
 
-    /// Goes on at another daemon, with the memory that was copied. What was under way goes on there.
+    /// Continues at another daemon, with the copied memory. Requests in flight are completed there.
     pub fn arrive(self, socket: &Path, bases: &[u16]) -> Migrant {
         let memory = SharedMemory::two_regions();
         memory.write(START, &self.copy);
@@ -418,7 +418,7 @@ impl Migrant {
         Migrant { front, log: None, driver: BTreeSet::new(), ..self }
     }
 
-    /// Whether a start of the queues is accepted by the daemon.
+    /// Returns true if the daemon accepts a start of the queues.
     pub fn is_start_accepted(socket: &Path) -> bool {
         let mut front = HostileFrontend::connect(socket, LOG_ALL);
         let queue = FrontendQueue::new(&front.memory, RingAddresses::pages(START), RING);
@@ -431,18 +431,18 @@ impl Migrant {
         if c.try_send_acked(m::SET_VRING_KICK, &bell, &[queue.kick.as_fd()]) != Some(0) {
             return false;
         }
-        // It may only have been put off, until the requests of the connection before have ended.
+        // It may be deferred until the requests of the previous connection have ended.
         c.send(m::GET_VRING_BASE, 1, &mqblk_tests::hostile::socket::vring_state_payload(0, 0), &[]);
         c.receive() != mqblk_tests::hostile::socket::Received::Closed
     }
 
-    /// A number from the test's own randomness.
+    /// Returns a random number.
     pub fn pick(&mut self, below: u32) -> u32 {
         self.rng.random_range(0..below)
     }
 }
 
-/// The first bytes of an image.
+/// Returns the first bytes of an image.
 pub fn image_bytes(path: &Path, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     File::open(path).unwrap().read_exact_at(&mut bytes, 0).unwrap();

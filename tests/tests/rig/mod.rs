@@ -1,4 +1,4 @@
-//! A daemon's parts in this process, and our driver connected to them over a real socket.
+//! A daemon's components in this process, and the project's driver connected to them over a real socket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use mqblk_engine::{
 use mqblk_vhost_user_server::{Server, ServerOptions};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
-/// What is served and how.
+/// The parameters of a fixture.
 pub struct Plan {
     pub disk: Arc<AnyDisk>,
     pub workers: usize,
@@ -76,7 +76,7 @@ impl Rig {
         (Rig { device, options, server, engine, _folder: folder }, queues)
     }
 
-    /// Stops the queues, goes away and comes again.
+    /// Stops the queues, disconnects and reconnects.
     #[allow(dead_code, reason = "not every test that has this module does")]
     pub fn reconnect(self, queues: Vec<QueueSet>) -> (Rig, Vec<QueueSet>) {
         let Rig { device, options, server, engine, _folder } = self;
@@ -86,13 +86,13 @@ impl Rig {
         (Rig { device, options, server, engine, _folder }, queues)
     }
 
-    /// Switches the device's write cache.
+    /// Enables or disables the device's write cache.
     #[allow(dead_code, reason = "not every test that has this module does")]
     pub fn set_writeback(&mut self, on: bool) {
         self.device.set_writeback(on).expect("the cache mode can be switched");
     }
 
-    /// What the server has counted, by queue.
+    /// Returns the server's statistics, by queue.
     #[allow(dead_code, reason = "not every test that has this module does")]
     pub fn report(&self) -> Vec<QueueStats> {
         let report = || self.server.stats(&self.engine.stats().expect("the workers run"));

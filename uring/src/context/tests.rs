@@ -82,7 +82,7 @@ fn a_watched_event_completes_for_every_signal_and_can_be_cancelled() {
 }
 
 #[test]
-fn picked_operations_of_one_owner_are_cancelled() {
+fn picked_operations_of_one_client_are_cancelled() {
     // More cancels than the submission queue takes.
     let mut context = UringContext::new(UringOptions { submissions: 2, in_flight: 16, files: 1, buffers: 1 }).unwrap();
     let (ours, theirs) = (context.add_client(), context.add_client());
@@ -105,7 +105,7 @@ fn picked_operations_of_one_owner_are_cancelled() {
 }
 
 #[test]
-fn a_full_table_refuses_and_gives_the_buffer_back() {
+fn a_full_table_refuses_and_returns_the_buffer() {
     let mut context = UringContext::new(UringOptions { submissions: 2, in_flight: 4, files: 1, buffers: 1 }).unwrap();
     let owner = context.add_client();
     let lease = context.adopt(memory(4096), FixedBufferUse::Off).unwrap();
@@ -150,7 +150,7 @@ fn waiting_ends_in_time() {
 }
 
 #[test]
-fn more_pieces_than_the_kernel_takes_are_a_short_transfer() {
+fn more_segments_than_the_kernel_accepts_are_a_short_transfer() {
     let mut context = UringContext::new(UringOptions::default()).unwrap();
     let owner = context.add_client();
     let memory = memory(1 << 16);
@@ -170,7 +170,7 @@ fn more_pieces_than_the_kernel_takes_are_a_short_transfer() {
 }
 
 #[test]
-fn a_worker_with_unread_mail_does_not_sleep() {
+fn a_worker_with_unread_completions_does_not_sleep() {
     let mut context = UringContext::new(UringOptions::default()).unwrap();
     let owner = context.add_client();
     let event = EventFd::new().unwrap();
@@ -189,7 +189,7 @@ fn a_worker_with_unread_mail_does_not_sleep() {
 }
 
 #[test]
-fn what_is_submitted_early_completes_at_the_next_turn() {
+fn operations_submitted_early_complete_at_the_next_turn() {
     let mut context = UringContext::new(UringOptions::default()).unwrap();
     let owner = context.add_client();
     let file = context.register_file(Arc::new(tempfile::tempfile().unwrap().into()));

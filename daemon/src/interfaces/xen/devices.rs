@@ -48,7 +48,7 @@ impl XenDevices {
         };
         let before = disk.geometry().size;
         // Checked here too, for an error in terms of the request.
-        request.judge(disk.as_ref()).map_err(|error| resize::resize_error(&subject, request, error))?;
+        request.check_size(disk.as_ref()).map_err(|error| resize::resize_error(&subject, request, error))?;
         let mut store = self.xen.store().map_err(ToolstackError::from).map_err(failed)?;
         toolstack::resize(&mut store, self.xen.domain(), &device.name, request, RESIZE_TIMEOUT).map_err(failed)?;
         let resized = Resized { before, size: disk.geometry().size };

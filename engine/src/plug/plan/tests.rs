@@ -2,7 +2,7 @@ use super::*;
 use mqblk_core::{ByteOffset, DiscardLimits, Tag};
 use proptest::prelude::*;
 
-/// Memory address and segments stand in for a buffer.
+/// A request's buffer: a memory address and a number of segments.
 type Memory = (u64, u32);
 
 fn bounds(data: u64, segments: u32) -> Bounds {
@@ -18,17 +18,17 @@ fn segments(request: &Request<Memory>) -> Option<u32> {
     Some(request.buffer.map_or(0, |(_, segments)| segments))
 }
 
-/// The groups that a plan makes, as indices. `None`: the batch stays as it is.
+/// Returns the groups that are merged, as indices. `None`: nothing is merged.
 fn groups(planner: &mut Planner, batch: &[Request<Memory>], bounds: &Bounds) -> Option<Vec<Vec<usize>>> {
     let merged = planner.plan(batch, bounds, segments);
     if merged == 0 {
         return None;
     }
     let mut groups: Vec<Vec<usize>> = vec![];
-    for step in planner.steps() {
+    for planned in planner.planned() {
         match groups.last_mut() {
-            Some(group) if step.merged => group.push(step.index as usize),
-            _ => groups.push(vec![step.index as usize]),
+            Some(group) if planned.merged => group.push(planned.index as usize),
+            _ => groups.push(vec![planned.index as usize]),
         }
     }
     assert_eq!(merged, batch.len() - groups.len());
@@ -49,7 +49,7 @@ const ZEROES: Op = Op::WriteZeroes { may_unmap: false, fua: false };
 const UNMAP: Op = Op::WriteZeroes { may_unmap: true, fua: false };
 
 #[test]
-fn neighbours_are_joined_in_any_order_of_arrival() {
+fn neighbours_are_merged_in_any_order_of_arrival() {
     assert_eq!(planned(&[(READ, 0, 1), (READ, 1, 2), (READ, 3, 1)]), Some(vec![vec![0, 1, 2]]));
     assert_eq!(planned(&[(READ, 3, 1), (READ, 1, 2), (READ, 0, 1)]), Some(vec![vec![2, 1, 0]]));
     let two = [(WRITE, 10, 1), (WRITE, 50, 1), (WRITE, 11, 1), (WRITE, 51, 1), (WRITE, 90, 1)];
@@ -60,7 +60,7 @@ fn neighbours_are_joined_in_any_order_of_arrival() {
 }
 
 #[test]
-fn what_does_not_touch_stays_as_it_is() {
+fn requests_that_do_not_touch_are_not_merged() {
     assert_eq!(planned(&[]), None);
     assert_eq!(planned(&[(READ, 0, 1)]), None);
     assert_eq!(planned(&[(READ, 0, 1), (READ, 2, 1)]), None);
@@ -68,7 +68,7 @@ fn what_does_not_touch_stays_as_it_is() {
 }
 
 #[test]
-fn flags_and_kinds_are_not_mixed() {
+fn operations_and_flags_are_not_mixed() {
     let kinds = [READ, WRITE, DURABLE, DISCARD, Op::Discard { secure: true }, ZEROES, UNMAP];
     for (first, second) in kinds.iter().flat_map(|first| kinds.iter().map(move |second| (*first, *second))) {
         let found = planned(&[(first, 0, 1), (second, 1, 1)]);
@@ -77,7 +77,7 @@ fn flags_and_kinds_are_not_mixed() {
 }
 
 #[test]
-fn flushes_cut() {
+fn nothing_is_merged_across_a_flush() {
     let list = [(WRITE, 0, 1), (Op::Flush, 0, 0), (WRITE, 1, 1), (WRITE, 2, 1), (Op::Flush, 0, 0), (Op::Flush, 0, 0)];
     assert_eq!(planned(&list), Some(vec![vec![0], vec![1], vec![2, 3], vec![4], vec![5]]));
     assert_eq!(planned(&[(WRITE, 0, 1), (Op::Flush, 0, 0), (WRITE, 1, 1)]), None);
@@ -89,7 +89,7 @@ fn lengths_and_segments_are_bounded() {
     let sizes = |op| planned(&run(op)).unwrap().iter().map(Vec::len).collect::<Vec<_>>();
     assert_eq!((sizes(READ), sizes(WRITE)), (vec![6, 6], vec![6, 6]));
     assert_eq!((sizes(DISCARD), sizes(ZEROES)), (vec![5, 5, 2], vec![4, 4, 4]));
-    // Longer ones stay alone.
+    // Requests above the bound are not merged.
     assert_eq!(planned(&[(READ, 0, 7), (READ, 7, 1), (READ, 8, 1)]), Some(vec![vec![0], vec![1, 2]]));
     let batch: Vec<_> = (0..7).map(|at| request(READ, at * 512, 512, at as usize)).collect();
     let found = groups(&mut Planner::default(), &batch, &bounds(1 << 20, 3)).unwrap();
@@ -117,14 +117,14 @@ fn the_tighter_bound_counts() {
 }
 
 #[test]
-fn a_piece_whose_order_may_matter_stays_as_it_arrived() {
-    // The write at 0 overlaps the read behind it; the piece after the flush is merged all the same.
+fn a_section_whose_order_may_matter_stays_in_the_order_of_arrival() {
+    // The write at 0 overlaps the read after it; the section after the flush is merged all the same.
     let list =
         [(WRITE, 8, 1), (READ, 1, 1), (WRITE, 0, 2), (READ, 2, 1), (Op::Flush, 0, 0), (READ, 2, 1), (READ, 1, 1)];
     let want = [vec![0], vec![1], vec![2], vec![3], vec![4], vec![6, 5]];
     assert_eq!(planned(&list), Some(want.to_vec()));
     assert_eq!(planned(&[(READ, 0, 1), (READ, 1, 1), (READ, 9, 0)]), None, "an empty range");
-    // A long write reaches over the one behind it to a read.
+    // A long write overlaps a read, but not the request next to it.
     assert_eq!(planned(&[(WRITE, 0, 9), (READ, 10, 1), (READ, 11, 1), (READ, 8, 1)]), None);
     assert_eq!(planned(&[(READ, 0, 9), (READ, 10, 1), (READ, 11, 1), (WRITE, 8, 1)]), None);
     // Reads may overlap.
@@ -132,7 +132,7 @@ fn a_piece_whose_order_may_matter_stays_as_it_arrived() {
 }
 
 #[test]
-fn what_storage_would_refuse_alone_stays_alone() {
+fn requests_that_storage_would_refuse_are_not_merged() {
     let odd = [request(READ, 0, 100, 0), request(READ, 100, 412, 1), request(READ, 512, 512, 2)];
     assert_eq!(groups(&mut Planner::default(), &odd, &bounds(1 << 20, 100)), None);
     let mut batch: Vec<_> = (0..4).map(|at| request(READ, at * 512, 512, at as usize)).collect();
@@ -140,7 +140,7 @@ fn what_storage_would_refuse_alone_stays_alone() {
     let mut planner = Planner::default();
     let merged = planner.plan(&batch, &bounds(1 << 20, 100), |request| request.buffer.map(|(_, count)| count));
     assert_eq!(merged, 1);
-    assert_eq!(planner.steps().iter().map(|step| step.merged).collect::<Vec<_>>(), [false, false, false, true]);
+    assert_eq!(planner.planned().iter().map(|step| step.merged).collect::<Vec<_>>(), [false, false, false, true]);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 fn any_batch() -> impl Strategy<Value = Vec<Request<Memory>>> {
     let one = |blocks: u64| (any_op(), 0..blocks, 1_u64..4, 1_u32..4);
     let some = move |blocks| proptest::collection::vec(one(blocks), 0..60);
-    // A stream with a few ops, cut and shuffled: much to join, no overlap.
+    // A stream of a few operations, cut and shuffled: much to merge, no overlap.
     let stream =
         (proptest::collection::vec((any_op(), 1_u64..4, 1_u32..4), 1..60), any::<bool>()).prop_map(|(list, one)| {
             let mut at = 0;
@@ -202,7 +202,7 @@ fn any_batch() -> impl Strategy<Value = Vec<Request<Memory>>> {
     })
 }
 
-/// What a batch does: each disk byte's block with its memory, operation and who asked.
+/// Returns a batch's effects: each disk block with its memory, operation and tag.
 fn effects<'a>(requests: impl Iterator<Item = &'a Request<Memory>>) -> Vec<(u64, u64, String, usize)> {
     let mut all = vec![];
     for request in requests {
@@ -227,13 +227,13 @@ fn overlap(one: &Request<Memory>, other: &Request<Memory>) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// The whole contract of a plan, against a direct reading of it.
+    /// Checks the whole contract of a plan by brute force.
     #[test]
     fn a_plan_changes_nothing_but_the_number_of_requests(batch in any_batch(), most in 1_u64..9, segs in 2_u32..20) {
         let bounds = bounds(most * 512, segs);
         let mut planner = Planner::default();
         let Some(groups) = groups(&mut planner, &batch, &bounds) else {
-            // Nothing was merged: is it true that nothing can be?
+            // Nothing was merged: checks that nothing could have been.
             for (first, second) in batch.iter().flat_map(|one| batch.iter().map(move |other| (one, other))) {
                 let at = |request: &Request<Memory>| usize::from(request.tag.index());
                 let (from, to) = (at(first).min(at(second)), at(first).max(at(second)));
@@ -243,17 +243,17 @@ proptest! {
                     || segments(first).unwrap() + segments(second).unwrap() > segs {
                     continue;
                 }
-                // Then something of the piece overlaps.
+                // They could have been, unless requests of their section overlap.
                 let start = batch[..from].iter().rposition(|request| request.op == Op::Flush).map_or(0, |at| at + 1);
                 let end = batch[to..].iter().position(|request| request.op == Op::Flush).map_or(batch.len(), |at| to + at);
-                let piece = &batch[start..end];
-                let overlaps = piece.iter().enumerate().any(|(at, one)| piece[..at].iter().any(|other| overlap(one, other)));
+                let section = &batch[start..end];
+                let overlaps = section.iter().enumerate().any(|(at, one)| section[..at].iter().any(|other| overlap(one, other)));
                 prop_assert!(overlaps, "{first:?} and {second:?} of {batch:?}");
             }
             return Ok(());
         };
         let order: Vec<usize> = groups.iter().flatten().copied().collect();
-        // None lost, none doubled, all bytes where they were.
+        // No request is lost or repeated, and every byte keeps its memory.
         prop_assert_eq!(effects(order.iter().map(|at| &batch[*at])), effects(batch.iter()));
         for group in &groups {
             let members: Vec<_> = group.iter().map(|at| &batch[*at]).collect();

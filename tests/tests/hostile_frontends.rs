@@ -1,4 +1,4 @@
-//! Front-ends that come and go.
+//! Frontends that connect and disconnect.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use mqblk_tests::hostile::socket::{
 use rustix::fd::AsFd;
 
 #[test]
-fn a_front_end_may_leave_at_any_step() {
+fn a_frontend_may_disconnect_at_any_step() {
     type Step = fn(&mut HostileFrontend);
     let steps: &[Step] = &[
         |f| assert_ne!(f.connection.request_u64(m::GET_FEATURES), 0),
@@ -48,13 +48,13 @@ fn a_front_end_may_leave_at_any_step() {
         for by_half in [false, true] {
             let connection = VhostUserSocket::connect(&stage.daemon.socket("bad"));
             let memory = Arc::new(SharedMemory::two_regions());
-            let mut front_end = HostileFrontend { connection, memory, queues: Vec::new(), features: 0 };
-            steps[..count].iter().for_each(|step| step(&mut front_end));
+            let mut frontend = HostileFrontend { connection, memory, queues: Vec::new(), features: 0 };
+            steps[..count].iter().for_each(|step| step(&mut frontend));
             if by_half {
-                // In the middle of its next message.
-                front_end.connection.send_bytes(&message_bytes(m::SET_FEATURES, VERSION, 8, &[1, 2, 3]), &[]);
+                // Within its next message.
+                frontend.connection.send_bytes(&message_bytes(m::SET_FEATURES, VERSION, 8, &[1, 2, 3]), &[]);
             }
-            drop(front_end);
+            drop(frontend);
             stage.check(&format!("leaving after step {count}"), usize::from(by_half));
         }
     }
@@ -62,17 +62,17 @@ fn a_front_end_may_leave_at_any_step() {
 }
 
 #[test]
-fn a_thousand_front_ends() {
+fn a_thousand_frontends() {
     let mut stage = SessionHarness::new();
     let socket = stage.daemon.socket("bad");
     for number in 0..1000 {
         match number % 50 {
-            // Comes and serves a request.
+            // Connects and has a request served.
             0 => assert!(completes_read(&mut HostileFrontend::start(&socket, 0, 2), 1)),
-            // Comes with a ring, and goes.
+            // Sets up a ring, and disconnects.
             1..5 => drop(HostileFrontend::start(&socket, 0, 1)),
             5..20 => assert_ne!(VhostUserSocket::connect(&socket).request_u64(m::GET_FEATURES), 0),
-            // Comes, asks, and does not wait for the answer.
+            // Sends a message, and disconnects before the reply.
             20..30 => {
                 VhostUserSocket::connect(&socket).send(m::GET_FEATURES, VERSION, &[], &[]);
             }
@@ -80,13 +80,13 @@ fn a_thousand_front_ends() {
         }
     }
     stage.daemon.wait_for_session_end("bad");
-    // Whoever asks and does not wait is told of no more than a broken pipe, and that is no complaint.
+    // A frontend that disconnects before its reply causes no warning.
     stage.check("a thousand front-ends", 0);
     stage.finish();
 }
 
 #[test]
-fn half_a_message_holds_up_nobody_else() {
+fn half_a_message_blocks_no_other_frontend() {
     let mut stage = SessionHarness::new();
     let socket = stage.daemon.socket("bad");
     for cut in [1, 6, 12, 15] {

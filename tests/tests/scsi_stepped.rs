@@ -1,5 +1,5 @@
-//! A SCSI controller over the real engine, stepped by hand: commands reach their disks and are answered exactly; task management
-//! ends commands before it is answered; events say what happened.
+//! A SCSI controller over the real engine, stepped: commands reach their disks and end with the exact status; task management functions
+//! abort commands before they complete; events report changes.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn ram() -> Arc<AnyDisk> {
     disk("ram", &[("size", "1M")])
 }
 
-/// A disk that answers in a minute.
+/// A disk with a latency of a minute.
 fn stuck() -> Arc<AnyDisk> {
     disk("fault", &[("inner", "ram"), ("size", "1M"), ("fault-latency-us", "60000000")])
 }
@@ -58,7 +58,7 @@ fn write(lba: u32, blocks: u16) -> [u8; 10] {
 }
 
 #[test]
-fn data_goes_to_the_unit_that_is_addressed_and_the_residual_is_what_is_left() {
+fn data_goes_to_the_addressed_unit_and_the_residual_is_the_rest() {
     let places = [place(0, 0), place(0, 300), place(255, 16383)];
     let mut controller = controller(2, 1, &places.map(|at| (at, ram())));
     for (mark, at) in (1..).zip(places) {
@@ -79,7 +79,7 @@ fn data_goes_to_the_unit_that_is_addressed_and_the_residual_is_what_is_left() {
 }
 
 #[test]
-fn places_without_a_unit() {
+fn addresses_without_a_unit() {
     let mut controller = controller(1, 1, &[(place(3, 1), ram())]);
     assert_eq!(controller.run_command(place(4, 1), &[0; 6], CommandData::None).response, BAD_TARGET);
     let absent = controller.run_command(place(3, 0), &[0; 6], CommandData::None);
@@ -117,7 +117,7 @@ fn commands_of_several_steps() {
     wrong[99 * BLOCK + 3] = 0;
     let miss = controller.run_command(at, &verify, CommandData::Out(&wrong));
     assert_eq!((miss.status, miss.sense_code()), (CHECK, (0xe, 0x1d, 0)));
-    // All at once: more steps than there is private memory for.
+    // All at once: more steps than the private memory is enough for.
     for id in 0..12 {
         controller.submit(0, at, id, &verify, CommandData::Out(&[0x5a; 100 * BLOCK]));
     }
@@ -129,7 +129,7 @@ fn commands_of_several_steps() {
     assert!(answers.iter().all(good), "{answers:?}");
 }
 
-/// Task management functions by their subtype, what they mean of the commands below, and the answers of those.
+/// Task management functions by their subtype, which of the commands below they match, and the responses of those.
 const FUNCTIONS: [(u32, [bool; 4], u8); 5] = [
     // ABORT TASK, ABORT TASK SET, CLEAR TASK SET, I_T NEXUS RESET, LOGICAL UNIT RESET.
     (0, [true, false, false, false], ABORTED),
@@ -140,7 +140,7 @@ const FUNCTIONS: [(u32, [bool; 4], u8); 5] = [
 ];
 
 #[test]
-fn task_management_ends_commands_and_is_answered_after_them() {
+fn task_management_functions_abort_commands_and_complete_after_them() {
     for (subtype, means, response) in FUNCTIONS {
         let units = [place(1, 0), place(1, 0), place(1, 1), place(2, 0)];
         let disks = [place(1, 0), place(1, 1), place(2, 0)].map(|at| (at, stuck()));
@@ -160,7 +160,7 @@ fn task_management_ends_commands_and_is_answered_after_them() {
         let want: Vec<u64> = (0..4).filter(|id| means[*id as usize]).collect();
         assert_eq!(ended.iter().map(|answer| answer.id).collect::<Vec<_>>(), want, "function {subtype}");
         assert!(ended.iter().all(|answer| answer.response == response), "function {subtype}: {ended:?}");
-        // What was not meant is still there, and a unit that was reset says so.
+        // Other commands are still in flight, and a unit that was reset has a unit attention.
         for (target, reset) in [(1, subtype >= 4), (2, false)] {
             let ready = controller.run_command(place(target, 0), &[0; 6], CommandData::None);
             let attention = if subtype == 4 { (6, 0x29, 7) } else { (6, 0x29, 3) };
@@ -173,7 +173,7 @@ fn task_management_ends_commands_and_is_answered_after_them() {
 }
 
 #[test]
-fn a_command_that_a_queue_has_not_looked_at_is_meant_too_and_never_reaches_the_disk() {
+fn a_command_that_is_not_pulled_yet_is_aborted_too_and_never_reaches_the_disk() {
     let at = place(0, 0);
     let disk = ram();
     let mut controller = controller(2, 2, &[(at, Arc::clone(&disk))]);
@@ -181,7 +181,7 @@ fn a_command_that_a_queue_has_not_looked_at_is_meant_too_and_never_reaches_the_d
     // The control queue and queue 0 are worker 0's; queue 1 is worker 1's.
     (0..10).for_each(|_| _ = controller.step(0));
     assert!(controller.reap_control().is_empty(), "queue 1 has not reported");
-    // The waker's ring arrives with the end of a turn; the command is there before the next.
+    // The wake arrives with the end of a turn; the command is there before the next turn.
     controller.step(1);
     controller.submit(1, at, 77, &write(3, 1), CommandData::Out(&[9; BLOCK]));
     controller.step(1);
@@ -192,7 +192,7 @@ fn a_command_that_a_queue_has_not_looked_at_is_meant_too_and_never_reaches_the_d
 }
 
 #[test]
-fn queries_find_what_is_there_and_end_nothing() {
+fn queries_find_commands_and_abort_nothing() {
     let at = place(0, 0);
     let mut controller = controller(1, 1, &[(at, stuck())]);
     let ask = |controller: &mut SteppedController, subtype, at, id| {
@@ -221,14 +221,14 @@ fn queries_find_what_is_there_and_end_nothing() {
 }
 
 #[test]
-fn units_come_and_go_and_events_say_so() {
+fn units_are_added_and_removed_with_events() {
     let at = place(0, 0);
     let mut controller = controller(1, 1, &[(at, ram())]);
     let more = mqblk_tests::stepped_scsi::logical_unit(&*ram(), "more");
     let nexus = more.login("guest", 1).unwrap();
-    // The same disk, to see the place come and go.
+    // The same disk at another address.
     controller.device.map(place(0, 2), DiskSlot(0), nexus).unwrap();
-    // LUNs below 256 are addressed as REPORT LUNS tells them: Linux looks them up as they stand.
+    // LUNs below 256 are addressed as in REPORT LUNS: Linux uses those bytes as they are.
     let event = |kind: u32, lun: u8, reason: u32| {
         [&kind.to_le_bytes()[..], &[1, 0, 0, lun, 0, 0, 0, 0], &reason.to_le_bytes()].concat()
     };
@@ -241,7 +241,7 @@ fn units_come_and_go_and_events_say_so() {
     controller.device.notify_resized(at);
     (0..4).for_each(|_| _ = controller.step(0));
     assert_eq!(controller.take_events(), [event(3, 0, 0x092a)]);
-    // Removal waits for the worker, which is turned here: so it goes on a thread.
+    // The removal waits for the worker, which is stepped here: so it runs on a thread.
     let device = Arc::clone(&controller.device);
     let removal = std::thread::spawn(move || device.unmap(place(0, 2)));
     let told = controller.run_until(|controller| Some(controller.take_events()).filter(|events| !events.is_empty()));
@@ -250,7 +250,7 @@ fn units_come_and_go_and_events_say_so() {
 }
 
 #[test]
-fn a_guest_that_boots_anew_finds_a_unit_that_it_had_stopped_running() {
+fn after_a_reboot_a_stopped_unit_runs() {
     let at = place(0, 0);
     for shared in [false, true] {
         let mut controller = controller(1, 1, &[(at, ram())]);

@@ -14,7 +14,7 @@ use crate::experiment::{self, Experiment};
 use crate::interface::Interface;
 
 /// I/Os that are larger may be several pieces.
-const LARGE: ByteLen = ByteLen(64 << 10);
+const INDIRECT_ABOVE: ByteLen = ByteLen(64 << 10);
 
 /// The options of `mqblk bench`. Words that fio has mean what fio means by them.
 #[derive(Clone, Debug, clap::Args)]
@@ -55,14 +55,14 @@ Examples:
       two devices of the domain that this runs in, whose back-ends run already, without a driver in the kernel
   mqblk bench --experiment xen-queues --json xen-queues.json
       the table of IOPS against rings, with granted pages kept for each ring and for all of them in common")]
-pub struct Args {
+pub struct BenchArgs {
     /// Guest interface: of the servers at --socket, and of those that are started [default: virtio-blk]
     #[arg(long, value_enum)]
     pub interface: Option<Interface>,
 
     /// Of `--interface xen`.
     #[command(flatten)]
-    pub xen: xen::XenArgs,
+    pub xen: xen::XenOptions,
 
     /// Socket of a running vhost-user server; may be repeated
     #[arg(long, value_name = "PATH")]
@@ -90,7 +90,7 @@ pub struct Args {
     pub client: ClientMode,
 
     /// A published table to reproduce and to print in its form; what is given beside it overrides its own choice
-    #[arg(long, value_name = "NAME", value_parser = experiment())]
+    #[arg(long, value_name = "NAME", value_parser = experiment_parser())]
     pub experiment: Option<&'static dyn Experiment>,
 
     /// What to do: read, write, rw, randread, randwrite, randrw [default: randread]
@@ -102,12 +102,12 @@ pub struct Args {
     pub rwmixread: u8,
 
     /// Bytes of an I/O; 512-4M: every power of two from one to the other [default: 4k]
-    #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = block_sizes)]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = parse_block_sizes)]
     pub bs: Vec<BlockSizes>,
 
     /// Bytes of an I/O, of mixed sizes: each a multiple of the smaller one up to the larger, all as likely (fio's bsrange)
-    #[arg(long, value_delimiter = ',', value_name = "SIZE-SIZE,...", value_parser = mixed_sizes, conflicts_with = "bs")]
-    pub bsrange: Vec<Sizes>,
+    #[arg(long, value_delimiter = ',', value_name = "SIZE-SIZE,...", value_parser = parse_mixed_sizes, conflicts_with = "bs")]
+    pub bsrange: Vec<IoSizes>,
 
     /// virtio-scsi: targets to use [default: 1]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -143,7 +143,7 @@ pub struct Args {
     pub batch: Vec<u16>,
 
     /// Seconds to measure; 0: until each block was done once [default: 5, with --verify 0]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub runtime: Option<f64>,
 
     /// Runs of each combination [default: 3, without a --runtime 1]
@@ -151,20 +151,20 @@ pub struct Args {
     pub runs: Option<u16>,
 
     /// Seconds to run before the measurement starts [default: 1, without a --runtime 0]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub warmup: Option<f64>,
 
     /// Where the range to work on starts
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
     pub offset: ByteLen,
 
     /// Length of the range to work on, with --offset-increment of each job's part [default: to the end of the disk, or to where
     /// the next job starts]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<ByteLen>,
 
     /// Job J starts at --offset plus J times this, and has a part of its own (fio's offset_increment); 0: all on the same part
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub offset_increment: Option<ByteLen>,
 
     /// Write blocks that can be checked, and check all that was written at the end
@@ -239,12 +239,12 @@ impl Rw {
     }
 
     /// Whether it does both.
-    pub fn mixed(self) -> bool {
+    pub fn is_mixed(self) -> bool {
         self.reads() && self.writes()
     }
 
     /// Whether it goes through the range in order.
-    pub fn sequential(self) -> bool {
+    pub fn is_sequential(self) -> bool {
         matches!(self, Rw::Read | Rw::Write | Rw::Mixed)
     }
 }
@@ -323,7 +323,7 @@ impl Descriptors {
         match self {
             // A table for each costs nothing beside so much data, and a disk that takes it in small pieces only does not fill
             // the ring with them.
-            Descriptors::Auto if bs > LARGE => ShapeChoice::Indirect,
+            Descriptors::Auto if bs > INDIRECT_ABOVE => ShapeChoice::Indirect,
             Descriptors::Auto => ShapeChoice::Auto,
             Descriptors::Direct => ShapeChoice::Direct,
             Descriptors::Indirect => ShapeChoice::Indirect,
@@ -333,35 +333,35 @@ impl Descriptors {
 
 /// Bytes of an I/O: multiples of the smaller size, up to the larger. Mostly one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub struct IoSizes {
     /// The smallest, of which all are multiples.
     pub min: ByteLen,
     /// The largest.
     pub max: ByteLen,
 }
 
-impl Sizes {
+impl IoSizes {
     /// Just one.
-    pub fn one(bs: ByteLen) -> Sizes {
-        Sizes { min: bs, max: bs }
+    pub fn single(bs: ByteLen) -> IoSizes {
+        IoSizes { min: bs, max: bs }
     }
 
     /// Whether there are several.
-    pub fn mixed(self) -> bool {
+    pub fn is_mixed(self) -> bool {
         self.min != self.max
     }
 
     /// The largest as a multiple of the smallest.
-    pub fn most(self) -> u32 {
+    pub fn max_blocks(self) -> u32 {
         // The plan has checked that it is at most 1 GiB of at least 512.
         (self.max.0 / self.min.0.max(1)) as u32
     }
 }
 
-impl std::fmt::Display for Sizes {
+impl std::fmt::Display for IoSizes {
     /// As the option has it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.mixed() {
+        match self.is_mixed() {
             false => write!(f, "{}", self.min),
             true => write!(f, "{}-{}", self.min, self.max),
         }
@@ -391,38 +391,38 @@ impl std::fmt::Display for BlockSizes {
     }
 }
 
-fn block_sizes(text: &str) -> Result<BlockSizes, String> {
-    let Some((from, to)) = text.split_once('-') else { return Ok(BlockSizes(vec![size(text)?])) };
-    let (from, to) = (size(from)?, size(to)?);
+fn parse_block_sizes(text: &str) -> Result<BlockSizes, String> {
+    let Some((from, to)) = text.split_once('-') else { return Ok(BlockSizes(vec![parse_size(text)?])) };
+    let (from, to) = (parse_size(from)?, parse_size(to)?);
     if !from.0.is_power_of_two() || !to.0.is_power_of_two() || from > to {
         return Err("expected a range of powers of two, the smaller first, such as 512-4M".into());
     }
     Ok(BlockSizes::powers(from, to))
 }
 
-fn mixed_sizes(text: &str) -> Result<Sizes, String> {
+fn parse_mixed_sizes(text: &str) -> Result<IoSizes, String> {
     let wrong = || "expected two sizes, the larger a multiple of the smaller one, such as 4k-64k".to_owned();
     let (min, max) = text.split_once('-').ok_or_else(wrong)?;
-    let (min, max) = (size(min)?, size(max)?);
+    let (min, max) = (parse_size(min)?, parse_size(max)?);
     // Else the sizes that are likely would not be all that are meant.
     if min.0 == 0 || max < min || !max.0.is_multiple_of(min.0) {
         return Err(wrong());
     }
-    Ok(Sizes { min, max })
+    Ok(IoSizes { min, max })
 }
 
 /// The parser of `--experiment`.
-fn experiment() -> impl TypedValueParser<Value = &'static dyn Experiment> {
+fn experiment_parser() -> impl TypedValueParser<Value = &'static dyn Experiment> {
     PossibleValuesParser::new(experiment::ALL.iter().map(|one| one.possible_value()))
         .try_map(|name| experiment::find(&name).ok_or("no such experiment"))
 }
 
-fn size(text: &str) -> Result<ByteLen, String> {
+fn parse_size(text: &str) -> Result<ByteLen, String> {
     mqblk_core::settings::parse_size(text)
         .ok_or_else(|| "expected a size in bytes such as 4096, 512K, 64M or 10G".into())
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=86400.0).contains(&seconds) => Ok(seconds),
         _ => Err("expected a number of seconds from 0 to 86400".into()),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 #[repr(u8)]
 pub enum Phase {
     /// Load without counting.
-    Warm,
+    Warmup,
     /// Load, counted.
     Measure,
     /// No new requests.
@@ -19,12 +19,12 @@ pub enum Phase {
 /// How the main thread steers the others. On a cache line of its own: everybody reads it all the time.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Control(AtomicU8);
+pub struct PhaseControl(AtomicU8);
 
-impl Control {
+impl PhaseControl {
     /// Starts at `phase`.
-    pub fn new(phase: Phase) -> Control {
-        Control(AtomicU8::new(phase as u8))
+    pub fn new(phase: Phase) -> PhaseControl {
+        PhaseControl(AtomicU8::new(phase as u8))
     }
 
     /// Moves on.
@@ -36,7 +36,7 @@ impl Control {
     #[inline]
     pub fn get(&self) -> Phase {
         match self.0.load(Ordering::Acquire) {
-            0 => Phase::Warm,
+            0 => Phase::Warmup,
             1 => Phase::Measure,
             2 => Phase::Stop,
             _ => Phase::Abandon,
@@ -47,4 +47,4 @@ impl Control {
 /// Requests that a thread has seen the end of, for progress and to notice a stuck server.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub struct Progress(pub AtomicU64);
+pub struct CompletionCounter(pub AtomicU64);

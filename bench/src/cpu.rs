@@ -9,7 +9,7 @@ use crate::BenchError;
 
 /// CPU time that process `pid` has used, all its threads that live: the first field of each thread's `schedstat`, in
 /// nanoseconds (Linux `Documentation/scheduler/sched-stats.rst`). `None` when it cannot be read.
-pub fn of_process(pid: i32) -> Option<Duration> {
+pub fn process_time(pid: i32) -> Option<Duration> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let mut total = 0;
     for task in tasks.flatten() {
@@ -21,7 +21,7 @@ pub fn of_process(pid: i32) -> Option<Duration> {
 }
 
 /// CPU time that this thread has used.
-pub fn of_this_thread() -> Duration {
+pub fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     // The kernel's values are never negative.
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
@@ -47,20 +47,20 @@ mod tests {
 
     #[test]
     fn cpu_time_is_counted_for_threads_and_processes() {
-        let before = of_this_thread();
-        while of_this_thread() < before + Duration::from_millis(5) {
+        let before = thread_time();
+        while thread_time() < before + Duration::from_millis(5) {
             std::hint::spin_loop();
         }
         let mut busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         let mut looks = 0;
-        while of_process(busy.id() as i32).unwrap() < Duration::from_millis(20) && looks < 10_000 {
+        while process_time(busy.id() as i32).unwrap() < Duration::from_millis(20) && looks < 10_000 {
             std::thread::sleep(Duration::from_millis(1));
             looks += 1;
         }
         busy.kill().unwrap();
         busy.wait().unwrap();
         assert!(looks < 10_000);
-        assert_eq!(of_process(-1), None);
+        assert_eq!(process_time(-1), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use mqblk_core::ByteLen;
 
-use crate::args::{Args, BlockSizes, Rw, Sizes};
+use crate::args::{BenchArgs, BlockSizes, IoSizes, Rw};
 use crate::interface::Interface;
 
 /// Values for options that were not given.
@@ -17,7 +17,7 @@ pub struct Defaults {
     /// `--rw`.
     pub rw: Rw,
     /// `--bs`, or mixed sizes.
-    pub bs: Result<BlockSizes, Sizes>,
+    pub bs: Result<BlockSizes, IoSizes>,
     /// `--iodepth`.
     pub iodepth: u16,
     /// `--batch`.
@@ -37,7 +37,7 @@ pub struct Defaults {
 }
 
 /// Runs of each combination where there is a runtime: a mean has an error.
-const RUNS: u16 = 3;
+const DEFAULT_RUNS: u16 = 3;
 
 impl Default for Defaults {
     fn default() -> Defaults {
@@ -62,7 +62,7 @@ impl Default for Defaults {
 
 impl Defaults {
     /// `args` with nothing missing but what has no default.
-    pub fn fill(&self, args: &Args) -> Args {
+    pub fn apply(&self, args: &BenchArgs) -> BenchArgs {
         let mut args = args.clone();
         fn fill<T: Clone>(list: &mut Vec<T>, default: &[T]) {
             if list.is_empty() {
@@ -91,7 +91,7 @@ impl Defaults {
         let runtime = if args.verify.is_some() { 0.0 } else { self.runtime };
         let once = *args.runtime.get_or_insert(runtime) == 0.0;
         args.warmup.get_or_insert(if once { 0.0 } else { self.warmup });
-        args.runs.get_or_insert(if once { 1 } else { RUNS });
+        args.runs.get_or_insert(if once { 1 } else { DEFAULT_RUNS });
         args
     }
 }

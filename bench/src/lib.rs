@@ -16,26 +16,26 @@ mod defaults;
 mod experiment;
 mod grid;
 mod interface;
-mod job;
-mod ledger;
-mod load;
 mod merges;
+mod pattern;
 mod plan;
 pub mod plot;
 mod progress;
 mod report;
-mod runs;
+mod run;
 mod streams;
+mod sweep;
 mod table;
 mod target;
 #[cfg(test)]
 mod tests;
+mod verification;
 mod worker;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-pub use args::Args;
+pub use args::BenchArgs;
 
 /// Why a benchmark did not give a result.
 #[derive(Debug, thiserror::Error)]
@@ -57,8 +57,8 @@ impl BenchError {
 
 /// Runs the benchmark. Exit code 0; 1 when a run failed, a request failed, or a verification found a difference; 2 for bad
 /// usage.
-pub fn run(args: Args) -> ExitCode {
-    let outcome = plan::Plan::new(&args).and_then(|plan| runs::run(&plan));
+pub fn run(args: BenchArgs) -> ExitCode {
+    let outcome = plan::Plan::new(&args).and_then(|plan| sweep::run(&plan));
     match outcome {
         Ok(0) => ExitCode::SUCCESS,
         Ok(errors) => fail(&format!("{errors} requests failed or did not verify"), 1),

@@ -8,21 +8,21 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
-use crate::args::xen::{Grants, GrantsPool, Vdev};
-use crate::args::{Args, ClientMode, Descriptors, Rw, Sizes, Steering, Verify};
+use crate::args::xen::{GrantMode, GrantPool, Vdev};
+use crate::args::{BenchArgs, ClientMode, Descriptors, IoSizes, Rw, Steering, Verify};
 use crate::defaults::Defaults;
 use crate::experiment::Experiment;
 use crate::interface::Interface;
 use xen::XenPlan;
 
 /// What `merge` is for a disk of ours that does not say.
-const SERVER_MERGE: &str = "auto";
+const DEFAULT_MERGE: &str = "auto";
 
 /// The setting of a disk that is made for each run.
 const IN_MEMORY: &str = "storage=ram";
 
 /// Entries of a virtqueue where nobody says.
-const QUEUE_SIZE: u16 = 256;
+const DEFAULT_QUEUE_SIZE: u16 = 256;
 
 /// Most requests in flight on one queue: what a ring can name.
 const MAX_DEPTH: u32 = 32768;
@@ -31,11 +31,11 @@ const MAX_DEPTH: u32 = 32768;
 const MAX_DISKS: u32 = 8192;
 
 /// How long a server may leave all requests unanswered before it is called stuck.
-const STUCK: Duration = Duration::from_secs(30);
+const STUCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where requests go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum TargetSource {
     /// A server that runs already.
     Socket(PathBuf),
     /// A device of Xen that a back-end serves already.
@@ -47,29 +47,29 @@ pub enum Place {
         /// The poll policy to ask for.
         poll: Option<String>,
         /// Merging to ask for.
-        merge: Option<Merge>,
+        merge: Option<MergeMode>,
         /// What to do with granted pages.
-        grants: Option<Grants>,
+        grants: Option<GrantMode>,
         /// Whose the pages are to be that are kept.
-        pool: Option<GrantsPool>,
+        pool: Option<GrantPool>,
     },
 }
 
 /// Request merging, as an experiment asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Merge {
+pub enum MergeMode {
     /// Neighbours are joined.
     On,
     /// Each request is passed on as it came.
     Off,
 }
 
-impl Merge {
+impl MergeMode {
     /// The value of the disk's key `merge`.
     pub fn name(self) -> &'static str {
         match self {
-            Merge::On => "on",
-            Merge::Off => "off",
+            MergeMode::On => "on",
+            MergeMode::Off => "off",
         }
     }
 }
@@ -78,7 +78,7 @@ impl Merge {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Where it is.
-    pub place: Place,
+    pub source: TargetSource,
     /// `target` in the results.
     pub label: String,
     /// `storage` in the results.
@@ -108,7 +108,7 @@ pub struct Combination {
     /// What to do.
     pub rw: Rw,
     /// Bytes of an I/O.
-    pub sizes: Sizes,
+    pub sizes: IoSizes,
     /// Queues.
     pub queues: u16,
     /// Targets; 1 where the interface has none.
@@ -118,7 +118,7 @@ pub struct Combination {
     /// Jobs.
     pub jobs: u16,
     /// Client threads to use, unless there are fewer queues or jobs.
-    pub most_threads: u16,
+    pub max_threads: u16,
     /// I/Os in flight, of each job.
     pub iodepth: u16,
     /// I/Os submitted and waited for at once.
@@ -134,7 +134,7 @@ impl Combination {
 
     /// Threads: each owns queues, and has jobs.
     pub fn threads(&self) -> u16 {
-        self.most_threads.min(self.jobs).min(self.queues)
+        self.max_threads.min(self.jobs).min(self.queues)
     }
 
     /// The most I/Os in flight on one queue.
@@ -194,7 +194,7 @@ pub struct Plan {
     /// Where the JSON goes.
     pub json: Option<PathBuf>,
     /// How long a server may leave all requests unanswered.
-    pub stuck: Duration,
+    pub stuck_timeout: Duration,
 }
 
 impl Plan {
@@ -202,9 +202,9 @@ impl Plan {
     ///
     /// # Errors
     /// [`BenchError::Usage`], naming the option.
-    pub fn new(args: &Args) -> Result<Plan, BenchError> {
+    pub fn new(args: &BenchArgs) -> Result<Plan, BenchError> {
         let defaults = args.experiment.map_or_else(Defaults::default, Experiment::defaults);
-        let args = &defaults.fill(args);
+        let args = &defaults.apply(args);
         if args.rw.iter().any(|rw| rw.writes()) && !args.allow_write {
             let text =
                 "--rw: found a benchmark that writes, expected --allow-write with it: it destroys what is on the disk";
@@ -212,7 +212,7 @@ impl Plan {
         }
         // What is in memory was made for the run, and goes with it.
         let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
-        let in_memory = !running && args.disk.iter().all(|spec| crate::target::pairs(spec).contains(&IN_MEMORY));
+        let in_memory = !running && args.disk.iter().all(|spec| crate::target::split_pairs(spec).contains(&IN_MEMORY));
         if args.fill && !args.allow_write && !in_memory {
             let text = "--fill: found disks that are not in memory, expected --allow-write with it: it destroys what is on them";
             return Err(BenchError::Usage(text.into()));
@@ -220,7 +220,7 @@ impl Plan {
         if args.verify.is_some() && !args.rw.iter().all(|rw| rw.writes()) {
             return Err(BenchError::option("verify", "a benchmark that only reads", "one that writes what is checked"));
         }
-        let queue_size = args.queue_size.unwrap_or(QUEUE_SIZE);
+        let queue_size = args.queue_size.unwrap_or(DEFAULT_QUEUE_SIZE);
         if !queue_size.is_power_of_two() {
             return Err(BenchError::option("queue-size", queue_size, "a power of two from 4 to 32768"));
         }
@@ -243,18 +243,18 @@ impl Plan {
             }
         }
         let xen = XenPlan::new(args, interface)?;
-        let mut targets = targets(args, interface)?;
+        let mut targets = plan_targets(args, interface)?;
         let mut queues = args.queues.clone();
         if let Some(experiment) = args.experiment {
             targets = experiment.columns(&queues, targets)?;
             // Each column has its own.
             queues.truncate(1);
         }
-        let combinations = combinations(args, interface, &queues, defaults.targets)?;
+        let combinations = plan_combinations(args, interface, &queues, defaults.targets)?;
         // What has no room in a ring of Xen's waits for it here, as requests wait for a tag in a guest.
         let room = if interface == Interface::Xen { MAX_DEPTH } else { queue_size.into() };
         for combination in &combinations {
-            targets.iter().try_for_each(|target| check(args, &target.combination(combination), room))?;
+            targets.iter().try_for_each(|target| check_combination(args, &target.combination(combination), room))?;
         }
         Ok(Plan {
             interface,
@@ -278,7 +278,7 @@ impl Plan {
             queue_size,
             descriptors: args.descriptors,
             json: args.json.clone(),
-            stuck: STUCK,
+            stuck_timeout: STUCK_TIMEOUT,
         })
     }
 }
@@ -288,15 +288,15 @@ fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
     spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
 }
 
-fn targets(args: &Args, interface: Interface) -> Result<Vec<Target>, BenchError> {
+fn plan_targets(args: &BenchArgs, interface: Interface) -> Result<Vec<Target>, BenchError> {
     let mut targets = vec![];
-    let sockets = args.socket.iter().map(|socket| (Place::Socket(socket.clone()), socket.display().to_string()));
-    let devices = args.xen.vdev.iter().map(|vdev| (Place::Device(vdev.clone()), vdev.name.clone()));
+    let sockets = args.socket.iter().map(|socket| (TargetSource::Socket(socket.clone()), socket.display().to_string()));
+    let devices = args.xen.vdev.iter().map(|vdev| (TargetSource::Device(vdev.clone()), vdev.name.clone()));
     for (index, (place, name)) in sockets.chain(devices).enumerate() {
         let label = args.label.get(index).cloned().unwrap_or(name);
         let [storage, poll, merge, grants] = std::array::from_fn(|_| "unknown".to_owned());
         let grants = (interface == Interface::Xen).then_some(grants);
-        targets.push(Target { place, label, storage, poll, merge, grants, column: None, queues: None });
+        targets.push(Target { source: place, label, storage, poll, merge, grants, column: None, queues: None });
     }
     let running = targets.len();
     for (index, spec) in args.disk.iter().enumerate() {
@@ -320,19 +320,19 @@ fn targets(args: &Args, interface: Interface) -> Result<Vec<Target>, BenchError>
             true => vec![None],
             false => args.poll.iter().map(Some).collect(),
         };
-        let merge = value_of(spec, "merge").unwrap_or(SERVER_MERGE);
-        let grants: Vec<Option<Grants>> = match args.xen.grants.is_empty() {
+        let merge = value_of(spec, "merge").unwrap_or(DEFAULT_MERGE);
+        let grants: Vec<Option<GrantMode>> = match args.xen.grants.is_empty() {
             true => vec![None],
             false => args.xen.grants.iter().copied().map(Some).collect(),
         };
         let pool = args.xen.grants_pool;
         for (poll, grants) in policies.iter().flat_map(|poll| grants.iter().map(move |grants| (*poll, *grants))) {
-            let place = Place::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, grants, pool };
+            let place = TargetSource::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, grants, pool };
             let poll = poll.map(String::as_str).or(own).unwrap_or("default").to_owned();
             let (label, storage, merge) = (label.clone(), storage.clone(), merge.to_owned());
-            let grants = grants.map(Grants::name).or(own_grants).unwrap_or("default").to_owned();
+            let grants = grants.map(GrantMode::name).or(own_grants).unwrap_or("default").to_owned();
             let grants = (interface == Interface::Xen).then_some(grants);
-            targets.push(Target { place, label, storage, poll, merge, grants, column: None, queues: None });
+            targets.push(Target { source: place, label, storage, poll, merge, grants, column: None, queues: None });
         }
     }
     if targets.is_empty() {
@@ -350,16 +350,17 @@ fn targets(args: &Args, interface: Interface) -> Result<Vec<Target>, BenchError>
     Ok(targets)
 }
 
-fn combinations(
-    args: &Args,
+fn plan_combinations(
+    args: &BenchArgs,
     interface: Interface,
     queues: &[u16],
     default_targets: &[u16],
 ) -> Result<Vec<Combination>, BenchError> {
     let mut all = vec![];
     let counts = |given: &[u16], default: &[u16]| if given.is_empty() { default.to_vec() } else { given.to_vec() };
-    let sizes = args.bs.iter().flat_map(|word| &word.0).copied().map(Sizes::one).chain(args.bsrange.iter().copied());
-    let sizes: Vec<Sizes> = sizes.collect();
+    let sizes =
+        args.bs.iter().flat_map(|word| &word.0).copied().map(IoSizes::single).chain(args.bsrange.iter().copied());
+    let sizes: Vec<IoSizes> = sizes.collect();
     let (targets, luns) = (counts(&args.targets, default_targets), counts(&args.luns, &[1]));
     let places = targets.iter().flat_map(|targets| luns.iter().map(|luns| (*targets, *luns)));
     let places: Vec<(u16, u16)> = places.collect();
@@ -383,8 +384,17 @@ fn combinations(
                             let own = if interface == Interface::VirtioScsi { targets * luns } else { queues };
                             let jobs = args.jobs.unwrap_or(own);
                             let most_threads = args.threads.unwrap_or(u16::MAX);
-                            let combination =
-                                Combination { rw, sizes, queues, targets, luns, jobs, most_threads, iodepth, batch };
+                            let combination = Combination {
+                                rw,
+                                sizes,
+                                queues,
+                                targets,
+                                luns,
+                                jobs,
+                                max_threads: most_threads,
+                                iodepth,
+                                batch,
+                            };
                             all.push(combination);
                         }
                     }
@@ -395,13 +405,13 @@ fn combinations(
     Ok(all)
 }
 
-fn check(args: &Args, combination: &Combination, room: u32) -> Result<(), BenchError> {
-    let Sizes { min, max } = combination.sizes;
-    let name = if combination.sizes.mixed() { "bsrange" } else { "bs" };
+fn check_combination(args: &BenchArgs, combination: &Combination, room: u32) -> Result<(), BenchError> {
+    let IoSizes { min, max } = combination.sizes;
+    let name = if combination.sizes.is_mixed() { "bsrange" } else { "bs" };
     if min.0 == 0 || !min.is_aligned(mqblk_core::BlockSize::B512) || max.0 > 1 << 30 {
         return Err(BenchError::option(name, combination.sizes, "a multiple of 512 bytes, at most 1G"));
     }
-    if combination.sizes.mixed() && !combination.rw.sequential() && args.runtime == Some(0.0) {
+    if combination.sizes.is_mixed() && !combination.rw.is_sequential() && args.runtime == Some(0.0) {
         let expected = "one size, a sequence, or a --runtime: blocks at random, each once, have one size";
         return Err(BenchError::option(name, combination.sizes, expected));
     }

@@ -10,14 +10,14 @@ const WHOLE: u64 = 1000;
 
 /// The progress of all runs.
 #[derive(Debug)]
-pub struct Progress {
+pub struct ProgressDisplay {
     bar: Option<ProgressBar>,
     done: u64,
 }
 
-impl Progress {
+impl ProgressDisplay {
     /// For `runs` runs.
-    pub fn new(runs: u64) -> Progress {
+    pub fn new(runs: u64) -> ProgressDisplay {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(runs * WHOLE);
             let template = "{wide_bar} {percent:>3}%  {elapsed} of about {duration}\n{msg}";
@@ -25,7 +25,7 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
         });
-        Progress { bar, done: 0 }
+        ProgressDisplay { bar, done: 0 }
     }
 
     /// A run starts.

@@ -8,14 +8,14 @@ use serde::Serialize;
 use crate::BenchError;
 use crate::experiment::Experiment;
 use crate::interface::Interface;
-use crate::load::RunResult;
-use crate::merges::PerSecond;
+use crate::merges::MergeRates;
 use crate::plan::xen::pool_name;
-use crate::plan::{Combination, Place, Plan, Target};
+use crate::plan::{Combination, Plan, Target, TargetSource};
+use crate::run::RunResult;
 
 /// Latency in microseconds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Latency {
+pub struct LatencySummary {
     /// Mean.
     pub mean: f64,
     /// Median.
@@ -32,7 +32,7 @@ pub struct Latency {
 
 /// One target under one combination. The serialized keys are an interface: they stay.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct ResultRow {
     /// Guest interface.
     pub interface: &'static str,
     /// Storage backend, `unknown` for a server that runs already.
@@ -92,7 +92,7 @@ pub struct Row {
     /// See above.
     pub lun_bw_max_bytes_per_s: Option<f64>,
     /// Latency over all runs.
-    pub lat_us: Latency,
+    pub lat_us: LatencySummary,
     /// Points of the latencies' distribution: (percentile, microseconds).
     pub percentiles: Vec<(f64, f64)>,
     /// CPU time of the server for an I/O; null when it cannot be read.
@@ -122,16 +122,16 @@ pub struct Row {
     pub verified: u64,
 }
 
-impl Row {
+impl ResultRow {
     /// Of the runs of a target, at least one.
-    pub fn new(plan: &Plan, target: &Target, combination: &Combination, results: &[RunResult]) -> Row {
+    pub fn new(plan: &Plan, target: &Target, combination: &Combination, results: &[RunResult]) -> ResultRow {
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
-        let requests = results.iter().map(|result| result.requests).sum::<u64>().max(1) as f64;
+        let requests = results.iter().map(|result| result.ios).sum::<u64>().max(1) as f64;
         let per_request = |value: f64| value / requests;
         let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         let latencies = latencies(results);
-        let merges = |of: fn(&PerSecond) -> f64| {
+        let merges = |of: fn(&MergeRates) -> f64| {
             let rates: Option<Vec<f64>> = results.iter().map(|result| result.merges.as_ref().map(of)).collect();
             rates.map(|rates| mean_and_stderr(&rates).0)
         };
@@ -139,11 +139,11 @@ impl Row {
         let (bandwidth, bandwidth_error) = mean_and_stderr(&bandwidths);
         let scsi = plan.interface == Interface::VirtioScsi;
         let luns = |pick: fn(f64, f64) -> f64| -> Option<f64> {
-            let picked: Option<Vec<f64>> = results.iter().map(|result| result.bandwidths().reduce(pick)).collect();
+            let picked: Option<Vec<f64>> = results.iter().map(|result| result.disk_bandwidths().reduce(pick)).collect();
             picked.filter(|_| scsi).map(|picked| mean_and_stderr(&picked).0)
         };
         let server_cpu: Option<f64> = results.iter().map(|result| result.server_cpu.map(micros)).sum();
-        Row {
+        ResultRow {
             interface: plan.interface.name(),
             storage: target.storage.clone(),
             target: target.label.clone(),
@@ -160,8 +160,8 @@ impl Row {
             poll: target.poll.clone(),
             merge: target.merge.clone(),
             grants: target.grants.clone(),
-            grants_pool: match target.place {
-                Place::Disk { pool, .. } if plan.interface == Interface::Xen => Some(pool_name(pool)),
+            grants_pool: match target.source {
+                TargetSource::Disk { pool, .. } if plan.interface == Interface::Xen => Some(pool_name(pool)),
                 _ => None,
             },
             ring_order: plan.xen.ring_order,
@@ -175,7 +175,7 @@ impl Row {
             lun_bw_bytes_per_s: scsi.then(|| bandwidth / f64::from(combination.disks())),
             lun_bw_min_bytes_per_s: luns(f64::min),
             lun_bw_max_bytes_per_s: luns(f64::max),
-            lat_us: Latency::new(&latencies),
+            lat_us: LatencySummary::new(&latencies),
             percentiles: PERCENTILES.iter().map(|at| (*at, micros_at(&latencies, *at))).collect(),
             server_cpu_us_per_io: server_cpu.map(per_request),
             client_cpu_us_per_io: per_request(results.iter().map(|result| micros(result.client_cpu)).sum()),
@@ -208,10 +208,10 @@ fn micros_at(latencies: &Histogram<u64>, percentile: f64) -> f64 {
     latencies.value_at_percentile(percentile) as f64 / 1e3
 }
 
-impl Latency {
-    fn new(latencies: &Histogram<u64>) -> Latency {
+impl LatencySummary {
+    fn new(latencies: &Histogram<u64>) -> LatencySummary {
         let at = |percentile| micros_at(latencies, percentile);
-        Latency {
+        LatencySummary {
             mean: if latencies.is_empty() { 0.0 } else { latencies.mean() / 1e3 },
             p50: at(50.0),
             p90: at(90.0),
@@ -244,19 +244,19 @@ fn median(values: &[f64]) -> f64 {
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a Row>) -> Result<(), BenchError> {
+pub fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a ResultRow>) -> Result<(), BenchError> {
     let failed = |error: std::io::Error| BenchError::Failed(format!("--json {}: {error}", path.display()));
-    let rows: Vec<&Row> = rows.collect();
+    let rows: Vec<&ResultRow> = rows.collect();
     let mut text = serde_json::to_string_pretty(&rows).map_err(|error| failed(error.into()))?;
     text.push('\n');
     std::fs::write(path, text).map_err(failed)
 }
 
 #[cfg(test)]
-impl Row {
+impl ResultRow {
     /// A row of a table in a test: so many I/Os per second, the rest made up.
-    pub fn made_up(bs: u64, column: &str, iops: f64) -> Row {
-        Row {
+    pub fn example(bs: u64, column: &str, iops: f64) -> ResultRow {
+        ResultRow {
             interface: "virtio-blk",
             storage: "file".into(),
             target: "disk".into(),
@@ -285,7 +285,7 @@ impl Row {
             lun_bw_bytes_per_s: None,
             lun_bw_min_bytes_per_s: None,
             lun_bw_max_bytes_per_s: None,
-            lat_us: Latency { mean: 1.0, p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0 },
+            lat_us: LatencySummary { mean: 1.0, p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0 },
             percentiles: vec![(50.0, 1.0)],
             server_cpu_us_per_io: Some(1.5),
             client_cpu_us_per_io: 1.0,

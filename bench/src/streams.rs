@@ -3,22 +3,22 @@
 use mqblk_core::{ByteLen, ByteOffset, Sector512};
 
 use crate::BenchError;
-use crate::interface::Disk;
-use crate::job::Blocks;
+use crate::interface::DeviceDisk;
+use crate::pattern::BlockRange;
 use crate::plan::{Combination, Plan};
 
 /// Most blocks whose generation is kept.
-const MOST_VERIFIED: u64 = 1 << 30;
+const MAX_VERIFIED_BLOCKS: u64 = 1 << 30;
 
 /// What a job works on of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct JobRange {
     /// The job.
     pub job: u16,
     /// The disk.
     pub disk: u16,
     /// In blocks of the combination's (smallest) size.
-    pub blocks: Blocks,
+    pub blocks: BlockRange,
 }
 
 /// The jobs' parts.
@@ -27,7 +27,7 @@ pub struct Streams {
     /// Where block 0 is, on each disk.
     pub base: Sector512,
     /// One for each job, or for each disk where a job has several.
-    pub parts: Vec<Part>,
+    pub ranges: Vec<JobRange>,
 }
 
 impl Streams {
@@ -35,42 +35,46 @@ impl Streams {
     ///
     /// # Errors
     /// [`BenchError::Usage`] when a part does not lie on its disk, has no block, or is written by two jobs that verify.
-    pub fn new(plan: &Plan, combination: &Combination, disks: &[Disk]) -> Result<Streams, BenchError> {
+    pub fn new(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<Streams, BenchError> {
         let mut parts = vec![];
         // The plan has checked that there are few enough.
         let count = disks.len() as u16;
-        for (disk, Disk { capacity, .. }) in (0..count).zip(disks) {
+        for (disk, DeviceDisk { capacity, .. }) in (0..count).zip(disks) {
             let jobs: Vec<u16> = match combination.jobs >= count {
                 true => (disk..combination.jobs).step_by(count.into()).collect(),
                 false => vec![disk % combination.jobs],
             };
             let own = Combination { jobs: jobs.len() as u16, ..*combination };
             let blocks = match plan.offset_increment {
-                Some(increment) => apart(plan, &own, *capacity, increment)?,
-                None => together(plan, &own, *capacity)?,
+                Some(increment) => spaced_ranges(plan, &own, *capacity, increment)?,
+                None => shared_range(plan, &own, *capacity)?,
             };
-            parts.extend(jobs.into_iter().zip(blocks).map(|(job, blocks)| Part { job, disk, blocks }));
+            parts.extend(jobs.into_iter().zip(blocks).map(|(job, blocks)| JobRange { job, disk, blocks }));
         }
         let streams = Streams {
             // The plan has checked that the offset is a multiple of 512.
             base: ByteOffset(plan.offset.0).to_sector().unwrap_or_default(),
-            parts,
+            ranges: parts,
         };
-        if plan.verify.is_some() && streams.total() > MOST_VERIFIED {
-            let found = format!("{} blocks", streams.total());
-            return Err(BenchError::option("size", found, format!("at most {MOST_VERIFIED} blocks with --verify")));
+        if plan.verify.is_some() && streams.total_blocks() > MAX_VERIFIED_BLOCKS {
+            let found = format!("{} blocks", streams.total_blocks());
+            return Err(BenchError::option(
+                "size",
+                found,
+                format!("at most {MAX_VERIFIED_BLOCKS} blocks with --verify"),
+            ));
         }
         Ok(streams)
     }
 
     /// Blocks of all jobs.
-    pub fn total(&self) -> u64 {
-        self.parts.iter().map(|part| part.blocks.count).sum()
+    pub fn total_blocks(&self) -> u64 {
+        self.ranges.iter().map(|part| part.blocks.count).sum()
     }
 }
 
 /// One range, which the jobs share out, or which each has for itself.
-fn together(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result<Vec<Blocks>, BenchError> {
+fn shared_range(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result<Vec<BlockRange>, BenchError> {
     let rest = ByteLen(capacity.0.saturating_sub(plan.offset.0));
     let size = plan.size.unwrap_or(rest);
     if size > rest {
@@ -79,7 +83,7 @@ fn together(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result
     }
     let blocks = size.0 / combination.sizes.min.0;
     let jobs = u64::from(combination.jobs);
-    let shared_out = combination.rw.sequential() || plan.verify.is_some() || plan.runtime.is_none();
+    let shared_out = combination.rw.is_sequential() || plan.verify.is_some() || plan.runtime.is_none();
     if blocks < if shared_out { jobs } else { 1 } {
         return Err(BenchError::option(
             "size",
@@ -87,18 +91,19 @@ fn together(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result
             format!("a block of {} for each job, at least", combination.sizes.min),
         ));
     }
-    let part = |index| if shared_out { Blocks::part(blocks, index, jobs) } else { Blocks { first: 0, count: blocks } };
+    let part =
+        |index| if shared_out { BlockRange::part(blocks, index, jobs) } else { BlockRange { first: 0, count: blocks } };
     Ok((0..jobs).map(part).collect())
 }
 
 /// Job J's part starts at the offset plus J increments. Source: fio's `offset_increment`; there a part without a size goes on
 /// to the end of the disk, here to where the next one starts, so that no two jobs work on the same blocks unless asked to.
-fn apart(
+fn spaced_ranges(
     plan: &Plan,
     combination: &Combination,
     capacity: ByteLen,
     increment: ByteLen,
-) -> Result<Vec<Blocks>, BenchError> {
+) -> Result<Vec<BlockRange>, BenchError> {
     let (bs, jobs) = (combination.sizes.min, combination.jobs);
     let mut parts = Vec::with_capacity(jobs.into());
     for job in 0..u64::from(jobs) {
@@ -130,7 +135,7 @@ fn apart(
             return Err(BenchError::option("offset-increment", increment, expected));
         }
         // The plan has checked that the increment is a multiple of the block size.
-        parts.push(Blocks { first: increment.0 / bs.0 * job, count: size.0 / bs.0 });
+        parts.push(BlockRange { first: increment.0 / bs.0 * job, count: size.0 / bs.0 });
     }
     Ok(parts)
 }
@@ -138,7 +143,7 @@ fn apart(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Pattern;
+    use crate::pattern::AccessPattern;
     use crate::tests::args;
 
     /// The parts of the first combination on a disk of 1 MiB, as (first, count).
@@ -148,14 +153,14 @@ mod tests {
         let plan = Plan::new(&args).map_err(|error| error.to_string())?;
         let streams = Streams::new(&plan, &plan.combinations[0], &[disk()]).map_err(|error| error.to_string())?;
         assert_eq!(streams.base.to_offset(), Some(ByteOffset(plan.offset.0)));
-        assert_eq!(streams.total(), streams.parts.iter().map(|part| part.blocks.count).sum::<u64>());
-        assert!(streams.parts.iter().enumerate().all(|(job, part)| (usize::from(part.job), part.disk) == (job, 0)));
-        Ok(streams.parts.iter().map(|part| (part.blocks.first, part.blocks.count)).collect())
+        assert_eq!(streams.total_blocks(), streams.ranges.iter().map(|part| part.blocks.count).sum::<u64>());
+        assert!(streams.ranges.iter().enumerate().all(|(job, part)| (usize::from(part.job), part.disk) == (job, 0)));
+        Ok(streams.ranges.iter().map(|part| (part.blocks.first, part.blocks.count)).collect())
     }
 
-    fn disk() -> Disk {
+    fn disk() -> DeviceDisk {
         let (capacity, block) = (ByteLen(1 << 20), mqblk_core::BlockSize::B512);
-        Disk { name: "a disk".into(), capacity, block, read_only: false, request_max: 1 << 20 }
+        DeviceDisk { name: "a disk".into(), capacity, block, read_only: false, max_request: 1 << 20 }
     }
 
     #[test]
@@ -165,7 +170,7 @@ mod tests {
             let args = args(&line).unwrap();
             let plan = Plan::new(&args).unwrap();
             let streams = Streams::new(&plan, &plan.combinations[0], &vec![disk(); disks]).unwrap();
-            streams.parts.iter().map(|part| (part.job, part.disk, part.blocks.count)).collect()
+            streams.ranges.iter().map(|part| (part.job, part.disk, part.blocks.count)).collect()
         };
         assert_eq!(dealt("--targets 3", 3), [(0, 0, 16), (1, 1, 16), (2, 2, 16)]);
         assert_eq!(dealt("--targets 2 --jobs 5", 2), [(0, 0, 5), (2, 0, 5), (4, 0, 6), (1, 1, 8), (3, 1, 8)]);
@@ -207,9 +212,9 @@ mod tests {
 
     #[test]
     fn a_stream_goes_round_in_its_own_part() {
-        let blocks = Blocks { first: 64, count: 3 };
+        let blocks = BlockRange { first: 64, count: 3 };
         assert_eq!(parts("--rw read --jobs 2 --offset-increment 256k --size 12k").unwrap()[1], (64, 3));
-        let mut pattern = Pattern::new(crate::args::Rw::Read, 0, blocks, false, 1);
+        let mut pattern = AccessPattern::new(crate::args::Rw::Read, 0, blocks, false, 1);
         let seen: Vec<u64> = std::iter::from_fn(|| pattern.next()).take(7).map(|choice| choice.block).collect();
         assert_eq!(seen, [64, 65, 66, 64, 65, 66, 64]);
     }

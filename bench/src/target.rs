@@ -14,17 +14,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::BenchError;
-use crate::args::xen::{Grants, GrantsPool};
-use crate::interface::{Device, Endpoint, Interface, Lifeline};
-use crate::plan::{Combination, Merge, Place, Plan, Target};
+use crate::args::xen::{GrantMode, GrantPool};
+use crate::interface::{Device, Endpoint, Interface, ServerMonitor};
+use crate::plan::{Combination, MergeMode, Plan, Target, TargetSource};
 
 /// The controller of a server that is started.
 const CONTROLLER: &str = "bench";
 
 /// How long a server may take to listen, and to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long one try to connect to a starting server takes before it is seen whether it still runs.
-const TRY: Duration = Duration::from_millis(200);
+const CONNECT_TRY: Duration = Duration::from_millis(200);
 
 /// Settings of a controller; all others are those of each of its logical units.
 const CONTROLLER_KEYS: [&str; 10] = [
@@ -42,12 +42,12 @@ const CONTROLLER_KEYS: [&str; 10] = [
 
 /// A server process of ours.
 #[derive(Debug)]
-pub struct Server {
+pub struct ServerProcess {
     child: Child,
     endpoint: Endpoint,
     admin: PathBuf,
     /// What it leaves in xenstore, removed after it has ended.
-    _device: Option<xen::Directories>,
+    _device: Option<xen::XenstoreDirectories>,
     /// Where it keeps what a server after it would need.
     _state: Option<tempfile::TempDir>,
     /// The machine that both are on; it ends after the server.
@@ -58,9 +58,9 @@ pub struct Server {
 
 /// Becomes readable when a process has ended.
 #[derive(Debug)]
-struct Process(OwnedFd);
+struct ProcessMonitor(OwnedFd);
 
-impl Lifeline for Process {
+impl ServerMonitor for ProcessMonitor {
     fn wait_gone(&self, limit: Duration) -> bool {
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
@@ -69,27 +69,27 @@ impl Lifeline for Process {
 }
 
 /// What there is before a server is started.
-struct Prepared {
+struct PreparedServer {
     endpoint: Endpoint,
     arguments: Vec<String>,
-    device: Option<xen::Directories>,
+    device: Option<xen::XenstoreDirectories>,
     state: Option<tempfile::TempDir>,
     machine: Option<Machine>,
 }
 
 /// What is served, and how.
 #[derive(Debug)]
-struct Serving<'a> {
+struct ServedDisk<'a> {
     spec: &'a str,
     poll: Option<&'a str>,
-    merge: Option<Merge>,
-    grants: Option<Grants>,
-    pool: Option<GrantsPool>,
+    merge: Option<MergeMode>,
+    grants: Option<GrantMode>,
+    pool: Option<GrantPool>,
     combination: &'a Combination,
 }
 
 /// The pairs of `KEY=VALUE,...`, in which a comma of a value is written twice.
-pub fn pairs(spec: &str) -> Vec<&str> {
+pub fn split_pairs(spec: &str) -> Vec<&str> {
     let mut pairs = vec![];
     let (mut start, mut at) = (0, 0);
     let bytes = spec.as_bytes();
@@ -108,7 +108,7 @@ pub fn pairs(spec: &str) -> Vec<&str> {
     pairs
 }
 
-impl Serving<'_> {
+impl ServedDisk<'_> {
     /// The arguments of `mqblk serve` for a server at a socket.
     fn arguments(&self, interface: Interface, socket: &Path) -> Vec<String> {
         let path = socket.display().to_string().replace(',', ",,");
@@ -124,7 +124,7 @@ impl Serving<'_> {
         let Combination { queues, targets, luns, .. } = *self.combination;
         let path = socket.display().to_string().replace(',', ",,");
         let key = |pair: &&str| CONTROLLER_KEYS.contains(&pair.split('=').next().unwrap_or_default());
-        let (own, units): (Vec<&str>, Vec<&str>) = pairs(self.spec).into_iter().partition(key);
+        let (own, units): (Vec<&str>, Vec<&str>) = split_pairs(self.spec).into_iter().partition(key);
         let mut controller = format!("id={CONTROLLER},socket={path},queues={queues}");
         let poll = self.poll.map(|poll| format!("poll={poll}"));
         own.into_iter().chain(poll.as_deref()).for_each(|pair| controller.push_str(&format!(",{pair}")));
@@ -151,9 +151,9 @@ impl Serving<'_> {
         let mut disk = format!("{},{place},queues={}", self.spec, self.combination.queues);
         let own = [
             ("poll", self.poll),
-            ("merge", self.merge.map(Merge::name)),
-            ("grants", self.grants.map(Grants::name)),
-            ("grants-pool", self.pool.map(GrantsPool::name)),
+            ("merge", self.merge.map(MergeMode::name)),
+            ("grants", self.grants.map(GrantMode::name)),
+            ("grants-pool", self.pool.map(GrantPool::name)),
         ];
         for (key, value) in own {
             if let Some(value) = value {
@@ -164,18 +164,24 @@ impl Serving<'_> {
     }
 }
 
-impl Server {
+impl ServerProcess {
     /// Starts `mqblk serve` (this executable).
-    fn spawn(plan: &Plan, serving: &Serving<'_>) -> Result<Server, BenchError> {
+    fn spawn(plan: &Plan, serving: &ServedDisk<'_>) -> Result<ServerProcess, BenchError> {
         let failed = |what: &str, error: std::io::Error| BenchError::Failed(format!("{what}: {error}"));
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
         let folder = folder.map_err(|error| failed("folder for the server's socket", error))?;
-        let Prepared { endpoint, arguments, device, state, machine } = match plan.interface {
+        let PreparedServer { endpoint, arguments, device, state, machine } = match plan.interface {
             Interface::Xen => xen::prepare(&plan.xen, serving, folder.path())?,
             interface => {
                 let socket = folder.path().join("disk.sock");
                 let arguments = serving.arguments(interface, &socket);
-                Prepared { endpoint: Endpoint::Socket(socket), arguments, device: None, state: None, machine: None }
+                PreparedServer {
+                    endpoint: Endpoint::Socket(socket),
+                    arguments,
+                    device: None,
+                    state: None,
+                    machine: None,
+                }
             }
         };
         let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
@@ -192,7 +198,7 @@ impl Server {
             command.args(["--workers", &cpus.split(',').count().to_string()]);
         }
         let child = command.spawn().map_err(|error| failed(&program.display().to_string(), error))?;
-        Ok(Server { child, endpoint, admin, _device: device, _state: state, _machine: machine, _folder: folder })
+        Ok(ServerProcess { child, endpoint, admin, _device: device, _state: state, _machine: machine, _folder: folder })
     }
 
     /// Its process.
@@ -204,10 +210,10 @@ impl Server {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn lifeline(&self) -> std::io::Result<Box<dyn Lifeline>> {
+    pub fn monitor(&self) -> std::io::Result<Box<dyn ServerMonitor>> {
         // It has not been waited for, so the process is still this one.
         let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
-        Ok(Box::new(Process(process)))
+        Ok(Box::new(ProcessMonitor(process)))
     }
 
     /// Its admin socket.
@@ -220,17 +226,17 @@ impl Server {
     /// # Errors
     /// When it does not end in time, or not well.
     pub fn stop(mut self) -> Result<(), BenchError> {
-        match self.end() {
+        match self.terminate() {
             Ok(Some(status)) if status.success() => Ok(()),
             Ok(Some(status)) => Err(BenchError::Failed(format!("the server ended with {status}"))),
-            Ok(None) => Err(BenchError::Failed(format!("the server does not end within {PATIENCE:?}"))),
+            Ok(None) => Err(BenchError::Failed(format!("the server does not end within {SERVER_TIMEOUT:?}"))),
             Err(error) => Err(BenchError::Failed(format!("waiting for the server: {error}"))),
         }
     }
 
     /// Asks the server to end. `None` when it does not in time.
-    fn end(&mut self) -> std::io::Result<Option<ExitStatus>> {
-        let deadline = Instant::now() + PATIENCE;
+    fn terminate(&mut self) -> std::io::Result<Option<ExitStatus>> {
+        let deadline = Instant::now() + SERVER_TIMEOUT;
         let mut asked = false;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
@@ -247,10 +253,10 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         // Gently, also after a failure: a killed server's io_uring may hold the disk's lock for a while.
-        if !matches!(self.end(), Ok(Some(_))) {
+        if !matches!(self.terminate(), Ok(Some(_))) {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -263,7 +269,7 @@ pub struct Session<D> {
     /// The device.
     pub device: D,
     /// The server that was started for it.
-    pub server: Option<Server>,
+    pub server: Option<ServerProcess>,
 }
 
 impl<D: Device> Session<D> {
@@ -272,22 +278,22 @@ impl<D: Device> Session<D> {
     /// # Errors
     /// [`BenchError::Usage`] when the server has fewer queues or refuses its options, else [`BenchError::Failed`].
     pub fn open(plan: &Plan, combination: &Combination, target: &Target) -> Result<Session<D>, BenchError> {
-        match &target.place {
-            Place::Socket(path) => Session::of(plan, combination, &Endpoint::Socket(path.clone())),
-            Place::Device(vdev) => {
+        match &target.source {
+            TargetSource::Socket(path) => Session::connect_running(plan, combination, &Endpoint::Socket(path.clone())),
+            TargetSource::Device(vdev) => {
                 let endpoint = xen::endpoint(plan.xen.place.as_ref(), vdev.number)?;
-                Session::of(plan, combination, &endpoint)
+                Session::connect_running(plan, combination, &endpoint)
             }
-            Place::Disk { spec, poll, merge, grants, pool } => {
+            TargetSource::Disk { spec, poll, merge, grants, pool } => {
                 let (poll, merge, grants, pool) = (poll.as_deref(), *merge, *grants, *pool);
-                let serving = Serving { spec, poll, merge, grants, pool, combination };
-                let mut server = Server::spawn(plan, &serving)?;
-                let deadline = Instant::now() + PATIENCE;
+                let serving = ServedDisk { spec, poll, merge, grants, pool, combination };
+                let mut server = ServerProcess::spawn(plan, &serving)?;
+                let deadline = Instant::now() + SERVER_TIMEOUT;
                 loop {
-                    match D::connect(plan, combination, &server.endpoint, TRY) {
+                    match D::connect(plan, combination, &server.endpoint, CONNECT_TRY) {
                         Ok(device) => return Ok(Session { device, server: Some(server) }),
-                        Err(error) if Instant::now() >= deadline => return Err(judge(error)),
-                        Err(error) => still_runs(&mut server, error)?,
+                        Err(error) if Instant::now() >= deadline => return Err(connect_error(error)),
+                        Err(error) => check_running(&mut server, error)?,
                     }
                 }
             }
@@ -297,14 +303,14 @@ impl<D: Device> Session<D> {
 
 impl<D: Device> Session<D> {
     /// Of a server that runs already.
-    fn of(plan: &Plan, combination: &Combination, endpoint: &Endpoint) -> Result<Session<D>, BenchError> {
-        let device = D::connect(plan, combination, endpoint, PATIENCE / 10).map_err(judge)?;
+    fn connect_running(plan: &Plan, combination: &Combination, endpoint: &Endpoint) -> Result<Session<D>, BenchError> {
+        let device = D::connect(plan, combination, endpoint, SERVER_TIMEOUT / 10).map_err(connect_error)?;
         Ok(Session { device, server: None })
     }
 }
 
 /// A failed try to connect: worth another if the server still runs and had not listened yet.
-fn still_runs(server: &mut Server, error: DriverError) -> Result<(), BenchError> {
+fn check_running(server: &mut ServerProcess, error: DriverError) -> Result<(), BenchError> {
     match server.child.try_wait() {
         Ok(Some(status)) if status.code() == Some(2) => {
             Err(BenchError::Usage("--disk: the server does not take it (its message is above)".into()))
@@ -313,17 +319,17 @@ fn still_runs(server: &mut Server, error: DriverError) -> Result<(), BenchError>
             let how = status.signal().map_or_else(|| status.to_string(), |signal| format!("signal {signal}"));
             Err(BenchError::Failed(format!("the server ended with {how} before it listened")))
         }
-        _ if starting(&error) => Ok(()),
-        _ => Err(judge(error)),
+        _ if is_starting(&error) => Ok(()),
+        _ => Err(connect_error(error)),
     }
 }
 
-fn starting(error: &DriverError) -> bool {
+fn is_starting(error: &DriverError) -> bool {
     use mqblk_vhost_user_client::ClientError::Connect;
     matches!(error, DriverError::Client(Connect { .. }) | DriverError::NoDevice(_))
 }
 
-fn judge(error: DriverError) -> BenchError {
+fn connect_error(error: DriverError) -> BenchError {
     match error {
         DriverError::Option { field: field @ ("queues" | "threads" | "ring order"), found, expected } => {
             BenchError::option(&field.replace(' ', "-"), found, expected)
@@ -342,9 +348,10 @@ mod tests {
         let line =
             "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3";
         let plan = Plan::new(&args(line).unwrap()).unwrap();
-        let Place::Disk { spec, .. } = &plan.targets[0].place else { panic!("a disk") };
+        let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
         let combination = &plan.combinations[0];
-        let serving = Serving { spec, poll: None, merge: Some(Merge::Off), grants: None, pool: None, combination };
+        let serving =
+            ServedDisk { spec, poll: None, merge: Some(MergeMode::Off), grants: None, pool: None, combination };
         let unit = |t: u16, l: u16| {
             format!("controller=bench,target={t},lun={l},id=t{t}l{l},path=/d,,{t}/{l}.img,direct=off,merge=off")
         };
@@ -363,6 +370,6 @@ mod tests {
         assert_eq!(serving.arguments(Interface::VirtioScsi, Path::new("/s,1")), expected);
         let disk = serving.arguments(Interface::VirtioBlk, Path::new("/s"));
         assert_eq!(disk[1], "path=/d,,{t}/{l}.img,poll=off,direct=off,socket=/s,queues=3,merge=off");
-        assert_eq!(pairs("a=1,,2,b=,,,c"), ["a=1,,2", "b=,,", "c"]);
+        assert_eq!(split_pairs("a=1,,2,b=,,,c"), ["a=1,,2", "b=,,", "c"]);
     }
 }

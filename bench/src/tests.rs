@@ -7,7 +7,7 @@ use clap::Parser;
 use mqblk_driver::virtio_blk::model::{Behaviour, Fault, Model};
 
 use crate::plan::Plan;
-use crate::{Args, BenchError, runs};
+use crate::{BenchArgs, BenchError, sweep};
 
 mod virtio_scsi;
 mod xen;
@@ -15,11 +15,11 @@ mod xen;
 #[derive(Debug, Parser)]
 struct Cli {
     #[command(flatten)]
-    args: Args,
+    args: BenchArgs,
 }
 
 /// The options of a command line.
-pub(crate) fn args(line: &str) -> Result<Args, clap::Error> {
+pub(crate) fn args(line: &str) -> Result<BenchArgs, clap::Error> {
     Cli::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).map(|cli| cli.args)
 }
 
@@ -48,9 +48,9 @@ impl Rig {
     fn run(&self, line: &str) -> Result<u64, BenchError> {
         let mut plan = plan(&format!("--socket {} {line}", self.path("s"))).unwrap();
         if self.stalls {
-            plan.stuck = Duration::from_millis(300);
+            plan.stuck_timeout = Duration::from_millis(300);
         }
-        runs::run(&plan)
+        sweep::run(&plan)
     }
 }
 
@@ -188,7 +188,7 @@ fn a_server_that_leaves_or_sticks_ends_the_run() {
         assert!(text.contains("used element"), "{text}");
     }
     let folder = tempfile::tempdir().unwrap();
-    let text = failed(runs::run(&plan(&format!("--socket {}/none", folder.path().display())).unwrap()));
+    let text = failed(sweep::run(&plan(&format!("--socket {}/none", folder.path().display())).unwrap()));
     assert!(text.contains("/none: cannot connect"), "{text}");
 }
 

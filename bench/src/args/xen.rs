@@ -8,25 +8,25 @@ use mqblk_xen::vbd;
 
 /// The options that only `--interface xen` has.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct XenArgs {
+pub struct XenOptions {
     /// xen: `auto`, the Xen that this runs on, or the folder of a simulated machine that runs [default: with --disk a simulated
     /// machine for each run, else auto]
-    #[arg(long, value_name = "auto|FOLDER", value_parser = place)]
-    pub xen: Option<XenPlace>,
+    #[arg(long, value_name = "auto|FOLDER", value_parser = parse_location)]
+    pub xen: Option<XenLocation>,
 
     /// xen: a device of this domain (on a simulated machine: of domain 1), by its name or number, which some back-end serves
     /// already; may be repeated
-    #[arg(long, value_name = "NAME", value_parser = device)]
+    #[arg(long, value_name = "NAME", value_parser = parse_device)]
     pub vdev: Vec<Vdev>,
 
     /// xen: what the server does with granted pages, with --disk [default: the server's]
     #[arg(long, value_enum, value_delimiter = ',')]
-    pub grants: Vec<Grants>,
+    pub grants: Vec<GrantMode>,
 
     /// xen: whose the pages are that the server keeps, with --disk. All rings' in common is there to be measured only [default: the
     /// server's]
     #[arg(long, value_enum)]
-    pub grants_pool: Option<GrantsPool>,
+    pub grants_pool: Option<GrantPool>,
 
     /// xen: pages of each ring, as a power of two's exponent: 32 to 512 entries [default: what the back-end allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=4))]
@@ -38,10 +38,10 @@ pub struct XenArgs {
 
     /// xen: how the frontend lays its requests out [default: x86_64]
     #[arg(long, value_enum)]
-    pub abi: Option<Layout>,
+    pub abi: Option<RequestLayout>,
 }
 
-impl XenArgs {
+impl XenOptions {
     /// Names of the options that were given.
     pub fn given(&self) -> impl Iterator<Item = &'static str> {
         let all = [
@@ -59,18 +59,18 @@ impl XenArgs {
 
 /// Where Xen is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum XenPlace {
+pub enum XenLocation {
     /// The one that this runs on.
     Real,
     /// A simulated machine that runs already.
-    Folder(PathBuf),
+    Simulated(PathBuf),
 }
 
-fn place(text: &str) -> Result<XenPlace, String> {
+fn parse_location(text: &str) -> Result<XenLocation, String> {
     match text {
         "" => Err("expected auto or the folder of a simulated machine".into()),
-        "auto" => Ok(XenPlace::Real),
-        folder => Ok(XenPlace::Folder(folder.into())),
+        "auto" => Ok(XenLocation::Real),
+        folder => Ok(XenLocation::Simulated(folder.into())),
     }
 }
 
@@ -83,14 +83,14 @@ pub struct Vdev {
     pub number: u32,
 }
 
-fn device(text: &str) -> Result<Vdev, String> {
+fn parse_device(text: &str) -> Result<Vdev, String> {
     let number = vbd::parse_vdev(text).map_err(|malformed| format!("expected {}", malformed.expected))?;
     Ok(Vdev { name: text.to_owned(), number })
 }
 
 /// What the server does with granted pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Grants {
+pub enum GrantMode {
     /// Keep them mapped where the frontend lets it, else copy
     Auto,
     /// Copy into and out of them
@@ -101,40 +101,40 @@ pub enum Grants {
     Persistent,
 }
 
-impl Grants {
+impl GrantMode {
     /// The value of the disk's key `grants`, and in the results.
     pub fn name(self) -> &'static str {
         match self {
-            Grants::Auto => "auto",
-            Grants::Copy => "copy",
-            Grants::Map => "map",
-            Grants::Persistent => "persistent",
+            GrantMode::Auto => "auto",
+            GrantMode::Copy => "copy",
+            GrantMode::Map => "map",
+            GrantMode::Persistent => "persistent",
         }
     }
 }
 
 /// Whose the pages are that the server keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GrantsPool {
+pub enum GrantPool {
     /// Each ring's own
     PerRing,
     /// All rings' in common
     Shared,
 }
 
-impl GrantsPool {
+impl GrantPool {
     /// The value of the disk's key `grants-pool`, and in the results.
     pub fn name(self) -> &'static str {
         match self {
-            GrantsPool::PerRing => "per-ring",
-            GrantsPool::Shared => "shared",
+            GrantPool::PerRing => "per-ring",
+            GrantPool::Shared => "shared",
         }
     }
 }
 
 /// How requests are laid out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Layout {
+pub enum RequestLayout {
     /// As a 64-bit x86 guest does
     #[default]
     #[value(name = "x86_64")]
@@ -146,22 +146,22 @@ pub enum Layout {
     Arm,
 }
 
-impl Layout {
+impl RequestLayout {
     /// Its name on the command line and in the results.
     pub fn name(self) -> &'static str {
         match self {
-            Layout::X86_64 => "x86_64",
-            Layout::X86_32 => "x86_32",
-            Layout::Arm => "arm",
+            RequestLayout::X86_64 => "x86_64",
+            RequestLayout::X86_32 => "x86_32",
+            RequestLayout::Arm => "arm",
         }
     }
 
     /// As the driver has it.
     pub fn abi(self) -> Abi {
         match self {
-            Layout::X86_64 => Abi::X86_64,
-            Layout::X86_32 => Abi::X86_32,
-            Layout::Arm => Abi::Arm,
+            RequestLayout::X86_64 => Abi::X86_64,
+            RequestLayout::X86_32 => Abi::X86_32,
+            RequestLayout::Arm => Abi::Arm,
         }
     }
 }

@@ -12,8 +12,8 @@ use clap::builder::PossibleValue;
 use crate::BenchError;
 use crate::defaults::Defaults;
 use crate::plan::{Plan, Target};
-use crate::report::Row;
-use crate::table::sizes;
+use crate::report::ResultRow;
+use crate::table::block_size;
 
 /// A published table.
 pub trait Experiment: std::fmt::Debug + Sync {
@@ -34,7 +34,7 @@ pub trait Experiment: std::fmt::Debug + Sync {
     fn columns(&self, queues: &[u16], targets: Vec<Target>) -> Result<Vec<Target>, BenchError>;
 
     /// The text to print. `groups`: the columns of one combination each, in the order of [`columns`](Self::columns).
-    fn print(&self, plan: &Plan, groups: &[Vec<Row>]) -> String;
+    fn render(&self, plan: &Plan, groups: &[Vec<ResultRow>]) -> String;
 }
 
 impl dyn Experiment {
@@ -45,7 +45,8 @@ impl dyn Experiment {
 }
 
 /// All there are.
-pub const ALL: &[&dyn Experiment] = &[&block_size::BlockSize, &targets::Targets, &xen_queues::XenQueues];
+pub const ALL: &[&dyn Experiment] =
+    &[&block_size::BlockSizeExperiment, &targets::TargetsExperiment, &xen_queues::XenQueuesExperiment];
 
 /// The one of this name.
 pub fn find(name: &str) -> Option<&'static dyn Experiment> {
@@ -53,7 +54,7 @@ pub fn find(name: &str) -> Option<&'static dyn Experiment> {
 }
 
 /// What all rows have in common of what they were measured with, in words.
-fn alike(groups: &[Vec<Row>]) -> Vec<String> {
+fn common_settings(groups: &[Vec<ResultRow>]) -> Vec<String> {
     let rows = || groups.iter().flatten();
     let one = &groups[0][0];
     let mut words = vec![format!("target {}", one.target)];
@@ -64,7 +65,7 @@ fn alike(groups: &[Vec<Row>]) -> Vec<String> {
         words.push(format!("rw {}", one.rw));
     }
     if one.bs != one.bs_max && rows().all(|row| (row.bs, row.bs_max) == (one.bs, one.bs_max)) {
-        words.push(format!("bs {}", sizes(one)));
+        words.push(format!("bs {}", block_size(one)));
     }
     if one.targets.is_some() && rows().all(|row| row.iodepth == one.iodepth) {
         words.push(format!("iodepth {}", one.iodepth));

@@ -42,7 +42,7 @@ impl Interface {
 
 /// A disk of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Disk {
+pub struct DeviceDisk {
     /// Which one, where a device has several.
     pub name: String,
     /// Its size.
@@ -52,7 +52,7 @@ pub struct Disk {
     /// Writes are refused.
     pub read_only: bool,
     /// Most bytes of a request: whole blocks. An I/O that is larger is several requests.
-    pub request_max: u64,
+    pub max_request: u64,
 }
 
 /// Where a device is.
@@ -79,19 +79,19 @@ impl std::fmt::Debug for Endpoint {
 }
 
 /// Something to see the server's end with.
-pub trait Lifeline: Send + Sync {
+pub trait ServerMonitor: Send + Sync {
     /// Waits until the server is gone, for at most `limit`. Whether it is.
     fn wait_gone(&self, limit: Duration) -> bool;
 }
 
-impl Lifeline for mqblk_vhost_user_client::HangupMonitor {
+impl ServerMonitor for mqblk_vhost_user_client::HangupMonitor {
     fn wait_gone(&self, limit: Duration) -> bool {
         mqblk_vhost_user_client::HangupMonitor::wait_hangup(self, limit)
     }
 }
 
 /// The socket of a vhost-user server.
-fn socket(endpoint: &Endpoint) -> &PathBuf {
+fn socket_path(endpoint: &Endpoint) -> &PathBuf {
     match endpoint {
         Endpoint::Socket(path) => path,
         Endpoint::Vbd { .. } => unreachable!("a plan has endpoints of its own interface"),
@@ -99,15 +99,17 @@ fn socket(endpoint: &Endpoint) -> &PathBuf {
 }
 
 /// That of a vhost-user server.
-fn lifeline(opened: std::io::Result<mqblk_vhost_user_client::HangupMonitor>) -> Result<Box<dyn Lifeline>, DriverError> {
-    let lifeline = opened.map_err(|source| DriverError::Host { what: "lifeline of the server", source })?;
-    Ok(Box::new(lifeline))
+fn server_monitor(
+    opened: std::io::Result<mqblk_vhost_user_client::HangupMonitor>,
+) -> Result<Box<dyn ServerMonitor>, DriverError> {
+    let monitor = opened.map_err(|source| DriverError::Host { what: "lifeline of the server", source })?;
+    Ok(Box::new(monitor))
 }
 
 /// A connected device.
 pub trait Device: Sized {
     /// The queues of a thread.
-    type Set: Set;
+    type Queues: ThreadQueues;
 
     /// Connects to the device at `endpoint`, which is one of this interface, trying for so long.
     ///
@@ -124,10 +126,10 @@ pub trait Device: Sized {
     ///
     /// # Errors
     /// [`BenchError`]: the device does not have them, or says of itself what cannot be.
-    fn disks(&mut self, combination: &Combination) -> Result<Vec<Disk>, BenchError>;
+    fn disks(&mut self, combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError>;
 
     /// The queues, a set for each thread; after [`disks`](Self::disks).
-    fn take_sets(&mut self) -> Vec<Self::Set>;
+    fn take_queues(&mut self) -> Vec<Self::Queues>;
 
     /// The server's process, if the system says.
     fn server_pid(&self) -> Option<i32>;
@@ -136,17 +138,17 @@ pub trait Device: Sized {
     ///
     /// # Errors
     /// When the system refuses.
-    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError>;
+    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError>;
 
     /// Stops all queues.
     ///
     /// # Errors
     /// When the server does not answer.
-    fn stop(self, sets: Vec<Self::Set>) -> Result<(), DriverError>;
+    fn stop(self, sets: Vec<Self::Queues>) -> Result<(), DriverError>;
 }
 
 /// How a request ended.
-pub trait Status: Copy + PartialEq + std::fmt::Debug + Send {
+pub trait TransferStatus: Copy + PartialEq + std::fmt::Debug + Send {
     /// All of it happened.
     const GOOD: Self;
 }
@@ -172,7 +174,7 @@ pub struct Transfer {
 
 /// A request's end.
 #[derive(Clone, Copy, Debug)]
-pub struct Done<S> {
+pub struct CompletedTransfer<S> {
     /// What the submission was given.
     pub user: u32,
     /// How it ended.
@@ -183,9 +185,9 @@ pub struct Done<S> {
 ///
 /// Nothing of this is called through a pointer: a load over one queue of an interface is the same instructions as if it had
 /// been written for it.
-pub trait Set: Send {
+pub trait ThreadQueues: Send {
     /// How requests end.
-    type Status: Status;
+    type Status: TransferStatus;
 
     /// A thread's jobs that are fewer than its queues spread their requests over all of them; else each has one queue.
     const SPREADS: bool;
@@ -195,18 +197,18 @@ pub trait Set: Send {
     const DATA_ALIGN: u64 = 1;
 
     /// Queues; at least one.
-    fn queues(&self) -> usize;
+    fn queue_count(&self) -> usize;
     /// The memory that data lies in.
     fn memory(&self) -> &Arc<GuestMemory>;
     /// Where the data memory of queue `queue` starts.
-    fn data(&self, queue: usize) -> GuestAddress;
+    fn data_start(&self, queue: usize) -> GuestAddress;
     /// Puts a request on; with [`HANDS_OVER`](Self::HANDS_OVER), where the steering says.
     ///
     /// # Errors
     /// [`Refused`].
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused>;
     /// Whether a request that queue `queue` has no room for finds some when something has ended.
-    fn makes_room(&self, queue: usize) -> bool;
+    fn will_have_space(&self, queue: usize) -> bool;
     /// Makes visible what was put on queue `queue`.
     ///
     /// # Errors
@@ -221,25 +223,25 @@ pub trait Set: Send {
     ///
     /// # Errors
     /// When the device breaks the protocol.
-    fn look(&mut self, queue: usize) -> Result<(u16, u16), DeviceError>;
+    fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError>;
     /// Takes an answer that the last look saw.
     ///
     /// # Errors
     /// When the device breaks the protocol.
-    fn reap(&mut self, queue: usize) -> Result<Option<Done<Self::Status>>, DeviceError>;
+    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<Self::Status>>, DeviceError>;
     /// Takes what other threads have left. Returns how many answers to own requests there are among it.
     ///
     /// # Errors
     /// When a kick cannot be written.
-    fn collect(&mut self) -> std::io::Result<usize> {
+    fn receive_handovers(&mut self) -> std::io::Result<usize> {
         Ok(0)
     }
     /// Takes an answer that other threads have left.
-    fn arrived(&mut self) -> Option<Done<Self::Status>> {
+    fn next_handed_back(&mut self) -> Option<CompletedTransfer<Self::Status>> {
         None
     }
     /// Own requests that are with other threads.
-    fn away(&self) -> u32 {
+    fn outstanding_elsewhere(&self) -> u32 {
         0
     }
     /// Own requests handed over to other threads so far.
@@ -247,7 +249,7 @@ pub trait Set: Send {
         0
     }
     /// This thread has nothing more to do. Returns whether it may end: others may still need its queues.
-    fn depart(&mut self) -> bool {
+    fn try_leave(&mut self) -> bool {
         true
     }
     /// Sleeps until something may have happened: `count` answers on a queue, or all that are in flight there.

@@ -8,14 +8,14 @@ use mqblk_driver::blkfront::{self, Info, Options, QueueSet};
 use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES};
 
-use super::{Device, Disk, Done, Endpoint, Lifeline, Set, Status, Transfer};
+use super::{CompletedTransfer, Device, DeviceDisk, Endpoint, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
 use crate::BenchError;
 use crate::plan::{Combination, Plan};
 
 /// Bytes that a segment has at most.
 const PAGE: u64 = PAGE_BYTES as u64;
 
-impl Status for blkfront::Status {
+impl TransferStatus for blkfront::Status {
     const GOOD: Self = blkfront::Status::Ok;
 }
 
@@ -25,7 +25,7 @@ pub struct XenDevice(blkfront::Device);
 
 /// The most bytes of a request whose data starts with a page: whole blocks. Larger ones are several requests, as Linux splits
 /// a bio by the limits of its queue.
-fn request_max(info: &Info) -> Result<u64, BenchError> {
+fn max_request(info: &Info) -> Result<u64, BenchError> {
     let (most, block) = (u64::from(info.segments) * PAGE, u64::from(info.block.bytes()));
     if most < block {
         let text = format!("{} segments a request: found {most} bytes, expected a block of {block}", info.segments);
@@ -35,7 +35,7 @@ fn request_max(info: &Info) -> Result<u64, BenchError> {
 }
 
 impl Device for XenDevice {
-    type Set = XenSet;
+    type Queues = XenRings;
 
     fn connect(
         plan: &Plan,
@@ -61,21 +61,21 @@ impl Device for XenDevice {
         blkfront::Device::connect(&options).map(XenDevice)
     }
 
-    fn disks(&mut self, _combination: &Combination) -> Result<Vec<Disk>, BenchError> {
+    fn disks(&mut self, _combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
         let info = self.0.info();
         let too_big =
             || BenchError::Failed(format!("the disk says it has {} sectors, 2^64 bytes or more", info.capacity.0));
-        Ok(vec![Disk {
+        Ok(vec![DeviceDisk {
             name: "the disk".into(),
             capacity: info.capacity.to_len().ok_or_else(too_big)?,
             block: info.block,
             read_only: info.read_only,
-            request_max: request_max(info)?,
+            max_request: max_request(info)?,
         }])
     }
 
-    fn take_sets(&mut self) -> Vec<XenSet> {
-        let set = |mut set: QueueSet| XenSet { memory: Arc::clone(set.queues()[0].memory()), set };
+    fn take_queues(&mut self) -> Vec<XenRings> {
+        let set = |mut set: QueueSet| XenRings { memory: Arc::clone(set.queues()[0].memory()), set };
         self.0.take_queues().into_iter().map(set).collect()
     }
 
@@ -83,20 +83,20 @@ impl Device for XenDevice {
         None
     }
 
-    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError> {
-        Ok(Box::new(StateWatch(Mutex::new(self.0.lifeline()?))))
+    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
+        Ok(Box::new(BackendMonitor(Mutex::new(self.0.lifeline()?))))
     }
 
-    fn stop(self, sets: Vec<XenSet>) -> Result<(), DriverError> {
+    fn stop(self, sets: Vec<XenRings>) -> Result<(), DriverError> {
         self.0.stop(sets.into_iter().map(|set| set.set).collect())
     }
 }
 
 /// The back-end's state.
 #[derive(Debug)]
-struct StateWatch(Mutex<blkfront::Lifeline>);
+struct BackendMonitor(Mutex<blkfront::Lifeline>);
 
-impl Lifeline for StateWatch {
+impl ServerMonitor for BackendMonitor {
     fn wait_gone(&self, limit: Duration) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).wait_gone(limit)
     }
@@ -104,12 +104,12 @@ impl Lifeline for StateWatch {
 
 /// Rings of a disk.
 #[derive(Debug)]
-pub struct XenSet {
+pub struct XenRings {
     set: QueueSet,
     memory: Arc<GuestMemory>,
 }
 
-impl Set for XenSet {
+impl ThreadQueues for XenRings {
     type Status = blkfront::Status;
 
     const SPREADS: bool = true;
@@ -118,7 +118,7 @@ impl Set for XenSet {
     const DATA_ALIGN: u64 = PAGE;
 
     #[inline]
-    fn queues(&self) -> usize {
+    fn queue_count(&self) -> usize {
         self.set.queues_ref().len()
     }
 
@@ -126,7 +126,7 @@ impl Set for XenSet {
         &self.memory
     }
 
-    fn data(&self, queue: usize) -> GuestAddress {
+    fn data_start(&self, queue: usize) -> GuestAddress {
         self.set.queues_ref()[queue].data().0
     }
 
@@ -139,7 +139,7 @@ impl Set for XenSet {
     }
 
     #[inline]
-    fn makes_room(&self, queue: usize) -> bool {
+    fn will_have_space(&self, queue: usize) -> bool {
         self.set.queues_ref()[queue].in_flight() != 0
     }
 
@@ -159,15 +159,15 @@ impl Set for XenSet {
     }
 
     #[inline]
-    fn look(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
+    fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
         let queue = &mut self.set.queues()[queue];
         Ok((queue.look()?, queue.in_flight()))
     }
 
     #[inline(always)] // as above
-    fn reap(&mut self, queue: usize) -> Result<Option<Done<blkfront::Status>>, DeviceError> {
+    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<blkfront::Status>>, DeviceError> {
         let done = self.set.queues()[queue].reap()?;
-        Ok(done.map(|done| Done { user: done.user, status: done.status }))
+        Ok(done.map(|done| CompletedTransfer { user: done.user, status: done.status }))
     }
 
     fn wait(&mut self, count: u16) -> Result<(), DriverError> {

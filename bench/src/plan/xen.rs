@@ -1,17 +1,17 @@
 //! What `--interface xen` adds to a plan.
 
 use crate::BenchError;
-use crate::args::xen::{GrantsPool, Layout, Vdev, XenPlace};
-use crate::args::{Args, Descriptors};
+use crate::args::xen::{GrantPool, RequestLayout, Vdev, XenLocation};
+use crate::args::{BenchArgs, Descriptors};
 use crate::interface::Interface;
 
 /// How a frontend of Xen connects, and to which Xen.
 #[derive(Clone, Debug, Default)]
 pub struct XenPlan {
     /// Which one; `None`: a simulated machine for each run.
-    pub place: Option<XenPlace>,
+    pub place: Option<XenLocation>,
     /// How requests are laid out.
-    pub layout: Layout,
+    pub layout: RequestLayout,
     /// Pages of a ring, as a power of two's exponent; `None`: as many as the back-end allows.
     pub ring_order: Option<u8>,
     /// Most segments of a request; `None`: as many as the back-end allows.
@@ -20,7 +20,7 @@ pub struct XenPlan {
 
 impl XenPlan {
     /// Judges the options that are not for this interface, and those that are for this one only.
-    pub fn new(args: &Args, interface: Interface) -> Result<XenPlan, BenchError> {
+    pub fn new(args: &BenchArgs, interface: Interface) -> Result<XenPlan, BenchError> {
         if interface != Interface::Xen {
             return match args.xen.given().next() {
                 None => Ok(XenPlan::default()),
@@ -50,7 +50,7 @@ impl XenPlan {
             return Err(BenchError::Usage(text.into()));
         }
         let place = match args.disk.is_empty() {
-            true => Some(args.xen.xen.clone().unwrap_or(XenPlace::Real)),
+            true => Some(args.xen.xen.clone().unwrap_or(XenLocation::Real)),
             false => args.xen.xen.clone(),
         };
         Ok(XenPlan {
@@ -63,15 +63,15 @@ impl XenPlan {
 }
 
 /// The device that a server which is started is asked to serve.
-pub fn own_device(place: Option<&XenPlace>) -> Vdev {
+pub fn own_device(place: Option<&XenLocation>) -> Vdev {
     match place {
         // Far from what a domain may have of its own.
-        Some(XenPlace::Real) => Vdev { name: "xvdz".into(), number: 1 << 28 | 25 << 8 },
+        Some(XenLocation::Real) => Vdev { name: "xvdz".into(), number: 1 << 28 | 25 << 8 },
         _ => Vdev { name: "xvda".into(), number: 202 << 8 },
     }
 }
 
 /// What the results say of a pool that nobody has chosen.
-pub fn pool_name(chosen: Option<GrantsPool>) -> &'static str {
-    chosen.unwrap_or(GrantsPool::PerRing).name()
+pub fn pool_name(chosen: Option<GrantPool>) -> &'static str {
+    chosen.unwrap_or(GrantPool::PerRing).name()
 }

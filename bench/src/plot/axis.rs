@@ -2,7 +2,7 @@
 
 /// A mark on an axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tick {
+pub struct AxisTick {
     /// The value.
     pub at: f64,
     /// What is written beside it.
@@ -11,7 +11,7 @@ pub struct Tick {
 
 /// A vertical axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scale {
+pub struct AxisScale {
     /// The value at its lower end.
     pub low: f64,
     /// The value at its upper end.
@@ -19,12 +19,12 @@ pub struct Scale {
     /// Whether equal distances are equal ratios.
     pub log: bool,
     /// Its marks, ascending.
-    pub ticks: Vec<Tick>,
+    pub ticks: Vec<AxisTick>,
 }
 
-impl Scale {
+impl AxisScale {
     /// From 0 to a round number that is at least `most`. Numbers from `kilo` on are written with k, M or G.
-    pub fn linear(most: f64, kilo: f64) -> Scale {
+    pub fn linear(most: f64, kilo: f64) -> AxisScale {
         // Any value but all are 0, or so small that their digits are not.
         let most = if most > 1e-9 { most } else { 1.0 };
         let power = 10_f64.powf(most.log10().floor());
@@ -36,13 +36,13 @@ impl Scale {
         let (step, count) =
             least.expect("0.2, 0.5, 1 and 2 of the largest's decimal power go into it 4 to 7 times somewhere");
         let ticks = (0..=count as u32).map(|at| f64::from(at) * step);
-        let ticks = ticks.map(|at| Tick { at, label: number(at, kilo) }).collect();
-        Scale { low: 0.0, high: count * step, log: false, ticks }
+        let ticks = ticks.map(|at| AxisTick { at, label: number(at, kilo) }).collect();
+        AxisScale { low: 0.0, high: count * step, log: false, ticks }
     }
 
     /// From the first round number (1, 2 or 5 times a power of ten) below `least` to the first above `most` (above 0). It has
     /// at most nine decades; smaller values lie at its lower end.
-    pub fn log(least: f64, most: f64, kilo: f64) -> Scale {
+    pub fn log(least: f64, most: f64, kilo: f64) -> AxisScale {
         let least = least.max(most / 1e9);
         let round = |decade: i32| [1.0, 2.0, 5.0].map(|factor| factor * 10_f64.powi(decade));
         let (first, last) = (least.log10().floor() as i32, most.log10().floor() as i32);
@@ -53,12 +53,13 @@ impl Scale {
         // 1, 2 and 5 of each decade have room for less than four decades.
         let wide = (high / low).log10() >= 4.0;
         let marked = |at: &f64| (low..=high).contains(at) && (!wide || (at.log10() - at.log10().round()).abs() < 1e-9);
-        let ticks = all.iter().filter(|at| marked(at)).map(|at| Tick { at: *at, label: number(*at, kilo) }).collect();
-        Scale { low, high, log: true, ticks }
+        let ticks =
+            all.iter().filter(|at| marked(at)).map(|at| AxisTick { at: *at, label: number(*at, kilo) }).collect();
+        AxisScale { low, high, log: true, ticks }
     }
 
     /// Where `value` lies: 0 at the lower end, 1 at the upper.
-    pub fn place(&self, value: f64) -> f64 {
+    pub fn position(&self, value: f64) -> f64 {
         let share = if self.log {
             (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
         } else {
@@ -104,43 +105,43 @@ fn trimmed(text: String) -> String {
 }
 
 /// Where a percentile below 100 lies on its axis: each 9 is as wide as the one before (90, 99, 99.9).
-pub fn percentile_place(percentile: f64) -> f64 {
+pub fn percentile_position(percentile: f64) -> f64 {
     (100.0 / (100.0 - percentile)).log10()
 }
 
 /// The ticks of a percentile axis from `first` to `last` (places), and of the largest value, if it is drawn, at `largest`.
-pub fn percentile_ticks(first: f64, last: f64, largest: Option<f64>) -> Vec<Tick> {
+pub fn percentile_ticks(first: f64, last: f64, largest: Option<f64>) -> Vec<AxisTick> {
     const MARKS: [&str; 9] = ["0", "50", "90", "99", "99.9", "99.99", "99.999", "99.9999", "99.99999"];
     let marks = MARKS.iter().map(|label| {
         let percentile: f64 = label.parse().expect("a number");
-        Tick { at: percentile_place(percentile), label: (*label).to_owned() }
+        AxisTick { at: percentile_position(percentile), label: (*label).to_owned() }
     });
-    let inside = |tick: &Tick| (first - 1e-9..=last + 1e-9).contains(&tick.at);
-    marks.filter(inside).chain(largest.map(|at| Tick { at, label: "max".into() })).collect()
+    let inside = |tick: &AxisTick| (first - 1e-9..=last + 1e-9).contains(&tick.at);
+    marks.filter(inside).chain(largest.map(|at| AxisTick { at, label: "max".into() })).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn labels(scale: &Scale) -> Vec<&str> {
+    fn labels(scale: &AxisScale) -> Vec<&str> {
         scale.ticks.iter().map(|tick| tick.label.as_str()).collect()
     }
 
     #[test]
     fn linear_axes_are_round_and_hold_the_largest() {
         assert_eq!(
-            labels(&Scale::linear(321_000.0, 1e3)),
+            labels(&AxisScale::linear(321_000.0, 1e3)),
             ["0", "50k", "100k", "150k", "200k", "250k", "300k", "350k"]
         );
-        assert_eq!(labels(&Scale::linear(1.1e6, 1e3)), ["0", "200k", "400k", "600k", "800k", "1M", "1.2M"]);
-        assert_eq!(labels(&Scale::linear(9400.0, 1e4)), ["0", "2000", "4000", "6000", "8000", "10k"]);
-        assert_eq!(labels(&Scale::linear(0.083, 1e3)), ["0", "0.02", "0.04", "0.06", "0.08", "0.1"]);
-        assert_eq!(labels(&Scale::linear(100.0, 1e3)), ["0", "25", "50", "75", "100"]);
-        assert_eq!(labels(&Scale::linear(0.0, 1e3)), ["0", "0.25", "0.5", "0.75", "1"]);
+        assert_eq!(labels(&AxisScale::linear(1.1e6, 1e3)), ["0", "200k", "400k", "600k", "800k", "1M", "1.2M"]);
+        assert_eq!(labels(&AxisScale::linear(9400.0, 1e4)), ["0", "2000", "4000", "6000", "8000", "10k"]);
+        assert_eq!(labels(&AxisScale::linear(0.083, 1e3)), ["0", "0.02", "0.04", "0.06", "0.08", "0.1"]);
+        assert_eq!(labels(&AxisScale::linear(100.0, 1e3)), ["0", "25", "50", "75", "100"]);
+        assert_eq!(labels(&AxisScale::linear(0.0, 1e3)), ["0", "0.25", "0.5", "0.75", "1"]);
         for exponent in -89..=160 {
             let most = 10_f64.powf(f64::from(exponent) / 10.0);
-            let scale = Scale::linear(most, 1e3);
+            let scale = AxisScale::linear(most, 1e3);
             assert!(
                 scale.high >= most && scale.high <= most * 1.26 && (5..=8).contains(&scale.ticks.len()),
                 "{most} {scale:?}"
@@ -150,16 +151,16 @@ mod tests {
 
     #[test]
     fn log_axes_hold_all() {
-        assert_eq!(labels(&Scale::log(2.5, 700.0, 1e4)), ["2", "5", "10", "20", "50", "100", "200", "500", "1000"]);
-        assert_eq!(labels(&Scale::log(0.4, 30_000.0, 1e4)), ["1", "10", "100", "1000", "10k"]);
-        let scale = Scale::log(1.0, 1000.0, 1e4);
+        assert_eq!(labels(&AxisScale::log(2.5, 700.0, 1e4)), ["2", "5", "10", "20", "50", "100", "200", "500", "1000"]);
+        assert_eq!(labels(&AxisScale::log(0.4, 30_000.0, 1e4)), ["1", "10", "100", "1000", "10k"]);
+        let scale = AxisScale::log(1.0, 1000.0, 1e4);
         assert_eq!((scale.low, scale.high), (1.0, 1000.0));
         for (value, place) in [(1.0, 0.0), (10.0, 1.0 / 3.0), (1000.0, 1.0), (0.1, 0.0)] {
-            assert!((scale.place(value) - place).abs() < 1e-9, "{value}");
+            assert!((scale.position(value) - place).abs() < 1e-9, "{value}");
         }
         for exponent in -120..=130 {
             let least = 10_f64.powf(f64::from(exponent) / 10.0);
-            let scale = Scale::log(least, least * 150.0, 1e4);
+            let scale = AxisScale::log(least, least * 150.0, 1e4);
             assert!(
                 scale.low <= least * 1.001 && scale.high >= least * 149.9 && scale.ticks.len() >= 2,
                 "{least} {scale:?}"
@@ -188,9 +189,9 @@ mod tests {
 
     #[test]
     fn percentile_ticks_are_those_in_range() {
-        let ticks = percentile_ticks(percentile_place(50.0), percentile_place(99.9), Some(4.0));
+        let ticks = percentile_ticks(percentile_position(50.0), percentile_position(99.9), Some(4.0));
         assert_eq!(ticks.iter().map(|tick| tick.label.as_str()).collect::<Vec<_>>(), ["50", "90", "99", "99.9", "max"]);
         assert!(ticks.is_sorted_by(|a, b| a.at < b.at));
-        assert!(percentile_place(100.0 - 1e-14).is_finite());
+        assert!(percentile_position(100.0 - 1e-14).is_finite());
     }
 }

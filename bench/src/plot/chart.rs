@@ -1,6 +1,6 @@
 //! What is drawn, before it has a place: blocks of panels of series of samples.
 
-use super::axis::{Scale, Tick};
+use super::axis::{AxisScale, AxisTick};
 
 /// All that one picture shows.
 #[derive(Debug)]
@@ -10,12 +10,12 @@ pub struct Chart {
     /// What was constant.
     pub subtitle: String,
     /// One below the other.
-    pub blocks: Vec<Block>,
+    pub groups: Vec<PanelGroup>,
 }
 
 /// Panels that share series, and so a legend.
 #[derive(Debug)]
-pub struct Block {
+pub struct PanelGroup {
     /// Names of the series; a single one may have an empty name, and then has no legend.
     pub series: Vec<String>,
     /// What the solid and the dashed lines of a series are, where it has both.
@@ -30,29 +30,29 @@ pub struct Panel {
     /// What tells it apart from the others of the same metric.
     pub heading: Option<String>,
     /// The horizontal axis.
-    pub x: Across,
+    pub x: HorizontalAxis,
     /// What is measured, with its unit.
     pub y_title: String,
     /// The vertical axis.
-    pub y: Scale,
+    pub y: AxisScale,
     /// What is drawn.
-    pub lines: Vec<Line>,
+    pub lines: Vec<SeriesLine>,
 }
 
 /// A horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Across {
+pub struct HorizontalAxis {
     /// What it shows, with its unit.
     pub title: String,
     /// Where values were measured, ascending.
-    pub ticks: Vec<Tick>,
+    pub ticks: Vec<AxisTick>,
     /// Whether its values are names, with bars over them, 1 apart.
     pub bars: bool,
 }
 
 /// The samples of a series.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line {
+pub struct SeriesLine {
     /// Which one.
     pub series: usize,
     /// Whether it is the second line of that series.

@@ -1,9 +1,9 @@
 //! Gives a chart its places: titles, legends, and panels in rows.
 
-use super::chart::{Block, Chart, Panel};
-use super::marks::{Style, style};
-use super::panel::{self, Frame};
-use super::scene::{Anchor, Color, Font, Outline, Point, Scene, Shape, Stroke, Text, at};
+use super::chart::{Chart, Panel, PanelGroup};
+use super::markers::{Style, style};
+use super::panel::{self, PanelFrame};
+use super::scene::{Anchor, Color, Font, Outline, Point, Scene, SceneShape, Stroke, TextLine, at};
 
 /// Colour of titles and names.
 pub const INK: Color = Color(0x222222);
@@ -23,7 +23,7 @@ const SAMPLE: f64 = 34.0;
 
 /// The picture of `chart`.
 pub fn scene(chart: &Chart, font: &Font) -> Scene {
-    let columns = chart.blocks.iter().map(columns).max().unwrap_or(1);
+    let columns = chart.groups.iter().map(columns).max().unwrap_or(1);
     let width = if columns > 1 { 1360.0 } else { 960.0 };
     let title = format!("{}: {}", chart.title, chart.subtitle);
     let mut scene = Scene { width, height: 0.0, title, shapes: vec![] };
@@ -32,14 +32,18 @@ pub fn scene(chart: &Chart, font: &Font) -> Scene {
         y += 3.0;
         for line in font.wrapped(text, size, width - 2.0 * MARGIN, 3) {
             y += size * 1.3;
-            scene.text(Text { at: at(MARGIN, y), text: line, size, color, anchor: Anchor::Start, upward: false });
+            scene.text(TextLine { at: at(MARGIN, y), text: line, size, color, anchor: Anchor::Start, upward: false });
         }
     }
     y += 14.0;
     // The same for all panels, so that their axes stand below each other.
-    let left =
-        chart.blocks.iter().flat_map(|block| &block.panels).map(|panel| panel::left(panel, font)).fold(0.0, f64::max);
-    for block in &chart.blocks {
+    let left = chart
+        .groups
+        .iter()
+        .flat_map(|block| &block.panels)
+        .map(|panel| panel::left_margin(panel, font))
+        .fold(0.0, f64::max);
+    for block in &chart.groups {
         y = legend(&mut scene, block, font, y);
         y = panels(&mut scene, block, font, y, left);
     }
@@ -48,14 +52,14 @@ pub fn scene(chart: &Chart, font: &Font) -> Scene {
 }
 
 /// Panels beside each other.
-fn columns(block: &Block) -> usize {
+fn columns(block: &PanelGroup) -> usize {
     // Panels of one metric only, or the rows would mix them.
     let facets = block.panels.iter().take_while(|panel| panel.y_title == block.panels[0].y_title).count();
     facets.min(2)
 }
 
 /// Draws the block's panels; where it ends.
-fn panels(scene: &mut Scene, block: &Block, font: &Font, top: f64, left: f64) -> f64 {
+fn panels(scene: &mut Scene, block: &PanelGroup, font: &Font, top: f64, left: f64) -> f64 {
     let columns = columns(block);
     let width = (scene.width - 2.0 * MARGIN - GAP * (columns - 1) as f64) / columns as f64;
     let height = match (columns, block.panels.len()) {
@@ -74,8 +78,13 @@ fn panels(scene: &mut Scene, block: &Block, font: &Font, top: f64, left: f64) ->
         for (column, panel) in row.iter().enumerate() {
             let x = MARGIN + (width + GAP) * column as f64;
             let below = heading(scene, panel, font, at(x + left, y), width - left);
-            let frame =
-                Frame { left: x + left, right: x + width - 8.0, top: below, bottom: below + height, room: left };
+            let frame = PanelFrame {
+                left: x + left,
+                right: x + width - 8.0,
+                top: below,
+                bottom: below + height,
+                left_margin: left,
+            };
             bottom = f64::max(bottom, panel::draw(scene, panel, block.series.len(), &frame, font));
         }
         y = bottom + GAP;
@@ -88,22 +97,22 @@ fn heading(scene: &mut Scene, panel: &Panel, font: &Font, place: Point, width: f
     let Some(text) = &panel.heading else { return place.y + 8.0 };
     let y = place.y + HEADING;
     let text = font.shortened(text, HEADING, width);
-    scene.text(Text { at: at(place.x, y), text, size: HEADING, color: INK, anchor: Anchor::Start, upward: false });
+    scene.text(TextLine { at: at(place.x, y), text, size: HEADING, color: INK, anchor: Anchor::Start, upward: false });
     y + 12.0
 }
 
 /// What stands in a legend: a name, and how it is drawn.
-struct Entry<'a> {
+struct LegendEntry<'a> {
     name: &'a str,
     style: Style,
     dashed: bool,
 }
 
 /// Draws the block's legend; where it ends.
-fn legend(scene: &mut Scene, block: &Block, font: &Font, top: f64) -> f64 {
-    let mut entries: Vec<Entry> = vec![];
+fn legend(scene: &mut Scene, block: &PanelGroup, font: &Font, top: f64) -> f64 {
+    let mut entries: Vec<LegendEntry> = vec![];
     if block.series.len() > 1 || !block.series[0].is_empty() {
-        entries.extend(block.series.iter().enumerate().map(|(at, name)| Entry {
+        entries.extend(block.series.iter().enumerate().map(|(at, name)| LegendEntry {
             name,
             style: style(at),
             dashed: false,
@@ -113,8 +122,8 @@ fn legend(scene: &mut Scene, block: &Block, font: &Font, top: f64) -> f64 {
         // Grey: it holds for all colours.
         let all = block.series.len() > 1 || block.panels.iter().any(|panel| panel.x.bars);
         let style = if all { Style { color: FAINT_INK, ..style(0) } } else { style(0) };
-        entries.push(Entry { name: solid, style, dashed: false });
-        entries.push(Entry { name: dashed, style, dashed: true });
+        entries.push(LegendEntry { name: solid, style, dashed: false });
+        entries.push(LegendEntry { name: dashed, style, dashed: true });
     }
     if entries.is_empty() {
         return top;
@@ -130,21 +139,21 @@ fn legend(scene: &mut Scene, block: &Block, font: &Font, top: f64) -> f64 {
     for (place, (entry, name)) in entries.iter().zip(names).enumerate() {
         let x = MARGIN + (place % columns) as f64 * step;
         let y = top + 10.0 + (place / columns) as f64 * 20.0;
-        sample(scene, entry, bars, at(x, y));
+        legend_sample(scene, entry, bars, at(x, y));
         let at = at(x + SAMPLE + 8.0, y + NAME * 0.36);
-        scene.text(Text { at, text: name, size: NAME, color: INK, anchor: Anchor::Start, upward: false });
+        scene.text(TextLine { at, text: name, size: NAME, color: INK, anchor: Anchor::Start, upward: false });
     }
     top + entries.len().div_ceil(columns) as f64 * 20.0 + 12.0
 }
 
 /// A piece of the line, or of the bar.
-fn sample(scene: &mut Scene, entry: &Entry, bars: bool, place: Point) {
+fn legend_sample(scene: &mut Scene, entry: &LegendEntry, bars: bool, place: Point) {
     let Style { color, marker } = entry.style;
     let stroke = Stroke { color, width: 2.0, dashed: entry.dashed };
     if bars {
         let (left, right, top, bottom) = (place.x + 8.0, place.x + SAMPLE - 4.0, place.y - 6.0, place.y + 6.0);
         let corners = vec![at(left, top), at(right, top), at(right, bottom), at(left, bottom)];
-        let fill = if entry.dashed { super::marks::PAPER } else { color };
+        let fill = if entry.dashed { super::markers::PAPER } else { color };
         let stroke = Stroke { dashed: false, ..stroke };
         scene.figure("legend", Outline::Path(corners, true), Some(fill), Some(stroke));
         return;
@@ -152,6 +161,12 @@ fn sample(scene: &mut Scene, entry: &Entry, bars: bool, place: Point) {
     scene.line("legend", place, at(place.x + SAMPLE, place.y), stroke);
     let middle = at(place.x + SAMPLE / 2.0, place.y);
     let (outline, fill) = marker.outline(middle, entry.dashed, color);
-    let stroke = Some(Stroke { color, width: super::marks::OUTLINE, dashed: false });
-    scene.shapes.push(Shape::Figure { outline, fill: Some(fill), stroke, class: "legend", says: String::new() });
+    let stroke = Some(Stroke { color, width: super::markers::OUTLINE, dashed: false });
+    scene.shapes.push(SceneShape::Figure {
+        outline,
+        fill: Some(fill),
+        stroke,
+        class: "legend",
+        tooltip: String::new(),
+    });
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use clap::ValueEnum;
 
-use super::rows::Row;
+use super::rows::PlotRow;
 
 /// What is drawn upward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -25,13 +25,13 @@ pub enum Metric {
 
 /// A value to draw.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+pub struct MetricValue {
     /// The value.
     pub value: f64,
     /// Its standard error.
     pub error: f64,
     /// What the dashed line shows.
-    pub second: Option<f64>,
+    pub dashed: Option<f64>,
 }
 
 impl Metric {
@@ -88,18 +88,18 @@ impl Metric {
     }
 
     /// Whether `row` has it.
-    pub fn has(self, row: &Row) -> bool {
+    pub fn has(self, row: &PlotRow) -> bool {
         self == Metric::Percentiles || self.of(row).is_some()
     }
 
     /// Its value in `row`; none for a row that lacks it, and for percentiles, which are many.
-    pub fn of(self, row: &Row) -> Option<Measured> {
-        let plain = |value: f64| Measured { value, error: 0.0, second: None };
+    pub fn of(self, row: &PlotRow) -> Option<MetricValue> {
+        let plain = |value: f64| MetricValue { value, error: 0.0, dashed: None };
         const MIB: f64 = (1 << 20) as f64;
         match self {
-            Metric::Iops => Some(Measured { error: row.iops.1, ..plain(row.iops.0) }),
-            Metric::Bandwidth => Some(Measured { error: row.bandwidth.1 / MIB, ..plain(row.bandwidth.0 / MIB) }),
-            Metric::Latency => Some(Measured { second: Some(row.latency.1), ..plain(row.latency.0) }),
+            Metric::Iops => Some(MetricValue { error: row.iops.1, ..plain(row.iops.0) }),
+            Metric::Bandwidth => Some(MetricValue { error: row.bandwidth.1 / MIB, ..plain(row.bandwidth.0 / MIB) }),
+            Metric::Latency => Some(MetricValue { dashed: Some(row.latency.1), ..plain(row.latency.0) }),
             Metric::Cpu => row.server_cpu.map(plain),
             Metric::Merges => row.merges.map(plain),
             Metric::Percentiles => None,

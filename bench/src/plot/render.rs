@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use tiny_skia::{FillRule, LineCap, LineJoin, Paint, PathBuilder, Pixmap, StrokeDash, Transform};
 use ttf_parser::{GlyphId, OutlineBuilder};
 
-use super::scene::{Anchor, Color, DASH, Font, Outline, Point, Scene, Shape, Stroke, Text};
+use super::scene::{Anchor, Color, DASH, Font, Outline, Point, Scene, SceneShape, Stroke, TextLine};
 
 /// Pixels of a PNG for one of the scene, in both directions.
 pub const PNG_SCALE: f64 = 2.0;
@@ -25,8 +25,8 @@ pub fn svg(scene: &Scene) -> String {
     );
     for shape in &scene.shapes {
         let _ = match shape {
-            Shape::Text(text) => writeln!(svg, "{}", svg_text(text)),
-            Shape::Figure { outline, fill, stroke, class, says } => {
+            SceneShape::Text(text) => writeln!(svg, "{}", svg_text(text)),
+            SceneShape::Figure { outline, fill, stroke, class, tooltip: says } => {
                 let fill = fill.map_or("none".into(), css);
                 let mut element = format!("{} class=\"{class}\" fill=\"{fill}\"", svg_outline(outline));
                 if let Some(Stroke { color, width, dashed }) = stroke {
@@ -60,7 +60,7 @@ fn svg_outline(outline: &Outline) -> String {
     }
 }
 
-fn svg_text(text: &Text) -> String {
+fn svg_text(text: &TextLine) -> String {
     let (x, y) = (coordinate(text.at.x), coordinate(text.at.y));
     let place = match text.upward {
         true => format!("transform=\"translate({x} {y}) rotate(-90)\""),
@@ -110,10 +110,10 @@ pub fn png(scene: &Scene, font: &Font) -> Result<Vec<u8>, String> {
     let transform = Transform::from_scale(PNG_SCALE as f32, PNG_SCALE as f32);
     for shape in &scene.shapes {
         match shape {
-            Shape::Text(text) => write(&mut pixmap, text, font, transform),
-            Shape::Figure { outline, fill, stroke, .. } => {
+            SceneShape::Text(text) => draw_text(&mut pixmap, text, font, transform),
+            SceneShape::Figure { outline, fill, stroke, .. } => {
                 // None: an outline without a length, such as an error bar on the axis.
-                let Some(path) = path(outline) else { continue };
+                let Some(path) = outline_path(outline) else { continue };
                 if let Some(color) = fill {
                     pixmap.fill_path(&path, &paint(*color), FillRule::Winding, transform, None);
                 }
@@ -138,7 +138,7 @@ fn paint(Color(rgb): Color) -> Paint<'static> {
     paint
 }
 
-fn path(outline: &Outline) -> Option<tiny_skia::Path> {
+fn outline_path(outline: &Outline) -> Option<tiny_skia::Path> {
     let mut path = PathBuilder::new();
     match outline {
         Outline::Circle(center, radius) => path.push_circle(center.x as f32, center.y as f32, *radius as f32),
@@ -158,14 +158,14 @@ fn path(outline: &Outline) -> Option<tiny_skia::Path> {
 }
 
 /// Writes a text, glyph after glyph, without kerning, as [`Font::width`] measures it.
-fn write(pixmap: &mut Pixmap, text: &Text, font: &Font, transform: Transform) {
+fn draw_text(pixmap: &mut Pixmap, text: &TextLine, font: &Font, transform: Transform) {
     let width = font.width(&text.text, text.size);
     let shift = match text.anchor {
         Anchor::Start => 0.0,
         Anchor::Middle => -width / 2.0,
         Anchor::End => -width,
     };
-    let mut glyphs = Glyphs { path: PathBuilder::new(), x: shift as f32, scale: font.scale(text.size) as f32 };
+    let mut glyphs = GlyphPath { path: PathBuilder::new(), x: shift as f32, scale: font.scale(text.size) as f32 };
     for c in text.text.chars() {
         // 0 is the glyph of what the font does not have.
         let glyph = font.face().glyph_index(c).unwrap_or(GlyphId(0));
@@ -179,19 +179,19 @@ fn write(pixmap: &mut Pixmap, text: &Text, font: &Font, transform: Transform) {
 }
 
 /// Collects the outlines of glyphs: fonts count y upward from the base line.
-struct Glyphs {
+struct GlyphPath {
     path: PathBuilder,
     x: f32,
     scale: f32,
 }
 
-impl Glyphs {
+impl GlyphPath {
     fn place(&self, x: f32, y: f32) -> (f32, f32) {
         (self.x + x * self.scale, -y * self.scale)
     }
 }
 
-impl OutlineBuilder for Glyphs {
+impl OutlineBuilder for GlyphPath {
     fn move_to(&mut self, x: f32, y: f32) {
         let (x, y) = self.place(x, y);
         self.path.move_to(x, y);

@@ -25,7 +25,7 @@ const MAX_COUNT: u64 = 1 << 53;
 
 /// One measured combination, as far as it is drawn.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct PlotRow {
     /// Name of the file it is from, short.
     pub file: String,
     /// The target's label.
@@ -87,7 +87,7 @@ pub struct Row {
 /// # Errors
 /// When it cannot be read, is too large, or is not what the benchmark writes: says the row, the key, what was found and what
 /// was expected.
-pub fn read(path: &Path, file: &str) -> Result<Vec<Row>, PlotError> {
+pub fn read(path: &Path, file: &str) -> Result<Vec<PlotRow>, PlotError> {
     let wrong = |what: String| PlotError::Input(format!("{}: {what}", path.display()));
     let mut text = Vec::new();
     std::fs::File::open(path)
@@ -99,10 +99,10 @@ pub fn read(path: &Path, file: &str) -> Result<Vec<Row>, PlotError> {
     parse(&text, file).map_err(wrong)
 }
 
-fn parse(text: &[u8], file: &str) -> Result<Vec<Row>, String> {
+fn parse(text: &[u8], file: &str) -> Result<Vec<PlotRow>, String> {
     const EXPECTED: &str = "expected the JSON array that `mqblk bench --json` writes";
     let value: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}; {EXPECTED}"))?;
-    let Value::Array(values) = value else { return Err(format!("found {}, {EXPECTED}", shown(Some(&value)))) };
+    let Value::Array(values) = value else { return Err(format!("found {}, {EXPECTED}", describe(Some(&value)))) };
     if values.is_empty() {
         return Err("found an empty array, expected at least one row".into());
     }
@@ -110,7 +110,7 @@ fn parse(text: &[u8], file: &str) -> Result<Vec<Row>, String> {
         return Err(format!("found {} rows, expected at most {MAX_ROWS}", values.len()));
     }
     let row = |(at, value): (usize, &Value)| {
-        let fields = value.as_object().ok_or(format!("found {}, expected an object", shown(Some(value))));
+        let fields = value.as_object().ok_or(format!("found {}, expected an object", describe(Some(value))));
         fields
             .and_then(|fields| Fields { under: "", fields }.row(file))
             .map_err(|why| format!("row {} of {}: {why}", at + 1, values.len()))
@@ -126,7 +126,7 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    fn row(&self, file: &str) -> Result<Row, String> {
+    fn row(&self, file: &str) -> Result<PlotRow, String> {
         let latency = match self.fields.get("lat_us") {
             Some(Value::Object(fields)) => Fields { under: "lat_us.", fields },
             _ => return Err(self.wrong("lat_us", "an object with p50, p99, p999 and max")),
@@ -139,7 +139,7 @@ impl Fields<'_> {
         // Before there were mixed sizes.
         let bandwidth_error = self.optional("bw_stderr")?.unwrap_or(iops.1 * bs as f64);
         let merges = [self.optional("rrqm_per_s")?, self.optional("wrqm_per_s")?];
-        Ok(Row {
+        Ok(PlotRow {
             file: file.to_owned(),
             target: self.text("target")?,
             interface: self.text("interface")?,
@@ -171,7 +171,7 @@ impl Fields<'_> {
     }
 
     fn wrong(&self, key: &str, expected: impl Display) -> String {
-        let found = shown(self.fields.get(key));
+        let found = describe(self.fields.get(key));
         format!("{}{key}: found {found}, expected {expected}", self.under)
     }
 
@@ -213,7 +213,7 @@ impl Fields<'_> {
             let percentile = values.and_then(|values| number(values.first(), 0.0..=100.0));
             let micros = values.and_then(|values| number(values.last(), 0.0..=MAX_VALUE));
             let next = percentile.zip(micros).filter(|next| read.last().is_none_or(|last| last.0 < next.0));
-            let found = || shown(Some(pair));
+            let found = || describe(Some(pair));
             read.push(next.ok_or_else(|| {
                 format!("{KEY}: found {}, expected a percentile (ascending, up to 100) and microseconds", found())
             })?);
@@ -228,12 +228,12 @@ fn number(value: Option<&Value>, range: RangeInclusive<f64>) -> Option<f64> {
 }
 
 /// A value as an error shows it: its kind, and no more of it than fits in a line.
-fn shown(value: Option<&Value>) -> String {
+fn describe(value: Option<&Value>) -> String {
     match value {
         None => "nothing".into(),
         Some(Value::Object(_)) => "an object".into(),
         Some(Value::Array(values)) => format!("an array of {}", values.len()),
-        Some(Value::String(text)) => format!("{:?}", cut(text, 40)),
+        Some(Value::String(text)) => format!("{:?}", truncate(text, 40)),
         Some(value) => value.to_string(),
     }
 }
@@ -250,11 +250,11 @@ pub fn label(text: &str) -> String {
     for c in text.chars().take(MAX_LABEL + 1) {
         if hidden(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
     }
-    if shown.trim().is_empty() { "(empty)".into() } else { cut(&shown, MAX_LABEL) }
+    if shown.trim().is_empty() { "(empty)".into() } else { truncate(&shown, MAX_LABEL) }
 }
 
 /// `text`, or its first `most` characters and an ellipsis.
-fn cut(text: &str, most: usize) -> String {
+fn truncate(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
@@ -274,7 +274,7 @@ mod tests {
         })
     }
 
-    fn read(value: &Value) -> Result<Row, String> {
+    fn read(value: &Value) -> Result<PlotRow, String> {
         parse(value.to_string().as_bytes(), "x.json").map(|rows| rows[0].clone())
     }
 

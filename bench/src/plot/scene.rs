@@ -47,7 +47,7 @@ pub enum Anchor {
 
 /// A line of text.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Text {
+pub struct TextLine {
     /// On the base line.
     pub at: Point,
     /// What it says.
@@ -73,7 +73,7 @@ pub enum Outline {
 
 /// Something to draw.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Shape {
+pub enum SceneShape {
     /// An area, a line, or both.
     Figure {
         /// Its outline.
@@ -85,10 +85,10 @@ pub enum Shape {
         /// What it stands for: `marker`, `bar`, `line`, `error`, `legend`, `grid`, `axis`, `background`.
         class: &'static str,
         /// What a viewer says when the pointer is on it; empty for nothing.
-        says: String,
+        tooltip: String,
     },
     /// A line of text.
-    Text(Text),
+    Text(TextLine),
 }
 
 /// A picture.
@@ -101,13 +101,13 @@ pub struct Scene {
     /// What it is called for those who cannot see it.
     pub title: String,
     /// From back to front.
-    pub shapes: Vec<Shape>,
+    pub shapes: Vec<SceneShape>,
 }
 
 impl Scene {
     /// Adds a line or an area that says nothing.
     pub fn figure(&mut self, class: &'static str, outline: Outline, fill: Option<Color>, stroke: Option<Stroke>) {
-        self.shapes.push(Shape::Figure { outline, fill, stroke, class, says: String::new() });
+        self.shapes.push(SceneShape::Figure { outline, fill, stroke, class, tooltip: String::new() });
     }
 
     /// Adds a straight line.
@@ -116,8 +116,8 @@ impl Scene {
     }
 
     /// Adds a line of text.
-    pub fn text(&mut self, text: Text) {
-        self.shapes.push(Shape::Text(text));
+    pub fn text(&mut self, text: TextLine) {
+        self.shapes.push(SceneShape::Text(text));
     }
 }
 

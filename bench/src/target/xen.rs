@@ -10,50 +10,50 @@ use mqblk_xen::store::XenstoreError;
 use mqblk_xen::vbd::{self, keys};
 use mqblk_xen::{Xen, connect_real};
 
-use super::{Prepared, Serving};
+use super::{PreparedServer, ServedDisk};
 use crate::BenchError;
-use crate::args::xen::XenPlace;
+use crate::args::xen::XenLocation;
 use crate::interface::Endpoint;
 use crate::plan::xen::{XenPlan, own_device};
 
 /// Where files lie in memory.
 const IN_MEMORY: &str = "/dev/shm";
 /// The domain of the frontend on a simulated machine.
-const FRONT: DomainId = DomainId(1);
+const FRONTEND_DOMAIN: DomainId = DomainId(1);
 
 fn failed(error: impl Into<DriverError>) -> BenchError {
     BenchError::Failed(error.into().to_string())
 }
 
 /// A device of this domain, or of domain 1 of a simulated machine.
-pub fn endpoint(place: Option<&XenPlace>, number: u32) -> Result<Endpoint, BenchError> {
+pub fn endpoint(place: Option<&XenLocation>, number: u32) -> Result<Endpoint, BenchError> {
     let xen = match place {
-        Some(XenPlace::Folder(folder)) => simulation::connect(folder, FRONT),
+        Some(XenLocation::Simulated(folder)) => simulation::connect(folder, FRONTEND_DOMAIN),
         _ => connect_real(),
     };
     Ok(Endpoint::Vbd { xen: xen.map_err(failed)?, number })
 }
 
 /// Both directories of a device that a server is asked to make: it leaves them to a server after it, and there will be none.
-pub struct Directories {
+pub struct XenstoreDirectories {
     /// As domain 0 sees it.
     xen: Arc<dyn Xen>,
     /// The frontend's.
-    front: String,
+    frontend: String,
 }
 
-impl std::fmt::Debug for Directories {
+impl std::fmt::Debug for XenstoreDirectories {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Directories").field("front", &self.front).finish_non_exhaustive()
+        f.debug_struct("Directories").field("front", &self.frontend).finish_non_exhaustive()
     }
 }
 
-impl Directories {
+impl XenstoreDirectories {
     fn remove(&self) -> Result<(), DriverError> {
         let mut store = self.xen.store()?;
         let removed: Result<(), XenstoreError> = store.transaction(|transaction| {
-            let back = transaction.read(&format!("{}/{}", self.front, keys::BACKEND))?;
-            for path in back.iter().chain([&self.front]) {
+            let back = transaction.read(&format!("{}/{}", self.frontend, keys::BACKEND))?;
+            for path in back.iter().chain([&self.frontend]) {
                 if transaction.read(path)?.is_some() {
                     transaction.remove(path)?;
                 }
@@ -64,23 +64,23 @@ impl Directories {
     }
 }
 
-impl Drop for Directories {
+impl Drop for XenstoreDirectories {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
-            tracing::warn!(%error, front = self.front, "a device is left in xenstore");
+            tracing::warn!(%error, front = self.frontend, "a device is left in xenstore");
         }
     }
 }
 
 /// A folder for the server's journals, not that of the servers that stay. In memory where there is such a place, as theirs are.
-fn state() -> std::io::Result<tempfile::TempDir> {
+fn journal_folder() -> std::io::Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("mqblk-bench.");
     builder.tempdir_in(IN_MEMORY).or_else(|_| builder.tempdir())
 }
 
 /// What a server needs before it is started: a machine if it is not told of one, and its arguments.
-pub fn prepare(plan: &XenPlan, serving: &Serving<'_>, folder: &Path) -> Result<Prepared, BenchError> {
+pub fn prepare(plan: &XenPlan, serving: &ServedDisk<'_>, folder: &Path) -> Result<PreparedServer, BenchError> {
     let device = own_device(plan.place.as_ref());
     let machine = match plan.place {
         None => {
@@ -90,27 +90,28 @@ pub fn prepare(plan: &XenPlan, serving: &Serving<'_>, folder: &Path) -> Result<P
     };
     let (word, frontend, dom0) = match &plan.place {
         // A server here serves this domain's own frontend: both ends are in domain 0.
-        Some(XenPlace::Real) => {
+        Some(XenLocation::Real) => {
             let xen = connect_real().map_err(failed)?;
             ("auto".to_owned(), Arc::clone(&xen), xen)
         }
         simulated => {
             let folder = match simulated {
-                Some(XenPlace::Folder(folder)) => folder,
+                Some(XenLocation::Simulated(folder)) => folder,
                 _ => folder,
             };
             let of = |domain| simulation::connect(folder, domain).map_err(failed);
-            (folder.display().to_string(), of(FRONT)?, of(DomainId(0))?)
+            (folder.display().to_string(), of(FRONTEND_DOMAIN)?, of(DomainId(0))?)
         }
     };
     let front = frontend.domain();
     let place = format!("interface=xen,domid={},vdev={}", front.0, device.name);
-    let state = state().map_err(|error| BenchError::Failed(format!("folder for the server's journals: {error}")))?;
+    let state =
+        journal_folder().map_err(|error| BenchError::Failed(format!("folder for the server's journals: {error}")))?;
     let folder = state.path().display().to_string();
     let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &serving.disk(&place)].map(str::to_owned);
-    let directories = Directories { xen: dom0, front: vbd::frontend_path(front, device.number) };
+    let directories = XenstoreDirectories { xen: dom0, frontend: vbd::frontend_path(front, device.number) };
     let endpoint = Endpoint::Vbd { xen: frontend, number: device.number };
     // What is on a machine of its own goes with it.
     let device = machine.is_none().then_some(directories);
-    Ok(Prepared { endpoint, arguments: arguments.into(), device, state: Some(state), machine })
+    Ok(PreparedServer { endpoint, arguments: arguments.into(), device, state: Some(state), machine })
 }

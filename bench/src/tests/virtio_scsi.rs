@@ -7,8 +7,8 @@ use mqblk_driver::virtio_scsi::Address;
 use mqblk_driver::virtio_scsi::model::{Behaviour, Disk, Fault, Model};
 
 use super::{failed, json, plan, refused};
-use crate::args::Sizes;
-use crate::{BenchError, runs};
+use crate::args::IoSizes;
+use crate::{BenchError, sweep};
 
 struct Rig {
     model: Model,
@@ -38,9 +38,9 @@ impl Rig {
         let line = format!("--interface virtio-scsi --socket {} {line}", self.path("s"));
         let mut plan = plan(&line).unwrap();
         if self.stalls {
-            plan.stuck = Duration::from_millis(300);
+            plan.stuck_timeout = Duration::from_millis(300);
         }
-        runs::run(&plan)
+        sweep::run(&plan)
     }
 
     /// Whether all of every unit holds blocks that a verifying benchmark wrote there.
@@ -215,6 +215,6 @@ fn options_are_judged() {
     let expected = [(1, 2, 2, 2), (1, 4, 4, 2), (3, 2, 6, 2), (3, 4, 12, 2)];
     let expected: Vec<_> = [4096, 512].iter().flat_map(|min| expected.map(|(t, l, j, n)| (*min, t, l, j, n))).collect();
     assert_eq!(found, expected);
-    let Sizes { min, max } = swept.combinations[0].sizes;
-    assert_eq!((min.0, max.0, swept.combinations[0].sizes.most()), (4096, 65536, 16));
+    let IoSizes { min, max } = swept.combinations[0].sizes;
+    assert_eq!((min.0, max.0, swept.combinations[0].sizes.max_blocks()), (4096, 65536, 16));
 }

@@ -11,7 +11,7 @@ use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::vbd::XenbusState;
 
 use super::{failed, json, plan, refused, written};
-use crate::{BenchError, runs};
+use crate::{BenchError, sweep};
 
 /// The fields end in this order.
 struct Rig {
@@ -39,9 +39,9 @@ impl Rig {
         let line = format!("--interface xen --xen {} --vdev xvda {line}", self.folder.path().display());
         let mut plan = plan(&line).unwrap();
         if self.stalls {
-            plan.stuck = Duration::from_millis(300);
+            plan.stuck_timeout = Duration::from_millis(300);
         }
-        runs::run(&plan)
+        sweep::run(&plan)
     }
 }
 

@@ -4,24 +4,24 @@ use mqblk_core::ByteLen;
 use mqblk_driver::Refused;
 use mqblk_memory::GuestAddress;
 
-use super::{Settings, Worker, WorkerError};
-use crate::interface::{Done, Set, Status, Transfer};
+use super::{Worker, WorkerError, WorkerSettings};
+use crate::interface::{CompletedTransfer, ThreadQueues, Transfer, TransferStatus};
 
-impl<Q: Set> Worker<Q> {
-    /// Submits a unit's I/O, and publishes when a batch is full.
+impl<Q: ThreadQueues> Worker<Q> {
+    /// Submits a slot's I/O, and publishes when a batch is full.
     #[inline]
-    pub(super) fn send<const MIXED: bool>(&mut self, index: usize) -> Result<(), WorkerError> {
-        let Settings { bs, part, iodepth, .. } = self.settings;
-        let unit = &mut self.units[index];
-        let len = if MIXED { unit.len } else { bs };
-        let queue = usize::from(unit.queue);
-        unit.status = Q::Status::GOOD;
-        unit.waiting = if len <= part { 1 } else { len.div_ceil(part) };
-        if self.rotate {
-            unit.queue = ((queue + usize::from(iodepth)) % self.backlog.len()) as u16;
+    pub(super) fn submit_io<const MIXED: bool>(&mut self, index: usize) -> Result<(), WorkerError> {
+        let WorkerSettings { bs, request_len: part, iodepth, .. } = self.settings;
+        let slot = &mut self.slots[index];
+        let len = if MIXED { slot.len } else { bs };
+        let queue = usize::from(slot.queue);
+        slot.status = Q::Status::GOOD;
+        slot.pending_parts = if len <= part { 1 } else { len.div_ceil(part) };
+        if self.rotates_queues {
+            slot.queue = ((queue + usize::from(iodepth)) % self.backlog.len()) as u16;
         }
         match self.backlog[queue].is_empty() {
-            true => self.submit::<MIXED>(queue, index, 0),
+            true => self.submit_parts::<MIXED>(queue, index, 0),
             // Behind those that came before.
             false => {
                 self.backlog[queue].push_back((index as u32, 0));
@@ -30,16 +30,21 @@ impl<Q: Set> Worker<Q> {
         }
     }
 
-    /// Submits the parts of a unit's I/O from byte `from` on, as far as the queue has room; the others wait in the backlog.
+    /// Submits the parts of a slot's I/O from byte `from` on, as far as the queue has room; the others wait in the backlog.
     #[inline]
-    fn submit<const MIXED: bool>(&mut self, queue: usize, index: usize, mut from: u32) -> Result<(), WorkerError> {
-        let Settings { bs, part, .. } = self.settings;
-        let end = if MIXED { self.units[index].len } else { bs };
+    fn submit_parts<const MIXED: bool>(
+        &mut self,
+        queue: usize,
+        index: usize,
+        mut from: u32,
+    ) -> Result<(), WorkerError> {
+        let WorkerSettings { bs, request_len: part, .. } = self.settings;
+        let end = if MIXED { self.slots[index].len } else { bs };
         loop {
             let len = part.min(end - from);
-            match self.request::<MIXED>(queue, index, from, len) {
+            match self.submit_request::<MIXED>(queue, index, from, len) {
                 Ok(()) => {}
-                Err(Refused::Full) if self.set.makes_room(queue) => {
+                Err(Refused::Full) if self.set.will_have_space(queue) => {
                     // What is in flight makes room, and whoever submits publishes it at the end of the round.
                     self.backlog[queue].push_front((index as u32, from));
                     return Ok(());
@@ -56,18 +61,24 @@ impl<Q: Set> Worker<Q> {
 
     /// Puts one request into the ring.
     #[inline]
-    fn request<const MIXED: bool>(&mut self, queue: usize, index: usize, from: u32, len: u32) -> Result<(), Refused> {
-        let unit = &self.units[index];
-        let mut start = self.sector(unit.block);
+    fn submit_request<const MIXED: bool>(
+        &mut self,
+        queue: usize,
+        index: usize,
+        from: u32,
+        len: u32,
+    ) -> Result<(), Refused> {
+        let slot = &self.slots[index];
+        let mut start = self.sector(slot.block);
         // The part is a multiple of the disk's block.
         start.0 += ByteLen(from.into()).sectors().0;
         let transfer = Transfer {
             user: index as u32,
-            part: if from == 0 { 0 } else { from / self.settings.part },
-            write: unit.write,
-            disk: if MIXED { unit.disk } else { 0 },
+            part: if from == 0 { 0 } else { from / self.settings.request_len },
+            write: slot.write,
+            disk: if MIXED { slot.disk } else { 0 },
             start,
-            address: GuestAddress(unit.address.0 + u64::from(from)),
+            address: GuestAddress(slot.address.0 + u64::from(from)),
             len,
         };
         self.set.submit(queue, transfer)
@@ -75,18 +86,18 @@ impl<Q: Set> Worker<Q> {
 
     /// A request was answered. Returns how its I/O ended, with the answer to its last part.
     #[inline]
-    pub(super) fn answered(&mut self, done: Done<Q::Status>) -> Option<Q::Status> {
-        let unit = &mut self.units[done.user as usize];
-        unit.waiting -= 1;
-        if unit.status == Q::Status::GOOD {
-            unit.status = done.status;
+    pub(super) fn part_completed(&mut self, done: CompletedTransfer<Q::Status>) -> Option<Q::Status> {
+        let slot = &mut self.slots[done.user as usize];
+        slot.pending_parts -= 1;
+        if slot.status == Q::Status::GOOD {
+            slot.status = done.status;
         }
-        (unit.waiting == 0).then_some(unit.status)
+        (slot.pending_parts == 0).then_some(slot.status)
     }
 
     /// Submits what waits for room on a queue, as far as there is some.
     #[inline]
-    pub(super) fn catch_up<const MIXED: bool>(&mut self, queue: usize) -> Result<(), WorkerError> {
+    pub(super) fn drain_backlog<const MIXED: bool>(&mut self, queue: usize) -> Result<(), WorkerError> {
         if Q::HANDS_OVER {
             // What ended may have made room for another queue's.
             return (0..self.backlog.len()).try_for_each(|queue| match self.backlog[queue].is_empty() {
@@ -105,7 +116,7 @@ impl<Q: Set> Worker<Q> {
         // Each round submits one I/O wholly, or puts it back and ends.
         while let Some((index, from)) = self.backlog[queue].pop_front() {
             let before = self.backlog[queue].len();
-            self.submit::<MIXED>(queue, index as usize, from)?;
+            self.submit_parts::<MIXED>(queue, index as usize, from)?;
             if self.backlog[queue].len() > before {
                 break;
             }

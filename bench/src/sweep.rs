@@ -9,10 +9,10 @@ use crate::interface::virtio_blk::BlkDevice;
 use crate::interface::virtio_scsi::ScsiDevice;
 use crate::interface::xen::XenDevice;
 use crate::interface::{Device, Interface};
-use crate::load::{self, RunResult};
 use crate::plan::{Combination, Plan, Target};
-use crate::progress::Progress;
-use crate::report::{Row, write_json};
+use crate::progress::ProgressDisplay;
+use crate::report::{ResultRow, write_json};
+use crate::run::{self, RunResult};
 use crate::table::table;
 use crate::target::Session;
 
@@ -22,8 +22,8 @@ use crate::target::Session;
 /// The first [`BenchError`]. What was measured until then is reported first.
 pub fn run(plan: &Plan) -> Result<u64, BenchError> {
     let runs = plan.combinations.len() * plan.targets.len() * usize::from(plan.runs);
-    let mut progress = Progress::new(runs as u64);
-    let mut rows: Vec<Vec<Row>> = vec![];
+    let mut progress = ProgressDisplay::new(runs as u64);
+    let mut rows: Vec<Vec<ResultRow>> = vec![];
     let mut outcome = Ok(());
     for combination in &plan.combinations {
         match measure(plan, combination, &mut progress) {
@@ -38,7 +38,7 @@ pub fn run(plan: &Plan) -> Result<u64, BenchError> {
     if !rows.is_empty() {
         // Nobody is left to read when standard output is closed.
         let text = match plan.experiment {
-            Some(experiment) => experiment.print(plan, &rows),
+            Some(experiment) => experiment.render(plan, &rows),
             None => table(plan, &rows),
         };
         let _ = std::io::stdout().write_all(text.as_bytes());
@@ -51,7 +51,11 @@ pub fn run(plan: &Plan) -> Result<u64, BenchError> {
 }
 
 /// All targets and runs of one combination: A B A B.
-fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> Result<Vec<Row>, BenchError> {
+fn measure(
+    plan: &Plan,
+    combination: &Combination,
+    progress: &mut ProgressDisplay,
+) -> Result<Vec<ResultRow>, BenchError> {
     let columns: Vec<(&Target, Combination)> =
         plan.targets.iter().map(|target| (target, target.combination(combination))).collect();
     let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
@@ -71,14 +75,14 @@ fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> R
                 None => String::new(),
             };
             progress.end(&format!("{what}: run {run} of {}: {:.0} IOPS{verified}", plan.runs, result.iops()));
-            for complaint in &result.complaints {
+            for complaint in &result.messages {
                 let _ = writeln!(std::io::stderr(), "mqblk: bench: {}: {complaint}", target.label);
             }
             results.push(result);
         }
     }
     let rows = columns.iter().zip(results);
-    Ok(rows.map(|((target, combination), results)| Row::new(plan, target, combination, &results)).collect())
+    Ok(rows.map(|((target, combination), results)| ResultRow::new(plan, target, combination, &results)).collect())
 }
 
 /// One run.
@@ -87,10 +91,10 @@ fn once<D: Device>(
     combination: &Combination,
     target: &Target,
     seed: u64,
-    progress: &Progress,
+    progress: &ProgressDisplay,
 ) -> Result<RunResult, BenchError> {
     let session = Session::<D>::open(plan, combination, target)?;
-    load::run(plan, combination, session, seed, progress)
+    run::measure_once(plan, combination, session, seed, progress)
 }
 
 fn describe(combination: &Combination, target: &Target) -> String {

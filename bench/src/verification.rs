@@ -12,7 +12,7 @@ const CRC_AT: usize = 24;
 
 /// One job's blocks: the generation last written to each, and which have a request in flight. A block has at most one.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct BlockGenerations {
     first: u64,
     /// Generation; 0: never written. The top bit: in flight.
     blocks: Vec<u32>,
@@ -23,16 +23,16 @@ const BUSY: u32 = 1 << 31;
 
 /// Why a block is not what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Difference {
+pub enum BlockMismatch {
     /// No block of ours.
     #[error("found no verification header")]
-    Magic,
+    NoHeader,
     /// Another block's content.
     #[error("found the content of offset {0}")]
-    Offset(u64),
+    WrongOffset(u64),
     /// An older (or impossible) write.
     #[error("found generation {found}, expected {expected}")]
-    Generation {
+    WrongGeneration {
         /// In the block.
         found: u64,
         /// Last written.
@@ -40,7 +40,7 @@ pub enum Difference {
     },
     /// A torn or changed block.
     #[error("found CRC-32C {found:#010x}, expected {expected:#010x} over the content")]
-    Crc {
+    WrongCrc {
         /// In the block.
         found: u64,
         /// Of the content.
@@ -48,11 +48,11 @@ pub enum Difference {
     },
 }
 
-impl Ledger {
-    /// An empty ledger of blocks `first` to `first + count`. Generations start above `base`, so that what an earlier run
+impl BlockGenerations {
+    /// An empty generations of blocks `first` to `first + count`. Generations start above `base`, so that what an earlier run
     /// wrote is told apart.
-    pub fn new(first: u64, count: u64, base: u32) -> Ledger {
-        Ledger { first, blocks: vec![0; count as usize], generation: base }
+    pub fn new(first: u64, count: u64, base: u32) -> BlockGenerations {
+        BlockGenerations { first, blocks: vec![0; count as usize], generation: base }
     }
 
     fn slot(&mut self, block: u64) -> &mut u32 {
@@ -68,7 +68,7 @@ impl Ledger {
     }
 
     /// Takes `block` as well, if there is such a block and no request for it is in flight.
-    pub fn claim_more(&mut self, block: u64) -> bool {
+    pub fn try_claim(&mut self, block: u64) -> bool {
         let slot = block.checked_sub(self.first).and_then(|at| self.blocks.get_mut(at as usize));
         let Some(slot) = slot.filter(|slot| **slot & BUSY == 0) else { return false };
         *slot |= BUSY;
@@ -88,12 +88,12 @@ impl Ledger {
     }
 
     /// Gives a block back after a write of `generation`.
-    pub fn written(&mut self, block: u64, generation: u32) {
+    pub fn record_write(&mut self, block: u64, generation: u32) {
         *self.slot(block) = generation;
     }
 
     /// The generation last written to `block`; `None` when there was none.
-    pub fn expected(&mut self, block: u64) -> Option<u32> {
+    pub fn generation_of(&mut self, block: u64) -> Option<u32> {
         Some(*self.slot(block) & !BUSY).filter(|generation| *generation != 0)
     }
 
@@ -115,20 +115,20 @@ impl Ledger {
     }
 }
 
-fn put(bytes: &mut [u8], at: usize, word: u64) {
+fn put_u64(bytes: &mut [u8], at: usize, word: u64) {
     bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
 }
 
-fn get(bytes: &[u8], at: usize) -> u64 {
+fn get_u64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 
 /// Fills `bytes` (at least 512) for `offset` and `generation`.
-pub fn fill(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
-    put(bytes, 0, MAGIC);
-    put(bytes, 8, offset.0);
-    put(bytes, 16, generation.into());
-    put(bytes, CRC_AT, 0);
+pub fn fill_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
+    put_u64(bytes, 0, MAGIC);
+    put_u64(bytes, 8, offset.0);
+    put_u64(bytes, 16, generation.into());
+    put_u64(bytes, CRC_AT, 0);
     let mut state = offset.0 ^ (u64::from(generation) << 32) ^ MAGIC;
     for word in bytes[HEADER..].chunks_exact_mut(8) {
         // Weyl sequence with a mix: fast, and no two blocks alike.
@@ -136,26 +136,28 @@ pub fn fill(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
         word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
     }
     let crc = crc32c::crc32c(bytes);
-    put(bytes, CRC_AT, crc.into());
+    put_u64(bytes, CRC_AT, crc.into());
 }
 
 /// Checks a block that was read from `offset`.
 ///
 /// # Errors
 /// The first [`Difference`].
-pub fn check(bytes: &mut [u8], offset: ByteOffset, generation: u32) -> Result<(), Difference> {
-    if get(bytes, 0) != MAGIC {
-        return Err(Difference::Magic);
+pub fn check_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) -> Result<(), BlockMismatch> {
+    if get_u64(bytes, 0) != MAGIC {
+        return Err(BlockMismatch::NoHeader);
     }
-    let found = get(bytes, CRC_AT);
-    put(bytes, CRC_AT, 0);
+    let found = get_u64(bytes, CRC_AT);
+    put_u64(bytes, CRC_AT, 0);
     let expected = crc32c::crc32c(bytes);
     if found != u64::from(expected) {
-        return Err(Difference::Crc { found, expected });
+        return Err(BlockMismatch::WrongCrc { found, expected });
     }
-    match (get(bytes, 8), get(bytes, 16)) {
-        (at, _) if at != offset.0 => Err(Difference::Offset(at)),
-        (_, found) if found != u64::from(generation) => Err(Difference::Generation { found, expected: generation }),
+    match (get_u64(bytes, 8), get_u64(bytes, 16)) {
+        (at, _) if at != offset.0 => Err(BlockMismatch::WrongOffset(at)),
+        (_, found) if found != u64::from(generation) => {
+            Err(BlockMismatch::WrongGeneration { found, expected: generation })
+        }
         _ => Ok(()),
     }
 }
@@ -167,40 +169,43 @@ mod tests {
     #[test]
     fn differences_are_told_apart() {
         let mut good = vec![0; 4096];
-        fill(&mut good, ByteOffset(8192), 7);
-        assert_eq!(check(&mut good.clone(), ByteOffset(8192), 7), Ok(()));
-        assert_eq!(check(&mut good.clone(), ByteOffset(4096), 7), Err(Difference::Offset(8192)));
-        let stale = Difference::Generation { found: 7, expected: 8 };
-        assert_eq!(check(&mut good.clone(), ByteOffset(8192), 8), Err(stale));
-        assert_eq!(check(&mut vec![0; 4096], ByteOffset(8192), 7), Err(Difference::Magic));
+        fill_block(&mut good, ByteOffset(8192), 7);
+        assert_eq!(check_block(&mut good.clone(), ByteOffset(8192), 7), Ok(()));
+        assert_eq!(check_block(&mut good.clone(), ByteOffset(4096), 7), Err(BlockMismatch::WrongOffset(8192)));
+        let stale = BlockMismatch::WrongGeneration { found: 7, expected: 8 };
+        assert_eq!(check_block(&mut good.clone(), ByteOffset(8192), 8), Err(stale));
+        assert_eq!(check_block(&mut vec![0; 4096], ByteOffset(8192), 7), Err(BlockMismatch::NoHeader));
         for at in [8, 17, 24, 30, 32, 1000, 4095] {
             let mut bad = good.clone();
             bad[at] ^= 1;
-            assert!(matches!(check(&mut bad, ByteOffset(8192), 7), Err(Difference::Crc { .. })), "byte {at}");
+            assert!(
+                matches!(check_block(&mut bad, ByteOffset(8192), 7), Err(BlockMismatch::WrongCrc { .. })),
+                "byte {at}"
+            );
         }
         let mut torn = vec![0; 4096];
-        fill(&mut torn, ByteOffset(8192), 8);
+        fill_block(&mut torn, ByteOffset(8192), 8);
         torn[2048..].copy_from_slice(&good[2048..]);
-        assert!(matches!(check(&mut torn, ByteOffset(8192), 8), Err(Difference::Crc { .. })));
+        assert!(matches!(check_block(&mut torn, ByteOffset(8192), 8), Err(BlockMismatch::WrongCrc { .. })));
     }
 
     #[test]
     fn a_block_has_one_request_at_a_time() {
-        let mut ledger = Ledger::new(10, 3, 0);
-        assert_eq!(ledger.claim(11), Some(11));
-        assert_eq!(ledger.claim(11), Some(12));
-        assert_eq!(ledger.claim(11), Some(10));
-        assert_eq!(ledger.claim(11), None);
-        assert!(!ledger.claim_more(11) && !ledger.claim_more(9) && !ledger.claim_more(13));
-        let generation = ledger.next_generation();
-        ledger.written(12, generation);
-        assert_eq!(ledger.expected(12), Some(1));
-        ledger.release(11, true);
-        ledger.release(10, false);
-        assert_eq!((ledger.next_written(10), ledger.written_count()), (Some((12, 1)), 1));
-        assert!(ledger.claim_more(12));
-        assert_eq!(ledger.expected(12), Some(1));
-        ledger.release(12, false);
-        assert_eq!(ledger.next_written(10), None);
+        let mut generations = BlockGenerations::new(10, 3, 0);
+        assert_eq!(generations.claim(11), Some(11));
+        assert_eq!(generations.claim(11), Some(12));
+        assert_eq!(generations.claim(11), Some(10));
+        assert_eq!(generations.claim(11), None);
+        assert!(!generations.try_claim(11) && !generations.try_claim(9) && !generations.try_claim(13));
+        let generation = generations.next_generation();
+        generations.record_write(12, generation);
+        assert_eq!(generations.generation_of(12), Some(1));
+        generations.release(11, true);
+        generations.release(10, false);
+        assert_eq!((generations.next_written(10), generations.written_count()), (Some((12, 1)), 1));
+        assert!(generations.try_claim(12));
+        assert_eq!(generations.generation_of(12), Some(1));
+        generations.release(12, false);
+        assert_eq!(generations.next_written(10), None);
     }
 }

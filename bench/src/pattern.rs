@@ -7,34 +7,34 @@ use crate::args::Rw;
 
 /// A stretch of blocks of the benchmark's block size, counted from the start of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
+pub struct BlockRange {
     /// The first.
     pub first: u64,
     /// How many; at least 1.
     pub count: u64,
 }
 
-impl Blocks {
+impl BlockRange {
     /// Part `index` of `parts` of `count` blocks. The parts differ by at most one block.
-    pub fn part(count: u64, index: u64, parts: u64) -> Blocks {
+    pub fn part(count: u64, index: u64, parts: u64) -> BlockRange {
         let cut = |index: u64| (u128::from(count) * u128::from(index) / u128::from(parts)) as u64;
-        Blocks { first: cut(index), count: cut(index + 1) - cut(index) }
+        BlockRange { first: cut(index), count: cut(index + 1) - cut(index) }
     }
 }
 
 /// One job's choice of blocks.
 #[derive(Clone, Debug)]
-pub struct Pattern {
+pub struct AccessPattern {
     rw: Rw,
     /// Of 65536: below it, a request of a mixed load reads.
     read_below: u32,
-    blocks: Blocks,
+    blocks: BlockRange,
     /// The next index of a sequence or of a walk; of a mixed sequence, of the reads.
     next: u64,
     /// The next index of the writes of a mixed sequence: as fio has it, each direction has a position of its own.
     next_write: u64,
     /// Blocks still to do, when each is done once.
-    left: Option<u64>,
+    remaining: Option<u64>,
     /// A step that is coprime to the count: a walk with it meets each block once.
     stride: u64,
     rng: SmallRng,
@@ -42,51 +42,60 @@ pub struct Pattern {
 
 /// What to do with one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct BlockOp {
     /// Write it, or read it.
     pub write: bool,
     /// Which.
     pub block: u64,
 }
 
-impl Pattern {
+impl AccessPattern {
     /// A pattern over `blocks`. With `once` each block is done once; else for ever, and random ones independently of what was
     /// done before (fio's `norandommap`). A mixed sequence that does each block once has one position for both directions.
-    pub fn new(rw: Rw, read_share: u8, blocks: Blocks, once: bool, seed: u64) -> Pattern {
+    pub fn new(rw: Rw, read_share: u8, blocks: BlockRange, once: bool, seed: u64) -> AccessPattern {
         let mut rng = SmallRng::seed_from_u64(seed);
         // Near the golden section of the range, so that the walk scatters.
         let mut stride = ((blocks.count as f64 * 0.618) as u64).max(1);
         while gcd(stride, blocks.count) != 1 {
             stride += 1;
         }
-        let next = if once && !rw.sequential() { rng.next_u64() % blocks.count } else { 0 };
+        let next = if once && !rw.is_sequential() { rng.next_u64() % blocks.count } else { 0 };
         let read_below = (f64::from(read_share) / 100.0 * f64::from(1_u32 << 16)) as u32;
-        Pattern { rw, read_below, blocks, next, next_write: 0, left: once.then_some(blocks.count), stride, rng }
+        AccessPattern {
+            rw,
+            read_below,
+            blocks,
+            next,
+            next_write: 0,
+            remaining: once.then_some(blocks.count),
+            stride,
+            rng,
+        }
     }
 
     /// The blocks.
-    pub fn blocks(&self) -> Blocks {
+    pub fn blocks(&self) -> BlockRange {
         self.blocks
     }
 
     /// As [`next`](Self::next), for an I/O of several blocks: 1 to `most`, all as likely, as far as the range goes. Returns how
     /// many. Each block is done once only in sequence.
-    pub fn next_run(&mut self, most: u32) -> Option<(Choice, u32)> {
+    pub fn next_run(&mut self, most: u32) -> Option<(BlockOp, u32)> {
         let choice = self.next()?;
         if most == 1 {
             return Some((choice, 1));
         }
         let rest = self.blocks.count - (choice.block - self.blocks.first);
         // What `next` has counted is the first of them.
-        let rest = self.left.map_or(rest, |left| rest.min(left + 1)).min(most.into());
+        let rest = self.remaining.map_or(rest, |left| rest.min(left + 1)).min(most.into());
         let run = 1 + ((u64::from(self.rng.next_u32()) * rest) >> 32);
-        if self.rw.sequential() {
-            let next = match choice.write && self.rw == Rw::Mixed && self.left.is_none() {
+        if self.rw.is_sequential() {
+            let next = match choice.write && self.rw == Rw::Mixed && self.remaining.is_none() {
                 true => &mut self.next_write,
                 false => &mut self.next,
             };
             *next = (*next + run - 1) % self.blocks.count;
-            if let Some(left) = &mut self.left {
+            if let Some(left) = &mut self.remaining {
                 *left -= run - 1;
             }
         }
@@ -95,23 +104,23 @@ impl Pattern {
 
     /// What comes next; `None` when each block was done.
     #[inline]
-    pub fn next(&mut self) -> Option<Choice> {
+    pub fn next(&mut self) -> Option<BlockOp> {
         let count = self.blocks.count;
         let write = match self.rw {
             Rw::Read | Rw::Randread => false,
             Rw::Write | Rw::Randwrite => true,
             Rw::Mixed | Rw::Randrw => self.rng.next_u32() >> 16 >= self.read_below,
         };
-        let index = match &mut self.left {
+        let index = match &mut self.remaining {
             Some(0) => return None,
             Some(left) => {
                 *left -= 1;
                 let index = self.next;
-                let step = if self.rw.sequential() { 1 } else { self.stride };
+                let step = if self.rw.is_sequential() { 1 } else { self.stride };
                 self.next = ((u128::from(index) + u128::from(step)) % u128::from(count)) as u64;
                 index
             }
-            None if self.rw.sequential() => {
+            None if self.rw.is_sequential() => {
                 let next = if write && self.rw == Rw::Mixed { &mut self.next_write } else { &mut self.next };
                 let index = *next;
                 *next = if index + 1 == count { 0 } else { index + 1 };
@@ -120,7 +129,7 @@ impl Pattern {
             // The high half of the product is uniform to within count / 2^64.
             None => ((u128::from(self.rng.next_u64()) * u128::from(count)) >> 64) as u64,
         };
-        Some(Choice { write, block: self.blocks.first + index })
+        Some(BlockOp { write, block: self.blocks.first + index })
     }
 }
 
@@ -140,7 +149,7 @@ mod tests {
         for (count, parts) in [(10, 3), (7, 7), (1 << 40, 5), (100, 1), (65536, 4)] {
             let mut next = 0;
             for index in 0..parts {
-                let part = Blocks::part(count, index, parts);
+                let part = BlockRange::part(count, index, parts);
                 assert_eq!(part.first, next);
                 assert!(part.count.abs_diff(count / parts) <= 1);
                 next += part.count;
@@ -154,9 +163,9 @@ mod tests {
         for (rw, count) in
             [(Rw::Write, 1), (Rw::Write, 100), (Rw::Randwrite, 1), (Rw::Randwrite, 97), (Rw::Randread, 1024)]
         {
-            let mut pattern = Pattern::new(rw, 50, Blocks { first: 1000, count }, true, 7);
+            let mut pattern = AccessPattern::new(rw, 50, BlockRange { first: 1000, count }, true, 7);
             let mut seen: Vec<u64> = std::iter::from_fn(|| pattern.next()).map(|choice| choice.block).collect();
-            assert_eq!(rw.sequential(), seen.is_sorted() && count > 1 || count == 1 && rw.sequential());
+            assert_eq!(rw.is_sequential(), seen.is_sorted() && count > 1 || count == 1 && rw.is_sequential());
             seen.sort_unstable();
             assert_eq!(seen, (1000..1000 + count).collect::<Vec<_>>());
         }
@@ -164,20 +173,20 @@ mod tests {
 
     #[test]
     fn random_blocks_cover_the_range_evenly_and_sequences_wrap() {
-        let mut pattern = Pattern::new(Rw::Randread, 0, Blocks { first: 5, count: 10 }, false, 1);
+        let mut pattern = AccessPattern::new(Rw::Randread, 0, BlockRange { first: 5, count: 10 }, false, 1);
         let mut counts = [0; 10];
         for _ in 0..10_000 {
             counts[(pattern.next().unwrap().block - 5) as usize] += 1;
         }
         assert!(counts.iter().all(|count| (800..1200).contains(count)), "{counts:?}");
-        let mut pattern = Pattern::new(Rw::Read, 0, Blocks { first: 5, count: 3 }, false, 1);
+        let mut pattern = AccessPattern::new(Rw::Read, 0, BlockRange { first: 5, count: 3 }, false, 1);
         let blocks: Vec<u64> = (0..7).map(|_| pattern.next().unwrap().block).collect();
         assert_eq!(blocks, [5, 6, 7, 5, 6, 7, 5]);
     }
 
     #[test]
     fn a_mixed_sequence_has_a_position_for_each_direction() {
-        let mut pattern = Pattern::new(Rw::Mixed, 50, Blocks { first: 5, count: 7 }, false, 1);
+        let mut pattern = AccessPattern::new(Rw::Mixed, 50, BlockRange { first: 5, count: 7 }, false, 1);
         let mut next = [5, 5];
         for _ in 0..1000 {
             let choice = pattern.next().unwrap();
@@ -185,8 +194,8 @@ mod tests {
             assert_eq!(choice.block, *next);
             *next = if *next == 11 { 5 } else { *next + 1 };
         }
-        let mut pattern = Pattern::new(Rw::Mixed, 50, Blocks { first: 5, count: 100 }, true, 1);
-        let all: Vec<Choice> = std::iter::from_fn(|| pattern.next()).collect();
+        let mut pattern = AccessPattern::new(Rw::Mixed, 50, BlockRange { first: 5, count: 100 }, true, 1);
+        let all: Vec<BlockOp> = std::iter::from_fn(|| pattern.next()).collect();
         assert_eq!(all.iter().map(|choice| choice.block).collect::<Vec<_>>(), (5..105).collect::<Vec<_>>());
         let writes = all.iter().filter(|choice| choice.write).count();
         assert!((20..80).contains(&writes), "{writes}");
@@ -194,8 +203,8 @@ mod tests {
 
     #[test]
     fn runs_cover_the_range_in_order_and_end_with_it() {
-        let blocks = Blocks { first: 100, count: 1000 };
-        let mut pattern = Pattern::new(Rw::Write, 0, blocks, true, 9);
+        let blocks = BlockRange { first: 100, count: 1000 };
+        let mut pattern = AccessPattern::new(Rw::Write, 0, blocks, true, 9);
         let mut next = 100;
         while let Some((choice, run)) = pattern.next_run(16) {
             assert!(choice.block == next && (1..=16).contains(&run));
@@ -204,14 +213,14 @@ mod tests {
         assert_eq!(next, 1100);
 
         for rw in [Rw::Read, Rw::Mixed, Rw::Randrw] {
-            let mut pattern = Pattern::new(rw, 50, blocks, false, 9);
+            let mut pattern = AccessPattern::new(rw, 50, blocks, false, 9);
             let (mut next, mut seen) = ([100, 100], [0; 17]);
             for _ in 0..20_000 {
                 let (choice, run) = pattern.next_run(16).unwrap();
                 let end = choice.block + u64::from(run);
                 assert!(choice.block >= 100 && end <= 1100);
                 seen[run as usize] += 1;
-                if rw.sequential() {
+                if rw.is_sequential() {
                     let next = &mut next[usize::from(choice.write)];
                     assert_eq!(choice.block, *next);
                     *next = if end == 1100 { 100 } else { end };
@@ -225,7 +234,7 @@ mod tests {
     #[test]
     fn the_mix_is_as_asked() {
         for (share, low, high) in [(0, 0, 0), (30, 2700, 3300), (100, 10_000, 10_000)] {
-            let mut pattern = Pattern::new(Rw::Randrw, share, Blocks { first: 0, count: 10 }, false, 3);
+            let mut pattern = AccessPattern::new(Rw::Randrw, share, BlockRange { first: 0, count: 10 }, false, 3);
             let reads = (0..10_000).filter(|_| !pattern.next().unwrap().write).count();
             assert!((low..=high).contains(&reads), "{share}: {reads}");
         }

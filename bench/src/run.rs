@@ -10,17 +10,17 @@ use mqblk_driver::Waker;
 
 use crate::BenchError;
 use crate::args::Rw;
-use crate::control::{Control, Phase, Progress};
+use crate::control::{CompletionCounter, Phase, PhaseControl};
 use crate::cpu;
-use crate::interface::{Device, Disk, Lifeline, Set, virtio_scsi};
-use crate::job::Pattern;
-use crate::ledger::Ledger;
-use crate::merges::{Merges, PerSecond};
+use crate::interface::{Device, DeviceDisk, ServerMonitor, ThreadQueues, virtio_scsi};
+use crate::merges::{MergeCounters, MergeRates};
+use crate::pattern::AccessPattern;
 use crate::plan::{Combination, Plan};
 use crate::progress;
-use crate::streams::{Part, Streams};
-use crate::target::{Server, Session};
-use crate::worker::{Job, Settings, Tally, Worker, WorkerError};
+use crate::streams::{JobRange, Streams};
+use crate::target::{ServerProcess, Session};
+use crate::verification::BlockGenerations;
+use crate::worker::{DiskJob, Worker, WorkerError, WorkerSettings, WorkerStats};
 
 /// How often the main thread looks.
 const TICK: Duration = Duration::from_millis(50);
@@ -29,7 +29,7 @@ const TICK: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct RunResult {
     /// I/Os that ended in the measurement.
-    pub requests: u64,
+    pub ios: u64,
     /// Bytes of them, of each disk.
     pub bytes: Vec<u64>,
     /// Requests that each I/O was, the largest where sizes are mixed: 1 unless the disk takes less than the block size at once.
@@ -43,7 +43,7 @@ pub struct RunResult {
     /// Our threads' CPU time in it.
     pub client_cpu: Duration,
     /// Requests that the server merged in it, when it says.
-    pub merges: Option<PerSecond>,
+    pub merges: Option<MergeRates>,
     /// Kicks in it.
     pub kicks: u64,
     /// Calls in it.
@@ -51,7 +51,7 @@ pub struct RunResult {
     /// I/Os that failed or did not verify.
     pub errors: u64,
     /// About some of them.
-    pub complaints: Vec<String>,
+    pub messages: Vec<String>,
     /// Blocks read back and checked after the load.
     pub verified: u64,
     /// In nanoseconds.
@@ -65,7 +65,7 @@ impl RunResult {
 
     /// I/Os per second.
     pub fn iops(&self) -> f64 {
-        self.per_second(self.requests)
+        self.per_second(self.ios)
     }
 
     /// Bytes per second.
@@ -74,7 +74,7 @@ impl RunResult {
     }
 
     /// Bytes per second, of each disk.
-    pub fn bandwidths(&self) -> impl Iterator<Item = f64> {
+    pub fn disk_bandwidths(&self) -> impl Iterator<Item = f64> {
         self.bytes.iter().map(|bytes| self.per_second(*bytes))
     }
 }
@@ -84,29 +84,37 @@ impl RunResult {
 /// # Errors
 /// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is stuck, or
 /// breaks the protocol.
-pub fn run<D: Device>(
+pub fn measure_once<D: Device>(
     plan: &Plan,
     combination: &Combination,
     session: Session<D>,
     seed: u64,
-    progress: &progress::Progress,
+    progress: &progress::ProgressDisplay,
 ) -> Result<RunResult, BenchError> {
     let Session { mut device, server } = session;
     let disks = device.disks(combination)?;
-    let streams = fit(plan, combination, &disks)?;
-    let settings = settings(plan, combination, &disks, &streams)?;
-    let mut sets = device.take_sets();
+    let streams = check_disks(plan, combination, &disks)?;
+    let settings = worker_settings(plan, combination, &disks, &streams)?;
+    let mut sets = device.take_queues();
     let event = |error: std::io::Error| BenchError::Failed(format!("a queue's eventfd: {error}"));
-    let wakers = sets.iter().map(Set::waker).collect::<Result<Vec<_>, _>>().map_err(event)?;
-    let lifeline = device.lifeline().map_err(|error| BenchError::Failed(error.to_string()))?;
-    let process = server.as_ref().map(Server::lifeline).transpose().map_err(event)?;
-    let pid = device.server_pid().or(server.as_ref().map(Server::pid));
-    let meters = Meters { pid, admin: server.as_ref().map(Server::admin) };
-    let mut watch =
-        Watch { plan, counters: vec![], wakers, lifeline, process, meters, progress, total: streams.total() };
-    let load = Load { rw: combination.rw, once: plan.runtime.is_none(), verify: plan.verify.is_some() };
+    let wakers = sets.iter().map(ThreadQueues::waker).collect::<Result<Vec<_>, _>>().map_err(event)?;
+    let monitor = device.monitor().map_err(|error| BenchError::Failed(error.to_string()))?;
+    let process = server.as_ref().map(ServerProcess::monitor).transpose().map_err(event)?;
+    let pid = device.server_pid().or(server.as_ref().map(ServerProcess::pid));
+    let meters = ServerMeters { pid, admin: server.as_ref().map(ServerProcess::admin) };
+    let mut watch = RunSupervisor {
+        plan,
+        counters: vec![],
+        wakers,
+        monitor,
+        process,
+        meters,
+        progress,
+        total: streams.total_blocks(),
+    };
+    let load = WorkerLoad { rw: combination.rw, once: plan.runtime.is_none(), verify: plan.verify.is_some() };
     if plan.fill {
-        let fill = Load { rw: Rw::Write, once: true, verify: false };
+        let fill = WorkerLoad { rw: Rw::Write, once: true, verify: false };
         let (workers, counters) = workers(plan, fill, sets, settings, &streams, seed);
         watch.counters = counters;
         sets = watch.fill(workers)?.into_iter().map(|worker| worker.into_parts().2).collect();
@@ -120,11 +128,11 @@ pub fn run<D: Device>(
         verified = workers
             .iter_mut()
             .flat_map(|w| w.jobs_mut().iter())
-            .filter_map(|j| j.ledger.as_ref())
-            .map(Ledger::written_count)
+            .filter_map(|j| j.generations.as_ref())
+            .map(BlockGenerations::written_count)
             .sum();
         // What one thread wrote, another reads.
-        let mut jobs: Vec<Vec<Job>> = workers.iter_mut().map(|worker| std::mem::take(worker.jobs_mut())).collect();
+        let mut jobs: Vec<Vec<DiskJob>> = workers.iter_mut().map(|worker| std::mem::take(worker.jobs_mut())).collect();
         jobs.rotate_left(1);
         for (worker, jobs) in workers.iter_mut().zip(jobs) {
             *worker.jobs_mut() = jobs;
@@ -132,29 +140,29 @@ pub fn run<D: Device>(
         workers = watch.verify(workers, verified)?;
     }
 
-    let mut tallies = vec![];
+    let mut stats = vec![];
     let mut sets = vec![];
     for worker in workers {
-        let (tally, _, set) = worker.into_parts();
-        tallies.push(tally);
+        let (thread, _, set) = worker.into_parts();
+        stats.push(thread);
         sets.push(set);
     }
-    let requests_per_io = (settings.bs * settings.most_blocks).div_ceil(settings.part);
+    let requests_per_io = (settings.bs * settings.most_blocks).div_ceil(settings.request_len);
     device.stop(sets).map_err(|error| BenchError::Failed(error.to_string()))?;
     if let Some(server) = server {
         server.stop()?;
     }
-    let mut result = merge(tallies, measured, requests_per_io, verified);
+    let mut result = merge_stats(stats, measured, requests_per_io, verified);
     if let [bytes @ 0] = result.bytes.as_mut_slice() {
         // All of one size, on one disk: counted as I/Os.
-        *bytes = result.requests * combination.sizes.min.0;
+        *bytes = result.ios * combination.sizes.min.0;
     }
     Ok(result)
 }
 
 /// Judges the options by the disks.
-fn fit(plan: &Plan, combination: &Combination, disks: &[Disk]) -> Result<Streams, BenchError> {
-    for Disk { name, block, read_only, .. } in disks {
+fn check_disks(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<Streams, BenchError> {
+    for DeviceDisk { name, block, read_only, .. } in disks {
         if plan.fill && *read_only {
             return Err(BenchError::option("fill", format!("{name}, which is read-only"), "disks that can be written"));
         }
@@ -172,24 +180,29 @@ fn fit(plan: &Plan, combination: &Combination, disks: &[Disk]) -> Result<Streams
     Streams::new(plan, combination, disks)
 }
 
-fn settings(plan: &Plan, combination: &Combination, disks: &[Disk], streams: &Streams) -> Result<Settings, BenchError> {
+fn worker_settings(
+    plan: &Plan,
+    combination: &Combination,
+    disks: &[DeviceDisk],
+    streams: &Streams,
+) -> Result<WorkerSettings, BenchError> {
     // The plan has checked that it is at most 1 GiB.
     let [bs, largest] = [combination.sizes.min.0, combination.sizes.max.0].map(|len| len as u32);
     // Of disks with blocks of different sizes, the largest have whole ones of the others.
     let unit = disks.iter().map(|disk| u64::from(disk.block.bytes())).max().unwrap_or(1);
-    let least = disks.iter().map(|disk| disk.request_max).min().unwrap_or(u64::MAX);
+    let least = disks.iter().map(|disk| disk.max_request).min().unwrap_or(u64::MAX);
     let part = (least / unit * unit).max(unit).min(largest.into()) as u32;
     let parts = largest.div_ceil(part);
-    if parts > virtio_scsi::MOST_PARTS {
-        let expected = format!("at most {} requests of {part} bytes, what a disk takes", virtio_scsi::MOST_PARTS);
+    if parts > virtio_scsi::MAX_PARTS {
+        let expected = format!("at most {} requests of {part} bytes, what a disk takes", virtio_scsi::MAX_PARTS);
         return Err(BenchError::option("bs", combination.sizes, expected));
     }
-    Ok(Settings {
+    Ok(WorkerSettings {
         bs,
         bs_sectors: combination.sizes.min.sectors(),
-        most_blocks: combination.sizes.most(),
+        most_blocks: combination.sizes.max_blocks(),
         disks: disks.len() as u16,
-        part,
+        request_len: part,
         base: streams.base,
         batch: u32::from(combination.batch).saturating_mul(parts).min(u16::MAX.into()) as u16,
         iodepth: combination.iodepth,
@@ -200,101 +213,101 @@ fn settings(plan: &Plan, combination: &Combination, disks: &[Disk], streams: &St
 
 /// What the workers of a phase do.
 #[derive(Clone, Copy, Debug)]
-struct Load {
+struct WorkerLoad {
     rw: Rw,
     once: bool,
     verify: bool,
 }
 
-fn workers<Q: Set>(
+fn workers<Q: ThreadQueues>(
     plan: &Plan,
-    load: Load,
+    load: WorkerLoad,
     sets: Vec<Q>,
-    settings: Settings,
+    settings: WorkerSettings,
     streams: &Streams,
     seed: u64,
-) -> (Vec<Worker<Q>>, Vec<Arc<Progress>>) {
+) -> (Vec<Worker<Q>>, Vec<Arc<CompletionCounter>>) {
     let threads = sets.len();
-    let mut jobs: Vec<Vec<Job>> = (0..threads).map(|_| vec![]).collect();
-    for (index, &Part { job, disk, blocks }) in streams.parts.iter().enumerate() {
+    let mut jobs: Vec<Vec<DiskJob>> = (0..threads).map(|_| vec![]).collect();
+    for (index, &JobRange { job, disk, blocks }) in streams.ranges.iter().enumerate() {
         let seed_of_part = seed.wrapping_add((index as u64) << 32);
-        let pattern = Pattern::new(load.rw, plan.read_share, blocks, load.once, seed_of_part);
+        let pattern = AccessPattern::new(load.rw, plan.read_share, blocks, load.once, seed_of_part);
         // Half of the 31 bits tell runs apart, the other half count.
-        let ledger = load.verify.then(|| Ledger::new(blocks.first, blocks.count, (seed as u32) >> 2));
-        jobs[usize::from(job) % threads].push(Job { number: job, disk, pattern, ledger });
+        let generations = load.verify.then(|| BlockGenerations::new(blocks.first, blocks.count, (seed as u32) >> 2));
+        jobs[usize::from(job) % threads].push(DiskJob { number: job, disk, pattern, generations });
     }
     // A job's disks side by side.
     jobs.iter_mut().for_each(|jobs| jobs.sort_by_key(|job| job.number));
-    let settings = Settings { verify: load.verify, ..settings };
-    let counters: Vec<Arc<Progress>> = (0..threads).map(|_| Arc::default()).collect();
+    let settings = WorkerSettings { verify: load.verify, ..settings };
+    let counters: Vec<Arc<CompletionCounter>> = (0..threads).map(|_| Arc::default()).collect();
     let workers = sets.into_iter().zip(jobs).zip(&counters);
     (workers.map(|((set, jobs), progress)| Worker::new(set, jobs, settings, Arc::clone(progress))).collect(), counters)
 }
 
 /// What is read of the server before and after the measurement.
 #[derive(Debug)]
-struct Meters {
+struct ServerMeters {
     pid: Option<i32>,
     admin: Option<PathBuf>,
 }
 
 /// The meters at one time.
 #[derive(Debug)]
-struct Reading {
+struct MeterReading {
     at: Instant,
     cpu: Option<Duration>,
-    merges: Option<Merges>,
+    merges: Option<MergeCounters>,
 }
 
 /// What the server did in the measurement.
 #[derive(Debug, Default)]
-struct Measured {
+struct ServerUsage {
     cpu: Option<Duration>,
-    merges: Option<PerSecond>,
+    merges: Option<MergeRates>,
 }
 
-impl Meters {
-    fn read(&self) -> Reading {
-        let merges = self.admin.as_deref().and_then(Merges::read);
+impl ServerMeters {
+    fn read(&self) -> MeterReading {
+        let merges = self.admin.as_deref().and_then(MergeCounters::read);
         let at = Instant::now();
         // Last: the measurement begins or ends right after it.
-        let cpu = self.pid.and_then(cpu::of_process);
-        Reading { at, cpu, merges }
+        let cpu = self.pid.and_then(cpu::process_time);
+        MeterReading { at, cpu, merges }
     }
 
-    fn since(&self, before: &Reading) -> Measured {
+    fn since(&self, before: &MeterReading) -> ServerUsage {
         let now = self.read();
         let cpu = now.cpu.zip(before.cpu).map(|(now, before)| now.saturating_sub(before));
         let time = now.at - before.at;
-        let merges = now.merges.zip(before.merges).map(|(now, before)| now.per_second(before, time));
-        Measured { cpu, merges }
+        let merges = now.merges.zip(before.merges).map(|(now, before)| now.rates_since(before, time));
+        ServerUsage { cpu, merges }
     }
 }
 
 /// What the main thread does while the others work.
-struct Watch<'a> {
+struct RunSupervisor<'a> {
     plan: &'a Plan,
-    counters: Vec<Arc<Progress>>,
+    counters: Vec<Arc<CompletionCounter>>,
     wakers: Vec<Waker>,
-    lifeline: Box<dyn Lifeline>,
+    monitor: Box<dyn ServerMonitor>,
     /// The server's process, if it is ours: not every interface tells of a server that is killed.
-    process: Option<Box<dyn Lifeline>>,
-    meters: Meters,
-    progress: &'a progress::Progress,
+    process: Option<Box<dyn ServerMonitor>>,
+    meters: ServerMeters,
+    progress: &'a progress::ProgressDisplay,
     total: u64,
 }
 
-impl Watch<'_> {
+impl RunSupervisor<'_> {
     fn done(&self) -> u64 {
         self.counters.iter().map(|counter| counter.0.load(Ordering::Relaxed)).sum()
     }
 
     /// Runs `work` on a thread for each worker while `steer` looks on, and gives the workers back.
-    fn run<Q: Set>(
+    fn run<Q: ThreadQueues>(
         &self,
-        control: &Control,
+        control: &PhaseControl,
         workers: Vec<Worker<Q>>,
-        work: fn(&mut Worker<Q>, &Control) -> Result<(), WorkerError>,
+        work: fn(&mut Worker<Q>, &PhaseControl) -> Result<(), WorkerError>,
         steer: impl FnOnce(&dyn Fn() -> bool) -> Result<(), BenchError>,
     ) -> Result<Vec<Worker<Q>>, BenchError> {
         std::thread::scope(|scope| {
@@ -343,24 +356,24 @@ impl Watch<'_> {
         })
     }
 
-    fn abandon(&self, control: &Control) {
+    fn abandon(&self, control: &PhaseControl) {
         control.set(Phase::Abandon);
         self.wakers.iter().for_each(Waker::wake);
     }
 
     /// Looks on until `over` says so or all threads have ended.
-    fn look_on(&self, finished: &dyn Fn() -> bool, mut over: impl FnMut() -> bool) -> Result<(), BenchError> {
+    fn supervise(&self, finished: &dyn Fn() -> bool, mut over: impl FnMut() -> bool) -> Result<(), BenchError> {
         let (mut seen, mut at) = (self.done(), Instant::now());
         while !finished() && !over() {
-            let ended = |process: &dyn Lifeline| process.wait_gone(Duration::ZERO);
-            if self.lifeline.wait_gone(TICK) || self.process.as_deref().is_some_and(ended) {
+            let ended = |process: &dyn ServerMonitor| process.wait_gone(Duration::ZERO);
+            if self.monitor.wait_gone(TICK) || self.process.as_deref().is_some_and(ended) {
                 return Err(BenchError::Failed("the server went away: it closed the connection in mid-run".into()));
             }
             let done = self.done();
             if done != seen {
                 (seen, at) = (done, Instant::now());
-            } else if at.elapsed() > self.plan.stuck {
-                let text = format!("the server is stuck: it answered no request for {:?}", self.plan.stuck);
+            } else if at.elapsed() > self.plan.stuck_timeout {
+                let text = format!("the server is stuck: it answered no request for {:?}", self.plan.stuck_timeout);
                 return Err(BenchError::Failed(text));
             }
         }
@@ -368,14 +381,14 @@ impl Watch<'_> {
     }
 
     /// The load. Returns the workers, and what the server did in the measurement.
-    fn load<Q: Set>(&self, workers: Vec<Worker<Q>>) -> Result<(Vec<Worker<Q>>, Measured), BenchError> {
-        let control = Control::new(if self.plan.runtime.is_some() { Phase::Warm } else { Phase::Measure });
-        let mut measured = Measured::default();
+    fn load<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>) -> Result<(Vec<Worker<Q>>, ServerUsage), BenchError> {
+        let control = PhaseControl::new(if self.plan.runtime.is_some() { Phase::Warmup } else { Phase::Measure });
+        let mut measured = ServerUsage::default();
         let workers = self.run(&control, workers, Worker::load, |finished| {
             let start = Instant::now();
             let Some(runtime) = self.plan.runtime else {
                 let before = self.meters.read();
-                self.look_on(finished, || {
+                self.supervise(finished, || {
                     self.progress.update(self.done() as f64 / self.total as f64);
                     false
                 })?;
@@ -389,29 +402,29 @@ impl Watch<'_> {
                     start.elapsed() + TICK / 2 >= end
                 }
             };
-            self.look_on(finished, until(self.plan.warmup))?;
+            self.supervise(finished, until(self.plan.warmup))?;
             let before = self.meters.read();
             control.set(Phase::Measure);
-            self.look_on(finished, until(whole))?;
+            self.supervise(finished, until(whole))?;
             measured = self.meters.since(&before);
             control.set(Phase::Stop);
-            self.look_on(finished, || false)
+            self.supervise(finished, || false)
         })?;
         Ok((workers, measured))
     }
 
     /// Writes all of the range.
-    fn fill<Q: Set>(&self, workers: Vec<Worker<Q>>) -> Result<Vec<Worker<Q>>, BenchError> {
-        let control = Control::new(Phase::Measure);
-        self.run(&control, workers, Worker::load, |finished| self.look_on(finished, || false))
+    fn fill<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>) -> Result<Vec<Worker<Q>>, BenchError> {
+        let control = PhaseControl::new(Phase::Measure);
+        self.run(&control, workers, Worker::load, |finished| self.supervise(finished, || false))
     }
 
     /// Reads everything back.
-    fn verify<Q: Set>(&self, workers: Vec<Worker<Q>>, blocks: u64) -> Result<Vec<Worker<Q>>, BenchError> {
-        let control = Control::new(Phase::Measure);
+    fn verify<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>, blocks: u64) -> Result<Vec<Worker<Q>>, BenchError> {
+        let control = PhaseControl::new(Phase::Measure);
         let before = self.done();
         self.run(&control, workers, Worker::verify, |finished| {
-            self.look_on(finished, || {
+            self.supervise(finished, || {
                 self.progress.update((self.done() - before) as f64 / blocks.max(1) as f64);
                 false
             })
@@ -419,11 +432,11 @@ impl Watch<'_> {
     }
 }
 
-fn merge(tallies: Vec<Tally>, measured: Measured, requests_per_io: u32, verified: u64) -> RunResult {
-    let mut tallies = tallies.into_iter();
-    let first = tallies.next().expect("at least one thread");
+fn merge_stats(stats: Vec<WorkerStats>, measured: ServerUsage, requests_per_io: u32, verified: u64) -> RunResult {
+    let mut stats = stats.into_iter();
+    let first = stats.next().expect("at least one thread");
     let mut total = RunResult {
-        requests: first.requests,
+        ios: first.ios,
         bytes: first.bytes,
         handed_over: first.handed_over,
         elapsed: first.elapsed,
@@ -434,21 +447,21 @@ fn merge(tallies: Vec<Tally>, measured: Measured, requests_per_io: u32, verified
         kicks: first.kicks,
         calls: first.calls,
         errors: first.errors,
-        complaints: first.complaints,
+        messages: first.messages,
         verified,
         latency: first.latency,
     };
-    for tally in tallies {
-        total.requests += tally.requests;
-        total.bytes.iter_mut().zip(&tally.bytes).for_each(|(total, bytes)| *total += bytes);
-        total.handed_over += tally.handed_over;
-        total.elapsed = total.elapsed.max(tally.elapsed);
-        total.client_cpu += tally.cpu;
-        total.kicks += tally.kicks;
-        total.calls += tally.calls;
-        total.errors += tally.errors;
-        total.complaints.extend(tally.complaints);
-        total.latency.add(&tally.latency).expect("all histograms have the same bounds");
+    for thread in stats {
+        total.ios += thread.ios;
+        total.bytes.iter_mut().zip(&thread.bytes).for_each(|(total, bytes)| *total += bytes);
+        total.handed_over += thread.handed_over;
+        total.elapsed = total.elapsed.max(thread.elapsed);
+        total.client_cpu += thread.cpu;
+        total.kicks += thread.kicks;
+        total.calls += thread.calls;
+        total.errors += thread.errors;
+        total.messages.extend(thread.messages);
+        total.latency.add(&thread.latency).expect("all histograms have the same bounds");
     }
     total
 }

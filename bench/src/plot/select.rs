@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::keys::{KEYS, Key, Table, Value};
+use super::keys::{KeyValue, ROW_KEYS, RowKey, RowTable};
 use super::metric::Metric;
-use super::{Args, PlotError};
+use super::{PlotArgs, PlotError};
 
 /// Most series in a panel before one of their keys gets panels of its own: as many as there are colours.
-const CROWDED: usize = 7;
+const MAX_SERIES_UNSPLIT: usize = 7;
 /// Most series in a panel: each colour twice, with another marker.
 pub const MAX_SERIES: usize = 14;
 /// Most names along an axis.
@@ -17,27 +17,27 @@ pub const MAX_PANELS: usize = 24;
 
 /// What to draw: the metrics against one key, or the percentiles, which have an axis of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct PlotSelection {
     /// What is drawn, one below the other.
     pub metrics: Vec<Metric>,
     /// The horizontal axis; none for percentiles.
-    pub x: Option<Key>,
+    pub x: Option<RowKey>,
     /// The keys that tell the series of a panel apart.
-    pub series: Vec<Key>,
+    pub series: Vec<RowKey>,
     /// The key that tells the panels apart.
-    pub panels: Option<Key>,
+    pub panels: Option<RowKey>,
 }
 
 /// What to draw of `table`.
 ///
 /// # Errors
 /// When the options ask for what the rows do not have, or for more than can be read.
-pub fn choose(table: &Table, args: &Args) -> Result<Vec<Choice>, PlotError> {
+pub fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelection>, PlotError> {
     let x = args.x.unwrap_or_else(|| axis(table));
     let metrics = match args.y.as_slice() {
         // Requests of mixed sizes are not what one would count.
-        [] if x.numeric() && table.rows.iter().any(|row| row.bs_max > row.bs) => vec![Metric::Bandwidth],
-        [] if x.numeric() => vec![Metric::Iops],
+        [] if x.is_numeric() && table.rows.iter().any(|row| row.bs_max > row.bs) => vec![Metric::Bandwidth],
+        [] if x.is_numeric() => vec![Metric::Iops],
         [] if table.rows.len() == 1 => vec![Metric::Percentiles],
         [] => vec![Metric::Iops, Metric::Percentiles],
         given => {
@@ -51,17 +51,17 @@ pub fn choose(table: &Table, args: &Args) -> Result<Vec<Choice>, PlotError> {
     let against_x: Vec<Metric> = metrics.iter().copied().filter(|metric| *metric != Metric::Percentiles).collect();
     let mut choices = vec![];
     if !against_x.is_empty() {
-        choices.push(choice(table, args, against_x, Some(x))?);
+        choices.push(selection(table, args, against_x, Some(x))?);
     } else if let Some(x) = args.x {
         return Err(PlotError::option("x", x, "no --x with --y percentiles alone, which has the percentiles there"));
     }
     if metrics.contains(&Metric::Percentiles) {
-        choices.push(choice(table, args, vec![Metric::Percentiles], None)?);
+        choices.push(selection(table, args, vec![Metric::Percentiles], None)?);
     }
     if metrics[0] == Metric::Percentiles {
         choices.reverse();
     }
-    let count = |choice: &Choice| choice.metrics.len() * choice.panels.map_or(1, |key| table.levels(key).len());
+    let count = |choice: &PlotSelection| choice.metrics.len() * choice.panels.map_or(1, |key| table.levels(key).len());
     let panels = choices.iter().map(count).sum::<usize>();
     if panels > MAX_PANELS {
         let expected = format!("at most {MAX_PANELS}: fewer with --y, --panels, or fewer rows with --only");
@@ -71,25 +71,31 @@ pub fn choose(table: &Table, args: &Args) -> Result<Vec<Choice>, PlotError> {
 }
 
 /// The key to draw against: the first number with at least three values, else with two; else the first name that varies.
-fn axis(table: &Table) -> Key {
-    const NUMBERS: [Key; 7] = [Key::Bs, Key::Targets, Key::Luns, Key::Queues, Key::Iodepth, Key::Jobs, Key::Batch];
+fn axis(table: &RowTable) -> RowKey {
+    const NUMBERS: [RowKey; 7] =
+        [RowKey::Bs, RowKey::Targets, RowKey::Luns, RowKey::Queues, RowKey::Iodepth, RowKey::Jobs, RowKey::Batch];
     let with = |least: usize| NUMBERS.into_iter().find(move |key| table.levels(*key).len() >= least);
-    let names = || KEYS.into_iter().find(|key| !key.numeric() && table.varies(*key));
-    with(3).or_else(|| with(2)).or_else(names).unwrap_or(Key::Target)
+    let names = || ROW_KEYS.into_iter().find(|key| !key.is_numeric() && table.varies(*key));
+    with(3).or_else(|| with(2)).or_else(names).unwrap_or(RowKey::Target)
 }
 
-fn choice(table: &Table, args: &Args, metrics: Vec<Metric>, x: Option<Key>) -> Result<Choice, PlotError> {
+fn selection(
+    table: &RowTable,
+    args: &PlotArgs,
+    metrics: Vec<Metric>,
+    x: Option<RowKey>,
+) -> Result<PlotSelection, PlotError> {
     let mut series = distinguishing(table, x, args.panels);
     let panels = match args.panels {
         Some(key) if Some(key) == x => {
             return Err(PlotError::option("panels", key, format!("another key than the axis (--x {key})")));
         }
         Some(key) => table.varies(key).then_some(key),
-        None => crowding(table, &series),
+        None => panel_key(table, &series),
     };
     series.retain(|key| Some(*key) != panels);
-    let choice = Choice { metrics, x, series, panels };
-    let bars = x.filter(|x| !x.numeric()).map_or(0, |x| table.levels(x).len());
+    let choice = PlotSelection { metrics, x, series, panels };
+    let bars = x.filter(|x| !x.is_numeric()).map_or(0, |x| table.levels(x).len());
     if bars > MAX_BARS {
         let x = choice.x.expect("bars are over a key");
         let expected = format!("at most {MAX_BARS}: another --x, or fewer rows with --only");
@@ -105,28 +111,29 @@ fn choice(table: &Table, args: &Args, metrics: Vec<Metric>, x: Option<Key>) -> R
 }
 
 /// How many series `keys` make.
-fn names(table: &Table, keys: &[Key]) -> usize {
+fn names(table: &RowTable, keys: &[RowKey]) -> usize {
     (0..table.rows.len()).map(|row| table.identity(row, keys)).collect::<BTreeSet<_>>().len()
 }
 
 /// The keys that tell rows apart that have the same `x`. A number that follows from others (as many jobs as queues) does not,
 /// nor does a name that follows from names; `wanted` does wherever it varies.
-fn distinguishing(table: &Table, x: Option<Key>, wanted: Option<Key>) -> Vec<Key> {
-    let mut kept: Vec<Key> = wanted.into_iter().filter(|key| table.varies(*key)).collect();
+fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -> Vec<RowKey> {
+    let mut kept: Vec<RowKey> = wanted.into_iter().filter(|key| table.varies(*key)).collect();
     // Numbers first: where numbers follow from each other, the one that is named first in the options is kept.
-    const ORDER: [Key; 7] = [Key::Bs, Key::Targets, Key::Luns, Key::Queues, Key::Iodepth, Key::Jobs, Key::Batch];
-    let free = |key: &Key| Some(*key) != x && Some(*key) != wanted && table.varies(*key);
+    const ORDER: [RowKey; 7] =
+        [RowKey::Bs, RowKey::Targets, RowKey::Luns, RowKey::Queues, RowKey::Iodepth, RowKey::Jobs, RowKey::Batch];
+    let free = |key: &RowKey| Some(*key) != x && Some(*key) != wanted && table.varies(*key);
     for key in ORDER.into_iter().filter(free) {
-        let numbers: Vec<Key> = kept.iter().copied().chain(x).filter(|key| key.numeric()).collect();
-        if !table.determined(key, &numbers) {
+        let numbers: Vec<RowKey> = kept.iter().copied().chain(x).filter(|key| key.is_numeric()).collect();
+        if !table.is_determined(key, &numbers) {
             kept.push(key);
         }
     }
-    for key in KEYS.into_iter().filter(|key| !key.numeric()).filter(free) {
+    for key in ROW_KEYS.into_iter().filter(|key| !key.is_numeric()).filter(free) {
         let follows = match key {
             // Only where nothing else tells two rows apart.
-            Key::File | Key::Repeat => unique(table, &with(&kept, x)),
-            _ => table.determined(key, &names_of(&kept, x)),
+            RowKey::File | RowKey::Repeat => unique(table, &with(&kept, x)),
+            _ => table.is_determined(key, &names_of(&kept, x)),
         };
         if !follows {
             kept.push(key);
@@ -137,84 +144,84 @@ fn distinguishing(table: &Table, x: Option<Key>, wanted: Option<Key>) -> Vec<Key
     kept
 }
 
-fn with(kept: &[Key], x: Option<Key>) -> Vec<Key> {
+fn with(kept: &[RowKey], x: Option<RowKey>) -> Vec<RowKey> {
     kept.iter().copied().chain(x).collect()
 }
 
-fn names_of(kept: &[Key], x: Option<Key>) -> Vec<Key> {
-    with(kept, x).into_iter().filter(|key| !key.numeric()).collect()
+fn names_of(kept: &[RowKey], x: Option<RowKey>) -> Vec<RowKey> {
+    with(kept, x).into_iter().filter(|key| !key.is_numeric()).collect()
 }
 
-fn unique(table: &Table, keys: &[Key]) -> bool {
+fn unique(table: &RowTable, keys: &[RowKey]) -> bool {
     names(table, keys) == table.rows.len()
 }
 
 /// The key to give panels to when `keys` make a crowd: the one that needs the fewest panels to leave no crowd, or else that
 /// leaves the fewest series.
-fn crowding(table: &Table, keys: &[Key]) -> Option<Key> {
+fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
     // What is usually compared comes last.
-    const ORDER: [Key; 13] = [
-        Key::Rw,
-        Key::Experiment,
-        Key::Interface,
-        Key::Bs,
-        Key::Batch,
-        Key::Iodepth,
-        Key::Jobs,
-        Key::Queues,
-        Key::Storage,
-        Key::Poll,
-        Key::Merge,
-        Key::Target,
-        Key::File,
+    const ORDER: [RowKey; 13] = [
+        RowKey::Rw,
+        RowKey::Experiment,
+        RowKey::Interface,
+        RowKey::Bs,
+        RowKey::Batch,
+        RowKey::Iodepth,
+        RowKey::Jobs,
+        RowKey::Queues,
+        RowKey::Storage,
+        RowKey::Poll,
+        RowKey::Merge,
+        RowKey::Target,
+        RowKey::File,
     ];
     // Of a single key, each panel would have one series.
-    if names(table, keys) <= CROWDED || keys.len() < 2 {
+    if names(table, keys) <= MAX_SERIES_UNSPLIT || keys.len() < 2 {
         return None;
     }
-    let rest = |key: Key| keys.iter().copied().filter(|other| *other != key).collect::<Vec<_>>();
+    let rest = |key: RowKey| keys.iter().copied().filter(|other| *other != key).collect::<Vec<_>>();
     let possible = ORDER.into_iter().filter(|key| keys.contains(key) && table.levels(*key).len() <= MAX_PANELS);
     possible.min_by_key(|key| {
         let left = names(table, &rest(*key));
-        if left <= CROWDED { (0, table.levels(*key).len()) } else { (1, left) }
+        if left <= MAX_SERIES_UNSPLIT { (0, table.levels(*key).len()) } else { (1, left) }
     })
 }
 
 /// What holds for all rows, and from where to where numbers go that neither an axis nor a legend shows.
-pub fn constant(table: &Table, choices: &[Choice]) -> String {
-    const SAID: [Key; 14] = [
-        Key::Experiment,
-        Key::Interface,
-        Key::Target,
-        Key::Rw,
-        Key::Bs,
-        Key::Targets,
-        Key::Luns,
-        Key::Queues,
-        Key::Jobs,
-        Key::Iodepth,
-        Key::Batch,
-        Key::Steer,
-        Key::Poll,
-        Key::Merge,
+pub fn constants(table: &RowTable, choices: &[PlotSelection]) -> String {
+    const SAID: [RowKey; 14] = [
+        RowKey::Experiment,
+        RowKey::Interface,
+        RowKey::Target,
+        RowKey::Rw,
+        RowKey::Bs,
+        RowKey::Targets,
+        RowKey::Luns,
+        RowKey::Queues,
+        RowKey::Jobs,
+        RowKey::Iodepth,
+        RowKey::Batch,
+        RowKey::Steer,
+        RowKey::Poll,
+        RowKey::Merge,
     ];
     let drawn =
-        |key: &Key| choices.iter().any(|c| c.x == Some(*key) || c.series.contains(key) || c.panels == Some(*key));
+        |key: &RowKey| choices.iter().any(|c| c.x == Some(*key) || c.series.contains(key) || c.panels == Some(*key));
     let mut words: Vec<String> = vec![];
     for key in SAID.into_iter().filter(|key| !drawn(key)) {
         match table.levels(key) {
-            [Value::Text(text)] if text == "unknown" => {}
-            [Value::Number(1)] if matches!(key, Key::Batch | Key::Luns | Key::Targets) => {}
-            [_] if key == Key::Experiment && table.rows[0].experiment.is_none() => {}
+            [KeyValue::Text(text)] if text == "unknown" => {}
+            [KeyValue::Number(1)] if matches!(key, RowKey::Batch | RowKey::Luns | RowKey::Targets) => {}
+            [_] if key == RowKey::Experiment && table.rows[0].experiment.is_none() => {}
             [only] => words.push(key.phrase(only)),
-            [first, .., last] if key.numeric() => {
-                if key == Key::Jobs && table.rows.iter().all(|row| row.jobs == row.queues) {
+            [first, .., last] if key.is_numeric() => {
+                if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.queues) {
                     words.push("1 job per queue".into());
-                } else if key == Key::Jobs && table.rows.iter().all(|row| row.jobs == row.targets * row.luns) {
+                } else if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.targets * row.luns) {
                     words.push("1 job per LUN".into());
                 } else {
                     let range = format!("{} to {}", key.tick(first), key.tick(last));
-                    words.push(key.phrase(&Value::Text(range)));
+                    words.push(key.phrase(&KeyValue::Text(range)));
                 }
             }
             _ => {}

@@ -1,17 +1,15 @@
 //! The command line of `mqblk bench`.
 
-pub mod xen;
-
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
 use mqblk_driver::ShapeChoice;
-use mqblk_driver::virtio_scsi::Steer;
 
 use crate::experiment::{self, Experiment};
-use crate::interface::Interface;
+use crate::interface::{self, Interface, InterfaceDefinition, InterfaceOptions};
 
 /// I/Os that are larger may be several pieces.
 const INDIRECT_ABOVE: ByteLen = ByteLen(64 << 10);
@@ -57,12 +55,8 @@ Examples:
       the table of IOPS against rings, with granted pages kept for each ring and for all of them in common")]
 pub struct BenchArgs {
     /// Guest interface: of the servers at --socket, and of those that are started [default: virtio-blk]
-    #[arg(long, value_enum)]
-    pub interface: Option<Interface>,
-
-    /// Of `--interface xen`.
-    #[command(flatten)]
-    pub xen: xen::XenOptions,
+    #[arg(long, value_parser = interface_parser())]
+    pub interface: Option<&'static InterfaceDefinition>,
 
     /// Socket of a running vhost-user server; may be repeated
     #[arg(long, value_name = "PATH")]
@@ -108,18 +102,6 @@ pub struct BenchArgs {
     /// Bytes of an I/O, of mixed sizes: each a multiple of the smaller one up to the larger, all as likely (fio's bsrange)
     #[arg(long, value_delimiter = ',', value_name = "SIZE-SIZE,...", value_parser = parse_mixed_sizes, conflicts_with = "bs")]
     pub bsrange: Vec<IoSizes>,
-
-    /// virtio-scsi: targets to use [default: 1]
-    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub targets: Vec<u16>,
-
-    /// virtio-scsi: logical units to use of each target [default: 1]
-    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub luns: Vec<u16>,
-
-    /// virtio-scsi: the queue that a command is put on [default: target]
-    #[arg(long, value_enum)]
-    pub steer: Option<Steering>,
 
     /// I/Os in flight, of each job [default: 1]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..))]
@@ -195,6 +177,17 @@ pub struct BenchArgs {
     /// Write the results as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+
+    /// Options of one interface only. They are the last field, because they place themselves among the others.
+    #[command(flatten)]
+    pub interfaces: InterfaceOptions,
+}
+
+impl BenchArgs {
+    /// The options of the chosen interface.
+    pub fn chosen(&self) -> &Arc<dyn Interface> {
+        self.interfaces.of(self.interface.unwrap_or(&interface::TABLE[0]))
+    }
 }
 
 /// What a job does.
@@ -263,38 +256,6 @@ pub enum ClientMode {
 pub enum Verify {
     /// A CRC-32C over each block, with its offset and generation.
     Crc32c,
-}
-
-/// Which request queue of a controller a command is put on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Steering {
-    /// A target stays on a queue while it has commands in flight, and moves to that of the thread that finds it idle
-    #[default]
-    Target,
-    /// The submitting thread's
-    Submitter,
-    /// Target T is on queue T modulo queues
-    Fixed,
-}
-
-impl Steering {
-    /// Its name on the command line and in the results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Steering::Target => "target",
-            Steering::Submitter => "submitter",
-            Steering::Fixed => "fixed",
-        }
-    }
-
-    /// As the driver has it.
-    pub fn policy(self) -> Steer {
-        match self {
-            Steering::Target => Steer::Target,
-            Steering::Submitter => Steer::Submitter,
-            Steering::Fixed => Steer::Fixed,
-        }
-    }
 }
 
 /// Descriptor layout.
@@ -411,9 +372,15 @@ fn parse_mixed_sizes(text: &str) -> Result<IoSizes, String> {
     Ok(IoSizes { min, max })
 }
 
+/// The parser of `--interface`.
+fn interface_parser() -> impl TypedValueParser<Value = &'static InterfaceDefinition> {
+    PossibleValuesParser::new(interface::TABLE.iter().map(InterfaceDefinition::possible_value))
+        .try_map(|name| interface::find(&name).ok_or("no such interface"))
+}
+
 /// The parser of `--experiment`.
 fn experiment_parser() -> impl TypedValueParser<Value = &'static dyn Experiment> {
-    PossibleValuesParser::new(experiment::ALL.iter().map(|one| one.possible_value()))
+    PossibleValuesParser::new(experiment::all().map(|one| one.possible_value()))
         .try_map(|name| experiment::find(&name).ok_or("no such experiment"))
 }
 

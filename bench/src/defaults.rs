@@ -1,15 +1,17 @@
 //! What holds for options that were not given.
 
+use std::sync::Arc;
+
 use mqblk_core::ByteLen;
 
 use crate::args::{BenchArgs, BlockSizes, IoSizes, Rw};
-use crate::interface::Interface;
+use crate::interface::{Interface, TABLE};
 
 /// Values for options that were not given.
 #[derive(Clone, Debug)]
 pub struct Defaults {
-    /// `--interface`.
-    pub interface: Interface,
+    /// `--interface`, and its own options.
+    pub interface: Arc<dyn Interface>,
     /// `--disk`, where there is no `--socket` either.
     pub disk: Option<&'static str>,
     /// `--fill`, where all targets are disks in memory, made for each run.
@@ -24,12 +26,8 @@ pub struct Defaults {
     pub batch: u16,
     /// `--queues`.
     pub queues: &'static [u16],
-    /// `--targets`.
-    pub targets: &'static [u16],
     /// `--jobs`; `None`: one for each queue, or for each logical unit.
     pub jobs: Option<u16>,
-    /// `--ring-order`, of Xen; `None`: the back-end's largest.
-    pub ring_order: Option<u8>,
     /// `--runtime` in seconds, where each block is not done once.
     pub runtime: f64,
     /// `--warmup` in seconds, where there is a runtime.
@@ -43,7 +41,7 @@ impl Default for Defaults {
     fn default() -> Defaults {
         let bs = BlockSizes(vec![ByteLen(4096)]);
         Defaults {
-            interface: Interface::VirtioBlk,
+            interface: (TABLE[0].options)(),
             disk: None,
             fill: false,
             rw: Rw::Randread,
@@ -51,9 +49,7 @@ impl Default for Defaults {
             iodepth: 1,
             batch: 1,
             queues: &[1],
-            targets: &[1],
             jobs: None,
-            ring_order: None,
             runtime: 5.0,
             warmup: 1.0,
         }
@@ -69,8 +65,12 @@ impl Defaults {
                 list.extend_from_slice(default);
             }
         }
-        args.interface.get_or_insert(self.interface);
-        let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
+        let own = self.interface.definition();
+        let chosen = args.interface.get_or_insert(own);
+        if chosen.name == own.name {
+            args.interfaces.set(args.interfaces.of(own).with_defaults(&*self.interface));
+        }
+        let running = !args.socket.is_empty() || args.interfaces.has_devices();
         if let (false, true, Some(disk)) = (running, args.disk.is_empty(), self.disk) {
             args.disk.push(disk.to_owned());
         }
@@ -85,9 +85,6 @@ impl Defaults {
         fill(&mut args.batch, &[self.batch]);
         fill(&mut args.queues, self.queues);
         args.jobs = args.jobs.or(self.jobs);
-        if args.interface == Some(Interface::Xen) {
-            args.xen.ring_order = args.xen.ring_order.or(self.ring_order);
-        }
         let runtime = if args.verify.is_some() { 0.0 } else { self.runtime };
         let once = *args.runtime.get_or_insert(runtime) == 0.0;
         args.warmup.get_or_insert(if once { 0.0 } else { self.warmup });
@@ -99,14 +96,11 @@ impl Defaults {
 impl std::fmt::Display for Defaults {
     /// As options.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Defaults { interface, disk, fill, rw, bs, iodepth, batch, queues, targets, .. } = self;
-        let Defaults { jobs, ring_order, runtime, warmup, .. } = self;
+        let Defaults { interface, disk, fill, rw, bs, iodepth, batch, queues, jobs, runtime, warmup } = self;
         let list = |numbers: &[u16]| numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
-        if *interface != Interface::VirtioBlk {
-            write!(f, "--interface {} ", interface.name())?;
-        }
-        if *interface == Interface::VirtioScsi {
-            write!(f, "--targets {} ", list(targets))?;
+        let own = interface.default_options();
+        if interface.definition().name != TABLE[0].name {
+            write!(f, "--interface {}{} ", interface.definition().name, own.disks)?;
         }
         if let Some(disk) = disk {
             write!(f, "--disk {disk} ")?;
@@ -127,9 +121,6 @@ impl std::fmt::Display for Defaults {
         if let Some(jobs) = jobs {
             write!(f, " --jobs {jobs}")?;
         }
-        if let Some(order) = ring_order {
-            write!(f, " --ring-order {order}")?;
-        }
-        write!(f, " --runtime {runtime} --warmup {warmup}")
+        write!(f, "{} --runtime {runtime} --warmup {warmup}", own.queues)
     }
 }

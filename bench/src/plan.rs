@@ -1,19 +1,16 @@
 //! What will be measured: every combination, judged before anything is started.
 
-pub mod xen;
-
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
-use crate::args::xen::{GrantMode, GrantPool, Vdev};
-use crate::args::{BenchArgs, ClientMode, Descriptors, IoSizes, Rw, Steering, Verify};
+use crate::args::{BenchArgs, ClientMode, Descriptors, IoSizes, Rw, Verify};
 use crate::defaults::Defaults;
 use crate::experiment::Experiment;
-use crate::interface::Interface;
-use xen::XenPlan;
+use crate::interface::{self, Interface, TargetVariant};
 
 /// What `merge` is for a disk of ours that does not say.
 const DEFAULT_MERGE: &str = "auto";
@@ -25,10 +22,7 @@ const IN_MEMORY: &str = "storage=ram";
 const DEFAULT_QUEUE_SIZE: u16 = 256;
 
 /// Most requests in flight on one queue: what a ring can name.
-const MAX_DEPTH: u32 = 32768;
-
-/// Most logical units of a controller that are worked on.
-const MAX_DISKS: u32 = 8192;
+pub const MAX_DEPTH: u32 = 32768;
 
 /// How long a server may leave all requests unanswered before it is called stuck.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,8 +32,8 @@ const STUCK_TIMEOUT: Duration = Duration::from_secs(30);
 pub enum TargetSource {
     /// A server that runs already.
     Socket(PathBuf),
-    /// A device of Xen that a back-end serves already.
-    Device(Vdev),
+    /// A device that an interface's options name.
+    Device(DeviceName),
     /// A server that is started for each run, for this disk.
     Disk {
         /// The argument of `mqblk serve --disk`, without socket, queues and poll; of a controller, that of each logical unit.
@@ -48,11 +42,40 @@ pub enum TargetSource {
         poll: Option<String>,
         /// Merging to ask for.
         merge: Option<MergeMode>,
-        /// What to do with granted pages.
-        grants: Option<GrantMode>,
-        /// Whose the pages are to be that are kept.
-        pool: Option<GrantPool>,
+        /// Keys that the interface's options ask for.
+        keys: DiskKeys,
     },
+}
+
+/// A running device: how it was named, and its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceName {
+    /// As it was given.
+    pub name: String,
+    /// The device's number.
+    pub number: u32,
+}
+
+/// Keys and values that are appended to the settings of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskKeys(Vec<(&'static str, &'static str)>);
+
+impl DiskKeys {
+    /// The value of `key`.
+    pub fn get(&self, key: &str) -> Option<&'static str> {
+        self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+    }
+
+    /// Sets `key`; `None` leaves it to the server.
+    pub fn set(&mut self, key: &'static str, value: Option<&'static str>) {
+        self.0.retain(|(name, _)| *name != key);
+        self.0.extend(value.map(|value| (key, value)));
+    }
+
+    /// All, in the order in which they were set.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<'_> {
+        self.0.iter().copied()
+    }
 }
 
 /// Request merging, as an experiment asks for it.
@@ -153,12 +176,8 @@ impl Combination {
 pub struct Plan {
     /// At least one. The first is the one that the others are compared to.
     pub targets: Vec<Target>,
-    /// What the servers are.
-    pub interface: Interface,
-    /// How a frontend of Xen connects.
-    pub xen: XenPlan,
-    /// The queue that a command of a controller is put on.
-    pub steer: Steering,
+    /// The guest interface of all targets.
+    pub interface: Arc<dyn Interface>,
     /// At least one.
     pub combinations: Vec<Combination>,
     /// What the columns and the printed table are.
@@ -211,7 +230,7 @@ impl Plan {
             return Err(BenchError::Usage(text.into()));
         }
         // What is in memory was made for the run, and goes with it.
-        let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
+        let running = !args.socket.is_empty() || args.interfaces.has_devices();
         let in_memory = !running && args.disk.iter().all(|spec| crate::target::split_pairs(spec).contains(&IN_MEMORY));
         if args.fill && !args.allow_write && !in_memory {
             let text = "--fill: found disks that are not in memory, expected --allow-write with it: it destroys what is on them";
@@ -233,33 +252,25 @@ impl Plan {
                 "0 where each block is done once: there is nothing to warm",
             ));
         }
-        let interface = args.interface.unwrap_or(Interface::VirtioBlk);
-        if interface != Interface::VirtioScsi {
-            let given = [("targets", !args.targets.is_empty()), ("luns", !args.luns.is_empty())];
-            for (name, given) in given.into_iter().chain([("steer", args.steer.is_some())]) {
-                if given {
-                    return Err(BenchError::option(name, interface.name(), "--interface virtio-scsi with it"));
-                }
-            }
-        }
-        let xen = XenPlan::new(args, interface)?;
-        let mut targets = plan_targets(args, interface)?;
+        let interface = args.chosen();
+        args.interfaces.check_others(interface.definition())?;
+        interface.check(args)?;
+        let mut targets = plan_targets(args, &**interface)?;
         let mut queues = args.queues.clone();
         if let Some(experiment) = args.experiment {
             targets = experiment.columns(&queues, targets)?;
             // Each column has its own.
             queues.truncate(1);
         }
-        let combinations = plan_combinations(args, interface, &queues, defaults.targets)?;
-        // What has no room in a ring of Xen's waits for it here, as requests wait for a tag in a guest.
-        let room = if interface == Interface::Xen { MAX_DEPTH } else { queue_size.into() };
+        let combinations = plan_combinations(args, &**interface, &queues)?;
+        let max_depth = interface.max_depth(queue_size).min(MAX_DEPTH);
         for combination in &combinations {
-            targets.iter().try_for_each(|target| check_combination(args, &target.combination(combination), room))?;
+            targets
+                .iter()
+                .try_for_each(|target| check_combination(args, &target.combination(combination), max_depth))?;
         }
         Ok(Plan {
-            interface,
-            xen,
-            steer: args.steer.unwrap_or_default(),
+            interface: Arc::clone(interface),
             targets,
             combinations,
             experiment: args.experiment,
@@ -284,23 +295,28 @@ impl Plan {
 }
 
 /// The value of `key` in `KEY=VALUE,...`.
-fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
+pub fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
     spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
 }
 
-fn plan_targets(args: &BenchArgs, interface: Interface) -> Result<Vec<Target>, BenchError> {
+fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Result<Vec<Target>, BenchError> {
     let mut targets = vec![];
     let sockets = args.socket.iter().map(|socket| (TargetSource::Socket(socket.clone()), socket.display().to_string()));
-    let devices = args.xen.vdev.iter().map(|vdev| (TargetSource::Device(vdev.clone()), vdev.name.clone()));
-    for (index, (place, name)) in sockets.chain(devices).enumerate() {
+    let devices = interface.devices().into_iter().map(|device| {
+        let name = device.name.clone();
+        (TargetSource::Device(device), name)
+    });
+    for (index, (source, name)) in sockets.chain(devices).enumerate() {
         let label = args.label.get(index).cloned().unwrap_or(name);
-        let [storage, poll, merge, grants] = std::array::from_fn(|_| "unknown".to_owned());
-        let grants = (interface == Interface::Xen).then_some(grants);
-        targets.push(Target { source: place, label, storage, poll, merge, grants, column: None, queues: None });
+        for TargetVariant { grants, .. } in interface.variants(None)? {
+            let [storage, poll, merge] = std::array::from_fn(|_| "unknown".to_owned());
+            let (source, label) = (source.clone(), label.clone());
+            targets.push(Target { source, label, storage, poll, merge, grants, column: None, queues: None });
+        }
     }
     let running = targets.len();
     for (index, spec) in args.disk.iter().enumerate() {
-        for key in ["socket", "queues", "num_queues", "interface", "domid", "vdev"] {
+        for key in interface::address_keys() {
             if value_of(spec, key).is_some() {
                 let found = format!("a disk with the key {key}");
                 return Err(BenchError::option("disk", found, "one without: the benchmark sets it"));
@@ -310,10 +326,7 @@ fn plan_targets(args: &BenchArgs, interface: Interface) -> Result<Vec<Target>, B
         if own.is_some() && !args.poll.is_empty() {
             return Err(BenchError::option("poll", "a policy in --disk as well", "one of the two"));
         }
-        let own_grants = value_of(spec, "grants");
-        if own_grants.is_some() && !args.xen.grants.is_empty() {
-            return Err(BenchError::option("grants", "a word in --disk as well", "one of the two"));
-        }
+        let variants = interface.variants(Some(spec))?;
         let label = args.label.get(running + index).unwrap_or(spec);
         let storage = value_of(spec, "storage").unwrap_or("file").to_owned();
         let policies: Vec<Option<&String>> = match args.poll.is_empty() {
@@ -321,22 +334,16 @@ fn plan_targets(args: &BenchArgs, interface: Interface) -> Result<Vec<Target>, B
             false => args.poll.iter().map(Some).collect(),
         };
         let merge = value_of(spec, "merge").unwrap_or(DEFAULT_MERGE);
-        let grants: Vec<Option<GrantMode>> = match args.xen.grants.is_empty() {
-            true => vec![None],
-            false => args.xen.grants.iter().copied().map(Some).collect(),
-        };
-        let pool = args.xen.grants_pool;
-        for (poll, grants) in policies.iter().flat_map(|poll| grants.iter().map(move |grants| (*poll, *grants))) {
-            let place = TargetSource::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, grants, pool };
+        for (poll, variant) in policies.iter().flat_map(|poll| variants.iter().map(move |variant| (*poll, variant))) {
+            let TargetVariant { keys, grants } = variant.clone();
+            let source = TargetSource::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, keys };
             let poll = poll.map(String::as_str).or(own).unwrap_or("default").to_owned();
             let (label, storage, merge) = (label.clone(), storage.clone(), merge.to_owned());
-            let grants = grants.map(GrantMode::name).or(own_grants).unwrap_or("default").to_owned();
-            let grants = (interface == Interface::Xen).then_some(grants);
-            targets.push(Target { source: place, label, storage, poll, merge, grants, column: None, queues: None });
+            targets.push(Target { source, label, storage, poll, merge, grants, column: None, queues: None });
         }
     }
     if targets.is_empty() {
-        let own = if interface == Interface::Xen { "--vdev NAME" } else { "--socket PATH" };
+        let own = interface.definition().running;
         return Err(BenchError::Usage(format!("found no target, expected {own} or --disk KEY=VALUE,...")));
     }
     if args.disk.is_empty() && (!args.poll.is_empty() || args.server_cpus.is_some()) {
@@ -345,44 +352,33 @@ fn plan_targets(args: &BenchArgs, interface: Interface) -> Result<Vec<Target>, B
     }
     if args.label.len() > running + args.disk.len() {
         let found = format!("{} names", args.label.len());
-        return Err(BenchError::option("label", found, "at most one for each --socket, --vdev and --disk"));
+        let expected = format!("at most one for each {} and --disk", interface::running_options());
+        return Err(BenchError::option("label", found, expected));
     }
     Ok(targets)
 }
 
 fn plan_combinations(
     args: &BenchArgs,
-    interface: Interface,
+    interface: &dyn Interface,
     queues: &[u16],
-    default_targets: &[u16],
 ) -> Result<Vec<Combination>, BenchError> {
     let mut all = vec![];
-    let counts = |given: &[u16], default: &[u16]| if given.is_empty() { default.to_vec() } else { given.to_vec() };
     let sizes =
         args.bs.iter().flat_map(|word| &word.0).copied().map(IoSizes::single).chain(args.bsrange.iter().copied());
     let sizes: Vec<IoSizes> = sizes.collect();
-    let (targets, luns) = (counts(&args.targets, default_targets), counts(&args.luns, &[1]));
-    let places = targets.iter().flat_map(|targets| luns.iter().map(|luns| (*targets, *luns)));
-    let places: Vec<(u16, u16)> = places.collect();
-    for (targets, luns) in &places {
-        let disks = u32::from(*targets) * u32::from(*luns);
-        if disks > MAX_DISKS {
-            let found = format!("{luns} for each of {targets} targets");
-            return Err(BenchError::option("luns", found, format!("at most {MAX_DISKS} of all")));
-        }
-    }
+    let disk_counts = interface.disk_counts()?;
     let batches = |iodepth: u16| {
         // fio: "If set to 0 the iodepth value will be used"; and a larger batch than the depth is the depth.
         args.batch.iter().map(move |&batch| if batch == 0 { iodepth } else { batch.min(iodepth) })
     };
     for &rw in &args.rw {
         for &sizes in &sizes {
-            for &(targets, luns) in &places {
+            for &(targets, luns) in &disk_counts {
                 for &queues in queues {
                     for &iodepth in &args.iodepth {
                         for batch in batches(iodepth) {
-                            let own = if interface == Interface::VirtioScsi { targets * luns } else { queues };
-                            let jobs = args.jobs.unwrap_or(own);
+                            let jobs = args.jobs.unwrap_or(interface.default_jobs(queues, targets * luns));
                             let most_threads = args.threads.unwrap_or(u16::MAX);
                             let combination = Combination {
                                 rw,
@@ -405,7 +401,7 @@ fn plan_combinations(
     Ok(all)
 }
 
-fn check_combination(args: &BenchArgs, combination: &Combination, room: u32) -> Result<(), BenchError> {
+fn check_combination(args: &BenchArgs, combination: &Combination, max_depth: u32) -> Result<(), BenchError> {
     let IoSizes { min, max } = combination.sizes;
     let name = if combination.sizes.is_mixed() { "bsrange" } else { "bs" };
     if min.0 == 0 || !min.is_aligned(mqblk_core::BlockSize::B512) || max.0 > 1 << 30 {
@@ -421,11 +417,11 @@ fn check_combination(args: &BenchArgs, combination: &Combination, room: u32) -> 
     if let Some(increment) = args.offset_increment.filter(|increment| !increment.0.is_multiple_of(min.0)) {
         return Err(BenchError::option("offset-increment", increment, format!("a multiple of --bs, {min}")));
     }
-    let (depth, room) = (combination.depth_per_queue(), room.min(MAX_DEPTH));
-    if depth > room {
+    let depth = combination.depth_per_queue();
+    if depth > max_depth {
         let found = format!("{depth} I/Os in flight on a queue");
-        let what = if room == MAX_DEPTH { "" } else { ", --queue-size" };
-        return Err(BenchError::option("iodepth", found, format!("at most {room}{what}")));
+        let what = if max_depth == MAX_DEPTH { "" } else { ", --queue-size" };
+        return Err(BenchError::option("iodepth", found, format!("at most {max_depth}{what}")));
     }
     Ok(())
 }

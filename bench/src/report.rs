@@ -7,10 +7,8 @@ use serde::Serialize;
 
 use crate::BenchError;
 use crate::experiment::Experiment;
-use crate::interface::Interface;
 use crate::merges::MergeRates;
-use crate::plan::xen::pool_name;
-use crate::plan::{Combination, Plan, Target, TargetSource};
+use crate::plan::{Combination, Plan, Target};
 use crate::run::RunResult;
 
 /// Latency in microseconds.
@@ -137,42 +135,39 @@ impl ResultRow {
         };
         let bandwidths: Vec<f64> = results.iter().map(RunResult::bandwidth).collect();
         let (bandwidth, bandwidth_error) = mean_and_stderr(&bandwidths);
-        let scsi = plan.interface == Interface::VirtioScsi;
+        let own = plan.interface.results(&target.source, combination);
         let luns = |pick: fn(f64, f64) -> f64| -> Option<f64> {
             let picked: Option<Vec<f64>> = results.iter().map(|result| result.disk_bandwidths().reduce(pick)).collect();
-            picked.filter(|_| scsi).map(|picked| mean_and_stderr(&picked).0)
+            picked.filter(|_| own.luns.is_some()).map(|picked| mean_and_stderr(&picked).0)
         };
         let server_cpu: Option<f64> = results.iter().map(|result| result.server_cpu.map(micros)).sum();
         ResultRow {
-            interface: plan.interface.name(),
+            interface: plan.interface.definition().name,
             storage: target.storage.clone(),
             target: target.label.clone(),
             rw: combination.rw.name(),
             bs: combination.sizes.min.0,
             bs_max: combination.sizes.max.0,
             queues: combination.queues,
-            targets: scsi.then_some(combination.targets),
-            luns: scsi.then_some(combination.luns),
-            steer: scsi.then(|| plan.steer.name()),
+            targets: own.targets,
+            luns: own.luns,
+            steer: own.steer,
             jobs: combination.jobs,
             iodepth: combination.iodepth,
             batch: combination.batch,
             poll: target.poll.clone(),
             merge: target.merge.clone(),
             grants: target.grants.clone(),
-            grants_pool: match target.source {
-                TargetSource::Disk { pool, .. } if plan.interface == Interface::Xen => Some(pool_name(pool)),
-                _ => None,
-            },
-            ring_order: plan.xen.ring_order,
-            abi: (plan.interface == Interface::Xen).then(|| plan.xen.layout.name()),
+            grants_pool: own.grants_pool,
+            ring_order: own.ring_order,
+            abi: own.abi,
             runs: results.len(),
             iops_mean,
             iops_stderr,
             iops_median: median(&iops),
             bw_bytes_per_s: bandwidth,
             bw_stderr: bandwidth_error,
-            lun_bw_bytes_per_s: scsi.then(|| bandwidth / f64::from(combination.disks())),
+            lun_bw_bytes_per_s: own.luns.map(|_| bandwidth / f64::from(combination.disks())),
             lun_bw_min_bytes_per_s: luns(f64::min),
             lun_bw_max_bytes_per_s: luns(f64::max),
             lat_us: LatencySummary::new(&latencies),

@@ -12,10 +12,10 @@ use crate::BenchError;
 use crate::args::Rw;
 use crate::control::{CompletionCounter, Phase, PhaseControl};
 use crate::cpu;
-use crate::interface::{Device, DeviceDisk, ServerMonitor, ThreadQueues, virtio_scsi};
+use crate::interface::{Connector, Device, DeviceDisk, MAX_PARTS, ServerMonitor, ThreadQueues};
 use crate::merges::{MergeCounters, MergeRates};
 use crate::pattern::AccessPattern;
-use crate::plan::{Combination, Plan};
+use crate::plan::{Combination, Plan, Target};
 use crate::progress;
 use crate::streams::{JobRange, Streams};
 use crate::target::{ServerProcess, Session};
@@ -79,18 +79,33 @@ impl RunResult {
     }
 }
 
-/// Measures once.
+/// What is measured once.
+#[derive(Clone, Copy, Debug)]
+pub struct RunInput<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// What is done.
+    pub combination: &'a Combination,
+    /// What it is done to.
+    pub target: &'a Target,
+    /// What random blocks and generations follow from.
+    pub seed: u64,
+    /// Where progress is shown.
+    pub progress: &'a progress::ProgressDisplay,
+}
+
+/// Connects to the target, which is one of the connector's interface, and measures once.
 ///
 /// # Errors
 /// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is stuck, or
 /// breaks the protocol.
-pub fn measure_once<D: Device>(
-    plan: &Plan,
-    combination: &Combination,
-    session: Session<D>,
-    seed: u64,
-    progress: &progress::ProgressDisplay,
-) -> Result<RunResult, BenchError> {
+pub fn measure_on<C: Connector>(connector: &C, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
+    let session = Session::open(connector, input.plan, input.combination, input.target)?;
+    measure_once(input, session)
+}
+
+fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<RunResult, BenchError> {
+    let RunInput { plan, combination, seed, progress, .. } = *input;
     let Session { mut device, server } = session;
     let disks = device.disks(combination)?;
     let streams = check_disks(plan, combination, &disks)?;
@@ -193,8 +208,8 @@ fn worker_settings(
     let least = disks.iter().map(|disk| disk.max_request).min().unwrap_or(u64::MAX);
     let part = (least / unit * unit).max(unit).min(largest.into()) as u32;
     let parts = largest.div_ceil(part);
-    if parts > virtio_scsi::MAX_PARTS {
-        let expected = format!("at most {} requests of {part} bytes, what a disk takes", virtio_scsi::MAX_PARTS);
+    if parts > MAX_PARTS {
+        let expected = format!("at most {} requests of {part} bytes, what a disk takes", MAX_PARTS);
         return Err(BenchError::option("bs", combination.sizes, expected));
     }
     Ok(WorkerSettings {

@@ -5,16 +5,11 @@ use std::io::Write;
 use rand::Rng;
 
 use crate::BenchError;
-use crate::interface::virtio_blk::BlkDevice;
-use crate::interface::virtio_scsi::ScsiDevice;
-use crate::interface::xen::XenDevice;
-use crate::interface::{Device, Interface};
 use crate::plan::{Combination, Plan, Target};
 use crate::progress::ProgressDisplay;
 use crate::report::{ResultRow, write_json};
-use crate::run::{self, RunResult};
+use crate::run::{RunInput, RunResult};
 use crate::table::table;
-use crate::target::Session;
 
 /// Measures everything and reports. Returns how many requests failed or did not verify.
 ///
@@ -64,12 +59,7 @@ fn measure(
             let what = describe(combination, target);
             progress.start(&what);
             let seed = rand::rng().next_u64();
-            let measure = match plan.interface {
-                Interface::VirtioBlk => once::<BlkDevice>,
-                Interface::VirtioScsi => once::<ScsiDevice>,
-                Interface::Xen => once::<XenDevice>,
-            };
-            let result = measure(plan, combination, target, seed, progress)?;
+            let result = plan.interface.measure(&RunInput { plan, combination, target, seed, progress })?;
             let verified = match plan.verify {
                 Some(_) => format!(", {} blocks verified", result.verified),
                 None => String::new(),
@@ -83,18 +73,6 @@ fn measure(
     }
     let rows = columns.iter().zip(results);
     Ok(rows.map(|((target, combination), results)| ResultRow::new(plan, target, combination, &results)).collect())
-}
-
-/// One run.
-fn once<D: Device>(
-    plan: &Plan,
-    combination: &Combination,
-    target: &Target,
-    seed: u64,
-    progress: &ProgressDisplay,
-) -> Result<RunResult, BenchError> {
-    let session = Session::<D>::open(plan, combination, target)?;
-    run::measure_once(plan, combination, session, seed, progress)
 }
 
 fn describe(combination: &Combination, target: &Target) -> String {

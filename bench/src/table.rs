@@ -4,7 +4,6 @@ use mqblk_core::ByteLen;
 
 use crate::args::{ClientMode, IoSizes};
 use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
-use crate::interface::Interface;
 use crate::plan::Plan;
 use crate::report::ResultRow;
 
@@ -118,7 +117,7 @@ fn columns(plan: &Plan, groups: &[Vec<ResultRow>]) -> Vec<Column> {
     if groups.iter().flatten().all(|row| row.rrqm_per_s.is_none()) {
         columns.retain(|column| !matches!(column.heading, "rrqm/s" | "wrqm/s"));
     }
-    if plan.interface != Interface::VirtioScsi {
+    if groups.iter().flatten().all(|row| row.luns.is_none()) {
         columns.retain(|column| column.heading != "MiB/s per LUN");
     }
     if plan.verify.is_some() {

@@ -1,57 +1,32 @@
 //! The server of a run: one that runs already, or one that is started for the run.
 
-mod xen;
-
+use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use mqblk_driver::DriverError;
-use mqblk_xen::simulation::Machine;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::BenchError;
-use crate::args::xen::{GrantMode, GrantPool};
-use crate::interface::{Device, Endpoint, Interface, ServerMonitor};
-use crate::plan::{Combination, MergeMode, Plan, Target, TargetSource};
-
-/// The controller of a server that is started.
-const CONTROLLER: &str = "bench";
+use crate::interface::{Connector, ServerMonitor};
+use crate::plan::{Combination, DiskKeys, MergeMode, Plan, Target, TargetSource};
 
 /// How long a server may take to listen, and to end.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long one try to connect to a starting server takes before it is seen whether it still runs.
 const CONNECT_TRY: Duration = Duration::from_millis(200);
 
-/// Settings of a controller; all others are those of each of its logical units.
-const CONTROLLER_KEYS: [&str; 10] = [
-    "poll",
-    "poll_queue",
-    "queue-size",
-    "queue_size",
-    "queue-map",
-    "socket-mode",
-    "fixed-buffers",
-    "coalesce-us",
-    "coalesce-max",
-    "cmd-per-lun",
-];
-
 /// A server process of ours.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
-    endpoint: Endpoint,
     admin: PathBuf,
-    /// What it leaves in xenstore, removed after it has ended.
-    _device: Option<xen::XenstoreDirectories>,
-    /// Where it keeps what a server after it would need.
-    _state: Option<tempfile::TempDir>,
-    /// The machine that both are on; it ends after the server.
-    _machine: Option<Machine>,
+    /// What the interface keeps until the process has ended.
+    _resources: Box<dyn Debug>,
     /// Its sockets' folder; removed with it.
     _folder: tempfile::TempDir,
 }
@@ -69,23 +44,31 @@ impl ServerMonitor for ProcessMonitor {
 }
 
 /// What there is before a server is started.
-struct PreparedServer {
-    endpoint: Endpoint,
-    arguments: Vec<String>,
-    device: Option<xen::XenstoreDirectories>,
-    state: Option<tempfile::TempDir>,
-    machine: Option<Machine>,
+#[derive(Debug)]
+pub struct PreparedServer<E> {
+    /// Where its device will be.
+    pub endpoint: E,
+    /// Arguments of `mqblk serve`.
+    pub arguments: Vec<String>,
+    /// Variables of its environment.
+    pub environment: Vec<(&'static str, &'static str)>,
+    /// What is kept until the process has ended, and is then dropped.
+    pub resources: Box<dyn Debug>,
 }
 
-/// What is served, and how.
+/// The disk that a server is started for.
 #[derive(Debug)]
-struct ServedDisk<'a> {
-    spec: &'a str,
-    poll: Option<&'a str>,
-    merge: Option<MergeMode>,
-    grants: Option<GrantMode>,
-    pool: Option<GrantPool>,
-    combination: &'a Combination,
+pub struct ServedDisk<'a> {
+    /// Its settings: the argument of `--disk`.
+    pub spec: &'a str,
+    /// Poll policy to ask for.
+    pub poll: Option<&'a str>,
+    /// Merging to ask for.
+    pub merge: Option<MergeMode>,
+    /// Keys of the interface.
+    pub keys: &'a DiskKeys,
+    /// What is measured on it.
+    pub combination: &'a Combination,
 }
 
 /// The pairs of `KEY=VALUE,...`, in which a comma of a value is written twice.
@@ -109,88 +92,34 @@ pub fn split_pairs(spec: &str) -> Vec<&str> {
 }
 
 impl ServedDisk<'_> {
-    /// The arguments of `mqblk serve` for a server at a socket.
-    fn arguments(&self, interface: Interface, socket: &Path) -> Vec<String> {
-        let path = socket.display().to_string().replace(',', ",,");
-        match interface {
-            Interface::VirtioScsi => self.controller(socket),
-            // The key-value form writes a comma in a value twice.
-            _ => vec!["--disk".into(), self.disk(&format!("socket={path}"))],
-        }
-    }
-
-    /// `--controller` and a `--lun` for each logical unit.
-    fn controller(&self, socket: &Path) -> Vec<String> {
-        let Combination { queues, targets, luns, .. } = *self.combination;
-        let path = socket.display().to_string().replace(',', ",,");
-        let key = |pair: &&str| CONTROLLER_KEYS.contains(&pair.split('=').next().unwrap_or_default());
-        let (own, units): (Vec<&str>, Vec<&str>) = split_pairs(self.spec).into_iter().partition(key);
-        let mut controller = format!("id={CONTROLLER},socket={path},queues={queues}");
-        let poll = self.poll.map(|poll| format!("poll={poll}"));
-        own.into_iter().chain(poll.as_deref()).for_each(|pair| controller.push_str(&format!(",{pair}")));
-        let mut arguments = vec!["--controller".to_owned(), controller];
-        for (target, lun) in (0..targets).flat_map(|target| (0..luns).map(move |lun| (target, lun))) {
-            let mut unit = format!("controller={CONTROLLER},target={target},lun={lun}");
-            if !units.iter().any(|pair| pair.starts_with("id=")) {
-                unit.push_str(&format!(",id=t{target}l{lun}"));
-            }
-            for pair in &units {
-                let pair = pair.replace("{t}", &target.to_string()).replace("{l}", &lun.to_string());
-                unit.push_str(&format!(",{pair}"));
-            }
-            if let Some(merge) = self.merge {
-                unit.push_str(&format!(",merge={}", merge.name()));
-            }
-            arguments.extend(["--lun".to_owned(), unit]);
-        }
-        arguments
-    }
-
-    /// The argument of `--disk`. `place`: the keys that say where it is served.
-    fn disk(&self, place: &str) -> String {
-        let mut disk = format!("{},{place},queues={}", self.spec, self.combination.queues);
-        let own = [
-            ("poll", self.poll),
-            ("merge", self.merge.map(MergeMode::name)),
-            ("grants", self.grants.map(GrantMode::name)),
-            ("grants-pool", self.pool.map(GrantPool::name)),
-        ];
-        for (key, value) in own {
-            if let Some(value) = value {
-                disk.push_str(&format!(",{key}={value}"));
-            }
+    /// The argument of `mqblk serve --disk`. `address`: the keys that say where the disk is served.
+    pub fn argument(&self, address: &str) -> String {
+        let mut disk = format!("{},{address},queues={}", self.spec, self.combination.queues);
+        let own = [("poll", self.poll), ("merge", self.merge.map(MergeMode::name))];
+        let keys = self.keys.iter().map(|(key, value)| (key, Some(value)));
+        for (key, value) in own.into_iter().chain(keys) {
+            disk.extend(value.map(|value| format!(",{key}={value}")));
         }
         disk
     }
 }
 
 impl ServerProcess {
-    /// Starts `mqblk serve` (this executable).
-    fn spawn(plan: &Plan, serving: &ServedDisk<'_>) -> Result<ServerProcess, BenchError> {
+    /// Starts `mqblk serve` (this executable). Returns it and where its device will be.
+    fn spawn<C: Connector>(
+        connector: &C,
+        plan: &Plan,
+        disk: &ServedDisk<'_>,
+    ) -> Result<(ServerProcess, C::Endpoint), BenchError> {
         let failed = |what: &str, error: std::io::Error| BenchError::Failed(format!("{what}: {error}"));
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
         let folder = folder.map_err(|error| failed("folder for the server's socket", error))?;
-        let PreparedServer { endpoint, arguments, device, state, machine } = match plan.interface {
-            Interface::Xen => xen::prepare(&plan.xen, serving, folder.path())?,
-            interface => {
-                let socket = folder.path().join("disk.sock");
-                let arguments = serving.arguments(interface, &socket);
-                PreparedServer {
-                    endpoint: Endpoint::Socket(socket),
-                    arguments,
-                    device: None,
-                    state: None,
-                    machine: None,
-                }
-            }
-        };
+        let PreparedServer { endpoint, arguments, environment, resources } =
+            connector.prepare_server(disk, folder.path())?;
         let program = std::env::current_exe().map_err(|error| failed("path of this program", error))?;
         let mut command = Command::new(&program);
         command.args(["--log", "warn", "serve"]).args(arguments).stdin(Stdio::null());
-        if serving.pool.is_some() {
-            // `grants-pool` is a key for measurements only.
-            command.env("MQBLK_TEST_KEYS", "1");
-        }
+        command.envs(environment);
         let admin = folder.path().join("admin.sock");
         command.arg("--admin").arg(&admin);
         if let Some(cpus) = &plan.server_cpus {
@@ -198,7 +127,7 @@ impl ServerProcess {
             command.args(["--workers", &cpus.split(',').count().to_string()]);
         }
         let child = command.spawn().map_err(|error| failed(&program.display().to_string(), error))?;
-        Ok(ServerProcess { child, endpoint, admin, _device: device, _state: state, _machine: machine, _folder: folder })
+        Ok((ServerProcess { child, admin, _resources: resources, _folder: folder }, endpoint))
     }
 
     /// Its process.
@@ -272,40 +201,32 @@ pub struct Session<D> {
     pub server: Option<ServerProcess>,
 }
 
-impl<D: Device> Session<D> {
+impl<D> Session<D> {
     /// Starts the server if need be, and connects.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the server has fewer queues or refuses its options, else [`BenchError::Failed`].
-    pub fn open(plan: &Plan, combination: &Combination, target: &Target) -> Result<Session<D>, BenchError> {
-        match &target.source {
-            TargetSource::Socket(path) => Session::connect_running(plan, combination, &Endpoint::Socket(path.clone())),
-            TargetSource::Device(vdev) => {
-                let endpoint = xen::endpoint(plan.xen.place.as_ref(), vdev.number)?;
-                Session::connect_running(plan, combination, &endpoint)
-            }
-            TargetSource::Disk { spec, poll, merge, grants, pool } => {
-                let (poll, merge, grants, pool) = (poll.as_deref(), *merge, *grants, *pool);
-                let serving = ServedDisk { spec, poll, merge, grants, pool, combination };
-                let mut server = ServerProcess::spawn(plan, &serving)?;
-                let deadline = Instant::now() + SERVER_TIMEOUT;
-                loop {
-                    match D::connect(plan, combination, &server.endpoint, CONNECT_TRY) {
-                        Ok(device) => return Ok(Session { device, server: Some(server) }),
-                        Err(error) if Instant::now() >= deadline => return Err(connect_error(error)),
-                        Err(error) => check_running(&mut server, error)?,
-                    }
-                }
+    pub fn open<C: Connector<Device = D>>(
+        connector: &C,
+        plan: &Plan,
+        combination: &Combination,
+        target: &Target,
+    ) -> Result<Session<D>, BenchError> {
+        let TargetSource::Disk { spec, poll, merge, keys } = &target.source else {
+            let endpoint = connector.endpoint(&target.source)?;
+            let device = connector.connect(plan, combination, &endpoint, SERVER_TIMEOUT / 10).map_err(connect_error)?;
+            return Ok(Session { device, server: None });
+        };
+        let disk = ServedDisk { spec, poll: poll.as_deref(), merge: *merge, keys, combination };
+        let (mut server, endpoint) = ServerProcess::spawn(connector, plan, &disk)?;
+        let deadline = Instant::now() + SERVER_TIMEOUT;
+        loop {
+            match connector.connect(plan, combination, &endpoint, CONNECT_TRY) {
+                Ok(device) => return Ok(Session { device, server: Some(server) }),
+                Err(error) if Instant::now() >= deadline => return Err(connect_error(error)),
+                Err(error) => check_running(&mut server, error)?,
             }
         }
-    }
-}
-
-impl<D: Device> Session<D> {
-    /// Of a server that runs already.
-    fn connect_running(plan: &Plan, combination: &Combination, endpoint: &Endpoint) -> Result<Session<D>, BenchError> {
-        let device = D::connect(plan, combination, endpoint, SERVER_TIMEOUT / 10).map_err(connect_error)?;
-        Ok(Session { device, server: None })
     }
 }
 
@@ -341,35 +262,9 @@ fn connect_error(error: DriverError) -> BenchError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::args;
 
     #[test]
-    fn a_disks_settings_are_dealt_to_controller_and_units() {
-        let line =
-            "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3";
-        let plan = Plan::new(&args(line).unwrap()).unwrap();
-        let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
-        let combination = &plan.combinations[0];
-        let serving =
-            ServedDisk { spec, poll: None, merge: Some(MergeMode::Off), grants: None, pool: None, combination };
-        let unit = |t: u16, l: u16| {
-            format!("controller=bench,target={t},lun={l},id=t{t}l{l},path=/d,,{t}/{l}.img,direct=off,merge=off")
-        };
-        let expected = [
-            "--controller".to_owned(),
-            "id=bench,socket=/s,,1,queues=3,poll=off".into(),
-            "--lun".into(),
-            unit(0, 0),
-            "--lun".into(),
-            unit(0, 1),
-            "--lun".into(),
-            unit(1, 0),
-            "--lun".into(),
-            unit(1, 1),
-        ];
-        assert_eq!(serving.arguments(Interface::VirtioScsi, Path::new("/s,1")), expected);
-        let disk = serving.arguments(Interface::VirtioBlk, Path::new("/s"));
-        assert_eq!(disk[1], "path=/d,,{t}/{l}.img,poll=off,direct=off,socket=/s,queues=3,merge=off");
+    fn a_doubled_comma_is_part_of_a_value() {
         assert_eq!(split_pairs("a=1,,2,b=,,,c"), ["a=1,,2", "b=,,", "c"]);
     }
 }

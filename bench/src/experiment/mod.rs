@@ -1,16 +1,16 @@
 //! Published tables that can be reproduced: what they measure, and how they are printed.
 //!
 //! An experiment chooses defaults, makes the table's columns out of the targets, and prints the rows. The measuring is that of
-//! every other benchmark. A new one is a file here and a line in [`ALL`].
+//! every other benchmark. A new one is a file here and a line in [`all`], or, if it is about one
+//! interface, in that interface's folder and definition.
 
 mod block_size;
-mod targets;
-mod xen_queues;
 
 use clap::builder::PossibleValue;
 
 use crate::BenchError;
 use crate::defaults::Defaults;
+use crate::interface::TABLE;
 use crate::plan::{Plan, Target};
 use crate::report::ResultRow;
 use crate::table::block_size;
@@ -44,17 +44,19 @@ impl dyn Experiment {
     }
 }
 
-/// All there are.
-pub const ALL: &[&dyn Experiment] =
-    &[&block_size::BlockSizeExperiment, &targets::TargetsExperiment, &xen_queues::XenQueuesExperiment];
+/// All experiments: those for any interface, then those of one.
+pub fn all() -> impl Iterator<Item = &'static dyn Experiment> {
+    const ANY: &[&dyn Experiment] = &[&block_size::BlockSizeExperiment];
+    ANY.iter().chain(TABLE.iter().flat_map(|interface| interface.experiments)).copied()
+}
 
 /// The one of this name.
 pub fn find(name: &str) -> Option<&'static dyn Experiment> {
-    ALL.iter().copied().find(|one| one.name() == name)
+    all().find(|one| one.name() == name)
 }
 
 /// What all rows have in common of what they were measured with, in words.
-fn common_settings(groups: &[Vec<ResultRow>]) -> Vec<String> {
+pub fn common_settings(groups: &[Vec<ResultRow>]) -> Vec<String> {
     let rows = || groups.iter().flatten();
     let one = &groups[0][0];
     let mut words = vec![format!("target {}", one.target)];

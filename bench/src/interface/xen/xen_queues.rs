@@ -3,16 +3,18 @@
 //! null_blk. There IOPS fell by a third from 4 rings to 16 while all rings shared a pool of persistent grants and free pages under a
 //! lock, and did not fall any more when each ring had its own. Here: the same with pools of each ring and with one for all.
 
+use std::sync::Arc;
+
+use clap::ValueEnum;
 use mqblk_core::ByteLen;
 
-use super::{Experiment, common_settings};
+use super::options::{GRANTS, GRANTS_POOL, GrantMode, GrantPool, XenOptions};
 use crate::BenchError;
-use crate::args::xen::{GrantMode, GrantPool};
 use crate::args::{BlockSizes, Rw};
 use crate::defaults::Defaults;
+use crate::experiment::{Experiment, common_settings};
 use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
-use crate::interface::Interface;
-use crate::plan::{Plan, Target, TargetSource};
+use crate::plan::{DiskKeys, Plan, Target, TargetSource, value_of};
 use crate::report::ResultRow;
 use crate::table::{block_size, summary};
 
@@ -47,7 +49,7 @@ impl Experiment for XenQueuesExperiment {
 
     fn defaults(&self) -> Defaults {
         Defaults {
-            interface: Interface::Xen,
+            interface: Arc::new(XenOptions { ring_order: Some(RING_ORDER), ..XenOptions::default() }),
             disk: Some("storage=null,size=16G"),
             rw: Rw::Read,
             bs: Ok(BlockSizes(vec![BS])),
@@ -55,7 +57,6 @@ impl Experiment for XenQueuesExperiment {
             batch: IODEPTH,
             queues: &PUBLISHED_QUEUES,
             jobs: Some(JOBS),
-            ring_order: Some(RING_ORDER),
             runtime: 2.0,
             warmup: 0.5,
             ..Defaults::default()
@@ -74,12 +75,16 @@ impl Experiment for XenQueuesExperiment {
                 }
                 (true, _) => format!("{}, ", target.label),
             };
-            let lines: Vec<Target> = match target.source {
-                TargetSource::Disk { pool: None, .. } => {
+            let chosen = match &target.source {
+                TargetSource::Disk { keys, .. } => Some(grant_pool(keys)),
+                _ => None,
+            };
+            let lines: Vec<Target> = match chosen {
+                Some(None) => {
                     [GrantPool::Shared, GrantPool::PerRing].map(|pool| line(target, &own, Some(pool))).to_vec()
                 }
-                TargetSource::Disk { pool, .. } => vec![line(target, &own, pool)],
-                _ => vec![line(target, &own, None)],
+                Some(pool) => vec![line(target, &own, pool)],
+                None => vec![line(target, &own, None)],
             };
             let with = |line: &Target, queues: u16| Target { queues: Some(queues), ..line.clone() };
             columns.extend(lines.iter().flat_map(|line| queues.iter().map(|queues| with(line, *queues))));
@@ -128,17 +133,22 @@ fn lines_of(document: &[(&'static str, [f64; 4])], text: impl Fn(f64, &[f64; 4])
     document.iter().map(|(name, values)| (*name, values.map(|value| text(value, values)))).collect()
 }
 
+/// The pool that the keys of a disk choose.
+fn grant_pool(keys: &DiskKeys) -> Option<GrantPool> {
+    keys.get(GRANTS_POOL).and_then(|name| GrantPool::from_str(name, false).ok())
+}
+
 /// What is measured for one line of the table.
-fn line(target: &Target, own: &str, asked: Option<GrantPool>) -> Target {
+fn line(target: &Target, own: &str, pool: Option<GrantPool>) -> Target {
     let mut line = target.clone();
-    if let TargetSource::Disk { spec, grants, pool, .. } = &mut line.source {
-        *pool = asked;
-        if grants.is_none() && !spec.split(',').any(|pair| pair.starts_with("grants=")) {
-            *grants = Some(GrantMode::Persistent);
+    if let TargetSource::Disk { spec, keys, .. } = &mut line.source {
+        if keys.get(GRANTS).is_none() && value_of(spec, GRANTS).is_none() {
+            keys.set(GRANTS, Some(GrantMode::Persistent.name()));
             line.grants = Some(GrantMode::Persistent.name().to_owned());
         }
+        keys.set(GRANTS_POOL, pool.map(GrantPool::name));
     }
-    line.column = Some(match asked {
+    line.column = Some(match pool {
         Some(GrantPool::Shared) => format!("{own}one pool for all rings"),
         Some(GrantPool::PerRing) => format!("{own}pools of each ring"),
         None => format!("{own}as it runs"),
@@ -264,8 +274,9 @@ pools of each ring      1.00  1.00  1.00  1.00
         let [combination] = own.combinations.as_slice() else { panic!("one combination") };
         let load = (combination.rw, combination.jobs, combination.iodepth, combination.batch);
         assert_eq!(load, (Rw::Read, 16, 64, 64));
-        let TargetSource::Disk { spec, grants, pool, .. } = &own.targets[0].source else { panic!("a disk") };
-        let found = (spec.as_str(), *grants, *pool);
+        let TargetSource::Disk { spec, keys, .. } = &own.targets[0].source else { panic!("a disk") };
+        let grants = keys.get(GRANTS).and_then(|name| GrantMode::from_str(name, false).ok());
+        let found = (spec.as_str(), grants, grant_pool(keys));
         assert_eq!(found, ("storage=null,size=16G", Some(GrantMode::Persistent), Some(GrantPool::Shared)));
 
         let one = plan("--grants-pool per-ring --grants copy --queues 2 --disk storage=ram,size=1G --batch 1");

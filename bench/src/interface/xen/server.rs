@@ -10,11 +10,9 @@ use mqblk_xen::store::XenstoreError;
 use mqblk_xen::vbd::{self, keys};
 use mqblk_xen::{Xen, connect_real};
 
-use super::{PreparedServer, ServedDisk};
+use super::options::{GRANTS_POOL, XenLocation, own_device};
 use crate::BenchError;
-use crate::args::xen::XenLocation;
-use crate::interface::Endpoint;
-use crate::plan::xen::{XenPlan, own_device};
+use crate::target::{PreparedServer, ServedDisk};
 
 /// Where files lie in memory.
 const IN_MEMORY: &str = "/dev/shm";
@@ -25,13 +23,38 @@ fn failed(error: impl Into<DriverError>) -> BenchError {
     BenchError::Failed(error.into().to_string())
 }
 
+/// A device of the domain that `xen` is seen from.
+pub struct Vbd {
+    /// The machine.
+    pub xen: Arc<dyn Xen>,
+    /// The device's number.
+    pub number: u32,
+}
+
+impl std::fmt::Debug for Vbd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vbd").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
 /// A device of this domain, or of domain 1 of a simulated machine.
-pub fn endpoint(place: Option<&XenLocation>, number: u32) -> Result<Endpoint, BenchError> {
-    let xen = match place {
+pub fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd, BenchError> {
+    let xen = match location {
         Some(XenLocation::Simulated(folder)) => simulation::connect(folder, FRONTEND_DOMAIN),
         _ => connect_real(),
     };
-    Ok(Endpoint::Vbd { xen: xen.map_err(failed)?, number })
+    Ok(Vbd { xen: xen.map_err(failed)?, number })
+}
+
+/// What a server leaves behind or needs while it runs; released in this order, after it has ended.
+#[derive(Debug)]
+struct ServerResources {
+    /// What it leaves in xenstore.
+    _device: Option<XenstoreDirectories>,
+    /// Where it keeps what a server after it would need.
+    _journals: tempfile::TempDir,
+    /// The machine that both ends are on.
+    _machine: Option<Machine>,
 }
 
 /// Both directories of a device that a server is asked to make: it leaves them to a server after it, and there will be none.
@@ -80,15 +103,19 @@ fn journal_folder() -> std::io::Result<tempfile::TempDir> {
 }
 
 /// What a server needs before it is started: a machine if it is not told of one, and its arguments.
-pub fn prepare(plan: &XenPlan, serving: &ServedDisk<'_>, folder: &Path) -> Result<PreparedServer, BenchError> {
-    let device = own_device(plan.place.as_ref());
-    let machine = match plan.place {
+pub fn prepare(
+    location: Option<&XenLocation>,
+    disk: &ServedDisk<'_>,
+    folder: &Path,
+) -> Result<PreparedServer<Vbd>, BenchError> {
+    let device = own_device(location);
+    let machine = match location {
         None => {
             Some(Machine::start(folder).map_err(|error| BenchError::Failed(format!("a simulated machine: {error}")))?)
         }
         Some(_) => None,
     };
-    let (word, frontend, dom0) = match &plan.place {
+    let (word, frontend, dom0) = match location {
         // A server here serves this domain's own frontend: both ends are in domain 0.
         Some(XenLocation::Real) => {
             let xen = connect_real().map_err(failed)?;
@@ -104,14 +131,17 @@ pub fn prepare(plan: &XenPlan, serving: &ServedDisk<'_>, folder: &Path) -> Resul
         }
     };
     let front = frontend.domain();
-    let place = format!("interface=xen,domid={},vdev={}", front.0, device.name);
+    let address = format!("interface=xen,domid={},vdev={}", front.0, device.name);
     let state =
         journal_folder().map_err(|error| BenchError::Failed(format!("folder for the server's journals: {error}")))?;
     let folder = state.path().display().to_string();
-    let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &serving.disk(&place)].map(str::to_owned);
+    let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &disk.argument(&address)].map(str::to_owned);
     let directories = XenstoreDirectories { xen: dom0, frontend: vbd::frontend_path(front, device.number) };
-    let endpoint = Endpoint::Vbd { xen: frontend, number: device.number };
+    let endpoint = Vbd { xen: frontend, number: device.number };
     // What is on a machine of its own goes with it.
     let device = machine.is_none().then_some(directories);
-    Ok(PreparedServer { endpoint, arguments: arguments.into(), device, state: Some(state), machine })
+    // `grants-pool` is a key for measurements only.
+    let environment = disk.keys.get(GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
+    let resources = Box::new(ServerResources { _device: device, _journals: state, _machine: machine });
+    Ok(PreparedServer { endpoint, arguments: arguments.into(), environment, resources })
 }

@@ -3,14 +3,16 @@
 //! tmpfs, one logical unit a target. There many queues gave 30 to 90 percent more from 4 targets on, and lost 6 to 13
 //! percent from 16 to 32.
 
+use std::sync::Arc;
+
 use mqblk_core::ByteLen;
 
-use super::{Experiment, common_settings};
+use super::VirtioScsi;
 use crate::BenchError;
 use crate::args::{IoSizes, Rw};
 use crate::defaults::Defaults;
+use crate::experiment::{Experiment, common_settings};
 use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
-use crate::interface::Interface;
 use crate::plan::{Plan, Target, TargetSource};
 use crate::report::ResultRow;
 use crate::table::{block_size, summary};
@@ -36,6 +38,7 @@ const PUBLISHED: [(u16, [f64; 3], [f64; 3]); 7] = [
 /// The document's loads.
 const SIZES: IoSizes = IoSizes { min: ByteLen(4 << 10), max: ByteLen(64 << 10) };
 const IODEPTH: u16 = 4;
+const TARGETS: [u16; 7] = [1, 2, 4, 8, 16, 24, 32];
 
 impl Experiment for TargetsExperiment {
     fn name(&self) -> &'static str {
@@ -48,7 +51,7 @@ impl Experiment for TargetsExperiment {
 
     fn defaults(&self) -> Defaults {
         Defaults {
-            interface: Interface::VirtioScsi,
+            interface: Arc::new(VirtioScsi { targets: TARGETS.to_vec(), ..VirtioScsi::default() }),
             // In memory as there, and small enough for 32.
             disk: Some("storage=ram,size=64M"),
             // Else all reads would be of the one page that the system has for memory that was never written.
@@ -58,9 +61,7 @@ impl Experiment for TargetsExperiment {
             iodepth: IODEPTH,
             batch: 1,
             queues: &[1, 2, 4, 8],
-            targets: &[1, 2, 4, 8, 16, 24, 32],
             jobs: None,
-            ring_order: None,
             runtime: 2.0,
             warmup: 0.5,
         }
@@ -254,7 +255,7 @@ CPU us/IO of the server
     #[test]
     fn its_choices_are_the_documents_and_can_be_overridden() {
         let own = plan("");
-        assert_eq!(own.interface, Interface::VirtioScsi);
+        assert_eq!(own.interface.definition().name, "virtio-scsi");
         let columns = |plan: &Plan| -> Vec<(String, u16)> {
             let named = |target: &Target| (target.column.clone().unwrap(), target.queues.unwrap());
             plan.targets.iter().map(named).collect()

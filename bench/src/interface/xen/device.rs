@@ -8,9 +8,11 @@ use mqblk_driver::blkfront::{self, Info, Options, QueueSet};
 use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES};
 
-use super::{CompletedTransfer, Device, DeviceDisk, Endpoint, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
+use super::options::XenOptions;
+use super::server::Vbd;
 use crate::BenchError;
-use crate::plan::{Combination, Plan};
+use crate::interface::{CompletedTransfer, Device, DeviceDisk, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
+use crate::plan::Combination;
 
 /// Bytes that a segment has at most.
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -34,32 +36,34 @@ fn max_request(info: &Info) -> Result<u64, BenchError> {
     Ok(most / block * block)
 }
 
-impl Device for XenDevice {
-    type Queues = XenRings;
-
-    fn connect(
-        plan: &Plan,
+impl XenDevice {
+    /// Connects to the backend of `vbd`, trying for `timeout`.
+    pub fn connect(
+        options: &XenOptions,
         combination: &Combination,
-        endpoint: &Endpoint,
-        patience: Duration,
-    ) -> Result<Self, DriverError> {
-        let Endpoint::Vbd { xen, number } = endpoint else { unreachable!("a plan has endpoints of its own interface") };
+        vbd: &Vbd,
+        timeout: Duration,
+    ) -> Result<XenDevice, DriverError> {
         let depth = combination.depth_per_queue();
-        let own = Options::new(Arc::clone(xen), *number);
-        let options = Options {
+        let own = Options::new(Arc::clone(&vbd.xen), vbd.number);
+        let driver_options = Options {
             queues: combination.queues,
-            ring_order: plan.xen.ring_order,
-            abi: plan.xen.layout.abi(),
-            indirect_segments: plan.xen.indirect_segments.unwrap_or(own.indirect_segments),
+            ring_order: options.ring_order,
+            abi: options.abi.unwrap_or_default().abi(),
+            indirect_segments: options.indirect_segments.unwrap_or(own.indirect_segments),
             // What has no room in the ring waits.
             depth: depth.min(u16::MAX.into()) as u16,
             threads: combination.threads(),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0.next_multiple_of(PAGE)),
-            patience,
+            patience: timeout,
             ..own
         };
-        blkfront::Device::connect(&options).map(XenDevice)
+        blkfront::Device::connect(&driver_options).map(XenDevice)
     }
+}
+
+impl Device for XenDevice {
+    type Queues = XenRings;
 
     fn disks(&mut self, _combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
         let info = self.0.info();

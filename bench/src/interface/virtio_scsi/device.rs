@@ -1,24 +1,23 @@
 //! virtio-scsi: a controller with targets and logical units.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
-use mqblk_driver::virtio_scsi::{self, Address, Command, Completion, Ending, Lba, Options, QueueSet, Unit};
+use mqblk_driver::virtio_scsi::{self, Address, Command, Completion, Ending, Lba, Options, QueueSet, Steer, Unit};
 use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use super::{
-    CompletedTransfer, Device, DeviceDisk, Endpoint, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
-    server_monitor, socket_path,
-};
 use crate::BenchError;
+use crate::interface::vhost_user::server_monitor;
+use crate::interface::{
+    CompletedTransfer, Device, DeviceDisk, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
+};
 use crate::plan::{Combination, Plan};
 
 /// Bits of a command's `user` that name the I/O; the others tell its parts apart, because a command's tag is made of it.
-const PART_SHIFT: u32 = 20;
-/// Most parts of an I/O.
-pub const MAX_PARTS: u32 = 1 << (32 - PART_SHIFT);
+const PART_SHIFT: u32 = u32::BITS - MAX_PARTS.trailing_zeros();
 /// What Linux takes for a controller that says no most sectors.
 const DEFAULT_MAX_SECTORS: u32 = 0xffff;
 /// Least commands that a thread may have outstanding.
@@ -71,15 +70,15 @@ fn select_units(units: &[Unit], targets: u16, luns: u16) -> Result<Vec<&Unit>, B
     Ok(wide[..targets.into()].iter().flat_map(|units| &units[..luns.into()]).collect())
 }
 
-impl Device for ScsiDevice {
-    type Queues = ScsiQueues;
-
-    fn connect(
+impl ScsiDevice {
+    /// Connects to the controller at `socket`, trying for `timeout`.
+    pub fn connect(
         plan: &Plan,
         combination: &Combination,
-        endpoint: &Endpoint,
-        patience: Duration,
-    ) -> Result<Self, DriverError> {
+        socket: &Path,
+        steer: Steer,
+        timeout: Duration,
+    ) -> Result<ScsiDevice, DriverError> {
         let depth = combination.depth_per_queue();
         let (threads, iodepth) = (combination.threads(), u32::from(combination.iodepth));
         let outstanding = u32::from(combination.jobs.div_ceil(threads)) * iodepth;
@@ -91,15 +90,19 @@ impl Device for ScsiDevice {
             outstanding: outstanding.max(MIN_OUTSTANDING),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
             shape: plan.descriptors.shape(combination.sizes.max),
-            steer: plan.steer.policy(),
+            steer,
             poison_status: plan.verify.is_some(),
-            patience,
-            ..Options::new(socket_path(endpoint))
+            patience: timeout,
+            ..Options::new(socket)
         };
         let mut device = virtio_scsi::Device::connect(&options)?;
         let sets = device.take_queues();
         Ok(ScsiDevice { device, sets, units: Arc::new([]) })
     }
+}
+
+impl Device for ScsiDevice {
+    type Queues = ScsiQueues;
 
     fn disks(&mut self, combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
         let failed = |error: DriverError| BenchError::Failed(error.to_string());

@@ -6,6 +6,13 @@ use clap::ValueEnum;
 use mqblk_driver::blkfront::Abi;
 use mqblk_xen::vbd;
 
+use crate::plan::DeviceName;
+
+/// The disk's key, and the option, for what the server does with granted pages.
+pub const GRANTS: &str = "grants";
+/// The disk's key, and the option, for the pool of granted pages.
+pub const GRANTS_POOL: &str = "grants-pool";
+
 /// The options that only `--interface xen` has.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct XenOptions {
@@ -17,7 +24,7 @@ pub struct XenOptions {
     /// xen: a device of this domain (on a simulated machine: of domain 1), by its name or number, which some back-end serves
     /// already; may be repeated
     #[arg(long, value_name = "NAME", value_parser = parse_device)]
-    pub vdev: Vec<Vdev>,
+    pub vdev: Vec<DeviceName>,
 
     /// xen: what the server does with granted pages, with --disk [default: the server's]
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -41,22 +48,6 @@ pub struct XenOptions {
     pub abi: Option<RequestLayout>,
 }
 
-impl XenOptions {
-    /// Names of the options that were given.
-    pub fn given(&self) -> impl Iterator<Item = &'static str> {
-        let all = [
-            ("xen", self.xen.is_some()),
-            ("vdev", !self.vdev.is_empty()),
-            ("grants", !self.grants.is_empty()),
-            ("grants-pool", self.grants_pool.is_some()),
-            ("ring-order", self.ring_order.is_some()),
-            ("indirect-segments", self.indirect_segments.is_some()),
-            ("abi", self.abi.is_some()),
-        ];
-        all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name)
-    }
-}
-
 /// Where Xen is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XenLocation {
@@ -74,18 +65,9 @@ fn parse_location(text: &str) -> Result<XenLocation, String> {
     }
 }
 
-/// A device by its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Vdev {
-    /// As it was given.
-    pub name: String,
-    /// The device's number.
-    pub number: u32,
-}
-
-fn parse_device(text: &str) -> Result<Vdev, String> {
+fn parse_device(text: &str) -> Result<DeviceName, String> {
     let number = vbd::parse_vdev(text).map_err(|malformed| format!("expected {}", malformed.expected))?;
-    Ok(Vdev { name: text.to_owned(), number })
+    Ok(DeviceName { name: text.to_owned(), number })
 }
 
 /// What the server does with granted pages.
@@ -163,5 +145,14 @@ impl RequestLayout {
             RequestLayout::X86_32 => Abi::X86_32,
             RequestLayout::Arm => Abi::Arm,
         }
+    }
+}
+
+/// The device that a server which is started is requested to serve.
+pub fn own_device(location: Option<&XenLocation>) -> DeviceName {
+    match location {
+        // Far from what a domain may have of its own.
+        Some(XenLocation::Real) => DeviceName { name: "xvdz".into(), number: 1 << 28 | 25 << 8 },
+        _ => DeviceName { name: "xvda".into(), number: 202 << 8 },
     }
 }

@@ -1,5 +1,6 @@
 //! virtio-blk: one disk.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,11 +9,9 @@ use mqblk_driver::virtio_blk::{self, Options, QueueSet};
 use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use super::{
-    CompletedTransfer, Device, DeviceDisk, Endpoint, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
-    server_monitor, socket_path,
-};
 use crate::BenchError;
+use crate::interface::vhost_user::server_monitor;
+use crate::interface::{CompletedTransfer, Device, DeviceDisk, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
 use crate::plan::{Combination, Plan};
 
 /// Most data pieces of a request that the driver composes.
@@ -45,15 +44,14 @@ fn max_request(info: &virtio_blk::Info) -> Result<u64, BenchError> {
     Ok(most / block * block)
 }
 
-impl Device for BlkDevice {
-    type Queues = BlkQueues;
-
-    fn connect(
+impl BlkDevice {
+    /// Connects to the disk at `socket`, trying for `timeout`.
+    pub fn connect(
         plan: &Plan,
         combination: &Combination,
-        endpoint: &Endpoint,
-        patience: Duration,
-    ) -> Result<Self, DriverError> {
+        socket: &Path,
+        timeout: Duration,
+    ) -> Result<BlkDevice, DriverError> {
         let depth = combination.depth_per_queue();
         let options = Options {
             queues: combination.queues,
@@ -64,11 +62,15 @@ impl Device for BlkDevice {
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
             shape: plan.descriptors.shape(combination.sizes.max),
             poison_status: plan.verify.is_some(),
-            patience,
-            ..Options::new(socket_path(endpoint))
+            patience: timeout,
+            ..Options::new(socket)
         };
         virtio_blk::Device::connect(&options).map(BlkDevice)
     }
+}
+
+impl Device for BlkDevice {
+    type Queues = BlkQueues;
 
     fn disks(&mut self, _combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
         let info = self.0.info();

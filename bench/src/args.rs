@@ -11,10 +11,10 @@ use mqblk_driver::ShapeChoice;
 use crate::experiment::{self, Experiment};
 use crate::interface::{self, Interface, InterfaceDefinition, InterfaceOptions};
 
-/// I/Os that are larger may be several pieces.
+/// Larger I/Os use indirect descriptors: they may have several segments.
 const INDIRECT_ABOVE: ByteLen = ByteLen(64 << 10);
 
-/// The options of `mqblk bench`. Words that fio has mean what fio means by them.
+/// The options of `mqblk bench`. Words of fio mean what fio means by them.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Every combination of the lists is measured, --runs times; with several targets the runs take turns (A B A B), and the table \
@@ -48,9 +48,9 @@ Examples:
   mqblk bench --experiment targets --queues 1,2,4 --json targets.json
       the tables of bandwidth against targets, over all and for each, with one request queue and with many
   mqblk bench --interface xen --disk storage=null,size=1G --queues 1,4 --iodepth 32 --grants copy,persistent
-      Xen's block interface on a simulated machine: frontend here, the server as its back-end
+      Xen's block interface on a simulated machine: frontend here, the server as its backend
   mqblk bench --interface xen --vdev xvdb --label blkback --vdev xvdc --label mqblk --iodepth 32
-      two devices of the domain that this runs in, whose back-ends run already, without a driver in the kernel
+      two devices of the domain that this runs in, whose backends run already, without a driver in the kernel
   mqblk bench --experiment xen-queues --json xen-queues.json
       the table of IOPS against rings, with granted pages kept for each ring and for all of them in common")]
 pub struct BenchArgs {
@@ -184,7 +184,7 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// The options of the chosen interface.
+    /// Returns the options of the chosen interface.
     pub fn chosen(&self) -> &Arc<dyn Interface> {
         self.interfaces.of(self.interface.unwrap_or(&interface::TABLE[0]))
     }
@@ -209,7 +209,7 @@ pub enum Rw {
 }
 
 impl Rw {
-    /// Its name on the command line and in the results.
+    /// Returns the name on the command line and in the results.
     pub fn name(self) -> &'static str {
         match self {
             Rw::Read => "read",
@@ -221,33 +221,33 @@ impl Rw {
         }
     }
 
-    /// Whether it changes the disk.
+    /// Returns true if it changes the disk.
     pub fn writes(self) -> bool {
         !matches!(self, Rw::Read | Rw::Randread)
     }
 
-    /// Whether it reads in the measured time.
+    /// Returns true if it reads in the measured time.
     pub fn reads(self) -> bool {
         !matches!(self, Rw::Write | Rw::Randwrite)
     }
 
-    /// Whether it does both.
+    /// Returns true if it reads and writes.
     pub fn is_mixed(self) -> bool {
         self.reads() && self.writes()
     }
 
-    /// Whether it goes through the range in order.
+    /// Returns true if it goes through the range in order.
     pub fn is_sequential(self) -> bool {
         matches!(self, Rw::Read | Rw::Write | Rw::Mixed)
     }
 }
 
-/// How the client learns of answers.
+/// How the client learns about completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ClientMode {
-    /// Looks again and again.
+    /// Polls the rings.
     Poll,
-    /// Asks to be called, and sleeps.
+    /// Arms calls, and sleeps.
     Wait,
 }
 
@@ -261,16 +261,16 @@ pub enum Verify {
 /// Descriptor layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Descriptors {
-    /// Direct if the ring has room for three descriptors for each request, else indirect.
+    /// Direct if the ring has space for three descriptors for each request, else indirect.
     Auto,
     /// Always direct.
     Direct,
-    /// Always indirect, if the server can.
+    /// Always indirect, if the server supports it.
     Indirect,
 }
 
 impl Descriptors {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Descriptors::Auto => "auto",
@@ -279,11 +279,11 @@ impl Descriptors {
         }
     }
 
-    /// As the driver has it, for I/Os of at most `bs`.
+    /// Returns the driver's layout, for I/Os of at most `bs`.
     pub fn shape(self, bs: ByteLen) -> ShapeChoice {
         match self {
-            // A table for each costs nothing beside so much data, and a disk that takes it in small pieces only does not fill
-            // the ring with them.
+            // A table for each costs nothing beside so much data, and keeps a disk with small segments from filling the ring
+            // with descriptors.
             Descriptors::Auto if bs > INDIRECT_ABOVE => ShapeChoice::Indirect,
             Descriptors::Auto => ShapeChoice::Auto,
             Descriptors::Direct => ShapeChoice::Direct,
@@ -292,27 +292,27 @@ impl Descriptors {
     }
 }
 
-/// Bytes of an I/O: multiples of the smaller size, up to the larger. Mostly one size.
+/// Sizes of an I/O in bytes: multiples of the smallest, up to the largest. Mostly one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoSizes {
-    /// The smallest, of which all are multiples.
+    /// The smallest; all others are multiples of it.
     pub min: ByteLen,
     /// The largest.
     pub max: ByteLen,
 }
 
 impl IoSizes {
-    /// Just one.
+    /// One size.
     pub fn single(bs: ByteLen) -> IoSizes {
         IoSizes { min: bs, max: bs }
     }
 
-    /// Whether there are several.
+    /// Returns true if there are several.
     pub fn is_mixed(self) -> bool {
         self.min != self.max
     }
 
-    /// The largest as a multiple of the smallest.
+    /// Returns the largest as a multiple of the smallest.
     pub fn max_blocks(self) -> u32 {
         // The plan has checked that it is at most 1 GiB of at least 512.
         (self.max.0 / self.min.0.max(1)) as u32
@@ -320,7 +320,7 @@ impl IoSizes {
 }
 
 impl std::fmt::Display for IoSizes {
-    /// As the option has it.
+    /// Writes the value as the option takes it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.is_mixed() {
             false => write!(f, "{}", self.min),
@@ -329,12 +329,12 @@ impl std::fmt::Display for IoSizes {
     }
 }
 
-/// What one word of `--bs` stands for: a size, or the powers of two of a range.
+/// One word of `--bs`: a size, or the powers of two of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSizes(pub Vec<ByteLen>);
 
 impl BlockSizes {
-    /// The powers of two from `from` to `to`, which are powers of two.
+    /// Returns the powers of two from `from` to `to`, which are powers of two.
     pub fn powers(from: ByteLen, to: ByteLen) -> BlockSizes {
         let next = |size: &ByteLen| size.0.checked_mul(2).filter(|double| *double <= to.0).map(ByteLen);
         BlockSizes(std::iter::successors(Some(from).filter(|from| *from <= to), next).collect())
@@ -342,7 +342,7 @@ impl BlockSizes {
 }
 
 impl std::fmt::Display for BlockSizes {
-    /// As the option has it.
+    /// Writes the value as the option takes it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.as_slice() {
             [] => Ok(()),
@@ -365,20 +365,20 @@ fn parse_mixed_sizes(text: &str) -> Result<IoSizes, String> {
     let wrong = || "expected two sizes, the larger a multiple of the smaller one, such as 4k-64k".to_owned();
     let (min, max) = text.split_once('-').ok_or_else(wrong)?;
     let (min, max) = (parse_size(min)?, parse_size(max)?);
-    // Else the sizes that are likely would not be all that are meant.
+    // Each multiple of the smaller size up to the larger is then equally likely.
     if min.0 == 0 || max < min || !max.0.is_multiple_of(min.0) {
         return Err(wrong());
     }
     Ok(IoSizes { min, max })
 }
 
-/// The parser of `--interface`.
+/// Returns the parser of `--interface`.
 fn interface_parser() -> impl TypedValueParser<Value = &'static InterfaceDefinition> {
     PossibleValuesParser::new(interface::TABLE.iter().map(InterfaceDefinition::possible_value))
         .try_map(|name| interface::find(&name).ok_or("no such interface"))
 }
 
-/// The parser of `--experiment`.
+/// Returns the parser of `--experiment`.
 fn experiment_parser() -> impl TypedValueParser<Value = &'static dyn Experiment> {
     PossibleValuesParser::new(experiment::all().map(|one| one.possible_value()))
         .try_map(|name| experiment::find(&name).ok_or("no such experiment"))

@@ -1,4 +1,4 @@
-//! What holds for options that were not given.
+//! Defaults of options.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use mqblk_core::ByteLen;
 use crate::args::{BenchArgs, BlockSizes, IoSizes, Rw};
 use crate::interface::{Interface, TABLE};
 
-/// Values for options that were not given.
+/// Values of options that were not given.
 #[derive(Clone, Debug)]
 pub struct Defaults {
     /// `--interface`, and its own options.
@@ -28,13 +28,13 @@ pub struct Defaults {
     pub queues: &'static [u16],
     /// `--jobs`; `None`: one for each queue, or for each logical unit.
     pub jobs: Option<u16>,
-    /// `--runtime` in seconds, where each block is not done once.
+    /// `--runtime` in seconds, unless each block is done once.
     pub runtime: f64,
-    /// `--warmup` in seconds, where there is a runtime.
+    /// `--warmup` in seconds, if there is a runtime.
     pub warmup: f64,
 }
 
-/// Runs of each combination where there is a runtime: a mean has an error.
+/// Runs of each combination with a runtime: several, so that the mean has a standard error.
 const DEFAULT_RUNS: u16 = 3;
 
 impl Default for Defaults {
@@ -57,7 +57,7 @@ impl Default for Defaults {
 }
 
 impl Defaults {
-    /// `args` with nothing missing but what has no default.
+    /// Returns `args` with the defaults of all options that were not given.
     pub fn apply(&self, args: &BenchArgs) -> BenchArgs {
         let mut args = args.clone();
         fn fill<T: Clone>(list: &mut Vec<T>, default: &[T]) {
@@ -94,7 +94,7 @@ impl Defaults {
 }
 
 impl std::fmt::Display for Defaults {
-    /// As options.
+    /// Writes the defaults as options.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Defaults { interface, disk, fill, rw, bs, iodepth, batch, queues, jobs, runtime, warmup } = self;
         let list = |numbers: &[u16]| numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(",");

@@ -1,57 +1,58 @@
-//! What a job asks for next.
+//! The order in which a job goes through its blocks.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use crate::args::Rw;
 
-/// A stretch of blocks of the benchmark's block size, counted from the start of the range.
+/// A range of blocks of the benchmark's block size, counted from the start of the range to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRange {
-    /// The first.
+    /// First block.
     pub first: u64,
-    /// How many; at least 1.
+    /// Number of blocks; at least 1.
     pub count: u64,
 }
 
 impl BlockRange {
-    /// Part `index` of `parts` of `count` blocks. The parts differ by at most one block.
+    /// Returns part `index` of `parts` of `count` blocks. The parts differ by at most one block.
     pub fn part(count: u64, index: u64, parts: u64) -> BlockRange {
         let cut = |index: u64| (u128::from(count) * u128::from(index) / u128::from(parts)) as u64;
         BlockRange { first: cut(index), count: cut(index + 1) - cut(index) }
     }
 }
 
-/// One job's choice of blocks.
+/// The access pattern of one job.
 #[derive(Clone, Debug)]
 pub struct AccessPattern {
     rw: Rw,
-    /// Of 65536: below it, a request of a mixed load reads.
+    /// Share of reads of a mixed load, of 65536.
     read_below: u32,
     blocks: BlockRange,
-    /// The next index of a sequence or of a walk; of a mixed sequence, of the reads.
+    /// Next index of a sequence or of a walk; of a mixed sequence, of its reads.
     next: u64,
-    /// The next index of the writes of a mixed sequence: as fio has it, each direction has a position of its own.
+    /// Next index of the writes of a mixed sequence: as in fio, each direction has a position of its own.
     next_write: u64,
-    /// Blocks still to do, when each is done once.
+    /// Blocks that remain, if each is done once.
     remaining: Option<u64>,
-    /// A step that is coprime to the count: a walk with it meets each block once.
+    /// Step of a walk: coprime to the number of blocks, so that the walk meets each block once.
     stride: u64,
     rng: SmallRng,
 }
 
-/// What to do with one block.
+/// An operation on one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockOp {
-    /// Write it, or read it.
+    /// True for a write, false for a read.
     pub write: bool,
-    /// Which.
+    /// The block.
     pub block: u64,
 }
 
 impl AccessPattern {
-    /// A pattern over `blocks`. With `once` each block is done once; else for ever, and random ones independently of what was
-    /// done before (fio's `norandommap`). A mixed sequence that does each block once has one position for both directions.
+    /// Creates a pattern over `blocks`. With `once` each block is done once. Without, the pattern does not end, and a random
+    /// block is independent of those before it (fio's `norandommap`). A mixed sequence that does each block once has one
+    /// position for both directions.
     pub fn new(rw: Rw, read_share: u8, blocks: BlockRange, once: bool, seed: u64) -> AccessPattern {
         let mut rng = SmallRng::seed_from_u64(seed);
         // Near the golden section of the range, so that the walk scatters.
@@ -73,24 +74,24 @@ impl AccessPattern {
         }
     }
 
-    /// The blocks.
+    /// Returns the blocks.
     pub fn blocks(&self) -> BlockRange {
         self.blocks
     }
 
-    /// As [`next`](Self::next), for an I/O of several blocks: 1 to `most`, all as likely, as far as the range goes. Returns how
-    /// many. Each block is done once only in sequence.
+    /// Returns the next operation as [`next`](Self::next) does, and a number of blocks for it: 1 to `most`, equally likely, up
+    /// to the end of the range. In sequence each block is still done once.
     pub fn next_run(&mut self, most: u32) -> Option<(BlockOp, u32)> {
-        let choice = self.next()?;
+        let op = self.next()?;
         if most == 1 {
-            return Some((choice, 1));
+            return Some((op, 1));
         }
-        let rest = self.blocks.count - (choice.block - self.blocks.first);
-        // What `next` has counted is the first of them.
+        let rest = self.blocks.count - (op.block - self.blocks.first);
+        // `next` has counted the first of them.
         let rest = self.remaining.map_or(rest, |left| rest.min(left + 1)).min(most.into());
         let run = 1 + ((u64::from(self.rng.next_u32()) * rest) >> 32);
         if self.rw.is_sequential() {
-            let next = match choice.write && self.rw == Rw::Mixed && self.remaining.is_none() {
+            let next = match op.write && self.rw == Rw::Mixed && self.remaining.is_none() {
                 true => &mut self.next_write,
                 false => &mut self.next,
             };
@@ -99,10 +100,10 @@ impl AccessPattern {
                 *left -= run - 1;
             }
         }
-        Some((choice, run as u32))
+        Some((op, run as u32))
     }
 
-    /// What comes next; `None` when each block was done.
+    /// Returns the next operation; `None` when each block was done.
     #[inline]
     pub fn next(&mut self) -> Option<BlockOp> {
         let count = self.blocks.count;
@@ -164,7 +165,7 @@ mod tests {
             [(Rw::Write, 1), (Rw::Write, 100), (Rw::Randwrite, 1), (Rw::Randwrite, 97), (Rw::Randread, 1024)]
         {
             let mut pattern = AccessPattern::new(rw, 50, BlockRange { first: 1000, count }, true, 7);
-            let mut seen: Vec<u64> = std::iter::from_fn(|| pattern.next()).map(|choice| choice.block).collect();
+            let mut seen: Vec<u64> = std::iter::from_fn(|| pattern.next()).map(|op| op.block).collect();
             assert_eq!(rw.is_sequential(), seen.is_sorted() && count > 1 || count == 1 && rw.is_sequential());
             seen.sort_unstable();
             assert_eq!(seen, (1000..1000 + count).collect::<Vec<_>>());
@@ -189,15 +190,15 @@ mod tests {
         let mut pattern = AccessPattern::new(Rw::Mixed, 50, BlockRange { first: 5, count: 7 }, false, 1);
         let mut next = [5, 5];
         for _ in 0..1000 {
-            let choice = pattern.next().unwrap();
-            let next = &mut next[usize::from(choice.write)];
-            assert_eq!(choice.block, *next);
+            let op = pattern.next().unwrap();
+            let next = &mut next[usize::from(op.write)];
+            assert_eq!(op.block, *next);
             *next = if *next == 11 { 5 } else { *next + 1 };
         }
         let mut pattern = AccessPattern::new(Rw::Mixed, 50, BlockRange { first: 5, count: 100 }, true, 1);
         let all: Vec<BlockOp> = std::iter::from_fn(|| pattern.next()).collect();
-        assert_eq!(all.iter().map(|choice| choice.block).collect::<Vec<_>>(), (5..105).collect::<Vec<_>>());
-        let writes = all.iter().filter(|choice| choice.write).count();
+        assert_eq!(all.iter().map(|op| op.block).collect::<Vec<_>>(), (5..105).collect::<Vec<_>>());
+        let writes = all.iter().filter(|op| op.write).count();
         assert!((20..80).contains(&writes), "{writes}");
     }
 
@@ -206,8 +207,8 @@ mod tests {
         let blocks = BlockRange { first: 100, count: 1000 };
         let mut pattern = AccessPattern::new(Rw::Write, 0, blocks, true, 9);
         let mut next = 100;
-        while let Some((choice, run)) = pattern.next_run(16) {
-            assert!(choice.block == next && (1..=16).contains(&run));
+        while let Some((op, run)) = pattern.next_run(16) {
+            assert!(op.block == next && (1..=16).contains(&run));
             next += u64::from(run);
         }
         assert_eq!(next, 1100);
@@ -216,23 +217,23 @@ mod tests {
             let mut pattern = AccessPattern::new(rw, 50, blocks, false, 9);
             let (mut next, mut seen) = ([100, 100], [0; 17]);
             for _ in 0..20_000 {
-                let (choice, run) = pattern.next_run(16).unwrap();
-                let end = choice.block + u64::from(run);
-                assert!(choice.block >= 100 && end <= 1100);
+                let (op, run) = pattern.next_run(16).unwrap();
+                let end = op.block + u64::from(run);
+                assert!(op.block >= 100 && end <= 1100);
                 seen[run as usize] += 1;
                 if rw.is_sequential() {
-                    let next = &mut next[usize::from(choice.write)];
-                    assert_eq!(choice.block, *next);
+                    let next = &mut next[usize::from(op.write)];
+                    assert_eq!(op.block, *next);
                     *next = if end == 1100 { 100 } else { end };
                 }
             }
-            // As likely as each other, but for those that the end of the range cuts.
+            // Equally likely, except for those that the end of the range cuts.
             assert!(seen[1..].iter().all(|count| (1050..1500).contains(count)), "{rw:?} {seen:?}");
         }
     }
 
     #[test]
-    fn the_mix_is_as_asked() {
+    fn the_share_of_reads_is_as_requested() {
         for (share, low, high) in [(0, 0, 0), (30, 2700, 3300), (100, 10_000, 10_000)] {
             let mut pattern = AccessPattern::new(Rw::Randrw, share, BlockRange { first: 0, count: 10 }, false, 3);
             let reads = (0..10_000).filter(|_| !pattern.next().unwrap().write).count();

@@ -1,4 +1,4 @@
-//! What will be measured: every combination, judged before anything is started.
+//! What will be measured: every combination, checked before anything starts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,45 +12,45 @@ use crate::defaults::Defaults;
 use crate::experiment::Experiment;
 use crate::interface::{self, Interface, TargetVariant};
 
-/// What `merge` is for a disk of ours that does not say.
+/// The server's default of a disk's `merge`.
 const DEFAULT_MERGE: &str = "auto";
 
-/// The setting of a disk that is made for each run.
+/// The setting of a disk that exists during a run only.
 const IN_MEMORY: &str = "storage=ram";
 
-/// Entries of a virtqueue where nobody says.
+/// Default of the entries of a virtqueue.
 const DEFAULT_QUEUE_SIZE: u16 = 256;
 
-/// Most requests in flight on one queue: what a ring can name.
+/// Most I/Os in flight on one queue: the most entries of a virtqueue.
 pub const MAX_DEPTH: u32 = 32768;
 
-/// How long a server may leave all requests unanswered before it is called stuck.
+/// How long a server may complete no request before it is called stuck.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where requests go.
+/// Where a target is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetSource {
-    /// A server that runs already.
+    /// A running server.
     Socket(PathBuf),
     /// A device that an interface's options name.
     Device(DeviceName),
-    /// A server that is started for each run, for this disk.
+    /// A disk, for which a server is started for each run.
     Disk {
-        /// The argument of `mqblk serve --disk`, without socket, queues and poll; of a controller, that of each logical unit.
+        /// The argument of `mqblk serve --disk`, without socket, queues and poll; for a controller, of each logical unit.
         spec: String,
-        /// The poll policy to ask for.
+        /// Poll policy.
         poll: Option<String>,
-        /// Merging to ask for.
+        /// Merging.
         merge: Option<MergeMode>,
-        /// Keys that the interface's options ask for.
+        /// Keys of the interface.
         keys: DiskKeys,
     },
 }
 
-/// A running device: how it was named, and its number.
+/// Name and number of a running device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceName {
-    /// As it was given.
+    /// The name as it was given.
     pub name: String,
     /// The device's number.
     pub number: u32,
@@ -61,34 +61,34 @@ pub struct DeviceName {
 pub struct DiskKeys(Vec<(&'static str, &'static str)>);
 
 impl DiskKeys {
-    /// The value of `key`.
+    /// Returns the value of `key`.
     pub fn get(&self, key: &str) -> Option<&'static str> {
         self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
     }
 
-    /// Sets `key`; `None` leaves it to the server.
+    /// Sets `key`; `None` removes it: the server's default holds.
     pub fn set(&mut self, key: &'static str, value: Option<&'static str>) {
         self.0.retain(|(name, _)| *name != key);
         self.0.extend(value.map(|value| (key, value)));
     }
 
-    /// All, in the order in which they were set.
+    /// Returns all keys and values, in the order in which they were set.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<'_> {
         self.0.iter().copied()
     }
 }
 
-/// Request merging, as an experiment asks for it.
+/// Request merging of a served disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeMode {
-    /// Neighbours are joined.
+    /// Adjacent requests are merged.
     On,
-    /// Each request is passed on as it came.
+    /// Nothing is merged.
     Off,
 }
 
 impl MergeMode {
-    /// The value of the disk's key `merge`.
+    /// Returns the value of the disk's key `merge`.
     pub fn name(self) -> &'static str {
         match self {
             MergeMode::On => "on",
@@ -97,7 +97,7 @@ impl MergeMode {
     }
 }
 
-/// A target and how it is named in the results.
+/// A target, and what the results say about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Where it is.
@@ -112,14 +112,14 @@ pub struct Target {
     pub merge: String,
     /// `grants` in the results; `None` where the interface has none.
     pub grants: Option<String>,
-    /// An experiment's heading for it: `column` in the results.
+    /// `column` in the results: an experiment's heading for it.
     pub column: Option<String>,
-    /// Queues, where they are not the combination's.
+    /// Queues, if not those of the combination.
     pub queues: Option<u16>,
 }
 
 impl Target {
-    /// What is run on it for a combination of the sweep.
+    /// Returns the combination of the sweep with the target's own queues.
     pub fn combination(&self, of: &Combination) -> Combination {
         Combination { queues: self.queues.unwrap_or(of.queues), ..*of }
     }
@@ -140,7 +140,7 @@ pub struct Combination {
     pub luns: u16,
     /// Jobs.
     pub jobs: u16,
-    /// Client threads to use, unless there are fewer queues or jobs.
+    /// Most client threads.
     pub max_threads: u16,
     /// I/Os in flight, of each job.
     pub iodepth: u16,
@@ -149,75 +149,75 @@ pub struct Combination {
 }
 
 impl Combination {
-    /// Disks: all logical units.
+    /// Returns the number of disks: all logical units.
     pub fn disks(&self) -> u16 {
-        // The plan has checked that there are few enough.
+        // The interface has checked that there are few enough.
         self.targets * self.luns
     }
 
-    /// Threads: each owns queues, and has jobs.
+    /// Returns the number of client threads: each owns queues, and has jobs.
     pub fn threads(&self) -> u16 {
         self.max_threads.min(self.jobs).min(self.queues)
     }
 
-    /// The most I/Os in flight on one queue.
+    /// Returns the most I/Os in flight on one queue.
     pub fn depth_per_queue(&self) -> u32 {
         let threads = self.threads();
-        // Of the thread that has the most jobs on the fewest queues.
+        // For the thread that has the most jobs on the fewest queues.
         let (jobs, queues) = (self.jobs.div_ceil(threads), self.queues / threads);
-        // Fewer jobs than queues go round the queues, and may all be on the same one.
+        // Fewer jobs than queues take the queues in turn, and may all be on the same one.
         let on_one = if jobs >= queues { jobs.div_ceil(queues) } else { jobs };
         u32::from(on_one) * u32::from(self.iodepth)
     }
 }
 
-/// All of it.
+/// Everything that is measured, and how.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// At least one. The first is the one that the others are compared to.
+    /// At least one. The others are compared to the first.
     pub targets: Vec<Target>,
     /// The guest interface of all targets.
     pub interface: Arc<dyn Interface>,
     /// At least one.
     pub combinations: Vec<Combination>,
-    /// What the columns and the printed table are.
+    /// The experiment whose table is printed.
     pub experiment: Option<&'static dyn Experiment>,
-    /// How the client waits.
+    /// How the client waits for completions.
     pub client: ClientMode,
-    /// Reads of a mixed load, in percent.
+    /// Share of reads of a mixed load, in percent.
     pub read_share: u8,
-    /// `None`: each block once.
+    /// Length of the measurement; `None`: each block once.
     pub runtime: Option<Duration>,
-    /// Before the measurement.
+    /// Load before the measurement.
     pub warmup: Duration,
-    /// Of each combination and target.
+    /// Runs of each combination and target.
     pub runs: u16,
     /// Start of the range.
     pub offset: ByteLen,
-    /// Length of the range; `None`: to the end.
+    /// Length of the range; `None`: to the end of the disk.
     pub size: Option<ByteLen>,
-    /// From one job's start to the next; `None`: the jobs have the range in common, or share it out.
+    /// Distance of the jobs' ranges; `None`: the jobs share one range, or share it out.
     pub offset_increment: Option<ByteLen>,
     /// Write the range once before each run.
     pub fill: bool,
-    /// Check what was written.
+    /// Verification of what was written.
     pub verify: Option<Verify>,
     /// CPUs of the client's threads.
     pub pin: Vec<u16>,
-    /// For the spawned server's `--pin`.
+    /// CPUs of the started server's workers.
     pub server_cpus: Option<String>,
     /// Entries of a virtqueue.
     pub queue_size: u16,
-    /// Direct or indirect.
+    /// Descriptor layout.
     pub descriptors: Descriptors,
-    /// Where the JSON goes.
+    /// File for the JSON.
     pub json: Option<PathBuf>,
-    /// How long a server may leave all requests unanswered.
+    /// How long a server may complete no request.
     pub stuck_timeout: Duration,
 }
 
 impl Plan {
-    /// Judges the command line.
+    /// Checks the command line.
     ///
     /// # Errors
     /// [`BenchError::Usage`], naming the option.
@@ -229,7 +229,7 @@ impl Plan {
                 "--rw: found a benchmark that writes, expected --allow-write with it: it destroys what is on the disk";
             return Err(BenchError::Usage(text.into()));
         }
-        // What is in memory was made for the run, and goes with it.
+        // A disk in memory exists during a run only, so `--fill` destroys nothing.
         let running = !args.socket.is_empty() || args.interfaces.has_devices();
         let in_memory = !running && args.disk.iter().all(|spec| crate::target::split_pairs(spec).contains(&IN_MEMORY));
         if args.fill && !args.allow_write && !in_memory {
@@ -259,7 +259,7 @@ impl Plan {
         let mut queues = args.queues.clone();
         if let Some(experiment) = args.experiment {
             targets = experiment.columns(&queues, targets)?;
-            // Each column has its own.
+            // Each column has its own number of queues.
             queues.truncate(1);
         }
         let combinations = plan_combinations(args, &**interface, &queues)?;
@@ -294,7 +294,7 @@ impl Plan {
     }
 }
 
-/// The value of `key` in `KEY=VALUE,...`.
+/// Returns the value of `key` in `KEY=VALUE,...`.
 pub fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
     spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
 }

@@ -28,16 +28,16 @@ pub struct LatencySummary {
     pub max: f64,
 }
 
-/// One target under one combination. The serialized keys are an interface: they stay.
+/// One target under one combination. The serialized keys are an interface: they do not change.
 #[derive(Clone, Debug, Serialize)]
 pub struct ResultRow {
     /// Guest interface.
     pub interface: &'static str,
-    /// Storage backend, `unknown` for a server that runs already.
+    /// Storage backend, `unknown` for a running server.
     pub storage: String,
     /// The target's label.
     pub target: String,
-    /// fio's word.
+    /// fio's word for the access pattern.
     pub rw: &'static str,
     /// Bytes of an I/O; of the smallest where sizes are mixed.
     pub bs: u64,
@@ -57,18 +57,18 @@ pub struct ResultRow {
     pub iodepth: u16,
     /// I/Os submitted and waited for at once.
     pub batch: u16,
-    /// The server's poll policy, `unknown` for a server that runs already.
+    /// The server's poll policy, `unknown` for a running server.
     pub poll: String,
-    /// Request merging in the server: on, off, auto, or `unknown` for a server that runs already.
+    /// Request merging in the server: on, off, auto, or `unknown` for a running server.
     pub merge: String,
-    /// What the server does with granted pages: auto, copy, map, persistent, `default` for what it does of itself, or `unknown` for one
-    /// that runs already; null where the interface has none.
+    /// What the server does with granted pages: auto, copy, map, persistent, `default` if it was not chosen, or `unknown` for a
+    /// running server; null if the interface has no grants.
     pub grants: Option<String>,
-    /// Whose the granted pages are that it keeps: per-ring or shared; null where the interface has none, or it runs already.
+    /// The pool that caches granted pages: per-ring or shared; null if the interface has no grants, or for a running server.
     pub grants_pool: Option<&'static str>,
-    /// Pages of a ring that were asked for, as a power of two's exponent; null: as many as the server allows.
+    /// Pages of a ring as requested, as a power of two's exponent; null: as many as the server allows.
     pub ring_order: Option<u8>,
-    /// How requests are laid out; null where the interface leaves no choice.
+    /// Layout of the requests; null where the interface leaves no choice.
     pub abi: Option<&'static str>,
     /// Runs.
     pub runs: usize,
@@ -76,18 +76,18 @@ pub struct ResultRow {
     pub iops_mean: f64,
     /// Its standard error.
     pub iops_stderr: f64,
-    /// I/Os per second, median over the runs: what ratios are made of.
+    /// I/Os per second, median over the runs. Ratios are of medians.
     pub iops_median: f64,
     /// Bytes per second, mean over the runs.
     pub bw_bytes_per_s: f64,
     /// Its standard error.
     pub bw_stderr: f64,
-    /// Bytes per second of a logical unit: the mean of all, and the least and the most, each a mean over the runs; null where
+    /// Bytes per second of a logical unit: mean of all. This and the next two are means over the runs; null where
     /// the interface has none.
     pub lun_bw_bytes_per_s: Option<f64>,
-    /// See above.
+    /// The least of any logical unit.
     pub lun_bw_min_bytes_per_s: Option<f64>,
-    /// See above.
+    /// The most of any logical unit.
     pub lun_bw_max_bytes_per_s: Option<f64>,
     /// Latency over all runs.
     pub lat_us: LatencySummary,
@@ -95,15 +95,15 @@ pub struct ResultRow {
     pub percentiles: Vec<(f64, f64)>,
     /// CPU time of the server for an I/O; null when it cannot be read.
     pub server_cpu_us_per_io: Option<f64>,
-    /// CPU time of our threads for an I/O.
+    /// CPU time of the client's threads for an I/O.
     pub client_cpu_us_per_io: f64,
-    /// Reads that the server joined to another one, per second; null when it does not say.
+    /// Reads that the server merged, per second; null when it is not known.
     pub rrqm_per_s: Option<f64>,
-    /// Writes that the server joined to another one, per second; null when it does not say.
+    /// Writes that the server merged, per second; null when it is not known.
     pub wrqm_per_s: Option<f64>,
-    /// Requests of an I/O that a thread handed over to another one, which owns the queue they were for.
+    /// Requests of an I/O that were handed over to the thread that owns their queue.
     pub handovers_per_io: f64,
-    /// Requests that an I/O is (the largest): more than 1 where the disk takes less than the block size at once.
+    /// Requests of the largest I/O: more than 1 if the disk takes less than the block size at once.
     pub requests_per_io: u32,
     /// Kicks for an I/O.
     pub kicks_per_io: f64,
@@ -111,9 +111,9 @@ pub struct ResultRow {
     pub calls_per_io: f64,
     /// I/Os that failed or did not verify.
     pub errors: u64,
-    /// The experiment that the row is of.
+    /// The experiment.
     pub experiment: Option<&'static str>,
-    /// The experiment's heading of the column that the row is in.
+    /// The experiment's heading for the target.
     pub column: Option<String>,
     /// Blocks read back and checked.
     #[serde(skip)]
@@ -121,7 +121,7 @@ pub struct ResultRow {
 }
 
 impl ResultRow {
-    /// Of the runs of a target, at least one.
+    /// Creates the row of the runs of a target, at least one.
     pub fn new(plan: &Plan, target: &Target, combination: &Combination, results: &[RunResult]) -> ResultRow {
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
@@ -188,7 +188,7 @@ impl ResultRow {
     }
 }
 
-/// Where the distribution of latencies is told.
+/// The percentiles of the results.
 const PERCENTILES: [f64; 13] = [1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
 
 fn latencies(results: &[RunResult]) -> Histogram<u64> {
@@ -217,7 +217,7 @@ impl LatencySummary {
     }
 }
 
-/// The mean, and its standard error: the sample's standard deviation over the square root of the count. 0 for one value.
+/// Returns the mean and its standard error: the sample's standard deviation over the square root of the count. 0 for one value.
 fn mean_and_stderr(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -249,7 +249,7 @@ pub fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a ResultRow>) ->
 
 #[cfg(test)]
 impl ResultRow {
-    /// A row of a table in a test: so many I/Os per second, the rest made up.
+    /// Creates a row for tests: the given I/Os per second, the rest invented.
     pub fn example(bs: u64, column: &str, iops: f64) -> ResultRow {
         ResultRow {
             interface: "virtio-blk",

@@ -22,27 +22,27 @@ use crate::target::{ServerProcess, Session};
 use crate::verification::BlockGenerations;
 use crate::worker::{DiskJob, Worker, WorkerError, WorkerSettings, WorkerStats};
 
-/// How often the main thread looks.
+/// Interval at which the main thread checks the others.
 const TICK: Duration = Duration::from_millis(50);
 
 /// What one run measured.
 #[derive(Debug)]
 pub struct RunResult {
-    /// I/Os that ended in the measurement.
+    /// I/Os that completed in the measurement.
     pub ios: u64,
-    /// Bytes of them, of each disk.
+    /// Their bytes on each disk.
     pub bytes: Vec<u64>,
-    /// Requests that each I/O was, the largest where sizes are mixed: 1 unless the disk takes less than the block size at once.
+    /// Requests of the largest I/O: 1 unless the disk takes less than the block size at once.
     pub requests_per_io: u32,
-    /// Requests that a thread handed over to another, whose queue they were for.
+    /// Requests that were handed over to the thread that owns their queue.
     pub handed_over: u64,
-    /// Its length.
+    /// Length of the measurement.
     pub elapsed: Duration,
-    /// The server's CPU time in it, when it can be read.
+    /// The server's CPU time in it, if it can be read.
     pub server_cpu: Option<Duration>,
-    /// Our threads' CPU time in it.
+    /// The client threads' CPU time in it.
     pub client_cpu: Duration,
-    /// Requests that the server merged in it, when it says.
+    /// Requests that the server merged in it, if it is known.
     pub merges: Option<MergeRates>,
     /// Kicks in it.
     pub kicks: u64,
@@ -50,11 +50,11 @@ pub struct RunResult {
     pub calls: u64,
     /// I/Os that failed or did not verify.
     pub errors: u64,
-    /// About some of them.
+    /// Messages about some of them.
     pub messages: Vec<String>,
     /// Blocks read back and checked after the load.
     pub verified: u64,
-    /// In nanoseconds.
+    /// Latencies in nanoseconds.
     pub latency: Histogram<u64>,
 }
 
@@ -63,38 +63,38 @@ impl RunResult {
         count as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// I/Os per second.
+    /// Returns the I/Os per second.
     pub fn iops(&self) -> f64 {
         self.per_second(self.ios)
     }
 
-    /// Bytes per second.
+    /// Returns the bytes per second.
     pub fn bandwidth(&self) -> f64 {
         self.per_second(self.bytes.iter().sum())
     }
 
-    /// Bytes per second, of each disk.
+    /// Returns the bytes per second of each disk.
     pub fn disk_bandwidths(&self) -> impl Iterator<Item = f64> {
         self.bytes.iter().map(|bytes| self.per_second(*bytes))
     }
 }
 
-/// What is measured once.
+/// The input of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct RunInput<'a> {
     /// The plan.
     pub plan: &'a Plan,
-    /// What is done.
+    /// The combination.
     pub combination: &'a Combination,
-    /// What it is done to.
+    /// The target.
     pub target: &'a Target,
-    /// What random blocks and generations follow from.
+    /// Seed of random blocks and of generations.
     pub seed: u64,
-    /// Where progress is shown.
+    /// Display of the progress.
     pub progress: &'a progress::ProgressDisplay,
 }
 
-/// Connects to the target, which is one of the connector's interface, and measures once.
+/// Connects to the target, which is of the connector's interface, and measures once.
 ///
 /// # Errors
 /// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is stuck, or
@@ -146,7 +146,7 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
             .filter_map(|j| j.generations.as_ref())
             .map(BlockGenerations::written_count)
             .sum();
-        // What one thread wrote, another reads.
+        // Each thread verifies what another one has written.
         let mut jobs: Vec<Vec<DiskJob>> = workers.iter_mut().map(|worker| std::mem::take(worker.jobs_mut())).collect();
         jobs.rotate_left(1);
         for (worker, jobs) in workers.iter_mut().zip(jobs) {
@@ -169,13 +169,13 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     }
     let mut result = merge_stats(stats, measured, requests_per_io, verified);
     if let [bytes @ 0] = result.bytes.as_mut_slice() {
-        // All of one size, on one disk: counted as I/Os.
+        // Of one size, on one disk: workers count I/Os only.
         *bytes = result.ios * combination.sizes.min.0;
     }
     Ok(result)
 }
 
-/// Judges the options by the disks.
+/// Checks the options against the disks.
 fn check_disks(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<Streams, BenchError> {
     for DeviceDisk { name, block, read_only, .. } in disks {
         if plan.fill && *read_only {
@@ -203,10 +203,10 @@ fn worker_settings(
 ) -> Result<WorkerSettings, BenchError> {
     // The plan has checked that it is at most 1 GiB.
     let [bs, largest] = [combination.sizes.min.0, combination.sizes.max.0].map(|len| len as u32);
-    // Of disks with blocks of different sizes, the largest have whole ones of the others.
-    let unit = disks.iter().map(|disk| u64::from(disk.block.bytes())).max().unwrap_or(1);
+    // A request is a multiple of the largest block, which is a multiple of all others.
+    let block = disks.iter().map(|disk| u64::from(disk.block.bytes())).max().unwrap_or(1);
     let least = disks.iter().map(|disk| disk.max_request).min().unwrap_or(u64::MAX);
-    let part = (least / unit * unit).max(unit).min(largest.into()) as u32;
+    let part = (least / block * block).max(block).min(largest.into()) as u32;
     let parts = largest.div_ceil(part);
     if parts > MAX_PARTS {
         let expected = format!("at most {} requests of {part} bytes, what a disk takes", MAX_PARTS);
@@ -226,7 +226,7 @@ fn worker_settings(
     })
 }
 
-/// What the workers of a phase do.
+/// The load of one pass: the fill, or the measurement.
 #[derive(Clone, Copy, Debug)]
 struct WorkerLoad {
     rw: Rw,
@@ -247,11 +247,11 @@ fn workers<Q: ThreadQueues>(
     for (index, &JobRange { job, disk, blocks }) in streams.ranges.iter().enumerate() {
         let seed_of_part = seed.wrapping_add((index as u64) << 32);
         let pattern = AccessPattern::new(load.rw, plan.read_share, blocks, load.once, seed_of_part);
-        // Half of the 31 bits tell runs apart, the other half count.
+        // A generation has 31 bits: half of them differ between runs, the other half count.
         let generations = load.verify.then(|| BlockGenerations::new(blocks.first, blocks.count, (seed as u32) >> 2));
         jobs[usize::from(job) % threads].push(DiskJob { number: job, disk, pattern, generations });
     }
-    // A job's disks side by side.
+    // The disks of a job are adjacent.
     jobs.iter_mut().for_each(|jobs| jobs.sort_by_key(|job| job.number));
     let settings = WorkerSettings { verify: load.verify, ..settings };
     let counters: Vec<Arc<CompletionCounter>> = (0..threads).map(|_| Arc::default()).collect();
@@ -259,14 +259,14 @@ fn workers<Q: ThreadQueues>(
     (workers.map(|((set, jobs), progress)| Worker::new(set, jobs, settings, Arc::clone(progress))).collect(), counters)
 }
 
-/// What is read of the server before and after the measurement.
+/// Reads what the server has used, before and after the measurement.
 #[derive(Debug)]
 struct ServerMeters {
     pid: Option<i32>,
     admin: Option<PathBuf>,
 }
 
-/// The meters at one time.
+/// The values at one time.
 #[derive(Debug)]
 struct MeterReading {
     at: Instant,
@@ -274,7 +274,7 @@ struct MeterReading {
     merges: Option<MergeCounters>,
 }
 
-/// What the server did in the measurement.
+/// What the server used and merged in the measurement.
 #[derive(Debug, Default)]
 struct ServerUsage {
     cpu: Option<Duration>,
@@ -285,7 +285,7 @@ impl ServerMeters {
     fn read(&self) -> MeterReading {
         let merges = self.admin.as_deref().and_then(MergeCounters::read);
         let at = Instant::now();
-        // Last: the measurement begins or ends right after it.
+        // Last, so that the measurement begins or ends right after it.
         let cpu = self.pid.and_then(cpu::process_time);
         MeterReading { at, cpu, merges }
     }
@@ -299,13 +299,13 @@ impl ServerMeters {
     }
 }
 
-/// What the main thread does while the others work.
+/// Supervises the client threads from the main thread.
 struct RunSupervisor<'a> {
     plan: &'a Plan,
     counters: Vec<Arc<CompletionCounter>>,
     wakers: Vec<Waker>,
     monitor: Box<dyn ServerMonitor>,
-    /// The server's process, if it is ours: not every interface tells of a server that is killed.
+    /// The process of a started server: not every interface reports that a server was killed.
     process: Option<Box<dyn ServerMonitor>>,
     meters: ServerMeters,
     progress: &'a progress::ProgressDisplay,
@@ -317,7 +317,7 @@ impl RunSupervisor<'_> {
         self.counters.iter().map(|counter| counter.0.load(Ordering::Relaxed)).sum()
     }
 
-    /// Runs `work` on a thread for each worker while `steer` looks on, and gives the workers back.
+    /// Runs `work` on a thread for each worker, and `steer` on this one. Returns the workers.
     fn run<Q: ThreadQueues>(
         &self,
         control: &PhaseControl,
@@ -338,7 +338,7 @@ impl RunSupervisor<'_> {
                         Ok(()) => Ok(Some(worker)),
                         Err(WorkerError::Abandoned) => Ok(None),
                         Err(error) => {
-                            // Others may wait for this thread.
+                            // Other threads may wait for this one.
                             self.abandon(control);
                             Err(BenchError::Failed(error.to_string()))
                         }
@@ -365,7 +365,7 @@ impl RunSupervisor<'_> {
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
-            // Why the main thread gave up says more than that the others were told to.
+            // The main thread's error is the cause of the others'.
             steered?;
             failure.map_or(Ok(workers), Err)
         })
@@ -376,7 +376,7 @@ impl RunSupervisor<'_> {
         self.wakers.iter().for_each(Waker::wake);
     }
 
-    /// Looks on until `over` says so or all threads have ended.
+    /// Waits until `over` returns true or all threads have ended.
     fn supervise(&self, finished: &dyn Fn() -> bool, mut over: impl FnMut() -> bool) -> Result<(), BenchError> {
         let (mut seen, mut at) = (self.done(), Instant::now());
         while !finished() && !over() {
@@ -395,7 +395,7 @@ impl RunSupervisor<'_> {
         Ok(())
     }
 
-    /// The load. Returns the workers, and what the server did in the measurement.
+    /// Runs the load. Returns the workers, and what the server used.
     fn load<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>) -> Result<(Vec<Worker<Q>>, ServerUsage), BenchError> {
         let control = PhaseControl::new(if self.plan.runtime.is_some() { Phase::Warmup } else { Phase::Measure });
         let mut measured = ServerUsage::default();
@@ -428,13 +428,13 @@ impl RunSupervisor<'_> {
         Ok((workers, measured))
     }
 
-    /// Writes all of the range.
+    /// Writes the whole range.
     fn fill<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>) -> Result<Vec<Worker<Q>>, BenchError> {
         let control = PhaseControl::new(Phase::Measure);
         self.run(&control, workers, Worker::load, |finished| self.supervise(finished, || false))
     }
 
-    /// Reads everything back.
+    /// Reads everything back and checks it.
     fn verify<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>, blocks: u64) -> Result<Vec<Worker<Q>>, BenchError> {
         let control = PhaseControl::new(Phase::Measure);
         let before = self.done();

@@ -7,34 +7,35 @@ use crate::interface::DeviceDisk;
 use crate::pattern::BlockRange;
 use crate::plan::{Combination, Plan};
 
-/// Most blocks whose generation is kept.
+/// Most blocks that can be verified.
 const MAX_VERIFIED_BLOCKS: u64 = 1 << 30;
 
-/// What a job works on of a disk.
+/// The blocks of one disk that a job works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobRange {
     /// The job.
     pub job: u16,
     /// The disk.
     pub disk: u16,
-    /// In blocks of the combination's (smallest) size.
+    /// Blocks of the combination's smallest size.
     pub blocks: BlockRange,
 }
 
-/// The jobs' parts.
+/// The ranges of all jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Streams {
-    /// Where block 0 is, on each disk.
+    /// Start of block 0 on each disk.
     pub base: Sector512,
-    /// One for each job, or for each disk where a job has several.
+    /// One for each job, or for each disk of a job that has several.
     pub ranges: Vec<JobRange>,
 }
 
 impl Streams {
-    /// The parts on `disks`. Job J works on disk J modulo disks; where there are fewer jobs, on disk J, J + jobs, and so on.
+    /// Deals the disks to the jobs. Job J works on disk J modulo disks; if there are fewer jobs, on disk J, J + jobs, and so
+    /// on.
     ///
     /// # Errors
-    /// [`BenchError::Usage`] when a part does not lie on its disk, has no block, or is written by two jobs that verify.
+    /// [`BenchError::Usage`] when a range does not lie on its disk, has no block, or is written by two jobs that verify.
     pub fn new(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<Streams, BenchError> {
         let mut parts = vec![];
         // The plan has checked that there are few enough.
@@ -67,13 +68,13 @@ impl Streams {
         Ok(streams)
     }
 
-    /// Blocks of all jobs.
+    /// Returns the blocks of all jobs.
     pub fn total_blocks(&self) -> u64 {
         self.ranges.iter().map(|part| part.blocks.count).sum()
     }
 }
 
-/// One range, which the jobs share out, or which each has for itself.
+/// Returns ranges within one range, which the jobs share out, or which each job has as a whole.
 fn shared_range(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result<Vec<BlockRange>, BenchError> {
     let rest = ByteLen(capacity.0.saturating_sub(plan.offset.0));
     let size = plan.size.unwrap_or(rest);
@@ -96,8 +97,8 @@ fn shared_range(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Re
     Ok((0..jobs).map(part).collect())
 }
 
-/// Job J's part starts at the offset plus J increments. Source: fio's `offset_increment`; there a part without a size goes on
-/// to the end of the disk, here to where the next one starts, so that no two jobs work on the same blocks unless asked to.
+/// Returns ranges that start at the offset plus J increments. Source: fio's `offset_increment`; there a range without a size
+/// ends at the end of the disk, here where the next one starts, so that no two jobs work on the same blocks unless requested.
 fn spaced_ranges(
     plan: &Plan,
     combination: &Combination,
@@ -115,8 +116,8 @@ fn spaced_ranges(
                 return Err(BenchError::option("offset", plan.offset, expected));
             }
             let last = u64::from(jobs) - 1;
-            let room = capacity.0.saturating_sub(plan.offset.0).saturating_sub(bs.0);
-            let most = ByteLen(room / last / bs.0 * bs.0);
+            let space = capacity.0.saturating_sub(plan.offset.0).saturating_sub(bs.0);
+            let most = ByteLen(space / last / bs.0 * bs.0);
             let expected = format!("at most {most}, so that job {last} has a block of {bs}: the disk has {capacity}");
             return Err(BenchError::option("offset-increment", increment, expected));
         };
@@ -146,7 +147,7 @@ mod tests {
     use crate::pattern::AccessPattern;
     use crate::tests::args;
 
-    /// The parts of the first combination on a disk of 1 MiB, as (first, count).
+    /// Returns the ranges of the first combination on a disk of 1 MiB, as (first, count).
     fn parts(line: &str) -> Result<Vec<(u64, u64)>, String> {
         let line = format!("--socket s {line}");
         let args = args(&line).unwrap();
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_share_the_range_out_and_random_jobs_have_it_in_common() {
+    fn sequences_split_the_range_and_random_jobs_share_it() {
         assert_eq!(parts("--rw read --jobs 4").unwrap(), [(0, 64), (64, 64), (128, 64), (192, 64)]);
         assert_eq!(parts("--rw read --jobs 3 --offset 64k --size 40k").unwrap(), [(0, 3), (3, 3), (6, 4)]);
         assert_eq!(parts("--rw rw --allow-write --jobs 2 --bs 512").unwrap(), [(0, 1024), (1024, 1024)]);
@@ -188,15 +189,15 @@ mod tests {
     }
 
     #[test]
-    fn an_increment_sets_the_jobs_apart() {
+    fn an_increment_separates_the_jobs() {
         let apart = |line: &str| {
             let rw = if line.contains("--rw") { "" } else { "--rw read" };
             parts(&format!("--jobs 4 {rw} {line}")).unwrap()
         };
         assert_eq!(apart("--offset-increment 256k"), [(0, 64), (64, 64), (128, 64), (192, 64)]);
-        // The last one ends where the disk does.
+        // The last range ends with the disk.
         assert_eq!(apart("--offset-increment 256k --offset 128k"), [(0, 64), (64, 64), (128, 64), (192, 32)]);
-        // As fio has it, the size is that of each job, and may be more or less than what lies between two starts.
+        // As in fio, the size is that of each job, and may be more or less than the distance of two starts.
         assert_eq!(apart("--offset-increment 128k --size 64k"), [(0, 16), (32, 16), (64, 16), (96, 16)]);
         assert_eq!(apart("--offset-increment 4k --size 1000k"), [(0, 250), (1, 250), (2, 250), (3, 250)]);
         assert_eq!(apart("--offset-increment 0 --bs 64k"), [(0, 16); 4]);
@@ -204,14 +205,14 @@ mod tests {
             apart("--offset-increment 128k --bs 512 --rw randread"),
             [(0, 256), (256, 256), (512, 256), (768, 256)]
         );
-        // What is left of a part after whole blocks is not used.
+        // Only whole blocks of a range are used.
         assert_eq!(apart("--offset-increment 48k --bs 16k --size 40k"), [(0, 2), (3, 2), (6, 2), (9, 2)]);
         let verified = "--rw write --allow-write --verify crc32c --offset-increment";
         assert_eq!(apart(&format!("{verified} 64k --size 64k")), [(0, 16), (16, 16), (32, 16), (48, 16)]);
     }
 
     #[test]
-    fn a_stream_goes_round_in_its_own_part() {
+    fn a_sequence_wraps_within_its_own_range() {
         let blocks = BlockRange { first: 64, count: 3 };
         assert_eq!(parts("--rw read --jobs 2 --offset-increment 256k --size 12k").unwrap()[1], (64, 3));
         let mut pattern = AccessPattern::new(crate::args::Rw::Read, 0, blocks, false, 1);
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn what_does_not_fit_is_a_usage_error() {
         for (line, want) in [
             ("--offset-increment 10k", "--offset-increment: found 10K, expected a multiple of --bs, 4K"),
             (
@@ -250,7 +251,7 @@ mod tests {
             let rw = if line.contains("--rw") { "" } else { "--rw read" };
             assert_eq!(parts(&format!("--jobs 4 {rw} {line}")).unwrap_err(), want);
         }
-        // Two of these are 2^64 bytes.
+        // Two increments are 2^64 bytes.
         let huge = parts("--rw read --jobs 4 --offset 4k --offset-increment 9007199254740992K").unwrap_err();
         assert!(huge.contains("expected at most 336K, so that job 3"), "{huge}");
     }

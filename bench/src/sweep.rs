@@ -11,10 +11,10 @@ use crate::report::{ResultRow, write_json};
 use crate::run::{RunInput, RunResult};
 use crate::table::table;
 
-/// Measures everything and reports. Returns how many requests failed or did not verify.
+/// Measures everything and prints the results. Returns the number of requests that failed or did not verify.
 ///
 /// # Errors
-/// The first [`BenchError`]. What was measured until then is reported first.
+/// The first [`BenchError`], after the results so far were printed.
 pub fn run(plan: &Plan) -> Result<u64, BenchError> {
     let runs = plan.combinations.len() * plan.targets.len() * usize::from(plan.runs);
     let mut progress = ProgressDisplay::new(runs as u64);
@@ -31,7 +31,7 @@ pub fn run(plan: &Plan) -> Result<u64, BenchError> {
     }
     progress.finish();
     if !rows.is_empty() {
-        // Nobody is left to read when standard output is closed.
+        // Standard output may be closed.
         let text = match plan.experiment {
             Some(experiment) => experiment.render(plan, &rows),
             None => table(plan, &rows),
@@ -45,7 +45,7 @@ pub fn run(plan: &Plan) -> Result<u64, BenchError> {
     Ok(rows.iter().flatten().map(|row| row.errors).sum())
 }
 
-/// All targets and runs of one combination: A B A B.
+/// Measures all targets and runs of one combination: A B A B.
 fn measure(
     plan: &Plan,
     combination: &Combination,
@@ -65,8 +65,8 @@ fn measure(
                 None => String::new(),
             };
             progress.end(&format!("{what}: run {run} of {}: {:.0} IOPS{verified}", plan.runs, result.iops()));
-            for complaint in &result.messages {
-                let _ = writeln!(std::io::stderr(), "mqblk: bench: {}: {complaint}", target.label);
+            for message in &result.messages {
+                let _ = writeln!(std::io::stderr(), "mqblk: bench: {}: {message}", target.label);
             }
             results.push(result);
         }
@@ -82,9 +82,9 @@ fn describe(combination: &Combination, target: &Target) -> String {
     let grants = grants.map_or(String::new(), |grants| format!(" grants {grants}"));
     let merge = if target.column.is_some() { format!(" merge {}", target.merge) } else { String::new() };
     let rw = rw.name();
-    let places = if *targets * *luns > 1 { format!(" targets {targets} luns {luns}") } else { String::new() };
+    let disks = if *targets * *luns > 1 { format!(" targets {targets} luns {luns}") } else { String::new() };
     format!(
-        "{}{poll}{grants}{merge}: {rw} bs {sizes}{places} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}",
+        "{}{poll}{grants}{merge}: {rw} bs {sizes}{disks} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}",
         target.label
     )
 }

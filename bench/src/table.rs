@@ -1,4 +1,4 @@
-//! The table that people read.
+//! The table on standard output.
 
 use mqblk_core::ByteLen;
 
@@ -7,19 +7,19 @@ use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
 use crate::plan::Plan;
 use crate::report::ResultRow;
 
-/// A row's text in a column; the other row is that of the first target.
+/// Text of a cell: of its row, and the row of the first target.
 type Cell = Box<dyn Fn(&ResultRow, &ResultRow) -> String>;
 
 /// A column of the table.
 struct Column {
     heading: &'static str,
     number: bool,
-    /// Whether it is said once, above the table, when all rows have the same.
+    /// True if a value that all rows share is printed once, above the table.
     constant: bool,
     cell: Cell,
 }
 
-/// The table. `groups`: the targets of one combination each.
+/// Returns the table. `groups`: the rows of one combination each.
 pub fn table(plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
     let columns = columns(plan, groups);
     let rows: Vec<Vec<String>> = groups
@@ -28,22 +28,22 @@ pub fn table(plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
         .map(|(row, first)| columns.iter().map(|column| (column.cell)(row, first)).collect())
         .collect();
     let same = |at: usize| rows.iter().all(|row| row[at] == rows[0][at]);
-    let (mut shown, mut said) = (vec![], vec![]);
+    let (mut varying, mut constants) = (vec![], vec![]);
     for (at, column) in columns.iter().enumerate() {
         match column.constant && same(at) {
-            // A server that runs already does not say its policy, and an interface may have no targets.
+            // A running server's policy is not known, and an interface may have no targets.
             true if matches!(rows[0][at].as_str(), "unknown" | "-") => {}
-            true => said.push(format!("{} {}", column.heading, rows[0][at])),
-            false => shown.push(at),
+            true => constants.push(format!("{} {}", column.heading, rows[0][at])),
+            false => varying.push(at),
         }
     }
     let headings: Vec<Heading> =
-        shown.iter().map(|at| Heading { text: columns[*at].heading.into(), number: columns[*at].number }).collect();
-    let cells: Vec<Vec<String>> = rows.iter().map(|row| shown.iter().map(|at| row[*at].clone()).collect()).collect();
-    format!("{}\n{}", summary(plan, said), format_grid(&headings, &cells))
+        varying.iter().map(|at| Heading { text: columns[*at].heading.into(), number: columns[*at].number }).collect();
+    let cells: Vec<Vec<String>> = rows.iter().map(|row| varying.iter().map(|at| row[*at].clone()).collect()).collect();
+    format!("{}\n{}", summary(plan, constants), format_grid(&headings, &cells))
 }
 
-/// What holds for all rows: `words`, and what the plan says.
+/// Returns the line above a table: `words`, and the settings of the plan.
 pub fn summary(plan: &Plan, mut words: Vec<String>) -> String {
     words.push(match plan.client {
         ClientMode::Poll => "client polls".into(),
@@ -60,17 +60,17 @@ pub fn summary(plan: &Plan, mut words: Vec<String>) -> String {
     words.join(", ")
 }
 
-/// The block size, or both ends of mixed ones.
+/// Returns the block size, or the range of mixed sizes.
 pub fn block_size(row: &ResultRow) -> String {
     IoSizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string()
 }
 
-/// Bytes per second in MiB/s, with three significant digits at least.
+/// Returns bytes per second in MiB/s, with at least three significant digits.
 pub fn mebibytes(bytes: f64) -> String {
     three_digits(bytes / f64::from(1 << 20))
 }
 
-/// A value as text, or a dash.
+/// Returns a value as text, or a dash.
 fn text_or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".into(), |value| value.to_string())
 }

@@ -1,4 +1,4 @@
-//! The server of a run: one that runs already, or one that is started for the run.
+//! The server of a run: a running one, or one that is started for the run.
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -15,23 +15,23 @@ use crate::BenchError;
 use crate::interface::{Connector, ServerMonitor};
 use crate::plan::{Combination, DiskKeys, MergeMode, Plan, Target, TargetSource};
 
-/// How long a server may take to listen, and to end.
+/// How long a server may take to start, and to end.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long one try to connect to a starting server takes before it is seen whether it still runs.
+/// How long to try to connect before checking that the started server still runs.
 const CONNECT_TRY: Duration = Duration::from_millis(200);
 
-/// A server process of ours.
+/// A started server.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
     admin: PathBuf,
     /// What the interface keeps until the process has ended.
     _resources: Box<dyn Debug>,
-    /// Its sockets' folder; removed with it.
+    /// Folder of its sockets; removed with it.
     _folder: tempfile::TempDir,
 }
 
-/// Becomes readable when a process has ended.
+/// A pidfd: readable when the process has ended.
 #[derive(Debug)]
 struct ProcessMonitor(OwnedFd);
 
@@ -43,7 +43,7 @@ impl ServerMonitor for ProcessMonitor {
     }
 }
 
-/// What there is before a server is started.
+/// What a server needs before it is started.
 #[derive(Debug)]
 pub struct PreparedServer<E> {
     /// Where its device will be.
@@ -52,7 +52,7 @@ pub struct PreparedServer<E> {
     pub arguments: Vec<String>,
     /// Variables of its environment.
     pub environment: Vec<(&'static str, &'static str)>,
-    /// What is kept until the process has ended, and is then dropped.
+    /// Dropped after the process has ended.
     pub resources: Box<dyn Debug>,
 }
 
@@ -61,9 +61,9 @@ pub struct PreparedServer<E> {
 pub struct ServedDisk<'a> {
     /// Its settings: the argument of `--disk`.
     pub spec: &'a str,
-    /// Poll policy to ask for.
+    /// Poll policy.
     pub poll: Option<&'a str>,
-    /// Merging to ask for.
+    /// Merging.
     pub merge: Option<MergeMode>,
     /// Keys of the interface.
     pub keys: &'a DiskKeys,
@@ -71,7 +71,7 @@ pub struct ServedDisk<'a> {
     pub combination: &'a Combination,
 }
 
-/// The pairs of `KEY=VALUE,...`, in which a comma of a value is written twice.
+/// Returns the pairs of `KEY=VALUE,...`, in which a comma of a value is written twice.
 pub fn split_pairs(spec: &str) -> Vec<&str> {
     let mut pairs = vec![];
     let (mut start, mut at) = (0, 0);
@@ -92,7 +92,7 @@ pub fn split_pairs(spec: &str) -> Vec<&str> {
 }
 
 impl ServedDisk<'_> {
-    /// The argument of `mqblk serve --disk`. `address`: the keys that say where the disk is served.
+    /// Returns the argument of `mqblk serve --disk`. `address`: the keys that say where the disk is served.
     pub fn argument(&self, address: &str) -> String {
         let mut disk = format!("{},{address},queues={}", self.spec, self.combination.queues);
         let own = [("poll", self.poll), ("merge", self.merge.map(MergeMode::name))];
@@ -105,7 +105,7 @@ impl ServedDisk<'_> {
 }
 
 impl ServerProcess {
-    /// Starts `mqblk serve` (this executable). Returns it and where its device will be.
+    /// Starts `mqblk serve` of this executable. Returns it and where its device will be.
     fn spawn<C: Connector>(
         connector: &C,
         plan: &Plan,
@@ -130,30 +130,30 @@ impl ServerProcess {
         Ok((ServerProcess { child, admin, _resources: resources, _folder: folder }, endpoint))
     }
 
-    /// Its process.
+    /// Returns its process.
     pub fn pid(&self) -> i32 {
         Pid::from_child(&self.child).as_raw_nonzero().get()
     }
 
-    /// Something to see its end with.
+    /// Returns what notices its end.
     ///
     /// # Errors
     /// When the system refuses.
     pub fn monitor(&self) -> std::io::Result<Box<dyn ServerMonitor>> {
-        // It has not been waited for, so the process is still this one.
+        // It has not been waited for, so the number is still that of this process.
         let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
         Ok(Box::new(ProcessMonitor(process)))
     }
 
-    /// Its admin socket.
+    /// Returns its admin socket.
     pub fn admin(&self) -> PathBuf {
         self.admin.clone()
     }
 
-    /// Asks the server to end, and waits for that.
+    /// Terminates the server, and waits for its end.
     ///
     /// # Errors
-    /// When it does not end in time, or not well.
+    /// When it does not end in time, or with an error.
     pub fn stop(mut self) -> Result<(), BenchError> {
         match self.terminate() {
             Ok(Some(status)) if status.success() => Ok(()),
@@ -163,18 +163,18 @@ impl ServerProcess {
         }
     }
 
-    /// Asks the server to end. `None` when it does not in time.
+    /// Sends SIGTERM and waits. `None` when the server does not end in time.
     fn terminate(&mut self) -> std::io::Result<Option<ExitStatus>> {
         let deadline = Instant::now() + SERVER_TIMEOUT;
-        let mut asked = false;
+        let mut signalled = false;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Some(status));
             }
-            if !asked {
-                // It has not been waited for, so the process is still this one.
+            if !signalled {
+                // It has not been waited for, so the number is still that of this process.
                 kill_process(Pid::from_child(&self.child), Signal::TERM)?;
-                asked = true;
+                signalled = true;
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -184,7 +184,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Gently, also after a failure: a killed server's io_uring may hold the disk's lock for a while.
+        // Also after a failure: a killed server's io_uring may hold the disk's lock for a while.
         if !matches!(self.terminate(), Ok(Some(_))) {
             let _ = self.child.kill();
             let _ = self.child.wait();
@@ -192,7 +192,7 @@ impl Drop for ServerProcess {
     }
 }
 
-/// A device to load, and its server if that is ours.
+/// A device to load, and its server if that was started for it.
 #[derive(Debug)]
 pub struct Session<D> {
     /// The device.
@@ -202,7 +202,7 @@ pub struct Session<D> {
 }
 
 impl<D> Session<D> {
-    /// Starts the server if need be, and connects.
+    /// Connects to the target; starts its server first if it has none.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the server has fewer queues or refuses its options, else [`BenchError::Failed`].
@@ -230,7 +230,7 @@ impl<D> Session<D> {
     }
 }
 
-/// A failed try to connect: worth another if the server still runs and had not listened yet.
+/// Checks whether a failed attempt to connect may be repeated: the server runs, and did not listen yet.
 fn check_running(server: &mut ServerProcess, error: DriverError) -> Result<(), BenchError> {
     match server.child.try_wait() {
         Ok(Some(status)) if status.code() == Some(2) => {
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_doubled_comma_is_part_of_a_value() {
+    fn doubled_commas_belong_to_values() {
         assert_eq!(split_pairs("a=1,,2,b=,,,c"), ["a=1,,2", "b=,,", "c"]);
     }
 }

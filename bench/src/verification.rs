@@ -1,56 +1,56 @@
-//! What was written where, and blocks that can be checked.
+//! Blocks that can be checked, and what was written to each.
 //!
-//! A block is `magic, offset, generation, CRC-32C` and then content that follows from offset and generation. A lost, stale,
-//! misplaced or torn write is told apart from a good one.
+//! A block is `magic, offset, generation, CRC-32C`, and content that follows from offset and generation. A lost, stale,
+//! misplaced or torn write differs from a good one.
 
 use mqblk_core::ByteOffset;
 
-/// Bytes before the content.
+/// Bytes of the header.
 const HEADER: usize = 32;
 const MAGIC: u64 = u64::from_le_bytes(*b"mqblkchk");
 const CRC_AT: usize = 24;
 
-/// One job's blocks: the generation last written to each, and which have a request in flight. A block has at most one.
+/// Generations last written to the blocks of one job, and which blocks have an I/O in flight. A block has at most one.
 #[derive(Debug)]
 pub struct BlockGenerations {
     first: u64,
-    /// Generation; 0: never written. The top bit: in flight.
+    /// Generation; 0: never written. Top bit: in flight.
     blocks: Vec<u32>,
     generation: u32,
 }
 
 const BUSY: u32 = 1 << 31;
 
-/// Why a block is not what was written.
+/// How a block differs from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlockMismatch {
-    /// No block of ours.
+    /// It has no header.
     #[error("found no verification header")]
     NoHeader,
-    /// Another block's content.
+    /// It is another block.
     #[error("found the content of offset {0}")]
     WrongOffset(u64),
-    /// An older (or impossible) write.
+    /// It is an older (or impossible) write.
     #[error("found generation {found}, expected {expected}")]
     WrongGeneration {
-        /// In the block.
+        /// Found in the block.
         found: u64,
         /// Last written.
         expected: u32,
     },
-    /// A torn or changed block.
+    /// It is torn or changed.
     #[error("found CRC-32C {found:#010x}, expected {expected:#010x} over the content")]
     WrongCrc {
-        /// In the block.
+        /// Found in the block.
         found: u64,
-        /// Of the content.
+        /// Computed over the content.
         expected: u32,
     },
 }
 
 impl BlockGenerations {
-    /// An empty generations of blocks `first` to `first + count`. Generations start above `base`, so that what an earlier run
-    /// wrote is told apart.
+    /// Creates the generations of blocks `first` to `first + count`, none of them written. Generations start above `base`, so
+    /// that those of an earlier run differ.
     pub fn new(first: u64, count: u64, base: u32) -> BlockGenerations {
         BlockGenerations { first, blocks: vec![0; count as usize], generation: base }
     }
@@ -59,7 +59,7 @@ impl BlockGenerations {
         &mut self.blocks[(block - self.first) as usize]
     }
 
-    /// Takes `block`, or the next one (round the end) that has no request in flight. `None` when all have.
+    /// Claims `block`, or the next one (after the last comes the first) that has no I/O in flight. `None` when all have.
     pub fn claim(&mut self, block: u64) -> Option<u64> {
         let (start, count) = ((block - self.first) as usize, self.blocks.len());
         let free = (0..count).map(|step| (start + step) % count).find(|at| self.blocks[*at] & BUSY == 0)?;
@@ -67,7 +67,7 @@ impl BlockGenerations {
         Some(self.first + free as u64)
     }
 
-    /// Takes `block` as well, if there is such a block and no request for it is in flight.
+    /// Claims `block`, if it exists and has no I/O in flight. Returns true if it does.
     pub fn try_claim(&mut self, block: u64) -> bool {
         let slot = block.checked_sub(self.first).and_then(|at| self.blocks.get_mut(at as usize));
         let Some(slot) = slot.filter(|slot| **slot & BUSY == 0) else { return false };
@@ -75,41 +75,41 @@ impl BlockGenerations {
         true
     }
 
-    /// The generation for the next write.
+    /// Returns the generation for the next write.
     pub fn next_generation(&mut self) -> u32 {
         self.generation = (self.generation + 1) & !BUSY;
         self.generation
     }
 
-    /// Gives a block back after a read, or a write that failed (which may have left anything).
+    /// Releases a block after a read, or after a failed write, which may have left anything: `known` is false.
     pub fn release(&mut self, block: u64, known: bool) {
         let slot = self.slot(block);
         *slot = if known { *slot & !BUSY } else { 0 };
     }
 
-    /// Gives a block back after a write of `generation`.
+    /// Releases a block after a write of `generation`.
     pub fn record_write(&mut self, block: u64, generation: u32) {
         *self.slot(block) = generation;
     }
 
-    /// The generation last written to `block`; `None` when there was none.
+    /// Returns the generation last written to `block`; `None` if there is none.
     pub fn generation_of(&mut self, block: u64) -> Option<u32> {
         Some(*self.slot(block) & !BUSY).filter(|generation| *generation != 0)
     }
 
-    /// The next block at or after `block` that was written, and its generation.
+    /// Returns the next block at or after `block` that was written, and its generation.
     pub fn next_written(&self, block: u64) -> Option<(u64, u32)> {
         let start = (block - self.first) as usize;
         let found = self.blocks.iter().skip(start).position(|slot| slot & !BUSY != 0)?;
         Some((block + found as u64, self.blocks[start + found] & !BUSY))
     }
 
-    /// The first block.
+    /// Returns the first block.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// Blocks that were written.
+    /// Returns the number of written blocks.
     pub fn written_count(&self) -> u64 {
         self.blocks.iter().filter(|slot| **slot & !BUSY != 0).count() as u64
     }
@@ -123,7 +123,7 @@ fn get_u64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 
-/// Fills `bytes` (at least 512) for `offset` and `generation`.
+/// Fills `bytes` (at least 512) with the block of `offset` and `generation`.
 pub fn fill_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
     put_u64(bytes, 0, MAGIC);
     put_u64(bytes, 8, offset.0);
@@ -131,7 +131,7 @@ pub fn fill_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
     put_u64(bytes, CRC_AT, 0);
     let mut state = offset.0 ^ (u64::from(generation) << 32) ^ MAGIC;
     for word in bytes[HEADER..].chunks_exact_mut(8) {
-        // Weyl sequence with a mix: fast, and no two blocks alike.
+        // A mixed Weyl sequence: fast, and no two blocks are equal.
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
     }
@@ -142,7 +142,7 @@ pub fn fill_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
 /// Checks a block that was read from `offset`.
 ///
 /// # Errors
-/// The first [`Difference`].
+/// The first [`BlockMismatch`].
 pub fn check_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) -> Result<(), BlockMismatch> {
     if get_u64(bytes, 0) != MAGIC {
         return Err(BlockMismatch::NoHeader);
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_are_told_apart() {
+    fn mismatches_are_distinguished() {
         let mut good = vec![0; 4096];
         fill_block(&mut good, ByteOffset(8192), 7);
         assert_eq!(check_block(&mut good.clone(), ByteOffset(8192), 7), Ok(()));

@@ -20,28 +20,28 @@ use crate::interface::{CompletedTransfer, ThreadQueues, TransferStatus};
 use crate::pattern::{AccessPattern, BlockOp};
 use crate::verification::BlockGenerations;
 
-/// Empty looks in a row after which a polling client lets another thread of its CPU run: some 100 us.
+/// Consecutive empty polls after which a polling client yields its CPU: some 100 us.
 const POLLS_BEFORE_YIELD: u32 = 4096;
-/// Complaints kept for people; the others are only counted.
+/// Messages that are kept; further errors are only counted.
 const MAX_MESSAGES: usize = 5;
-/// The smallest page that the system gives.
+/// The system's smallest page.
 const PAGE: usize = 4096;
-/// Longest latency that is told apart, in nanoseconds.
+/// Longest latency that is recorded exactly, in nanoseconds.
 const MAX_LATENCY_NS: u64 = 100_000_000_000;
 
 /// Why a thread gave up.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The main thread said so.
+    /// The main thread abandoned the run.
     #[error("abandoned")]
     Abandoned,
-    /// The driver.
+    /// The driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A request that has room was refused.
+    /// A request was refused although there was space.
     #[error("a request was refused: {0}")]
     Refused(#[from] Refused),
-    /// An eventfd.
+    /// An eventfd failed.
     #[error("a queue's eventfd: {0}")]
     Eventfd(#[from] std::io::Error),
 }
@@ -52,72 +52,72 @@ impl From<DeviceError> for WorkerError {
     }
 }
 
-/// What a job of this thread does on a disk. A job on several disks goes round them.
+/// A job of this thread on one disk. A job with several disks takes them in turn.
 #[derive(Debug)]
 pub struct DiskJob {
-    /// Its number; the same for all disks of a job.
+    /// Number of the job; the same for all its disks.
     pub number: u16,
-    /// Which disk.
+    /// The disk.
     pub disk: u16,
-    /// What it asks for.
+    /// Which blocks it does next.
     pub pattern: AccessPattern,
-    /// What it wrote, when that is verified.
+    /// What it wrote, if that is verified.
     pub generations: Option<BlockGenerations>,
 }
 
-/// A place for one I/O in flight.
+/// Slot of one I/O in flight.
 #[derive(Clone, Copy, Debug)]
 struct IoSlot<S> {
     address: GuestAddress,
     start_ns: u64,
     block: u64,
     generation: u32,
-    /// Its place among the thread's jobs.
+    /// Index in the thread's jobs.
     job: u16,
     queue: u16,
     write: bool,
-    /// The disk, where there are several.
+    /// The disk, if there are several.
     disk: u16,
-    /// Bytes, where sizes are mixed.
+    /// Bytes, if sizes are mixed.
     len: u32,
-    /// Parts that were not answered yet.
+    /// Requests that have not completed.
     pending_parts: u32,
-    /// The first bad status of the parts answered so far.
+    /// The first bad status of its requests so far.
     status: S,
 }
 
-/// How a thread works.
+/// Settings of a client thread.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerSettings {
-    /// Bytes of a block: of an I/O, or of the smallest.
+    /// Bytes of a block: of the smallest I/O.
     pub bs: u32,
-    /// The same in sectors.
+    /// Sectors of a block.
     pub bs_sectors: Sector512,
     /// Blocks of the largest I/O.
     pub most_blocks: u32,
     /// Disks.
     pub disks: u16,
-    /// Most bytes of a request: an I/O that is larger is several.
+    /// Most bytes of a request. A larger I/O is several.
     pub request_len: u32,
-    /// Where block 0 is.
+    /// Start of block 0.
     pub base: Sector512,
     /// Requests to submit, and to wait for, at once.
     pub batch: u16,
     /// I/Os in flight of each job.
     pub iodepth: u16,
-    /// How to wait.
+    /// How to wait for completions.
     pub client: ClientMode,
     /// Blocks are verified.
     pub verify: bool,
 }
 
 impl WorkerSettings {
-    /// Whether I/Os differ in more than their place: in size, or in the disk.
+    /// Returns true if I/Os differ in size or disk.
     fn is_mixed(&self) -> bool {
         self.most_blocks > 1 || self.disks > 1
     }
 
-    /// Bytes of the largest I/O.
+    /// Returns the bytes of the largest I/O.
     fn max_len(&self) -> u32 {
         self.bs * self.most_blocks
     }
@@ -126,13 +126,13 @@ impl WorkerSettings {
 /// What a thread measured.
 #[derive(Debug)]
 pub struct WorkerStats {
-    /// I/Os that ended in the measurement.
+    /// I/Os that completed in the measurement.
     pub ios: u64,
-    /// Their bytes, of each disk. All 0 where all have the same size and disk.
+    /// Their bytes on each disk. 0 unless I/Os differ in size or disk.
     pub bytes: Vec<u64>,
     /// Requests handed over to other threads in it.
     pub handed_over: u64,
-    /// How long the measurement was.
+    /// Length of the measurement.
     pub elapsed: Duration,
     /// CPU time of this thread in it.
     pub cpu: Duration,
@@ -140,26 +140,26 @@ pub struct WorkerStats {
     pub kicks: u64,
     /// Calls in it.
     pub calls: u64,
-    /// Requests that failed or did not verify, ever.
+    /// I/Os that failed or did not verify, also outside of the measurement.
     pub errors: u64,
-    /// About some of them.
+    /// Messages about some of them.
     pub messages: Vec<String>,
-    /// In nanoseconds.
+    /// Latencies in nanoseconds.
     pub latency: Histogram<u64>,
 }
 
-/// The state of a client thread.
+/// A client thread.
 #[derive(Debug)]
 pub struct Worker<Q: ThreadQueues> {
     set: Q,
     memory: Arc<GuestMemory>,
     slots: Vec<IoSlot<Q::Status>>,
-    /// For each queue: I/Os that it had no room for, and how many of their bytes were submitted.
+    /// For each queue: slots of I/Os that it had no space for, and how many of their bytes were submitted.
     backlog: Vec<VecDeque<(u32, u32)>>,
     jobs: Vec<DiskJob>,
-    /// For each of `jobs`: where the same job goes on, with the next disk.
+    /// For each of `jobs`: index of the same job's next disk.
     next_disk: Vec<u16>,
-    /// A job has fewer I/Os in flight than it has queues: each takes the queues in turn.
+    /// True if a job has fewer I/Os in flight than queues: each I/O takes the queues in turn.
     rotates_queues: bool,
     settings: WorkerSettings,
     origin: Instant,
@@ -167,12 +167,12 @@ pub struct Worker<Q: ThreadQueues> {
     progress: Arc<CompletionCounter>,
     done: u64,
     stats: WorkerStats,
-    /// When the measurement began, and the counters then.
+    /// Time and CPU time at the start of the measurement.
     measurement_start: Option<(u64, Duration)>,
 }
 
-/// Has the system give memory to a buffer, as fio does and as a guest's has: with large blocks there are gigabytes of buffers,
-/// and clearing them would be measured as the server's work.
+/// Faults in the pages of a buffer, as fio does and as a guest's are: large blocks have gigabytes of buffers, and clearing them
+/// would be measured as the server's work.
 fn prefault(memory: &GuestMemory, address: GuestAddress, len: u32) {
     for at in (0..len).step_by(PAGE) {
         memory.write(GuestAddress(address.0 + u64::from(at)), &[0]).expect("a buffer lies in shared memory");
@@ -180,8 +180,8 @@ fn prefault(memory: &GuestMemory, address: GuestAddress, len: u32) {
 }
 
 impl<Q: ThreadQueues> Worker<Q> {
-    /// A thread that keeps `settings.iodepth` I/Os of each job in flight on the queues of `set`, whose data memory has
-    /// room for them. The disks of a job are side by side in `jobs`.
+    /// Creates a thread that keeps `settings.iodepth` I/Os of each job in flight on the queues of `set`, whose data memory has
+    /// space for them. The disks of a job are adjacent in `jobs`.
     pub fn new(set: Q, jobs: Vec<DiskJob>, settings: WorkerSettings, progress: Arc<CompletionCounter>) -> Worker<Q> {
         let memory = Arc::clone(set.memory());
         let queues = set.queue_count();
@@ -193,7 +193,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         for (number, group) in groups.iter().enumerate() {
             let first = next_disk.len() as u16;
             let last = first + group.len() as u16 - 1;
-            next_disk.extend((first..=last).map(|place| if place == last { first } else { place + 1 }));
+            next_disk.extend((first..=last).map(|index| if index == last { first } else { index + 1 }));
             for _ in 0..settings.iodepth {
                 let queue = if spread { slots.len() } else { number } % queues;
                 let address = GuestAddress(set.data_start(queue).0 + used[queue]);
@@ -254,12 +254,12 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// What was measured, the jobs, and the queues.
+    /// Returns what was measured, the jobs, and the queues.
     pub fn into_parts(self) -> (WorkerStats, Vec<DiskJob>, Q) {
         (self.stats, self.jobs, self.set)
     }
 
-    /// The jobs, to verify another thread's blocks than its own.
+    /// Returns the jobs, to exchange them with another thread's for the verification.
     pub fn jobs_mut(&mut self) -> &mut Vec<DiskJob> {
         &mut self.jobs
     }
@@ -268,10 +268,10 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.origin.elapsed().as_nanos() as u64
     }
 
-    /// Runs the load until each block is done, or the phase says to stop.
+    /// Runs the load until each block is done, or the phase is [`Phase::Stop`].
     ///
     /// # Errors
-    /// [`WorkerError`]: the queues are of no more use.
+    /// [`WorkerError`]: the queues cannot be used any more.
     pub fn load(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
         match (self.settings.verify, self.settings.is_mixed()) {
             (false, false) => self.run::<false, false>(control),
@@ -285,7 +285,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         let mut phase = control.get();
         match phase {
             Phase::Measure => self.begin_measurement()?,
-            // The server can be gone before the last thread has started.
+            // The server may end before the last thread has started.
             Phase::Abandon => return Err(WorkerError::Abandoned),
             Phase::Warmup | Phase::Stop => {}
         }
@@ -338,7 +338,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.end_measurement()
     }
 
-    /// Waits for something to happen.
+    /// Sleeps until a completion, or spins.
     #[inline]
     fn wait_or_spin(&mut self, idle: &mut u32) -> Result<(), WorkerError> {
         match self.settings.client {
@@ -354,8 +354,8 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Takes all answers that are ready on a queue, and puts a new I/O in the place of each: those of a job in the order of its
-    /// sequence. What was put in by the end is published together, but for full batches, which are published on the way.
+    /// Reaps all completions of a queue, and starts a new I/O for each, in the order of the job's sequence. The new requests
+    /// are published together at the end, full batches before.
     #[inline]
     fn reap_queue<const VERIFY: bool, const MIXED: bool>(
         &mut self,
@@ -368,15 +368,15 @@ impl<Q: ThreadQueues> Worker<Q> {
             self.drain_backlog::<MIXED>(index)?;
         }
         if Q::HANDS_OVER {
-            // What ended may all have been others', and may have made room.
+            // All completions may have been other threads', and may have freed space.
             self.drain_backlog::<MIXED>(index)?;
         }
-        // Without a rotation all new requests are on this queue.
+        // Without rotation all new requests are on this queue.
         self.set.publish(index)?;
         if self.rotates_queues { self.publish_all() } else { Ok(()) }
     }
 
-    /// The same with the answers that other threads have left.
+    /// Does the same with the completions that other threads have handed back.
     fn reap_handed_back<const VERIFY: bool, const MIXED: bool>(
         &mut self,
         now: u64,
@@ -391,7 +391,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.publish_all()
     }
 
-    /// A request has ended.
+    /// Handles the completion of a request.
     #[inline]
     fn request_completed<const VERIFY: bool, const MIXED: bool>(
         &mut self,
@@ -453,29 +453,29 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Submits the next I/O of a slot's job, if there is one.
+    /// Starts the next I/O of a slot's job, if there is one.
     #[inline]
     fn start_io<const VERIFY: bool, const MIXED: bool>(&mut self, index: usize, now: u64) -> Result<(), WorkerError> {
         let WorkerSettings { bs, most_blocks, .. } = self.settings;
         let slot = &mut self.slots[index];
-        let (choice, run) = if MIXED {
+        let (op, run) = if MIXED {
             let Some(next) = next_of_job(&mut self.jobs, &self.next_disk, &mut slot.job, most_blocks) else {
                 return Ok(());
             };
             (slot.disk, slot.len) = (self.jobs[usize::from(slot.job)].disk, next.1 * bs);
             next
         } else {
-            let Some(choice) = self.jobs[usize::from(slot.job)].pattern.next() else { return Ok(()) };
-            (choice, 1)
+            let Some(op) = self.jobs[usize::from(slot.job)].pattern.next() else { return Ok(()) };
+            (op, 1)
         };
         let job = &mut self.jobs[usize::from(slot.job)];
-        (slot.block, slot.write, slot.start_ns) = (choice.block, choice.write, now);
+        (slot.block, slot.write, slot.start_ns) = (op.block, op.write, now);
         if let (true, Some(generations)) = (VERIFY, job.generations.as_mut()) {
-            let Some(block) = generations.claim(choice.block) else { return Ok(()) };
+            let Some(block) = generations.claim(op.block) else { return Ok(()) };
             slot.block = block;
             let more = (1..run).take_while(|more| generations.try_claim(block + u64::from(*more))).count() as u32;
             slot.len = (1 + more) * bs;
-            if choice.write {
+            if op.write {
                 slot.generation = generations.next_generation();
                 let slot = *slot;
                 self.fill_buffer(slot);
@@ -484,7 +484,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.submit_io::<MIXED>(index)
     }
 
-    /// The measurement starts: what was counted until now is forgotten.
+    /// Starts the measurement: resets all counters.
     fn begin_measurement(&mut self) -> Result<(), WorkerError> {
         self.stats.latency.reset();
         self.stats.ios = 0;
@@ -495,7 +495,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         Ok(())
     }
 
-    /// The measurement ends. What ends later is not counted.
+    /// Ends the measurement. Later completions are not counted.
     fn end_measurement(&mut self) -> Result<(), WorkerError> {
         let Some((start_ns, start_cpu)) = self.measurement_start.take() else { return Ok(()) };
         self.stats.elapsed = Duration::from_nanos(self.now_ns() - start_ns);
@@ -507,14 +507,14 @@ impl<Q: ThreadQueues> Worker<Q> {
     }
 }
 
-/// What a job asks for next, of how many blocks. `place` is where its last one was, and moves on to its next disk that has
-/// something left to do.
-fn next_of_job(jobs: &mut [DiskJob], next_disk: &[u16], place: &mut u16, most: u32) -> Option<(BlockOp, u32)> {
-    let start = *place;
+/// Returns the next operation of a job, and its blocks. `current`: the index of its last one's disk; moves on to the job's next
+/// disk that has something left to do.
+fn next_of_job(jobs: &mut [DiskJob], next_disk: &[u16], current: &mut u16, most: u32) -> Option<(BlockOp, u32)> {
+    let start = *current;
     loop {
-        *place = next_disk[usize::from(*place)];
-        let next = jobs[usize::from(*place)].pattern.next_run(most);
-        if next.is_some() || *place == start {
+        *current = next_disk[usize::from(*current)];
+        let next = jobs[usize::from(*current)].pattern.next_run(most);
+        if next.is_some() || *current == start {
             return next;
         }
     }

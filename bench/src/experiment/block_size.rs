@@ -1,7 +1,7 @@
-//! IOPS against block size, with one queue and with many. Source: the table that the multi-queue xen-blkfront patches were
-//! judged by in 2015: 8 fio jobs that read in sequence, 32 requests in flight each, 512 bytes to 128 KiB. There 8 queues were
-//! slower with small blocks than the old single queue, because nothing was merged any more. Here: the same with merging and
-//! without, and up to 4 MiB, as far as that experiment went.
+//! IOPS against block size, with one queue and with many. Source: the table that the multi-queue xen-blkfront patches were sent
+//! with in 2015: 8 fio jobs that read in sequence, 32 requests in flight each, 512 bytes to 128 KiB. There 8 queues were slower
+//! with small blocks than the old single queue, because nothing was merged any more. Here: with merging and without, and up to
+//! 4 MiB.
 
 use mqblk_core::ByteLen;
 
@@ -98,15 +98,15 @@ fn queue_count(queues: u16) -> String {
     if queues == 1 { "1 queue".into() } else { format!("{queues} queues") }
 }
 
-/// `disk` with so many queues, and merging switched on or off.
+/// Returns `disk` with this number of queues and this merging.
 fn column(disk: &Target, queues: u16, merge: MergeMode, heading: String) -> Result<Target, BenchError> {
     let mut column = disk.clone();
-    if let TargetSource::Disk { spec, merge: asked, .. } = &mut column.source {
+    if let TargetSource::Disk { spec, merge: own_merge, .. } = &mut column.source {
         if spec.split(',').any(|pair| pair.starts_with("merge=")) {
             let expected = "one without: the experiment sets it";
             return Err(BenchError::option("disk", "a disk with the key merge", expected));
         }
-        *asked = Some(merge);
+        *own_merge = Some(merge);
     }
     column.merge = merge.name().into();
     column.queues = Some(queues);
@@ -114,8 +114,8 @@ fn column(disk: &Target, queues: u16, merge: MergeMode, heading: String) -> Resu
     Ok(column)
 }
 
-/// One table: a line for each combination, a column for each target. `whole`: with the document's first columns. The cell is
-/// given its row and the first of the same combination.
+/// Returns one table: a line for each combination, a column for each target. `whole`: with the document's first columns. The
+/// cell gets its row and the first row of the same combination.
 fn table(groups: &[Vec<ResultRow>], whole: bool, cell: &dyn Fn(&ResultRow, &ResultRow) -> String) -> String {
     type Cell = fn(&ResultRow) -> String;
     let keys: [(&str, bool, Cell); 5] = [
@@ -148,9 +148,9 @@ mod tests {
         Plan::new(&args(&line).unwrap()).unwrap()
     }
 
-    /// The figures of the document, as if they were ours, and a peer that says nothing of itself.
+    /// The document's IOPS as if they had been measured here, and a peer whose server reports nothing.
     fn groups() -> Vec<Vec<ResultRow>> {
-        let figures = [(512, [158e3, 264e3, 321e3]), (4096, [148e3, 257e3, 308e3]), (131_072, [11e3, 13e3, 11e3])];
+        let published = [(512, [158e3, 264e3, 321e3]), (4096, [148e3, 257e3, 308e3]), (131_072, [11e3, 13e3, 11e3])];
         let group = |(bs, iops): (u64, [f64; 3])| {
             let mut rows: Vec<ResultRow> = ["1 queue", "8 queues", "qsd, 8 queues"]
                 .into_iter()
@@ -160,11 +160,11 @@ mod tests {
             (rows[2].rrqm_per_s, rows[2].server_cpu_us_per_io, rows[2].poll) = (None, None, "unknown".into());
             rows
         };
-        figures.into_iter().map(group).collect()
+        published.into_iter().map(group).collect()
     }
 
     #[test]
-    fn the_documents_table_and_ours_below() {
+    fn the_table_has_the_documents_form() {
         let text = BlockSizeExperiment.render(&plan(""), &groups());
         let expected = "\
 target disk, poll default, rw read, batch 1, errors 0, client sleeps, 3 runs of 2 s

@@ -1,5 +1,5 @@
-//! What a guest interface is to the load: a device with disks, and for each thread a set of queues that reads and writes
-//! blocks. The load is compiled for each of them.
+//! What the load needs of a guest interface: a device with disks, and a set of queues for each thread. The load is compiled for
+//! each interface.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use mqblk_memory::{GuestAddress, GuestMemory};
 use crate::BenchError;
 use crate::plan::Combination;
 
-/// Most requests that one I/O is. A driver may need as many values to tell them apart.
+/// Most requests of one I/O. A driver may need as many values to tell them apart.
 pub const MAX_PARTS: u32 = 1 << 12;
 
 /// A disk of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceDisk {
-    /// Which one, where a device has several.
+    /// Its name in errors.
     pub name: String,
     /// Its size.
     pub capacity: ByteLen,
@@ -25,13 +25,13 @@ pub struct DeviceDisk {
     pub block: BlockSize,
     /// Writes are refused.
     pub read_only: bool,
-    /// Most bytes of a request: whole blocks. An I/O that is larger is several requests.
+    /// Most bytes of a request: whole blocks. A larger I/O is several requests.
     pub max_request: u64,
 }
 
-/// Something to see the server's end with.
+/// Notices the end of a server.
 pub trait ServerMonitor: Send + Sync {
-    /// Waits until the server is gone, for at most `limit`. Whether it is.
+    /// Waits for the server to end, for at most `limit`. Returns true if it has ended.
     fn wait_gone(&self, limit: Duration) -> bool;
 }
 
@@ -40,19 +40,19 @@ pub trait Device: Sized {
     /// The queues of a thread.
     type Queues: ThreadQueues;
 
-    /// The disks to work on.
+    /// Returns the disks to load.
     ///
     /// # Errors
     /// [`BenchError`]: the device does not have them, or says of itself what cannot be.
     fn disks(&mut self, combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError>;
 
-    /// The queues, a set for each thread; after [`disks`](Self::disks).
+    /// Returns the queues, a set for each thread; call after [`disks`](Self::disks).
     fn take_queues(&mut self) -> Vec<Self::Queues>;
 
-    /// The server's process, if the system says.
+    /// Returns the server's process, if it is known.
     fn server_pid(&self) -> Option<i32>;
 
-    /// Something to see the server's end with.
+    /// Notices the end of a server.
     ///
     /// # Errors
     /// When the system refuses.
@@ -61,39 +61,39 @@ pub trait Device: Sized {
     /// Stops all queues.
     ///
     /// # Errors
-    /// When the server does not answer.
+    /// When the server does not reply.
     fn stop(self, sets: Vec<Self::Queues>) -> Result<(), DriverError>;
 }
 
-/// How a request ended.
+/// Status of a completed request.
 pub trait TransferStatus: Copy + PartialEq + std::fmt::Debug + Send {
-    /// All of it happened.
+    /// The request succeeded.
     const GOOD: Self;
 }
 
 /// A read or a write.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// Comes back with its end.
+    /// Returned with the completion.
     pub user: u32,
-    /// Which part of an I/O it is.
+    /// Index of the request in its I/O.
     pub part: u32,
     /// Write, or read.
     pub write: bool,
     /// Which of the device's disks.
     pub disk: u16,
-    /// Where on the disk.
+    /// Start on the disk.
     pub start: Sector512,
-    /// Where in shared memory.
+    /// Data in shared memory.
     pub address: GuestAddress,
     /// Bytes.
     pub len: u32,
 }
 
-/// A request's end.
+/// A completed request.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletedTransfer<S> {
-    /// What the submission was given.
+    /// The value of the submission.
     pub user: u32,
     /// How it ended.
     pub status: S,
@@ -101,88 +101,88 @@ pub struct CompletedTransfer<S> {
 
 /// The queues that one thread owns.
 ///
-/// Nothing of this is called through a pointer: a load over one queue of an interface is the same instructions as if it had
-/// been written for it.
+/// All calls are static: the load over an interface compiles to the same instructions as if it had been written for it.
 pub trait ThreadQueues: Send {
-    /// How requests end.
+    /// Status of its requests.
     type Status: TransferStatus;
 
-    /// A thread's jobs that are fewer than its queues spread their requests over all of them; else each has one queue.
+    /// Jobs that are fewer than the thread's queues spread their I/Os over all of them; else each job has one queue.
     const SPREADS: bool;
-    /// Requests may end up with another thread, and others' requests here.
+    /// Requests may be handed over to other threads, and theirs to this one.
     const HANDS_OVER: bool;
-    /// An I/O's data starts at a multiple of this in the queue's data memory, in bytes.
+    /// Alignment of an I/O's data in the queue's data memory, in bytes.
     const DATA_ALIGN: u64 = 1;
 
-    /// Queues; at least one.
+    /// Returns the number of queues; at least one.
     fn queue_count(&self) -> usize;
-    /// The memory that data lies in.
+    /// Returns the memory that holds the data.
     fn memory(&self) -> &Arc<GuestMemory>;
-    /// Where the data memory of queue `queue` starts.
+    /// Returns the start of the queue's data memory.
     fn data_start(&self, queue: usize) -> GuestAddress;
-    /// Puts a request on; with [`HANDS_OVER`](Self::HANDS_OVER), where the steering says.
+    /// Puts a request on `queue`; with [`HANDS_OVER`](Self::HANDS_OVER), on the queue that the steering chooses.
     ///
     /// # Errors
     /// [`Refused`].
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused>;
-    /// Whether a request that queue `queue` has no room for finds some when something has ended.
+    /// Returns true if `queue`, which is full, will have space once a request completes.
     fn will_have_space(&self, queue: usize) -> bool;
-    /// Makes visible what was put on queue `queue`.
+    /// Publishes the requests that were put on `queue`.
     ///
     /// # Errors
     /// When a kick cannot be written.
     fn publish(&mut self, queue: usize) -> std::io::Result<()>;
-    /// The same, once so many requests have been put on since.
+    /// Publishes the requests that were put on `queue`, if there are at least `batch`.
     ///
     /// # Errors
     /// When a kick cannot be written.
     fn publish_batch(&mut self, queue: usize, batch: u16) -> std::io::Result<()>;
-    /// Looks at queue `queue`: how many answers are there, and how many requests are in flight.
+    /// Reads the queue's index. Returns the number of completions to reap, and of requests in flight.
     ///
     /// # Errors
     /// When the device breaks the protocol.
     fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError>;
-    /// Takes an answer that the last look saw.
+    /// Reaps a completion that the last [`peek`](Self::peek) counted.
     ///
     /// # Errors
     /// When the device breaks the protocol.
     fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<Self::Status>>, DeviceError>;
-    /// Takes what other threads have left. Returns how many answers to own requests there are among it.
+    /// Receives requests and completions that other threads have handed over. Returns the number of completions of own
+    /// requests.
     ///
     /// # Errors
     /// When a kick cannot be written.
     fn receive_handovers(&mut self) -> std::io::Result<usize> {
         Ok(0)
     }
-    /// Takes an answer that other threads have left.
+    /// Returns a completion that another thread has handed back.
     fn next_handed_back(&mut self) -> Option<CompletedTransfer<Self::Status>> {
         None
     }
-    /// Own requests that are with other threads.
+    /// Returns the number of own requests outstanding at other threads.
     fn outstanding_elsewhere(&self) -> u32 {
         0
     }
-    /// Own requests handed over to other threads so far.
+    /// Returns the number of own requests handed over so far.
     fn handed_over(&self) -> u64 {
         0
     }
-    /// This thread has nothing more to do. Returns whether it may end: others may still need its queues.
+    /// Says that this thread has nothing more to do. Returns true if it may end: others may still need its queues.
     fn try_leave(&mut self) -> bool {
         true
     }
-    /// Sleeps until something may have happened: `count` answers on a queue, or all that are in flight there.
+    /// Sleeps until a queue has `count` completions, or all that are in flight on it. May wake up early.
     ///
     /// # Errors
     /// When the device breaks the protocol, or the system refuses.
     fn wait(&mut self, count: u16) -> Result<(), DriverError>;
-    /// Kicks so far.
+    /// Returns the number of kicks so far.
     fn kicks(&self) -> u64;
-    /// Calls so far.
+    /// Returns the number of calls so far.
     ///
     /// # Errors
     /// When an eventfd cannot be read.
     fn calls(&mut self) -> std::io::Result<u64>;
-    /// Something to end a wait with.
+    /// Returns what ends a wait from another thread.
     ///
     /// # Errors
     /// When the system refuses.

@@ -30,7 +30,7 @@ pub use device::{
 };
 pub use options::InterfaceOptions;
 
-/// All guest interfaces. The first is what `--interface` defaults to.
+/// All guest interfaces. The first is the default of `--interface`.
 pub static TABLE: [InterfaceDefinition; 3] = [virtio_blk::DEFINITION, virtio_scsi::DEFINITION, xen::DEFINITION];
 
 /// An interface as the command line knows it, before its options are parsed.
@@ -38,7 +38,7 @@ pub static TABLE: [InterfaceDefinition; 3] = [virtio_blk::DEFINITION, virtio_scs
 pub struct InterfaceDefinition {
     /// Its name on the command line and in the results.
     pub name: &'static str,
-    /// What the help says about it.
+    /// Its line in the help.
     about: &'static str,
     /// The option that its own options follow in the help.
     options_after: &'static str,
@@ -50,30 +50,30 @@ pub struct InterfaceDefinition {
     pub options: fn() -> Arc<dyn Interface>,
     /// Its options that name a running target, as an error lists them.
     pub running: &'static str,
-    /// Keys of a disk that say where a guest finds it: the benchmark sets them.
+    /// Keys of a disk that say where it is served. The benchmark sets them.
     address_keys: &'static [&'static str],
     /// Published tables about it.
     pub experiments: &'static [&'static dyn Experiment],
 }
 
 impl InterfaceDefinition {
-    /// As the help lists it.
+    /// Returns the interface as the help lists it.
     pub fn possible_value(&self) -> PossibleValue {
         PossibleValue::new(self.name).help(self.about)
     }
 }
 
-/// The interface of this name.
+/// Returns the interface of this name.
 pub fn find(name: &str) -> Option<&'static InterfaceDefinition> {
     TABLE.iter().find(|one| one.name == name)
 }
 
-/// Keys of a disk that the benchmark sets for some interface.
+/// Returns the keys of a disk that the benchmark sets, of all interfaces.
 pub fn address_keys() -> impl Iterator<Item = &'static str> {
     TABLE.iter().flat_map(|one| one.address_keys).copied()
 }
 
-/// The options that name running targets: `--socket, --vdev`.
+/// Returns the options that name running targets: `--socket, --vdev`.
 pub fn running_options() -> String {
     let mut names: Vec<&str> = TABLE.iter().filter_map(|one| one.running.split(' ').next()).collect();
     names.dedup();
@@ -87,16 +87,16 @@ fn parse<T: Interface + FromArgMatches>(matches: &ArgMatches) -> Result<Arc<dyn 
 
 /// The options of one interface, and what the plan asks of it.
 pub trait Interface: Any + Debug + Send + Sync {
-    /// Its line in [`TABLE`].
+    /// Returns its line of [`TABLE`].
     fn definition(&self) -> &'static InterfaceDefinition;
 
-    /// Names of its own options that were given.
+    /// Returns the names of its own options that were given.
     fn given(&self) -> Vec<&'static str>;
 
-    /// These options, and those of `defaults` that were not given. `defaults` are of the same interface.
+    /// Returns these options, completed by `defaults`, which are of the same interface.
     fn with_defaults(&self, defaults: &dyn Interface) -> Arc<dyn Interface>;
 
-    /// These options as the help of an experiment shows them.
+    /// Returns these options as the help of an experiment shows them.
     fn default_options(&self) -> DefaultOptions {
         DefaultOptions::default()
     }
@@ -109,12 +109,13 @@ pub trait Interface: Any + Debug + Send + Sync {
         Ok(())
     }
 
-    /// Running devices that its options name.
+    /// Returns the running devices that its options name.
     fn devices(&self) -> Vec<DeviceName> {
         vec![]
     }
 
-    /// What a target is measured with, each a target of its own. `spec`: the disk that is served; `None` for a running server.
+    /// Returns the variants of a target; each is measured as a target of its own. `spec`: the disk that is served; `None` for a
+    /// running server.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the disk and the options contradict each other.
@@ -122,7 +123,7 @@ pub trait Interface: Any + Debug + Send + Sync {
         Ok(vec![TargetVariant::default()])
     }
 
-    /// The numbers of targets and of logical units of each target to measure; 1 and 1 where a device is one disk.
+    /// Returns the numbers of targets, and of logical units of each target, to measure; 1 and 1 if a device is one disk.
     ///
     /// # Errors
     /// [`BenchError::Usage`] when there are too many.
@@ -130,22 +131,22 @@ pub trait Interface: Any + Debug + Send + Sync {
         Ok(vec![(1, 1)])
     }
 
-    /// Jobs, where `--jobs` is not given.
+    /// Returns the default of `--jobs`.
     fn default_jobs(&self, queues: u16, _disks: u16) -> u16 {
         queues
     }
 
-    /// Most I/Os in flight on one queue.
+    /// Returns the most I/Os in flight on one queue.
     fn max_depth(&self, queue_size: u16) -> u32 {
         queue_size.into()
     }
 
-    /// What the results have of this interface only.
+    /// Returns the keys of the results that only some interfaces have.
     fn results(&self, _source: &TargetSource, _combination: &Combination) -> InterfaceResults {
         InterfaceResults::default()
     }
 
-    /// Measures once: [`measure_on`](crate::run::measure_on) with the interface's own types.
+    /// Measures once; calls [`measure_on`](crate::run::measure_on) with the interface's types.
     ///
     /// # Errors
     /// [`BenchError`].
@@ -159,13 +160,13 @@ pub trait Connector: Interface {
     /// A connected device.
     type Device: Device;
 
-    /// Where a running target of this interface is.
+    /// Returns where a running target of this interface is.
     ///
     /// # Errors
     /// When it cannot be reached.
     fn endpoint(&self, source: &TargetSource) -> Result<Self::Endpoint, BenchError>;
 
-    /// What a server needs before it is started, with its files in `folder`.
+    /// Prepares a server for `disk`, with its files in `folder`.
     ///
     /// # Errors
     /// When the system refuses.
@@ -197,7 +198,7 @@ pub struct DefaultOptions {
     pub queues: String,
 }
 
-/// One of the ways that a target is measured.
+/// One of the variants in which a target is measured.
 #[derive(Clone, Debug, Default)]
 pub struct TargetVariant {
     /// Keys for the disk that is served.
@@ -206,7 +207,7 @@ pub struct TargetVariant {
     pub grants: Option<String>,
 }
 
-/// What the results have of some interfaces only. `None`: null in the results.
+/// The keys of the results that only some interfaces have; `None` is null.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InterfaceResults {
     /// Targets.

@@ -16,7 +16,7 @@ impl InterfaceOptions {
         TABLE.iter().position(|one| one.name == definition.name).expect("a definition of the table")
     }
 
-    /// Those of one interface.
+    /// Returns the options of one interface.
     pub fn of(&self, definition: &InterfaceDefinition) -> &Arc<dyn Interface> {
         &self.0[InterfaceOptions::index(definition)]
     }
@@ -27,7 +27,7 @@ impl InterfaceOptions {
         self.0[index] = options;
     }
 
-    /// True if they name a running device.
+    /// Returns true if they name a running device.
     pub fn has_devices(&self) -> bool {
         self.0.iter().any(|one| !one.devices().is_empty())
     }
@@ -56,11 +56,11 @@ impl clap::Args for InterfaceOptions {
         for definition in &TABLE {
             let before = ids(&command).len();
             command = (definition.augment)(command);
-            let place = order.iter().position(|id| id == definition.options_after).map_or(order.len(), |at| at + 1);
-            order.splice(place..place, ids(&command).split_off(before));
+            let index = order.iter().position(|id| id == definition.options_after).map_or(order.len(), |at| at + 1);
+            order.splice(index..index, ids(&command).split_off(before));
         }
         command.mut_args(|arg| match order.iter().position(|id| id == arg.get_id().as_str()) {
-            Some(place) => arg.display_order(place),
+            Some(index) => arg.display_order(index),
             None => arg,
         })
     }

@@ -1,4 +1,4 @@
-//! What the interfaces of vhost-user servers have in common: a socket.
+//! What the interfaces of vhost-user servers share: a socket.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub const RUNNING: &str = "--socket PATH";
 /// Keys of a disk that say where it is served.
 pub const ADDRESS_KEYS: &[&str] = &["socket", "queues", "num_queues", "interface"];
 
-/// The socket of a running server.
+/// Returns the socket of a running server.
 pub fn socket(source: &TargetSource) -> PathBuf {
     match source {
         TargetSource::Socket(path) => path.clone(),
@@ -23,14 +23,14 @@ pub fn socket(source: &TargetSource) -> PathBuf {
     }
 }
 
-/// A server at a socket in `folder`, with the arguments that `arguments` makes of the socket.
+/// Prepares a server at a socket in `folder`. `arguments` makes its arguments of the socket.
 pub fn prepare_server(folder: &Path, arguments: impl FnOnce(&Path) -> Vec<String>) -> PreparedServer<PathBuf> {
     let socket = folder.join("disk.sock");
     let arguments = arguments(&socket);
     PreparedServer { endpoint: socket, arguments, environment: vec![], resources: Box::new(()) }
 }
 
-/// A socket's path in the key-value form, which writes a comma in a value twice.
+/// Returns a socket's path for the key-value form, in which a comma of a value is written twice.
 pub fn socket_value(socket: &Path) -> String {
     socket.display().to_string().replace(',', ",,")
 }
@@ -41,7 +41,7 @@ impl ServerMonitor for HangupMonitor {
     }
 }
 
-/// The monitor of a server at a socket.
+/// Returns the monitor of a server at a socket.
 pub fn server_monitor(opened: std::io::Result<HangupMonitor>) -> Result<Box<dyn ServerMonitor>, DriverError> {
     let monitor = opened.map_err(|source| DriverError::Host { what: "lifeline of the server", source })?;
     Ok(Box::new(monitor))

@@ -1,4 +1,4 @@
-//! From rows and a choice to a chart: samples, axes, titles.
+//! Builds a chart of rows and a selection: samples, axes, titles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,26 +8,26 @@ use super::keys::{KeyValue, RowKey, RowTable};
 use super::metric::{Metric, MetricValue};
 use super::select::{PlotSelection, constants};
 
-/// The chart of `choices`. `title` replaces the one that says what is drawn.
-pub fn chart(table: &RowTable, choices: &[PlotSelection], title: Option<String>) -> Chart {
+/// Returns the chart of `selections`. `title` replaces the default title.
+pub fn chart(table: &RowTable, selections: &[PlotSelection], title: Option<String>) -> Chart {
     Chart {
-        title: title.unwrap_or_else(|| heading(choices)),
-        subtitle: constants(table, choices),
-        groups: choices.iter().map(|choice| panel_group(table, choice)).collect(),
+        title: title.unwrap_or_else(|| heading(selections)),
+        subtitle: constants(table, selections),
+        groups: selections.iter().map(|selection| panel_group(table, selection)).collect(),
     }
 }
 
-/// `IOPS and latency against block size`.
-fn heading(choices: &[PlotSelection]) -> String {
-    let phrase = |choice: &PlotSelection| {
-        let metrics = listed(&choice.metrics.iter().map(|metric| metric.subject()).collect::<Vec<_>>());
-        match choice.x {
+/// Returns the default title: `IOPS and latency against block size`.
+fn heading(selections: &[PlotSelection]) -> String {
+    let phrase = |selection: &PlotSelection| {
+        let metrics = listed(&selection.metrics.iter().map(|metric| metric.subject()).collect::<Vec<_>>());
+        match selection.x {
             Some(x) if x.is_numeric() => format!("{metrics} against {}", x.subject()),
             Some(x) => format!("{metrics} by {}", x.subject()),
             None => metrics,
         }
     };
-    let text = choices.iter().map(phrase).collect::<Vec<_>>().join("; ");
+    let text = selections.iter().map(phrase).collect::<Vec<_>>().join("; ");
     let mut chars = text.chars();
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
@@ -41,38 +41,40 @@ fn listed(items: &[impl AsRef<str>]) -> String {
     }
 }
 
-fn panel_group(table: &RowTable, choice: &PlotSelection) -> PanelGroup {
+fn panel_group(table: &RowTable, selection: &PlotSelection) -> PanelGroup {
     let rows = 0..table.rows.len();
-    let identities: BTreeSet<Vec<usize>> = rows.map(|row| table.identity(row, &choice.series)).collect();
-    let places: BTreeMap<Vec<usize>, usize> = identities.iter().cloned().enumerate().map(|(at, id)| (id, at)).collect();
-    let series = |row: usize| places[&table.identity(row, &choice.series)];
-    let across = match choice.x {
+    let identities: BTreeSet<Vec<usize>> = rows.map(|row| table.identity(row, &selection.series)).collect();
+    let indices: BTreeMap<Vec<usize>, usize> =
+        identities.iter().cloned().enumerate().map(|(at, id)| (id, at)).collect();
+    let series = |row: usize| indices[&table.identity(row, &selection.series)];
+    let across = match selection.x {
         Some(x) => key_axis(table, x),
         None => percentile_axis(table),
     };
-    let panels = choice.metrics.iter().flat_map(|metric| panels(table, choice, *metric, &across, &series)).collect();
+    let panels =
+        selection.metrics.iter().flat_map(|metric| panels(table, selection, *metric, &across, &series)).collect();
     PanelGroup {
-        series: identities.iter().map(|identity| table.name(&choice.series, identity)).collect(),
-        styles: choice.metrics.contains(&Metric::Latency).then_some(["median latency", "99th percentile"]),
+        series: identities.iter().map(|identity| table.name(&selection.series, identity)).collect(),
+        styles: selection.metrics.contains(&Metric::Latency).then_some(["median latency", "99th percentile"]),
         panels,
     }
 }
 
-/// The panels of one metric: one, or one for each value of the key that tells panels apart. They share their axes.
+/// Returns the panels of one metric: one, or one for each value of the panels' key. They share their axes.
 fn panels(
     table: &RowTable,
-    choice: &PlotSelection,
+    selection: &PlotSelection,
     metric: Metric,
     across: &HorizontalAxis,
     series: &dyn Fn(usize) -> usize,
 ) -> Vec<Panel> {
-    let levels = choice.panels.map_or(1, |key| table.levels(key).len());
+    let levels = selection.panels.map_or(1, |key| table.levels(key).len());
     let lines: Vec<Vec<SeriesLine>> = (0..levels)
         .map(|level| {
-            let here = |row: &usize| choice.panels.is_none_or(|key| table.code(*row, key) == level);
+            let here = |row: &usize| selection.panels.is_none_or(|key| table.code(*row, key) == level);
             lines(
                 table,
-                choice.x,
+                selection.x,
                 metric,
                 across,
                 &mut (0..table.rows.len()).filter(here).map(|row| (row, series(row))),
@@ -81,7 +83,7 @@ fn panels(
         .collect();
     let y = scale(metric, across.bars, lines.iter().flatten().flat_map(|line| &line.samples));
     let panel = |(level, lines): (usize, Vec<SeriesLine>)| Panel {
-        heading: choice.panels.map(|key| table.name(&[key], &[level])),
+        heading: selection.panels.map(|key| table.name(&[key], &[level])),
         x: across.clone(),
         y_title: metric.title().to_owned(),
         y: y.clone(),
@@ -92,37 +94,37 @@ fn panels(
 
 fn scale<'a>(metric: Metric, bars: bool, samples: impl Iterator<Item = &'a Sample> + Clone) -> AxisScale {
     let most = samples.clone().map(|sample| sample.y + sample.error).fold(0.0, f64::max);
-    // Above a bar stands its value.
+    // Space for the value above a bar.
     let most = if bars { most * 1.08 } else { most };
     let least = samples.map(|sample| sample.y).fold(f64::INFINITY, f64::min);
-    // A tail is read off a logarithmic axis sooner than two lines are compared.
+    // Percentiles become logarithmic sooner: their tail matters.
     let span = if metric == Metric::Percentiles { 10.0 } else { 100.0 };
-    // A bar's length must be its value, and 0 has no place on a logarithmic axis.
+    // The length of a bar is its value, and 0 has no logarithm.
     match metric.log() && !bars && least > 0.0 && most > span * least && most > 1e-3 {
         true => AxisScale::log(least, most, metric.kilo()),
         false => AxisScale::linear(most, metric.kilo()),
     }
 }
 
-/// The axis of a key.
+/// Returns the horizontal axis of a key.
 fn key_axis(table: &RowTable, x: RowKey) -> HorizontalAxis {
     let levels = table.levels(x);
-    // 0 has no logarithm; then the values are as far apart as names.
-    // Mixed block sizes have no place between others.
+    // 0 and mixed block sizes have no logarithm: then all values are 1 apart.
     let log = x.is_numeric() && levels.iter().all(|level| matches!(level, KeyValue::Number(1..)));
-    let place = |(at, value): (usize, &KeyValue)| match value {
+    let position = |(at, value): (usize, &KeyValue)| match value {
         KeyValue::Number(number) if log => (*number as f64).log2(),
         _ => at as f64,
     };
-    let ticks = levels.iter().enumerate().map(|(at, value)| AxisTick { at: place((at, value)), label: x.tick(value) });
+    let ticks =
+        levels.iter().enumerate().map(|(at, value)| AxisTick { at: position((at, value)), label: x.tick(value) });
     HorizontalAxis { title: x.title().to_owned(), ticks: ticks.collect(), bars: !x.is_numeric() }
 }
 
-/// The axis of percentiles: the largest value has a place of its own after the last percentile.
+/// Returns the horizontal axis of percentiles. The maximum has a position of its own after the last percentile.
 fn percentile_axis(table: &RowTable) -> HorizontalAxis {
     let all = || table.rows.iter().flat_map(|row| &row.percentiles).map(|(percentile, _)| *percentile);
-    let places = || all().filter(|percentile| *percentile < 100.0).map(percentile_position);
-    let (first, last) = (places().fold(f64::INFINITY, f64::min), places().fold(0.0, f64::max));
+    let positions = || all().filter(|percentile| *percentile < 100.0).map(percentile_position);
+    let (first, last) = (positions().fold(f64::INFINITY, f64::min), positions().fold(0.0, f64::max));
     let largest = all().any(|percentile| percentile == 100.0).then_some(last + MAXIMUM_DISTANCE);
     HorizontalAxis {
         title: "percentile of the requests".into(),
@@ -131,7 +133,7 @@ fn percentile_axis(table: &RowTable) -> HorizontalAxis {
     }
 }
 
-/// How far after the last percentile the largest value is, in nines.
+/// Distance of the maximum from the last percentile, in nines.
 const MAXIMUM_DISTANCE: f64 = 0.5;
 
 fn lines(

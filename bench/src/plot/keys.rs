@@ -1,4 +1,4 @@
-//! What a row was measured with, key by key: what varies, what is constant, and how both are said.
+//! The keys of rows: which vary, which are constant, and how both are named.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -9,7 +9,7 @@ use mqblk_core::ByteLen;
 use super::rows::PlotRow;
 use crate::args::IoSizes;
 
-/// A key of a row that says how it was measured. In the order in which they name a series.
+/// A key of a row that says how it was measured. The order is that of the names of series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RowKey {
     /// The target's label.
@@ -48,12 +48,12 @@ pub enum RowKey {
     Experiment,
     /// Result file.
     File,
-    /// How often the same was measured before in the same file.
+    /// Number of the measurement among equal ones of the same file.
     #[value(skip)]
     Repeat,
 }
 
-/// All keys, in the order in which they name a series.
+/// All keys, in the order of the names of series.
 pub const ROW_KEYS: [RowKey; 19] = [
     RowKey::Target,
     RowKey::Rw,
@@ -76,7 +76,7 @@ pub const ROW_KEYS: [RowKey; 19] = [
     RowKey::Repeat,
 ];
 
-/// A row's value of a key.
+/// Value of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeyValue {
     /// A count, or bytes.
@@ -86,7 +86,7 @@ pub enum KeyValue {
 }
 
 impl RowKey {
-    /// Whether its values are numbers, which have places on an axis.
+    /// Returns true if its values are numbers, which have positions on an axis.
     pub fn is_numeric(self) -> bool {
         matches!(
             self,
@@ -100,7 +100,7 @@ impl RowKey {
         )
     }
 
-    /// Its value in `row`. [`Key::Repeat`] is not in a row: 1.
+    /// Returns its value in `row`; 1 for [`RowKey::Repeat`], which a row does not have.
     pub fn value(self, row: &PlotRow) -> KeyValue {
         let text = |text: &str| KeyValue::Text(text.to_owned());
         match self {
@@ -129,7 +129,7 @@ impl RowKey {
         }
     }
 
-    /// A value beside an axis that says the key.
+    /// Returns a value as a label of an axis that names the key.
     pub fn tick(self, value: &KeyValue) -> String {
         match (self, value) {
             (RowKey::Bs, KeyValue::Number(bytes)) => ByteLen(*bytes).to_string(),
@@ -138,7 +138,7 @@ impl RowKey {
         }
     }
 
-    /// A value where nothing else says the key: `8 jobs`, `iodepth 32`, `bs 4K`.
+    /// Returns a value with its key: `8 jobs`, `iodepth 32`, `bs 4K`.
     pub fn phrase(self, value: &KeyValue) -> String {
         let tick = self.tick(value);
         let count = |one: &str, many: &str| format!("{tick} {}", if tick == "1" { one } else { many });
@@ -162,7 +162,7 @@ impl RowKey {
         }
     }
 
-    /// The title of an axis of it.
+    /// Returns the title of its axis.
     pub fn title(self) -> &'static str {
         match self {
             RowKey::Target => "target",
@@ -187,7 +187,7 @@ impl RowKey {
         }
     }
 
-    /// Its name in a heading.
+    /// Returns its name in a heading.
     pub fn subject(self) -> &'static str {
         match self {
             RowKey::Bs => "block size",
@@ -199,7 +199,7 @@ impl RowKey {
 }
 
 impl fmt::Display for RowKey {
-    /// As on the command line.
+    /// Writes its name on the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.to_possible_value().as_ref().map_or("repeat", |value| value.get_name()))
     }
@@ -209,14 +209,14 @@ impl fmt::Display for RowKey {
 pub struct RowTable {
     /// The rows.
     pub rows: Vec<PlotRow>,
-    /// Of each key in [`KEYS`]: its values; numbers ascend, text is in the order of the file.
+    /// For each of [`ROW_KEYS`]: its values; numbers ascend, text is in the order of the files.
     levels: Vec<Vec<KeyValue>>,
-    /// Of each row, of each key in [`KEYS`]: the place of its value in `levels`.
+    /// For each row, for each of [`ROW_KEYS`]: index of its value in `levels`.
     codes: Vec<[usize; ROW_KEYS.len()]>,
 }
 
 impl RowTable {
-    /// Of at least one row.
+    /// Creates a table of at least one row.
     pub fn new(rows: Vec<PlotRow>) -> RowTable {
         let mut table = RowTable { codes: vec![[0; ROW_KEYS.len()]; rows.len()], levels: vec![], rows };
         let repeats = repeats(&table.rows);
@@ -226,44 +226,44 @@ impl RowTable {
                 key => table.rows.iter().map(|row| key.value(row)).collect(),
             };
             let levels = levels(&values);
-            let places: HashMap<&KeyValue, usize> =
-                levels.iter().enumerate().map(|(place, value)| (value, place)).collect();
+            let indices: HashMap<&KeyValue, usize> =
+                levels.iter().enumerate().map(|(index, value)| (value, index)).collect();
             for (codes, value) in table.codes.iter_mut().zip(&values) {
-                codes[at] = places[value];
+                codes[at] = indices[value];
             }
             table.levels.push(levels);
         }
         table
     }
 
-    /// The values of `key`.
+    /// Returns the values of `key`.
     pub fn levels(&self, key: RowKey) -> &[KeyValue] {
         &self.levels[key as usize]
     }
 
-    /// Whether `key` has more than one value.
+    /// Returns true if `key` has more than one value.
     pub fn varies(&self, key: RowKey) -> bool {
         self.levels(key).len() > 1
     }
 
-    /// The place in [`Table::levels`] of a row's value of `key`.
+    /// Returns the index in [`RowTable::levels`] of a row's value of `key`.
     pub fn code(&self, row: usize, key: RowKey) -> usize {
         self.codes[row][key as usize]
     }
 
-    /// The row's places of `keys`: what tells it apart by them.
+    /// Returns the row's codes of `keys`.
     pub fn identity(&self, row: usize, keys: &[RowKey]) -> Vec<usize> {
         keys.iter().map(|key| self.code(row, *key)).collect()
     }
 
-    /// Whether rows that agree in `keys` agree in `key` too.
+    /// Returns true if rows that agree in `keys` agree in `key` too.
     pub fn is_determined(&self, key: RowKey, keys: &[RowKey]) -> bool {
         let mut seen = HashMap::new();
         (0..self.rows.len())
             .all(|row| *seen.entry(self.identity(row, keys)).or_insert(self.code(row, key)) == self.code(row, key))
     }
 
-    /// How a series is called that has these values of `keys`.
+    /// Returns the name of a series with these values of `keys`.
     pub fn name(&self, keys: &[RowKey], identity: &[usize]) -> String {
         let phrases = keys.iter().zip(identity).map(|(key, code)| key.phrase(&self.levels(*key)[*code]));
         phrases.collect::<Vec<_>>().join(", ")
@@ -275,13 +275,13 @@ fn levels(values: &[KeyValue]) -> Vec<KeyValue> {
     let mut levels: Vec<KeyValue> = values.iter().filter(|value| seen.insert(*value)).cloned().collect();
     levels.sort_by_key(|value| match value {
         KeyValue::Number(number) => *number,
-        // The sort is stable: as they come.
+        // The sort is stable: text keeps its order.
         KeyValue::Text(_) => 0,
     });
     levels
 }
 
-/// Of each row: 1 if it is the first with what it was measured with, 2 if the second, and so on.
+/// Returns for each row its number among the rows with equal keys, from 1.
 fn repeats(rows: &[PlotRow]) -> Vec<u64> {
     let mut seen = HashMap::new();
     let identity = |row: &PlotRow| ROW_KEYS.iter().map(|key| key.tick(&key.value(row))).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! What can be drawn of a row.
+//! The metrics of a row that can be drawn.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use clap::ValueEnum;
 
 use super::rows::PlotRow;
 
-/// What is drawn upward.
+/// The metric of a vertical axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Metric {
     /// Requests per second, with their standard error
@@ -23,19 +23,19 @@ pub enum Metric {
     Percentiles,
 }
 
-/// A value to draw.
+/// The value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MetricValue {
     /// The value.
     pub value: f64,
-    /// Its standard error.
+    /// Standard error.
     pub error: f64,
-    /// What the dashed line shows.
+    /// Value of the dashed line.
     pub dashed: Option<f64>,
 }
 
 impl Metric {
-    /// The title of its axis, with the unit.
+    /// Returns the title of its axis, with the unit.
     pub fn title(self) -> &'static str {
         match self {
             Metric::Iops => "IOPS",
@@ -46,7 +46,7 @@ impl Metric {
         }
     }
 
-    /// Its name in a heading.
+    /// Returns its name in a heading.
     pub fn subject(self) -> &'static str {
         match self {
             Metric::Iops => "IOPS",
@@ -58,7 +58,7 @@ impl Metric {
         }
     }
 
-    /// What a value has behind it.
+    /// Returns the unit behind a value.
     pub fn unit(self) -> &'static str {
         match self {
             Metric::Iops => "IOPS",
@@ -68,17 +68,17 @@ impl Metric {
         }
     }
 
-    /// From where on its numbers are written with k: microseconds stay as they are for longer.
+    /// Returns from where on its numbers are written with k: later for microseconds.
     pub fn kilo(self) -> f64 {
         if self.unit() == "us" { 1e4 } else { 1e3 }
     }
 
-    /// Whether its axis may be logarithmic.
+    /// Returns true if its axis may be logarithmic.
     pub fn log(self) -> bool {
         matches!(self, Metric::Latency | Metric::Percentiles)
     }
 
-    /// The keys of a row that it needs and that a row may lack.
+    /// Returns the keys that it needs and that a row may lack.
     pub fn keys(self) -> &'static str {
         match self {
             Metric::Cpu => "server_cpu_us_per_io",
@@ -87,12 +87,12 @@ impl Metric {
         }
     }
 
-    /// Whether `row` has it.
+    /// Returns true if `row` has it.
     pub fn has(self, row: &PlotRow) -> bool {
         self == Metric::Percentiles || self.of(row).is_some()
     }
 
-    /// Its value in `row`; none for a row that lacks it, and for percentiles, which are many.
+    /// Returns its value in `row`; `None` if the row lacks it, and for percentiles, which are many.
     pub fn of(self, row: &PlotRow) -> Option<MetricValue> {
         let plain = |value: f64| MetricValue { value, error: 0.0, dashed: None };
         const MIB: f64 = (1 << 20) as f64;
@@ -108,7 +108,7 @@ impl Metric {
 }
 
 impl fmt::Display for Metric {
-    /// As on the command line.
+    /// Writes its name on the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
     }

@@ -1,8 +1,8 @@
 //! `mqblk plot`: pictures of result files.
 //!
 //! ```text
-//! rows (read and judge the files) -> keys (which values each key has) -> choose (axis, series, panels: from what varies)
-//!      -> build (samples, axes and titles: a chart) -> layout, panel, marks (places and colours: a scene)
+//! rows (read and check the files) -> keys (the values of each key) -> select (axis, series, panels: what varies)
+//!      -> build (a chart: samples, axes, titles) -> layout, panel, markers (a scene: positions and colours)
 //!      -> render (SVG, PNG) -> a temporary file, renamed
 //! ```
 
@@ -78,32 +78,32 @@ pub struct PlotArgs {
     title: Option<String>,
 }
 
-/// Values of a key that are drawn.
+/// A filter: the values of a key that are drawn.
 #[derive(Clone, Debug)]
 struct RowFilter {
     key: RowKey,
     values: Vec<String>,
 }
 
-/// Why there is no picture.
+/// Why no picture was written.
 #[derive(Debug, thiserror::Error)]
 enum PlotError {
     /// The options or a result file cannot be used. Exit code 2.
     #[error("{0}")]
     Input(String),
-    /// The picture could not be written. Exit code 1.
+    /// The picture cannot be written. Exit code 1.
     #[error("{0}")]
     Output(String),
 }
 
 impl PlotError {
-    /// An error about an option.
+    /// Makes an error about an option.
     fn option(name: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> PlotError {
         PlotError::Input(format!("--{name}: found {found}, expected {expected}"))
     }
 }
 
-/// A file format.
+/// Format of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PictureFormat {
     Svg,
@@ -117,7 +117,7 @@ pub fn run(args: PlotArgs) -> ExitCode {
         Err(error @ PlotError::Input(_)) => (error.to_string(), 2),
         Err(error @ PlotError::Output(_)) => (error.to_string(), 1),
     };
-    // Nobody is left to tell when standard error is closed.
+    // Standard error may be closed.
     let _ = writeln!(std::io::stderr(), "mqblk: plot: {}", crate::one_line(&why));
     ExitCode::from(code)
 }
@@ -125,8 +125,8 @@ pub fn run(args: PlotArgs) -> ExitCode {
 fn plot(args: &PlotArgs) -> Result<(), PlotError> {
     let format = picture_format(&args.output)?;
     let table = RowTable::new(filter_rows(read(&args.results)?, &args.only)?);
-    let choices = select::select(&table, args)?;
-    let chart = build::chart(&table, &choices, args.title.as_deref().map(rows::label));
+    let selections = select::select(&table, args)?;
+    let chart = build::chart(&table, &selections, args.title.as_deref().map(rows::label));
     let font = scene::Font::new();
     let scene = layout::scene(&chart, &font);
     let failed = |why: String| PlotError::Output(format!("{}: {why}", args.output.display()));
@@ -146,13 +146,13 @@ fn picture_format(output: &Path) -> Result<PictureFormat, PlotError> {
     }
 }
 
-/// The rows of all files.
+/// Reads the rows of all files.
 fn read(paths: &[PathBuf]) -> Result<Vec<PlotRow>, PlotError> {
     let short =
         |path: &Path| path.file_stem().map_or(path.to_string_lossy(), |stem| stem.to_string_lossy()).into_owned();
     let mut rows = vec![];
     for path in paths {
-        // The whole path where two files have the same name.
+        // The whole path if two files have the same name.
         let same = paths.iter().filter(|other| short(other) == short(path)).count();
         let name = if same == 1 { short(path) } else { path.display().to_string() };
         rows.extend(rows::read(path, &rows::label(&name))?);
@@ -181,7 +181,7 @@ fn parse_filter(text: &str) -> Result<RowFilter, String> {
     Ok(RowFilter { key, values })
 }
 
-/// The rows that all of `only` let through; those of the same key add to each other.
+/// Returns the rows that pass all filters. Filters of the same key add up.
 fn filter_rows(rows: Vec<PlotRow>, only: &[RowFilter]) -> Result<Vec<PlotRow>, PlotError> {
     for RowFilter { key, values } in only {
         for value in values {
@@ -213,7 +213,7 @@ fn has_value(row: &PlotRow, key: RowKey, value: &str) -> bool {
 /// Writes the file as a whole or not at all.
 fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // As if the file had been created by its name: what the umask leaves.
+    // The permissions of a created file: what the umask leaves.
     let permissions = Permissions::from_mode(0o666);
     let mut file = tempfile::Builder::new().prefix(".mqblk-plot-").permissions(permissions).tempfile_in(folder)?;
     file.write_all(bytes)?;

@@ -1,4 +1,4 @@
-//! Finds out what to draw from what varies.
+//! Selects what to draw from what varies.
 
 use std::collections::BTreeSet;
 
@@ -6,36 +6,36 @@ use super::keys::{KeyValue, ROW_KEYS, RowKey, RowTable};
 use super::metric::Metric;
 use super::{PlotArgs, PlotError};
 
-/// Most series in a panel before one of their keys gets panels of its own: as many as there are colours.
+/// Most series in a panel before one of their keys gets panels of its own: the number of colours.
 const MAX_SERIES_UNSPLIT: usize = 7;
-/// Most series in a panel: each colour twice, with another marker.
+/// Most series in a panel: each colour twice, with different markers.
 pub const MAX_SERIES: usize = 14;
 /// Most names along an axis.
 const MAX_BARS: usize = 24;
 /// Most panels in a picture.
 pub const MAX_PANELS: usize = 24;
 
-/// What to draw: the metrics against one key, or the percentiles, which have an axis of their own.
+/// What to draw: metrics against one key, or percentiles, which have an axis of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlotSelection {
-    /// What is drawn, one below the other.
+    /// Metrics, from top to bottom.
     pub metrics: Vec<Metric>,
-    /// The horizontal axis; none for percentiles.
+    /// Key of the horizontal axis; `None` for percentiles.
     pub x: Option<RowKey>,
-    /// The keys that tell the series of a panel apart.
+    /// Keys whose values make the series of a panel.
     pub series: Vec<RowKey>,
-    /// The key that tells the panels apart.
+    /// Key whose values make the panels.
     pub panels: Option<RowKey>,
 }
 
-/// What to draw of `table`.
+/// Selects what to draw of `table`.
 ///
 /// # Errors
-/// When the options ask for what the rows do not have, or for more than can be read.
+/// When the options request what the rows do not have, or more than can be read.
 pub fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelection>, PlotError> {
     let x = args.x.unwrap_or_else(|| axis(table));
     let metrics = match args.y.as_slice() {
-        // Requests of mixed sizes are not what one would count.
+        // IOPS of mixed sizes do not compare.
         [] if x.is_numeric() && table.rows.iter().any(|row| row.bs_max > row.bs) => vec![Metric::Bandwidth],
         [] if x.is_numeric() => vec![Metric::Iops],
         [] if table.rows.len() == 1 => vec![Metric::Percentiles],
@@ -49,28 +49,30 @@ pub fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelection>, P
         return Err(PlotError::Input(format!("--y {metric}: found no row with {keys}, expected at least one")));
     }
     let against_x: Vec<Metric> = metrics.iter().copied().filter(|metric| *metric != Metric::Percentiles).collect();
-    let mut choices = vec![];
+    let mut selections = vec![];
     if !against_x.is_empty() {
-        choices.push(selection(table, args, against_x, Some(x))?);
+        selections.push(selection(table, args, against_x, Some(x))?);
     } else if let Some(x) = args.x {
         return Err(PlotError::option("x", x, "no --x with --y percentiles alone, which has the percentiles there"));
     }
     if metrics.contains(&Metric::Percentiles) {
-        choices.push(selection(table, args, vec![Metric::Percentiles], None)?);
+        selections.push(selection(table, args, vec![Metric::Percentiles], None)?);
     }
     if metrics[0] == Metric::Percentiles {
-        choices.reverse();
+        selections.reverse();
     }
-    let count = |choice: &PlotSelection| choice.metrics.len() * choice.panels.map_or(1, |key| table.levels(key).len());
-    let panels = choices.iter().map(count).sum::<usize>();
+    let count =
+        |selection: &PlotSelection| selection.metrics.len() * selection.panels.map_or(1, |key| table.levels(key).len());
+    let panels = selections.iter().map(count).sum::<usize>();
     if panels > MAX_PANELS {
         let expected = format!("at most {MAX_PANELS}: fewer with --y, --panels, or fewer rows with --only");
         return Err(PlotError::Input(format!("found {panels} panels to draw, expected {expected}")));
     }
-    Ok(choices)
+    Ok(selections)
 }
 
-/// The key to draw against: the first number with at least three values, else with two; else the first name that varies.
+/// Returns the key of the horizontal axis: the first number with at least three values, else with two; else the first name that
+/// varies.
 fn axis(table: &RowTable) -> RowKey {
     const NUMBERS: [RowKey; 7] =
         [RowKey::Bs, RowKey::Targets, RowKey::Luns, RowKey::Queues, RowKey::Iodepth, RowKey::Jobs, RowKey::Batch];
@@ -94,32 +96,32 @@ fn selection(
         None => panel_key(table, &series),
     };
     series.retain(|key| Some(*key) != panels);
-    let choice = PlotSelection { metrics, x, series, panels };
+    let selection = PlotSelection { metrics, x, series, panels };
     let bars = x.filter(|x| !x.is_numeric()).map_or(0, |x| table.levels(x).len());
     if bars > MAX_BARS {
-        let x = choice.x.expect("bars are over a key");
+        let x = selection.x.expect("bars are over a key");
         let expected = format!("at most {MAX_BARS}: another --x, or fewer rows with --only");
         return Err(PlotError::Input(format!("--x {x}: found {bars} values to draw bars for, expected {expected}")));
     }
-    let found = names(table, &choice.series);
+    let found = names(table, &selection.series);
     if found > MAX_SERIES {
         let expected = format!("at most {MAX_SERIES}: choose others with --x or --panels, or fewer rows with --only");
-        let what = choice.metrics[0];
+        let what = selection.metrics[0];
         return Err(PlotError::Input(format!("--y {what}: found {found} series in a panel, expected {expected}")));
     }
-    Ok(choice)
+    Ok(selection)
 }
 
-/// How many series `keys` make.
+/// Returns the number of series that `keys` make.
 fn names(table: &RowTable, keys: &[RowKey]) -> usize {
     (0..table.rows.len()).map(|row| table.identity(row, keys)).collect::<BTreeSet<_>>().len()
 }
 
-/// The keys that tell rows apart that have the same `x`. A number that follows from others (as many jobs as queues) does not,
-/// nor does a name that follows from names; `wanted` does wherever it varies.
+/// Returns the keys that distinguish rows with the same `x`. A number that follows from others (as many jobs as queues) is left
+/// out, and a name that follows from names; `wanted` is kept wherever it varies.
 fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -> Vec<RowKey> {
     let mut kept: Vec<RowKey> = wanted.into_iter().filter(|key| table.varies(*key)).collect();
-    // Numbers first: where numbers follow from each other, the one that is named first in the options is kept.
+    // Numbers first: of numbers that follow from each other, the first one is kept.
     const ORDER: [RowKey; 7] =
         [RowKey::Bs, RowKey::Targets, RowKey::Luns, RowKey::Queues, RowKey::Iodepth, RowKey::Jobs, RowKey::Batch];
     let free = |key: &RowKey| Some(*key) != x && Some(*key) != wanted && table.varies(*key);
@@ -131,7 +133,7 @@ fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -
     }
     for key in ROW_KEYS.into_iter().filter(|key| !key.is_numeric()).filter(free) {
         let follows = match key {
-            // Only where nothing else tells two rows apart.
+            // Only if nothing else distinguishes two rows.
             RowKey::File | RowKey::Repeat => unique(table, &with(&kept, x)),
             _ => table.is_determined(key, &names_of(&kept, x)),
         };
@@ -139,7 +141,7 @@ fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -
             kept.push(key);
         }
     }
-    // In the order of KEYS, as series are named.
+    // In the order of ROW_KEYS, as series are named.
     kept.sort_by_key(|key| *key as usize);
     kept
 }
@@ -156,10 +158,10 @@ fn unique(table: &RowTable, keys: &[RowKey]) -> bool {
     names(table, keys) == table.rows.len()
 }
 
-/// The key to give panels to when `keys` make a crowd: the one that needs the fewest panels to leave no crowd, or else that
-/// leaves the fewest series.
+/// Returns the key that gets panels of its own when `keys` make too many series: the one with the fewest panels that leaves few
+/// enough, or else that leaves the fewest series.
 fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
-    // What is usually compared comes last.
+    // Keys that are usually compared come last.
     const ORDER: [RowKey; 13] = [
         RowKey::Rw,
         RowKey::Experiment,
@@ -175,7 +177,7 @@ fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
         RowKey::Target,
         RowKey::File,
     ];
-    // Of a single key, each panel would have one series.
+    // Each panel of a single key would have one series.
     if names(table, keys) <= MAX_SERIES_UNSPLIT || keys.len() < 2 {
         return None;
     }
@@ -187,8 +189,8 @@ fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
     })
 }
 
-/// What holds for all rows, and from where to where numbers go that neither an axis nor a legend shows.
-pub fn constants(table: &RowTable, choices: &[PlotSelection]) -> String {
+/// Returns what is constant in all rows, and the range of numbers that neither an axis nor a legend shows.
+pub fn constants(table: &RowTable, selections: &[PlotSelection]) -> String {
     const SAID: [RowKey; 14] = [
         RowKey::Experiment,
         RowKey::Interface,
@@ -206,7 +208,7 @@ pub fn constants(table: &RowTable, choices: &[PlotSelection]) -> String {
         RowKey::Merge,
     ];
     let drawn =
-        |key: &RowKey| choices.iter().any(|c| c.x == Some(*key) || c.series.contains(key) || c.panels == Some(*key));
+        |key: &RowKey| selections.iter().any(|c| c.x == Some(*key) || c.series.contains(key) || c.panels == Some(*key));
     let mut words: Vec<String> = vec![];
     for key in SAID.into_iter().filter(|key| !drawn(key)) {
         match table.levels(key) {

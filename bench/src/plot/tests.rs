@@ -8,7 +8,7 @@ use super::scene::{Anchor, Font, Outline, Scene, SceneShape, TextLine};
 use super::select::{PlotSelection, constants, select};
 use super::{PlotArgs, PlotError, build, filter_rows, parse_filter};
 
-/// What a combination has in place of [`row`]'s.
+/// A change to [`row`].
 type Change<'a> = &'a dyn Fn(&mut PlotRow);
 type OwnChange = Box<dyn Fn(&mut PlotRow)>;
 
@@ -48,7 +48,7 @@ fn args() -> PlotArgs {
     PlotArgs { results: vec![], output: PathBuf::new(), x: None, y: vec![], panels: None, only: vec![], title: None }
 }
 
-/// Rows of all combinations; the results of no two are the same.
+/// Returns the rows of all combinations of changes; no two results are equal.
 fn sweep(changes: &[&[Change]]) -> Vec<PlotRow> {
     let mut rows = vec![row()];
     for change in changes {
@@ -79,8 +79,8 @@ fn error(rows: Vec<PlotRow>, args: &PlotArgs) -> String {
 
 fn names(rows: Vec<PlotRow>, args: &PlotArgs) -> Vec<String> {
     let table = RowTable::new(rows);
-    let choices = select(&table, args).unwrap();
-    build::chart(&table, &choices, None).groups.swap_remove(0).series
+    let selections = select(&table, args).unwrap();
+    build::chart(&table, &selections, None).groups.swap_remove(0).series
 }
 
 #[test]
@@ -92,12 +92,12 @@ fn the_axis_is_the_first_number_that_varies_most() {
     assert_eq!(axis(&[bs, depth]), Some(RowKey::Bs));
     assert_eq!(axis(&[bs, queues, depth]), Some(RowKey::Queues));
     assert_eq!(axis(&[depth]), Some(RowKey::Iodepth));
-    let choice = &chosen(sweep(&[bs, queues]), &PlotArgs { x: Some(RowKey::Bs), ..args() })[0];
+    let selection = &chosen(sweep(&[bs, queues]), &PlotArgs { x: Some(RowKey::Bs), ..args() })[0];
     assert_eq!(
-        (choice.x, choice.series.as_slice(), choice.panels),
+        (selection.x, selection.series.as_slice(), selection.panels),
         (Some(RowKey::Bs), [RowKey::Queues].as_slice(), None)
     );
-    assert_eq!(choice.metrics, [Metric::Iops]);
+    assert_eq!(selection.metrics, [Metric::Iops]);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn series_are_named_by_what_tells_them_apart() {
     let targets: &[Change] = &[&|r| (r.target, r.storage) = ("z".into(), "file".into()), &|_| {}];
     let queues: &[Change] = &[&|r| (r.queues, r.jobs) = (8, 8), &|_| {}];
     let bs: &[Change] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 1 << 20];
-    // As the file has the targets; queues ascend; storage follows from target, and jobs from queues.
+    // Targets are in the order of the file, queues ascend; storage follows from target, and jobs from queues.
     assert_eq!(
         names(sweep(&[bs, targets, queues]), &args()),
         ["z, 1 queue", "z, 8 queues", "null, 1 queue", "null, 8 queues"]
@@ -114,7 +114,7 @@ fn series_are_named_by_what_tells_them_apart() {
     // Jobs that do not follow from queues.
     let jobs: &[Change] = &[&|r| r.jobs = 8, &|r| r.jobs = 16];
     assert_eq!(names(sweep(&[bs, jobs]), &args()), ["8 jobs", "16 jobs"]);
-    // What differs between targets is said, even if each target has one value only.
+    // What differs between targets is named, even if each target has one value only.
     let deeper: &[Change] = &[&|r| (r.target, r.iodepth) = ("z".into(), 1), &|_| {}];
     assert_eq!(names(sweep(&[bs, deeper]), &args()), ["z, iodepth 1", "null, iodepth 32"]);
     let pools: &[Change] = &[&|r| r.grants_pool = "shared".into(), &|r| r.grants_pool = "per-ring".into()];
@@ -139,12 +139,12 @@ fn files_and_repeats_are_named_only_when_nothing_else_differs() {
 #[test]
 fn without_a_number_there_are_bars_and_percentiles() {
     let targets: &[Change] = &[&|r| r.target = "z".into(), &|_| {}];
-    let choices = chosen(sweep(&[targets]), &args());
-    assert_eq!(choices.iter().map(|choice| choice.x).collect::<Vec<_>>(), [Some(RowKey::Target), None]);
-    assert_eq!(choices[1].series, [RowKey::Target]);
-    let choices = chosen(vec![row()], &args());
+    let selections = chosen(sweep(&[targets]), &args());
+    assert_eq!(selections.iter().map(|selection| selection.x).collect::<Vec<_>>(), [Some(RowKey::Target), None]);
+    assert_eq!(selections[1].series, [RowKey::Target]);
+    let selections = chosen(vec![row()], &args());
     assert_eq!(
-        (choices.len(), choices[0].x, choices[0].metrics.as_slice()),
+        (selections.len(), selections[0].x, selections[0].metrics.as_slice()),
         (1, None, [Metric::Percentiles].as_slice())
     );
     let table = RowTable::new(sweep(&[targets]));
@@ -155,25 +155,25 @@ fn without_a_number_there_are_bars_and_percentiles() {
 }
 
 #[test]
-fn a_crowd_gets_panels() {
+fn many_series_get_panels() {
     let bs: &[Change] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 1 << 20];
     let rw: &[Change] = &[&|_| {}, &|r| r.rw = "randread".into()];
     let targets: &[Change] = &[&|r| r.target = "z".into(), &|_| {}];
     let queues: &[Change] = &[&|_| {}, &|r| r.queues = 8];
     let rows = sweep(&[bs, targets, rw, queues]);
-    let choice = &chosen(rows.clone(), &args())[0];
+    let selection = &chosen(rows.clone(), &args())[0];
     assert_eq!(
-        (choice.panels, choice.series.as_slice()),
+        (selection.panels, selection.series.as_slice()),
         (Some(RowKey::Rw), [RowKey::Target, RowKey::Queues].as_slice())
     );
-    let choice = &chosen(rows.clone(), &PlotArgs { panels: Some(RowKey::Target), ..args() })[0];
+    let selection = &chosen(rows.clone(), &PlotArgs { panels: Some(RowKey::Target), ..args() })[0];
     assert_eq!(
-        (choice.panels, choice.series.as_slice()),
+        (selection.panels, selection.series.as_slice()),
         (Some(RowKey::Target), [RowKey::Rw, RowKey::Queues].as_slice())
     );
-    // The axis of percentiles is their own: block sizes are among the series.
-    let choice = &chosen(rows.clone(), &PlotArgs { y: vec![Metric::Percentiles], ..args() })[0];
-    assert_eq!(choice.panels, Some(RowKey::Bs));
+    // Percentiles have an axis of their own: block sizes are among the series.
+    let selection = &chosen(rows.clone(), &PlotArgs { y: vec![Metric::Percentiles], ..args() })[0];
+    assert_eq!(selection.panels, Some(RowKey::Bs));
     assert!(
         error(rows, &PlotArgs { panels: Some(RowKey::Bs), ..args() })
             .starts_with("--panels: found bs, expected another key")
@@ -181,7 +181,7 @@ fn a_crowd_gets_panels() {
 }
 
 #[test]
-fn what_cannot_be_drawn_is_said() {
+fn what_cannot_be_drawn_is_an_error() {
     let many =
         |change: fn(&mut PlotRow, u64)| (0..30).map(|n| changed(&row(), &|row| change(row, n))).collect::<Vec<_>>();
     let y = |metric| PlotArgs { y: vec![metric], ..args() };
@@ -219,27 +219,27 @@ fn only_takes_rows_of_all_keys() {
 }
 
 #[test]
-fn what_does_not_vary_is_said_once() {
+fn what_does_not_vary_is_in_the_subtitle() {
     let queues: &[Change] = &[&|_| {}, &|r| (r.queues, r.jobs, r.iodepth) = (8, 8, 4)];
     let mut rows = sweep(&[queues]);
-    let said = |rows: &[PlotRow]| {
+    let constants_of = |rows: &[PlotRow]| {
         let table = RowTable::new(rows.to_vec());
         constants(&table, &select(&table, &args()).unwrap())
     };
     assert_eq!(
-        said(&rows),
+        constants_of(&rows),
         "virtio-blk, null, read, bs 4K, 1 job per queue, iodepth 4 to 32, poll off, merge off, 3 runs"
     );
     (rows[0].errors, rows[0].runs, rows[0].jobs) = (7, 1, 2);
     rows[1].poll = "off".into();
     assert!(
-        said(&rows).ends_with(
+        constants_of(&rows).ends_with(
             "2 to 8 jobs, iodepth 4 to 32, poll off, merge off, 1 to 3 runs, requests failed in 1 of 2 rows"
         )
     );
 }
 
-/// Left, top, right and bottom of a text: ascent and descent of the letters that are used.
+/// Returns the left, top, right and bottom of a text, with the ascent and descent of the letters in use.
 fn extent(text: &TextLine, font: &Font) -> [f64; 4] {
     let width = font.width(&text.text, text.size);
     let before = match text.anchor {
@@ -274,7 +274,7 @@ fn check_scene(scene: &Scene, what: &str) {
             assert!(apart, "{what}: {text:?} is on {other:?}");
         }
     }
-    // The vertical axes say where the frames are: what was measured is inside, legends are outside.
+    // The vertical axes show the frames: samples are inside, legends are outside.
     let ends = |classes: &'static [&'static str]| {
         let paths = scene.shapes.iter().filter_map(move |shape| match shape {
             SceneShape::Figure { outline: Outline::Path(points, _), class, .. } if classes.contains(class) => {
@@ -321,8 +321,7 @@ fn no_text_is_cut_off_or_on_another() {
     }
 }
 
-/// Whatever passes for a result file is drawn, with nothing outside of the picture.
-/// What the experiment of targets and queues leaves: the bandwidth of each count of queues against targets.
+/// The results of the `targets` experiment: bandwidth of each number of queues against targets.
 #[test]
 fn targets_are_an_axis_and_mixed_sizes_are_bandwidth() {
     let targets: Vec<OwnChange> = [1, 2, 4, 8, 32]
@@ -334,18 +333,19 @@ fn targets_are_an_axis_and_mixed_sizes_are_bandwidth() {
     let targets: Vec<Change> = targets.iter().map(|change| &**change as Change).collect();
     let rows = sweep(&[&targets, &[&|row| row.queues = 1, &|row| row.queues = 2, &|row| row.queues = 8]]);
     let table = RowTable::new(rows);
-    let choices = select(&table, &args()).unwrap();
+    let selections = select(&table, &args()).unwrap();
     let expected = PlotSelection {
         metrics: vec![Metric::Bandwidth],
         x: Some(RowKey::Targets),
         series: vec![RowKey::Queues],
         panels: None,
     };
-    assert_eq!(choices, [expected]);
-    assert!(constants(&table, &choices).contains("bs 4K-64K"), "{}", constants(&table, &choices));
-    assert!(constants(&table, &choices).contains("1 job per LUN"));
+    assert_eq!(selections, [expected]);
+    assert!(constants(&table, &selections).contains("bs 4K-64K"), "{}", constants(&table, &selections));
+    assert!(constants(&table, &selections).contains("1 job per LUN"));
 }
 
+/// Every readable result file is drawn, with nothing outside of the picture.
 #[test]
 fn extreme_values_are_drawn() {
     let values = [0.0, 5e-324, 1e-9, 0.25, 1e15];
@@ -375,8 +375,8 @@ fn extreme_values_are_drawn() {
         for x in [None, Some(RowKey::Bs), Some(RowKey::Batch), Some(RowKey::Target), Some(RowKey::Merge)] {
             let args = PlotArgs { x, y: all.to_vec(), ..args() };
             let table = RowTable::new(rows.clone());
-            let Ok(choices) = select(&table, &args) else { continue };
-            let scene = layout::scene(&build::chart(&table, &choices, None), &Font::new());
+            let Ok(selections) = select(&table, &args) else { continue };
+            let scene = layout::scene(&build::chart(&table, &selections, None), &Font::new());
             for shape in &scene.shapes {
                 let points = match shape {
                     SceneShape::Text(text) => vec![text.at],

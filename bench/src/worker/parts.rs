@@ -1,4 +1,4 @@
-//! I/Os and the requests that they are: one each, unless the device takes less at once.
+//! The requests of an I/O: one, unless the device takes less at once.
 
 use mqblk_core::ByteLen;
 use mqblk_driver::Refused;
@@ -8,7 +8,7 @@ use super::{Worker, WorkerError, WorkerSettings};
 use crate::interface::{CompletedTransfer, ThreadQueues, Transfer, TransferStatus};
 
 impl<Q: ThreadQueues> Worker<Q> {
-    /// Submits a slot's I/O, and publishes when a batch is full.
+    /// Submits a slot's I/O. Publishes when a batch is full.
     #[inline]
     pub(super) fn submit_io<const MIXED: bool>(&mut self, index: usize) -> Result<(), WorkerError> {
         let WorkerSettings { bs, request_len: part, iodepth, .. } = self.settings;
@@ -22,7 +22,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
         match self.backlog[queue].is_empty() {
             true => self.submit_parts::<MIXED>(queue, index, 0),
-            // Behind those that came before.
+            // Behind earlier I/Os.
             false => {
                 self.backlog[queue].push_back((index as u32, 0));
                 Ok(())
@@ -30,7 +30,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Submits the parts of a slot's I/O from byte `from` on, as far as the queue has room; the others wait in the backlog.
+    /// Submits the requests of a slot's I/O from byte `from` on, as long as the queue has space; the rest waits in the backlog.
     #[inline]
     fn submit_parts<const MIXED: bool>(
         &mut self,
@@ -45,7 +45,7 @@ impl<Q: ThreadQueues> Worker<Q> {
             match self.submit_request::<MIXED>(queue, index, from, len) {
                 Ok(()) => {}
                 Err(Refused::Full) if self.set.will_have_space(queue) => {
-                    // What is in flight makes room, and whoever submits publishes it at the end of the round.
+                    // Completions will free space. The caller publishes at the end of the round.
                     self.backlog[queue].push_front((index as u32, from));
                     return Ok(());
                 }
@@ -59,7 +59,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Puts one request into the ring.
+    /// Puts one request on the ring.
     #[inline]
     fn submit_request<const MIXED: bool>(
         &mut self,
@@ -70,7 +70,7 @@ impl<Q: ThreadQueues> Worker<Q> {
     ) -> Result<(), Refused> {
         let slot = &self.slots[index];
         let mut start = self.sector(slot.block);
-        // The part is a multiple of the disk's block.
+        // `request_len` is a multiple of the disk's block.
         start.0 += ByteLen(from.into()).sectors().0;
         let transfer = Transfer {
             user: index as u32,
@@ -84,7 +84,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.set.submit(queue, transfer)
     }
 
-    /// A request was answered. Returns how its I/O ended, with the answer to its last part.
+    /// Records the completion of a request. Returns the status of its I/O if that was the last.
     #[inline]
     pub(super) fn part_completed(&mut self, done: CompletedTransfer<Q::Status>) -> Option<Q::Status> {
         let slot = &mut self.slots[done.user as usize];
@@ -95,11 +95,11 @@ impl<Q: ThreadQueues> Worker<Q> {
         (slot.pending_parts == 0).then_some(slot.status)
     }
 
-    /// Submits what waits for room on a queue, as far as there is some.
+    /// Submits the backlog of a queue, as long as it has space.
     #[inline]
     pub(super) fn drain_backlog<const MIXED: bool>(&mut self, queue: usize) -> Result<(), WorkerError> {
         if Q::HANDS_OVER {
-            // What ended may have made room for another queue's.
+            // A completion may have freed space for another queue's I/Os.
             return (0..self.backlog.len()).try_for_each(|queue| match self.backlog[queue].is_empty() {
                 true => Ok(()),
                 false => self.submit_backlog::<MIXED>(queue),
@@ -113,7 +113,7 @@ impl<Q: ThreadQueues> Worker<Q> {
 
     #[cold]
     fn submit_backlog<const MIXED: bool>(&mut self, queue: usize) -> Result<(), WorkerError> {
-        // Each round submits one I/O wholly, or puts it back and ends.
+        // Each round submits all of one I/O, or puts it back and ends.
         while let Some((index, from)) = self.backlog[queue].pop_front() {
             let before = self.backlog[queue].len();
             self.submit_parts::<MIXED>(queue, index as usize, from)?;

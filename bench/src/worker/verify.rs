@@ -1,4 +1,4 @@
-//! Blocks that are checked: composed before a write, booked after it, read back at the end.
+//! Verified blocks: filled before a write, recorded after it, read back at the end.
 
 use std::sync::atomic::Ordering;
 
@@ -10,13 +10,13 @@ use crate::interface::{CompletedTransfer, ThreadQueues, TransferStatus};
 use crate::verification;
 
 impl<Q: ThreadQueues> Worker<Q> {
-    /// The blocks of a slot's I/O, and where each lies in its buffer.
+    /// Returns the blocks of a slot's I/O, and the offset of each in its buffer.
     fn blocks(&self, slot: &IoSlot<Q::Status>) -> impl Iterator<Item = (u64, usize)> + use<Q> {
         let (first, bs) = (slot.block, self.settings.bs as usize);
         (0..slot.len as usize / bs).map(move |index| (first + index as u64, index * bs))
     }
 
-    /// Books a request's end in the generations, and checks what was read.
+    /// Records the completion of an I/O, and checks what was read.
     pub(super) fn record_completion(&mut self, slot: IoSlot<Q::Status>, failed: bool) {
         for (block, at) in self.blocks(&slot) {
             let Some(generations) = self.jobs[usize::from(slot.job)].generations.as_mut() else { return };
@@ -32,7 +32,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// Checks `block`, which was read to byte `at` of the slot's buffer.
+    /// Checks `block`, which was read to offset `at` of the slot's buffer.
     fn check_slot(&mut self, slot: &IoSlot<Q::Status>, block: u64, at: usize, generation: u32) {
         let mut scratch = std::mem::take(&mut self.scratch);
         let bytes = &mut scratch[..self.settings.bs as usize];
@@ -46,7 +46,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.scratch = scratch;
     }
 
-    /// Fills a slot's buffer with blocks that can be checked.
+    /// Fills a slot's buffer with verifiable blocks.
     pub(super) fn fill_buffer(&mut self, slot: IoSlot<Q::Status>) {
         let mut bytes = std::mem::take(&mut self.scratch);
         for (block, at) in self.blocks(&slot) {
@@ -57,12 +57,12 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.scratch = bytes;
     }
 
-    /// Reads all that the jobs in `jobs` have written, and checks it.
+    /// Reads back and checks everything that `jobs` have written.
     ///
     /// # Errors
-    /// [`WorkerError`]: the queues are of no more use.
+    /// [`WorkerError`]: the queues cannot be used any more.
     pub fn verify(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
-        let mut places: Vec<(usize, u64)> = self
+        let mut cursors: Vec<(usize, u64)> = self
             .jobs
             .iter()
             .enumerate()
@@ -70,7 +70,7 @@ impl<Q: ThreadQueues> Worker<Q> {
             .collect();
         let mut idle = 0;
         for slot in 0..self.slots.len() {
-            self.read_back_next(slot, &mut places)?;
+            self.read_back_next(slot, &mut cursors)?;
         }
         self.publish_all()?;
         loop {
@@ -82,14 +82,14 @@ impl<Q: ThreadQueues> Worker<Q> {
             if Q::HANDS_OVER && self.set.receive_handovers()? != 0 {
                 while let Some(done) = self.set.next_handed_back() {
                     worked = true;
-                    self.read_back_completed(done, &mut places)?;
+                    self.read_back_completed(done, &mut cursors)?;
                 }
             }
             for index in 0..self.set.queue_count() {
                 in_flight += u32::from(self.set.peek(index)?.1);
                 while let Some(done) = self.set.reap(index)? {
                     worked = true;
-                    self.read_back_completed(done, &mut places)?;
+                    self.read_back_completed(done, &mut cursors)?;
                     self.drain_backlog::<true>(index)?;
                 }
             }
@@ -105,11 +105,11 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
     }
 
-    /// A block was read back.
+    /// Handles the completion of a read of the verification.
     fn read_back_completed(
         &mut self,
         done: CompletedTransfer<Q::Status>,
-        places: &mut Vec<(usize, u64)>,
+        cursors: &mut Vec<(usize, u64)>,
     ) -> Result<(), WorkerError> {
         let at = done.user as usize;
         let Some(status) = self.part_completed(done) else { return Ok(()) };
@@ -119,20 +119,20 @@ impl<Q: ThreadQueues> Worker<Q> {
             true => self.check_slot(&slot, slot.block, 0, slot.generation),
             false => self.record_error(&slot, slot.block, format_args!("{status:?} while verifying")),
         }
-        self.read_back_next(at, places)
+        self.read_back_next(at, cursors)
     }
 
     /// Submits a read of the next block that was written.
-    fn read_back_next(&mut self, index: usize, places: &mut Vec<(usize, u64)>) -> Result<(), WorkerError> {
-        while let Some((place, from)) = places.last_mut() {
-            let job = &self.jobs[*place];
+    fn read_back_next(&mut self, index: usize, cursors: &mut Vec<(usize, u64)>) -> Result<(), WorkerError> {
+        while let Some((number, from)) = cursors.last_mut() {
+            let job = &self.jobs[*number];
             let blocks = job.pattern.blocks();
             let end = blocks.first + blocks.count;
             let generations = job.generations.as_ref();
             let Some((block, generation)) =
                 generations.filter(|_| *from < end).and_then(|generations| generations.next_written(*from))
             else {
-                places.pop();
+                cursors.pop();
                 continue;
             };
             *from = block + 1;

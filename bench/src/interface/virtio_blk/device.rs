@@ -1,4 +1,4 @@
-//! virtio-blk: one disk.
+//! The virtio-blk driver as a device to load.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::interface::vhost_user::server_monitor;
 use crate::interface::{CompletedTransfer, Device, DeviceDisk, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
 use crate::plan::{Combination, Plan};
 
-/// Most data pieces of a request that the driver composes.
+/// Most data segments of a request of the driver.
 const MAX_SEGMENTS: u64 = 14;
 
 impl TransferStatus for virtio_blk::Status {
@@ -25,12 +25,12 @@ impl TransferStatus for virtio_blk::Status {
 #[derive(Debug)]
 pub struct BlkDevice(virtio_blk::Device);
 
-/// The largest piece that the device takes.
+/// Returns the largest segment that the device takes.
 fn max_segment(info: &virtio_blk::Info) -> u32 {
     info.size_max.filter(|max| *max != 0).unwrap_or(u32::MAX)
 }
 
-/// The most bytes of a request: whole blocks, in as many pieces as the device and the driver take. Blocks that are larger are
+/// Returns the most bytes of a request: whole blocks, in as many segments as the device and the driver take. Larger blocks are
 /// several requests, as Linux splits a bio by the limits of its queue.
 fn max_request(info: &virtio_blk::Info) -> Result<u64, BenchError> {
     let pieces = info.seg_max.map_or(MAX_SEGMENTS, |max| MAX_SEGMENTS.min(max.max(1).into()));
@@ -110,7 +110,7 @@ impl Device for BlkDevice {
 pub struct BlkQueues {
     set: QueueSet,
     memory: Arc<GuestMemory>,
-    /// Largest piece of data that the device takes.
+    /// Largest data segment that the device takes.
     max_segment: u32,
 }
 
@@ -133,7 +133,7 @@ impl ThreadQueues for BlkQueues {
         self.set.queues_ref()[queue].data().0
     }
 
-    #[inline(always)] // else the transfer goes through memory, which was counted at 25 instructions a request
+    #[inline(always)] // else the transfer goes through memory: 25 instructions a request
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused> {
         let Transfer { user, write, start, address, len, .. } = transfer;
         let piece_max = self.max_segment;

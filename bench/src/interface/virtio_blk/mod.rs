@@ -73,7 +73,7 @@ impl Connector for VirtioBlk {
     }
 }
 
-/// The arguments of `mqblk serve` for a disk at a socket.
+/// Returns the arguments of `mqblk serve` for a disk at a socket.
 fn serve_arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
     vec!["--disk".into(), disk.argument(&format!("socket={}", vhost_user::socket_value(socket)))]
 }

@@ -1,4 +1,4 @@
-//! virtio-scsi: a controller with targets and logical units.
+//! The virtio-scsi driver as a device to load: the logical units of a controller.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,11 +16,12 @@ use crate::interface::{
 };
 use crate::plan::{Combination, Plan};
 
-/// Bits of a command's `user` that name the I/O; the others tell its parts apart, because a command's tag is made of it.
+/// Bits of a command's `user` that name the I/O. The other bits are the part, because the command's tag is made of `user` and
+/// must be unique.
 const PART_SHIFT: u32 = u32::BITS - MAX_PARTS.trailing_zeros();
-/// What Linux takes for a controller that says no most sectors.
+/// Linux's value for a controller without a `max_sectors`.
 const DEFAULT_MAX_SECTORS: u32 = 0xffff;
-/// Least commands that a thread may have outstanding.
+/// Fewest commands that a thread may have outstanding.
 const MIN_OUTSTANDING: u32 = 256;
 
 impl TransferStatus for Ending {
@@ -35,13 +36,13 @@ pub struct ScsiDevice {
     units: Arc<[UnitGeometry]>,
 }
 
-/// Where a disk's blocks are.
+/// Address and block size of a logical unit.
 #[derive(Clone, Copy, Debug)]
 struct UnitGeometry {
     at: Address,
-    /// Bytes of a block, as a power of two.
+    /// log2 of a block's bytes.
     block_shift: u32,
-    /// Sectors of a block, as a power of two.
+    /// log2 of a block's sectors.
     sector_shift: u32,
 }
 
@@ -55,7 +56,7 @@ impl UnitGeometry {
     }
 }
 
-/// The units to work on: the first `luns` of each of the first `targets` targets that have as many.
+/// Returns the logical units to load: the first `luns` of each of the first `targets` targets that have as many.
 fn select_units(units: &[Unit], targets: u16, luns: u16) -> Result<Vec<&Unit>, BenchError> {
     let of_targets: Vec<&[Unit]> = units.chunk_by(|a, b| a.at.target == b.at.target).collect();
     let wide: Vec<&[Unit]> = of_targets.iter().copied().filter(|units| units.len() >= usize::from(luns)).collect();
@@ -133,11 +134,11 @@ impl Device for ScsiDevice {
     }
 
     fn take_queues(&mut self) -> Vec<ScsiQueues> {
-        let places = &self.units;
+        let units = &self.units;
         let set = |mut set: QueueSet| {
             let memory = Arc::clone(set.queues()[0].memory());
             let data = set.queues().iter().map(|queue| queue.data().0).collect();
-            ScsiQueues { set, memory, data, units: Arc::clone(places) }
+            ScsiQueues { set, memory, data, units: Arc::clone(units) }
         };
         std::mem::take(&mut self.sets).into_iter().map(set).collect()
     }
@@ -160,7 +161,7 @@ impl Device for ScsiDevice {
 pub struct ScsiQueues {
     set: QueueSet,
     memory: Arc<GuestMemory>,
-    /// Where each queue's data memory starts.
+    /// Start of each queue's data memory.
     data: Vec<GuestAddress>,
     units: Arc<[UnitGeometry]>,
 }
@@ -203,13 +204,13 @@ impl ThreadQueues for ScsiQueues {
 
     #[inline]
     fn will_have_space(&self, _queue: usize) -> bool {
-        // Whatever has no room waits for requests of this thread, or for others' on its queues.
+        // Space is freed by requests of this thread, or by others' on its queues.
         self.set.outstanding() != 0 || self.set.is_serving()
     }
 
     #[inline]
     fn publish(&mut self, _queue: usize) -> std::io::Result<()> {
-        // The steering may have put it on another of this thread's queues.
+        // The steering may have chosen another of this thread's queues.
         self.set.publish()
     }
 

@@ -65,7 +65,7 @@ pub enum Steering {
 }
 
 impl Steering {
-    /// Its name on the command line and in the results.
+    /// Returns the name on the command line and in the results.
     fn name(self) -> &'static str {
         match self {
             Steering::Target => "target",
@@ -74,7 +74,7 @@ impl Steering {
         }
     }
 
-    /// The driver's policy.
+    /// Returns the driver's policy.
     fn policy(self) -> Steer {
         match self {
             Steering::Target => Steer::Target,
@@ -88,7 +88,7 @@ fn steering(options: &VirtioScsi) -> Steering {
     options.steer.unwrap_or_default()
 }
 
-/// A list of counts; 1 where none was given.
+/// Returns a list of counts; 1 if none was given.
 fn counts(given: &[u16]) -> &[u16] {
     if given.is_empty() { &[1] } else { given }
 }

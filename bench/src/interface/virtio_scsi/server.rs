@@ -1,4 +1,4 @@
-//! The arguments of a server of a controller.
+//! The arguments of a server for a controller.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::target::{ServedDisk, split_pairs};
 /// The id of the controller.
 const CONTROLLER: &str = "bench";
 
-/// Settings of a controller; all others are those of each of its logical units.
+/// Settings of a controller. All others are settings of each logical unit.
 const CONTROLLER_KEYS: [&str; 10] = [
     "poll",
     "poll_queue",
@@ -23,7 +23,7 @@ const CONTROLLER_KEYS: [&str; 10] = [
     "cmd-per-lun",
 ];
 
-/// `--controller`, and a `--lun` for each logical unit.
+/// Returns `--controller`, and a `--lun` for each logical unit.
 pub fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
     let Combination { queues, targets, luns, .. } = *disk.combination;
     let path = vhost_user::socket_value(socket);

@@ -24,7 +24,7 @@ pub struct TargetsExperiment;
 /// The document's columns.
 const PUBLISHED_COLUMNS: [&str; 3] = ["2012: single", "2012: 4 VCPUs", "2012: 8 VCPUs"];
 
-/// The document's figures, MB/s: overall and of a logical unit.
+/// The document's values in MB/s: overall, and of a logical unit.
 const PUBLISHED: [(u16, [f64; 3], [f64; 3]); 7] = [
     (1, [540.0, 626.0, 599.0], [540.0, 626.0, 599.0]),
     (2, [795.0, 965.0, 925.0], [397.0, 482.0, 462.0]),
@@ -35,7 +35,7 @@ const PUBLISHED: [(u16, [f64; 3], [f64; 3]); 7] = [
     (32, [1515.0, 1978.0, 2319.0], [47.0, 61.0, 72.0]),
 ];
 
-/// The document's loads.
+/// The document's load.
 const SIZES: IoSizes = IoSizes { min: ByteLen(4 << 10), max: ByteLen(64 << 10) };
 const IODEPTH: u16 = 4;
 const TARGETS: [u16; 7] = [1, 2, 4, 8, 16, 24, 32];
@@ -54,7 +54,7 @@ impl Experiment for TargetsExperiment {
             interface: Arc::new(VirtioScsi { targets: TARGETS.to_vec(), ..VirtioScsi::default() }),
             // In memory as there, and small enough for 32.
             disk: Some("storage=ram,size=64M"),
-            // Else all reads would be of the one page that the system has for memory that was never written.
+            // Memory that was never written is one page of zeroes.
             fill: true,
             rw: Rw::Read,
             bs: Err(SIZES),
@@ -91,14 +91,14 @@ impl Experiment for TargetsExperiment {
         let mut text = format!("{}\n", summary(plan, words));
         let document = groups.iter().all(|group| is_published_load(&group[0]));
         let mut add = |title: &str,
-                       figures: Option<fn(&PublishedRow) -> [f64; 3]>,
+                       values: Option<fn(&PublishedRow) -> [f64; 3]>,
                        cell: &dyn Fn(&ResultRow, &ResultRow) -> String| {
-            let figures = figures.filter(|_| document);
-            text.push_str(&format!("\n{title}\n{}", table(groups, figures, cell)));
+            let values = values.filter(|_| document);
+            text.push_str(&format!("\n{title}\n{}", table(groups, values, cell)));
         };
-        add("overall bandwidth (MB/s)", Some(|figures| figures.1), &|row, _| megabytes(row.bw_bytes_per_s));
+        add("overall bandwidth (MB/s)", Some(|values| values.1), &|row, _| megabytes(row.bw_bytes_per_s));
         let each = |row: &ResultRow, _: &ResultRow| or_dash(row.lun_bw_bytes_per_s, megabytes);
-        add("avg bandwidth per LUN (MB/s)", Some(|figures| figures.2), &each);
+        add("avg bandwidth per LUN (MB/s)", Some(|values| values.2), &each);
         let first = one.column.as_deref().unwrap_or_default();
         let beside = |row: &ResultRow, first: &ResultRow| ratio(row.bw_bytes_per_s, first.bw_bytes_per_s);
         add(&format!("overall bandwidth, as a ratio to {first}"), None, &beside);
@@ -114,21 +114,22 @@ impl Experiment for TargetsExperiment {
 
 type PublishedRow = (u16, [f64; 3], [f64; 3]);
 
-/// Whether a row was measured with the document's load, so that its figures may stand beside it.
+/// Returns true if a row has the document's load, so that its values compare.
 fn is_published_load(row: &ResultRow) -> bool {
     let own = (row.rw, row.bs, row.bs_max, row.iodepth, row.luns);
     own == (Rw::Read.name(), SIZES.min.0, SIZES.max.0, IODEPTH, Some(1))
 }
 
-/// The document's unit, a million bytes.
+/// Returns bytes in the document's unit, a million bytes.
 fn megabytes(bytes: f64) -> String {
     three_digits(bytes / 1e6)
 }
 
-/// One table: a line for each combination, a column for each target, then the document's figures where it has some.
+/// Returns one table: a line for each combination, a column for each target, then the document's values if `values` selects
+/// some.
 fn table(
     groups: &[Vec<ResultRow>],
-    figures: Option<fn(&PublishedRow) -> [f64; 3]>,
+    values: Option<fn(&PublishedRow) -> [f64; 3]>,
     cell: &dyn Fn(&ResultRow, &ResultRow) -> String,
 ) -> String {
     type Cell = fn(&ResultRow) -> String;
@@ -142,14 +143,14 @@ fn table(
     ];
     let disks = |row: &ResultRow| u32::from(row.targets.unwrap_or(1)) * u32::from(row.luns.unwrap_or(1));
     let varies = |name: &str, key: Cell| match name {
-        // Of themselves there are as many jobs as disks.
+        // By default there are as many jobs as disks.
         "jobs" => groups.iter().any(|group| u32::from(group[0].jobs) != disks(&group[0])),
         _ => groups.iter().any(|group| key(&group[0]) != key(&groups[0][0])),
     };
     let keys: Vec<(&str, Cell)> = keys.into_iter().filter(|(name, key)| varies(name, *key)).collect();
     let names = keys.iter().map(|(name, _)| (*name).to_owned());
     let columns = groups[0].iter().map(|row| row.column.clone().unwrap_or_default());
-    let document = PUBLISHED_COLUMNS.iter().map(|heading| (*heading).to_owned()).filter(|_| figures.is_some());
+    let document = PUBLISHED_COLUMNS.iter().map(|heading| (*heading).to_owned()).filter(|_| values.is_some());
     let headings = names.chain(["# of targets".to_owned()]).chain(columns).chain(document);
     let headings: Vec<Heading> = headings.map(|text| Heading { text, number: true }).collect();
     let line = |group: &Vec<ResultRow>| -> Vec<String> {
@@ -157,9 +158,9 @@ fn table(
         let targets = first.targets.unwrap_or(1);
         let own = keys.iter().map(|(_, key)| key(first)).chain([targets.to_string()]);
         let mut cells: Vec<String> = own.chain(group.iter().map(|row| cell(row, first))).collect();
-        if let Some(figures) = figures {
+        if let Some(values) = values {
             match PUBLISHED.iter().find(|line| line.0 == targets) {
-                Some(line) => cells.extend(figures(line).map(|value| format!("{value:.0}"))),
+                Some(line) => cells.extend(values(line).map(|value| format!("{value:.0}"))),
                 None => cells.extend(PUBLISHED_COLUMNS.map(|_| "-".to_owned())),
             }
         }
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn both_tables_of_the_document_and_ours_beside() {
+    fn both_tables_have_the_documents_values_beside_ours() {
         let text = TargetsExperiment.render(&plan(""), &groups());
         let expected = "\
 target disk, poll default, rw read, bs 4K-64K, iodepth 4, batch 1, errors 0, steer target, filled before, client sleeps, 3 runs of 2 s
@@ -241,7 +242,7 @@ CPU us/IO of the server
     }
 
     #[test]
-    fn another_load_stands_alone() {
+    fn another_load_has_no_published_values() {
         let mut groups = groups();
         groups.iter_mut().flatten().for_each(|row| row.iodepth = 8);
         (groups[1][0].luns, groups[1][1].luns) = (Some(2), Some(2));

@@ -1,4 +1,4 @@
-//! Xen's block interface: one disk with one ring or several.
+//! The blkfront driver as a device to load.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,19 +14,19 @@ use crate::BenchError;
 use crate::interface::{CompletedTransfer, Device, DeviceDisk, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
 use crate::plan::Combination;
 
-/// Bytes that a segment has at most.
+/// Most bytes of a segment.
 const PAGE: u64 = PAGE_BYTES as u64;
 
 impl TransferStatus for blkfront::Status {
     const GOOD: Self = blkfront::Status::Ok;
 }
 
-/// A disk of the domain that the benchmark runs in, or takes the part of.
+/// A disk of the domain that the benchmark runs in, or acts for on a simulated machine.
 #[derive(Debug)]
 pub struct XenDevice(blkfront::Device);
 
-/// The most bytes of a request whose data starts with a page: whole blocks. Larger ones are several requests, as Linux splits
-/// a bio by the limits of its queue.
+/// Returns the most bytes of a request whose data starts at a page: whole blocks. Larger blocks are several requests, as Linux
+/// splits a bio by the limits of its queue.
 fn max_request(info: &Info) -> Result<u64, BenchError> {
     let (most, block) = (u64::from(info.segments) * PAGE, u64::from(info.block.bytes()));
     if most < block {
@@ -51,7 +51,7 @@ impl XenDevice {
             ring_order: options.ring_order,
             abi: options.abi.unwrap_or_default().abi(),
             indirect_segments: options.indirect_segments.unwrap_or(own.indirect_segments),
-            // What has no room in the ring waits.
+            // Requests that find no space in the ring wait.
             depth: depth.min(u16::MAX.into()) as u16,
             threads: combination.threads(),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0.next_multiple_of(PAGE)),
@@ -96,7 +96,7 @@ impl Device for XenDevice {
     }
 }
 
-/// The back-end's state.
+/// Watches the backend's xenbus state.
 #[derive(Debug)]
 struct BackendMonitor(Mutex<blkfront::Lifeline>);
 
@@ -118,7 +118,7 @@ impl ThreadQueues for XenRings {
 
     const SPREADS: bool = true;
     const HANDS_OVER: bool = false;
-    // As a guest's pages: a request has no segment more than it needs, and no page is of two requests.
+    // As a guest's pages: a request has no more segments than it needs, and no two requests share a page.
     const DATA_ALIGN: u64 = PAGE;
 
     #[inline]

@@ -113,7 +113,7 @@ impl Interface for XenOptions {
         })
     }
 
-    // What has no space in a ring waits for it in the benchmark, as requests wait for a tag in a guest.
+    // Requests that find no space in a ring wait in the benchmark, as a guest's requests wait for a tag.
     fn max_depth(&self, _queue_size: u16) -> u32 {
         MAX_DEPTH
     }

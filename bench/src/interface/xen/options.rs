@@ -8,9 +8,9 @@ use mqblk_xen::vbd;
 
 use crate::plan::DeviceName;
 
-/// The disk's key, and the option, for what the server does with granted pages.
+/// Option and key of a disk: what the server does with granted pages.
 pub const GRANTS: &str = "grants";
-/// The disk's key, and the option, for the pool of granted pages.
+/// Option and key of a disk: which pool caches granted pages.
 pub const GRANTS_POOL: &str = "grants-pool";
 
 /// The options that only `--interface xen` has.
@@ -21,7 +21,7 @@ pub struct XenOptions {
     #[arg(long, value_name = "auto|FOLDER", value_parser = parse_location)]
     pub xen: Option<XenLocation>,
 
-    /// xen: a device of this domain (on a simulated machine: of domain 1), by its name or number, which some back-end serves
+    /// xen: a device of this domain (on a simulated machine: of domain 1), by its name or number, which some backend serves
     /// already; may be repeated
     #[arg(long, value_name = "NAME", value_parser = parse_device)]
     pub vdev: Vec<DeviceName>,
@@ -35,11 +35,11 @@ pub struct XenOptions {
     #[arg(long, value_enum)]
     pub grants_pool: Option<GrantPool>,
 
-    /// xen: pages of each ring, as a power of two's exponent: 32 to 512 entries [default: what the back-end allows]
+    /// xen: pages of each ring, as a power of two's exponent: 32 to 512 entries [default: what the backend allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=4))]
     pub ring_order: Option<u8>,
 
-    /// xen: most segments of a request, parts of a page each; up to 11: no indirect requests [default: what the back-end allows]
+    /// xen: most segments of a request, parts of a page each; up to 11: no indirect requests [default: what the backend allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=4096))]
     pub indirect_segments: Option<u16>,
 
@@ -48,12 +48,12 @@ pub struct XenOptions {
     pub abi: Option<RequestLayout>,
 }
 
-/// Where Xen is.
+/// Which Xen to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XenLocation {
-    /// The one that this runs on.
+    /// The Xen that this runs on.
     Real,
-    /// A simulated machine that runs already.
+    /// A running simulated machine.
     Simulated(PathBuf),
 }
 
@@ -84,7 +84,7 @@ pub enum GrantMode {
 }
 
 impl GrantMode {
-    /// The value of the disk's key `grants`, and in the results.
+    /// Returns the value of the disk's key `grants`, and of the results.
     pub fn name(self) -> &'static str {
         match self {
             GrantMode::Auto => "auto",
@@ -95,7 +95,7 @@ impl GrantMode {
     }
 }
 
-/// Whose the pages are that the server keeps.
+/// The pool in which the server caches granted pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GrantPool {
     /// Each ring's own
@@ -105,7 +105,7 @@ pub enum GrantPool {
 }
 
 impl GrantPool {
-    /// The value of the disk's key `grants-pool`, and in the results.
+    /// Returns the value of the disk's key `grants-pool`, and of the results.
     pub fn name(self) -> &'static str {
         match self {
             GrantPool::PerRing => "per-ring",
@@ -114,7 +114,7 @@ impl GrantPool {
     }
 }
 
-/// How requests are laid out.
+/// Layout of the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum RequestLayout {
     /// As a 64-bit x86 guest does
@@ -129,7 +129,7 @@ pub enum RequestLayout {
 }
 
 impl RequestLayout {
-    /// Its name on the command line and in the results.
+    /// Returns the name on the command line and in the results.
     pub fn name(self) -> &'static str {
         match self {
             RequestLayout::X86_64 => "x86_64",
@@ -138,7 +138,7 @@ impl RequestLayout {
         }
     }
 
-    /// As the driver has it.
+    /// Returns the driver's layout.
     pub fn abi(self) -> Abi {
         match self {
             RequestLayout::X86_64 => Abi::X86_64,
@@ -148,10 +148,10 @@ impl RequestLayout {
     }
 }
 
-/// The device that a server which is started is requested to serve.
+/// Returns the device that a started server serves.
 pub fn own_device(location: Option<&XenLocation>) -> DeviceName {
     match location {
-        // Far from what a domain may have of its own.
+        // Far from the devices that a domain may have already.
         Some(XenLocation::Real) => DeviceName { name: "xvdz".into(), number: 1 << 28 | 25 << 8 },
         _ => DeviceName { name: "xvda".into(), number: 202 << 8 },
     }

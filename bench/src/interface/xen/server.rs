@@ -1,4 +1,4 @@
-//! Where a device of Xen is, and how a server is started for it.
+//! Where a Xen device is, and how a server is started for it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::options::{GRANTS_POOL, XenLocation, own_device};
 use crate::BenchError;
 use crate::target::{PreparedServer, ServedDisk};
 
-/// Where files lie in memory.
+/// A file system in memory.
 const IN_MEMORY: &str = "/dev/shm";
 /// The domain of the frontend on a simulated machine.
 const FRONTEND_DOMAIN: DomainId = DomainId(1);
@@ -23,7 +23,7 @@ fn failed(error: impl Into<DriverError>) -> BenchError {
     BenchError::Failed(error.into().to_string())
 }
 
-/// A device of the domain that `xen` is seen from.
+/// A device of the domain that `xen` is a connection of.
 pub struct Vbd {
     /// The machine.
     pub xen: Arc<dyn Xen>,
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Vbd {
     }
 }
 
-/// A device of this domain, or of domain 1 of a simulated machine.
+/// Returns a device of this domain, or of domain 1 of a simulated machine.
 pub fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd, BenchError> {
     let xen = match location {
         Some(XenLocation::Simulated(folder)) => simulation::connect(folder, FRONTEND_DOMAIN),
@@ -46,22 +46,23 @@ pub fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd, Bench
     Ok(Vbd { xen: xen.map_err(failed)?, number })
 }
 
-/// What a server leaves behind or needs while it runs; released in this order, after it has ended.
+/// What a server needs while it runs, or leaves behind. Dropped in this order, after the server has ended.
 #[derive(Debug)]
 struct ServerResources {
-    /// What it leaves in xenstore.
+    /// The device's directories in xenstore.
     _device: Option<XenstoreDirectories>,
-    /// Where it keeps what a server after it would need.
+    /// Folder of the journals.
     _journals: tempfile::TempDir,
-    /// The machine that both ends are on.
+    /// The machine of both ends.
     _machine: Option<Machine>,
 }
 
-/// Both directories of a device that a server is asked to make: it leaves them to a server after it, and there will be none.
+/// Both directories of a device that a server creates. It leaves them to its successor, and there will be none, so they are
+/// removed.
 pub struct XenstoreDirectories {
-    /// As domain 0 sees it.
+    /// Connection of domain 0.
     xen: Arc<dyn Xen>,
-    /// The frontend's.
+    /// Path of the frontend's directory.
     frontend: String,
 }
 
@@ -95,14 +96,14 @@ impl Drop for XenstoreDirectories {
     }
 }
 
-/// A folder for the server's journals, not that of the servers that stay. In memory where there is such a place, as theirs are.
+/// Creates a folder for the server's journals, apart from those of other servers. In memory if possible, as theirs are.
 fn journal_folder() -> std::io::Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("mqblk-bench.");
     builder.tempdir_in(IN_MEMORY).or_else(|_| builder.tempdir())
 }
 
-/// What a server needs before it is started: a machine if it is not told of one, and its arguments.
+/// Prepares a server: a machine unless one is named, its arguments, and its journals.
 pub fn prepare(
     location: Option<&XenLocation>,
     disk: &ServedDisk<'_>,
@@ -116,7 +117,7 @@ pub fn prepare(
         Some(_) => None,
     };
     let (word, frontend, dom0) = match location {
-        // A server here serves this domain's own frontend: both ends are in domain 0.
+        // The server serves a frontend of its own domain: both ends are in domain 0.
         Some(XenLocation::Real) => {
             let xen = connect_real().map_err(failed)?;
             ("auto".to_owned(), Arc::clone(&xen), xen)
@@ -138,9 +139,9 @@ pub fn prepare(
     let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &disk.argument(&address)].map(str::to_owned);
     let directories = XenstoreDirectories { xen: dom0, frontend: vbd::frontend_path(front, device.number) };
     let endpoint = Vbd { xen: frontend, number: device.number };
-    // What is on a machine of its own goes with it.
+    // What is on a machine of this run ends with it.
     let device = machine.is_none().then_some(directories);
-    // `grants-pool` is a key for measurements only.
+    // `grants-pool` is a test key.
     let environment = disk.keys.get(GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
     let resources = Box::new(ServerResources { _device: device, _journals: state, _machine: machine });
     Ok(PreparedServer { endpoint, arguments: arguments.into(), environment, resources })

@@ -24,7 +24,7 @@ pub struct XenQueuesExperiment;
 
 /// The document's columns.
 const PUBLISHED_QUEUES: [u16; 4] = [1, 4, 8, 16];
-/// The document's lines, in thousands of I/Os per second.
+/// The document's lines, in thousands of IOPS.
 const PUBLISHED: [(&str, [f64; 4]); 3] = [
     ("2015: one pool", [810.0, 1064.0, 780.0, 700.0]),
     ("2015: frontend's of each ring", [810.0, 1230.0, 1024.0, 850.0]),
@@ -35,7 +35,7 @@ const PUBLISHED: [(&str, [f64; 4]); 3] = [
 const BS: ByteLen = ByteLen(4096);
 const JOBS: u16 = 16;
 const IODEPTH: u16 = 64;
-/// Linux's, when nobody chooses.
+/// Linux's default.
 const RING_ORDER: u8 = 0;
 
 impl Experiment for XenQueuesExperiment {
@@ -126,19 +126,19 @@ impl Experiment for XenQueuesExperiment {
     }
 }
 
-/// A line of the document as it is printed.
+/// A printed line of the document.
 type Line = (&'static str, [String; 4]);
 
 fn lines_of(document: &[(&'static str, [f64; 4])], text: impl Fn(f64, &[f64; 4]) -> String) -> Vec<Line> {
     document.iter().map(|(name, values)| (*name, values.map(|value| text(value, values)))).collect()
 }
 
-/// The pool that the keys of a disk choose.
+/// Returns the pool that the keys of a disk choose.
 fn grant_pool(keys: &DiskKeys) -> Option<GrantPool> {
     keys.get(GRANTS_POOL).and_then(|name| GrantPool::from_str(name, false).ok())
 }
 
-/// What is measured for one line of the table.
+/// Returns the target of one line of the table.
 fn line(target: &Target, own: &str, pool: Option<GrantPool>) -> Target {
     let mut line = target.clone();
     if let TargetSource::Disk { spec, keys, .. } = &mut line.source {
@@ -156,8 +156,8 @@ fn line(target: &Target, own: &str, pool: Option<GrantPool>) -> Target {
     line
 }
 
-/// One table: a line for each of the experiment's, with a column for each number of queues, then the document's. The cell is given
-/// its row and all of the line's.
+/// Returns one table: a line for each name of a column, with a column for each number of queues, then the document's lines. The
+/// cell gets its row and all rows of its line.
 fn table(group: &[ResultRow], document: &[Line], cell: &dyn Fn(&ResultRow, &[&ResultRow]) -> String) -> String {
     let mut queues: Vec<u16> = group.iter().map(|row| row.queues).collect();
     queues.sort_unstable();
@@ -178,8 +178,8 @@ fn table(group: &[ResultRow], document: &[Line], cell: &dyn Fn(&ResultRow, &[&Re
         [name.to_owned()].into_iter().chain(queues.iter().map(of)).collect::<Vec<String>>()
     });
     let theirs = document.iter().map(|(name, values)| {
-        let place = |queues: &u16| PUBLISHED_QUEUES.iter().position(|own| own == queues);
-        let of = |queues: &u16| place(queues).map_or("-".into(), |place| values[place].clone());
+        let column = |queues: &u16| PUBLISHED_QUEUES.iter().position(|own| own == queues);
+        let of = |queues: &u16| column(queues).map_or("-".into(), |column| values[column].clone());
         [(*name).to_owned()].into_iter().chain(queues.iter().map(of)).collect()
     });
     format_grid(&headings, &ours.chain(theirs).collect::<Vec<_>>())
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_table_with_ours_above_it() {
+    fn the_table_has_our_lines_above_the_documents() {
         let text = XenQueuesExperiment.render(&plan(""), &[group()]);
         let expected = "\
 target disk, poll default, rw read, batch 64, errors 0, grants persistent, ring order 0, client sleeps, 3 runs of 2 s
@@ -254,7 +254,7 @@ pools of each ring      1.00  1.00  1.00  1.00
     }
 
     #[test]
-    fn another_load_stands_alone() {
+    fn another_load_has_no_published_values() {
         let mut group = group();
         group.iter_mut().for_each(|row| row.iodepth = 32);
         let text = XenQueuesExperiment.render(&plan("--iodepth 32"), &[group]);

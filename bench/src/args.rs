@@ -245,9 +245,9 @@ impl Rw {
 /// How the client learns about completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ClientMode {
-    /// Polls the rings.
+    /// Looks again and again.
     Poll,
-    /// Arms calls, and sleeps.
+    /// Asks to be called, and sleeps.
     Wait,
 }
 
@@ -261,11 +261,11 @@ pub enum Verify {
 /// Descriptor layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Descriptors {
-    /// Direct if the ring has space for three descriptors for each request, else indirect.
+    /// Direct if the ring has room for three descriptors for each request, else indirect.
     Auto,
     /// Always direct.
     Direct,
-    /// Always indirect, if the server supports it.
+    /// Always indirect, if the server can.
     Indirect,
 }
 

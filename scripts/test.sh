@@ -39,6 +39,11 @@ condense() {
     '
 }
 
+# install_missing PROGRAM: installs Debian's package of this name. Where that cannot be done the tests that need it fail and say so.
+install_missing() {
+    command -v "$1" >/dev/null || { apt-get update -qq && apt-get install -y -qq "$1"; } >/dev/null 2>&1
+}
+
 # run NAME EACH COMMAND...: runs one "cargo test" and adds its counts to the totals.
 run() {
     local name=$1 each=$2 log=$logs/$1.log code p f i
@@ -75,7 +80,9 @@ for part in "$@"; do
             run build-tests '' "${tests[@]}" --no-run
             [ "$failed" -eq 0 ] || break
             # Counts instructions. Without it the budget test fails with a message.
-            command -v valgrind >/dev/null || { apt-get update -qq && apt-get install -y -qq valgrind; } >/dev/null 2>&1
+            install_missing valgrind
+            # Printed commands use it.
+            install_missing socat
             echo "tests without virtual machines"
             run fast '' "${tests[@]}" "${without_machines[@]}" --no-fail-fast
             run documentation '' "${tests[@]}" --doc
@@ -90,6 +97,7 @@ for part in "$@"; do
                 echo "  the guest could not be prepared, so its tests did not run"
                 break
             }
+            install_missing socat
             echo "building the guest's tests"
             run guest-build '' "${release[@]}"
             echo "tests with virtual machines (minutes each where there is no KVM)"

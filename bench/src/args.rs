@@ -31,23 +31,30 @@ latency lasts until its last part is answered.
 Examples:
   mqblk bench --disk storage=null,size=1T --poll off,static:50 --iodepth 1,32
       a disk served for the purpose by a process of its own, two poll policies taking turns
-  mqblk bench --socket /run/peer.sock --label peer --disk path=a.img,readonly=on --label ours --iodepth 32 --json out.json
+  mqblk bench --socket /run/peer.sock --label peer \\
+      --disk path=a.img,readonly=on --label ours --iodepth 32 --json out.json
       another vhost-user-blk server beside ours, with ratios, and the results for a program
-  mqblk bench --socket /run/disk.sock --queues 2 --rw write --bs 64k --size 256M --verify crc32c --allow-write
+  mqblk bench --socket /run/disk.sock --queues 2 --rw write --bs 64k --size 256M \\
+      --verify crc32c --allow-write
       writes each block once on both queues, then reads and checks all of them (destroys what was there)
-  mqblk bench --disk path=a.img --rw read --bs 512-128k --jobs 8 --queues 8 --iodepth 32 --offset-increment 1G
+  mqblk bench --disk path=a.img --rw read --bs 512-128k --jobs 8 --queues 8 --iodepth 32 \\
+      --offset-increment 1G
       eight sequential streams, a gigabyte apart, at every power of two from 512 bytes to 128 KiB
   mqblk bench --experiment block-size --disk path=a.img,readonly=on --json block-size.json
       the table of sequential reads with one queue and with eight, with and without merging, 512 bytes to 4 MiB
-  mqblk bench --experiment block-size --disk path=a.img --rw write --allow-write --queues 2 --bs 4k,64k --runtime 5
+  mqblk bench --experiment block-size --disk path=a.img --rw write --allow-write --queues 2 \\
+      --bs 4k,64k --runtime 1
       the same table of writes with two queues and two block sizes (destroys what was there)
-  mqblk bench --interface virtio-scsi --disk storage=null,size=1G --targets 1,8,32 --queues 2 --iodepth 32
+  mqblk bench --interface virtio-scsi --disk storage=null,size=1G --targets 1,8,32 \\
+      --queues 2 --iodepth 32 --queue-size 1024
       controllers with 1, 8 and 32 targets of a disk each, a job on each disk, two request queues
-  mqblk bench --interface virtio-scsi --disk path=/srv/disk-{t}-{l}.img --targets 4 --luns 2 --rw read --bsrange 4k-64k
+  mqblk bench --interface virtio-scsi --disk path=/srv/disk-{t}-{l}.img --targets 4 --luns 2 \\
+      --rw read --bsrange 4k-64k
       eight files, the targets' and logical units' numbers in their names, read in blocks of mixed sizes
   mqblk bench --experiment targets --queues 1,2,4 --json targets.json
       the tables of bandwidth against targets, over all and for each, with one request queue and with many
-  mqblk bench --interface xen --disk storage=null,size=1G --queues 1,4 --iodepth 32 --grants copy,persistent
+  mqblk bench --interface xen --disk storage=null,size=1G --queues 1,4 --iodepth 32 \\
+      --grants copy,persistent
       Xen's block interface on a simulated machine: frontend here, the server as its backend
   mqblk bench --interface xen --vdev xvdb --label blkback --vdev xvdc --label mqblk --iodepth 32
       two devices of the domain that this runs in, whose backends run already, without a driver in the kernel

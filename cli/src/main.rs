@@ -1,72 +1,8 @@
-//! The `mqblk` program: parses the command line and runs a subcommand.
+//! The `mqblk` program.
 #![forbid(unsafe_code)]
-
-mod failure;
-mod logging;
-mod lun;
-mod resize;
-mod resume;
-mod serve;
-mod stat;
-mod table;
-mod xen;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-
-/// Serves disks to virtual machines over many queues, and measures how fast.
-#[derive(Debug, Parser)]
-#[command(name = "mqblk", version, arg_required_else_help = true, max_term_width = 120)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-
-    /// What is logged on standard error: off, error, warn, info, debug or trace [default: RUST_LOG, else info]
-    #[arg(long, global = true, value_name = "LEVEL")]
-    log: Option<String>,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Serve disk images and block devices: virtio-blk and virtio-scsi over vhost-user sockets, and Xen guests
-    Serve(Box<serve::ServeArgs>),
-
-    /// Load a disk through the userspace driver and measure it
-    Bench(Box<mqblk_bench::BenchArgs>),
-
-    /// Draw the results of benchmarks
-    Plot(mqblk_bench::plot::PlotArgs),
-
-    /// Show what a running daemon does: requests, merges, latencies, CPU
-    Stat(stat::StatArgs),
-
-    /// Give a disk or LUN of a running daemon another size; its guest goes on working
-    Resize(resize::ResizeArgs),
-
-    /// Add, remove, resize and list the LUNs of a running daemon
-    Lun(lun::LunArgs),
-
-    /// Have a stopped disk of a running daemon go on
-    Resume(resume::ResumeArgs),
-
-    /// Attach, detach, resize and list disks of Xen guests
-    Xen(xen::XenArgs),
-}
-
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    if let Err(error) = logging::start(cli.log.as_deref()) {
-        return failure::report(&error, failure::BAD_USAGE);
-    }
-    match cli.command {
-        Command::Serve(args) => serve::run(*args),
-        Command::Bench(args) => mqblk_bench::run(*args),
-        Command::Plot(args) => mqblk_bench::plot::run(args),
-        Command::Stat(args) => stat::run(args),
-        Command::Resize(args) => resize::run(args),
-        Command::Lun(args) => lun::run(args),
-        Command::Resume(args) => resume::run(args),
-        Command::Xen(args) => xen::run(args),
-    }
+    mqblk_cli::run(mqblk_daemon::interfaces::INTERFACES)
 }

@@ -5,11 +5,12 @@
 //! device, on a simulated or a real Xen. `stepped_scsi` is the guest of a SCSI controller whose workers are stepped by the test.
 //! `migrating_guest` moves from one daemon to another with the state of its devices. `crash` restarts daemons under a verified load.
 //! `killable` kills a backend at any use of a resource. `filter_disk` places a test between the engine and a disk. `power` models what a
-//! disk holds after a power cut.
+//! disk holds after a power cut; `documented` runs the commands that documents print.
 #![forbid(unsafe_code)]
 
 pub mod blkif;
 pub mod crash;
+pub mod documented;
 pub mod filter_disk;
 pub mod guest;
 pub mod hostile;

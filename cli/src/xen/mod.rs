@@ -1,13 +1,12 @@
 //! `mqblk xen`: attaches, detaches, resizes and lists block devices of Xen guests. Writes xenstore as a toolstack does; needs no daemon.
 
-mod selector;
-
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
 use mqblk_core::settings::{SettingError, Settings, parse_size};
 use mqblk_core::{ByteLen, Resize, Sector512};
+use mqblk_daemon::interfaces::xen::selector::{DEFAULT_TYPE, XenSelector, check_type};
 use mqblk_xen::XenError;
 use mqblk_xen::store::{Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState};
@@ -17,8 +16,6 @@ use serde_json::{Value, json};
 
 use crate::failure;
 use crate::table;
-
-pub use selector::{DEFAULT_TYPE, XenSelector, check_type};
 
 /// The table cell for an unknown value.
 const UNKNOWN: &str = "-";

@@ -65,7 +65,7 @@ impl GateModel {
         let waiting = VecDeque::new();
         self.rings.push(RingModel {
             gate,
-            waker: waker,
+            waker,
             waiting,
             earlier: 0,
             running: vec![],

@@ -25,9 +25,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("admin", &["core"]),
     ("bench", &["core", "memory", "driver", "transport/client", "admin"]),
     (
-        "cli",
-        &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin", "bench"],
+        "daemon",
+        &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin"],
     ),
+    ("cli", &["core", "memory", "engine", "transport/server", "transport/client", "admin", "bench", "daemon"]),
 ];
 
 /// Tests may use every room.

@@ -1,0 +1,139 @@
+//! The options of `mqblk serve`: those of the daemon, and those of its guest interfaces.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, FromArgMatches as _};
+use mqblk_daemon::interface::{ConfigTable, Interfaces, ProcessKey};
+
+/// The `display_order` of the tables and of the keys of interfaces: after --disk, and after --drain-timeout-s. The numbers are small because
+/// that of --log, which all subcommands have, is 8.
+const TABLES_ORDER: usize = 1;
+const KEYS_ORDER: usize = 10;
+
+/// The options of `mqblk serve`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Keys of --disk, --controller and --lun, and examples: mqblk serve --help")]
+pub struct ServeArgs {
+    /// A disk to serve; may be repeated
+    #[arg(long = "disk", value_name = "KEY=VALUE,...", display_order = 0)]
+    pub disks: Vec<String>,
+
+    /// A TOML file with the same keys: [[disk]], [[controller]] and [[controller.lun]] tables; workers, pin, admin, state at the top
+    ///
+    /// Its disks, controllers and LUNs come before those of the command line; --workers, --pin and --admin override its own.
+    #[arg(long, value_name = "FILE.toml", display_order = 3)]
+    pub config: Option<PathBuf>,
+
+    /// Worker threads, 1 to 256 [default: the number of CPUs or of all queues, whichever is smaller]
+    #[arg(long, value_name = "N", display_order = 4)]
+    pub workers: Option<String>,
+
+    /// The CPU of each worker, in order [default: not pinned]
+    #[arg(long, value_name = "CPU,...", display_order = 5)]
+    pub pin: Option<String>,
+
+    /// Warn in the log of a request that the storage has not ended after S seconds; 0: never [default: 10]
+    #[arg(long, value_name = "S", display_order = 6)]
+    pub hang_warning_s: Option<String>,
+
+    /// Make an admin socket there, for `mqblk stat` and others: JSON-RPC, one message a line [default: none]
+    #[arg(long, value_name = "PATH", display_order = 7)]
+    pub admin: Option<String>,
+
+    /// The admin socket's permissions, octal [default: 0600]
+    #[arg(long, value_name = "BITS", display_order = 8)]
+    pub admin_mode: Option<String>,
+
+    /// How long a stop waits for storage, 1 to 3600 seconds; then requests stay for whoever serves the queues next [default: 30]
+    #[arg(long, value_name = "SECONDS", display_order = 9)]
+    pub drain_timeout_s: Option<String>,
+
+    /// Print the configuration with every default filled in, as TOML for --config, and exit
+    #[arg(long, display_order = 60)]
+    pub print_config: bool,
+
+    /// Print what this vhost-user program can do, as JSON, and exit
+    #[arg(long, display_order = 61)]
+    pub print_capabilities: bool,
+}
+
+// The options of the vhost-user program conventions. A doc comment would become the subcommand's description.
+#[derive(Debug, clap::Args)]
+pub struct ConventionArgs {
+    /// Serve one file, in the words of the vhost-user program conventions: the socket
+    #[arg(long, value_name = "PATH", requires = "blk_file", help_heading = "vhost-user program conventions")]
+    pub socket_path: Option<String>,
+
+    /// Serve one file, in the words of the vhost-user program conventions: the file
+    #[arg(long, value_name = "PATH", requires = "socket_path", help_heading = "vhost-user program conventions")]
+    pub blk_file: Option<String>,
+
+    /// The file of --blk-file is served read-only
+    #[arg(long, requires = "blk_file", help_heading = "vhost-user program conventions")]
+    pub read_only: bool,
+}
+
+/// The values of the options that belong to interfaces.
+#[derive(Debug, Default)]
+pub struct InterfaceOptions {
+    /// The top-level keys with their values.
+    pub process: Vec<(&'static str, String)>,
+    /// The tables: the index of the interface, the name, and the text of each option in order.
+    pub tables: Vec<(usize, &'static str, Vec<String>)>,
+    /// The options of the vhost-user program conventions.
+    pub conventions: Option<ConventionArgs>,
+}
+
+/// Adds the options of interfaces and the help on their keys to `mqblk serve`.
+pub fn add_interfaces(serve: Command, interfaces: Interfaces) -> Command {
+    let mut help = include_str!("disk_help.txt").to_owned();
+    interfaces.0.iter().for_each(|interface| help.push_str(interface.disk_help()));
+    let mut serve = serve;
+    for (number, (_, table)) in all_tables(interfaces).into_iter().enumerate() {
+        help.push_str(table.help);
+        let option = Arg::new(table.name).long(table.name).value_name(table.value_name).help(table.about);
+        serve = serve.arg(option.action(ArgAction::Append).display_order(TABLES_ORDER + number));
+    }
+    for (number, key) in interfaces.process_keys().enumerate() {
+        serve = serve.arg(process_option(key).display_order(KEYS_ORDER + number));
+    }
+    help.push_str(include_str!("examples_help.txt"));
+    ConventionArgs::augment_args(serve).after_long_help(help)
+}
+
+/// Returns the tables of all interfaces, outer ones before those inside them.
+fn all_tables(interfaces: Interfaces) -> Vec<(usize, &'static ConfigTable)> {
+    let with_inner = |(index, table): (usize, &'static ConfigTable)| {
+        std::iter::once((index, table)).chain(table.inner.iter().map(move |inner| (index, inner)))
+    };
+    interfaces.tables().flat_map(with_inner).collect()
+}
+
+fn process_option(key: &'static ProcessKey) -> Arg {
+    let mut option = Arg::new(key.key).long(key.key).value_name(key.value_name).help(key.about);
+    if !key.more.is_empty() {
+        option = option.long_help(format!("{}\n\n{}", key.about, key.more));
+    }
+    if let Some(value) = key.value_if_omitted {
+        option = option.num_args(0..=1).default_missing_value(value);
+    }
+    if let Some(heading) = key.heading {
+        option = option.help_heading(heading);
+    }
+    option
+}
+
+impl InterfaceOptions {
+    /// Returns those of a parsed command line; `matches` are the subcommand's, if it is `serve`.
+    pub fn of(matches: Option<&ArgMatches>, interfaces: Interfaces) -> InterfaceOptions {
+        let Some(matches) = matches else { return InterfaceOptions::default() };
+        let process = interfaces.process_keys().filter_map(|key| Some((key.key, matches.get_one::<String>(key.key)?)));
+        let texts = |name| matches.get_many::<String>(name).map(|texts| texts.cloned().collect()).unwrap_or_default();
+        let tables = all_tables(interfaces).into_iter().map(|(index, table)| (index, table.name, texts(table.name)));
+        InterfaceOptions {
+            process: process.map(|(key, value)| (key, value.clone())).collect(),
+            tables: tables.collect(),
+            conventions: ConventionArgs::from_arg_matches(matches).ok(),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The verbs of the admin socket that all interfaces have. Each has its own file, and is registered in [`verbs`].
+
+mod disks;
+pub mod resize;
+mod resume;
+mod stat;
+mod version;
+pub mod wire;
+
+use std::sync::Arc;
+
+use mqblk_admin::{Params, VerbError, Verbs};
+use mqblk_core::settings::SettingError;
+use serde_json::{Map, Value};
+
+use crate::print::Pair;
+use crate::resize::ChangeError;
+use crate::state::DaemonState;
+
+/// Returns all verbs: those below, and those of the interfaces.
+pub fn verbs(state: &Arc<DaemonState>) -> Verbs {
+    let mut verbs = vec![stat::verb(state), disks::verb(state), version::verb(), resize::verb(state)];
+    verbs.push(resume::verb(state));
+    verbs.extend(state.interfaces().iter().flat_map(|interface| Arc::clone(interface).verbs()));
+    Verbs::new(verbs)
+}
+
+/// Converts settings to a JSON object.
+pub fn settings_json(pairs: impl IntoIterator<Item = Pair>) -> Map<String, Value> {
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), to_json(value))).collect()
+}
+
+/// Converts a setting's value. Settings are texts and numbers.
+fn to_json(value: toml::Value) -> Value {
+    match value {
+        toml::Value::Integer(number) => number.into(),
+        toml::Value::String(text) => text.into(),
+        other => other.to_string().into(),
+    }
+}
+
+/// Converts the error of a change.
+pub fn change_error(error: ChangeError, params: &Params) -> VerbError {
+    match error {
+        ChangeError::Setting(error) => setting_error(error, params),
+        ChangeError::Failed(why) => VerbError::Failed(why),
+    }
+}
+
+/// Converts the error of a setting to that of a parameter, or of a member of `settings`.
+pub fn setting_error(error: SettingError, params: &Params) -> VerbError {
+    let SettingError { key, found, expected, .. } = error;
+    let is_own_param = params.value("settings").is_none() || params.value(&key).is_some();
+    VerbError::params(
+        if is_own_param { format!("params.{key}") } else { format!("params.settings.{key}") },
+        found,
+        expected,
+    )
+}

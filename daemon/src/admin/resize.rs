@@ -1,0 +1,63 @@
+//! `resize`: resizes a disk, a LUN or a Xen device.
+
+use std::sync::Arc;
+
+use mqblk_admin::model::ResizeResult;
+use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
+use mqblk_core::settings::parse_size;
+use mqblk_core::{ByteLen, Resize};
+use serde_json::Value;
+
+use super::change_error;
+use crate::state::DaemonState;
+
+/// Shared with `lun.resize`.
+pub const SIZE: Param = Param {
+    name: "size",
+    kind: ParamKind::Size,
+    about: "The size in bytes, or such as \"10G\" [what its storage has now]",
+};
+/// Shared with `lun.resize`.
+pub const SHRINK: Param = Param {
+    name: "shrink",
+    kind: ParamKind::Boolean,
+    about: "It may become smaller; what lies beyond the new end is lost [false]",
+};
+
+const PARAMS: &[Param] =
+    &[Param { name: "id", kind: ParamKind::Text, about: "The id of the disk, LUN or Xen device" }, SIZE, SHRINK];
+
+/// Returns the verb.
+pub fn verb(state: &Arc<DaemonState>) -> Verb {
+    let state = Arc::clone(state);
+    Verb::new("resize", "Has guests see another size of a disk or LUN", PARAMS, move |params| {
+        let Some(id) = params.text("id") else {
+            return Err(VerbError::params("params.id", "nothing", "the id of a disk, a LUN or a Xen device"));
+        };
+        let changed = state.resize(id, take_resize(params)?).map_err(|error| change_error(error, params))?;
+        let result = ResizeResult {
+            id: id.to_owned(),
+            before_bytes: changed.resized.before.0,
+            size_bytes: changed.resized.size.0,
+            guest: changed.guest.word().to_owned(),
+        };
+        serde_json::to_value(result).map_err(|error| VerbError::Failed(error.to_string()))
+    })
+}
+
+/// Takes `size` and `shrink`.
+///
+/// # Errors
+/// If `size` is not a size.
+pub fn take_resize(params: &Params) -> Result<Resize, VerbError> {
+    let size = match params.value("size") {
+        Some(Value::String(text)) => {
+            let expected = "a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P";
+            let size = parse_size(text).filter(|size| size.0 <= i64::MAX as u64);
+            Some(size.ok_or_else(|| VerbError::params("params.size", format!("{text:?}"), expected))?)
+        }
+        Some(value) => value.as_u64().map(ByteLen),
+        None => None,
+    };
+    Ok(Resize { size, shrink: params.is_set("shrink") })
+}

@@ -1,0 +1,77 @@
+//! `stat`: the statistics of each queue, disk and worker.
+
+use std::sync::Arc;
+
+use mqblk_admin::model::Stat;
+use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
+
+use super::wire;
+use crate::interface::{DeviceStat, StatDetail};
+use crate::state::{DaemonState, monotonic_ns};
+
+const PARAMS: &[Param] = &[
+    Param { name: "queues", kind: ParamKind::Boolean, about: "Every queue too, not only sums [false]" },
+    Param {
+        name: "latency",
+        kind: ParamKind::Boolean,
+        about: "The buckets of the latencies' distributions too [false]",
+    },
+    Param { name: "disk", kind: ParamKind::Text, about: "Only the disk, controller or LUN of this id [all]" },
+];
+
+pub fn verb(state: &Arc<DaemonState>) -> Verb {
+    let state = Arc::clone(state);
+    Verb::new(
+        "stat",
+        "What every disk, controller, queue and worker counted since the daemon started",
+        PARAMS,
+        move |params| {
+            let stat = read(&state, params)?;
+            serde_json::to_value(stat).map_err(|error| VerbError::Failed(error.to_string()))
+        },
+    )
+}
+
+fn read(state: &DaemonState, params: &Params) -> Result<Stat, VerbError> {
+    let detail = StatDetail { queues: params.is_set("queues"), latency: params.is_set("latency") };
+    let (workers, mut stats) = state.snapshot(detail)?;
+    if let Some(id) = params.text("disk") {
+        let luns = state.exports();
+        let is_lun = luns.iter().any(|export| export.id() == id);
+        let ids: Vec<_> = stats.iter().map(DeviceStat::id).collect();
+        if !ids.contains(&id) && !is_lun {
+            let has_luns = luns.iter().any(|export| !ids.contains(&export.id()));
+            let or_lun = if has_luns { ", or a LUN's" } else { "" };
+            let expected = format!("one of {}{or_lun}", ids.join(", "));
+            return Err(VerbError::params("params.disk", found(&id.into()), expected));
+        }
+        stats.retain_mut(|stat| is_wanted(stat, id));
+    }
+    let (mut disks, mut controllers) = (Vec::new(), Vec::new());
+    for stat in stats {
+        match stat {
+            DeviceStat::Disk(disk) => disks.push(*disk),
+            DeviceStat::Controller(controller) => controllers.push(*controller),
+        }
+    }
+    let time_ns = monotonic_ns();
+    Ok(Stat {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        time_ns,
+        uptime_ns: time_ns.saturating_sub(state.started_ns()),
+        disks,
+        controllers,
+        workers: workers.iter().zip(0..).map(|(worker, number)| wire::worker(number, worker)).collect(),
+    })
+}
+
+/// Returns true if the device has this id, or has a LUN of this id. Removes its other LUNs then.
+fn is_wanted(stat: &mut DeviceStat, id: &str) -> bool {
+    match stat {
+        DeviceStat::Controller(controller) if controller.id != id => {
+            controller.luns.retain(|lun| lun.id == id);
+            !controller.luns.is_empty()
+        }
+        stat => stat.id() == id,
+    }
+}

@@ -1,0 +1,170 @@
+//! Converts the engine's statistics to those of the admin socket. Every field is named on both sides, so that a field added to the engine
+//! does not compile until it is reported here.
+
+use mqblk_admin::model::{
+    Counters, DiskStat, Distribution, Health, HealthStop, Latency, LatencyParts, Load, QueueStat, WorkerStat,
+};
+use mqblk_engine::{DiskHealth, HealthStats, LatencyHistogram, QueueCounters, QueueLatency, QueueStats, WorkerStats};
+
+use crate::disk_list::DiskInfo;
+use crate::interface::StatDetail;
+
+/// The role of request queues.
+pub const REQUEST: &str = "request";
+/// Returns the statistics of a disk, out of those of its queues in order.
+pub fn disk(about: &DiskInfo, queues: &[QueueStats], detail: StatDetail) -> DiskStat {
+    let mut totals = QueueStats::default();
+    queues.iter().for_each(|stats| totals.add(stats));
+    let queue = |(stats, number): (&QueueStats, u32)| QueueStat {
+        role: REQUEST.to_owned(),
+        queue: number,
+        worker: about.queue_map.get(number as usize).copied().unwrap_or_default().into(),
+        load: io_stats(stats, detail),
+    };
+    DiskStat {
+        id: about.id.clone(),
+        interface: about.interface.to_owned(),
+        storage: about.storage.clone(),
+        merge: about.plug.merge.word().to_owned(),
+        merge_bytes: about.plug.merge_bytes.0,
+        merge_segments: about.plug.merge_segments,
+        queue_count: about.queue_map.len() as u32,
+        totals: io_stats(&totals, detail),
+        health: health(&about.health),
+        in_flight_region: None,
+        grants: None,
+        queues: if detail.queues { queues.iter().zip(0..).map(queue).collect() } else { Vec::new() },
+    }
+}
+
+/// Converts a disk's health.
+pub fn health(of: &DiskHealth) -> Health {
+    let HealthStats { stopped, parked, stops, retries } = of.stats();
+    let stopped = stopped.map(|stop| HealthStop {
+        stopped_ns: u64::try_from(stop.time.as_nanos()).unwrap_or(u64::MAX),
+        reason: stop.why,
+        enospc: stop.no_space,
+    });
+    Health {
+        state: if stopped.is_some() { "stopped" } else { "running" }.to_owned(),
+        on_error: of.policy().on_error.to_string(),
+        on_enospc: of.policy().on_enospc.word().to_owned(),
+        stopped,
+        parked,
+        stops,
+        retries,
+    }
+}
+
+/// Converts a request's age to milliseconds.
+pub fn ns_to_ms(ns: Option<u64>) -> Option<u64> {
+    ns.map(|ns| ns / 1_000_000)
+}
+
+/// Converts a worker's statistics.
+pub fn worker(number: u32, stats: &WorkerStats) -> WorkerStat {
+    let WorkerStats { turns, empty_turns, sleeps, slept_ns, cpu_ns, merge_splits, ref queues } = *stats;
+    WorkerStat {
+        worker: number,
+        queues: queues.len() as u32,
+        turns,
+        empty_turns,
+        sleeps,
+        slept_ns,
+        cpu_ns,
+        merge_splits,
+    }
+}
+
+/// Converts the statistics of a queue, or their sum.
+pub fn io_stats(stats: &QueueStats, detail: StatDetail) -> Load {
+    let QueueStats { counters, latency, in_flight, oldest_ns, disks: _ } = stats;
+    let QueueLatency { reads, writes, others } = &**latency;
+    let parts = |parts: &mqblk_engine::LatencyParts| {
+        let mqblk_engine::LatencyParts { queued, device, publish, total } = parts;
+        LatencyParts {
+            queued: distribution(queued, detail),
+            device: distribution(device, detail),
+            publish: distribution(publish, detail),
+            total: distribution(total, detail),
+        }
+    };
+    Load {
+        in_flight: (*in_flight).into(),
+        oldest_ms: ns_to_ms(*oldest_ns),
+        counters: queue_counters(counters),
+        latency: Latency { reads: parts(reads), writes: parts(writes), others: parts(others) },
+    }
+}
+
+fn distribution(histogram: &LatencyHistogram, detail: StatDetail) -> Distribution {
+    Distribution {
+        count: histogram.count(),
+        sum_ns: histogram.sum_ns(),
+        p50_ns: histogram.percentile_ns(50.0),
+        p99_ns: histogram.percentile_ns(99.0),
+        p999_ns: histogram.percentile_ns(99.9),
+        buckets: if detail.latency { histogram.buckets().collect() } else { Vec::new() },
+    }
+}
+
+fn queue_counters(counters: &QueueCounters) -> Counters {
+    let QueueCounters {
+        reads,
+        writes,
+        flushes,
+        discards,
+        write_zeroes,
+        answered_alone,
+        malformed,
+        read_bytes,
+        written_bytes,
+        errors,
+        read_errors,
+        write_errors,
+        kicks,
+        calls,
+        calls_suppressed,
+        turns,
+        empty_turns,
+        arms,
+        poll_ns,
+        requests,
+        read_merges,
+        write_merges,
+        other_merges,
+        other_bytes,
+        calls_put_off,
+    } = *counters;
+    Counters {
+        requests,
+        reads,
+        writes,
+        flushes,
+        discards,
+        write_zeroes,
+        answered_alone,
+        malformed,
+        errors,
+        read_errors,
+        write_errors,
+        read_bytes,
+        written_bytes,
+        other_bytes,
+        read_merges,
+        write_merges,
+        other_merges,
+        kicks,
+        calls,
+        calls_suppressed,
+        calls_put_off,
+        turns,
+        empty_turns,
+        arms,
+        poll_ns,
+    }
+}
+
+#[cfg(test)]
+#[path = "wire_tests.rs"]
+pub mod tests;

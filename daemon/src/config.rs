@@ -1,0 +1,132 @@
+//! The configuration of `mqblk serve` as plain data: all defaults filled in, all values checked.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_engine::{AnyDisk, ErrorPolicy, PlugOptions};
+
+use crate::interface::ConfiguredInterface;
+
+/// The whole configuration.
+pub struct ServeConfig {
+    /// Worker threads, 1 to 256.
+    pub workers: u16,
+    /// The CPU of each worker, in order. `None`: the kernel places them.
+    pub pin: Option<Vec<u16>>,
+    /// Age at which the log warns of a request that does not complete; `None`: never.
+    pub hang_warning: Option<Duration>,
+    /// The admin socket, if any.
+    pub admin: Option<AdminConfig>,
+    /// How long a stop waits for storage.
+    pub drain_timeout: Duration,
+    /// The guest interfaces with their disks. Ids are unique among all disks, controllers and LUNs.
+    pub interfaces: Vec<Box<dyn ConfiguredInterface>>,
+}
+
+/// The admin socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminConfig {
+    /// Its path. Differs from all disks' sockets.
+    pub socket: PathBuf,
+    /// Its permission bits.
+    pub mode: SocketMode,
+}
+
+/// The storage of a disk or a logical unit, independent of the guest interface.
+#[derive(Clone)]
+pub struct StorageConfig {
+    /// The serial number that guests read: printable ASCII, no longer than the interface allows.
+    pub serial: String,
+    /// When a write is durable.
+    pub cache: CacheMode,
+    /// How adjacent requests are merged before submission to the storage.
+    pub plug: PlugOptions,
+    /// True if the daemon detects by itself that the storage has grown.
+    pub watch_size: bool,
+    /// How requests that the storage failed are handled.
+    pub errors: ErrorPolicy,
+    /// The storage backend: a name in the registry.
+    pub kind: String,
+    /// The backend's own settings with all defaults filled in, for printing.
+    pub resolved_settings: Vec<(&'static str, String)>,
+    /// The open disk.
+    pub disk: Arc<AnyDisk>,
+}
+
+/// Permission bits of a socket, `0000` to `0777`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(u32);
+
+impl SocketMode {
+    /// Read and write by the owner only.
+    pub const OWNER_ONLY: SocketMode = SocketMode(0o600);
+
+    /// Parses three or four octal digits, with no bits above `0777`.
+    pub fn parse(text: &str) -> Option<SocketMode> {
+        let octal = (3..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+        let bits = u32::from_str_radix(text, 8).ok()?;
+        (octal && bits <= 0o777).then_some(SocketMode(bits))
+    }
+
+    /// Returns the bits, as for `chmod`.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+/// When a write is durable. The guest may switch: virtio-blk's CONFIG_WCE, WCE of the SCSI caching mode page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheMode {
+    /// After the next flush.
+    Writeback,
+    /// Before it is completed.
+    Writethrough,
+}
+
+impl CacheMode {
+    /// The words of the configuration.
+    pub const WORDS: &'static [&'static str] = &["writeback", "writethrough"];
+
+    /// Returns the mode of one of [`CacheMode::WORDS`].
+    pub fn from_word(word: &str) -> CacheMode {
+        if word == "writethrough" { CacheMode::Writethrough } else { CacheMode::Writeback }
+    }
+
+    /// Returns the configuration's word for this mode.
+    pub const fn word(self) -> &'static str {
+        match self {
+            CacheMode::Writeback => "writeback",
+            CacheMode::Writethrough => "writethrough",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_modes() {
+        for (text, want) in [("0600", Some(0o600)), ("660", Some(0o660)), ("0777", Some(0o777)), ("000", Some(0))] {
+            assert_eq!(SocketMode::parse(text).map(SocketMode::bits), want, "{text}");
+        }
+        for text in ["", "6", "66", "0o600", "+600", "-600", "0800", "1777", "00600", "rw-------"] {
+            assert_eq!(SocketMode::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn words_round_trip() {
+        for word in CacheMode::WORDS {
+            assert_eq!(CacheMode::from_word(word).word(), *word);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The running daemon.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_engine::{Engine, EngineOptions, UringOptions, Watchdog};
+use mqblk_vhost_user_server::{ListenSocket, SocketError};
+
+use crate::admin;
+use crate::config::{AdminConfig, ServeConfig};
+use crate::flush::flush_all;
+use crate::interface::{HostContext, StartFailure};
+use crate::resolve::UniqueNames;
+use crate::state::DaemonState;
+use crate::watch::SizeWatch;
+
+/// Why the daemon could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The worker threads could not be started.
+    #[error("workers: {0}")]
+    Workers(#[source] io::Error),
+    /// The size watch thread could not be started.
+    #[error("size watch: {0}")]
+    Watch(#[source] io::Error),
+    /// The admin socket could not be created.
+    #[error("serve: admin: {0}")]
+    Admin(#[source] SocketError),
+    /// A guest interface could not be served.
+    #[error(transparent)]
+    Interface(#[from] StartFailure),
+}
+
+/// A running daemon: serves all disks and controllers until [`Daemon::stop`].
+pub struct Daemon {
+    admin: Option<AdminSocket>,
+    state: Arc<DaemonState>,
+    watchdog: Option<Watchdog>,
+    watch: SizeWatch,
+    drain_timeout: Duration,
+}
+
+impl Daemon {
+    /// Starts to serve. Undoes all of it on an error.
+    ///
+    /// # Errors
+    /// If the host refuses a resource.
+    pub fn start(config: ServeConfig) -> Result<Daemon, StartError> {
+        let options = EngineOptions {
+            workers: config.workers.into(),
+            pin: config.pin.iter().flatten().map(|cpu| usize::from(*cpu)).collect(),
+            context: UringOptions::default(),
+        };
+        let engine = Arc::new(Engine::start(&options).map_err(StartError::Workers)?);
+        let mut names = UniqueNames::default();
+        for (noun, id) in config.interfaces.iter().flat_map(|interface| interface.ids()) {
+            names.insert(&("id", id.clone()), &format!("{noun} {id:?}"));
+        }
+        let watchdog = config.hang_warning.map(|age| engine.watch(age)).transpose().map_err(StartError::Workers)?;
+        let drain_timeout = config.drain_timeout;
+        let host = HostContext { engine: Arc::clone(&engine), drain_timeout, names };
+        let interfaces = config.interfaces.into_iter().map(|interface| interface.start(&host));
+        let interfaces = interfaces.collect::<Result<Vec<_>, _>>()?;
+        drop(host);
+        let state = Arc::new(DaemonState::new(engine, interfaces));
+        let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &state)).transpose();
+        let admin = admin.map_err(StartError::Admin)?;
+        let watch = SizeWatch::start(&state).map_err(StartError::Watch)?;
+        let daemon = Daemon { admin, state, watchdog, watch, drain_timeout };
+        for interface in daemon.state.interfaces() {
+            interface.publish()?;
+        }
+        Ok(daemon)
+    }
+
+    /// Drains requests in flight, flushes and closes the disks, and removes the sockets.
+    ///
+    /// # Errors
+    /// If the storage of a disk or a logical unit cannot be flushed, or does not complete in time. The others are flushed nevertheless.
+    pub fn stop(self) -> io::Result<()> {
+        // No change at run time can start after this.
+        drop(self.admin);
+        drop(self.watch);
+        // In parallel: each takes as long as its storage.
+        self.state.interfaces().iter().for_each(|interface| interface.begin_stop());
+        let disks = self.state.flush_targets();
+        self.state.interfaces().iter().for_each(|interface| interface.stop());
+        // Drops the last reference, which stops the servers.
+        drop(self.state);
+        drop(self.watchdog);
+        flush_all(disks, self.drain_timeout)
+    }
+}
+
+/// The admin socket, served until this is dropped.
+struct AdminSocket {
+    _server: mqblk_admin::Server,
+    /// Dropped after the server.
+    _socket: ListenSocket,
+}
+
+impl AdminSocket {
+    fn start(config: &AdminConfig, state: &Arc<DaemonState>) -> Result<AdminSocket, SocketError> {
+        let socket = ListenSocket::bind(&config.socket, config.mode.bits())?;
+        let listener = socket.listener().try_clone();
+        let server = listener
+            .and_then(|listener| mqblk_admin::Server::start(listener, admin::verbs(state), Default::default()))
+            .map_err(|error| SocketError::Os { path: config.socket.clone(), source: error })?;
+        tracing::info!(socket = %config.socket.display(), "admin socket");
+        Ok(AdminSocket { _server: server, _socket: socket })
+    }
+}

@@ -1,0 +1,253 @@
+//! The disks of an interface whose devices have one disk each: the stages of [`interface`](crate::interface) that all such interfaces
+//! share. Such an interface supplies an [`Endpoint`] for the keys and a [`DiskExport`] for what is served.
+
+use std::sync::Arc;
+
+use mqblk_admin::model::DiskStat;
+use mqblk_core::Resize;
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::{AnyDisk, DiskHealth, PlugOptions, QueueStats, WorkerStats};
+
+use crate::admin::wire;
+use crate::config::StorageConfig;
+use crate::interface::{
+    DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, ListPosition, ResolveContext, ServedDevice,
+    StatDetail,
+};
+use crate::print::{Pair, Section, backend_pairs, storage_pairs};
+use crate::resize::{ChangeError, ResizeOutcome};
+use crate::resolve::{ConfigError, StorageKeys, rename_subject, take_id, take_storage_kind};
+use crate::storage_backends::StorageBackends;
+
+/// How guests reach a disk over one interface: the interface's own keys.
+pub trait Endpoint: Send + Sync + Sized + 'static {
+    /// Maximum length of the serial number that guests read, in bytes.
+    const SERIAL_BYTES: usize;
+
+    /// Takes the keys of the disk that is the settings' subject.
+    ///
+    /// # Errors
+    /// If a value is invalid or claimed already.
+    fn take(settings: &mut Settings, context: &mut ResolveContext<'_>) -> Result<Self, SettingError>;
+
+    /// Returns the number of queues offered.
+    fn queues(&self) -> u16;
+
+    /// Assigns the queues to workers. `next` is the next worker of the round-robin.
+    ///
+    /// # Errors
+    /// If the queue map is invalid.
+    fn assign_queues(&mut self, settings: &Settings, next: &mut u16, workers: u16) -> Result<(), SettingError>;
+
+    /// Returns the worker of each queue.
+    fn queue_map(&self) -> &[u16];
+
+    /// Returns the keys with their values.
+    fn pairs(&self) -> Vec<Pair>;
+}
+
+/// The keys of a disk whose storage is not open yet.
+pub struct DiskKeys<E> {
+    position: ListPosition,
+    settings: Settings,
+    id: String,
+    endpoint: E,
+    storage: StorageKeys,
+}
+
+impl<E: Endpoint> DiskKeys<E> {
+    /// Takes all keys except those of the storage backend.
+    ///
+    /// # Errors
+    /// Returns the first invalid value.
+    pub fn take(disk: DiskTable, context: &mut ResolveContext<'_>) -> Result<DiskKeys<E>, SettingError> {
+        let DiskTable { mut settings, owner, position } = disk;
+        let kind = take_storage_kind(&mut settings, context.kinds)?;
+        let id = take_id(&mut settings, "path", kind)?;
+        rename_subject(&mut settings, format!("disk {id:?}"));
+        context.names.claim(&settings, "id", &id, owner)?;
+        let endpoint = E::take(&mut settings, context)?;
+        let storage = StorageKeys::take(&mut settings, kind, &id, E::SERIAL_BYTES)?;
+        Ok(DiskKeys { position, settings, id, endpoint, storage })
+    }
+
+    /// Returns the device with its position.
+    pub fn device(&mut self) -> (ListPosition, &mut dyn DeviceKeys) {
+        (self.position, self)
+    }
+
+    /// Returns the endpoint.
+    #[cfg(test)]
+    pub fn into_endpoint(self) -> E {
+        self.endpoint
+    }
+
+    /// Opens the storage, and fails if a key is left.
+    ///
+    /// # Errors
+    /// If the storage cannot be opened, or a key is unknown.
+    pub fn open(self, storages: &dyn StorageBackends) -> Result<DiskConfig<E>, ConfigError> {
+        let DiskKeys { position, settings, id, endpoint, storage } = self;
+        Ok(DiskConfig { position, id, endpoint, storage: storage.open(settings, storages)? })
+    }
+}
+
+impl<E: Endpoint> DeviceKeys for DiskKeys<E> {
+    fn queues(&self) -> u16 {
+        self.endpoint.queues()
+    }
+
+    fn assign_queues(&mut self, next: &mut u16, workers: u16) -> Result<(), SettingError> {
+        self.endpoint.assign_queues(&self.settings, next, workers)
+    }
+}
+
+/// A disk of the configuration.
+pub struct DiskConfig<E> {
+    /// Its position in lists.
+    pub position: ListPosition,
+    /// Names the disk in logs and metrics.
+    pub id: String,
+    /// How guests reach it.
+    pub endpoint: E,
+    /// Its storage.
+    pub storage: StorageConfig,
+}
+
+impl<E: Endpoint> DiskConfig<E> {
+    /// Returns the table that configures it. `interface` is the word of its interface, unless that is the default.
+    pub fn section(&self, interface: Option<&str>) -> (ListPosition, Vec<Section>) {
+        let mut pairs = vec![("id", crate::print::string(&self.id))];
+        pairs.extend(backend_pairs(&self.storage));
+        pairs.extend(interface.map(|word| ("interface", crate::print::string(word))));
+        pairs.extend(self.endpoint.pairs());
+        pairs.extend(storage_pairs(&self.storage));
+        (self.position, vec![Section { heading: "disk", pairs }])
+    }
+
+    /// Returns its id, with the noun for messages.
+    pub fn named(&self) -> (&'static str, String) {
+        ("disk", self.id.clone())
+    }
+
+    /// Returns its disk, with its name for messages.
+    pub fn flush_target(&self) -> (String, Arc<AnyDisk>) {
+        (format!("disk {:?}", self.id), Arc::clone(&self.storage.disk))
+    }
+
+    /// Returns what reports say about it. `interface` is the word of its interface.
+    pub fn info(&self, interface: &'static str, health: &Arc<DiskHealth>) -> DiskInfo {
+        let own = ["id", "storage", "interface"];
+        let sections = self.section(None).1.into_iter().flat_map(|section| section.pairs);
+        DiskInfo {
+            id: self.id.clone(),
+            interface,
+            storage: self.storage.kind.clone(),
+            plug: self.storage.plug,
+            health: Arc::clone(health),
+            queue_map: self.endpoint.queue_map().to_vec(),
+            settings: sections.filter(|(key, _)| !own.contains(key)).collect(),
+        }
+    }
+}
+
+/// What reports say about a disk.
+#[derive(Clone)]
+pub struct DiskInfo {
+    /// Its id.
+    pub id: String,
+    /// Its interface.
+    pub interface: &'static str,
+    /// Its storage backend.
+    pub storage: String,
+    /// How adjacent requests are merged.
+    pub plug: PlugOptions,
+    /// Its health.
+    pub health: Arc<DiskHealth>,
+    /// The worker of each queue.
+    pub queue_map: Vec<u16>,
+    /// Its settings, without id, interface and storage.
+    pub settings: Vec<Pair>,
+}
+
+/// The guest side of a served disk.
+pub trait DiskExport: Send + Sync {
+    /// Returns the statistics of each queue, out of those of the workers. `None` if a queue was attached or detached meanwhile.
+    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>>;
+
+    /// Adds the members that only this interface has.
+    fn annotate(&self, _stat: &mut DiskStat) {}
+
+    /// Resizes the disk and notifies its guest.
+    ///
+    /// # Errors
+    /// If the disk cannot have that size.
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError>;
+
+    /// Returns its disk, if the size of its storage is watched.
+    fn watched(&self) -> Option<Arc<AnyDisk>>;
+}
+
+/// A served disk: what reports say about it, and its guest side.
+pub struct ServedDisk<X: ?Sized> {
+    info: DiskInfo,
+    export: Arc<X>,
+}
+
+impl<X: DiskExport + ?Sized + 'static> ServedDisk<X> {
+    /// Creates the served disk of an export.
+    pub fn new(info: DiskInfo, export: Arc<X>) -> Arc<ServedDisk<X>> {
+        Arc::new(ServedDisk { info, export })
+    }
+
+    /// Returns its id.
+    pub fn id(&self) -> &str {
+        &self.info.id
+    }
+
+    /// Returns its guest side.
+    pub fn export(&self) -> &Arc<X> {
+        &self.export
+    }
+}
+
+impl<X: ?Sized> Clone for ServedDisk<X> {
+    fn clone(&self) -> Self {
+        ServedDisk { info: self.info.clone(), export: Arc::clone(&self.export) }
+    }
+}
+
+impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
+    fn describe(&self) -> DeviceDescription {
+        let DiskInfo { id, interface, storage, settings, .. } = self.info.clone();
+        DeviceDescription { id, interface, storage: Some(storage), settings }
+    }
+
+    fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat> {
+        let mut stat = wire::disk(&self.info, &self.export.queue_stats(workers)?, detail);
+        self.export.annotate(&mut stat);
+        Some(DeviceStat::Disk(Box::new(stat)))
+    }
+
+    fn exports(&self) -> Vec<Arc<dyn Export>> {
+        vec![Arc::new(self.clone())]
+    }
+}
+
+impl<X: DiskExport + ?Sized + 'static> Export for ServedDisk<X> {
+    fn id(&self) -> &str {
+        &self.info.id
+    }
+
+    fn health(&self) -> Option<Arc<DiskHealth>> {
+        Some(Arc::clone(&self.info.health))
+    }
+
+    fn watched(&self) -> Option<Arc<AnyDisk>> {
+        self.export.watched()
+    }
+
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        self.export.resize(request)
+    }
+}

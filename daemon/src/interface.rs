@@ -1,0 +1,353 @@
+//! The waist between the daemon and the guest interfaces.
+//!
+//! An interface goes through four stages, each with a trait: [`GuestInterface`] is a row of the table of interfaces and says which keys it
+//! owns; [`InterfaceKeys`] takes these keys from the configuration; [`ConfiguredInterface`] has all defaults filled in and its storage
+//! open; [`ServedInterface`] is served to guests. The rest of the daemon knows no interface by name.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_admin::Verb;
+use mqblk_admin::model::{ControllerStat, DiskStat};
+use mqblk_core::Resize;
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::{AnyDisk, DiskHealth, Engine, WorkerStats};
+
+use crate::cpus::Cpus;
+use crate::file::RawTable;
+use crate::print::{Pair, Section};
+use crate::resize::{ChangeError, ResizeOutcome};
+use crate::resolve::{ConfigError, UniqueNames};
+use crate::storage_backends::StorageBackends;
+
+/// Why an interface could not be started.
+pub type StartFailure = Box<dyn Error + Send + Sync>;
+
+/// A guest interface: how guests reach disks.
+pub trait GuestInterface: Sync {
+    /// Returns its word: the value of the key `interface`. Unique.
+    fn word(&self) -> &'static str;
+
+    /// Returns the top-level keys that it owns. Each is also an option of the command line.
+    fn process_keys(&self) -> &'static [ProcessKey] {
+        &[]
+    }
+
+    /// Returns the tables that it owns, besides `[[disk]]`. Each is also an option of the command line.
+    fn tables(&self) -> &'static [ConfigTable] {
+        &[]
+    }
+
+    /// Returns the help text on the keys of its disks, with a trailing empty line.
+    fn disk_help(&self) -> &'static str {
+        ""
+    }
+
+    /// Starts to take the keys of a configuration.
+    fn keys(&self) -> Box<dyn InterfaceKeys>;
+}
+
+/// A top-level key of the configuration, and option of the command line.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessKey {
+    /// The key; the option is `--KEY`.
+    pub key: &'static str,
+    /// The placeholder of its value.
+    pub value_name: &'static str,
+    /// The value of the option without a value; `None`: the option needs one.
+    pub value_if_omitted: Option<&'static str>,
+    /// The help text.
+    pub about: &'static str,
+    /// More paragraphs of the help text.
+    pub more: &'static str,
+    /// The heading that the option is listed under; `None`: that of all options.
+    pub heading: Option<&'static str>,
+    /// True if the key is a reason to run a daemon without any disk.
+    pub serves: bool,
+}
+
+/// An array of tables of the configuration, and option of the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct ConfigTable {
+    /// The name; the option is `--NAME`.
+    pub name: &'static str,
+    /// The placeholder of the option's value.
+    pub value_name: &'static str,
+    /// The help text of the option.
+    pub about: &'static str,
+    /// The help text on its keys, with a trailing empty line.
+    pub help: &'static str,
+    /// The tables inside each of its tables.
+    pub inner: &'static [ConfigTable],
+}
+
+/// What the keys are checked against.
+pub struct ResolveContext<'a> {
+    /// The CPUs of the host.
+    pub cpus: &'a Cpus,
+    /// The names of the storage backends.
+    pub kinds: &'a [&'static str],
+    /// The unique values that were claimed already.
+    pub names: &'a mut UniqueNames,
+}
+
+/// The position of a device in lists: reports and printed configurations sort by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ListPosition {
+    /// A disk of the configuration, by number.
+    Disk(usize),
+    /// A disk that is not in the configuration.
+    Added(usize),
+    /// A controller, by number.
+    Controller(usize),
+}
+
+/// The keys of a `[[disk]]` table.
+pub struct DiskTable {
+    /// Its keys, without `interface`.
+    pub settings: Settings,
+    /// Its name in errors, until it has an id.
+    pub owner: String,
+    /// Its position.
+    pub position: ListPosition,
+}
+
+/// The keys of one interface, while a configuration is resolved. The methods are called in this order.
+pub trait InterfaceKeys {
+    /// Takes its own tables.
+    ///
+    /// # Errors
+    /// Returns the first invalid value.
+    fn take_tables(&mut self, _tables: Vec<RawTable>, _context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
+        Ok(())
+    }
+
+    /// Takes the keys of a disk, except those of its storage backend.
+    ///
+    /// # Errors
+    /// Returns the first invalid value.
+    fn take_disk(&mut self, disk: DiskTable, context: &mut ResolveContext<'_>) -> Result<(), SettingError>;
+
+    /// Takes its top-level keys, after all tables and disks.
+    ///
+    /// # Errors
+    /// Returns the first invalid value.
+    fn take_process(&mut self, _process: &mut Settings, _context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
+        Ok(())
+    }
+
+    /// Returns the number of queues that disks outside the configuration are expected to have.
+    fn expected_queues(&self, _cpus: &Cpus) -> u64 {
+        0
+    }
+
+    /// Returns the devices, each with its position.
+    fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)>;
+
+    /// Opens the storage, and fails if a key is left.
+    ///
+    /// # Errors
+    /// If the storage cannot be opened, or a key is unknown.
+    fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError>;
+}
+
+/// The keys of a device, before its queues are assigned to workers.
+pub trait DeviceKeys {
+    /// Returns the number of its request queues.
+    fn queues(&self) -> u16;
+
+    /// Assigns its queues to workers. `next` is the next worker of the round-robin.
+    ///
+    /// # Errors
+    /// If its queue map is invalid.
+    fn assign_queues(&mut self, next: &mut u16, workers: u16) -> Result<(), SettingError>;
+}
+
+/// An interface with all defaults filled in, and its storage open.
+pub trait ConfiguredInterface: Send {
+    /// Returns its top-level keys with their values.
+    fn process_pairs(&self) -> Vec<Pair> {
+        Vec::new()
+    }
+
+    /// Returns its disks and tables with their keys and values.
+    fn sections(&self) -> Vec<(ListPosition, Vec<Section>)>;
+
+    /// Returns the ids of its disks and controllers, each with the noun for messages.
+    fn ids(&self) -> Vec<(&'static str, String)>;
+
+    /// Returns the number of its request queues.
+    fn queues(&self) -> usize;
+
+    /// Returns true if it will serve disks that are not in the configuration.
+    fn expects_more(&self) -> bool {
+        false
+    }
+
+    /// Checks as far as possible that it can be started, without creating anything.
+    ///
+    /// # Errors
+    /// Names the value that prevents it.
+    fn check(&self) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    /// Starts to serve.
+    ///
+    /// # Errors
+    /// If the host refuses a resource. Everything is undone then.
+    fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure>;
+}
+
+/// What an interface runs on.
+#[derive(Clone)]
+pub struct HostContext {
+    /// The workers.
+    pub engine: Arc<Engine>,
+    /// How long a stop waits for storage.
+    pub drain_timeout: Duration,
+    /// The ids of all disks and controllers.
+    pub names: UniqueNames,
+}
+
+/// An interface that is served.
+pub trait ServedInterface: Send + Sync {
+    /// Returns its devices, each with its position: those of the configuration, and those that guests have now.
+    fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)>;
+
+    /// Returns its own verbs of the admin socket.
+    fn verbs(self: Arc<Self>) -> Vec<Verb> {
+        Vec::new()
+    }
+
+    /// Offers its devices to guests, as the last step of the start.
+    ///
+    /// # Errors
+    /// If the host refuses. What was offered is withdrawn.
+    fn publish(&self) -> Result<(), StartFailure> {
+        Ok(())
+    }
+
+    /// Starts to drain its queues, as the first step of a stop. Changes at run time end before.
+    fn begin_stop(&self);
+
+    /// Waits until its queues are drained, as far as dropping it does not.
+    fn stop(&self) {}
+
+    /// Returns the disks to flush at the end, each with its name for messages.
+    fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)>;
+}
+
+/// A served device: a disk, or a controller with its LUNs.
+pub trait ServedDevice: Send + Sync {
+    /// Returns its description for the verb `disks`.
+    fn describe(&self) -> DeviceDescription;
+
+    /// Returns its statistics, out of those of the workers. `None` if a queue was attached or detached meanwhile.
+    fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat>;
+
+    /// Returns the storage that guests reach through it.
+    fn exports(&self) -> Vec<Arc<dyn Export>>;
+}
+
+/// Storage that guests reach under an id: a disk or a LUN.
+pub trait Export: Send + Sync {
+    /// Returns its id.
+    fn id(&self) -> &str;
+
+    /// Returns the health of its storage; `None` while that is being opened.
+    fn health(&self) -> Option<Arc<DiskHealth>>;
+
+    /// Returns the disk, if the size of its storage is watched.
+    fn watched(&self) -> Option<Arc<AnyDisk>>;
+
+    /// Resizes the storage and notifies the guests.
+    ///
+    /// # Errors
+    /// If the storage cannot have that size.
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError>;
+}
+
+/// A device, as the verb `disks` reports it.
+#[derive(Clone, Debug)]
+pub struct DeviceDescription {
+    /// Its id.
+    pub id: String,
+    /// Its interface.
+    pub interface: &'static str,
+    /// Its storage backend; `None` for a controller.
+    pub storage: Option<String>,
+    /// Its settings, without id, interface and storage.
+    pub settings: Vec<Pair>,
+}
+
+/// How detailed the statistics are.
+#[derive(Clone, Copy, Debug)]
+pub struct StatDetail {
+    /// True to include each queue.
+    pub queues: bool,
+    /// True to include the buckets of latency histograms.
+    pub latency: bool,
+}
+
+/// The statistics of a device.
+#[derive(Clone, Debug)]
+pub enum DeviceStat {
+    /// Of a disk.
+    Disk(Box<DiskStat>),
+    /// Of a controller.
+    Controller(Box<ControllerStat>),
+}
+
+impl DeviceStat {
+    /// Returns the device's id.
+    pub fn id(&self) -> &str {
+        match self {
+            DeviceStat::Disk(disk) => &disk.id,
+            DeviceStat::Controller(controller) => &controller.id,
+        }
+    }
+}
+
+/// The guest interfaces of a program, in the order of messages. The first is the default.
+#[derive(Clone, Copy)]
+pub struct Interfaces(pub &'static [&'static dyn GuestInterface]);
+
+impl fmt::Debug for Interfaces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.words()).finish()
+    }
+}
+
+impl Interfaces {
+    /// Returns the words of all interfaces.
+    pub fn words(&self) -> Vec<&'static str> {
+        self.0.iter().map(|interface| interface.word()).collect()
+    }
+
+    /// Takes `interface` from a disk's keys. Returns the index in the table.
+    ///
+    /// # Errors
+    /// If it is not the word of an interface.
+    pub fn take(&self, settings: &mut Settings) -> Result<usize, SettingError> {
+        let Some(text) = settings.text("interface") else { return Ok(0) };
+        let words = self.words();
+        let found = words.iter().position(|word| *word == text);
+        found.ok_or_else(|| settings.error("interface", format!("{text:?}"), format!("one of {}", words.join(", "))))
+    }
+
+    /// Returns the top-level keys of all interfaces.
+    pub fn process_keys(&self) -> impl Iterator<Item = &'static ProcessKey> {
+        self.0.iter().flat_map(|interface| interface.process_keys())
+    }
+
+    /// Returns the outermost tables of all interfaces, each with the index of its interface.
+    pub fn tables(&self) -> impl Iterator<Item = (usize, &'static ConfigTable)> {
+        self.0
+            .iter()
+            .enumerate()
+            .flat_map(|(index, interface)| interface.tables().iter().map(move |table| (index, table)))
+    }
+}

@@ -1,0 +1,80 @@
+//! A served virtio-blk disk.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mqblk_admin::model::DiskStat;
+use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
+use mqblk_engine::{AnyDisk, QueueStats, WorkerStats};
+use mqblk_vhost_user_server::Server;
+use mqblk_virtio_blk::VirtioBlk;
+
+use crate::config::StorageConfig;
+use crate::disk_list::DiskExport;
+use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
+
+/// How long to wait for the VMM to acknowledge a configuration change. Admin clients wait longer.
+const CONFIG_ACK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A virtio-blk disk: the device, its server and its storage.
+pub struct BlkDisk {
+    id: String,
+    device: Arc<VirtioBlk>,
+    storage: StorageConfig,
+    server: Server,
+    /// Serialises size changes.
+    resize_lock: Mutex<()>,
+}
+
+impl BlkDisk {
+    /// Creates the disk `id`, which `server` serves as `device`.
+    pub fn new(id: String, device: Arc<VirtioBlk>, storage: StorageConfig, server: Server) -> BlkDisk {
+        BlkDisk { id, device, storage, server, resize_lock: Mutex::new(()) }
+    }
+
+    /// Starts to drain its queues, as the first step of a stop.
+    pub fn begin_stop(&self) {
+        self.server.begin_stop();
+    }
+}
+
+/// The users of the disk's size.
+struct Users<'a>(&'a BlkDisk);
+
+impl SizeUsers for Users<'_> {
+    fn set_size(&mut self, size: ByteLen) {
+        self.0.device.set_size(size);
+    }
+
+    fn refresh(&mut self) {
+        self.0.server.refresh_disk(DiskSlot::FIRST);
+    }
+}
+
+impl DiskExport for BlkDisk {
+    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
+        self.server.stats(workers)
+    }
+
+    fn annotate(&self, stat: &mut DiskStat) {
+        stat.in_flight_region = self.server.has_inflight_region();
+    }
+
+    fn watched(&self) -> Option<Arc<AnyDisk>> {
+        self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
+    }
+
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        let _alone = self.resize_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = request.carry_out(self.storage.disk.as_ref(), &mut Users(self));
+        let resized = result.map_err(|error| resize::resize_error(&format!("disk {:?}", self.id), request, error))?;
+        let guest = match resized.is_change() {
+            true => GuestNotice::from(self.server.config_changed(CONFIG_ACK_TIMEOUT)),
+            false => GuestNotice::Unchanged,
+        };
+        if resized.is_change() {
+            tracing::info!(disk = self.id, before = %resized.before, size = %resized.size, guest = guest.word(), "resized");
+        }
+        Ok(ResizeOutcome { resized, guest })
+    }
+}

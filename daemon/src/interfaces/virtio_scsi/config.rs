@@ -1,0 +1,105 @@
+//! The configuration of controllers, LUNs and logical units.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::state::SavedLuns;
+use crate::config::StorageConfig;
+use crate::vhost_user::VhostUserEndpoint;
+
+/// The state file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateConfig {
+    /// Its path. The file may not exist yet.
+    pub path: PathBuf,
+    /// Its content.
+    pub saved: SavedLuns,
+}
+
+/// One virtio-scsi controller.
+#[derive(Clone)]
+pub struct ControllerConfig {
+    /// Names the controller in logs and metrics.
+    pub id: String,
+    /// Its guest interface.
+    pub endpoint: VhostUserEndpoint,
+    /// Maximum number of commands in flight on a LUN: a hint to the guest's driver.
+    pub cmd_per_lun: u16,
+    /// The directory whose files may be opened as LUNs of a guest that is migrated here; `None`: no file may.
+    pub incoming_luns: Option<PathBuf>,
+    /// Its LUNs, in the order given. Their addresses are unique.
+    pub luns: Vec<LunConfig>,
+}
+
+/// The address of a LUN on its controller, shown as `TARGET:LUN`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TargetLun {
+    /// The target.
+    pub target: u8,
+    /// The LUN of that target, below 16384.
+    pub lun: u16,
+}
+
+impl fmt::Display for TargetLun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.target, self.lun)
+    }
+}
+
+/// A LUN of a controller: a path to a logical unit.
+#[derive(Clone)]
+pub struct LunConfig {
+    /// Names the LUN in logs and metrics.
+    pub id: String,
+    /// Its address.
+    pub address: TargetLun,
+    /// Its logical unit.
+    pub unit: LunUnit,
+    /// Its origin.
+    pub origin: LunOrigin,
+    /// True if guests see it. A removed LUN stays in the configuration while other LUNs share its logical unit.
+    pub mapped: bool,
+}
+
+/// The origin of a LUN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LunOrigin {
+    /// The configuration.
+    Configuration,
+    /// Added at run time, to this daemon or a previous one.
+    RunTime,
+}
+
+impl LunOrigin {
+    /// Returns the word that the admin socket reports.
+    pub const fn word(self) -> &'static str {
+        match self {
+            LunOrigin::Configuration => "configuration",
+            LunOrigin::RunTime => "run-time",
+        }
+    }
+}
+
+/// The logical unit of a LUN.
+#[derive(Clone)]
+pub enum LunUnit {
+    /// A logical unit of its own. Its name is the LUN's id.
+    Own(Box<UnitConfig>),
+    /// The logical unit of this name.
+    Shared(String),
+}
+
+/// The configuration of a SCSI logical unit.
+#[derive(Clone)]
+pub struct UnitConfig {
+    /// Its storage.
+    pub storage: StorageConfig,
+    /// The name that its world-wide identification is derived from. Unique.
+    pub unit_name: String,
+    /// T10 vendor identification: 1 to 8 bytes of printable ASCII.
+    pub vendor: String,
+    /// Product identification: 1 to 16 bytes of printable ASCII.
+    pub product: String,
+    /// The file of persistent reservations, if they outlive the daemon. Unique.
+    pub reservations: Option<PathBuf>,
+}

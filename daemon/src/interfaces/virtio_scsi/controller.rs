@@ -1,0 +1,323 @@
+//! Virtio-scsi controllers and their logical units: creation, and LUN hot-plug, resize and unplug.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mqblk_core::{ByteLen, DiskSlot};
+use mqblk_engine::{AnyDisk, AttachError, DiskHealth, QueueDisk, QueueStats, WorkerStats};
+use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
+use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus};
+use mqblk_vhost_user_server::{HostState, Server, SocketError};
+use mqblk_virtio_scsi::{FIXED_QUEUES, LunAddress, LunInUse, ScsiOptions, VirtioScsi};
+
+use super::config::{ControllerConfig, TargetLun, UnitConfig};
+use super::print;
+use crate::config::CacheMode;
+use crate::interface::HostContext;
+use crate::print::Pair;
+use crate::resolve::{Claim, file_claim};
+use crate::vhost_user::VhostUserEndpoint;
+
+/// The worker of the control and the event queue. Both are idle most of the time.
+const FIXED_WORKER: usize = 0;
+/// Maximum transfer length that a controller without initial LUNs reports: Linux' own limit for a device that reports none. Each
+/// logical unit reports its own (VPD page B0h).
+const MAX_TRANSFER: ByteLen = ByteLen(32 << 20);
+/// Product revision level.
+const REVISION: &str = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
+
+/// Why a logical unit cannot be created, or mapped to a LUN.
+#[derive(Debug, thiserror::Error)]
+pub enum LunError {
+    /// Its reservations cannot be stored.
+    #[error("reservations: {0}")]
+    Reservations(String),
+    /// Its disk cannot be opened on a worker.
+    #[error(transparent)]
+    Disk(#[from] AttachError),
+    /// The logical unit accepts no more I_T nexuses of that name.
+    #[error(transparent)]
+    Join(#[from] LoginError),
+    /// The LUN address is in use.
+    #[error(transparent)]
+    AddressInUse(#[from] LunInUse),
+    /// The shared logical unit does not exist. The configuration check excludes this.
+    #[error("its unit is not there")]
+    NoUnit,
+}
+
+/// A served logical unit, which one or several LUNs map.
+pub struct ServedUnit {
+    name: String,
+    config: UnitConfig,
+    logical_unit: Arc<LogicalUnit>,
+    health: Arc<DiskHealth>,
+    /// Held while the size changes or a LUN is mapped, so that a LUN mapped meanwhile gets the new size.
+    resize_lock: Mutex<()>,
+}
+
+impl ServedUnit {
+    /// Creates a logical unit named `name`.
+    ///
+    /// # Errors
+    /// If its reservations cannot be stored.
+    pub fn new(name: &str, config: UnitConfig) -> Result<ServedUnit, LunError> {
+        let disk = &config.storage.disk;
+        let reservations = match &config.reservations {
+            Some(path) => open_reservations(path).map_err(LunError::Reservations)?,
+            None => Reservations::new(None),
+        };
+        let logical = LogicalUnit::new(LogicalUnitOptions {
+            geometry: disk.geometry(),
+            limits: disk.limits(),
+            identity: Identity {
+                vendor: config.vendor.clone(),
+                product: config.product.clone(),
+                revision: REVISION.to_owned(),
+                serial: config.storage.serial.clone(),
+                name: config.unit_name.clone(),
+            },
+            writeback: config.storage.cache == CacheMode::Writeback,
+            reservations,
+        });
+        let health = Arc::new(DiskHealth::new(name, config.storage.errors));
+        Ok(ServedUnit {
+            name: name.to_owned(),
+            logical_unit: Arc::new(logical),
+            health,
+            config,
+            resize_lock: Mutex::new(()),
+        })
+    }
+
+    /// Returns its name: the id of the LUN that it was created for.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns its unique values: no other logical unit may use them, nor a LUN its name as an id.
+    pub fn claims(&self) -> Vec<Claim> {
+        let mut claims = vec![("id", self.name.clone()), ("unit-name", self.config.unit_name.clone())];
+        claims.extend(self.config.reservations.iter().map(|path| file_claim("reservations", path)));
+        claims
+    }
+
+    /// Returns its configuration.
+    pub fn config(&self) -> &UnitConfig {
+        &self.config
+    }
+
+    /// Returns its disk.
+    pub fn disk(&self) -> &Arc<AnyDisk> {
+        &self.config.storage.disk
+    }
+
+    /// Returns its health: the error policy, and whether it is stopped.
+    pub fn health(&self) -> &Arc<DiskHealth> {
+        &self.health
+    }
+
+    /// Runs `change` while holding the lock of the size and the mapped LUNs.
+    pub fn with_resize_lock<R>(&self, change: impl FnOnce() -> R) -> R {
+        let _guard = self.resize_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        change()
+    }
+
+    /// Sets the size and notifies the initiators (unit attention).
+    pub fn set_size(&self, size: ByteLen) {
+        self.logical_unit.set_size(size);
+    }
+
+    fn queue_disk(&self, slot: DiskSlot) -> QueueDisk {
+        let health = Arc::clone(&self.health);
+        QueueDisk { slot, disk: Arc::clone(self.disk()), plug: self.config.storage.plug, health }
+    }
+
+    /// Establishes the I_T nexus of a controller's guest. Its name must be the same after a restart: registrations are stored by it.
+    fn login(self: &ServedUnit, controller: &str, address: TargetLun) -> Result<Arc<Nexus>, LoginError> {
+        self.logical_unit.login(controller, u16::from(address.target) + 1)
+    }
+}
+
+/// Opens a file of reservations and restores its content.
+///
+/// # Errors
+/// If the file cannot be read, or has another format.
+pub fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String> {
+    let error = |why: &dyn std::fmt::Display| format!("{path:?}: {why}");
+    let (store, saved) = FileReservationStore::open(path).map_err(|why| error(&why))?;
+    let store = Arc::new(store);
+    match saved {
+        Some(saved) => Reservations::restore(&saved, Some(store)).map_err(|why| error(&why)),
+        None => Ok(Reservations::new(Some(store))),
+    }
+}
+
+/// A served controller.
+pub struct Controller {
+    id: String,
+    endpoint: VhostUserEndpoint,
+    settings: Vec<Pair>,
+    device: Arc<VirtioScsi>,
+    server: Server,
+}
+
+/// A LUN that a controller starts with.
+pub struct InitialLun {
+    /// Its address.
+    pub address: TargetLun,
+    /// The engine's slot of its disk.
+    pub slot: DiskSlot,
+    /// Its logical unit.
+    pub unit: Arc<ServedUnit>,
+}
+
+/// Why a controller cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ControllerError {
+    /// Its socket cannot be created.
+    #[error("controller {id:?}: socket: {source}")]
+    Socket {
+        /// The controller's id.
+        id: String,
+        /// The cause.
+        source: SocketError,
+    },
+    /// One of its LUNs cannot be mapped.
+    #[error("lun {address} of controller {id:?}: {source}")]
+    Lun {
+        /// The controller's id.
+        id: String,
+        /// The LUN's address.
+        address: TargetLun,
+        /// The cause.
+        source: Box<LunError>,
+    },
+}
+
+impl ControllerError {
+    /// Returns the error of a LUN.
+    pub fn lun(id: &str, address: TargetLun, source: LunError) -> ControllerError {
+        ControllerError::Lun { id: id.to_owned(), address, source: Box::new(source) }
+    }
+}
+
+impl Controller {
+    /// Serves the controller of `config` with `luns` (not those of `config`). `host_state` is part of the migration state of its guest.
+    ///
+    /// # Errors
+    /// If the socket cannot be created, or a LUN cannot be mapped.
+    pub fn start(
+        config: &ControllerConfig,
+        luns: &[InitialLun],
+        host: &HostContext,
+        host_state: Arc<dyn HostState>,
+    ) -> Result<Controller, ControllerError> {
+        let ControllerConfig { id, endpoint, cmd_per_lun, .. } = config;
+        let max_transfer = luns.iter().map(|lun| lun.unit.disk().limits().max_transfer).min();
+        let device = Arc::new(VirtioScsi::new(ScsiOptions {
+            queues: endpoint.queues,
+            queue_size: endpoint.queue_size,
+            cmd_per_lun: (*cmd_per_lun).into(),
+            max_transfer: max_transfer.unwrap_or(MAX_TRANSFER),
+        }));
+        for InitialLun { address, slot, unit } in luns {
+            map(&device, id, *address, *slot, unit).map_err(|error| ControllerError::lun(id, *address, error))?;
+        }
+        let disks = luns.iter().map(|lun| lun.unit.queue_disk(lun.slot)).collect();
+        let mut options = endpoint.server_options(id, disks, host);
+        options.queue_map.splice(..0, [FIXED_WORKER; FIXED_QUEUES as usize]);
+        options.host_state = Some(host_state);
+        tracing::info!(controller = %id, luns = luns.len(), queues = endpoint.queues, poll = %endpoint.poll, "serving");
+        let refused = |source| ControllerError::Socket { id: id.clone(), source };
+        let server = Server::start(Arc::clone(&device), options).map_err(refused)?;
+        Ok(Controller {
+            id: id.clone(),
+            endpoint: endpoint.clone(),
+            settings: print::controller_pairs(config),
+            device,
+            server,
+        })
+    }
+
+    /// Returns its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Returns its vhost-user endpoint.
+    pub fn endpoint(&self) -> &VhostUserEndpoint {
+        &self.endpoint
+    }
+
+    /// Returns its settings, all defaults filled in.
+    pub fn settings(&self) -> &[Pair] {
+        &self.settings
+    }
+
+    /// Maps a logical unit to a LUN and notifies the guest. Undoes all of it on an error.
+    ///
+    /// # Errors
+    /// If a worker cannot open the disk, or the logical unit refuses the nexus.
+    pub fn map(&self, address: TargetLun, slot: DiskSlot, unit: &ServedUnit) -> Result<(), LunError> {
+        self.server.open_disk(unit.queue_disk(slot))?;
+        let mapped = map(&self.device, &self.id, address, slot, unit);
+        if mapped.is_err() {
+            self.server.close_disk(slot);
+        }
+        mapped
+    }
+
+    /// Unmaps a LUN and notifies the guest. Waits for its commands to complete.
+    pub fn unmap(&self, address: TargetLun) {
+        if let Some(slot) = self.device.unmap(device_address(address)) {
+            self.server.close_disk(slot);
+        }
+    }
+
+    /// Makes the queues re-read the size of the disk in a slot.
+    pub fn refresh(&self, slot: DiskSlot) {
+        self.server.refresh_disk(slot);
+    }
+
+    /// Notifies the guest that the size of a LUN has changed.
+    pub fn resized(&self, address: TargetLun) {
+        self.device.notify_resized(device_address(address));
+    }
+
+    /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].
+    pub fn in_flight_region(&self) -> Option<bool> {
+        self.server.has_inflight_region()
+    }
+
+    /// Starts to drain its queues: see [`Server::begin_stop`].
+    pub fn begin_stop(&self) {
+        self.server.begin_stop();
+    }
+
+    /// Returns true if a guest is connected.
+    pub fn is_connected(&self) -> bool {
+        self.server.is_connected()
+    }
+
+    /// Returns the statistics of each queue, control and event queue first: see [`Server::stats`].
+    pub fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
+        self.server.stats(workers)
+    }
+}
+
+/// Maps a logical unit, whose disk is open in `slot`, to a LUN of the controller `id`.
+fn map(
+    device: &Arc<VirtioScsi>,
+    id: &str,
+    address: TargetLun,
+    slot: DiskSlot,
+    unit: &ServedUnit,
+) -> Result<(), LunError> {
+    let nexus = unit.login(id, address)?;
+    Ok(device.map(device_address(address), slot, nexus)?)
+}
+
+fn device_address(address: TargetLun) -> LunAddress {
+    LunAddress { target: address.target, lun: address.lun }
+}

@@ -1,0 +1,112 @@
+//! The keys of a controller, without its LUNs.
+
+use std::path::{Path, PathBuf};
+
+use mqblk_core::settings::{SettingError, Settings};
+
+use super::config::{ControllerConfig, LunConfig};
+use crate::interface::{DeviceKeys, ResolveContext};
+use crate::queues::MAX_QUEUES;
+use crate::resolve::{ConfigError, rename_subject, take_id, take_storage_kind, take_u16};
+use crate::vhost_user::VhostUserEndpoint;
+
+/// Maximum number of request queues of a controller, which also has a control and an event queue.
+const MAX_SCSI_QUEUES: u16 = MAX_QUEUES - 2;
+/// Minimum of a controller's default number of request queues. QEMU sets up one for each virtual CPU whatever is offered, and 10.0 does
+/// not report if that is too many. Unused queues cost next to nothing.
+const SCSI_QUEUES: u16 = 32;
+/// `cmd-per-lun`: QEMU's default, and what its driver accepts.
+const DEFAULT_CMD_PER_LUN: u16 = 128;
+const MAX_CMD_PER_LUN: u16 = 1024;
+
+/// The keys of a controller, without its LUNs.
+pub struct ControllerKeys {
+    settings: Settings,
+    id: String,
+    endpoint: VhostUserEndpoint,
+    cmd_per_lun: u16,
+    incoming_luns: Option<PathBuf>,
+}
+
+impl ControllerKeys {
+    /// Takes the keys of a `[[controller]]` table.
+    ///
+    /// # Errors
+    /// If a value is invalid or claimed already.
+    pub fn take(
+        mut settings: Settings,
+        context: &mut ResolveContext<'_>,
+        owner: String,
+    ) -> Result<ControllerKeys, SettingError> {
+        let id = take_id(&mut settings, "socket", "scsi")?;
+        ControllerKeys::take_rest(&mut settings, id, context, owner).map(|keys| ControllerKeys { settings, ..keys })
+    }
+
+    /// Takes the keys of a disk that is a controller with one LUN. Returns the LUN's settings too.
+    ///
+    /// # Errors
+    /// If a value is invalid or claimed already.
+    pub fn of_disk(
+        mut settings: Settings,
+        context: &mut ResolveContext<'_>,
+        owner: String,
+    ) -> Result<(ControllerKeys, Settings), SettingError> {
+        // The key stays for the LUN; here it only supplies a default id.
+        let kind = take_storage_kind(&mut settings.clone(), context.kinds)?;
+        let id = take_id(&mut settings, "path", kind)?;
+        let keys = ControllerKeys::take_rest(&mut settings, id, context, owner)?;
+        Ok((keys, settings))
+    }
+
+    /// Takes all keys except the id. The result does not have the remaining settings.
+    fn take_rest(
+        settings: &mut Settings,
+        id: String,
+        context: &mut ResolveContext<'_>,
+        owner: String,
+    ) -> Result<ControllerKeys, SettingError> {
+        rename_subject(settings, format!("controller {id:?}"));
+        context.names.claim(settings, "id", &id, owner)?;
+        let queues = context.cpus.count.max(SCSI_QUEUES);
+        let endpoint = VhostUserEndpoint::take(settings, (queues, MAX_SCSI_QUEUES), context)?;
+        let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
+        let incoming_luns = take_directory(settings, "incoming-luns")?;
+        Ok(ControllerKeys { settings: Settings::new(settings.subject()), id, endpoint, cmd_per_lun, incoming_luns })
+    }
+
+    /// Returns its id and its socket, which its LUNs' defaults depend on.
+    pub fn lun_defaults(&self) -> (&str, &Path) {
+        (&self.id, &self.endpoint.socket)
+    }
+
+    /// Returns the controller with its LUNs.
+    ///
+    /// # Errors
+    /// If a key is left.
+    pub fn finish(self, luns: Vec<LunConfig>) -> Result<ControllerConfig, ConfigError> {
+        let ControllerKeys { settings, id, endpoint, cmd_per_lun, incoming_luns } = self;
+        settings.finish()?;
+        Ok(ControllerConfig { id, endpoint, cmd_per_lun, incoming_luns, luns })
+    }
+}
+
+impl DeviceKeys for ControllerKeys {
+    fn queues(&self) -> u16 {
+        self.endpoint.queues
+    }
+
+    fn assign_queues(&mut self, next: &mut u16, workers: u16) -> Result<(), SettingError> {
+        self.endpoint.assign_queues(&self.settings, next, workers)
+    }
+}
+
+/// Takes the path of an existing directory.
+fn take_directory(settings: &mut Settings, key: &'static str) -> Result<Option<PathBuf>, SettingError> {
+    let Some(path) = settings.text(key).map(PathBuf::from) else { return Ok(None) };
+    let reason = match path.metadata() {
+        Ok(folder) if folder.is_dir() => return Ok(Some(path)),
+        Ok(_) => "no folder".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(settings.error(key, format!("{path:?} ({reason})"), "an existing folder"))
+}

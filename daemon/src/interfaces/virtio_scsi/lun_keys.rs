@@ -1,0 +1,297 @@
+//! The keys of a LUN: its address and its logical unit. For LUNs of the configuration and LUNs added at run time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_scsi::reservation::locally_assigned;
+
+use super::RawLun;
+use super::config::{LunConfig, LunOrigin, LunUnit, TargetLun, UnitConfig};
+use super::controller_keys::ControllerKeys;
+use crate::resolve::{
+    Claim, ConfigError, StorageKeys, UniqueNames, canonical_path, check_id, is_printable, rename_subject,
+    take_printable, take_storage_kind, take_u16,
+};
+use crate::storage_backends::StorageBackends;
+
+/// Highest LUN of a target: single level addressing carries 14 bits (SAM-5 section 4.7.5).
+const MAX_LUN: u16 = 16_383;
+/// Maximum length of a logical unit's serial number (VPD page 80h).
+const SERIAL_BYTES: usize = 64;
+/// Maximum length of a logical unit's name that VPD page 83h reports without truncation.
+const UNIT_NAME_BYTES: usize = 64;
+/// Field lengths of the standard INQUIRY data. Source: SPC-4 section 6.6.2.
+const VENDOR_BYTES: usize = 8;
+const PRODUCT_BYTES: usize = 16;
+const VENDOR: &str = "mqblk";
+const PRODUCT: &str = "virtual disk";
+
+/// The LUN addresses in use on a controller, with the LUNs' ids.
+pub type UsedAddresses = BTreeMap<TargetLun, String>;
+
+/// Returns the lowest target that has no LUN.
+fn free_target(addresses: &UsedAddresses) -> Option<u8> {
+    (0..=u8::MAX).find(|target| !addresses.keys().any(|address| address.target == *target))
+}
+
+/// The keys of a LUN whose storage is not open yet.
+#[derive(Debug)]
+pub struct LunKeys {
+    settings: Settings,
+    id: String,
+    address: TargetLun,
+    unit: UnitKeys,
+    claims: Vec<Claim>,
+}
+
+#[derive(Debug)]
+enum UnitKeys {
+    Own(Box<OwnUnitKeys>),
+    Shared(String),
+}
+
+#[derive(Debug)]
+struct OwnUnitKeys {
+    storage: StorageKeys,
+    unit_name: String,
+    vendor: String,
+    product: String,
+    reservations: Option<PathBuf>,
+}
+
+impl LunKeys {
+    /// Takes the keys of a LUN of the controller `controller`, whose socket is at `socket`. Claims its address and names.
+    ///
+    /// # Errors
+    /// If a value is invalid or already claimed.
+    pub fn take(
+        mut settings: Settings,
+        (controller, socket): (&str, &Path),
+        kinds: &[&'static str],
+        addresses: &mut UsedAddresses,
+        names: &mut UniqueNames,
+    ) -> Result<LunKeys, SettingError> {
+        let address = take_address(&mut settings, addresses)?;
+        let id = settings.text("id").unwrap_or_else(|| format!("{controller}:{address}"));
+        check_id(&settings, &id, "", ":")?;
+        rename_subject(&mut settings, format!("lun {id:?}"));
+        if let Some(other) = addresses.get(&address) {
+            let found = format!("target {} lun {}, the place of lun {other:?}", address.target, address.lun);
+            let expected = "a place of its own; without target= it gets the first target that is free";
+            return Err(settings.error("target", found, expected));
+        }
+        let mut claims =
+            vec![names.claim(&settings, "id", &id, format!("lun {address} of controller {controller:?}"))?];
+        let unit = match settings.text("unit") {
+            Some(unit) => UnitKeys::Shared(unit),
+            None => {
+                let own = OwnUnitKeys::take(&mut settings, &id, default_unit_name(socket, address), kinds)?;
+                claims.extend(own.claim(&settings, &id, names)?);
+                UnitKeys::Own(Box::new(own))
+            }
+        };
+        addresses.insert(address, id.clone());
+        Ok(LunKeys { settings, id, address, unit, claims })
+    }
+
+    /// Returns its claims.
+    pub fn claims(&self) -> &[Claim] {
+        &self.claims
+    }
+
+    /// Returns its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Returns its address.
+    pub fn address(&self) -> TargetLun {
+        self.address
+    }
+
+    /// Returns the name of the logical unit that it shares; `None` if it has one of its own.
+    pub fn shared_unit(&self) -> Option<&str> {
+        match &self.unit {
+            UnitKeys::Own(_) => None,
+            UnitKeys::Shared(unit) => Some(unit),
+        }
+    }
+
+    /// Returns the error for a logical unit that it cannot share. `found` describes what has that name, if anything.
+    pub fn no_such_unit(&self, unit: &str, found: &str) -> SettingError {
+        self.settings.error("unit", format!("{unit:?}{found}"), "the id of a LUN with storage of its own")
+    }
+
+    /// Returns the error for a logical unit that the LUN `other` of the same target maps already.
+    pub fn unit_twice(&self, unit: &str, other: &str) -> SettingError {
+        let found = format!("{unit:?}, which target {} has already: {other:?}", self.address.target);
+        self.settings.error("unit", found, "another target: a unit is once in each")
+    }
+
+    /// Opens the storage, unless the logical unit is shared.
+    ///
+    /// # Errors
+    /// If the storage cannot be opened, or a key is unknown.
+    pub fn open(self, storages: &dyn StorageBackends) -> Result<LunConfig, ConfigError> {
+        let LunKeys { settings, id, address, unit, .. } = self;
+        let unit = match unit {
+            UnitKeys::Own(own) => {
+                let OwnUnitKeys { storage, unit_name, vendor, product, reservations } = *own;
+                let storage = storage.open(settings, storages)?;
+                LunUnit::Own(Box::new(UnitConfig { storage, unit_name, vendor, product, reservations }))
+            }
+            UnitKeys::Shared(unit) => {
+                settings.finish()?;
+                LunUnit::Shared(unit)
+            }
+        };
+        Ok(LunConfig { id, address, unit, origin: LunOrigin::Configuration, mapped: true })
+    }
+}
+
+/// Takes all LUNs of a configuration: those of each controller, in the order given.
+///
+/// # Errors
+/// Returns the first invalid value.
+pub fn take_all(
+    raw: Vec<RawLun>,
+    controllers: &[ControllerKeys],
+    kinds: &[&'static str],
+    names: &mut UniqueNames,
+) -> Result<Vec<Vec<LunKeys>>, SettingError> {
+    // LUNs with an explicit target first: the others get free targets.
+    let (mut raw, rest): (Vec<_>, Vec<_>) =
+        raw.into_iter().enumerate().partition(|(_, lun)| lun.settings.peek("target").is_some());
+    raw.extend(rest);
+    let ids: Vec<&str> = controllers.iter().map(|controller| controller.lun_defaults().0).collect();
+    let mut addresses = vec![UsedAddresses::new(); controllers.len()];
+    let mut taken = Vec::new();
+    for (order, RawLun { controller, mut settings }) in raw {
+        let at = match controller {
+            Some(at) => at,
+            None => find_controller(&mut settings, &ids)?,
+        };
+        let seen = controllers[at].lun_defaults();
+        taken.push((at, order, LunKeys::take(settings, seen, kinds, &mut addresses[at], names)?));
+    }
+    check_shared(&taken.iter().map(|(at, _, lun)| (*at, lun)).collect::<Vec<_>>())?;
+    taken.sort_by_key(|(at, order, _)| (*at, *order));
+    let mut luns: Vec<Vec<LunKeys>> = controllers.iter().map(|_| Vec::new()).collect();
+    taken.into_iter().for_each(|(at, _, lun)| luns[at].push(lun));
+    Ok(luns)
+}
+
+/// Takes `controller` and returns its index in `ids`.
+///
+/// # Errors
+/// If it is not in `ids`.
+pub fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, SettingError> {
+    let id = settings.text("controller");
+    let found = ids.iter().position(|controller| id.as_deref() == Some(*controller));
+    found.ok_or_else(|| {
+        let expected = match ids {
+            [] => "the id of a --controller or [[controller]], of which there is none".to_owned(),
+            ids => format!("the id of a controller: {}", ids.join(", ")),
+        };
+        settings.error("controller", id.map_or("nothing".to_owned(), |id| format!("{id:?}")), expected)
+    })
+}
+
+/// Checks that each shared logical unit is a LUN's own, and that no target maps a logical unit twice.
+///
+/// # Errors
+/// Returns the first LUN that breaks a rule.
+pub fn check_shared(luns: &[(usize, &LunKeys)]) -> Result<(), SettingError> {
+    let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, lun)| (lun.id(), lun.shared_unit())).collect();
+    let mut seen = HashMap::new();
+    let own_first = luns.iter().filter(|(_, lun)| lun.shared_unit().is_none());
+    for (controller, lun) in own_first.chain(luns.iter().filter(|(_, lun)| lun.shared_unit().is_some())) {
+        let unit = lun.shared_unit().unwrap_or(lun.id());
+        match units.get(unit) {
+            Some(Some(other)) if lun.shared_unit().is_some() => {
+                return Err(lun.no_such_unit(unit, &format!(", which itself shares the unit of {other:?}")));
+            }
+            None => return Err(lun.no_such_unit(unit, "")),
+            _ => {}
+        }
+        if let Some(other) = seen.insert((*controller, lun.address.target, unit), lun.id()) {
+            return Err(lun.unit_twice(unit, other));
+        }
+    }
+    Ok(())
+}
+
+impl OwnUnitKeys {
+    fn take(
+        settings: &mut Settings,
+        id: &str,
+        default_name: String,
+        kinds: &[&'static str],
+    ) -> Result<OwnUnitKeys, SettingError> {
+        let kind = take_storage_kind(settings, kinds)?;
+        let reservations = settings.text("reservations").map(PathBuf::from);
+        if let Some(path) = &reservations {
+            check_reservations(settings, path)?;
+        }
+        Ok(OwnUnitKeys {
+            storage: StorageKeys::take(settings, kind, id, SERIAL_BYTES)?,
+            unit_name: take_printable(settings, "unit-name", UNIT_NAME_BYTES)?.unwrap_or(default_name),
+            vendor: take_printable(settings, "vendor", VENDOR_BYTES)?.unwrap_or_else(|| VENDOR.to_owned()),
+            product: take_printable(settings, "product", PRODUCT_BYTES)?.unwrap_or_else(|| PRODUCT.to_owned()),
+            reservations,
+        })
+    }
+
+    fn claim(&self, settings: &Settings, id: &str, names: &mut UniqueNames) -> Result<Vec<Claim>, SettingError> {
+        let owner = || format!("lun {id:?}");
+        let mut claims = vec![names.claim(settings, "unit-name", &self.unit_name, owner())?];
+        if let Some(path) = &self.reservations {
+            claims.push(names.claim_file(settings, "reservations", path, owner())?);
+        }
+        Ok(claims)
+    }
+}
+
+/// Returns the default of `unit-name`. Unique among all logical units that a guest can see: no two controllers have the same socket.
+fn default_unit_name(socket: &Path, address: TargetLun) -> String {
+    let socket = canonical_path(socket);
+    let path = std::path::absolute(&socket).unwrap_or(socket).display().to_string();
+    let name = format!("{address}:{path}");
+    if name.len() <= UNIT_NAME_BYTES && is_printable(&name) {
+        return name;
+    }
+    format!("{address}:{:016x}", locally_assigned(&path))
+}
+
+fn take_address(settings: &mut Settings, addresses: &UsedAddresses) -> Result<TargetLun, SettingError> {
+    let target = take_u16(settings, "target", 0, u8::MAX.into())?;
+    let lun = take_u16(settings, "lun", 0, MAX_LUN)?.unwrap_or(0);
+    let target = match target.map(u8::try_from) {
+        Some(Ok(target)) => Some(target),
+        _ => free_target(addresses),
+    };
+    match target {
+        Some(target) => Ok(TargetLun { target, lun }),
+        None => Err(settings.error("target", "nothing, and all 256 in use", "the target that gets another LUN")),
+    }
+}
+
+fn check_reservations(settings: &Settings, path: &Path) -> Result<(), SettingError> {
+    let expected = "a file, or a new one in an existing folder";
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let error = |why: String| settings.error("reservations", format!("{path:?} ({why})"), expected);
+    match folder.metadata() {
+        Err(why) => return Err(error(why.to_string())),
+        Ok(folder) if !folder.is_dir() => return Err(error("in no folder".to_owned())),
+        Ok(_) => {}
+    }
+    match path.metadata() {
+        Ok(file) if !file.is_file() => Err(error("no regular file".to_owned())),
+        Err(why) if why.kind() != std::io::ErrorKind::NotFound => Err(error(why.to_string())),
+        _ => Ok(()),
+    }
+}

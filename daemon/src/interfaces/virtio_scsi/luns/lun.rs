@@ -1,0 +1,93 @@
+//! The table entry of a LUN, and the results of changing one.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use mqblk_core::DiskSlot;
+
+use super::super::config::{LunOrigin, TargetLun};
+use super::super::controller::ServedUnit;
+use crate::resolve::Claim;
+
+/// The state of a LUN.
+#[derive(Clone, Debug)]
+pub enum LunState {
+    /// Its storage is being opened.
+    Adding,
+    /// Guests use it.
+    Ready,
+    /// Guests no longer see it; requests in flight are completing.
+    Removing(Arc<RemovalProgress>),
+}
+
+/// The progress of a removal.
+#[derive(Debug, Default)]
+pub struct RemovalProgress {
+    /// True when all requests have completed and the storage is being flushed.
+    pub flushing: AtomicBool,
+    /// Set when the LUN is removed. An error says why written data may be lost.
+    pub done: OnceLock<Result<(), String>>,
+}
+
+impl LunState {
+    /// Returns the word that the admin socket reports.
+    pub fn word(&self) -> &'static str {
+        match self {
+            LunState::Adding => "adding",
+            LunState::Ready => "ready",
+            LunState::Removing(_) => "removing",
+        }
+    }
+}
+
+/// The table entry of a LUN.
+#[derive(Clone)]
+pub struct LunEntry {
+    /// Its id.
+    pub id: String,
+    /// The index of its controller in [`Luns::controllers`].
+    pub controller: usize,
+    /// Its address.
+    pub address: TargetLun,
+    /// The engine's slot of its disk, unique for the controller.
+    pub slot: DiskSlot,
+    /// Its origin.
+    pub origin: LunOrigin,
+    /// Its state.
+    pub state: LunState,
+    /// Its logical unit; `None` while that is being opened.
+    pub unit: Option<Arc<ServedUnit>>,
+    /// Its claims, without those of its logical unit.
+    pub(super) claims: Vec<Claim>,
+    /// The settings that it was added with at run time, without its controller, id and address.
+    pub(super) added_settings: Option<BTreeMap<String, String>>,
+}
+
+impl LunEntry {
+    /// Returns true if guests use it.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.state, LunState::Ready)
+    }
+
+    pub(super) fn maps(&self, unit: &ServedUnit) -> bool {
+        self.unit.as_deref().is_some_and(|own| std::ptr::eq(own, unit))
+    }
+}
+
+/// Selects a LUN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LunSelector {
+    /// By its id.
+    Id(String),
+    /// By the id of its controller and its address.
+    Address(String, TargetLun),
+}
+
+/// The result of a removal.
+pub enum Removal {
+    /// The LUN is removed.
+    Done(LunEntry),
+    /// The removal continues until all requests have completed and the storage is flushed.
+    Pending(LunEntry, Arc<RemovalProgress>),
+}

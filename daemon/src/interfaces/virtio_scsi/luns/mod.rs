@@ -1,0 +1,475 @@
+//! The LUNs of all controllers, including those added and removed at run time.
+//!
+//! The table is locked for short times only. Slow steps (opening storage, waiting for commands) run without the lock, while the LUN's entry
+//! reserves its address and names.
+
+mod lun;
+mod migration;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
+
+use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, StateConfig, UnitConfig};
+use super::controller::{Controller, ControllerError, InitialLun, LunError, ServedUnit};
+use super::lun_keys::{LunKeys, UsedAddresses, find_controller};
+use super::state::{AddedLun, SavedLuns, StateFile};
+use crate::interface::HostContext;
+use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
+use crate::resolve::UniqueNames;
+use crate::storage_backends::{Registry, StorageBackends as _};
+pub use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
+use migration::LunMigration;
+
+/// All controllers and their LUNs.
+pub struct Luns {
+    controllers: Vec<Controller>,
+    /// The claims of disks and controllers.
+    names: UniqueNames,
+    table: Mutex<Vec<LunEntry>>,
+    changed: Condvar,
+    removals: Mutex<Vec<JoinHandle<()>>>,
+    /// The state file for the next daemon. Lock order: after the table.
+    state_file: Option<Mutex<StateFile>>,
+    /// The LUNs' part of the migration state, of each controller.
+    migrations: Vec<Arc<LunMigration>>,
+}
+
+impl Luns {
+    /// Serves the controllers of a configuration.
+    ///
+    /// # Errors
+    /// If the host refuses a resource. Everything is undone then.
+    pub fn start(
+        configs: &[ControllerConfig],
+        host: &HostContext,
+        state: Option<StateConfig>,
+    ) -> Result<Luns, LunsError> {
+        let saved = state.iter().flat_map(|state| &state.saved.added);
+        let saved: HashMap<String, BTreeMap<String, String>> =
+            saved.map(|lun| (lun.id.clone(), lun.settings.clone())).collect();
+        let state = state.map(|StateConfig { path, saved }| {
+            StateFile::open(&path, saved).map(Mutex::new).map_err(|source| LunsError::State { path, source })
+        });
+        let state = state.transpose()?;
+        let mut units = HashMap::new();
+        for (config, lun) in configs.iter().flat_map(|config| config.luns.iter().map(move |lun| (config, lun))) {
+            if let LunUnit::Own(unit) = &lun.unit {
+                let unit = ServedUnit::new(&lun.id, UnitConfig::clone(unit));
+                let unit = unit.map_err(|error| ControllerError::lun(&config.id, lun.address, error))?;
+                units.insert(lun.id.as_str(), Arc::new(unit));
+            }
+        }
+        let (mut controllers, mut carried) = (Vec::new(), Vec::new());
+        let mut table = Vec::new();
+        for (controller, config) in configs.iter().enumerate() {
+            let mut first = Vec::new();
+            for (slot, lun) in (0..).map(DiskSlot).zip(config.luns.iter().filter(|lun| lun.mapped)) {
+                let unit = match &lun.unit {
+                    LunUnit::Own(_) => units.get(lun.id.as_str()),
+                    LunUnit::Shared(name) => units.get(name.as_str()),
+                };
+                let unit = unit.ok_or_else(|| ControllerError::lun(&config.id, lun.address, LunError::NoUnit))?;
+                first.push(InitialLun { address: lun.address, slot, unit: Arc::clone(unit) });
+                table.push(LunEntry {
+                    id: lun.id.clone(),
+                    controller,
+                    address: lun.address,
+                    slot,
+                    state: LunState::Ready,
+                    unit: Some(Arc::clone(unit)),
+                    claims: vec![("id", lun.id.clone())],
+                    origin: lun.origin,
+                    added_settings: saved.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
+                });
+            }
+            let migration = Arc::new(LunMigration::new(&config.id, config.incoming_luns.clone()));
+            controllers.push(Controller::start(config, &first, host, Arc::clone(&migration) as _)?);
+            carried.push(migration);
+        }
+        let (changed, removals) = (Condvar::new(), Mutex::default());
+        Ok(Luns {
+            controllers,
+            names: host.names.clone(),
+            table: Mutex::new(table),
+            changed,
+            removals,
+            state_file: state,
+            migrations: carried,
+        })
+    }
+
+    /// Enables or disables the migration of guests. Waits for incoming migrations.
+    pub fn set_migratable(self: &Arc<Luns>, on: bool) {
+        let luns = if on { Arc::downgrade(self) } else { Weak::new() };
+        self.migrations.iter().for_each(|migration| migration.set_luns(Weak::clone(&luns)));
+    }
+
+    /// Returns the ready LUNs of the controller `id`, sorted by address.
+    fn ready_luns(&self, id: &str) -> Vec<LunEntry> {
+        let own = |lun: &LunEntry| lun.is_ready() && self.controllers[lun.controller].id() == id;
+        self.list().into_iter().filter(own).collect()
+    }
+
+    /// Returns the controllers, in the order of the configuration.
+    pub fn controllers(&self) -> &[Controller] {
+        &self.controllers
+    }
+
+    /// Returns the index of the controller `id`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn controller(&self, id: &str) -> Result<usize, SettingError> {
+        let mut named = Settings::new("lun");
+        named.insert("controller", id)?;
+        find_controller(&mut named, &self.ids())
+    }
+
+    fn ids(&self) -> Vec<&str> {
+        self.controllers.iter().map(Controller::id).collect()
+    }
+
+    /// Returns all LUNs, sorted by controller and address.
+    pub fn list(&self) -> Vec<LunEntry> {
+        let mut luns = self.table().clone();
+        luns.sort_by_key(|lun| (lun.controller, lun.address));
+        luns
+    }
+
+    /// Returns all logical units, without duplicates.
+    pub fn units(&self) -> Vec<Arc<ServedUnit>> {
+        let mut units: Vec<Arc<ServedUnit>> = self.table().iter().filter_map(|lun| lun.unit.clone()).collect();
+        units.sort_by_key(Arc::as_ptr);
+        units.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        units
+    }
+
+    /// Adds the LUN that `settings` describe. Undoes all of it on an error.
+    ///
+    /// # Errors
+    /// If a value is invalid or already claimed, or the storage cannot be opened.
+    pub fn add(&self, settings: Settings) -> Result<LunEntry, ChangeError> {
+        let added_settings = settings.clone();
+        let (keys, pending, shared) = self.begin_add(settings)?;
+        let name = keys.id().to_owned();
+        let failed = |error: LunError| ChangeError::Failed(format!("lun {name:?}: {error}"));
+        let LunConfig { id, address, unit, .. } = keys.open(&Registry)?;
+        let unit = match (unit, shared) {
+            (LunUnit::Own(config), _) => Arc::new(ServedUnit::new(&id, *config).map_err(failed)?),
+            (LunUnit::Shared(_), Some(unit)) => unit,
+            (LunUnit::Shared(_), None) => return Err(failed(LunError::NoUnit)),
+        };
+        unit.with_resize_lock(|| {
+            self.controllers[pending.controller].map(address, pending.slot, &unit).map_err(failed)?;
+            let controller = self.controllers[pending.controller].id();
+            let added = AddedLun::new(controller, &id, (address.target, address.lun), &added_settings);
+            let lun = pending.commit(&unit, added.settings.clone());
+            self.save(|state| state.add(added));
+            tracing::info!(lun = id, controller, address = %address, "LUN added");
+            Ok(lun)
+        })
+    }
+
+    /// Checks the settings, and reserves the LUN's address and names by a table entry.
+    fn begin_add(
+        &self,
+        mut settings: Settings,
+    ) -> Result<(LunKeys, PendingLun<'_>, Option<Arc<ServedUnit>>), ChangeError> {
+        let ids = self.ids();
+        let controller = find_controller(&mut settings, &ids)?;
+        let mut table = self.table();
+        let mut names = self.names.clone();
+        for lun in &*table {
+            let owner = format!("lun {:?}", lun.id);
+            let of_unit = lun.unit.iter().flat_map(|unit| unit.claims());
+            lun.claims.iter().cloned().chain(of_unit).for_each(|claim| names.insert(&claim, &owner));
+        }
+        let own = || table.iter().filter(|lun| lun.controller == controller);
+        let mut addresses: UsedAddresses = own().map(|lun| (lun.address, lun.id.clone())).collect();
+        let seen = (ids[controller], self.controllers[controller].endpoint().socket.as_path());
+        let keys = LunKeys::take(settings, seen, &Registry.kinds(), &mut addresses, &mut names)?;
+        let shared = keys.shared_unit().map(|unit| find_shared_unit(&table, controller, &keys, unit)).transpose()?;
+        let taken: HashSet<DiskSlot> = own().map(|lun| lun.slot).collect();
+        let Some(slot) = (0..=u16::MAX).map(DiskSlot).find(|slot| !taken.contains(slot)) else {
+            return Err(ChangeError::Failed(format!(
+                "controller {:?}: it has as many LUNs as it can",
+                ids[controller]
+            )));
+        };
+        table.push(LunEntry {
+            id: keys.id().to_owned(),
+            controller,
+            address: keys.address(),
+            slot,
+            state: LunState::Adding,
+            unit: shared.clone(),
+            claims: keys.claims().to_vec(),
+            origin: LunOrigin::RunTime,
+            added_settings: None,
+        });
+        let pending = PendingLun { luns: self, controller, slot, committed: false };
+        Ok((keys, pending, shared))
+    }
+
+    /// Removes a LUN. Waits for at most `timeouts`; after that the removal continues in the background.
+    ///
+    /// # Errors
+    /// If there is no such LUN, it is still being added, or its storage could not be flushed after the removal.
+    pub fn remove(self: &Arc<Luns>, which: &LunSelector, timeouts: Duration) -> Result<Removal, ChangeError> {
+        let deadline = Instant::now() + timeouts;
+        let mut table = self.table();
+        let at = self.find(&table, which)?;
+        let lun = table[at].clone();
+        let progress = match &lun.state {
+            LunState::Adding => {
+                return Err(ChangeError::Failed(format!("lun {:?}: it is still being added; try again", lun.id)));
+            }
+            LunState::Removing(progress) => Arc::clone(progress),
+            LunState::Ready => {
+                let progress = Arc::new(RemovalProgress::default());
+                let (luns, thread_lun, thread_progress) = (Arc::clone(self), lun.clone(), Arc::clone(&progress));
+                let thread = std::thread::Builder::new().name("lun-removal".into());
+                let thread = thread.spawn(move || luns.finish_removal(thread_lun, &thread_progress));
+                let thread =
+                    thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: no thread: {error}", lun.id)))?;
+                table[at].state = LunState::Removing(Arc::clone(&progress));
+                // Recorded now: the LUN stays removed even if the daemon is killed.
+                self.save(|state| match lun.origin {
+                    LunOrigin::Configuration => {
+                        state.remove_configured(self.controllers[lun.controller].id(), &lun.id);
+                    }
+                    LunOrigin::RunTime => drop(state.remove_added(&lun.id)),
+                });
+                let mut removals = lock(&self.removals);
+                removals.retain(|thread| !thread.is_finished());
+                removals.push(thread);
+                progress
+            }
+        };
+        loop {
+            if let Some(result) = progress.done.get() {
+                return match result {
+                    Ok(()) => Ok(Removal::Done(lun)),
+                    Err(why) => Err(ChangeError::Failed(why.clone())),
+                };
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Removal::Pending(lun, progress));
+            }
+            let result = self.changed.wait_timeout(table, left);
+            table = result.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Records a change in the state file, if there is one.
+    fn save(&self, change: impl FnOnce(&mut SavedLuns)) {
+        if let Some(state) = &self.state_file {
+            lock(state).update(change);
+        }
+    }
+
+    /// Returns true if the next daemon will serve a LUN too.
+    pub fn survives_restart(&self, lun: &LunEntry) -> bool {
+        let saved = || self.state_file.as_ref().is_some_and(|state| lock(state).is_written());
+        lun.origin == LunOrigin::Configuration || saved()
+    }
+
+    /// Removes a LUN whose state is `Removing`. Takes as long as its storage.
+    fn finish_removal(&self, lun: LunEntry, progress: &RemovalProgress) {
+        self.controllers[lun.controller].unmap(lun.address);
+        progress.flushing.store(true, Ordering::Relaxed);
+        let flushed = lun.unit.as_ref().map_or(Ok(()), |unit| unit.disk().sync());
+        self.table().retain(|other| (other.controller, other.slot) != (lun.controller, lun.slot));
+        let id = lun.id.clone();
+        // Closes the storage before the removal is reported as done.
+        drop(lun);
+        let result = flushed
+            .map_err(|error| format!("lun {id:?}: it is gone, but what was written may be lost: flush: {error}"));
+        match &result {
+            Ok(()) => tracing::info!(lun = id, "LUN removed"),
+            Err(error) => tracing::error!("{error}"),
+        }
+        // Only set here, once.
+        let _ = progress.done.set(result);
+        let _held = self.table();
+        self.changed.notify_all();
+    }
+
+    /// Resizes the logical unit of a LUN; without a size, adopts the current size of its storage. Notifies the guests of all its LUNs.
+    ///
+    /// # Errors
+    /// If there is no such LUN, or its storage cannot have that size.
+    pub fn resize(&self, which: &LunSelector, request: Resize) -> Result<(LunEntry, ResizeOutcome), ChangeError> {
+        let table = self.table();
+        let lun = table[self.find(&table, which)?].clone();
+        drop(table);
+        let failed = |reason: &dyn std::fmt::Display| ChangeError::Failed(format!("lun {:?}: {reason}", lun.id));
+        let Some(unit) = lun.unit.clone().filter(|_| lun.is_ready()) else {
+            return Err(failed(&format!("its state is {}", lun.state.word())));
+        };
+        unit.with_resize_lock(|| {
+            let ready = |table: &[LunEntry]| -> Vec<LunEntry> {
+                table.iter().filter(|lun| lun.is_ready() && lun.maps(&unit)).cloned().collect()
+            };
+            let paths = ready(&self.table());
+            let result = request.carry_out(unit.disk().as_ref(), &mut Users { luns: self, unit: &unit, paths: &paths });
+            let resized = result.map_err(|error| resize::resize_error(&format!("lun {:?}", lun.id), request, error))?;
+            if !resized.is_change() {
+                return Ok((lun.clone(), ResizeOutcome { resized, guest: GuestNotice::Unchanged }));
+            }
+            paths.iter().for_each(|path| self.controllers[path.controller].resized(path.address));
+            let connected = paths.iter().any(|path| self.controllers[path.controller].is_connected());
+            let guest = if connected { GuestNotice::Notified } else { GuestNotice::NoGuest };
+            tracing::info!(lun = lun.id, before = %resized.before, size = %resized.size, guest = guest.word(), "LUN resized");
+            Ok((lun.clone(), ResizeOutcome { resized, guest }))
+        })
+    }
+
+    /// Waits for all removals.
+    pub fn wait_for_removals(&self) {
+        for lun in self.list().iter().filter(|lun| matches!(lun.state, LunState::Removing(_))) {
+            tracing::info!(lun = lun.id, "waiting for the LUN's storage");
+        }
+        for thread in std::mem::take(&mut *lock(&self.removals)) {
+            if thread.join().is_err() {
+                tracing::error!("a thread that removed a LUN had panicked");
+            }
+        }
+    }
+
+    fn find(&self, table: &[LunEntry], which: &LunSelector) -> Result<usize, SettingError> {
+        const LISTED: usize = 16;
+        let error_settings = Settings::new("lun");
+        match which {
+            LunSelector::Id(id) => table.iter().position(|lun| lun.id == *id).ok_or_else(|| {
+                let ids: Vec<&str> = table.iter().map(|lun| lun.id.as_str()).collect();
+                let expected = match ids.len() {
+                    0 => "the id of a LUN, of which there is none".to_owned(),
+                    1..=LISTED => format!("the id of a LUN: {}", ids.join(", ")),
+                    many => format!("the id of one of the {many} LUNs that lun.list tells"),
+                };
+                error_settings.error("id", format!("{id:?}"), expected)
+            }),
+            LunSelector::Address(id, address) => {
+                let controller = self.controller(id)?;
+                let found = table.iter().position(|lun| lun.controller == controller && lun.address == *address);
+                found.ok_or_else(|| {
+                    let found = format!("target {} lun {}, where no LUN is", address.target, address.lun);
+                    error_settings.error("target", found, format!("the place of a LUN of controller {id:?}"))
+                })
+            }
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Vec<LunEntry>> {
+        lock(&self.table)
+    }
+}
+
+/// The users of a logical unit's size.
+struct Users<'a> {
+    luns: &'a Luns,
+    unit: &'a ServedUnit,
+    paths: &'a [LunEntry],
+}
+
+impl SizeUsers for Users<'_> {
+    fn set_size(&mut self, size: ByteLen) {
+        self.unit.set_size(size);
+    }
+
+    fn refresh(&mut self) {
+        self.paths.iter().for_each(|path| self.luns.controllers[path.controller].refresh(path.slot));
+    }
+}
+
+/// Why the controllers cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum LunsError {
+    /// A controller cannot be served.
+    #[error(transparent)]
+    Controller(#[from] ControllerError),
+    /// The state file cannot be locked or written.
+    #[error(
+        "serve: state: found {path:?}: {source}, expected a file that this daemon alone can write, in an existing folder"
+    )]
+    State {
+        /// Its path.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+}
+
+/// The table entry of a LUN that is being added. Dropping it without [`PendingLun::commit`] removes the entry.
+struct PendingLun<'a> {
+    luns: &'a Luns,
+    controller: usize,
+    slot: DiskSlot,
+    committed: bool,
+}
+
+impl PendingLun<'_> {
+    /// Marks the LUN as ready.
+    fn commit(mut self, unit: &Arc<ServedUnit>, added_settings: BTreeMap<String, String>) -> LunEntry {
+        self.committed = true;
+        let mut table = self.luns.table();
+        let at = table.iter().position(|lun| (lun.controller, lun.slot) == (self.controller, self.slot));
+        // Always found: only this object removes the entry.
+        let lun = &mut table[at.unwrap_or_default()];
+        lun.state = LunState::Ready;
+        lun.unit = Some(Arc::clone(unit));
+        lun.claims = vec![("id", lun.id.clone())];
+        lun.added_settings = Some(added_settings);
+        lun.clone()
+    }
+}
+
+impl Drop for PendingLun<'_> {
+    fn drop(&mut self) {
+        if !self.committed {
+            self.luns.table().retain(|lun| (lun.controller, lun.slot) != (self.controller, self.slot));
+        }
+    }
+}
+
+/// Returns the logical unit `name`, to share with a new LUN of a controller.
+fn find_shared_unit(
+    table: &[LunEntry],
+    controller: usize,
+    keys: &LunKeys,
+    name: &str,
+) -> Result<Arc<ServedUnit>, SettingError> {
+    let ready = table.iter().filter(|lun| lun.is_ready()).filter_map(|lun| lun.unit.as_ref());
+    let Some(unit) = ready.into_iter().find(|unit| unit.name() == name) else {
+        let found = match table.iter().find(|lun| lun.id == name) {
+            Some(LunEntry { state: LunState::Ready, unit: Some(unit), .. }) => {
+                format!(", which itself shares the unit of {:?}", unit.name())
+            }
+            Some(lun) => format!(", whose state is {}", lun.state.word()),
+            None => String::new(),
+        };
+        return Err(keys.no_such_unit(name, &found));
+    };
+    let target = keys.address().target;
+    let twice = table.iter().find(|lun| lun.controller == controller && lun.address.target == target && lun.maps(unit));
+    match twice {
+        Some(other) => Err(keys.unit_twice(name, &other.id)),
+        None => Ok(Arc::clone(unit)),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! The statistics of controllers and LUNs.
+
+use std::sync::Arc;
+
+use mqblk_admin::model::{ControllerStat, LunCounters, LunStat, QueueStat};
+use mqblk_core::Resize;
+use mqblk_engine::{AnyDisk, DiskCounters, DiskHealth, QueueStats, WorkerStats};
+
+use super::WORD;
+use super::luns::{LunEntry, LunSelector, LunState, Luns};
+use crate::admin::wire::{REQUEST, health, io_stats, ns_to_ms};
+use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StatDetail};
+use crate::resize::{ChangeError, ResizeOutcome};
+
+/// A served controller, by its index.
+pub struct ServedController {
+    luns: Arc<Luns>,
+    index: usize,
+}
+
+impl ServedController {
+    /// Creates the handle of a controller.
+    pub fn new(luns: Arc<Luns>, index: usize) -> ServedController {
+        ServedController { luns, index }
+    }
+
+    fn own_luns(&self) -> Vec<LunEntry> {
+        self.luns.list().into_iter().filter(|lun| lun.controller == self.index).collect()
+    }
+}
+
+impl ServedDevice for ServedController {
+    fn describe(&self) -> DeviceDescription {
+        let controller = &self.luns.controllers()[self.index];
+        let settings = controller.settings().iter().filter(|(key, _)| *key != "id").cloned().collect();
+        DeviceDescription { id: controller.id().to_owned(), interface: WORD, storage: None, settings }
+    }
+
+    fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat> {
+        let served = &self.luns.controllers()[self.index];
+        let luns = self.own_luns();
+        let queues = served.stats(workers)?;
+        let mut stat = controller(served.id(), served.endpoint().queue_map.workers(), &luns, &queues, detail);
+        stat.in_flight_region = served.in_flight_region();
+        Some(DeviceStat::Controller(Box::new(stat)))
+    }
+
+    fn exports(&self) -> Vec<Arc<dyn Export>> {
+        let export = |lun| Arc::new(ServedLun { luns: Arc::clone(&self.luns), lun }) as _;
+        self.own_luns().into_iter().map(export).collect()
+    }
+}
+
+/// A LUN, as it was when it was listed.
+struct ServedLun {
+    luns: Arc<Luns>,
+    lun: LunEntry,
+}
+
+impl Export for ServedLun {
+    fn id(&self) -> &str {
+        &self.lun.id
+    }
+
+    fn health(&self) -> Option<Arc<DiskHealth>> {
+        self.lun.unit.as_ref().map(|unit| Arc::clone(unit.health()))
+    }
+
+    fn watched(&self) -> Option<Arc<AnyDisk>> {
+        let unit = self.lun.unit.as_ref().filter(|unit| self.lun.is_ready() && unit.config().storage.watch_size)?;
+        Some(Arc::clone(unit.disk()))
+    }
+
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        let which = LunSelector::Id(self.lun.id.clone());
+        self.luns.resize(&which, request).map(|(_, outcome)| outcome)
+    }
+}
+
+/// The roles of a controller's queues before the request queues. The first worker serves them.
+const FIXED_ROLES: [&str; 2] = ["control", "event"];
+
+/// Returns the statistics of a controller with these LUNs, out of those of its queues in order.
+fn controller(
+    id: &str,
+    queue_map: &[u16],
+    luns: &[LunEntry],
+    queues: &[QueueStats],
+    detail: StatDetail,
+) -> ControllerStat {
+    let totals = request_totals(queues);
+    let numbers = FIXED_ROLES.into_iter().map(|role| (role, 0, 0));
+    let numbers = numbers.chain(queue_map.iter().zip(0..).map(|(worker, queue)| (REQUEST, queue, (*worker).into())));
+    let queues = queues.iter().zip(numbers).map(|(stats, (role, queue, worker))| QueueStat {
+        role: role.to_owned(),
+        queue,
+        worker,
+        load: io_stats(stats, detail),
+    });
+    ControllerStat {
+        id: id.to_owned(),
+        interface: WORD.to_owned(),
+        queue_count: queue_map.len() as u32,
+        totals: io_stats(&totals, detail),
+        in_flight_region: None,
+        luns: luns.iter().map(|one| lun(one, disk_counters(&totals, one))).collect(),
+        queues: if detail.queues { queues.collect() } else { Vec::new() },
+    }
+}
+
+/// Returns the number of a LUN's requests in flight, out of the statistics of its controller's queues.
+pub fn in_flight(lun: &LunEntry, queues: &[QueueStats]) -> u32 {
+    disk_counters(&request_totals(queues), lun).in_flight
+}
+
+/// Returns the sum of the request queues.
+fn request_totals(queues: &[QueueStats]) -> QueueStats {
+    let mut totals = QueueStats::default();
+    queues.iter().skip(FIXED_ROLES.len()).for_each(|stats| totals.add(stats));
+    totals
+}
+
+/// Returns the counters of a LUN's disk. Zero while it is being added: its slot may still have the counters of a removed LUN.
+fn disk_counters(totals: &QueueStats, lun: &LunEntry) -> DiskCounters {
+    let own = totals.disks.iter().find(|disk| disk.slot == lun.slot && !matches!(lun.state, LunState::Adding));
+    own.copied().unwrap_or(DiskCounters::new(lun.slot))
+}
+
+fn lun(lun: &LunEntry, counted: DiskCounters) -> LunStat {
+    let storage = lun.unit.as_ref().map(|unit| &unit.config().storage);
+    let plug = storage.map(|storage| storage.plug).unwrap_or_default();
+    LunStat {
+        id: lun.id.clone(),
+        target: lun.address.target.into(),
+        lun: lun.address.lun.into(),
+        state: lun.state.word().to_owned(),
+        unit: lun.unit.as_ref().map(|unit| unit.name().to_owned()).unwrap_or_default(),
+        storage: storage.map(|storage| storage.kind.clone()).unwrap_or_default(),
+        merge: plug.merge.word().to_owned(),
+        merge_bytes: plug.merge_bytes.0,
+        merge_segments: plug.merge_segments,
+        in_flight: counted.in_flight.into(),
+        oldest_ms: ns_to_ms(counted.oldest_ns),
+        health: lun.unit.as_ref().map(|unit| health(unit.health())).unwrap_or_default(),
+        counters: lun_counters(&counted),
+    }
+}
+
+fn lun_counters(counted: &DiskCounters) -> LunCounters {
+    let DiskCounters {
+        slot: _,
+        reads,
+        writes,
+        others,
+        read_bytes,
+        written_bytes,
+        errors,
+        in_flight: _,
+        oldest_ns: _,
+        read_ns,
+        write_ns,
+        other_ns,
+    } = *counted;
+    LunCounters { reads, writes, others, read_bytes, written_bytes, errors, read_ns, write_ns, other_ns }
+}
+
+#[cfg(test)]
+mod tests {
+    use mqblk_core::DiskSlot;
+
+    use super::*;
+    use crate::admin::wire::tests::{ALL, distinct_stats};
+
+    #[test]
+    fn a_controller_is_the_sum_of_its_request_queues() {
+        let queue_stats = [distinct_stats(1000), distinct_stats(2000), distinct_stats(1), distinct_stats(10)];
+        let reported = controller("c", &[1, 0], &[], &queue_stats, ALL);
+        assert_eq!((reported.id.as_str(), reported.interface.as_str(), reported.queue_count), ("c", "virtio-scsi", 2));
+        assert_eq!(reported.totals.counters.requests, 18 * 11);
+        let queues: Vec<_> =
+            reported.queues.iter().map(|queue| (queue.role.as_str(), queue.queue, queue.worker)).collect();
+        assert_eq!(queues, [("control", 0, 0), ("event", 0, 0), ("request", 0, 1), ("request", 1, 0)]);
+        assert_eq!((reported.queues[0].load.counters.kicks, reported.queues[3].load.counters.kicks), (11_000, 110));
+        let short = controller("c", &[1, 0], &[], &queue_stats, StatDetail { queues: false, latency: false });
+        assert_eq!((short.queues.len(), short.totals.counters), (0, reported.totals.counters));
+    }
+
+    #[test]
+    fn counters_of_a_lun_are_not_mixed_up() {
+        let counted = DiskCounters {
+            slot: DiskSlot(77),
+            reads: 1,
+            writes: 2,
+            others: 3,
+            read_bytes: 4,
+            written_bytes: 5,
+            errors: 6,
+            in_flight: 88,
+            oldest_ns: Some(77),
+            read_ns: 7,
+            write_ns: 8,
+            other_ns: 9,
+        };
+        let reported = serde_json::to_value(lun_counters(&counted)).unwrap();
+        let names =
+            ["reads", "writes", "others", "read_bytes", "written_bytes", "errors", "read_ns", "write_ns", "other_ns"];
+        assert_eq!(reported.as_object().unwrap().len(), names.len());
+        names.iter().zip(1..).for_each(|(name, number)| assert_eq!(reported[name], number, "{name}"));
+    }
+}

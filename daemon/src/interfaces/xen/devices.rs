@@ -1,0 +1,247 @@
+//! The devices of the Xen backend: those of the configuration's disks, and those that toolstacks made.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_admin::model::{DiskStat, GrantStat};
+use mqblk_blkif::GrantCounters;
+use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
+use mqblk_engine::{AnyDisk, QueueStats, WorkerStats};
+use mqblk_xen::Xen;
+use mqblk_xen_server::toolstack::{self, ToolstackError};
+use mqblk_xen_server::{Backend, DeviceStats};
+
+use crate::config::StorageConfig;
+use crate::disk_list::{DiskExport, DiskInfo, ServedDisk};
+use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
+
+/// How long a device may take to handle a resize key in xenstore. Admin clients wait longer.
+const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A handle to the devices that are served, of the configuration and of toolstacks.
+#[derive(Clone)]
+pub struct XenDevices {
+    xen: Arc<dyn Xen>,
+    backend: Arc<Backend>,
+}
+
+impl XenDevices {
+    /// Creates a handle to the devices of a backend.
+    pub fn new(xen: Arc<dyn Xen>, backend: Arc<Backend>) -> XenDevices {
+        XenDevices { xen, backend }
+    }
+
+    /// Returns the devices whose disks are open.
+    pub fn list(&self) -> Vec<Arc<DeviceStats>> {
+        self.backend.devices()
+    }
+
+    /// Resizes a device's disk as a toolstack does: writes a xenstore key, which the device's own thread handles.
+    ///
+    /// # Errors
+    /// If the disk cannot have that size, or the device does not handle the key in time.
+    pub fn resize(&self, device: &DeviceStats, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        let subject = format!("disk {:?}", device.id);
+        let failed = |error: ToolstackError| ChangeError::Failed(format!("{subject}: {error}"));
+        let Some(disk) = device.disk() else {
+            return Err(ChangeError::Failed(format!("{subject}: its storage is being closed")));
+        };
+        let before = disk.geometry().size;
+        // Checked here too, for an error in terms of the request.
+        request.judge(disk.as_ref()).map_err(|error| resize::resize_error(&subject, request, error))?;
+        let mut store = self.xen.store().map_err(ToolstackError::from).map_err(failed)?;
+        toolstack::resize(&mut store, self.xen.domain(), &device.name, request, RESIZE_TIMEOUT).map_err(failed)?;
+        let resized = Resized { before, size: disk.geometry().size };
+        let guest = match (resized.is_change(), device.rings()) {
+            (false, _) => GuestNotice::Unchanged,
+            (true, 0) => GuestNotice::NoGuest,
+            (true, _) => GuestNotice::Notified,
+        };
+        Ok(ResizeOutcome { resized, guest })
+    }
+}
+
+/// The users of the size of a disk that is not attached: none.
+struct NoUsers;
+
+impl SizeUsers for NoUsers {
+    fn set_size(&mut self, _: ByteLen) {}
+
+    fn refresh(&mut self) {}
+}
+
+/// A served disk of the configuration.
+pub struct XenDisk {
+    devices: XenDevices,
+    id: String,
+    queues: usize,
+    storage: StorageConfig,
+}
+
+impl XenDisk {
+    /// Creates the disk `id`, which offers `queues` rings.
+    pub fn new(devices: XenDevices, id: String, queues: usize, storage: StorageConfig) -> XenDisk {
+        XenDisk { devices, id, queues, storage }
+    }
+
+    /// Returns the device that the disk is attached as. A previous device may still be in removal: one with rings is preferred.
+    fn device(&self) -> Option<Arc<DeviceStats>> {
+        let devices = self.devices.list().into_iter().filter(|device| device.id == self.id);
+        devices.max_by_key(|device| device.rings() > 0)
+    }
+}
+
+impl DiskExport for XenDisk {
+    /// Zero while the disk is not attached.
+    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
+        match self.device() {
+            Some(device) => device.queue_stats(workers),
+            None => Some(vec![QueueStats::default(); self.queues]),
+        }
+    }
+
+    fn annotate(&self, stat: &mut DiskStat) {
+        let counters = self.device().map(|device| device.grant_counters()).unwrap_or_default();
+        stat.grants = Some(grant_stat(&counters));
+    }
+
+    fn watched(&self) -> Option<Arc<AnyDisk>> {
+        self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
+    }
+
+    /// Resizes the disk, attached or not.
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        if let Some(device) = self.device().filter(|device| device.disk().is_some()) {
+            return self.devices.resize(&device, request);
+        }
+        let result = request.carry_out(self.storage.disk.as_ref(), &mut NoUsers);
+        let resized = result.map_err(|error| resize::resize_error(&format!("disk {:?}", self.id), request, error))?;
+        Ok(ResizeOutcome {
+            resized,
+            guest: if resized.is_change() { GuestNotice::NoGuest } else { GuestNotice::Unchanged },
+        })
+    }
+}
+
+/// A device that is not in the configuration: a toolstack made it.
+pub struct ToolstackDevice {
+    devices: XenDevices,
+    device: Arc<DeviceStats>,
+}
+
+impl ToolstackDevice {
+    /// Returns the device, served.
+    pub fn served(devices: XenDevices, device: Arc<DeviceStats>, interface: &'static str) -> Arc<ServedDisk<Self>> {
+        let info = DiskInfo {
+            id: device.id.clone(),
+            interface,
+            storage: device.storage.clone(),
+            plug: device.plug,
+            health: Arc::clone(&device.health),
+            queue_map: device.queue_map.clone(),
+            settings: Vec::new(),
+        };
+        ServedDisk::new(info, Arc::new(ToolstackDevice { devices, device }))
+    }
+}
+
+impl DiskExport for ToolstackDevice {
+    fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
+        self.device.queue_stats(workers)
+    }
+
+    fn annotate(&self, stat: &mut DiskStat) {
+        stat.grants = Some(grant_stat(&self.device.grant_counters()));
+    }
+
+    fn watched(&self) -> Option<Arc<AnyDisk>> {
+        self.device.disk()
+    }
+
+    fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        self.devices.resize(&self.device, request)
+    }
+}
+
+/// Converts the grant counters. Every field is named on both sides, so that a counter that is added does not compile until it is reported.
+fn grant_stat(counters: &GrantCounters) -> GrantStat {
+    let GrantCounters {
+        copies,
+        copy_calls,
+        copy_errors,
+        maps,
+        map_calls,
+        map_errors,
+        unmaps,
+        unmap_calls,
+        persistent_hits,
+        persistent_misses,
+        persistent_purged,
+        over_cap,
+        over_budget,
+        mapped_pages: held,
+        stuck_pages: stuck,
+        buffer_pages,
+        indirect_requests,
+        barriers,
+        events_sent,
+        events_received: events_taken,
+    } = *counters;
+    GrantStat {
+        copies,
+        copy_calls,
+        copy_errors,
+        maps,
+        map_calls,
+        map_errors,
+        unmaps,
+        unmap_calls,
+        persistent_hits,
+        persistent_misses,
+        persistent_purged,
+        over_cap,
+        over_budget,
+        held,
+        stuck,
+        buffer_pages,
+        indirect_requests,
+        barriers,
+        events_sent,
+        events_taken,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn grant_counters_are_not_mixed_up() {
+        let none = serde_json::to_value(DiskStat::default()).unwrap();
+        assert!(none.get("grants").is_none());
+        let mut grants =
+            GrantCounters { copies: 1, copy_calls: 2, maps: 4, mapped_pages: 14, ..GrantCounters::default() };
+        grants.add(&GrantCounters {
+            events_received: 20,
+            stuck_pages: 15,
+            over_budget: 13,
+            ..GrantCounters::default()
+        });
+        let reported = serde_json::to_value(grant_stat(&grants)).unwrap();
+        let reported = reported.as_object().unwrap();
+        let set = reported.iter().filter(|(_, value)| **value != 0).map(|(key, value)| (key.as_str(), value.as_u64()));
+        let want = [
+            ("copies", 1),
+            ("copy_calls", 2),
+            ("maps", 4),
+            ("over_budget", 13),
+            ("held", 14),
+            ("stuck", 15),
+            ("events_taken", 20),
+        ];
+        assert_eq!(set.collect::<BTreeSet<_>>(), want.map(|(key, value)| (key, Some(value))).into());
+        assert_eq!(reported.len(), 20);
+    }
+}

@@ -1,0 +1,150 @@
+//! The Xen host: the backend of its devices, and the devices created at start.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_blkif::GrantBudget;
+use mqblk_engine::DiskHealth;
+use mqblk_memory::DomainId;
+use mqblk_xen::{Xen, XenError};
+use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice, ToolstackError};
+use mqblk_xen_server::{Backend, BackendError, BackendOptions, DeviceName, Params, RateLimit, RingLimits, VbdSettings};
+
+use super::config::{XenAttachment, XenConfig, XenEndpoint};
+use super::devices::XenDevices;
+use super::opener::DiskOpener;
+use crate::disk_list::DiskConfig;
+use crate::interface::HostContext;
+
+/// Grant mappings that Xen tracks for a domain by default: `gnttab_max_maptrack_frames` of 1024, each with 256 entries.
+const MAPTRACK: u64 = 1024 * 256;
+/// The default of `vm.max_map_count`.
+const MAX_MAP_COUNT: u64 = 65_530;
+
+/// Why the backend could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum XenStartError {
+    /// There is no Xen.
+    #[error("serve: xen: {0}")]
+    Xen(#[from] XenError),
+    /// The backend failed to start.
+    #[error("serve: xen: {0}")]
+    Backend(#[from] BackendError),
+    /// A disk could not be attached.
+    #[error("disk {id:?}: {source}")]
+    Attach {
+        /// The disk's id.
+        id: String,
+        /// The cause.
+        source: ToolstackError,
+    },
+}
+
+/// A running Xen backend.
+pub struct XenHost {
+    xen: Arc<dyn Xen>,
+    backend: Arc<Backend>,
+    type_name: String,
+}
+
+/// A disk of the configuration and its health.
+pub type XenDiskConfig = (DiskConfig<XenEndpoint>, Arc<DiskHealth>);
+
+/// Returns the settings of a device. `write_through`: each write is durable before it is completed.
+pub fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSettings {
+    VbdSettings {
+        ring_limits: RingLimits { queues: endpoint.queues, ring_page_order: endpoint.ring_order },
+        indirect_segments: endpoint.indirect_segments,
+        mode: endpoint.grants,
+        pool: endpoint.grants_pool,
+        persistent_max: endpoint.persistent_grants,
+        persistent_idle: endpoint.persistent_idle,
+        journal: endpoint.journal,
+        write_through,
+        queue_map: endpoint.queue_map.to_engine(),
+        poll: endpoint.poll,
+        coalesce: endpoint.coalesce,
+    }
+}
+
+impl XenHost {
+    /// Starts to serve `disks`, and the devices that the configuration says.
+    ///
+    /// # Errors
+    /// If there is no Xen, or it refuses. Everything is undone then.
+    pub fn start(config: &XenConfig, disks: &[XenDiskConfig], context: &HostContext) -> Result<XenHost, XenStartError> {
+        let xen = config.host.connect()?;
+        let max_map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+        let max_map_count = max_map_count.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT);
+        let budget = match config.mapped_pages {
+            Some(pages) => GrantBudget::new(pages),
+            None => GrantBudget::for_host(MAPTRACK, max_map_count),
+        };
+        let default = vbd_settings(&config.default_endpoint, false);
+        let opener = DiskOpener::new(config.watch, default, disks);
+        let options = BackendOptions {
+            type_name: config.type_name.clone(),
+            engine: Arc::clone(&context.engine),
+            opener: Arc::new(opener),
+            budget,
+            journal_dir: config.state.clone(),
+            exclusive: config.watch,
+            rate_limit: RateLimit::default(),
+            drain_timeout: context.drain_timeout,
+        };
+        let backend = Arc::new(Backend::start(Arc::clone(&xen), options)?);
+        tracing::info!(xen = %config.host, r#type = config.type_name, watch = config.watch, "xen backend");
+        Ok(XenHost { xen, backend, type_name: config.type_name.clone() })
+    }
+
+    /// Creates the devices of the disks that are attached at start.
+    ///
+    /// # Errors
+    /// If a device cannot be created. Those created before are removed again.
+    pub fn attach(&self, disks: &[XenDiskConfig]) -> Result<(), XenStartError> {
+        let mut created = Vec::new();
+        for (disk, _) in disks {
+            let Some(XenAttachment { domid, devid }) = disk.endpoint.attachment else { continue };
+            let name = DeviceName { type_name: self.type_name.clone(), frontend_id: DomainId(domid), devid };
+            match self.attach_one(disk, &name) {
+                Ok(AttachResult::Created) => created.push(name),
+                Ok(AttachResult::Existing) => tracing::debug!(device = %name, "was attached already"),
+                Err(source) => {
+                    for name in created {
+                        self.detach(&name);
+                    }
+                    return Err(XenStartError::Attach { id: disk.id.clone(), source });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attach_one(&self, disk: &DiskConfig<XenEndpoint>, name: &DeviceName) -> Result<AttachResult, ToolstackError> {
+        let params = Params::Disk(disk.id.clone()).to_string();
+        let device = NewDevice { name: name.clone(), params, read_only: disk.storage.disk.geometry().read_only };
+        let mut store = self.xen.store()?;
+        toolstack::attach(&mut store, self.xen.domain(), &device)
+    }
+
+    fn detach(&self, name: &DeviceName) {
+        let removed = self
+            .xen
+            .store()
+            .map_err(ToolstackError::from)
+            .and_then(|mut store| toolstack::detach(&mut store, self.xen.domain(), name, Duration::ZERO, true));
+        if let Err(error) = removed {
+            tracing::warn!(device = %name, %error, "cannot remove what was attached");
+        }
+    }
+
+    /// Returns a handle to its devices.
+    pub fn devices(&self) -> XenDevices {
+        XenDevices::new(Arc::clone(&self.xen), Arc::clone(&self.backend))
+    }
+
+    /// Stops the backend: drains the rings of all devices.
+    pub fn stop(&self) {
+        self.backend.stop();
+    }
+}

@@ -1,0 +1,175 @@
+//! Xen blkif: a disk is attached to a guest by the configuration or by a toolstack.
+
+mod config;
+mod devices;
+mod host;
+mod keys;
+mod opener;
+pub mod selector;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::{AnyDisk, DiskHealth};
+
+use crate::cpus::Cpus;
+use crate::disk_list::{DiskConfig, DiskKeys, ServedDisk};
+use crate::interface::{
+    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition, ProcessKey,
+    ResolveContext, ServedDevice, ServedInterface, StartFailure,
+};
+use crate::print::{Pair, Section};
+use crate::resolve::ConfigError;
+use crate::storage_backends::StorageBackends;
+use config::{XenConfig, XenEndpoint};
+use devices::{ToolstackDevice, XenDisk};
+use host::{XenDiskConfig, XenHost};
+
+/// The word of the interface.
+const WORD: &str = "xen";
+
+/// Xen blkif.
+#[derive(Debug)]
+pub struct XenInterface;
+
+impl GuestInterface for XenInterface {
+    fn word(&self) -> &'static str {
+        WORD
+    }
+
+    fn process_keys(&self) -> &'static [ProcessKey] {
+        keys::PROCESS_KEYS
+    }
+
+    fn disk_help(&self) -> &'static str {
+        include_str!("help.txt")
+    }
+
+    fn keys(&self) -> Box<dyn InterfaceKeys> {
+        Box::new(XenKeys::default())
+    }
+}
+
+/// The keys of all disks, and of the host if there is one.
+#[derive(Default)]
+struct XenKeys {
+    disks: Vec<DiskKeys<XenEndpoint>>,
+    host: Option<XenConfig>,
+}
+
+impl InterfaceKeys for XenKeys {
+    fn take_disk(&mut self, disk: DiskTable, context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
+        self.disks.push(DiskKeys::take(disk, context)?);
+        Ok(())
+    }
+
+    fn take_process(&mut self, process: &mut Settings, context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
+        self.host = keys::take_host(process, context.cpus, !self.disks.is_empty())?;
+        Ok(())
+    }
+
+    /// Devices that are not in the configuration have as many rings as there are CPUs.
+    fn expected_queues(&self, cpus: &Cpus) -> u64 {
+        match &self.host {
+            Some(host) if host.watch => cpus.count.into(),
+            _ => 0,
+        }
+    }
+
+    fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)> {
+        self.disks.iter_mut().map(DiskKeys::device).collect()
+    }
+
+    fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
+        let disks = self.disks.into_iter().map(|disk| disk.open(storages)).collect::<Result<_, _>>()?;
+        Ok(Box::new(XenInterfaceConfig { disks, host: self.host }))
+    }
+}
+
+/// All disks of the configuration, and the host if there is one.
+struct XenInterfaceConfig {
+    disks: Vec<DiskConfig<XenEndpoint>>,
+    host: Option<XenConfig>,
+}
+
+impl ConfiguredInterface for XenInterfaceConfig {
+    fn process_pairs(&self) -> Vec<Pair> {
+        self.host.as_ref().map(keys::host_pairs).unwrap_or_default()
+    }
+
+    fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
+        self.disks.iter().map(|disk| disk.section(Some(WORD))).collect()
+    }
+
+    fn ids(&self) -> Vec<(&'static str, String)> {
+        self.disks.iter().map(DiskConfig::named).collect()
+    }
+
+    fn queues(&self) -> usize {
+        self.disks.iter().map(|disk| usize::from(disk.endpoint.queues)).sum()
+    }
+
+    fn expects_more(&self) -> bool {
+        self.host.as_ref().is_some_and(|host| host.watch)
+    }
+
+    fn start(self: Box<Self>, context: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
+        // A configuration with disks has a host.
+        let Some(host) = self.host else {
+            return Ok(Arc::new(ServedXen { host: None, disks: Vec::new(), served: Vec::new() }));
+        };
+        let disks: Vec<XenDiskConfig> = self
+            .disks
+            .into_iter()
+            .map(|disk| {
+                let health = Arc::new(DiskHealth::new(&disk.id, disk.storage.errors));
+                (disk, health)
+            })
+            .collect();
+        let host = XenHost::start(&host, &disks, context)?;
+        let served = disks.iter().map(|(disk, health)| {
+            let queues = disk.endpoint.queues.into();
+            let export = XenDisk::new(host.devices(), disk.id.clone(), queues, disk.storage.clone());
+            (disk.position, ServedDisk::new(disk.info(WORD, health), Arc::new(export)))
+        });
+        let served = served.collect();
+        Ok(Arc::new(ServedXen { host: Some(host), disks, served }))
+    }
+}
+
+/// The backend, if there is one, and the disks of the configuration.
+struct ServedXen {
+    host: Option<XenHost>,
+    disks: Vec<XenDiskConfig>,
+    served: Vec<(ListPosition, Arc<ServedDisk<XenDisk>>)>,
+}
+
+impl ServedInterface for ServedXen {
+    fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)> {
+        let Some(host) = &self.host else { return Vec::new() };
+        let configured = self.served.iter().map(|(position, disk)| (*position, Arc::clone(disk) as _));
+        let is_configured = |id: &str| self.disks.iter().any(|(disk, _)| disk.id == id);
+        let others = host.devices().list().into_iter().filter(|device| !is_configured(&device.id)).enumerate();
+        let others = others.map(|(index, device)| {
+            (ListPosition::Added(index), ToolstackDevice::served(host.devices(), device, WORD) as _)
+        });
+        configured.chain(others).collect()
+    }
+
+    fn publish(&self) -> Result<(), StartFailure> {
+        self.host.iter().try_for_each(|host| Ok(host.attach(&self.disks)?))
+    }
+
+    /// The backend drains its rings when it stops.
+    fn begin_stop(&self) {}
+
+    fn stop(&self) {
+        self.host.iter().for_each(|host| host.stop());
+    }
+
+    fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {
+        self.disks.iter().map(|(disk, _)| disk.flush_target()).collect()
+    }
+}

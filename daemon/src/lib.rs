@@ -1,0 +1,50 @@
+//! The daemon: resolves a configuration, serves disks over guest interfaces, and answers on the admin socket.
+//!
+//! `interface` has the traits between the daemon and the guest interfaces; `interfaces` has a folder for each interface and the table of
+//! them. `file`, `key_values` and `resolve` read the configuration, `daemon` runs it, `state` is what the verbs of `admin` use. `disk_list`
+//! is shared by interfaces whose devices have one disk each, `vhost_user` by the virtio interfaces.
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod config;
+pub mod cpus;
+mod daemon;
+pub mod disk_list;
+pub mod file;
+mod flush;
+pub mod interface;
+pub mod interfaces;
+pub mod key_values;
+pub mod print;
+pub mod queues;
+pub mod resize;
+pub mod resolve;
+mod state;
+pub mod storage_backends;
+pub mod test_keys;
+pub mod vhost_user;
+mod watch;
+
+pub use daemon::{Daemon, StartError};
+pub use state::DaemonState;
+
+use config::ServeConfig;
+use cpus::Cpus;
+use file::RawConfig;
+use interface::Interfaces;
+use resolve::ConfigError;
+
+/// Resolves a configuration for this host and opens its storage, after all checks that are possible before anything is created.
+///
+/// # Errors
+/// Names the first value that cannot be used.
+pub fn configure(raw: RawConfig, interfaces: Interfaces) -> Result<ServeConfig, ConfigError> {
+    let config = resolve::resolve(raw, interfaces, &Cpus::of_this_host(), &storage_backends::Registry)?;
+    if let Some(admin) = &config.admin {
+        mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;
+    }
+    for interface in &config.interfaces {
+        interface.check()?;
+    }
+    Ok(config)
+}

@@ -1,0 +1,87 @@
+//! `--print-config`: formats the configuration as TOML for `--config`.
+
+use std::fmt::Write as _;
+
+use toml::Value;
+
+use crate::config::{ServeConfig, StorageConfig};
+
+/// A key and its value.
+pub type Pair = (&'static str, Value);
+
+/// A table of the file: a heading such as `disk` or `controller.lun`, and its keys with their values.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// The heading.
+    pub heading: &'static str,
+    /// The keys.
+    pub pairs: Vec<Pair>,
+}
+
+/// Formats the whole configuration. Parsing the text gives the same configuration.
+pub fn to_toml(config: &ServeConfig) -> String {
+    let mut text = String::new();
+    let mut line = |key: &str, value: &dyn std::fmt::Display| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{key} = {value}");
+    };
+    line("workers", &config.workers);
+    if let Some(pin) = &config.pin {
+        let cpus: Vec<String> = pin.iter().map(u16::to_string).collect();
+        line("pin", &format!("[{}]", cpus.join(", ")));
+    }
+    line("hang-warning-s", &config.hang_warning.map_or(0, |time| time.as_secs()));
+    if let Some(admin) = &config.admin {
+        line("admin", &string(&admin.socket.to_string_lossy()));
+        line("admin-mode", &string(&admin.mode.to_string()));
+    }
+    line("drain-timeout-s", &config.drain_timeout.as_secs());
+    for (key, value) in config.interfaces.iter().flat_map(|interface| interface.process_pairs()) {
+        line(key, &value);
+    }
+    let mut sections: Vec<_> = config.interfaces.iter().flat_map(|interface| interface.sections()).collect();
+    sections.sort_by_key(|(position, _)| *position);
+    for Section { heading, pairs } in sections.into_iter().flat_map(|(_, sections)| sections) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "\n[[{heading}]]");
+        for (key, value) in pairs {
+            let _ = writeln!(text, "{key} = {value}");
+        }
+    }
+    text
+}
+
+/// Returns `storage` and the keys of its backend, with their values.
+pub fn backend_pairs(storage: &StorageConfig) -> Vec<Pair> {
+    let mut pairs = vec![("storage", string(&storage.kind))];
+    pairs.extend(storage.resolved_settings.iter().map(|(key, value)| (*key, number_or_text(value))));
+    pairs
+}
+
+/// Returns the keys of a storage that all backends have, with their values.
+pub fn storage_pairs(storage: &StorageConfig) -> Vec<Pair> {
+    vec![
+        ("merge", string(storage.plug.merge.word())),
+        ("merge-bytes", number_or_text(&storage.plug.merge_bytes.to_string())),
+        ("merge-segments", Value::Integer(storage.plug.merge_segments.into())),
+        ("depth", Value::Integer(storage.plug.depth.into())),
+        ("watch-size", string(if storage.watch_size { "on" } else { "off" })),
+        ("on-error", string(&storage.errors.on_error.to_string())),
+        ("on-enospc", string(storage.errors.on_enospc.word())),
+        ("cache", string(storage.cache.word())),
+        ("serial", string(&storage.serial)),
+    ]
+}
+
+/// Returns a text as a value.
+pub fn string(text: &str) -> Value {
+    Value::String(text.to_owned())
+}
+
+/// Returns a number if the text is its canonical form, else the text: both parse back to the same text.
+pub fn number_or_text(text: &str) -> Value {
+    match text.parse::<i64>() {
+        Ok(number) if number.to_string() == text => Value::Integer(number),
+        _ => Value::String(text.to_owned()),
+    }
+}

@@ -1,0 +1,189 @@
+//! The keys of a device's queues: their workers, and how they are polled.
+
+use std::time::Duration;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::{Coalesce, PollPolicy};
+use toml::Value;
+
+use crate::print::{Pair, string};
+use crate::resolve::take_u16;
+
+const KEY: &str = "queue-map";
+/// Maximum number of virtqueues of a device in vhost-user, and of workers of the process.
+pub const MAX_QUEUES: u16 = 256;
+/// Maximum of `coalesce-us`: 10 ms.
+const MAX_COALESCE_US: u64 = 10_000;
+
+/// The worker of each request queue of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueMap {
+    /// The text of `queue-map`, if it was given.
+    requested: Option<String>,
+    workers: Vec<u16>,
+}
+
+impl QueueMap {
+    /// Takes `queue-map`. The queues have no workers yet.
+    pub fn take(settings: &mut Settings) -> QueueMap {
+        QueueMap { requested: settings.text(KEY), workers: Vec::new() }
+    }
+
+    /// Assigns `queues` queues: as `queue-map` says, else round-robin. `next` is the next worker of the round-robin.
+    ///
+    /// # Errors
+    /// If `queue-map` is invalid.
+    pub fn assign(
+        &mut self,
+        settings: &Settings,
+        queues: u16,
+        next: &mut u16,
+        workers: u16,
+    ) -> Result<(), SettingError> {
+        self.workers = match &self.requested {
+            Some(text) => parse(settings, text, queues, workers)?,
+            None => round_robin(next, queues, workers),
+        };
+        Ok(())
+    }
+
+    /// Returns the worker of each queue.
+    pub fn workers(&self) -> &[u16] {
+        &self.workers
+    }
+
+    /// Returns the worker of each queue, for the engine.
+    pub fn to_engine(&self) -> Vec<usize> {
+        self.workers.iter().map(|worker| usize::from(*worker)).collect()
+    }
+}
+
+impl From<Vec<u16>> for QueueMap {
+    fn from(workers: Vec<u16>) -> QueueMap {
+        QueueMap { requested: None, workers }
+    }
+}
+
+/// Takes `poll`, or `poll_queue`, the option of cloud-hypervisor's vhost_user_block.
+///
+/// # Errors
+/// If the value is invalid.
+pub fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
+    let switch = settings.switch("poll_queue")?;
+    let Some(text) = settings.text("poll") else {
+        return Ok(if switch == Some(false) { PollPolicy::Off } else { PollPolicy::default() });
+    };
+    if let Some(on) = switch {
+        let found = format!("{text:?}, and poll_queue={on}");
+        return Err(settings.error("poll", found, "one of the two"));
+    }
+    text.parse().map_err(|expected: String| settings.error("poll", format!("{text:?}"), expected))
+}
+
+/// Takes `coalesce-us` and `coalesce-max`.
+///
+/// # Errors
+/// If a value is invalid.
+pub fn take_coalesce(settings: &mut Settings) -> Result<Coalesce, SettingError> {
+    let us = settings.number("coalesce-us", 0..=MAX_COALESCE_US)?.unwrap_or(0);
+    let answers = take_u16(settings, "coalesce-max", 0, u16::MAX)?;
+    if us == 0 && answers.is_some_and(|answers| answers > 0) {
+        let found = "a number of answers, but coalesce-us is 0";
+        return Err(settings.error(
+            "coalesce-max",
+            found,
+            "coalesce-us with it: the longest time that a call is put off",
+        ));
+    }
+    Ok(Coalesce { delay: Duration::from_micros(us), answers: answers.unwrap_or(0).into() })
+}
+
+/// Returns the keys of queues with their values.
+pub fn queue_pairs(map: &QueueMap, poll: PollPolicy, coalesce: Coalesce) -> Vec<Pair> {
+    vec![
+        ("queue-map", string(&display(map.workers()))),
+        ("poll", string(&poll.to_string())),
+        ("coalesce-us", Value::Integer(coalesce.delay.as_micros() as i64)),
+        ("coalesce-max", Value::Integer(coalesce.answers.into())),
+    ]
+}
+
+/// Assigns `queues` to `workers` round-robin, continuing after the previous disk's last worker: otherwise all disks of one queue
+/// would share worker 0.
+fn round_robin(next_worker: &mut u16, queues: u16, workers: u16) -> Vec<u16> {
+    let mut map = Vec::with_capacity(usize::from(queues));
+    for _ in 0..queues {
+        map.push(*next_worker);
+        *next_worker = (*next_worker + 1) % workers;
+    }
+    map
+}
+
+/// Parses `QUEUE:WORKER,...`. Each of the `queues` queues must appear once.
+///
+/// # Errors
+/// If the text has another form, names a queue or worker that does not exist, or omits a queue.
+fn parse(settings: &Settings, text: &str, queues: u16, workers: u16) -> Result<Vec<u16>, SettingError> {
+    let mut map: Vec<Option<u16>> = vec![None; usize::from(queues)];
+    for pair in text.split(',') {
+        let numbers = pair.split_once(':').and_then(|(queue, worker)| Some((number(queue)?, number(worker)?)));
+        let Some((queue, worker)) = numbers else {
+            return Err(settings.error(
+                KEY,
+                format!("{pair:?}"),
+                "QUEUE:WORKER pairs separated by commas, such as 0:0,1:1",
+            ));
+        };
+        if worker >= workers {
+            return Err(settings.error(KEY, format!("worker {worker}"), format!("workers from 0 to {}", workers - 1)));
+        }
+        match map.get_mut(usize::from(queue)) {
+            None => {
+                return Err(settings.error(KEY, format!("queue {queue}"), format!("queues from 0 to {}", queues - 1)));
+            }
+            Some(Some(_)) => return Err(settings.error(KEY, format!("queue {queue} twice"), "each queue once")),
+            Some(slot) => *slot = Some(worker),
+        }
+    }
+    if let Some(queue) = map.iter().position(Option::is_none) {
+        return Err(settings.error(
+            KEY,
+            format!("no worker for queue {queue}"),
+            format!("one for each of the {queues} queues"),
+        ));
+    }
+    Ok(map.into_iter().flatten().collect())
+}
+
+fn number(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Formats the map for [`parse`].
+fn display(map: &[u16]) -> String {
+    let pairs: Vec<String> = map.iter().enumerate().map(|(queue, worker)| format!("{queue}:{worker}")).collect();
+    pairs.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_robin_continues_across_disks() {
+        let mut next = 0;
+        assert_eq!(round_robin(&mut next, 3, 2), [0, 1, 0]);
+        assert_eq!(round_robin(&mut next, 2, 2), [1, 0]);
+        let mut next = 0;
+        assert_eq!(round_robin(&mut next, 3, 1), [0, 0, 0]);
+    }
+
+    #[test]
+    fn maps_round_trip() {
+        let settings = Settings::new("disk");
+        for (text, queues, workers) in [("0:0", 1, 1), ("0:1,1:0", 2, 2), ("0:0,1:0,2:3", 3, 4)] {
+            assert_eq!(display(&parse(&settings, text, queues, workers).unwrap()), text);
+        }
+        assert_eq!(parse(&settings, "1:0,0:1", 2, 2).unwrap(), [1, 0]);
+    }
+}

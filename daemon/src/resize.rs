@@ -1,0 +1,85 @@
+//! The result of resizing a disk, for all guest interfaces.
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{DiskError, Resize, Resized};
+use mqblk_vhost_user_server::ConfigChangeResult;
+
+use crate::resolve::ConfigError;
+
+/// Why a disk or LUN was not changed at run time.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// A value is invalid.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// The change failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<ConfigError> for ChangeError {
+    fn from(error: ConfigError) -> ChangeError {
+        match error {
+            ConfigError::Setting(error) => ChangeError::Setting(error),
+            other => ChangeError::Failed(other.to_string()),
+        }
+    }
+}
+
+/// Whether the guest was notified of a new size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestNotice {
+    /// The size has not changed.
+    Unchanged,
+    /// The guest, or its VMM, was notified.
+    Notified,
+    /// The VMM was notified, and replied with an error or not at all.
+    Unanswered,
+    /// The VMM cannot be notified: it reads the size when it reconnects.
+    AtReconnect,
+    /// No guest is connected. The next one reads the new size.
+    NoGuest,
+}
+
+impl GuestNotice {
+    /// Returns the word that the admin socket reports.
+    pub fn word(self) -> &'static str {
+        match self {
+            GuestNotice::Unchanged => "unchanged",
+            GuestNotice::Notified => "told",
+            GuestNotice::Unanswered => "unanswered",
+            GuestNotice::AtReconnect => "at-reconnect",
+            GuestNotice::NoGuest => "no-guest",
+        }
+    }
+}
+
+impl From<ConfigChangeResult> for GuestNotice {
+    fn from(notice: ConfigChangeResult) -> GuestNotice {
+        match notice {
+            ConfigChangeResult::NotConnected => GuestNotice::NoGuest,
+            ConfigChangeResult::NoChannel => GuestNotice::AtReconnect,
+            ConfigChangeResult::Sent | ConfigChangeResult::Acknowledged => GuestNotice::Notified,
+            ConfigChangeResult::Refused | ConfigChangeResult::NoReply => GuestNotice::Unanswered,
+        }
+    }
+}
+
+/// The result of a resize that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResizeOutcome {
+    /// The sizes.
+    pub resized: Resized,
+    /// Whether the guest was notified.
+    pub guest: GuestNotice,
+}
+
+/// Converts a disk's error: an invalid requested size is an error of the key `size`, all others are failures of `subject`.
+pub fn resize_error(subject: &str, request: Resize, error: DiskError) -> ChangeError {
+    match error {
+        DiskError::Size { found, expected } if request.size.is_some() => {
+            ChangeError::Setting(Settings::new(subject).error("size", found, expected))
+        }
+        error => ChangeError::Failed(format!("{subject}: {error}")),
+    }
+}

@@ -1,0 +1,150 @@
+//! Resolves raw keys and values to a configuration: fills in defaults, and checks each value against the others and against the host.
+//! Creates nothing.
+//!
+//! `storage` has the keys of the storage of a disk or logical unit, `process` those of the daemon; `names` checks that ids and paths are
+//! unique. Each guest interface takes its own keys.
+
+mod names;
+mod process;
+mod storage;
+
+use mqblk_core::disk::DiskError;
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_vhost_user_server::SocketError;
+
+use crate::config::ServeConfig;
+use crate::cpus::Cpus;
+use crate::file::{RawConfig, RawTable};
+use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
+use crate::storage_backends::StorageBackends;
+pub use names::{Claim, UniqueNames, canonical_path, check_id, file_claim, rename_subject, take_id};
+pub use storage::{StorageKeys, is_printable, take_printable, take_storage_kind};
+
+/// Why a configuration cannot be served. Each message is one line.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A value is invalid.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// The storage cannot be opened.
+    #[error("{subject}: {source}")]
+    Disk {
+        /// The disk.
+        subject: String,
+        /// The cause.
+        source: DiskError,
+    },
+    /// The admin socket cannot be created at its path.
+    #[error("serve: admin: {0}")]
+    Admin(#[source] SocketError),
+    /// Another value cannot be used.
+    #[error("{0}")]
+    Invalid(String),
+    /// A device's socket cannot be created at its path.
+    #[error("{subject}: socket: {source}")]
+    Socket {
+        /// The disk or controller.
+        subject: String,
+        /// The cause.
+        source: SocketError,
+    },
+}
+
+/// Resolves `raw` to a configuration and opens the storage of each disk and LUN.
+///
+/// # Errors
+/// Returns the first invalid value.
+pub fn resolve(
+    mut raw: RawConfig,
+    interfaces: Interfaces,
+    cpus: &Cpus,
+    storages: &dyn StorageBackends,
+) -> Result<ServeConfig, ConfigError> {
+    if raw.is_empty(interfaces) {
+        return Err(nothing_to_serve(&raw.process, interfaces).into());
+    }
+    let kinds = storages.kinds();
+    let mut names = UniqueNames::default();
+    let mut context = ResolveContext { cpus, kinds: &kinds, names: &mut names };
+    let mut taken: Vec<Box<dyn InterfaceKeys>> = interfaces.0.iter().map(|interface| interface.keys()).collect();
+    take_devices(&mut raw, interfaces, &mut taken, &mut context)?;
+    for keys in &mut taken {
+        keys.take_process(&mut raw.process, &mut context)?;
+    }
+    let expected: u64 = taken.iter().map(|keys| keys.expected_queues(cpus)).sum();
+    let mut devices: Vec<(ListPosition, &mut dyn DeviceKeys)> =
+        taken.iter_mut().flat_map(|keys| keys.devices()).collect();
+    devices.sort_by_key(|(position, _)| *position);
+    let queues: u64 = devices.iter().map(|(_, device)| u64::from(device.queues())).sum();
+    let (workers, pin) = process::take_workers(&mut raw.process, cpus, queues.max(expected))?;
+    let admin = process::take_admin(&mut raw.process, &names)?;
+    let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
+    let hang_warning = process::take_hang_warning(&mut raw.process)?;
+    raw.process.finish()?;
+    // Round-robin: each device continues after the previous device's last worker.
+    let mut next = 0;
+    for (_, device) in &mut devices {
+        device.assign_queues(&mut next, workers)?;
+    }
+    drop(devices);
+    let interfaces = taken.into_iter().map(|keys| keys.open(storages)).collect::<Result<_, _>>()?;
+    Ok(ServeConfig { workers, pin, hang_warning, admin, drain_timeout, interfaces })
+}
+
+/// Has each interface take its tables, and its disks in the order given.
+fn take_devices(
+    raw: &mut RawConfig,
+    interfaces: Interfaces,
+    taken: &mut [Box<dyn InterfaceKeys>],
+    context: &mut ResolveContext<'_>,
+) -> Result<(), SettingError> {
+    let mut tables: Vec<Vec<RawTable>> = taken.iter().map(|_| Vec::new()).collect();
+    for table in raw.tables.drain(..) {
+        tables[table.interface].push(table);
+    }
+    for (keys, tables) in taken.iter_mut().zip(tables) {
+        keys.take_tables(tables, context)?;
+    }
+    for (index, mut settings) in raw.disks.drain(..).enumerate() {
+        let interface = interfaces.take(&mut settings)?;
+        let (owner, position) = (format!("disk #{}", index + 1), ListPosition::Disk(index));
+        taken[interface].take_disk(DiskTable { settings, owner, position }, context)?;
+    }
+    Ok(())
+}
+
+fn nothing_to_serve(process: &Settings, interfaces: Interfaces) -> SettingError {
+    let names: Vec<_> = ["disk"].into_iter().chain(interfaces.tables().map(|(_, table)| table.name)).collect();
+    let list = |format: fn(&&str) -> String| names.iter().map(format).collect::<Vec<_>>().join(" or ");
+    let serves = interfaces.process_keys().filter(|key| key.serves);
+    let serves: String = serves.map(|key| format!(", or --{}", key.key)).collect();
+    let expected = format!(
+        "at least one {} KEY=VALUE,..., or a {} table in --config FILE{serves}",
+        list(|name| format!("--{name}")),
+        list(|name| format!("[[{name}]]")),
+    );
+    process.error("disk", "none", expected)
+}
+
+/// Takes a whole number.
+///
+/// # Errors
+/// If the value is not in the range.
+pub fn take_u16(settings: &mut Settings, key: &'static str, min: u16, max: u16) -> Result<Option<u16>, SettingError> {
+    let number = settings.number(key, u64::from(min)..=u64::from(max))?;
+    Ok(number.and_then(|number| u16::try_from(number).ok()))
+}
+
+/// Adds a similarly spelled key to the error of a missing key, if there is one: missing keys are detected before unknown ones.
+pub fn with_similar_key(mut error: SettingError, settings: &Settings) -> SettingError {
+    if error.found == "nothing" {
+        let close = |key: &&str| strsim::damerau_levenshtein(key, &error.key) <= 2;
+        if let Some(similar) = settings.keys_left().find(close) {
+            error.found = format!("nothing, but a key {similar:?}");
+        }
+    }
+    error
+}
+
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,95 @@
+//! The keys of the process: workers and their CPUs, admin socket, time-outs.
+
+use std::time::Duration;
+
+use mqblk_core::settings::{SettingError, Settings};
+
+use super::names::{UniqueNames, file_claim};
+use super::take_u16;
+use crate::config::{AdminConfig, SocketMode};
+use crate::cpus::{self, Cpus};
+use crate::queues::MAX_QUEUES;
+use crate::vhost_user::{check_socket_path, take_socket_mode};
+
+/// Takes `admin` and `admin-mode`. `names` has the sockets of all devices.
+pub fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result<Option<AdminConfig>, SettingError> {
+    let mode = take_socket_mode(settings, "admin-mode")?;
+    let Some(path) = settings.text("admin") else {
+        return match mode {
+            Some(mode) => Err(settings.error("admin-mode", format!("\"{mode}\", but no admin"), "admin with it")),
+            None => Ok(None),
+        };
+    };
+    let socket = check_socket_path(settings, "admin", path)?;
+    if let Some(owner) = names.owner(&file_claim("socket", &socket)) {
+        let found = format!("{:?}, the socket of {owner}", socket.display().to_string());
+        return Err(settings.error("admin", found, "a path of its own"));
+    }
+    Ok(Some(AdminConfig { socket, mode: mode.unwrap_or(SocketMode::OWNER_ONLY) }))
+}
+
+/// The default of `drain-timeout-s`: well below the 90 s after which systemd kills a service.
+const DRAIN_SECONDS: u64 = 30;
+const MAX_DRAIN_SECONDS: u64 = 3600;
+
+/// Takes `drain-timeout-s`.
+pub fn take_drain_timeout(settings: &mut Settings) -> Result<Duration, SettingError> {
+    let seconds = settings.number("drain-timeout-s", 1..=MAX_DRAIN_SECONDS)?;
+    Ok(Duration::from_secs(seconds.unwrap_or(DRAIN_SECONDS)))
+}
+
+/// Maximum of `hang-warning-s`: a day.
+const MAX_HANG_WARNING_S: u64 = 86_400;
+/// The default of `hang-warning-s`: well before guests time a request out (Linux: after 30 s).
+const HANG_WARNING_S: u64 = 10;
+
+/// Takes `hang-warning-s`.
+pub fn take_hang_warning(settings: &mut Settings) -> Result<Option<Duration>, SettingError> {
+    let seconds = settings.number("hang-warning-s", 0..=MAX_HANG_WARNING_S)?.unwrap_or(HANG_WARNING_S);
+    Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
+}
+
+/// Takes `workers` and `pin`.
+pub fn take_workers(
+    settings: &mut Settings,
+    cpus: &Cpus,
+    total_queues: u64,
+) -> Result<(u16, Option<Vec<u16>>), SettingError> {
+    let workers = take_u16(settings, "workers", 1, MAX_QUEUES)?;
+    let pin = match settings.text("pin") {
+        Some(text) => Some(parse_pin(settings, &text, cpus)?),
+        None => None,
+    };
+    let workers = match (workers, &pin) {
+        (Some(workers), Some(pin)) if pin.len() != usize::from(workers) => {
+            let found = format!("{} CPUs for {workers} workers", pin.len());
+            return Err(settings.error("pin", found, "one CPU for each worker"));
+        }
+        (Some(workers), _) => workers,
+        (None, Some(pin)) if pin.len() <= usize::from(MAX_QUEUES) => pin.len() as u16,
+        (None, Some(pin)) => {
+            return Err(settings.error("pin", format!("{} CPUs", pin.len()), format!("at most {MAX_QUEUES}")));
+        }
+        (None, None) => u64::from(cpus.count.min(MAX_QUEUES)).min(total_queues) as u16,
+    };
+    Ok((workers, pin))
+}
+
+fn parse_pin(settings: &Settings, text: &str, cpus: &Cpus) -> Result<Vec<u16>, SettingError> {
+    let mut pin = Vec::new();
+    for item in text.split(',') {
+        let Some(cpu) = item.parse::<u16>().ok().filter(|_| item.bytes().all(|byte| byte.is_ascii_digit())) else {
+            return Err(settings.error("pin", format!("{text:?}"), "CPU numbers separated by commas, such as 0,1"));
+        };
+        if !cpus.pinnable.contains(&cpu) {
+            let expected =
+                format!("CPUs of this host that this process may use: {}", cpus::display_list(&cpus.pinnable));
+            return Err(settings.error("pin", format!("CPU {cpu}"), expected));
+        }
+        if pin.contains(&cpu) {
+            return Err(settings.error("pin", format!("CPU {cpu} twice"), "a CPU of its own for each worker"));
+        }
+        pin.push(cpu);
+    }
+    Ok(pin)
+}

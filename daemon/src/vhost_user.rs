@@ -1,0 +1,171 @@
+//! The vhost-user endpoint of a device: its socket and its queues. Shared by the virtio interfaces.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk};
+use mqblk_vhost_user_server::ServerOptions;
+use toml::Value;
+
+use crate::config::SocketMode;
+use crate::interface::{HostContext, ResolveContext};
+use crate::print::{Pair, string};
+use crate::queues::{QueueMap, queue_pairs, take_coalesce, take_poll};
+use crate::resolve::{ConfigError, take_u16, with_similar_key};
+
+/// Maximum length of a Unix socket's path, without the terminating NUL (unix(7)).
+const SOCKET_PATH_BYTES: usize = 107;
+
+/// The vhost-user endpoint of a device: its socket and its queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VhostUserEndpoint {
+    /// Path of the vhost-user socket. Unique.
+    pub socket: PathBuf,
+    /// The socket's permission bits.
+    pub socket_mode: SocketMode,
+    /// Number of request queues offered, at least 1.
+    pub queues: u16,
+    /// Maximum ring size accepted, in entries: a power of two from 2 to 32768.
+    pub queue_size: u16,
+    /// The worker of each request queue.
+    pub queue_map: QueueMap,
+    /// How a worker waits for requests.
+    pub poll: PollPolicy,
+    /// How calls to the guest are coalesced.
+    pub coalesce: Coalesce,
+    /// Use of registered buffers: guest memory is pinned once instead of for each request.
+    pub fixed_buffers: FixedBufferUse,
+}
+
+impl VhostUserEndpoint {
+    /// Takes the keys of the device that is the settings' subject, and claims its socket. `queues` is the default number of queues,
+    /// `max_queues` the maximum.
+    ///
+    /// # Errors
+    /// If a value is invalid, or the socket is claimed already.
+    pub fn take(
+        settings: &mut Settings,
+        (queues, max_queues): (u16, u16),
+        context: &mut ResolveContext<'_>,
+    ) -> Result<VhostUserEndpoint, SettingError> {
+        let taken = Self::take_keys(settings, queues, max_queues);
+        let endpoint = taken.map_err(|error| with_similar_key(error, settings))?;
+        let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
+        context.names.claim_file(settings, "socket", &endpoint.socket, owner)?;
+        Ok(endpoint)
+    }
+
+    fn take_keys(settings: &mut Settings, queues: u16, max_queues: u16) -> Result<VhostUserEndpoint, SettingError> {
+        settings.alias("num_queues", "queues")?;
+        settings.alias("queue_size", "queue-size")?;
+        Ok(VhostUserEndpoint {
+            socket: take_socket(settings)?,
+            socket_mode: take_socket_mode(settings, "socket-mode")?.unwrap_or(SocketMode::OWNER_ONLY),
+            queues: take_u16(settings, "queues", 1, max_queues)?.unwrap_or(queues.min(max_queues)),
+            queue_size: take_queue_size(settings)?,
+            poll: take_poll(settings)?,
+            coalesce: take_coalesce(settings)?,
+            fixed_buffers: settings
+                .choice("fixed-buffers", FixedBufferUse::WORDS)?
+                .map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
+            queue_map: QueueMap::take(settings),
+        })
+    }
+
+    /// Assigns the queues to workers. `next` is the next worker of the round-robin.
+    ///
+    /// # Errors
+    /// If the queue map is invalid.
+    pub fn assign_queues(&mut self, settings: &Settings, next: &mut u16, workers: u16) -> Result<(), SettingError> {
+        self.queue_map.assign(settings, self.queues, next, workers)
+    }
+
+    /// Returns the keys with their values.
+    pub fn pairs(&self) -> Vec<Pair> {
+        let mut pairs = vec![
+            ("socket", string(&self.socket.to_string_lossy())),
+            ("socket-mode", string(&self.socket_mode.to_string())),
+            ("queues", Value::Integer(self.queues.into())),
+            ("queue-size", Value::Integer(self.queue_size.into())),
+        ];
+        pairs.extend(queue_pairs(&self.queue_map, self.poll, self.coalesce));
+        pairs.push(("fixed-buffers", string(self.fixed_buffers.word())));
+        pairs
+    }
+
+    /// Checks that the socket of the device `subject` can be created.
+    ///
+    /// # Errors
+    /// If it cannot.
+    pub fn check(&self, subject: String) -> Result<(), ConfigError> {
+        let probed = mqblk_vhost_user_server::probe_socket(&self.socket);
+        probed.map(drop).map_err(|source| ConfigError::Socket { subject, source })
+    }
+
+    /// Returns the options of the server of the device `name` with these disks. The queues are the request queues.
+    pub fn server_options(&self, name: &str, disks: Vec<QueueDisk>, host: &HostContext) -> ServerOptions {
+        ServerOptions {
+            name: name.to_owned(),
+            socket: self.socket.clone(),
+            socket_mode: self.socket_mode.bits(),
+            queue_map: self.queue_map.to_engine(),
+            poll: self.poll,
+            coalesce: self.coalesce,
+            fixed_buffers: self.fixed_buffers,
+            drain_timeout: host.drain_timeout,
+            disks,
+            engine: Arc::clone(&host.engine),
+            host_state: None,
+        }
+    }
+}
+
+fn take_socket(settings: &mut Settings) -> Result<PathBuf, SettingError> {
+    let Some(path) = settings.text("socket") else {
+        return Err(settings.error("socket", "nothing", "the path of the vhost-user socket to make"));
+    };
+    check_socket_path(settings, "socket", path)
+}
+
+/// Checks the path of a socket.
+pub fn check_socket_path(settings: &Settings, key: &str, path: String) -> Result<PathBuf, SettingError> {
+    if path.len() > SOCKET_PATH_BYTES || path.contains('\0') {
+        let found = format!("a path of {} bytes", path.len());
+        return Err(settings.error(key, found, format!("at most {SOCKET_PATH_BYTES} bytes, none of them NUL")));
+    }
+    Ok(PathBuf::from(path))
+}
+
+/// Takes the permission bits of a socket.
+pub fn take_socket_mode(settings: &mut Settings, key: &'static str) -> Result<Option<SocketMode>, SettingError> {
+    let Some(text) = settings.text(key) else { return Ok(None) };
+    match SocketMode::parse(&text) {
+        Some(mode) => Ok(Some(mode)),
+        None => Err(settings.error(key, format!("{text:?}"), "octal permission bits from 0000 to 0777")),
+    }
+}
+
+/// The default of `queue-size`. Since 10.0 QEMU sets up each vhost-user ring with 1024 entries, whatever it is configured to, and supports
+/// no larger ones.
+const QUEUE_SIZE: u16 = 1024;
+
+fn take_queue_size(settings: &mut Settings) -> Result<u16, SettingError> {
+    let Some(text) = settings.text("queue-size") else { return Ok(QUEUE_SIZE) };
+    match text.parse::<u16>() {
+        Ok(size @ 2..) if size.is_power_of_two() => Ok(size),
+        _ => Err(settings.error("queue-size", format!("{text:?}"), "a power of two from 2 to 32768")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_round_trip() {
+        for word in FixedBufferUse::WORDS {
+            assert_eq!(FixedBufferUse::from_word(word).word(), *word);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! A machine of a page's own, as far as its commands can tell.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use mqblk_memory::DomainId;
+use mqblk_xen::simulation::Machine;
+use tempfile::TempDir;
+
+use crate::guest::{Accelerator, GuestCache, Vmm};
+
+/// Where the sandbox's folder is seen inside.
+pub(super) const INSIDE: &str = "/media";
+
+/// Domains of the simulated Xen besides domain 0; documents attach disks to some of them.
+const DOMAINS: std::ops::RangeInclusive<u16> = 1..=4;
+
+/// Makes the namespaces a machine: $1 is its folder, $2 the binary under test, $3 the folder with guests or nothing, $4 whether there is KVM.
+/// What it prints is the process that the namespaces are entered by.
+const SETUP: &str = r#"
+set -eu
+read -r pid _ </proc/self/stat
+place=$1
+mount -t proc proc /proc
+ip link set lo up
+for device in null zero full random urandom tty fuse kvm; do
+    [ -e /dev/$device ] || continue
+    [ $device != kvm ] || [ "$4" = yes ] || continue
+    touch "$place/dev/$device"
+    mount --bind /dev/$device "$place/dev/$device"
+done
+mkdir "$place/dev/shm"
+mount -t tmpfs shm "$place/dev/shm"
+ln -s /proc/self/fd "$place/dev/fd"
+for number in 0 1 2; do ln -s /proc/self/fd/$number "$place/dev/$(echo stdin stdout stderr | cut -d' ' -f$((number + 1)))"; done
+touch "$place/daemon"
+mount --bind "$2" "$place/daemon"
+if [ -n "$3" ]; then mkdir "$place/guest"; mount --bind "$3" "$place/guest"; fi
+mkdir -p "$place/root/etc"
+for file in alternatives group hosts ld.so.cache localtime nsswitch.conf passwd; do
+    if [ -e /etc/$file ]; then cp -dR /etc/$file "$place/root/etc/$file"; fi
+done
+mount --rbind "$place" /media
+mount --rbind /media/dev /dev
+for folder in etc run srv usr/local/bin var/lib tmp; do
+    mkdir -p "/media/root/$folder"
+    mount --bind "/media/root/$folder" "/$folder"
+done
+chmod 1777 /tmp
+rm -rf /run/mount # libmount's
+echo "ready $pid"
+exec sleep infinity
+"#;
+
+/// What bash does first in each script: it ends at the first command that fails, and says which one it was.
+const STRICT: &str = r#"unset BASH_ENV
+set -eE -o pipefail
+trap 'documented_code=$?; echo "${0#/media/scripts/*/}:$LINENO: found exit code $documented_code, expected 0: $BASH_COMMAND" >&2' ERR
+"#;
+
+/// `mqblk` as the machine's user finds it. The machine's Xen is a simulated one, and a benchmark takes less time than it does of itself; what
+/// the command line says is never changed, only what it leaves to defaults. DAEMON is replaced.
+const MQBLK: &str = r#"#!/bin/bash
+[ -x DAEMON ] || { echo "mqblk: command not found: it is not installed yet" >&2; exit 127; }
+given() { local word; for word in "${words[@]}"; do [[ $word != "$1" && $word != "$1="* ]] || return 0; done; return 1; }
+words=("$@") more=()
+case ${1-} in
+    serve) if ! given --xen && { given --xen-watch || [[ $* == *interface=xen* ]]; }; then more=(--xen /media/xen); fi ;;
+    xen) given --xen || given --help || more=(--xen /media/xen) ;;
+    bench)
+        if given --vdev && ! given --xen; then more=(--xen /media/xen); fi
+        given --runtime || given --verify || more+=(--runtime 0.05)
+        given --warmup || more+=(--warmup 0)
+        given --runs || more+=(--runs 1)
+        if [[ $* == *"--experiment targets"* ]] && ! given --targets; then more+=(--targets 1,4); fi
+        if [[ $* == *"--experiment block-size"* ]] && ! given --bs; then more+=(--bs 512,64k); fi
+        ;;
+esac
+exec DAEMON "$@" "${more[@]}"
+"#;
+
+/// What QEMU boots inside.
+#[derive(Clone, Debug)]
+pub struct Guests {
+    /// Which QEMU.
+    pub vmm: Vmm,
+    /// Its guest.
+    pub cache: GuestCache,
+    /// Whether /dev/kvm is there to be tried.
+    pub accelerator: Accelerator,
+}
+
+impl Guests {
+    /// The guest of this QEMU, with KVM if it boots with it.
+    ///
+    /// # Errors
+    /// When the cache is not prepared.
+    pub fn new(vmm: Vmm) -> Result<Guests> {
+        let cache = GuestCache::open()?;
+        let accelerator = Accelerator::detect(&cache)?;
+        Ok(Guests { vmm, cache, accelerator })
+    }
+}
+
+/// Namespaces with private folders /tmp, /run, /srv, /var/lib, /etc and /usr/local/bin, devices, network and processes; and a simulated Xen. The
+/// working directory is private too. All that runs there is killed when this is dropped.
+pub struct Sandbox {
+    folder: TempDir,
+    init: Child,
+    pid: u32,
+    user: bool,
+    machine: Machine,
+    guests: Option<Guests>,
+}
+
+impl Sandbox {
+    /// A new machine where `daemon` is what `mqblk` runs; if `install` says so only once a command has put it into /usr/local/bin. The
+    /// working directory has it in target/release.
+    ///
+    /// # Errors
+    /// When something is missing that this needs, which is named.
+    pub fn new(daemon: &Path, install: bool, guests: Option<Guests>) -> Result<Sandbox> {
+        for program in ["unshare", "nsenter", "setpriv", "setsid", "mount", "ip", "socat"] {
+            let found = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+                .iter()
+                .any(|folder| Path::new(folder).join(program).exists());
+            ensure!(
+                found,
+                "the documents' commands need the program {program}: apt-get install util-linux mount iproute2 socat"
+            );
+        }
+        let daemon = daemon.canonicalize().with_context(|| format!("MQBLK: {}", daemon.display()))?;
+        let folder = tempfile::Builder::new().prefix("mqblk-doc-").tempdir()?;
+        let place = folder.path();
+        for name in ["dev", "bin", "scripts", "xen", "work/target/release"] {
+            fs::create_dir_all(place.join(name))?;
+        }
+        let run = if install { "/usr/local/bin/mqblk" } else { "/media/daemon" };
+        fs::write(place.join("bin/mqblk"), MQBLK.replace("DAEMON", run))?;
+        fs::set_permissions(place.join("bin/mqblk"), fs::Permissions::from_mode(0o755))?;
+        fs::write(place.join("strict"), STRICT)?;
+        std::os::unix::fs::symlink("/media/daemon", place.join("work/target/release/mqblk"))?;
+        let machine = Machine::start(&place.join("xen")).context("a simulated Xen")?;
+        for id in DOMAINS {
+            machine.create_domain(DomainId(id))?;
+        }
+        let user = !rustix::process::geteuid().is_root();
+        let (init, pid) = enter(place, &daemon, user, guests.as_ref())?;
+        Ok(Sandbox { folder, init, pid, user, machine, guests })
+    }
+
+    /// The machine's Xen.
+    #[must_use]
+    pub fn xen(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// What QEMU boots here.
+    #[must_use]
+    pub fn guests(&self) -> Option<&Guests> {
+        self.guests.as_ref()
+    }
+
+    /// Where a file of the machine is for this process.
+    #[must_use]
+    pub fn outside(&self, path: &str) -> PathBuf {
+        let place = self.folder.path();
+        match path.strip_prefix('/') {
+            None => place.join("work").join(path),
+            Some(absolute) => match absolute.strip_prefix("media/") {
+                Some(path) => place.join(path),
+                None => place.join("root").join(absolute),
+            },
+        }
+    }
+
+    /// A process in these namespaces that every other one there descends from.
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// A command that runs the script of this name in a terminal of its own, with this variable `GUEST`.
+    pub(super) fn bash(&self, script: &str, guest: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", "nsenter", "--target", &self.pid.to_string()]);
+        command.args(["--mount", "--net", "--pid"]);
+        if self.user {
+            command.args(["--user", "--preserve-credentials"]);
+        }
+        let qemu = match self.guests.as_ref().map(|guests| guests.vmm) {
+            Some(Vmm::Trixie) => "/media/guest/trixie/qemu:",
+            _ => "",
+        };
+        let path = format!("PATH=/media/bin:{qemu}/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
+        command.args(["--", "setsid", "env", "-i", &path, "HOME=/media/work", "TERM=dumb", "LANG=C.UTF-8"]);
+        command.arg("BASH_ENV=/media/strict").arg(format!("GUEST={guest}"));
+        command.args(["sh", "-c", "cd /media/work && exec bash \"$0\"", &format!("{INSIDE}/scripts/{script}")]);
+        command
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        // The processes inside end with the first of them, which ends with this one.
+        let _ = self.init.kill();
+        let _ = self.init.wait();
+    }
+}
+
+/// Makes the namespaces; the process that holds them, and the first one inside.
+fn enter(place: &Path, daemon: &Path, user: bool, guests: Option<&Guests>) -> Result<(Child, u32)> {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL"]);
+    if user {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.args(["--", "bash", "-c", SETUP, "setup"]).arg(place).arg(daemon);
+    match guests {
+        Some(guests) => {
+            command.arg(guests.cache.folder());
+            command.arg(if guests.accelerator == Accelerator::Kvm { "yes" } else { "no" });
+        }
+        None => {
+            command.args(["", "no"]);
+        }
+    }
+    let said = place.join("setup");
+    command.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut init =
+        command.stderr(fs::File::create(&said)?).spawn().context("cannot run setpriv (package util-linux)")?;
+    let mut line = String::new();
+    if let Some(output) = init.stdout.take() {
+        BufReader::new(output).read_line(&mut line)?;
+    }
+    match line.trim().strip_prefix("ready ").map(str::parse) {
+        Some(Ok(pid)) => Ok((init, pid)),
+        _ => {
+            let _ = init.kill();
+            let _ = init.wait();
+            let why = fs::read_to_string(&said).unwrap_or_default();
+            let needs =
+                if user { "root, or a kernel that lets users make namespaces" } else { "the right to make namespaces" };
+            bail!(
+                "the documents' commands run in namespaces of their own, for which this test needs {needs}: {}",
+                why.trim()
+            )
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! A terminal in a sandbox in which a block runs.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::sandbox::Sandbox;
+
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A block that runs.
+pub(super) struct Terminal {
+    child: Child,
+    output: PathBuf,
+}
+
+impl Terminal {
+    /// Starts the script of this name, which is terminal `number` of the sandbox.
+    pub fn open(sandbox: &Sandbox, number: usize, script: &str, guest: &str) -> Result<Terminal> {
+        let output = sandbox.outside(&format!("/media/output-{number}"));
+        let file = File::create(&output)?;
+        let mut command = sandbox.bash(script, guest);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        Ok(Terminal { child: command.spawn().context("cannot run setpriv (package util-linux)")?, output })
+    }
+
+    /// What it shows so far.
+    pub fn output(&self) -> String {
+        fs::read(&self.output).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Waits for its end; an error after `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                bail!("found no end after {limit:?}, expected one");
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Waits until `ready`; an error after `limit` or when it ends.
+    pub fn until(&mut self, limit: Duration, mut ready: impl FnMut(&str) -> bool) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        while !ready(&self.output()) {
+            if let Some(status) = self.ended()? {
+                bail!("found its end ({status}), expected it to run until Ctrl-C");
+            }
+            if Instant::now() >= deadline {
+                bail!("found it not ready after {limit:?}");
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// Presses Ctrl-C.
+    pub fn interrupt(&self) -> Result<()> {
+        let id = self.child.id();
+        // The terminal's session is that of the only child of the process that entered the namespaces.
+        let file = format!("/proc/{id}/task/{id}/children");
+        let children = fs::read_to_string(&file).with_context(|| file.clone())?;
+        let leader: i32 =
+            children.split_whitespace().next().with_context(|| format!("{file}: found no child"))?.parse()?;
+        let group = Pid::from_raw(leader).context("a process has no number 0")?;
+        kill_process_group(group, Signal::INT).context("cannot press Ctrl-C")
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // What runs in it ends with its sandbox.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,71 @@
+//! Guests of a simulated Xen that have a driver: whatever disk a toolstack gives them, they connect, and let go when asked to.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use mqblk_driver::blkfront::{Change, Device, Options};
+use mqblk_memory::DomainId;
+use mqblk_xen::simulation::connect;
+use mqblk_xen::vbd;
+
+/// The disks that documents attach.
+const DISKS: [(u16, &str); 4] = [(3, "xvda"), (3, "xvdb"), (4, "xvda"), (4, "xvdb")];
+
+/// How often they look whether they are to end, and for a new disk.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The drivers; they end when this is dropped.
+pub(super) struct XenGuests {
+    end: Arc<AtomicBool>,
+    drivers: Vec<JoinHandle<()>>,
+}
+
+impl XenGuests {
+    /// Drivers on the machine in this folder.
+    pub fn start(folder: &Path) -> Result<XenGuests> {
+        let end = Arc::new(AtomicBool::new(false));
+        let mut drivers = Vec::new();
+        for (domain, vdev) in DISKS {
+            let devid = vbd::parse_vdev(vdev).context("a device's name")?;
+            let mut options = Options::new(connect(folder, DomainId(domain))?, devid);
+            options.patience = LOOK_EVERY;
+            let end = Arc::clone(&end);
+            drivers.push(std::thread::spawn(move || drive(&options, &end)));
+        }
+        Ok(XenGuests { end, drivers })
+    }
+}
+
+/// What fails is the toolstack's or the daemon's, and the documents' commands say so.
+fn drive(options: &Options, end: &AtomicBool) {
+    while !end.load(Ordering::Relaxed) {
+        let Ok(mut device) = Device::connect(options) else {
+            std::thread::sleep(LOOK_EVERY);
+            continue;
+        };
+        while !end.load(Ordering::Relaxed) {
+            match device.changed(LOOK_EVERY) {
+                Ok(None | Some(Change::Resized(_))) => {}
+                Ok(Some(Change::Closing)) => {
+                    let _ = device.stop(Vec::new());
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        // Without a stop it waits for nobody: the daemon may be gone.
+    }
+}
+
+impl Drop for XenGuests {
+    fn drop(&mut self) {
+        self.end.store(true, Ordering::Relaxed);
+        for driver in self.drivers.drain(..) {
+            let _ = driver.join();
+        }
+    }
+}

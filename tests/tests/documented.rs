@@ -1,0 +1,179 @@
+//! Every command that README.md, docs/ and the help texts print is run as it is printed, but those with virtual machines
+//! (`guest_documented`); and what documents name is there. See tests/src/documented.
+//!
+//! Each page is run in namespaces of its own, which takes root or a kernel that lets users make namespaces, and socat.
+//! `MQBLK_DOCUMENT=docs/xen.md` runs the pages alone whose names have this.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use mqblk_tests::documented::markdown::Block;
+use mqblk_tests::documented::{Sandbox, Script, Session, links, plan, repository};
+use mqblk_tests::hostile::daemon::mqblk_binary;
+
+/// Pages that are run at the same time: most of the time they wait.
+const AT_ONCE: usize = 3;
+
+/// Runs these blocks of a page in a machine of their own; how long it took, and its slowest block.
+fn run(scripts: &[Script], install: bool) -> Result<String> {
+    let start = Instant::now();
+    let mut slowest = (0.0, String::new());
+    let mut session = Session::new(Sandbox::new(&mqblk_binary(), install, None)?);
+    for (index, script) in scripts.iter().enumerate() {
+        let start = Instant::now();
+        if index > 0 && plan::servers_end_between(&scripts[index - 1], script) {
+            session.interrupt()?;
+        }
+        session.run(script)?;
+        let took = start.elapsed().as_secs_f64();
+        if took > slowest.0 {
+            slowest = (took, script.block.place());
+        }
+    }
+    session.interrupt()?;
+    let took = start.elapsed().as_secs_f64();
+    Ok(format!("{} blocks in {took:.1} s, of which {:.1} s {}", scripts.len(), slowest.0, slowest.1))
+}
+
+/// A page that is not one of the repository's, run as its documents are.
+fn run_text(page: &str, text: &str) -> Result<String> {
+    run(&plan::scripts(&plan::blocks(page, text)?)?, false)
+}
+
+#[test]
+fn every_command_that_is_printed_can_be_run() {
+    let only = std::env::var("MQBLK_DOCUMENT").unwrap_or_default();
+    let pages = plan::pages(&mqblk_binary()).expect("pages");
+    let mut waiting = Vec::new();
+    for (page, text) in pages.iter().filter(|(page, _)| page.contains(&only)) {
+        let scripts = plan::blocks(page, text).and_then(|blocks| plan::scripts(&blocks));
+        let chosen = plan::part(&scripts.unwrap_or_else(|error| panic!("{error:#}")), false);
+        if !chosen.is_empty() {
+            waiting.push((page.clone(), chosen));
+        }
+    }
+    // Benchmarks take longest, and begin first.
+    let benchmark = |(_, command): &&(usize, String)| command.starts_with("mqblk bench");
+    waiting.sort_by_key(|(_, scripts)| {
+        scripts.iter().map(|script| script.commands.iter().filter(benchmark).count()).sum::<usize>()
+    });
+    let (waiting, told) = (Mutex::new(waiting), Mutex::new(Vec::new()));
+    let next = || waiting.lock().unwrap().pop();
+    std::thread::scope(|scope| {
+        // The memory that a user may lock is counted over all processes.
+        let at_once = if rustix::process::geteuid().is_root() { AT_ONCE } else { 1 };
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some((page, scripts)) = next() {
+                    let result = run(&scripts, page == plan::INSTALL.0);
+                    let text = result.map(|text| format!("{page}: {text}")).map_err(|error| format!("{error:?}"));
+                    told.lock().unwrap().push(text);
+                }
+            });
+        }
+    });
+    let (good, bad): (Vec<_>, Vec<_>) = told.into_inner().unwrap().into_iter().partition(Result::is_ok);
+    let lines =
+        |all: Vec<Result<String, String>>| all.into_iter().map(|(Ok(text) | Err(text))| text).collect::<Vec<_>>();
+    tell(&lines(good));
+    let bad = lines(bad);
+    assert!(bad.is_empty(), "{} pages have commands that fail:\n\n{}", bad.len(), bad.join("\n\n"));
+}
+
+/// Seen with --nocapture.
+#[expect(clippy::print_stdout, reason = "what was run is worth to know")]
+fn tell(lines: &[String]) {
+    lines.iter().for_each(|line| println!("{line}"));
+}
+
+#[test]
+fn what_is_listed_as_not_run_is_there() -> Result<()> {
+    let mut blocks = Vec::new();
+    for (page, text) in plan::pages(&mqblk_binary())? {
+        blocks.extend(plan::blocks(&page, &text)?);
+    }
+    for (list, language) in [(plan::NOT_RUN, true), (plan::SYNOPSES, false)] {
+        for entry in list {
+            let of = |block: &&Block| (block.language == "sh") == language && plan::listed(&[*entry], block).is_some();
+            let count = blocks.iter().filter(of).count();
+            ensure!(
+                count == 1,
+                "{}: found {count} blocks that begin with {:?}, expected one: it is listed as not run",
+                entry.0,
+                entry.1
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The error of a page whose commands are wrong.
+fn caught(text: &str) -> String {
+    format!("{:?}", run_text("docs/wrong.md", text).expect_err(text))
+}
+
+#[test]
+fn wrong_commands_are_caught() {
+    let serve = "# A\n\n```sh\ntruncate -s 1G a.img\nmqblk serve --disk path=a.img,socket=/tmp/a.sock --admin /tmp/admin.sock\n```\n\n";
+    // It works, so that what follows fails for no other reason.
+    run_text("docs/right.md", serve).expect("a page that is right");
+
+    let error = caught(&format!("{serve}```sh\ntrue\nmqblk resize \\\n  b 2G --socket /tmp/admin.sock\ntrue\n```\n"));
+    assert!(error.contains("docs/wrong.md:9: in this block"), "{error}");
+    assert!(
+        error.contains("docs/wrong.md:10: found exit code 2, expected 0: mqblk resize b 2G --socket /tmp/admin.sock"),
+        "{error}"
+    );
+    assert!(error.contains("mqblk: resize: id: found \"b\""), "{error}");
+
+    // Not made, so the server ends.
+    let error = caught("```sh\nmqblk serve --disk path=none.img,socket=/tmp/a.sock\n```\n");
+    assert!(error.contains("docs/wrong.md:2: ") && error.contains("none.img"), "{error}");
+    assert!(error.contains("expected it to run until Ctrl-C"), "{error}");
+
+    // socat knows nothing of JSON-RPC.
+    let error = caught(&format!(
+        "{serve}```sh\necho '{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"stats\"}}' | socat -t 10 - UNIX-CONNECT:/tmp/admin.sock\n```\n"
+    ));
+    assert!(error.contains("docs/wrong.md:9: ") && error.contains("found an error of the admin socket"), "{error}");
+
+    // A server that was in use by another one.
+    let error = caught(&format!("{serve}```sh\nmqblk serve --disk path=a.img,socket=/tmp/b.sock\n```\n"));
+    assert!(error.contains("docs/wrong.md:9: ") && error.contains("another terminal shows at its end"), "{error}");
+
+    let error = caught("text\n\n```bash\nls\n```\n");
+    assert_eq!(
+        error.lines().next().unwrap(),
+        r#"docs/wrong.md:4: found language "bash", expected one of ["sh", "text", "json", "toml", "xml"]"#
+    );
+    let error = caught("text\n\n```text\nmqblk bench --disk path=a\n```\n");
+    assert!(error.contains("docs/wrong.md:4: found a command in a block of language text, expected sh"), "{error}");
+}
+
+/// Until a command has installed it, there is no mqblk; and each page has folders of its own.
+#[test]
+fn a_page_finds_nothing_that_it_does_not_make() -> Result<()> {
+    let page = "```sh\nfind /srv /tmp /run -mindepth 1 | tee found; [ ! -s found ]\nmqblk --version\n```\n";
+    run_text("docs/a.md", &page.replace("mqblk", "! [ -e /dev/kvm ] && touch /tmp/a /srv/a /run/a && mqblk"))?;
+    run_text("docs/a.md", page)?;
+    let blocks = plan::blocks("README.md", page)?;
+    let error =
+        format!("{:?}", run(&plan::scripts(&blocks)?, true).expect_err("mqblk was there before it was installed"));
+    assert!(error.contains("README.md:3: found exit code 127"), "{error}");
+    Ok(())
+}
+
+/// What documents name is there.
+#[test]
+fn links_and_paths_of_documents_lead_somewhere() {
+    let root = repository();
+    let files = links::files(&root).expect("the repository");
+    assert!(files.len() > 300, "{} files", files.len());
+    let mut names: BTreeSet<&str> = BTreeSet::from(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs"]);
+    names.extend(["CHANGELOG.md"].into_iter().filter(|name| root.join(name).exists()));
+    let pages = plan::documents(&names.into_iter().collect::<Vec<_>>()).context("documents").unwrap();
+    let faults: Vec<String> = pages.iter().flat_map(|(page, text)| links::faults(&root, &files, page, text)).collect();
+    assert!(faults.is_empty(), "{} links or paths lead nowhere:\n{}", faults.len(), faults.join("\n"));
+}

@@ -24,6 +24,7 @@ fn failed(error: impl Into<DriverError>) -> BenchError {
 }
 
 /// A device of the domain that `xen` is a connection of.
+#[derive(Clone)]
 pub struct Vbd {
     /// The machine.
     pub xen: Arc<dyn Xen>,
@@ -49,6 +50,8 @@ pub fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd, Bench
 /// What a server needs while it runs, or leaves behind. Dropped in this order, after the server has ended.
 #[derive(Debug)]
 struct ServerResources {
+    /// The connection of the frontend's domain.
+    _frontend: Vbd,
     /// The device's directories in xenstore.
     _device: Option<XenstoreDirectories>,
     /// Folder of the journals.
@@ -143,6 +146,7 @@ pub fn prepare(
     let device = machine.is_none().then_some(directories);
     // `grants-pool` is a test key.
     let environment = disk.keys.get(GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
-    let resources = Box::new(ServerResources { _device: device, _journals: state, _machine: machine });
+    let resources =
+        Box::new(ServerResources { _frontend: endpoint.clone(), _device: device, _journals: state, _machine: machine });
     Ok(PreparedServer { endpoint, arguments: arguments.into(), environment, resources })
 }

@@ -1,22 +1,20 @@
 //! The command line of `mqblk bench`.
 
-pub mod xen;
-
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
 use mqblk_driver::ShapeChoice;
-use mqblk_driver::virtio_scsi::Steer;
 
 use crate::experiment::{self, Experiment};
-use crate::interface::Interface;
+use crate::interface::{self, Interface, InterfaceDefinition, InterfaceOptions};
 
-/// I/Os that are larger may be several pieces.
-const LARGE: ByteLen = ByteLen(64 << 10);
+/// Larger I/Os use indirect descriptors: they may have several segments.
+const INDIRECT_ABOVE: ByteLen = ByteLen(64 << 10);
 
-/// The options of `mqblk bench`. Words that fio has mean what fio means by them.
+/// The options of `mqblk bench`. Words of fio mean what fio means by them.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Every combination of the lists is measured, --runs times; with several targets the runs take turns (A B A B), and the table \
@@ -57,19 +55,15 @@ Examples:
       the tables of bandwidth against targets, over all and for each, with one request queue and with many
   mqblk bench --interface xen --disk storage=null,size=1G --queues 1,4 --iodepth 32 \\
       --grants copy,persistent
-      Xen's block interface on a simulated machine: frontend here, the server as its back-end
+      Xen's block interface on a simulated machine: frontend here, the server as its backend
   mqblk bench --interface xen --vdev xvdb --label blkback --vdev xvdc --label mqblk --iodepth 32
-      two devices of the domain that this runs in, whose back-ends run already, without a driver in the kernel
+      two devices of the domain that this runs in, whose backends run already, without a driver in the kernel
   mqblk bench --experiment xen-queues --json xen-queues.json
       the table of IOPS against rings, with granted pages kept for each ring and for all of them in common")]
-pub struct Args {
+pub struct BenchArgs {
     /// Guest interface: of the servers at --socket, and of those that are started [default: virtio-blk]
-    #[arg(long, value_enum)]
-    pub interface: Option<Interface>,
-
-    /// Of `--interface xen`.
-    #[command(flatten)]
-    pub xen: xen::XenArgs,
+    #[arg(long, value_parser = interface_parser())]
+    pub interface: Option<&'static InterfaceDefinition>,
 
     /// Socket of a running vhost-user server; may be repeated
     #[arg(long, value_name = "PATH")]
@@ -97,7 +91,7 @@ pub struct Args {
     pub client: ClientMode,
 
     /// A published table to reproduce and to print in its form; what is given beside it overrides its own choice
-    #[arg(long, value_name = "NAME", value_parser = experiment())]
+    #[arg(long, value_name = "NAME", value_parser = experiment_parser())]
     pub experiment: Option<&'static dyn Experiment>,
 
     /// What to do: read, write, rw, randread, randwrite, randrw [default: randread]
@@ -109,24 +103,12 @@ pub struct Args {
     pub rwmixread: u8,
 
     /// Bytes of an I/O; 512-4M: every power of two from one to the other [default: 4k]
-    #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = block_sizes)]
+    #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = parse_block_sizes)]
     pub bs: Vec<BlockSizes>,
 
     /// Bytes of an I/O, of mixed sizes: each a multiple of the smaller one up to the larger, all as likely (fio's bsrange)
-    #[arg(long, value_delimiter = ',', value_name = "SIZE-SIZE,...", value_parser = mixed_sizes, conflicts_with = "bs")]
-    pub bsrange: Vec<Sizes>,
-
-    /// virtio-scsi: targets to use [default: 1]
-    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub targets: Vec<u16>,
-
-    /// virtio-scsi: logical units to use of each target [default: 1]
-    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub luns: Vec<u16>,
-
-    /// virtio-scsi: the queue that a command is put on [default: target]
-    #[arg(long, value_enum)]
-    pub steer: Option<Steering>,
+    #[arg(long, value_delimiter = ',', value_name = "SIZE-SIZE,...", value_parser = parse_mixed_sizes, conflicts_with = "bs")]
+    pub bsrange: Vec<IoSizes>,
 
     /// I/Os in flight, of each job [default: 1]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..))]
@@ -150,7 +132,7 @@ pub struct Args {
     pub batch: Vec<u16>,
 
     /// Seconds to measure; 0: until each block was done once [default: 5, with --verify 0]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub runtime: Option<f64>,
 
     /// Runs of each combination [default: 3, without a --runtime 1]
@@ -158,20 +140,20 @@ pub struct Args {
     pub runs: Option<u16>,
 
     /// Seconds to run before the measurement starts [default: 1, without a --runtime 0]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub warmup: Option<f64>,
 
     /// Where the range to work on starts
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
     pub offset: ByteLen,
 
     /// Length of the range to work on, with --offset-increment of each job's part [default: to the end of the disk, or to where
     /// the next job starts]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub size: Option<ByteLen>,
 
     /// Job J starts at --offset plus J times this, and has a part of its own (fio's offset_increment); 0: all on the same part
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub offset_increment: Option<ByteLen>,
 
     /// Write blocks that can be checked, and check all that was written at the end
@@ -202,6 +184,17 @@ pub struct Args {
     /// Write the results as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+
+    /// Options of one interface only. They are the last field, because they place themselves among the others.
+    #[command(flatten)]
+    pub interfaces: InterfaceOptions,
+}
+
+impl BenchArgs {
+    /// Returns the options of the chosen interface.
+    pub fn chosen(&self) -> &Arc<dyn Interface> {
+        self.interfaces.of(self.interface.unwrap_or(&interface::TABLE[0]))
+    }
 }
 
 /// What a job does.
@@ -223,7 +216,7 @@ pub enum Rw {
 }
 
 impl Rw {
-    /// Its name on the command line and in the results.
+    /// Returns the name on the command line and in the results.
     pub fn name(self) -> &'static str {
         match self {
             Rw::Read => "read",
@@ -235,28 +228,28 @@ impl Rw {
         }
     }
 
-    /// Whether it changes the disk.
+    /// Returns true if it changes the disk.
     pub fn writes(self) -> bool {
         !matches!(self, Rw::Read | Rw::Randread)
     }
 
-    /// Whether it reads in the measured time.
+    /// Returns true if it reads in the measured time.
     pub fn reads(self) -> bool {
         !matches!(self, Rw::Write | Rw::Randwrite)
     }
 
-    /// Whether it does both.
-    pub fn mixed(self) -> bool {
+    /// Returns true if it reads and writes.
+    pub fn is_mixed(self) -> bool {
         self.reads() && self.writes()
     }
 
-    /// Whether it goes through the range in order.
-    pub fn sequential(self) -> bool {
+    /// Returns true if it goes through the range in order.
+    pub fn is_sequential(self) -> bool {
         matches!(self, Rw::Read | Rw::Write | Rw::Mixed)
     }
 }
 
-/// How the client learns of answers.
+/// How the client learns about completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ClientMode {
     /// Looks again and again.
@@ -272,38 +265,6 @@ pub enum Verify {
     Crc32c,
 }
 
-/// Which request queue of a controller a command is put on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Steering {
-    /// A target stays on a queue while it has commands in flight, and moves to that of the thread that finds it idle
-    #[default]
-    Target,
-    /// The submitting thread's
-    Submitter,
-    /// Target T is on queue T modulo queues
-    Fixed,
-}
-
-impl Steering {
-    /// Its name on the command line and in the results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Steering::Target => "target",
-            Steering::Submitter => "submitter",
-            Steering::Fixed => "fixed",
-        }
-    }
-
-    /// As the driver has it.
-    pub fn policy(self) -> Steer {
-        match self {
-            Steering::Target => Steer::Target,
-            Steering::Submitter => Steer::Submitter,
-            Steering::Fixed => Steer::Fixed,
-        }
-    }
-}
-
 /// Descriptor layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Descriptors {
@@ -316,7 +277,7 @@ pub enum Descriptors {
 }
 
 impl Descriptors {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Descriptors::Auto => "auto",
@@ -325,12 +286,12 @@ impl Descriptors {
         }
     }
 
-    /// As the driver has it, for I/Os of at most `bs`.
+    /// Returns the driver's layout, for I/Os of at most `bs`.
     pub fn shape(self, bs: ByteLen) -> ShapeChoice {
         match self {
-            // A table for each costs nothing beside so much data, and a disk that takes it in small pieces only does not fill
-            // the ring with them.
-            Descriptors::Auto if bs > LARGE => ShapeChoice::Indirect,
+            // A table for each costs nothing beside so much data, and keeps a disk with small segments from filling the ring
+            // with descriptors.
+            Descriptors::Auto if bs > INDIRECT_ABOVE => ShapeChoice::Indirect,
             Descriptors::Auto => ShapeChoice::Auto,
             Descriptors::Direct => ShapeChoice::Direct,
             Descriptors::Indirect => ShapeChoice::Indirect,
@@ -338,49 +299,49 @@ impl Descriptors {
     }
 }
 
-/// Bytes of an I/O: multiples of the smaller size, up to the larger. Mostly one size.
+/// Sizes of an I/O in bytes: multiples of the smallest, up to the largest. Mostly one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
-    /// The smallest, of which all are multiples.
+pub struct IoSizes {
+    /// The smallest; all others are multiples of it.
     pub min: ByteLen,
     /// The largest.
     pub max: ByteLen,
 }
 
-impl Sizes {
-    /// Just one.
-    pub fn one(bs: ByteLen) -> Sizes {
-        Sizes { min: bs, max: bs }
+impl IoSizes {
+    /// One size.
+    pub fn single(bs: ByteLen) -> IoSizes {
+        IoSizes { min: bs, max: bs }
     }
 
-    /// Whether there are several.
-    pub fn mixed(self) -> bool {
+    /// Returns true if there are several.
+    pub fn is_mixed(self) -> bool {
         self.min != self.max
     }
 
-    /// The largest as a multiple of the smallest.
-    pub fn most(self) -> u32 {
+    /// Returns the largest as a multiple of the smallest.
+    pub fn max_blocks(self) -> u32 {
         // The plan has checked that it is at most 1 GiB of at least 512.
         (self.max.0 / self.min.0.max(1)) as u32
     }
 }
 
-impl std::fmt::Display for Sizes {
-    /// As the option has it.
+impl std::fmt::Display for IoSizes {
+    /// Writes the value as the option takes it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.mixed() {
+        match self.is_mixed() {
             false => write!(f, "{}", self.min),
             true => write!(f, "{}-{}", self.min, self.max),
         }
     }
 }
 
-/// What one word of `--bs` stands for: a size, or the powers of two of a range.
+/// One word of `--bs`: a size, or the powers of two of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSizes(pub Vec<ByteLen>);
 
 impl BlockSizes {
-    /// The powers of two from `from` to `to`, which are powers of two.
+    /// Returns the powers of two from `from` to `to`, which are powers of two.
     pub fn powers(from: ByteLen, to: ByteLen) -> BlockSizes {
         let next = |size: &ByteLen| size.0.checked_mul(2).filter(|double| *double <= to.0).map(ByteLen);
         BlockSizes(std::iter::successors(Some(from).filter(|from| *from <= to), next).collect())
@@ -388,7 +349,7 @@ impl BlockSizes {
 }
 
 impl std::fmt::Display for BlockSizes {
-    /// As the option has it.
+    /// Writes the value as the option takes it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.as_slice() {
             [] => Ok(()),
@@ -398,38 +359,44 @@ impl std::fmt::Display for BlockSizes {
     }
 }
 
-fn block_sizes(text: &str) -> Result<BlockSizes, String> {
-    let Some((from, to)) = text.split_once('-') else { return Ok(BlockSizes(vec![size(text)?])) };
-    let (from, to) = (size(from)?, size(to)?);
+fn parse_block_sizes(text: &str) -> Result<BlockSizes, String> {
+    let Some((from, to)) = text.split_once('-') else { return Ok(BlockSizes(vec![parse_size(text)?])) };
+    let (from, to) = (parse_size(from)?, parse_size(to)?);
     if !from.0.is_power_of_two() || !to.0.is_power_of_two() || from > to {
         return Err("expected a range of powers of two, the smaller first, such as 512-4M".into());
     }
     Ok(BlockSizes::powers(from, to))
 }
 
-fn mixed_sizes(text: &str) -> Result<Sizes, String> {
+fn parse_mixed_sizes(text: &str) -> Result<IoSizes, String> {
     let wrong = || "expected two sizes, the larger a multiple of the smaller one, such as 4k-64k".to_owned();
     let (min, max) = text.split_once('-').ok_or_else(wrong)?;
-    let (min, max) = (size(min)?, size(max)?);
-    // Else the sizes that are likely would not be all that are meant.
+    let (min, max) = (parse_size(min)?, parse_size(max)?);
+    // Each multiple of the smaller size up to the larger is then equally likely.
     if min.0 == 0 || max < min || !max.0.is_multiple_of(min.0) {
         return Err(wrong());
     }
-    Ok(Sizes { min, max })
+    Ok(IoSizes { min, max })
 }
 
-/// The parser of `--experiment`.
-fn experiment() -> impl TypedValueParser<Value = &'static dyn Experiment> {
-    PossibleValuesParser::new(experiment::ALL.iter().map(|one| one.possible_value()))
+/// Returns the parser of `--interface`.
+fn interface_parser() -> impl TypedValueParser<Value = &'static InterfaceDefinition> {
+    PossibleValuesParser::new(interface::TABLE.iter().map(InterfaceDefinition::possible_value))
+        .try_map(|name| interface::find(&name).ok_or("no such interface"))
+}
+
+/// Returns the parser of `--experiment`.
+fn experiment_parser() -> impl TypedValueParser<Value = &'static dyn Experiment> {
+    PossibleValuesParser::new(experiment::all().map(|one| one.possible_value()))
         .try_map(|name| experiment::find(&name).ok_or("no such experiment"))
 }
 
-fn size(text: &str) -> Result<ByteLen, String> {
+fn parse_size(text: &str) -> Result<ByteLen, String> {
     mqblk_core::settings::parse_size(text)
         .ok_or_else(|| "expected a size in bytes such as 4096, 512K, 64M or 10G".into())
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=86400.0).contains(&seconds) => Ok(seconds),
         _ => Err("expected a number of seconds from 0 to 86400".into()),

@@ -1,42 +1,42 @@
-//! How the main thread steers the client threads, and sees that they get on.
+//! How the main thread controls the client threads, and sees their progress.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// What all threads are doing. Moves forward only.
+/// What all threads do. A phase never returns to an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Phase {
-    /// Load without counting.
-    Warm,
+    /// Load, not counted.
+    Warmup,
     /// Load, counted.
     Measure,
     /// No new requests.
     Stop,
-    /// The server is gone or stuck: leave requests where they are.
+    /// The server is gone or stuck: requests in flight are abandoned.
     Abandon,
 }
 
-/// How the main thread steers the others. On a cache line of its own: everybody reads it all the time.
+/// The phase that the main thread sets. On a cache line of its own: all threads read it all the time.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Control(AtomicU8);
+pub struct PhaseControl(AtomicU8);
 
-impl Control {
-    /// Starts at `phase`.
-    pub fn new(phase: Phase) -> Control {
-        Control(AtomicU8::new(phase as u8))
+impl PhaseControl {
+    /// Creates a control that starts at `phase`.
+    pub fn new(phase: Phase) -> PhaseControl {
+        PhaseControl(AtomicU8::new(phase as u8))
     }
 
-    /// Moves on.
+    /// Enters `phase`, unless a later one has been entered.
     pub fn set(&self, phase: Phase) {
         self.0.fetch_max(phase as u8, Ordering::Release);
     }
 
-    /// What to do now.
+    /// Returns the current phase.
     #[inline]
     pub fn get(&self) -> Phase {
         match self.0.load(Ordering::Acquire) {
-            0 => Phase::Warm,
+            0 => Phase::Warmup,
             1 => Phase::Measure,
             2 => Phase::Stop,
             _ => Phase::Abandon,
@@ -44,7 +44,7 @@ impl Control {
     }
 }
 
-/// Requests that a thread has seen the end of, for progress and to notice a stuck server.
+/// Requests that have completed on a thread: for progress, and to notice a stuck server.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub struct Progress(pub AtomicU64);
+pub struct CompletionCounter(pub AtomicU64);

@@ -1,4 +1,4 @@
-//! CPU time of the server and of our threads, and pinning.
+//! CPU time of the server and of the client's threads, and pinning.
 
 use std::time::Duration;
 
@@ -7,30 +7,30 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::BenchError;
 
-/// CPU time that process `pid` has used, all its threads that live: the first field of each thread's `schedstat`, in
+/// Returns the CPU time that process `pid` has used, of all its live threads: the first field of each thread's `schedstat`, in
 /// nanoseconds (Linux `Documentation/scheduler/sched-stats.rst`). `None` when it cannot be read.
-pub fn of_process(pid: i32) -> Option<Duration> {
+pub fn process_time(pid: i32) -> Option<Duration> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let mut total = 0;
     for task in tasks.flatten() {
-        // A thread may end between the two.
+        // The thread may have ended since.
         let Ok(text) = std::fs::read_to_string(task.path().join("schedstat")) else { continue };
         total += text.split_ascii_whitespace().next()?.parse::<u64>().ok()?;
     }
     Some(Duration::from_nanos(total))
 }
 
-/// CPU time that this thread has used.
-pub fn of_this_thread() -> Duration {
+/// Returns the CPU time that this thread has used.
+pub fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     // The kernel's values are never negative.
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-/// Keeps this thread on one CPU.
+/// Pins this thread to one CPU.
 ///
 /// # Errors
-/// When there is no such CPU, or it may not be used.
+/// When the CPU does not exist, or may not be used.
 pub fn pin(cpu: u16) -> Result<(), BenchError> {
     let refused = |why: String| BenchError::option("pin", cpu, format!("a CPU that this process may use ({why})"));
     if usize::from(cpu) >= CpuSet::MAX_CPU {
@@ -47,24 +47,24 @@ mod tests {
 
     #[test]
     fn cpu_time_is_counted_for_threads_and_processes() {
-        let before = of_this_thread();
-        while of_this_thread() < before + Duration::from_millis(5) {
+        let before = thread_time();
+        while thread_time() < before + Duration::from_millis(5) {
             std::hint::spin_loop();
         }
         let mut busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
-        let mut looks = 0;
-        while of_process(busy.id() as i32).unwrap() < Duration::from_millis(20) && looks < 10_000 {
+        let mut polls = 0;
+        while process_time(busy.id() as i32).unwrap() < Duration::from_millis(20) && polls < 10_000 {
             std::thread::sleep(Duration::from_millis(1));
-            looks += 1;
+            polls += 1;
         }
         busy.kill().unwrap();
         busy.wait().unwrap();
-        assert!(looks < 10_000);
-        assert_eq!(of_process(-1), None);
+        assert!(polls < 10_000);
+        assert_eq!(process_time(-1), None);
     }
 
     #[test]
-    fn a_cpu_that_is_not_there_is_refused() {
+    fn a_missing_cpu_is_refused() {
         for cpu in [u16::MAX, CpuSet::MAX_CPU as u16 - 1] {
             let error = std::thread::spawn(move || pin(cpu)).join().unwrap().unwrap_err().to_string();
             assert!(error.starts_with(&format!("--pin: found {cpu}, expected a CPU")), "{error}");

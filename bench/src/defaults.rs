@@ -1,15 +1,17 @@
-//! What holds for options that were not given.
+//! Defaults of options.
+
+use std::sync::Arc;
 
 use mqblk_core::ByteLen;
 
-use crate::args::{Args, BlockSizes, Rw, Sizes};
-use crate::interface::Interface;
+use crate::args::{BenchArgs, BlockSizes, IoSizes, Rw};
+use crate::interface::{Interface, TABLE};
 
-/// Values for options that were not given.
+/// Values of options that were not given.
 #[derive(Clone, Debug)]
 pub struct Defaults {
-    /// `--interface`.
-    pub interface: Interface,
+    /// `--interface`, and its own options.
+    pub interface: Arc<dyn Interface>,
     /// `--disk`, where there is no `--socket` either.
     pub disk: Option<&'static str>,
     /// `--fill`, where all targets are disks in memory, made for each run.
@@ -17,33 +19,29 @@ pub struct Defaults {
     /// `--rw`.
     pub rw: Rw,
     /// `--bs`, or mixed sizes.
-    pub bs: Result<BlockSizes, Sizes>,
+    pub bs: Result<BlockSizes, IoSizes>,
     /// `--iodepth`.
     pub iodepth: u16,
     /// `--batch`.
     pub batch: u16,
     /// `--queues`.
     pub queues: &'static [u16],
-    /// `--targets`.
-    pub targets: &'static [u16],
     /// `--jobs`; `None`: one for each queue, or for each logical unit.
     pub jobs: Option<u16>,
-    /// `--ring-order`, of Xen; `None`: the back-end's largest.
-    pub ring_order: Option<u8>,
-    /// `--runtime` in seconds, where each block is not done once.
+    /// `--runtime` in seconds, unless each block is done once.
     pub runtime: f64,
-    /// `--warmup` in seconds, where there is a runtime.
+    /// `--warmup` in seconds, if there is a runtime.
     pub warmup: f64,
 }
 
-/// Runs of each combination where there is a runtime: a mean has an error.
-const RUNS: u16 = 3;
+/// Runs of each combination with a runtime: several, so that the mean has a standard error.
+const DEFAULT_RUNS: u16 = 3;
 
 impl Default for Defaults {
     fn default() -> Defaults {
         let bs = BlockSizes(vec![ByteLen(4096)]);
         Defaults {
-            interface: Interface::VirtioBlk,
+            interface: (TABLE[0].options)(),
             disk: None,
             fill: false,
             rw: Rw::Randread,
@@ -51,9 +49,7 @@ impl Default for Defaults {
             iodepth: 1,
             batch: 1,
             queues: &[1],
-            targets: &[1],
             jobs: None,
-            ring_order: None,
             runtime: 5.0,
             warmup: 1.0,
         }
@@ -61,16 +57,20 @@ impl Default for Defaults {
 }
 
 impl Defaults {
-    /// `args` with nothing missing but what has no default.
-    pub fn fill(&self, args: &Args) -> Args {
+    /// Returns `args` with the defaults of all options that were not given.
+    pub fn apply(&self, args: &BenchArgs) -> BenchArgs {
         let mut args = args.clone();
         fn fill<T: Clone>(list: &mut Vec<T>, default: &[T]) {
             if list.is_empty() {
                 list.extend_from_slice(default);
             }
         }
-        args.interface.get_or_insert(self.interface);
-        let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
+        let own = self.interface.definition();
+        let chosen = args.interface.get_or_insert(own);
+        if chosen.name == own.name {
+            args.interfaces.set(args.interfaces.of(own).with_defaults(&*self.interface));
+        }
+        let running = !args.socket.is_empty() || args.interfaces.has_devices();
         if let (false, true, Some(disk)) = (running, args.disk.is_empty(), self.disk) {
             args.disk.push(disk.to_owned());
         }
@@ -85,28 +85,22 @@ impl Defaults {
         fill(&mut args.batch, &[self.batch]);
         fill(&mut args.queues, self.queues);
         args.jobs = args.jobs.or(self.jobs);
-        if args.interface == Some(Interface::Xen) {
-            args.xen.ring_order = args.xen.ring_order.or(self.ring_order);
-        }
         let runtime = if args.verify.is_some() { 0.0 } else { self.runtime };
         let once = *args.runtime.get_or_insert(runtime) == 0.0;
         args.warmup.get_or_insert(if once { 0.0 } else { self.warmup });
-        args.runs.get_or_insert(if once { 1 } else { RUNS });
+        args.runs.get_or_insert(if once { 1 } else { DEFAULT_RUNS });
         args
     }
 }
 
 impl std::fmt::Display for Defaults {
-    /// As options.
+    /// Writes the defaults as options.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Defaults { interface, disk, fill, rw, bs, iodepth, batch, queues, targets, .. } = self;
-        let Defaults { jobs, ring_order, runtime, warmup, .. } = self;
+        let Defaults { interface, disk, fill, rw, bs, iodepth, batch, queues, jobs, runtime, warmup } = self;
         let list = |numbers: &[u16]| numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
-        if *interface != Interface::VirtioBlk {
-            write!(f, "--interface {} ", interface.name())?;
-        }
-        if *interface == Interface::VirtioScsi {
-            write!(f, "--targets {} ", list(targets))?;
+        let own = interface.default_options();
+        if interface.definition().name != TABLE[0].name {
+            write!(f, "--interface {}{} ", interface.definition().name, own.disks)?;
         }
         if let Some(disk) = disk {
             write!(f, "--disk {disk} ")?;
@@ -127,9 +121,6 @@ impl std::fmt::Display for Defaults {
         if let Some(jobs) = jobs {
             write!(f, " --jobs {jobs}")?;
         }
-        if let Some(order) = ring_order {
-            write!(f, " --ring-order {order}")?;
-        }
-        write!(f, " --runtime {runtime} --warmup {warmup}")
+        write!(f, "{} --runtime {runtime} --warmup {warmup}", own.queues)
     }
 }

@@ -1,18 +1,18 @@
-//! Text in rows and columns, and numbers as text.
+//! Tables as text, and numbers as text.
 
 use std::fmt::Write as _;
 
 /// A column's heading.
 #[derive(Clone, Debug)]
 pub struct Heading {
-    /// What it says.
+    /// The text.
     pub text: String,
-    /// Numbers stand at the right of their column.
+    /// Numbers are aligned to the right.
     pub number: bool,
 }
 
-/// A line of headings and one for each of `rows`, which have a cell for each heading.
-pub fn grid(headings: &[Heading], rows: &[Vec<String>]) -> String {
+/// Returns a line of headings and one for each of `rows`, which have a cell for each heading.
+pub fn format_grid(headings: &[Heading], rows: &[Vec<String>]) -> String {
     let width = |at: usize| {
         let cells = rows.iter().map(|row| row[at].chars().count());
         cells.chain([headings[at].text.chars().count()]).max().unwrap_or(0)
@@ -38,8 +38,8 @@ pub fn grid(headings: &[Heading], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Microseconds, with three significant digits at least.
-pub fn micros(value: f64) -> String {
+/// Returns a number with at least three significant digits.
+pub fn three_digits(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),
         v if v >= 10.0 => format!("{v:.1}"),
@@ -47,25 +47,25 @@ pub fn micros(value: f64) -> String {
     }
 }
 
-/// A count with three significant digits and the suffixes of thousands, K and M.
-pub fn thousands(value: f64) -> String {
+/// Returns a count with three significant digits and the suffix of thousands or millions, K or M.
+pub fn with_suffix(value: f64) -> String {
     match value {
-        // What would be rounded up to the next suffix has it.
-        v if v >= 999_500.0 => format!("{}M", micros(v / 1e6)),
-        v if v >= 999.5 => format!("{}K", micros(v / 1e3)),
+        // A value that rounds up to the next suffix gets it.
+        v if v >= 999_500.0 => format!("{}M", three_digits(v / 1e6)),
+        v if v >= 999.5 => format!("{}K", three_digits(v / 1e3)),
         v => format!("{v:.0}"),
     }
 }
 
-/// A value as text, or a dash.
-pub fn known(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
+/// Returns a value as text, or a dash.
+pub fn or_dash(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
     value.map_or_else(|| "-".into(), text)
 }
 
-/// What `value` is beside `first`.
+/// Returns the ratio of `value` to `first`.
 pub fn ratio(value: f64, first: f64) -> String {
-    // In a short run nothing may have ended.
-    known((first > 0.0).then(|| value / first), |ratio| format!("{ratio:.2}"))
+    // In a short run no I/O may have completed.
+    or_dash((first > 0.0).then(|| value / first), |ratio| format!("{ratio:.2}"))
 }
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ mod tests {
             (3_530_904.0, "3.53M"),
             (20_000_000.0, "20.0M"),
         ] {
-            assert_eq!(thousands(value), text);
+            assert_eq!(with_suffix(value), text);
         }
     }
 
@@ -95,6 +95,9 @@ mod tests {
     fn numbers_stand_at_the_right() {
         let heading = |text: &str, number| Heading { text: text.into(), number };
         let rows = [vec!["a".to_owned(), "1000".to_owned()], vec!["long".to_owned(), "1".to_owned()]];
-        assert_eq!(grid(&[heading("x", false), heading("n", true)], &rows), "x        n\na     1000\nlong     1\n");
+        assert_eq!(
+            format_grid(&[heading("x", false), heading("n", true)], &rows),
+            "x        n\na     1000\nlong     1\n"
+        );
     }
 }

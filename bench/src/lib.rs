@@ -1,11 +1,12 @@
 //! `mqblk bench`: a load generator over the userspace drivers.
 //!
 //! ```text
-//! args -> plan (every combination, judged before anything starts)
-//!      -> for each combination, for each run, for each target in turn: target (connect, or spawn a server)
-//!         -> load (streams: which job works where; threads that own queues; job: what is asked for; ledger: what was written),
-//!            over any guest interface (interface/)
-//!      -> report (a table for people, JSON for programs), or experiment (a published table's form)
+//! args -> plan: every combination, checked before anything starts
+//!      -> sweep: each combination, each run, each target in turn
+//!         -> target: connect, or start a server
+//!         -> run: one measurement over a guest interface (interface/)
+//!            streams (which job works where), worker (a thread with its queues), pattern (the next block), verification
+//!      -> report (JSON), table (for people), experiment (the form of a published table)
 //! ```
 #![forbid(unsafe_code)]
 
@@ -16,49 +17,49 @@ mod defaults;
 mod experiment;
 mod grid;
 mod interface;
-mod job;
-mod ledger;
-mod load;
 mod merges;
+mod pattern;
 mod plan;
 pub mod plot;
 mod progress;
 mod report;
-mod runs;
+mod run;
 mod streams;
+mod sweep;
 mod table;
 mod target;
 #[cfg(test)]
 mod tests;
+mod verification;
 mod worker;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-pub use args::Args;
+pub use args::BenchArgs;
 
-/// Why a benchmark did not give a result.
+/// Why a benchmark has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The options make no sense, or do not fit the disk. Exit code 2.
+    /// The options are invalid, or do not fit the disk. Exit code 2.
     #[error("{0}")]
     Usage(String),
-    /// Something went wrong on the way. Exit code 1.
+    /// The benchmark failed. Exit code 1.
     #[error("{0}")]
     Failed(String),
 }
 
 impl BenchError {
-    /// A usage error about one option, in the form that all of mqblk's have.
+    /// Makes a usage error about one option, in mqblk's usual form: what was found, and what was expected.
     fn option(name: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> BenchError {
         BenchError::Usage(format!("--{name}: found {found}, expected {expected}"))
     }
 }
 
-/// Runs the benchmark. Exit code 0; 1 when a run failed, a request failed, or a verification found a difference; 2 for bad
-/// usage.
-pub fn run(args: Args) -> ExitCode {
-    let outcome = plan::Plan::new(&args).and_then(|plan| runs::run(&plan));
+/// Runs the benchmark. Exit code 0; 1 when a run or a request failed, or a verification found a difference; 2 for a usage
+/// error.
+pub fn run(args: BenchArgs) -> ExitCode {
+    let outcome = plan::Plan::new(&args).and_then(|plan| sweep::run(&plan));
     match outcome {
         Ok(0) => ExitCode::SUCCESS,
         Ok(errors) => fail(&format!("{errors} requests failed or did not verify"), 1),
@@ -68,12 +69,12 @@ pub fn run(args: Args) -> ExitCode {
 }
 
 fn fail(why: &str, code: u8) -> ExitCode {
-    // Nobody is left to tell when standard error is closed.
+    // Standard error may be closed.
     let _ = writeln!(std::io::stderr(), "mqblk: bench: {}", one_line(why));
     ExitCode::from(code)
 }
 
-/// `text` with control characters written as escapes: file names may hold them.
+/// Returns `text` with control characters escaped: file names may hold them.
 fn one_line(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }

@@ -1,4 +1,4 @@
-//! What the server merged: its own count, read over its admin socket.
+//! The server's counters of merged requests, read over its admin socket.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,36 +6,36 @@ use std::time::Duration;
 use mqblk_admin::model::Counters;
 use mqblk_admin::{Client, StatQuery};
 
-/// Requests that were joined to another one, since the disk was opened.
+/// Requests that were merged since the disk was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Merges {
+pub struct MergeCounters {
     /// Reads.
     pub reads: u64,
     /// Writes.
     pub writes: u64,
 }
 
-/// Requests that were joined to another one, per second (iostat's rrqm/s and wrqm/s).
+/// Requests that were merged per second (iostat's rrqm/s and wrqm/s).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PerSecond {
+pub struct MergeRates {
     /// Reads.
     pub reads: f64,
     /// Writes.
     pub writes: f64,
 }
 
-impl Merges {
-    /// Asks the server at the admin socket `admin` about all that it serves. `None` when it does not say.
-    pub fn read(admin: &Path) -> Option<Merges> {
+impl MergeCounters {
+    /// Reads the counters of all that the server at the admin socket `admin` serves. `None` when it cannot be queried.
+    pub fn read(admin: &Path) -> Option<MergeCounters> {
         match Client::connect(admin).and_then(|mut client| client.stat(&StatQuery::default())) {
             Ok(stat) => {
                 let disks = stat.disks.iter().map(|disk| &disk.totals.counters);
                 let loads = disks.chain(stat.controllers.iter().map(|controller| &controller.totals.counters));
-                let sum = |Merges { reads, writes }, load: &Counters| Merges {
+                let sum = |MergeCounters { reads, writes }, load: &Counters| MergeCounters {
                     reads: reads + load.read_merges,
                     writes: writes + load.write_merges,
                 };
-                Some(loads.fold(Merges::default(), sum))
+                Some(loads.fold(MergeCounters::default(), sum))
             }
             Err(error) => {
                 tracing::debug!(%error, "no merges from the admin socket");
@@ -44,10 +44,10 @@ impl Merges {
         }
     }
 
-    /// What came since `before`, a `time` ago.
-    pub fn per_second(self, before: Merges, time: Duration) -> PerSecond {
+    /// Returns the rates since `before`, which was read `time` ago.
+    pub fn rates_since(self, before: MergeCounters, time: Duration) -> MergeRates {
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
-        PerSecond { reads: rate(self.reads, before.reads), writes: rate(self.writes, before.writes) }
+        MergeRates { reads: rate(self.reads, before.reads), writes: rate(self.writes, before.writes) }
     }
 }
 
@@ -56,14 +56,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_is_not_there_says_nothing() {
-        assert_eq!(Merges::read(Path::new("/nonexistent/admin")), None);
+    fn a_missing_server_has_no_counters() {
+        assert_eq!(MergeCounters::read(Path::new("/nonexistent/admin")), None);
     }
 
     #[test]
-    fn rates_are_of_what_came_between() {
-        let (before, now) = (Merges { reads: 100, writes: 7 }, Merges { reads: 350, writes: 7 });
-        let rate = now.per_second(before, Duration::from_millis(500));
-        assert_eq!(rate, PerSecond { reads: 500.0, writes: 0.0 });
+    fn rates_are_of_the_difference() {
+        let (before, now) = (MergeCounters { reads: 100, writes: 7 }, MergeCounters { reads: 350, writes: 7 });
+        let rate = now.rates_since(before, Duration::from_millis(500));
+        assert_eq!(rate, MergeRates { reads: 500.0, writes: 0.0 });
     }
 }

@@ -1,84 +1,107 @@
-//! What will be measured: every combination, judged before anything is started.
-
-pub mod xen;
+//! What will be measured: every combination, checked before anything starts.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
-use crate::args::xen::{Grants, GrantsPool, Vdev};
-use crate::args::{Args, ClientMode, Descriptors, Rw, Sizes, Steering, Verify};
+use crate::args::{BenchArgs, ClientMode, Descriptors, IoSizes, Rw, Verify};
 use crate::defaults::Defaults;
 use crate::experiment::Experiment;
-use crate::interface::Interface;
-use xen::XenPlan;
+use crate::interface::{self, Interface, TargetVariant};
 
-/// What `merge` is for a disk of ours that does not say.
-const SERVER_MERGE: &str = "auto";
+/// The server's default of a disk's `merge`.
+const DEFAULT_MERGE: &str = "auto";
 
-/// The setting of a disk that is made for each run.
+/// The setting of a disk that exists during a run only.
 const IN_MEMORY: &str = "storage=ram";
 
-/// Entries of a virtqueue where nobody says.
-const QUEUE_SIZE: u16 = 256;
+/// Default of the entries of a virtqueue.
+const DEFAULT_QUEUE_SIZE: u16 = 256;
 
-/// Most requests in flight on one queue: what a ring can name.
-const MAX_DEPTH: u32 = 32768;
+/// Most I/Os in flight on one queue: the most entries of a virtqueue.
+pub const MAX_DEPTH: u32 = 32768;
 
-/// Most logical units of a controller that are worked on.
-const MAX_DISKS: u32 = 8192;
+/// How long a server may complete no request before it is called stuck.
+const STUCK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a server may leave all requests unanswered before it is called stuck.
-const STUCK: Duration = Duration::from_secs(30);
-
-/// Where requests go.
+/// Where a target is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// A server that runs already.
+pub enum TargetSource {
+    /// A running server.
     Socket(PathBuf),
-    /// A device of Xen that a back-end serves already.
-    Device(Vdev),
-    /// A server that is started for each run, for this disk.
+    /// A device that an interface's options name.
+    Device(DeviceName),
+    /// A disk, for which a server is started for each run.
     Disk {
-        /// The argument of `mqblk serve --disk`, without socket, queues and poll; of a controller, that of each logical unit.
+        /// The argument of `mqblk serve --disk`, without socket, queues and poll; for a controller, of each logical unit.
         spec: String,
-        /// The poll policy to ask for.
+        /// Poll policy.
         poll: Option<String>,
-        /// Merging to ask for.
-        merge: Option<Merge>,
-        /// What to do with granted pages.
-        grants: Option<Grants>,
-        /// Whose the pages are to be that are kept.
-        pool: Option<GrantsPool>,
+        /// Merging.
+        merge: Option<MergeMode>,
+        /// Keys of the interface.
+        keys: DiskKeys,
     },
 }
 
-/// Request merging, as an experiment asks for it.
+/// Name and number of a running device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceName {
+    /// The name as it was given.
+    pub name: String,
+    /// The device's number.
+    pub number: u32,
+}
+
+/// Keys and values that are appended to the settings of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskKeys(Vec<(&'static str, &'static str)>);
+
+impl DiskKeys {
+    /// Returns the value of `key`.
+    pub fn get(&self, key: &str) -> Option<&'static str> {
+        self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+    }
+
+    /// Sets `key`; `None` removes it: the server's default holds.
+    pub fn set(&mut self, key: &'static str, value: Option<&'static str>) {
+        self.0.retain(|(name, _)| *name != key);
+        self.0.extend(value.map(|value| (key, value)));
+    }
+
+    /// Returns all keys and values, in the order in which they were set.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<'_> {
+        self.0.iter().copied()
+    }
+}
+
+/// Request merging of a served disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Merge {
-    /// Neighbours are joined.
+pub enum MergeMode {
+    /// Adjacent requests are merged.
     On,
-    /// Each request is passed on as it came.
+    /// Nothing is merged.
     Off,
 }
 
-impl Merge {
-    /// The value of the disk's key `merge`.
+impl MergeMode {
+    /// Returns the value of the disk's key `merge`.
     pub fn name(self) -> &'static str {
         match self {
-            Merge::On => "on",
-            Merge::Off => "off",
+            MergeMode::On => "on",
+            MergeMode::Off => "off",
         }
     }
 }
 
-/// A target and how it is named in the results.
+/// A target, and what the results say about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Where it is.
-    pub place: Place,
+    pub source: TargetSource,
     /// `target` in the results.
     pub label: String,
     /// `storage` in the results.
@@ -89,14 +112,14 @@ pub struct Target {
     pub merge: String,
     /// `grants` in the results; `None` where the interface has none.
     pub grants: Option<String>,
-    /// An experiment's heading for it: `column` in the results.
+    /// `column` in the results: an experiment's heading for it.
     pub column: Option<String>,
-    /// Queues, where they are not the combination's.
+    /// Queues, if not those of the combination.
     pub queues: Option<u16>,
 }
 
 impl Target {
-    /// What is run on it for a combination of the sweep.
+    /// Returns the combination of the sweep with the target's own queues.
     pub fn combination(&self, of: &Combination) -> Combination {
         Combination { queues: self.queues.unwrap_or(of.queues), ..*of }
     }
@@ -108,7 +131,7 @@ pub struct Combination {
     /// What to do.
     pub rw: Rw,
     /// Bytes of an I/O.
-    pub sizes: Sizes,
+    pub sizes: IoSizes,
     /// Queues.
     pub queues: u16,
     /// Targets; 1 where the interface has none.
@@ -117,8 +140,8 @@ pub struct Combination {
     pub luns: u16,
     /// Jobs.
     pub jobs: u16,
-    /// Client threads to use, unless there are fewer queues or jobs.
-    pub most_threads: u16,
+    /// Most client threads.
+    pub max_threads: u16,
     /// I/Os in flight, of each job.
     pub iodepth: u16,
     /// I/Os submitted and waited for at once.
@@ -126,93 +149,89 @@ pub struct Combination {
 }
 
 impl Combination {
-    /// Disks: all logical units.
+    /// Returns the number of disks: all logical units.
     pub fn disks(&self) -> u16 {
-        // The plan has checked that there are few enough.
+        // The interface has checked that there are few enough.
         self.targets * self.luns
     }
 
-    /// Threads: each owns queues, and has jobs.
+    /// Returns the number of client threads: each owns queues, and has jobs.
     pub fn threads(&self) -> u16 {
-        self.most_threads.min(self.jobs).min(self.queues)
+        self.max_threads.min(self.jobs).min(self.queues)
     }
 
-    /// The most I/Os in flight on one queue.
+    /// Returns the most I/Os in flight on one queue.
     pub fn depth_per_queue(&self) -> u32 {
         let threads = self.threads();
-        // Of the thread that has the most jobs on the fewest queues.
+        // For the thread that has the most jobs on the fewest queues.
         let (jobs, queues) = (self.jobs.div_ceil(threads), self.queues / threads);
-        // Fewer jobs than queues go round the queues, and may all be on the same one.
+        // Fewer jobs than queues take the queues in turn, and may all be on the same one.
         let on_one = if jobs >= queues { jobs.div_ceil(queues) } else { jobs };
         u32::from(on_one) * u32::from(self.iodepth)
     }
 }
 
-/// All of it.
+/// Everything that is measured, and how.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// At least one. The first is the one that the others are compared to.
+    /// At least one. The others are compared to the first.
     pub targets: Vec<Target>,
-    /// What the servers are.
-    pub interface: Interface,
-    /// How a frontend of Xen connects.
-    pub xen: XenPlan,
-    /// The queue that a command of a controller is put on.
-    pub steer: Steering,
+    /// The guest interface of all targets.
+    pub interface: Arc<dyn Interface>,
     /// At least one.
     pub combinations: Vec<Combination>,
-    /// What the columns and the printed table are.
+    /// The experiment whose table is printed.
     pub experiment: Option<&'static dyn Experiment>,
-    /// How the client waits.
+    /// How the client waits for completions.
     pub client: ClientMode,
-    /// Reads of a mixed load, in percent.
+    /// Share of reads of a mixed load, in percent.
     pub read_share: u8,
-    /// `None`: each block once.
+    /// Length of the measurement; `None`: each block once.
     pub runtime: Option<Duration>,
-    /// Before the measurement.
+    /// Load before the measurement.
     pub warmup: Duration,
-    /// Of each combination and target.
+    /// Runs of each combination and target.
     pub runs: u16,
     /// Start of the range.
     pub offset: ByteLen,
-    /// Length of the range; `None`: to the end.
+    /// Length of the range; `None`: to the end of the disk.
     pub size: Option<ByteLen>,
-    /// From one job's start to the next; `None`: the jobs have the range in common, or share it out.
+    /// Distance of the jobs' ranges; `None`: the jobs share one range, or share it out.
     pub offset_increment: Option<ByteLen>,
     /// Write the range once before each run.
     pub fill: bool,
-    /// Check what was written.
+    /// Verification of what was written.
     pub verify: Option<Verify>,
     /// CPUs of the client's threads.
     pub pin: Vec<u16>,
-    /// For the spawned server's `--pin`.
+    /// CPUs of the started server's workers.
     pub server_cpus: Option<String>,
     /// Entries of a virtqueue.
     pub queue_size: u16,
-    /// Direct or indirect.
+    /// Descriptor layout.
     pub descriptors: Descriptors,
-    /// Where the JSON goes.
+    /// File for the JSON.
     pub json: Option<PathBuf>,
-    /// How long a server may leave all requests unanswered.
-    pub stuck: Duration,
+    /// How long a server may complete no request.
+    pub stuck_timeout: Duration,
 }
 
 impl Plan {
-    /// Judges the command line.
+    /// Checks the command line.
     ///
     /// # Errors
     /// [`BenchError::Usage`], naming the option.
-    pub fn new(args: &Args) -> Result<Plan, BenchError> {
+    pub fn new(args: &BenchArgs) -> Result<Plan, BenchError> {
         let defaults = args.experiment.map_or_else(Defaults::default, Experiment::defaults);
-        let args = &defaults.fill(args);
+        let args = &defaults.apply(args);
         if args.rw.iter().any(|rw| rw.writes()) && !args.allow_write {
             let text =
                 "--rw: found a benchmark that writes, expected --allow-write with it: it destroys what is on the disk";
             return Err(BenchError::Usage(text.into()));
         }
-        // What is in memory was made for the run, and goes with it.
-        let running = !args.socket.is_empty() || !args.xen.vdev.is_empty();
-        let in_memory = !running && args.disk.iter().all(|spec| crate::target::pairs(spec).contains(&IN_MEMORY));
+        // A disk in memory exists during a run only, so `--fill` destroys nothing.
+        let running = !args.socket.is_empty() || args.interfaces.has_devices();
+        let in_memory = !running && args.disk.iter().all(|spec| crate::target::split_pairs(spec).contains(&IN_MEMORY));
         if args.fill && !args.allow_write && !in_memory {
             let text = "--fill: found disks that are not in memory, expected --allow-write with it: it destroys what is on them";
             return Err(BenchError::Usage(text.into()));
@@ -220,7 +239,7 @@ impl Plan {
         if args.verify.is_some() && !args.rw.iter().all(|rw| rw.writes()) {
             return Err(BenchError::option("verify", "a benchmark that only reads", "one that writes what is checked"));
         }
-        let queue_size = args.queue_size.unwrap_or(QUEUE_SIZE);
+        let queue_size = args.queue_size.unwrap_or(DEFAULT_QUEUE_SIZE);
         if !queue_size.is_power_of_two() {
             return Err(BenchError::option("queue-size", queue_size, "a power of two from 4 to 32768"));
         }
@@ -233,33 +252,25 @@ impl Plan {
                 "0 where each block is done once: there is nothing to warm",
             ));
         }
-        let interface = args.interface.unwrap_or(Interface::VirtioBlk);
-        if interface != Interface::VirtioScsi {
-            let given = [("targets", !args.targets.is_empty()), ("luns", !args.luns.is_empty())];
-            for (name, given) in given.into_iter().chain([("steer", args.steer.is_some())]) {
-                if given {
-                    return Err(BenchError::option(name, interface.name(), "--interface virtio-scsi with it"));
-                }
-            }
-        }
-        let xen = XenPlan::new(args, interface)?;
-        let mut targets = targets(args, interface)?;
+        let interface = args.chosen();
+        args.interfaces.check_others(interface.definition())?;
+        interface.check(args)?;
+        let mut targets = plan_targets(args, &**interface)?;
         let mut queues = args.queues.clone();
         if let Some(experiment) = args.experiment {
             targets = experiment.columns(&queues, targets)?;
-            // Each column has its own.
+            // Each column has its own number of queues.
             queues.truncate(1);
         }
-        let combinations = combinations(args, interface, &queues, defaults.targets)?;
-        // What has no room in a ring of Xen's waits for it here, as requests wait for a tag in a guest.
-        let room = if interface == Interface::Xen { MAX_DEPTH } else { queue_size.into() };
+        let combinations = plan_combinations(args, &**interface, &queues)?;
+        let max_depth = interface.max_depth(queue_size).min(MAX_DEPTH);
         for combination in &combinations {
-            targets.iter().try_for_each(|target| check(args, &target.combination(combination), room))?;
+            targets
+                .iter()
+                .try_for_each(|target| check_combination(args, &target.combination(combination), max_depth))?;
         }
         Ok(Plan {
-            interface,
-            xen,
-            steer: args.steer.unwrap_or_default(),
+            interface: Arc::clone(interface),
             targets,
             combinations,
             experiment: args.experiment,
@@ -278,29 +289,34 @@ impl Plan {
             queue_size,
             descriptors: args.descriptors,
             json: args.json.clone(),
-            stuck: STUCK,
+            stuck_timeout: STUCK_TIMEOUT,
         })
     }
 }
 
-/// The value of `key` in `KEY=VALUE,...`.
-fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
+/// Returns the value of `key` in `KEY=VALUE,...`.
+pub fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
     spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
 }
 
-fn targets(args: &Args, interface: Interface) -> Result<Vec<Target>, BenchError> {
+fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Result<Vec<Target>, BenchError> {
     let mut targets = vec![];
-    let sockets = args.socket.iter().map(|socket| (Place::Socket(socket.clone()), socket.display().to_string()));
-    let devices = args.xen.vdev.iter().map(|vdev| (Place::Device(vdev.clone()), vdev.name.clone()));
-    for (index, (place, name)) in sockets.chain(devices).enumerate() {
+    let sockets = args.socket.iter().map(|socket| (TargetSource::Socket(socket.clone()), socket.display().to_string()));
+    let devices = interface.devices().into_iter().map(|device| {
+        let name = device.name.clone();
+        (TargetSource::Device(device), name)
+    });
+    for (index, (source, name)) in sockets.chain(devices).enumerate() {
         let label = args.label.get(index).cloned().unwrap_or(name);
-        let [storage, poll, merge, grants] = std::array::from_fn(|_| "unknown".to_owned());
-        let grants = (interface == Interface::Xen).then_some(grants);
-        targets.push(Target { place, label, storage, poll, merge, grants, column: None, queues: None });
+        for TargetVariant { grants, .. } in interface.variants(None)? {
+            let [storage, poll, merge] = std::array::from_fn(|_| "unknown".to_owned());
+            let (source, label) = (source.clone(), label.clone());
+            targets.push(Target { source, label, storage, poll, merge, grants, column: None, queues: None });
+        }
     }
     let running = targets.len();
     for (index, spec) in args.disk.iter().enumerate() {
-        for key in ["socket", "queues", "num_queues", "interface", "domid", "vdev"] {
+        for key in interface::address_keys() {
             if value_of(spec, key).is_some() {
                 let found = format!("a disk with the key {key}");
                 return Err(BenchError::option("disk", found, "one without: the benchmark sets it"));
@@ -310,33 +326,24 @@ fn targets(args: &Args, interface: Interface) -> Result<Vec<Target>, BenchError>
         if own.is_some() && !args.poll.is_empty() {
             return Err(BenchError::option("poll", "a policy in --disk as well", "one of the two"));
         }
-        let own_grants = value_of(spec, "grants");
-        if own_grants.is_some() && !args.xen.grants.is_empty() {
-            return Err(BenchError::option("grants", "a word in --disk as well", "one of the two"));
-        }
+        let variants = interface.variants(Some(spec))?;
         let label = args.label.get(running + index).unwrap_or(spec);
         let storage = value_of(spec, "storage").unwrap_or("file").to_owned();
         let policies: Vec<Option<&String>> = match args.poll.is_empty() {
             true => vec![None],
             false => args.poll.iter().map(Some).collect(),
         };
-        let merge = value_of(spec, "merge").unwrap_or(SERVER_MERGE);
-        let grants: Vec<Option<Grants>> = match args.xen.grants.is_empty() {
-            true => vec![None],
-            false => args.xen.grants.iter().copied().map(Some).collect(),
-        };
-        let pool = args.xen.grants_pool;
-        for (poll, grants) in policies.iter().flat_map(|poll| grants.iter().map(move |grants| (*poll, *grants))) {
-            let place = Place::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, grants, pool };
+        let merge = value_of(spec, "merge").unwrap_or(DEFAULT_MERGE);
+        for (poll, variant) in policies.iter().flat_map(|poll| variants.iter().map(move |variant| (*poll, variant))) {
+            let TargetVariant { keys, grants } = variant.clone();
+            let source = TargetSource::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, keys };
             let poll = poll.map(String::as_str).or(own).unwrap_or("default").to_owned();
             let (label, storage, merge) = (label.clone(), storage.clone(), merge.to_owned());
-            let grants = grants.map(Grants::name).or(own_grants).unwrap_or("default").to_owned();
-            let grants = (interface == Interface::Xen).then_some(grants);
-            targets.push(Target { place, label, storage, poll, merge, grants, column: None, queues: None });
+            targets.push(Target { source, label, storage, poll, merge, grants, column: None, queues: None });
         }
     }
     if targets.is_empty() {
-        let own = if interface == Interface::Xen { "--vdev NAME" } else { "--socket PATH" };
+        let own = interface.definition().running;
         return Err(BenchError::Usage(format!("found no target, expected {own} or --disk KEY=VALUE,...")));
     }
     if args.disk.is_empty() && (!args.poll.is_empty() || args.server_cpus.is_some()) {
@@ -345,46 +352,45 @@ fn targets(args: &Args, interface: Interface) -> Result<Vec<Target>, BenchError>
     }
     if args.label.len() > running + args.disk.len() {
         let found = format!("{} names", args.label.len());
-        return Err(BenchError::option("label", found, "at most one for each --socket, --vdev and --disk"));
+        let expected = format!("at most one for each {} and --disk", interface::running_options());
+        return Err(BenchError::option("label", found, expected));
     }
     Ok(targets)
 }
 
-fn combinations(
-    args: &Args,
-    interface: Interface,
+fn plan_combinations(
+    args: &BenchArgs,
+    interface: &dyn Interface,
     queues: &[u16],
-    default_targets: &[u16],
 ) -> Result<Vec<Combination>, BenchError> {
     let mut all = vec![];
-    let counts = |given: &[u16], default: &[u16]| if given.is_empty() { default.to_vec() } else { given.to_vec() };
-    let sizes = args.bs.iter().flat_map(|word| &word.0).copied().map(Sizes::one).chain(args.bsrange.iter().copied());
-    let sizes: Vec<Sizes> = sizes.collect();
-    let (targets, luns) = (counts(&args.targets, default_targets), counts(&args.luns, &[1]));
-    let places = targets.iter().flat_map(|targets| luns.iter().map(|luns| (*targets, *luns)));
-    let places: Vec<(u16, u16)> = places.collect();
-    for (targets, luns) in &places {
-        let disks = u32::from(*targets) * u32::from(*luns);
-        if disks > MAX_DISKS {
-            let found = format!("{luns} for each of {targets} targets");
-            return Err(BenchError::option("luns", found, format!("at most {MAX_DISKS} of all")));
-        }
-    }
+    let sizes =
+        args.bs.iter().flat_map(|word| &word.0).copied().map(IoSizes::single).chain(args.bsrange.iter().copied());
+    let sizes: Vec<IoSizes> = sizes.collect();
+    let disk_counts = interface.disk_counts()?;
     let batches = |iodepth: u16| {
         // fio: "If set to 0 the iodepth value will be used"; and a larger batch than the depth is the depth.
         args.batch.iter().map(move |&batch| if batch == 0 { iodepth } else { batch.min(iodepth) })
     };
     for &rw in &args.rw {
         for &sizes in &sizes {
-            for &(targets, luns) in &places {
+            for &(targets, luns) in &disk_counts {
                 for &queues in queues {
                     for &iodepth in &args.iodepth {
                         for batch in batches(iodepth) {
-                            let own = if interface == Interface::VirtioScsi { targets * luns } else { queues };
-                            let jobs = args.jobs.unwrap_or(own);
+                            let jobs = args.jobs.unwrap_or(interface.default_jobs(queues, targets * luns));
                             let most_threads = args.threads.unwrap_or(u16::MAX);
-                            let combination =
-                                Combination { rw, sizes, queues, targets, luns, jobs, most_threads, iodepth, batch };
+                            let combination = Combination {
+                                rw,
+                                sizes,
+                                queues,
+                                targets,
+                                luns,
+                                jobs,
+                                max_threads: most_threads,
+                                iodepth,
+                                batch,
+                            };
                             all.push(combination);
                         }
                     }
@@ -395,13 +401,13 @@ fn combinations(
     Ok(all)
 }
 
-fn check(args: &Args, combination: &Combination, room: u32) -> Result<(), BenchError> {
-    let Sizes { min, max } = combination.sizes;
-    let name = if combination.sizes.mixed() { "bsrange" } else { "bs" };
+fn check_combination(args: &BenchArgs, combination: &Combination, max_depth: u32) -> Result<(), BenchError> {
+    let IoSizes { min, max } = combination.sizes;
+    let name = if combination.sizes.is_mixed() { "bsrange" } else { "bs" };
     if min.0 == 0 || !min.is_aligned(mqblk_core::BlockSize::B512) || max.0 > 1 << 30 {
         return Err(BenchError::option(name, combination.sizes, "a multiple of 512 bytes, at most 1G"));
     }
-    if combination.sizes.mixed() && !combination.rw.sequential() && args.runtime == Some(0.0) {
+    if combination.sizes.is_mixed() && !combination.rw.is_sequential() && args.runtime == Some(0.0) {
         let expected = "one size, a sequence, or a --runtime: blocks at random, each once, have one size";
         return Err(BenchError::option(name, combination.sizes, expected));
     }
@@ -411,11 +417,11 @@ fn check(args: &Args, combination: &Combination, room: u32) -> Result<(), BenchE
     if let Some(increment) = args.offset_increment.filter(|increment| !increment.0.is_multiple_of(min.0)) {
         return Err(BenchError::option("offset-increment", increment, format!("a multiple of --bs, {min}")));
     }
-    let (depth, room) = (combination.depth_per_queue(), room.min(MAX_DEPTH));
-    if depth > room {
+    let depth = combination.depth_per_queue();
+    if depth > max_depth {
         let found = format!("{depth} I/Os in flight on a queue");
-        let what = if room == MAX_DEPTH { "" } else { ", --queue-size" };
-        return Err(BenchError::option("iodepth", found, format!("at most {room}{what}")));
+        let what = if max_depth == MAX_DEPTH { "" } else { ", --queue-size" };
+        return Err(BenchError::option("iodepth", found, format!("at most {max_depth}{what}")));
     }
     Ok(())
 }

@@ -7,15 +7,13 @@ use serde::Serialize;
 
 use crate::BenchError;
 use crate::experiment::Experiment;
-use crate::interface::Interface;
-use crate::load::RunResult;
-use crate::merges::PerSecond;
-use crate::plan::xen::pool_name;
-use crate::plan::{Combination, Place, Plan, Target};
+use crate::merges::MergeRates;
+use crate::plan::{Combination, Plan, Target};
+use crate::run::RunResult;
 
 /// Latency in microseconds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Latency {
+pub struct LatencySummary {
     /// Mean.
     pub mean: f64,
     /// Median.
@@ -30,16 +28,16 @@ pub struct Latency {
     pub max: f64,
 }
 
-/// One target under one combination. The serialized keys are an interface: they stay.
+/// One target under one combination. The serialized keys are an interface: they do not change.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct ResultRow {
     /// Guest interface.
     pub interface: &'static str,
-    /// Storage backend, `unknown` for a server that runs already.
+    /// Storage backend, `unknown` for a running server.
     pub storage: String,
     /// The target's label.
     pub target: String,
-    /// fio's word.
+    /// fio's word for the access pattern.
     pub rw: &'static str,
     /// Bytes of an I/O; of the smallest where sizes are mixed.
     pub bs: u64,
@@ -59,18 +57,18 @@ pub struct Row {
     pub iodepth: u16,
     /// I/Os submitted and waited for at once.
     pub batch: u16,
-    /// The server's poll policy, `unknown` for a server that runs already.
+    /// The server's poll policy, `unknown` for a running server.
     pub poll: String,
-    /// Request merging in the server: on, off, auto, or `unknown` for a server that runs already.
+    /// Request merging in the server: on, off, auto, or `unknown` for a running server.
     pub merge: String,
-    /// What the server does with granted pages: auto, copy, map, persistent, `default` for what it does of itself, or `unknown` for one
-    /// that runs already; null where the interface has none.
+    /// What the server does with granted pages: auto, copy, map, persistent, `default` if it was not chosen, or `unknown` for a
+    /// running server; null if the interface has no grants.
     pub grants: Option<String>,
-    /// Whose the granted pages are that it keeps: per-ring or shared; null where the interface has none, or it runs already.
+    /// The pool that caches granted pages: per-ring or shared; null if the interface has no grants, or for a running server.
     pub grants_pool: Option<&'static str>,
-    /// Pages of a ring that were asked for, as a power of two's exponent; null: as many as the server allows.
+    /// Pages of a ring as requested, as a power of two's exponent; null: as many as the server allows.
     pub ring_order: Option<u8>,
-    /// How requests are laid out; null where the interface leaves no choice.
+    /// Layout of the requests; null where the interface leaves no choice.
     pub abi: Option<&'static str>,
     /// Runs.
     pub runs: usize,
@@ -78,34 +76,34 @@ pub struct Row {
     pub iops_mean: f64,
     /// Its standard error.
     pub iops_stderr: f64,
-    /// I/Os per second, median over the runs: what ratios are made of.
+    /// I/Os per second, median over the runs. Ratios are of medians.
     pub iops_median: f64,
     /// Bytes per second, mean over the runs.
     pub bw_bytes_per_s: f64,
     /// Its standard error.
     pub bw_stderr: f64,
-    /// Bytes per second of a logical unit: the mean of all, and the least and the most, each a mean over the runs; null where
+    /// Bytes per second of a logical unit: mean of all. This and the next two are means over the runs; null where
     /// the interface has none.
     pub lun_bw_bytes_per_s: Option<f64>,
-    /// See above.
+    /// The least of any logical unit.
     pub lun_bw_min_bytes_per_s: Option<f64>,
-    /// See above.
+    /// The most of any logical unit.
     pub lun_bw_max_bytes_per_s: Option<f64>,
     /// Latency over all runs.
-    pub lat_us: Latency,
+    pub lat_us: LatencySummary,
     /// Points of the latencies' distribution: (percentile, microseconds).
     pub percentiles: Vec<(f64, f64)>,
     /// CPU time of the server for an I/O; null when it cannot be read.
     pub server_cpu_us_per_io: Option<f64>,
-    /// CPU time of our threads for an I/O.
+    /// CPU time of the client's threads for an I/O.
     pub client_cpu_us_per_io: f64,
-    /// Reads that the server joined to another one, per second; null when it does not say.
+    /// Reads that the server merged, per second; null when it is not known.
     pub rrqm_per_s: Option<f64>,
-    /// Writes that the server joined to another one, per second; null when it does not say.
+    /// Writes that the server merged, per second; null when it is not known.
     pub wrqm_per_s: Option<f64>,
-    /// Requests of an I/O that a thread handed over to another one, which owns the queue they were for.
+    /// Requests of an I/O that were handed over to the thread that owns their queue.
     pub handovers_per_io: f64,
-    /// Requests that an I/O is (the largest): more than 1 where the disk takes less than the block size at once.
+    /// Requests of the largest I/O: more than 1 if the disk takes less than the block size at once.
     pub requests_per_io: u32,
     /// Kicks for an I/O.
     pub kicks_per_io: f64,
@@ -113,69 +111,66 @@ pub struct Row {
     pub calls_per_io: f64,
     /// I/Os that failed or did not verify.
     pub errors: u64,
-    /// The experiment that the row is of.
+    /// The experiment.
     pub experiment: Option<&'static str>,
-    /// The experiment's heading of the column that the row is in.
+    /// The experiment's heading for the target.
     pub column: Option<String>,
     /// Blocks read back and checked.
     #[serde(skip)]
     pub verified: u64,
 }
 
-impl Row {
-    /// Of the runs of a target, at least one.
-    pub fn new(plan: &Plan, target: &Target, combination: &Combination, results: &[RunResult]) -> Row {
+impl ResultRow {
+    /// Creates the row of the runs of a target, at least one.
+    pub fn new(plan: &Plan, target: &Target, combination: &Combination, results: &[RunResult]) -> ResultRow {
         let iops: Vec<f64> = results.iter().map(RunResult::iops).collect();
         let (iops_mean, iops_stderr) = mean_and_stderr(&iops);
-        let requests = results.iter().map(|result| result.requests).sum::<u64>().max(1) as f64;
+        let requests = results.iter().map(|result| result.ios).sum::<u64>().max(1) as f64;
         let per_request = |value: f64| value / requests;
         let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         let latencies = latencies(results);
-        let merges = |of: fn(&PerSecond) -> f64| {
+        let merges = |of: fn(&MergeRates) -> f64| {
             let rates: Option<Vec<f64>> = results.iter().map(|result| result.merges.as_ref().map(of)).collect();
             rates.map(|rates| mean_and_stderr(&rates).0)
         };
         let bandwidths: Vec<f64> = results.iter().map(RunResult::bandwidth).collect();
         let (bandwidth, bandwidth_error) = mean_and_stderr(&bandwidths);
-        let scsi = plan.interface == Interface::VirtioScsi;
+        let own = plan.interface.results(&target.source, combination);
         let luns = |pick: fn(f64, f64) -> f64| -> Option<f64> {
-            let picked: Option<Vec<f64>> = results.iter().map(|result| result.bandwidths().reduce(pick)).collect();
-            picked.filter(|_| scsi).map(|picked| mean_and_stderr(&picked).0)
+            let picked: Option<Vec<f64>> = results.iter().map(|result| result.disk_bandwidths().reduce(pick)).collect();
+            picked.filter(|_| own.luns.is_some()).map(|picked| mean_and_stderr(&picked).0)
         };
         let server_cpu: Option<f64> = results.iter().map(|result| result.server_cpu.map(micros)).sum();
-        Row {
-            interface: plan.interface.name(),
+        ResultRow {
+            interface: plan.interface.definition().name,
             storage: target.storage.clone(),
             target: target.label.clone(),
             rw: combination.rw.name(),
             bs: combination.sizes.min.0,
             bs_max: combination.sizes.max.0,
             queues: combination.queues,
-            targets: scsi.then_some(combination.targets),
-            luns: scsi.then_some(combination.luns),
-            steer: scsi.then(|| plan.steer.name()),
+            targets: own.targets,
+            luns: own.luns,
+            steer: own.steer,
             jobs: combination.jobs,
             iodepth: combination.iodepth,
             batch: combination.batch,
             poll: target.poll.clone(),
             merge: target.merge.clone(),
             grants: target.grants.clone(),
-            grants_pool: match target.place {
-                Place::Disk { pool, .. } if plan.interface == Interface::Xen => Some(pool_name(pool)),
-                _ => None,
-            },
-            ring_order: plan.xen.ring_order,
-            abi: (plan.interface == Interface::Xen).then(|| plan.xen.layout.name()),
+            grants_pool: own.grants_pool,
+            ring_order: own.ring_order,
+            abi: own.abi,
             runs: results.len(),
             iops_mean,
             iops_stderr,
             iops_median: median(&iops),
             bw_bytes_per_s: bandwidth,
             bw_stderr: bandwidth_error,
-            lun_bw_bytes_per_s: scsi.then(|| bandwidth / f64::from(combination.disks())),
+            lun_bw_bytes_per_s: own.luns.map(|_| bandwidth / f64::from(combination.disks())),
             lun_bw_min_bytes_per_s: luns(f64::min),
             lun_bw_max_bytes_per_s: luns(f64::max),
-            lat_us: Latency::new(&latencies),
+            lat_us: LatencySummary::new(&latencies),
             percentiles: PERCENTILES.iter().map(|at| (*at, micros_at(&latencies, *at))).collect(),
             server_cpu_us_per_io: server_cpu.map(per_request),
             client_cpu_us_per_io: per_request(results.iter().map(|result| micros(result.client_cpu)).sum()),
@@ -193,7 +188,7 @@ impl Row {
     }
 }
 
-/// Where the distribution of latencies is told.
+/// The percentiles of the results.
 const PERCENTILES: [f64; 13] = [1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
 
 fn latencies(results: &[RunResult]) -> Histogram<u64> {
@@ -208,10 +203,10 @@ fn micros_at(latencies: &Histogram<u64>, percentile: f64) -> f64 {
     latencies.value_at_percentile(percentile) as f64 / 1e3
 }
 
-impl Latency {
-    fn new(latencies: &Histogram<u64>) -> Latency {
+impl LatencySummary {
+    fn new(latencies: &Histogram<u64>) -> LatencySummary {
         let at = |percentile| micros_at(latencies, percentile);
-        Latency {
+        LatencySummary {
             mean: if latencies.is_empty() { 0.0 } else { latencies.mean() / 1e3 },
             p50: at(50.0),
             p90: at(90.0),
@@ -222,7 +217,7 @@ impl Latency {
     }
 }
 
-/// The mean, and its standard error: the sample's standard deviation over the square root of the count. 0 for one value.
+/// Returns the mean and its standard error: the sample's standard deviation over the square root of the count. 0 for one value.
 fn mean_and_stderr(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -244,19 +239,19 @@ fn median(values: &[f64]) -> f64 {
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a Row>) -> Result<(), BenchError> {
+pub fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a ResultRow>) -> Result<(), BenchError> {
     let failed = |error: std::io::Error| BenchError::Failed(format!("--json {}: {error}", path.display()));
-    let rows: Vec<&Row> = rows.collect();
+    let rows: Vec<&ResultRow> = rows.collect();
     let mut text = serde_json::to_string_pretty(&rows).map_err(|error| failed(error.into()))?;
     text.push('\n');
     std::fs::write(path, text).map_err(failed)
 }
 
 #[cfg(test)]
-impl Row {
-    /// A row of a table in a test: so many I/Os per second, the rest made up.
-    pub fn made_up(bs: u64, column: &str, iops: f64) -> Row {
-        Row {
+impl ResultRow {
+    /// Creates a row for tests: the given I/Os per second, the rest invented.
+    pub fn example(bs: u64, column: &str, iops: f64) -> ResultRow {
+        ResultRow {
             interface: "virtio-blk",
             storage: "file".into(),
             target: "disk".into(),
@@ -285,7 +280,7 @@ impl Row {
             lun_bw_bytes_per_s: None,
             lun_bw_min_bytes_per_s: None,
             lun_bw_max_bytes_per_s: None,
-            lat_us: Latency { mean: 1.0, p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0 },
+            lat_us: LatencySummary { mean: 1.0, p50: 1.0, p90: 2.0, p99: 3.0, p999: 4.0, max: 5.0 },
             percentiles: vec![(50.0, 1.0)],
             server_cpu_us_per_io: Some(1.5),
             client_cpu_us_per_io: 1.0,

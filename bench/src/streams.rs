@@ -3,74 +3,79 @@
 use mqblk_core::{ByteLen, ByteOffset, Sector512};
 
 use crate::BenchError;
-use crate::interface::Disk;
-use crate::job::Blocks;
+use crate::interface::DeviceDisk;
+use crate::pattern::BlockRange;
 use crate::plan::{Combination, Plan};
 
-/// Most blocks whose generation is kept.
-const MOST_VERIFIED: u64 = 1 << 30;
+/// Most blocks that can be verified.
+const MAX_VERIFIED_BLOCKS: u64 = 1 << 30;
 
-/// What a job works on of a disk.
+/// The blocks of one disk that a job works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct JobRange {
     /// The job.
     pub job: u16,
     /// The disk.
     pub disk: u16,
-    /// In blocks of the combination's (smallest) size.
-    pub blocks: Blocks,
+    /// Blocks of the combination's smallest size.
+    pub blocks: BlockRange,
 }
 
-/// The jobs' parts.
+/// The ranges of all jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Streams {
-    /// Where block 0 is, on each disk.
+    /// Start of block 0 on each disk.
     pub base: Sector512,
-    /// One for each job, or for each disk where a job has several.
-    pub parts: Vec<Part>,
+    /// One for each job, or for each disk of a job that has several.
+    pub ranges: Vec<JobRange>,
 }
 
 impl Streams {
-    /// The parts on `disks`. Job J works on disk J modulo disks; where there are fewer jobs, on disk J, J + jobs, and so on.
+    /// Deals the disks to the jobs. Job J works on disk J modulo disks; if there are fewer jobs, on disk J, J + jobs, and so
+    /// on.
     ///
     /// # Errors
-    /// [`BenchError::Usage`] when a part does not lie on its disk, has no block, or is written by two jobs that verify.
-    pub fn new(plan: &Plan, combination: &Combination, disks: &[Disk]) -> Result<Streams, BenchError> {
+    /// [`BenchError::Usage`] when a range does not lie on its disk, has no block, or is written by two jobs that verify.
+    pub fn new(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<Streams, BenchError> {
         let mut parts = vec![];
         // The plan has checked that there are few enough.
         let count = disks.len() as u16;
-        for (disk, Disk { capacity, .. }) in (0..count).zip(disks) {
+        for (disk, DeviceDisk { capacity, .. }) in (0..count).zip(disks) {
             let jobs: Vec<u16> = match combination.jobs >= count {
                 true => (disk..combination.jobs).step_by(count.into()).collect(),
                 false => vec![disk % combination.jobs],
             };
             let own = Combination { jobs: jobs.len() as u16, ..*combination };
             let blocks = match plan.offset_increment {
-                Some(increment) => apart(plan, &own, *capacity, increment)?,
-                None => together(plan, &own, *capacity)?,
+                Some(increment) => spaced_ranges(plan, &own, *capacity, increment)?,
+                None => shared_range(plan, &own, *capacity)?,
             };
-            parts.extend(jobs.into_iter().zip(blocks).map(|(job, blocks)| Part { job, disk, blocks }));
+            parts.extend(jobs.into_iter().zip(blocks).map(|(job, blocks)| JobRange { job, disk, blocks }));
         }
         let streams = Streams {
             // The plan has checked that the offset is a multiple of 512.
             base: ByteOffset(plan.offset.0).to_sector().unwrap_or_default(),
-            parts,
+            ranges: parts,
         };
-        if plan.verify.is_some() && streams.total() > MOST_VERIFIED {
-            let found = format!("{} blocks", streams.total());
-            return Err(BenchError::option("size", found, format!("at most {MOST_VERIFIED} blocks with --verify")));
+        if plan.verify.is_some() && streams.total_blocks() > MAX_VERIFIED_BLOCKS {
+            let found = format!("{} blocks", streams.total_blocks());
+            return Err(BenchError::option(
+                "size",
+                found,
+                format!("at most {MAX_VERIFIED_BLOCKS} blocks with --verify"),
+            ));
         }
         Ok(streams)
     }
 
-    /// Blocks of all jobs.
-    pub fn total(&self) -> u64 {
-        self.parts.iter().map(|part| part.blocks.count).sum()
+    /// Returns the blocks of all jobs.
+    pub fn total_blocks(&self) -> u64 {
+        self.ranges.iter().map(|part| part.blocks.count).sum()
     }
 }
 
-/// One range, which the jobs share out, or which each has for itself.
-fn together(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result<Vec<Blocks>, BenchError> {
+/// Returns ranges within one range, which the jobs share out, or which each job has as a whole.
+fn shared_range(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result<Vec<BlockRange>, BenchError> {
     let rest = ByteLen(capacity.0.saturating_sub(plan.offset.0));
     let size = plan.size.unwrap_or(rest);
     if size > rest {
@@ -79,7 +84,7 @@ fn together(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result
     }
     let blocks = size.0 / combination.sizes.min.0;
     let jobs = u64::from(combination.jobs);
-    let shared_out = combination.rw.sequential() || plan.verify.is_some() || plan.runtime.is_none();
+    let shared_out = combination.rw.is_sequential() || plan.verify.is_some() || plan.runtime.is_none();
     if blocks < if shared_out { jobs } else { 1 } {
         return Err(BenchError::option(
             "size",
@@ -87,18 +92,19 @@ fn together(plan: &Plan, combination: &Combination, capacity: ByteLen) -> Result
             format!("a block of {} for each job, at least", combination.sizes.min),
         ));
     }
-    let part = |index| if shared_out { Blocks::part(blocks, index, jobs) } else { Blocks { first: 0, count: blocks } };
+    let part =
+        |index| if shared_out { BlockRange::part(blocks, index, jobs) } else { BlockRange { first: 0, count: blocks } };
     Ok((0..jobs).map(part).collect())
 }
 
-/// Job J's part starts at the offset plus J increments. Source: fio's `offset_increment`; there a part without a size goes on
-/// to the end of the disk, here to where the next one starts, so that no two jobs work on the same blocks unless asked to.
-fn apart(
+/// Returns ranges that start at the offset plus J increments. Source: fio's `offset_increment`; there a range without a size
+/// ends at the end of the disk, here where the next one starts, so that no two jobs work on the same blocks unless requested.
+fn spaced_ranges(
     plan: &Plan,
     combination: &Combination,
     capacity: ByteLen,
     increment: ByteLen,
-) -> Result<Vec<Blocks>, BenchError> {
+) -> Result<Vec<BlockRange>, BenchError> {
     let (bs, jobs) = (combination.sizes.min, combination.jobs);
     let mut parts = Vec::with_capacity(jobs.into());
     for job in 0..u64::from(jobs) {
@@ -110,8 +116,8 @@ fn apart(
                 return Err(BenchError::option("offset", plan.offset, expected));
             }
             let last = u64::from(jobs) - 1;
-            let room = capacity.0.saturating_sub(plan.offset.0).saturating_sub(bs.0);
-            let most = ByteLen(room / last / bs.0 * bs.0);
+            let space = capacity.0.saturating_sub(plan.offset.0).saturating_sub(bs.0);
+            let most = ByteLen(space / last / bs.0 * bs.0);
             let expected = format!("at most {most}, so that job {last} has a block of {bs}: the disk has {capacity}");
             return Err(BenchError::option("offset-increment", increment, expected));
         };
@@ -130,7 +136,7 @@ fn apart(
             return Err(BenchError::option("offset-increment", increment, expected));
         }
         // The plan has checked that the increment is a multiple of the block size.
-        parts.push(Blocks { first: increment.0 / bs.0 * job, count: size.0 / bs.0 });
+        parts.push(BlockRange { first: increment.0 / bs.0 * job, count: size.0 / bs.0 });
     }
     Ok(parts)
 }
@@ -138,24 +144,24 @@ fn apart(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Pattern;
+    use crate::pattern::AccessPattern;
     use crate::tests::args;
 
-    /// The parts of the first combination on a disk of 1 MiB, as (first, count).
+    /// Returns the ranges of the first combination on a disk of 1 MiB, as (first, count).
     fn parts(line: &str) -> Result<Vec<(u64, u64)>, String> {
         let line = format!("--socket s {line}");
         let args = args(&line).unwrap();
         let plan = Plan::new(&args).map_err(|error| error.to_string())?;
         let streams = Streams::new(&plan, &plan.combinations[0], &[disk()]).map_err(|error| error.to_string())?;
         assert_eq!(streams.base.to_offset(), Some(ByteOffset(plan.offset.0)));
-        assert_eq!(streams.total(), streams.parts.iter().map(|part| part.blocks.count).sum::<u64>());
-        assert!(streams.parts.iter().enumerate().all(|(job, part)| (usize::from(part.job), part.disk) == (job, 0)));
-        Ok(streams.parts.iter().map(|part| (part.blocks.first, part.blocks.count)).collect())
+        assert_eq!(streams.total_blocks(), streams.ranges.iter().map(|part| part.blocks.count).sum::<u64>());
+        assert!(streams.ranges.iter().enumerate().all(|(job, part)| (usize::from(part.job), part.disk) == (job, 0)));
+        Ok(streams.ranges.iter().map(|part| (part.blocks.first, part.blocks.count)).collect())
     }
 
-    fn disk() -> Disk {
+    fn disk() -> DeviceDisk {
         let (capacity, block) = (ByteLen(1 << 20), mqblk_core::BlockSize::B512);
-        Disk { name: "a disk".into(), capacity, block, read_only: false, request_max: 1 << 20 }
+        DeviceDisk { name: "a disk".into(), capacity, block, read_only: false, max_request: 1 << 20 }
     }
 
     #[test]
@@ -165,7 +171,7 @@ mod tests {
             let args = args(&line).unwrap();
             let plan = Plan::new(&args).unwrap();
             let streams = Streams::new(&plan, &plan.combinations[0], &vec![disk(); disks]).unwrap();
-            streams.parts.iter().map(|part| (part.job, part.disk, part.blocks.count)).collect()
+            streams.ranges.iter().map(|part| (part.job, part.disk, part.blocks.count)).collect()
         };
         assert_eq!(dealt("--targets 3", 3), [(0, 0, 16), (1, 1, 16), (2, 2, 16)]);
         assert_eq!(dealt("--targets 2 --jobs 5", 2), [(0, 0, 5), (2, 0, 5), (4, 0, 6), (1, 1, 8), (3, 1, 8)]);
@@ -174,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_share_the_range_out_and_random_jobs_have_it_in_common() {
+    fn sequences_split_the_range_and_random_jobs_share_it() {
         assert_eq!(parts("--rw read --jobs 4").unwrap(), [(0, 64), (64, 64), (128, 64), (192, 64)]);
         assert_eq!(parts("--rw read --jobs 3 --offset 64k --size 40k").unwrap(), [(0, 3), (3, 3), (6, 4)]);
         assert_eq!(parts("--rw rw --allow-write --jobs 2 --bs 512").unwrap(), [(0, 1024), (1024, 1024)]);
@@ -183,15 +189,15 @@ mod tests {
     }
 
     #[test]
-    fn an_increment_sets_the_jobs_apart() {
+    fn an_increment_separates_the_jobs() {
         let apart = |line: &str| {
             let rw = if line.contains("--rw") { "" } else { "--rw read" };
             parts(&format!("--jobs 4 {rw} {line}")).unwrap()
         };
         assert_eq!(apart("--offset-increment 256k"), [(0, 64), (64, 64), (128, 64), (192, 64)]);
-        // The last one ends where the disk does.
+        // The last range ends with the disk.
         assert_eq!(apart("--offset-increment 256k --offset 128k"), [(0, 64), (64, 64), (128, 64), (192, 32)]);
-        // As fio has it, the size is that of each job, and may be more or less than what lies between two starts.
+        // As in fio, the size is that of each job, and may be more or less than the distance of two starts.
         assert_eq!(apart("--offset-increment 128k --size 64k"), [(0, 16), (32, 16), (64, 16), (96, 16)]);
         assert_eq!(apart("--offset-increment 4k --size 1000k"), [(0, 250), (1, 250), (2, 250), (3, 250)]);
         assert_eq!(apart("--offset-increment 0 --bs 64k"), [(0, 16); 4]);
@@ -199,23 +205,23 @@ mod tests {
             apart("--offset-increment 128k --bs 512 --rw randread"),
             [(0, 256), (256, 256), (512, 256), (768, 256)]
         );
-        // What is left of a part after whole blocks is not used.
+        // Only whole blocks of a range are used.
         assert_eq!(apart("--offset-increment 48k --bs 16k --size 40k"), [(0, 2), (3, 2), (6, 2), (9, 2)]);
         let verified = "--rw write --allow-write --verify crc32c --offset-increment";
         assert_eq!(apart(&format!("{verified} 64k --size 64k")), [(0, 16), (16, 16), (32, 16), (48, 16)]);
     }
 
     #[test]
-    fn a_stream_goes_round_in_its_own_part() {
-        let blocks = Blocks { first: 64, count: 3 };
+    fn a_sequence_wraps_within_its_own_range() {
+        let blocks = BlockRange { first: 64, count: 3 };
         assert_eq!(parts("--rw read --jobs 2 --offset-increment 256k --size 12k").unwrap()[1], (64, 3));
-        let mut pattern = Pattern::new(crate::args::Rw::Read, 0, blocks, false, 1);
+        let mut pattern = AccessPattern::new(crate::args::Rw::Read, 0, blocks, false, 1);
         let seen: Vec<u64> = std::iter::from_fn(|| pattern.next()).take(7).map(|choice| choice.block).collect();
         assert_eq!(seen, [64, 65, 66, 64, 65, 66, 64]);
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn what_does_not_fit_is_a_usage_error() {
         for (line, want) in [
             ("--offset-increment 10k", "--offset-increment: found 10K, expected a multiple of --bs, 4K"),
             (
@@ -245,7 +251,7 @@ mod tests {
             let rw = if line.contains("--rw") { "" } else { "--rw read" };
             assert_eq!(parts(&format!("--jobs 4 {rw} {line}")).unwrap_err(), want);
         }
-        // Two of these are 2^64 bytes.
+        // Two increments are 2^64 bytes.
         let huge = parts("--rw read --jobs 4 --offset 4k --offset-increment 9007199254740992K").unwrap_err();
         assert!(huge.contains("expected at most 336K, so that job 3"), "{huge}");
     }

@@ -1,27 +1,26 @@
-//! The table that people read.
+//! The table on standard output.
 
 use mqblk_core::ByteLen;
 
-use crate::args::{ClientMode, Sizes};
-use crate::grid::{Heading, grid, known, micros, ratio};
-use crate::interface::Interface;
+use crate::args::{ClientMode, IoSizes};
+use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
 use crate::plan::Plan;
-use crate::report::Row;
+use crate::report::ResultRow;
 
-/// A row's text in a column; the other row is that of the first target.
-type Cell = Box<dyn Fn(&Row, &Row) -> String>;
+/// Text of a cell: of its row, and the row of the first target.
+type Cell = Box<dyn Fn(&ResultRow, &ResultRow) -> String>;
 
 /// A column of the table.
 struct Column {
     heading: &'static str,
     number: bool,
-    /// Whether it is said once, above the table, when all rows have the same.
+    /// True if a value that all rows share is printed once, above the table.
     constant: bool,
     cell: Cell,
 }
 
-/// The table. `groups`: the targets of one combination each.
-pub fn table(plan: &Plan, groups: &[Vec<Row>]) -> String {
+/// Returns the table. `groups`: the rows of one combination each.
+pub fn table(plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
     let columns = columns(plan, groups);
     let rows: Vec<Vec<String>> = groups
         .iter()
@@ -29,28 +28,28 @@ pub fn table(plan: &Plan, groups: &[Vec<Row>]) -> String {
         .map(|(row, first)| columns.iter().map(|column| (column.cell)(row, first)).collect())
         .collect();
     let same = |at: usize| rows.iter().all(|row| row[at] == rows[0][at]);
-    let (mut shown, mut said) = (vec![], vec![]);
+    let (mut varying, mut constants) = (vec![], vec![]);
     for (at, column) in columns.iter().enumerate() {
         match column.constant && same(at) {
-            // A server that runs already does not say its policy, and an interface may have no targets.
+            // A running server's policy is not known, and an interface may have no targets.
             true if matches!(rows[0][at].as_str(), "unknown" | "-") => {}
-            true => said.push(format!("{} {}", column.heading, rows[0][at])),
-            false => shown.push(at),
+            true => constants.push(format!("{} {}", column.heading, rows[0][at])),
+            false => varying.push(at),
         }
     }
     let headings: Vec<Heading> =
-        shown.iter().map(|at| Heading { text: columns[*at].heading.into(), number: columns[*at].number }).collect();
-    let cells: Vec<Vec<String>> = rows.iter().map(|row| shown.iter().map(|at| row[*at].clone()).collect()).collect();
-    format!("{}\n{}", heading(plan, said), grid(&headings, &cells))
+        varying.iter().map(|at| Heading { text: columns[*at].heading.into(), number: columns[*at].number }).collect();
+    let cells: Vec<Vec<String>> = rows.iter().map(|row| varying.iter().map(|at| row[*at].clone()).collect()).collect();
+    format!("{}\n{}", summary(plan, constants), format_grid(&headings, &cells))
 }
 
-/// What holds for all rows: `words`, and what the plan says.
-pub fn heading(plan: &Plan, mut words: Vec<String>) -> String {
+/// Returns the line above a table: `words`, and the settings of the plan.
+pub fn summary(plan: &Plan, mut words: Vec<String>) -> String {
     words.push(match plan.client {
         ClientMode::Poll => "client polls".into(),
         ClientMode::Wait => "client sleeps".into(),
     });
-    if plan.combinations.iter().any(|combination| combination.rw.mixed()) {
+    if plan.combinations.iter().any(|combination| combination.rw.is_mixed()) {
         words.push(format!("{} % reads", plan.read_share));
     }
     let runs = if plan.runs == 1 { "1 run".to_owned() } else { format!("{} runs", plan.runs) };
@@ -61,27 +60,27 @@ pub fn heading(plan: &Plan, mut words: Vec<String>) -> String {
     words.join(", ")
 }
 
-/// The block size, or both ends of mixed ones.
-pub fn sizes(row: &Row) -> String {
-    Sizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string()
+/// Returns the block size, or the range of mixed sizes.
+pub fn block_size(row: &ResultRow) -> String {
+    IoSizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string()
 }
 
-/// Bytes per second in MiB/s, with three significant digits at least.
-pub fn mib(bytes: f64) -> String {
-    micros(bytes / f64::from(1 << 20))
+/// Returns bytes per second in MiB/s, with at least three significant digits.
+pub fn mebibytes(bytes: f64) -> String {
+    three_digits(bytes / f64::from(1 << 20))
 }
 
-/// A value as text, or a dash.
-fn named(value: Option<impl ToString>) -> String {
+/// Returns a value as text, or a dash.
+fn text_or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".into(), |value| value.to_string())
 }
 
-fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
+fn columns(plan: &Plan, groups: &[Vec<ResultRow>]) -> Vec<Column> {
     fn column(
         heading: &'static str,
         number: bool,
         constant: bool,
-        cell: impl Fn(&Row, &Row) -> String + 'static,
+        cell: impl Fn(&ResultRow, &ResultRow) -> String + 'static,
     ) -> Column {
         Column { heading, number, constant, cell: Box::new(cell) }
     }
@@ -89,28 +88,28 @@ fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
         column("target", false, true, |row, _| row.target.clone()),
         column("poll", false, true, |row, _| row.poll.clone()),
         column("merge", false, true, |row, _| row.merge.clone()),
-        column("grants", false, true, |row, _| named(row.grants.as_ref())),
+        column("grants", false, true, |row, _| text_or_dash(row.grants.as_ref())),
         column("rw", false, true, |row, _| row.rw.to_owned()),
-        column("bs", true, true, |row, _| sizes(row)),
+        column("bs", true, true, |row, _| block_size(row)),
         column("queues", true, true, |row, _| row.queues.to_string()),
-        column("targets", true, true, |row, _| named(row.targets)),
-        column("luns", true, true, |row, _| named(row.luns)),
-        column("steer", false, true, |row, _| named(row.steer)),
+        column("targets", true, true, |row, _| text_or_dash(row.targets)),
+        column("luns", true, true, |row, _| text_or_dash(row.luns)),
+        column("steer", false, true, |row, _| text_or_dash(row.steer)),
         column("jobs", true, true, |row, _| row.jobs.to_string()),
         column("iodepth", true, true, |row, _| row.iodepth.to_string()),
         column("batch", true, true, |row, _| row.batch.to_string()),
         column("IOPS", true, false, |row, _| format!("{:.0}", row.iops_mean)),
         column("+/-", true, false, |row, _| format!("{:.0}", row.iops_stderr)),
         column("MiB/s", true, false, |row, _| format!("{:.0}", row.bw_bytes_per_s / f64::from(1 << 20))),
-        column("MiB/s per LUN", true, false, |row, _| known(row.lun_bw_bytes_per_s, mib)),
-        column("lat us: mean", true, false, |row, _| micros(row.lat_us.mean)),
-        column("p50", true, false, |row, _| micros(row.lat_us.p50)),
-        column("p99", true, false, |row, _| micros(row.lat_us.p99)),
-        column("p99.9", true, false, |row, _| micros(row.lat_us.p999)),
-        column("CPU us/IO: server", true, false, |row, _| known(row.server_cpu_us_per_io, |us| format!("{us:.2}"))),
+        column("MiB/s per LUN", true, false, |row, _| or_dash(row.lun_bw_bytes_per_s, mebibytes)),
+        column("lat us: mean", true, false, |row, _| three_digits(row.lat_us.mean)),
+        column("p50", true, false, |row, _| three_digits(row.lat_us.p50)),
+        column("p99", true, false, |row, _| three_digits(row.lat_us.p99)),
+        column("p99.9", true, false, |row, _| three_digits(row.lat_us.p999)),
+        column("CPU us/IO: server", true, false, |row, _| or_dash(row.server_cpu_us_per_io, |us| format!("{us:.2}"))),
         column("client", true, false, |row, _| format!("{:.2}", row.client_cpu_us_per_io)),
-        column("rrqm/s", true, false, |row, _| known(row.rrqm_per_s, |rate| format!("{rate:.0}"))),
-        column("wrqm/s", true, false, |row, _| known(row.wrqm_per_s, |rate| format!("{rate:.0}"))),
+        column("rrqm/s", true, false, |row, _| or_dash(row.rrqm_per_s, |rate| format!("{rate:.0}"))),
+        column("wrqm/s", true, false, |row, _| or_dash(row.wrqm_per_s, |rate| format!("{rate:.0}"))),
         column("kicks/IO", true, false, |row, _| format!("{:.3}", row.kicks_per_io)),
         column("calls/IO", true, false, |row, _| format!("{:.3}", row.calls_per_io)),
         column("errors", true, true, |row, _| row.errors.to_string()),
@@ -118,7 +117,7 @@ fn columns(plan: &Plan, groups: &[Vec<Row>]) -> Vec<Column> {
     if groups.iter().flatten().all(|row| row.rrqm_per_s.is_none()) {
         columns.retain(|column| !matches!(column.heading, "rrqm/s" | "wrqm/s"));
     }
-    if plan.interface != Interface::VirtioScsi {
+    if groups.iter().flatten().all(|row| row.luns.is_none()) {
         columns.retain(|column| column.heading != "MiB/s per LUN");
     }
     if plan.verify.is_some() {

@@ -1,4 +1,4 @@
-//! The benchmark against the driver's model server, which can be told to misbehave.
+//! The benchmark against the driver's model server, which can misbehave.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use clap::Parser;
 use mqblk_driver::virtio_blk::model::{Behaviour, Fault, Model};
 
 use crate::plan::Plan;
-use crate::{Args, BenchError, runs};
+use crate::{BenchArgs, BenchError, sweep};
 
 mod virtio_scsi;
 mod xen;
@@ -15,11 +15,11 @@ mod xen;
 #[derive(Debug, Parser)]
 struct Cli {
     #[command(flatten)]
-    args: Args,
+    args: BenchArgs,
 }
 
-/// The options of a command line.
-pub(crate) fn args(line: &str) -> Result<Args, clap::Error> {
+/// Parses the options of a command line.
+pub(crate) fn args(line: &str) -> Result<BenchArgs, clap::Error> {
     Cli::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).map(|cli| cli.args)
 }
 
@@ -30,7 +30,7 @@ fn plan(line: &str) -> Result<Plan, BenchError> {
 struct Rig {
     model: Model,
     folder: tempfile::TempDir,
-    /// The model will be stuck: it need not be waited for as long as one that is only slow.
+    /// The model will be stuck: a short timeout will do.
     stalls: bool,
 }
 
@@ -48,9 +48,9 @@ impl Rig {
     fn run(&self, line: &str) -> Result<u64, BenchError> {
         let mut plan = plan(&format!("--socket {} {line}", self.path("s"))).unwrap();
         if self.stalls {
-            plan.stuck = Duration::from_millis(300);
+            plan.stuck_timeout = Duration::from_millis(300);
         }
-        runs::run(&plan)
+        sweep::run(&plan)
     }
 }
 
@@ -100,13 +100,13 @@ fn every_block_is_written_once_on_all_queues_and_verified() {
     }
 }
 
-/// The offsets of the blocks of `block` bytes that hold what a verifying benchmark wrote.
+/// Returns the offsets of the blocks of `block` bytes that a verifying benchmark wrote.
 fn written(disk: &[u8], block: usize) -> Vec<usize> {
     (0..disk.len()).step_by(block).filter(|at| &disk[*at..at + 8] == b"mqblkchk").collect()
 }
 
 #[test]
-fn streams_that_are_set_apart_verify() {
+fn jobs_with_an_offset_increment_verify() {
     for options in ["--bs 4k", "--bs 512 --rw randwrite", "--bs 8k --threads 2 --client poll"] {
         let rig = Rig::new(Behaviour::default());
         let rw = if options.contains("--rw") { "" } else { "--rw write" };
@@ -120,7 +120,7 @@ fn streams_that_are_set_apart_verify() {
     }
 }
 
-/// A disk that takes little at once: an I/O is several requests, which the ring has no room for all at once.
+/// A disk with small segments: an I/O is several requests, and the ring has no space for all of them.
 #[test]
 fn large_blocks_are_several_requests_and_one_io() {
     for (size_max, bs, parts) in [(4096, 64 << 10, 2), (1000, 64 << 10, 5), (512, 256 << 10, 37), (1 << 20, 4 << 20, 1)]
@@ -149,7 +149,7 @@ fn large_blocks_are_several_requests_and_one_io() {
 fn a_part_that_fails_fails_its_io_once() {
     let fault = Fault::FailFrom(40);
     let rig = Rig::new(Behaviour { size_max: Some(4096), fault, ..Behaviour::default() });
-    // 16 I/Os of 2 requests each: the first 40 requests are the first run's 32 and four I/Os of the second.
+    // 16 I/Os of 2 requests each: the first 40 requests are the first run's 32, and four I/Os of the second.
     assert_eq!(rig.run("--rw read --bs 64k --runtime 0").unwrap(), 0);
     assert_eq!(rig.run("--rw read --bs 64k --runtime 0").unwrap(), 12);
 }
@@ -170,13 +170,13 @@ fn differences_and_failures_are_counted() {
     ] {
         let rig = Rig::new(Behaviour { size: 400 << 10, fault, ..Behaviour::default() });
         let errors = rig.run(line).unwrap();
-        // 100 blocks, the first 40 good; what was corrupted is found when it is read back, what was not answered at once.
+        // 100 blocks, the first 40 good. Corruption is found when a block is read back, a failure at once.
         assert!((60..=160).contains(&errors), "{fault:?}: {errors}");
     }
 }
 
 #[test]
-fn a_server_that_leaves_or_sticks_ends_the_run() {
+fn a_server_that_disconnects_or_is_stuck_ends_the_run() {
     for client in ["poll", "wait"] {
         for (fault, word) in [(Fault::LeaveAfter(100), "went away"), (Fault::StallAfter(100), "stuck")] {
             let rig = Rig::new(Behaviour { fault, ..Behaviour::default() });
@@ -188,12 +188,12 @@ fn a_server_that_leaves_or_sticks_ends_the_run() {
         assert!(text.contains("used element"), "{text}");
     }
     let folder = tempfile::tempdir().unwrap();
-    let text = failed(runs::run(&plan(&format!("--socket {}/none", folder.path().display())).unwrap()));
+    let text = failed(sweep::run(&plan(&format!("--socket {}/none", folder.path().display())).unwrap()));
     assert!(text.contains("/none: cannot connect"), "{text}");
 }
 
 #[test]
-fn the_disk_is_asked_before_it_is_loaded() {
+fn options_are_checked_against_the_disk() {
     let rig = Rig::new(Behaviour { read_only: true, ..Behaviour::default() });
     assert!(refused(rig.run("--rw randwrite --allow-write")).contains("read-only"));
     assert!(refused(rig.run("--size 2M")).contains("--size: found 2M, expected at most 1M"));
@@ -204,7 +204,7 @@ fn the_disk_is_asked_before_it_is_loaded() {
 }
 
 #[test]
-fn jobs_and_queues_meet_in_every_ratio() {
+fn any_ratio_of_jobs_to_queues_works() {
     for (queues, jobs, iodepth, threads) in [
         (1, 1, 1, 8),
         (4, 1, 1, 8),
@@ -233,7 +233,7 @@ fn number_of(row: &serde_json::Value, latency: &str) -> f64 {
 }
 
 #[test]
-fn the_results_have_the_keys_that_stay() {
+fn the_results_have_stable_keys() {
     let (rig, other) = (Rig::new(Behaviour::default()), Rig::new(Behaviour::default()));
     let file = rig.path("results.json");
     let line = format!(
@@ -450,7 +450,7 @@ fn threads_queues_and_jobs_are_laid_out() {
 }
 
 #[test]
-fn defaults_follow_from_what_is_asked() {
+fn defaults_follow_from_other_options() {
     let timed = plan("--socket s").unwrap();
     assert_eq!((timed.runtime, timed.runs), (Some(Duration::from_secs(5)), 3));
     let once = plan("--socket s --rw write --allow-write --verify crc32c --iodepth 4 --batch 0,2,9").unwrap();

@@ -34,10 +34,10 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
 
     /// Load a disk through the userspace driver and measure it
-    Bench(Box<mqblk_bench::Args>),
+    Bench(Box<mqblk_bench::BenchArgs>),
 
     /// Draw the results of benchmarks
-    Plot(mqblk_bench::plot::Args),
+    Plot(mqblk_bench::plot::PlotArgs),
 
     /// Show what a running daemon does: requests, merges, latencies, CPU
     Stat(stat::StatArgs),

@@ -1,270 +1,225 @@
-//! What a guest interface is to the load: a device with disks, and for each thread a set of queues that reads and writes
-//! blocks. The load is compiled for each of them.
+//! Guest interfaces. An interface is a folder here and a line in [`TABLE`]: its options, its targets, the servers that are started
+//! for it, its experiments, and the driver that loads it. Nothing outside the folder names it.
 
-pub mod virtio_blk;
-pub mod virtio_scsi;
-pub mod xen;
+mod device;
+mod options;
+mod vhost_user;
+mod virtio_blk;
+mod virtio_scsi;
+mod xen;
 
-use std::path::PathBuf;
+use std::any::Any;
+use std::fmt::Debug;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::ValueEnum;
-use mqblk_core::{BlockSize, ByteLen, Sector512};
-use mqblk_driver::{DeviceError, DriverError, Refused, Waker};
-use mqblk_memory::{GuestAddress, GuestMemory};
-use mqblk_xen::Xen;
+use clap::builder::PossibleValue;
+use clap::{ArgMatches, Command, FromArgMatches};
+use mqblk_driver::DriverError;
 
 use crate::BenchError;
-use crate::plan::{Combination, Plan};
+use crate::args::BenchArgs;
+use crate::experiment::Experiment;
+use crate::plan::{Combination, DeviceName, DiskKeys, Plan, TargetSource};
+use crate::run::{RunInput, RunResult};
+use crate::target::{PreparedServer, ServedDisk};
 
-/// A guest interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Interface {
-    /// One disk at a socket
-    VirtioBlk,
-    /// A controller at a socket, with targets and logical units
-    VirtioScsi,
-    /// A disk of Xen's block interface
-    Xen,
-}
+pub use device::{
+    CompletedTransfer, Device, DeviceDisk, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
+};
+pub use options::InterfaceOptions;
 
-impl Interface {
+/// All guest interfaces. The first is the default of `--interface`.
+pub static TABLE: [InterfaceDefinition; 3] = [virtio_blk::DEFINITION, virtio_scsi::DEFINITION, xen::DEFINITION];
+
+/// An interface as the command line knows it, before its options are parsed.
+#[derive(Debug)]
+pub struct InterfaceDefinition {
     /// Its name on the command line and in the results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Interface::VirtioBlk => "virtio-blk",
-            Interface::VirtioScsi => "virtio-scsi",
-            Interface::Xen => "xen",
-        }
+    pub name: &'static str,
+    /// Its line in the help.
+    about: &'static str,
+    /// The option that its own options follow in the help.
+    options_after: &'static str,
+    /// Adds its options to the command line.
+    augment: fn(Command) -> Command,
+    /// Reads its options.
+    parse: fn(&ArgMatches) -> Result<Arc<dyn Interface>, clap::Error>,
+    /// Its options where none is given.
+    pub options: fn() -> Arc<dyn Interface>,
+    /// Its options that name a running target, as an error lists them.
+    pub running: &'static str,
+    /// Keys of a disk that say where it is served. The benchmark sets them.
+    address_keys: &'static [&'static str],
+    /// Published tables about it.
+    pub experiments: &'static [&'static dyn Experiment],
+}
+
+impl InterfaceDefinition {
+    /// Returns the interface as the help lists it.
+    pub fn possible_value(&self) -> PossibleValue {
+        PossibleValue::new(self.name).help(self.about)
     }
 }
 
-/// A disk of a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Disk {
-    /// Which one, where a device has several.
-    pub name: String,
-    /// Its size.
-    pub capacity: ByteLen,
-    /// Logical block size.
-    pub block: BlockSize,
-    /// Writes are refused.
-    pub read_only: bool,
-    /// Most bytes of a request: whole blocks. An I/O that is larger is several requests.
-    pub request_max: u64,
+/// Returns the interface of this name.
+pub fn find(name: &str) -> Option<&'static InterfaceDefinition> {
+    TABLE.iter().find(|one| one.name == name)
 }
 
-/// Where a device is.
-#[derive(Clone)]
-pub enum Endpoint {
-    /// Of a vhost-user server.
-    Socket(PathBuf),
-    /// A device of the domain that `xen` is seen from.
-    Vbd {
-        /// The machine.
-        xen: Arc<dyn Xen>,
-        /// The device's number.
-        number: u32,
-    },
+/// Returns the keys of a disk that the benchmark sets, of all interfaces.
+pub fn address_keys() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().flat_map(|one| one.address_keys).copied()
 }
 
-impl std::fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Endpoint::Socket(path) => f.debug_tuple("Socket").field(path).finish(),
-            Endpoint::Vbd { number, .. } => f.debug_struct("Vbd").field("number", number).finish_non_exhaustive(),
-        }
+/// Returns the options that name running targets: `--socket, --vdev`.
+pub fn running_options() -> String {
+    let mut names: Vec<&str> = TABLE.iter().filter_map(|one| one.running.split(' ').next()).collect();
+    names.dedup();
+    names.join(", ")
+}
+
+/// Reads the options of one interface.
+fn parse<T: Interface + FromArgMatches>(matches: &ArgMatches) -> Result<Arc<dyn Interface>, clap::Error> {
+    Ok(Arc::new(T::from_arg_matches(matches)?))
+}
+
+/// The options of one interface, and what the plan asks of it.
+pub trait Interface: Any + Debug + Send + Sync {
+    /// Returns its line of [`TABLE`].
+    fn definition(&self) -> &'static InterfaceDefinition;
+
+    /// Returns the names of its own options that were given.
+    fn given(&self) -> Vec<&'static str>;
+
+    /// Returns these options, completed by `defaults`, which are of the same interface.
+    fn with_defaults(&self, defaults: &dyn Interface) -> Arc<dyn Interface>;
+
+    /// Returns these options as the help of an experiment shows them.
+    fn default_options(&self) -> DefaultOptions {
+        DefaultOptions::default()
     }
-}
 
-/// Something to see the server's end with.
-pub trait Lifeline: Send + Sync {
-    /// Waits until the server is gone, for at most `limit`. Whether it is.
-    fn wait_gone(&self, limit: Duration) -> bool;
-}
-
-impl Lifeline for mqblk_vhost_user_client::HangupMonitor {
-    fn wait_gone(&self, limit: Duration) -> bool {
-        mqblk_vhost_user_client::HangupMonitor::wait_hangup(self, limit)
-    }
-}
-
-/// The socket of a vhost-user server.
-fn socket(endpoint: &Endpoint) -> &PathBuf {
-    match endpoint {
-        Endpoint::Socket(path) => path,
-        Endpoint::Vbd { .. } => unreachable!("a plan has endpoints of its own interface"),
-    }
-}
-
-/// That of a vhost-user server.
-fn lifeline(opened: std::io::Result<mqblk_vhost_user_client::HangupMonitor>) -> Result<Box<dyn Lifeline>, DriverError> {
-    let lifeline = opened.map_err(|source| DriverError::Host { what: "lifeline of the server", source })?;
-    Ok(Box::new(lifeline))
-}
-
-/// A connected device.
-pub trait Device: Sized {
-    /// The queues of a thread.
-    type Set: Set;
-
-    /// Connects to the device at `endpoint`, which is one of this interface, trying for so long.
+    /// Checks its own options, and those of all interfaces that it does not take.
     ///
     /// # Errors
-    /// When the server is not there, or cannot do what is asked.
+    /// [`BenchError::Usage`].
+    fn check(&self, _args: &BenchArgs) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// Returns the running devices that its options name.
+    fn devices(&self) -> Vec<DeviceName> {
+        vec![]
+    }
+
+    /// Returns the variants of a target; each is measured as a target of its own. `spec`: the disk that is served; `None` for a
+    /// running server.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`] when the disk and the options contradict each other.
+    fn variants(&self, _spec: Option<&str>) -> Result<Vec<TargetVariant>, BenchError> {
+        Ok(vec![TargetVariant::default()])
+    }
+
+    /// Returns the numbers of targets, and of logical units of each target, to measure; 1 and 1 if a device is one disk.
+    ///
+    /// # Errors
+    /// [`BenchError::Usage`] when there are too many.
+    fn disk_counts(&self) -> Result<Vec<(u16, u16)>, BenchError> {
+        Ok(vec![(1, 1)])
+    }
+
+    /// Returns the default of `--jobs`.
+    fn default_jobs(&self, queues: u16, _disks: u16) -> u16 {
+        queues
+    }
+
+    /// Returns the most I/Os in flight on one queue.
+    fn max_depth(&self, queue_size: u16) -> u32 {
+        queue_size.into()
+    }
+
+    /// Returns the keys of the results that only some interfaces have.
+    fn results(&self, _source: &TargetSource, _combination: &Combination) -> InterfaceResults {
+        InterfaceResults::default()
+    }
+
+    /// Measures once; calls [`measure_on`](crate::run::measure_on) with the interface's types.
+    ///
+    /// # Errors
+    /// [`BenchError`].
+    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError>;
+}
+
+/// How the devices of an interface are reached.
+pub trait Connector: Interface {
+    /// Where a device is.
+    type Endpoint: Debug;
+    /// A connected device.
+    type Device: Device;
+
+    /// Returns where a running target of this interface is.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    fn endpoint(&self, source: &TargetSource) -> Result<Self::Endpoint, BenchError>;
+
+    /// Prepares a server for `disk`, with its files in `folder`.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn prepare_server(
+        &self,
+        disk: &ServedDisk<'_>,
+        folder: &Path,
+    ) -> Result<PreparedServer<Self::Endpoint>, BenchError>;
+
+    /// Connects to the device at `endpoint`, trying for `timeout`.
+    ///
+    /// # Errors
+    /// When the server is not there, or cannot do what is requested.
     fn connect(
+        &self,
         plan: &Plan,
         combination: &Combination,
-        endpoint: &Endpoint,
-        patience: Duration,
-    ) -> Result<Self, DriverError>;
-
-    /// The disks to work on.
-    ///
-    /// # Errors
-    /// [`BenchError`]: the device does not have them, or says of itself what cannot be.
-    fn disks(&mut self, combination: &Combination) -> Result<Vec<Disk>, BenchError>;
-
-    /// The queues, a set for each thread; after [`disks`](Self::disks).
-    fn take_sets(&mut self) -> Vec<Self::Set>;
-
-    /// The server's process, if the system says.
-    fn server_pid(&self) -> Option<i32>;
-
-    /// Something to see the server's end with.
-    ///
-    /// # Errors
-    /// When the system refuses.
-    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError>;
-
-    /// Stops all queues.
-    ///
-    /// # Errors
-    /// When the server does not answer.
-    fn stop(self, sets: Vec<Self::Set>) -> Result<(), DriverError>;
+        endpoint: &Self::Endpoint,
+        timeout: Duration,
+    ) -> Result<Self::Device, DriverError>;
 }
 
-/// How a request ended.
-pub trait Status: Copy + PartialEq + std::fmt::Debug + Send {
-    /// All of it happened.
-    const GOOD: Self;
+/// Options as an experiment's help shows them.
+#[derive(Debug, Default)]
+pub struct DefaultOptions {
+    /// Which disks: shown after the interface.
+    pub disks: String,
+    /// How queues are set up: shown after the queues and jobs.
+    pub queues: String,
 }
 
-/// A read or a write.
-#[derive(Clone, Copy, Debug)]
-pub struct Transfer {
-    /// Comes back with its end.
-    pub user: u32,
-    /// Which part of an I/O it is.
-    pub part: u32,
-    /// Write, or read.
-    pub write: bool,
-    /// Which of the device's disks.
-    pub disk: u16,
-    /// Where on the disk.
-    pub start: Sector512,
-    /// Where in shared memory.
-    pub address: GuestAddress,
-    /// Bytes.
-    pub len: u32,
+/// One of the variants in which a target is measured.
+#[derive(Clone, Debug, Default)]
+pub struct TargetVariant {
+    /// Keys for the disk that is served.
+    pub keys: DiskKeys,
+    /// `grants` in the results.
+    pub grants: Option<String>,
 }
 
-/// A request's end.
-#[derive(Clone, Copy, Debug)]
-pub struct Done<S> {
-    /// What the submission was given.
-    pub user: u32,
-    /// How it ended.
-    pub status: S,
-}
-
-/// The queues that one thread owns.
-///
-/// Nothing of this is called through a pointer: a load over one queue of an interface is the same instructions as if it had
-/// been written for it.
-pub trait Set: Send {
-    /// How requests end.
-    type Status: Status;
-
-    /// A thread's jobs that are fewer than its queues spread their requests over all of them; else each has one queue.
-    const SPREADS: bool;
-    /// Requests may end up with another thread, and others' requests here.
-    const HANDS_OVER: bool;
-    /// An I/O's data starts at a multiple of this in the queue's data memory, in bytes.
-    const DATA_ALIGN: u64 = 1;
-
-    /// Queues; at least one.
-    fn queues(&self) -> usize;
-    /// The memory that data lies in.
-    fn memory(&self) -> &Arc<GuestMemory>;
-    /// Where the data memory of queue `queue` starts.
-    fn data(&self, queue: usize) -> GuestAddress;
-    /// Puts a request on; with [`HANDS_OVER`](Self::HANDS_OVER), where the steering says.
-    ///
-    /// # Errors
-    /// [`Refused`].
-    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused>;
-    /// Whether a request that queue `queue` has no room for finds some when something has ended.
-    fn makes_room(&self, queue: usize) -> bool;
-    /// Makes visible what was put on queue `queue`.
-    ///
-    /// # Errors
-    /// When a kick cannot be written.
-    fn publish(&mut self, queue: usize) -> std::io::Result<()>;
-    /// The same, once so many requests have been put on since.
-    ///
-    /// # Errors
-    /// When a kick cannot be written.
-    fn publish_batch(&mut self, queue: usize, batch: u16) -> std::io::Result<()>;
-    /// Looks at queue `queue`: how many answers are there, and how many requests are in flight.
-    ///
-    /// # Errors
-    /// When the device breaks the protocol.
-    fn look(&mut self, queue: usize) -> Result<(u16, u16), DeviceError>;
-    /// Takes an answer that the last look saw.
-    ///
-    /// # Errors
-    /// When the device breaks the protocol.
-    fn reap(&mut self, queue: usize) -> Result<Option<Done<Self::Status>>, DeviceError>;
-    /// Takes what other threads have left. Returns how many answers to own requests there are among it.
-    ///
-    /// # Errors
-    /// When a kick cannot be written.
-    fn collect(&mut self) -> std::io::Result<usize> {
-        Ok(0)
-    }
-    /// Takes an answer that other threads have left.
-    fn arrived(&mut self) -> Option<Done<Self::Status>> {
-        None
-    }
-    /// Own requests that are with other threads.
-    fn away(&self) -> u32 {
-        0
-    }
-    /// Own requests handed over to other threads so far.
-    fn handed_over(&self) -> u64 {
-        0
-    }
-    /// This thread has nothing more to do. Returns whether it may end: others may still need its queues.
-    fn depart(&mut self) -> bool {
-        true
-    }
-    /// Sleeps until something may have happened: `count` answers on a queue, or all that are in flight there.
-    ///
-    /// # Errors
-    /// When the device breaks the protocol, or the system refuses.
-    fn wait(&mut self, count: u16) -> Result<(), DriverError>;
-    /// Kicks so far.
-    fn kicks(&self) -> u64;
-    /// Calls so far.
-    ///
-    /// # Errors
-    /// When an eventfd cannot be read.
-    fn calls(&mut self) -> std::io::Result<u64>;
-    /// Something to end a wait with.
-    ///
-    /// # Errors
-    /// When the system refuses.
-    fn waker(&self) -> std::io::Result<Waker>;
+/// The keys of the results that only some interfaces have; `None` is null.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InterfaceResults {
+    /// Targets.
+    pub targets: Option<u16>,
+    /// Logical units of each target. With them the results have the bandwidth of each.
+    pub luns: Option<u16>,
+    /// The queue that a command is put on.
+    pub steer: Option<&'static str>,
+    /// The pool of granted pages that the server caches.
+    pub grants_pool: Option<&'static str>,
+    /// Pages of a ring, as a power of two's exponent.
+    pub ring_order: Option<u8>,
+    /// Layout of the requests.
+    pub abi: Option<&'static str>,
 }

@@ -1,34 +1,34 @@
-//! Axes: where a value lies, which values have a tick, and how they are written.
+//! Axes: positions of values, ticks and their labels.
 
-/// A mark on an axis.
+/// A tick of an axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tick {
+pub struct AxisTick {
     /// The value.
     pub at: f64,
-    /// What is written beside it.
+    /// Its label.
     pub label: String,
 }
 
 /// A vertical axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scale {
-    /// The value at its lower end.
+pub struct AxisScale {
+    /// Value at the lower end.
     pub low: f64,
-    /// The value at its upper end.
+    /// Value at the upper end.
     pub high: f64,
-    /// Whether equal distances are equal ratios.
+    /// True if it is logarithmic.
     pub log: bool,
-    /// Its marks, ascending.
-    pub ticks: Vec<Tick>,
+    /// Ticks, ascending.
+    pub ticks: Vec<AxisTick>,
 }
 
-impl Scale {
-    /// From 0 to a round number that is at least `most`. Numbers from `kilo` on are written with k, M or G.
-    pub fn linear(most: f64, kilo: f64) -> Scale {
-        // Any value but all are 0, or so small that their digits are not.
+impl AxisScale {
+    /// Returns an axis from 0 to a round number that is at least `most`. Numbers from `kilo` on are written with k, M or G.
+    pub fn linear(most: f64, kilo: f64) -> AxisScale {
+        // All values are 0, or too small for their labels: the range is arbitrary.
         let most = if most > 1e-9 { most } else { 1.0 };
         let power = 10_f64.powf(most.log10().floor());
-        // The least room above the largest value, with 4 to 7 steps; of steps that leave the same, the largest.
+        // The end with the least space above the largest value that makes 4 to 7 steps; among equals, the largest step.
         let steps = [2.0, 1.0, 0.5, 0.25, 0.2, 0.1].map(|factor| factor * power);
         let ends = steps.map(|step| (step, (most / step - 1e-9).ceil()));
         let fitting = ends.into_iter().filter(|(_, count)| (4.0..=7.0).contains(count));
@@ -36,29 +36,30 @@ impl Scale {
         let (step, count) =
             least.expect("0.2, 0.5, 1 and 2 of the largest's decimal power go into it 4 to 7 times somewhere");
         let ticks = (0..=count as u32).map(|at| f64::from(at) * step);
-        let ticks = ticks.map(|at| Tick { at, label: number(at, kilo) }).collect();
-        Scale { low: 0.0, high: count * step, log: false, ticks }
+        let ticks = ticks.map(|at| AxisTick { at, label: number(at, kilo) }).collect();
+        AxisScale { low: 0.0, high: count * step, log: false, ticks }
     }
 
-    /// From the first round number (1, 2 or 5 times a power of ten) below `least` to the first above `most` (above 0). It has
-    /// at most nine decades; smaller values lie at its lower end.
-    pub fn log(least: f64, most: f64, kilo: f64) -> Scale {
+    /// Returns an axis from the last round number (1, 2 or 5 times a power of ten) up to `least` to the first from `most`
+    /// (above 0) on. It has at most nine decades; smaller values lie at its lower end.
+    pub fn log(least: f64, most: f64, kilo: f64) -> AxisScale {
         let least = least.max(most / 1e9);
         let round = |decade: i32| [1.0, 2.0, 5.0].map(|factor| factor * 10_f64.powi(decade));
         let (first, last) = (least.log10().floor() as i32, most.log10().floor() as i32);
         let all: Vec<f64> = (first..=last + 1).flat_map(round).collect();
-        // A value that is itself round may be a last digit away from it.
+        // A round value may differ from its number by rounding.
         let low = all.iter().copied().rfind(|at| *at <= least * (1.0 + 1e-9)).unwrap_or(all[0]);
         let high = all.iter().copied().find(|at| *at >= most * (1.0 - 1e-9)).unwrap_or(all[all.len() - 1]);
-        // 1, 2 and 5 of each decade have room for less than four decades.
+        // Labels of 1, 2 and 5 fit for less than four decades.
         let wide = (high / low).log10() >= 4.0;
         let marked = |at: &f64| (low..=high).contains(at) && (!wide || (at.log10() - at.log10().round()).abs() < 1e-9);
-        let ticks = all.iter().filter(|at| marked(at)).map(|at| Tick { at: *at, label: number(*at, kilo) }).collect();
-        Scale { low, high, log: true, ticks }
+        let ticks =
+            all.iter().filter(|at| marked(at)).map(|at| AxisTick { at: *at, label: number(*at, kilo) }).collect();
+        AxisScale { low, high, log: true, ticks }
     }
 
-    /// Where `value` lies: 0 at the lower end, 1 at the upper.
-    pub fn place(&self, value: f64) -> f64 {
+    /// Returns the position of `value`: 0 at the lower end, 1 at the upper.
+    pub fn position(&self, value: f64) -> f64 {
         let share = if self.log {
             (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
         } else {
@@ -68,19 +69,20 @@ impl Scale {
     }
 }
 
-/// A number on an axis: from `kilo` on with k, M, G or T, up to three decimals (or digits, below 1) and no more than it has.
+/// Returns the label of a number: from `kilo` on with k, M, G or T, with up to three decimals (digits, below 1), without
+/// trailing zeros.
 pub fn number(value: f64, kilo: f64) -> String {
     let (value, unit) = scaled(value, kilo);
     let decimals = if value < 1.0 { small_decimals(value) } else { 3 };
     format!("{}{unit}", trimmed(format!("{value:.decimals$}")))
 }
 
-/// Decimals that show three digits of a number below 1; those after the twelfth are noise.
+/// Returns the decimals that show three digits of a number below 1, at most twelve.
 fn small_decimals(value: f64) -> usize {
     if value > 0.0 { (2 - value.log10().floor() as i32).clamp(3, 12) as usize } else { 0 }
 }
 
-/// A measured number: three significant digits, or all before the point.
+/// Returns a measured number with three significant digits, or all digits before the point.
 pub fn measured(value: f64, kilo: f64) -> String {
     let (value, unit) = scaled(value, kilo);
     let decimals = match value {
@@ -94,7 +96,7 @@ pub fn measured(value: f64, kilo: f64) -> String {
 
 fn scaled(value: f64, kilo: f64) -> (f64, &'static str) {
     let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
-    // What is rounded up to the next unit belongs to it.
+    // A value that rounds up to the next unit gets it.
     let fitting = units.into_iter().find(|(unit, _)| value >= *unit * 0.9995 && value >= kilo * 0.9995);
     fitting.map_or((value, ""), |(unit, name)| (value / unit, name))
 }
@@ -103,44 +105,44 @@ fn trimmed(text: String) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// Where a percentile below 100 lies on its axis: each 9 is as wide as the one before (90, 99, 99.9).
-pub fn percentile_place(percentile: f64) -> f64 {
+/// Returns the position of a percentile below 100: each 9 is as wide as the one before (90, 99, 99.9).
+pub fn percentile_position(percentile: f64) -> f64 {
     (100.0 / (100.0 - percentile)).log10()
 }
 
-/// The ticks of a percentile axis from `first` to `last` (places), and of the largest value, if it is drawn, at `largest`.
-pub fn percentile_ticks(first: f64, last: f64, largest: Option<f64>) -> Vec<Tick> {
+/// Returns the ticks of a percentile axis from position `first` to `last`, and of the maximum at `largest`, if it is drawn.
+pub fn percentile_ticks(first: f64, last: f64, largest: Option<f64>) -> Vec<AxisTick> {
     const MARKS: [&str; 9] = ["0", "50", "90", "99", "99.9", "99.99", "99.999", "99.9999", "99.99999"];
     let marks = MARKS.iter().map(|label| {
         let percentile: f64 = label.parse().expect("a number");
-        Tick { at: percentile_place(percentile), label: (*label).to_owned() }
+        AxisTick { at: percentile_position(percentile), label: (*label).to_owned() }
     });
-    let inside = |tick: &Tick| (first - 1e-9..=last + 1e-9).contains(&tick.at);
-    marks.filter(inside).chain(largest.map(|at| Tick { at, label: "max".into() })).collect()
+    let inside = |tick: &AxisTick| (first - 1e-9..=last + 1e-9).contains(&tick.at);
+    marks.filter(inside).chain(largest.map(|at| AxisTick { at, label: "max".into() })).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn labels(scale: &Scale) -> Vec<&str> {
+    fn labels(scale: &AxisScale) -> Vec<&str> {
         scale.ticks.iter().map(|tick| tick.label.as_str()).collect()
     }
 
     #[test]
     fn linear_axes_are_round_and_hold_the_largest() {
         assert_eq!(
-            labels(&Scale::linear(321_000.0, 1e3)),
+            labels(&AxisScale::linear(321_000.0, 1e3)),
             ["0", "50k", "100k", "150k", "200k", "250k", "300k", "350k"]
         );
-        assert_eq!(labels(&Scale::linear(1.1e6, 1e3)), ["0", "200k", "400k", "600k", "800k", "1M", "1.2M"]);
-        assert_eq!(labels(&Scale::linear(9400.0, 1e4)), ["0", "2000", "4000", "6000", "8000", "10k"]);
-        assert_eq!(labels(&Scale::linear(0.083, 1e3)), ["0", "0.02", "0.04", "0.06", "0.08", "0.1"]);
-        assert_eq!(labels(&Scale::linear(100.0, 1e3)), ["0", "25", "50", "75", "100"]);
-        assert_eq!(labels(&Scale::linear(0.0, 1e3)), ["0", "0.25", "0.5", "0.75", "1"]);
+        assert_eq!(labels(&AxisScale::linear(1.1e6, 1e3)), ["0", "200k", "400k", "600k", "800k", "1M", "1.2M"]);
+        assert_eq!(labels(&AxisScale::linear(9400.0, 1e4)), ["0", "2000", "4000", "6000", "8000", "10k"]);
+        assert_eq!(labels(&AxisScale::linear(0.083, 1e3)), ["0", "0.02", "0.04", "0.06", "0.08", "0.1"]);
+        assert_eq!(labels(&AxisScale::linear(100.0, 1e3)), ["0", "25", "50", "75", "100"]);
+        assert_eq!(labels(&AxisScale::linear(0.0, 1e3)), ["0", "0.25", "0.5", "0.75", "1"]);
         for exponent in -89..=160 {
             let most = 10_f64.powf(f64::from(exponent) / 10.0);
-            let scale = Scale::linear(most, 1e3);
+            let scale = AxisScale::linear(most, 1e3);
             assert!(
                 scale.high >= most && scale.high <= most * 1.26 && (5..=8).contains(&scale.ticks.len()),
                 "{most} {scale:?}"
@@ -150,16 +152,16 @@ mod tests {
 
     #[test]
     fn log_axes_hold_all() {
-        assert_eq!(labels(&Scale::log(2.5, 700.0, 1e4)), ["2", "5", "10", "20", "50", "100", "200", "500", "1000"]);
-        assert_eq!(labels(&Scale::log(0.4, 30_000.0, 1e4)), ["1", "10", "100", "1000", "10k"]);
-        let scale = Scale::log(1.0, 1000.0, 1e4);
+        assert_eq!(labels(&AxisScale::log(2.5, 700.0, 1e4)), ["2", "5", "10", "20", "50", "100", "200", "500", "1000"]);
+        assert_eq!(labels(&AxisScale::log(0.4, 30_000.0, 1e4)), ["1", "10", "100", "1000", "10k"]);
+        let scale = AxisScale::log(1.0, 1000.0, 1e4);
         assert_eq!((scale.low, scale.high), (1.0, 1000.0));
-        for (value, place) in [(1.0, 0.0), (10.0, 1.0 / 3.0), (1000.0, 1.0), (0.1, 0.0)] {
-            assert!((scale.place(value) - place).abs() < 1e-9, "{value}");
+        for (value, position) in [(1.0, 0.0), (10.0, 1.0 / 3.0), (1000.0, 1.0), (0.1, 0.0)] {
+            assert!((scale.position(value) - position).abs() < 1e-9, "{value}");
         }
         for exponent in -120..=130 {
             let least = 10_f64.powf(f64::from(exponent) / 10.0);
-            let scale = Scale::log(least, least * 150.0, 1e4);
+            let scale = AxisScale::log(least, least * 150.0, 1e4);
             assert!(
                 scale.low <= least * 1.001 && scale.high >= least * 149.9 && scale.ticks.len() >= 2,
                 "{least} {scale:?}"
@@ -188,9 +190,9 @@ mod tests {
 
     #[test]
     fn percentile_ticks_are_those_in_range() {
-        let ticks = percentile_ticks(percentile_place(50.0), percentile_place(99.9), Some(4.0));
+        let ticks = percentile_ticks(percentile_position(50.0), percentile_position(99.9), Some(4.0));
         assert_eq!(ticks.iter().map(|tick| tick.label.as_str()).collect::<Vec<_>>(), ["50", "90", "99", "99.9", "max"]);
         assert!(ticks.is_sorted_by(|a, b| a.at < b.at));
-        assert!(percentile_place(100.0 - 1e-14).is_finite());
+        assert!(percentile_position(100.0 - 1e-14).is_finite());
     }
 }

@@ -1,61 +1,61 @@
-//! What is drawn, before it has a place: blocks of panels of series of samples.
+//! What is drawn, without positions: groups of panels of series of samples.
 
-use super::axis::{Scale, Tick};
+use super::axis::{AxisScale, AxisTick};
 
-/// All that one picture shows.
+/// The content of one picture.
 #[derive(Debug)]
 pub struct Chart {
-    /// What is measured, against what.
+    /// Title: what is measured, against what.
     pub title: String,
-    /// What was constant.
+    /// Subtitle: what was constant.
     pub subtitle: String,
-    /// One below the other.
-    pub blocks: Vec<Block>,
+    /// Groups of panels, from top to bottom.
+    pub groups: Vec<PanelGroup>,
 }
 
-/// Panels that share series, and so a legend.
+/// Panels that share series and legend.
 #[derive(Debug)]
-pub struct Block {
-    /// Names of the series; a single one may have an empty name, and then has no legend.
+pub struct PanelGroup {
+    /// Names of the series. A single series without a name has no legend.
     pub series: Vec<String>,
-    /// What the solid and the dashed lines of a series are, where it has both.
+    /// Names of the solid and of the dashed lines, if a series has both.
     pub styles: Option<[&'static str; 2]>,
-    /// Row after row.
+    /// The panels, row by row.
     pub panels: Vec<Panel>,
 }
 
-/// One pair of axes.
+/// One pair of axes with lines or bars.
 #[derive(Debug)]
 pub struct Panel {
-    /// What tells it apart from the others of the same metric.
+    /// Heading: the value of the panels' key.
     pub heading: Option<String>,
     /// The horizontal axis.
-    pub x: Across,
-    /// What is measured, with its unit.
+    pub x: HorizontalAxis,
+    /// Title of the vertical axis, with the unit.
     pub y_title: String,
     /// The vertical axis.
-    pub y: Scale,
-    /// What is drawn.
-    pub lines: Vec<Line>,
+    pub y: AxisScale,
+    /// Lines, or groups of bars.
+    pub lines: Vec<SeriesLine>,
 }
 
 /// A horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Across {
-    /// What it shows, with its unit.
+pub struct HorizontalAxis {
+    /// Title, with the unit.
     pub title: String,
-    /// Where values were measured, ascending.
-    pub ticks: Vec<Tick>,
-    /// Whether its values are names, with bars over them, 1 apart.
+    /// Measured values, ascending.
+    pub ticks: Vec<AxisTick>,
+    /// True if its values are names, 1 apart, with bars over them.
     pub bars: bool,
 }
 
 /// The samples of a series.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line {
-    /// Which one.
+pub struct SeriesLine {
+    /// Index of the series.
     pub series: usize,
-    /// Whether it is the second line of that series.
+    /// True for the second line of the series.
     pub dashed: bool,
     /// Ascending in x.
     pub samples: Vec<Sample>,
@@ -64,14 +64,14 @@ pub struct Line {
 /// A measured value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// Place on the horizontal axis.
+    /// Position on the horizontal axis.
     pub x: f64,
     /// The value.
     pub y: f64,
-    /// Its standard error; 0 where there is none.
+    /// Standard error; 0 if there is none.
     pub error: f64,
-    /// The value, short.
+    /// The value as short text.
     pub short: String,
-    /// The value and what it was measured with, in words.
+    /// Tooltip: the value, and what it was measured with.
     pub label: String,
 }

@@ -1,4 +1,4 @@
-//! What a row was measured with, key by key: what varies, what is constant, and how both are said.
+//! The keys of rows: which vary, which are constant, and how both are named.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -6,12 +6,12 @@ use std::fmt;
 use clap::ValueEnum;
 use mqblk_core::ByteLen;
 
-use super::rows::Row;
-use crate::args::Sizes;
+use super::rows::PlotRow;
+use crate::args::IoSizes;
 
-/// A key of a row that says how it was measured. In the order in which they name a series.
+/// A key of a row that says how it was measured. The order is that of the names of series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Key {
+pub enum RowKey {
     /// The target's label.
     Target,
     /// What was done: read, randwrite, ...
@@ -48,234 +48,243 @@ pub enum Key {
     Experiment,
     /// Result file.
     File,
-    /// How often the same was measured before in the same file.
+    /// Number of the measurement among equal ones of the same file.
     #[value(skip)]
     Repeat,
 }
 
-/// All keys, in the order in which they name a series.
-pub const KEYS: [Key; 19] = [
-    Key::Target,
-    Key::Rw,
-    Key::Bs,
-    Key::Targets,
-    Key::Luns,
-    Key::Queues,
-    Key::Jobs,
-    Key::Iodepth,
-    Key::Batch,
-    Key::Steer,
-    Key::Poll,
-    Key::Merge,
-    Key::Grants,
-    Key::GrantsPool,
-    Key::Storage,
-    Key::Interface,
-    Key::Experiment,
-    Key::File,
-    Key::Repeat,
+/// All keys, in the order of the names of series.
+pub const ROW_KEYS: [RowKey; 19] = [
+    RowKey::Target,
+    RowKey::Rw,
+    RowKey::Bs,
+    RowKey::Targets,
+    RowKey::Luns,
+    RowKey::Queues,
+    RowKey::Jobs,
+    RowKey::Iodepth,
+    RowKey::Batch,
+    RowKey::Steer,
+    RowKey::Poll,
+    RowKey::Merge,
+    RowKey::Grants,
+    RowKey::GrantsPool,
+    RowKey::Storage,
+    RowKey::Interface,
+    RowKey::Experiment,
+    RowKey::File,
+    RowKey::Repeat,
 ];
 
-/// A row's value of a key.
+/// Value of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Value {
+pub enum KeyValue {
     /// A count, or bytes.
     Number(u64),
     /// Anything else.
     Text(String),
 }
 
-impl Key {
-    /// Whether its values are numbers, which have places on an axis.
-    pub fn numeric(self) -> bool {
-        matches!(self, Key::Bs | Key::Targets | Key::Luns | Key::Queues | Key::Jobs | Key::Iodepth | Key::Batch)
+impl RowKey {
+    /// Returns true if its values are numbers, which have positions on an axis.
+    pub fn is_numeric(self) -> bool {
+        matches!(
+            self,
+            RowKey::Bs
+                | RowKey::Targets
+                | RowKey::Luns
+                | RowKey::Queues
+                | RowKey::Jobs
+                | RowKey::Iodepth
+                | RowKey::Batch
+        )
     }
 
-    /// Its value in `row`. [`Key::Repeat`] is not in a row: 1.
-    pub fn value(self, row: &Row) -> Value {
-        let text = |text: &str| Value::Text(text.to_owned());
+    /// Returns its value in `row`; 1 for [`RowKey::Repeat`], which a row does not have.
+    pub fn value(self, row: &PlotRow) -> KeyValue {
+        let text = |text: &str| KeyValue::Text(text.to_owned());
         match self {
-            Key::Target => text(&row.target),
-            Key::Rw => text(&row.rw),
-            Key::Bs if row.bs_max > row.bs => {
-                Value::Text(Sizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string())
+            RowKey::Target => text(&row.target),
+            RowKey::Rw => text(&row.rw),
+            RowKey::Bs if row.bs_max > row.bs => {
+                KeyValue::Text(IoSizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string())
             }
-            Key::Bs => Value::Number(row.bs),
-            Key::Targets => Value::Number(row.targets),
-            Key::Luns => Value::Number(row.luns),
-            Key::Queues => Value::Number(row.queues),
-            Key::Jobs => Value::Number(row.jobs),
-            Key::Iodepth => Value::Number(row.iodepth),
-            Key::Batch => Value::Number(row.batch),
-            Key::Steer => text(&row.steer),
-            Key::Poll => text(&row.poll),
-            Key::Merge => text(&row.merge),
-            Key::Grants => text(&row.grants),
-            Key::GrantsPool => text(&row.grants_pool),
-            Key::Storage => text(&row.storage),
-            Key::Interface => text(&row.interface),
-            Key::Experiment => text(row.experiment.as_deref().unwrap_or("no experiment")),
-            Key::File => text(&row.file),
-            Key::Repeat => Value::Number(1),
+            RowKey::Bs => KeyValue::Number(row.bs),
+            RowKey::Targets => KeyValue::Number(row.targets),
+            RowKey::Luns => KeyValue::Number(row.luns),
+            RowKey::Queues => KeyValue::Number(row.queues),
+            RowKey::Jobs => KeyValue::Number(row.jobs),
+            RowKey::Iodepth => KeyValue::Number(row.iodepth),
+            RowKey::Batch => KeyValue::Number(row.batch),
+            RowKey::Steer => text(&row.steer),
+            RowKey::Poll => text(&row.poll),
+            RowKey::Merge => text(&row.merge),
+            RowKey::Grants => text(&row.grants),
+            RowKey::GrantsPool => text(&row.grants_pool),
+            RowKey::Storage => text(&row.storage),
+            RowKey::Interface => text(&row.interface),
+            RowKey::Experiment => text(row.experiment.as_deref().unwrap_or("no experiment")),
+            RowKey::File => text(&row.file),
+            RowKey::Repeat => KeyValue::Number(1),
         }
     }
 
-    /// A value beside an axis that says the key.
-    pub fn tick(self, value: &Value) -> String {
+    /// Returns a value as a label of an axis that names the key.
+    pub fn tick(self, value: &KeyValue) -> String {
         match (self, value) {
-            (Key::Bs, Value::Number(bytes)) => ByteLen(*bytes).to_string(),
-            (_, Value::Number(number)) => number.to_string(),
-            (_, Value::Text(text)) => text.clone(),
+            (RowKey::Bs, KeyValue::Number(bytes)) => ByteLen(*bytes).to_string(),
+            (_, KeyValue::Number(number)) => number.to_string(),
+            (_, KeyValue::Text(text)) => text.clone(),
         }
     }
 
-    /// A value where nothing else says the key: `8 jobs`, `iodepth 32`, `bs 4K`.
-    pub fn phrase(self, value: &Value) -> String {
+    /// Returns a value with its key: `8 jobs`, `iodepth 32`, `bs 4K`.
+    pub fn phrase(self, value: &KeyValue) -> String {
         let tick = self.tick(value);
         let count = |one: &str, many: &str| format!("{tick} {}", if tick == "1" { one } else { many });
         match self {
-            Key::Target | Key::Experiment | Key::File | Key::Interface | Key::Rw => tick,
-            Key::Bs => format!("bs {tick}"),
-            Key::Targets => count("target", "targets"),
-            Key::Luns if tick == "1" => "1 LUN each".into(),
-            Key::Luns => format!("{tick} LUNs each"),
-            Key::Queues => count("queue", "queues"),
-            Key::Jobs => count("job", "jobs"),
-            Key::Iodepth => format!("iodepth {tick}"),
-            Key::Batch => format!("batch {tick}"),
-            Key::Steer => format!("steer {tick}"),
-            Key::Poll => format!("poll {tick}"),
-            Key::Merge => format!("merge {tick}"),
-            Key::Grants => format!("grants {tick}"),
-            Key::GrantsPool => format!("pool {tick}"),
-            Key::Storage => format!("storage {tick}"),
-            Key::Repeat => format!("#{tick}"),
+            RowKey::Target | RowKey::Experiment | RowKey::File | RowKey::Interface | RowKey::Rw => tick,
+            RowKey::Bs => format!("bs {tick}"),
+            RowKey::Targets => count("target", "targets"),
+            RowKey::Luns if tick == "1" => "1 LUN each".into(),
+            RowKey::Luns => format!("{tick} LUNs each"),
+            RowKey::Queues => count("queue", "queues"),
+            RowKey::Jobs => count("job", "jobs"),
+            RowKey::Iodepth => format!("iodepth {tick}"),
+            RowKey::Batch => format!("batch {tick}"),
+            RowKey::Steer => format!("steer {tick}"),
+            RowKey::Poll => format!("poll {tick}"),
+            RowKey::Merge => format!("merge {tick}"),
+            RowKey::Grants => format!("grants {tick}"),
+            RowKey::GrantsPool => format!("pool {tick}"),
+            RowKey::Storage => format!("storage {tick}"),
+            RowKey::Repeat => format!("#{tick}"),
         }
     }
 
-    /// The title of an axis of it.
+    /// Returns the title of its axis.
     pub fn title(self) -> &'static str {
         match self {
-            Key::Target => "target",
-            Key::Rw => "load",
-            Key::Bs => "block size (bytes)",
-            Key::Targets => "targets",
-            Key::Luns => "logical units of each target",
-            Key::Queues => "queues",
-            Key::Jobs => "jobs",
-            Key::Iodepth => "iodepth (requests in flight of each job)",
-            Key::Batch => "batch (requests submitted at once)",
-            Key::Steer => "queue steering",
-            Key::Poll => "poll policy",
-            Key::Merge => "request merging",
-            Key::Grants => "use of grants",
-            Key::GrantsPool => "pools of granted pages",
-            Key::Storage => "storage",
-            Key::Interface => "guest interface",
-            Key::Experiment => "experiment",
-            Key::File => "result file",
-            Key::Repeat => "measurement",
+            RowKey::Target => "target",
+            RowKey::Rw => "load",
+            RowKey::Bs => "block size (bytes)",
+            RowKey::Targets => "targets",
+            RowKey::Luns => "logical units of each target",
+            RowKey::Queues => "queues",
+            RowKey::Jobs => "jobs",
+            RowKey::Iodepth => "iodepth (requests in flight of each job)",
+            RowKey::Batch => "batch (requests submitted at once)",
+            RowKey::Steer => "queue steering",
+            RowKey::Poll => "poll policy",
+            RowKey::Merge => "request merging",
+            RowKey::Grants => "use of grants",
+            RowKey::GrantsPool => "pools of granted pages",
+            RowKey::Storage => "storage",
+            RowKey::Interface => "guest interface",
+            RowKey::Experiment => "experiment",
+            RowKey::File => "result file",
+            RowKey::Repeat => "measurement",
         }
     }
 
-    /// Its name in a heading.
+    /// Returns its name in a heading.
     pub fn subject(self) -> &'static str {
         match self {
-            Key::Bs => "block size",
-            Key::Iodepth => "iodepth",
-            Key::Batch => "batch",
+            RowKey::Bs => "block size",
+            RowKey::Iodepth => "iodepth",
+            RowKey::Batch => "batch",
             other => other.title(),
         }
     }
 }
 
-impl fmt::Display for Key {
-    /// As on the command line.
+impl fmt::Display for RowKey {
+    /// Writes its name on the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.to_possible_value().as_ref().map_or("repeat", |value| value.get_name()))
     }
 }
 
 /// The rows, and the values that each key has in them.
-pub struct Table {
+pub struct RowTable {
     /// The rows.
-    pub rows: Vec<Row>,
-    /// Of each key in [`KEYS`]: its values; numbers ascend, text is in the order of the file.
-    levels: Vec<Vec<Value>>,
-    /// Of each row, of each key in [`KEYS`]: the place of its value in `levels`.
-    codes: Vec<[usize; KEYS.len()]>,
+    pub rows: Vec<PlotRow>,
+    /// For each of [`ROW_KEYS`]: its values; numbers ascend, text is in the order of the files.
+    levels: Vec<Vec<KeyValue>>,
+    /// For each row, for each of [`ROW_KEYS`]: index of its value in `levels`.
+    codes: Vec<[usize; ROW_KEYS.len()]>,
 }
 
-impl Table {
-    /// Of at least one row.
-    pub fn new(rows: Vec<Row>) -> Table {
-        let mut table = Table { codes: vec![[0; KEYS.len()]; rows.len()], levels: vec![], rows };
+impl RowTable {
+    /// Creates a table of at least one row.
+    pub fn new(rows: Vec<PlotRow>) -> RowTable {
+        let mut table = RowTable { codes: vec![[0; ROW_KEYS.len()]; rows.len()], levels: vec![], rows };
         let repeats = repeats(&table.rows);
-        for (at, key) in KEYS.into_iter().enumerate() {
-            let values: Vec<Value> = match key {
-                Key::Repeat => repeats.iter().map(|count| Value::Number(*count)).collect(),
+        for (at, key) in ROW_KEYS.into_iter().enumerate() {
+            let values: Vec<KeyValue> = match key {
+                RowKey::Repeat => repeats.iter().map(|count| KeyValue::Number(*count)).collect(),
                 key => table.rows.iter().map(|row| key.value(row)).collect(),
             };
             let levels = levels(&values);
-            let places: HashMap<&Value, usize> =
-                levels.iter().enumerate().map(|(place, value)| (value, place)).collect();
+            let indices: HashMap<&KeyValue, usize> =
+                levels.iter().enumerate().map(|(index, value)| (value, index)).collect();
             for (codes, value) in table.codes.iter_mut().zip(&values) {
-                codes[at] = places[value];
+                codes[at] = indices[value];
             }
             table.levels.push(levels);
         }
         table
     }
 
-    /// The values of `key`.
-    pub fn levels(&self, key: Key) -> &[Value] {
+    /// Returns the values of `key`.
+    pub fn levels(&self, key: RowKey) -> &[KeyValue] {
         &self.levels[key as usize]
     }
 
-    /// Whether `key` has more than one value.
-    pub fn varies(&self, key: Key) -> bool {
+    /// Returns true if `key` has more than one value.
+    pub fn varies(&self, key: RowKey) -> bool {
         self.levels(key).len() > 1
     }
 
-    /// The place in [`Table::levels`] of a row's value of `key`.
-    pub fn code(&self, row: usize, key: Key) -> usize {
+    /// Returns the index in [`RowTable::levels`] of a row's value of `key`.
+    pub fn code(&self, row: usize, key: RowKey) -> usize {
         self.codes[row][key as usize]
     }
 
-    /// The row's places of `keys`: what tells it apart by them.
-    pub fn identity(&self, row: usize, keys: &[Key]) -> Vec<usize> {
+    /// Returns the row's codes of `keys`.
+    pub fn identity(&self, row: usize, keys: &[RowKey]) -> Vec<usize> {
         keys.iter().map(|key| self.code(row, *key)).collect()
     }
 
-    /// Whether rows that agree in `keys` agree in `key` too.
-    pub fn determined(&self, key: Key, keys: &[Key]) -> bool {
+    /// Returns true if rows that agree in `keys` agree in `key` too.
+    pub fn is_determined(&self, key: RowKey, keys: &[RowKey]) -> bool {
         let mut seen = HashMap::new();
         (0..self.rows.len())
             .all(|row| *seen.entry(self.identity(row, keys)).or_insert(self.code(row, key)) == self.code(row, key))
     }
 
-    /// How a series is called that has these values of `keys`.
-    pub fn name(&self, keys: &[Key], identity: &[usize]) -> String {
+    /// Returns the name of a series with these values of `keys`.
+    pub fn name(&self, keys: &[RowKey], identity: &[usize]) -> String {
         let phrases = keys.iter().zip(identity).map(|(key, code)| key.phrase(&self.levels(*key)[*code]));
         phrases.collect::<Vec<_>>().join(", ")
     }
 }
 
-fn levels(values: &[Value]) -> Vec<Value> {
+fn levels(values: &[KeyValue]) -> Vec<KeyValue> {
     let mut seen = HashSet::new();
-    let mut levels: Vec<Value> = values.iter().filter(|value| seen.insert(*value)).cloned().collect();
+    let mut levels: Vec<KeyValue> = values.iter().filter(|value| seen.insert(*value)).cloned().collect();
     levels.sort_by_key(|value| match value {
-        Value::Number(number) => *number,
-        // The sort is stable: as they come.
-        Value::Text(_) => 0,
+        KeyValue::Number(number) => *number,
+        // The sort is stable: text keeps its order.
+        KeyValue::Text(_) => 0,
     });
     levels
 }
 
-/// Of each row: 1 if it is the first with what it was measured with, 2 if the second, and so on.
-fn repeats(rows: &[Row]) -> Vec<u64> {
+/// Returns for each row its number among the rows with equal keys, from 1.
+fn repeats(rows: &[PlotRow]) -> Vec<u64> {
     let mut seen = HashMap::new();
-    let identity = |row: &Row| KEYS.iter().map(|key| key.tick(&key.value(row))).collect::<Vec<_>>();
+    let identity = |row: &PlotRow| ROW_KEYS.iter().map(|key| key.tick(&key.value(row))).collect::<Vec<_>>();
     let mut next = |row| {
         let count = seen.entry(identity(row)).or_insert(0);
         *count += 1;

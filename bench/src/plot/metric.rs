@@ -1,12 +1,12 @@
-//! What can be drawn of a row.
+//! The metrics of a row that can be drawn.
 
 use std::fmt;
 
 use clap::ValueEnum;
 
-use super::rows::Row;
+use super::rows::PlotRow;
 
-/// What is drawn upward.
+/// The metric of a vertical axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Metric {
     /// Requests per second, with their standard error
@@ -23,19 +23,19 @@ pub enum Metric {
     Percentiles,
 }
 
-/// A value to draw.
+/// The value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+pub struct MetricValue {
     /// The value.
     pub value: f64,
-    /// Its standard error.
+    /// Standard error.
     pub error: f64,
-    /// What the dashed line shows.
-    pub second: Option<f64>,
+    /// Value of the dashed line.
+    pub dashed: Option<f64>,
 }
 
 impl Metric {
-    /// The title of its axis, with the unit.
+    /// Returns the title of its axis, with the unit.
     pub fn title(self) -> &'static str {
         match self {
             Metric::Iops => "IOPS",
@@ -46,7 +46,7 @@ impl Metric {
         }
     }
 
-    /// Its name in a heading.
+    /// Returns its name in a heading.
     pub fn subject(self) -> &'static str {
         match self {
             Metric::Iops => "IOPS",
@@ -58,7 +58,7 @@ impl Metric {
         }
     }
 
-    /// What a value has behind it.
+    /// Returns the unit behind a value.
     pub fn unit(self) -> &'static str {
         match self {
             Metric::Iops => "IOPS",
@@ -68,17 +68,17 @@ impl Metric {
         }
     }
 
-    /// From where on its numbers are written with k: microseconds stay as they are for longer.
+    /// Returns from where on its numbers are written with k: later for microseconds.
     pub fn kilo(self) -> f64 {
         if self.unit() == "us" { 1e4 } else { 1e3 }
     }
 
-    /// Whether its axis may be logarithmic.
+    /// Returns true if its axis may be logarithmic.
     pub fn log(self) -> bool {
         matches!(self, Metric::Latency | Metric::Percentiles)
     }
 
-    /// The keys of a row that it needs and that a row may lack.
+    /// Returns the keys that it needs and that a row may lack.
     pub fn keys(self) -> &'static str {
         match self {
             Metric::Cpu => "server_cpu_us_per_io",
@@ -87,19 +87,19 @@ impl Metric {
         }
     }
 
-    /// Whether `row` has it.
-    pub fn has(self, row: &Row) -> bool {
+    /// Returns true if `row` has it.
+    pub fn has(self, row: &PlotRow) -> bool {
         self == Metric::Percentiles || self.of(row).is_some()
     }
 
-    /// Its value in `row`; none for a row that lacks it, and for percentiles, which are many.
-    pub fn of(self, row: &Row) -> Option<Measured> {
-        let plain = |value: f64| Measured { value, error: 0.0, second: None };
+    /// Returns its value in `row`; `None` if the row lacks it, and for percentiles, which are many.
+    pub fn of(self, row: &PlotRow) -> Option<MetricValue> {
+        let plain = |value: f64| MetricValue { value, error: 0.0, dashed: None };
         const MIB: f64 = (1 << 20) as f64;
         match self {
-            Metric::Iops => Some(Measured { error: row.iops.1, ..plain(row.iops.0) }),
-            Metric::Bandwidth => Some(Measured { error: row.bandwidth.1 / MIB, ..plain(row.bandwidth.0 / MIB) }),
-            Metric::Latency => Some(Measured { second: Some(row.latency.1), ..plain(row.latency.0) }),
+            Metric::Iops => Some(MetricValue { error: row.iops.1, ..plain(row.iops.0) }),
+            Metric::Bandwidth => Some(MetricValue { error: row.bandwidth.1 / MIB, ..plain(row.bandwidth.0 / MIB) }),
+            Metric::Latency => Some(MetricValue { dashed: Some(row.latency.1), ..plain(row.latency.0) }),
             Metric::Cpu => row.server_cpu.map(plain),
             Metric::Merges => row.merges.map(plain),
             Metric::Percentiles => None,
@@ -108,7 +108,7 @@ impl Metric {
 }
 
 impl fmt::Display for Metric {
-    /// As on the command line.
+    /// Writes its name on the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
     }

@@ -1,23 +1,23 @@
 //! `mqblk plot`: pictures of result files.
 //!
 //! ```text
-//! rows (read and judge the files) -> keys (which values each key has) -> choose (axis, series, panels: from what varies)
-//!      -> build (samples, axes and titles: a chart) -> layout, panel, marks (places and colours: a scene)
+//! rows (read and check the files) -> keys (the values of each key) -> select (axis, series, panels: what varies)
+//!      -> build (a chart: samples, axes, titles) -> layout, panel, markers (a scene: positions and colours)
 //!      -> render (SVG, PNG) -> a temporary file, renamed
 //! ```
 
 mod axis;
 mod build;
 mod chart;
-mod choose;
 mod keys;
 mod layout;
-mod marks;
+mod markers;
 mod metric;
 mod panel;
 mod render;
 mod rows;
 mod scene;
+mod select;
 #[cfg(test)]
 mod tests;
 
@@ -29,9 +29,9 @@ use std::process::ExitCode;
 
 use mqblk_core::settings::parse_size;
 
-use keys::{Key, Table};
+use keys::{RowKey, RowTable};
 use metric::Metric;
-use rows::Row;
+use rows::PlotRow;
 
 /// The options of `mqblk plot`.
 #[derive(Clone, Debug, clap::Args)]
@@ -48,7 +48,7 @@ Examples:
       three metrics one below the other against queues, reads beside writes
   mqblk plot before.json after.json -o change.svg --y percentiles --only bs=4k --only queues=1,8
       latency percentiles of two files together, of some of their rows")]
-pub struct Args {
+pub struct PlotArgs {
     /// Result files: what `mqblk bench --json` wrote
     #[arg(value_name = "RESULT.json", required = true)]
     results: Vec<PathBuf>,
@@ -59,7 +59,7 @@ pub struct Args {
 
     /// What goes to the right [default: a number that varies]
     #[arg(long, value_enum, value_name = "KEY")]
-    x: Option<Key>,
+    x: Option<RowKey>,
 
     /// What goes up; several make panels one below the other [default: iops, and percentiles when no number varies]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "METRIC,...")]
@@ -67,92 +67,92 @@ pub struct Args {
 
     /// Give each value of this key (one of those of --x) a panel of its own
     #[arg(long, value_enum, value_name = "KEY", hide_possible_values = true)]
-    panels: Option<Key>,
+    panels: Option<RowKey>,
 
     /// Draw only rows with these values, for example bs=4k,64k; may be repeated
-    #[arg(long, value_name = "KEY=VALUE,...", value_parser = only)]
-    only: Vec<Only>,
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_filter)]
+    only: Vec<RowFilter>,
 
     /// Title [default: what is drawn]
     #[arg(long, value_name = "TEXT")]
     title: Option<String>,
 }
 
-/// Values of a key that are drawn.
+/// A filter: the values of a key that are drawn.
 #[derive(Clone, Debug)]
-struct Only {
-    key: Key,
+struct RowFilter {
+    key: RowKey,
     values: Vec<String>,
 }
 
-/// Why there is no picture.
+/// Why no picture was written.
 #[derive(Debug, thiserror::Error)]
 enum PlotError {
     /// The options or a result file cannot be used. Exit code 2.
     #[error("{0}")]
     Input(String),
-    /// The picture could not be written. Exit code 1.
+    /// The picture cannot be written. Exit code 1.
     #[error("{0}")]
     Output(String),
 }
 
 impl PlotError {
-    /// An error about an option.
+    /// Makes an error about an option.
     fn option(name: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> PlotError {
         PlotError::Input(format!("--{name}: found {found}, expected {expected}"))
     }
 }
 
-/// A file format.
+/// Format of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+enum PictureFormat {
     Svg,
     Png,
 }
 
 /// Draws the picture. Exit code 0; 1 when it cannot be written; 2 when the options or a result file cannot be used.
-pub fn run(args: Args) -> ExitCode {
+pub fn run(args: PlotArgs) -> ExitCode {
     let (why, code) = match plot(&args) {
         Ok(()) => return ExitCode::SUCCESS,
         Err(error @ PlotError::Input(_)) => (error.to_string(), 2),
         Err(error @ PlotError::Output(_)) => (error.to_string(), 1),
     };
-    // Nobody is left to tell when standard error is closed.
+    // Standard error may be closed.
     let _ = writeln!(std::io::stderr(), "mqblk: plot: {}", crate::one_line(&why));
     ExitCode::from(code)
 }
 
-fn plot(args: &Args) -> Result<(), PlotError> {
-    let format = format(&args.output)?;
-    let table = Table::new(selected(read(&args.results)?, &args.only)?);
-    let choices = choose::choose(&table, args)?;
-    let chart = build::chart(&table, &choices, args.title.as_deref().map(rows::label));
+fn plot(args: &PlotArgs) -> Result<(), PlotError> {
+    let format = picture_format(&args.output)?;
+    let table = RowTable::new(filter_rows(read(&args.results)?, &args.only)?);
+    let selections = select::select(&table, args)?;
+    let chart = build::chart(&table, &selections, args.title.as_deref().map(rows::label));
     let font = scene::Font::new();
     let scene = layout::scene(&chart, &font);
     let failed = |why: String| PlotError::Output(format!("{}: {why}", args.output.display()));
     let bytes = match format {
-        Format::Svg => render::svg(&scene).into_bytes(),
-        Format::Png => render::png(&scene, &font).map_err(failed)?,
+        PictureFormat::Svg => render::svg(&scene).into_bytes(),
+        PictureFormat::Png => render::png(&scene, &font).map_err(failed)?,
     };
     write(&args.output, &bytes).map_err(|error| failed(error.to_string()))
 }
 
-fn format(output: &Path) -> Result<Format, PlotError> {
+fn picture_format(output: &Path) -> Result<PictureFormat, PlotError> {
     let extension = output.extension().map(|extension| extension.to_string_lossy().to_lowercase());
     match extension.as_deref() {
-        Some("svg") => Ok(Format::Svg),
-        Some("png") => Ok(Format::Png),
+        Some("svg") => Ok(PictureFormat::Svg),
+        Some("png") => Ok(PictureFormat::Png),
         _ => Err(PlotError::option("output", output.display(), "a file name that ends in .svg or .png")),
     }
 }
 
-/// The rows of all files.
-fn read(paths: &[PathBuf]) -> Result<Vec<Row>, PlotError> {
+/// Reads the rows of all files.
+fn read(paths: &[PathBuf]) -> Result<Vec<PlotRow>, PlotError> {
     let short =
         |path: &Path| path.file_stem().map_or(path.to_string_lossy(), |stem| stem.to_string_lossy()).into_owned();
     let mut rows = vec![];
     for path in paths {
-        // The whole path where two files have the same name.
+        // The whole path if two files have the same name.
         let same = paths.iter().filter(|other| short(other) == short(path)).count();
         let name = if same == 1 { short(path) } else { path.display().to_string() };
         rows.extend(rows::read(path, &rows::label(&name))?);
@@ -168,50 +168,52 @@ fn read(paths: &[PathBuf]) -> Result<Vec<Row>, PlotError> {
     Ok(rows)
 }
 
-fn only(text: &str) -> Result<Only, String> {
+fn parse_filter(text: &str) -> Result<RowFilter, String> {
     let (name, values) = text.split_once('=').ok_or("expected KEY=VALUE,... such as bs=4k,64k")?;
-    let key = <Key as clap::ValueEnum>::from_str(name, false).map_err(|_| {
-        let names: Vec<String> = keys::KEYS.iter().filter(|key| **key != Key::Repeat).map(Key::to_string).collect();
+    let key = <RowKey as clap::ValueEnum>::from_str(name, false).map_err(|_| {
+        let names: Vec<String> =
+            keys::ROW_KEYS.iter().filter(|key| **key != RowKey::Repeat).map(RowKey::to_string).collect();
         format!("found key {name:?}, expected one of {}", names.join(", "))
     })?;
     // A target may have commas in its label.
-    let values = if key.numeric() { values.split(',').map(str::to_owned).collect() } else { vec![values.to_owned()] };
-    Ok(Only { key, values })
+    let values =
+        if key.is_numeric() { values.split(',').map(str::to_owned).collect() } else { vec![values.to_owned()] };
+    Ok(RowFilter { key, values })
 }
 
-/// The rows that all of `only` let through; those of the same key add to each other.
-fn selected(rows: Vec<Row>, only: &[Only]) -> Result<Vec<Row>, PlotError> {
-    for Only { key, values } in only {
+/// Returns the rows that pass all filters. Filters of the same key add up.
+fn filter_rows(rows: Vec<PlotRow>, only: &[RowFilter]) -> Result<Vec<PlotRow>, PlotError> {
+    for RowFilter { key, values } in only {
         for value in values {
-            if !rows.iter().any(|row| is(row, *key, value)) {
-                let table = Table::new(rows);
+            if !rows.iter().any(|row| has_value(row, *key, value)) {
+                let table = RowTable::new(rows);
                 let found: Vec<String> = table.levels(*key).iter().map(|level| key.tick(level)).collect();
                 return Err(PlotError::option("only", format!("{key}={value}"), format!("one of {}", found.join(" "))));
             }
         }
     }
-    let passes = |row: &Row, key: Key| {
+    let passes = |row: &PlotRow, key: RowKey| {
         let mut same = only.iter().filter(|only| only.key == key);
-        same.any(|only| only.values.iter().any(|value| is(row, key, value)))
+        same.any(|only| only.values.iter().any(|value| has_value(row, key, value)))
     };
-    let rows: Vec<Row> = rows.into_iter().filter(|row| only.iter().all(|only| passes(row, only.key))).collect();
+    let rows: Vec<PlotRow> = rows.into_iter().filter(|row| only.iter().all(|only| passes(row, only.key))).collect();
     match rows.is_empty() {
         true => Err(PlotError::Input("--only: found no row that has all these values, expected at least one".into())),
         false => Ok(rows),
     }
 }
 
-fn is(row: &Row, key: Key, value: &str) -> bool {
+fn has_value(row: &PlotRow, key: RowKey, value: &str) -> bool {
     match key.value(row) {
-        keys::Value::Number(number) => parse_size(value).is_some_and(|size| size.0 == number),
-        keys::Value::Text(text) => text == value,
+        keys::KeyValue::Number(number) => parse_size(value).is_some_and(|size| size.0 == number),
+        keys::KeyValue::Text(text) => text == value,
     }
 }
 
 /// Writes the file as a whole or not at all.
 fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // As if the file had been created by its name: what the umask leaves.
+    // The permissions of a created file: what the umask leaves.
     let permissions = Permissions::from_mode(0o666);
     let mut file = tempfile::Builder::new().prefix(".mqblk-plot-").permissions(permissions).tempfile_in(folder)?;
     file.write_all(bytes)?;

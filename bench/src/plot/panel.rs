@@ -1,70 +1,72 @@
-//! One pair of axes with what is in it.
+//! Draws a panel: axes, and lines or bars.
 
-use super::chart::{Line, Panel, Sample};
+use super::chart::{Panel, Sample, SeriesLine};
 use super::layout::{FAINT_INK, INK, NAME};
-use super::marks::{OUTLINE, PAPER, Style, style};
-use super::scene::{Anchor, Color, Font, Outline, Scene, Shape, Stroke, Text, at};
+use super::markers::{OUTLINE, PAPER, Style, style};
+use super::scene::{Anchor, Color, Font, Outline, Scene, SceneShape, Stroke, TextLine, at};
 
 const TICK: f64 = 12.0;
 /// Space between a tick's label and its axis.
 const LABEL_GAP: f64 = 8.0;
 const GRID: Stroke = Stroke { color: Color(0xe2e2e2), width: 1.0, dashed: false };
 const AXIS: Stroke = Stroke { color: Color(0x777777), width: 1.0, dashed: false };
-/// Lines of a name below a group of bars.
+/// Most lines of a name below a group of bars.
 const NAME_LINES: usize = 4;
 
-/// Markers on a line.
+/// Most markers on a line.
 const MAX_MARKERS: usize = 60;
 
-/// Where the area between the axes is.
-pub struct Frame {
-    /// Its left side.
+/// The area between the axes.
+pub struct PanelFrame {
+    /// Left side.
     pub left: f64,
-    /// Its right side.
+    /// Right side.
     pub right: f64,
-    /// Its upper side.
+    /// Upper side.
     pub top: f64,
-    /// Its lower side.
+    /// Lower side.
     pub bottom: f64,
-    /// Room left of it.
-    pub room: f64,
+    /// Space left of it.
+    pub left_margin: f64,
 }
 
-/// Room that the vertical axis needs left of the frame.
-pub fn left(panel: &Panel, font: &Font) -> f64 {
+/// Returns the space that the vertical axis needs left of the frame.
+pub fn left_margin(panel: &Panel, font: &Font) -> f64 {
     let widest = panel.y.ticks.iter().map(|tick| font.width(&tick.label, TICK)).fold(0.0, f64::max);
     (NAME * 1.2 + 10.0 + widest + LABEL_GAP).ceil()
 }
 
-/// Where horizontal values lie in a frame.
-struct Horizontal {
+/// Positions of horizontal values in a frame.
+struct HorizontalScale {
     first: f64,
     start: f64,
     unit: f64,
 }
 
-impl Horizontal {
-    fn new(panel: &Panel, frame: &Frame) -> Horizontal {
+impl HorizontalScale {
+    fn new(panel: &Panel, frame: &PanelFrame) -> HorizontalScale {
         let samples = panel.lines.iter().flat_map(|line| &line.samples).map(|sample| sample.x);
         let all = || panel.x.ticks.iter().map(|tick| tick.at).chain(samples.clone());
         let (first, last) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
         let width = frame.right - frame.left;
-        // Half a group of bars, or enough for a marker, at both ends.
+        // Space at both ends: half a group of bars, or enough for a marker.
         let margin = if panel.x.bars { width / (2.0 * (last - first + 1.0)) } else { 28.0 };
         match last > first {
-            true => Horizontal { first, start: frame.left + margin, unit: (width - 2.0 * margin) / (last - first) },
-            false => Horizontal { first, start: frame.left + width / 2.0, unit: 0.0 },
+            true => {
+                HorizontalScale { first, start: frame.left + margin, unit: (width - 2.0 * margin) / (last - first) }
+            }
+            false => HorizontalScale { first, start: frame.left + width / 2.0, unit: 0.0 },
         }
     }
 
-    fn place(&self, value: f64) -> f64 {
+    fn position(&self, value: f64) -> f64 {
         self.start + (value - self.first) * self.unit
     }
 }
 
-/// Draws `panel` in and around `frame`, with colours for `series`; where it ends.
-pub fn draw(scene: &mut Scene, panel: &Panel, series: usize, frame: &Frame, font: &Font) -> f64 {
-    let across = Horizontal::new(panel, frame);
+/// Draws `panel` in and around `frame`, with the colours of `series` series. Returns its lower end.
+pub fn draw(scene: &mut Scene, panel: &Panel, series: usize, frame: &PanelFrame, font: &Font) -> f64 {
+    let across = HorizontalScale::new(panel, frame);
     vertical_axis(scene, panel, frame);
     let below = horizontal_axis(scene, panel, frame, &across, font);
     match panel.x.bars {
@@ -74,35 +76,35 @@ pub fn draw(scene: &mut Scene, panel: &Panel, series: usize, frame: &Frame, font
     below
 }
 
-fn height(panel: &Panel, frame: &Frame, value: f64) -> f64 {
-    frame.bottom - panel.y.place(value) * (frame.bottom - frame.top)
+fn height(panel: &Panel, frame: &PanelFrame, value: f64) -> f64 {
+    frame.bottom - panel.y.position(value) * (frame.bottom - frame.top)
 }
 
-fn vertical_axis(scene: &mut Scene, panel: &Panel, frame: &Frame) {
+fn vertical_axis(scene: &mut Scene, panel: &Panel, frame: &PanelFrame) {
     for tick in &panel.y.ticks {
         let y = height(panel, frame, tick.at);
         scene.line("grid", at(frame.left, y), at(frame.right, y), GRID);
         let at = at(frame.left - LABEL_GAP, y + TICK * 0.36);
         let text = tick.label.clone();
-        scene.text(Text { at, text, size: TICK, color: FAINT_INK, anchor: Anchor::End, upward: false });
+        scene.text(TextLine { at, text, size: TICK, color: FAINT_INK, anchor: Anchor::End, upward: false });
     }
     scene.line("axis", at(frame.left, frame.top), at(frame.left, frame.bottom), AXIS);
-    let at = at(frame.left - frame.room + NAME, (frame.top + frame.bottom) / 2.0);
+    let at = at(frame.left - frame.left_margin + NAME, (frame.top + frame.bottom) / 2.0);
     let text = if panel.y.log { format!("{}, log scale", panel.y_title) } else { panel.y_title.clone() };
-    scene.text(Text { at, text, size: NAME, color: INK, anchor: Anchor::Middle, upward: true });
+    scene.text(TextLine { at, text, size: NAME, color: INK, anchor: Anchor::Middle, upward: true });
 }
 
-/// Draws the axis, its ticks and its title; where that ends.
-fn horizontal_axis(scene: &mut Scene, panel: &Panel, frame: &Frame, across: &Horizontal, font: &Font) -> f64 {
+/// Draws the axis, its ticks and its title. Returns their lower end.
+fn horizontal_axis(scene: &mut Scene, panel: &Panel, frame: &PanelFrame, across: &HorizontalScale, font: &Font) -> f64 {
     let mut lines = 1;
     let mut used = f64::NEG_INFINITY;
     let slot = if panel.x.ticks.len() > 1 { across.unit } else { frame.right - frame.left };
     for tick in &panel.x.ticks {
-        let x = across.place(tick.at);
+        let x = across.position(tick.at);
         let label = |line: &str, at_line: usize| {
             let at = at(x, frame.bottom + LABEL_GAP + TICK + at_line as f64 * TICK * 1.25);
             let text = line.to_owned();
-            Text { at, text, size: TICK, color: FAINT_INK, anchor: Anchor::Middle, upward: false }
+            TextLine { at, text, size: TICK, color: FAINT_INK, anchor: Anchor::Middle, upward: false }
         };
         if panel.x.bars {
             let wrapped = font.wrapped(&tick.label, TICK, slot - 12.0, NAME_LINES);
@@ -113,7 +115,7 @@ fn horizontal_axis(scene: &mut Scene, panel: &Panel, frame: &Frame, across: &Hor
             continue;
         }
         scene.line("grid", at(x, frame.top), at(x, frame.bottom), GRID);
-        // A label that would touch the one before it is left out; its line shows where it is.
+        // A label that would touch the one before it is left out; its grid line remains.
         let half = font.width(&tick.label, TICK) / 2.0;
         if x - half > used + 6.0 {
             scene.text(label(&tick.label, 0));
@@ -124,38 +126,38 @@ fn horizontal_axis(scene: &mut Scene, panel: &Panel, frame: &Frame, across: &Hor
     let y = frame.bottom + LABEL_GAP + TICK + (lines - 1) as f64 * TICK * 1.25 + NAME * 1.7;
     let at = at((frame.left + frame.right) / 2.0, y);
     let text = panel.x.title.clone();
-    scene.text(Text { at, text, size: NAME, color: INK, anchor: Anchor::Middle, upward: false });
+    scene.text(TextLine { at, text, size: NAME, color: INK, anchor: Anchor::Middle, upward: false });
     y + NAME * 0.4
 }
 
-fn lines(scene: &mut Scene, panel: &Panel, frame: &Frame, across: &Horizontal) {
-    let place = |sample: &Sample| at(across.place(sample.x), height(panel, frame, sample.y));
+fn lines(scene: &mut Scene, panel: &Panel, frame: &PanelFrame, across: &HorizontalScale) {
+    let position = |sample: &Sample| at(across.position(sample.x), height(panel, frame, sample.y));
     for line in &panel.lines {
         let color = style(line.series).color;
         if line.samples.len() > 1 {
-            let points = line.samples.iter().map(place).collect();
+            let points = line.samples.iter().map(position).collect();
             let stroke = Stroke { color, width: 2.0, dashed: line.dashed };
             scene.figure("line", Outline::Path(points, false), None, Some(stroke));
         }
         for sample in line.samples.iter().filter(|sample| sample.error > 0.0) {
-            error_bar(scene, panel, frame, sample, across.place(sample.x), color);
+            error_bar(scene, panel, frame, sample, across.position(sample.x), color);
         }
     }
-    // Above all lines, so that none is hidden.
+    // Markers are above all lines, so that none is hidden.
     for line in &panel.lines {
         let Style { color, marker } = style(line.series);
-        // Of a long curve, some are enough to tell it from the others.
+        // A long curve has fewer markers than samples.
         for sample in line.samples.iter().step_by(line.samples.len().div_ceil(MAX_MARKERS)) {
-            let (outline, fill) = marker.outline(place(sample), line.dashed, color);
+            let (outline, fill) = marker.outline(position(sample), line.dashed, color);
             let stroke = Some(Stroke { color, width: OUTLINE, dashed: false });
-            let says = sample.label.clone();
-            scene.shapes.push(Shape::Figure { outline, fill: Some(fill), stroke, class: "marker", says });
+            let tooltip = sample.label.clone();
+            scene.shapes.push(SceneShape::Figure { outline, fill: Some(fill), stroke, class: "marker", tooltip });
         }
     }
 }
 
-/// One standard error up and down.
-fn error_bar(scene: &mut Scene, panel: &Panel, frame: &Frame, sample: &Sample, x: f64, color: Color) {
+/// Draws one standard error up and down.
+fn error_bar(scene: &mut Scene, panel: &Panel, frame: &PanelFrame, sample: &Sample, x: f64, color: Color) {
     let ends = [sample.y - sample.error, sample.y + sample.error].map(|value| height(panel, frame, value));
     let stroke = Stroke { color, width: 1.2, dashed: false };
     scene.line("error", at(x, ends[0]), at(x, ends[1]), stroke);
@@ -164,36 +166,36 @@ fn error_bar(scene: &mut Scene, panel: &Panel, frame: &Frame, sample: &Sample, x
     }
 }
 
-/// Groups of bars, one bar for each series; beside it a hollow one for a second value.
-fn bars(scene: &mut Scene, panel: &Panel, count: usize, frame: &Frame, across: &Horizontal, font: &Font) {
+/// Draws groups of bars, one bar for each series, and a hollow one beside it for a second value.
+fn bars(scene: &mut Scene, panel: &Panel, count: usize, frame: &PanelFrame, across: &HorizontalScale, font: &Font) {
     let doubled = panel.lines.iter().any(|line| line.dashed);
     let each = if doubled { 2 } else { 1 };
     let group = if panel.x.ticks.len() > 1 { across.unit } else { frame.right - frame.left };
     let width = (group * 0.8 / (count * each) as f64).min(90.0);
     let first = -width * (count * each) as f64 / 2.0;
-    for Line { series, dashed, samples } in &panel.lines {
+    for SeriesLine { series, dashed, samples } in &panel.lines {
         for sample in samples {
-            // A single series has no legend: its bars have the colours that their names have elsewhere. They are 1 apart.
+            // A single series has no legend: each of its bars has a colour of its own. They are 1 apart.
             let color = style(if count > 1 { *series } else { sample.x as usize }).color;
-            let left = across.place(sample.x) + first + width * (series * each + usize::from(*dashed)) as f64;
+            let left = across.position(sample.x) + first + width * (series * each + usize::from(*dashed)) as f64;
             let (left, right) = (left + width * 0.06, left + width * 0.94);
             let top = height(panel, frame, sample.y);
             let corners = vec![at(left, frame.bottom), at(left, top), at(right, top), at(right, frame.bottom)];
             let (outline, fill) = (Outline::Path(corners, true), if *dashed { PAPER } else { color });
             let stroke = Some(Stroke { color, width: 1.2, dashed: false });
-            let says = sample.label.clone();
-            scene.shapes.push(Shape::Figure { outline, fill: Some(fill), stroke, class: "bar", says });
+            let tooltip = sample.label.clone();
+            scene.shapes.push(SceneShape::Figure { outline, fill: Some(fill), stroke, class: "bar", tooltip });
             let middle = (left + right) / 2.0;
             let mut end = top;
             if sample.error > 0.0 {
-                // Black, or it would be lost on its own bar.
+                // Dark, since it lies on its own bar.
                 error_bar(scene, panel, frame, sample, middle, INK);
                 end = height(panel, frame, sample.y + sample.error);
             }
             let text = sample.short.clone();
             if font.width(&text, TICK) <= width {
                 let at = at(middle, end - 5.0);
-                scene.text(Text { at, text, size: TICK, color: INK, anchor: Anchor::Middle, upward: false });
+                scene.text(TextLine { at, text, size: TICK, color: INK, anchor: Anchor::Middle, upward: false });
             }
         }
     }

@@ -1,16 +1,16 @@
-//! A picture in a file format.
+//! Writes a scene as SVG or PNG.
 
 use std::fmt::Write as _;
 
 use tiny_skia::{FillRule, LineCap, LineJoin, Paint, PathBuilder, Pixmap, StrokeDash, Transform};
 use ttf_parser::{GlyphId, OutlineBuilder};
 
-use super::scene::{Anchor, Color, DASH, Font, Outline, Point, Scene, Shape, Stroke, Text};
+use super::scene::{Anchor, Color, DASH, Font, Outline, Point, Scene, SceneShape, Stroke, TextLine};
 
-/// Pixels of a PNG for one of the scene, in both directions.
+/// Pixels of a PNG for each pixel of the scene, in both directions.
 pub const PNG_SCALE: f64 = 2.0;
 
-/// The picture as SVG. Text stays text, in the viewer's sans-serif font.
+/// Returns the scene as SVG. Text stays text, in the viewer's sans-serif font.
 pub fn svg(scene: &Scene) -> String {
     let mut svg = String::new();
     // Writing to a String cannot fail.
@@ -25,8 +25,8 @@ pub fn svg(scene: &Scene) -> String {
     );
     for shape in &scene.shapes {
         let _ = match shape {
-            Shape::Text(text) => writeln!(svg, "{}", svg_text(text)),
-            Shape::Figure { outline, fill, stroke, class, says } => {
+            SceneShape::Text(text) => writeln!(svg, "{}", svg_text(text)),
+            SceneShape::Figure { outline, fill, stroke, class, tooltip } => {
                 let fill = fill.map_or("none".into(), css);
                 let mut element = format!("{} class=\"{class}\" fill=\"{fill}\"", svg_outline(outline));
                 if let Some(Stroke { color, width, dashed }) = stroke {
@@ -36,9 +36,9 @@ pub fn svg(scene: &Scene) -> String {
                     }
                 }
                 let name = element.split(' ').next().unwrap_or_default();
-                match says.is_empty() {
+                match tooltip.is_empty() {
                     true => writeln!(svg, "<{element}/>"),
-                    false => writeln!(svg, "<{element}><title>{}</title></{name}>", escaped(says)),
+                    false => writeln!(svg, "<{element}><title>{}</title></{name}>", escaped(tooltip)),
                 }
             }
         };
@@ -60,9 +60,9 @@ fn svg_outline(outline: &Outline) -> String {
     }
 }
 
-fn svg_text(text: &Text) -> String {
+fn svg_text(text: &TextLine) -> String {
     let (x, y) = (coordinate(text.at.x), coordinate(text.at.y));
-    let place = match text.upward {
+    let position = match text.upward {
         true => format!("transform=\"translate({x} {y}) rotate(-90)\""),
         false => format!("x=\"{x}\" y=\"{y}\""),
     };
@@ -71,11 +71,11 @@ fn svg_text(text: &Text) -> String {
         Anchor::Middle => "middle",
         Anchor::End => "end",
     };
-    let (size, color, said) = (coordinate(text.size), css(text.color), escaped(&text.text));
-    format!("<text {place} text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{color}\">{said}</text>")
+    let (size, color, content) = (coordinate(text.size), css(text.color), escaped(&text.text));
+    format!("<text {position} text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{color}\">{content}</text>")
 }
 
-/// To a hundredth of a pixel.
+/// Rounds to a hundredth of a pixel.
 fn coordinate(value: f64) -> f64 {
     // Adding 0 turns -0 into 0.
     (value * 100.0).round() / 100.0 + 0.0
@@ -99,7 +99,7 @@ fn escaped(text: &str) -> String {
     safe
 }
 
-/// The picture as PNG, [`PNG_SCALE`] times as large.
+/// Returns the scene as PNG, [`PNG_SCALE`] times as large.
 ///
 /// # Errors
 /// When it is too large for memory, or the encoder fails.
@@ -110,10 +110,10 @@ pub fn png(scene: &Scene, font: &Font) -> Result<Vec<u8>, String> {
     let transform = Transform::from_scale(PNG_SCALE as f32, PNG_SCALE as f32);
     for shape in &scene.shapes {
         match shape {
-            Shape::Text(text) => write(&mut pixmap, text, font, transform),
-            Shape::Figure { outline, fill, stroke, .. } => {
-                // None: an outline without a length, such as an error bar on the axis.
-                let Some(path) = path(outline) else { continue };
+            SceneShape::Text(text) => draw_text(&mut pixmap, text, font, transform),
+            SceneShape::Figure { outline, fill, stroke, .. } => {
+                // `None`: an outline without a length, such as an error bar on the axis.
+                let Some(path) = outline_path(outline) else { continue };
                 if let Some(color) = fill {
                     pixmap.fill_path(&path, &paint(*color), FillRule::Winding, transform, None);
                 }
@@ -138,7 +138,7 @@ fn paint(Color(rgb): Color) -> Paint<'static> {
     paint
 }
 
-fn path(outline: &Outline) -> Option<tiny_skia::Path> {
+fn outline_path(outline: &Outline) -> Option<tiny_skia::Path> {
     let mut path = PathBuilder::new();
     match outline {
         Outline::Circle(center, radius) => path.push_circle(center.x as f32, center.y as f32, *radius as f32),
@@ -157,58 +157,59 @@ fn path(outline: &Outline) -> Option<tiny_skia::Path> {
     path.finish()
 }
 
-/// Writes a text, glyph after glyph, without kerning, as [`Font::width`] measures it.
-fn write(pixmap: &mut Pixmap, text: &Text, font: &Font, transform: Transform) {
+/// Draws a text, glyph after glyph, without kerning, as [`Font::width`] measures it.
+fn draw_text(pixmap: &mut Pixmap, text: &TextLine, font: &Font, transform: Transform) {
     let width = font.width(&text.text, text.size);
     let shift = match text.anchor {
         Anchor::Start => 0.0,
         Anchor::Middle => -width / 2.0,
         Anchor::End => -width,
     };
-    let mut glyphs = Glyphs { path: PathBuilder::new(), x: shift as f32, scale: font.scale(text.size) as f32 };
+    let mut glyphs = GlyphPath { path: PathBuilder::new(), x: shift as f32, scale: font.scale(text.size) as f32 };
     for c in text.text.chars() {
-        // 0 is the glyph of what the font does not have.
+        // 0 is the glyph of missing characters.
         let glyph = font.face().glyph_index(c).unwrap_or(GlyphId(0));
         font.face().outline_glyph(glyph, &mut glyphs);
         glyphs.x += f32::from(font.face().glyph_hor_advance(glyph).unwrap_or(0)) * glyphs.scale;
     }
     let Some(path) = glyphs.path.finish() else { return };
-    let place = transform.pre_translate(text.at.x as f32, text.at.y as f32);
-    let place = if text.upward { place.pre_concat(Transform::from_rotate(-90.0)) } else { place };
-    pixmap.fill_path(&path, &paint(text.color), FillRule::Winding, place, None);
+    let placed = transform.pre_translate(text.at.x as f32, text.at.y as f32);
+    let placed = if text.upward { placed.pre_concat(Transform::from_rotate(-90.0)) } else { placed };
+    pixmap.fill_path(&path, &paint(text.color), FillRule::Winding, placed, None);
 }
 
-/// Collects the outlines of glyphs: fonts count y upward from the base line.
-struct Glyphs {
+/// Collects the outlines of glyphs. In fonts y goes up from the base line.
+struct GlyphPath {
     path: PathBuilder,
     x: f32,
     scale: f32,
 }
 
-impl Glyphs {
-    fn place(&self, x: f32, y: f32) -> (f32, f32) {
+impl GlyphPath {
+    fn picture_point(&self, x: f32, y: f32) -> (f32, f32) {
         (self.x + x * self.scale, -y * self.scale)
     }
 }
 
-impl OutlineBuilder for Glyphs {
+impl OutlineBuilder for GlyphPath {
     fn move_to(&mut self, x: f32, y: f32) {
-        let (x, y) = self.place(x, y);
+        let (x, y) = self.picture_point(x, y);
         self.path.move_to(x, y);
     }
 
     fn line_to(&mut self, x: f32, y: f32) {
-        let (x, y) = self.place(x, y);
+        let (x, y) = self.picture_point(x, y);
         self.path.line_to(x, y);
     }
 
     fn quad_to(&mut self, x1: f32, y1: f32, x: f32, y: f32) {
-        let ((x1, y1), (x, y)) = (self.place(x1, y1), self.place(x, y));
+        let ((x1, y1), (x, y)) = (self.picture_point(x1, y1), self.picture_point(x, y));
         self.path.quad_to(x1, y1, x, y);
     }
 
     fn curve_to(&mut self, x1: f32, y1: f32, x2: f32, y2: f32, x: f32, y: f32) {
-        let ((x1, y1), (x2, y2), (x, y)) = (self.place(x1, y1), self.place(x2, y2), self.place(x, y));
+        let ((x1, y1), (x2, y2), (x, y)) =
+            (self.picture_point(x1, y1), self.picture_point(x2, y2), self.picture_point(x, y));
         self.path.cubic_to(x1, y1, x2, y2, x, y);
     }
 

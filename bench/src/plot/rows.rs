@@ -1,5 +1,5 @@
-//! Result files: the JSON array that `mqblk bench --json` writes (its keys are those of [`crate::report::Row`]), judged key by
-//! key, since a person may have edited it or joined several.
+//! Result files: the JSON array that `mqblk bench --json` writes (its keys are those of [`crate::report::ResultRow`]), checked
+//! key by key, since a person may have edited it or put several files together.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -10,23 +10,23 @@ use serde_json::{Map, Value};
 
 use super::PlotError;
 
-/// Largest result file: some ten thousand rows.
+/// Most bytes of a result file: some ten thousand rows.
 const MAX_FILE: u64 = 16 << 20;
 /// Most rows of all files together.
 pub const MAX_ROWS: usize = 20_000;
 /// Most percentiles of a row.
 const MAX_PERCENTILES: usize = 1000;
-/// Characters of a label; what is longer is cut.
+/// Most characters of a label; longer ones are cut.
 const MAX_LABEL: usize = 160;
-/// Largest measured value. Far above what can be, and sums and products of such numbers stay finite.
+/// Largest measured value. Far above any real one, and sums and products of such values stay finite.
 const MAX_VALUE: f64 = 1e15;
 /// Largest count and block size: exact as a floating-point number.
 const MAX_COUNT: u64 = 1 << 53;
 
-/// One measured combination, as far as it is drawn.
+/// One row of a result file, as far as it is drawn.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    /// Name of the file it is from, short.
+pub struct PlotRow {
+    /// Short name of its file.
     pub file: String,
     /// The target's label.
     pub target: String,
@@ -34,7 +34,7 @@ pub struct Row {
     pub interface: String,
     /// Storage backend.
     pub storage: String,
-    /// fio's word for the load.
+    /// fio's word for the access pattern.
     pub rw: String,
     /// Poll policy of the server.
     pub poll: String,
@@ -42,13 +42,13 @@ pub struct Row {
     pub merge: String,
     /// What the server does with granted pages; `unknown` where the interface has none.
     pub grants: String,
-    /// Whose the granted pages are that it keeps; `unknown` where the interface has none.
+    /// The pool that caches granted pages; `unknown` where the interface has none.
     pub grants_pool: String,
     /// Name of the experiment it is part of.
     pub experiment: Option<String>,
-    /// Bytes of a request, and of the largest where sizes are mixed.
+    /// Bytes of a request; of the smallest if sizes are mixed.
     pub bs: u64,
-    /// See above.
+    /// Bytes of the largest request.
     pub bs_max: u64,
     /// Targets; 1 where the interface has none.
     pub targets: u64,
@@ -74,20 +74,20 @@ pub struct Row {
     pub percentiles: Vec<(f64, f64)>,
     /// Median and 99th percentile of the latency, in microseconds.
     pub latency: (f64, f64),
-    /// CPU time of the server for a request, in microseconds, where it is known.
+    /// CPU time of the server for a request, in microseconds, if it is known.
     pub server_cpu: Option<f64>,
-    /// Requests that went into another one, per second (iostat's rrqm/s and wrqm/s), where they were counted.
+    /// Merged requests per second (iostat's rrqm/s and wrqm/s), if they were counted.
     pub merges: Option<f64>,
     /// Requests that failed or did not verify.
     pub errors: u64,
 }
 
-/// Reads `path`; its rows are said to be from `file`.
+/// Reads the rows of `path`. `file`: its short name.
 ///
 /// # Errors
-/// When it cannot be read, is too large, or is not what the benchmark writes: says the row, the key, what was found and what
-/// was expected.
-pub fn read(path: &Path, file: &str) -> Result<Vec<Row>, PlotError> {
+/// When it cannot be read, is too large, or is not what the benchmark writes. The error names the row, the key, what was found
+/// and what was expected.
+pub fn read(path: &Path, file: &str) -> Result<Vec<PlotRow>, PlotError> {
     let wrong = |what: String| PlotError::Input(format!("{}: {what}", path.display()));
     let mut text = Vec::new();
     std::fs::File::open(path)
@@ -99,10 +99,10 @@ pub fn read(path: &Path, file: &str) -> Result<Vec<Row>, PlotError> {
     parse(&text, file).map_err(wrong)
 }
 
-fn parse(text: &[u8], file: &str) -> Result<Vec<Row>, String> {
+fn parse(text: &[u8], file: &str) -> Result<Vec<PlotRow>, String> {
     const EXPECTED: &str = "expected the JSON array that `mqblk bench --json` writes";
     let value: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}; {EXPECTED}"))?;
-    let Value::Array(values) = value else { return Err(format!("found {}, {EXPECTED}", shown(Some(&value)))) };
+    let Value::Array(values) = value else { return Err(format!("found {}, {EXPECTED}", describe(Some(&value)))) };
     if values.is_empty() {
         return Err("found an empty array, expected at least one row".into());
     }
@@ -110,7 +110,7 @@ fn parse(text: &[u8], file: &str) -> Result<Vec<Row>, String> {
         return Err(format!("found {} rows, expected at most {MAX_ROWS}", values.len()));
     }
     let row = |(at, value): (usize, &Value)| {
-        let fields = value.as_object().ok_or(format!("found {}, expected an object", shown(Some(value))));
+        let fields = value.as_object().ok_or(format!("found {}, expected an object", describe(Some(value))));
         fields
             .and_then(|fields| Fields { under: "", fields }.row(file))
             .map_err(|why| format!("row {} of {}: {why}", at + 1, values.len()))
@@ -118,15 +118,15 @@ fn parse(text: &[u8], file: &str) -> Result<Vec<Row>, String> {
     values.iter().enumerate().map(row).collect()
 }
 
-/// The keys of a row, or of an object in it. Errors say key, found and expected.
+/// The keys of a row, or of an object in it. Errors name the key, what was found and what was expected.
 struct Fields<'a> {
-    /// What stands before a key in an error.
+    /// Prefix of a key in an error.
     under: &'static str,
     fields: &'a Map<String, Value>,
 }
 
 impl Fields<'_> {
-    fn row(&self, file: &str) -> Result<Row, String> {
+    fn row(&self, file: &str) -> Result<PlotRow, String> {
         let latency = match self.fields.get("lat_us") {
             Some(Value::Object(fields)) => Fields { under: "lat_us.", fields },
             _ => return Err(self.wrong("lat_us", "an object with p50, p99, p999 and max")),
@@ -136,10 +136,10 @@ impl Fields<'_> {
         let (bs, iops) = (self.count("bs", 1)?, (self.measured("iops_mean")?, self.measured("iops_stderr")?));
         let unknown_if_absent = |key: &str| if self.absent(key) { Ok("unknown".into()) } else { self.text(key) };
         let one_if_absent = |key: &str| if self.absent(key) { Ok(1) } else { self.count(key, 1) };
-        // Before there were mixed sizes.
+        // Files from before mixed sizes lack it.
         let bandwidth_error = self.optional("bw_stderr")?.unwrap_or(iops.1 * bs as f64);
         let merges = [self.optional("rrqm_per_s")?, self.optional("wrqm_per_s")?];
-        Ok(Row {
+        Ok(PlotRow {
             file: file.to_owned(),
             target: self.text("target")?,
             interface: self.text("interface")?,
@@ -171,7 +171,7 @@ impl Fields<'_> {
     }
 
     fn wrong(&self, key: &str, expected: impl Display) -> String {
-        let found = shown(self.fields.get(key));
+        let found = describe(self.fields.get(key));
         format!("{}{key}: found {found}, expected {expected}", self.under)
     }
 
@@ -197,7 +197,7 @@ impl Fields<'_> {
         if self.absent(key) { Ok(None) } else { self.measured(key).map(Some) }
     }
 
-    /// `[[percentile, microseconds], ...]`, where the file has them.
+    /// Returns `[[percentile, microseconds], ...]`, if the file has them.
     fn percentiles(&self) -> Result<Option<Vec<(f64, f64)>>, String> {
         const KEY: &str = "percentiles";
         if self.absent(KEY) {
@@ -213,7 +213,7 @@ impl Fields<'_> {
             let percentile = values.and_then(|values| number(values.first(), 0.0..=100.0));
             let micros = values.and_then(|values| number(values.last(), 0.0..=MAX_VALUE));
             let next = percentile.zip(micros).filter(|next| read.last().is_none_or(|last| last.0 < next.0));
-            let found = || shown(Some(pair));
+            let found = || describe(Some(pair));
             read.push(next.ok_or_else(|| {
                 format!("{KEY}: found {}, expected a percentile (ascending, up to 100) and microseconds", found())
             })?);
@@ -227,34 +227,34 @@ fn number(value: Option<&Value>, range: RangeInclusive<f64>) -> Option<f64> {
     value.and_then(Value::as_f64).filter(|number| range.contains(number)).map(f64::abs)
 }
 
-/// A value as an error shows it: its kind, and no more of it than fits in a line.
-fn shown(value: Option<&Value>) -> String {
+/// Returns a value for an error: its kind, or as much of it as fits in a line.
+fn describe(value: Option<&Value>) -> String {
     match value {
         None => "nothing".into(),
         Some(Value::Object(_)) => "an object".into(),
         Some(Value::Array(values)) => format!("an array of {}", values.len()),
-        Some(Value::String(text)) => format!("{:?}", cut(text, 40)),
+        Some(Value::String(text)) => format!("{:?}", truncate(text, 40)),
         Some(value) => value.to_string(),
     }
 }
 
-/// Text that may stand in a picture: characters that are not printable, that XML does not allow, or that turn the direction
-/// of what follows are written as escapes; it has a bounded length, and is not empty.
+/// Returns text for a picture: characters that are not printable, that XML does not allow, or that turn the direction of text
+/// are escaped. It has a bounded length, and is not empty.
 pub fn label(text: &str) -> String {
     let hidden = |c: char| {
         c.is_control()
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
             || matches!(c, '\u{fffe}' | '\u{ffff}')
     };
-    let mut shown = String::new();
+    let mut escaped = String::new();
     for c in text.chars().take(MAX_LABEL + 1) {
-        if hidden(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+        if hidden(c) { escaped.extend(c.escape_default()) } else { escaped.push(c) }
     }
-    if shown.trim().is_empty() { "(empty)".into() } else { cut(&shown, MAX_LABEL) }
+    if escaped.trim().is_empty() { "(empty)".into() } else { truncate(&escaped, MAX_LABEL) }
 }
 
-/// `text`, or its first `most` characters and an ellipsis.
-fn cut(text: &str, most: usize) -> String {
+/// Returns `text`, or its first `most` characters and an ellipsis.
+fn truncate(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
@@ -274,7 +274,7 @@ mod tests {
         })
     }
 
-    fn read(value: &Value) -> Result<Row, String> {
+    fn read(value: &Value) -> Result<PlotRow, String> {
         parse(value.to_string().as_bytes(), "x.json").map(|rows| rows[0].clone())
     }
 
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_row_key_and_value() {
         type Change = fn(&mut Value);
         let cases: [(Change, &str); 16] = [
             (|row| row["bs_max"] = 512.into(), "bs_max: found 512, expected a whole number from 4096"),
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_harmless() {
+    fn labels_are_escaped_and_cut() {
         assert_eq!(label("a\u{1b}[1m\n\u{202e}b\u{ffff}"), "a\\u{1b}[1m\\n\\u{202e}b\\u{ffff}");
         assert_eq!((label("é <&>"), label(" "), label("\0")), ("é <&>".into(), "(empty)".into(), "\\u{0}".into()));
         assert_eq!(label(&"ä".repeat(1000)), format!("{}…", "ä".repeat(MAX_LABEL)));

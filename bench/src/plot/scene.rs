@@ -1,8 +1,8 @@
-//! A picture as shapes, before it has a format. Units are pixels of the SVG; x goes right, y goes down.
+//! A picture as a list of shapes, independent of the file format. Units are pixels of the SVG; x goes right, y goes down.
 
 use ttf_parser::Face;
 
-/// A place.
+/// A point of the picture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     /// From the left.
@@ -11,7 +11,7 @@ pub struct Point {
     pub y: f64,
 }
 
-/// A place, short.
+/// Returns a point.
 pub fn at(x: f64, y: f64) -> Point {
     Point { x, y }
 }
@@ -27,68 +27,68 @@ pub struct Stroke {
     pub color: Color,
     /// Its width.
     pub width: f64,
-    /// Whether it is dashed.
+    /// True if it is dashed.
     pub dashed: bool,
 }
 
 /// Lengths of a dash and of the gap after it.
 pub const DASH: [f64; 2] = [6.0, 4.0];
 
-/// Which end of a text is at its place.
+/// The point of a text that its position is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// It starts there.
+    /// Its start.
     Start,
-    /// Its middle is there.
+    /// Its middle.
     Middle,
-    /// It ends there.
+    /// Its end.
     End,
 }
 
 /// A line of text.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Text {
-    /// On the base line.
+pub struct TextLine {
+    /// Position of the anchor on the base line.
     pub at: Point,
-    /// What it says.
+    /// The text.
     pub text: String,
     /// Font size.
     pub size: f64,
     /// Its colour.
     pub color: Color,
-    /// What of it is at its place.
+    /// The anchor.
     pub anchor: Anchor,
-    /// Whether it goes up instead of right.
+    /// True if it goes up instead of right.
     pub upward: bool,
 }
 
 /// The outline of a shape.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outline {
-    /// Points in a row; a closed one returns to the first.
+    /// Connected points; true if the last is connected to the first.
     Path(Vec<Point>, bool),
     /// A circle.
     Circle(Point, f64),
 }
 
-/// Something to draw.
+/// A shape or a text.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Shape {
+pub enum SceneShape {
     /// An area, a line, or both.
     Figure {
         /// Its outline.
         outline: Outline,
-        /// What fills it.
+        /// Colour of the fill.
         fill: Option<Color>,
-        /// How its outline is drawn.
+        /// Stroke of the outline.
         stroke: Option<Stroke>,
-        /// What it stands for: `marker`, `bar`, `line`, `error`, `legend`, `grid`, `axis`, `background`.
+        /// Class in the SVG: `marker`, `bar`, `line`, `error`, `legend`, `grid`, `axis`, `background`.
         class: &'static str,
-        /// What a viewer says when the pointer is on it; empty for nothing.
-        says: String,
+        /// Tooltip; may be empty.
+        tooltip: String,
     },
     /// A line of text.
-    Text(Text),
+    Text(TextLine),
 }
 
 /// A picture.
@@ -98,16 +98,16 @@ pub struct Scene {
     pub width: f64,
     /// Its height.
     pub height: f64,
-    /// What it is called for those who cannot see it.
+    /// Title for screen readers.
     pub title: String,
-    /// From back to front.
-    pub shapes: Vec<Shape>,
+    /// Shapes, from back to front.
+    pub shapes: Vec<SceneShape>,
 }
 
 impl Scene {
-    /// Adds a line or an area that says nothing.
+    /// Adds a line or an area without a tooltip.
     pub fn figure(&mut self, class: &'static str, outline: Outline, fill: Option<Color>, stroke: Option<Stroke>) {
-        self.shapes.push(Shape::Figure { outline, fill, stroke, class, says: String::new() });
+        self.shapes.push(SceneShape::Figure { outline, fill, stroke, class, tooltip: String::new() });
     }
 
     /// Adds a straight line.
@@ -116,45 +116,45 @@ impl Scene {
     }
 
     /// Adds a line of text.
-    pub fn text(&mut self, text: Text) {
-        self.shapes.push(Shape::Text(text));
+    pub fn text(&mut self, text: TextLine) {
+        self.shapes.push(SceneShape::Text(text));
     }
 }
 
-/// The font that texts are measured and bitmaps are written with: DejaVu Sans, which is among the widest of the usual
-/// sans-serif fonts, so that a text in the viewer's own font fits too.
+/// The font of measurements and of PNGs: DejaVu Sans. It is among the widest of the usual sans-serif fonts, so that a text in
+/// the viewer's own font fits too.
 pub struct Font {
     face: Face<'static>,
 }
 
 impl Font {
-    /// The embedded font.
+    /// Returns the embedded font.
     pub fn new() -> Font {
         Font { face: Face::parse(dejavu::sans::regular(), 0).expect("the embedded font is one") }
     }
 
-    /// The font's outlines.
+    /// Returns the font's outlines.
     pub fn face(&self) -> &Face<'static> {
         &self.face
     }
 
-    /// How many pixels at font size `size` a unit of the font is.
+    /// Returns the pixels of a font unit at font size `size`.
     pub fn scale(&self, size: f64) -> f64 {
         size / f64::from(self.face.units_per_em())
     }
 
-    /// Width of a character at font size 1.
+    /// Returns the width of a character at font size 1.
     fn advance(&self, c: char) -> f64 {
         let glyph = self.face.glyph_index(c).unwrap_or_default();
         f64::from(self.face.glyph_hor_advance(glyph).unwrap_or(0)) * self.scale(1.0)
     }
 
-    /// Width of `text`.
+    /// Returns the width of `text`.
     pub fn width(&self, text: &str, size: f64) -> f64 {
         text.chars().map(|c| self.advance(c)).sum::<f64>() * size
     }
 
-    /// `text`, or as much of its two ends as `width` holds, with an ellipsis between them.
+    /// Returns `text`, or as much of its two ends as `width` holds, with an ellipsis between them.
     pub fn shortened(&self, text: &str, size: f64, width: f64) -> String {
         let chars: Vec<char> = text.chars().collect();
         let kept = |count: usize| -> String {
@@ -169,8 +169,8 @@ impl Font {
         fits.unwrap_or_else(|| "…".into())
     }
 
-    /// `text` in lines of at most `width`, broken after a space, `,`, `=`, `/`, `:`, `-` or `_` where there is one; no more
-    /// than `most` lines (at least 1), the last one shortened.
+    /// Returns `text` in lines of at most `width`, broken after a space, `,`, `=`, `/`, `:`, `-` or `_` if possible; at most
+    /// `most` lines (at least 1), the last one shortened.
     pub fn wrapped(&self, text: &str, size: f64, width: f64, most: usize) -> Vec<String> {
         let mut lines = vec![];
         let mut rest = text.trim();
@@ -189,7 +189,7 @@ impl Font {
                 Some((end, ' ')) => end,
                 Some((end, _)) => {
                     let good = rest[..end].rfind([' ', ',', '=', '/', ':', '-', '_']).map(|at| at + 1);
-                    // At least one character, or there is no end.
+                    // At least one character, so that the loop ends.
                     good.unwrap_or(end.max(rest.chars().next().map_or(1, char::len_utf8)))
                 }
             };

@@ -1,19 +1,19 @@
 use std::path::PathBuf;
 
-use super::choose::{Choice, choose, constant};
-use super::keys::{Key, Table};
+use super::keys::{RowKey, RowTable};
 use super::layout;
 use super::metric::Metric;
-use super::rows::Row;
-use super::scene::{Anchor, Font, Outline, Scene, Shape, Text};
-use super::{Args, PlotError, build, only, selected};
+use super::rows::PlotRow;
+use super::scene::{Anchor, Font, Outline, Scene, SceneShape, TextLine};
+use super::select::{PlotSelection, constants, select};
+use super::{PlotArgs, PlotError, build, filter_rows, parse_filter};
 
-/// What a combination has in place of [`row`]'s.
-type Change<'a> = &'a dyn Fn(&mut Row);
-type OwnChange = Box<dyn Fn(&mut Row)>;
+/// A change to [`row`].
+type Change<'a> = &'a dyn Fn(&mut PlotRow);
+type OwnChange = Box<dyn Fn(&mut PlotRow)>;
 
-fn row() -> Row {
-    Row {
+fn row() -> PlotRow {
+    PlotRow {
         file: "a".into(),
         target: "null".into(),
         interface: "virtio-blk".into(),
@@ -44,12 +44,12 @@ fn row() -> Row {
     }
 }
 
-fn args() -> Args {
-    Args { results: vec![], output: PathBuf::new(), x: None, y: vec![], panels: None, only: vec![], title: None }
+fn args() -> PlotArgs {
+    PlotArgs { results: vec![], output: PathBuf::new(), x: None, y: vec![], panels: None, only: vec![], title: None }
 }
 
-/// Rows of all combinations; the results of no two are the same.
-fn sweep(changes: &[&[Change]]) -> Vec<Row> {
+/// Returns the rows of all combinations of changes; no two results are equal.
+fn sweep(changes: &[&[Change]]) -> Vec<PlotRow> {
     let mut rows = vec![row()];
     for change in changes {
         rows = rows.iter().flat_map(|row| change.iter().map(|change| changed(row, change))).collect();
@@ -60,27 +60,27 @@ fn sweep(changes: &[&[Change]]) -> Vec<Row> {
     rows
 }
 
-fn changed(row: &Row, change: &dyn Fn(&mut Row)) -> Row {
+fn changed(row: &PlotRow, change: &dyn Fn(&mut PlotRow)) -> PlotRow {
     let mut row = row.clone();
     change(&mut row);
     row
 }
 
-fn chosen(rows: Vec<Row>, args: &Args) -> Vec<Choice> {
-    choose(&Table::new(rows), args).unwrap()
+fn chosen(rows: Vec<PlotRow>, args: &PlotArgs) -> Vec<PlotSelection> {
+    select(&RowTable::new(rows), args).unwrap()
 }
 
-fn error(rows: Vec<Row>, args: &Args) -> String {
-    match choose(&Table::new(rows), args) {
+fn error(rows: Vec<PlotRow>, args: &PlotArgs) -> String {
+    match select(&RowTable::new(rows), args) {
         Err(PlotError::Input(why)) => why,
         other => panic!("{other:?}"),
     }
 }
 
-fn names(rows: Vec<Row>, args: &Args) -> Vec<String> {
-    let table = Table::new(rows);
-    let choices = choose(&table, args).unwrap();
-    build::chart(&table, &choices, None).blocks.swap_remove(0).series
+fn names(rows: Vec<PlotRow>, args: &PlotArgs) -> Vec<String> {
+    let table = RowTable::new(rows);
+    let selections = select(&table, args).unwrap();
+    build::chart(&table, &selections, None).groups.swap_remove(0).series
 }
 
 #[test]
@@ -89,12 +89,15 @@ fn the_axis_is_the_first_number_that_varies_most() {
     let queues: &[Change] = &[&|r| r.queues = 1, &|r| r.queues = 2, &|r| r.queues = 4];
     let depth: &[Change] = &[&|r| r.iodepth = 1, &|r| r.iodepth = 8];
     let axis = |changes: &[_]| chosen(sweep(changes), &args())[0].x;
-    assert_eq!(axis(&[bs, depth]), Some(Key::Bs));
-    assert_eq!(axis(&[bs, queues, depth]), Some(Key::Queues));
-    assert_eq!(axis(&[depth]), Some(Key::Iodepth));
-    let choice = &chosen(sweep(&[bs, queues]), &Args { x: Some(Key::Bs), ..args() })[0];
-    assert_eq!((choice.x, choice.series.as_slice(), choice.panels), (Some(Key::Bs), [Key::Queues].as_slice(), None));
-    assert_eq!(choice.metrics, [Metric::Iops]);
+    assert_eq!(axis(&[bs, depth]), Some(RowKey::Bs));
+    assert_eq!(axis(&[bs, queues, depth]), Some(RowKey::Queues));
+    assert_eq!(axis(&[depth]), Some(RowKey::Iodepth));
+    let selection = &chosen(sweep(&[bs, queues]), &PlotArgs { x: Some(RowKey::Bs), ..args() })[0];
+    assert_eq!(
+        (selection.x, selection.series.as_slice(), selection.panels),
+        (Some(RowKey::Bs), [RowKey::Queues].as_slice(), None)
+    );
+    assert_eq!(selection.metrics, [Metric::Iops]);
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn series_are_named_by_what_tells_them_apart() {
     let targets: &[Change] = &[&|r| (r.target, r.storage) = ("z".into(), "file".into()), &|_| {}];
     let queues: &[Change] = &[&|r| (r.queues, r.jobs) = (8, 8), &|_| {}];
     let bs: &[Change] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 1 << 20];
-    // As the file has the targets; queues ascend; storage follows from target, and jobs from queues.
+    // Targets are in the order of the file, queues ascend; storage follows from target, and jobs from queues.
     assert_eq!(
         names(sweep(&[bs, targets, queues]), &args()),
         ["z, 1 queue", "z, 8 queues", "null, 1 queue", "null, 8 queues"]
@@ -111,14 +114,14 @@ fn series_are_named_by_what_tells_them_apart() {
     // Jobs that do not follow from queues.
     let jobs: &[Change] = &[&|r| r.jobs = 8, &|r| r.jobs = 16];
     assert_eq!(names(sweep(&[bs, jobs]), &args()), ["8 jobs", "16 jobs"]);
-    // What differs between targets is said, even if each target has one value only.
+    // What differs between targets is named, even if each target has one value only.
     let deeper: &[Change] = &[&|r| (r.target, r.iodepth) = ("z".into(), 1), &|_| {}];
     assert_eq!(names(sweep(&[bs, deeper]), &args()), ["z, iodepth 1", "null, iodepth 32"]);
     let pools: &[Change] = &[&|r| r.grants_pool = "shared".into(), &|r| r.grants_pool = "per-ring".into()];
     let rings: &[Change] = &[&|_| {}, &|r| r.queues = 4, &|r| r.queues = 16];
     assert_eq!(names(sweep(&[pools, rings]), &args()), ["pool shared", "pool per-ring"]);
     let merging: &[Change] = &[&|r| r.merge = "on".into(), &|_| {}];
-    let three = Args { x: Some(Key::Bs), ..args() };
+    let three = PlotArgs { x: Some(RowKey::Bs), ..args() };
     assert_eq!(names(sweep(&[bs, merging]), &three), ["merge on", "merge off"]);
 }
 
@@ -127,7 +130,7 @@ fn files_and_repeats_are_named_only_when_nothing_else_differs() {
     let bs: &[Change] = &[&|r| r.bs = 512, &|_| {}];
     let one = sweep(&[bs]);
     let other =
-        |change: &dyn Fn(&mut Row)| [one.clone(), one.iter().map(|row| changed(row, change)).collect()].concat();
+        |change: &dyn Fn(&mut PlotRow)| [one.clone(), one.iter().map(|row| changed(row, change)).collect()].concat();
     assert_eq!(names(other(&|r| r.file = "b".into()), &args()), ["a", "b"]);
     assert_eq!(names(other(&|r| (r.file, r.target) = ("b".into(), "ram".into())), &args()), ["null", "ram"]);
     assert_eq!(names(other(&|_| {}), &args()), ["#1", "#2"]);
@@ -136,44 +139,52 @@ fn files_and_repeats_are_named_only_when_nothing_else_differs() {
 #[test]
 fn without_a_number_there_are_bars_and_percentiles() {
     let targets: &[Change] = &[&|r| r.target = "z".into(), &|_| {}];
-    let choices = chosen(sweep(&[targets]), &args());
-    assert_eq!(choices.iter().map(|choice| choice.x).collect::<Vec<_>>(), [Some(Key::Target), None]);
-    assert_eq!(choices[1].series, [Key::Target]);
-    let choices = chosen(vec![row()], &args());
+    let selections = chosen(sweep(&[targets]), &args());
+    assert_eq!(selections.iter().map(|selection| selection.x).collect::<Vec<_>>(), [Some(RowKey::Target), None]);
+    assert_eq!(selections[1].series, [RowKey::Target]);
+    let selections = chosen(vec![row()], &args());
     assert_eq!(
-        (choices.len(), choices[0].x, choices[0].metrics.as_slice()),
+        (selections.len(), selections[0].x, selections[0].metrics.as_slice()),
         (1, None, [Metric::Percentiles].as_slice())
     );
-    let table = Table::new(sweep(&[targets]));
-    let chart = build::chart(&table, &choose(&table, &args()).unwrap(), None);
+    let table = RowTable::new(sweep(&[targets]));
+    let chart = build::chart(&table, &select(&table, &args()).unwrap(), None);
     assert_eq!(chart.title, "IOPS by target; latency percentiles");
     assert_eq!(chart.subtitle, "virtio-blk, read, bs 4K, 1 queue, 1 job, iodepth 32, poll off, merge off, 3 runs");
-    assert!(chart.blocks[0].panels[0].x.bars && !chart.blocks[0].panels[0].y.log && chart.blocks[1].panels[0].y.log);
+    assert!(chart.groups[0].panels[0].x.bars && !chart.groups[0].panels[0].y.log && chart.groups[1].panels[0].y.log);
 }
 
 #[test]
-fn a_crowd_gets_panels() {
+fn many_series_get_panels() {
     let bs: &[Change] = &[&|r| r.bs = 512, &|_| {}, &|r| r.bs = 1 << 20];
     let rw: &[Change] = &[&|_| {}, &|r| r.rw = "randread".into()];
     let targets: &[Change] = &[&|r| r.target = "z".into(), &|_| {}];
     let queues: &[Change] = &[&|_| {}, &|r| r.queues = 8];
     let rows = sweep(&[bs, targets, rw, queues]);
-    let choice = &chosen(rows.clone(), &args())[0];
-    assert_eq!((choice.panels, choice.series.as_slice()), (Some(Key::Rw), [Key::Target, Key::Queues].as_slice()));
-    let choice = &chosen(rows.clone(), &Args { panels: Some(Key::Target), ..args() })[0];
-    assert_eq!((choice.panels, choice.series.as_slice()), (Some(Key::Target), [Key::Rw, Key::Queues].as_slice()));
-    // The axis of percentiles is their own: block sizes are among the series.
-    let choice = &chosen(rows.clone(), &Args { y: vec![Metric::Percentiles], ..args() })[0];
-    assert_eq!(choice.panels, Some(Key::Bs));
+    let selection = &chosen(rows.clone(), &args())[0];
+    assert_eq!(
+        (selection.panels, selection.series.as_slice()),
+        (Some(RowKey::Rw), [RowKey::Target, RowKey::Queues].as_slice())
+    );
+    let selection = &chosen(rows.clone(), &PlotArgs { panels: Some(RowKey::Target), ..args() })[0];
+    assert_eq!(
+        (selection.panels, selection.series.as_slice()),
+        (Some(RowKey::Target), [RowKey::Rw, RowKey::Queues].as_slice())
+    );
+    // Percentiles have an axis of their own: block sizes are among the series.
+    let selection = &chosen(rows.clone(), &PlotArgs { y: vec![Metric::Percentiles], ..args() })[0];
+    assert_eq!(selection.panels, Some(RowKey::Bs));
     assert!(
-        error(rows, &Args { panels: Some(Key::Bs), ..args() }).starts_with("--panels: found bs, expected another key")
+        error(rows, &PlotArgs { panels: Some(RowKey::Bs), ..args() })
+            .starts_with("--panels: found bs, expected another key")
     );
 }
 
 #[test]
-fn what_cannot_be_drawn_is_said() {
-    let many = |change: fn(&mut Row, u64)| (0..30).map(|n| changed(&row(), &|row| change(row, n))).collect::<Vec<_>>();
-    let y = |metric| Args { y: vec![metric], ..args() };
+fn what_cannot_be_drawn_is_an_error() {
+    let many =
+        |change: fn(&mut PlotRow, u64)| (0..30).map(|n| changed(&row(), &|row| change(row, n))).collect::<Vec<_>>();
+    let y = |metric| PlotArgs { y: vec![metric], ..args() };
     let names = many(|row, n| row.target = n.to_string());
     assert!(error(names, &args()).starts_with("--x target: found 30 values to draw bars for, expected at most 24"));
     let sizes = many(|row, n| row.bs = 1 << n);
@@ -181,12 +192,13 @@ fn what_cannot_be_drawn_is_said() {
     let crowd = error(sizes, &y(Metric::Percentiles));
     assert!(crowd.starts_with("--y percentiles: found 30 series in a panel, expected at most 14"), "{crowd}");
     let panels = many(|row, n| (row.bs, row.queues) = (n % 3 + 1, n / 3 + 1));
-    let args_panels = Args { y: vec![Metric::Iops, Metric::Cpu, Metric::Latency], panels: Some(Key::Queues), ..args() };
-    assert!(error(panels, &Args { x: Some(Key::Bs), ..args_panels }).starts_with("found 30 panels to draw"));
+    let args_panels =
+        PlotArgs { y: vec![Metric::Iops, Metric::Cpu, Metric::Latency], panels: Some(RowKey::Queues), ..args() };
+    assert!(error(panels, &PlotArgs { x: Some(RowKey::Bs), ..args_panels }).starts_with("found 30 panels to draw"));
     assert!(
         error(vec![row()], &y(Metric::Merges)).starts_with("--y merges: found no row with rrqm_per_s or wrqm_per_s")
     );
-    let both = Args { x: Some(Key::Bs), ..y(Metric::Percentiles) };
+    let both = PlotArgs { x: Some(RowKey::Bs), ..y(Metric::Percentiles) };
     assert!(error(vec![row()], &both).starts_with("--x: found bs, expected no --x"));
 }
 
@@ -196,39 +208,39 @@ fn only_takes_rows_of_all_keys() {
     let targets: &[Change] = &[&|r| r.target = "storage=ram,size=1G".into(), &|_| {}];
     let rows = sweep(&[bs, targets]);
     let take = |texts: &[&str]| {
-        let only: Vec<_> = texts.iter().map(|text| only(text).unwrap()).collect();
-        selected(rows.clone(), &only).map(|rows| rows.iter().map(|row| row.bs).collect::<Vec<_>>())
+        let only: Vec<_> = texts.iter().map(|text| parse_filter(text).unwrap()).collect();
+        filter_rows(rows.clone(), &only).map(|rows| rows.iter().map(|row| row.bs).collect::<Vec<_>>())
     };
     assert_eq!(take(&["bs=4k,64k", "target=storage=ram,size=1G"]).unwrap(), [4096, 65536]);
     assert_eq!(take(&["bs=512", "bs=64K", "target=null"]).unwrap(), [512, 65536]);
     assert_eq!(take(&["bs=1M"]).unwrap_err().to_string(), "--only: found bs=1M, expected one of 512 4K 64K");
-    assert!(only("size=3").unwrap_err().starts_with("found key \"size\", expected one of target, rw, bs"));
-    assert!(only("bs").unwrap_err().starts_with("expected KEY=VALUE"));
+    assert!(parse_filter("size=3").unwrap_err().starts_with("found key \"size\", expected one of target, rw, bs"));
+    assert!(parse_filter("bs").unwrap_err().starts_with("expected KEY=VALUE"));
 }
 
 #[test]
-fn what_does_not_vary_is_said_once() {
+fn what_does_not_vary_is_in_the_subtitle() {
     let queues: &[Change] = &[&|_| {}, &|r| (r.queues, r.jobs, r.iodepth) = (8, 8, 4)];
     let mut rows = sweep(&[queues]);
-    let said = |rows: &[Row]| {
-        let table = Table::new(rows.to_vec());
-        constant(&table, &choose(&table, &args()).unwrap())
+    let constants_of = |rows: &[PlotRow]| {
+        let table = RowTable::new(rows.to_vec());
+        constants(&table, &select(&table, &args()).unwrap())
     };
     assert_eq!(
-        said(&rows),
+        constants_of(&rows),
         "virtio-blk, null, read, bs 4K, 1 job per queue, iodepth 4 to 32, poll off, merge off, 3 runs"
     );
     (rows[0].errors, rows[0].runs, rows[0].jobs) = (7, 1, 2);
     rows[1].poll = "off".into();
     assert!(
-        said(&rows).ends_with(
+        constants_of(&rows).ends_with(
             "2 to 8 jobs, iodepth 4 to 32, poll off, merge off, 1 to 3 runs, requests failed in 1 of 2 rows"
         )
     );
 }
 
-/// Left, top, right and bottom of a text: ascent and descent of the letters that are used.
-fn extent(text: &Text, font: &Font) -> [f64; 4] {
+/// Returns the left, top, right and bottom of a text, with the ascent and descent of the letters in use.
+fn extent(text: &TextLine, font: &Font) -> [f64; 4] {
     let width = font.width(&text.text, text.size);
     let before = match text.anchor {
         Anchor::Start => 0.0,
@@ -242,10 +254,13 @@ fn extent(text: &Text, font: &Font) -> [f64; 4] {
     }
 }
 
-fn judge(scene: &Scene, what: &str) {
+fn check_scene(scene: &Scene, what: &str) {
     let font = Font::new();
-    let texts: Vec<&Text> =
-        scene.shapes.iter().filter_map(|shape| if let Shape::Text(text) = shape { Some(text) } else { None }).collect();
+    let texts: Vec<&TextLine> = scene
+        .shapes
+        .iter()
+        .filter_map(|shape| if let SceneShape::Text(text) = shape { Some(text) } else { None })
+        .collect();
     for (at, text) in texts.iter().enumerate() {
         let [left, top, right, bottom] = extent(text, &font);
         assert!(
@@ -259,10 +274,12 @@ fn judge(scene: &Scene, what: &str) {
             assert!(apart, "{what}: {text:?} is on {other:?}");
         }
     }
-    // The vertical axes say where the frames are: what was measured is inside, legends are outside.
+    // The vertical axes show the frames: samples are inside, legends are outside.
     let ends = |classes: &'static [&'static str]| {
         let paths = scene.shapes.iter().filter_map(move |shape| match shape {
-            Shape::Figure { outline: Outline::Path(points, _), class, .. } if classes.contains(class) => Some(points),
+            SceneShape::Figure { outline: Outline::Path(points, _), class, .. } if classes.contains(class) => {
+                Some(points)
+            }
             _ => None,
         });
         paths.cloned().collect::<Vec<_>>()
@@ -280,51 +297,55 @@ fn no_text_is_cut_off_or_on_another() {
     let long = "storage=file,path=/srv/images/an-image-with-quite-a-long-name.raw,direct=on,size=100G".to_owned();
     let targets: &[Change] = &[&|r| r.target = long.clone(), &|_| {}, &|r| r.target = "W".repeat(160)];
     let rw: &[Change] = &[&|_| {}, &|r| r.rw = "randread".into()];
-    let sizes: Vec<OwnChange> = (9..=22).map(|n| Box::new(move |r: &mut Row| r.bs = 1 << n) as Box<_>).collect();
+    let sizes: Vec<OwnChange> = (9..=22).map(|n| Box::new(move |r: &mut PlotRow| r.bs = 1 << n) as Box<_>).collect();
     let sizes: Vec<Change> = sizes.iter().map(AsRef::as_ref).collect();
-    let near: Vec<OwnChange> = (1..=40).map(|n| Box::new(move |r: &mut Row| r.queues = n) as Box<_>).collect();
+    let near: Vec<OwnChange> = (1..=40).map(|n| Box::new(move |r: &mut PlotRow| r.queues = n) as Box<_>).collect();
     let near: Vec<Change> = near.iter().map(AsRef::as_ref).collect();
     let all = vec![Metric::Iops, Metric::Bandwidth, Metric::Latency, Metric::Cpu];
-    let with = |y: Vec<Metric>, x: Option<Key>| Args { y, x, ..args() };
-    let cases: [(&str, Vec<Row>, Args); 9] = [
+    let with = |y: Vec<Metric>, x: Option<RowKey>| PlotArgs { y, x, ..args() };
+    let cases: [(&str, Vec<PlotRow>, PlotArgs); 9] = [
         ("one row", vec![row()], args()),
         ("sizes", sweep(&[&sizes, rw]), with(all.clone(), None)),
         ("near ticks", sweep(&[&near]), args()),
         ("long names", sweep(&[targets, rw]), args()),
-        ("grouped bars", sweep(&[targets, rw]), with(all.clone(), Some(Key::Rw))),
+        ("grouped bars", sweep(&[targets, rw]), with(all.clone(), Some(RowKey::Rw))),
         ("long names, lines", sweep(&[targets, &sizes]), with(vec![Metric::Latency], None)),
-        ("panels", sweep(&[targets, &near[..4], &sizes]), with(all.clone(), Some(Key::Bs))),
+        ("panels", sweep(&[targets, &near[..4], &sizes]), with(all.clone(), Some(RowKey::Bs))),
         ("percentiles", sweep(&[rw, &near[..3]]), with(vec![Metric::Percentiles], None)),
         ("both", sweep(&[rw, &near[..3]]), with(vec![Metric::Percentiles, Metric::Iops], None)),
     ];
     for (what, rows, args) in cases {
-        let table = Table::new(rows);
-        let chart = build::chart(&table, &choose(&table, &args).unwrap(), None);
-        judge(&layout::scene(&chart, &Font::new()), what);
+        let table = RowTable::new(rows);
+        let chart = build::chart(&table, &select(&table, &args).unwrap(), None);
+        check_scene(&layout::scene(&chart, &Font::new()), what);
     }
 }
 
-/// Whatever passes for a result file is drawn, with nothing outside of the picture.
-/// What the experiment of targets and queues leaves: the bandwidth of each count of queues against targets.
+/// The results of the `targets` experiment: bandwidth of each number of queues against targets.
 #[test]
 fn targets_are_an_axis_and_mixed_sizes_are_bandwidth() {
     let targets: Vec<OwnChange> = [1, 2, 4, 8, 32]
         .into_iter()
         .map(|count| {
-            Box::new(move |row: &mut Row| (row.targets, row.jobs, row.bs_max) = (count, count, 65536)) as OwnChange
+            Box::new(move |row: &mut PlotRow| (row.targets, row.jobs, row.bs_max) = (count, count, 65536)) as OwnChange
         })
         .collect();
     let targets: Vec<Change> = targets.iter().map(|change| &**change as Change).collect();
     let rows = sweep(&[&targets, &[&|row| row.queues = 1, &|row| row.queues = 2, &|row| row.queues = 8]]);
-    let table = Table::new(rows);
-    let choices = choose(&table, &args()).unwrap();
-    let expected =
-        Choice { metrics: vec![Metric::Bandwidth], x: Some(Key::Targets), series: vec![Key::Queues], panels: None };
-    assert_eq!(choices, [expected]);
-    assert!(constant(&table, &choices).contains("bs 4K-64K"), "{}", constant(&table, &choices));
-    assert!(constant(&table, &choices).contains("1 job per LUN"));
+    let table = RowTable::new(rows);
+    let selections = select(&table, &args()).unwrap();
+    let expected = PlotSelection {
+        metrics: vec![Metric::Bandwidth],
+        x: Some(RowKey::Targets),
+        series: vec![RowKey::Queues],
+        panels: None,
+    };
+    assert_eq!(selections, [expected]);
+    assert!(constants(&table, &selections).contains("bs 4K-64K"), "{}", constants(&table, &selections));
+    assert!(constants(&table, &selections).contains("1 job per LUN"));
 }
 
+/// Every readable result file is drawn, with nothing outside of the picture.
 #[test]
 fn extreme_values_are_drawn() {
     let values = [0.0, 5e-324, 1e-9, 0.25, 1e15];
@@ -332,7 +353,7 @@ fn extreme_values_are_drawn() {
     let mut rows = vec![];
     for (at, value) in values.into_iter().enumerate() {
         for bs in sizes {
-            rows.push(Row {
+            rows.push(PlotRow {
                 bs,
                 batch: at as u64,
                 target: format!("{}", at % 2),
@@ -351,16 +372,16 @@ fn extreme_values_are_drawn() {
     let parts = (1..=rows.len()).flat_map(|count| [rows[..count].to_vec(), rows[rows.len() - count..].to_vec()]);
     let mut drawn = 0;
     for rows in parts {
-        for x in [None, Some(Key::Bs), Some(Key::Batch), Some(Key::Target), Some(Key::Merge)] {
-            let args = Args { x, y: all.to_vec(), ..args() };
-            let table = Table::new(rows.clone());
-            let Ok(choices) = choose(&table, &args) else { continue };
-            let scene = layout::scene(&build::chart(&table, &choices, None), &Font::new());
+        for x in [None, Some(RowKey::Bs), Some(RowKey::Batch), Some(RowKey::Target), Some(RowKey::Merge)] {
+            let args = PlotArgs { x, y: all.to_vec(), ..args() };
+            let table = RowTable::new(rows.clone());
+            let Ok(selections) = select(&table, &args) else { continue };
+            let scene = layout::scene(&build::chart(&table, &selections, None), &Font::new());
             for shape in &scene.shapes {
                 let points = match shape {
-                    Shape::Text(text) => vec![text.at],
-                    Shape::Figure { outline: Outline::Path(points, _), .. } => points.clone(),
-                    Shape::Figure { outline: Outline::Circle(center, _), .. } => vec![*center],
+                    SceneShape::Text(text) => vec![text.at],
+                    SceneShape::Figure { outline: Outline::Path(points, _), .. } => points.clone(),
+                    SceneShape::Figure { outline: Outline::Circle(center, _), .. } => vec![*center],
                 };
                 let inside = |at: f64, end: f64| (0.0..=end).contains(&at);
                 assert!(points.iter().all(|at| inside(at.x, scene.width) && inside(at.y, scene.height)), "{shape:?}");

@@ -7,20 +7,20 @@ use mqblk_driver::virtio_scsi::Address;
 use mqblk_driver::virtio_scsi::model::{Behaviour, Disk, Fault, Model};
 
 use super::{failed, json, plan, refused};
-use crate::args::Sizes;
-use crate::{BenchError, runs};
+use crate::args::IoSizes;
+use crate::{BenchError, sweep};
 
 struct Rig {
     model: Model,
     folder: tempfile::TempDir,
-    /// The model will be stuck: it need not be waited for as long as one that is only slow.
+    /// The model will be stuck: a short timeout will do.
     stalls: bool,
 }
 
-/// So many targets, each with so many units of a size.
+/// Creates the disks of `targets` targets with `luns` logical units each.
 fn disks(targets: u8, luns: u16, size: usize) -> BTreeMap<Address, Disk> {
-    let places = (0..targets).flat_map(|target| (0..luns).map(move |lun| Address { target, lun }));
-    places.map(|at| (at, Disk::new(size))).collect()
+    let addresses = (0..targets).flat_map(|target| (0..luns).map(move |lun| Address { target, lun }));
+    addresses.map(|at| (at, Disk::new(size))).collect()
 }
 
 impl Rig {
@@ -38,12 +38,12 @@ impl Rig {
         let line = format!("--interface virtio-scsi --socket {} {line}", self.path("s"));
         let mut plan = plan(&line).unwrap();
         if self.stalls {
-            plan.stuck = Duration::from_millis(300);
+            plan.stuck_timeout = Duration::from_millis(300);
         }
-        runs::run(&plan)
+        sweep::run(&plan)
     }
 
-    /// Whether all of every unit holds blocks that a verifying benchmark wrote there.
+    /// Returns true if every logical unit is full of verifiable blocks.
     fn all_written(&self, block: usize) -> bool {
         self.model.disks().values().all(|disk| {
             let right = |(at, bytes): (usize, &[u8])| {
@@ -79,7 +79,7 @@ fn every_block_of_every_unit_is_written_once_and_verified_under_each_policy() {
     }
 }
 
-/// Jobs of several threads on the one target that there is: all but one hand their commands over.
+/// Jobs of several threads on one target: all threads but one hand their commands over.
 #[test]
 fn a_target_that_threads_share_is_verified_and_its_commands_are_handed_over() {
     let rig = Rig::new(Behaviour { disks: disks(1, 1, 1 << 20), ..Behaviour::default() });
@@ -120,7 +120,7 @@ fn mixed_sizes_verify_and_are_counted_in_bytes() {
 }
 
 #[test]
-fn units_of_other_block_sizes_and_those_that_are_read_only() {
+fn units_with_other_block_sizes_or_read_only_are_checked() {
     let mut disks = disks(2, 1, 1 << 20);
     let other = disks.get_mut(&Address { target: 1, lun: 0 }).unwrap();
     (other.block, other.read_only) = (4096, true);
@@ -148,13 +148,13 @@ fn differences_and_failures_are_counted() {
     ] {
         let rig = Rig::new(Behaviour { disks: disks(1, 1, 400 << 10), fault, ..Behaviour::default() });
         let errors = rig.run(line).unwrap();
-        // 100 blocks, the first 40 good; what was corrupted is found when it is read back, what was not answered at once.
+        // 100 blocks, the first 40 good. Corruption is found when a block is read back, a failure at once.
         assert!((60..=160).contains(&errors), "{fault:?}: {errors}");
     }
 }
 
 #[test]
-fn a_server_that_leaves_or_sticks_ends_the_run() {
+fn a_server_that_disconnects_or_is_stuck_ends_the_run() {
     for client in ["poll", "wait"] {
         for (fault, word) in [(Fault::LeaveAfter(100), "went away"), (Fault::StallAfter(100), "stuck")] {
             let rig = Rig::new(Behaviour { fault, disks: disks(2, 1, 1 << 20), ..Behaviour::default() });
@@ -170,7 +170,7 @@ fn a_server_that_leaves_or_sticks_ends_the_run() {
 }
 
 #[test]
-fn what_is_filled_was_written_before_it_is_read() {
+fn fill_writes_before_the_measurement() {
     let mut all = disks(2, 1, 64 << 10);
     all.values_mut().for_each(|disk| disk.bytes.fill(7));
     let rig = Rig::new(Behaviour { disks: all, ..Behaviour::default() });
@@ -178,14 +178,14 @@ fn what_is_filled_was_written_before_it_is_read() {
         rig.run("--targets 2 --rw read --bsrange 4k-16k --runtime 0 --queues 2 --fill --allow-write").unwrap(),
         0
     );
-    // The client's buffers are zeroes.
+    // The client's buffers are zeros.
     assert!(rig.model.disks().values().all(|disk| disk.bytes.iter().all(|byte| *byte == 0)));
     rig.model.disks().get_mut(&Address::default()).unwrap().read_only = true;
     assert!(refused(rig.run("--fill --allow-write")).contains("--fill: found logical unit 0:0, which is read-only"));
 }
 
 #[test]
-fn options_are_judged() {
+fn options_are_checked() {
     for (line, word) in [
         ("--socket s --targets 2", "--targets: found virtio-blk"),
         ("--socket s --luns 2", "--luns: found virtio-blk"),
@@ -215,6 +215,6 @@ fn options_are_judged() {
     let expected = [(1, 2, 2, 2), (1, 4, 4, 2), (3, 2, 6, 2), (3, 4, 12, 2)];
     let expected: Vec<_> = [4096, 512].iter().flat_map(|min| expected.map(|(t, l, j, n)| (*min, t, l, j, n))).collect();
     assert_eq!(found, expected);
-    let Sizes { min, max } = swept.combinations[0].sizes;
-    assert_eq!((min.0, max.0, swept.combinations[0].sizes.most()), (4096, 65536, 16));
+    let IoSizes { min, max } = swept.combinations[0].sizes;
+    assert_eq!((min.0, max.0, swept.combinations[0].sizes.max_blocks()), (4096, 65536, 16));
 }

@@ -1,4 +1,4 @@
-//! The benchmark against the driver's model back-end, on a simulated machine.
+//! The benchmark against the driver's model backend, on a simulated machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::vbd::XenbusState;
 
 use super::{failed, json, plan, refused, written};
-use crate::{BenchError, runs};
+use crate::{BenchError, sweep};
 
-/// The fields end in this order.
+/// The fields are dropped in this order.
 struct Rig {
     model: Model,
     machine: Machine,
     _dom0: Arc<dyn Xen>,
     folder: tempfile::TempDir,
-    /// The model will be stuck: it need not be waited for as long as one that is only slow.
+    /// The model will be stuck: a short timeout will do.
     stalls: bool,
 }
 
@@ -39,9 +39,9 @@ impl Rig {
         let line = format!("--interface xen --xen {} --vdev xvda {line}", self.folder.path().display());
         let mut plan = plan(&line).unwrap();
         if self.stalls {
-            plan.stuck = Duration::from_millis(300);
+            plan.stuck_timeout = Duration::from_millis(300);
         }
-        runs::run(&plan)
+        sweep::run(&plan)
     }
 }
 
@@ -50,7 +50,7 @@ fn every_block_is_written_once_on_all_rings_and_verified() {
     for (options, block) in [
         ("--rw write --bs 4k --queues 3 --iodepth 4", 4096),
         ("--rw randwrite --bs 64k --queues 2 --iodepth 4 --client poll --abi x86_32", 65536),
-        // As many requests as a ring of one page holds, half of what is asked for.
+        // A ring of one page holds 32 requests, half of the depth.
         ("--rw write --bs 512 --queues 1 --iodepth 64 --batch 64 --ring-order 0 --abi arm", 512),
         ("--rw write --bs 1k --queues 4 --jobs 8 --threads 2 --iodepth 40 --ring-order 0", 1024),
         // Each block is several requests of 11 pages.
@@ -69,7 +69,7 @@ fn every_block_is_written_once_on_all_rings_and_verified() {
         };
         assert_eq!(requests, 2 * parts * expected.len() as u64, "{options}: each block written once and read once");
         assert_eq!(rig.model.indirect(), indirect, "{options}");
-        // Written, read back, and let go of.
+        // Written, read back, and released.
         assert_eq!(rig.machine.domain_stats(DomainId(1)).unwrap().live_grants, 0, "{options}");
     }
 }
@@ -102,7 +102,7 @@ fn results_say_how_the_frontend_was_set_up() {
 }
 
 #[test]
-fn a_back_end_that_goes_stalls_or_lies_is_seen() {
+fn a_backend_that_closes_is_stuck_or_breaks_the_protocol_is_noticed() {
     let of = |fault: Fault| Rig::new(Behaviour { fault, ..Behaviour::default() });
     let text = failed(of(Fault::StateAfter(100, XenbusState::Closing)).run("--runtime 60"));
     assert!(text.contains("the server went away"), "{text}");

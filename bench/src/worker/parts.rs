@@ -1,28 +1,28 @@
-//! I/Os and the requests that they are: one each, unless the device takes less at once.
+//! The requests of an I/O: one, unless the device takes less at once.
 
 use mqblk_core::ByteLen;
 use mqblk_driver::Refused;
 use mqblk_memory::GuestAddress;
 
-use super::{Settings, Worker, WorkerError};
-use crate::interface::{Done, Set, Status, Transfer};
+use super::{Worker, WorkerError, WorkerSettings};
+use crate::interface::{CompletedTransfer, ThreadQueues, Transfer, TransferStatus};
 
-impl<Q: Set> Worker<Q> {
-    /// Submits a unit's I/O, and publishes when a batch is full.
+impl<Q: ThreadQueues> Worker<Q> {
+    /// Submits a slot's I/O. Publishes when a batch is full.
     #[inline]
-    pub(super) fn send<const MIXED: bool>(&mut self, index: usize) -> Result<(), WorkerError> {
-        let Settings { bs, part, iodepth, .. } = self.settings;
-        let unit = &mut self.units[index];
-        let len = if MIXED { unit.len } else { bs };
-        let queue = usize::from(unit.queue);
-        unit.status = Q::Status::GOOD;
-        unit.waiting = if len <= part { 1 } else { len.div_ceil(part) };
-        if self.rotate {
-            unit.queue = ((queue + usize::from(iodepth)) % self.backlog.len()) as u16;
+    pub(super) fn submit_io<const MIXED: bool>(&mut self, index: usize) -> Result<(), WorkerError> {
+        let WorkerSettings { bs, request_len: part, iodepth, .. } = self.settings;
+        let slot = &mut self.slots[index];
+        let len = if MIXED { slot.len } else { bs };
+        let queue = usize::from(slot.queue);
+        slot.status = Q::Status::GOOD;
+        slot.pending_parts = if len <= part { 1 } else { len.div_ceil(part) };
+        if self.rotates_queues {
+            slot.queue = ((queue + usize::from(iodepth)) % self.backlog.len()) as u16;
         }
         match self.backlog[queue].is_empty() {
-            true => self.submit::<MIXED>(queue, index, 0),
-            // Behind those that came before.
+            true => self.submit_parts::<MIXED>(queue, index, 0),
+            // Behind earlier I/Os.
             false => {
                 self.backlog[queue].push_back((index as u32, 0));
                 Ok(())
@@ -30,17 +30,22 @@ impl<Q: Set> Worker<Q> {
         }
     }
 
-    /// Submits the parts of a unit's I/O from byte `from` on, as far as the queue has room; the others wait in the backlog.
+    /// Submits the requests of a slot's I/O from byte `from` on, as long as the queue has space; the rest waits in the backlog.
     #[inline]
-    fn submit<const MIXED: bool>(&mut self, queue: usize, index: usize, mut from: u32) -> Result<(), WorkerError> {
-        let Settings { bs, part, .. } = self.settings;
-        let end = if MIXED { self.units[index].len } else { bs };
+    fn submit_parts<const MIXED: bool>(
+        &mut self,
+        queue: usize,
+        index: usize,
+        mut from: u32,
+    ) -> Result<(), WorkerError> {
+        let WorkerSettings { bs, request_len: part, .. } = self.settings;
+        let end = if MIXED { self.slots[index].len } else { bs };
         loop {
             let len = part.min(end - from);
-            match self.request::<MIXED>(queue, index, from, len) {
+            match self.submit_request::<MIXED>(queue, index, from, len) {
                 Ok(()) => {}
-                Err(Refused::Full) if self.set.makes_room(queue) => {
-                    // What is in flight makes room, and whoever submits publishes it at the end of the round.
+                Err(Refused::Full) if self.set.will_have_space(queue) => {
+                    // Completions will free space. The caller publishes at the end of the round.
                     self.backlog[queue].push_front((index as u32, from));
                     return Ok(());
                 }
@@ -54,41 +59,47 @@ impl<Q: Set> Worker<Q> {
         }
     }
 
-    /// Puts one request into the ring.
+    /// Puts one request on the ring.
     #[inline]
-    fn request<const MIXED: bool>(&mut self, queue: usize, index: usize, from: u32, len: u32) -> Result<(), Refused> {
-        let unit = &self.units[index];
-        let mut start = self.sector(unit.block);
-        // The part is a multiple of the disk's block.
+    fn submit_request<const MIXED: bool>(
+        &mut self,
+        queue: usize,
+        index: usize,
+        from: u32,
+        len: u32,
+    ) -> Result<(), Refused> {
+        let slot = &self.slots[index];
+        let mut start = self.sector(slot.block);
+        // `request_len` is a multiple of the disk's block.
         start.0 += ByteLen(from.into()).sectors().0;
         let transfer = Transfer {
             user: index as u32,
-            part: if from == 0 { 0 } else { from / self.settings.part },
-            write: unit.write,
-            disk: if MIXED { unit.disk } else { 0 },
+            part: if from == 0 { 0 } else { from / self.settings.request_len },
+            write: slot.write,
+            disk: if MIXED { slot.disk } else { 0 },
             start,
-            address: GuestAddress(unit.address.0 + u64::from(from)),
+            address: GuestAddress(slot.address.0 + u64::from(from)),
             len,
         };
         self.set.submit(queue, transfer)
     }
 
-    /// A request was answered. Returns how its I/O ended, with the answer to its last part.
+    /// Records the completion of a request. Returns the status of its I/O if that was the last.
     #[inline]
-    pub(super) fn answered(&mut self, done: Done<Q::Status>) -> Option<Q::Status> {
-        let unit = &mut self.units[done.user as usize];
-        unit.waiting -= 1;
-        if unit.status == Q::Status::GOOD {
-            unit.status = done.status;
+    pub(super) fn part_completed(&mut self, done: CompletedTransfer<Q::Status>) -> Option<Q::Status> {
+        let slot = &mut self.slots[done.user as usize];
+        slot.pending_parts -= 1;
+        if slot.status == Q::Status::GOOD {
+            slot.status = done.status;
         }
-        (unit.waiting == 0).then_some(unit.status)
+        (slot.pending_parts == 0).then_some(slot.status)
     }
 
-    /// Submits what waits for room on a queue, as far as there is some.
+    /// Submits the backlog of a queue, as long as it has space.
     #[inline]
-    pub(super) fn catch_up<const MIXED: bool>(&mut self, queue: usize) -> Result<(), WorkerError> {
+    pub(super) fn drain_backlog<const MIXED: bool>(&mut self, queue: usize) -> Result<(), WorkerError> {
         if Q::HANDS_OVER {
-            // What ended may have made room for another queue's.
+            // A completion may have freed space for another queue's I/Os.
             return (0..self.backlog.len()).try_for_each(|queue| match self.backlog[queue].is_empty() {
                 true => Ok(()),
                 false => self.submit_backlog::<MIXED>(queue),
@@ -102,10 +113,10 @@ impl<Q: Set> Worker<Q> {
 
     #[cold]
     fn submit_backlog<const MIXED: bool>(&mut self, queue: usize) -> Result<(), WorkerError> {
-        // Each round submits one I/O wholly, or puts it back and ends.
+        // Each round submits all of one I/O, or puts it back and ends.
         while let Some((index, from)) = self.backlog[queue].pop_front() {
             let before = self.backlog[queue].len();
-            self.submit::<MIXED>(queue, index as usize, from)?;
+            self.submit_parts::<MIXED>(queue, index as usize, from)?;
             if self.backlog[queue].len() > before {
                 break;
             }

@@ -1,72 +1,76 @@
-//! Blocks that are checked: composed before a write, booked after it, read back at the end.
+//! Verified blocks: filled before a write, recorded after it, read back at the end.
 
 use std::sync::atomic::Ordering;
 
 use mqblk_memory::GuestAddress;
 
-use super::{Unit, Worker, WorkerError};
-use crate::control::{Control, Phase};
-use crate::interface::{Done, Set, Status};
-use crate::ledger;
+use super::{IoSlot, Worker, WorkerError};
+use crate::control::{Phase, PhaseControl};
+use crate::interface::{CompletedTransfer, ThreadQueues, TransferStatus};
+use crate::verification;
 
-impl<Q: Set> Worker<Q> {
-    /// The blocks of a unit's I/O, and where each lies in its buffer.
-    fn blocks(&self, unit: &Unit<Q::Status>) -> impl Iterator<Item = (u64, usize)> + use<Q> {
-        let (first, bs) = (unit.block, self.settings.bs as usize);
-        (0..unit.len as usize / bs).map(move |index| (first + index as u64, index * bs))
+impl<Q: ThreadQueues> Worker<Q> {
+    /// Returns the blocks of a slot's I/O, and the offset of each in its buffer.
+    fn blocks(&self, slot: &IoSlot<Q::Status>) -> impl Iterator<Item = (u64, usize)> + use<Q> {
+        let (first, bs) = (slot.block, self.settings.bs as usize);
+        (0..slot.len as usize / bs).map(move |index| (first + index as u64, index * bs))
     }
 
-    /// Books a request's end in the ledger, and checks what was read.
-    pub(super) fn settle(&mut self, unit: Unit<Q::Status>, failed: bool) {
-        for (block, at) in self.blocks(&unit) {
-            let Some(ledger) = self.jobs[usize::from(unit.job)].ledger.as_mut() else { return };
-            if unit.write && !failed {
-                ledger.written(block, unit.generation);
+    /// Records the completion of an I/O, and checks what was read.
+    pub(super) fn record_completion(&mut self, slot: IoSlot<Q::Status>, failed: bool) {
+        for (block, at) in self.blocks(&slot) {
+            let Some(generations) = self.jobs[usize::from(slot.job)].generations.as_mut() else { return };
+            if slot.write && !failed {
+                generations.record_write(block, slot.generation);
                 continue;
             }
-            let expected = ledger.expected(block);
-            ledger.release(block, !unit.write);
+            let expected = generations.generation_of(block);
+            generations.release(block, !slot.write);
             if let (false, Some(generation)) = (failed, expected) {
-                self.check(&unit, block, at, generation);
+                self.check_slot(&slot, block, at, generation);
             }
         }
     }
 
-    /// Checks `block`, which was read to byte `at` of the unit's buffer.
-    fn check(&mut self, unit: &Unit<Q::Status>, block: u64, at: usize, generation: u32) {
+    /// Checks `block`, which was read to offset `at` of the slot's buffer.
+    fn check_slot(&mut self, slot: &IoSlot<Q::Status>, block: u64, at: usize, generation: u32) {
         let mut scratch = std::mem::take(&mut self.scratch);
         let bytes = &mut scratch[..self.settings.bs as usize];
-        let read = self.memory.read(GuestAddress(unit.address.0 + at as u64), bytes);
+        let read = self.memory.read(GuestAddress(slot.address.0 + at as u64), bytes);
         let offset = self.offset(block);
         if read.is_none() {
-            self.complain(unit, block, format_args!("the buffer cannot be read"));
-        } else if let Err(difference) = ledger::check(bytes, offset, generation) {
-            self.complain(unit, block, format_args!("{difference}"));
+            self.record_error(slot, block, format_args!("the buffer cannot be read"));
+        } else if let Err(difference) = verification::check_block(bytes, offset, generation) {
+            self.record_error(slot, block, format_args!("{difference}"));
         }
         self.scratch = scratch;
     }
 
-    /// Fills a unit's buffer with blocks that can be checked.
-    pub(super) fn compose(&mut self, unit: Unit<Q::Status>) {
+    /// Fills a slot's buffer with verifiable blocks.
+    pub(super) fn fill_buffer(&mut self, slot: IoSlot<Q::Status>) {
         let mut bytes = std::mem::take(&mut self.scratch);
-        for (block, at) in self.blocks(&unit) {
+        for (block, at) in self.blocks(&slot) {
             let content = &mut bytes[at..at + self.settings.bs as usize];
-            ledger::fill(content, self.offset(block), unit.generation);
+            verification::fill_block(content, self.offset(block), slot.generation);
         }
-        self.memory.write(unit.address, &bytes[..unit.len as usize]).expect("a buffer lies in shared memory");
+        self.memory.write(slot.address, &bytes[..slot.len as usize]).expect("a buffer lies in shared memory");
         self.scratch = bytes;
     }
 
-    /// Reads all that the jobs in `jobs` have written, and checks it.
+    /// Reads back and checks everything that `jobs` have written.
     ///
     /// # Errors
-    /// [`WorkerError`]: the queues are of no more use.
-    pub fn verify(&mut self, control: &Control) -> Result<(), WorkerError> {
-        let mut places: Vec<(usize, u64)> =
-            self.jobs.iter().enumerate().filter_map(|(at, job)| Some((at, job.ledger.as_ref()?.first()))).collect();
+    /// [`WorkerError`]: the queues cannot be used any more.
+    pub fn verify(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
+        let mut cursors: Vec<(usize, u64)> = self
+            .jobs
+            .iter()
+            .enumerate()
+            .filter_map(|(at, job)| Some((at, job.generations.as_ref()?.first())))
+            .collect();
         let mut idle = 0;
-        for unit in 0..self.units.len() {
-            self.look_up(unit, &mut places)?;
+        for slot in 0..self.slots.len() {
+            self.read_back_next(slot, &mut cursors)?;
         }
         self.publish_all()?;
         loop {
@@ -75,18 +79,18 @@ impl<Q: Set> Worker<Q> {
             }
             let mut worked = false;
             let mut in_flight = 0;
-            if Q::HANDS_OVER && self.set.collect()? != 0 {
-                while let Some(done) = self.set.arrived() {
+            if Q::HANDS_OVER && self.set.receive_handovers()? != 0 {
+                while let Some(done) = self.set.next_handed_back() {
                     worked = true;
-                    self.looked_up(done, &mut places)?;
+                    self.read_back_completed(done, &mut cursors)?;
                 }
             }
-            for index in 0..self.set.queues() {
-                in_flight += u32::from(self.set.look(index)?.1);
+            for index in 0..self.set.queue_count() {
+                in_flight += u32::from(self.set.peek(index)?.1);
                 while let Some(done) = self.set.reap(index)? {
                     worked = true;
-                    self.looked_up(done, &mut places)?;
-                    self.catch_up::<true>(index)?;
+                    self.read_back_completed(done, &mut cursors)?;
+                    self.drain_backlog::<true>(index)?;
                 }
             }
             self.publish_all()?;
@@ -94,44 +98,48 @@ impl<Q: Set> Worker<Q> {
             if worked {
                 continue;
             }
-            if in_flight + self.set.away() == 0 && self.set.depart() {
+            if in_flight + self.set.outstanding_elsewhere() == 0 && self.set.try_leave() {
                 return Ok(());
             }
-            self.idle(&mut idle)?;
+            self.wait_or_spin(&mut idle)?;
         }
     }
 
-    /// A block was read back.
-    fn looked_up(&mut self, done: Done<Q::Status>, places: &mut Vec<(usize, u64)>) -> Result<(), WorkerError> {
+    /// Handles the completion of a read of the verification.
+    fn read_back_completed(
+        &mut self,
+        done: CompletedTransfer<Q::Status>,
+        cursors: &mut Vec<(usize, u64)>,
+    ) -> Result<(), WorkerError> {
         let at = done.user as usize;
-        let Some(status) = self.answered(done) else { return Ok(()) };
+        let Some(status) = self.part_completed(done) else { return Ok(()) };
         self.done += 1;
-        let unit = self.units[at];
+        let slot = self.slots[at];
         match status == Q::Status::GOOD {
-            true => self.check(&unit, unit.block, 0, unit.generation),
-            false => self.complain(&unit, unit.block, format_args!("{status:?} while verifying")),
+            true => self.check_slot(&slot, slot.block, 0, slot.generation),
+            false => self.record_error(&slot, slot.block, format_args!("{status:?} while verifying")),
         }
-        self.look_up(at, places)
+        self.read_back_next(at, cursors)
     }
 
     /// Submits a read of the next block that was written.
-    fn look_up(&mut self, index: usize, places: &mut Vec<(usize, u64)>) -> Result<(), WorkerError> {
-        while let Some((place, from)) = places.last_mut() {
-            let job = &self.jobs[*place];
+    fn read_back_next(&mut self, index: usize, cursors: &mut Vec<(usize, u64)>) -> Result<(), WorkerError> {
+        while let Some((number, from)) = cursors.last_mut() {
+            let job = &self.jobs[*number];
             let blocks = job.pattern.blocks();
             let end = blocks.first + blocks.count;
-            let ledger = job.ledger.as_ref();
+            let generations = job.generations.as_ref();
             let Some((block, generation)) =
-                ledger.filter(|_| *from < end).and_then(|ledger| ledger.next_written(*from))
+                generations.filter(|_| *from < end).and_then(|generations| generations.next_written(*from))
             else {
-                places.pop();
+                cursors.pop();
                 continue;
             };
             *from = block + 1;
-            let unit = &mut self.units[index];
-            (unit.block, unit.generation, unit.write) = (block, generation, false);
-            (unit.disk, unit.len) = (job.disk, self.settings.bs);
-            return self.send::<true>(index);
+            let slot = &mut self.slots[index];
+            (slot.block, slot.generation, slot.write) = (block, generation, false);
+            (slot.disk, slot.len) = (job.disk, self.settings.bs);
+            return self.submit_io::<true>(index);
         }
         Ok(())
     }

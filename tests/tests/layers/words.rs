@@ -17,10 +17,10 @@ const VAGUE: [&str; 17] = [
     "Told", "Thing", "Data", "Info",
 ];
 
-/// Crates whose names and comments are still to be brought in line with the glossary.
-const NOT_YET: [&str; 2] = ["driver", "bench"];
+/// Folders whose names and comments are still to be brought in line with the glossary. The benchmark's use the driver's names.
+const NOT_YET: [&str; 2] = ["driver", "bench/src/interface"];
 
-/// True if a source belongs to a crate that is still to be brought in line.
+/// True if a source lies in a folder that is still to be brought in line.
 fn is_not_yet(path: &str) -> bool {
     NOT_YET.iter().any(|folder| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
 }

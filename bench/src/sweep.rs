@@ -5,25 +5,20 @@ use std::io::Write;
 use rand::Rng;
 
 use crate::BenchError;
-use crate::interface::virtio_blk::BlkDevice;
-use crate::interface::virtio_scsi::ScsiDevice;
-use crate::interface::xen::XenDevice;
-use crate::interface::{Device, Interface};
-use crate::load::{self, RunResult};
 use crate::plan::{Combination, Plan, Target};
-use crate::progress::Progress;
-use crate::report::{Row, write_json};
+use crate::progress::ProgressDisplay;
+use crate::report::{ResultRow, write_json};
+use crate::run::{RunInput, RunResult};
 use crate::table::table;
-use crate::target::Session;
 
-/// Measures everything and reports. Returns how many requests failed or did not verify.
+/// Measures everything and prints the results. Returns the number of requests that failed or did not verify.
 ///
 /// # Errors
-/// The first [`BenchError`]. What was measured until then is reported first.
+/// The first [`BenchError`], after the results so far were printed.
 pub fn run(plan: &Plan) -> Result<u64, BenchError> {
     let runs = plan.combinations.len() * plan.targets.len() * usize::from(plan.runs);
-    let mut progress = Progress::new(runs as u64);
-    let mut rows: Vec<Vec<Row>> = vec![];
+    let mut progress = ProgressDisplay::new(runs as u64);
+    let mut rows: Vec<Vec<ResultRow>> = vec![];
     let mut outcome = Ok(());
     for combination in &plan.combinations {
         match measure(plan, combination, &mut progress) {
@@ -36,9 +31,9 @@ pub fn run(plan: &Plan) -> Result<u64, BenchError> {
     }
     progress.finish();
     if !rows.is_empty() {
-        // Nobody is left to read when standard output is closed.
+        // Standard output may be closed.
         let text = match plan.experiment {
-            Some(experiment) => experiment.print(plan, &rows),
+            Some(experiment) => experiment.render(plan, &rows),
             None => table(plan, &rows),
         };
         let _ = std::io::stdout().write_all(text.as_bytes());
@@ -50,8 +45,12 @@ pub fn run(plan: &Plan) -> Result<u64, BenchError> {
     Ok(rows.iter().flatten().map(|row| row.errors).sum())
 }
 
-/// All targets and runs of one combination: A B A B.
-fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> Result<Vec<Row>, BenchError> {
+/// Measures all targets and runs of one combination: A B A B.
+fn measure(
+    plan: &Plan,
+    combination: &Combination,
+    progress: &mut ProgressDisplay,
+) -> Result<Vec<ResultRow>, BenchError> {
     let columns: Vec<(&Target, Combination)> =
         plan.targets.iter().map(|target| (target, target.combination(combination))).collect();
     let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
@@ -60,37 +59,20 @@ fn measure(plan: &Plan, combination: &Combination, progress: &mut Progress) -> R
             let what = describe(combination, target);
             progress.start(&what);
             let seed = rand::rng().next_u64();
-            let measure = match plan.interface {
-                Interface::VirtioBlk => once::<BlkDevice>,
-                Interface::VirtioScsi => once::<ScsiDevice>,
-                Interface::Xen => once::<XenDevice>,
-            };
-            let result = measure(plan, combination, target, seed, progress)?;
+            let result = plan.interface.measure(&RunInput { plan, combination, target, seed, progress })?;
             let verified = match plan.verify {
                 Some(_) => format!(", {} blocks verified", result.verified),
                 None => String::new(),
             };
             progress.end(&format!("{what}: run {run} of {}: {:.0} IOPS{verified}", plan.runs, result.iops()));
-            for complaint in &result.complaints {
-                let _ = writeln!(std::io::stderr(), "mqblk: bench: {}: {complaint}", target.label);
+            for message in &result.messages {
+                let _ = writeln!(std::io::stderr(), "mqblk: bench: {}: {message}", target.label);
             }
             results.push(result);
         }
     }
     let rows = columns.iter().zip(results);
-    Ok(rows.map(|((target, combination), results)| Row::new(plan, target, combination, &results)).collect())
-}
-
-/// One run.
-fn once<D: Device>(
-    plan: &Plan,
-    combination: &Combination,
-    target: &Target,
-    seed: u64,
-    progress: &Progress,
-) -> Result<RunResult, BenchError> {
-    let session = Session::<D>::open(plan, combination, target)?;
-    load::run(plan, combination, session, seed, progress)
+    Ok(rows.map(|((target, combination), results)| ResultRow::new(plan, target, combination, &results)).collect())
 }
 
 fn describe(combination: &Combination, target: &Target) -> String {
@@ -100,9 +82,9 @@ fn describe(combination: &Combination, target: &Target) -> String {
     let grants = grants.map_or(String::new(), |grants| format!(" grants {grants}"));
     let merge = if target.column.is_some() { format!(" merge {}", target.merge) } else { String::new() };
     let rw = rw.name();
-    let places = if *targets * *luns > 1 { format!(" targets {targets} luns {luns}") } else { String::new() };
+    let disks = if *targets * *luns > 1 { format!(" targets {targets} luns {luns}") } else { String::new() };
     format!(
-        "{}{poll}{grants}{merge}: {rw} bs {sizes}{places} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}",
+        "{}{poll}{grants}{merge}: {rw} bs {sizes}{disks} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}",
         target.label
     )
 }

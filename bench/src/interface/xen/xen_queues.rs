@@ -3,27 +3,29 @@
 //! null_blk. There IOPS fell by a third from 4 rings to 16 while all rings shared a pool of persistent grants and free pages under a
 //! lock, and did not fall any more when each ring had its own. Here: the same with pools of each ring and with one for all.
 
+use std::sync::Arc;
+
+use clap::ValueEnum;
 use mqblk_core::ByteLen;
 
-use super::{Experiment, alike};
+use super::options::{GRANTS, GRANTS_POOL, GrantMode, GrantPool, XenOptions};
 use crate::BenchError;
-use crate::args::xen::{Grants, GrantsPool};
 use crate::args::{BlockSizes, Rw};
 use crate::defaults::Defaults;
-use crate::grid::{Heading, grid, known, micros, ratio};
-use crate::interface::Interface;
-use crate::plan::{Place, Plan, Target};
-use crate::report::Row;
-use crate::table::{heading, sizes};
+use crate::experiment::{Experiment, common_settings};
+use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
+use crate::plan::{DiskKeys, Plan, Target, TargetSource, value_of};
+use crate::report::ResultRow;
+use crate::table::{block_size, summary};
 
 /// The experiment.
 #[derive(Debug)]
-pub struct XenQueues;
+pub struct XenQueuesExperiment;
 
 /// The document's columns.
-const DOCUMENT_QUEUES: [u16; 4] = [1, 4, 8, 16];
-/// The document's lines, in thousands of I/Os per second.
-const DOCUMENT: [(&str, [f64; 4]); 3] = [
+const PUBLISHED_QUEUES: [u16; 4] = [1, 4, 8, 16];
+/// The document's lines, in thousands of IOPS.
+const PUBLISHED: [(&str, [f64; 4]); 3] = [
     ("2015: one pool", [810.0, 1064.0, 780.0, 700.0]),
     ("2015: frontend's of each ring", [810.0, 1230.0, 1024.0, 850.0]),
     ("2015: both ends' of each ring", [810.0, 1410.0, 1354.0, 1440.0]),
@@ -33,10 +35,10 @@ const DOCUMENT: [(&str, [f64; 4]); 3] = [
 const BS: ByteLen = ByteLen(4096);
 const JOBS: u16 = 16;
 const IODEPTH: u16 = 64;
-/// Linux's, when nobody chooses.
+/// Linux's default.
 const RING_ORDER: u8 = 0;
 
-impl Experiment for XenQueues {
+impl Experiment for XenQueuesExperiment {
     fn name(&self) -> &'static str {
         "xen-queues"
     }
@@ -47,15 +49,14 @@ impl Experiment for XenQueues {
 
     fn defaults(&self) -> Defaults {
         Defaults {
-            interface: Interface::Xen,
+            interface: Arc::new(XenOptions { ring_order: Some(RING_ORDER), ..XenOptions::default() }),
             disk: Some("storage=null,size=16G"),
             rw: Rw::Read,
             bs: Ok(BlockSizes(vec![BS])),
             iodepth: IODEPTH,
             batch: IODEPTH,
-            queues: &DOCUMENT_QUEUES,
+            queues: &PUBLISHED_QUEUES,
             jobs: Some(JOBS),
-            ring_order: Some(RING_ORDER),
             runtime: 2.0,
             warmup: 0.5,
             ..Defaults::default()
@@ -66,20 +67,24 @@ impl Experiment for XenQueues {
         let several = targets.len() > 1;
         let mut columns = vec![];
         for target in &targets {
-            let own = match (several, &target.place) {
+            let own = match (several, &target.source) {
                 (false, _) => String::new(),
-                (true, Place::Disk { .. }) => {
+                (true, TargetSource::Disk { .. }) => {
                     let grants = target.grants.as_deref().unwrap_or_default();
                     format!("{} poll {} grants {grants}, ", target.label, target.poll)
                 }
                 (true, _) => format!("{}, ", target.label),
             };
-            let lines: Vec<Target> = match target.place {
-                Place::Disk { pool: None, .. } => {
-                    [GrantsPool::Shared, GrantsPool::PerRing].map(|pool| line(target, &own, Some(pool))).to_vec()
+            let chosen = match &target.source {
+                TargetSource::Disk { keys, .. } => Some(grant_pool(keys)),
+                _ => None,
+            };
+            let lines: Vec<Target> = match chosen {
+                Some(None) => {
+                    [GrantPool::Shared, GrantPool::PerRing].map(|pool| line(target, &own, Some(pool))).to_vec()
                 }
-                Place::Disk { pool, .. } => vec![line(target, &own, pool)],
-                _ => vec![line(target, &own, None)],
+                Some(pool) => vec![line(target, &own, pool)],
+                None => vec![line(target, &own, None)],
             };
             let with = |line: &Target, queues: u16| Target { queues: Some(queues), ..line.clone() };
             columns.extend(lines.iter().flat_map(|line| queues.iter().map(|queues| with(line, *queues))));
@@ -87,8 +92,8 @@ impl Experiment for XenQueues {
         Ok(columns)
     }
 
-    fn print(&self, plan: &Plan, groups: &[Vec<Row>]) -> String {
-        let mut words = alike(groups);
+    fn render(&self, plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
+        let mut words = common_settings(groups);
         let one = &groups[0][0];
         let rows = || groups.iter().flatten();
         if rows().all(|row| row.grants == one.grants) {
@@ -96,59 +101,64 @@ impl Experiment for XenQueues {
         }
         words.extend(one.ring_order.map(|order| format!("ring order {order}")));
         words.extend(one.abi.filter(|abi| *abi != "x86_64").map(|abi| format!("abi {abi}")));
-        let mut text = format!("{}\n", heading(plan, words));
+        let mut text = format!("{}\n", summary(plan, words));
         for group in groups {
             let load = &group[0];
-            let of = |row: &Row| (row.rw, sizes(row), row.jobs, row.iodepth, row.batch, row.ring_order);
+            let of = |row: &ResultRow| (row.rw, block_size(row), row.jobs, row.iodepth, row.batch, row.ring_order);
             let (rw, bs, jobs, iodepth, batch, _) = of(load);
             text.push_str(&format!("\n{rw} bs {bs}, jobs {jobs}, iodepth {iodepth}, batch {batch}\n"));
             let documents = of(load) == (Rw::Read.name(), BS.to_string(), JOBS, IODEPTH, IODEPTH, Some(RING_ORDER));
-            let document = if documents { &DOCUMENT[..] } else { &[] };
-            let mut add = |title: &str, document: &[Line], cell: &dyn Fn(&Row, &[&Row]) -> String| {
+            let document = if documents { &PUBLISHED[..] } else { &[] };
+            let mut add = |title: &str, document: &[Line], cell: &dyn Fn(&ResultRow, &[&ResultRow]) -> String| {
                 text.push_str(&format!("\n{title}\n{}", table(group, document, cell)));
             };
-            let thousands = |iops: f64| micros(iops / 1e3);
+            let thousands = |iops: f64| three_digits(iops / 1e3);
             add("IOPS (k)", &lines_of(document, |value, _| format!("{value:.0}")), &|row, _| thousands(row.iops_mean));
-            let best = |line: &[&Row]| line.iter().map(|row| row.iops_median).fold(0.0, f64::max);
+            let best = |line: &[&ResultRow]| line.iter().map(|row| row.iops_median).fold(0.0, f64::max);
             let beside = |value: f64, line: &[f64; 4]| ratio(value, line.iter().copied().fold(0.0, f64::max));
             add("IOPS, as a ratio to the best of the line", &lines_of(document, beside), &|row, line| {
                 ratio(row.iops_median, best(line))
             });
-            add("CPU us/IO of the server", &[], &|row, _| known(row.server_cpu_us_per_io, micros));
-            add("CPU us/IO of the client", &[], &|row, _| micros(row.client_cpu_us_per_io));
+            add("CPU us/IO of the server", &[], &|row, _| or_dash(row.server_cpu_us_per_io, three_digits));
+            add("CPU us/IO of the client", &[], &|row, _| three_digits(row.client_cpu_us_per_io));
         }
         text
     }
 }
 
-/// A line of the document as it is printed.
+/// A printed line of the document.
 type Line = (&'static str, [String; 4]);
 
 fn lines_of(document: &[(&'static str, [f64; 4])], text: impl Fn(f64, &[f64; 4]) -> String) -> Vec<Line> {
     document.iter().map(|(name, values)| (*name, values.map(|value| text(value, values)))).collect()
 }
 
-/// What is measured for one line of the table.
-fn line(target: &Target, own: &str, asked: Option<GrantsPool>) -> Target {
+/// Returns the pool that the keys of a disk choose.
+fn grant_pool(keys: &DiskKeys) -> Option<GrantPool> {
+    keys.get(GRANTS_POOL).and_then(|name| GrantPool::from_str(name, false).ok())
+}
+
+/// Returns the target of one line of the table.
+fn line(target: &Target, own: &str, pool: Option<GrantPool>) -> Target {
     let mut line = target.clone();
-    if let Place::Disk { spec, grants, pool, .. } = &mut line.place {
-        *pool = asked;
-        if grants.is_none() && !spec.split(',').any(|pair| pair.starts_with("grants=")) {
-            *grants = Some(Grants::Persistent);
-            line.grants = Some(Grants::Persistent.name().to_owned());
+    if let TargetSource::Disk { spec, keys, .. } = &mut line.source {
+        if keys.get(GRANTS).is_none() && value_of(spec, GRANTS).is_none() {
+            keys.set(GRANTS, Some(GrantMode::Persistent.name()));
+            line.grants = Some(GrantMode::Persistent.name().to_owned());
         }
+        keys.set(GRANTS_POOL, pool.map(GrantPool::name));
     }
-    line.column = Some(match asked {
-        Some(GrantsPool::Shared) => format!("{own}one pool for all rings"),
-        Some(GrantsPool::PerRing) => format!("{own}pools of each ring"),
+    line.column = Some(match pool {
+        Some(GrantPool::Shared) => format!("{own}one pool for all rings"),
+        Some(GrantPool::PerRing) => format!("{own}pools of each ring"),
         None => format!("{own}as it runs"),
     });
     line
 }
 
-/// One table: a line for each of the experiment's, with a column for each number of queues, then the document's. The cell is given
-/// its row and all of the line's.
-fn table(group: &[Row], document: &[Line], cell: &dyn Fn(&Row, &[&Row]) -> String) -> String {
+/// Returns one table: a line for each name of a column, with a column for each number of queues, then the document's lines. The
+/// cell gets its row and all rows of its line.
+fn table(group: &[ResultRow], document: &[Line], cell: &dyn Fn(&ResultRow, &[&ResultRow]) -> String) -> String {
     let mut queues: Vec<u16> = group.iter().map(|row| row.queues).collect();
     queues.sort_unstable();
     queues.dedup();
@@ -162,17 +172,17 @@ fn table(group: &[Row], document: &[Line], cell: &dyn Fn(&Row, &[&Row]) -> Strin
         }
     }
     let ours = names.into_iter().map(|name| {
-        let line: Vec<&Row> = group.iter().filter(|row| row.column.as_deref() == Some(name)).collect();
+        let line: Vec<&ResultRow> = group.iter().filter(|row| row.column.as_deref() == Some(name)).collect();
         let of =
             |queues: &u16| line.iter().find(|row| row.queues == *queues).map_or("-".into(), |row| cell(row, &line));
         [name.to_owned()].into_iter().chain(queues.iter().map(of)).collect::<Vec<String>>()
     });
     let theirs = document.iter().map(|(name, values)| {
-        let place = |queues: &u16| DOCUMENT_QUEUES.iter().position(|own| own == queues);
-        let of = |queues: &u16| place(queues).map_or("-".into(), |place| values[place].clone());
+        let column = |queues: &u16| PUBLISHED_QUEUES.iter().position(|own| own == queues);
+        let of = |queues: &u16| column(queues).map_or("-".into(), |column| values[column].clone());
         [(*name).to_owned()].into_iter().chain(queues.iter().map(of)).collect()
     });
-    grid(&headings, &ours.chain(theirs).collect::<Vec<_>>())
+    format_grid(&headings, &ours.chain(theirs).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -185,8 +195,8 @@ mod tests {
         Plan::new(&args(&line).unwrap()).unwrap()
     }
 
-    fn row(queues: u16, column: &str, iops: f64) -> Row {
-        Row {
+    fn row(queues: u16, column: &str, iops: f64) -> ResultRow {
+        ResultRow {
             interface: "xen",
             queues,
             jobs: JOBS,
@@ -195,11 +205,11 @@ mod tests {
             grants: Some("persistent".into()),
             abi: Some("x86_64"),
             ring_order: Some(RING_ORDER),
-            ..Row::made_up(4096, column, iops)
+            ..ResultRow::example(4096, column, iops)
         }
     }
 
-    fn group() -> Vec<Row> {
+    fn group() -> Vec<ResultRow> {
         let shared = [(1, 900e3), (4, 800e3), (16, 600e3)].map(|(q, iops)| row(q, "one pool for all rings", iops));
         let own =
             [(1, 900e3), (4, 1500e3), (12, 1480e3), (16, 1490e3)].map(|(q, iops)| row(q, "pools of each ring", iops));
@@ -207,8 +217,8 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_table_with_ours_above_it() {
-        let text = XenQueues.print(&plan(""), &[group()]);
+    fn the_table_has_our_lines_above_the_documents() {
+        let text = XenQueuesExperiment.render(&plan(""), &[group()]);
         let expected = "\
 target disk, poll default, rw read, batch 64, errors 0, grants persistent, ring order 0, client sleeps, 3 runs of 2 s
 
@@ -244,10 +254,10 @@ pools of each ring      1.00  1.00  1.00  1.00
     }
 
     #[test]
-    fn another_load_stands_alone() {
+    fn another_load_has_no_published_values() {
         let mut group = group();
         group.iter_mut().for_each(|row| row.iodepth = 32);
-        let text = XenQueues.print(&plan("--iodepth 32"), &[group]);
+        let text = XenQueuesExperiment.render(&plan("--iodepth 32"), &[group]);
         assert!(!text.contains("2015") && text.contains("read bs 4K, jobs 16, iodepth 32, batch 64"), "{text}");
     }
 
@@ -260,13 +270,14 @@ pools of each ring      1.00  1.00  1.00  1.00
         let of =
             |name: &str, queues: &[u16]| queues.iter().map(|queues| (name.to_owned(), *queues)).collect::<Vec<_>>();
         let [shared, ring] = ["one pool for all rings", "pools of each ring"];
-        assert_eq!(columns(&own), [of(shared, &DOCUMENT_QUEUES), of(ring, &DOCUMENT_QUEUES)].concat());
+        assert_eq!(columns(&own), [of(shared, &PUBLISHED_QUEUES), of(ring, &PUBLISHED_QUEUES)].concat());
         let [combination] = own.combinations.as_slice() else { panic!("one combination") };
         let load = (combination.rw, combination.jobs, combination.iodepth, combination.batch);
         assert_eq!(load, (Rw::Read, 16, 64, 64));
-        let Place::Disk { spec, grants, pool, .. } = &own.targets[0].place else { panic!("a disk") };
-        let found = (spec.as_str(), *grants, *pool);
-        assert_eq!(found, ("storage=null,size=16G", Some(Grants::Persistent), Some(GrantsPool::Shared)));
+        let TargetSource::Disk { spec, keys, .. } = &own.targets[0].source else { panic!("a disk") };
+        let grants = keys.get(GRANTS).and_then(|name| GrantMode::from_str(name, false).ok());
+        let found = (spec.as_str(), grants, grant_pool(keys));
+        assert_eq!(found, ("storage=null,size=16G", Some(GrantMode::Persistent), Some(GrantPool::Shared)));
 
         let one = plan("--grants-pool per-ring --grants copy --queues 2 --disk storage=ram,size=1G --batch 1");
         assert_eq!(columns(&one), of(ring, &[2]));

@@ -3,27 +3,29 @@
 //! tmpfs, one logical unit a target. There many queues gave 30 to 90 percent more from 4 targets on, and lost 6 to 13
 //! percent from 16 to 32.
 
+use std::sync::Arc;
+
 use mqblk_core::ByteLen;
 
-use super::{Experiment, alike};
+use super::VirtioScsi;
 use crate::BenchError;
-use crate::args::{Rw, Sizes};
+use crate::args::{IoSizes, Rw};
 use crate::defaults::Defaults;
-use crate::grid::{Heading, grid, known, micros, ratio};
-use crate::interface::Interface;
-use crate::plan::{Place, Plan, Target};
-use crate::report::Row;
-use crate::table::{heading, sizes};
+use crate::experiment::{Experiment, common_settings};
+use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
+use crate::plan::{Plan, Target, TargetSource};
+use crate::report::ResultRow;
+use crate::table::{block_size, summary};
 
 /// The experiment.
 #[derive(Debug)]
-pub struct Targets;
+pub struct TargetsExperiment;
 
 /// The document's columns.
-const DOCUMENT: [&str; 3] = ["2012: single", "2012: 4 VCPUs", "2012: 8 VCPUs"];
+const PUBLISHED_COLUMNS: [&str; 3] = ["2012: single", "2012: 4 VCPUs", "2012: 8 VCPUs"];
 
-/// The document's figures, MB/s: overall and of a logical unit.
-const FIGURES: [(u16, [f64; 3], [f64; 3]); 7] = [
+/// The document's values in MB/s: overall, and of a logical unit.
+const PUBLISHED: [(u16, [f64; 3], [f64; 3]); 7] = [
     (1, [540.0, 626.0, 599.0], [540.0, 626.0, 599.0]),
     (2, [795.0, 965.0, 925.0], [397.0, 482.0, 462.0]),
     (4, [997.0, 1376.0, 1500.0], [249.0, 344.0, 375.0]),
@@ -33,11 +35,12 @@ const FIGURES: [(u16, [f64; 3], [f64; 3]); 7] = [
     (32, [1515.0, 1978.0, 2319.0], [47.0, 61.0, 72.0]),
 ];
 
-/// The document's loads.
-const SIZES: Sizes = Sizes { min: ByteLen(4 << 10), max: ByteLen(64 << 10) };
+/// The document's load.
+const SIZES: IoSizes = IoSizes { min: ByteLen(4 << 10), max: ByteLen(64 << 10) };
 const IODEPTH: u16 = 4;
+const TARGETS: [u16; 7] = [1, 2, 4, 8, 16, 24, 32];
 
-impl Experiment for Targets {
+impl Experiment for TargetsExperiment {
     fn name(&self) -> &'static str {
         "targets"
     }
@@ -48,19 +51,17 @@ impl Experiment for Targets {
 
     fn defaults(&self) -> Defaults {
         Defaults {
-            interface: Interface::VirtioScsi,
+            interface: Arc::new(VirtioScsi { targets: TARGETS.to_vec(), ..VirtioScsi::default() }),
             // In memory as there, and small enough for 32.
             disk: Some("storage=ram,size=64M"),
-            // Else all reads would be of the one page that the system has for memory that was never written.
+            // Memory that was never written is one page of zeroes.
             fill: true,
             rw: Rw::Read,
             bs: Err(SIZES),
             iodepth: IODEPTH,
             batch: 1,
             queues: &[1, 2, 4, 8],
-            targets: &[1, 2, 4, 8, 16, 24, 32],
             jobs: None,
-            ring_order: None,
             runtime: 2.0,
             warmup: 0.5,
         }
@@ -69,10 +70,10 @@ impl Experiment for Targets {
     fn columns(&self, queues: &[u16], targets: Vec<Target>) -> Result<Vec<Target>, BenchError> {
         let several = targets.len() > 1;
         let column = |target: &Target, queues: u16| {
-            let own = match (several, &target.place) {
+            let own = match (several, &target.source) {
                 (false, _) => String::new(),
-                (true, Place::Socket(_) | Place::Device(_)) => format!("{}, ", target.label),
-                (true, Place::Disk { .. }) => format!("{} poll {}, ", target.label, target.poll),
+                (true, TargetSource::Socket(_) | TargetSource::Device(_)) => format!("{}, ", target.label),
+                (true, TargetSource::Disk { .. }) => format!("{} poll {}, ", target.label, target.poll),
             };
             let heading = format!("{own}{queues} queue{}", if queues == 1 { "" } else { "s" });
             Target { column: Some(heading), queues: Some(queues), ..target.clone() }
@@ -80,89 +81,92 @@ impl Experiment for Targets {
         Ok(targets.iter().flat_map(|target| queues.iter().map(|queues| column(target, *queues))).collect())
     }
 
-    fn print(&self, plan: &Plan, groups: &[Vec<Row>]) -> String {
-        let mut words = alike(groups);
+    fn render(&self, plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
+        let mut words = common_settings(groups);
         let one = &groups[0][0];
         words.extend(one.steer.map(|steer| format!("steer {steer}")));
         if plan.fill {
             words.push("filled before".into());
         }
-        let mut text = format!("{}\n", heading(plan, words));
-        let document = groups.iter().all(|group| is_documents(&group[0]));
-        let mut add = |title: &str, figures: Option<fn(&Figures) -> [f64; 3]>, cell: &dyn Fn(&Row, &Row) -> String| {
-            let figures = figures.filter(|_| document);
-            text.push_str(&format!("\n{title}\n{}", table(groups, figures, cell)));
+        let mut text = format!("{}\n", summary(plan, words));
+        let document = groups.iter().all(|group| is_published_load(&group[0]));
+        let mut add = |title: &str,
+                       values: Option<fn(&PublishedRow) -> [f64; 3]>,
+                       cell: &dyn Fn(&ResultRow, &ResultRow) -> String| {
+            let values = values.filter(|_| document);
+            text.push_str(&format!("\n{title}\n{}", table(groups, values, cell)));
         };
-        add("overall bandwidth (MB/s)", Some(|figures| figures.1), &|row, _| megabytes(row.bw_bytes_per_s));
-        let each = |row: &Row, _: &Row| known(row.lun_bw_bytes_per_s, megabytes);
-        add("avg bandwidth per LUN (MB/s)", Some(|figures| figures.2), &each);
+        add("overall bandwidth (MB/s)", Some(|values| values.1), &|row, _| megabytes(row.bw_bytes_per_s));
+        let each = |row: &ResultRow, _: &ResultRow| or_dash(row.lun_bw_bytes_per_s, megabytes);
+        add("avg bandwidth per LUN (MB/s)", Some(|values| values.2), &each);
         let first = one.column.as_deref().unwrap_or_default();
-        let beside = |row: &Row, first: &Row| ratio(row.bw_bytes_per_s, first.bw_bytes_per_s);
+        let beside = |row: &ResultRow, first: &ResultRow| ratio(row.bw_bytes_per_s, first.bw_bytes_per_s);
         add(&format!("overall bandwidth, as a ratio to {first}"), None, &beside);
-        let slowest = |row: &Row, _: &Row| match (row.lun_bw_min_bytes_per_s, row.lun_bw_bytes_per_s) {
+        let slowest = |row: &ResultRow, _: &ResultRow| match (row.lun_bw_min_bytes_per_s, row.lun_bw_bytes_per_s) {
             (Some(least), Some(mean)) => ratio(least, mean),
             _ => "-".into(),
         };
         add("the slowest LUN, as a ratio to the average", None, &slowest);
-        add("CPU us/IO of the server", None, &|row, _| known(row.server_cpu_us_per_io, micros));
+        add("CPU us/IO of the server", None, &|row, _| or_dash(row.server_cpu_us_per_io, three_digits));
         text
     }
 }
 
-type Figures = (u16, [f64; 3], [f64; 3]);
+type PublishedRow = (u16, [f64; 3], [f64; 3]);
 
-/// Whether a row was measured with the document's load, so that its figures may stand beside it.
-fn is_documents(row: &Row) -> bool {
+/// Returns true if a row has the document's load, so that its values compare.
+fn is_published_load(row: &ResultRow) -> bool {
     let own = (row.rw, row.bs, row.bs_max, row.iodepth, row.luns);
     own == (Rw::Read.name(), SIZES.min.0, SIZES.max.0, IODEPTH, Some(1))
 }
 
-/// The document's unit, a million bytes.
+/// Returns bytes in the document's unit, a million bytes.
 fn megabytes(bytes: f64) -> String {
-    micros(bytes / 1e6)
+    three_digits(bytes / 1e6)
 }
 
-/// One table: a line for each combination, a column for each target, then the document's figures where it has some.
+/// Returns one table: a line for each combination, a column for each target, then the document's values if `values` selects
+/// some.
 fn table(
-    groups: &[Vec<Row>],
-    figures: Option<fn(&Figures) -> [f64; 3]>,
-    cell: &dyn Fn(&Row, &Row) -> String,
+    groups: &[Vec<ResultRow>],
+    values: Option<fn(&PublishedRow) -> [f64; 3]>,
+    cell: &dyn Fn(&ResultRow, &ResultRow) -> String,
 ) -> String {
-    type Cell = fn(&Row) -> String;
+    type Cell = fn(&ResultRow) -> String;
     let keys: [(&str, Cell); 6] = [
         ("rw", |row| row.rw.to_owned()),
-        ("bs", sizes),
+        ("bs", block_size),
         ("iodepth", |row| row.iodepth.to_string()),
         ("batch", |row| row.batch.to_string()),
         ("LUNs", |row| row.luns.unwrap_or(1).to_string()),
         ("jobs", |row| row.jobs.to_string()),
     ];
-    let disks = |row: &Row| u32::from(row.targets.unwrap_or(1)) * u32::from(row.luns.unwrap_or(1));
+    let disks = |row: &ResultRow| u32::from(row.targets.unwrap_or(1)) * u32::from(row.luns.unwrap_or(1));
     let varies = |name: &str, key: Cell| match name {
-        // Of themselves there are as many jobs as disks.
+        // By default there are as many jobs as disks.
         "jobs" => groups.iter().any(|group| u32::from(group[0].jobs) != disks(&group[0])),
         _ => groups.iter().any(|group| key(&group[0]) != key(&groups[0][0])),
     };
     let keys: Vec<(&str, Cell)> = keys.into_iter().filter(|(name, key)| varies(name, *key)).collect();
     let names = keys.iter().map(|(name, _)| (*name).to_owned());
     let columns = groups[0].iter().map(|row| row.column.clone().unwrap_or_default());
-    let document = DOCUMENT.iter().map(|heading| (*heading).to_owned()).filter(|_| figures.is_some());
+    let document = PUBLISHED_COLUMNS.iter().map(|heading| (*heading).to_owned()).filter(|_| values.is_some());
     let headings = names.chain(["# of targets".to_owned()]).chain(columns).chain(document);
     let headings: Vec<Heading> = headings.map(|text| Heading { text, number: true }).collect();
-    let line = |group: &Vec<Row>| -> Vec<String> {
+    let line = |group: &Vec<ResultRow>| -> Vec<String> {
         let first = &group[0];
         let targets = first.targets.unwrap_or(1);
         let own = keys.iter().map(|(_, key)| key(first)).chain([targets.to_string()]);
         let mut cells: Vec<String> = own.chain(group.iter().map(|row| cell(row, first))).collect();
-        if let Some(figures) = figures {
-            match FIGURES.iter().find(|line| line.0 == targets) {
-                Some(line) => cells.extend(figures(line).map(|value| format!("{value:.0}"))),
-                None => cells.extend(DOCUMENT.map(|_| "-".to_owned())),
+        if let Some(values) = values {
+            match PUBLISHED.iter().find(|line| line.0 == targets) {
+                Some(line) => cells.extend(values(line).map(|value| format!("{value:.0}"))),
+                None => cells.extend(PUBLISHED_COLUMNS.map(|_| "-".to_owned())),
             }
         }
         cells
     };
-    grid(&headings, &groups.iter().map(line).collect::<Vec<_>>())
+    format_grid(&headings, &groups.iter().map(line).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -175,8 +179,8 @@ mod tests {
         Plan::new(&args(&line).unwrap()).unwrap()
     }
 
-    fn row(targets: u16, column: &str, bandwidth: f64) -> Row {
-        Row {
+    fn row(targets: u16, column: &str, bandwidth: f64) -> ResultRow {
+        ResultRow {
             interface: "virtio-scsi",
             targets: Some(targets),
             luns: Some(1),
@@ -187,11 +191,11 @@ mod tests {
             bw_bytes_per_s: bandwidth,
             lun_bw_bytes_per_s: Some(bandwidth / f64::from(targets)),
             lun_bw_min_bytes_per_s: Some(bandwidth / f64::from(targets) / 2.0),
-            ..Row::made_up(4096, column, 1000.0)
+            ..ResultRow::example(4096, column, 1000.0)
         }
     }
 
-    fn groups() -> Vec<Vec<Row>> {
+    fn groups() -> Vec<Vec<ResultRow>> {
         let group = |targets: u16, own: [f64; 2]| {
             vec![row(targets, "1 queue", own[0] * 1e6), row(targets, "4 queues", own[1] * 1e6)]
         };
@@ -199,8 +203,8 @@ mod tests {
     }
 
     #[test]
-    fn both_tables_of_the_document_and_ours_beside() {
-        let text = Targets.print(&plan(""), &groups());
+    fn both_tables_have_the_documents_values_beside_ours() {
+        let text = TargetsExperiment.render(&plan(""), &groups());
         let expected = "\
 target disk, poll default, rw read, bs 4K-64K, iodepth 4, batch 1, errors 0, steer target, filled before, client sleeps, 3 runs of 2 s
 
@@ -238,11 +242,11 @@ CPU us/IO of the server
     }
 
     #[test]
-    fn another_load_stands_alone() {
+    fn another_load_has_no_published_values() {
         let mut groups = groups();
         groups.iter_mut().flatten().for_each(|row| row.iodepth = 8);
         (groups[1][0].luns, groups[1][1].luns) = (Some(2), Some(2));
-        let text = Targets.print(&plan("--iodepth 8 --luns 1"), &groups);
+        let text = TargetsExperiment.render(&plan("--iodepth 8 --luns 1"), &groups);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[3], "LUNs  jobs  # of targets  1 queue  4 queues");
         assert_eq!(lines[5], "   2     8             8     1500      4000");
@@ -252,7 +256,7 @@ CPU us/IO of the server
     #[test]
     fn its_choices_are_the_documents_and_can_be_overridden() {
         let own = plan("");
-        assert_eq!(own.interface, Interface::VirtioScsi);
+        assert_eq!(own.interface.definition().name, "virtio-scsi");
         let columns = |plan: &Plan| -> Vec<(String, u16)> {
             let named = |target: &Target| (target.column.clone().unwrap(), target.queues.unwrap());
             plan.targets.iter().map(named).collect()
@@ -263,7 +267,7 @@ CPU us/IO of the server
             [named("1 queue", 1), named("2 queues", 2), named("4 queues", 4), named("8 queues", 8)]
         );
         let found: Vec<u16> = own.combinations.iter().map(|c| c.targets).collect();
-        assert_eq!(found, FIGURES.map(|line| line.0));
+        assert_eq!(found, PUBLISHED.map(|line| line.0));
         assert!(own.combinations.iter().all(|c| (c.rw, c.sizes, c.iodepth, c.jobs) == (Rw::Read, SIZES, 4, c.targets)));
         assert_eq!(own.targets[0].storage, "ram");
 

@@ -1,16 +1,16 @@
-//! How series are told apart: by colour, and by the shape of their markers for those who see few colours.
+//! Colours and markers of series. The shapes of markers are for those who see few colours.
 
 use std::f64::consts::TAU;
 
 use super::scene::{Color, Outline, Point, at};
 
-/// What is behind everything.
+/// The background.
 pub const PAPER: Color = Color(0xffffff);
 /// Width of a marker's outline.
 pub const OUTLINE: f64 = 1.5;
 
-/// The palette of Okabe and Ito ("Color Universal Design", 2008), which colour-blind people tell apart, without its yellow,
-/// which is too light on white.
+/// The palette of Okabe and Ito ("Color Universal Design", 2008), which colour-blind people can distinguish, without its
+/// yellow, which is too light on white.
 const COLORS: [Color; 7] = [
     Color(0x0072b2),
     Color(0xd55e00),
@@ -30,9 +30,9 @@ pub enum Marker {
     Square,
     /// A triangle on its side.
     Triangle,
-    /// A square on its corner.
+    /// A square on a corner.
     Diamond,
-    /// A triangle on its corner.
+    /// A triangle on a corner.
     Nabla,
     /// A cross of upright bars.
     Plus,
@@ -62,19 +62,19 @@ pub struct Style {
     pub marker: Marker,
 }
 
-/// The style of a series. 7 and 8 have no common factor: the first 56 differ.
+/// Returns the style of a series. 7 and 8 have no common factor: the first 56 differ.
 pub fn style(series: usize) -> Style {
     Style { color: COLORS[series % COLORS.len()], marker: MARKERS[series % MARKERS.len()] }
 }
 
 impl Marker {
-    /// The marker around `center`, and what fills it: nothing for a `hollow` one.
+    /// Returns the marker's outline around `center`, and its fill: the background's colour for a `hollow` one.
     pub fn outline(self, center: Point, hollow: bool, color: Color) -> (Outline, Color) {
         let around = |corner: f64, radius: f64| {
             let angle = corner * TAU;
             at(center.x + radius * angle.sin(), center.y - radius * angle.cos())
         };
-        // Corners at equal angles from `first` (a part of a full turn), at these distances in turn.
+        // Corners at equal angles from `first` (a fraction of a full turn), with these radii in turn.
         let polygon = |count: usize, first: f64, radii: &[f64]| {
             let corner = |n: usize| around(first + n as f64 / count as f64, radii[n % radii.len()]);
             Outline::Path((0..count).map(corner).collect(), true)
@@ -93,7 +93,7 @@ impl Marker {
     }
 }
 
-/// The corners of a cross, `turn` of a full turn to the right.
+/// Returns the corners of a cross, turned right by `turn` of a full turn.
 fn cross(center: Point, turn: f64) -> Vec<Point> {
     const LONG: f64 = 5.2;
     const SHORT: f64 = 1.5;

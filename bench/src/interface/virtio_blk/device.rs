@@ -1,5 +1,6 @@
-//! virtio-blk: one disk.
+//! The virtio-blk driver as a device to load.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,14 +9,15 @@ use mqblk_driver::virtio_blk::{self, Options, QueueSet};
 use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use super::{Device, Disk, Done, Endpoint, Lifeline, Set, Status, Transfer, lifeline, socket};
 use crate::BenchError;
+use crate::interface::vhost_user::server_monitor;
+use crate::interface::{CompletedTransfer, Device, DeviceDisk, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
 use crate::plan::{Combination, Plan};
 
-/// Most data pieces of a request that the driver composes.
-const MOST_PIECES: u64 = 14;
+/// Most data segments of a request of the driver.
+const MAX_SEGMENTS: u64 = 14;
 
-impl Status for virtio_blk::Status {
+impl TransferStatus for virtio_blk::Status {
     const GOOD: Self = virtio_blk::Status::Ok;
 }
 
@@ -23,16 +25,16 @@ impl Status for virtio_blk::Status {
 #[derive(Debug)]
 pub struct BlkDevice(virtio_blk::Device);
 
-/// The largest piece that the device takes.
-fn piece_max(info: &virtio_blk::Info) -> u32 {
+/// Returns the largest segment that the device takes.
+fn max_segment(info: &virtio_blk::Info) -> u32 {
     info.size_max.filter(|max| *max != 0).unwrap_or(u32::MAX)
 }
 
-/// The most bytes of a request: whole blocks, in as many pieces as the device and the driver take. Blocks that are larger are
+/// Returns the most bytes of a request: whole blocks, in as many segments as the device and the driver take. Larger blocks are
 /// several requests, as Linux splits a bio by the limits of its queue.
-fn request_max(info: &virtio_blk::Info) -> Result<u64, BenchError> {
-    let pieces = info.seg_max.map_or(MOST_PIECES, |max| MOST_PIECES.min(max.max(1).into()));
-    let most = pieces * u64::from(piece_max(info));
+fn max_request(info: &virtio_blk::Info) -> Result<u64, BenchError> {
+    let pieces = info.seg_max.map_or(MAX_SEGMENTS, |max| MAX_SEGMENTS.min(max.max(1).into()));
+    let most = pieces * u64::from(max_segment(info));
     let block = u64::from(info.block.bytes());
     if most < block {
         let text =
@@ -42,15 +44,14 @@ fn request_max(info: &virtio_blk::Info) -> Result<u64, BenchError> {
     Ok(most / block * block)
 }
 
-impl Device for BlkDevice {
-    type Set = BlkSet;
-
-    fn connect(
+impl BlkDevice {
+    /// Connects to the disk at `socket`, trying for `timeout`.
+    pub fn connect(
         plan: &Plan,
         combination: &Combination,
-        endpoint: &Endpoint,
-        patience: Duration,
-    ) -> Result<Self, DriverError> {
+        socket: &Path,
+        timeout: Duration,
+    ) -> Result<BlkDevice, DriverError> {
         let depth = combination.depth_per_queue();
         let options = Options {
             queues: combination.queues,
@@ -61,28 +62,33 @@ impl Device for BlkDevice {
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
             shape: plan.descriptors.shape(combination.sizes.max),
             poison_status: plan.verify.is_some(),
-            patience,
-            ..Options::new(socket(endpoint))
+            patience: timeout,
+            ..Options::new(socket)
         };
         virtio_blk::Device::connect(&options).map(BlkDevice)
     }
+}
 
-    fn disks(&mut self, _combination: &Combination) -> Result<Vec<Disk>, BenchError> {
+impl Device for BlkDevice {
+    type Queues = BlkQueues;
+
+    fn disks(&mut self, _combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
         let info = self.0.info();
         let too_big =
             || BenchError::Failed(format!("the disk says it has {} sectors, more than 2^64 bytes", info.capacity.0));
-        Ok(vec![Disk {
+        Ok(vec![DeviceDisk {
             name: "the disk".into(),
             capacity: info.capacity.to_len().ok_or_else(too_big)?,
             block: info.block,
             read_only: info.read_only,
-            request_max: request_max(info)?,
+            max_request: max_request(info)?,
         }])
     }
 
-    fn take_sets(&mut self) -> Vec<BlkSet> {
-        let piece_max = piece_max(self.0.info());
-        let set = |mut set: QueueSet| BlkSet { memory: Arc::clone(set.queues()[0].memory()), set, piece_max };
+    fn take_queues(&mut self) -> Vec<BlkQueues> {
+        let piece_max = max_segment(self.0.info());
+        let set =
+            |mut set: QueueSet| BlkQueues { memory: Arc::clone(set.queues()[0].memory()), set, max_segment: piece_max };
         self.0.take_queues().into_iter().map(set).collect()
     }
 
@@ -90,32 +96,32 @@ impl Device for BlkDevice {
         self.0.server_pid()
     }
 
-    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError> {
-        lifeline(self.0.lifeline())
+    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
+        server_monitor(self.0.lifeline())
     }
 
-    fn stop(self, sets: Vec<BlkSet>) -> Result<(), DriverError> {
+    fn stop(self, sets: Vec<BlkQueues>) -> Result<(), DriverError> {
         self.0.stop(sets.into_iter().map(|set| set.set).collect())
     }
 }
 
 /// Queues of a disk.
 #[derive(Debug)]
-pub struct BlkSet {
+pub struct BlkQueues {
     set: QueueSet,
     memory: Arc<GuestMemory>,
-    /// Largest piece of data that the device takes.
-    piece_max: u32,
+    /// Largest data segment that the device takes.
+    max_segment: u32,
 }
 
-impl Set for BlkSet {
+impl ThreadQueues for BlkQueues {
     type Status = virtio_blk::Status;
 
     const SPREADS: bool = true;
     const HANDS_OVER: bool = false;
 
     #[inline]
-    fn queues(&self) -> usize {
+    fn queue_count(&self) -> usize {
         self.set.queues_ref().len()
     }
 
@@ -123,14 +129,14 @@ impl Set for BlkSet {
         &self.memory
     }
 
-    fn data(&self, queue: usize) -> GuestAddress {
+    fn data_start(&self, queue: usize) -> GuestAddress {
         self.set.queues_ref()[queue].data().0
     }
 
-    #[inline(always)] // else the transfer goes through memory, which was counted at 25 instructions a request
+    #[inline(always)] // else the transfer goes through memory: 25 instructions a request
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused> {
         let Transfer { user, write, start, address, len, .. } = transfer;
-        let piece_max = self.piece_max;
+        let piece_max = self.max_segment;
         let queue = &mut self.set.queues()[queue];
         if len <= piece_max {
             let data = Piece { address, len };
@@ -143,7 +149,7 @@ impl Set for BlkSet {
     }
 
     #[inline]
-    fn makes_room(&self, queue: usize) -> bool {
+    fn will_have_space(&self, queue: usize) -> bool {
         self.set.queues_ref()[queue].in_flight() != 0
     }
 
@@ -159,15 +165,15 @@ impl Set for BlkSet {
     }
 
     #[inline]
-    fn look(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
+    fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
         let queue = &mut self.set.queues()[queue];
         Ok((queue.look()?, queue.in_flight()))
     }
 
     #[inline(always)] // as above
-    fn reap(&mut self, queue: usize) -> Result<Option<Done<virtio_blk::Status>>, DeviceError> {
+    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<virtio_blk::Status>>, DeviceError> {
         let done = self.set.queues()[queue].reap()?;
-        Ok(done.map(|done| Done { user: done.user, status: done.status }))
+        Ok(done.map(|done| CompletedTransfer { user: done.user, status: done.status }))
     }
 
     fn wait(&mut self, count: u16) -> Result<(), DriverError> {

@@ -1,4 +1,4 @@
-//! Xen's block interface: one disk with one ring or several.
+//! The blkfront driver as a device to load.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,24 +8,26 @@ use mqblk_driver::blkfront::{self, Info, Options, QueueSet};
 use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES};
 
-use super::{Device, Disk, Done, Endpoint, Lifeline, Set, Status, Transfer};
+use super::options::XenOptions;
+use super::server::Vbd;
 use crate::BenchError;
-use crate::plan::{Combination, Plan};
+use crate::interface::{CompletedTransfer, Device, DeviceDisk, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
+use crate::plan::Combination;
 
-/// Bytes that a segment has at most.
+/// Most bytes of a segment.
 const PAGE: u64 = PAGE_BYTES as u64;
 
-impl Status for blkfront::Status {
+impl TransferStatus for blkfront::Status {
     const GOOD: Self = blkfront::Status::Ok;
 }
 
-/// A disk of the domain that the benchmark runs in, or takes the part of.
+/// A disk of the domain that the benchmark runs in, or acts for on a simulated machine.
 #[derive(Debug)]
 pub struct XenDevice(blkfront::Device);
 
-/// The most bytes of a request whose data starts with a page: whole blocks. Larger ones are several requests, as Linux splits
-/// a bio by the limits of its queue.
-fn request_max(info: &Info) -> Result<u64, BenchError> {
+/// Returns the most bytes of a request whose data starts at a page: whole blocks. Larger blocks are several requests, as Linux
+/// splits a bio by the limits of its queue.
+fn max_request(info: &Info) -> Result<u64, BenchError> {
     let (most, block) = (u64::from(info.segments) * PAGE, u64::from(info.block.bytes()));
     if most < block {
         let text = format!("{} segments a request: found {most} bytes, expected a block of {block}", info.segments);
@@ -34,48 +36,50 @@ fn request_max(info: &Info) -> Result<u64, BenchError> {
     Ok(most / block * block)
 }
 
-impl Device for XenDevice {
-    type Set = XenSet;
-
-    fn connect(
-        plan: &Plan,
+impl XenDevice {
+    /// Connects to the backend of `vbd`, trying for `timeout`.
+    pub fn connect(
+        options: &XenOptions,
         combination: &Combination,
-        endpoint: &Endpoint,
-        patience: Duration,
-    ) -> Result<Self, DriverError> {
-        let Endpoint::Vbd { xen, number } = endpoint else { unreachable!("a plan has endpoints of its own interface") };
+        vbd: &Vbd,
+        timeout: Duration,
+    ) -> Result<XenDevice, DriverError> {
         let depth = combination.depth_per_queue();
-        let own = Options::new(Arc::clone(xen), *number);
-        let options = Options {
+        let own = Options::new(Arc::clone(&vbd.xen), vbd.number);
+        let driver_options = Options {
             queues: combination.queues,
-            ring_order: plan.xen.ring_order,
-            abi: plan.xen.layout.abi(),
-            indirect_segments: plan.xen.indirect_segments.unwrap_or(own.indirect_segments),
-            // What has no room in the ring waits.
+            ring_order: options.ring_order,
+            abi: options.abi.unwrap_or_default().abi(),
+            indirect_segments: options.indirect_segments.unwrap_or(own.indirect_segments),
+            // Requests that find no space in the ring wait.
             depth: depth.min(u16::MAX.into()) as u16,
             threads: combination.threads(),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0.next_multiple_of(PAGE)),
-            patience,
+            patience: timeout,
             ..own
         };
-        blkfront::Device::connect(&options).map(XenDevice)
+        blkfront::Device::connect(&driver_options).map(XenDevice)
     }
+}
 
-    fn disks(&mut self, _combination: &Combination) -> Result<Vec<Disk>, BenchError> {
+impl Device for XenDevice {
+    type Queues = XenRings;
+
+    fn disks(&mut self, _combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
         let info = self.0.info();
         let too_big =
             || BenchError::Failed(format!("the disk says it has {} sectors, 2^64 bytes or more", info.capacity.0));
-        Ok(vec![Disk {
+        Ok(vec![DeviceDisk {
             name: "the disk".into(),
             capacity: info.capacity.to_len().ok_or_else(too_big)?,
             block: info.block,
             read_only: info.read_only,
-            request_max: request_max(info)?,
+            max_request: max_request(info)?,
         }])
     }
 
-    fn take_sets(&mut self) -> Vec<XenSet> {
-        let set = |mut set: QueueSet| XenSet { memory: Arc::clone(set.queues()[0].memory()), set };
+    fn take_queues(&mut self) -> Vec<XenRings> {
+        let set = |mut set: QueueSet| XenRings { memory: Arc::clone(set.queues()[0].memory()), set };
         self.0.take_queues().into_iter().map(set).collect()
     }
 
@@ -83,20 +87,20 @@ impl Device for XenDevice {
         None
     }
 
-    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError> {
-        Ok(Box::new(StateWatch(Mutex::new(self.0.lifeline()?))))
+    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
+        Ok(Box::new(BackendMonitor(Mutex::new(self.0.lifeline()?))))
     }
 
-    fn stop(self, sets: Vec<XenSet>) -> Result<(), DriverError> {
+    fn stop(self, sets: Vec<XenRings>) -> Result<(), DriverError> {
         self.0.stop(sets.into_iter().map(|set| set.set).collect())
     }
 }
 
-/// The back-end's state.
+/// Watches the backend's xenbus state.
 #[derive(Debug)]
-struct StateWatch(Mutex<blkfront::Lifeline>);
+struct BackendMonitor(Mutex<blkfront::Lifeline>);
 
-impl Lifeline for StateWatch {
+impl ServerMonitor for BackendMonitor {
     fn wait_gone(&self, limit: Duration) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).wait_gone(limit)
     }
@@ -104,21 +108,21 @@ impl Lifeline for StateWatch {
 
 /// Rings of a disk.
 #[derive(Debug)]
-pub struct XenSet {
+pub struct XenRings {
     set: QueueSet,
     memory: Arc<GuestMemory>,
 }
 
-impl Set for XenSet {
+impl ThreadQueues for XenRings {
     type Status = blkfront::Status;
 
     const SPREADS: bool = true;
     const HANDS_OVER: bool = false;
-    // As a guest's pages: a request has no segment more than it needs, and no page is of two requests.
+    // As a guest's pages: a request has no more segments than it needs, and no two requests share a page.
     const DATA_ALIGN: u64 = PAGE;
 
     #[inline]
-    fn queues(&self) -> usize {
+    fn queue_count(&self) -> usize {
         self.set.queues_ref().len()
     }
 
@@ -126,7 +130,7 @@ impl Set for XenSet {
         &self.memory
     }
 
-    fn data(&self, queue: usize) -> GuestAddress {
+    fn data_start(&self, queue: usize) -> GuestAddress {
         self.set.queues_ref()[queue].data().0
     }
 
@@ -139,7 +143,7 @@ impl Set for XenSet {
     }
 
     #[inline]
-    fn makes_room(&self, queue: usize) -> bool {
+    fn will_have_space(&self, queue: usize) -> bool {
         self.set.queues_ref()[queue].in_flight() != 0
     }
 
@@ -159,15 +163,15 @@ impl Set for XenSet {
     }
 
     #[inline]
-    fn look(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
+    fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
         let queue = &mut self.set.queues()[queue];
         Ok((queue.look()?, queue.in_flight()))
     }
 
     #[inline(always)] // as above
-    fn reap(&mut self, queue: usize) -> Result<Option<Done<blkfront::Status>>, DeviceError> {
+    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<blkfront::Status>>, DeviceError> {
         let done = self.set.queues()[queue].reap()?;
-        Ok(done.map(|done| Done { user: done.user, status: done.status }))
+        Ok(done.map(|done| CompletedTransfer { user: done.user, status: done.status }))
     }
 
     fn wait(&mut self, count: u16) -> Result<(), DriverError> {

@@ -1,27 +1,30 @@
-//! virtio-scsi: a controller with targets and logical units.
+//! The virtio-scsi driver as a device to load: the logical units of a controller.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
-use mqblk_driver::virtio_scsi::{self, Address, Command, Completion, Ending, Lba, Options, QueueSet, Unit};
+use mqblk_driver::virtio_scsi::{self, Address, Command, Completion, Ending, Lba, Options, QueueSet, Steer, Unit};
 use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use super::{Device, Disk, Done, Endpoint, Lifeline, Set, Status, Transfer, lifeline, socket};
 use crate::BenchError;
+use crate::interface::vhost_user::server_monitor;
+use crate::interface::{
+    CompletedTransfer, Device, DeviceDisk, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
+};
 use crate::plan::{Combination, Plan};
 
-/// Bits of a command's `user` that name the I/O; the others tell its parts apart, because a command's tag is made of it.
-const PART_SHIFT: u32 = 20;
-/// Most parts of an I/O.
-pub const MOST_PARTS: u32 = 1 << (32 - PART_SHIFT);
-/// What Linux takes for a controller that says no most sectors.
+/// Bits of a command's `user` that name the I/O. The other bits are the part, because the command's tag is made of `user` and
+/// must be unique.
+const PART_SHIFT: u32 = u32::BITS - MAX_PARTS.trailing_zeros();
+/// Linux's value for a controller without a `max_sectors`.
 const DEFAULT_MAX_SECTORS: u32 = 0xffff;
-/// Least commands that a thread may have outstanding.
-const LEAST_OUTSTANDING: u32 = 256;
+/// Fewest commands that a thread may have outstanding.
+const MIN_OUTSTANDING: u32 = 256;
 
-impl Status for Ending {
+impl TransferStatus for Ending {
     const GOOD: Self = Ending::Good;
 }
 
@@ -30,22 +33,22 @@ impl Status for Ending {
 pub struct ScsiDevice {
     device: virtio_scsi::Device,
     sets: Vec<QueueSet>,
-    places: Arc<[Place]>,
+    units: Arc<[UnitGeometry]>,
 }
 
-/// Where a disk's blocks are.
+/// Address and block size of a logical unit.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct UnitGeometry {
     at: Address,
-    /// Bytes of a block, as a power of two.
+    /// log2 of a block's bytes.
     block_shift: u32,
-    /// Sectors of a block, as a power of two.
+    /// log2 of a block's sectors.
     sector_shift: u32,
 }
 
-impl Place {
-    fn new(unit: &Unit) -> Place {
-        Place {
+impl UnitGeometry {
+    fn new(unit: &Unit) -> UnitGeometry {
+        UnitGeometry {
             at: unit.at,
             block_shift: unit.block.bytes().trailing_zeros(),
             sector_shift: unit.sectors_per_block().trailing_zeros(),
@@ -53,8 +56,8 @@ impl Place {
     }
 }
 
-/// The units to work on: the first `luns` of each of the first `targets` targets that have as many.
-fn choose(units: &[Unit], targets: u16, luns: u16) -> Result<Vec<&Unit>, BenchError> {
+/// Returns the logical units to load: the first `luns` of each of the first `targets` targets that have as many.
+fn select_units(units: &[Unit], targets: u16, luns: u16) -> Result<Vec<&Unit>, BenchError> {
     let of_targets: Vec<&[Unit]> = units.chunk_by(|a, b| a.at.target == b.at.target).collect();
     let wide: Vec<&[Unit]> = of_targets.iter().copied().filter(|units| units.len() >= usize::from(luns)).collect();
     if wide.is_empty() && !of_targets.is_empty() {
@@ -68,15 +71,15 @@ fn choose(units: &[Unit], targets: u16, luns: u16) -> Result<Vec<&Unit>, BenchEr
     Ok(wide[..targets.into()].iter().flat_map(|units| &units[..luns.into()]).collect())
 }
 
-impl Device for ScsiDevice {
-    type Set = ScsiSet;
-
-    fn connect(
+impl ScsiDevice {
+    /// Connects to the controller at `socket`, trying for `timeout`.
+    pub fn connect(
         plan: &Plan,
         combination: &Combination,
-        endpoint: &Endpoint,
-        patience: Duration,
-    ) -> Result<Self, DriverError> {
+        socket: &Path,
+        steer: Steer,
+        timeout: Duration,
+    ) -> Result<ScsiDevice, DriverError> {
         let depth = combination.depth_per_queue();
         let (threads, iodepth) = (combination.threads(), u32::from(combination.iodepth));
         let outstanding = u32::from(combination.jobs.div_ceil(threads)) * iodepth;
@@ -85,23 +88,27 @@ impl Device for ScsiDevice {
             queue_size: plan.queue_size,
             depth,
             threads,
-            outstanding: outstanding.max(LEAST_OUTSTANDING),
+            outstanding: outstanding.max(MIN_OUTSTANDING),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
             shape: plan.descriptors.shape(combination.sizes.max),
-            steer: plan.steer.policy(),
+            steer,
             poison_status: plan.verify.is_some(),
-            patience,
-            ..Options::new(socket(endpoint))
+            patience: timeout,
+            ..Options::new(socket)
         };
         let mut device = virtio_scsi::Device::connect(&options)?;
         let sets = device.take_queues();
-        Ok(ScsiDevice { device, sets, places: Arc::new([]) })
+        Ok(ScsiDevice { device, sets, units: Arc::new([]) })
     }
+}
 
-    fn disks(&mut self, combination: &Combination) -> Result<Vec<Disk>, BenchError> {
+impl Device for ScsiDevice {
+    type Queues = ScsiQueues;
+
+    fn disks(&mut self, combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError> {
         let failed = |error: DriverError| BenchError::Failed(error.to_string());
         let units = self.device.scan(&mut self.sets[0]).map_err(failed)?;
-        let chosen = choose(&units, combination.targets, combination.luns)?;
+        let chosen = select_units(&units, combination.targets, combination.luns)?;
         let max_sectors = match self.device.info().config.max_sectors {
             0 => DEFAULT_MAX_SECTORS,
             max => max,
@@ -113,25 +120,25 @@ impl Device for ScsiDevice {
             let own = unit.limits.max_transfer.map_or(u64::MAX, |blocks| u64::from(blocks) * block);
             let too_big =
                 || BenchError::Failed(format!("{name} says it has {} blocks, 2^64 bytes or more", unit.blocks));
-            Ok(Disk {
+            Ok(DeviceDisk {
                 capacity: unit.capacity().ok_or_else(too_big)?,
                 name,
                 block: unit.block,
                 read_only: unit.read_only,
-                request_max: (hint.min(own) / block).max(1) * block,
+                max_request: (hint.min(own) / block).max(1) * block,
             })
         };
-        let disks = chosen.iter().map(disk).collect::<Result<Vec<Disk>, BenchError>>()?;
-        self.places = chosen.iter().map(|unit| Place::new(unit)).collect();
+        let disks = chosen.iter().map(disk).collect::<Result<Vec<DeviceDisk>, BenchError>>()?;
+        self.units = chosen.iter().map(|unit| UnitGeometry::new(unit)).collect();
         Ok(disks)
     }
 
-    fn take_sets(&mut self) -> Vec<ScsiSet> {
-        let places = &self.places;
+    fn take_queues(&mut self) -> Vec<ScsiQueues> {
+        let units = &self.units;
         let set = |mut set: QueueSet| {
             let memory = Arc::clone(set.queues()[0].memory());
             let data = set.queues().iter().map(|queue| queue.data().0).collect();
-            ScsiSet { set, memory, data, places: Arc::clone(places) }
+            ScsiQueues { set, memory, data, units: Arc::clone(units) }
         };
         std::mem::take(&mut self.sets).into_iter().map(set).collect()
     }
@@ -140,37 +147,37 @@ impl Device for ScsiDevice {
         self.device.server_pid()
     }
 
-    fn lifeline(&self) -> Result<Box<dyn Lifeline>, DriverError> {
-        lifeline(self.device.lifeline())
+    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
+        server_monitor(self.device.lifeline())
     }
 
-    fn stop(self, sets: Vec<ScsiSet>) -> Result<(), DriverError> {
+    fn stop(self, sets: Vec<ScsiQueues>) -> Result<(), DriverError> {
         self.device.stop(sets.into_iter().map(|set| set.set).collect())
     }
 }
 
 /// Request queues of a controller.
 #[derive(Debug)]
-pub struct ScsiSet {
+pub struct ScsiQueues {
     set: QueueSet,
     memory: Arc<GuestMemory>,
-    /// Where each queue's data memory starts.
+    /// Start of each queue's data memory.
     data: Vec<GuestAddress>,
-    places: Arc<[Place]>,
+    units: Arc<[UnitGeometry]>,
 }
 
-fn done(completion: Completion) -> Done<Ending> {
-    Done { user: completion.user & ((1 << PART_SHIFT) - 1), status: completion.ending }
+fn completed(completion: Completion) -> CompletedTransfer<Ending> {
+    CompletedTransfer { user: completion.user & ((1 << PART_SHIFT) - 1), status: completion.ending }
 }
 
-impl Set for ScsiSet {
+impl ThreadQueues for ScsiQueues {
     type Status = Ending;
 
     const SPREADS: bool = false;
     const HANDS_OVER: bool = true;
 
     #[inline]
-    fn queues(&self) -> usize {
+    fn queue_count(&self) -> usize {
         self.data.len()
     }
 
@@ -178,14 +185,14 @@ impl Set for ScsiSet {
         &self.memory
     }
 
-    fn data(&self, queue: usize) -> GuestAddress {
+    fn data_start(&self, queue: usize) -> GuestAddress {
         self.data[queue]
     }
 
     #[inline]
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused> {
         let Transfer { user, part, write, disk, start, address, len } = transfer;
-        let Place { at, block_shift, sector_shift } = self.places[usize::from(disk)];
+        let UnitGeometry { at, block_shift, sector_shift } = self.units[usize::from(disk)];
         // The plan has checked that all are whole blocks.
         let (start, blocks, data) = (Lba(start.0 >> sector_shift), len >> block_shift, Piece { address, len });
         let command = match write {
@@ -196,14 +203,14 @@ impl Set for ScsiSet {
     }
 
     #[inline]
-    fn makes_room(&self, _queue: usize) -> bool {
-        // Whatever has no room waits for requests of this thread, or for others' on its queues.
+    fn will_have_space(&self, _queue: usize) -> bool {
+        // Space is freed by requests of this thread, or by others' on its queues.
         self.set.outstanding() != 0 || self.set.is_serving()
     }
 
     #[inline]
     fn publish(&mut self, _queue: usize) -> std::io::Result<()> {
-        // The steering may have put it on another of this thread's queues.
+        // The steering may have chosen another of this thread's queues.
         self.set.publish()
     }
 
@@ -213,28 +220,28 @@ impl Set for ScsiSet {
     }
 
     #[inline]
-    fn look(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
+    fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
         let ready = self.set.look(queue)?;
         Ok((ready, self.set.queues()[queue].in_flight()))
     }
 
     #[inline]
-    fn reap(&mut self, queue: usize) -> Result<Option<Done<Ending>>, DeviceError> {
-        Ok(self.set.reap(queue)?.map(done))
+    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<Ending>>, DeviceError> {
+        Ok(self.set.reap(queue)?.map(completed))
     }
 
     #[inline]
-    fn collect(&mut self) -> std::io::Result<usize> {
+    fn receive_handovers(&mut self) -> std::io::Result<usize> {
         self.set.collect()
     }
 
     #[inline]
-    fn arrived(&mut self) -> Option<Done<Ending>> {
-        self.set.arrived().map(done)
+    fn next_handed_back(&mut self) -> Option<CompletedTransfer<Ending>> {
+        self.set.arrived().map(completed)
     }
 
     #[inline]
-    fn away(&self) -> u32 {
+    fn outstanding_elsewhere(&self) -> u32 {
         self.set.away()
     }
 
@@ -242,7 +249,7 @@ impl Set for ScsiSet {
         self.set.handed_over()
     }
 
-    fn depart(&mut self) -> bool {
+    fn try_leave(&mut self) -> bool {
         self.set.depart()
     }
 

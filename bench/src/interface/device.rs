@@ -1,0 +1,190 @@
+//! What the load needs of a guest interface: a device with disks, and a set of queues for each thread. The load is compiled for
+//! each interface.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_core::{BlockSize, ByteLen, Sector512};
+use mqblk_driver::{DeviceError, DriverError, Refused, Waker};
+use mqblk_memory::{GuestAddress, GuestMemory};
+
+use crate::BenchError;
+use crate::plan::Combination;
+
+/// Most requests of one I/O. A driver may need as many values to tell them apart.
+pub const MAX_PARTS: u32 = 1 << 12;
+
+/// A disk of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceDisk {
+    /// Its name in errors.
+    pub name: String,
+    /// Its size.
+    pub capacity: ByteLen,
+    /// Logical block size.
+    pub block: BlockSize,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Most bytes of a request: whole blocks. A larger I/O is several requests.
+    pub max_request: u64,
+}
+
+/// Notices the end of a server.
+pub trait ServerMonitor: Send + Sync {
+    /// Waits for the server to end, for at most `limit`. Returns true if it has ended.
+    fn wait_gone(&self, limit: Duration) -> bool;
+}
+
+/// A connected device.
+pub trait Device: Sized {
+    /// The queues of a thread.
+    type Queues: ThreadQueues;
+
+    /// Returns the disks to load.
+    ///
+    /// # Errors
+    /// [`BenchError`]: the device does not have them, or says of itself what cannot be.
+    fn disks(&mut self, combination: &Combination) -> Result<Vec<DeviceDisk>, BenchError>;
+
+    /// Returns the queues, a set for each thread; call after [`disks`](Self::disks).
+    fn take_queues(&mut self) -> Vec<Self::Queues>;
+
+    /// Returns the server's process, if it is known.
+    fn server_pid(&self) -> Option<i32>;
+
+    /// Notices the end of a server.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError>;
+
+    /// Stops all queues.
+    ///
+    /// # Errors
+    /// When the server does not reply.
+    fn stop(self, sets: Vec<Self::Queues>) -> Result<(), DriverError>;
+}
+
+/// Status of a completed request.
+pub trait TransferStatus: Copy + PartialEq + std::fmt::Debug + Send {
+    /// The request succeeded.
+    const GOOD: Self;
+}
+
+/// A read or a write.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    /// Returned with the completion.
+    pub user: u32,
+    /// Index of the request in its I/O.
+    pub part: u32,
+    /// Write, or read.
+    pub write: bool,
+    /// Which of the device's disks.
+    pub disk: u16,
+    /// Start on the disk.
+    pub start: Sector512,
+    /// Data in shared memory.
+    pub address: GuestAddress,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// A completed request.
+#[derive(Clone, Copy, Debug)]
+pub struct CompletedTransfer<S> {
+    /// The value of the submission.
+    pub user: u32,
+    /// How it ended.
+    pub status: S,
+}
+
+/// The queues that one thread owns.
+///
+/// All calls are static: the load over an interface compiles to the same instructions as if it had been written for it.
+pub trait ThreadQueues: Send {
+    /// Status of its requests.
+    type Status: TransferStatus;
+
+    /// Jobs that are fewer than the thread's queues spread their I/Os over all of them; else each job has one queue.
+    const SPREADS: bool;
+    /// Requests may be handed over to other threads, and theirs to this one.
+    const HANDS_OVER: bool;
+    /// Alignment of an I/O's data in the queue's data memory, in bytes.
+    const DATA_ALIGN: u64 = 1;
+
+    /// Returns the number of queues; at least one.
+    fn queue_count(&self) -> usize;
+    /// Returns the memory that holds the data.
+    fn memory(&self) -> &Arc<GuestMemory>;
+    /// Returns the start of the queue's data memory.
+    fn data_start(&self, queue: usize) -> GuestAddress;
+    /// Puts a request on `queue`; with [`HANDS_OVER`](Self::HANDS_OVER), on the queue that the steering chooses.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused>;
+    /// Returns true if `queue`, which is full, will have space once a request completes.
+    fn will_have_space(&self, queue: usize) -> bool;
+    /// Publishes the requests that were put on `queue`.
+    ///
+    /// # Errors
+    /// When a kick cannot be written.
+    fn publish(&mut self, queue: usize) -> std::io::Result<()>;
+    /// Publishes the requests that were put on `queue`, if there are at least `batch`.
+    ///
+    /// # Errors
+    /// When a kick cannot be written.
+    fn publish_batch(&mut self, queue: usize, batch: u16) -> std::io::Result<()>;
+    /// Reads the queue's index. Returns the number of completions to reap, and of requests in flight.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol.
+    fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError>;
+    /// Reaps a completion that the last [`peek`](Self::peek) counted.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol.
+    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<Self::Status>>, DeviceError>;
+    /// Receives requests and completions that other threads have handed over. Returns the number of completions of own
+    /// requests.
+    ///
+    /// # Errors
+    /// When a kick cannot be written.
+    fn receive_handovers(&mut self) -> std::io::Result<usize> {
+        Ok(0)
+    }
+    /// Returns a completion that another thread has handed back.
+    fn next_handed_back(&mut self) -> Option<CompletedTransfer<Self::Status>> {
+        None
+    }
+    /// Returns the number of own requests outstanding at other threads.
+    fn outstanding_elsewhere(&self) -> u32 {
+        0
+    }
+    /// Returns the number of own requests handed over so far.
+    fn handed_over(&self) -> u64 {
+        0
+    }
+    /// Says that this thread has nothing more to do. Returns true if it may end: others may still need its queues.
+    fn try_leave(&mut self) -> bool {
+        true
+    }
+    /// Sleeps until a queue has `count` completions, or all that are in flight on it. May wake up early.
+    ///
+    /// # Errors
+    /// When the device breaks the protocol, or the system refuses.
+    fn wait(&mut self, count: u16) -> Result<(), DriverError>;
+    /// Returns the number of kicks so far.
+    fn kicks(&self) -> u64;
+    /// Returns the number of calls so far.
+    ///
+    /// # Errors
+    /// When an eventfd cannot be read.
+    fn calls(&mut self) -> std::io::Result<u64>;
+    /// Returns what ends a wait from another thread.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn waker(&self) -> std::io::Result<Waker>;
+}

@@ -1,0 +1,48 @@
+//! What the interfaces of vhost-user servers share: a socket.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mqblk_driver::DriverError;
+use mqblk_vhost_user_client::HangupMonitor;
+
+use super::ServerMonitor;
+use crate::plan::TargetSource;
+use crate::target::PreparedServer;
+
+/// The option that names a running server.
+pub const RUNNING: &str = "--socket PATH";
+/// Keys of a disk that say where it is served.
+pub const ADDRESS_KEYS: &[&str] = &["socket", "queues", "num_queues", "interface"];
+
+/// Returns the socket of a running server.
+pub fn socket(source: &TargetSource) -> PathBuf {
+    match source {
+        TargetSource::Socket(path) => path.clone(),
+        _ => unreachable!("a plan has targets of its own interface"),
+    }
+}
+
+/// Prepares a server at a socket in `folder`. `arguments` makes its arguments of the socket.
+pub fn prepare_server(folder: &Path, arguments: impl FnOnce(&Path) -> Vec<String>) -> PreparedServer<PathBuf> {
+    let socket = folder.join("disk.sock");
+    let arguments = arguments(&socket);
+    PreparedServer { endpoint: socket, arguments, environment: vec![], resources: Box::new(()) }
+}
+
+/// Returns a socket's path for the key-value form, in which a comma of a value is written twice.
+pub fn socket_value(socket: &Path) -> String {
+    socket.display().to_string().replace(',', ",,")
+}
+
+impl ServerMonitor for HangupMonitor {
+    fn wait_gone(&self, limit: Duration) -> bool {
+        HangupMonitor::wait_hangup(self, limit)
+    }
+}
+
+/// Returns the monitor of a server at a socket.
+pub fn server_monitor(opened: std::io::Result<HangupMonitor>) -> Result<Box<dyn ServerMonitor>, DriverError> {
+    let monitor = opened.map_err(|source| DriverError::Host { what: "lifeline of the server", source })?;
+    Ok(Box::new(monitor))
+}

@@ -1,0 +1,97 @@
+//! virtio-blk: one disk at the socket of a vhost-user server.
+
+mod device;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_driver::DriverError;
+
+use super::{Connector, Interface, InterfaceDefinition, parse, vhost_user};
+use crate::BenchError;
+use crate::plan::{Combination, Plan, TargetSource};
+use crate::run::{RunInput, RunResult, measure_on};
+use crate::target::{PreparedServer, ServedDisk};
+use device::BlkDevice;
+
+/// The interface's line of the table.
+pub const DEFINITION: InterfaceDefinition = InterfaceDefinition {
+    name: "virtio-blk",
+    about: "One disk at a socket",
+    options_after: "interface",
+    augment: <VirtioBlk as clap::Args>::augment_args,
+    parse: parse::<VirtioBlk>,
+    options: || Arc::new(VirtioBlk {}),
+    running: vhost_user::RUNNING,
+    address_keys: vhost_user::ADDRESS_KEYS,
+    experiments: &[],
+};
+
+/// Its options: none of its own.
+#[derive(Clone, Debug, clap::Args)]
+pub struct VirtioBlk {}
+
+impl Interface for VirtioBlk {
+    fn definition(&self) -> &'static InterfaceDefinition {
+        &DEFINITION
+    }
+
+    fn given(&self) -> Vec<&'static str> {
+        vec![]
+    }
+
+    fn with_defaults(&self, _defaults: &dyn Interface) -> Arc<dyn Interface> {
+        Arc::new(self.clone())
+    }
+
+    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
+        measure_on(self, input)
+    }
+}
+
+impl Connector for VirtioBlk {
+    type Endpoint = PathBuf;
+    type Device = BlkDevice;
+
+    fn endpoint(&self, source: &TargetSource) -> Result<PathBuf, BenchError> {
+        Ok(vhost_user::socket(source))
+    }
+
+    fn prepare_server(&self, disk: &ServedDisk<'_>, folder: &Path) -> Result<PreparedServer<PathBuf>, BenchError> {
+        Ok(vhost_user::prepare_server(folder, |socket| serve_arguments(disk, socket)))
+    }
+
+    fn connect(
+        &self,
+        plan: &Plan,
+        combination: &Combination,
+        socket: &PathBuf,
+        timeout: Duration,
+    ) -> Result<BlkDevice, DriverError> {
+        BlkDevice::connect(plan, combination, socket, timeout)
+    }
+}
+
+/// Returns the arguments of `mqblk serve` for a disk at a socket.
+fn serve_arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
+    vec!["--disk".into(), disk.argument(&format!("socket={}", vhost_user::socket_value(socket)))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::DiskKeys;
+    use crate::tests::args;
+
+    #[test]
+    fn a_disks_settings_are_the_argument_of_its_server() {
+        let plan = Plan::new(&args("--disk path=/d,,{t}/{l}.img,poll=off,direct=off --queues 3").unwrap()).unwrap();
+        let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
+        let (merge, keys, combination) =
+            (Some(crate::plan::MergeMode::Off), DiskKeys::default(), &plan.combinations[0]);
+        let disk = ServedDisk { spec, poll: None, merge, keys: &keys, combination };
+        let arguments = serve_arguments(&disk, Path::new("/s"));
+        assert_eq!(arguments[1], "path=/d,,{t}/{l}.img,poll=off,direct=off,socket=/s,queues=3,merge=off");
+    }
+}

@@ -1,0 +1,175 @@
+//! virtio-scsi: a controller with targets and logical units, at the socket of a vhost-user server.
+
+mod device;
+mod server;
+mod targets;
+
+use std::any::Any;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use mqblk_driver::DriverError;
+use mqblk_driver::virtio_scsi::Steer;
+
+use super::{Connector, DefaultOptions, Interface, InterfaceDefinition, InterfaceResults, parse, vhost_user};
+use crate::BenchError;
+use crate::plan::{Combination, Plan, TargetSource};
+use crate::run::{RunInput, RunResult, measure_on};
+use crate::target::{PreparedServer, ServedDisk};
+use device::ScsiDevice;
+
+/// The interface's line of the table.
+pub const DEFINITION: InterfaceDefinition = InterfaceDefinition {
+    name: "virtio-scsi",
+    about: "A controller at a socket, with targets and logical units",
+    options_after: "bsrange",
+    augment: <VirtioScsi as clap::Args>::augment_args,
+    parse: parse::<VirtioScsi>,
+    options: || Arc::new(VirtioScsi::default()),
+    running: vhost_user::RUNNING,
+    address_keys: vhost_user::ADDRESS_KEYS,
+    experiments: &[&targets::TargetsExperiment],
+};
+
+/// Most logical units of a controller that are measured.
+const MAX_DISKS: u32 = 8192;
+
+/// Its options.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct VirtioScsi {
+    /// virtio-scsi: targets to use [default: 1]
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
+    targets: Vec<u16>,
+
+    /// virtio-scsi: logical units to use of each target [default: 1]
+    #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    luns: Vec<u16>,
+
+    /// virtio-scsi: the queue that a command is put on [default: target]
+    #[arg(long, value_enum)]
+    steer: Option<Steering>,
+}
+
+/// Which request queue of a controller a command is put on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Steering {
+    /// A target stays on a queue while it has commands in flight, and moves to that of the thread that finds it idle
+    #[default]
+    Target,
+    /// The submitting thread's
+    Submitter,
+    /// Target T is on queue T modulo queues
+    Fixed,
+}
+
+impl Steering {
+    /// Returns the name on the command line and in the results.
+    fn name(self) -> &'static str {
+        match self {
+            Steering::Target => "target",
+            Steering::Submitter => "submitter",
+            Steering::Fixed => "fixed",
+        }
+    }
+
+    /// Returns the driver's policy.
+    fn policy(self) -> Steer {
+        match self {
+            Steering::Target => Steer::Target,
+            Steering::Submitter => Steer::Submitter,
+            Steering::Fixed => Steer::Fixed,
+        }
+    }
+}
+
+fn steering(options: &VirtioScsi) -> Steering {
+    options.steer.unwrap_or_default()
+}
+
+/// Returns a list of counts; 1 if none was given.
+fn counts(given: &[u16]) -> &[u16] {
+    if given.is_empty() { &[1] } else { given }
+}
+
+impl Interface for VirtioScsi {
+    fn definition(&self) -> &'static InterfaceDefinition {
+        &DEFINITION
+    }
+
+    fn given(&self) -> Vec<&'static str> {
+        let all =
+            [("targets", !self.targets.is_empty()), ("luns", !self.luns.is_empty()), ("steer", self.steer.is_some())];
+        all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+    }
+
+    fn with_defaults(&self, defaults: &dyn Interface) -> Arc<dyn Interface> {
+        let mut options = self.clone();
+        if let Some(defaults) = (defaults as &dyn Any).downcast_ref::<VirtioScsi>()
+            && options.targets.is_empty()
+        {
+            options.targets.clone_from(&defaults.targets);
+        }
+        Arc::new(options)
+    }
+
+    fn default_options(&self) -> DefaultOptions {
+        let targets: Vec<String> = counts(&self.targets).iter().map(u16::to_string).collect();
+        DefaultOptions { disks: format!(" --targets {}", targets.join(",")), queues: String::new() }
+    }
+
+    fn disk_counts(&self) -> Result<Vec<(u16, u16)>, BenchError> {
+        let mut all = vec![];
+        for &targets in counts(&self.targets) {
+            for &luns in counts(&self.luns) {
+                if u32::from(targets) * u32::from(luns) > MAX_DISKS {
+                    let found = format!("{luns} for each of {targets} targets");
+                    return Err(BenchError::option("luns", found, format!("at most {MAX_DISKS} of all")));
+                }
+                all.push((targets, luns));
+            }
+        }
+        Ok(all)
+    }
+
+    fn default_jobs(&self, _queues: u16, disks: u16) -> u16 {
+        disks
+    }
+
+    fn results(&self, _source: &TargetSource, combination: &Combination) -> InterfaceResults {
+        InterfaceResults {
+            targets: Some(combination.targets),
+            luns: Some(combination.luns),
+            steer: Some(steering(self).name()),
+            ..InterfaceResults::default()
+        }
+    }
+
+    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
+        measure_on(self, input)
+    }
+}
+
+impl Connector for VirtioScsi {
+    type Endpoint = PathBuf;
+    type Device = ScsiDevice;
+
+    fn endpoint(&self, source: &TargetSource) -> Result<PathBuf, BenchError> {
+        Ok(vhost_user::socket(source))
+    }
+
+    fn prepare_server(&self, disk: &ServedDisk<'_>, folder: &Path) -> Result<PreparedServer<PathBuf>, BenchError> {
+        Ok(vhost_user::prepare_server(folder, |socket| server::arguments(disk, socket)))
+    }
+
+    fn connect(
+        &self,
+        plan: &Plan,
+        combination: &Combination,
+        socket: &PathBuf,
+        timeout: Duration,
+    ) -> Result<ScsiDevice, DriverError> {
+        ScsiDevice::connect(plan, combination, socket, steering(self).policy(), timeout)
+    }
+}

@@ -1,0 +1,84 @@
+//! The arguments of a server for a controller.
+
+use std::path::Path;
+
+use crate::interface::vhost_user;
+use crate::plan::Combination;
+use crate::target::{ServedDisk, split_pairs};
+
+/// The id of the controller.
+const CONTROLLER: &str = "bench";
+
+/// Settings of a controller. All others are settings of each logical unit.
+const CONTROLLER_KEYS: [&str; 10] = [
+    "poll",
+    "poll_queue",
+    "queue-size",
+    "queue_size",
+    "queue-map",
+    "socket-mode",
+    "fixed-buffers",
+    "coalesce-us",
+    "coalesce-max",
+    "cmd-per-lun",
+];
+
+/// Returns `--controller`, and a `--lun` for each logical unit.
+pub fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
+    let Combination { queues, targets, luns, .. } = *disk.combination;
+    let path = vhost_user::socket_value(socket);
+    let key = |pair: &&str| CONTROLLER_KEYS.contains(&pair.split('=').next().unwrap_or_default());
+    let (own, units): (Vec<&str>, Vec<&str>) = split_pairs(disk.spec).into_iter().partition(key);
+    let mut controller = format!("id={CONTROLLER},socket={path},queues={queues}");
+    let poll = disk.poll.map(|poll| format!("poll={poll}"));
+    own.into_iter().chain(poll.as_deref()).for_each(|pair| controller.push_str(&format!(",{pair}")));
+    let mut arguments = vec!["--controller".to_owned(), controller];
+    for (target, lun) in (0..targets).flat_map(|target| (0..luns).map(move |lun| (target, lun))) {
+        let mut unit = format!("controller={CONTROLLER},target={target},lun={lun}");
+        if !units.iter().any(|pair| pair.starts_with("id=")) {
+            unit.push_str(&format!(",id=t{target}l{lun}"));
+        }
+        for pair in &units {
+            let pair = pair.replace("{t}", &target.to_string()).replace("{l}", &lun.to_string());
+            unit.push_str(&format!(",{pair}"));
+        }
+        if let Some(merge) = disk.merge {
+            unit.push_str(&format!(",merge={}", merge.name()));
+        }
+        arguments.extend(["--lun".to_owned(), unit]);
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{DiskKeys, MergeMode, Plan, TargetSource};
+    use crate::tests::args;
+
+    #[test]
+    fn a_disks_settings_are_dealt_to_controller_and_units() {
+        let line =
+            "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3";
+        let plan = Plan::new(&args(line).unwrap()).unwrap();
+        let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
+        let (combination, keys) = (&plan.combinations[0], DiskKeys::default());
+        let disk = ServedDisk { spec, poll: None, merge: Some(MergeMode::Off), keys: &keys, combination };
+        let unit = |t: u16, l: u16| {
+            format!("controller=bench,target={t},lun={l},id=t{t}l{l},path=/d,,{t}/{l}.img,direct=off,merge=off")
+        };
+        let expected = [
+            "--controller".to_owned(),
+            "id=bench,socket=/s,,1,queues=3,poll=off".into(),
+            "--lun".into(),
+            unit(0, 0),
+            "--lun".into(),
+            unit(0, 1),
+            "--lun".into(),
+            unit(1, 0),
+            "--lun".into(),
+            unit(1, 1),
+        ];
+        assert_eq!(arguments(&disk, Path::new("/s,1")), expected);
+    }
+}

@@ -1,0 +1,163 @@
+//! Xen's block interface: a disk of the domain that the benchmark runs in, or of a simulated machine.
+
+mod device;
+mod options;
+mod server;
+mod xen_queues;
+
+use std::any::Any;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_driver::DriverError;
+
+use super::{Connector, DefaultOptions, Interface, InterfaceDefinition, InterfaceResults, TargetVariant, parse};
+use crate::BenchError;
+use crate::args::{BenchArgs, Descriptors};
+use crate::plan::{Combination, DeviceName, DiskKeys, MAX_DEPTH, Plan, TargetSource, value_of};
+use crate::run::{RunInput, RunResult, measure_on};
+use crate::target::{PreparedServer, ServedDisk};
+use device::XenDevice;
+use options::{GRANTS, GRANTS_POOL, GrantMode, GrantPool, XenOptions};
+use server::Vbd;
+
+/// The interface's line of the table.
+pub const DEFINITION: InterfaceDefinition = InterfaceDefinition {
+    name: "xen",
+    about: "A disk of Xen's block interface",
+    options_after: "interface",
+    augment: <XenOptions as clap::Args>::augment_args,
+    parse: parse::<XenOptions>,
+    options: || Arc::new(XenOptions::default()),
+    running: "--vdev NAME",
+    address_keys: &["domid", "vdev"],
+    experiments: &[&xen_queues::XenQueuesExperiment],
+};
+
+impl Interface for XenOptions {
+    fn definition(&self) -> &'static InterfaceDefinition {
+        &DEFINITION
+    }
+
+    fn given(&self) -> Vec<&'static str> {
+        let all = [
+            ("xen", self.xen.is_some()),
+            ("vdev", !self.vdev.is_empty()),
+            (GRANTS, !self.grants.is_empty()),
+            (GRANTS_POOL, self.grants_pool.is_some()),
+            ("ring-order", self.ring_order.is_some()),
+            ("indirect-segments", self.indirect_segments.is_some()),
+            ("abi", self.abi.is_some()),
+        ];
+        all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+    }
+
+    fn with_defaults(&self, defaults: &dyn Interface) -> Arc<dyn Interface> {
+        let defaults = (defaults as &dyn Any).downcast_ref::<XenOptions>();
+        let ring_order = self.ring_order.or(defaults.and_then(|defaults| defaults.ring_order));
+        Arc::new(XenOptions { ring_order, ..self.clone() })
+    }
+
+    fn default_options(&self) -> DefaultOptions {
+        let queues = self.ring_order.map_or(String::new(), |order| format!(" --ring-order {order}"));
+        DefaultOptions { disks: String::new(), queues }
+    }
+
+    fn check(&self, args: &BenchArgs) -> Result<(), BenchError> {
+        if let Some(size) = args.queue_size {
+            let expected = "--ring-order with xen: a ring has 32 entries a page";
+            return Err(BenchError::option("queue-size", size, expected));
+        }
+        if args.descriptors != Descriptors::Auto {
+            let expected = "--indirect-segments with xen: its rings have no descriptors";
+            return Err(BenchError::option("descriptors", args.descriptors.name(), expected));
+        }
+        if let Some(socket) = args.socket.first() {
+            let expected = "--vdev with xen: its back-ends have no sockets";
+            return Err(BenchError::option("socket", socket.display(), expected));
+        }
+        if args.disk.is_empty() && (!self.grants.is_empty() || self.grants_pool.is_some()) {
+            let text =
+                "--grants, --grants-pool: found without --disk, expected with it: a server that runs is not changed";
+            return Err(BenchError::Usage(text.into()));
+        }
+        if self.xen.is_none() && !self.vdev.is_empty() && !args.disk.is_empty() {
+            let text = "--vdev: found with --disk and without --xen, expected --xen: which machine both are on";
+            return Err(BenchError::Usage(text.into()));
+        }
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<DeviceName> {
+        self.vdev.clone()
+    }
+
+    fn variants(&self, spec: Option<&str>) -> Result<Vec<TargetVariant>, BenchError> {
+        let Some(spec) = spec else {
+            return Ok(vec![TargetVariant { grants: Some("unknown".into()), ..TargetVariant::default() }]);
+        };
+        let own = value_of(spec, GRANTS);
+        if own.is_some() && !self.grants.is_empty() {
+            return Err(BenchError::option(GRANTS, "a word in --disk as well", "one of the two"));
+        }
+        let variant = |grants: Option<GrantMode>| {
+            let mut keys = DiskKeys::default();
+            keys.set(GRANTS, grants.map(GrantMode::name));
+            keys.set(GRANTS_POOL, self.grants_pool.map(GrantPool::name));
+            TargetVariant { keys, grants: Some(grants.map(GrantMode::name).or(own).unwrap_or("default").to_owned()) }
+        };
+        Ok(match self.grants.is_empty() {
+            true => vec![variant(None)],
+            false => self.grants.iter().copied().map(Some).map(variant).collect(),
+        })
+    }
+
+    // Requests that find no space in a ring wait in the benchmark, as a guest's requests wait for a tag.
+    fn max_depth(&self, _queue_size: u16) -> u32 {
+        MAX_DEPTH
+    }
+
+    fn results(&self, source: &TargetSource, _combination: &Combination) -> InterfaceResults {
+        let grants_pool = match source {
+            TargetSource::Disk { keys, .. } => Some(keys.get(GRANTS_POOL).unwrap_or(GrantPool::PerRing.name())),
+            _ => None,
+        };
+        InterfaceResults {
+            grants_pool,
+            ring_order: self.ring_order,
+            abi: Some(self.abi.unwrap_or_default().name()),
+            ..InterfaceResults::default()
+        }
+    }
+
+    fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
+        measure_on(self, input)
+    }
+}
+
+impl Connector for XenOptions {
+    type Endpoint = Vbd;
+    type Device = XenDevice;
+
+    fn endpoint(&self, source: &TargetSource) -> Result<Vbd, BenchError> {
+        match source {
+            TargetSource::Device(vdev) => server::running(self.xen.as_ref(), vdev.number),
+            _ => unreachable!("a plan has targets of its own interface"),
+        }
+    }
+
+    fn prepare_server(&self, disk: &ServedDisk<'_>, folder: &Path) -> Result<PreparedServer<Vbd>, BenchError> {
+        server::prepare(self.xen.as_ref(), disk, folder)
+    }
+
+    fn connect(
+        &self,
+        _plan: &Plan,
+        combination: &Combination,
+        vbd: &Vbd,
+        timeout: Duration,
+    ) -> Result<XenDevice, DriverError> {
+        XenDevice::connect(self, combination, vbd, timeout)
+    }
+}

@@ -1,0 +1,152 @@
+//! Where a Xen device is, and how a server is started for it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use mqblk_driver::DriverError;
+use mqblk_memory::DomainId;
+use mqblk_xen::simulation::{self, Machine};
+use mqblk_xen::store::XenstoreError;
+use mqblk_xen::vbd::{self, keys};
+use mqblk_xen::{Xen, connect_real};
+
+use super::options::{GRANTS_POOL, XenLocation, own_device};
+use crate::BenchError;
+use crate::target::{PreparedServer, ServedDisk};
+
+/// A file system in memory.
+const IN_MEMORY: &str = "/dev/shm";
+/// The domain of the frontend on a simulated machine.
+const FRONTEND_DOMAIN: DomainId = DomainId(1);
+
+fn failed(error: impl Into<DriverError>) -> BenchError {
+    BenchError::Failed(error.into().to_string())
+}
+
+/// A device of the domain that `xen` is a connection of.
+#[derive(Clone)]
+pub struct Vbd {
+    /// The machine.
+    pub xen: Arc<dyn Xen>,
+    /// The device's number.
+    pub number: u32,
+}
+
+impl std::fmt::Debug for Vbd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vbd").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// Returns a device of this domain, or of domain 1 of a simulated machine.
+pub fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd, BenchError> {
+    let xen = match location {
+        Some(XenLocation::Simulated(folder)) => simulation::connect(folder, FRONTEND_DOMAIN),
+        _ => connect_real(),
+    };
+    Ok(Vbd { xen: xen.map_err(failed)?, number })
+}
+
+/// What a server needs while it runs, or leaves behind. Dropped in this order, after the server has ended.
+#[derive(Debug)]
+struct ServerResources {
+    /// The connection of the frontend's domain.
+    _frontend: Vbd,
+    /// The device's directories in xenstore.
+    _device: Option<XenstoreDirectories>,
+    /// Folder of the journals.
+    _journals: tempfile::TempDir,
+    /// The machine of both ends.
+    _machine: Option<Machine>,
+}
+
+/// Both directories of a device that a server creates. It leaves them to its successor, and there will be none, so they are
+/// removed.
+pub struct XenstoreDirectories {
+    /// Connection of domain 0.
+    xen: Arc<dyn Xen>,
+    /// Path of the frontend's directory.
+    frontend: String,
+}
+
+impl std::fmt::Debug for XenstoreDirectories {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Directories").field("front", &self.frontend).finish_non_exhaustive()
+    }
+}
+
+impl XenstoreDirectories {
+    fn remove(&self) -> Result<(), DriverError> {
+        let mut store = self.xen.store()?;
+        let removed: Result<(), XenstoreError> = store.transaction(|transaction| {
+            let back = transaction.read(&format!("{}/{}", self.frontend, keys::BACKEND))?;
+            for path in back.iter().chain([&self.frontend]) {
+                if transaction.read(path)?.is_some() {
+                    transaction.remove(path)?;
+                }
+            }
+            Ok(())
+        });
+        Ok(removed?)
+    }
+}
+
+impl Drop for XenstoreDirectories {
+    fn drop(&mut self) {
+        if let Err(error) = self.remove() {
+            tracing::warn!(%error, front = self.frontend, "a device is left in xenstore");
+        }
+    }
+}
+
+/// Creates a folder for the server's journals, apart from those of other servers. In memory if possible, as theirs are.
+fn journal_folder() -> std::io::Result<tempfile::TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("mqblk-bench.");
+    builder.tempdir_in(IN_MEMORY).or_else(|_| builder.tempdir())
+}
+
+/// Prepares a server: a machine unless one is named, its arguments, and its journals.
+pub fn prepare(
+    location: Option<&XenLocation>,
+    disk: &ServedDisk<'_>,
+    folder: &Path,
+) -> Result<PreparedServer<Vbd>, BenchError> {
+    let device = own_device(location);
+    let machine = match location {
+        None => {
+            Some(Machine::start(folder).map_err(|error| BenchError::Failed(format!("a simulated machine: {error}")))?)
+        }
+        Some(_) => None,
+    };
+    let (word, frontend, dom0) = match location {
+        // The server serves a frontend of its own domain: both ends are in domain 0.
+        Some(XenLocation::Real) => {
+            let xen = connect_real().map_err(failed)?;
+            ("auto".to_owned(), Arc::clone(&xen), xen)
+        }
+        simulated => {
+            let folder = match simulated {
+                Some(XenLocation::Simulated(folder)) => folder,
+                _ => folder,
+            };
+            let of = |domain| simulation::connect(folder, domain).map_err(failed);
+            (folder.display().to_string(), of(FRONTEND_DOMAIN)?, of(DomainId(0))?)
+        }
+    };
+    let front = frontend.domain();
+    let address = format!("interface=xen,domid={},vdev={}", front.0, device.name);
+    let state =
+        journal_folder().map_err(|error| BenchError::Failed(format!("folder for the server's journals: {error}")))?;
+    let folder = state.path().display().to_string();
+    let arguments = ["--xen", &word, "--xen-state", &folder, "--disk", &disk.argument(&address)].map(str::to_owned);
+    let directories = XenstoreDirectories { xen: dom0, frontend: vbd::frontend_path(front, device.number) };
+    let endpoint = Vbd { xen: frontend, number: device.number };
+    // What is on a machine of this run ends with it.
+    let device = machine.is_none().then_some(directories);
+    // `grants-pool` is a test key.
+    let environment = disk.keys.get(GRANTS_POOL).map(|_| ("MQBLK_TEST_KEYS", "1")).into_iter().collect();
+    let resources =
+        Box::new(ServerResources { _frontend: endpoint.clone(), _device: device, _journals: state, _machine: machine });
+    Ok(PreparedServer { endpoint, arguments: arguments.into(), environment, resources })
+}

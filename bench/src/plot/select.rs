@@ -1,0 +1,242 @@
+//! Selects what to draw from what varies.
+
+use std::collections::BTreeSet;
+
+use super::keys::{KeyValue, ROW_KEYS, RowKey, RowTable};
+use super::metric::Metric;
+use super::{PlotArgs, PlotError};
+
+/// Most series in a panel before one of their keys gets panels of its own: the number of colours.
+const MAX_SERIES_UNSPLIT: usize = 7;
+/// Most series in a panel: each colour twice, with different markers.
+pub const MAX_SERIES: usize = 14;
+/// Most names along an axis.
+const MAX_BARS: usize = 24;
+/// Most panels in a picture.
+pub const MAX_PANELS: usize = 24;
+
+/// What to draw: metrics against one key, or percentiles, which have an axis of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlotSelection {
+    /// Metrics, from top to bottom.
+    pub metrics: Vec<Metric>,
+    /// Key of the horizontal axis; `None` for percentiles.
+    pub x: Option<RowKey>,
+    /// Keys whose values make the series of a panel.
+    pub series: Vec<RowKey>,
+    /// Key whose values make the panels.
+    pub panels: Option<RowKey>,
+}
+
+/// Selects what to draw of `table`.
+///
+/// # Errors
+/// When the options request what the rows do not have, or more than can be read.
+pub fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelection>, PlotError> {
+    let x = args.x.unwrap_or_else(|| axis(table));
+    let metrics = match args.y.as_slice() {
+        // IOPS of mixed sizes do not compare.
+        [] if x.is_numeric() && table.rows.iter().any(|row| row.bs_max > row.bs) => vec![Metric::Bandwidth],
+        [] if x.is_numeric() => vec![Metric::Iops],
+        [] if table.rows.len() == 1 => vec![Metric::Percentiles],
+        [] => vec![Metric::Iops, Metric::Percentiles],
+        given => {
+            given.iter().enumerate().filter(|(at, metric)| !given[..*at].contains(metric)).map(|(_, m)| *m).collect()
+        }
+    };
+    if let Some(metric) = metrics.iter().find(|metric| !table.rows.iter().any(|row| metric.has(row))) {
+        let keys = metric.keys();
+        return Err(PlotError::Input(format!("--y {metric}: found no row with {keys}, expected at least one")));
+    }
+    let against_x: Vec<Metric> = metrics.iter().copied().filter(|metric| *metric != Metric::Percentiles).collect();
+    let mut selections = vec![];
+    if !against_x.is_empty() {
+        selections.push(selection(table, args, against_x, Some(x))?);
+    } else if let Some(x) = args.x {
+        return Err(PlotError::option("x", x, "no --x with --y percentiles alone, which has the percentiles there"));
+    }
+    if metrics.contains(&Metric::Percentiles) {
+        selections.push(selection(table, args, vec![Metric::Percentiles], None)?);
+    }
+    if metrics[0] == Metric::Percentiles {
+        selections.reverse();
+    }
+    let count =
+        |selection: &PlotSelection| selection.metrics.len() * selection.panels.map_or(1, |key| table.levels(key).len());
+    let panels = selections.iter().map(count).sum::<usize>();
+    if panels > MAX_PANELS {
+        let expected = format!("at most {MAX_PANELS}: fewer with --y, --panels, or fewer rows with --only");
+        return Err(PlotError::Input(format!("found {panels} panels to draw, expected {expected}")));
+    }
+    Ok(selections)
+}
+
+/// Returns the key of the horizontal axis: the first number with at least three values, else with two; else the first name that
+/// varies.
+fn axis(table: &RowTable) -> RowKey {
+    const NUMBERS: [RowKey; 7] =
+        [RowKey::Bs, RowKey::Targets, RowKey::Luns, RowKey::Queues, RowKey::Iodepth, RowKey::Jobs, RowKey::Batch];
+    let with = |least: usize| NUMBERS.into_iter().find(move |key| table.levels(*key).len() >= least);
+    let names = || ROW_KEYS.into_iter().find(|key| !key.is_numeric() && table.varies(*key));
+    with(3).or_else(|| with(2)).or_else(names).unwrap_or(RowKey::Target)
+}
+
+fn selection(
+    table: &RowTable,
+    args: &PlotArgs,
+    metrics: Vec<Metric>,
+    x: Option<RowKey>,
+) -> Result<PlotSelection, PlotError> {
+    let mut series = distinguishing(table, x, args.panels);
+    let panels = match args.panels {
+        Some(key) if Some(key) == x => {
+            return Err(PlotError::option("panels", key, format!("another key than the axis (--x {key})")));
+        }
+        Some(key) => table.varies(key).then_some(key),
+        None => panel_key(table, &series),
+    };
+    series.retain(|key| Some(*key) != panels);
+    let selection = PlotSelection { metrics, x, series, panels };
+    let bars = x.filter(|x| !x.is_numeric()).map_or(0, |x| table.levels(x).len());
+    if bars > MAX_BARS {
+        let x = selection.x.expect("bars are over a key");
+        let expected = format!("at most {MAX_BARS}: another --x, or fewer rows with --only");
+        return Err(PlotError::Input(format!("--x {x}: found {bars} values to draw bars for, expected {expected}")));
+    }
+    let found = names(table, &selection.series);
+    if found > MAX_SERIES {
+        let expected = format!("at most {MAX_SERIES}: choose others with --x or --panels, or fewer rows with --only");
+        let what = selection.metrics[0];
+        return Err(PlotError::Input(format!("--y {what}: found {found} series in a panel, expected {expected}")));
+    }
+    Ok(selection)
+}
+
+/// Returns the number of series that `keys` make.
+fn names(table: &RowTable, keys: &[RowKey]) -> usize {
+    (0..table.rows.len()).map(|row| table.identity(row, keys)).collect::<BTreeSet<_>>().len()
+}
+
+/// Returns the keys that distinguish rows with the same `x`. A number that follows from others (as many jobs as queues) is left
+/// out, and a name that follows from names; `wanted` is kept wherever it varies.
+fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -> Vec<RowKey> {
+    let mut kept: Vec<RowKey> = wanted.into_iter().filter(|key| table.varies(*key)).collect();
+    // Numbers first: of numbers that follow from each other, the first one is kept.
+    const ORDER: [RowKey; 7] =
+        [RowKey::Bs, RowKey::Targets, RowKey::Luns, RowKey::Queues, RowKey::Iodepth, RowKey::Jobs, RowKey::Batch];
+    let free = |key: &RowKey| Some(*key) != x && Some(*key) != wanted && table.varies(*key);
+    for key in ORDER.into_iter().filter(free) {
+        let numbers: Vec<RowKey> = kept.iter().copied().chain(x).filter(|key| key.is_numeric()).collect();
+        if !table.is_determined(key, &numbers) {
+            kept.push(key);
+        }
+    }
+    for key in ROW_KEYS.into_iter().filter(|key| !key.is_numeric()).filter(free) {
+        let follows = match key {
+            // Only if nothing else distinguishes two rows.
+            RowKey::File | RowKey::Repeat => unique(table, &with(&kept, x)),
+            _ => table.is_determined(key, &names_of(&kept, x)),
+        };
+        if !follows {
+            kept.push(key);
+        }
+    }
+    // In the order of ROW_KEYS, as series are named.
+    kept.sort_by_key(|key| *key as usize);
+    kept
+}
+
+fn with(kept: &[RowKey], x: Option<RowKey>) -> Vec<RowKey> {
+    kept.iter().copied().chain(x).collect()
+}
+
+fn names_of(kept: &[RowKey], x: Option<RowKey>) -> Vec<RowKey> {
+    with(kept, x).into_iter().filter(|key| !key.is_numeric()).collect()
+}
+
+fn unique(table: &RowTable, keys: &[RowKey]) -> bool {
+    names(table, keys) == table.rows.len()
+}
+
+/// Returns the key that gets panels of its own when `keys` make too many series: the one with the fewest panels that leaves few
+/// enough, or else that leaves the fewest series.
+fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
+    // Keys that are usually compared come last.
+    const ORDER: [RowKey; 13] = [
+        RowKey::Rw,
+        RowKey::Experiment,
+        RowKey::Interface,
+        RowKey::Bs,
+        RowKey::Batch,
+        RowKey::Iodepth,
+        RowKey::Jobs,
+        RowKey::Queues,
+        RowKey::Storage,
+        RowKey::Poll,
+        RowKey::Merge,
+        RowKey::Target,
+        RowKey::File,
+    ];
+    // Each panel of a single key would have one series.
+    if names(table, keys) <= MAX_SERIES_UNSPLIT || keys.len() < 2 {
+        return None;
+    }
+    let rest = |key: RowKey| keys.iter().copied().filter(|other| *other != key).collect::<Vec<_>>();
+    let possible = ORDER.into_iter().filter(|key| keys.contains(key) && table.levels(*key).len() <= MAX_PANELS);
+    possible.min_by_key(|key| {
+        let left = names(table, &rest(*key));
+        if left <= MAX_SERIES_UNSPLIT { (0, table.levels(*key).len()) } else { (1, left) }
+    })
+}
+
+/// Returns what is constant in all rows, and the range of numbers that neither an axis nor a legend shows.
+pub fn constants(table: &RowTable, selections: &[PlotSelection]) -> String {
+    const SAID: [RowKey; 14] = [
+        RowKey::Experiment,
+        RowKey::Interface,
+        RowKey::Target,
+        RowKey::Rw,
+        RowKey::Bs,
+        RowKey::Targets,
+        RowKey::Luns,
+        RowKey::Queues,
+        RowKey::Jobs,
+        RowKey::Iodepth,
+        RowKey::Batch,
+        RowKey::Steer,
+        RowKey::Poll,
+        RowKey::Merge,
+    ];
+    let drawn =
+        |key: &RowKey| selections.iter().any(|c| c.x == Some(*key) || c.series.contains(key) || c.panels == Some(*key));
+    let mut words: Vec<String> = vec![];
+    for key in SAID.into_iter().filter(|key| !drawn(key)) {
+        match table.levels(key) {
+            [KeyValue::Text(text)] if text == "unknown" => {}
+            [KeyValue::Number(1)] if matches!(key, RowKey::Batch | RowKey::Luns | RowKey::Targets) => {}
+            [_] if key == RowKey::Experiment && table.rows[0].experiment.is_none() => {}
+            [only] => words.push(key.phrase(only)),
+            [first, .., last] if key.is_numeric() => {
+                if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.queues) {
+                    words.push("1 job per queue".into());
+                } else if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.targets * row.luns) {
+                    words.push("1 job per LUN".into());
+                } else {
+                    let range = format!("{} to {}", key.tick(first), key.tick(last));
+                    words.push(key.phrase(&KeyValue::Text(range)));
+                }
+            }
+            _ => {}
+        }
+    }
+    let runs: BTreeSet<u64> = table.rows.iter().map(|row| row.runs).collect();
+    if let (Some(first), Some(last)) = (runs.first(), runs.last()) {
+        let plural = if *last == 1 { "run" } else { "runs" };
+        words.push(if first == last { format!("{first} {plural}") } else { format!("{first} to {last} {plural}") });
+    }
+    match table.rows.iter().filter(|row| row.errors > 0).count() {
+        0 => {}
+        count => words.push(format!("requests failed in {count} of {} rows", table.rows.len())),
+    }
+    words.join(", ")
+}

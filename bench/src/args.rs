@@ -252,7 +252,8 @@ impl Rw {
 /// How the client learns about completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ClientMode {
-    /// Looks again and again.
+    /// Polls for completions.
+    #[value(help = "Looks again and again")]
     Poll,
     /// Asks to be called, and sleeps.
     Wait,

@@ -2,6 +2,7 @@
 //! share. Such an interface supplies an [`Endpoint`] for the keys and a [`DiskExport`] for what is served.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_admin::model::DiskStat;
 use mqblk_core::Resize;
@@ -186,6 +187,14 @@ pub trait DiskExport: Send + Sync {
 
     /// Returns its disk, if the size of its storage is watched.
     fn watched(&self) -> Option<Arc<AnyDisk>>;
+
+    /// Moves a queue to another worker: see [`ServedDevice::move_queue`].
+    ///
+    /// # Errors
+    /// If queues of this interface cannot move, or the worker refuses the queue.
+    fn move_queue(&self, _queue: u16, _worker: usize, _timeout: Duration) -> Result<bool, String> {
+        Err("queues of this interface stay at their workers".to_owned())
+    }
 }
 
 /// A served disk: what reports say about it, and its guest side.
@@ -231,6 +240,14 @@ impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
 
     fn exports(&self) -> Vec<Arc<dyn Export>> {
         vec![Arc::new(self.clone())]
+    }
+
+    fn id(&self) -> String {
+        self.info.id.clone()
+    }
+
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+        self.export.move_queue(queue, worker, timeout)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The waist between the daemon and the guest interfaces.
+//! The traits between the daemon and the guest interfaces.
 //!
 //! An interface goes through four stages, each with a trait: [`GuestInterface`] is a row of the table of interfaces and says which keys it
 //! owns; [`InterfaceKeys`] takes these keys from the configuration; [`ConfiguredInterface`] has all defaults filled in and its storage
@@ -250,6 +250,20 @@ pub trait ServedDevice: Send + Sync {
 
     /// Returns the storage that guests reach through it.
     fn exports(&self) -> Vec<Arc<dyn Export>>;
+
+    /// Returns its id.
+    fn id(&self) -> String {
+        self.describe().id
+    }
+
+    /// Moves one of its request queues to another worker while its guest uses it. Returns false if the queue stays where it is: it is not
+    /// attached, or its requests in flight take longer than `timeout`.
+    ///
+    /// # Errors
+    /// If queues of this interface cannot move, or the worker refuses the queue.
+    fn move_queue(&self, _queue: u16, _worker: usize, _timeout: Duration) -> Result<bool, String> {
+        Err("queues of this interface stay at their workers".to_owned())
+    }
 }
 
 /// Storage that guests reach under an id: a disk or a LUN.

@@ -1,6 +1,6 @@
-//! Keys that exist for tests and measurements only: `storage=fault` and `grants-pool`.
+//! Keys and verbs that exist for tests and measurements only: `storage=fault`, `grants-pool`, `queue.move`.
 
-/// The environment variable that makes them known.
+/// The environment variable that enables them.
 const SWITCH: &str = "MQBLK_TEST_KEYS";
 
 /// True if the process was started with `MQBLK_TEST_KEYS=1`.

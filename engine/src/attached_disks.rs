@@ -116,6 +116,12 @@ impl AttachedDisks {
         }
     }
 
+    /// Returns the open disks, for another worker to open.
+    pub(crate) fn queue_disks(&self, channels: &Channels) -> Vec<QueueDisk> {
+        let slots = (0..).map(DiskSlot).zip(&self.disks);
+        slots.filter_map(|(slot, disk)| Some(channels.find(disk.as_ref()?.channel)?.queue_disk(slot))).collect()
+    }
+
     /// Closes all disks. None is in use.
     pub(crate) fn close_all(&mut self, context: &mut UringContext, channels: &mut Channels) {
         for disk in self.disks.drain(..).flatten() {

@@ -6,12 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use mqblk_core::{DiskChannel, DiskError, Outcome, Tag};
+use mqblk_core::{DiskChannel, DiskError, DiskSlot, Outcome, Tag};
 use mqblk_uring::UringContext;
 
 use crate::AnyDisk;
 use crate::attached_disks::{AttachedDisk, QueueDisk};
 use crate::errors::{DiskHealth, SharedGuard, guarded};
+use crate::options::PlugOptions;
 use crate::plug::{Merger, Merges, PlugCounters};
 use crate::quota::{Quota, SubmitQuota};
 use crate::runner::{AnyCompletion, AnyRequest, Route};
@@ -33,10 +34,18 @@ pub(crate) struct OpenChannel {
     merger: Option<Box<Merger>>,
     /// Most requests outstanding; 0: any number.
     depth: u32,
+    /// How it was opened.
+    options: PlugOptions,
     users: usize,
 }
 
 impl OpenChannel {
+    /// Returns its disk, for another worker to open in this slot of a queue.
+    pub(crate) fn queue_disk(&self, slot: DiskSlot) -> QueueDisk {
+        let (disk, health) = (Arc::clone(&self.disk), Arc::clone(&self.health));
+        QueueDisk { slot, disk, plug: self.options, health }
+    }
+
     /// Returns true if more requests should be pulled into the plug in this turn.
     #[inline]
     pub(crate) fn wants_more(&self) -> bool {
@@ -141,8 +150,9 @@ impl Channels {
         let (channel, guard) = guarded(disk.open_channel(context)?, health, &disk.limits());
         let merger = Merger::new(options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
         let plug = Vec::with_capacity(PLUG_ROOM);
-        let (disk, health, depth) = (Arc::clone(disk), Arc::clone(health), options.depth);
-        let open = OpenChannel { disk, health, channel, guard, plug, left: false, busy: true, merger, depth, users: 1 };
+        let (disk, health, depth, options) = (Arc::clone(disk), Arc::clone(health), options.depth, *options);
+        let (left, busy, users) = (false, true, 1);
+        let open = OpenChannel { disk, health, channel, guard, plug, left, busy, merger, depth, options, users };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1
@@ -379,6 +389,15 @@ impl Channels {
     /// Takes the merge counters of the queue in `slot`: the next queue in that slot begins at 0.
     pub(crate) fn take_merges(&mut self, slot: u16) -> Merges {
         self.counts.merges.get_mut(usize::from(slot)).map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Sets the merge counters of a queue that has come from another worker.
+    pub(crate) fn set_merges(&mut self, slot: u16, merges: Merges) {
+        let at = usize::from(slot);
+        if self.counts.merges.len() <= at {
+            self.counts.merges.resize(at + 1, Merges::default());
+        }
+        self.counts.merges[at] = merges;
     }
 
     /// Returns the plugs' counters.

@@ -37,6 +37,11 @@ impl CallCoalescer {
         }
     }
 
+    /// Returns the state of a queue that has completed this many requests, and whose calls are sent.
+    pub(crate) fn resume(options: Coalesce, completions: u64) -> CallCoalescer {
+        CallCoalescer { at_last_call: completions, ..CallCoalescer::new(options) }
+    }
+
     /// Returns true if no call is ever deferred.
     #[inline]
     pub(crate) fn is_immediate(&self) -> bool {

@@ -80,11 +80,11 @@ pub struct QueueOptions {
 ///
 /// Dropping the handle does not stop the queue; [`drain`](Self::drain) does.
 pub struct QueueHandle<Q> {
-    mailbox: Mailbox,
-    worker: u32,
-    slot: u16,
-    generation: u32,
-    _queue: PhantomData<fn(Q)>,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) worker: u32,
+    pub(crate) slot: u16,
+    pub(crate) generation: u32,
+    pub(crate) _queue: PhantomData<fn(Q)>,
 }
 
 impl Engine {
@@ -130,6 +130,12 @@ impl Engine {
         Ok(QueueHandle { mailbox, worker: number, slot, generation, _queue: PhantomData })
     }
 
+    /// Returns the number and the mailbox of worker `worker` (modulo their number).
+    pub(crate) fn mailbox(&self, worker: usize) -> (u32, &Mailbox) {
+        let number = worker % self.workers.len();
+        (number as u32, &self.workers[number].mailbox)
+    }
+
     /// Returns the workers' mailboxes.
     pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Mailbox> {
         self.workers.iter().map(|worker| &worker.mailbox)
@@ -167,8 +173,9 @@ where
         }
     }
     let (slot, generation) = worker.free_slot();
-    let waker: Arc<dyn Wake> = Arc::new(WakerHandle(worker.mailbox.waker(slot, generation)));
-    let queue = match make(&mut worker.context, &waker) {
+    let waker = worker.mailbox.waker(slot, generation);
+    let handle: Arc<dyn Wake> = Arc::new(WakerHandle(Arc::clone(&waker)));
+    let queue = match make(&mut worker.context, &handle) {
         Ok(queue) => queue,
         Err(why) => {
             disks.close_all(&mut worker.context, &mut worker.channels);
@@ -194,7 +201,8 @@ where
             leave(&mut runner.queue, context);
             Box::new(runner.queue.position())
         }),
-        on_left: None,
+        on_drained: None,
+        waker,
     };
     worker.attach(slot, phase, attached);
     Ok((slot, generation))

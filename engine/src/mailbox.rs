@@ -27,29 +27,52 @@ pub(crate) struct MailboxReceiver {
 impl MailboxReceiver {
     /// Returns a waker for the queue of this slot and generation.
     pub(crate) fn waker(&self, slot: u16, generation: u32) -> Arc<Waker> {
-        let (eventfd, list) = (self.eventfd.clone(), Arc::clone(&self.woken));
-        Arc::new(Waker { slot, generation, is_listed: AtomicBool::new(false), list, eventfd })
+        Arc::new(Waker { target: Mutex::new(self.target(slot, generation)), is_listed: AtomicBool::new(false) })
+    }
+
+    fn target(&self, slot: u16, generation: u32) -> WakeTarget {
+        WakeTarget { slot, generation, list: Arc::clone(&self.woken), eventfd: self.eventfd.clone() }
+    }
+
+    /// Redirects a waker to a queue that has come to this worker. A wake before this may have reached the queue's former worker, which
+    /// does not have it any more: the caller treats the queue as woken.
+    pub(crate) fn redirect(&self, waker: &Waker, slot: u16, generation: u32) {
+        *waker.target.lock().unwrap_or_else(PoisonError::into_inner) = self.target(slot, generation);
     }
 
     /// Moves the queues that were woken to `into`, by slot and generation.
     pub(crate) fn take_woken(&self, into: &mut Vec<(u16, u32)>) {
+        let mut redirected = Vec::new();
         for waker in self.woken.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // From here on a wake lists the queue again. The queue's `woken` runs after this and must see what was done before each wake
             // that found it listed: the swap reads the value which that wake wrote.
             waker.is_listed.swap(false, Ordering::SeqCst);
-            into.push((waker.slot, waker.generation));
+            let target = waker.target.lock().unwrap_or_else(PoisonError::into_inner);
+            if Arc::ptr_eq(&target.list, &self.woken) {
+                into.push((target.slot, target.generation));
+            } else {
+                drop(target);
+                redirected.push(waker);
+            }
         }
+        // Not while the list is locked: its new worker may forward a waker to this one at the same time.
+        redirected.into_iter().for_each(|waker| WakerHandle(waker).wake());
     }
 }
 
-/// Wakes one queue.
-pub(crate) struct Waker {
+/// Where a wake goes: the queue's worker, and the queue there.
+struct WakeTarget {
     slot: u16,
     generation: u32,
-    /// True while the waker is in the list.
-    is_listed: AtomicBool,
     list: Arc<Mutex<Vec<Arc<Waker>>>>,
     eventfd: EventFd,
+}
+
+/// Wakes one queue, also after it has moved to another worker.
+pub(crate) struct Waker {
+    target: Mutex<WakeTarget>,
+    /// True while the waker is in a list.
+    is_listed: AtomicBool,
 }
 
 /// The waker that a queue gets. The list holds the waker itself, so that a wake allocates nothing but the list's capacity.
@@ -58,8 +81,13 @@ pub(crate) struct WakerHandle(pub(crate) Arc<Waker>);
 impl Wake for WakerHandle {
     fn wake(&self) {
         if !self.0.is_listed.swap(true, Ordering::SeqCst) {
-            self.0.list.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.0));
-            self.0.eventfd.signal();
+            // The target is unlocked before the list is locked: `take_woken` locks them in the other order.
+            let (list, eventfd) = {
+                let target = self.0.target.lock().unwrap_or_else(PoisonError::into_inner);
+                (Arc::clone(&target.list), target.eventfd.clone())
+            };
+            list.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.0));
+            eventfd.signal();
         }
     }
 }

@@ -146,6 +146,15 @@ impl PollList {
         }
     }
 
+    /// Returns a draining queue to the phase that it had.
+    pub(crate) fn resume(&mut self, slot: u16, phase: Phase) {
+        if let Some(queue) = self.queue(slot) {
+            queue.phase = phase;
+        }
+        // Kicks were ignored while it drained.
+        self.poll(slot);
+    }
+
     /// Decides after an idle turn. `unread`: completions have arrived that nobody has taken, so the worker must not sleep. `poll_or_arm`
     /// checks a queue's window and arms the queue if it has closed.
     pub(crate) fn decide_when_idle(

@@ -101,6 +101,24 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     ended: Vec<EndedRequests>,
     calls: CallCoalescer,
     poll: PollState,
+    options: RunnerOptions,
+}
+
+/// How a queue is polled and its guest called.
+#[derive(Clone, Copy)]
+pub(crate) struct RunnerOptions {
+    pub(crate) poll: PollPolicy,
+    pub(crate) coalesce: Coalesce,
+}
+
+/// A queue and its counters, without a worker: no request is in flight, none waits to be published, and no call is deferred.
+pub(crate) struct IdleQueue<Q> {
+    pub(crate) queue: Q,
+    counters: QueueCounters,
+    latency: Box<QueueLatency>,
+    per_disk: Option<Box<PerDisk>>,
+    has_first: bool,
+    options: RunnerOptions,
 }
 
 /// Requests of one class with equal timestamps: often all of a batch.
@@ -123,7 +141,25 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             ended: Vec::with_capacity(depth.into()),
             calls: CallCoalescer::new(coalesce),
             poll: PollState::new(policy, now),
+            options: RunnerOptions { poll: policy, coalesce },
         }
+    }
+
+    /// Returns the runner of a queue that has come from another worker, whose clock is not comparable.
+    pub(crate) fn from_idle(idle: IdleQueue<Q>, now: Ticks) -> QueueRunner<Q> {
+        let IdleQueue { queue, counters, latency, per_disk, has_first, options } = idle;
+        let runner = QueueRunner::new(queue, options.poll, options.coalesce, now);
+        let calls = CallCoalescer::resume(options.coalesce, counters.requests);
+        QueueRunner { counters, latency, per_disk, has_first, calls, ..runner }
+    }
+
+    /// Returns the queue with its counters.
+    pub(crate) fn into_idle(self) -> IdleQueue<Q> {
+        debug_assert!(self.in_flight() == 0 && self.ended.is_empty(), "the queue was drained");
+        let poll_ns = self.counters.poll_ns + self.poll.empty_poll_ns();
+        let counters = QueueCounters { poll_ns, ..self.counters };
+        let QueueRunner { queue, latency, per_disk, has_first, options, .. } = self;
+        IdleQueue { queue, counters, latency, per_disk, has_first, options }
     }
 }
 
@@ -491,7 +527,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             parts.queued.record(0, parts.total.count() - parts.queued.count());
         }
         QueueStats {
-            counters: QueueCounters { poll_ns: self.poll.empty_poll_ns(), ..self.counters },
+            counters: QueueCounters { poll_ns: self.counters.poll_ns + self.poll.empty_poll_ns(), ..self.counters },
             latency,
             in_flight: self.tags.in_flight() as u32,
             oldest_ns,

@@ -12,8 +12,7 @@ use crate::attached_disks::QueueDisk;
 use crate::channels::Channels;
 use crate::clock::{Clock, Ticks};
 use crate::counters::{QueueId, QueueStats, WorkerStats};
-use crate::draining::Detached;
-use crate::engine::{AttachError, WorkerGone};
+use crate::engine::AttachError;
 use crate::mailbox::MailboxReceiver;
 use crate::plug::{MERGED_SLOT, Merges};
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
@@ -21,7 +20,9 @@ use crate::runner::{AnyCompletion, AnyQueue, AnyRequest, PullResult, Route, Subm
 use crate::watchdog::Age;
 
 mod attached_queue;
-pub(crate) use attached_queue::AttachedQueue;
+mod leaving;
+pub(crate) use attached_queue::{AttachedQueue, DetachFn, LeavingQueue, OnBroken, OnDrained, TakeFn};
+pub(crate) use leaving::LeftQueue;
 
 /// Cookie of the mailbox's eventfd. The cookie of a queue's kick is its slot and the number of the watch.
 const MAILBOX: u64 = u64::MAX;
@@ -192,11 +193,14 @@ impl Worker {
     }
 
     /// Handles a wake of the queue in `slot`.
-    fn woken(&mut self, slot: u16, generation: u32) {
-        let running = self.poll_list.phase(slot) == Some(Phase::Running);
+    pub(crate) fn woken(&mut self, slot: u16, generation: u32) {
+        let phase = self.poll_list.phase(slot);
         let Some(attached) = queue_of(&mut self.queues, slot, generation).filter(|attached| !attached.frozen) else {
             return;
         };
+        // A queue that is about to move may take requests: another queue's barrier waits for those before it.
+        let moves_running = matches!(attached.on_drained, Some(OnDrained::Move(Phase::Running, _)));
+        let running = phase == Some(Phase::Running) || moves_running;
         let route = Route::Any { disks: &attached.disks, channels: &mut self.channels };
         let mut submit = SubmitContext { slot, now: self.now, route };
         let taken = attached.runner.woken(&mut self.context, &mut submit, running);
@@ -520,30 +524,6 @@ impl Worker {
         self.watch(slot);
     }
 
-    /// Drains a queue. Signals `done` when it is detached. Its parked requests fail.
-    pub(crate) fn drain(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
-        if self.find(slot, generation).is_some() {
-            self.channels.begin_leave(slot);
-            self.drain_keeping_parked(slot, generation, done);
-        }
-    }
-
-    /// Drains a queue as [`drain`](Self::drain) does, but leaves parked requests to the caller.
-    pub(crate) fn drain_keeping_parked(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
-        let Some((attached, _)) = self.find(slot, generation) else { return };
-        attached.on_left = Some(done);
-        self.poll_list.drain(slot);
-        self.end_drained();
-    }
-
-    /// Freezes a draining queue: its requests are not completed any more. Those completed before are published first.
-    pub(crate) fn freeze(&mut self, slot: u16, generation: u32) {
-        self.complete();
-        if let Some((attached, _)) = self.find(slot, generation) {
-            attached.frozen = true;
-        }
-    }
-
     /// Returns the statistics of the worker and its queues. `number`: the worker's, for the queues' identities.
     pub(crate) fn stats(&self, number: u32) -> WorkerStats {
         let now = self.clock.now();
@@ -580,52 +560,11 @@ impl Worker {
         }
         ages
     }
-
-    pub(crate) fn end_drained(&mut self) {
-        for slot in 0..self.queues.len() as u16 {
-            let occupant = &mut self.queues[usize::from(slot)];
-            let idle = occupant.as_ref().is_some_and(|attached| attached.runner.in_flight() == 0 && !attached.frozen);
-            if !idle || self.poll_list.phase(slot) != Some(Phase::Draining) {
-                continue;
-            }
-            let Some(mut attached) = occupant.take() else { continue };
-            // A deferred call is due now: nothing would send it later.
-            attached.runner.send_due_call(Ticks(u64::MAX));
-            self.context.cancel(self.client, attached.cookie(slot));
-            self.poll_list.remove(slot);
-            self.deferred_calls.retain(|(deferred, _)| *deferred != slot);
-            self.channels.end_leave(slot);
-            attached.disks.close_all(&mut self.context, &mut self.channels);
-            let merges = self.channels.take_merges(slot);
-            if let Some(leave) = attached.on_left.take() {
-                let stats = with_merges(attached.runner.stats(self.now), merges);
-                let finish = attached.detach;
-                let position = finish(attached.runner, &mut self.context);
-                // The receiver may be gone.
-                let _ = leave.send(LeftQueue { position, report: stats });
-            }
-        }
-    }
 }
 
 /// Returns the queue in a slot, if its generation matches.
 fn queue_of(queues: &mut [Option<AttachedQueue>], slot: u16, generation: u32) -> Option<&mut AttachedQueue> {
     queues.get_mut(usize::from(slot))?.as_mut().filter(|attached| attached.generation == generation)
-}
-
-/// What is left of a queue that was drained.
-pub(crate) struct LeftQueue {
-    /// The queue's position, boxed with its own type.
-    pub(crate) position: Box<dyn std::any::Any + Send>,
-    pub(crate) report: QueueStats,
-}
-
-impl LeftQueue {
-    /// Returns what is left, with a position of a known type.
-    pub(crate) fn detached<P: 'static>(self) -> Result<Detached<P>, WorkerGone> {
-        let position = self.position.downcast::<P>().map_err(|_| WorkerGone)?;
-        Ok(Detached { position: *position, report: self.report })
-    }
 }
 
 /// Adds the plugs' counters to a queue's statistics.

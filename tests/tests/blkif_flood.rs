@@ -56,7 +56,7 @@ fn a_guest_that_writes_all_the_time_does_not_slow_down_others() {
         host.wait_for_backend_state(&device, XenbusState::Closed);
         device.remove(&mut host.store()).unwrap();
         wait_for("the disk to be free", || {
-            (host.log().matches("forgotten device=mqblk-2-51728").count() > round as usize).then_some(())
+            (host.log().matches("dropped device=mqblk-2-51728").count() > round as usize).then_some(())
         });
         round += 1;
     }

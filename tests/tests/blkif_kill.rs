@@ -79,7 +79,7 @@ fn killed_in_the_middle_of_writes() {
         load.verify_all();
         load.finish();
         let log = host.log();
-        assert!(log.contains("ring taken up"), "{storage} {grants}: no journal was used:\n{log}");
+        assert!(log.contains("ring resumed"), "{storage} {grants}: no journal was used:\n{log}");
         let replayed: usize = log
             .lines()
             .filter_map(|line| line.split("replayed=").nth(1)?.split_whitespace().next()?.parse::<usize>().ok())
@@ -154,8 +154,7 @@ fn stopped_while_storage_hangs_or_has_stopped() {
             assert!(host.log().contains(logged), "{storage} {grants}:\n{}", host.log());
             start_another(&mut host, &format!("storage=file,path=FOLDER/a.img,grants={grants}"), &[]);
             client.join().expect("a guest that notices nothing");
-            let replayed =
-                host.log().lines().any(|line| line.contains("ring taken up") && !line.contains("replayed=0"));
+            let replayed = host.log().lines().any(|line| line.contains("ring resumed") && !line.contains("replayed=0"));
             assert!(replayed, "{storage} {grants}: nothing was left to the next:\n{}", host.log());
             host.stop();
         }

@@ -75,7 +75,7 @@ fn a_device_in_use_is_served_until_the_guest_closes_it() {
     std::thread::sleep(QUIET_TIME);
     assert_eq!(host.backend_state(&mut host.store(), &device), Some(XenbusState::Closed));
     device.remove(&mut host.store()).expect("both directories");
-    wait_for("the device's end", || host.log().contains("forgotten").then_some(()));
+    wait_for("the device's end", || host.log().contains("dropped device").then_some(()));
     // The disk is free again.
     let again = host.create_device(1, "xvdc", "mqblk:offered");
     BlkfrontLoad::connect(&host.frontend_options(&again), 100, 2).finish();

@@ -1,6 +1,7 @@
 //! The verbs of the admin socket that all interfaces have. Each has its own file, and is registered in [`verbs`].
 
 mod disks;
+mod move_queue;
 pub mod resize;
 mod resume;
 mod stat;
@@ -16,12 +17,16 @@ use serde_json::{Map, Value};
 use crate::print::Pair;
 use crate::resize::ChangeError;
 use crate::state::DaemonState;
+use crate::test_keys;
 
 /// Returns all verbs: those below, and those of the interfaces.
 pub fn verbs(state: &Arc<DaemonState>) -> Verbs {
     let mut verbs = vec![stat::verb(state), disks::verb(state), version::verb(), resize::verb(state)];
     verbs.push(resume::verb(state));
     verbs.extend(state.interfaces().iter().flat_map(|interface| Arc::clone(interface).verbs()));
+    if test_keys::are_enabled() {
+        verbs.push(move_queue::verb(state));
+    }
     Verbs::new(verbs)
 }
 

@@ -127,6 +127,18 @@ impl<L: PooledContext> BlkifQueue<L> {
         context.pool().retire_lease(self.lease);
     }
 
+    /// Releases the queue's share of this worker's buffer pool, before the queue moves to another worker. Nothing is in flight.
+    pub fn leave_context(&mut self, context: &mut L) {
+        context.pool().unreserve(self.ring.size() as usize);
+        context.pool().retire_lease(self.lease);
+    }
+
+    /// Takes a share of this worker's buffer pool, after the queue has come from another worker.
+    pub fn enter_context(&mut self, context: &mut L) {
+        self.lease = context.pool().acquire_lease(Arc::clone(self.arena.memory()), vec![]);
+        context.pool().reserve(self.ring.size() as usize);
+    }
+
     /// Returns the counters.
     pub fn grant_counters(&self) -> GrantCounters {
         let mut counters = self.counters;

@@ -135,6 +135,9 @@ pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = Split
     /// Returns the queue's lease on guest memory.
     fn lease(&self) -> LeaseId;
 
+    /// Sets the queue's lease, after it has come to another worker. Nothing is in flight.
+    fn set_lease(&mut self, lease: LeaseId);
+
     /// Switches to a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId;
 

@@ -184,6 +184,10 @@ impl<L: GuestContext> VirtioQueue<L> for BlkQueue<L> {
         self.lease
     }
 
+    fn set_lease(&mut self, lease: LeaseId) {
+        self.lease = lease;
+    }
+
     fn abandon(&mut self, context: &mut L, token: BlkToken, buffer: Option<Buffer>) {
         if let Some(buffer) = buffer.or(token.buffer) {
             context.pool().release(buffer);

@@ -178,6 +178,10 @@ impl<C: GuestContext> VirtioQueue<C> for ScsiQueue<C> {
         self.ring().lease
     }
 
+    fn set_lease(&mut self, lease: LeaseId) {
+        self.ring_mut().lease = lease;
+    }
+
     fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId {
         let own = self.ring_mut();
         own.device.relocate(ring);

@@ -64,6 +64,10 @@ impl DiskExport for BlkDisk {
         self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
     }
 
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+        self.server.move_queue(queue, worker, timeout)
+    }
+
     fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         let _alone = self.resize_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let result = request.carry_out(self.storage.disk.as_ref(), &mut Users(self));

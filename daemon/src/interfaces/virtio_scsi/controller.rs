@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, AttachError, DiskHealth, QueueDisk, QueueStats, WorkerStats};
@@ -283,6 +284,14 @@ impl Controller {
     /// Notifies the guest that the size of a LUN has changed.
     pub fn resized(&self, address: TargetLun) {
         self.device.notify_resized(device_address(address));
+    }
+
+    /// Moves a request queue to another worker: see [`Server::move_queue`].
+    ///
+    /// # Errors
+    /// When the worker refuses the queue.
+    pub fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+        self.server.move_queue(queue.saturating_add(FIXED_QUEUES), worker, timeout)
     }
 
     /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].

@@ -1,6 +1,7 @@
 //! The statistics of controllers and LUNs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_admin::model::{ControllerStat, LunCounters, LunStat, QueueStat};
 use mqblk_core::Resize;
@@ -43,6 +44,10 @@ impl ServedDevice for ServedController {
         let mut stat = controller(served.id(), served.endpoint().queue_map.workers(), &luns, &queues, detail);
         stat.in_flight_region = served.in_flight_region();
         Some(DeviceStat::Controller(Box::new(stat)))
+    }
+
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+        self.luns.controllers()[self.index].move_queue(queue, worker, timeout)
     }
 
     fn exports(&self) -> Vec<Arc<dyn Export>> {

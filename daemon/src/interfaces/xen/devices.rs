@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_admin::model::{DiskStat, GrantStat};
 use mqblk_blkif::GrantCounters;
 use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
-use mqblk_engine::{AnyDisk, QueueStats, WorkerStats};
+use mqblk_engine::{AnyDisk, Engine, QueueStats, WorkerStats};
 use mqblk_xen::Xen;
 use mqblk_xen_server::toolstack::{self, ToolstackError};
 use mqblk_xen_server::{Backend, DeviceStats};
@@ -23,12 +23,13 @@ const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct XenDevices {
     xen: Arc<dyn Xen>,
     backend: Arc<Backend>,
+    engine: Arc<Engine>,
 }
 
 impl XenDevices {
     /// Creates a handle to the devices of a backend.
-    pub fn new(xen: Arc<dyn Xen>, backend: Arc<Backend>) -> XenDevices {
-        XenDevices { xen, backend }
+    pub fn new(xen: Arc<dyn Xen>, backend: Arc<Backend>, engine: Arc<Engine>) -> XenDevices {
+        XenDevices { xen, backend, engine }
     }
 
     /// Returns the devices whose disks are open.
@@ -92,6 +93,13 @@ impl XenDisk {
 }
 
 impl DiskExport for XenDisk {
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+        match self.device() {
+            Some(device) => device.move_ring(&self.devices.engine, queue, worker, timeout),
+            None => Ok(false),
+        }
+    }
+
     /// Zero while the disk is not attached.
     fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         match self.device() {
@@ -146,6 +154,10 @@ impl ToolstackDevice {
 }
 
 impl DiskExport for ToolstackDevice {
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+        self.device.move_ring(&self.devices.engine, queue, worker, timeout)
+    }
+
     fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.device.queue_stats(workers)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_blkif::GrantBudget;
-use mqblk_engine::DiskHealth;
+use mqblk_engine::{DiskHealth, Engine};
 use mqblk_memory::DomainId;
 use mqblk_xen::{Xen, XenError};
 use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice, ToolstackError};
@@ -44,6 +44,7 @@ pub enum XenStartError {
 pub struct XenHost {
     xen: Arc<dyn Xen>,
     backend: Arc<Backend>,
+    engine: Arc<Engine>,
     type_name: String,
 }
 
@@ -94,7 +95,8 @@ impl XenHost {
         };
         let backend = Arc::new(Backend::start(Arc::clone(&xen), options)?);
         tracing::info!(xen = %config.host, r#type = config.type_name, watch = config.watch, "xen backend");
-        Ok(XenHost { xen, backend, type_name: config.type_name.clone() })
+        let engine = Arc::clone(&context.engine);
+        Ok(XenHost { xen, backend, engine, type_name: config.type_name.clone() })
     }
 
     /// Creates the devices of the disks that are attached at start.
@@ -140,7 +142,7 @@ impl XenHost {
 
     /// Returns a handle to its devices.
     pub fn devices(&self) -> XenDevices {
-        XenDevices::new(Arc::clone(&self.xen), Arc::clone(&self.backend))
+        XenDevices::new(Arc::clone(&self.xen), Arc::clone(&self.backend), Arc::clone(&self.engine))
     }
 
     /// Stops the backend: drains the rings of all devices.

@@ -1,7 +1,7 @@
 //! The disks of a device, which can be added and removed while a frontend is connected.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, QueueDisk};
@@ -14,6 +14,8 @@ pub(crate) trait SessionQueues: Send {
     fn close_disk(&mut self, slot: DiskSlot);
     /// Updates a disk's size on all queues.
     fn refresh_disk(&mut self, slot: DiskSlot);
+    /// Moves a queue to another worker. Returns false if it stays where it is: it is not attached, or its requests in flight take longer.
+    fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String>;
     /// Starts to drain all queues.
     fn begin_drain(&mut self);
     /// Waits until the draining queues have no request in flight, until `end` at most. Returns true if none is left.
@@ -94,6 +96,13 @@ impl DeviceDisks {
         drop(current);
         let draining = lock(&self.draining_sessions);
         drop(self.drained.wait_while(draining, |count| *count > 0));
+    }
+
+    pub(crate) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+        match &*lock(&self.session) {
+            Some(session) => lock(session).move_queue(queue, worker, timeout),
+            None => Ok(false),
+        }
     }
 
     pub(crate) fn refresh(&self, slot: DiskSlot) {

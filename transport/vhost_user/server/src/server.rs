@@ -154,6 +154,16 @@ impl Server {
         self.shared.disks.refresh(slot);
     }
 
+    /// Moves a queue to another worker (modulo their number) while its guest uses it. The guest sees a pause as long as the queue's requests
+    /// in flight. Returns false if the queue stays where it is: it is not attached, or its requests take longer than `timeout`, such as
+    /// those parked at a stopped disk. A queue that is set up again begins at the worker of its queue map.
+    ///
+    /// # Errors
+    /// When the other worker refuses the queue, which is served by its former one again.
+    pub fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+        self.shared.disks.move_queue(queue, worker, timeout)
+    }
+
     /// Notifies the frontend that the device's configuration has changed, and waits at most `timeout` for its reply.
     pub fn config_changed(&self, timeout: Duration) -> ConfigChangeResult {
         self.shared.backend_channel.config_changed(timeout)

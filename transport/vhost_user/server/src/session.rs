@@ -211,7 +211,16 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             self.gate.set_tracked(Some(self.inflight.is_some()));
             self.resume_deadline = resumed.then(|| Instant::now() + RESUME_TIMEOUT);
         }
-        let map = &self.options.queue_map;
+        let worker = self.options.queue_map.get(queue).copied().unwrap_or(queue);
+        let (vrings, start) = self.start_params(worker);
+        match vrings[queue].start(&start) {
+            Ok(()) => Ok(()),
+            Err(why) => self.reject(why),
+        }
+    }
+
+    /// Returns the queues, and what those that start on `worker` have in common.
+    fn start_params(&mut self, worker: usize) -> (&mut [Vring<D::Queue>], StartParams<'_, D>) {
         let start = StartParams {
             device: &self.device,
             engine: &self.options.engine,
@@ -223,14 +232,11 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             poll: self.options.poll,
             coalesce: self.options.coalesce,
             fixed_buffers: self.options.fixed_buffers,
-            worker: map.get(queue).copied().unwrap_or(queue),
+            worker,
             stats: &self.stats,
             logging: &self.logging,
         };
-        match self.vrings[queue].start(&start) {
-            Ok(()) => Ok(()),
-            Err(why) => self.reject(why),
-        }
+        (&mut self.vrings, start)
     }
 
     /// Applies a new memory table, also to running queues.
@@ -307,6 +313,14 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
     fn refresh_disk(&mut self, slot: DiskSlot) {
         for queue in self.request_queues() {
             let _ = queue.refresh_disk(slot);
+        }
+    }
+
+    fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> std::result::Result<bool, String> {
+        let (vrings, start) = self.start_params(worker);
+        match vrings.get_mut(usize::from(queue)) {
+            Some(vring) => vring.move_to(&start, timeout),
+            None => Err(format!("queue {queue}: found a number past the device's last queue")),
         }
     }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::sharing::SHARE_HINT;
 use mqblk_core::{Call, Wake};
 use mqblk_engine::{
-    Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, Notifier, PollPolicy, QueueDisk, QueueHandle,
-    QueueOptions, StatsRegistry, UringContext,
+    Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy, QueueDisk,
+    QueueHandle, QueueOptions, StatsRegistry, UringContext,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing, SplitState};
@@ -186,6 +186,51 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         start.stats.attached(self.index, handle.id());
         self.attached = Some(handle);
         Ok(())
+    }
+
+    /// Moves an attached queue to another worker. Returns false if it is not attached, or its requests in flight take longer than `timeout`:
+    /// it stays where it is.
+    pub(crate) fn move_to<D>(&mut self, start: &StartParams<'_, D>, timeout: Duration) -> Result<bool, String>
+    where
+        D: VirtioDevice<UringContext, Queue = Q>,
+    {
+        let Some(attached) = self.attached.take() else { return Ok(false) };
+        let depth = self.size.map_or(0, usize::from);
+        let (memory, fixed, log) = (Arc::clone(start.memory), start.fixed_buffers, start.logging.active().cloned());
+        let fence = start.inflight.and_then(|region| region.fence()).cloned();
+        let leave_fence = fence.clone();
+        let leave = move |queue: &mut Q, context: &mut UringContext| {
+            context.buffers.unreserve(depth);
+            context.retire(queue.lease());
+            if let Some(fence) = &leave_fence {
+                context.let_close(fence);
+            }
+        };
+        let enter = move |queue: &mut Q, context: &mut UringContext, (): &()| {
+            let lease = context.adopt(Arc::clone(&memory), fixed);
+            let lease = lease.map_err(|error| format!("fixed-buffers=on: {error}"))?;
+            context.buffers.reserve(depth);
+            context.buffers.set_log(lease, log.as_ref());
+            if let Some(fence) = &fence {
+                // A worker whose table of files is full serves the queue nevertheless, as at its start.
+                let _ = context.keep_open(fence);
+            }
+            queue.set_lease(lease);
+            Ok(())
+        };
+        let (handle, result) = match attached.move_to(start.engine, start.worker, timeout, leave, enter) {
+            Ok(MoveResult::Moved(handle)) => (handle, Ok(true)),
+            Ok(MoveResult::Busy(handle)) => (handle, Ok(false)),
+            Ok(MoveResult::Refused(handle, why)) => (handle, Err(format!("queue {}: {why}", self.index))),
+            Ok(MoveResult::Stranded(state, why)) => {
+                self.base = state.position().next_avail;
+                return Err(format!("queue {}: no worker takes it: {why}", self.index));
+            }
+            Err(gone) => return Err(format!("queue {}: {gone}", self.index)),
+        };
+        start.stats.attached(self.index, handle.id());
+        self.attached = Some(handle);
+        result
     }
 
     /// Opens the ring at its last position: from the in-flight region's table if there is one, else from SET_VRING_BASE.

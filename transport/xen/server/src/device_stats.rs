@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, Detached, DiskHealth, Draining, PlugOptions, QueueHandle, QueueStats, StatsRegistry, UringContext,
-    WorkerGone, WorkerStats,
+    AnyDisk, Detached, DiskHealth, Draining, Engine, MoveResult, PlugOptions, QueueHandle, QueueStats, StatsRegistry,
+    UringContext, WorkerGone, WorkerStats,
 };
 use mqblk_ring::blkif::RingPosition;
 
@@ -81,6 +81,39 @@ impl DeviceStats {
     /// Returns the number of attached rings.
     pub fn rings(&self) -> usize {
         self.lock().handles.len()
+    }
+
+    /// Moves a ring to another worker (modulo their number) while the guest uses it. Returns false if the ring stays where it is: it is not
+    /// attached, or its requests in flight take longer than `timeout`.
+    ///
+    /// # Errors
+    /// When the other worker refuses the ring, which is served by its former one again.
+    pub fn move_ring(&self, engine: &Engine, ring: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+        let at = usize::from(ring);
+        // Locked all the time: a detach waits for the ring.
+        let mut served = self.lock();
+        if at >= served.handles.len() {
+            return Ok(false);
+        }
+        let handle = served.handles.swap_remove(at);
+        let leave = |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| queue.leave_context(context);
+        let enter = |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext, (): &()| {
+            queue.enter_context(context);
+            Ok(())
+        };
+        let (handle, result) = match handle.move_to(engine, worker, timeout, leave, enter) {
+            Ok(MoveResult::Moved(handle)) => (handle, Ok(true)),
+            Ok(MoveResult::Busy(handle)) => (handle, Ok(false)),
+            Ok(MoveResult::Refused(handle, why)) => (handle, Err(format!("ring {ring}: {why}"))),
+            // Without its handle the ring cannot be detached; the guest's requests stay in it.
+            Ok(MoveResult::Stranded(_, why)) => return Err(format!("ring {ring}: no worker takes it: {why}")),
+            Err(gone) => return Err(format!("ring {ring}: {gone}")),
+        };
+        self.registry.attached(ring, handle.id());
+        served.handles.push(handle);
+        let last = served.handles.len() - 1;
+        served.handles.swap(at, last);
+        result
     }
 
     /// Registers the attached rings of a connection.

@@ -1,0 +1,152 @@
+//! A queue's waker while the queue moves, and moves that do not succeed. Moves under load: `tests/tests/queue_moves.rs`.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use mqblk_core::{ArmResult, FinishedRequest, Intake, PublishResult, PullEnd, Wake};
+use mqblk_uring::UringOptions;
+
+use super::*;
+use crate::engine::{EngineOptions, QueueOptions};
+use crate::poll::PollPolicy;
+use crate::runner::Buffer;
+
+/// Only a failing test waits that long.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A queue without requests that reports each wake.
+#[derive(Debug)]
+struct WokenQueue {
+    /// The number of the last wake, which the waking thread sets before it wakes.
+    requested: Arc<AtomicU64>,
+    seen: Arc<AtomicU64>,
+}
+
+impl GuestQueue for WokenQueue {
+    type Token = ();
+    type Position = u64;
+    type Context = UringContext;
+
+    fn depth(&self) -> u16 {
+        1
+    }
+
+    fn pull<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, _: &mut I) -> PullEnd {
+        PullEnd::Empty
+    }
+
+    fn finish<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, _: FinishedRequest<(), Buffer>, _: &mut I) {}
+
+    fn woken<I: Intake<(), Buffer>>(&mut self, _: &mut UringContext, _: &mut I, _: bool) -> Result<(), &'static str> {
+        self.seen.fetch_max(self.requested.load(Ordering::SeqCst), Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn publish(&mut self) -> PublishResult {
+        PublishResult::Nothing
+    }
+
+    fn notify(&mut self) {}
+
+    fn arm(&mut self) -> ArmResult {
+        ArmResult::Sleepable
+    }
+
+    fn disarm(&mut self) {}
+
+    fn position(&self) -> u64 {
+        7
+    }
+}
+
+fn engine() -> Engine {
+    Engine::start(&EngineOptions { workers: 2, pin: Vec::new(), context: UringOptions::default() }).unwrap()
+}
+
+/// Attaches a queue to worker 0. Returns its handle and its waker.
+fn attach(engine: &Engine, queue: WokenQueue) -> (QueueHandle<WokenQueue>, Arc<dyn Wake>) {
+    let options = QueueOptions {
+        disks: Vec::new(),
+        kick: None,
+        poll: PollPolicy::Off,
+        coalesce: Default::default(),
+        paused: false,
+        on_broken: Box::new(|why| panic!("{why}")),
+    };
+    let slot = Arc::<Mutex<Option<Arc<dyn Wake>>>>::default();
+    let made = Arc::clone(&slot);
+    let make = move |_: &mut UringContext, waker: &Arc<dyn Wake>| {
+        *made.lock().unwrap() = Some(Arc::clone(waker));
+        Ok(queue)
+    };
+    let handle = engine.attach(0, options, make, |_, _| {}).unwrap();
+    let waker = slot.lock().unwrap().take().unwrap();
+    (handle, waker)
+}
+
+fn move_to(
+    handle: QueueHandle<WokenQueue>,
+    engine: &Engine,
+    worker: usize,
+    enter: impl Fn(&mut WokenQueue, &mut UringContext, &()) -> Result<(), String> + Clone + Send + 'static,
+) -> MoveResult<WokenQueue, ()> {
+    handle.move_to(engine, worker, TIMEOUT, |_, _| (), enter).unwrap()
+}
+
+/// Every wake reaches the queue, whichever worker has it, and also if none has.
+#[test]
+fn no_wake_is_lost_while_a_queue_moves() {
+    const WAKES: u64 = 20_000;
+    let engine = engine();
+    let (requested, seen) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+    let queue = WokenQueue { requested: Arc::clone(&requested), seen: Arc::clone(&seen) };
+    let (mut handle, waker) = attach(&engine, queue);
+    let done = Arc::<AtomicBool>::default();
+    let waking_done = Arc::clone(&done);
+    let waking = std::thread::spawn(move || {
+        for number in 1..=WAKES {
+            requested.store(number, Ordering::SeqCst);
+            waker.wake();
+            let start = Instant::now();
+            while seen.load(Ordering::SeqCst) < number {
+                if start.elapsed() > TIMEOUT {
+                    waking_done.store(true, Ordering::SeqCst);
+                    panic!("wake {number} was lost");
+                }
+                std::thread::yield_now();
+            }
+        }
+        waking_done.store(true, Ordering::SeqCst);
+    });
+    let mut moves = 0;
+    while !done.load(Ordering::SeqCst) {
+        moves += 1;
+        match move_to(handle, &engine, moves % 2, |_, _, ()| Ok(())) {
+            MoveResult::Moved(moved) => handle = moved,
+            other => panic!("{other:?}"),
+        }
+    }
+    waking.join().unwrap();
+    assert!(moves > 10, "{moves} moves");
+}
+
+#[test]
+fn a_refused_queue_returns_to_its_worker() {
+    let engine = engine();
+    let queue = WokenQueue { requested: Arc::default(), seen: Arc::default() };
+    let (handle, _) = attach(&engine, queue);
+    // Only the first worker that it enters refuses it.
+    let refused = Arc::<AtomicBool>::default();
+    let enter = move |_: &mut WokenQueue, _: &mut UringContext, (): &()| {
+        if refused.swap(true, Ordering::SeqCst) { Ok(()) } else { Err("no memory".to_owned()) }
+    };
+    let MoveResult::Refused(handle, why) = move_to(handle, &engine, 1, enter) else { panic!("it moved") };
+    assert_eq!((why.to_string().as_str(), handle.id().worker), ("no memory", 0));
+    let always = |_: &mut WokenQueue, _: &mut UringContext, (): &()| Err("no memory".to_owned());
+    let MoveResult::Stranded(state, _) = move_to(handle, &engine, 1, always) else { panic!("a worker took it") };
+    assert_eq!(state.position(), 7);
+    let handle = engine.insert(1, state, |_, _, ()| Ok(())).unwrap().unwrap_or_else(|(_, why)| panic!("{why}"));
+    assert_eq!(handle.id().worker, 1);
+    assert_eq!(engine.stats().unwrap().iter().map(|worker| worker.queues.len()).collect::<Vec<_>>(), [0, 1]);
+}

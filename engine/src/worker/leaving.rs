@@ -1,0 +1,113 @@
+//! Queues that leave their worker: they are detached, move to another worker, or freeze.
+
+use std::sync::mpsc::SyncSender;
+
+use super::{AttachedQueue, LeavingQueue, OnDrained, TakeFn, Worker, with_merges};
+use crate::clock::Ticks;
+use crate::counters::QueueStats;
+use crate::draining::Detached;
+use crate::engine::WorkerGone;
+use crate::poll_list::Phase;
+
+/// What is left of a queue that was drained.
+pub(crate) struct LeftQueue {
+    /// The queue's position, boxed with its own type.
+    pub(crate) position: Box<dyn std::any::Any + Send>,
+    pub(crate) report: QueueStats,
+}
+
+impl LeftQueue {
+    /// Returns what is left, with a position of a known type.
+    pub(crate) fn detached<P: 'static>(self) -> Result<Detached<P>, WorkerGone> {
+        let position = self.position.downcast::<P>().map_err(|_| WorkerGone)?;
+        Ok(Detached { position: *position, report: self.report })
+    }
+}
+
+impl Worker {
+    /// Drains a queue. Signals `done` when it is detached. Its parked requests fail.
+    pub(crate) fn drain(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
+        if self.find(slot, generation).is_some() {
+            self.channels.begin_leave(slot);
+            self.drain_keeping_parked(slot, generation, done);
+        }
+    }
+
+    /// Drains a queue as [`drain`](Self::drain) does, but leaves parked requests to the caller.
+    pub(crate) fn drain_keeping_parked(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
+        let Some((attached, _)) = self.find(slot, generation) else { return };
+        attached.on_drained = Some(OnDrained::Detach(done));
+        self.poll_list.drain(slot);
+        self.end_drained();
+    }
+
+    /// Drains a queue that moves to another worker, and gives it to `take`. Its parked requests stay parked. Drops `take` if there is no
+    /// such queue, or it drains already.
+    pub(crate) fn begin_move(&mut self, slot: u16, generation: u32, take: TakeFn) {
+        let Some(phase) = self.poll_list.phase(slot) else { return };
+        let Some((attached, _)) = self.find(slot, generation) else { return };
+        if attached.frozen || attached.on_drained.is_some() {
+            return;
+        }
+        attached.on_drained = Some(OnDrained::Move(phase, take));
+        self.poll_list.drain(slot);
+        self.end_drained();
+    }
+
+    /// Serves a queue on whose move was begun and that is still here.
+    pub(crate) fn cancel_move(&mut self, slot: u16, generation: u32) {
+        let Some((attached, _)) = self.find(slot, generation) else { return };
+        if let Some(OnDrained::Move(phase, _)) =
+            attached.on_drained.take_if(|drained| matches!(drained, OnDrained::Move(..)))
+        {
+            self.poll_list.resume(slot, phase);
+        }
+    }
+
+    /// Freezes a draining queue: its requests are not completed any more. Those completed before are published first.
+    pub(crate) fn freeze(&mut self, slot: u16, generation: u32) {
+        self.complete();
+        if let Some((attached, _)) = self.find(slot, generation) {
+            attached.frozen = true;
+        }
+    }
+
+    /// Detaches the draining queues that have nothing in flight.
+    pub(crate) fn end_drained(&mut self) {
+        for slot in 0..self.queues.len() as u16 {
+            let occupant = &mut self.queues[usize::from(slot)];
+            let is_drained = |attached: &AttachedQueue| {
+                let idle = attached.runner.in_flight() == 0 && !attached.frozen && !attached.dirty;
+                // A move takes the open disks along.
+                idle && !(matches!(attached.on_drained, Some(OnDrained::Move(..))) && attached.disks.is_closing())
+            };
+            if !occupant.as_ref().is_some_and(is_drained) || self.poll_list.phase(slot) != Some(Phase::Draining) {
+                continue;
+            }
+            let Some(mut attached) = occupant.take() else { continue };
+            // A deferred call is due now: nothing would send it later.
+            attached.runner.send_due_call(Ticks(u64::MAX));
+            self.context.cancel(self.client, attached.cookie(slot));
+            self.poll_list.remove(slot);
+            self.deferred_calls.retain(|(deferred, _)| *deferred != slot);
+            self.channels.end_leave(slot);
+            let disks = attached.disks.queue_disks(&self.channels);
+            attached.disks.close_all(&mut self.context, &mut self.channels);
+            let merges = self.channels.take_merges(slot);
+            let AttachedQueue { runner, kick, on_broken, detach, waker, on_drained, .. } = attached;
+            match on_drained {
+                Some(OnDrained::Detach(left)) => {
+                    let stats = with_merges(runner.stats(self.now), merges);
+                    let position = detach(runner, &mut self.context);
+                    // The receiver may be gone.
+                    let _ = left.send(LeftQueue { position, report: stats });
+                }
+                Some(OnDrained::Move(phase, take)) => {
+                    let leaving = LeavingQueue { runner, disks, kick, phase, on_broken, detach, waker, merges };
+                    take(leaving, &mut self.context);
+                }
+                None => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Queues of virtio-blk, virtio-scsi and Xen disks that move between workers at random 10,000 times under load: every byte is verified, every
+//! request is counted once, and no worker keeps anything.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use mqblk_admin::{Client, StatQuery};
+use mqblk_tests::blkif::SimulatedHost;
+use mqblk_tests::hostile::daemon::mqblk_binary;
+use mqblk_tests::hostile::{TIMEOUT, wait_for};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use serde_json::json;
+
+const WORKERS: u64 = 3;
+const MOVES: u64 = 10_000;
+/// The devices, and how many request queues each has.
+const DEVICES: [(&str, u64); 3] = [("blk", 4), ("scsi", 2), ("xen", 2)];
+/// A run of a load, in seconds. Each verifies all that it wrote at its end.
+const RUN: &str = "3";
+/// Only a failing test waits that long for progress.
+const STALL: Duration = Duration::from_secs(60);
+
+/// Returns the command that loads a device and verifies it.
+fn load(folder: &Path, device: usize) -> Command {
+    let (id, queues) = DEVICES[device];
+    let path = |name: String| folder.join(name).display().to_string();
+    let target = match id {
+        "blk" => vec!["--socket".to_owned(), path("blk.sock".to_owned())],
+        "scsi" => ["--interface", "virtio-scsi", "--socket"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain([path("scsi.sock".to_owned())])
+            .collect(),
+        _ => {
+            let xen = path("xen".to_owned());
+            ["--interface", "xen", "--vdev", "xvda", "--xen"].map(str::to_owned).into_iter().chain([xen]).collect()
+        }
+    };
+    let mut command = Command::new(mqblk_binary());
+    let load = ["--rw", "randrw", "--bs", "4k", "--iodepth", "8", "--verify", "crc32c", "--allow-write"];
+    command.arg("bench").args(target).args(load);
+    command.args(["--runs", "1", "--warmup", "0", "--runtime", RUN, "--queues", &queues.to_string()]);
+    command.args(["--jobs", &queues.to_string()]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// Loads that are started again when they end.
+struct Loads<'a> {
+    folder: &'a Path,
+    running: Vec<Child>,
+    runs: [u32; DEVICES.len()],
+}
+
+impl Loads<'_> {
+    /// Starts the loads that have ended again. Fails when one found an error.
+    fn renew(&mut self) {
+        for device in 0..DEVICES.len() {
+            if self.running[device].try_wait().expect("the load's state").is_some() {
+                let next = load(self.folder, device).spawn().expect("a load");
+                let ended = std::mem::replace(&mut self.running[device], next);
+                self.check(device, ended);
+            }
+        }
+    }
+
+    fn check(&mut self, device: usize, ended: Child) {
+        let output = ended.wait_with_output().expect("the load's output");
+        assert!(output.status.success(), "{}: {}", DEVICES[device].0, String::from_utf8_lossy(&output.stderr));
+        self.runs[device] += 1;
+    }
+
+    fn finish(mut self) -> [u32; DEVICES.len()] {
+        for (device, ended) in std::mem::take(&mut self.running).into_iter().enumerate() {
+            self.check(device, ended);
+        }
+        self.runs
+    }
+}
+
+#[test]
+fn verified_loads_survive_random_moves() {
+    let blk = "path=FOLDER/blk.img,id=blk,socket=FOLDER/blk.sock,queues=4";
+    let xen = "path=FOLDER/xen.img,id=xen,interface=xen,domid=1,vdev=xvda,queues=2";
+    let mut host = SimulatedHost::start(&["--workers", "1", "--xen-watch"]);
+    host.stop();
+    ["blk", "scsi", "xen"].iter().for_each(|name| drop(host.create_image(&format!("{name}.img"), 8 << 20)));
+    let workers = WORKERS.to_string();
+    let arguments = ["--workers", &workers, "--admin", "FOLDER/admin", "--disk", blk, "--disk", xen];
+    let controller =
+        ["--controller", "id=scsi,socket=FOLDER/scsi.sock,queues=2", "--lun", "controller=scsi,path=FOLDER/scsi.img"];
+    host.spawn_with(&[&arguments[..], &controller].concat());
+    let folder = host.folder().to_owned();
+    let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT).ok());
+
+    let running = (0..DEVICES.len()).map(|device| load(&folder, device).spawn().expect("a load")).collect();
+    let mut loads = Loads { folder: &folder, running, runs: [0; DEVICES.len()] };
+    let mut random = SmallRng::seed_from_u64(7);
+    let mut moves = [0_u64; DEVICES.len()];
+    let mut last = Instant::now();
+    while moves.iter().sum::<u64>() < MOVES {
+        let device = random.random_range(0..DEVICES.len());
+        let (id, queues) = DEVICES[device];
+        let (queue, worker) = (random.random_range(0..queues), random.random_range(0..WORKERS));
+        let moved = admin.call("queue.move", &json!({ "id": id, "queue": queue, "worker": worker }));
+        if moved.unwrap_or_else(|error| panic!("{id} {queue} to {worker}: {error}"))["moved"] == true {
+            moves[device] += 1;
+            last = Instant::now();
+        }
+        // Between two loads no queue is attached.
+        assert!(last.elapsed() < STALL, "no queue could be moved: {moves:?}");
+        loads.renew();
+    }
+    let runs = loads.finish();
+    assert!(moves.iter().all(|moves| *moves > MOVES / 20), "{moves:?}");
+    assert!(runs.iter().all(|runs| *runs > 0), "{runs:?}");
+
+    let stat = admin.stat(&StatQuery::default()).expect("statistics");
+    let totals = stat.disks.iter().map(|disk| &disk.totals).chain(stat.controllers.iter().map(|one| &one.totals));
+    for totals in totals {
+        assert!(totals.counters.requests > 0 && totals.counters.errors == 0, "{totals:?}");
+        assert_eq!(totals.in_flight, 0, "{totals:?}");
+        assert_eq!(totals.counters.malformed, 0, "{totals:?}");
+        assert_eq!(totals.latency.reads.total.count, totals.counters.reads, "every read is counted once");
+    }
+    host.assert_alive("the moves");
+    host.stop();
+}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
-use mqblk_driver::ShapeChoice;
+use mqblk_driver::DescriptorLayout;
 
 use crate::experiment::{self, Experiment};
 use crate::interface::{self, Interface, InterfaceDefinition, InterfaceOptions};
@@ -288,14 +288,14 @@ impl Descriptors {
     }
 
     /// Returns the driver's layout, for I/Os of at most `bs`.
-    pub fn shape(self, bs: ByteLen) -> ShapeChoice {
+    pub fn shape(self, bs: ByteLen) -> DescriptorLayout {
         match self {
             // A table for each costs nothing beside so much data, and keeps a disk with small segments from filling the ring
             // with descriptors.
-            Descriptors::Auto if bs > INDIRECT_ABOVE => ShapeChoice::Indirect,
-            Descriptors::Auto => ShapeChoice::Auto,
-            Descriptors::Direct => ShapeChoice::Direct,
-            Descriptors::Indirect => ShapeChoice::Indirect,
+            Descriptors::Auto if bs > INDIRECT_ABOVE => DescriptorLayout::Indirect,
+            Descriptors::Auto => DescriptorLayout::Auto,
+            Descriptors::Direct => DescriptorLayout::Direct,
+            Descriptors::Indirect => DescriptorLayout::Indirect,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser;
-use mqblk_driver::virtio_blk::model::{Behaviour, Fault, Model};
+use mqblk_driver::virtio_blk::model::{BlkBehaviour, BlkFault, BlkModel};
 
 use crate::plan::Plan;
 use crate::{BenchArgs, BenchError, sweep};
@@ -28,17 +28,17 @@ fn plan(line: &str) -> Result<Plan, BenchError> {
 }
 
 struct Rig {
-    model: Model,
+    model: BlkModel,
     folder: tempfile::TempDir,
     /// The model will be stuck: a short timeout will do.
     stalls: bool,
 }
 
 impl Rig {
-    fn new(behaviour: Behaviour) -> Rig {
+    fn new(behaviour: BlkBehaviour) -> Rig {
         let folder = tempfile::tempdir().unwrap();
-        let stalls = matches!(behaviour.fault, Fault::StallAfter(_));
-        Rig { model: Model::start(&folder.path().join("s"), behaviour), folder, stalls }
+        let stalls = matches!(behaviour.fault, BlkFault::StallAfter(_));
+        Rig { model: BlkModel::start(&folder.path().join("s"), behaviour), folder, stalls }
     }
 
     fn path(&self, name: &str) -> String {
@@ -77,7 +77,7 @@ fn every_block_is_written_once_on_all_queues_and_verified() {
     for options in
         ["--rw write --bs 4k", "--rw randwrite --bs 64k --client poll", "--rw write --bs 512 --descriptors indirect"]
     {
-        let rig = Rig::new(Behaviour { queues: 3, ..Behaviour::default() });
+        let rig = Rig::new(BlkBehaviour { queues: 3, ..BlkBehaviour::default() });
         let line = format!("{options} --iodepth 4 --queues 3 --verify crc32c --allow-write --size 768k --offset 64k");
         assert_eq!(rig.run(&line).unwrap(), 0);
         let disk = rig.model.disk().clone();
@@ -108,7 +108,7 @@ fn written(disk: &[u8], block: usize) -> Vec<usize> {
 #[test]
 fn jobs_with_an_offset_increment_verify() {
     for options in ["--bs 4k", "--bs 512 --rw randwrite", "--bs 8k --threads 2 --client poll"] {
-        let rig = Rig::new(Behaviour::default());
+        let rig = Rig::new(BlkBehaviour::default());
         let rw = if options.contains("--rw") { "" } else { "--rw write" };
         let line = format!("{rw} {options} --iodepth 4 --queues 4 --jobs 4 --verify crc32c --allow-write");
         assert_eq!(rig.run(&format!("{line} --offset 64k --offset-increment 128k --size 32k")).unwrap(), 0);
@@ -126,7 +126,7 @@ fn large_blocks_are_several_requests_and_one_io() {
     for (size_max, bs, parts) in [(4096, 64 << 10, 2), (1000, 64 << 10, 5), (512, 256 << 10, 37), (1 << 20, 4 << 20, 1)]
     {
         for shape in ["direct", "indirect"] {
-            let behaviour = Behaviour { size: 16 << 20, size_max: Some(size_max), ..Behaviour::default() };
+            let behaviour = BlkBehaviour { size: 16 << 20, size_max: Some(size_max), ..BlkBehaviour::default() };
             let rig = Rig::new(behaviour);
             let file = rig.path("results.json");
             let line = format!(
@@ -141,14 +141,14 @@ fn large_blocks_are_several_requests_and_one_io() {
             assert_eq!(row["requests_per_io"].as_u64(), Some(parts as u64));
         }
     }
-    let rig = Rig::new(Behaviour { size_max: Some(16), ..Behaviour::default() });
+    let rig = Rig::new(BlkBehaviour { size_max: Some(16), ..BlkBehaviour::default() });
     assert!(failed(rig.run("--bs 4k")).contains("SIZE_MAX: found 224 bytes a request, expected a block of 512"));
 }
 
 #[test]
 fn a_part_that_fails_fails_its_io_once() {
-    let fault = Fault::FailFrom(40);
-    let rig = Rig::new(Behaviour { size_max: Some(4096), fault, ..Behaviour::default() });
+    let fault = BlkFault::FailFrom(40);
+    let rig = Rig::new(BlkBehaviour { size_max: Some(4096), fault, ..BlkBehaviour::default() });
     // 16 I/Os of 2 requests each: the first 40 requests are the first run's 32, and four I/Os of the second.
     assert_eq!(rig.run("--rw read --bs 64k --runtime 0").unwrap(), 0);
     assert_eq!(rig.run("--rw read --bs 64k --runtime 0").unwrap(), 12);
@@ -156,7 +156,7 @@ fn a_part_that_fails_fails_its_io_once() {
 
 #[test]
 fn mixed_load_with_time_verifies_too() {
-    let rig = Rig::new(Behaviour::default());
+    let rig = Rig::new(BlkBehaviour::default());
     let line = "--rw randrw --rwmixread 30 --bs 8k --iodepth 8 --queues 2 --jobs 3 --verify crc32c --allow-write --runtime 0.2 --warmup 0.1 --runs 2";
     assert_eq!(rig.run(line).unwrap(), 0);
 }
@@ -164,11 +164,11 @@ fn mixed_load_with_time_verifies_too() {
 #[test]
 fn differences_and_failures_are_counted() {
     for (fault, line) in [
-        (Fault::CorruptFrom(40), "--rw write --bs 4k --verify crc32c --allow-write"),
-        (Fault::SilentFrom(40), "--rw write --bs 4k --verify crc32c --allow-write"),
-        (Fault::FailFrom(40), "--rw read --bs 4k --runtime 0"),
+        (BlkFault::CorruptFrom(40), "--rw write --bs 4k --verify crc32c --allow-write"),
+        (BlkFault::NoStatusFrom(40), "--rw write --bs 4k --verify crc32c --allow-write"),
+        (BlkFault::FailFrom(40), "--rw read --bs 4k --runtime 0"),
     ] {
-        let rig = Rig::new(Behaviour { size: 400 << 10, fault, ..Behaviour::default() });
+        let rig = Rig::new(BlkBehaviour { size: 400 << 10, fault, ..BlkBehaviour::default() });
         let errors = rig.run(line).unwrap();
         // 100 blocks, the first 40 good. Corruption is found when a block is read back, a failure at once.
         assert!((60..=160).contains(&errors), "{fault:?}: {errors}");
@@ -178,12 +178,12 @@ fn differences_and_failures_are_counted() {
 #[test]
 fn a_server_that_disconnects_or_is_stuck_ends_the_run() {
     for client in ["poll", "wait"] {
-        for (fault, word) in [(Fault::LeaveAfter(100), "went away"), (Fault::StallAfter(100), "stuck")] {
-            let rig = Rig::new(Behaviour { fault, ..Behaviour::default() });
+        for (fault, word) in [(BlkFault::DisconnectAfter(100), "went away"), (BlkFault::StallAfter(100), "stuck")] {
+            let rig = Rig::new(BlkBehaviour { fault, ..BlkBehaviour::default() });
             let text = failed(rig.run(&format!("--client {client} --iodepth 4 --queues 2 --runtime 60")));
             assert!(text.contains(word), "{text}");
         }
-        let rig = Rig::new(Behaviour { fault: Fault::WrongIdAt(10), ..Behaviour::default() });
+        let rig = Rig::new(BlkBehaviour { fault: BlkFault::WrongIdAt(10), ..BlkBehaviour::default() });
         let text = failed(rig.run(&format!("--client {client} --runtime 60")));
         assert!(text.contains("used element"), "{text}");
     }
@@ -194,7 +194,7 @@ fn a_server_that_disconnects_or_is_stuck_ends_the_run() {
 
 #[test]
 fn options_are_checked_against_the_disk() {
-    let rig = Rig::new(Behaviour { read_only: true, ..Behaviour::default() });
+    let rig = Rig::new(BlkBehaviour { read_only: true, ..BlkBehaviour::default() });
     assert!(refused(rig.run("--rw randwrite --allow-write")).contains("read-only"));
     assert!(refused(rig.run("--size 2M")).contains("--size: found 2M, expected at most 1M"));
     assert!(refused(rig.run("--offset 1M")).contains("--size: found 0"));
@@ -217,7 +217,7 @@ fn any_ratio_of_jobs_to_queues_works() {
         (4, 3, 2, 2),
         (3, 2, 1, 1),
     ] {
-        let rig = Rig::new(Behaviour::default());
+        let rig = Rig::new(BlkBehaviour::default());
         let line = format!(
             "--rw read --bs 4k --runtime 0 --queues {queues} --jobs {jobs} --threads {threads} --iodepth {iodepth} --batch 3"
         );
@@ -234,7 +234,7 @@ fn number_of(row: &serde_json::Value, latency: &str) -> f64 {
 
 #[test]
 fn the_results_have_stable_keys() {
-    let (rig, other) = (Rig::new(Behaviour::default()), Rig::new(Behaviour::default()));
+    let (rig, other) = (Rig::new(BlkBehaviour::default()), Rig::new(BlkBehaviour::default()));
     let file = rig.path("results.json");
     let line = format!(
         "--socket {} --label one --label two --bs 4k,8k --iodepth 2 --runtime 0.1 --warmup 0 --runs 2 --json {file}",

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use mqblk_core::{ByteOffset, Sector512};
-use mqblk_driver::{DeviceError, DriverError, Refused};
+use mqblk_driver::{DeviceError, DriverError, SubmitError};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::args::ClientMode;
@@ -40,7 +40,7 @@ pub enum WorkerError {
     Driver(#[from] DriverError),
     /// A request was refused although there was space.
     #[error("a request was refused: {0}")]
-    Refused(#[from] Refused),
+    Refused(#[from] SubmitError),
     /// An eventfd failed.
     #[error("a queue's eventfd: {0}")]
     Eventfd(#[from] std::io::Error),

@@ -26,16 +26,16 @@ pub enum DeviceError {
 
 /// Why a request was not taken. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum SubmitError {
     /// Back-pressure: no room until answers are taken.
     #[error("the ring is full")]
     Full,
     /// More pieces than a request can have.
     #[error("the request has more pieces than a request can have ({0})")]
-    TooManyPieces(u16),
+    TooManySegments(u16),
     /// Readable pieces come before writable ones (virtio 1.3 section 2.7.4.2).
     #[error("a readable piece after a writable one")]
-    Order,
+    ReadableAfterWritable,
     /// A request needs a piece, and a piece a byte.
     #[error("the request has no pieces, or an empty one")]
     Empty,
@@ -47,19 +47,19 @@ pub enum Refused {
         /// Its bytes.
         len: u32,
     },
-    /// The back-end broke the protocol before.
+    /// The backend broke the protocol before.
     #[error("the queue is disabled: its back-end broke the protocol")]
     Disabled,
 }
 
-impl From<virtqueue::ChainRefused> for Refused {
+impl From<virtqueue::ChainRefused> for SubmitError {
     #[inline]
-    fn from(refused: virtqueue::ChainRefused) -> Refused {
+    fn from(refused: virtqueue::ChainRefused) -> SubmitError {
         match refused {
-            virtqueue::ChainRefused::Full => Refused::Full,
-            virtqueue::ChainRefused::TooManySegments(most) => Refused::TooManyPieces(most),
-            virtqueue::ChainRefused::ReadableAfterWritable => Refused::Order,
-            virtqueue::ChainRefused::Empty => Refused::Empty,
+            virtqueue::ChainRefused::Full => SubmitError::Full,
+            virtqueue::ChainRefused::TooManySegments(most) => SubmitError::TooManySegments(most),
+            virtqueue::ChainRefused::ReadableAfterWritable => SubmitError::ReadableAfterWritable,
+            virtqueue::ChainRefused::Empty => SubmitError::Empty,
         }
     }
 }
@@ -81,7 +81,7 @@ pub enum DriverError {
     Device(#[from] DeviceError),
     /// The host refused a resource.
     #[error("{what}: {source}")]
-    Host {
+    System {
         /// What was asked for.
         what: &'static str,
         /// The host's answer.
@@ -109,20 +109,20 @@ pub enum DriverError {
     },
     /// Xenstore refused, or is gone.
     #[error(transparent)]
-    Store(#[from] XenstoreError),
+    Xenstore(#[from] XenstoreError),
     /// Xen refused a resource.
     #[error(transparent)]
     Xen(#[from] XenError),
-    /// There is no such device (yet): its frontend's directory has no back-end.
+    /// There is no such device (yet): its frontend's directory has no backend.
     #[error("{0}: found none, expected the directory of a back-end: the toolstack has made no such device")]
     NoDevice(String),
     /// A value in xenstore makes no sense.
     #[error(transparent)]
-    Key(#[from] MalformedValue),
+    MalformedKey(#[from] MalformedValue),
     /// A value that every device has is not there.
     #[error("xenstore key {0}: found none, expected it of every device that is connected")]
     MissingKey(&'static str),
-    /// The back-end's state is not what it should be now.
+    /// The backend's state is not what it should be now.
     #[error("the back-end did not {step}: found it in state {found}: {why}")]
     BackendState {
         /// What it was to do.
@@ -137,7 +137,7 @@ pub enum DriverError {
     BlkifRing(#[from] blkif::BlkifSetupError),
     /// The device did not answer in time.
     #[error("{0}: no answer in time")]
-    NoAnswer(&'static str),
+    Timeout(&'static str),
 }
 
 impl From<virtqueue::DeviceError> for DriverError {
@@ -148,18 +148,22 @@ impl From<virtqueue::DeviceError> for DriverError {
 
 impl DriverError {
     /// The error of an eventfd.
-    pub(crate) fn event(source: io::Error) -> DriverError {
-        DriverError::Host { what: "eventfd", source }
+    pub(crate) fn eventfd(source: io::Error) -> DriverError {
+        DriverError::System { what: "eventfd", source }
     }
 
     /// The error of the socket that the server asks on.
-    pub(crate) fn requests(source: io::Error) -> DriverError {
-        DriverError::Host { what: "backend request socket", source }
+    pub(crate) fn backend_channel(source: io::Error) -> DriverError {
+        DriverError::System { what: "backend request socket", source }
     }
 }
 
 /// Judges a number of the options.
-pub(crate) fn check(field: &'static str, found: u16, range: std::ops::RangeInclusive<u16>) -> Result<(), DriverError> {
+pub(crate) fn check_range(
+    field: &'static str,
+    found: u16,
+    range: std::ops::RangeInclusive<u16>,
+) -> Result<(), DriverError> {
     if range.contains(&found) {
         return Ok(());
     }

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blkfront;
-mod calls;
+mod call_event;
 mod error;
 #[cfg(any(test, feature = "model"))]
 mod model;
@@ -14,6 +14,6 @@ mod setup;
 pub mod virtio_blk;
 pub mod virtio_scsi;
 
-pub use calls::Waker;
-pub use error::{DeviceError, DriverError, Refused};
-pub use setup::{Piece, ShapeChoice};
+pub use call_event::Waker;
+pub use error::{DeviceError, DriverError, SubmitError};
+pub use setup::{DataSegment, DescriptorLayout};

@@ -14,15 +14,15 @@ use mqblk_vhost_user_client::{Client, EventFd, InflightMemory, QueueSetup, Share
 use crate::DriverError;
 
 /// The first guest address in use: not 0, so that a zeroed descriptor names nothing.
-const BASE: GuestAddress = GuestAddress(1 << 20);
+const FIRST_ADDRESS: GuestAddress = GuestAddress(1 << 20);
 /// Parts that different sides write start on different pages.
 const PAGE: u64 = 4096;
 /// Descriptors of an indirect table: header, status, and up to 14 pieces of data.
-const PER_TABLE: u16 = 16;
+const TABLE_DESCRIPTORS: u16 = 16;
 
 /// A stretch of shared memory that a request's data lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct DataSegment {
     /// Where.
     pub address: GuestAddress,
     /// How many bytes.
@@ -31,7 +31,7 @@ pub struct Piece {
 
 /// How requests lie in the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ShapeChoice {
+pub enum DescriptorLayout {
     /// Direct while the ring has room for three descriptors for each request that will be in flight, else indirect.
     #[default]
     Auto,
@@ -41,12 +41,12 @@ pub enum ShapeChoice {
     Indirect,
 }
 
-impl ShapeChoice {
+impl DescriptorLayout {
     /// What it is for `depth` requests on a ring of `size` entries.
     pub(crate) fn resolve(self, indirect: bool, depth: u32, size: u16) -> ChainLayout {
         match self {
-            ShapeChoice::Indirect if indirect => ChainLayout::Indirect,
-            ShapeChoice::Auto if indirect && depth * 3 > size.into() => ChainLayout::Indirect,
+            DescriptorLayout::Indirect if indirect => ChainLayout::Indirect,
+            DescriptorLayout::Auto if indirect && depth * 3 > size.into() => ChainLayout::Indirect,
             _ => ChainLayout::Direct,
         }
     }
@@ -54,16 +54,16 @@ impl ShapeChoice {
 
 /// Hands out page-aligned stretches of guest addresses, one behind the other.
 #[derive(Debug)]
-pub(crate) struct Planner {
+pub(crate) struct AddressPlanner {
     next: u64,
 }
 
-impl Planner {
-    pub(crate) fn new() -> Planner {
-        Planner { next: BASE.0 }
+impl AddressPlanner {
+    pub(crate) fn new() -> AddressPlanner {
+        AddressPlanner { next: FIRST_ADDRESS.0 }
     }
 
-    pub(crate) fn part(&mut self, bytes: u64) -> GuestAddress {
+    pub(crate) fn allocate(&mut self, bytes: u64) -> GuestAddress {
         let at = GuestAddress(self.next);
         // What is too much is refused when the memory is made.
         self.next = self.next.saturating_add(bytes).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
@@ -71,26 +71,30 @@ impl Planner {
     }
 
     /// A ring of `size` entries, and its indirect tables.
-    pub(crate) fn ring(&mut self, size: u16) -> RingLayout {
+    pub(crate) fn allocate_ring(&mut self, size: u16) -> RingLayout {
         let n = u64::from(size);
-        let at = SplitAddresses { desc: self.part(16 * n), avail: self.part(6 + 2 * n), used: self.part(6 + 8 * n) };
-        RingLayout { at, size, tables: self.part(IndirectArea::bytes(size, PER_TABLE)) }
+        let at = SplitAddresses {
+            desc: self.allocate(16 * n),
+            avail: self.allocate(6 + 2 * n),
+            used: self.allocate(6 + 8 * n),
+        };
+        RingLayout { addresses: at, size, tables: self.allocate(IndirectArea::bytes(size, TABLE_DESCRIPTORS)) }
     }
 
     /// Makes the memory and shows it to the server.
-    pub(crate) fn share(self, client: &mut Client) -> Result<Shared, DriverError> {
-        let (region, file) = Region::shared("mqblk-driver", self.next - BASE.0, BASE)?;
+    pub(crate) fn share(self, client: &mut Client) -> Result<SharedMemory, DriverError> {
+        let (region, file) = Region::shared("mqblk-driver", self.next - FIRST_ADDRESS.0, FIRST_ADDRESS)?;
         let region = Arc::new(region);
         let memory = Arc::new(GuestMemory::new(vec![Arc::clone(&region)])?);
         client.set_memory(&[SharedRegion { region: &region, file: &file }])?;
-        Ok(Shared { region, memory, file, inflight: None, started: Vec::new() })
+        Ok(SharedMemory { region, memory, file, inflight: None, started_queues: Vec::new() })
     }
 }
 
 /// One ring's place, in guest addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingLayout {
-    at: SplitAddresses,
+    addresses: SplitAddresses,
     pub(crate) size: u16,
     tables: GuestAddress,
 }
@@ -98,40 +102,40 @@ pub(crate) struct RingLayout {
 /// Memory that the driver shares with the server, and the queues in it. What the server maps is kept until the conversation ends,
 /// and shown to the next server when it ends early.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedMemory {
     region: Arc<Region>,
     pub(crate) memory: Arc<GuestMemory>,
     file: File,
     /// Where the server keeps which requests are in flight.
     inflight: Option<InflightMemory>,
-    started: Vec<Started>,
+    started_queues: Vec<StartedQueue>,
 }
 
 /// A queue that was started.
 #[derive(Debug)]
-struct Started {
+struct StartedQueue {
     index: u16,
-    at: SplitAddresses,
+    addresses: SplitAddresses,
     size: u16,
     kick: EventFd,
     call: EventFd,
 }
 
-impl Shared {
+impl SharedMemory {
     /// Has the server keep which requests of `queues` queues are in flight where its successor finds it. Before any queue starts.
-    pub(crate) fn track(&mut self, client: &mut Client, queues: u16, size: u16) -> Result<(), DriverError> {
+    pub(crate) fn create_inflight(&mut self, client: &mut Client, queues: u16, size: u16) -> Result<(), DriverError> {
         self.inflight = client.create_inflight(queues, size)?;
         Ok(())
     }
 
     /// Has another server go on with the queues, in the middle of whatever they were doing.
     pub(crate) fn resume(&mut self, client: &mut Client) -> Result<(), DriverError> {
-        let Shared { region, file, memory, inflight, started } = self;
+        let SharedMemory { region, file, memory, inflight, started_queues: started } = self;
         client.set_memory(&[SharedRegion { region, file }])?;
         if let Some(inflight) = inflight {
             client.set_inflight(inflight)?;
         }
-        for Started { index, at, size, kick, call } in started {
+        for StartedQueue { index, addresses: at, size, kick, call } in started {
             // What was answered is used: a server without the in-flight memory does all that comes after it again, which is right
             // if the one before answered in order.
             let used = memory.shared_u16(GuestAddress(at.used.0 + 2)).map_or(0, |used| used.load(Ordering::Acquire));
@@ -142,7 +146,7 @@ impl Shared {
     }
 
     /// Sets queue `index` up at `layout` and starts it; its calls go to `call`. Returns its ring, and what to kick it with.
-    pub(crate) fn start(
+    pub(crate) fn start_queue(
         &mut self,
         client: &mut Client,
         index: u16,
@@ -151,17 +155,17 @@ impl Shared {
         call: &EventFd,
     ) -> Result<(SplitDriver, EventFd), DriverError> {
         let has = |bit: u64| features & bit != 0;
-        let tables = IndirectArea { start: layout.tables, per_table: PER_TABLE };
+        let tables = IndirectArea { start: layout.tables, per_table: TABLE_DESCRIPTORS };
         let tables = has(virtio::INDIRECT_DESC).then_some(tables);
         let event_idx = has(virtio::EVENT_IDX);
-        let ring = SplitDriver::new(&self.memory, &layout.at, layout.size, RingFeatures { event_idx }, tables)?;
-        let kick = EventFd::new(0).map_err(DriverError::event)?;
+        let ring = SplitDriver::new(&self.memory, &layout.addresses, layout.size, RingFeatures { event_idx }, tables)?;
+        let kick = EventFd::new(0).map_err(DriverError::eventfd)?;
         let region = &self.region;
-        let setup = QueueSetup { size: layout.size, addresses: layout.at, region, base: 0, kick: &kick, call };
+        let setup = QueueSetup { size: layout.size, addresses: layout.addresses, region, base: 0, kick: &kick, call };
         client.start_queue(index, &setup)?;
-        let clone = |event: &EventFd| event.try_clone().map_err(DriverError::event);
-        let (at, size) = (layout.at, layout.size);
-        self.started.push(Started { index, at, size, kick: clone(&kick)?, call: clone(call)? });
+        let clone = |event: &EventFd| event.try_clone().map_err(DriverError::eventfd);
+        let (at, size) = (layout.addresses, layout.size);
+        self.started_queues.push(StartedQueue { index, addresses: at, size, kick: clone(&kick)?, call: clone(call)? });
         Ok((ring, kick))
     }
 }

@@ -11,13 +11,13 @@ use std::sync::atomic::Ordering;
 
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use loom::sync::{Mutex, Notify};
-use mqblk_driver::virtio_scsi::handover::{Doze, Flag};
-use mqblk_driver::virtio_scsi::steering::{Steering, Word};
+use mqblk_driver::virtio_scsi::handover::{AtomicFlag, IdleWait};
+use mqblk_driver::virtio_scsi::steering::{AtomicWord, TargetSteering};
 
 #[derive(Debug)]
 struct ModelWord(AtomicU64);
 
-impl Word for ModelWord {
+impl AtomicWord for ModelWord {
     fn zero() -> Self {
         ModelWord(AtomicU64::new(0))
     }
@@ -27,7 +27,7 @@ impl Word for ModelWord {
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_sub(value, order)
     }
-    fn replace(&self, old: u64, new: u64, order: Ordering) -> bool {
+    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> bool {
         self.0.compare_exchange(old, new, order, Ordering::Relaxed).is_ok()
     }
     fn load(&self, order: Ordering) -> u64 {
@@ -39,7 +39,7 @@ impl Word for ModelWord {
 #[derive(Debug)]
 struct Careless(AtomicU64);
 
-impl Word for Careless {
+impl AtomicWord for Careless {
     fn zero() -> Self {
         Careless(AtomicU64::new(0))
     }
@@ -49,7 +49,7 @@ impl Word for Careless {
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_sub(value, order)
     }
-    fn replace(&self, _old: u64, new: u64, _order: Ordering) -> bool {
+    fn compare_exchange(&self, _old: u64, new: u64, _order: Ordering) -> bool {
         let queue = new >> 32 << 32;
         let set = |word: u64| Some(queue | word & 0xffff_ffff);
         self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, set).is_ok()
@@ -62,8 +62,8 @@ impl Word for Careless {
 #[derive(Debug)]
 struct ModelFlag<const FENCED: bool>(AtomicBool);
 
-impl<const FENCED: bool> Flag for ModelFlag<FENCED> {
-    fn down() -> Self {
+impl<const FENCED: bool> AtomicFlag for ModelFlag<FENCED> {
+    fn unset() -> Self {
         ModelFlag(AtomicBool::new(false))
     }
     fn load(&self, order: Ordering) -> bool {
@@ -83,14 +83,14 @@ impl<const FENCED: bool> Flag for ModelFlag<FENCED> {
 }
 
 /// One target, and what is in flight on each queue.
-struct Target<W: Word> {
-    steering: Steering<W>,
+struct Target<W: AtomicWord> {
+    steering: TargetSteering<W>,
     on: [AtomicU32; 3],
 }
 
-impl<W: Word> Target<W> {
+impl<W: AtomicWord> Target<W> {
     fn new() -> Self {
-        Target { steering: Steering::default(), on: std::array::from_fn(|_| AtomicU32::new(0)) }
+        Target { steering: TargetSteering::default(), on: std::array::from_fn(|_| AtomicU32::new(0)) }
     }
 
     fn begin(&self, own: u16) -> u16 {
@@ -121,7 +121,7 @@ fn model(run: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Each thread has `commands[thread]` commands, one after the other, and would use the queue of its number.
-fn steer<W: Word + Send + Sync + 'static>(commands: &'static [usize], busy_before: bool) {
+fn steer<W: AtomicWord + Send + Sync + 'static>(commands: &'static [usize], busy_before: bool) {
     model(move || {
         let target = Arc::new(Target::<W>::new());
         let before = busy_before.then(|| target.begin(0));
@@ -140,7 +140,7 @@ fn steer<W: Word + Send + Sync + 'static>(commands: &'static [usize], busy_befor
     });
 }
 
-fn work<W: Word>(target: &Target<W>, own: u16, commands: usize) {
+fn work<W: AtomicWord>(target: &Target<W>, own: u16, commands: usize) {
     for _ in 0..commands {
         let queue = target.begin(own);
         target.end(queue);
@@ -166,7 +166,7 @@ fn the_second_look_is_needed() {
 
 /// A thread's queue, and what others hand over to it. A command is only its submitter's number here.
 struct Owner<const FENCED: bool> {
-    doze: Doze<ModelFlag<FENCED>>,
+    doze: IdleWait<ModelFlag<FENCED>>,
     commands: Mutex<VecDeque<Message>>,
     /// The eventfd: a signal stays until somebody waits for it.
     bell: Notify,
@@ -192,7 +192,7 @@ struct Sleep {
 
 impl<const FENCED: bool> Machine<FENCED> {
     fn new() -> Self {
-        let owner = |_| Owner { doze: Doze::default(), commands: Mutex::new(VecDeque::new()), bell: Notify::new() };
+        let owner = |_| Owner { doze: IdleWait::default(), commands: Mutex::new(VecDeque::new()), bell: Notify::new() };
         Machine { target: Target::new(), owners: std::array::from_fn(owner), done: AtomicU32::new(0) }
     }
 
@@ -200,20 +200,20 @@ impl<const FENCED: bool> Machine<FENCED> {
         let owner = &self.owners[to];
         let mut commands = owner.commands.lock().expect("no thread panics with it");
         commands.push_back(message);
-        owner.doze.filled();
+        owner.doze.set_pending();
         drop(commands);
-        if owner.doze.must_wake() {
+        if owner.doze.claim_wakeup() {
             owner.bell.notify();
         }
     }
 
     fn take(&self, own: usize) -> VecDeque<Message> {
         let owner = &self.owners[own];
-        if !owner.doze.is_waiting() {
+        if !owner.doze.is_pending() {
             return VecDeque::new();
         }
         let mut commands = owner.commands.lock().expect("no thread panics with it");
-        owner.doze.emptied();
+        owner.doze.clear_pending();
         std::mem::take(&mut *commands)
     }
 
@@ -237,12 +237,12 @@ impl<const FENCED: bool> Machine<FENCED> {
                 }
             }
             if idle {
-                let found = self.owners[own].doze.lie_down();
+                let found = self.owners[own].doze.prepare_to_wait();
                 let over = !waits && self.done.load(Ordering::SeqCst) >= total;
                 if !(over || found && sleep.looks_again) {
                     self.owners[own].bell.wait();
                 }
-                self.owners[own].doze.get_up();
+                self.owners[own].doze.finish_wait();
             }
         }
     }
@@ -256,7 +256,7 @@ impl<const FENCED: bool> Machine<FENCED> {
         }
         if last {
             // As a thread that leaves last does: whoever still serves others may end.
-            self.owners.iter().filter(|owner| owner.doze.must_wake()).for_each(|owner| owner.bell.notify());
+            self.owners.iter().filter(|owner| owner.doze.claim_wakeup()).for_each(|owner| owner.bell.notify());
         }
     }
 }

@@ -14,7 +14,9 @@ use mqblk_core::{
     ArmResult, ByteLen, ByteOffset, Completion, DiskChannel, DiskSlot, FinishedRequest, GuestQueue, Intake, Op,
     Outcome, PublishResult, PullEnd, Request, Sector512, Tag,
 };
-use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, ShapeChoice, Status};
+use mqblk_driver::virtio_blk::{
+    BlkConnectOptions, BlkQueue, BlkQueueSet, BlkStatus, DataSegment, DescriptorLayout, SectorRange, SubmitError,
+};
 use mqblk_engine::{
     AnyDisk, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext, UringOptions,
 };
@@ -98,15 +100,15 @@ enum Mix {
 }
 
 /// Submits request `number`; its data is in `slot`'s part of the queue's memory.
-fn submit(queue: &mut Queue, mix: Mix, number: u64, slot: u32) -> Result<(), Refused> {
+fn submit(queue: &mut BlkQueue, mix: Mix, number: u64, slot: u32) -> Result<(), SubmitError> {
     let base = queue.data().0.0 + u64::from(slot * PIECES * BLOCK);
-    let piece = |at: u32| Piece { address: GuestAddress(base + u64::from(at * BLOCK)), len: BLOCK };
+    let piece = |at: u32| DataSegment { address: GuestAddress(base + u64::from(at * BLOCK)), len: BLOCK };
     // A stride that is coprime to the disk's size visits all of it.
     let block = number * 1021 % (BLOCKS - u64::from(PIECES));
     let sector = |block: u64| Sector512(block * u64::from(BLOCK) / mqblk_core::units::SECTOR_BYTES);
     let ranges = [
-        Range { start: sector(block), sectors: 8, unmap: false },
-        Range { start: sector(block + 2), sectors: 16, unmap: false },
+        SectorRange { start: sector(block), sectors: 8, unmap: false },
+        SectorRange { start: sector(block + 2), sectors: 16, unmap: false },
     ];
     match number % 100 {
         _ if mix == Mix::Sequential => {
@@ -114,40 +116,40 @@ fn submit(queue: &mut Queue, mix: Mix, number: u64, slot: u32) -> Result<(), Ref
             let write = number / BLOCKS % 2 == 1;
             if write { queue.write(slot, sector(block), piece(0)) } else { queue.read(slot, sector(block), piece(0)) }
         }
-        _ if mix == Mix::Largest => queue.read_pieces(slot, sector(block), (0..PIECES).map(piece)),
+        _ if mix == Mix::Largest => queue.read_segments(slot, sector(block), (0..PIECES).map(piece)),
         0 => queue.flush(slot),
         1 => queue.discard(slot, &ranges),
         2 => queue.write_zeroes(slot, &ranges),
         3 => queue.get_id(slot, GuestAddress(base)),
         // Past the end of the disk: refused at admission.
         4 => queue.read(slot, Sector512(1 << 40), piece(0)),
-        5..20 => queue.read_pieces(slot, sector(block), (0..PIECES).map(piece)),
-        20..35 => queue.write_pieces(slot, sector(block), (0..PIECES).map(piece)),
+        5..20 => queue.read_segments(slot, sector(block), (0..PIECES).map(piece)),
+        20..35 => queue.write_segments(slot, sector(block), (0..PIECES).map(piece)),
         35..55 => queue.write(slot, sector(block), piece(0)),
         _ => queue.read(slot, sector(block), piece(0)),
     }
 }
 
 /// Sends `count` requests over all queues, up to [`DEPTH`] in flight on each, and waits for their completion.
-fn run(set: &mut QueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
+fn run(set: &mut BlkQueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
     let (mut sent, mut completed) = (0, 0);
     while completed < count {
         let mut reaped = 0;
-        for (queue, free) in set.queues().iter_mut().zip(free.iter_mut()) {
+        for (queue, free) in set.queues_mut().iter_mut().zip(free.iter_mut()) {
             while sent < count && !free.is_empty() {
                 let slot = free[free.len() - 1];
                 match submit(queue, mix, sent, slot) {
                     Ok(()) => free.pop(),
-                    Err(Refused::Full) => break,
+                    Err(SubmitError::Full) => break,
                     Err(refused) => panic!("request {sent}: {refused}"),
                 };
                 sent += 1;
             }
             queue.publish().expect("a kick can be sent");
-            queue.look().expect("the device keeps to the protocol");
+            queue.poll().expect("the device keeps to the protocol");
             while let Some(done) = queue.reap().expect("the device keeps to the protocol") {
-                assert!(matches!(done.status, Status::Ok | Status::IoError), "{done:?}");
-                free.push(done.user);
+                assert!(matches!(done.status, BlkStatus::Ok | BlkStatus::IoError), "{done:?}");
+                free.push(done.user_data);
                 reaped += 1;
             }
         }
@@ -162,7 +164,7 @@ fn run(set: &mut QueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
 /// with indirect ones.
 fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
     let mut found = 0;
-    for shape in [ShapeChoice::Direct, ShapeChoice::Indirect] {
+    for shape in [DescriptorLayout::Direct, DescriptorLayout::Indirect] {
         let merge = if mix == Mix::Sequential { MergeMode::On } else { MergeMode::Auto };
         let plug = PlugOptions { merge, ..PlugOptions::default() };
         let plan = Plan {
@@ -172,9 +174,9 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
             plug,
             coalesce: Default::default(),
         };
-        let choose = |options: &mut Options| {
+        let choose = |options: &mut BlkConnectOptions| {
             options.queues = QUEUES;
-            options.shape = shape;
+            options.descriptors = shape;
             options.data_per_queue = mqblk_core::ByteLen(u64::from(u32::from(DEPTH) * PIECES * BLOCK));
         };
         let (rig, mut sets) = Rig::new(plan, choose);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use mqblk_driver::blkfront::Options;
+use mqblk_driver::blkfront::BlkfrontOptions;
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::{BlkfrontLoad, BlkfrontNeighbour, SimulatedHost};
 use mqblk_tests::hostile::wait_for;
@@ -17,14 +17,14 @@ fn a_guest_that_writes_all_the_time_does_not_slow_down_others() {
         SimulatedHost::start(&["--workers", "2", "--disk", &disks[0], "--disk", &disks[1], "--disk", &disks[2]]);
     let flooder = host.create_device(1, "xvda", "mqblk:a");
     let other = host.create_device(2, "xvda", "mqblk:b");
-    let neighbour = BlkfrontNeighbour::start(Options { queues: 2, ..host.frontend_options(&other) }, 3);
+    let neighbour = BlkfrontNeighbour::start(BlkfrontOptions { queues: 2, ..host.frontend_options(&other) }, 3);
     let base = host.stable_resources();
     let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let floods: Vec<_> = (0..2)
         .map(|thread| {
             let (stop, written) = (Arc::clone(&stop), Arc::clone(&written));
             let mut store = host.domain(1).store().unwrap();
-            let front = flooder.front_path();
+            let front = flooder.frontend_path();
             std::thread::spawn(move || {
                 for number in 0_u64.. {
                     if stop.load(Ordering::Relaxed) {
@@ -50,7 +50,8 @@ fn a_guest_that_writes_all_the_time_does_not_slow_down_others() {
         neighbour.assert_progress("a flood");
         // Other devices are attached and detached meanwhile.
         let device = host.create_device(2, "xvdb", "mqblk:c");
-        let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&device) }, 200, round);
+        let mut load =
+            BlkfrontLoad::connect(&BlkfrontOptions { queues: 2, ..host.frontend_options(&device) }, 200, round);
         load.round();
         load.finish();
         host.wait_for_backend_state(&device, XenbusState::Closed);
@@ -65,7 +66,7 @@ fn a_guest_that_writes_all_the_time_does_not_slow_down_others() {
     // After the flood it is served.
     let mut store = host.store();
     flooder.create(&mut store).unwrap();
-    let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&flooder) }, 100, 1);
+    let mut load = BlkfrontLoad::connect(&BlkfrontOptions { queues: 2, ..host.frontend_options(&flooder) }, 100, 1);
     load.round();
     load.finish();
     host.wait_for_backend_state(&flooder, XenbusState::Closed);
@@ -85,11 +86,11 @@ fn a_slow_teardown_blocks_no_other_device() {
     let quick = "id=quick,interface=xen,storage=ram,size=4M,queues=2";
     let mut host = SimulatedHost::start(&["--workers", "2", "--disk", slow, "--disk", quick]);
     let device = host.create_device(1, "xvda", "mqblk:slow");
-    let mut slow = mqblk_driver::blkfront::Device::connect(&host.frontend_options(&device)).unwrap();
+    let mut slow = mqblk_driver::blkfront::BlkfrontDevice::connect(&host.frontend_options(&device)).unwrap();
     let mut set = slow.take_queues().pop().unwrap();
-    let queue = &mut set.queues()[0];
+    let queue = &mut set.queues_mut()[0];
     let (address, _) = queue.data();
-    let piece = mqblk_driver::Piece { address, len: 4096 };
+    let piece = mqblk_driver::DataSegment { address, len: 4096 };
     queue.read(0, mqblk_core::Sector512(0), piece).unwrap();
     queue.publish();
     // The guest vanishes with a request at the storage.
@@ -99,7 +100,8 @@ fn a_slow_teardown_blocks_no_other_device() {
     let mut beside = 0;
     for round in 0..3 {
         let other = host.create_device(2, "xvda", "mqblk:quick");
-        let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&other) }, 200, round);
+        let mut load =
+            BlkfrontLoad::connect(&BlkfrontOptions { queues: 2, ..host.frontend_options(&other) }, 200, round);
         load.round();
         load.finish();
         host.wait_for_backend_state(&other, XenbusState::Closed);

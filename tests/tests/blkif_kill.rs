@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mqblk_driver::blkfront::Options;
+use mqblk_driver::blkfront::BlkfrontOptions;
 use mqblk_tests::blkif::{BlkfrontLoad, SimulatedHost};
 use mqblk_tests::hostile::wait_for;
 use mqblk_xen::vbd::XenbusState;
@@ -20,9 +20,9 @@ const STORAGES: [&str; 2] = [
 /// With direct I/O no page is mapped for a single request.
 const GRANTS: [&str; 3] = ["copy", "map,direct=off", "persistent"];
 
-fn options(host: &SimulatedHost, queues: u16, order: u8) -> Options {
+fn options(host: &SimulatedHost, queues: u16, order: u8) -> BlkfrontOptions {
     let device = host.create_device(1, "xvda", "mqblk:a");
-    Options { queues, ring_order: Some(order), ..host.frontend_options(&device) }
+    BlkfrontOptions { queues, ring_order: Some(order), ..host.frontend_options(&device) }
 }
 
 /// Starts a daemon with these settings for its disk, `FOLDER/a.img`, and these further arguments.
@@ -168,7 +168,7 @@ fn without_journals_if_nothing_was_in_flight() {
         let mut host = SimulatedHost::start(&["--workers", "1", "--disk", disk]);
         let _ = settings;
         let device = host.create_device(1, "xvda", "mqblk:a");
-        let mut load = BlkfrontLoad::connect(&Options { queues: 2, ..host.frontend_options(&device) }, 100, 1);
+        let mut load = BlkfrontLoad::connect(&BlkfrontOptions { queues: 2, ..host.frontend_options(&device) }, 100, 1);
         load.round();
         assert_eq!(host.journal_count(), 0);
         host.kill();

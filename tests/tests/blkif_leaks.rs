@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mqblk_blkif::{DEFAULT_PERSISTENT_IDLE, GrantBudget, GrantMode, PoolScope};
 use mqblk_core::settings::Settings;
 use mqblk_driver::blkfront::toolstack::Vbd;
-use mqblk_driver::blkfront::{Device, Options};
+use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
 use mqblk_engine::{Coalesce, Engine, EngineOptions, PlugOptions, PollPolicy, UringOptions};
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::BlkfrontLoad;
@@ -110,10 +110,15 @@ fn nothing_is_leaked() {
     let mut store = dom0.store().unwrap();
     let device = Vbd::new("mqblk", DomainId(1), 51712, "mqblk:x");
     device.create(&mut store).unwrap();
-    let front = format!("{}/state", device.front_path());
-    let back = format!("{}/state", device.back_path());
+    let front = format!("{}/state", device.frontend_path());
+    let back = format!("{}/state", device.backend_path());
 
-    let options = Options { queues: 2, patience: TIMEOUT, answer_limit: TIMEOUT, ..Options::new(guest, 51712) };
+    let options = BlkfrontOptions {
+        queues: 2,
+        connect_timeout: TIMEOUT,
+        reply_timeout: TIMEOUT,
+        ..BlkfrontOptions::new(guest, 51712)
+    };
     let reconnect = |seed: u64| {
         let mut load = BlkfrontLoad::connect(&options, 100, seed);
         load.round();
@@ -144,9 +149,9 @@ fn nothing_is_leaked() {
             2 => device.create(&mut store).unwrap(),
             3 => {
                 // Keys of rings that exist or existed.
-                connected = Device::connect(&Options {
-                    answer_limit: Duration::from_millis(200),
-                    patience: Duration::from_millis(1),
+                connected = BlkfrontDevice::connect(&BlkfrontOptions {
+                    reply_timeout: Duration::from_millis(200),
+                    connect_timeout: Duration::from_millis(1),
                     ..options.clone()
                 })
                 .ok();

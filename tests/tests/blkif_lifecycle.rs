@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
-use mqblk_driver::blkfront::{Abi, Change, Options};
+use mqblk_driver::blkfront::{Abi, BlkfrontOptions, DeviceChange};
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::{BlkfrontLoad, BlkfrontNeighbour, SimulatedHost};
 use mqblk_tests::hostile::{QUIET_TIME, wait_for};
@@ -14,7 +14,7 @@ const NEIGHBOUR: &str = "id=other,interface=xen,storage=ram,size=4M,queues=2";
 
 fn neighbour(host: &SimulatedHost) -> BlkfrontNeighbour {
     let device = host.create_device(2, "xvdb", "mqblk:other");
-    BlkfrontNeighbour::start(Options { queues: 2, ..host.frontend_options(&device) }, 5)
+    BlkfrontNeighbour::start(BlkfrontOptions { queues: 2, ..host.frontend_options(&device) }, 5)
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn every_mode_and_layout() {
         ] {
             let ring_order = Some(order);
             let mut load = BlkfrontLoad::connect(
-                &Options { queues, ring_order, abi, persistent, ..host.frontend_options(&device) },
+                &BlkfrontOptions { queues, ring_order, abi, persistent, ..host.frontend_options(&device) },
                 400,
                 order.into(),
             );
@@ -60,18 +60,18 @@ fn every_mode_and_layout() {
 fn a_device_in_use_is_served_until_the_guest_closes_it() {
     let mut host = SimulatedHost::start(&["--workers", "2", "--disk", OFFERED]);
     let device = host.create_device(1, "xvda", "mqblk:offered");
-    let mut load = BlkfrontLoad::connect(&Options { queues: 4, ..host.frontend_options(&device) }, 400, 1);
+    let mut load = BlkfrontLoad::connect(&BlkfrontOptions { queues: 4, ..host.frontend_options(&device) }, 400, 1);
     load.round();
     device.detach(&mut host.store()).expect("online 0, state 5");
     // The guest is notified, and uses its disk for some more time.
-    assert_eq!(load.device().changed(Duration::from_secs(20)).expect("xenstore"), Some(Change::Closing));
+    assert_eq!(load.device().wait_change(Duration::from_secs(20)).expect("xenstore"), Some(DeviceChange::Closing));
     for _ in 0..20 {
         load.round();
     }
     load.finish();
     host.wait_for_backend_state(&device, XenbusState::Closed);
     // It cannot be attached again meanwhile.
-    host.domain(1).store().unwrap().write(&format!("{}/state", device.front_path()), "1").unwrap();
+    host.domain(1).store().unwrap().write(&format!("{}/state", device.frontend_path()), "1").unwrap();
     std::thread::sleep(QUIET_TIME);
     assert_eq!(host.backend_state(&mut host.store(), &device), Some(XenbusState::Closed));
     device.remove(&mut host.store()).expect("both directories");
@@ -95,8 +95,12 @@ fn a_guest_is_notified_when_its_disk_grows() {
     let output = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda"]);
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).ends_with(", 2M\n"), "{output:?}");
-    let changed = load.device().changed(Duration::from_secs(20)).expect("xenstore");
-    assert_eq!(changed.map(|it| matches!(it, Change::Resized(size) if size.0 == 4096)), Some(true), "{changed:?}");
+    let changed = load.device().wait_change(Duration::from_secs(20)).expect("xenstore");
+    assert_eq!(
+        changed.map(|it| matches!(it, DeviceChange::Resized(size) if size.0 == 4096)),
+        Some(true),
+        "{changed:?}"
+    );
     let output = host.run_mqblk_xen("resize", &["--domid", "1", "--vdev", "xvda", "--size", "3M"]);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 3 << 20);
@@ -135,12 +139,15 @@ fn devices_vanish_in_every_state() {
     for (round, state) in states.into_iter().cycle().take(20).enumerate() {
         let device = host.create_device(1, "xvda", "mqblk:offered");
         let mut store = host.store();
-        let front = format!("{}/state", device.front_path());
+        let front = format!("{}/state", device.frontend_path());
         let mut load = None;
         match state {
             XenbusState::Connected | XenbusState::Closing => {
-                let mut found =
-                    BlkfrontLoad::connect(&Options { queues: 4, ..host.frontend_options(&device) }, 400, round as u64);
+                let mut found = BlkfrontLoad::connect(
+                    &BlkfrontOptions { queues: 4, ..host.frontend_options(&device) },
+                    400,
+                    round as u64,
+                );
                 found.round();
                 if state == XenbusState::Closing {
                     host.domain(1).store().unwrap().write(&front, "5").unwrap();
@@ -154,8 +161,8 @@ fn devices_vanish_in_every_state() {
         }
         match round / states.len() {
             0 => device.remove(&mut store).expect("both directories"),
-            1 => store.remove(&device.back_path()).expect("the backend's"),
-            2 => store.remove(&device.front_path()).expect("the frontend's"),
+            1 => store.remove(&device.backend_path()).expect("the backend's"),
+            2 => store.remove(&device.frontend_path()).expect("the frontend's"),
             _ => {
                 host.machine.destroy_domain(DomainId(1));
                 host.machine.create_domain(DomainId(1)).expect("a domain");
@@ -205,7 +212,7 @@ fn mistakes_are_written_to_the_error_node() {
         let error = host.backend_error(&device).unwrap_or_default();
         assert!(error.starts_with(want), "{params}: {error}");
         // The frontend, which never saw a backend that was ready, closes.
-        store.write(&format!("{}/state", device.front_path()), "6").unwrap();
+        store.write(&format!("{}/state", device.frontend_path()), "6").unwrap();
         host.wait_for_backend_state(&device, XenbusState::Closed);
         device.remove(&mut store).unwrap();
     }
@@ -226,7 +233,7 @@ fn mistakes_are_written_to_the_error_node() {
             "22 ring 0: ring-ref: found [4000000000], which cannot be mapped",
         ),
     ] {
-        let front = device.front_path();
+        let front = device.frontend_path();
         let mut guest = host.domain(1).store().unwrap();
         host.wait_for_backend_state(&device, XenbusState::InitWait);
         guest
@@ -249,9 +256,9 @@ fn mistakes_are_written_to_the_error_node() {
     }
     // Then the guest behaves.
     for key in ["ring-ref", "event-channel"] {
-        let _ = host.domain(1).store().unwrap().remove(&format!("{}/{key}", device.front_path()));
+        let _ = host.domain(1).store().unwrap().remove(&format!("{}/{key}", device.frontend_path()));
     }
-    let mut load = BlkfrontLoad::connect(&Options { queues: 4, ..host.frontend_options(&device) }, 400, 1);
+    let mut load = BlkfrontLoad::connect(&BlkfrontOptions { queues: 4, ..host.frontend_options(&device) }, 400, 1);
     load.round();
     assert_eq!(host.backend_error(&device), None, "what was wrong is right now");
     load.finish();
@@ -290,10 +297,10 @@ fn a_read_only_device_is_reported_and_the_toolstack_can_disable_discard() {
     device.writable = false;
     device.discard = false;
     device.create(&mut host.store()).unwrap();
-    let options = Options { data_per_queue: ByteLen(4096), ..host.frontend_options(&device) };
-    let connected = mqblk_driver::blkfront::Device::connect(&options).unwrap();
+    let options = BlkfrontOptions { data_per_queue: ByteLen(4096), ..host.frontend_options(&device) };
+    let connected = mqblk_driver::blkfront::BlkfrontDevice::connect(&options).unwrap();
     let mut store = host.store();
-    let mut read = |key: &str| store.read(&format!("{}/{key}", device.back_path())).unwrap();
+    let mut read = |key: &str| store.read(&format!("{}/{key}", device.backend_path())).unwrap();
     assert_eq!(read(keys::INFO).as_deref(), Some("4"));
     assert_eq!(read(keys::FEATURE_DISCARD).as_deref(), Some("0"));
     assert_eq!(read(keys::DISCARD_GRANULARITY), None);

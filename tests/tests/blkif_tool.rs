@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use mqblk_driver::blkfront::{Device, Options};
+use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
 use mqblk_tests::blkif::{BlkfrontLoad, SimulatedHost};
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
@@ -29,10 +29,14 @@ fn a_disk_is_attached_listed_and_detached() {
     let params = format!("file:{}/a.img", host.folder().display());
     let place = ["--domid", "1", "--vdev", "xvdb"];
     // A guest whose driver waits for its disk.
-    let options = Options { patience: TIMEOUT, answer_limit: TIMEOUT, ..Options::new(host.domain(1), 51728) };
+    let options = BlkfrontOptions {
+        connect_timeout: TIMEOUT,
+        reply_timeout: TIMEOUT,
+        ..BlkfrontOptions::new(host.domain(1), 51728)
+    };
     let guest = std::thread::spawn({
         let options = options.clone();
-        move || Device::connect(&Options { queues: 2, ..options })
+        move || BlkfrontDevice::connect(&BlkfrontOptions { queues: 2, ..options })
     });
     let output = host.run_mqblk_xen("attach", &[&place[..], &[&params]].concat());
     assert_eq!(said(&output), "attached xvdb of domain 1 (mqblk-1-51728)\n");
@@ -73,7 +77,7 @@ fn a_disk_is_attached_listed_and_detached() {
     assert!(late.contains("expected a backend that is Closed (6)") && late.contains("--force"), "{late}");
     let guest = std::thread::spawn(move || {
         let mut device = device;
-        wait_for("the request to close", || device.changed(TIMEOUT).expect("xenstore"));
+        wait_for("the request to close", || device.wait_change(TIMEOUT).expect("xenstore"));
         device.stop(Vec::new())
     });
     let output = host.run_mqblk_xen("detach", &[&place[..], &["--json"]].concat());
@@ -186,12 +190,16 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
         "id=socket,socket=FOLDER/vhost.sock,storage=ram,size=1M,queues=1",
         "--xen-watch",
     ]);
-    let options =
-        Options { queues: 2, patience: TIMEOUT, answer_limit: TIMEOUT, ..Options::new(host.domain(1), 51712) };
+    let options = BlkfrontOptions {
+        queues: 2,
+        connect_timeout: TIMEOUT,
+        reply_timeout: TIMEOUT,
+        ..BlkfrontOptions::new(host.domain(1), 51712)
+    };
     let mut load = BlkfrontLoad::connect(&options, 200, 1);
     (0..30).for_each(|_| load.round());
     let found = host.create_device(2, "xvdc", "null:1G");
-    let _found = Device::connect(&host.frontend_options(&found)).expect("a disk");
+    let _found = BlkfrontDevice::connect(&host.frontend_options(&found)).expect("a disk");
     let stat = |arguments: &[&str]| {
         let mut command = Command::new(mqblk_binary());
         command.args(["stat", "--socket"]).arg(host.folder().join("admin.sock")).args(arguments);

@@ -6,7 +6,7 @@ mod rig;
 use std::time::Duration;
 
 use mqblk_core::Sector512;
-use mqblk_driver::virtio_blk::{Piece, QueueSet, Range, Status};
+use mqblk_driver::virtio_blk::{BlkQueueSet, BlkStatus, DataSegment, SectorRange};
 use mqblk_engine::{Coalesce, MergeMode, PlugOptions, PollPolicy, QueueCounters, QueueStats};
 use mqblk_memory::GuestAddress;
 use rand::rngs::SmallRng;
@@ -18,14 +18,14 @@ const DEPTH: u32 = 32;
 const SECTORS: u64 = 4096;
 
 /// Sends random requests and adds the counters that the daemon must have.
-fn expect(counters: &mut QueueCounters, random: &mut SmallRng, set: &mut QueueSet, index: usize) {
+fn expect(counters: &mut QueueCounters, random: &mut SmallRng, set: &mut BlkQueueSet, index: usize) {
     let count = random.random_range(1..=DEPTH);
-    let queue = &mut set.queues()[index];
+    let queue = &mut set.queues_mut()[index];
     let start = random.random_range(0..SECTORS - u64::from(DEPTH));
     for user in 0..count {
-        let data = Piece { address: GuestAddress(queue.data().0.0 + u64::from(user) * 512), len: 512 };
+        let data = DataSegment { address: GuestAddress(queue.data().0.0 + u64::from(user) * 512), len: 512 };
         let sector = Sector512(start + u64::from(user));
-        let range = |sectors| Range { start: sector, sectors, unmap: false };
+        let range = |sectors| SectorRange { start: sector, sectors, unmap: false };
         counters.requests += 1;
         match random.random_range(0..100) {
             0..40 => {
@@ -68,10 +68,10 @@ fn expect(counters: &mut QueueCounters, random: &mut SmallRng, set: &mut QueueSe
     queue.publish().expect("the kick can be sent");
     let mut left = count;
     while left > 0 {
-        let queue = &mut set.queues()[index];
-        queue.look().expect("a sound ring");
+        let queue = &mut set.queues_mut()[index];
+        queue.poll().expect("a sound ring");
         while let Some(done) = queue.reap().expect("a sound ring") {
-            assert!(done.status == Status::Ok || done.status == Status::IoError, "{:?}", done.status);
+            assert!(done.status == BlkStatus::Ok || done.status == BlkStatus::IoError, "{:?}", done.status);
             left -= 1;
         }
         if left > 0 {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mqblk_driver::virtio_blk::Device;
+use mqblk_driver::virtio_blk::BlkDevice;
 use mqblk_tests::crash::blk::{BlkQueues, connect_options};
 use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, kill_and_stop, replayed_requests};
@@ -23,7 +23,7 @@ const DISKS: [(&str, &str); 3] = [
 
 struct Rig {
     daemon: RestartableDaemon,
-    devices: Vec<Device>,
+    devices: Vec<BlkDevice>,
 }
 
 impl Rig {

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mqblk_driver::virtio_scsi::Device;
+use mqblk_driver::virtio_scsi::ScsiController;
 use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, kill_and_stop, replayed_requests};
 use mqblk_tests::crash::load::LoadHistory;
@@ -22,7 +22,7 @@ const UNITS: [(&str, &str); 3] = [
 
 struct Rig {
     daemon: RestartableDaemon,
-    device: Option<Device>,
+    device: Option<ScsiController>,
 }
 
 impl Rig {

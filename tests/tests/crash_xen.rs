@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mqblk_driver::blkfront::Device;
+use mqblk_driver::blkfront::BlkfrontDevice;
 use mqblk_tests::blkif::SimulatedHost;
 use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, kill_and_stop, replayed_requests};
 use mqblk_tests::crash::load::{DISK_SECTORS, LoadHistory};
@@ -24,7 +24,7 @@ struct Rig {
     host: SimulatedHost,
     images: TempDir,
     /// Frontends, kept alive: dropping one closes its device.
-    devices: Vec<Device>,
+    devices: Vec<BlkfrontDevice>,
 }
 
 impl Rig {

@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use mqblk_admin::{Client, StatQuery};
 use mqblk_core::ByteLen;
-use mqblk_driver::Piece;
+use mqblk_driver::DataSegment;
 use mqblk_driver::virtio_scsi::{
-    Address, Command, Control, Device, Ending, EventKind, Lba, Options, QueueSet, Sense, Unit,
+    Command, CommandOutcome, ControlQueues, Lba, LogicalUnit, LunAddress, ScsiConnectOptions, ScsiController,
+    ScsiEventKind, ScsiQueueSet, Sense,
 };
 use mqblk_memory::GuestAddress;
 use mqblk_tests::hostile::daemon::mqblk_binary;
@@ -61,9 +62,9 @@ impl Daemon {
         self.admin().call(verb, &params).unwrap_or_else(|error| panic!("{verb} {params}: {error}"))
     }
 
-    fn connect(&self) -> (Device, QueueSet, Control) {
-        let options = Options { queues: 2, ..Options::new(self.path().join("c.sock")) };
-        let mut device = Device::connect(&options).expect("the controller");
+    fn connect(&self) -> (ScsiController, ScsiQueueSet, ControlQueues) {
+        let options = ScsiConnectOptions { queues: 2, ..ScsiConnectOptions::new(self.path().join("c.sock")) };
+        let mut device = ScsiController::connect(&options).expect("the controller");
         let set = device.take_queues().remove(0);
         let control = device.take_control().expect("the control queue");
         (device, set, control)
@@ -83,39 +84,39 @@ impl Drop for Daemon {
 }
 
 /// Waits for the next event. Returns its LUN and kind.
-fn event(control: &mut Control) -> (Address, EventKind) {
-    let event = wait_for("an event", || control.event().expect("the event queue"));
+fn event(control: &mut ControlQueues) -> (LunAddress, ScsiEventKind) {
+    let event = wait_for("an event", || control.take_event().expect("the event queue"));
     assert!(!event.missed, "{event:?}");
-    (event.at.expect("an address"), event.kind)
+    (event.address.expect("an address"), event.kind)
 }
 
-const CAPACITY: EventKind = EventKind::Changed { asc: 0x2a, ascq: 0x09 };
+const CAPACITY: ScsiEventKind = ScsiEventKind::ParameterChange { asc: 0x2a, ascq: 0x09 };
 
-fn at(target: u8, lun: u16) -> Address {
-    Address { target, lun }
+fn at(target: u8, lun: u16) -> LunAddress {
+    LunAddress { target, lun }
 }
 
 /// A load: keeps commands in flight on some LUNs, and counts how they ended.
 struct Load {
-    set: QueueSet,
-    units: Vec<Address>,
+    set: ScsiQueueSet,
+    units: Vec<LunAddress>,
     /// By LUN: good, unit attentions, and others.
     good: Vec<u64>,
     attentions: Vec<Sense>,
-    others: Vec<(Address, Ending)>,
+    others: Vec<(LunAddress, CommandOutcome)>,
 }
 
 impl Load {
-    fn new(set: QueueSet, units: &[Address]) -> Load {
+    fn new(set: ScsiQueueSet, units: &[LunAddress]) -> Load {
         Load { set, units: units.to_vec(), good: vec![0; units.len()], attentions: Vec::new(), others: Vec::new() }
     }
 
     fn command(&mut self, unit: usize, slot: u32) -> Command {
-        let (data, len) = self.set.queues()[slot as usize % 2].data();
+        let (data, len) = self.set.queues_mut()[slot as usize % 2].data();
         let bytes = BLOCKS * 512;
         let user = unit as u32 * DEPTH + slot;
         assert!(ByteLen(u64::from((user + 1) * bytes)) <= len);
-        let piece = Piece { address: GuestAddress(data.0 + u64::from(user * bytes)), len: bytes };
+        let piece = DataSegment { address: GuestAddress(data.0 + u64::from(user * bytes)), len: bytes };
         let (to, start) = (self.units[unit], Lba(u64::from(user * BLOCKS)));
         if slot == 0 {
             Command::write(to, start, BLOCKS, piece, false)
@@ -141,13 +142,15 @@ impl Load {
     fn turn(&mut self, last: bool) -> usize {
         let mut ended = 0;
         for queue in 0..2 {
-            self.set.look(queue).expect("an honest ring");
+            self.set.poll(queue).expect("an honest ring");
             while let Some(completion) = self.set.reap(queue).expect("an honest ring") {
                 ended += 1;
-                let (unit, slot) = ((completion.user / DEPTH) as usize, completion.user % DEPTH);
-                match completion.ending {
-                    Ending::Good => self.good[unit] += 1,
-                    Ending::Check(sense) if sense.key == Sense::UNIT_ATTENTION => self.attentions.push(sense),
+                let (unit, slot) = ((completion.user_data / DEPTH) as usize, completion.user_data % DEPTH);
+                match completion.outcome {
+                    CommandOutcome::Good => self.good[unit] += 1,
+                    CommandOutcome::CheckCondition(sense) if sense.key == Sense::UNIT_ATTENTION => {
+                        self.attentions.push(sense)
+                    }
                     other => {
                         // The LUN was removed.
                         self.others.push((self.units[unit], other));
@@ -185,7 +188,7 @@ impl Load {
         })
     }
 
-    fn end(mut self) -> (QueueSet, Vec<u64>) {
+    fn end(mut self) -> (ScsiQueueSet, Vec<u64>) {
         wait_for("all ends", || {
             self.turn(true);
             (self.set.outstanding() == 0).then_some(())
@@ -194,7 +197,7 @@ impl Load {
     }
 }
 
-fn scan(device: &Device, set: &mut QueueSet) -> Vec<Unit> {
+fn scan(device: &ScsiController, set: &mut ScsiQueueSet) -> Vec<LogicalUnit> {
     device.scan(set).expect("a scan")
 }
 
@@ -203,7 +206,7 @@ fn a_lun_is_added_and_removed_under_load() {
     let daemon = Daemon::start(&["storage=ram,size=16M", "storage=ram,size=16M,id=going,target=3,lun=2"]);
     let (device, mut set, mut control) = daemon.connect();
     assert!(device.info().hotplug && device.info().change, "{:?}", device.info());
-    assert_eq!(scan(&device, &mut set).iter().map(|unit| unit.at).collect::<Vec<_>>(), [at(0, 0), at(3, 2)]);
+    assert_eq!(scan(&device, &mut set).iter().map(|unit| unit.address).collect::<Vec<_>>(), [at(0, 0), at(3, 2)]);
 
     let mut load = Load::new(set, &[at(0, 0), at(3, 2)]);
     load.begin();
@@ -212,12 +215,12 @@ fn a_lun_is_added_and_removed_under_load() {
     let added =
         load.during(|| daemon.call("lun.add", json!({ "settings": "controller=c,storage=ram,size=32M,serial=NEW" })));
     assert_eq!((&added["lun"]["target"], &added["lun"]["state"]), (&json!(1), &json!("ready")));
-    assert_eq!(event(&mut control), (at(1, 0), EventKind::Rescan));
+    assert_eq!(event(&mut control), (at(1, 0), ScsiEventKind::Rescan));
     load.more(0, 100);
 
     let removed = load.during(|| daemon.call("lun.remove", json!({ "id": "going" })));
     assert_eq!(removed["lun"]["state"], "removed");
-    assert_eq!(event(&mut control), (at(3, 2), EventKind::Removed));
+    assert_eq!(event(&mut control), (at(3, 2), ScsiEventKind::Removed));
     load.more(0, 100);
     // All commands of the removed LUN have ended, and none of the other LUN failed.
     let gone = wait_for("the ends of the unit that went", || {
@@ -239,7 +242,7 @@ fn a_lun_is_added_and_removed_under_load() {
 
     let units = scan(&device, &mut set);
     let found: Vec<_> =
-        units.iter().map(|unit| (unit.at, unit.capacity().expect("small"), unit.serial.as_deref())).collect();
+        units.iter().map(|unit| (unit.address, unit.capacity().expect("small"), unit.serial.as_deref())).collect();
     assert_eq!(found, [(at(0, 0), ByteLen(16 << 20), Some("c:0:0")), (at(1, 0), ByteLen(32 << 20), Some("NEW"))]);
 
     // Its address and its slot are free again.
@@ -247,8 +250,8 @@ fn a_lun_is_added_and_removed_under_load() {
         "lun.add",
         json!({ "controller": "c", "target": 3, "lun": 2, "settings": { "storage": "ram", "size": "1M" } }),
     );
-    assert_eq!(event(&mut control), (at(3, 2), EventKind::Rescan));
-    assert_eq!(scan(&device, &mut set).last().and_then(Unit::capacity), Some(ByteLen(1 << 20)));
+    assert_eq!(event(&mut control), (at(3, 2), ScsiEventKind::Rescan));
+    assert_eq!(scan(&device, &mut set).last().and_then(LogicalUnit::capacity), Some(ByteLen(1 << 20)));
     let stat = daemon.admin().stat(&StatQuery::default()).expect("a stat");
     let last = stat.controllers[0].luns.last().expect("it");
     assert_eq!(
@@ -269,7 +272,7 @@ fn counters_of_a_lun_survive_guests_and_changes_of_other_luns() {
         let counters = stat.controllers[0].luns[0].counters;
         counters.reads + counters.writes
     };
-    let load = |unit: Address| {
+    let load = |unit: LunAddress| {
         let (device, set, _control) = daemon.connect();
         let mut load = Load::new(set, &[unit]);
         load.begin();
@@ -311,7 +314,7 @@ fn counters_of_a_lun_survive_guests_and_changes_of_other_luns() {
 fn a_unit_grows_and_shrinks_under_load() {
     let daemon = Daemon::start(&["path=FOLDER/disk.img", "unit=c:0:0,target=9", "storage=ram,size=16M"]);
     let (device, mut set, mut control) = daemon.connect();
-    let sizes = |set: &mut QueueSet| -> Vec<u64> {
+    let sizes = |set: &mut ScsiQueueSet| -> Vec<u64> {
         scan(&device, set).iter().map(|unit| unit.capacity().expect("small").0 >> 20).collect()
     };
     assert_eq!(sizes(&mut set), [16, 16, 16]);
@@ -351,32 +354,32 @@ fn a_shared_logical_unit_is_one() {
     let (device, mut set, _control) = daemon.connect();
     let units = scan(&device, &mut set);
     let [first, second] = units.as_slice() else { panic!("{units:?}") };
-    assert_eq!((first.at, second.at), (at(0, 0), at(9, 0)));
+    assert_eq!((first.address, second.address), (at(0, 0), at(9, 0)));
     assert_eq!((&first.serial, &first.designators), (&second.serial, &second.designators));
     // Data written by one path is read by the other.
-    let memory = std::sync::Arc::clone(set.queues()[0].memory());
-    let (data, _) = set.queues()[0].data();
-    let piece = |at: u64| Piece { address: GuestAddress(data.0 + at), len: 512 };
+    let memory = std::sync::Arc::clone(set.queues_mut()[0].memory());
+    let (data, _) = set.queues_mut()[0].data();
+    let piece = |at: u64| DataSegment { address: GuestAddress(data.0 + at), len: 512 };
     memory.write(piece(0).address, &[0xa5; 512]).expect("shared memory");
     for (user, command) in [
-        (0, Command::write(first.at, Lba(7), 1, piece(0), true)),
-        (1, Command::read(second.at, Lba(7), 1, piece(4096))),
+        (0, Command::write(first.address, Lba(7), 1, piece(0), true)),
+        (1, Command::read(second.address, Lba(7), 1, piece(4096))),
     ] {
         set.submit(0, user, &command).expect("room");
         set.publish().expect("a kick");
         let done = wait_for("an end", || {
-            set.look(0).expect("an honest ring");
-            set.look(1).expect("an honest ring");
+            set.poll(0).expect("an honest ring");
+            set.poll(1).expect("an honest ring");
             set.reap(0).expect("an honest ring")
         });
-        assert_eq!((done.user, done.ending), (user, Ending::Good));
+        assert_eq!((done.user_data, done.outcome), (user, CommandOutcome::Good));
     }
     let mut read = [0; 512];
     memory.read(piece(4096).address, &mut read).expect("shared memory");
     assert_eq!(read, [0xa5; 512]);
     // One path is removed, the logical unit stays.
     daemon.call("lun.remove", json!({ "id": "c:0:0" }));
-    assert_eq!(scan(&device, &mut set).iter().map(|unit| unit.at).collect::<Vec<_>>(), [at(9, 0)]);
+    assert_eq!(scan(&device, &mut set).iter().map(|unit| unit.address).collect::<Vec<_>>(), [at(9, 0)]);
     device.stop(vec![set]).expect("a stop");
     daemon.stop();
 }

@@ -8,7 +8,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, ByteOffset, Completion, DiskChannel, Request, Tag};
-use mqblk_driver::virtio_blk::{Options, Piece, Queue, QueueSet, Range, Refused, Status};
+use mqblk_driver::virtio_blk::{
+    BlkConnectOptions, BlkQueue, BlkQueueSet, BlkStatus, DataSegment, SectorRange, SubmitError,
+};
 use mqblk_engine::{AnyDisk, MergeMode, PlugOptions, PollPolicy, UringContext};
 use mqblk_memory::GuestAddress;
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
@@ -76,7 +78,7 @@ fn content(block: u64) -> Vec<u8> {
     (0..BLOCK).map(|byte| (byte * 7 + block * 131 + (block >> 8)) as u8 | 1).collect()
 }
 
-fn address(queue: &Queue, slot: u32) -> GuestAddress {
+fn address(queue: &BlkQueue, slot: u32) -> GuestAddress {
     GuestAddress(queue.data().0.0 + u64::from(slot) * BLOCK)
 }
 
@@ -86,11 +88,11 @@ fn sector(block: u64) -> mqblk_core::Sector512 {
 
 /// Sends one request for each block in sequence, spread over all queues, and calls `done` with each block's status.
 fn stream(
-    set: &mut QueueSet,
-    send: impl Fn(&mut Queue, u32, u64, Piece) -> Result<(), Refused>,
-    mut done: impl FnMut(&Queue, u64, Piece, Status),
+    set: &mut BlkQueueSet,
+    send: impl Fn(&mut BlkQueue, u32, u64, DataSegment) -> Result<(), SubmitError>,
+    mut done: impl FnMut(&BlkQueue, u64, DataSegment, BlkStatus),
 ) {
-    let queues = set.queues().len() as u64;
+    let queues = set.queues_mut().len() as u64;
     let mut free = vec![(0..DEPTH).collect::<Vec<_>>(); queues as usize];
     let mut blocks = vec![vec![0; DEPTH as usize]; queues as usize];
     let (mut sent, mut ended) = (0, 0);
@@ -98,20 +100,20 @@ fn stream(
         while sent < BLOCKS {
             let at = (sent % queues) as usize;
             let Some(slot) = free[at].pop() else { break };
-            let queue = &mut set.queues()[at];
-            let piece = Piece { address: address(queue, slot), len: BLOCK as u32 };
+            let queue = &mut set.queues_mut()[at];
+            let piece = DataSegment { address: address(queue, slot), len: BLOCK as u32 };
             send(queue, slot, sent, piece).expect("the ring has space");
             blocks[at][slot as usize] = sent;
             sent += 1;
         }
         let before = ended;
-        for (at, queue) in set.queues().iter_mut().enumerate() {
+        for (at, queue) in set.queues_mut().iter_mut().enumerate() {
             queue.publish().expect("a kick can be sent");
-            queue.look().expect("the device keeps to the protocol");
+            queue.poll().expect("the device keeps to the protocol");
             while let Some(completed) = queue.reap().expect("the device keeps to the protocol") {
-                let piece = Piece { address: address(queue, completed.user), len: BLOCK as u32 };
-                done(queue, blocks[at][completed.user as usize], piece, completed.status);
-                free[at].push(completed.user);
+                let piece = DataSegment { address: address(queue, completed.user_data), len: BLOCK as u32 };
+                done(queue, blocks[at][completed.user_data as usize], piece, completed.status);
+                free[at].push(completed.user_data);
                 ended += 1;
             }
         }
@@ -122,13 +124,13 @@ fn stream(
 }
 
 /// Sends one request and waits for its status.
-fn one(set: &mut QueueSet, send: impl FnOnce(&mut Queue) -> Result<(), Refused>) -> Status {
-    let queue = &mut set.queues()[0];
+fn one(set: &mut BlkQueueSet, send: impl FnOnce(&mut BlkQueue) -> Result<(), SubmitError>) -> BlkStatus {
+    let queue = &mut set.queues_mut()[0];
     send(queue).expect("the ring has space");
     queue.publish().expect("a kick can be sent");
     loop {
-        let queue = &mut set.queues()[0];
-        queue.look().expect("the device keeps to the protocol");
+        let queue = &mut set.queues_mut()[0];
+        queue.poll().expect("the device keeps to the protocol");
         if let Some(done) = queue.reap().expect("the device keeps to the protocol") {
             return done.status;
         }
@@ -136,9 +138,9 @@ fn one(set: &mut QueueSet, send: impl FnOnce(&mut Queue) -> Result<(), Refused>)
     }
 }
 
-fn connect(disk: &Arc<AnyDisk>, queues: u16, poll: PollPolicy, plug: PlugOptions) -> (Rig, Vec<QueueSet>) {
+fn connect(disk: &Arc<AnyDisk>, queues: u16, poll: PollPolicy, plug: PlugOptions) -> (Rig, Vec<BlkQueueSet>) {
     let plan = Plan { disk: Arc::clone(disk), workers: 1, poll, plug, coalesce: Default::default() };
-    Rig::new(plan, |options: &mut Options| {
+    Rig::new(plan, |options: &mut BlkConnectOptions| {
         options.queues = queues;
         options.data_per_queue = ByteLen(u64::from(DEPTH) * BLOCK);
     })
@@ -171,14 +173,14 @@ fn streams_over_several_queues_fail_only_where_the_disk_is_bad() {
     for (queues, poll) in [(2, PollPolicy::Off), (3, PollPolicy::default())] {
         let (rig, mut sets) = connect(&disk, queues, poll, PlugOptions::default());
         let [set] = sets.as_mut_slice() else { panic!("one thread owns all the queues") };
-        let write = |queue: &mut Queue, slot, block, piece: Piece| {
+        let write = |queue: &mut BlkQueue, slot, block, piece: DataSegment| {
             queue.memory().write(piece.address, &content(block)).expect("mapped");
             queue.write(slot, sector(block), piece)
         };
-        let want = |bad: u64, block: u64| if block == bad { Status::IoError } else { Status::Ok };
+        let want = |bad: u64, block: u64| if block == bad { BlkStatus::IoError } else { BlkStatus::Ok };
         stream(set, write, |_, block, _, status| assert_eq!(status, want(BAD_WRITE, block), "write of block {block}"));
-        assert_eq!(one(set, |queue| queue.flush(0)), Status::Ok);
-        let read = |queue: &mut Queue, slot, block, piece| queue.read(slot, sector(block), piece);
+        assert_eq!(one(set, |queue| queue.flush(0)), BlkStatus::Ok);
+        let read = |queue: &mut BlkQueue, slot, block, piece| queue.read(slot, sector(block), piece);
         stream(set, read, |queue, block, piece, status| {
             assert_eq!(status, want(BAD_READ, block), "read of block {block}");
             let mut found = vec![0; BLOCK as usize];
@@ -187,8 +189,8 @@ fn streams_over_several_queues_fail_only_where_the_disk_is_bad() {
                 assert!(found == content(block), "block {block} reads wrong");
             }
         });
-        let zeroes = |queue: &mut Queue, slot, block, _: Piece| {
-            queue.write_zeroes(slot, &[Range { start: sector(block), sectors: 8, unmap: false }])
+        let zeroes = |queue: &mut BlkQueue, slot, block, _: DataSegment| {
+            queue.write_zeroes(slot, &[SectorRange { start: sector(block), sectors: 8, unmap: false }])
         };
         let mut found = vec![0; BLOCK as usize];
         for block in 0..BLOCKS {
@@ -198,7 +200,7 @@ fn streams_over_several_queues_fail_only_where_the_disk_is_bad() {
         stream(set, zeroes, |_, block, _, status| {
             assert_eq!(status, want(BAD_ZEROES, block), "zeroes at block {block}")
         });
-        assert_eq!(one(set, |queue| queue.flush(0)), Status::Ok);
+        assert_eq!(one(set, |queue| queue.flush(0)), BlkStatus::Ok);
         for block in 0..BLOCKS {
             file.read_exact_at(&mut found, block * BLOCK).expect("read");
             assert_eq!(found.iter().any(|byte| *byte != 0), block == BAD_ZEROES, "block {block} of the file");
@@ -234,19 +236,19 @@ fn a_failed_merged_request_is_repeated_although_nothing_else_is_in_flight() {
             let plug = PlugOptions { merge: MergeMode::On, ..PlugOptions::default() };
             let (rig, mut sets) = connect(&disk, 1, PollPolicy::Off, plug);
             for _ in 0..20 {
-                let queue = &mut sets[0].queues()[0];
+                let queue = &mut sets[0].queues_mut()[0];
                 for slot in 0..2 {
-                    let piece = Piece { address: address(queue, slot), len: BLOCK as u32 };
+                    let piece = DataSegment { address: address(queue, slot), len: BLOCK as u32 };
                     queue.read(slot, sector(slot.into()), piece).expect("the ring has space");
                 }
                 queue.publish().expect("a kick can be sent");
                 let mut left = 2;
                 while left > 0 {
-                    let queue = &mut sets[0].queues()[0];
-                    queue.look().expect("the device keeps to the protocol");
+                    let queue = &mut sets[0].queues_mut()[0];
+                    queue.poll().expect("the device keeps to the protocol");
                     while let Some(done) = queue.reap().expect("the device keeps to the protocol") {
-                        let want = if done.user == 1 { Status::IoError } else { Status::Ok };
-                        assert_eq!(done.status, want, "request {}", done.user);
+                        let want = if done.user_data == 1 { BlkStatus::IoError } else { BlkStatus::Ok };
+                        assert_eq!(done.status, want, "request {}", done.user_data);
                         left -= 1;
                     }
                     if left > 0 {

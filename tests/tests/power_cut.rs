@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Sector512};
-use mqblk_driver::virtio_blk::{Options, Piece, Queue, Range, Status};
+use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkQueue, BlkStatus, DataSegment, SectorRange};
 use mqblk_engine::{AnyDisk, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
 use mqblk_tests::power::{CacheModel, PowerLog, SECTOR, WriteHistory, WriteId, record_writes};
@@ -69,7 +69,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
         plug: PlugOptions::default(),
         coalesce: Default::default(),
     };
-    let (mut rig, mut sets) = Rig::new(plan, |options: &mut Options| {
+    let (mut rig, mut sets) = Rig::new(plan, |options: &mut BlkConnectOptions| {
         options.queues = QUEUES;
         options.data_per_queue = ByteLen(u64::from(DEPTH) * BLOCK_SECTORS * SECTOR as u64);
     });
@@ -89,7 +89,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
                 break;
             }
             let Some(slot) = free[at].pop() else { break };
-            let queue = &mut set.queues()[at];
+            let queue = &mut set.queues_mut()[at];
             started += 1;
             let one = if random.random_bool(0.05) {
                 let promise = history.send_flush();
@@ -102,20 +102,20 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
             sent.insert((at, slot), one);
         }
         let before = ended;
-        for (at, queue) in set.queues().iter_mut().enumerate() {
+        for (at, queue) in set.queues_mut().iter_mut().enumerate() {
             queue.publish().expect("a kick can be sent");
-            queue.look().expect("the device keeps to the protocol");
+            queue.poll().expect("the device keeps to the protocol");
             while let Some(done) = queue.reap().expect("the device keeps to the protocol") {
-                assert_eq!(done.status, Status::Ok);
+                assert_eq!(done.status, BlkStatus::Ok);
                 let now = log.position();
-                match sent.remove(&(at, done.user)).expect("answered once") {
+                match sent.remove(&(at, done.user_data)).expect("answered once") {
                     Sent::Flush(promise) => history.complete_flush(promise, now),
                     Sent::Change { write, block, discard } => {
                         busy[block as usize] = false;
                         history.complete_write(write, !writeback && !discard, now);
                     }
                 }
-                free[at].push(done.user);
+                free[at].push(done.user_data);
                 ended += 1;
             }
         }
@@ -129,7 +129,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
 
 /// Submits a write, zeroes or a discard of a part of a block.
 fn change(
-    queue: &mut Queue,
+    queue: &mut BlkQueue,
     slot: u32,
     block: u64,
     stamp: u64,
@@ -140,7 +140,7 @@ fn change(
     let from = random.random_range(0..BLOCK_SECTORS);
     let count = random.random_range(1..=BLOCK_SECTORS - from);
     let first = block * BLOCK_SECTORS + from;
-    let range = [Range { start: Sector512(first), sectors: count as u32, unmap: false }];
+    let range = [SectorRange { start: Sector512(first), sectors: count as u32, unmap: false }];
     let (kind, now) = (random.random_range(0..20), log.position());
     let write = history.send(first, count, if kind < 2 { 0 } else { stamp }, now);
     match kind {
@@ -151,7 +151,7 @@ fn change(
             let data: Vec<u8> =
                 (first..first + count).flat_map(|sector| WriteHistory::content(sector, stamp)).collect();
             queue.memory().write(address, &data).expect("mapped");
-            let piece = Piece { address, len: data.len() as u32 };
+            let piece = DataSegment { address, len: data.len() as u32 };
             queue.write(slot, Sector512(first), piece).expect("the ring has room");
         }
     }

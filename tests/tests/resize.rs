@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use mqblk_admin::Client;
-use mqblk_driver::virtio_blk::Status;
+use mqblk_driver::virtio_blk::BlkStatus;
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use mqblk_tests::hostile::load::{BLOCK, VhostUserLoad};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
@@ -86,10 +86,10 @@ fn resize_under(load: &mut VhostUserLoad, admin: PathBuf, params: Value) -> (Val
     let mut notified = 0;
     while !asking.is_finished() {
         load.round();
-        notified += u32::from(load.device().changed(Duration::ZERO).expect("the server's messages"));
+        notified += u32::from(load.device().wait_config_change(Duration::ZERO).expect("the server's messages"));
     }
     load.round();
-    notified += u32::from(load.device().changed(Duration::ZERO).expect("the server's messages"));
+    notified += u32::from(load.device().wait_config_change(Duration::ZERO).expect("the server's messages"));
     (asking.join().expect("no panic").expect("it can be resized"), notified)
 }
 
@@ -105,16 +105,16 @@ fn a_disk_grows_and_shrinks_under_load() {
         let used = if verifies { BLOCKS } else { 1 };
         let mut load = VhostUserLoad::connect_with_config_changes(daemon.path("a.sock"), 2, used, 1);
         assert_eq!(blocks(&mut load), BLOCKS as u64);
-        assert_eq!(load.try_read(BLOCKS as u64), Status::IoError, "beyond the end");
+        assert_eq!(load.try_read(BLOCKS as u64), BlkStatus::IoError, "beyond the end");
         if !verifies {
             // It stores nothing, so only the sizes can be checked.
             let asking = {
                 let admin = daemon.path("admin");
                 std::thread::spawn(move || resize(&admin, &json!({ "id": "a", "size": "2M" })))
             };
-            assert!(load.device().changed(TIMEOUT).expect("a message"));
+            assert!(load.device().wait_config_change(TIMEOUT).expect("a message"));
             assert_eq!(asking.join().expect("no panic").expect("it grows")["guest"], "told");
-            assert_eq!((blocks(&mut load), load.try_read(2 * BLOCKS as u64 - 1)), (2 * BLOCKS as u64, Status::Ok));
+            assert_eq!((blocks(&mut load), load.try_read(2 * BLOCKS as u64 - 1)), (2 * BLOCKS as u64, BlkStatus::Ok));
             daemon.stop();
             continue;
         }
@@ -128,7 +128,7 @@ fn a_disk_grows_and_shrinks_under_load() {
             // The added space can be written and read.
             load.use_blocks(round as usize * BLOCKS);
             (0..20).for_each(|_| load.round());
-            assert_eq!(load.try_read(round * BLOCKS as u64), Status::IoError, "beyond the new end");
+            assert_eq!(load.try_read(round * BLOCKS as u64), BlkStatus::IoError, "beyond the new end");
         }
         // The same size again is no change.
         let (result, notified) = resize_under(&mut load, daemon.path("admin"), json!({ "id": "a", "size": 6 * BYTES }));
@@ -138,12 +138,12 @@ fn a_disk_grows_and_shrinks_under_load() {
             resize(&daemon.path("admin"), &json!({ "id": "a", "size": BYTES })).expect_err("it shrinks unasked");
         let want = "size: found 1M, and the disk has 6M, expected at least 6M; a smaller disk needs --shrink";
         assert!(refused.contains(want), "{refused}");
-        assert_eq!(load.try_read(6 * BLOCKS as u64 - 1), Status::Ok, "nothing has changed");
+        assert_eq!(load.try_read(6 * BLOCKS as u64 - 1), BlkStatus::Ok, "nothing has changed");
         load.use_blocks(BLOCKS);
         let shrink = json!({ "id": "a", "size": BYTES, "shrink": true });
         let (result, notified) = resize_under(&mut load, daemon.path("admin"), shrink);
         assert_eq!((&result["size_bytes"], &result["guest"], notified), (&json!(BYTES), &json!("told"), 1));
-        assert_eq!((blocks(&mut load), load.try_read(BLOCKS as u64)), (BLOCKS as u64, Status::IoError));
+        assert_eq!((blocks(&mut load), load.try_read(BLOCKS as u64)), (BLOCKS as u64, BlkStatus::IoError));
         if storage.starts_with("path") {
             assert_eq!(std::fs::metadata(daemon.path("a.img")).expect("the image").len(), BYTES);
         }
@@ -196,7 +196,7 @@ fn a_frontend_that_cannot_be_notified_or_does_not_reply() {
     let mut deaf = VhostUserLoad::connect(daemon.path("a.sock"), 2, 2 * BLOCKS, 1);
     let (result, notified) = resize_under(&mut deaf, daemon.path("admin"), grow(3));
     assert_eq!((&result["guest"], notified), (&json!("at-reconnect"), 0));
-    assert_eq!(deaf.try_read(3 * BLOCKS as u64 - 1), Status::Ok, "who knows may use it");
+    assert_eq!(deaf.try_read(3 * BLOCKS as u64 - 1), BlkStatus::Ok, "who knows may use it");
     drop(deaf);
 
     // One that passes a socket and never reads it: others wait for a bounded time, and its disk is still served.
@@ -208,7 +208,7 @@ fn a_frontend_that_cannot_be_notified_or_does_not_reply() {
         silent.round();
     }
     assert_eq!(asking.join().expect("no panic").expect("it grows")["guest"], "unanswered");
-    assert_eq!(silent.try_read(4 * BLOCKS as u64 - 1), Status::Ok);
+    assert_eq!(silent.try_read(4 * BLOCKS as u64 - 1), BlkStatus::Ok);
     // Its control thread still replies.
     assert_eq!(silent.device().refresh().expect("GET_CONFIG").capacity.0, 4 * BYTES / 512);
     drop(silent);
@@ -226,13 +226,13 @@ fn the_daemon_detects_that_a_file_has_grown() {
         wait_for("the news", || {
             watched.round();
             left.round();
-            watched.device().changed(Duration::ZERO).expect("the server's messages").then_some(())
+            watched.device().wait_config_change(Duration::ZERO).expect("the server's messages").then_some(())
         });
         assert_eq!(blocks(&mut watched), times * BLOCKS as u64);
         watched.use_blocks(times as usize * BLOCKS);
         (0..20).for_each(|_| watched.round());
     }
-    assert!(!left.device().changed(Duration::ZERO).expect("no message"), "it is not watched");
+    assert!(!left.device().wait_config_change(Duration::ZERO).expect("no message"), "it is not watched");
     assert_eq!(left.device().refresh().expect("GET_CONFIG").capacity.0, BYTES / 512);
 
     // A file that was truncated by others is logged, and the guest's disk keeps its size.
@@ -244,8 +244,8 @@ fn the_daemon_detects_that_a_file_has_grown() {
         daemon.log().contains(warned).then_some(())
     });
     assert_eq!(watched.device().refresh().expect("GET_CONFIG").capacity.0, 3 * BYTES / 512);
-    assert!(!watched.device().changed(Duration::ZERO).expect("no message"));
-    assert_eq!(watched.try_read(3 * BLOCKS as u64 - 1), Status::IoError);
+    assert!(!watched.device().wait_config_change(Duration::ZERO).expect("no message"));
+    assert_eq!(watched.try_read(3 * BLOCKS as u64 - 1), BlkStatus::IoError);
     let (result, notified) = resize_under(&mut watched, daemon.path("admin"), json!({ "id": "on", "shrink": true }));
     assert_eq!((&result["size_bytes"], notified), (&json!(2 * BYTES), 1));
     daemon.stop();
@@ -272,7 +272,7 @@ fn the_daemon_detects_that_a_block_device_has_grown() {
     assert!(Command::new("losetup").args(["-c", &device.0]).status().expect("losetup").success());
     wait_for("the news", || {
         load.round();
-        load.device().changed(Duration::ZERO).expect("the server's messages").then_some(())
+        load.device().wait_config_change(Duration::ZERO).expect("the server's messages").then_some(())
     });
     assert_eq!(blocks(&mut load), 2 * BLOCKS as u64);
     load.use_blocks(2 * BLOCKS);

@@ -8,21 +8,21 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
-use mqblk_driver::virtio_blk::{Device, Options};
+use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
 use mqblk_tests::hostile::load::{VhostUserLoad, VhostUserNeighbour};
 use mqblk_tests::hostile::socket::{VhostUserSocket, message as m};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
-fn options(socket: &Path, queues: u16, size: u16) -> Options {
-    Options {
+fn options(socket: &Path, queues: u16, size: u16) -> BlkConnectOptions {
+    BlkConnectOptions {
         queues,
         queue_size: size,
         data_per_queue: ByteLen(4096),
-        patience: TIMEOUT,
-        answer_limit: Duration::from_secs(60),
-        ..Options::new(socket)
+        connect_timeout: TIMEOUT,
+        reply_timeout: Duration::from_secs(60),
+        ..BlkConnectOptions::new(socket)
     }
 }
 
@@ -58,8 +58,8 @@ fn out_of_descriptors() {
     for room in [0, 1, 2, 3, 5, 8, 13, 21, 34] {
         let limit = Rlimit { current: Some(limit_for(&daemon, room)), maximum: before.maximum };
         prlimit(Some(pid(&daemon)), Resource::Nofile, limit).expect("a lower limit");
-        let tried = Device::connect(&Options {
-            answer_limit: Duration::from_millis(300),
+        let tried = BlkDevice::connect(&BlkConnectOptions {
+            reply_timeout: Duration::from_millis(300),
             ..options(&daemon.socket("bad"), 16, 64)
         });
         assert!(tried.is_err(), "{room} descriptors are enough for 16 queues");
@@ -122,13 +122,13 @@ fn without_locked_memory() {
         .spawn()
         .expect("the daemon");
     wait_for("the daemon's sockets", || (socket("on").exists() && socket("auto").exists()).then_some(()));
-    let large = |id: &str| Options { data_per_queue: ByteLen(16 << 20), ..options(&socket(id), 1, 128) };
-    Device::connect(&large("on")).expect_err("memory that may not be locked");
+    let large = |id: &str| BlkConnectOptions { data_per_queue: ByteLen(16 << 20), ..options(&socket(id), 1, 128) };
+    BlkDevice::connect(&large("on")).expect_err("memory that may not be locked");
     wait_for("what to do", || {
         let output = std::fs::read_to_string(&log).expect("the log");
         (output.contains("fixed-buffers=on") && output.contains("memlock limit: found 4096 KiB")).then_some(())
     });
-    drop(Device::connect(&large("auto")).expect("a connection without locked memory"));
+    drop(BlkDevice::connect(&large("auto")).expect("a connection without locked memory"));
     rustix::process::kill_process(Pid::from_raw(daemon.id() as i32).expect("a process"), Signal::TERM)
         .expect("SIGTERM");
     assert!(daemon.wait().expect("its end").success());
@@ -141,7 +141,7 @@ fn a_thousand_quick_connections_cost_no_memory() {
     let come_and_go = |count: usize| {
         for number in 0..count {
             match number % 10 {
-                0 => drop(Device::connect(&options(&socket, 2, 128)).expect("a connection")),
+                0 => drop(BlkDevice::connect(&options(&socket, 2, 128)).expect("a connection")),
                 1..4 => assert_ne!(VhostUserSocket::connect(&socket).request_u64(m::GET_FEATURES), 0),
                 _ => drop(VhostUserSocket::connect(&socket)),
             }
@@ -169,9 +169,9 @@ fn many_large_idle_disks() {
     let daemon = HostileDaemon::start(2, &disks);
     let base = daemon.stable_resources();
     let idle = own_memory(&daemon);
-    let mut devices: Vec<Device> = Vec::new();
+    let mut devices: Vec<BlkDevice> = Vec::new();
     for id in &ids {
-        devices.push(Device::connect(&options(&daemon.socket(id), QUEUES, ENTRIES)).expect("a connection"));
+        devices.push(BlkDevice::connect(&options(&daemon.socket(id), QUEUES, ENTRIES)).expect("a connection"));
     }
     let connected = own_memory(&daemon);
     let queues = DISKS as u64 * u64::from(QUEUES);

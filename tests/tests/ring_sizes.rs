@@ -6,9 +6,9 @@ use std::time::Duration;
 use mqblk_core::{
     ByteLen, Completion, Disk, DiskChannel, DiskError, DiskSlot, Geometry, Limits, Outcome, Request, Sector512,
 };
-use mqblk_driver::virtio_blk::{self, Status};
-use mqblk_driver::virtio_scsi::{self, Address, Command, Lba};
-use mqblk_driver::{Piece, ShapeChoice};
+use mqblk_driver::virtio_blk::{self, BlkStatus};
+use mqblk_driver::virtio_scsi::{self, Command, Lba};
+use mqblk_driver::{DataSegment, DescriptorLayout};
 use mqblk_engine::{
     AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, UringContext,
     UringOptions,
@@ -99,8 +99,8 @@ fn content(round: u64, slot: u32) -> [u8; 16] {
     bytes
 }
 
-fn piece(data: GuestAddress, slot: u32) -> Piece {
-    Piece { address: GuestAddress(data.0 + u64::from(slot * SECTOR)), len: SECTOR }
+fn piece(data: GuestAddress, slot: u32) -> DataSegment {
+    DataSegment { address: GuestAddress(data.0 + u64::from(slot * SECTOR)), len: SECTOR }
 }
 
 /// A queue of either interface.
@@ -108,48 +108,48 @@ trait Full {
     /// Returns its data memory.
     fn data(&mut self) -> (Arc<GuestMemory>, GuestAddress);
     /// Submits a transfer of a sector. Returns false if the ring is full.
-    fn submit(&mut self, write: bool, slot: u32, piece: Piece) -> bool;
+    fn submit(&mut self, write: bool, slot: u32, piece: DataSegment) -> bool;
     fn publish(&mut self);
     /// Takes the next completion, which must be a success.
     fn next(&mut self) -> u32;
 }
 
-struct Blk(virtio_blk::QueueSet);
+struct Blk(virtio_blk::BlkQueueSet);
 
 impl Full for Blk {
     fn data(&mut self) -> (Arc<GuestMemory>, GuestAddress) {
-        let queue = &self.0.queues()[0];
+        let queue = &self.0.queues_mut()[0];
         (Arc::clone(queue.memory()), queue.data().0)
     }
-    fn submit(&mut self, write: bool, slot: u32, piece: Piece) -> bool {
-        let (queue, at) = (&mut self.0.queues()[0], Sector512(slot.into()));
+    fn submit(&mut self, write: bool, slot: u32, piece: DataSegment) -> bool {
+        let (queue, at) = (&mut self.0.queues_mut()[0], Sector512(slot.into()));
         if write { queue.write(slot, at, piece) } else { queue.read(slot, at, piece) }.is_ok()
     }
     fn publish(&mut self) {
-        self.0.queues()[0].publish().expect("a kick");
+        self.0.queues_mut()[0].publish().expect("a kick");
     }
     fn next(&mut self) -> u32 {
         loop {
-            let queue = &mut self.0.queues()[0];
-            queue.look().expect("the device keeps to the protocol");
+            let queue = &mut self.0.queues_mut()[0];
+            queue.poll().expect("the device keeps to the protocol");
             if let Some(done) = queue.reap().expect("the device keeps to the protocol") {
-                assert_eq!(done.status, Status::Ok, "request {}", done.user);
-                return done.user;
+                assert_eq!(done.status, BlkStatus::Ok, "request {}", done.user_data);
+                return done.user_data;
             }
             self.0.wait(1).expect("a call");
         }
     }
 }
 
-struct Scsi(virtio_scsi::QueueSet);
+struct Scsi(virtio_scsi::ScsiQueueSet);
 
 impl Full for Scsi {
     fn data(&mut self) -> (Arc<GuestMemory>, GuestAddress) {
-        let queue = &self.0.queues()[0];
+        let queue = &self.0.queues_mut()[0];
         (Arc::clone(queue.memory()), queue.data().0)
     }
-    fn submit(&mut self, write: bool, slot: u32, piece: Piece) -> bool {
-        let (to, at) = (Address { target: 0, lun: 0 }, Lba(slot.into()));
+    fn submit(&mut self, write: bool, slot: u32, piece: DataSegment) -> bool {
+        let (to, at) = (virtio_scsi::LunAddress { target: 0, lun: 0 }, Lba(slot.into()));
         let command = if write { Command::write(to, at, 1, piece, false) } else { Command::read(to, at, 1, piece) };
         self.0.submit(0, slot, &command).is_ok()
     }
@@ -158,10 +158,10 @@ impl Full for Scsi {
     }
     fn next(&mut self) -> u32 {
         loop {
-            self.0.look(0).expect("the device keeps to the protocol");
+            self.0.poll(0).expect("the device keeps to the protocol");
             if let Some(done) = self.0.reap(0).expect("the device keeps to the protocol") {
-                assert!(done.ending.is_good(), "command {}: {:?}", done.user, done.ending);
-                return done.user;
+                assert!(done.outcome.is_good(), "command {}: {:?}", done.user_data, done.outcome);
+                return done.user_data;
             }
             self.0.wait(1).expect("a call");
         }
@@ -208,7 +208,7 @@ fn with_blk(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&
     let plan = Plan { disk, workers: 1, poll, plug: PlugOptions::default(), coalesce: Coalesce::default() };
     let (rig, mut sets) = Rig::new(plan, |options| {
         options.queue_size = size;
-        options.shape = ShapeChoice::Indirect;
+        options.descriptors = DescriptorLayout::Indirect;
         options.data_per_queue = ByteLen(u64::from(size) * u64::from(SECTOR));
     });
     let mut queue = Blk(sets.remove(0));
@@ -240,12 +240,12 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
         host_state: None,
     };
     let mut server = Server::start(device, serve).expect("the socket can be made");
-    let mut device = virtio_scsi::Device::connect(&virtio_scsi::Options {
+    let mut device = virtio_scsi::ScsiController::connect(&virtio_scsi::ScsiConnectOptions {
         queue_size: size,
-        outstanding: u32::from(size) + 1,
-        shape: ShapeChoice::Indirect,
+        max_outstanding: u32::from(size) + 1,
+        descriptors: DescriptorLayout::Indirect,
         data_per_queue: ByteLen(u64::from(size) * u64::from(SECTOR)),
-        ..virtio_scsi::Options::new(socket)
+        ..virtio_scsi::ScsiConnectOptions::new(socket)
     })
     .expect("connected");
     let mut queue = Scsi(device.take_queues().remove(0));

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mqblk_core::{Completion, DiskChannel, Request, Sector512};
-use mqblk_driver::virtio_blk::{Piece, QueueSet, Status, Waker};
+use mqblk_driver::virtio_blk::{BlkQueueSet, BlkStatus, DataSegment, Waker};
 use mqblk_engine::{PlugOptions, PollPolicy, UringContext};
 use mqblk_memory::Buffer;
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
@@ -144,7 +144,7 @@ fn watch(progress: &Progress, waker: &Waker) {
 
 /// Sends `count` requests. Fails with the state of one that does not complete.
 fn send(
-    set: &mut QueueSet,
+    set: &mut BlkQueueSet,
     progress: &Progress,
     ends: &Ends,
     count: u64,
@@ -162,8 +162,8 @@ fn send(
             std::thread::yield_now();
         }
         let index = random.random_range(0..usize::from(QUEUES));
-        let queue = &mut set.queues()[index];
-        let data = Piece { address: queue.data().0, len: 512 };
+        let queue = &mut set.queues_mut()[index];
+        let data = DataSegment { address: queue.data().0, len: 512 };
         queue.read(0, if late { LATE } else { Sector512(0) }, data).map_err(|refused| refused.to_string())?;
         let kicks = queue.kicks();
         queue.publish().map_err(|error| error.to_string())?;
@@ -173,8 +173,8 @@ fn send(
             spin(Duration::from_nanos(random.random_range(0..5000)));
         }
         loop {
-            let queue = &mut set.queues()[index];
-            let found = queue.look().map_err(|error| error.to_string())?;
+            let queue = &mut set.queues_mut()[index];
+            let found = queue.poll().map_err(|error| error.to_string())?;
             if progress.late.load(Ordering::Acquire) {
                 let lost = if found > 0 { "the call (it is answered)" } else { "the kick (it is not answered)" };
                 return Err(format!(
@@ -182,7 +182,7 @@ fn send(
                 ));
             }
             if let Some(done) = queue.reap().map_err(|error| error.to_string())? {
-                assert_eq!(done.status, Status::Ok);
+                assert_eq!(done.status, BlkStatus::Ok);
                 break;
             }
             set.wait(1).map_err(|error| error.to_string())?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::{BlockSize, ByteLen, Sector512};
-use mqblk_driver::{DeviceError, DriverError, Refused, Waker};
+use mqblk_driver::{DeviceError, DriverError, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::BenchError;
@@ -123,7 +123,7 @@ pub trait ThreadQueues: Send {
     ///
     /// # Errors
     /// [`Refused`].
-    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused>;
+    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError>;
     /// Returns true if `queue`, which is full, will have space once a request completes.
     fn will_have_space(&self, queue: usize) -> bool;
     /// Publishes the requests that were put on `queue`.

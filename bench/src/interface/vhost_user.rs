@@ -43,6 +43,6 @@ impl ServerMonitor for HangupMonitor {
 
 /// Returns the monitor of a server at a socket.
 pub fn server_monitor(opened: std::io::Result<HangupMonitor>) -> Result<Box<dyn ServerMonitor>, DriverError> {
-    let monitor = opened.map_err(|source| DriverError::Host { what: "lifeline of the server", source })?;
+    let monitor = opened.map_err(|source| DriverError::System { what: "lifeline of the server", source })?;
     Ok(Box::new(monitor))
 }

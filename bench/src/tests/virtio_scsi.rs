@@ -3,31 +3,31 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use mqblk_driver::virtio_scsi::Address;
-use mqblk_driver::virtio_scsi::model::{Behaviour, Disk, Fault, Model};
+use mqblk_driver::virtio_scsi::LunAddress;
+use mqblk_driver::virtio_scsi::model::{ModelDisk, ScsiBehaviour, ScsiFault, ScsiModel};
 
 use super::{failed, json, plan, refused};
 use crate::args::IoSizes;
 use crate::{BenchError, sweep};
 
 struct Rig {
-    model: Model,
+    model: ScsiModel,
     folder: tempfile::TempDir,
     /// The model will be stuck: a short timeout will do.
     stalls: bool,
 }
 
 /// Creates the disks of `targets` targets with `luns` logical units each.
-fn disks(targets: u8, luns: u16, size: usize) -> BTreeMap<Address, Disk> {
-    let addresses = (0..targets).flat_map(|target| (0..luns).map(move |lun| Address { target, lun }));
-    addresses.map(|at| (at, Disk::new(size))).collect()
+fn disks(targets: u8, luns: u16, size: usize) -> BTreeMap<LunAddress, ModelDisk> {
+    let addresses = (0..targets).flat_map(|target| (0..luns).map(move |lun| LunAddress { target, lun }));
+    addresses.map(|at| (at, ModelDisk::new(size))).collect()
 }
 
 impl Rig {
-    fn new(behaviour: Behaviour) -> Rig {
+    fn new(behaviour: ScsiBehaviour) -> Rig {
         let folder = tempfile::tempdir().unwrap();
-        let stalls = matches!(behaviour.fault, Fault::StallAfter(_));
-        Rig { model: Model::start(&folder.path().join("s"), behaviour), folder, stalls }
+        let stalls = matches!(behaviour.fault, ScsiFault::StallAfter(_));
+        Rig { model: ScsiModel::start(&folder.path().join("s"), behaviour), folder, stalls }
     }
 
     fn path(&self, name: &str) -> String {
@@ -64,7 +64,7 @@ fn every_block_of_every_unit_is_written_once_and_verified_under_each_policy() {
         ("target", "--queues 4 --bs 4k --jobs 4"),
         ("fixed", "--queues 3 --bs 4k --jobs 3 --queue-size 64 --descriptors direct --batch 4"),
     ] {
-        let rig = Rig::new(Behaviour { disks: disks(3, 2, 128 << 10), queues: 4, ..Behaviour::default() });
+        let rig = Rig::new(ScsiBehaviour { disks: disks(3, 2, 128 << 10), queues: 4, ..ScsiBehaviour::default() });
         let line = format!(
             "--rw write {options} --steer {steer} --targets 3 --luns 2 --iodepth 4 --verify crc32c --allow-write"
         );
@@ -74,7 +74,7 @@ fn every_block_of_every_unit_is_written_once_and_verified_under_each_policy() {
         let served: u64 = (0..4).map(|queue| rig.model.transfers(queue)).sum();
         assert_eq!(served as usize, 2 * 6 * (128 << 10) / block, "{line}: each block written once and read once");
         if steer != "submitter" {
-            assert_eq!(rig.model.crossings(), 0, "{line}: a target on two queues");
+            assert_eq!(rig.model.steering_violations(), 0, "{line}: a target on two queues");
         }
     }
 }
@@ -82,13 +82,13 @@ fn every_block_of_every_unit_is_written_once_and_verified_under_each_policy() {
 /// Jobs of several threads on one target: all threads but one hand their commands over.
 #[test]
 fn a_target_that_threads_share_is_verified_and_its_commands_are_handed_over() {
-    let rig = Rig::new(Behaviour { disks: disks(1, 1, 1 << 20), ..Behaviour::default() });
+    let rig = Rig::new(ScsiBehaviour { disks: disks(1, 1, 1 << 20), ..ScsiBehaviour::default() });
     let file = rig.path("results.json");
     let line =
         format!("--rw randwrite --bs 512 --queues 4 --jobs 4 --iodepth 8 --verify crc32c --allow-write --json {file}");
     assert_eq!(rig.run(&line).unwrap(), 0);
     assert!(rig.all_written(512));
-    assert_eq!(rig.model.crossings(), 0);
+    assert_eq!(rig.model.steering_violations(), 0);
     let row = &json(&file)[0];
     assert!(row["handovers_per_io"].as_f64().unwrap() > 0.0, "{row}");
     assert_eq!((row["steer"].as_str(), row["interface"].as_str()), (Some("target"), Some("virtio-scsi")));
@@ -98,7 +98,8 @@ fn a_target_that_threads_share_is_verified_and_its_commands_are_handed_over() {
 fn mixed_sizes_verify_and_are_counted_in_bytes() {
     for options in ["--rw write", "--rw randrw --runtime 0.2 --warmup 0", "--rw rw --runtime 0.2 --warmup 0 --jobs 1"] {
         // A command takes 16 KiB: larger I/Os are several.
-        let rig = Rig::new(Behaviour { disks: disks(2, 1, 256 << 10), max_sectors: 32, ..Behaviour::default() });
+        let rig =
+            Rig::new(ScsiBehaviour { disks: disks(2, 1, 256 << 10), max_sectors: 32, ..ScsiBehaviour::default() });
         let file = rig.path("results.json");
         let line = format!(
             "{options} --bsrange 4k-64k --targets 2 --queues 2 --iodepth 4 --verify crc32c --allow-write --json {file}"
@@ -122,9 +123,9 @@ fn mixed_sizes_verify_and_are_counted_in_bytes() {
 #[test]
 fn units_with_other_block_sizes_or_read_only_are_checked() {
     let mut disks = disks(2, 1, 1 << 20);
-    let other = disks.get_mut(&Address { target: 1, lun: 0 }).unwrap();
-    (other.block, other.read_only) = (4096, true);
-    let rig = Rig::new(Behaviour { disks, ..Behaviour::default() });
+    let other = disks.get_mut(&LunAddress { target: 1, lun: 0 }).unwrap();
+    (other.block_size, other.read_only) = (4096, true);
+    let rig = Rig::new(ScsiBehaviour { disks, ..ScsiBehaviour::default() });
     assert_eq!(rig.run("--targets 2 --rw read --bs 8k --runtime 0 --queues 2").unwrap(), 0);
     assert_eq!((0..4).map(|queue| rig.model.transfers(queue)).sum::<u64>(), 256);
     assert!(
@@ -140,13 +141,13 @@ fn units_with_other_block_sizes_or_read_only_are_checked() {
 #[test]
 fn differences_and_failures_are_counted() {
     for (fault, line) in [
-        (Fault::CorruptFrom(40), "--rw write --bs 4k --verify crc32c --allow-write"),
-        (Fault::SilentFrom(40), "--rw write --bs 4k --verify crc32c --allow-write"),
-        (Fault::FailFrom(40), "--rw read --bs 4k --runtime 0"),
-        (Fault::ResidualFrom(40, 512), "--rw read --bs 4k --runtime 0"),
-        (Fault::StatusFrom(40, 8), "--rw read --bs 4k --runtime 0"),
+        (ScsiFault::CorruptFrom(40), "--rw write --bs 4k --verify crc32c --allow-write"),
+        (ScsiFault::NoResponseFrom(40), "--rw write --bs 4k --verify crc32c --allow-write"),
+        (ScsiFault::FailFrom(40), "--rw read --bs 4k --runtime 0"),
+        (ScsiFault::ResidualFrom(40, 512), "--rw read --bs 4k --runtime 0"),
+        (ScsiFault::StatusFrom(40, 8), "--rw read --bs 4k --runtime 0"),
     ] {
-        let rig = Rig::new(Behaviour { disks: disks(1, 1, 400 << 10), fault, ..Behaviour::default() });
+        let rig = Rig::new(ScsiBehaviour { disks: disks(1, 1, 400 << 10), fault, ..ScsiBehaviour::default() });
         let errors = rig.run(line).unwrap();
         // 100 blocks, the first 40 good. Corruption is found when a block is read back, a failure at once.
         assert!((60..=160).contains(&errors), "{fault:?}: {errors}");
@@ -156,14 +157,14 @@ fn differences_and_failures_are_counted() {
 #[test]
 fn a_server_that_disconnects_or_is_stuck_ends_the_run() {
     for client in ["poll", "wait"] {
-        for (fault, word) in [(Fault::LeaveAfter(100), "went away"), (Fault::StallAfter(100), "stuck")] {
-            let rig = Rig::new(Behaviour { fault, disks: disks(2, 1, 1 << 20), ..Behaviour::default() });
+        for (fault, word) in [(ScsiFault::DisconnectAfter(100), "went away"), (ScsiFault::StallAfter(100), "stuck")] {
+            let rig = Rig::new(ScsiBehaviour { fault, disks: disks(2, 1, 1 << 20), ..ScsiBehaviour::default() });
             let line = format!("--client {client} --iodepth 4 --targets 2 --jobs 4 --queues 2 --runtime 60");
             let text = failed(rig.run(&line));
             assert!(text.contains(word), "{text}");
         }
-        let fault = Fault::WrongIdAt(10);
-        let rig = Rig::new(Behaviour { fault, disks: disks(2, 1, 1 << 20), ..Behaviour::default() });
+        let fault = ScsiFault::WrongIdAt(10);
+        let rig = Rig::new(ScsiBehaviour { fault, disks: disks(2, 1, 1 << 20), ..ScsiBehaviour::default() });
         let text = failed(rig.run(&format!("--client {client} --targets 2 --queues 2 --runtime 60")));
         assert!(text.contains("used element"), "{text}");
     }
@@ -173,14 +174,14 @@ fn a_server_that_disconnects_or_is_stuck_ends_the_run() {
 fn fill_writes_before_the_measurement() {
     let mut all = disks(2, 1, 64 << 10);
     all.values_mut().for_each(|disk| disk.bytes.fill(7));
-    let rig = Rig::new(Behaviour { disks: all, ..Behaviour::default() });
+    let rig = Rig::new(ScsiBehaviour { disks: all, ..ScsiBehaviour::default() });
     assert_eq!(
         rig.run("--targets 2 --rw read --bsrange 4k-16k --runtime 0 --queues 2 --fill --allow-write").unwrap(),
         0
     );
     // The client's buffers are zeros.
     assert!(rig.model.disks().values().all(|disk| disk.bytes.iter().all(|byte| *byte == 0)));
-    rig.model.disks().get_mut(&Address::default()).unwrap().read_only = true;
+    rig.model.disks().get_mut(&LunAddress::default()).unwrap().read_only = true;
     assert!(refused(rig.run("--fill --allow-write")).contains("--fill: found logical unit 0:0, which is read-only"));
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_driver::blkfront::model::{Behaviour, Fault, Model};
+use mqblk_driver::blkfront::model::{BlkbackBehaviour, BlkbackFault, BlkbackModel};
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
 use mqblk_xen::Xen;
@@ -15,7 +15,7 @@ use crate::{BenchError, sweep};
 
 /// The fields are dropped in this order.
 struct Rig {
-    model: Model,
+    model: BlkbackModel,
     machine: Machine,
     _dom0: Arc<dyn Xen>,
     folder: tempfile::TempDir,
@@ -24,15 +24,15 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(behaviour: Behaviour) -> Rig {
+    fn new(behaviour: BlkbackBehaviour) -> Rig {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::start(folder.path()).unwrap();
         machine.create_domain(DomainId(1)).unwrap();
         let dom0 = connect(folder.path(), DomainId(0)).unwrap();
         let vbd = Vbd::new("model", DomainId(1), 51712, "");
         vbd.create(&mut dom0.store().unwrap()).unwrap();
-        let stalls = matches!(behaviour.fault, Fault::StallAfter(_));
-        Rig { model: Model::start(&dom0, &vbd, behaviour), machine, _dom0: dom0, folder, stalls }
+        let stalls = matches!(behaviour.fault, BlkbackFault::StallAfter(_));
+        Rig { model: BlkbackModel::start(&dom0, &vbd, behaviour), machine, _dom0: dom0, folder, stalls }
     }
 
     fn run(&self, line: &str) -> Result<u64, BenchError> {
@@ -56,7 +56,7 @@ fn every_block_is_written_once_on_all_rings_and_verified() {
         // Each block is several requests of 11 pages.
         ("--rw write --bs 128k --queues 2 --iodepth 2 --indirect-segments 0", 131_072),
     ] {
-        let rig = Rig::new(Behaviour::default());
+        let rig = Rig::new(BlkbackBehaviour::default());
         let line = format!("{options} --verify crc32c --allow-write --size 768k --offset 128k");
         assert_eq!(rig.run(&line).unwrap(), 0, "{options}");
         let expected: Vec<usize> = (128 << 10..896 << 10).step_by(block).collect();
@@ -76,7 +76,7 @@ fn every_block_is_written_once_on_all_rings_and_verified() {
 
 #[test]
 fn results_say_how_the_frontend_was_set_up() {
-    let rig = Rig::new(Behaviour::default());
+    let rig = Rig::new(BlkbackBehaviour::default());
     let path = rig.folder.path().join("out.json").display().to_string();
     let line = format!(
         "--label one --queues 1,4 --runtime 0.05 --warmup 0 --runs 2 --ring-order 2 --abi x86_32 --json {path}"
@@ -103,17 +103,19 @@ fn results_say_how_the_frontend_was_set_up() {
 
 #[test]
 fn a_backend_that_closes_is_stuck_or_breaks_the_protocol_is_noticed() {
-    let of = |fault: Fault| Rig::new(Behaviour { fault, ..Behaviour::default() });
-    let text = failed(of(Fault::StateAfter(100, XenbusState::Closing)).run("--runtime 60"));
+    let of = |fault: BlkbackFault| Rig::new(BlkbackBehaviour { fault, ..BlkbackBehaviour::default() });
+    let text = failed(of(BlkbackFault::StateAfter(100, XenbusState::Closing)).run("--runtime 60"));
     assert!(text.contains("the server went away"), "{text}");
-    let text = failed(of(Fault::StallAfter(100)).run("--runtime 60"));
+    let text = failed(of(BlkbackFault::StallAfter(100)).run("--runtime 60"));
     assert!(text.contains("the server is stuck"), "{text}");
-    let text = failed(of(Fault::WrongOperationAt(100)).run("--runtime 60 --queues 2"));
+    let text = failed(of(BlkbackFault::WrongOperationAt(100)).run("--runtime 60 --queues 2"));
     assert!(text.contains("broke the ring's protocol: response to request 0: found operation 4, expected 0"), "{text}");
     let verified = "--rw write --verify crc32c --allow-write --size 400k";
-    assert_eq!(of(Fault::CorruptFrom(40)).run(verified).unwrap(), 60);
-    assert_eq!(of(Fault::FailFrom(90)).run("--runtime 0 --size 400k").unwrap(), 10);
-    assert!(failed(of(Fault::CloseAt(XenbusState::Connected)).run("--runtime 1")).contains("found it in state 5"));
+    assert_eq!(of(BlkbackFault::CorruptFrom(40)).run(verified).unwrap(), 60);
+    assert_eq!(of(BlkbackFault::FailFrom(90)).run("--runtime 0 --size 400k").unwrap(), 10);
+    assert!(
+        failed(of(BlkbackFault::CloseAt(XenbusState::Connected)).run("--runtime 1")).contains("found it in state 5")
+    );
 }
 
 #[test]
@@ -167,7 +169,7 @@ fn usage_errors_name_the_option() {
     ] {
         assert!(plan(line).unwrap_err().to_string().contains(word), "{line}");
     }
-    let rig = Rig::new(Behaviour { queues: 2, ring_order: 1, ..Behaviour::default() });
+    let rig = Rig::new(BlkbackBehaviour { queues: 2, ring_order: 1, ..BlkbackBehaviour::default() });
     assert_eq!(refused(rig.run("--queues 3")), "--queues: found 3, expected 1 to 2");
     assert_eq!(refused(rig.run("--ring-order 2")), "--ring-order: found 2, expected 0 to 1");
     let fill = plan("--interface xen --vdev xvda --fill").unwrap_err().to_string();

@@ -1,7 +1,7 @@
 //! The requests of an I/O: one, unless the device takes less at once.
 
 use mqblk_core::ByteLen;
-use mqblk_driver::Refused;
+use mqblk_driver::SubmitError;
 use mqblk_memory::GuestAddress;
 
 use super::{Worker, WorkerError, WorkerSettings};
@@ -44,7 +44,7 @@ impl<Q: ThreadQueues> Worker<Q> {
             let len = part.min(end - from);
             match self.submit_request::<MIXED>(queue, index, from, len) {
                 Ok(()) => {}
-                Err(Refused::Full) if self.set.will_have_space(queue) => {
+                Err(SubmitError::Full) if self.set.will_have_space(queue) => {
                     // Completions will free space. The caller publishes at the end of the round.
                     self.backlog[queue].push_front((index as u32, from));
                     return Ok(());
@@ -67,7 +67,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         index: usize,
         from: u32,
         len: u32,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), SubmitError> {
         let slot = &self.slots[index];
         let mut start = self.sector(slot.block);
         // `request_len` is a multiple of the disk's block.

@@ -10,19 +10,19 @@ use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_xen::Port;
 use mqblk_xen::vbd::{MalformedValue, keys, parse_flag, parse_number, parse_number_or};
 
-use super::segments::MOST;
+use super::segments::MAX_REQUEST_SEGMENTS;
 use crate::DriverError;
 
 /// Largest order of a ring that there is.
-pub(super) const MOST_ORDER: u8 = MAX_RING_PAGES.ilog2() as u8;
+pub(super) const MAX_RING_ORDER: u8 = MAX_RING_PAGES.ilog2() as u8;
 /// More sectors do not fit in 64 bits of bytes.
-const MOST_SECTORS: u64 = ByteLen(u64::MAX).sectors().0;
+const MAX_SECTORS: u64 = ByteLen(u64::MAX).sectors().0;
 
 /// What a directory says, as far as it was read.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Keys(pub(super) BTreeMap<&'static str, String>);
+pub(super) struct XenstoreValues(pub(super) BTreeMap<&'static str, String>);
 
-impl Keys {
+impl XenstoreValues {
     fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
@@ -33,22 +33,26 @@ impl Keys {
 }
 
 fn malformed(key: &str, found: impl ToString, expected: &str) -> DriverError {
-    DriverError::Key(MalformedValue { key: key.to_owned(), found: found.to_string(), expected: expected.to_owned() })
+    DriverError::MalformedKey(MalformedValue {
+        key: key.to_owned(),
+        found: found.to_string(),
+        expected: expected.to_owned(),
+    })
 }
 
-/// What a back-end offers before its frontend makes rings.
+/// What a backend offers before its frontend makes rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Offer {
+pub(super) struct BackendOffer {
     /// Most rings.
     pub(super) queues: u16,
     /// Most pages of a ring, as a power of two's exponent; what is more than any ring has counts as that.
     pub(super) ring_order: u8,
 }
 
-impl Offer {
+impl BackendOffer {
     pub(super) const KEYS: [&'static str; 2] = [keys::MULTI_QUEUE_MAX_QUEUES, keys::MAX_RING_PAGE_ORDER];
 
-    pub(super) fn judge(found: &Keys) -> Result<Offer, DriverError> {
+    pub(super) fn parse(found: &XenstoreValues) -> Result<BackendOffer, DriverError> {
         let most = u32::MAX.into();
         let count = |key, absent| parse_number_or(key, found.get(key), most, absent);
         let queues = count(keys::MULTI_QUEUE_MAX_QUEUES, 1)?;
@@ -56,23 +60,26 @@ impl Offer {
             return Err(malformed(keys::MULTI_QUEUE_MAX_QUEUES, 0, "1 or more"));
         }
         let order = count(keys::MAX_RING_PAGE_ORDER, 0)?;
-        Ok(Offer { queues: queues.min(u16::MAX.into()) as u16, ring_order: order.min(MOST_ORDER.into()) as u8 })
+        Ok(BackendOffer {
+            queues: queues.min(u16::MAX.into()) as u16,
+            ring_order: order.min(MAX_RING_ORDER.into()) as u8,
+        })
     }
 }
 
 #[cfg(any(test, feature = "model"))]
-impl Offer {
+impl BackendOffer {
     /// As if all of it had been agreed on.
-    pub(super) fn taken(self) -> Agreed {
-        let Offer { queues: most_queues, ring_order } = self;
-        Agreed { persistent: true, indirect_segments: MOST, most_queues, ring_order }
+    pub(super) fn accepted(self) -> Negotiated {
+        let BackendOffer { queues: most_queues, ring_order } = self;
+        Negotiated { persistent: true, indirect_segments: MAX_REQUEST_SEGMENTS, max_queues: most_queues, ring_order }
     }
 }
 
-/// Discard, as a back-end does it.
+/// Discard, as a backend does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Discard {
-    /// Bytes of the space that it gives back at once.
+pub struct DiscardInfo {
+    /// Bytes of the space that it releases at once.
     pub granularity: u64,
     /// Bytes from the disk's start to the first boundary of that.
     pub alignment: u64,
@@ -82,13 +89,13 @@ pub struct Discard {
 
 /// What a disk is, and what was agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Info {
+pub struct BlkfrontInfo {
     /// Size.
     pub capacity: Sector512,
     /// Logical block size: requests start and end at multiples of it.
-    pub block: BlockSize,
+    pub block_size: BlockSize,
     /// Physical block size, in bytes.
-    pub physical_block: u32,
+    pub physical_block_size: u32,
     /// Writes are refused.
     pub read_only: bool,
     /// Flushes are taken.
@@ -96,27 +103,27 @@ pub struct Info {
     /// Write barriers are taken.
     pub barrier: bool,
     /// Discards are taken.
-    pub discard: Option<Discard>,
+    pub discard: Option<DiscardInfo>,
     /// Both ends keep to persistent grants: pages may stay mapped after their requests.
     pub persistent: bool,
     /// Most segments of a request; more than 11 are indirect.
-    pub segments: u16,
-    /// Most rings that the back-end serves.
-    pub most_queues: u16,
+    pub max_segments: u16,
+    /// Most rings that the backend serves.
+    pub max_queues: u16,
     /// Pages of each ring, as a power of two's exponent.
     pub ring_order: u8,
 }
 
 /// What a frontend wants, and what was agreed on before.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Agreed {
+pub(super) struct Negotiated {
     pub(super) persistent: bool,
     pub(super) indirect_segments: u16,
-    pub(super) most_queues: u16,
+    pub(super) max_queues: u16,
     pub(super) ring_order: u8,
 }
 
-impl Info {
+impl BlkfrontInfo {
     pub(super) const KEYS: [&'static str; 12] = [
         keys::SECTORS,
         keys::SECTOR_SIZE,
@@ -132,7 +139,7 @@ impl Info {
         keys::FEATURE_MAX_INDIRECT_SEGMENTS,
     ];
 
-    pub(super) fn judge(found: &Keys, agreed: &Agreed) -> Result<Info, DriverError> {
+    pub(super) fn parse(found: &XenstoreValues, agreed: &Negotiated) -> Result<BlkfrontInfo, DriverError> {
         let most = u64::from(u32::MAX);
         let flag = |key| parse_flag(key, found.get(key));
         let count = |key, absent| parse_number_or(key, found.get(key), most, absent);
@@ -146,44 +153,44 @@ impl Info {
         }
         let info = parse_number(keys::INFO, found.required(keys::INFO)?, most)? as u32;
         let discard = match flag(keys::FEATURE_DISCARD)? {
-            true => Some(Discard {
+            true => Some(DiscardInfo {
                 granularity: count(keys::DISCARD_GRANULARITY, size)?,
                 alignment: count(keys::DISCARD_ALIGNMENT, 0)?,
                 secure: flag(keys::DISCARD_SECURE)?,
             }),
             false => None,
         };
-        let indirect = count(keys::FEATURE_MAX_INDIRECT_SEGMENTS, 0)?.min(MOST.into()) as u16;
-        Ok(Info {
-            capacity: capacity(found)?,
-            block,
-            physical_block: physical as u32,
+        let indirect = count(keys::FEATURE_MAX_INDIRECT_SEGMENTS, 0)?.min(MAX_REQUEST_SEGMENTS.into()) as u16;
+        Ok(BlkfrontInfo {
+            capacity: parse_capacity(found)?,
+            block_size: block,
+            physical_block_size: physical as u32,
             read_only: info & keys::INFO_READ_ONLY != 0,
             flush: flag(keys::FEATURE_FLUSH_CACHE)?,
             barrier: flag(keys::FEATURE_BARRIER)?,
             discard,
             persistent: agreed.persistent && flag(keys::FEATURE_PERSISTENT)?,
-            segments: indirect.min(agreed.indirect_segments).max(MAX_SEGMENTS as u16),
-            most_queues: agreed.most_queues,
+            max_segments: indirect.min(agreed.indirect_segments).max(MAX_SEGMENTS as u16),
+            max_queues: agreed.max_queues,
             ring_order: agreed.ring_order,
         })
     }
 }
 
 /// A disk's size, which may change while it is connected.
-pub(super) fn capacity(found: &Keys) -> Result<Sector512, DriverError> {
-    Ok(Sector512(parse_number(keys::SECTORS, found.required(keys::SECTORS)?, MOST_SECTORS)?))
+pub(super) fn parse_capacity(found: &XenstoreValues) -> Result<Sector512, DriverError> {
+    Ok(Sector512(parse_number(keys::SECTORS, found.required(keys::SECTORS)?, MAX_SECTORS)?))
 }
 
 /// A ring as its frontend tells of it.
 #[derive(Clone, Debug)]
-pub(super) struct Ring {
+pub(super) struct RingEndpoint {
     pub(super) refs: Vec<GrantRef>,
     pub(super) port: Port,
 }
 
 /// What a frontend writes, in order; the state goes last. With one ring the keys are in the directory itself.
-pub(super) fn frontend(abi: Abi, persistent: bool, rings: &[Ring]) -> Vec<(String, String)> {
+pub(super) fn frontend_keys(abi: Abi, persistent: bool, rings: &[RingEndpoint]) -> Vec<(String, String)> {
     let mut all = vec![];
     let mut add = |key: String, value: String| all.push((key, value));
     let pages = rings.first().map_or(1, |ring| ring.refs.len());
@@ -212,7 +219,7 @@ pub(super) fn frontend(abi: Abi, persistent: bool, rings: &[Ring]) -> Vec<(Strin
 }
 
 /// Whether a key of a frontend's directory is what an earlier connection has left there.
-pub(super) fn is_left_over(name: &str) -> bool {
+pub(super) fn is_stale(name: &str) -> bool {
     const ALL: [&str; 7] = [
         keys::RING_PAGE_ORDER,
         keys::NUM_RING_PAGES,
@@ -229,12 +236,12 @@ pub(super) fn is_left_over(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn keys_of(pairs: &[(&'static str, &str)]) -> Keys {
-        Keys(pairs.iter().map(|(key, value)| (*key, (*value).to_owned())).collect())
+    fn keys_of(pairs: &[(&'static str, &str)]) -> XenstoreValues {
+        XenstoreValues(pairs.iter().map(|(key, value)| (*key, (*value).to_owned())).collect())
     }
 
-    /// `pairs` in place of what Linux's back-end writes; an empty value: not there.
-    fn info(pairs: &[(&'static str, &str)]) -> Result<Info, String> {
+    /// `pairs` in place of what Linux's backend writes; an empty value: not there.
+    fn info(pairs: &[(&'static str, &str)]) -> Result<BlkfrontInfo, String> {
         let mut found = keys_of(&[
             ("sectors", "131072"),
             ("sector-size", "512"),
@@ -247,24 +254,24 @@ mod tests {
         ]);
         found.0.extend(keys_of(pairs).0);
         found.0.retain(|_, value| !value.is_empty());
-        let agreed = Agreed { persistent: true, indirect_segments: 32, most_queues: 4, ring_order: 1 };
-        Info::judge(&found, &agreed).map_err(|error| error.to_string())
+        let agreed = Negotiated { persistent: true, indirect_segments: 32, max_queues: 4, ring_order: 1 };
+        BlkfrontInfo::parse(&found, &agreed).map_err(|error| error.to_string())
     }
 
     #[test]
     fn what_linux_writes_is_understood() {
         let all = info(&[]).unwrap();
-        let expected = Info {
+        let expected = BlkfrontInfo {
             capacity: Sector512(131_072),
-            block: BlockSize::B512,
-            physical_block: 4096,
+            block_size: BlockSize::B512,
+            physical_block_size: 4096,
             read_only: false,
             flush: true,
             barrier: true,
             discard: None,
             persistent: true,
-            segments: 32,
-            most_queues: 4,
+            max_segments: 32,
+            max_queues: 4,
             ring_order: 1,
         };
         assert_eq!(all, expected);
@@ -275,8 +282,14 @@ mod tests {
             ("feature-persistent", ""),
             ("feature-max-indirect-segments", ""),
         ];
-        let expected =
-            Info { physical_block: 512, flush: false, barrier: false, persistent: false, segments: 11, ..expected };
+        let expected = BlkfrontInfo {
+            physical_block_size: 512,
+            flush: false,
+            barrier: false,
+            persistent: false,
+            max_segments: 11,
+            ..expected
+        };
         assert_eq!(info(&least).unwrap(), expected);
     }
 
@@ -286,15 +299,15 @@ mod tests {
         assert!(with("info", "4").read_only && with("info", "7").read_only && !with("info", "3").read_only);
         assert!(with("feature-flush-cache", "2").flush);
         for (offered, segments) in [("0", 11), ("11", 11), ("12", 12), ("31", 31), ("33", 32), ("4294967295", 32)] {
-            assert_eq!(with("feature-max-indirect-segments", offered).segments, segments);
+            assert_eq!(with("feature-max-indirect-segments", offered).max_segments, segments);
         }
         let discard = |pairs: &[(&'static str, &str)]| {
             let all: Vec<_> = pairs.iter().copied().chain([("feature-discard", "1")]).collect();
             info(&all).unwrap().discard.unwrap()
         };
-        assert_eq!(discard(&[]), Discard { granularity: 512, alignment: 0, secure: false });
+        assert_eq!(discard(&[]), DiscardInfo { granularity: 512, alignment: 0, secure: false });
         let given = discard(&[("discard-granularity", "4096"), ("discard-alignment", "1024"), ("discard-secure", "1")]);
-        assert_eq!(given, Discard { granularity: 4096, alignment: 1024, secure: true });
+        assert_eq!(given, DiscardInfo { granularity: 4096, alignment: 1024, secure: true });
         // What belongs to a feature that is off means nothing.
         assert_eq!(with("discard-granularity", "many").discard, None);
     }
@@ -341,11 +354,12 @@ mod tests {
 
     #[test]
     fn offers_have_defaults_and_bounds() {
-        let offer = |pairs: &[(&'static str, &str)]| Offer::judge(&keys_of(pairs)).map_err(|error| error.to_string());
-        assert_eq!(offer(&[]), Ok(Offer { queues: 1, ring_order: 0 }));
+        let offer =
+            |pairs: &[(&'static str, &str)]| BackendOffer::parse(&keys_of(pairs)).map_err(|error| error.to_string());
+        assert_eq!(offer(&[]), Ok(BackendOffer { queues: 1, ring_order: 0 }));
         let two = |queues, order| offer(&[("multi-queue-max-queues", queues), ("max-ring-page-order", order)]);
-        assert_eq!(two("4", "4"), Ok(Offer { queues: 4, ring_order: 4 }));
-        assert_eq!(two("4294967295", "4294967295"), Ok(Offer { queues: 65535, ring_order: 4 }));
+        assert_eq!(two("4", "4"), Ok(BackendOffer { queues: 4, ring_order: 4 }));
+        assert_eq!(two("4294967295", "4294967295"), Ok(BackendOffer { queues: 65535, ring_order: 4 }));
         assert_eq!(two("0", "0").unwrap_err(), "multi-queue-max-queues: found \"0\", expected 1 or more");
         for (queues, order) in [("", "0"), ("1", "0x1"), ("99999999999", "0"), ("one", "1")] {
             assert!(two(queues, order).unwrap_err().contains("expected a decimal number"), "{queues} {order}");
@@ -354,12 +368,12 @@ mod tests {
 
     #[test]
     fn rings_are_told_where_linux_looks_for_them() {
-        let ring = |first: u32, pages: u32, port| Ring {
+        let ring = |first: u32, pages: u32, port| RingEndpoint {
             refs: (first..first + pages).map(GrantRef).collect(),
             port: Port(port),
         };
-        let told = |abi, persistent, rings: &[Ring]| {
-            let pairs = frontend(abi, persistent, rings).into_iter().map(|(key, value)| format!("{key}={value}"));
+        let told = |abi, persistent, rings: &[RingEndpoint]| {
+            let pairs = frontend_keys(abi, persistent, rings).into_iter().map(|(key, value)| format!("{key}={value}"));
             pairs.collect::<Vec<_>>().join(" ")
         };
         assert_eq!(
@@ -375,11 +389,11 @@ mod tests {
             "multi-queue-num-queues=2 queue-0/ring-ref=8 queue-0/event-channel=15 queue-1/ring-ref=9 \
              queue-1/event-channel=16 protocol=arm-abi feature-persistent=1"
         );
-        for (key, _) in frontend(Abi::Arm, true, &[ring(0, 2, 1), ring(2, 2, 2)]) {
-            assert!(is_left_over(key.split('/').next().unwrap()), "{key}");
+        for (key, _) in frontend_keys(Abi::Arm, true, &[ring(0, 2, 1), ring(2, 2, 2)]) {
+            assert!(is_stale(key.split('/').next().unwrap()), "{key}");
         }
         for key in ["state", "backend", "backend-id", "virtual-device", "device-type", "trusted"] {
-            assert!(!is_left_over(key), "{key}");
+            assert!(!is_stale(key), "{key}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The queue against a back-end's ring, with an eventfd for an event channel.
+//! The queue against a backend's ring, with an eventfd for an event channel.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use mqblk_ring::blkif::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::queue::Parts;
-use super::segments::{Composer, Tables};
+use super::queue::QueueParts;
+use super::segments::{IndirectPages, SegmentComposer};
 use super::*;
 use crate::setup::DataArea;
-use crate::{DeviceError, Piece, Refused};
+use crate::{DataSegment, DeviceError, SubmitError};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of data, and of segments.
 const PAGES: u64 = 64;
 
-/// What the back-end sees of the event channel.
+/// What the backend sees of the event channel.
 #[derive(Debug)]
 struct Channel {
     event: OwnedFd,
@@ -45,7 +45,7 @@ impl EventChannel for Channel {
 }
 
 struct Rig {
-    queue: Queue,
+    queue: BlkfrontQueue,
     back: BackRing,
     event: OwnedFd,
     notified: Arc<AtomicBool>,
@@ -69,23 +69,23 @@ fn rig(abi: Abi, depth: u16, most: u16) -> Rig {
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let (notified, masked) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
     let channel = Channel { event: event.try_clone().unwrap(), notified: Arc::clone(&notified), masked };
-    let tables =
-        (most > MAX_SEGMENTS as u16).then(|| Tables::new(&segments, &grants(900, PAGES), Tables::per_id(most)));
-    let queue = Queue::new(Parts {
+    let tables = (most > MAX_SEGMENTS as u16)
+        .then(|| IndirectPages::new(&segments, &grants(900, PAGES), IndirectPages::per_id(most)));
+    let queue = BlkfrontQueue::new(QueueParts {
         ring: front,
         channel: Box::new(channel),
         handle: 0xca00,
         depth,
-        composer: Composer::new(grants(100, PAGES).into(), tables, most),
+        composer: SegmentComposer::new(grants(100, PAGES).into(), tables, most),
         memory: data,
         data: DataArea { start: GuestAddress(0), len: ByteLen(PAGES * PAGE) },
-        keepers: vec![],
+        guards: vec![],
     });
     Rig { queue, back: BackRing::attach(resolve()), event, notified, segments }
 }
 
 impl Rig {
-    /// The next request that the back-end finds.
+    /// The next request that the backend finds.
     fn request(&mut self) -> BlkifRequest {
         self.queue.publish();
         assert!(self.back.waiting().unwrap() > 0);
@@ -98,14 +98,14 @@ impl Rig {
         let _ = self.back.publish();
     }
 
-    fn reap(&mut self) -> Result<Option<Completion>, DeviceError> {
-        self.queue.look()?;
+    fn reap(&mut self) -> Result<Option<BlkfrontCompletion>, DeviceError> {
+        self.queue.poll()?;
         self.queue.reap()
     }
 }
 
-fn piece(address: u64, len: u32) -> Piece {
-    Piece { address: GuestAddress(address), len }
+fn piece(address: u64, len: u32) -> DataSegment {
+    DataSegment { address: GuestAddress(address), len }
 }
 
 fn segment(gref: u32, first_sect: u8, last_sect: u8) -> Segment {
@@ -129,22 +129,22 @@ fn requests_say_what_they_were_asked() {
             (Sector512(80), &[segment(103, 0, 7)][..])
         );
         rig.respond(request.id, operation::READ, status::OKAY);
-        assert_eq!(rig.reap().unwrap(), Some(Completion { user: 7, status: Status::Ok }));
+        assert_eq!(rig.reap().unwrap(), Some(BlkfrontCompletion { user_data: 7, status: BlkfrontStatus::Ok }));
 
         // From the last sector of a page, over a whole one, to the first three of the next; then some others.
         let pieces = [piece(5 * PAGE - 512, 512 + 4096 + 3 * 512), piece(512, 1024)];
-        rig.queue.write_pieces(8, Sector512(1), pieces).unwrap();
+        rig.queue.write_segments(8, Sector512(1), pieces).unwrap();
         let request = rig.request();
         let expected = [segment(104, 7, 7), segment(105, 0, 7), segment(106, 0, 2), segment(100, 1, 2)];
         assert_eq!((request.operation, of_transfer(&request).1), (operation::WRITE, &expected[..]));
         rig.respond(request.id, operation::WRITE, status::ERROR);
-        assert_eq!(rig.reap().unwrap(), Some(Completion { user: 8, status: Status::IoError }));
+        assert_eq!(rig.reap().unwrap(), Some(BlkfrontCompletion { user_data: 8, status: BlkfrontStatus::IoError }));
 
         rig.queue.flush(9).unwrap();
         let request = rig.request();
         assert_eq!((request.operation, of_transfer(&request).1), (operation::FLUSH_DISKCACHE, &[][..]));
         rig.respond(request.id, operation::FLUSH_DISKCACHE, status::NOT_SUPPORTED);
-        assert_eq!(rig.reap().unwrap(), Some(Completion { user: 9, status: Status::Unsupported }));
+        assert_eq!(rig.reap().unwrap(), Some(BlkfrontCompletion { user_data: 9, status: BlkfrontStatus::Unsupported }));
 
         rig.queue.barrier(10, Sector512(4), [piece(0, 512)]).unwrap();
         let request = rig.request();
@@ -154,8 +154,8 @@ fn requests_say_what_they_were_asked() {
         assert_eq!(discard.body, RequestBody::Discard { flag: 1, sector: Sector512(5), sectors: 1 << 40 });
         rig.respond(discard.id, operation::DISCARD, status::OKAY);
         rig.respond(request.id, operation::WRITE_BARRIER, status::OKAY);
-        assert_eq!(rig.reap().unwrap().unwrap().user, 11);
-        assert_eq!(rig.reap().unwrap().unwrap().user, 10);
+        assert_eq!(rig.reap().unwrap().unwrap().user_data, 11);
+        assert_eq!(rig.reap().unwrap().unwrap().user_data, 10);
         assert_eq!(rig.reap().unwrap(), None);
     }
 }
@@ -164,7 +164,7 @@ fn requests_say_what_they_were_asked() {
 fn many_segments_lie_in_pages_of_the_requests_id() {
     for abi in Abi::ALL {
         let mut rig = rig(abi, 8, 32);
-        assert_eq!(rig.queue.segments(), 32);
+        assert_eq!(rig.queue.max_segments(), 32);
         rig.queue.read(1, Sector512(0), piece(0, 11 * 4096)).unwrap();
         assert_eq!(of_transfer(&rig.request()).1.len(), 11, "still in the request");
         let len = 31 * 4096;
@@ -185,9 +185,9 @@ fn many_segments_lie_in_pages_of_the_requests_id() {
         assert_eq!(entry(31), segment(131, 0, 6));
         // What the response names is what the indirect request asked for.
         rig.respond(request.id, operation::READ, status::OKAY);
-        assert_eq!(rig.reap().unwrap(), Some(Completion { user: 2, status: Status::Ok }));
-        assert_eq!(rig.queue.read(3, Sector512(0), piece(512, 32 * 4096)), Err(Refused::TooManyPieces(32)));
-        assert_eq!(rig.queue.barrier(3, Sector512(0), [piece(0, 12 * 4096)]), Err(Refused::TooManyPieces(11)));
+        assert_eq!(rig.reap().unwrap(), Some(BlkfrontCompletion { user_data: 2, status: BlkfrontStatus::Ok }));
+        assert_eq!(rig.queue.read(3, Sector512(0), piece(512, 32 * 4096)), Err(SubmitError::TooManySegments(32)));
+        assert_eq!(rig.queue.barrier(3, Sector512(0), [piece(0, 12 * 4096)]), Err(SubmitError::TooManySegments(11)));
     }
 }
 
@@ -195,14 +195,15 @@ fn many_segments_lie_in_pages_of_the_requests_id() {
 fn an_id_has_as_many_pages_as_its_segments_need() {
     let mut rig = rig(Abi::X86_64, 32, 1025);
     // 64 pages, three for each id.
-    let submitted = (0..40).take_while(|user| rig.queue.read(*user, Sector512(0), piece(0, 512)).is_ok()).count();
+    let submitted =
+        (0..40).take_while(|user_data| rig.queue.read(*user_data, Sector512(0), piece(0, 512)).is_ok()).count();
     assert_eq!(submitted, 21);
     let sectors = (0..1025).map(|at| piece(at % 500 * 512, 512));
-    assert_eq!(rig.queue.write_pieces(0, Sector512(0), sectors.clone()), Err(Refused::Full));
+    assert_eq!(rig.queue.write_segments(0, Sector512(0), sectors.clone()), Err(SubmitError::Full));
     let first = rig.request();
     rig.respond(first.id, operation::READ, status::OKAY);
     rig.reap().unwrap();
-    rig.queue.write_pieces(50, Sector512(0), sectors).unwrap();
+    rig.queue.write_segments(50, Sector512(0), sectors).unwrap();
     for _ in 1..21 {
         rig.request();
     }
@@ -220,11 +221,11 @@ fn what_no_segments_can_name_is_refused() {
     let mut rig = rig(Abi::X86_64, 32, 11);
     for (address, len) in [(1, 512), (0, 511), (PAGES * PAGE, 512), (PAGES * PAGE - 512, 1024), (u64::MAX - 511, 512)] {
         let found = rig.queue.read(0, Sector512(0), piece(address, len));
-        assert_eq!(found, Err(Refused::NotGranted { address, len }));
+        assert_eq!(found, Err(SubmitError::NotGranted { address, len }));
     }
-    assert_eq!(rig.queue.read(0, Sector512(0), piece(0, 0)), Err(Refused::Empty));
-    assert_eq!(rig.queue.read_pieces(0, Sector512(0), []), Err(Refused::Empty));
-    assert_eq!(rig.queue.write(0, Sector512(0), piece(512, 11 * 4096)), Err(Refused::TooManyPieces(11)));
+    assert_eq!(rig.queue.read(0, Sector512(0), piece(0, 0)), Err(SubmitError::Empty));
+    assert_eq!(rig.queue.read_segments(0, Sector512(0), []), Err(SubmitError::Empty));
+    assert_eq!(rig.queue.write(0, Sector512(0), piece(512, 11 * 4096)), Err(SubmitError::TooManySegments(11)));
     assert_eq!((rig.queue.in_flight(), rig.queue.unpublished()), (0, 0));
 }
 
@@ -232,15 +233,16 @@ fn what_no_segments_can_name_is_refused() {
 fn a_full_ring_pushes_back_and_ids_come_back_last_first() {
     for (depth, room) in [(5, 5), (32, 32), (1000, 32)] {
         let mut rig = rig(Abi::X86_64, depth, 11);
-        let submitted = (0..100).take_while(|user| rig.queue.read(*user, Sector512(0), piece(0, 512)).is_ok()).count();
+        let submitted =
+            (0..100).take_while(|user_data| rig.queue.read(*user_data, Sector512(0), piece(0, 512)).is_ok()).count();
         assert_eq!(submitted, room);
-        assert_eq!(rig.queue.flush(0), Err(Refused::Full));
+        assert_eq!(rig.queue.flush(0), Err(SubmitError::Full));
         let ids: Vec<u64> = (0..room).map(|_| rig.request().id).collect();
         for id in [ids[3], ids[1]] {
             rig.respond(id, operation::READ, status::OKAY);
         }
-        assert_eq!(rig.queue.look().unwrap(), 2);
-        let users = [(); 2].map(|()| rig.queue.reap().unwrap().unwrap().user);
+        assert_eq!(rig.queue.poll().unwrap(), 2);
+        let users = [(); 2].map(|()| rig.queue.reap().unwrap().unwrap().user_data);
         assert_eq!(users, [3, 1]);
         rig.queue.flush(0).unwrap();
         assert_eq!(rig.request().id, ids[1]);
@@ -272,8 +274,8 @@ fn each_wrong_response_disables_the_queue_and_is_named() {
         let found = rig.reap().unwrap_err();
         assert_eq!(found.to_string(), expected);
         // It stays so, whatever comes.
-        assert_eq!((rig.queue.look(), rig.queue.reap()), (Err(found), Err(found)));
-        assert_eq!(rig.queue.flush(1), Err(Refused::Disabled));
+        assert_eq!((rig.queue.poll(), rig.queue.reap()), (Err(found), Err(found)));
+        assert_eq!(rig.queue.flush(1), Err(SubmitError::Disabled));
         assert!(rig.queue.arm(1).is_err());
     }
 }
@@ -281,27 +283,27 @@ fn each_wrong_response_disables_the_queue_and_is_named() {
 #[test]
 fn an_answer_that_came_twice_is_found() {
     let mut rig = rig(Abi::X86_64, 32, 11);
-    for user in 0..2 {
-        rig.queue.read(user, Sector512(0), piece(0, 512)).unwrap();
+    for user_data in 0..2 {
+        rig.queue.read(user_data, Sector512(0), piece(0, 512)).unwrap();
     }
     let id = rig.request().id;
     rig.respond(id, operation::READ, status::OKAY);
     rig.respond(id, operation::READ, status::OKAY);
-    assert_eq!(rig.reap().unwrap().unwrap().user, 0);
+    assert_eq!(rig.reap().unwrap().unwrap().user_data, 0);
     assert_eq!(rig.reap(), Err(ResponseError::NotOutstanding(id).into()));
 }
 
 #[test]
 fn a_thread_sleeps_until_enough_has_come() {
     let Rig { mut back, event, notified, queue, .. } = rig(Abi::X86_64, 32, 11);
-    let mut set = QueueSet::new(vec![(queue, event.try_clone().unwrap())]).unwrap();
+    let mut set = BlkfrontQueueSet::new(vec![(queue, event.try_clone().unwrap())]).unwrap();
     set.wait(1).unwrap();
     let waker = set.waker().unwrap();
     for round in 0..50 {
-        for user in 0..8 {
-            set.queues()[0].read(user, Sector512(0), piece(0, 512)).unwrap();
+        for user_data in 0..8 {
+            set.queues_mut()[0].read(user_data, Sector512(0), piece(0, 512)).unwrap();
         }
-        set.queues()[0].publish();
+        set.queues_mut()[0].publish();
         assert!(round != 0 || notified.load(Ordering::SeqCst), "the back-end of a fresh ring sleeps");
         let (back, event) = (&mut back, &event);
         std::thread::scope(|scope| {
@@ -314,16 +316,16 @@ fn a_thread_sleeps_until_enough_has_come() {
                     }
                 }
             });
-            let queue = |set: &mut QueueSet| set.queues()[0].look().unwrap();
+            let queue = |set: &mut BlkfrontQueueSet| set.queues_mut()[0].poll().unwrap();
             while queue(&mut set) < 8 {
                 set.wait(8).unwrap();
             }
         });
-        while set.queues()[0].reap().unwrap().is_some() {}
-        assert_eq!(set.queues()[0].in_flight(), 0);
+        while set.queues_mut()[0].reap().unwrap().is_some() {}
+        assert_eq!(set.queues_mut()[0].in_flight(), 0);
     }
     assert!(set.calls() <= 50, "{} events", set.calls());
-    set.queues()[0].flush(0).unwrap();
+    set.queues_mut()[0].flush(0).unwrap();
     waker.wake();
     set.wait(1).unwrap();
 }

@@ -10,8 +10,8 @@ use mqblk_xen::vbd::{XenbusState, keys};
 use mqblk_xen::{EventPort, SharedPages, Xen};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::bus::Bus;
-use super::keys::{Info, Keys, Offer, Ring, frontend};
+use super::keys::{BackendOffer, BlkfrontInfo, RingEndpoint, XenstoreValues, frontend_keys};
+use super::xenbus::XenbusDevice;
 use crate::DriverError;
 
 /// One end of a ring, and the pages that it lies in.
@@ -62,7 +62,7 @@ impl RawRing {
     /// Waits for a response, for at most `limit`; `None`: none came.
     ///
     /// # Errors
-    /// When the back-end claims more responses than there were requests.
+    /// When the backend claims more responses than there were requests.
     pub fn receive(&mut self, limit: Duration) -> Result<Option<BlkifResponse>, BackendError> {
         let deadline = std::time::Instant::now() + limit;
         loop {
@@ -90,31 +90,31 @@ impl RawRing {
 }
 
 /// A frontend's directory, and nothing that keeps it in order.
-pub struct RawFront {
-    bus: Bus,
+pub struct RawFrontend {
+    xenbus: XenbusDevice,
     store: Xenstore,
     path: String,
 }
 
-impl RawFront {
-    /// Waits for the toolstack to make the frontend's directory. `limit`: for each step of the back-end.
+impl RawFrontend {
+    /// Waits for the toolstack to make the frontend's directory. `limit`: for each step of the backend.
     ///
     /// # Errors
     /// When it does not, or xenstore refuses.
-    pub fn open(xen: &dyn Xen, path: &str, limit: Duration) -> Result<RawFront, DriverError> {
-        let mut bus = Bus::open(xen, path, limit, limit)?;
-        bus.be_silent();
-        Ok(RawFront { bus, store: xen.store()?, path: path.to_owned() })
+    pub fn open(xen: &dyn Xen, path: &str, limit: Duration) -> Result<RawFrontend, DriverError> {
+        let mut bus = XenbusDevice::open(xen, path, limit, limit)?;
+        bus.disable_close();
+        Ok(RawFrontend { xenbus: bus, store: xen.store()?, path: path.to_owned() })
     }
 
-    /// The back-end's domain.
+    /// The backend's domain.
     pub fn backend(&self) -> DomainId {
-        self.bus.backend()
+        self.xenbus.backend()
     }
 
-    /// The back-end's directory.
-    pub fn back_path(&self) -> &str {
-        self.bus.back()
+    /// The backend's directory.
+    pub fn backend_path(&self) -> &str {
+        self.xenbus.backend_path()
     }
 
     /// The connection to xenstore.
@@ -122,27 +122,27 @@ impl RawFront {
         &mut self.store
     }
 
-    /// Goes to state 1 and waits until the back-end waits, as a frontend in order does.
+    /// Goes to state 1 and waits until the backend waits, as a frontend in order does.
     ///
     /// # Errors
     /// When it does not.
-    pub fn begin(&mut self) -> Result<(), DriverError> {
-        self.bus.begin()
+    pub fn initialise(&mut self) -> Result<(), DriverError> {
+        self.xenbus.initialise()
     }
 
     /// What a frontend in order tells of these rings.
-    pub fn told(abi: Abi, persistent: bool, rings: &[&RawRing]) -> Vec<(String, String)> {
-        let ring = |ring: &&RawRing| Ring { refs: ring.pages.refs.clone(), port: ring.port.port };
-        frontend(abi, persistent, &rings.iter().map(ring).collect::<Vec<_>>())
+    pub fn ring_keys(abi: Abi, persistent: bool, rings: &[&RawRing]) -> Vec<(String, String)> {
+        let ring = |ring: &&RawRing| RingEndpoint { refs: ring.pages.refs.clone(), port: ring.port.port };
+        frontend_keys(abi, persistent, &rings.iter().map(ring).collect::<Vec<_>>())
     }
 
-    /// Tells the back-end these, in place of what was told before, and waits until it is connected.
+    /// Tells the backend these, in place of what was told before, and waits until it is connected.
     ///
     /// # Errors
     /// When it does not connect.
     pub fn connect(&mut self, told: &[(String, String)]) -> Result<(), DriverError> {
-        self.bus.connect(told)?;
-        self.bus.set_state(XenbusState::Connected)
+        self.xenbus.connect(told)?;
+        self.xenbus.set_state(XenbusState::Connected)
     }
 
     /// Writes a key of the own directory.
@@ -169,29 +169,29 @@ impl RawFront {
         self.write(keys::STATE, &state.to_string())
     }
 
-    /// The back-end's state.
+    /// The backend's state.
     ///
     /// # Errors
     /// When xenstore refuses.
-    pub fn back_state(&mut self) -> Result<XenbusState, DriverError> {
-        self.bus.back_state()
+    pub fn backend_state(&mut self) -> Result<XenbusState, DriverError> {
+        self.xenbus.backend_state()
     }
 
-    /// Waits until the back-end is in one of these states.
+    /// Waits until the backend is in one of these states.
     ///
     /// # Errors
     /// When it is not in time.
     pub fn wait(&mut self, wanted: &[XenbusState]) -> Result<XenbusState, DriverError> {
-        self.bus.wait("get there", wanted)
+        self.xenbus.wait_state("get there", wanted)
     }
 
-    /// What the back-end says of the disk.
+    /// What the backend says of the disk.
     ///
     /// # Errors
     /// When it makes no sense.
-    pub fn info(&mut self) -> Result<Info, DriverError> {
-        let offered = self.bus.keys(&Offer::KEYS)?;
-        let found: Keys = self.bus.keys(&Info::KEYS)?;
-        Info::judge(&found, &Offer::judge(&offered)?.taken())
+    pub fn info(&mut self) -> Result<BlkfrontInfo, DriverError> {
+        let offered = self.xenbus.read_keys(&BackendOffer::KEYS)?;
+        let found: XenstoreValues = self.xenbus.read_keys(&BlkfrontInfo::KEYS)?;
+        BlkfrontInfo::parse(&found, &BackendOffer::parse(&offered)?.accepted())
     }
 }

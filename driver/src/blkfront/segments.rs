@@ -7,32 +7,32 @@ use mqblk_memory::{GrantRef, GuestAddress, GuestMemory, PAGE_BYTES, SharedArray}
 use mqblk_ring::blkif::Segment;
 use mqblk_ring::blkif::request::{MAX_INDIRECT_PAGES, MAX_SEGMENTS, SEGMENTS_PER_PAGE};
 
-use crate::{Piece, Refused};
+use crate::{DataSegment, SubmitError};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Most segments of a request.
-pub(super) const MOST: u16 = (MAX_INDIRECT_PAGES * SEGMENTS_PER_PAGE) as u16;
+pub(super) const MAX_REQUEST_SEGMENTS: u16 = (MAX_INDIRECT_PAGES * SEGMENTS_PER_PAGE) as u16;
 
 /// Pages that requests with many segments have them in, so many for each id.
 #[derive(Debug)]
-pub(super) struct Tables {
+pub(super) struct IndirectPages {
     /// Side by side for each id.
     pages: Vec<(SharedArray<u64>, GrantRef)>,
     per_id: usize,
 }
 
-impl Tables {
+impl IndirectPages {
     /// Pages that an id needs for requests of so many segments.
     pub(super) fn per_id(segments: u16) -> u32 {
         u32::from(segments).div_ceil(SEGMENTS_PER_PAGE as u32)
     }
 
     /// For ids with `per_id` pages each: of the pages of `memory`, which are granted as `refs`, as many ids as have all of theirs.
-    pub(super) fn new(memory: &GuestMemory, refs: &[GrantRef], per_id: u32) -> Tables {
+    pub(super) fn new(memory: &GuestMemory, refs: &[GrantRef], per_id: u32) -> IndirectPages {
         let slots = |page: usize| memory.shared_array(GuestAddress(page as u64 * PAGE), SEGMENTS_PER_PAGE);
         let pages = refs.iter().enumerate().map_while(|(page, gref)| Some((slots(page)?, *gref)));
-        Tables { pages: pages.collect(), per_id: per_id.max(1) as usize }
+        IndirectPages { pages: pages.collect(), per_id: per_id.max(1) as usize }
     }
 
     /// Ids that have pages.
@@ -57,43 +57,47 @@ impl Tables {
 
 /// A request's segments. If they are more than a request holds, they are all in its id's pages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Segments {
+pub(super) struct RequestSegments {
     pub(super) count: u16,
     pub(super) first: [Segment; MAX_SEGMENTS],
 }
 
 /// What requests' segments are made of.
 #[derive(Debug)]
-pub(super) struct Composer {
+pub(super) struct SegmentComposer {
     /// What each page of the data memory is granted as; the memory starts at address 0.
     refs: Arc<[GrantRef]>,
-    tables: Option<Tables>,
+    indirect: Option<IndirectPages>,
     /// Most segments of a request.
-    most: u16,
+    limit: u16,
 }
 
-impl Composer {
-    /// Of the grants of the data memory. `most`: what the back-end takes; only with `tables` more than fit in a request.
-    pub(super) fn new(refs: Arc<[GrantRef]>, tables: Option<Tables>, most: u16) -> Composer {
-        let held = if tables.is_some() { MOST } else { MAX_SEGMENTS as u16 };
-        Composer { refs, tables, most: most.min(held) }
+impl SegmentComposer {
+    /// Of the grants of the data memory. `most`: what the backend takes; only with `tables` more than fit in a request.
+    pub(super) fn new(refs: Arc<[GrantRef]>, indirect: Option<IndirectPages>, most: u16) -> SegmentComposer {
+        let held = if indirect.is_some() { MAX_REQUEST_SEGMENTS } else { MAX_SEGMENTS as u16 };
+        SegmentComposer { refs, indirect, limit: most.min(held) }
     }
 
     /// Most segments of a request.
-    pub(super) fn most(&self) -> u16 {
-        self.most
+    pub(super) fn max_segments(&self) -> u16 {
+        self.limit
     }
 
-    pub(super) fn tables(&self) -> Option<&Tables> {
-        self.tables.as_ref()
+    pub(super) fn indirect_pages(&self) -> Option<&IndirectPages> {
+        self.indirect.as_ref()
     }
 
     /// The segments of `pieces`, for request `id`.
     #[inline]
-    pub(super) fn compose(&self, id: u16, pieces: impl IntoIterator<Item = Piece>) -> Result<Segments, Refused> {
-        let mut segments = Segments { count: 0, first: [Segment::default(); MAX_SEGMENTS] };
+    pub(super) fn compose(
+        &self,
+        id: u16,
+        pieces: impl IntoIterator<Item = DataSegment>,
+    ) -> Result<RequestSegments, SubmitError> {
+        let mut segments = RequestSegments { count: 0, first: [Segment::default(); MAX_SEGMENTS] };
         for piece in pieces {
-            let (start, end) = self.bounds(piece)?;
+            let (start, end) = self.check_bounds(piece)?;
             let mut at = start;
             while at < end {
                 let page = at / PAGE;
@@ -109,8 +113,8 @@ impl Composer {
 
     /// The segment of a piece that lies in one page; `None` for one that does not.
     #[inline]
-    pub(super) fn one(&self, piece: Piece) -> Result<Option<Segment>, Refused> {
-        let (start, end) = self.bounds(piece)?;
+    pub(super) fn single(&self, piece: DataSegment) -> Result<Option<Segment>, SubmitError> {
+        let (start, end) = self.check_bounds(piece)?;
         let page = start / PAGE;
         if (end - 1) / PAGE != page {
             return Ok(None);
@@ -122,34 +126,34 @@ impl Composer {
 
     /// The addresses of whole sectors that are granted.
     #[inline]
-    fn bounds(&self, Piece { address, len }: Piece) -> Result<(u64, u64), Refused> {
+    fn check_bounds(&self, DataSegment { address, len }: DataSegment) -> Result<(u64, u64), SubmitError> {
         let end = address.0.checked_add(len.into()).filter(|end| *end <= self.refs.len() as u64 * PAGE);
         let aligned = ByteOffset(address.0 | u64::from(len)).is_aligned(BlockSize::B512);
         match end {
-            _ if len == 0 => Err(Refused::Empty),
+            _ if len == 0 => Err(SubmitError::Empty),
             Some(end) if aligned => Ok((address.0, end)),
-            _ => Err(Refused::NotGranted { address: address.0, len }),
+            _ => Err(SubmitError::NotGranted { address: address.0, len }),
         }
     }
 
     #[inline]
-    fn add(&self, id: u16, segments: &mut Segments, segment: Segment) -> Result<(), Refused> {
+    fn add(&self, id: u16, segments: &mut RequestSegments, segment: Segment) -> Result<(), SubmitError> {
         let index = segments.count;
-        if index >= self.most {
-            return Err(Refused::TooManyPieces(self.most));
+        if index >= self.limit {
+            return Err(SubmitError::TooManySegments(self.limit));
         }
         match segments.first.get_mut(usize::from(index)) {
             Some(place) => *place = segment,
-            None => self.spill(id, segments, segment),
+            None => self.add_indirect(id, segments, segment),
         }
         segments.count += 1;
         Ok(())
     }
 
     /// One more than a request holds.
-    fn spill(&self, id: u16, segments: &Segments, segment: Segment) {
+    fn add_indirect(&self, id: u16, segments: &RequestSegments, segment: Segment) {
         // Without tables `most` is what a request holds.
-        let Some(tables) = &self.tables else { return };
+        let Some(tables) = &self.indirect else { return };
         if usize::from(segments.count) == MAX_SEGMENTS {
             (0..).zip(segments.first).for_each(|(index, segment)| tables.set(id, index, segment));
         }

@@ -6,49 +6,49 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use mqblk_vhost_user_client::EventFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use super::Queue;
+use super::BlkfrontQueue;
 use crate::{DriverError, Waker};
 
 /// Events taken in one wait; others wait for the next one.
-const EVENTS: usize = 32;
+const MAX_EVENTS: usize = 32;
 /// What the wait says of the waker; queues are said by their number.
-const WAKER: u64 = u64::MAX;
+const WAKER_KEY: u64 = u64::MAX;
 
 /// The queues that one thread owns.
 #[derive(Debug)]
-pub struct QueueSet {
-    queues: Vec<Queue>,
+pub struct BlkfrontQueueSet {
+    queues: Vec<BlkfrontQueue>,
     /// Watches each queue's event channel while it has an event that was not taken, and the waker, once for each use.
-    waiting: Epoll,
+    epoll: Epoll,
     waker: EventFd,
     /// What is watched lives as long as the watching.
     _descriptors: Vec<OwnedFd>,
     events: u64,
 }
 
-impl QueueSet {
-    pub(super) fn new(queues: Vec<(Queue, OwnedFd)>) -> io::Result<QueueSet> {
+impl BlkfrontQueueSet {
+    pub(super) fn new(queues: Vec<(BlkfrontQueue, OwnedFd)>) -> io::Result<BlkfrontQueueSet> {
         let waiting = Epoll::new()?;
         let waker = EventFd::new(0)?;
-        let once = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, WAKER);
+        let once = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, WAKER_KEY);
         waiting.ctl(ControlOperation::Add, waker.as_raw_fd(), once)?;
         for (index, (_, descriptor)) in queues.iter().enumerate() {
             let event = EpollEvent::new(EventSet::IN, index as u64);
             waiting.ctl(ControlOperation::Add, descriptor.as_raw_fd(), event)?;
         }
         let (queues, descriptors) = queues.into_iter().unzip();
-        Ok(QueueSet { queues, waiting, waker, _descriptors: descriptors, events: 0 })
+        Ok(BlkfrontQueueSet { queues, epoll: waiting, waker, _descriptors: descriptors, events: 0 })
     }
 
     /// The queues.
     #[inline]
-    pub fn queues(&mut self) -> &mut [Queue] {
+    pub fn queues_mut(&mut self) -> &mut [BlkfrontQueue] {
         &mut self.queues
     }
 
     /// The queues, to look at.
     #[inline]
-    pub fn queues_ref(&self) -> &[Queue] {
+    pub fn queues(&self) -> &[BlkfrontQueue] {
         &self.queues
     }
 
@@ -59,14 +59,14 @@ impl QueueSet {
 
     /// Events sent on all the queues.
     pub fn kicks(&self) -> u64 {
-        self.queues.iter().map(Queue::kicks).sum()
+        self.queues.iter().map(BlkfrontQueue::kicks).sum()
     }
 
     /// Sleeps until on one of the queues `count` answers are there (or all, if fewer are in flight there), or the [`Waker`]
     /// is used. Returns at once if nothing is in flight. May return early.
     ///
     /// # Errors
-    /// When a back-end breaks the protocol, or the wait fails.
+    /// When a backend breaks the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), DriverError> {
         let (mut busy, mut ready) = (false, false);
         for queue in self.queues.iter_mut().filter(|queue| queue.in_flight() != 0) {
@@ -83,11 +83,11 @@ impl QueueSet {
     }
 
     fn sleep(&mut self) -> Result<(), DriverError> {
-        let mut found = [EpollEvent::default(); EVENTS];
-        let count = match self.waiting.wait(-1, &mut found) {
+        let mut found = [EpollEvent::default(); MAX_EVENTS];
+        let count = match self.epoll.wait(-1, &mut found) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            Err(error) => return Err(DriverError::Host { what: "wait for an event", source: error }),
+            Err(error) => return Err(DriverError::System { what: "wait for an event", source: error }),
         };
         for event in &found[..count] {
             if let Some(queue) = usize::try_from(event.data()).ok().and_then(|index| self.queues.get_mut(index)) {

@@ -8,15 +8,15 @@ use mqblk_xen::vbd::{self, XenbusState, keys};
 /// A device as a toolstack makes it.
 #[derive(Clone, Debug)]
 pub struct Vbd {
-    /// The domain of its back-end.
+    /// The domain of its backend.
     pub backend: DomainId,
-    /// The back-end's type: the directory below `backend` in which its back-end looks.
+    /// The backend's type: the directory below `backend` in which its backend looks.
     pub type_name: String,
     /// The domain of its frontend.
-    pub front: DomainId,
+    pub frontend: DomainId,
     /// Its number.
     pub devid: u32,
-    /// What is behind it, for the back-end.
+    /// What is behind it, for the backend.
     pub params: String,
     /// Whether it may be written.
     pub writable: bool,
@@ -26,11 +26,11 @@ pub struct Vbd {
 
 impl Vbd {
     /// A device that may be written.
-    pub fn new(type_name: &str, front: DomainId, devid: u32, params: &str) -> Vbd {
+    pub fn new(type_name: &str, frontend: DomainId, devid: u32, params: &str) -> Vbd {
         Vbd {
             backend: DomainId(0),
             type_name: type_name.to_owned(),
-            front,
+            frontend,
             devid,
             params: params.to_owned(),
             writable: true,
@@ -38,14 +38,14 @@ impl Vbd {
         }
     }
 
-    /// The back-end's directory.
-    pub fn back_path(&self) -> String {
-        vbd::backend_path(self.backend, &self.type_name, self.front, self.devid)
+    /// The backend's directory.
+    pub fn backend_path(&self) -> String {
+        vbd::backend_path(self.backend, &self.type_name, self.frontend, self.devid)
     }
 
     /// The frontend's directory.
-    pub fn front_path(&self) -> String {
-        vbd::frontend_path(self.front, self.devid)
+    pub fn frontend_path(&self) -> String {
+        vbd::frontend_path(self.frontend, self.devid)
     }
 
     /// Makes both directories, in one transaction: neither end may see one without the other.
@@ -53,7 +53,7 @@ impl Vbd {
     /// # Errors
     /// When xenstore refuses: only a domain that may do everything can do this.
     pub fn create(&self, store: &mut Xenstore) -> Result<(), XenstoreError> {
-        let (front, back) = (self.front_path(), self.back_path());
+        let (front, back) = (self.frontend_path(), self.backend_path());
         let initialising = XenbusState::Initialising.to_string();
         let flag = |on: bool| if on { "1" } else { "0" };
         let name = vbd::vdev_name(self.devid).unwrap_or_else(|| self.devid.to_string());
@@ -67,7 +67,7 @@ impl Vbd {
         ];
         let of_back: [(&str, &str); 12] = [
             (keys::FRONTEND, &front),
-            (keys::FRONTEND_ID, &self.front.0.to_string()),
+            (keys::FRONTEND_ID, &self.frontend.0.to_string()),
             (keys::ONLINE, "1"),
             (keys::REMOVABLE, "0"),
             (keys::BOOTABLE, "1"),
@@ -79,7 +79,7 @@ impl Vbd {
             (keys::DISCARD_ENABLE, flag(self.discard)),
             (keys::STATE, &initialising),
         ];
-        let (own, other) = (self.front, self.backend);
+        let (own, other) = (self.frontend, self.backend);
         store.transaction(|transaction| {
             for (path, owner, reader, pairs) in [(&front, own, other, &of_front[..]), (&back, other, own, &of_back[..])]
             {
@@ -101,12 +101,12 @@ impl Vbd {
         })
     }
 
-    /// Asks the back-end to let go of the device.
+    /// Asks the backend to let go of the device.
     ///
     /// # Errors
     /// When xenstore refuses.
     pub fn detach(&self, store: &mut Xenstore) -> Result<(), XenstoreError> {
-        let back = self.back_path();
+        let back = self.backend_path();
         store.transaction(|transaction| {
             transaction.write(&format!("{back}/{}", keys::ONLINE), "0")?;
             transaction.write(&format!("{back}/{}", keys::STATE), &XenbusState::Closing.to_string())
@@ -118,7 +118,7 @@ impl Vbd {
     /// # Errors
     /// When xenstore refuses.
     pub fn remove(&self, store: &mut Xenstore) -> Result<(), XenstoreError> {
-        let (front, back) = (self.front_path(), self.back_path());
+        let (front, back) = (self.frontend_path(), self.backend_path());
         store.transaction(|transaction| {
             for path in [&front, &back] {
                 if transaction.read(path)?.is_some() {

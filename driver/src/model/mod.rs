@@ -20,45 +20,45 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const TICK_MS: i64 = 20;
 
 /// A descriptor: (address, length, we may write).
-pub(crate) type Part = (u64, u32, bool);
+pub(crate) type Descriptor = (u64, u32, bool);
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum RequestOutcome {
     /// It is answered, with so many bytes written.
-    Answer(u32),
+    Complete(u32),
     /// It is answered under an id that is not in flight.
-    WrongId(u32),
+    CompleteWrongId(u32),
     /// It stays; it is asked about again at the next tick.
     Hold,
     /// The server leaves.
-    Leave,
+    Disconnect,
 }
 
 /// A request as it lies in a ring.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct ModelRequest {
     pub(crate) queue: usize,
     pub(crate) head: u16,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) descriptors: Vec<Descriptor>,
 }
 
 /// A device.
-pub(crate) trait Personality: Send + Sync + 'static {
+pub(crate) trait ModelDevice: Send + Sync + 'static {
     /// Rings.
-    fn rings(&self) -> u16;
+    fn ring_count(&self) -> u16;
     /// Virtio features offered.
     fn features(&self) -> u64;
     /// vhost-user protocol features offered.
-    fn protocol(&self) -> u64;
+    fn protocol_features(&self) -> u64;
     /// The configuration, from its first byte.
     fn config(&self) -> Vec<u8>;
     /// The driver writes to the configuration.
     fn write_config(&self, offset: u32, bytes: &[u8]);
     /// Looks at requests that are all in flight now, before any of them is carried out.
-    fn in_flight(&self, _memory: &GuestMemory, _requests: &[Found]) {}
+    fn observe_in_flight(&self, _memory: &GuestMemory, _requests: &[ModelRequest]) {}
     /// Carries a request out, or says why not.
-    fn request(&self, memory: &GuestMemory, request: &Found) -> Verdict;
+    fn execute(&self, memory: &GuestMemory, request: &ModelRequest) -> RequestOutcome;
     /// A connection was closed.
     fn closed(&self) {}
 }
@@ -75,33 +75,33 @@ pub(crate) fn write(memory: &GuestMemory, at: u64, bytes: &[u8]) {
 
 /// The running server. Ends when dropped.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ModelServer {
     path: PathBuf,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Process {
+impl ModelServer {
     /// Serves `device` at `path`, one connection after the other.
-    pub(crate) fn start(path: &Path, device: Arc<impl Personality>) -> Process {
+    pub(crate) fn start(path: &Path, device: Arc<impl ModelDevice>) -> ModelServer {
         let listener = UnixListener::bind(path).expect("the model's socket");
         listener.set_nonblocking(true).expect("non-blocking listener");
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             while !ends.load(Ordering::Acquire) {
-                let _ = wait(&[&listener], TICK_MS);
+                let _ = wait_readable(&[&listener], TICK_MS);
                 if let Ok((socket, _)) = listener.accept() {
                     serve(&*device, &socket, &ends);
                     device.closed();
                 }
             }
         });
-        Process { path: path.to_owned(), stop, thread: Some(thread) }
+        ModelServer { path: path.to_owned(), stop, thread: Some(thread) }
     }
 }
 
-impl Drop for Process {
+impl Drop for ModelServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
@@ -112,7 +112,7 @@ impl Drop for Process {
 }
 
 /// Waits until one of `fds` can be read, at most `milliseconds`. Which: a flag for each.
-fn wait(fds: &[&dyn std::os::fd::AsFd], milliseconds: i64) -> Vec<bool> {
+fn wait_readable(fds: &[&dyn std::os::fd::AsFd], milliseconds: i64) -> Vec<bool> {
     let limit = Timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let _ = poll(&mut polled, Some(&limit));
@@ -120,22 +120,22 @@ fn wait(fds: &[&dyn std::os::fd::AsFd], milliseconds: i64) -> Vec<bool> {
 }
 
 /// Serves one connection to its end.
-fn serve(device: &impl Personality, socket: &UnixStream, stop: &AtomicBool) {
+fn serve(device: &impl ModelDevice, socket: &UnixStream, stop: &AtomicBool) {
     let mut connection = wire::Connection::new(device, socket);
     while !stop.load(Ordering::Acquire) {
         let kicks: Vec<&File> = connection.rings.iter().filter_map(|ring| ring.kick.as_ref()).collect();
         let fds: Vec<&dyn std::os::fd::AsFd> =
             std::iter::once(socket as &dyn std::os::fd::AsFd).chain(kicks.iter().map(|kick| *kick as _)).collect();
-        let ready = wait(&fds, TICK_MS);
+        let ready = wait_readable(&fds, TICK_MS);
         for (kick, ready) in kicks.iter().zip(&ready[1..]) {
             if *ready {
                 let _ = std::io::Read::read(&mut &**kick, &mut [0; 8]);
             }
         }
-        if ready[0] && !connection.message() {
+        if ready[0] && !connection.handle_message() {
             return;
         }
-        if !connection.run_rings() {
+        if !connection.serve_rings() {
             return;
         }
     }

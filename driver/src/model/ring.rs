@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 
 use mqblk_memory::{GuestAddress, GuestMemory, full_fence};
 
-use super::{Found, Part, read, write};
+use super::{Descriptor, ModelRequest, read, write};
 
 #[derive(Debug, Default)]
-pub(super) struct Ring {
+pub(super) struct ModelVring {
     pub(super) size: u16,
     /// Guest addresses of the descriptor table, the available ring, the used ring.
-    pub(super) parts: [u64; 3],
+    pub(super) addresses: [u64; 3],
     pub(super) next_avail: u16,
     pub(super) kick: Option<File>,
     pub(super) call: Option<File>,
@@ -20,34 +20,34 @@ pub(super) struct Ring {
     used: u16,
 }
 
-impl Ring {
-    fn cell(&self, memory: &GuestMemory, part: usize, offset: u64) -> u16 {
-        memory.shared_u16(GuestAddress(self.parts[part] + offset)).expect("a mapped cell").load(Ordering::Acquire)
+impl ModelVring {
+    fn load_u16(&self, memory: &GuestMemory, part: usize, offset: u64) -> u16 {
+        memory.shared_u16(GuestAddress(self.addresses[part] + offset)).expect("a mapped cell").load(Ordering::Acquire)
     }
 
     /// Takes what is there.
-    pub(super) fn take(&mut self, memory: &GuestMemory, queue: usize, into: &mut Vec<Found>) {
-        while self.next_avail != self.cell(memory, 1, 2) {
+    pub(super) fn pop_requests(&mut self, memory: &GuestMemory, queue: usize, into: &mut Vec<ModelRequest>) {
+        while self.next_avail != self.load_u16(memory, 1, 2) {
             let slot = u64::from(self.next_avail % self.size);
-            let head = u16::from_le_bytes(read(memory, self.parts[1] + 4 + 2 * slot));
+            let head = u16::from_le_bytes(read(memory, self.addresses[1] + 4 + 2 * slot));
             self.next_avail = self.next_avail.wrapping_add(1);
             let mut parts = vec![];
-            self.walk(memory, self.parts[0], head, &mut parts);
-            into.push(Found { queue, head, parts });
+            self.walk_chain(memory, self.addresses[0], head, &mut parts);
+            into.push(ModelRequest { queue, head, descriptors: parts });
         }
     }
 
     /// Asks for a kick at the next request. Returns whether one is there already.
     pub(super) fn arm(&self, memory: &GuestMemory, event_idx: bool) -> bool {
         if event_idx {
-            let avail_event = GuestAddress(self.parts[2] + 4 + 8 * u64::from(self.size));
+            let avail_event = GuestAddress(self.addresses[2] + 4 + 8 * u64::from(self.size));
             memory.shared_u16(avail_event).expect("a mapped cell").store(self.next_avail, Ordering::Relaxed);
             full_fence();
         }
-        self.next_avail != self.cell(memory, 1, 2)
+        self.next_avail != self.load_u16(memory, 1, 2)
     }
 
-    fn walk(&self, memory: &GuestMemory, table: u64, first: u16, parts: &mut Vec<Part>) {
+    fn walk_chain(&self, memory: &GuestMemory, table: u64, first: u16, parts: &mut Vec<Descriptor>) {
         let mut index = first;
         loop {
             let at = table + 16 * u64::from(index);
@@ -55,7 +55,7 @@ impl Ring {
             let len = u32::from_le_bytes(read(memory, at + 8));
             let [flags, next] = [12, 14].map(|field| u16::from_le_bytes(read(memory, at + field)));
             if flags & 4 != 0 {
-                return self.walk(memory, address, 0, parts);
+                return self.walk_chain(memory, address, 0, parts);
             }
             parts.push((address, len, flags & 2 != 0));
             assert!(parts.len() <= usize::from(self.size).max(1024), "a descriptor loop");
@@ -67,17 +67,20 @@ impl Ring {
     }
 
     pub(super) fn publish(&mut self, memory: &GuestMemory, id: u32, written: u32, event_idx: bool) {
-        let at = self.parts[2] + 4 + 8 * u64::from(self.used % self.size);
+        let at = self.addresses[2] + 4 + 8 * u64::from(self.used % self.size);
         write(memory, at, &id.to_le_bytes());
         write(memory, at + 4, &written.to_le_bytes());
         let old = self.used;
         self.used = self.used.wrapping_add(1);
-        memory.shared_u16(GuestAddress(self.parts[2] + 2)).expect("a mapped cell").store(self.used, Ordering::Release);
+        memory
+            .shared_u16(GuestAddress(self.addresses[2] + 2))
+            .expect("a mapped cell")
+            .store(self.used, Ordering::Release);
         full_fence();
         let wanted = if event_idx {
-            self.cell(memory, 1, 4 + 2 * u64::from(self.size)) == old
+            self.load_u16(memory, 1, 4 + 2 * u64::from(self.size)) == old
         } else {
-            self.cell(memory, 1, 0) & 1 == 0
+            self.load_u16(memory, 1, 0) & 1 == 0
         };
         if let (true, Some(mut call)) = (wanted, self.call.as_ref()) {
             let _ = call.write(&1_u64.to_ne_bytes());

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use mqblk_memory::{GuestAddress, GuestMemory, Region, UserAddress};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use super::ring::Ring;
-use super::{Found, Personality, Verdict};
+use super::ring::ModelVring;
+use super::{ModelDevice, ModelRequest, RequestOutcome};
 
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
@@ -23,8 +23,8 @@ pub(super) struct Connection<'a, P> {
     memory: Arc<GuestMemory>,
     event_idx: bool,
     /// Requests that were taken and are not answered.
-    held: Vec<Found>,
-    pub(super) rings: Vec<Ring>,
+    held_requests: Vec<ModelRequest>,
+    pub(super) rings: Vec<ModelVring>,
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -34,14 +34,14 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-impl<'a, P: Personality> Connection<'a, P> {
+impl<'a, P: ModelDevice> Connection<'a, P> {
     pub(super) fn new(device: &'a P, socket: &'a UnixStream) -> Connection<'a, P> {
-        let rings = (0..device.rings()).map(|_| Ring::default()).collect();
-        Connection { device, socket, memory: Arc::default(), event_idx: false, held: vec![], rings }
+        let rings = (0..device.ring_count()).map(|_| ModelVring::default()).collect();
+        Connection { device, socket, memory: Arc::default(), event_idx: false, held_requests: vec![], rings }
     }
 
     /// Takes one message. `false` at the end of the conversation.
-    pub(super) fn message(&mut self) -> bool {
+    pub(super) fn handle_message(&mut self) -> bool {
         let mut head = [0; 12];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -60,7 +60,7 @@ impl<'a, P: Personality> Connection<'a, P> {
         if self.socket.read_exact(&mut body).is_err() {
             return false;
         }
-        let answer = self.handle(request, &body, files);
+        let answer = self.handle_request(request, &body, files);
         let answer = answer.or((flags & NEED_REPLY != 0).then(|| 0_u64.to_ne_bytes().to_vec()));
         let Some(answer) = answer else { return true };
         let mut reply = vec![];
@@ -71,18 +71,18 @@ impl<'a, P: Personality> Connection<'a, P> {
         self.socket.write_all(&reply).is_ok()
     }
 
-    fn handle(&mut self, request: u32, body: &[u8], mut files: Vec<File>) -> Option<Vec<u8>> {
+    fn handle_request(&mut self, request: u32, body: &[u8], mut files: Vec<File>) -> Option<Vec<u8>> {
         let word = |value: u64| Some(value.to_ne_bytes().to_vec());
         let ring = |body: &[u8]| u32_at(body, 0) as usize;
         match request {
             1 => return word(self.device.features()),
             2 => self.event_idx = u64_at(body, 0) & EVENT_IDX != 0,
-            5 => self.map(body, files),
+            5 => self.map_memory(body, files),
             8 => self.rings[ring(body)].size = u32_at(body, 4) as u16,
             9 => {
                 let guest = |at| self.memory.user_to_guest(UserAddress(u64_at(body, at))).expect("mapped ring").0;
                 let parts = [guest(8), guest(24), guest(16)];
-                self.rings[ring(body)].parts = parts;
+                self.rings[ring(body)].addresses = parts;
             }
             10 => self.rings[ring(body)].next_avail = u32_at(body, 4) as u16,
             11 => {
@@ -94,8 +94,8 @@ impl<'a, P: Personality> Connection<'a, P> {
             }
             12 => self.rings[usize::from(body[0])].kick = files.pop(),
             13 => self.rings[usize::from(body[0])].call = files.pop(),
-            15 => return word(self.device.protocol()),
-            17 => return word(self.device.rings().into()),
+            15 => return word(self.device.protocol_features()),
+            17 => return word(self.device.ring_count().into()),
             18 => self.rings[ring(body)].enabled = u32_at(body, 4) == 1,
             24 => {
                 let (offset, size) = (u32_at(body, 0) as usize, u32_at(body, 4) as usize);
@@ -114,37 +114,37 @@ impl<'a, P: Personality> Connection<'a, P> {
         None
     }
 
-    fn map(&mut self, body: &[u8], files: Vec<File>) {
+    fn map_memory(&mut self, body: &[u8], files: Vec<File>) {
         let mut memory = GuestMemory::default();
         for (index, file) in files.iter().take(u32_at(body, 0) as usize).enumerate() {
             let at = 8 + 32 * index;
-            let (guest, user) = (GuestAddress(u64_at(body, at)), UserAddress(u64_at(body, at + 16)));
-            let region = Region::from_file(file, u64_at(body, at + 24), u64_at(body, at + 8), guest, user);
+            let (guest, user_data) = (GuestAddress(u64_at(body, at)), UserAddress(u64_at(body, at + 16)));
+            let region = Region::from_file(file, u64_at(body, at + 24), u64_at(body, at + 8), guest, user_data);
             memory = memory.with_region(region.expect("a region that can be mapped")).expect("no overlap");
         }
         self.memory = Arc::new(memory);
     }
 
     /// Answers what the rings hold. `false` when the device leaves.
-    pub(super) fn run_rings(&mut self) -> bool {
+    pub(super) fn serve_rings(&mut self) -> bool {
         loop {
             let mut again = false;
             // All that is there first: what is in flight at the same time is seen at the same time.
             for (index, ring) in self.rings.iter_mut().enumerate() {
                 if ring.enabled && ring.kick.is_some() {
-                    ring.take(&self.memory, index, &mut self.held);
+                    ring.pop_requests(&self.memory, index, &mut self.held_requests);
                 }
             }
-            self.device.in_flight(&self.memory, &self.held);
-            for found in std::mem::take(&mut self.held) {
-                let (id, written) = match self.device.request(&self.memory, &found) {
-                    Verdict::Answer(written) => (u32::from(found.head), written),
-                    Verdict::WrongId(written) => (u32::from(found.head) ^ 1, written),
-                    Verdict::Hold => {
-                        self.held.push(found);
+            self.device.observe_in_flight(&self.memory, &self.held_requests);
+            for found in std::mem::take(&mut self.held_requests) {
+                let (id, written) = match self.device.execute(&self.memory, &found) {
+                    RequestOutcome::Complete(written) => (u32::from(found.head), written),
+                    RequestOutcome::CompleteWrongId(written) => (u32::from(found.head) ^ 1, written),
+                    RequestOutcome::Hold => {
+                        self.held_requests.push(found);
                         continue;
                     }
-                    Verdict::Leave => return false,
+                    RequestOutcome::Disconnect => return false,
                 };
                 self.rings[found.queue].publish(&self.memory, id, written, self.event_idx);
             }

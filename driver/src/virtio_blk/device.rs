@@ -9,15 +9,15 @@ use mqblk_vhost_user_client::features as virtio;
 use mqblk_vhost_user_client::{BackendChannel, Client, EventFd, HangupMonitor};
 
 use super::layout::QueueLayout;
-use super::queue::{Queue, QueueSet};
-use super::wire::{CONFIG_BYTES, CONFIG_WRITEBACK, Config, feature};
+use super::queue::{BlkQueue, BlkQueueSet};
+use super::wire::{BlkConfig, CONFIG_BYTES, CONFIG_WRITEBACK, feature};
 use crate::DriverError;
-use crate::error::{check, check_queue_size};
-use crate::setup::{Planner, ShapeChoice, Shared};
+use crate::error::{check_queue_size, check_range};
+use crate::setup::{AddressPlanner, DescriptorLayout, SharedMemory};
 
 /// How to connect.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BlkConnectOptions {
     /// The server's socket.
     pub socket: PathBuf,
     /// Queues to set up; fewer than the server offers is fine.
@@ -31,7 +31,7 @@ pub struct Options {
     /// Data memory of each queue.
     pub data_per_queue: ByteLen,
     /// Direct or indirect descriptors.
-    pub shape: ShapeChoice,
+    pub descriptors: DescriptorLayout,
     /// Use EVENT_IDX when offered.
     pub event_idx: bool,
     /// Spoil each status byte before its request, to see a device that does not write it. Costs a cache line's way.
@@ -41,39 +41,39 @@ pub struct Options {
     /// Have the server tell when its configuration changes: it may wait for [`Device::changed`] then.
     pub config_changes: bool,
     /// How long to try to connect.
-    pub patience: Duration,
+    pub connect_timeout: Duration,
     /// How long to wait for an answer on the socket.
-    pub answer_limit: Duration,
+    pub reply_timeout: Duration,
 }
 
-impl Options {
+impl BlkConnectOptions {
     /// One queue of 256 entries with 1 MiB of data, owned by one thread.
-    pub fn new(socket: impl Into<PathBuf>) -> Options {
-        Options {
+    pub fn new(socket: impl Into<PathBuf>) -> BlkConnectOptions {
+        BlkConnectOptions {
             socket: socket.into(),
             queues: 1,
             queue_size: 256,
             depth: 64,
             threads: 1,
             data_per_queue: ByteLen(1 << 20),
-            shape: ShapeChoice::Auto,
+            descriptors: DescriptorLayout::Auto,
             event_idx: true,
             poison_status: false,
             inflight: true,
             config_changes: false,
-            patience: Duration::from_secs(5),
-            answer_limit: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(5),
+            reply_timeout: Duration::from_secs(10),
         }
     }
 }
 
 /// What the device says of itself. Fields of features that it does not have are as if it had said nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Info {
+pub struct BlkInfo {
     /// Size.
     pub capacity: Sector512,
     /// Logical block size.
-    pub block: BlockSize,
+    pub block_size: BlockSize,
     /// Writes are refused.
     pub read_only: bool,
     /// It has a volatile cache and takes flushes.
@@ -96,8 +96,8 @@ pub struct Info {
     pub features: u64,
 }
 
-impl Info {
-    fn new(config: &Config, features: u64, server_queues: u16) -> Result<Info, DriverError> {
+impl BlkInfo {
+    fn new(config: &BlkConfig, features: u64, server_queues: u16) -> Result<BlkInfo, DriverError> {
         let has = |bit: u64| features & bit != 0;
         let block = if has(feature::BLK_SIZE) { config.u32(20) } else { 512 };
         let bad_block = DriverError::Config {
@@ -106,9 +106,9 @@ impl Info {
             expected: "a power of two from 512 to 65536",
         };
         let config_queues = if has(feature::MQ) { config.u16(34) } else { 1 };
-        Ok(Info {
+        Ok(BlkInfo {
             capacity: Sector512(config.u64(0)),
-            block: BlockSize::new(block).ok_or(bad_block)?,
+            block_size: BlockSize::new(block).ok_or(bad_block)?,
             read_only: has(feature::RO),
             flush: has(feature::FLUSH),
             writeback: has(feature::CONFIG_WCE).then_some(config.0[32] != 0),
@@ -125,26 +125,26 @@ impl Info {
 
 /// A connected device. The queues are handed out once; this end keeps the conversation.
 #[derive(Debug)]
-pub struct Device {
+pub struct BlkDevice {
     client: Client,
     /// Where the server says that its configuration has changed.
-    requests: Option<BackendChannel>,
-    info: Info,
+    backend_channel: Option<BackendChannel>,
+    info: BlkInfo,
     queues: u16,
-    sets: Vec<QueueSet>,
-    shared: Shared,
-    options: Options,
+    sets: Vec<BlkQueueSet>,
+    shared: SharedMemory,
+    options: BlkConnectOptions,
     /// The cache mode that was asked for.
     writeback: Option<bool>,
 }
 
-impl Device {
+impl BlkDevice {
     /// Connects, agrees on features, and starts the queues.
     ///
     /// # Errors
     /// When the server is not there, refuses a step, or cannot do what the options ask for.
-    pub fn connect(options: &Options) -> Result<Device, DriverError> {
-        let mut client = Client::connect(&options.socket, options.patience, options.answer_limit)?;
+    pub fn connect(options: &BlkConnectOptions) -> Result<BlkDevice, DriverError> {
+        let mut client = Client::connect(&options.socket, options.connect_timeout, options.reply_timeout)?;
         if options.config_changes {
             client.accept_backend_requests();
         }
@@ -153,54 +153,63 @@ impl Device {
         let features = client.negotiate(wanted)?;
         let server_queues = client.queue_count()?;
         let requests = client.open_backend_channel()?;
-        let mut config = Config([0; CONFIG_BYTES]);
+        let mut config = BlkConfig([0; CONFIG_BYTES]);
         client.read_config(0, &mut config.0)?;
-        let info = Info::new(&config, features, server_queues)?;
-        check("queues", options.queues, 1..=info.queues)?;
-        check("threads", options.threads, 1..=options.queues)?;
+        let info = BlkInfo::new(&config, features, server_queues)?;
+        check_range("queues", options.queues, 1..=info.queues)?;
+        check_range("threads", options.threads, 1..=options.queues)?;
         check_queue_size(options.queue_size)?;
 
-        let mut planner = Planner::new();
+        let mut planner = AddressPlanner::new();
         let layout = |_| QueueLayout::new(&mut planner, options.queue_size, options.data_per_queue);
         let layouts: Vec<QueueLayout> = (0..options.queues).map(layout).collect();
         let mut shared = planner.share(&mut client)?;
         if options.inflight {
-            shared.track(&mut client, options.queues, options.queue_size)?;
+            shared.create_inflight(&mut client, options.queues, options.queue_size)?;
         }
         let (queues, options) = (options.queues, options.clone());
-        let mut device = Device { client, requests, info, queues, sets: vec![], shared, options, writeback: None };
+        let mut device = BlkDevice {
+            client,
+            backend_channel: requests,
+            info,
+            queues,
+            sets: vec![],
+            shared,
+            options,
+            writeback: None,
+        };
         let options = &device.options.clone();
-        device.start(options, &layouts)?;
+        device.start_queues(options, &layouts)?;
         tracing::debug!(?info, queues = options.queues, "device started");
         Ok(device)
     }
 
-    fn start(&mut self, options: &Options, layouts: &[QueueLayout]) -> Result<(), DriverError> {
+    fn start_queues(&mut self, options: &BlkConnectOptions, layouts: &[QueueLayout]) -> Result<(), DriverError> {
         let features = self.info.features;
         let indirect = features & virtio::INDIRECT_DESC != 0;
-        let shape = options.shape.resolve(indirect, options.depth.into(), options.queue_size);
+        let shape = options.descriptors.resolve(indirect, options.depth.into(), options.queue_size);
         let mut sets = Vec::with_capacity(options.threads.into());
         for _ in 0..options.threads {
-            sets.push((Vec::new(), EventFd::new(0).map_err(DriverError::event)?));
+            sets.push((Vec::new(), EventFd::new(0).map_err(DriverError::eventfd)?));
         }
         for (index, layout) in layouts.iter().enumerate() {
             let (queues, call) = &mut sets[index % usize::from(options.threads)];
-            let (ring, kick) = self.shared.start(&mut self.client, index as u16, &layout.ring, features, call)?;
-            let queue = Queue::new(ring, shape, &self.shared.memory, *layout, options.poison_status, kick);
+            let (ring, kick) = self.shared.start_queue(&mut self.client, index as u16, &layout.ring, features, call)?;
+            let queue = BlkQueue::new(ring, shape, &self.shared.memory, *layout, options.poison_status, kick);
             queues.push(queue.expect("the region was made for this layout"));
         }
-        let sets = sets.into_iter().map(|(queues, call)| QueueSet::new(queues, call));
-        self.sets = sets.collect::<io::Result<_>>().map_err(DriverError::event)?;
+        let sets = sets.into_iter().map(|(queues, call)| BlkQueueSet::new(queues, call));
+        self.sets = sets.collect::<io::Result<_>>().map_err(DriverError::eventfd)?;
         Ok(())
     }
 
     /// What the device says of itself.
-    pub fn info(&self) -> &Info {
+    pub fn info(&self) -> &BlkInfo {
         &self.info
     }
 
     /// The queues, a set for each thread. Empty the second time.
-    pub fn take_queues(&mut self) -> Vec<QueueSet> {
+    pub fn take_queues(&mut self) -> Vec<BlkQueueSet> {
         std::mem::take(&mut self.sets)
     }
 
@@ -213,7 +222,7 @@ impl Device {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn lifeline(&self) -> io::Result<HangupMonitor> {
+    pub fn hangup_monitor(&self) -> io::Result<HangupMonitor> {
         self.client.hangup_monitor()
     }
 
@@ -222,13 +231,13 @@ impl Device {
     ///
     /// # Errors
     /// When the server is not there within `patience`, refuses a step, or is not as the one before was.
-    pub fn reconnect(&mut self, patience: Duration) -> Result<(), DriverError> {
-        let mut client = Client::connect(&self.options.socket, patience, self.options.answer_limit)?;
+    pub fn reconnect(&mut self, timeout: Duration) -> Result<(), DriverError> {
+        let mut client = Client::connect(&self.options.socket, timeout, self.options.reply_timeout)?;
         if self.options.config_changes {
             client.accept_backend_requests();
         }
         client.renegotiate(self.info.features)?;
-        self.requests = client.open_backend_channel()?;
+        self.backend_channel = client.open_backend_channel()?;
         if let Some(on) = self.writeback {
             client.write_config(CONFIG_WRITEBACK, &[u8::from(on)])?;
         }
@@ -251,10 +260,10 @@ impl Device {
     ///
     /// # Errors
     /// When the server refuses or the configuration makes no sense.
-    pub fn refresh(&mut self) -> Result<&Info, DriverError> {
-        let mut config = Config([0; CONFIG_BYTES]);
+    pub fn refresh(&mut self) -> Result<&BlkInfo, DriverError> {
+        let mut config = BlkConfig([0; CONFIG_BYTES]);
         self.client.read_config(0, &mut config.0)?;
-        self.info = Info::new(&config, self.info.features, self.info.queues)?;
+        self.info = BlkInfo::new(&config, self.info.features, self.info.queues)?;
         Ok(&self.info)
     }
 
@@ -263,19 +272,19 @@ impl Device {
     ///
     /// # Errors
     /// When the server says something else, refuses, or the configuration makes no sense.
-    pub fn changed(&mut self, timeout: Duration) -> Result<bool, DriverError> {
-        let Some(requests) = self.requests.take() else { return Ok(false) };
-        let read = |device: &mut Device| match requests.wait_config_change(timeout) {
+    pub fn wait_config_change(&mut self, timeout: Duration) -> Result<bool, DriverError> {
+        let Some(requests) = self.backend_channel.take() else { return Ok(false) };
+        let read = |device: &mut BlkDevice| match requests.wait_config_change(timeout) {
             Ok(None) => Ok(false),
             Ok(Some(change)) => {
                 let read = device.refresh().map(drop);
-                change.reply(read.is_ok()).map_err(DriverError::requests)?;
+                change.reply(read.is_ok()).map_err(DriverError::backend_channel)?;
                 read.map(|()| true)
             }
-            Err(error) => Err(DriverError::requests(error)),
+            Err(error) => Err(DriverError::backend_channel(error)),
         };
         let changed = read(self);
-        self.requests = Some(requests);
+        self.backend_channel = Some(requests);
         changed
     }
 
@@ -283,7 +292,7 @@ impl Device {
     ///
     /// # Errors
     /// When the server does not answer, or not in time.
-    pub fn stop(mut self, sets: Vec<QueueSet>) -> Result<(), DriverError> {
+    pub fn stop(mut self, sets: Vec<BlkQueueSet>) -> Result<(), DriverError> {
         for index in 0..self.queues {
             self.client.stop_queue(index)?;
         }

@@ -4,7 +4,7 @@ use mqblk_core::ByteLen;
 use mqblk_memory::GuestAddress;
 
 use super::wire::{HEADER_BYTES, MAX_RANGES, RANGE_BYTES};
-use crate::setup::{DataArea, Planner, RingLayout};
+use crate::setup::{AddressPlanner, DataArea, RingLayout};
 
 /// One queue's memory, in guest addresses.
 #[derive(Clone, Copy, Debug)]
@@ -22,13 +22,13 @@ pub(crate) struct QueueLayout {
 
 impl QueueLayout {
     /// Lays a queue of `size` entries out.
-    pub(crate) fn new(planner: &mut Planner, size: u16, data_len: ByteLen) -> QueueLayout {
+    pub(crate) fn new(planner: &mut AddressPlanner, size: u16, data_len: ByteLen) -> QueueLayout {
         let n = u64::from(size);
-        let ring = planner.ring(size);
-        let headers = planner.part(u64::from(HEADER_BYTES) * n);
-        let statuses = planner.part(n);
-        let ranges = planner.part(u64::from(RANGE_BYTES) * MAX_RANGES as u64 * n);
-        let data = DataArea { start: planner.part(data_len.0), len: data_len };
+        let ring = planner.allocate_ring(size);
+        let headers = planner.allocate(u64::from(HEADER_BYTES) * n);
+        let statuses = planner.allocate(n);
+        let ranges = planner.allocate(u64::from(RANGE_BYTES) * MAX_RANGES as u64 * n);
+        let data = DataArea { start: planner.allocate(data_len.0), len: data_len };
         QueueLayout { ring, headers, statuses, ranges, data }
     }
 }

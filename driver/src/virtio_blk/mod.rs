@@ -16,7 +16,7 @@ mod queue;
 mod tests;
 mod wire;
 
-pub use crate::{DeviceError, DriverError, Piece, Refused, ShapeChoice, Waker};
-pub use device::{Device, Info, Options};
-pub use queue::{Completion, Queue, QueueSet, Status};
-pub use wire::{MAX_RANGES, Range};
+pub use crate::{DataSegment, DescriptorLayout, DeviceError, DriverError, SubmitError, Waker};
+pub use device::{BlkConnectOptions, BlkDevice, BlkInfo};
+pub use queue::{BlkCompletion, BlkQueue, BlkQueueSet, BlkStatus};
+pub use wire::{MAX_RANGES, SectorRange};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use crate::model::{Found, Part, Personality, Process, Verdict, read, write};
+use crate::model::{Descriptor, ModelDevice, ModelRequest, ModelServer, RequestOutcome, read, write};
 
 /// Bytes of a sector, on the wire.
 const SECTOR: usize = mqblk_core::units::SECTOR_BYTES as usize;
@@ -18,29 +18,29 @@ const FEATURES: u64 = 1 << 2 | 1 << 6 | 1 << 9 | 1 << 11 | 1 << 12 | 1 << 13 | 1
 
 /// How the model behaves.
 #[derive(Clone, Debug)]
-pub struct Behaviour {
+pub struct BlkBehaviour {
     /// Bytes of the disk.
     pub size: usize,
     /// Queues offered.
     pub queues: u16,
     /// Feature bits not to offer.
-    pub without: u64,
+    pub without_features: u64,
     /// VIRTIO_BLK_F_RO.
     pub read_only: bool,
     /// VIRTIO_BLK_F_SIZE_MAX, with this value.
     pub size_max: Option<u32>,
     /// What to do wrong.
-    pub fault: Fault,
+    pub fault: BlkFault,
 }
 
 /// What the model does wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fault {
+pub enum BlkFault {
     /// Nothing.
     #[default]
     None,
     /// Closes the connection when this many requests have come.
-    LeaveAfter(u64),
+    DisconnectAfter(u64),
     /// Stops answering requests when this many have come.
     StallAfter(u64),
     /// Flips a bit of every write from this one on before it is stored.
@@ -48,21 +48,28 @@ pub enum Fault {
     /// Answers with VIRTIO_BLK_S_IOERR from this request on.
     FailFrom(u64),
     /// Answers without writing the status byte from this request on.
-    SilentFrom(u64),
+    NoStatusFrom(u64),
     /// Answers with an id that is not in flight.
     WrongIdAt(u64),
 }
 
-impl Default for Behaviour {
+impl Default for BlkBehaviour {
     fn default() -> Self {
-        Behaviour { size: 1 << 20, queues: 4, without: 0, read_only: false, size_max: None, fault: Fault::None }
+        BlkBehaviour {
+            size: 1 << 20,
+            queues: 4,
+            without_features: 0,
+            read_only: false,
+            size_max: None,
+            fault: BlkFault::None,
+        }
     }
 }
 
 /// What the connections share.
 #[derive(Debug)]
-struct Shared {
-    behaviour: Behaviour,
+struct ModelState {
+    behaviour: BlkBehaviour,
     disk: Mutex<Vec<u8>>,
     requests: AtomicU64,
     per_queue: Vec<AtomicU64>,
@@ -72,18 +79,18 @@ struct Shared {
 
 /// The running server. Ends when dropped.
 #[derive(Debug)]
-pub struct Model {
-    shared: Arc<Shared>,
-    _process: Process,
+pub struct BlkModel {
+    shared: Arc<ModelState>,
+    _server: ModelServer,
 }
 
-impl Model {
+impl BlkModel {
     /// Serves at `path`, one connection after the other.
     ///
     /// # Panics
     /// When the socket cannot be made: it is for tests.
-    pub fn start(path: &Path, behaviour: Behaviour) -> Model {
-        let shared = Arc::new(Shared {
+    pub fn start(path: &Path, behaviour: BlkBehaviour) -> BlkModel {
+        let shared = Arc::new(ModelState {
             disk: Mutex::new(vec![0; behaviour.size]),
             per_queue: (0..behaviour.queues).map(|_| AtomicU64::new(0)).collect(),
             behaviour,
@@ -91,7 +98,7 @@ impl Model {
             flushes: AtomicU64::new(0),
             writeback: AtomicBool::new(true),
         });
-        Model { _process: Process::start(path, Arc::clone(&shared)), shared }
+        BlkModel { _server: ModelServer::start(path, Arc::clone(&shared)), shared }
     }
 
     /// The disk's content.
@@ -110,23 +117,23 @@ impl Model {
     }
 }
 
-impl Shared {
+impl ModelState {
     fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Personality for Shared {
-    fn rings(&self) -> u16 {
+impl ModelDevice for ModelState {
+    fn ring_count(&self) -> u16 {
         self.behaviour.queues
     }
 
     fn features(&self) -> u64 {
         let size_max = u64::from(self.behaviour.size_max.is_some()) << 1;
-        (FEATURES | size_max | u64::from(self.behaviour.read_only) << 5) & !self.behaviour.without
+        (FEATURES | size_max | u64::from(self.behaviour.read_only) << 5) & !self.behaviour.without_features
     }
 
-    fn protocol(&self) -> u64 {
+    fn protocol_features(&self) -> u64 {
         PROTOCOL
     }
 
@@ -152,32 +159,32 @@ impl Personality for Shared {
         }
     }
 
-    fn request(&self, memory: &GuestMemory, request: &Found) -> Verdict {
+    fn execute(&self, memory: &GuestMemory, request: &ModelRequest) -> RequestOutcome {
         let count = self.requests.load(Ordering::Relaxed);
         match self.behaviour.fault {
-            Fault::LeaveAfter(n) if count >= n => return Verdict::Leave,
-            Fault::StallAfter(n) if count >= n => return Verdict::Hold,
+            BlkFault::DisconnectAfter(n) if count >= n => return RequestOutcome::Disconnect,
+            BlkFault::StallAfter(n) if count >= n => return RequestOutcome::Hold,
             _ => {}
         }
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.per_queue[request.queue].fetch_add(1, Ordering::Relaxed);
-        let written = answer(self, memory, &request.parts, count);
+        let written = execute(self, memory, &request.descriptors, count);
         match self.behaviour.fault {
-            Fault::WrongIdAt(n) if count == n => Verdict::WrongId(written),
-            _ => Verdict::Answer(written),
+            BlkFault::WrongIdAt(n) if count == n => RequestOutcome::CompleteWrongId(written),
+            _ => RequestOutcome::Complete(written),
         }
     }
 }
 
 /// Carries a request out and writes its status. Returns the bytes written.
-fn answer(shared: &Shared, memory: &GuestMemory, pieces: &[Part], count: u64) -> u32 {
+fn execute(shared: &ModelState, memory: &GuestMemory, pieces: &[Descriptor], count: u64) -> u32 {
     let (first, rest) = pieces.split_first().expect("a header");
     let (status, data) = rest.split_last().expect("a status");
     assert!(first.1 == 16 && !first.2 && status.1 == 1 && status.2, "framing {pieces:?}");
     let header: [u8; 16] = read(memory, first.0);
     let kind = u32::from_le_bytes(header[..4].try_into().expect("4 bytes"));
     let sector = u64::from_le_bytes(header[8..].try_into().expect("8 bytes"));
-    let mut failed = matches!(shared.behaviour.fault, Fault::FailFrom(n) if count >= n);
+    let mut failed = matches!(shared.behaviour.fault, BlkFault::FailFrom(n) if count >= n);
     let mut written = 1;
     let mut disk = shared.disk();
     let mut at = sector as usize * SECTOR;
@@ -193,7 +200,7 @@ fn answer(shared: &Shared, memory: &GuestMemory, pieces: &[Part], count: u64) ->
             1 => {
                 assert!(!writable);
                 memory.read(GuestAddress(address), &mut disk[at..at + len]).expect("a mapped address");
-                disk[at] ^= u8::from(matches!(shared.behaviour.fault, Fault::CorruptFrom(n) if count >= n));
+                disk[at] ^= u8::from(matches!(shared.behaviour.fault, BlkFault::CorruptFrom(n) if count >= n));
             }
             8 => write(memory, address, b"model\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
             11 | 13 => {
@@ -209,7 +216,7 @@ fn answer(shared: &Shared, memory: &GuestMemory, pieces: &[Part], count: u64) ->
     if kind == 4 {
         shared.flushes.fetch_add(1, Ordering::Relaxed);
     }
-    if !matches!(shared.behaviour.fault, Fault::SilentFrom(n) if count >= n) {
+    if !matches!(shared.behaviour.fault, BlkFault::NoStatusFrom(n) if count >= n) {
         write(memory, status.0, &[u8::from(failed)]);
     }
     written

@@ -10,16 +10,16 @@ use mqblk_ring::split::driver::ChainLayout;
 use mqblk_vhost_user_client::EventFd;
 
 use super::layout::QueueLayout;
-use super::wire::{HEADER_BYTES, ID_BYTES, MAX_RANGES, RANGE_BYTES, Range, header, kind};
-use crate::calls::{self, Calls};
-use crate::{DeviceError, DriverError, Piece, Refused, Waker};
+use super::wire::{HEADER_BYTES, ID_BYTES, MAX_RANGES, RANGE_BYTES, SectorRange, header, request_type};
+use crate::call_event::{self, CallEvent};
+use crate::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 
 /// What a status byte holds before the device has written it, when [`Options::poison_status`](super::Options) is set.
 const POISON: u8 = 0xff;
 
 /// How the device says a request ended. Source: virtio 1.3 section 5.2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum BlkStatus {
     /// Done.
     Ok,
     /// VIRTIO_BLK_S_IOERR.
@@ -32,26 +32,26 @@ pub enum Status {
     Unknown(u8),
 }
 
-impl Status {
+impl BlkStatus {
     #[inline]
-    fn from_byte(byte: u8) -> Status {
+    fn from_byte(byte: u8) -> BlkStatus {
         match byte {
-            0 => Status::Ok,
-            1 => Status::IoError,
-            2 => Status::Unsupported,
-            POISON => Status::NotWritten,
-            other => Status::Unknown(other),
+            0 => BlkStatus::Ok,
+            1 => BlkStatus::IoError,
+            2 => BlkStatus::Unsupported,
+            POISON => BlkStatus::NotWritten,
+            other => BlkStatus::Unknown(other),
         }
     }
 }
 
 /// A request's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
+pub struct BlkCompletion {
     /// What the submission was given.
-    pub user: u32,
+    pub user_data: u32,
     /// How it ended.
-    pub status: Status,
+    pub status: BlkStatus,
     /// Bytes that the device says it wrote, the status byte included.
     pub written: u32,
 }
@@ -59,18 +59,18 @@ pub struct Completion {
 /// One queue, owned by one thread. Nothing is allocated, and no system call made, for a request; [`publish`](Self::publish)
 /// makes one when the server sleeps.
 #[derive(Debug)]
-pub struct Queue {
+pub struct BlkQueue {
     ring: SplitDriver,
-    shape: ChainLayout,
+    chain_layout: ChainLayout,
     memory: Arc<GuestMemory>,
     layout: QueueLayout,
     headers: SharedArray<[u64; 2]>,
     statuses: SharedArray<u8>,
     ranges: SharedArray<[u64; 2]>,
     /// Headers as last written: one that is the same (the same block again) is not stored again.
-    written: Box<[[u64; 2]]>,
+    written_headers: Box<[[u64; 2]]>,
     /// What submissions were given, by slot.
-    users: Box<[u32]>,
+    user_data: Box<[u32]>,
     /// A stack, in step with the ring's stack of descriptors: a slot comes with the same descriptors again.
     free: Vec<u16>,
     poison: bool,
@@ -78,7 +78,7 @@ pub struct Queue {
     kicks: u64,
 }
 
-impl Queue {
+impl BlkQueue {
     pub(crate) fn new(
         ring: SplitDriver,
         shape: ChainLayout,
@@ -86,18 +86,18 @@ impl Queue {
         layout: QueueLayout,
         poison: bool,
         kick: EventFd,
-    ) -> Option<Queue> {
+    ) -> Option<BlkQueue> {
         let n = usize::from(ring.size());
-        Some(Queue {
-            shape,
+        Some(BlkQueue {
+            chain_layout: shape,
             headers: memory.shared_array(layout.headers, n)?,
             statuses: memory.shared_array(layout.statuses, n)?,
             ranges: memory.shared_array(layout.ranges, n * MAX_RANGES)?,
             memory: Arc::clone(memory),
             layout,
             // No header has this type.
-            written: vec![[u64::MAX; 2]; n].into(),
-            users: vec![0; n].into(),
+            written_headers: vec![[u64::MAX; 2]; n].into(),
+            user_data: vec![0; n].into(),
             free: (0..ring.size()).rev().collect(),
             ring,
             poison,
@@ -132,8 +132,8 @@ impl Queue {
     /// # Errors
     /// [`Refused::Full`] until something is reaped.
     #[inline]
-    pub fn read(&mut self, user: u32, start: Sector512, data: Piece) -> Result<(), Refused> {
-        self.submit(user, kind::IN, start, [data], true)
+    pub fn read(&mut self, user_data: u32, start: Sector512, data: DataSegment) -> Result<(), SubmitError> {
+        self.submit(user_data, request_type::IN, start, [data], true)
     }
 
     /// Writes `data` at `start`.
@@ -141,95 +141,101 @@ impl Queue {
     /// # Errors
     /// [`Refused::Full`] until something is reaped.
     #[inline]
-    pub fn write(&mut self, user: u32, start: Sector512, data: Piece) -> Result<(), Refused> {
-        self.submit(user, kind::OUT, start, [data], false)
+    pub fn write(&mut self, user_data: u32, start: Sector512, data: DataSegment) -> Result<(), SubmitError> {
+        self.submit(user_data, request_type::OUT, start, [data], false)
     }
 
     /// Reads from `start` into several pieces.
     ///
     /// # Errors
     /// [`Refused`]: full, or more pieces than a request can have.
-    pub fn read_pieces(
+    pub fn read_segments(
         &mut self,
-        user: u32,
+        user_data: u32,
         start: Sector512,
-        data: impl IntoIterator<Item = Piece>,
-    ) -> Result<(), Refused> {
-        self.submit(user, kind::IN, start, data, true)
+        data: impl IntoIterator<Item = DataSegment>,
+    ) -> Result<(), SubmitError> {
+        self.submit(user_data, request_type::IN, start, data, true)
     }
 
     /// Writes several pieces at `start`.
     ///
     /// # Errors
     /// [`Refused`]: full, or more pieces than a request can have.
-    pub fn write_pieces(
+    pub fn write_segments(
         &mut self,
-        user: u32,
+        user_data: u32,
         start: Sector512,
-        data: impl IntoIterator<Item = Piece>,
-    ) -> Result<(), Refused> {
-        self.submit(user, kind::OUT, start, data, false)
+        data: impl IntoIterator<Item = DataSegment>,
+    ) -> Result<(), SubmitError> {
+        self.submit(user_data, request_type::OUT, start, data, false)
     }
 
     /// Makes all writes that have been reaped durable.
     ///
     /// # Errors
     /// [`Refused::Full`] until something is reaped.
-    pub fn flush(&mut self, user: u32) -> Result<(), Refused> {
-        self.submit(user, kind::FLUSH, Sector512(0), [], false)
+    pub fn flush(&mut self, user_data: u32) -> Result<(), SubmitError> {
+        self.submit(user_data, request_type::FLUSH, Sector512(0), [], false)
     }
 
     /// Says that the ranges' content is no longer needed. At most [`MAX_RANGES`].
     ///
     /// # Errors
     /// [`Refused`]: full, none, or too many ranges.
-    pub fn discard(&mut self, user: u32, ranges: &[Range]) -> Result<(), Refused> {
-        self.submit_ranges(user, kind::DISCARD, ranges)
+    pub fn discard(&mut self, user_data: u32, ranges: &[SectorRange]) -> Result<(), SubmitError> {
+        self.submit_ranges(user_data, request_type::DISCARD, ranges)
     }
 
     /// Makes the ranges read as zeroes. At most [`MAX_RANGES`].
     ///
     /// # Errors
     /// [`Refused`]: full, none, or too many ranges.
-    pub fn write_zeroes(&mut self, user: u32, ranges: &[Range]) -> Result<(), Refused> {
-        self.submit_ranges(user, kind::WRITE_ZEROES, ranges)
+    pub fn write_zeroes(&mut self, user_data: u32, ranges: &[SectorRange]) -> Result<(), SubmitError> {
+        self.submit_ranges(user_data, request_type::WRITE_ZEROES, ranges)
     }
 
     /// Asks for the device's serial: 20 bytes at `address`, padded with zeroes.
     ///
     /// # Errors
     /// [`Refused::Full`] until something is reaped.
-    pub fn get_id(&mut self, user: u32, address: GuestAddress) -> Result<(), Refused> {
-        self.submit(user, kind::GET_ID, Sector512(0), [Piece { address, len: ID_BYTES }], true)
+    pub fn get_id(&mut self, user_data: u32, address: GuestAddress) -> Result<(), SubmitError> {
+        self.submit(user_data, request_type::GET_ID, Sector512(0), [DataSegment { address, len: ID_BYTES }], true)
     }
 
-    fn submit_ranges(&mut self, user: u32, kind: u32, ranges: &[Range]) -> Result<(), Refused> {
+    fn submit_ranges(&mut self, user_data: u32, kind: u32, ranges: &[SectorRange]) -> Result<(), SubmitError> {
         if ranges.len() > MAX_RANGES {
-            return Err(Refused::TooManyPieces(MAX_RANGES as u16));
+            return Err(SubmitError::TooManySegments(MAX_RANGES as u16));
         }
-        let slot = usize::from(*self.free.last().ok_or(Refused::Full)?);
+        let slot = usize::from(*self.free.last().ok_or(SubmitError::Full)?);
         for (at, range) in ranges.iter().enumerate() {
             self.ranges.set(slot * MAX_RANGES + at, range.to_words());
         }
         let bytes = u64::from(RANGE_BYTES);
         let address = GuestAddress(self.layout.ranges.0 + (slot * MAX_RANGES) as u64 * bytes);
-        self.submit(user, kind, Sector512(0), [Piece { address, len: ranges.len() as u32 * RANGE_BYTES }], false)
+        self.submit(
+            user_data,
+            kind,
+            Sector512(0),
+            [DataSegment { address, len: ranges.len() as u32 * RANGE_BYTES }],
+            false,
+        )
     }
 
     /// Composes a request piece by piece: header, data, status.
     #[inline]
     fn submit(
         &mut self,
-        user: u32,
+        user_data: u32,
         kind: u32,
         start: Sector512,
-        data: impl IntoIterator<Item = Piece>,
+        data: impl IntoIterator<Item = DataSegment>,
         device_writes: bool,
-    ) -> Result<(), Refused> {
-        let slot = *self.free.last().ok_or(Refused::Full)?;
+    ) -> Result<(), SubmitError> {
+        let slot = *self.free.last().ok_or(SubmitError::Full)?;
         let at = u64::from(slot);
         let header_at = GuestAddress(self.layout.headers.0 + at * u64::from(HEADER_BYTES));
-        let mut chain = self.ring.begin(self.shape).readable(header_at, HEADER_BYTES)?;
+        let mut chain = self.ring.begin(self.chain_layout).readable(header_at, HEADER_BYTES)?;
         for piece in data {
             chain = match device_writes {
                 true => chain.writable(piece.address, piece.len)?,
@@ -240,10 +246,10 @@ impl Queue {
         chain.commit(u32::from(slot))?;
         self.free.pop();
         let slot = usize::from(slot);
-        self.users[slot] = user;
+        self.user_data[slot] = user_data;
         let words = header(kind, start);
-        if self.written[slot] != words {
-            self.written[slot] = words;
+        if self.written_headers[slot] != words {
+            self.written_headers[slot] = words;
             self.headers.set(slot, words);
         }
         if self.poison {
@@ -276,7 +282,7 @@ impl Queue {
     /// # Errors
     /// When the device breaks the protocol: the queue is of no more use.
     #[inline]
-    pub fn look(&mut self) -> Result<u16, DeviceError> {
+    pub fn poll(&mut self) -> Result<u16, DeviceError> {
         Ok(self.ring.poll_used()?)
     }
 
@@ -285,36 +291,36 @@ impl Queue {
     /// # Errors
     /// When the device breaks the protocol: the queue is of no more use.
     #[inline]
-    pub fn reap(&mut self) -> Result<Option<Completion>, DeviceError> {
+    pub fn reap(&mut self) -> Result<Option<BlkCompletion>, DeviceError> {
         let Some(used) = self.ring.take()? else { return Ok(None) };
         let slot = used.token as usize;
-        let status = Status::from_byte(self.statuses.get(slot));
+        let status = BlkStatus::from_byte(self.statuses.get(slot));
         self.free.push(slot as u16);
-        Ok(Some(Completion { user: self.users[slot], status, written: used.written }))
+        Ok(Some(BlkCompletion { user_data: self.user_data[slot], status, written: used.written }))
     }
 }
 
 /// The queues that one thread owns. They share one call eventfd, so that the thread waits in one place, with one system call.
 #[derive(Debug)]
-pub struct QueueSet {
-    queues: Vec<Queue>,
-    calls: Calls,
+pub struct BlkQueueSet {
+    queues: Vec<BlkQueue>,
+    call_event: CallEvent,
 }
 
-impl QueueSet {
-    pub(crate) fn new(queues: Vec<Queue>, call: EventFd) -> io::Result<QueueSet> {
-        Ok(QueueSet { queues, calls: Calls::new(call)? })
+impl BlkQueueSet {
+    pub(crate) fn new(queues: Vec<BlkQueue>, call: EventFd) -> io::Result<BlkQueueSet> {
+        Ok(BlkQueueSet { queues, call_event: CallEvent::new(call)? })
     }
 
     /// The queues.
     #[inline]
-    pub fn queues(&mut self) -> &mut [Queue] {
+    pub fn queues_mut(&mut self) -> &mut [BlkQueue] {
         &mut self.queues
     }
 
     /// The queues, to look at.
     #[inline]
-    pub fn queues_ref(&self) -> &[Queue] {
+    pub fn queues(&self) -> &[BlkQueue] {
         &self.queues
     }
 
@@ -323,12 +329,12 @@ impl QueueSet {
     /// # Errors
     /// When the eventfd cannot be read.
     pub fn calls(&mut self) -> io::Result<u64> {
-        self.calls.count()
+        self.call_event.count()
     }
 
     /// Kicks written on all the queues.
     pub fn kicks(&self) -> u64 {
-        self.queues.iter().map(Queue::kicks).sum()
+        self.queues.iter().map(BlkQueue::kicks).sum()
     }
 
     /// Sleeps until on one of the queues `count` answers are there (or all, if fewer are in flight there), or the [`Waker`]
@@ -337,9 +343,9 @@ impl QueueSet {
     /// # Errors
     /// When a device breaks the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), DriverError> {
-        let armed = calls::arm(self.queues.iter_mut().map(|queue| &mut queue.ring), count)?;
-        if armed.busy && !armed.ready {
-            self.calls.sleep(None)?;
+        let armed = call_event::arm_rings(self.queues.iter_mut().map(|queue| &mut queue.ring), count)?;
+        if armed.has_in_flight && !armed.is_ready {
+            self.call_event.sleep(None)?;
         }
         for queue in &self.queues {
             queue.ring.disarm();
@@ -352,6 +358,6 @@ impl QueueSet {
     /// # Errors
     /// When the system refuses.
     pub fn waker(&self) -> io::Result<Waker> {
-        self.calls.waker()
+        self.call_event.waker()
     }
 }

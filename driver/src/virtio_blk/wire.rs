@@ -20,7 +20,7 @@ pub(crate) mod feature {
 }
 
 /// Request types. Source: virtio 1.3 section 5.2.6.
-pub(crate) mod kind {
+pub(crate) mod request_type {
     pub(crate) const IN: u32 = 0;
     pub(crate) const OUT: u32 = 1;
     pub(crate) const FLUSH: u32 = 4;
@@ -51,7 +51,7 @@ pub(crate) const fn header(kind: u32, sector: Sector512) -> [u64; 2] {
 
 /// One range of a discard or write-zeroes request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct SectorRange {
     /// First sector.
     pub start: Sector512,
     /// Sectors.
@@ -60,7 +60,7 @@ pub struct Range {
     pub unmap: bool,
 }
 
-impl Range {
+impl SectorRange {
     pub(crate) const fn to_words(self) -> [u64; 2] {
         [self.start.0.to_le(), (self.sectors as u64 | (self.unmap as u64) << 32).to_le()]
     }
@@ -68,9 +68,9 @@ impl Range {
 
 /// The configuration's raw fields.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Config(pub(crate) [u8; CONFIG_BYTES]);
+pub(crate) struct BlkConfig(pub(crate) [u8; CONFIG_BYTES]);
 
-impl Config {
+impl BlkConfig {
     fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
         std::array::from_fn(|index| self.0[at + index])
     }

@@ -11,8 +11,10 @@ use mqblk_vhost_user_client::EventFd;
 
 use super::layout::ControlLayout;
 use super::queue::POISON;
-use super::wire::{Address, EVENT_BYTES, Event, TMF_BYTES, TMF_STRIDE, TaskAnswer, TaskManagement};
-use crate::calls::{self, Calls};
+use super::wire::{
+    EVENT_BYTES, LunAddress, ScsiEvent, TMF_BYTES, TMF_STRIDE, TaskManagementFunction, TaskManagementResponse,
+};
+use crate::call_event::{self, CallEvent};
 use crate::{DriverError, Waker};
 
 /// Event buffers that lie with the device.
@@ -20,72 +22,72 @@ const EVENT_BUFFERS: u16 = 16;
 
 /// Both queues, owned by one thread, which need not be one that owns request queues.
 #[derive(Debug)]
-pub struct Control {
+pub struct ControlQueues {
     control: SplitDriver,
-    event: SplitDriver,
+    event_ring: SplitDriver,
     kicks: [EventFd; 2],
-    tasks: SharedArray<[u64; 4]>,
-    answers: SharedArray<u8>,
-    users: Box<[u32]>,
+    requests: SharedArray<[u64; 4]>,
+    responses: SharedArray<u8>,
+    user_data: Box<[u32]>,
     free: Vec<u16>,
     memory: Arc<GuestMemory>,
     layout: ControlLayout,
-    calls: Calls,
+    calls: CallEvent,
 }
 
 /// The end of a task management function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TaskDone {
+pub struct TaskCompletion {
     /// What the submission was given.
-    pub user: u32,
+    pub user_data: u32,
     /// How it ended.
-    pub answer: TaskAnswer,
+    pub response: TaskManagementResponse,
 }
 
-impl Control {
+impl ControlQueues {
     pub(crate) fn new(
         (control, control_kick): (SplitDriver, EventFd),
         (event, event_kick): (SplitDriver, EventFd),
         memory: &Arc<GuestMemory>,
         layout: ControlLayout,
-        calls: Calls,
-    ) -> Result<Control, DriverError> {
+        calls: CallEvent,
+    ) -> Result<ControlQueues, DriverError> {
         let n = usize::from(control.size());
         let slots = |ok: bool| assert!(ok, "the region was made for this layout");
-        let (tasks, answers) = (memory.shared_array(layout.tasks, n), memory.shared_array(layout.answers, n));
+        let (tasks, answers) = (memory.shared_array(layout.requests, n), memory.shared_array(layout.responses, n));
         slots(tasks.is_some() && answers.is_some());
         let (Some(tasks), Some(answers)) = (tasks, answers) else { unreachable!("just checked") };
-        let mut made = Control {
-            users: vec![0; n].into(),
+        let mut made = ControlQueues {
+            user_data: vec![0; n].into(),
             free: (0..control.size()).rev().collect(),
             control,
-            event,
+            event_ring: event,
             kicks: [control_kick, event_kick],
-            tasks,
-            answers,
+            requests: tasks,
+            responses: answers,
             memory: Arc::clone(memory),
             layout,
             calls,
         };
-        for slot in 0..EVENT_BUFFERS.min(made.event.size()) {
-            made.post(slot)?;
+        for slot in 0..EVENT_BUFFERS.min(made.event_ring.size()) {
+            made.post_event_buffer(slot)?;
         }
-        made.publish().map_err(DriverError::event)?;
+        made.publish().map_err(DriverError::eventfd)?;
         Ok(made)
     }
 
     /// Gives the device an event buffer.
-    fn post(&mut self, slot: u16) -> Result<(), DriverError> {
+    fn post_event_buffer(&mut self, slot: u16) -> Result<(), DriverError> {
         let at = GuestAddress(self.layout.events.0 + u64::from(slot) * u64::from(EVENT_BYTES));
         // What a device leaves unwritten must say nothing.
         self.memory.write(at, &[0; EVENT_BYTES as usize]).expect("events lie in shared memory");
-        let chain = self.event.begin(ChainLayout::Direct).writable(at, EVENT_BYTES);
+        let chain = self.event_ring.begin(ChainLayout::Direct).writable(at, EVENT_BYTES);
         chain.and_then(|chain| chain.commit(slot.into())).expect("a buffer for each of at most as many entries");
         Ok(())
     }
 
     fn publish(&mut self) -> io::Result<()> {
-        for (ring, kick) in [&mut self.control, &mut self.event].into_iter().zip(&self.kicks) {
+        for (ring, kick) in [&mut self.control, &mut self.event_ring].into_iter().zip(&self.kicks) {
             if ring.publish() {
                 kick.write(1)?;
             }
@@ -98,10 +100,16 @@ impl Control {
     ///
     /// # Errors
     /// [`DriverError::Host`] when the kick cannot be written. `Ok(false)`: full until something is reaped.
-    pub fn manage(&mut self, user: u32, task: TaskManagement, at: Address, tag: u64) -> Result<bool, DriverError> {
+    pub fn submit(
+        &mut self,
+        user_data: u32,
+        task: TaskManagementFunction,
+        at: LunAddress,
+        tag: u64,
+    ) -> Result<bool, DriverError> {
         let Some(&slot) = self.free.last() else { return Ok(false) };
-        let request = GuestAddress(self.layout.tasks.0 + u64::from(slot) * u64::from(TMF_STRIDE));
-        let answer = GuestAddress(self.layout.answers.0 + u64::from(slot));
+        let request = GuestAddress(self.layout.requests.0 + u64::from(slot) * u64::from(TMF_STRIDE));
+        let answer = GuestAddress(self.layout.responses.0 + u64::from(slot));
         let chain = self.control.begin(ChainLayout::Direct).readable(request, TMF_BYTES);
         let chain = chain.and_then(|chain| chain.writable(answer, 1));
         match chain.and_then(|chain| chain.commit(slot.into())) {
@@ -110,12 +118,12 @@ impl Control {
             Err(refused) => unreachable!("two pieces in order: {refused}"),
         }
         self.free.pop();
-        self.users[usize::from(slot)] = user;
+        self.user_data[usize::from(slot)] = user_data;
         // Type 0 (task management) and subtype, LUN, tag.
         let words = [(u64::from(task as u32) << 32).to_le(), u64::from_ne_bytes(at.to_bytes()), tag.to_le(), 0];
-        self.tasks.set(slot.into(), words);
-        self.answers.set(slot.into(), POISON);
-        self.publish().map_err(DriverError::event)?;
+        self.requests.set(slot.into(), words);
+        self.responses.set(slot.into(), POISON);
+        self.publish().map_err(DriverError::eventfd)?;
         Ok(true)
     }
 
@@ -123,28 +131,31 @@ impl Control {
     ///
     /// # Errors
     /// When the device breaks the protocol.
-    pub fn reap(&mut self) -> Result<Option<TaskDone>, DriverError> {
+    pub fn reap(&mut self) -> Result<Option<TaskCompletion>, DriverError> {
         self.control.poll_used()?;
         let Some(used) = self.control.take()? else { return Ok(None) };
         let slot = used.token as usize;
         self.free.push(slot as u16);
-        Ok(Some(TaskDone { user: self.users[slot], answer: TaskAnswer::from_byte(self.answers.get(slot)) }))
+        Ok(Some(TaskCompletion {
+            user_data: self.user_data[slot],
+            response: TaskManagementResponse::from_byte(self.responses.get(slot)),
+        }))
     }
 
     /// Takes one event, if there is one, and gives its buffer back.
     ///
     /// # Errors
     /// When the device breaks the protocol.
-    pub fn event(&mut self) -> Result<Option<Event>, DriverError> {
-        self.event.poll_used()?;
-        let Some(used) = self.event.take()? else { return Ok(None) };
+    pub fn take_event(&mut self) -> Result<Option<ScsiEvent>, DriverError> {
+        self.event_ring.poll_used()?;
+        let Some(used) = self.event_ring.take()? else { return Ok(None) };
         let slot = used.token as u16;
         let at = GuestAddress(self.layout.events.0 + u64::from(slot) * u64::from(EVENT_BYTES));
         let mut bytes = [0; EVENT_BYTES as usize];
         self.memory.read(at, &mut bytes).expect("events lie in shared memory");
-        self.post(slot)?;
-        self.publish().map_err(DriverError::event)?;
-        Ok(Some(Event::from_bytes(bytes)))
+        self.post_event_buffer(slot)?;
+        self.publish().map_err(DriverError::eventfd)?;
+        Ok(Some(ScsiEvent::from_bytes(bytes)))
     }
 
     /// Sleeps until there may be something to take, the waker is used, or `limit` is over. May return early.
@@ -152,12 +163,12 @@ impl Control {
     /// # Errors
     /// When a device breaks the protocol, or the wait fails.
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), DriverError> {
-        let armed = calls::arm([&mut self.control, &mut self.event].into_iter(), 1)?;
-        if !armed.ready {
+        let armed = call_event::arm_rings([&mut self.control, &mut self.event_ring].into_iter(), 1)?;
+        if !armed.is_ready {
             self.calls.sleep(limit)?;
         }
         self.control.disarm();
-        self.event.disarm();
+        self.event_ring.disarm();
         Ok(())
     }
 
@@ -167,22 +178,22 @@ impl Control {
     /// As [`manage`](Self::manage) and [`reap`](Self::reap); [`DriverError::NoAnswer`] after `limit`.
     pub fn run(
         &mut self,
-        task: TaskManagement,
-        at: Address,
+        task: TaskManagementFunction,
+        at: LunAddress,
         tag: u64,
         limit: Duration,
-    ) -> Result<TaskAnswer, DriverError> {
+    ) -> Result<TaskManagementResponse, DriverError> {
         let deadline = Instant::now() + limit;
-        if !self.manage(0, task, at, tag)? {
-            return Err(DriverError::NoAnswer("task management: the control queue is full"));
+        if !self.submit(0, task, at, tag)? {
+            return Err(DriverError::Timeout("task management: the control queue is full"));
         }
         loop {
             if let Some(done) = self.reap()? {
-                return Ok(done.answer);
+                return Ok(done.response);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(DriverError::NoAnswer("task management"));
+                return Err(DriverError::Timeout("task management"));
             }
             self.wait(Some(left.max(Duration::from_millis(1))))?;
         }

@@ -15,9 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use mqblk_memory::full_fence;
 
 /// A flag that threads share; a model checker brings its own.
-pub trait Flag {
+pub trait AtomicFlag {
     /// Down.
-    fn down() -> Self;
+    fn unset() -> Self;
     /// Whether it is up.
     fn load(&self, order: Ordering) -> bool;
     /// Puts it up or down.
@@ -28,8 +28,8 @@ pub trait Flag {
     fn full_fence();
 }
 
-impl Flag for AtomicBool {
-    fn down() -> Self {
+impl AtomicFlag for AtomicBool {
+    fn unset() -> Self {
         AtomicBool::new(false)
     }
     #[inline]
@@ -55,72 +55,72 @@ impl Flag for AtomicBool {
 /// The owner says that it sleeps, then looks; the others put, then look whether it sleeps. With a full barrier between the
 /// two steps on both sides one of them sees the other.
 #[derive(Debug)]
-pub struct Doze<F = AtomicBool> {
-    waiting: F,
-    asleep: F,
+pub struct IdleWait<F = AtomicBool> {
+    pending: F,
+    sleeping: F,
 }
 
-impl<F: Flag> Default for Doze<F> {
+impl<F: AtomicFlag> Default for IdleWait<F> {
     fn default() -> Self {
-        Doze { waiting: F::down(), asleep: F::down() }
+        IdleWait { pending: F::unset(), sleeping: F::unset() }
     }
 }
 
-impl<F: Flag> Doze<F> {
+impl<F: AtomicFlag> IdleWait<F> {
     /// Something was put in; called with the box locked.
     #[inline]
-    pub fn filled(&self) {
-        self.waiting.store(true, Ordering::Release);
+    pub fn set_pending(&self) {
+        self.pending.store(true, Ordering::Release);
     }
 
     /// The box was emptied; called with the box locked.
     #[inline]
-    pub fn emptied(&self) {
-        self.waiting.store(false, Ordering::Relaxed);
+    pub fn clear_pending(&self) {
+        self.pending.store(false, Ordering::Relaxed);
     }
 
     /// Whether something may be in the box.
     #[inline]
-    pub fn is_waiting(&self) -> bool {
-        self.waiting.load(Ordering::Acquire)
+    pub fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
     }
 
     /// After a push, with the box unlocked: whether the owner sleeps and is to be woken. One of several gets to do it.
     #[inline]
     #[must_use = "an owner that sleeps does so until it is woken"]
-    pub fn must_wake(&self) -> bool {
+    pub fn claim_wakeup(&self) -> bool {
         F::full_fence();
-        self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed)
+        self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed)
     }
 
     /// The owner is about to sleep. Returns whether something is in the box: then it may not.
     #[inline]
     #[must_use = "who sleeps on a full box is not woken"]
-    pub fn lie_down(&self) -> bool {
-        self.asleep.store(true, Ordering::Relaxed);
+    pub fn prepare_to_wait(&self) -> bool {
+        self.sleeping.store(true, Ordering::Relaxed);
         F::full_fence();
-        self.is_waiting()
+        self.is_pending()
     }
 
     /// The owner is up again.
     #[inline]
-    pub fn get_up(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+    pub fn finish_wait(&self) {
+        self.sleeping.store(false, Ordering::Relaxed);
     }
 }
 
 /// What others leave for the thread that owns it.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Inbox<M> {
-    doze: Doze,
+pub(crate) struct Mailbox<M> {
+    idle: IdleWait,
     messages: Mutex<Vec<M>>,
 }
 
-impl<M> Inbox<M> {
+impl<M> Mailbox<M> {
     /// With room for some; it grows to the most that were ever in it at once, which the sender's limits bound.
-    pub(crate) fn new(room: usize) -> Inbox<M> {
-        Inbox { doze: Doze::default(), messages: Mutex::new(Vec::with_capacity(room)) }
+    pub(crate) fn new(room: usize) -> Mailbox<M> {
+        Mailbox { idle: IdleWait::default(), messages: Mutex::new(Vec::with_capacity(room)) }
     }
 
     fn messages(&self) -> MutexGuard<'_, Vec<M>> {
@@ -134,23 +134,23 @@ impl<M> Inbox<M> {
     pub(crate) fn push(&self, message: M) -> bool {
         let mut messages = self.messages();
         messages.push(message);
-        self.doze.filled();
+        self.idle.set_pending();
         drop(messages);
-        self.doze.must_wake()
+        self.idle.claim_wakeup()
     }
 
     /// Moves all messages to `into`, which is empty.
     #[inline]
-    pub(crate) fn take(&self, into: &mut Vec<M>) {
-        if self.doze.is_waiting() {
+    pub(crate) fn drain_into(&self, into: &mut Vec<M>) {
+        if self.idle.is_pending() {
             let mut messages = self.messages();
             std::mem::swap(&mut *messages, into);
-            self.doze.emptied();
+            self.idle.clear_pending();
         }
     }
 
     /// For the owner's sleep.
-    pub(crate) fn doze(&self) -> &Doze {
-        &self.doze
+    pub(crate) fn idle_wait(&self) -> &IdleWait {
+        &self.idle
     }
 }

@@ -10,7 +10,6 @@
 //! another thread's, the command is handed over (`handover`). Every answer is judged: response, status, residual and sense data
 //! make one [`Ending`].
 
-mod answer;
 mod cdb;
 mod command;
 mod control;
@@ -20,6 +19,7 @@ mod inquiry;
 mod layout;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
+mod outcome;
 mod queue;
 mod scan;
 mod set;
@@ -28,12 +28,15 @@ pub mod steering;
 mod tests;
 mod wire;
 
-pub use answer::{Ending, Sense};
 pub use cdb::{Cdb, Extent, Lba, unmap_bytes};
-pub use command::{Command, Data, MAX_EXTENTS};
-pub use control::{Control, TaskDone};
-pub use device::{Device, Info, Options};
-pub use inquiry::{Designator, Limits, Unit};
-pub use queue::{Completion, Queue};
-pub use set::{QueueSet, Steer};
-pub use wire::{Address, CDB_BYTES, Config, Event, EventKind, Response, SENSE_BYTES, TaskAnswer, TaskManagement};
+pub use command::{Command, CommandData, MAX_EXTENTS};
+pub use control::{ControlQueues, TaskCompletion};
+pub use device::{ControllerInfo, ScsiConnectOptions, ScsiController};
+pub use inquiry::{BlockLimits, Designator, LogicalUnit};
+pub use outcome::{CommandOutcome, Sense};
+pub use queue::{ScsiCompletion, ScsiQueue};
+pub use set::{ScsiQueueSet, SteeringPolicy};
+pub use wire::{
+    CDB_BYTES, CommandResponse, LunAddress, SENSE_BYTES, ScsiConfig, ScsiEvent, ScsiEventKind, TaskManagementFunction,
+    TaskManagementResponse,
+};

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqblk_memory::{GuestAddress, GuestMemory};
 
-use super::wire::Address;
-use crate::model::{Found, Part, Personality, Process, Verdict, read};
+use super::wire::LunAddress;
+use crate::model::{Descriptor, ModelDevice, ModelRequest, ModelServer, RequestOutcome, read};
 
 /// MQ, REPLY_ACK.
 const PROTOCOL: u64 = 1 | 1 << 3;
@@ -21,33 +21,33 @@ const FEATURES: u64 = 1 << 1 | 1 << 2 | 0b111 << 28 | 1 << 32;
 
 /// A logical unit of the model.
 #[derive(Clone, Debug)]
-pub struct Disk {
+pub struct ModelDisk {
     /// Its content.
     pub bytes: Vec<u8>,
     /// Bytes of a block.
-    pub block: usize,
+    pub block_size: usize,
     /// Unit attentions to report before the first commands.
-    pub attentions: u8,
+    pub unit_attentions: u8,
     /// WP of the mode parameter header.
     pub read_only: bool,
 }
 
-impl Disk {
+impl ModelDisk {
     /// Of zeroes, with blocks of 512 bytes and a unit attention (power on) for the first command.
-    pub fn new(size: usize) -> Disk {
-        Disk { bytes: vec![0; size], block: 512, attentions: 1, read_only: false }
+    pub fn new(size: usize) -> ModelDisk {
+        ModelDisk { bytes: vec![0; size], block_size: 512, unit_attentions: 1, read_only: false }
     }
 }
 
 /// How the model behaves.
 #[derive(Clone, Debug)]
-pub struct Behaviour {
+pub struct ScsiBehaviour {
     /// The logical units.
-    pub disks: BTreeMap<Address, Disk>,
+    pub disks: BTreeMap<LunAddress, ModelDisk>,
     /// Request queues offered.
     pub queues: u16,
     /// Feature bits not to offer.
-    pub without: u64,
+    pub without_features: u64,
     /// The configuration is left to the VMM.
     pub no_config: bool,
     /// `sense_size` after a reset.
@@ -55,21 +55,21 @@ pub struct Behaviour {
     /// `max_sectors`.
     pub max_sectors: u32,
     /// What to do wrong, counted in reads and writes.
-    pub fault: Fault,
+    pub fault: ScsiFault,
 }
 
 /// What the model does wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fault {
+pub enum ScsiFault {
     /// Nothing.
     #[default]
     None,
     /// Closes the connection when this many have come.
-    LeaveAfter(u64),
+    DisconnectAfter(u64),
     /// Stops answering when this many have come.
     StallAfter(u64),
     /// Keeps all from this one on until they are aborted.
-    KeepFrom(u64),
+    HoldFrom(u64),
     /// Flips a bit of every write from this one on before it is stored.
     CorruptFrom(u64),
     /// Answers with CHECK CONDITION, medium error, from this one on.
@@ -83,86 +83,86 @@ pub enum Fault {
     /// Answers with this residual, from this one on.
     ResidualFrom(u64, u32),
     /// Answers without writing an answer, from this one on.
-    SilentFrom(u64),
+    NoResponseFrom(u64),
     /// Answers with an id that is not in flight.
     WrongIdAt(u64),
 }
 
-impl Default for Behaviour {
+impl Default for ScsiBehaviour {
     /// One target with one unit of 1 MiB.
     fn default() -> Self {
-        Behaviour {
-            disks: [(Address::default(), Disk::new(1 << 20))].into(),
+        ScsiBehaviour {
+            disks: [(LunAddress::default(), ModelDisk::new(1 << 20))].into(),
             queues: 4,
-            without: 0,
+            without_features: 0,
             no_config: false,
             sense_size: 96,
             max_sectors: 0xffff,
-            fault: Fault::None,
+            fault: ScsiFault::None,
         }
     }
 }
 
 /// What the connections share.
 #[derive(Debug)]
-struct Shared {
-    behaviour: Behaviour,
-    disks: Mutex<BTreeMap<Address, Disk>>,
+struct ModelState {
+    behaviour: ScsiBehaviour,
+    disks: Mutex<BTreeMap<LunAddress, ModelDisk>>,
     /// Reads and writes.
     transfers: AtomicU64,
     per_queue: Vec<AtomicU64>,
     commands: AtomicU64,
     /// Pairs of commands of a target that were in flight on two queues.
-    crossings: AtomicU64,
+    steering_violations: AtomicU64,
     sizes: Mutex<[u32; 2]>,
     events: Mutex<VecDeque<[u8; 16]>>,
-    tasks: Mutex<Tasks>,
+    tasks: Mutex<TaskState>,
 }
 
 #[derive(Debug, Default)]
-struct Tasks {
+struct TaskState {
     /// (subtype, LUN field, tag) of all that came.
-    asked: Vec<(u32, [u8; 8], u64)>,
+    received: Vec<(u32, [u8; 8], u64)>,
     /// Tags of commands that are kept.
-    kept: HashSet<u64>,
+    held: HashSet<u64>,
     /// Tags of those that are to be ended.
-    aborted: HashSet<u64>,
+    aborting: HashSet<u64>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The running server. Ends when dropped.
 #[derive(Debug)]
-pub struct Model {
-    shared: Arc<Shared>,
-    _process: Process,
+pub struct ScsiModel {
+    shared: Arc<ModelState>,
+    _server: ModelServer,
 }
 
-impl Model {
+impl ScsiModel {
     /// Serves at `path`, one connection after the other.
     ///
     /// # Panics
     /// When the socket cannot be made: it is for tests.
-    pub fn start(path: &Path, behaviour: Behaviour) -> Model {
-        let shared = Arc::new(Shared {
+    pub fn start(path: &Path, behaviour: ScsiBehaviour) -> ScsiModel {
+        let shared = Arc::new(ModelState {
             disks: Mutex::new(behaviour.disks.clone()),
             transfers: AtomicU64::new(0),
             per_queue: (0..behaviour.queues).map(|_| AtomicU64::new(0)).collect(),
             commands: AtomicU64::new(0),
-            crossings: AtomicU64::new(0),
+            steering_violations: AtomicU64::new(0),
             sizes: Mutex::new([behaviour.sense_size, 32]),
             events: Mutex::default(),
             tasks: Mutex::default(),
             behaviour,
         });
-        Model { _process: Process::start(path, Arc::clone(&shared)), shared }
+        ScsiModel { _server: ModelServer::start(path, Arc::clone(&shared)), shared }
     }
 
     /// The logical units.
-    pub fn disks(&self) -> MutexGuard<'_, BTreeMap<Address, Disk>> {
-        locked(&self.shared.disks)
+    pub fn disks(&self) -> MutexGuard<'_, BTreeMap<LunAddress, ModelDisk>> {
+        lock(&self.shared.disks)
     }
 
     /// Reads and writes that request queue `index` has brought.
@@ -176,22 +176,22 @@ impl Model {
     }
 
     /// Times that commands of one target were seen in flight on two queues.
-    pub fn crossings(&self) -> u64 {
-        self.shared.crossings.load(Ordering::Relaxed)
+    pub fn steering_violations(&self) -> u64 {
+        self.shared.steering_violations.load(Ordering::Relaxed)
     }
 
     /// (subtype, LUN field, tag) of all task management functions.
-    pub fn tasks(&self) -> Vec<(u32, [u8; 8], u64)> {
-        locked(&self.shared.tasks).asked.clone()
+    pub fn task_management(&self) -> Vec<(u32, [u8; 8], u64)> {
+        lock(&self.shared.tasks).received.clone()
     }
 
     /// Sends an event, when there is a buffer for it.
-    pub fn send_event(&self, event: u32, at: Address, reason: u32) {
+    pub fn send_event(&self, event: u32, at: LunAddress, reason: u32) {
         let mut bytes = [0; 16];
         bytes[..4].copy_from_slice(&event.to_le_bytes());
         bytes[4..12].copy_from_slice(&at.to_bytes());
         bytes[12..].copy_from_slice(&reason.to_le_bytes());
-        locked(&self.shared.events).push_back(bytes);
+        lock(&self.shared.events).push_back(bytes);
     }
 }
 
@@ -203,7 +203,7 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn new(memory: &'a GuestMemory, parts: &[Part]) -> Buffers<'a> {
+    fn new(memory: &'a GuestMemory, parts: &[Descriptor]) -> Buffers<'a> {
         let mut buffers = Buffers { memory, readable: vec![], writable: vec![] };
         for &(at, len, write) in parts {
             if write {
@@ -218,7 +218,7 @@ impl<'a> Buffers<'a> {
         buffers
     }
 
-    fn room(&self) -> usize {
+    fn writable_bytes(&self) -> usize {
         self.writable.iter().map(|(_, len)| *len as usize).sum()
     }
 
@@ -241,55 +241,55 @@ impl<'a> Buffers<'a> {
     }
 }
 
-impl Shared {
+impl ModelState {
     /// A task management function: 24 bytes, answered by one.
-    fn manage(&self, buffers: &Buffers<'_>) -> Verdict {
+    fn manage_tasks(&self, buffers: &Buffers<'_>) -> RequestOutcome {
         let bytes = &buffers.readable;
-        assert_eq!((bytes.len(), buffers.room()), (24, 1), "framing of a task management function");
+        assert_eq!((bytes.len(), buffers.writable_bytes()), (24, 1), "framing of a task management function");
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
         let lun: [u8; 8] = std::array::from_fn(|index| bytes[8 + index]);
         let tag = u64::from_le_bytes(std::array::from_fn(|index| bytes[16 + index]));
         let (kind, subtype) = (word(0), word(4));
         assert_eq!(kind, 0, "the type of a control request");
-        let mut tasks = locked(&self.tasks);
-        if tasks.aborted.contains(&tag) && tasks.kept.contains(&tag) {
+        let mut tasks = lock(&self.tasks);
+        if tasks.aborting.contains(&tag) && tasks.held.contains(&tag) {
             // Answered after the command that it ends.
-            return Verdict::Hold;
+            return RequestOutcome::Hold;
         }
-        if !tasks.aborted.remove(&tag) {
-            tasks.asked.push((subtype, lun, tag));
-            if subtype == 0 && tasks.kept.contains(&tag) {
-                tasks.aborted.insert(tag);
-                return Verdict::Hold;
+        if !tasks.aborting.remove(&tag) {
+            tasks.received.push((subtype, lun, tag));
+            if subtype == 0 && tasks.held.contains(&tag) {
+                tasks.aborting.insert(tag);
+                return RequestOutcome::Hold;
             }
         }
-        let known = Address::from_bytes(lun).is_some_and(|at| locked(&self.disks).contains_key(&at));
+        let known = LunAddress::from_bytes(lun).is_some_and(|at| lock(&self.disks).contains_key(&at));
         let answer = match subtype {
             _ if !known => 12,
             2 => 11,
-            6 if tasks.kept.contains(&tag) => 10,
-            7 if !tasks.kept.is_empty() => 10,
+            6 if tasks.held.contains(&tag) => 10,
+            7 if !tasks.held.is_empty() => 10,
             _ => 0,
         };
-        Verdict::Answer(buffers.write(0, &[answer]) as u32)
+        RequestOutcome::Complete(buffers.write(0, &[answer]) as u32)
     }
 }
 
-impl Personality for Shared {
-    fn rings(&self) -> u16 {
+impl ModelDevice for ModelState {
+    fn ring_count(&self) -> u16 {
         2 + self.behaviour.queues
     }
 
     fn features(&self) -> u64 {
-        FEATURES & !self.behaviour.without
+        FEATURES & !self.behaviour.without_features
     }
 
-    fn protocol(&self) -> u64 {
+    fn protocol_features(&self) -> u64 {
         PROTOCOL | if self.behaviour.no_config { 0 } else { PROTOCOL_CONFIG }
     }
 
     fn config(&self) -> Vec<u8> {
-        let [sense_size, cdb_size] = *locked(&self.sizes);
+        let [sense_size, cdb_size] = *lock(&self.sizes);
         let words = [self.behaviour.queues.into(), 126, self.behaviour.max_sectors, 128, 16, sense_size, cdb_size];
         let mut config: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
         // max_channel and max_target, max_lun.
@@ -300,32 +300,32 @@ impl Personality for Shared {
     fn write_config(&self, offset: u32, bytes: &[u8]) {
         assert_eq!((offset, bytes.len()), (20, 8), "a driver writes sense_size and cdb_size");
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
-        *locked(&self.sizes) = [word(0), word(4)];
+        *lock(&self.sizes) = [word(0), word(4)];
     }
 
-    fn in_flight(&self, memory: &GuestMemory, requests: &[Found]) {
+    fn observe_in_flight(&self, memory: &GuestMemory, requests: &[ModelRequest]) {
         let mut on: BTreeMap<u8, usize> = BTreeMap::new();
         for request in requests.iter().filter(|request| request.queue >= 2) {
-            let [_, target] = read(memory, request.parts[0].0);
+            let [_, target] = read(memory, request.descriptors[0].0);
             if *on.entry(target).or_insert(request.queue) != request.queue {
-                self.crossings.fetch_add(1, Ordering::Relaxed);
+                self.steering_violations.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    fn request(&self, memory: &GuestMemory, request: &Found) -> Verdict {
-        let buffers = Buffers::new(memory, &request.parts);
+    fn execute(&self, memory: &GuestMemory, request: &ModelRequest) -> RequestOutcome {
+        let buffers = Buffers::new(memory, &request.descriptors);
         match request.queue {
-            0 => self.manage(&buffers),
-            1 => match locked(&self.events).pop_front() {
-                Some(event) => Verdict::Answer(buffers.write(0, &event) as u32),
-                None => Verdict::Hold,
+            0 => self.manage_tasks(&buffers),
+            1 => match lock(&self.events).pop_front() {
+                Some(event) => RequestOutcome::Complete(buffers.write(0, &event) as u32),
+                None => RequestOutcome::Hold,
             },
             queue => self.command(&buffers, queue - 2),
         }
     }
 
     fn closed(&self) {
-        *locked(&self.tasks) = Tasks::default();
+        *lock(&self.tasks) = TaskState::default();
     }
 }

@@ -9,35 +9,35 @@ use mqblk_ring::split::SplitDriver;
 use mqblk_ring::split::driver::ChainLayout;
 use mqblk_vhost_user_client::EventFd;
 
-use super::answer::{Ending, Head};
-use super::command::{Command, Data};
+use super::command::{Command, CommandData};
 use super::layout::QueueLayout;
-use super::wire::{ANSWER_BYTES, ANSWER_HEAD, ANSWER_STRIDE, HEADER_BYTES, HEADER_STRIDE};
-use crate::{DeviceError, Refused};
+use super::outcome::{CommandOutcome, ResponseHead};
+use super::wire::{HEADER_BYTES, HEADER_STRIDE, RESPONSE_BYTES, RESPONSE_HEAD_BYTES, RESPONSE_STRIDE};
+use crate::{DeviceError, SubmitError};
 
 /// What a response byte holds before the device has written it, where answers are spoilt before.
 pub(crate) const POISON: u8 = 0xff;
 /// An answer that was not written: [`POISON`] in the response byte.
-const POISONED: [u64; 2] = [0, ((POISON as u64) << 24).to_le()];
+const POISONED_HEAD: [u64; 2] = [0, ((POISON as u64) << 24).to_le()];
 /// 16-byte slots from one answer to the next.
-const ANSWER_SLOTS: usize = ANSWER_STRIDE as usize / 16;
+const RESPONSE_SLOTS: usize = RESPONSE_STRIDE as usize / 16;
 
 /// A command's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
+pub struct ScsiCompletion {
     /// What the submission was given.
-    pub user: u32,
+    pub user_data: u32,
     /// How it ended.
-    pub ending: Ending,
+    pub outcome: CommandOutcome,
     /// Bytes that the device says it wrote, the answer included. Some devices do not say.
     pub written: u32,
 }
 
 /// What is kept of a command in flight.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pending {
+pub(crate) struct CommandInFlight {
     /// What the submission was given.
-    pub(crate) user: u32,
+    pub(crate) user_data: u32,
     /// Bytes of data.
     len: u32,
     /// The set that it came from.
@@ -49,16 +49,16 @@ pub(crate) struct Pending {
 /// One request queue, owned by one thread. Nothing is allocated, and no system call made, for a command;
 /// [`publish`](Self::publish) makes one when the server sleeps.
 #[derive(Debug)]
-pub struct Queue {
+pub struct ScsiQueue {
     pub(crate) ring: SplitDriver,
-    shape: ChainLayout,
+    chain_layout: ChainLayout,
     memory: Arc<GuestMemory>,
     layout: QueueLayout,
     headers: SharedArray<[u64; 8]>,
-    answers: SharedArray<[u64; 2]>,
+    responses: SharedArray<[u64; 2]>,
     /// Headers as last written: one that is the same (the same block again) is not stored again.
-    written: Box<[[u64; 8]]>,
-    pending: Box<[Pending]>,
+    written_headers: Box<[[u64; 8]]>,
+    commands: Box<[CommandInFlight]>,
     /// A stack, in step with the ring's stack of descriptors: a slot comes with the same descriptors again.
     free: Vec<u16>,
     poison: bool,
@@ -66,24 +66,24 @@ pub struct Queue {
     kicks: u64,
 }
 
-impl Queue {
+impl ScsiQueue {
     pub(crate) fn new(
         (ring, kick): (SplitDriver, EventFd),
         shape: ChainLayout,
         memory: &Arc<GuestMemory>,
         layout: QueueLayout,
         poison: bool,
-    ) -> Option<Queue> {
+    ) -> Option<ScsiQueue> {
         let n = usize::from(ring.size());
-        Some(Queue {
-            shape,
+        Some(ScsiQueue {
+            chain_layout: shape,
             headers: memory.shared_array(layout.headers, n)?,
-            answers: memory.shared_array(layout.answers, n * ANSWER_SLOTS)?,
+            responses: memory.shared_array(layout.responses, n * RESPONSE_SLOTS)?,
             memory: Arc::clone(memory),
             layout,
             // No header starts like this.
-            written: vec![[u64::MAX; 8]; n].into(),
-            pending: vec![Pending::default(); n].into(),
+            written_headers: vec![[u64::MAX; 8]; n].into(),
+            commands: vec![CommandInFlight::default(); n].into(),
             free: (0..ring.size()).rev().collect(),
             ring,
             poison,
@@ -121,32 +121,32 @@ impl Queue {
 
     /// Puts a command on: header, data for the device to read, answer, data for the device to write.
     #[inline]
-    pub(crate) fn submit(&mut self, user: u32, origin: u16, command: &Command) -> Result<(), Refused> {
-        let slot = *self.free.last().ok_or(Refused::Full)?;
+    pub(crate) fn submit(&mut self, user_data: u32, origin: u16, command: &Command) -> Result<(), SubmitError> {
+        let slot = *self.free.last().ok_or(SubmitError::Full)?;
         let index = usize::from(slot);
         let at = |start: GuestAddress, stride: u32| GuestAddress(start.0 + u64::from(slot) * u64::from(stride));
         let header_at = at(self.layout.headers, HEADER_STRIDE);
-        let mut chain = self.ring.begin(self.shape).readable(header_at, HEADER_BYTES)?;
+        let mut chain = self.ring.begin(self.chain_layout).readable(header_at, HEADER_BYTES)?;
         let mut len = 0;
-        if let Data::Out(piece) = command.data {
+        if let CommandData::Out(piece) = command.data {
             chain = chain.readable(piece.address, piece.len)?;
             len = piece.len;
         }
-        chain = chain.writable(at(self.layout.answers, ANSWER_STRIDE), ANSWER_BYTES)?;
-        if let Data::In(piece) = command.data {
+        chain = chain.writable(at(self.layout.responses, RESPONSE_STRIDE), RESPONSE_BYTES)?;
+        if let CommandData::In(piece) = command.data {
             chain = chain.writable(piece.address, piece.len)?;
             len = piece.len;
         }
         chain.commit(u32::from(slot))?;
         self.free.pop();
-        self.pending[index] = Pending { user, len, origin, target: command.to.target };
-        let words = header(command, tag(origin, user));
-        if self.written[index] != words {
-            self.written[index] = words;
+        self.commands[index] = CommandInFlight { user_data, len, origin, target: command.address.target };
+        let words = header(command, tag(origin, user_data));
+        if self.written_headers[index] != words {
+            self.written_headers[index] = words;
             self.headers.set(index, words);
         }
         if self.poison {
-            self.answers.set(index * ANSWER_SLOTS, POISONED);
+            self.responses.set(index * RESPONSE_SLOTS, POISONED_HEAD);
         }
         Ok(())
     }
@@ -166,30 +166,31 @@ impl Queue {
 
     /// Takes one answer of those that the last look saw.
     #[inline]
-    pub(crate) fn reap(&mut self) -> Result<Option<(Pending, Completion)>, DeviceError> {
+    pub(crate) fn reap(&mut self) -> Result<Option<(CommandInFlight, ScsiCompletion)>, DeviceError> {
         let Some(used) = self.ring.take()? else { return Ok(None) };
         let slot = used.token as usize;
-        let pending = self.pending[slot];
-        let head = Head::from_words(self.answers.get(slot * ANSWER_SLOTS));
-        let ending = head.judge(pending.len, |bytes| {
-            let at = self.layout.answers.0 + slot as u64 * u64::from(ANSWER_STRIDE) + u64::from(ANSWER_HEAD);
+        let pending = self.commands[slot];
+        let head = ResponseHead::from_words(self.responses.get(slot * RESPONSE_SLOTS));
+        let ending = head.outcome(pending.len, |bytes| {
+            let at =
+                self.layout.responses.0 + slot as u64 * u64::from(RESPONSE_STRIDE) + u64::from(RESPONSE_HEAD_BYTES);
             self.memory.read(GuestAddress(at), bytes).expect("answers lie in shared memory");
         });
         self.free.push(slot as u16);
-        Ok(Some((pending, Completion { user: pending.user, ending, written: used.written })))
+        Ok(Some((pending, ScsiCompletion { user_data: pending.user_data, outcome: ending, written: used.written })))
     }
 }
 
 /// The tag of a command of set `origin`.
-pub(crate) const fn tag(origin: u16, user: u32) -> u64 {
-    (origin as u64) << 32 | user as u64
+pub(crate) const fn tag(origin: u16, user_data: u32) -> u64 {
+    (origin as u64) << 32 | user_data as u64
 }
 
 /// A command's header: LUN, tag, attribute SIMPLE, no priority, no CRN, command descriptor block.
 #[inline]
 fn header(command: &Command, tag: u64) -> [u64; 8] {
     let mut bytes = [0; HEADER_STRIDE as usize];
-    bytes[..8].copy_from_slice(&command.to.to_bytes());
+    bytes[..8].copy_from_slice(&command.address.to_bytes());
     bytes[8..16].copy_from_slice(&tag.to_le_bytes());
     bytes[19..HEADER_BYTES as usize].copy_from_slice(&command.cdb.0);
     std::array::from_fn(|word| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[8 * word + byte])))

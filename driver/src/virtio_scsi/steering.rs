@@ -21,7 +21,7 @@ const COUNT_BITS: u32 = 32;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 
 /// The word that threads share; a model checker brings its own.
-pub trait Word {
+pub trait AtomicWord {
     /// Zero.
     fn zero() -> Self;
     /// Adds, and returns what was there.
@@ -29,12 +29,12 @@ pub trait Word {
     /// Subtracts, and returns what was there.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
     /// Replaces `old` by `new`. `false`: something else was there, and still is.
-    fn replace(&self, old: u64, new: u64, order: Ordering) -> bool;
+    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> bool;
     /// What is there.
     fn load(&self, order: Ordering) -> u64;
 }
 
-impl Word for AtomicU64 {
+impl AtomicWord for AtomicU64 {
     fn zero() -> Self {
         AtomicU64::new(0)
     }
@@ -47,7 +47,7 @@ impl Word for AtomicU64 {
         self.fetch_sub(value, order)
     }
     #[inline]
-    fn replace(&self, old: u64, new: u64, order: Ordering) -> bool {
+    fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> bool {
         self.compare_exchange(old, new, order, Ordering::Relaxed).is_ok()
     }
     #[inline]
@@ -59,15 +59,15 @@ impl Word for AtomicU64 {
 /// One target: commands in flight, and the queue that they are on. On a cache line of its own.
 #[derive(Debug)]
 #[repr(align(64))]
-pub struct Steering<W = AtomicU64>(W);
+pub struct TargetSteering<W = AtomicU64>(W);
 
-impl<W: Word> Default for Steering<W> {
+impl<W: AtomicWord> Default for TargetSteering<W> {
     fn default() -> Self {
-        Steering(W::zero())
+        TargetSteering(W::zero())
     }
 }
 
-impl<W: Word> Steering<W> {
+impl<W: AtomicWord> TargetSteering<W> {
     /// A command begins; its submitter would use queue `own`. Returns the queue to put it on.
     ///
     /// Acquire: what the one that ended the last command did before is done, so that a new queue starts after the old one.
@@ -79,7 +79,7 @@ impl<W: Word> Steering<W> {
             return queue;
         }
         let alone = before + 1;
-        match self.0.replace(alone, u64::from(own) << COUNT_BITS | 1, Ordering::Acquire) {
+        match self.0.compare_exchange(alone, u64::from(own) << COUNT_BITS | 1, Ordering::Acquire) {
             true => own,
             false => queue,
         }
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_busy_target_stays_and_an_idle_one_moves() {
-        let target: Steering = Steering::default();
+        let target: TargetSteering = TargetSteering::default();
         assert_eq!(target.begin(3), 3);
         assert_eq!((target.begin(1), target.begin(0)), (3, 3));
         target.end();

@@ -6,44 +6,44 @@ use std::time::Duration;
 use mqblk_core::{BlockSize, ByteLen};
 use mqblk_memory::GuestAddress;
 
-use super::model::{Behaviour, Disk, Fault, Model};
+use super::model::{ModelDisk, ScsiBehaviour, ScsiFault, ScsiModel};
 use super::*;
-use crate::{DriverError, Piece, ShapeChoice};
+use crate::{DataSegment, DescriptorLayout, DriverError};
 
 struct Rig {
-    model: Model,
-    options: Options,
+    model: ScsiModel,
+    options: ScsiConnectOptions,
     _folder: tempfile::TempDir,
 }
 
-fn rig(behaviour: Behaviour) -> Rig {
+fn rig(behaviour: ScsiBehaviour) -> Rig {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.sock");
-    let model = Model::start(&path, behaviour);
-    let mut options = Options::new(path);
+    let model = ScsiModel::start(&path, behaviour);
+    let mut options = ScsiConnectOptions::new(path);
     options.poison_status = true;
     Rig { model, options, _folder: folder }
 }
 
-const HERE: Address = Address { target: 0, lun: 0 };
+const HERE: LunAddress = LunAddress { target: 0, lun: 0 };
 
-fn disks(targets: impl IntoIterator<Item = (u8, u16)>, size: usize) -> BTreeMap<Address, Disk> {
-    targets.into_iter().map(|(target, lun)| (Address { target, lun }, Disk::new(size))).collect()
+fn disks(targets: impl IntoIterator<Item = (u8, u16)>, size: usize) -> BTreeMap<LunAddress, ModelDisk> {
+    targets.into_iter().map(|(target, lun)| (LunAddress { target, lun }, ModelDisk::new(size))).collect()
 }
 
-fn piece(set: &mut QueueSet, at: u64, len: u32) -> Piece {
-    Piece { address: GuestAddress(set.queues()[0].data().0.0 + at), len }
+fn piece(set: &mut ScsiQueueSet, at: u64, len: u32) -> DataSegment {
+    DataSegment { address: GuestAddress(set.queues_mut()[0].data().0.0 + at), len }
 }
 
 /// Runs one command on the set's first queue.
-fn run(set: &mut QueueSet, command: &Command) -> Ending {
+fn run(set: &mut ScsiQueueSet, command: &Command) -> CommandOutcome {
     set.submit(0, 7, command).unwrap();
     set.publish().unwrap();
     loop {
-        set.look(0).unwrap();
+        set.poll(0).unwrap();
         if let Some(done) = set.reap(0).unwrap() {
-            assert_eq!(done.user, 7);
-            return done.ending;
+            assert_eq!(done.user_data, 7);
+            return done.outcome;
         }
         set.wait(1).unwrap();
     }
@@ -54,50 +54,54 @@ fn every_command_works_direct_and_indirect_with_and_without_event_idx() {
     const EVENT_IDX: u64 = 1 << 29;
     const INDIRECT: u64 = 1 << 28;
     for (shape, without) in [
-        (ShapeChoice::Direct, 0),
-        (ShapeChoice::Indirect, 0),
-        (ShapeChoice::Indirect, INDIRECT),
-        (ShapeChoice::Auto, EVENT_IDX),
+        (DescriptorLayout::Direct, 0),
+        (DescriptorLayout::Indirect, 0),
+        (DescriptorLayout::Indirect, INDIRECT),
+        (DescriptorLayout::Auto, EVENT_IDX),
     ] {
-        let mut rig = rig(Behaviour { without, ..Behaviour::default() });
-        rig.options.shape = shape;
-        let mut device = Device::connect(&rig.options).unwrap();
+        let mut rig = rig(ScsiBehaviour { without_features: without, ..ScsiBehaviour::default() });
+        rig.options.descriptors = shape;
+        let mut device = ScsiController::connect(&rig.options).unwrap();
         let mut set = device.take_queues().pop().unwrap();
-        let memory = set.queues()[0].memory().clone();
+        let memory = set.queues_mut()[0].memory().clone();
         let (from, to) = (piece(&mut set, 0, 1024), piece(&mut set, 4096, 1024));
         let content: Vec<u8> = (0..1024_u32).map(|i| (i * 7 % 251) as u8).collect();
         memory.write(from.address, &content).unwrap();
         let write = Command::write(HERE, Lba(3), 2, from, true);
         let attention = Sense { key: 6, asc: 0x29, ascq: 0, deferred: false, information: None };
-        assert_eq!(run(&mut set, &write), Ending::Check(attention));
-        assert_eq!(run(&mut set, &write), Ending::Good);
+        assert_eq!(run(&mut set, &write), CommandOutcome::CheckCondition(attention));
+        assert_eq!(run(&mut set, &write), CommandOutcome::Good);
         assert_eq!(rig.model.disks()[&HERE].bytes[3 * 512..5 * 512], content);
-        assert_eq!(run(&mut set, &Command::read(HERE, Lba(3), 2, to)), Ending::Good);
+        assert_eq!(run(&mut set, &Command::read(HERE, Lba(3), 2, to)), CommandOutcome::Good);
         let mut found = vec![0; 1024];
         memory.read(to.address, &mut found).unwrap();
         assert_eq!(found, content);
-        assert_eq!(run(&mut set, &Command::flush(HERE)), Ending::Good);
+        assert_eq!(run(&mut set, &Command::flush(HERE)), CommandOutcome::Good);
 
         let extents = [Extent { start: Lba(3), blocks: 1 }, Extent { start: Lba(9), blocks: 2 }];
         let unmap = Command::unmap(HERE, &extents, &memory, to).unwrap();
-        assert_eq!(run(&mut set, &unmap), Ending::Good);
-        let same = Command::write_same(HERE, Lba(20), 3, Piece { len: 512, ..from }, false);
-        assert_eq!(run(&mut set, &same), Ending::Good);
+        assert_eq!(run(&mut set, &unmap), CommandOutcome::Good);
+        let same = Command::write_same(HERE, Lba(20), 3, DataSegment { len: 512, ..from }, false);
+        assert_eq!(run(&mut set, &same), CommandOutcome::Good);
         let bytes = rig.model.disks()[&HERE].bytes.clone();
         assert!(bytes[3 * 512..4 * 512].iter().all(|byte| *byte == 0));
         assert_eq!(bytes[4 * 512..5 * 512], content[512..]);
         assert_eq!((20..24).filter(|at| bytes[at * 512..][..512] == content[..512]).count(), 3);
-        assert!(Command::unmap(HERE, &extents, &memory, Piece { len: 39, ..to }).is_none());
+        assert!(Command::unmap(HERE, &extents, &memory, DataSegment { len: 39, ..to }).is_none());
 
         // Less than was asked for, past the end, a command that is none, and a unit that is none.
-        let inquiry = Command { to: HERE, cdb: Cdb::inquiry(255), data: Data::In(Piece { len: 255, ..to }) };
-        assert_eq!(run(&mut set, &inquiry), Ending::Short { residual: 255 - 36 });
+        let inquiry =
+            Command { address: HERE, cdb: Cdb::inquiry(255), data: CommandData::In(DataSegment { len: 255, ..to }) };
+        assert_eq!(run(&mut set, &inquiry), CommandOutcome::Underrun { residual: 255 - 36 });
         let beyond = Command::read(HERE, Lba(2048), 2, to);
-        assert!(matches!(run(&mut set, &beyond), Ending::Check(Sense { key: 5, asc: 0x21, ascq: 0, .. })));
-        let raw = Command { to: HERE, cdb: Cdb::raw(&[0xf0, 1, 2]), data: Data::None };
-        assert!(matches!(run(&mut set, &raw), Ending::Check(Sense { key: 5, asc: 0x20, .. })));
-        let nowhere = Command::flush(Address { target: 9, lun: 0 });
-        assert_eq!(run(&mut set, &nowhere), Ending::Response(Response::BadTarget));
+        assert!(matches!(
+            run(&mut set, &beyond),
+            CommandOutcome::CheckCondition(Sense { key: 5, asc: 0x21, ascq: 0, .. })
+        ));
+        let raw = Command { address: HERE, cdb: Cdb::raw(&[0xf0, 1, 2]), data: CommandData::None };
+        assert!(matches!(run(&mut set, &raw), CommandOutcome::CheckCondition(Sense { key: 5, asc: 0x20, .. })));
+        let nowhere = Command::flush(LunAddress { target: 9, lun: 0 });
+        assert_eq!(run(&mut set, &nowhere), CommandOutcome::Response(CommandResponse::BadTarget));
         device.stop(vec![set]).unwrap();
     }
 }
@@ -106,32 +110,32 @@ fn every_command_works_direct_and_indirect_with_and_without_event_idx() {
 fn answers_that_are_wrong_are_told_apart() {
     let medium = Sense { key: 3, asc: 0x11, ascq: 0, deferred: false, information: None };
     for (fault, expected) in [
-        (Fault::FailFrom(0), Ending::Check(medium)),
-        (Fault::StatusFrom(0, 0x28), Ending::Status(0x28)),
-        (Fault::StatusFrom(0, 2), Ending::Malformed("CHECK CONDITION without sense data")),
-        (Fault::ResponseFrom(0, 7), Ending::Response(Response::TargetFailure)),
-        (Fault::ResponseFrom(0, 99), Ending::Response(Response::Unknown(99))),
-        (Fault::SenseFrom(0, 2), Ending::Malformed("sense data of no known format")),
-        (Fault::SenseFrom(0, 97), Ending::Malformed("more sense data than there is room for")),
-        (Fault::ResidualFrom(0, 12), Ending::Short { residual: 12 }),
-        (Fault::ResidualFrom(0, 513), Ending::Malformed("a residual that is larger than the data")),
-        (Fault::SilentFrom(0), Ending::NotWritten),
+        (ScsiFault::FailFrom(0), CommandOutcome::CheckCondition(medium)),
+        (ScsiFault::StatusFrom(0, 0x28), CommandOutcome::Status(0x28)),
+        (ScsiFault::StatusFrom(0, 2), CommandOutcome::Malformed("CHECK CONDITION without sense data")),
+        (ScsiFault::ResponseFrom(0, 7), CommandOutcome::Response(CommandResponse::TargetFailure)),
+        (ScsiFault::ResponseFrom(0, 99), CommandOutcome::Response(CommandResponse::Unknown(99))),
+        (ScsiFault::SenseFrom(0, 2), CommandOutcome::Malformed("sense data of no known format")),
+        (ScsiFault::SenseFrom(0, 97), CommandOutcome::Malformed("more sense data than there is room for")),
+        (ScsiFault::ResidualFrom(0, 12), CommandOutcome::Underrun { residual: 12 }),
+        (ScsiFault::ResidualFrom(0, 513), CommandOutcome::Malformed("a residual that is larger than the data")),
+        (ScsiFault::NoResponseFrom(0), CommandOutcome::NotWritten),
     ] {
         let mut disks = disks([(0, 0)], 1 << 20);
-        disks.get_mut(&HERE).unwrap().attentions = 0;
-        let rig = rig(Behaviour { fault, disks, ..Behaviour::default() });
-        let mut device = Device::connect(&rig.options).unwrap();
+        disks.get_mut(&HERE).unwrap().unit_attentions = 0;
+        let rig = rig(ScsiBehaviour { fault, disks, ..ScsiBehaviour::default() });
+        let mut device = ScsiController::connect(&rig.options).unwrap();
         let mut set = device.take_queues().pop().unwrap();
         let data = piece(&mut set, 0, 512);
         assert_eq!(run(&mut set, &Command::read(HERE, Lba(0), 1, data)), expected, "{fault:?}");
     }
-    let rig = rig(Behaviour { fault: Fault::WrongIdAt(0), ..Behaviour::default() });
-    let mut device = Device::connect(&rig.options).unwrap();
+    let rig = rig(ScsiBehaviour { fault: ScsiFault::WrongIdAt(0), ..ScsiBehaviour::default() });
+    let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
     let data = piece(&mut set, 0, 512);
     set.submit(0, 0, &Command::read(HERE, Lba(0), 1, data)).unwrap();
     set.publish().unwrap();
-    while set.look(0).unwrap() == 0 {
+    while set.poll(0).unwrap() == 0 {
         set.wait(1).unwrap();
     }
     assert!(set.reap(0).is_err());
@@ -141,23 +145,23 @@ fn answers_that_are_wrong_are_told_apart() {
 fn a_scan_finds_all_units_and_nothing_else() {
     let places = [(0, 0), (0, 1), (0, 0x1234), (7, 0), (31, 5), (255, 0), (255, 255), (255, 256)];
     let mut disks = disks(places, 1 << 20);
-    let odd = disks.get_mut(&Address { target: 7, lun: 0 }).unwrap();
-    (odd.block, odd.attentions, odd.read_only) = (4096, 5, true);
-    let rig = rig(Behaviour { disks, ..Behaviour::default() });
-    let mut device = Device::connect(&rig.options).unwrap();
+    let odd = disks.get_mut(&LunAddress { target: 7, lun: 0 }).unwrap();
+    (odd.block_size, odd.unit_attentions, odd.read_only) = (4096, 5, true);
+    let rig = rig(ScsiBehaviour { disks, ..ScsiBehaviour::default() });
+    let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
     for _ in 0..2 {
         let units = device.scan(&mut set).unwrap();
-        let found: Vec<(u8, u16)> = units.iter().map(|unit| (unit.at.target, unit.at.lun)).collect();
+        let found: Vec<(u8, u16)> = units.iter().map(|unit| (unit.address.target, unit.address.lun)).collect();
         assert_eq!(found, places);
         for unit in &units {
             assert_eq!(unit.capacity(), Some(ByteLen(1 << 20)));
-            assert_eq!(unit.serial.as_deref(), Some(unit.at.to_string().as_str()));
+            assert_eq!(unit.serial.as_deref(), Some(unit.address.to_string().as_str()));
             assert_eq!((unit.vendor.as_str(), unit.product.as_str()), ("MQBLK", "model"));
             assert_eq!(unit.limits.max_transfer, Some(2048));
             assert_eq!(unit.designators[0].name, "model");
-            let odd = unit.at.target == 7;
-            assert_eq!((unit.block == BlockSize::B4096, unit.read_only), (odd, odd));
+            let odd = unit.address.target == 7;
+            assert_eq!((unit.block_size == BlockSize::B4096, unit.read_only), (odd, odd));
             assert_eq!((unit.thin, unit.zeroed, unit.write_cache), (true, true, Some(true)));
         }
     }
@@ -169,173 +173,188 @@ fn a_scan_finds_all_units_and_nothing_else() {
 #[test]
 fn a_target_with_more_units_than_a_short_list_holds() {
     let disks = disks((0..2).flat_map(|target| (0..1000).map(move |lun| (target, lun))), 4096);
-    let rig = rig(Behaviour { disks, ..Behaviour::default() });
-    let mut device = Device::connect(&rig.options).unwrap();
+    let rig = rig(ScsiBehaviour { disks, ..ScsiBehaviour::default() });
+    let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
     assert_eq!(device.scan(&mut set).unwrap().len(), 2000);
 }
 
 #[test]
 fn a_scan_that_is_not_answered_ends() {
-    let rig = rig(Behaviour::default());
+    let rig = rig(ScsiBehaviour::default());
     let mut options = rig.options.clone();
-    options.answer_limit = Duration::from_millis(200);
-    let mut device = Device::connect(&options).unwrap();
+    options.reply_timeout = Duration::from_millis(200);
+    let mut device = ScsiController::connect(&options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
     drop(rig);
-    assert!(matches!(device.scan(&mut set), Err(DriverError::NoAnswer(_))));
+    assert!(matches!(device.scan(&mut set), Err(DriverError::Timeout(_))));
 }
 
 #[test]
 fn the_configuration_is_read_set_and_done_without() {
-    let rig1 = rig(Behaviour { sense_size: 18, ..Behaviour::default() });
-    let device = Device::connect(&rig1.options).unwrap();
+    let rig1 = rig(ScsiBehaviour { sense_size: 18, ..ScsiBehaviour::default() });
+    let device = ScsiController::connect(&rig1.options).unwrap();
     let info = *device.info();
     assert_eq!((info.config.sense_size, info.config.cdb_size, info.queues), (96, 32, 4));
     assert!(info.hotplug && info.change && info.config.max_target == 255);
-    let mut rig2 = rig(Behaviour { no_config: true, without: 1 << 1, queues: 3, ..Behaviour::default() });
-    let device = Device::connect(&rig2.options).unwrap();
+    let mut rig2 =
+        rig(ScsiBehaviour { no_config: true, without_features: 1 << 1, queues: 3, ..ScsiBehaviour::default() });
+    let device = ScsiController::connect(&rig2.options).unwrap();
     assert_eq!((device.info().queues, device.info().hotplug), (3, false));
     drop(device);
     rig2.options.queues = 4;
-    let error = Device::connect(&rig2.options).unwrap_err().to_string();
+    let error = ScsiController::connect(&rig2.options).unwrap_err().to_string();
     assert_eq!(error, "queues: found 4, expected 1 to 3");
 }
 
 #[test]
 fn task_management_is_asked_and_answered() {
     let limit = Duration::from_secs(60);
-    let rig = rig(Behaviour { fault: Fault::KeepFrom(0), ..Behaviour::default() });
-    let mut device = Device::connect(&rig.options).unwrap();
+    let rig = rig(ScsiBehaviour { fault: ScsiFault::HoldFrom(0), ..ScsiBehaviour::default() });
+    let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
     let mut control = device.take_control().unwrap();
     assert!(device.take_control().is_none());
     let all = [
-        (TaskManagement::AbortTask, TaskAnswer::Complete),
-        (TaskManagement::AbortTaskSet, TaskAnswer::Complete),
-        (TaskManagement::ClearAca, TaskAnswer::Rejected),
-        (TaskManagement::ClearTaskSet, TaskAnswer::Complete),
-        (TaskManagement::NexusReset, TaskAnswer::Complete),
-        (TaskManagement::LogicalUnitReset, TaskAnswer::Complete),
-        (TaskManagement::QueryTask, TaskAnswer::Complete),
-        (TaskManagement::QueryTaskSet, TaskAnswer::Complete),
+        (TaskManagementFunction::AbortTask, TaskManagementResponse::Complete),
+        (TaskManagementFunction::AbortTaskSet, TaskManagementResponse::Complete),
+        (TaskManagementFunction::ClearAca, TaskManagementResponse::Rejected),
+        (TaskManagementFunction::ClearTaskSet, TaskManagementResponse::Complete),
+        (TaskManagementFunction::NexusReset, TaskManagementResponse::Complete),
+        (TaskManagementFunction::LogicalUnitReset, TaskManagementResponse::Complete),
+        (TaskManagementFunction::QueryTask, TaskManagementResponse::Complete),
+        (TaskManagementFunction::QueryTaskSet, TaskManagementResponse::Complete),
     ];
     for (task, answer) in all {
         assert_eq!(control.run(task, HERE, 77, limit).unwrap(), answer, "{task:?}");
     }
     let asked: Vec<_> = (0..8).map(|subtype| (subtype, [1, 0, 0x40, 0, 0, 0, 0, 0], 77)).collect();
-    assert_eq!(rig.model.tasks(), asked);
-    let nowhere = Address { target: 3, lun: 1 };
-    assert_eq!(control.run(TaskManagement::NexusReset, nowhere, 0, limit).unwrap(), TaskAnswer::IncorrectLun);
+    assert_eq!(rig.model.task_management(), asked);
+    let nowhere = LunAddress { target: 3, lun: 1 };
+    assert_eq!(
+        control.run(TaskManagementFunction::NexusReset, nowhere, 0, limit).unwrap(),
+        TaskManagementResponse::IncorrectLun
+    );
 
     // A command that is kept is there, is ended, and has ended when the answer is there.
     let data = piece(&mut set, 0, 512);
     set.submit(0, 5, &Command::read(HERE, Lba(0), 1, data)).unwrap();
     set.publish().unwrap();
     let tag = set.tag(5);
-    while control.run(TaskManagement::QueryTask, HERE, tag, limit).unwrap() != TaskAnswer::Succeeded {
+    while control.run(TaskManagementFunction::QueryTask, HERE, tag, limit).unwrap() != TaskManagementResponse::Succeeded
+    {
         std::thread::yield_now();
     }
-    assert_eq!(control.run(TaskManagement::AbortTask, HERE, tag, limit).unwrap(), TaskAnswer::Complete);
-    assert_eq!(set.look(0).unwrap(), 1);
+    assert_eq!(
+        control.run(TaskManagementFunction::AbortTask, HERE, tag, limit).unwrap(),
+        TaskManagementResponse::Complete
+    );
+    assert_eq!(set.poll(0).unwrap(), 1);
     let done = set.reap(0).unwrap().unwrap();
-    assert_eq!((done.user, done.ending), (5, Ending::Response(Response::Aborted)));
+    assert_eq!((done.user_data, done.outcome), (5, CommandOutcome::Response(CommandResponse::Aborted)));
 }
 
 #[test]
 fn events_come_and_their_buffers_go_back() {
-    let rig = rig(Behaviour::default());
-    let mut device = Device::connect(&rig.options).unwrap();
+    let rig = rig(ScsiBehaviour::default());
+    let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut control = device.take_control().unwrap();
-    assert_eq!(control.event().unwrap(), None);
+    assert_eq!(control.take_event().unwrap(), None);
     for round in 0..40 {
-        let at = Address { target: round, lun: 300 };
+        let at = LunAddress { target: round, lun: 300 };
         rig.model.send_event(if round == 39 { 3 | 1 << 31 } else { 1 }, at, if round == 39 { 0x092a } else { 1 });
         let event = loop {
-            if let Some(event) = control.event().unwrap() {
+            if let Some(event) = control.take_event().unwrap() {
                 break event;
             }
             control.wait(Some(Duration::from_secs(60))).unwrap();
         };
         let expected = match round {
-            39 => Event { kind: EventKind::Changed { asc: 0x2a, ascq: 9 }, at: Some(at), missed: true },
-            _ => Event { kind: EventKind::Rescan, at: Some(at), missed: false },
+            39 => ScsiEvent {
+                kind: ScsiEventKind::ParameterChange { asc: 0x2a, ascq: 9 },
+                address: Some(at),
+                missed: true,
+            },
+            _ => ScsiEvent { kind: ScsiEventKind::Rescan, address: Some(at), missed: false },
         };
         assert_eq!(event, expected);
     }
 }
 
 /// Threads that all write to and read from the same few targets, each its own blocks. Returns what was handed over.
-fn storm(steer: Steer, threads: u16, queues: u16, targets: u8, queue_size: u16) -> (Rig, u64) {
+fn storm(steer: SteeringPolicy, threads: u16, queues: u16, targets: u8, queue_size: u16) -> (Rig, u64) {
     const COMMANDS: u32 = 400;
     const DEPTH: u32 = 4;
-    let mut rig =
-        rig(Behaviour { disks: disks((0..targets).map(|target| (target, 0)), 1 << 20), ..Behaviour::default() });
-    (rig.options.steer, rig.options.threads, rig.options.queues) = (steer, threads, queues);
+    let mut rig = rig(ScsiBehaviour {
+        disks: disks((0..targets).map(|target| (target, 0)), 1 << 20),
+        ..ScsiBehaviour::default()
+    });
+    (rig.options.steering, rig.options.threads, rig.options.queues) = (steer, threads, queues);
     rig.options.queue_size = queue_size;
-    rig.options.shape = ShapeChoice::Direct;
-    let mut device = Device::connect(&rig.options).unwrap();
+    rig.options.descriptors = DescriptorLayout::Direct;
+    let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut sets = device.take_queues();
     assert_eq!(device.scan(&mut sets[0]).unwrap().len(), usize::from(targets));
-    let sets: Vec<QueueSet> = std::thread::scope(|scope| {
-        let work = |(thread, mut set): (usize, QueueSet)| {
+    let sets: Vec<ScsiQueueSet> = std::thread::scope(|scope| {
+        let work = |(thread, mut set): (usize, ScsiQueueSet)| {
             move || {
-                let memory = set.queues()[0].memory().clone();
-                let data: Vec<Piece> = (0..DEPTH).map(|user| piece(&mut set, u64::from(user) * 512, 512)).collect();
+                let memory = set.queues_mut()[0].memory().clone();
+                let data: Vec<DataSegment> =
+                    (0..DEPTH).map(|user_data| piece(&mut set, u64::from(user_data) * 512, 512)).collect();
                 let (mut next, mut refused) = (0, vec![]);
                 let mut ends = [0; DEPTH as usize];
                 let mut over = false;
                 let mut todo: Vec<u32> = (0..DEPTH).collect();
                 while !over {
                     todo.append(&mut refused);
-                    for user in todo.drain(..) {
+                    for user_data in todo.drain(..) {
                         if next == COMMANDS {
                             break;
                         }
-                        let to = Address { target: (next / 3) as u8 % targets, lun: 0 };
-                        let lba = Lba((thread * 100) as u64 + u64::from(user));
+                        let to = LunAddress { target: (next / 3) as u8 % targets, lun: 0 };
+                        let lba = Lba((thread * 100) as u64 + u64::from(user_data));
                         let word = u64::from(next) << 32 | thread as u64;
-                        memory.write(data[user as usize].address, &word.to_le_bytes()).unwrap();
-                        let command = Command::write(to, lba, 1, data[user as usize], false);
-                        let own = next as usize % set.queues().len();
-                        match set.submit(own, user, &command) {
+                        memory.write(data[user_data as usize].address, &word.to_le_bytes()).unwrap();
+                        let command = Command::write(to, lba, 1, data[user_data as usize], false);
+                        let own = next as usize % set.queues_mut().len();
+                        match set.submit(own, user_data, &command) {
                             Ok(()) => next += 1,
-                            Err(crate::Refused::Full) => refused.push(user),
+                            Err(crate::SubmitError::Full) => refused.push(user_data),
                             Err(error) => panic!("{error}"),
                         }
                     }
                     set.publish().unwrap();
-                    set.collect().unwrap();
-                    for queue in 0..set.queues().len() {
-                        set.look(queue).unwrap();
+                    set.receive().unwrap();
+                    for queue in 0..set.queues_mut().len() {
+                        set.poll(queue).unwrap();
                         while let Some(done) = set.reap(queue).unwrap() {
-                            assert_eq!(done.ending, Ending::Good);
-                            ends[done.user as usize] += 1;
-                            todo.push(done.user);
+                            assert_eq!(done.outcome, CommandOutcome::Good);
+                            ends[done.user_data as usize] += 1;
+                            todo.push(done.user_data);
                         }
                     }
-                    while let Some(done) = set.arrived() {
-                        assert_eq!(done.ending, Ending::Good);
-                        ends[done.user as usize] += 1;
-                        todo.push(done.user);
+                    while let Some(done) = set.reap_received() {
+                        assert_eq!(done.outcome, CommandOutcome::Good);
+                        ends[done.user_data as usize] += 1;
+                        todo.push(done.user_data);
                     }
                     set.publish().unwrap();
                     if next == COMMANDS && set.outstanding() == 0 {
-                        over = set.depart();
+                        over = set.finish();
                     }
                     if todo.is_empty() && !over {
                         set.wait(1).unwrap();
                     }
                 }
-                assert_eq!((ends.iter().sum::<u32>(), set.outstanding(), set.away()), (COMMANDS, 0, 0));
-                assert!(set.queues().iter().all(|queue| queue.in_flight() == 0));
+                assert_eq!((ends.iter().sum::<u32>(), set.outstanding(), set.remote_outstanding()), (COMMANDS, 0, 0));
+                assert!(set.queues_mut().iter().all(|queue| queue.in_flight() == 0));
                 set
             }
         };
         let threads: Vec<_> = sets.into_iter().enumerate().map(work).map(|work| scope.spawn(work)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    let handed_over = sets.iter().map(QueueSet::handed_over).sum();
+    let handed_over = sets.iter().map(ScsiQueueSet::handed_over).sum();
     let served: u64 = (0..4).map(|queue| rig.model.transfers(queue)).sum();
     assert_eq!(served, u64::from(threads) * u64::from(COMMANDS));
     device.stop(sets).unwrap();
@@ -347,8 +366,8 @@ fn a_target_is_on_one_queue_whoever_submits() {
     for (threads, queues, targets, queue_size) in
         [(4, 4, 1, 64), (3, 3, 2, 64), (2, 4, 3, 64), (4, 4, 2, 4), (1, 4, 2, 16)]
     {
-        let (rig, handed_over) = storm(Steer::Target, threads, queues, targets, queue_size);
-        assert_eq!(rig.model.crossings(), 0, "{threads} threads, {queues} queues, {targets} targets");
+        let (rig, handed_over) = storm(SteeringPolicy::Target, threads, queues, targets, queue_size);
+        assert_eq!(rig.model.steering_violations(), 0, "{threads} threads, {queues} queues, {targets} targets");
         if targets == 1 {
             assert!(handed_over > 0, "four threads on one target never met");
         }
@@ -357,12 +376,12 @@ fn a_target_is_on_one_queue_whoever_submits() {
 
 #[test]
 fn the_other_policies_lose_nothing_either() {
-    let (rig, handed_over) = storm(Steer::Fixed, 4, 4, 3, 16);
-    assert_eq!((rig.model.crossings(), rig.model.transfers(3)), (0, 0));
+    let (rig, handed_over) = storm(SteeringPolicy::Fixed, 4, 4, 3, 16);
+    assert_eq!((rig.model.steering_violations(), rig.model.transfers(3)), (0, 0));
     assert!(handed_over > 0);
-    let (rig, handed_over) = storm(Steer::Submitter, 4, 4, 1, 16);
+    let (rig, handed_over) = storm(SteeringPolicy::Submitter, 4, 4, 1, 16);
     // So that the check of the others is seen to see something.
-    assert!(rig.model.crossings() > 0);
+    assert!(rig.model.steering_violations() > 0);
     assert_eq!(handed_over, 0);
     // Each thread writes on its own queue, to the one target that there is.
     assert!((0..4).all(|queue| rig.model.transfers(queue) == 400));
@@ -370,19 +389,23 @@ fn the_other_policies_lose_nothing_either() {
 
 #[test]
 fn a_full_queue_pushes_back() {
-    let mut rig = rig(Behaviour { fault: Fault::KeepFrom(0), ..Behaviour::default() });
+    let mut rig = rig(ScsiBehaviour { fault: ScsiFault::HoldFrom(0), ..ScsiBehaviour::default() });
     rig.options.queue_size = 16;
-    rig.options.shape = ShapeChoice::Direct;
-    let mut device = Device::connect(&rig.options).unwrap();
+    rig.options.descriptors = DescriptorLayout::Direct;
+    let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
     let data = piece(&mut set, 0, 512);
-    let taken = (0..100).take_while(|user| set.submit(0, *user, &Command::read(HERE, Lba(0), 1, data)).is_ok()).count();
+    let taken = (0..100)
+        .take_while(|user_data| set.submit(0, *user_data, &Command::read(HERE, Lba(0), 1, data)).is_ok())
+        .count();
     assert_eq!((taken, set.outstanding()), (5, 5), "16 descriptors are 5 commands of 3");
     rig.options.queue_size = 64;
-    rig.options.outstanding = 3;
+    rig.options.max_outstanding = 3;
     drop((set, device));
-    let mut device = Device::connect(&rig.options).unwrap();
+    let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
-    let taken = (0..100).take_while(|user| set.submit(0, *user, &Command::read(HERE, Lba(0), 1, data)).is_ok()).count();
+    let taken = (0..100)
+        .take_while(|user_data| set.submit(0, *user_data, &Command::read(HERE, Lba(0), 1, data)).is_ok())
+        .count();
     assert_eq!(taken, 3);
 }

@@ -29,11 +29,11 @@ pub(crate) const HEADER_BYTES: u32 = 19 + CDB_BYTES as u32;
 /// Bytes from one header to the next: a cache line.
 pub(crate) const HEADER_STRIDE: u32 = 64;
 /// Bytes of a command's answer before its sense data.
-pub(crate) const ANSWER_HEAD: u32 = 12;
+pub(crate) const RESPONSE_HEAD_BYTES: u32 = 12;
 /// Bytes of a command's answer.
-pub(crate) const ANSWER_BYTES: u32 = ANSWER_HEAD + SENSE_BYTES as u32;
+pub(crate) const RESPONSE_BYTES: u32 = RESPONSE_HEAD_BYTES + SENSE_BYTES as u32;
 /// Bytes from one answer to the next.
-pub(crate) const ANSWER_STRIDE: u32 = 128;
+pub(crate) const RESPONSE_STRIDE: u32 = 128;
 /// Bytes of a task management request, and of the answer behind it.
 pub(crate) const TMF_BYTES: u32 = 24;
 /// Bytes from one task management request to the next.
@@ -43,14 +43,14 @@ pub(crate) const EVENT_BYTES: u32 = 16;
 
 /// Where a command goes: a logical unit of a target of the controller. Source: virtio 1.3 section 5.6.6.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Address {
+pub struct LunAddress {
     /// Target.
     pub target: u8,
     /// Logical unit number, at most [`Address::MAX_LUN`].
     pub lun: u16,
 }
 
-impl Address {
+impl LunAddress {
     /// The highest logical unit number that fits the field.
     pub const MAX_LUN: u16 = 0x3fff;
 
@@ -61,17 +61,17 @@ impl Address {
     }
 
     /// Of the 8 bytes of a `lun` field. `None` when it is no single-level address.
-    pub(crate) const fn from_bytes(bytes: [u8; 8]) -> Option<Address> {
+    pub(crate) const fn from_bytes(bytes: [u8; 8]) -> Option<LunAddress> {
         match bytes {
             [1, target, high, low, 0, 0, 0, 0] if high < 0x80 => {
-                Some(Address { target, lun: u16::from_be_bytes([high & 0x3f, low]) })
+                Some(LunAddress { target, lun: u16::from_be_bytes([high & 0x3f, low]) })
             }
             _ => None,
         }
     }
 }
 
-impl std::fmt::Display for Address {
+impl std::fmt::Display for LunAddress {
     /// `target:lun`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.target, self.lun)
@@ -80,7 +80,7 @@ impl std::fmt::Display for Address {
 
 /// How the device says a command was transported, when it was not. Source: virtio 1.3 section 5.6.6.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Response {
+pub enum CommandResponse {
     /// More data than there were buffers for.
     Overrun,
     /// Ended by task management.
@@ -103,19 +103,19 @@ pub enum Response {
     Unknown(u8),
 }
 
-impl Response {
-    pub(crate) const fn from_byte(byte: u8) -> Response {
+impl CommandResponse {
+    pub(crate) const fn from_byte(byte: u8) -> CommandResponse {
         match byte {
-            1 => Response::Overrun,
-            2 => Response::Aborted,
-            3 => Response::BadTarget,
-            4 => Response::Reset,
-            5 => Response::Busy,
-            6 => Response::TransportFailure,
-            7 => Response::TargetFailure,
-            8 => Response::NexusFailure,
-            9 => Response::Failure,
-            other => Response::Unknown(other),
+            1 => CommandResponse::Overrun,
+            2 => CommandResponse::Aborted,
+            3 => CommandResponse::BadTarget,
+            4 => CommandResponse::Reset,
+            5 => CommandResponse::Busy,
+            6 => CommandResponse::TransportFailure,
+            7 => CommandResponse::TargetFailure,
+            8 => CommandResponse::NexusFailure,
+            9 => CommandResponse::Failure,
+            other => CommandResponse::Unknown(other),
         }
     }
 }
@@ -123,7 +123,7 @@ impl Response {
 /// A task management function. Source: virtio 1.3 section 5.6.6.2; SAM-5 chapter 7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum TaskManagement {
+pub enum TaskManagementFunction {
     /// Ends one command.
     AbortTask = 0,
     /// Ends this initiator's commands of the logical unit.
@@ -144,7 +144,7 @@ pub enum TaskManagement {
 
 /// How a task management function ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TaskAnswer {
+pub enum TaskManagementResponse {
     /// Done; of a query: no such command.
     Complete,
     /// Of a query: there is such a command.
@@ -154,29 +154,29 @@ pub enum TaskAnswer {
     /// No such logical unit.
     IncorrectLun,
     /// Another response.
-    Other(Response),
+    Other(CommandResponse),
     /// The device answered without writing a response.
     NotWritten,
 }
 
-impl TaskAnswer {
-    pub(crate) const fn from_byte(byte: u8) -> TaskAnswer {
+impl TaskManagementResponse {
+    pub(crate) const fn from_byte(byte: u8) -> TaskManagementResponse {
         match byte {
-            0 => TaskAnswer::Complete,
-            10 => TaskAnswer::Succeeded,
-            11 => TaskAnswer::Rejected,
-            12 => TaskAnswer::IncorrectLun,
-            super::queue::POISON => TaskAnswer::NotWritten,
-            other => TaskAnswer::Other(Response::from_byte(other)),
+            0 => TaskManagementResponse::Complete,
+            10 => TaskManagementResponse::Succeeded,
+            11 => TaskManagementResponse::Rejected,
+            12 => TaskManagementResponse::IncorrectLun,
+            super::queue::POISON => TaskManagementResponse::NotWritten,
+            other => TaskManagementResponse::Other(CommandResponse::from_byte(other)),
         }
     }
 }
 
 /// What an event says. Source: virtio 1.3 section 5.6.6.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventKind {
+pub enum ScsiEventKind {
     /// Nothing but that others were lost.
-    Nothing,
+    NoEvent,
     /// The logical unit (with LUN 0 perhaps the whole target) was reset.
     Reset,
     /// The logical unit has appeared; look again.
@@ -189,7 +189,7 @@ pub enum EventKind {
         mask: u32,
     },
     /// A parameter has changed, as a unit attention with these codes would say; 2A/09: the capacity.
-    Changed {
+    ParameterChange {
         /// Additional sense code.
         asc: u8,
         /// And its qualifier.
@@ -206,37 +206,37 @@ pub enum EventKind {
 
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct ScsiEvent {
     /// What happened.
-    pub kind: EventKind,
+    pub kind: ScsiEventKind,
     /// Where; none where the event is about nothing, or about something that is not addressed.
-    pub at: Option<Address>,
+    pub address: Option<LunAddress>,
     /// Events before this one were lost: whoever follows them must look at everything again.
     pub missed: bool,
 }
 
-impl Event {
-    pub(crate) fn from_bytes(bytes: [u8; EVENT_BYTES as usize]) -> Event {
+impl ScsiEvent {
+    pub(crate) fn from_bytes(bytes: [u8; EVENT_BYTES as usize]) -> ScsiEvent {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         const MISSED: u32 = 1 << 31;
         let (event, reason) = (word(0) & !MISSED, word(12));
         let kind = match (event, reason) {
-            (0, _) => EventKind::Nothing,
-            (1, 0) => EventKind::Reset,
-            (1, 1) => EventKind::Rescan,
-            (1, 2) => EventKind::Removed,
-            (2, mask) => EventKind::Asynchronous { mask },
-            (3, codes) => EventKind::Changed { asc: codes as u8, ascq: (codes >> 8) as u8 },
-            (event, reason) => EventKind::Unknown { event, reason },
+            (0, _) => ScsiEventKind::NoEvent,
+            (1, 0) => ScsiEventKind::Reset,
+            (1, 1) => ScsiEventKind::Rescan,
+            (1, 2) => ScsiEventKind::Removed,
+            (2, mask) => ScsiEventKind::Asynchronous { mask },
+            (3, codes) => ScsiEventKind::ParameterChange { asc: codes as u8, ascq: (codes >> 8) as u8 },
+            (event, reason) => ScsiEventKind::Unknown { event, reason },
         };
-        let at = Address::from_bytes(std::array::from_fn(|index| bytes[4 + index])).filter(|_| event != 0);
-        Event { kind, at, missed: word(0) & MISSED != 0 }
+        let address = LunAddress::from_bytes(std::array::from_fn(|index| bytes[4 + index])).filter(|_| event != 0);
+        ScsiEvent { kind, address, missed: word(0) & MISSED != 0 }
     }
 }
 
 /// The configuration. Source: virtio 1.3 section 5.6.4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct ScsiConfig {
     /// Request queues.
     pub num_queues: u32,
     /// Most pieces of data of one command.
@@ -259,11 +259,11 @@ pub struct Config {
     pub max_lun: u32,
 }
 
-impl Config {
-    pub(crate) fn from_bytes(bytes: &[u8; CONFIG_BYTES]) -> Config {
+impl ScsiConfig {
+    pub(crate) fn from_bytes(bytes: &[u8; CONFIG_BYTES]) -> ScsiConfig {
         let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let word = |at: usize| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
-        Config {
+        ScsiConfig {
             num_queues: word(0),
             seg_max: word(4),
             max_sectors: word(8),
@@ -278,8 +278,8 @@ impl Config {
     }
 
     /// What a controller has whose server leaves the configuration to the VMM: QEMU's values, with `num_queues` queues.
-    pub(crate) fn of_vmm(num_queues: u32) -> Config {
-        Config {
+    pub(crate) fn vmm_default(num_queues: u32) -> ScsiConfig {
+        ScsiConfig {
             num_queues,
             seg_max: 126,
             max_sectors: 0xffff,
@@ -289,7 +289,7 @@ impl Config {
             cdb_size: CDB_BYTES as u32,
             max_channel: 0,
             max_target: 255,
-            max_lun: Address::MAX_LUN.into(),
+            max_lun: LunAddress::MAX_LUN.into(),
         }
     }
 }
@@ -300,16 +300,16 @@ mod tests {
 
     #[test]
     fn addresses_are_flat() {
-        let at = Address { target: 7, lun: 0x1234 };
+        let at = LunAddress { target: 7, lun: 0x1234 };
         assert_eq!(at.to_bytes(), [1, 7, 0x52, 0x34, 0, 0, 0, 0]);
         for (bytes, expected) in [
             ([1, 7, 0x52, 0x34, 0, 0, 0, 0], Some(at)),
-            ([1, 7, 0, 3, 0, 0, 0, 0], Some(Address { target: 7, lun: 3 })),
+            ([1, 7, 0, 3, 0, 0, 0, 0], Some(LunAddress { target: 7, lun: 3 })),
             ([0xc1, 1, 0, 0, 0, 0, 0, 0], None),
             ([1, 7, 0x80, 0, 0, 0, 0, 0], None),
             ([1, 7, 0, 3, 1, 0, 0, 0], None),
         ] {
-            assert_eq!(Address::from_bytes(bytes), expected, "{bytes:?}");
+            assert_eq!(LunAddress::from_bytes(bytes), expected, "{bytes:?}");
         }
     }
 
@@ -318,17 +318,17 @@ mod tests {
         let event = |event: u32, reason: u32| {
             let mut bytes = [0; 16];
             bytes[..4].copy_from_slice(&event.to_le_bytes());
-            bytes[4..12].copy_from_slice(&Address { target: 2, lun: 5 }.to_bytes());
+            bytes[4..12].copy_from_slice(&LunAddress { target: 2, lun: 5 }.to_bytes());
             bytes[12..].copy_from_slice(&reason.to_le_bytes());
-            Event::from_bytes(bytes)
+            ScsiEvent::from_bytes(bytes)
         };
-        let at = Some(Address { target: 2, lun: 5 });
-        assert_eq!(event(1, 1), Event { kind: EventKind::Rescan, at, missed: false });
-        assert_eq!(event(1 | 1 << 31, 2), Event { kind: EventKind::Removed, at, missed: true });
-        assert_eq!(event(1 << 31, 0), Event { kind: EventKind::Nothing, at: None, missed: true });
-        assert_eq!(event(3, 0x092a).kind, EventKind::Changed { asc: 0x2a, ascq: 9 });
-        assert_eq!(event(2, 4).kind, EventKind::Asynchronous { mask: 4 });
-        assert_eq!(event(1, 9).kind, EventKind::Unknown { event: 1, reason: 9 });
-        assert_eq!(event(77, 9).kind, EventKind::Unknown { event: 77, reason: 9 });
+        let address = Some(LunAddress { target: 2, lun: 5 });
+        assert_eq!(event(1, 1), ScsiEvent { kind: ScsiEventKind::Rescan, address, missed: false });
+        assert_eq!(event(1 | 1 << 31, 2), ScsiEvent { kind: ScsiEventKind::Removed, address, missed: true });
+        assert_eq!(event(1 << 31, 0), ScsiEvent { kind: ScsiEventKind::NoEvent, address: None, missed: true });
+        assert_eq!(event(3, 0x092a).kind, ScsiEventKind::ParameterChange { asc: 0x2a, ascq: 9 });
+        assert_eq!(event(2, 4).kind, ScsiEventKind::Asynchronous { mask: 4 });
+        assert_eq!(event(1, 9).kind, ScsiEventKind::Unknown { event: 1, reason: 9 });
+        assert_eq!(event(77, 9).kind, ScsiEventKind::Unknown { event: 77, reason: 9 });
     }
 }

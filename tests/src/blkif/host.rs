@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 
-use mqblk_driver::blkfront::Options;
+use mqblk_driver::blkfront::BlkfrontOptions;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
 use mqblk_xen::simulation::{Machine, connect};
@@ -246,15 +246,15 @@ impl SimulatedHost {
     }
 
     /// Returns the options with which a frontend connects to a device.
-    pub fn frontend_options(&self, device: &Vbd) -> Options {
-        let mut options = Options::new(self.domain(device.front.0), device.devid);
-        (options.patience, options.answer_limit) = (TIMEOUT, TIMEOUT);
+    pub fn frontend_options(&self, device: &Vbd) -> BlkfrontOptions {
+        let mut options = BlkfrontOptions::new(self.domain(device.frontend.0), device.devid);
+        (options.connect_timeout, options.reply_timeout) = (TIMEOUT, TIMEOUT);
         options
     }
 
     /// Returns the backend's state in xenstore.
     pub fn backend_state(&self, store: &mut Xenstore, device: &Vbd) -> Option<XenbusState> {
-        let state = store.read(&format!("{}/{}", device.back_path(), keys::STATE)).expect("xenstore");
+        let state = store.read(&format!("{}/{}", device.backend_path(), keys::STATE)).expect("xenstore");
         state.map(|state| XenbusState::parse(Some(&state)))
     }
 
@@ -277,7 +277,7 @@ impl SimulatedHost {
 
     /// Returns the backend's error node.
     pub fn backend_error(&self, device: &Vbd) -> Option<String> {
-        let path = vbd::backend_error_path(device.backend, &device.type_name, device.front, device.devid);
+        let path = vbd::backend_error_path(device.backend, &device.type_name, device.frontend, device.devid);
         self.store().read(&path).expect("xenstore")
     }
 

@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_core::{ByteLen, Sector512};
-use mqblk_driver::Piece;
-use mqblk_driver::blkfront::{Device, Options, QueueSet, Status};
+use mqblk_driver::DataSegment;
+use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions, BlkfrontQueueSet, BlkfrontStatus};
 use mqblk_memory::GuestAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -20,8 +20,8 @@ const DEPTH: usize = 8;
 
 /// A device driven by one thread over all its queues, and the generations it has written.
 pub struct BlkfrontLoad {
-    device: Device,
-    set: QueueSet,
+    device: BlkfrontDevice,
+    set: BlkfrontQueueSet,
     /// The generation last written of each block; 0: never.
     generations: Vec<u32>,
     random: SmallRng,
@@ -41,17 +41,17 @@ impl BlkfrontLoad {
     ///
     /// # Panics
     /// When the backend does not connect.
-    pub fn connect(options: &Options, blocks: usize, seed: u64) -> BlkfrontLoad {
+    pub fn connect(options: &BlkfrontOptions, blocks: usize, seed: u64) -> BlkfrontLoad {
         let mut options = options.clone();
         options.depth = DEPTH as u16;
         options.data_per_queue = ByteLen((DEPTH * BLOCK) as u64);
-        let mut device = Device::connect(&options).expect("the disk");
+        let mut device = BlkfrontDevice::connect(&options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
         BlkfrontLoad { device, set, generations: vec![0; blocks], random: SmallRng::seed_from_u64(seed), verified: 0 }
     }
 
     /// Returns the device.
-    pub fn device(&mut self) -> &mut Device {
+    pub fn device(&mut self) -> &mut BlkfrontDevice {
         &mut self.device
     }
 
@@ -67,7 +67,7 @@ impl BlkfrontLoad {
     /// # Panics
     /// When a completion is wrong or missing.
     pub fn round(&mut self) {
-        let all = self.set.queues().len() * DEPTH;
+        let all = self.set.queues_mut().len() * DEPTH;
         let mut jobs = Vec::with_capacity(all);
         let mut taken = std::collections::HashSet::new();
         for _ in 0..all {
@@ -89,7 +89,7 @@ impl BlkfrontLoad {
         let known = self.generations.iter().enumerate().filter(|(_, generation)| **generation > 0);
         let jobs: Vec<Job> =
             known.map(|(number, generation)| Job { number, generation: *generation, write: false }).collect();
-        for jobs in jobs.chunks(self.set.queues().len() * DEPTH) {
+        for jobs in jobs.chunks(self.set.queues_mut().len() * DEPTH) {
             self.run(jobs);
         }
     }
@@ -98,15 +98,15 @@ impl BlkfrontLoad {
         for (at, job) in jobs.iter().enumerate() {
             self.submit(at, job);
         }
-        for queue in self.set.queues() {
+        for queue in self.set.queues_mut() {
             queue.publish();
         }
         let mut left = jobs.len();
         let until = Instant::now() + TIMEOUT;
         while left > 0 {
             let mut done = Vec::new();
-            for queue in self.set.queues() {
-                queue.look().expect("a backend that keeps the protocol");
+            for queue in self.set.queues_mut() {
+                queue.poll().expect("a backend that keeps the protocol");
                 while let Some(one) = queue.reap().expect("a backend that keeps the protocol") {
                     done.push(one);
                 }
@@ -117,19 +117,19 @@ impl BlkfrontLoad {
             }
             for one in done {
                 left -= 1;
-                self.check(one.user as usize, one.status, jobs);
+                self.check(one.user_data as usize, one.status, jobs);
             }
         }
     }
 
-    fn segment(&mut self, at: usize) -> Piece {
-        let (data, _) = self.set.queues()[at / DEPTH].data();
-        Piece { address: GuestAddress(data.0 + (at % DEPTH * BLOCK) as u64), len: BLOCK as u32 }
+    fn segment(&mut self, at: usize) -> DataSegment {
+        let (data, _) = self.set.queues_mut()[at / DEPTH].data();
+        DataSegment { address: GuestAddress(data.0 + (at % DEPTH * BLOCK) as u64), len: BLOCK as u32 }
     }
 
     fn submit(&mut self, at: usize, job: &Job) {
         let segment = self.segment(at);
-        let queue = &mut self.set.queues()[at / DEPTH];
+        let queue = &mut self.set.queues_mut()[at / DEPTH];
         let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
         if job.write {
             let content = block(job.number as u64, job.generation.into());
@@ -141,16 +141,16 @@ impl BlkfrontLoad {
         }
     }
 
-    fn check(&mut self, at: usize, status: Status, jobs: &[Job]) {
+    fn check(&mut self, at: usize, status: BlkfrontStatus, jobs: &[Job]) {
         let job = jobs[at];
-        assert_eq!(status, Status::Ok, "{job:?}");
+        assert_eq!(status, BlkfrontStatus::Ok, "{job:?}");
         if job.write {
             self.generations[job.number] = job.generation;
             return;
         }
         let segment = self.segment(at);
         let mut bytes = vec![0; BLOCK];
-        self.set.queues()[at / DEPTH].memory().read(segment.address, &mut bytes).expect("data memory");
+        self.set.queues_mut()[at / DEPTH].memory().read(segment.address, &mut bytes).expect("data memory");
         if let Some(fault) = block_fault(&bytes, job.number as u64, job.generation) {
             panic!("{fault}");
         }
@@ -176,7 +176,7 @@ pub struct BlkfrontNeighbour {
 
 impl BlkfrontNeighbour {
     /// Starts the thread.
-    pub fn start(options: Options, seed: u64) -> BlkfrontNeighbour {
+    pub fn start(options: BlkfrontOptions, seed: u64) -> BlkfrontNeighbour {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {

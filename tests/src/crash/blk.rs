@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Sector512};
-use mqblk_driver::virtio_blk::{Device, Options, Queue, QueueSet, Range, Status};
-use mqblk_driver::{Piece, Refused, Waker};
+use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice, BlkQueue, BlkQueueSet, BlkStatus, SectorRange};
+use mqblk_driver::{DataSegment, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use super::load::DATA_BYTES;
@@ -26,44 +26,44 @@ pub const REQUEST_MIX: [RequestType; 16] = {
 };
 
 /// Returns the options with which these tests connect to a socket.
-pub fn connect_options(socket: std::path::PathBuf, queues: u16) -> Options {
-    let mut options = Options::new(socket);
+pub fn connect_options(socket: std::path::PathBuf, queues: u16) -> BlkConnectOptions {
+    let mut options = BlkConnectOptions::new(socket);
     options.queues = queues;
     options.queue_size = 64;
     options.depth = 64;
     options.data_per_queue = ByteLen(DATA_BYTES);
     options.poison_status = true;
-    (options.patience, options.answer_limit) = (TIMEOUT, TIMEOUT);
+    (options.connect_timeout, options.reply_timeout) = (TIMEOUT, TIMEOUT);
     options
 }
 
 /// All queues of a device.
-pub struct BlkQueues(QueueSet);
+pub struct BlkQueues(BlkQueueSet);
 
 impl BlkQueues {
     /// Connects. Returns the device and its queues.
     ///
     /// # Panics
     /// When the daemon does not play along.
-    pub fn connect(options: &Options) -> (Device, BlkQueues) {
-        let mut device = Device::connect(options).expect("the disk");
+    pub fn connect(options: &BlkConnectOptions) -> (BlkDevice, BlkQueues) {
+        let mut device = BlkDevice::connect(options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
         (device, BlkQueues(set))
     }
 
     /// Returns the queues.
-    pub fn into_set(self) -> QueueSet {
+    pub fn into_set(self) -> BlkQueueSet {
         self.0
     }
 
-    fn queue(&mut self, index: usize) -> &mut Queue {
-        &mut self.0.queues()[index]
+    fn queue(&mut self, index: usize) -> &mut BlkQueue {
+        &mut self.0.queues_mut()[index]
     }
 }
 
 impl DeviceQueues for BlkQueues {
     fn queue_count(&mut self) -> usize {
-        self.0.queues().len()
+        self.0.queues_mut().len()
     }
     fn memory(&mut self) -> Arc<GuestMemory> {
         Arc::clone(self.queue(0).memory())
@@ -79,14 +79,14 @@ impl DeviceQueues for BlkQueues {
     }
     fn submit(&mut self, queue: usize, user: u32, request: &LoadRequest) -> bool {
         let start = Sector512(request.start());
-        let segment = Piece { address: request.data, len: request.sectors() * 512 };
+        let segment = DataSegment { address: request.data, len: request.sectors() * 512 };
         // A write of zeroes with or without deallocation.
-        let range = |&(start, sectors)| Range {
+        let range = |&(start, sectors)| SectorRange {
             start: Sector512(start),
             sectors,
             unmap: request.request_type == RequestType::WriteZeroes && start % 2 == 0,
         };
-        let ranges: Vec<Range> = request.ranges.iter().map(range).collect();
+        let ranges: Vec<SectorRange> = request.ranges.iter().map(range).collect();
         let queue = self.queue(queue);
         let result = match request.request_type {
             RequestType::Read => queue.read(user, start, segment),
@@ -98,19 +98,19 @@ impl DeviceQueues for BlkQueues {
         };
         match result {
             Ok(()) => true,
-            Err(Refused::Full) => false,
+            Err(SubmitError::Full) => false,
             Err(other) => panic!("{request:?}: {other}"),
         }
     }
     fn publish(&mut self) {
-        self.0.queues().iter_mut().for_each(|queue| queue.publish().expect("the kick"));
+        self.0.queues_mut().iter_mut().for_each(|queue| queue.publish().expect("the kick"));
     }
     fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
-        for queue in self.0.queues() {
-            queue.look().expect("a device that keeps the protocol");
+        for queue in self.0.queues_mut() {
+            queue.poll().expect("a device that keeps the protocol");
             while let Some(one) = queue.reap().expect("a device that keeps the protocol") {
-                assert_eq!(one.status, Status::Ok, "request {}", one.user);
-                done.push((one.user, RequestOutcome::Good));
+                assert_eq!(one.status, BlkStatus::Ok, "request {}", one.user_data);
+                done.push((one.user_data, RequestOutcome::Good));
             }
         }
     }

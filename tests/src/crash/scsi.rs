@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use mqblk_core::ByteLen;
 use mqblk_driver::virtio_scsi::{
-    Address, Cdb, Command, Control, Data, Device, Ending, Extent, Lba, Options, QueueSet, Response, Sense, Steer,
-    TaskAnswer, TaskManagement,
+    Cdb, Command, CommandData, CommandOutcome, CommandResponse, ControlQueues, Extent, Lba, LunAddress,
+    ScsiConnectOptions, ScsiController, ScsiQueueSet, Sense, SteeringPolicy, TaskManagementFunction,
+    TaskManagementResponse,
 };
-use mqblk_driver::{Piece, Refused, Waker};
+use mqblk_driver::{DataSegment, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use super::load::DATA_BYTES;
@@ -44,22 +45,22 @@ const ABORTED: u8 = 0x40;
 const MISCOMPARE: u8 = 0x0e;
 
 /// Returns the options with which these tests connect to a socket.
-pub fn connect_options(socket: std::path::PathBuf, queues: u16) -> Options {
-    let mut options = Options::new(socket);
+pub fn connect_options(socket: std::path::PathBuf, queues: u16) -> ScsiConnectOptions {
+    let mut options = ScsiConnectOptions::new(socket);
     options.queues = queues;
     options.queue_size = 64;
     options.data_per_queue = ByteLen(DATA_BYTES);
-    options.steer = Steer::Submitter;
+    options.steering = SteeringPolicy::Submitter;
     options.poison_status = true;
-    (options.patience, options.answer_limit) = (TIMEOUT, TIMEOUT);
+    (options.connect_timeout, options.reply_timeout) = (TIMEOUT, TIMEOUT);
     options
 }
 
 /// All queues of a controller.
 pub struct ScsiQueues {
-    set: QueueSet,
-    control: Control,
-    units: Vec<Address>,
+    set: ScsiQueueSet,
+    control: ControlQueues,
+    units: Vec<LunAddress>,
     /// Task management functions in flight.
     tmf_in_flight: u32,
 }
@@ -69,16 +70,16 @@ impl ScsiQueues {
     ///
     /// # Panics
     /// When the daemon does not play along.
-    pub fn connect(options: &Options) -> (Device, ScsiQueues) {
-        let mut device = Device::connect(options).expect("the controller");
+    pub fn connect(options: &ScsiConnectOptions) -> (ScsiController, ScsiQueues) {
+        let mut device = ScsiController::connect(options).expect("the controller");
         let mut set = device.take_queues().pop().expect("one set of queues");
         let control = device.take_control().expect("the control queue");
-        let units = device.scan(&mut set).expect("units").into_iter().map(|unit| unit.at).collect();
+        let units = device.scan(&mut set).expect("units").into_iter().map(|unit| unit.address).collect();
         (device, ScsiQueues { set, control, units, tmf_in_flight: 0 })
     }
 
     /// Returns the queues.
-    pub fn into_set(self) -> QueueSet {
+    pub fn into_set(self) -> ScsiQueueSet {
         self.set
     }
 }
@@ -87,9 +88,9 @@ impl ScsiQueues {
 ///
 /// # Panics
 /// When that address is not in `memory`.
-pub fn scsi_command(request: &LoadRequest, to: Address, memory: &GuestMemory) -> Command {
+pub fn scsi_command(request: &LoadRequest, to: LunAddress, memory: &GuestMemory) -> Command {
     let (start, blocks) = (Lba(request.start()), request.sectors());
-    let segment = Piece { address: request.data, len: blocks * 512 };
+    let segment = DataSegment { address: request.data, len: blocks * 512 };
     let sixteen = |operation: u8, blocks: &[(usize, u8)]| {
         let mut cdb = [0; 16];
         cdb[0] = operation;
@@ -103,19 +104,21 @@ pub fn scsi_command(request: &LoadRequest, to: Address, memory: &GuestMemory) ->
         RequestType::WriteThrough => Command::write(to, start, blocks, segment, true),
         RequestType::Flush => Command::flush(to),
         RequestType::WriteZeroes => {
-            Command::write_same(to, start, blocks, Piece { len: 512, ..segment }, start.0 % 2 == 0)
+            Command::write_same(to, start, blocks, DataSegment { len: 512, ..segment }, start.0 % 2 == 0)
         }
         RequestType::Discard => {
             let extent = |&(start, blocks)| Extent { start: Lba(start), blocks };
             let extents: Vec<Extent> = request.ranges.iter().map(extent).collect();
-            let scratch = Piece { len: 512, ..segment };
+            let scratch = DataSegment { len: 512, ..segment };
             Command::unmap(to, &extents, memory, scratch).expect("a few extents")
         }
         RequestType::CompareAndWrite => {
-            let data = Data::Out(Piece { len: 1024, ..segment });
-            Command { to, cdb: sixteen(COMPARE_AND_WRITE, &[(13, 1)]), data }
+            let data = CommandData::Out(DataSegment { len: 1024, ..segment });
+            Command { address: to, cdb: sixteen(COMPARE_AND_WRITE, &[(13, 1)]), data }
         }
-        RequestType::OrWrite => Command { to, cdb: sixteen(ORWRITE, &[(13, 1)]), data: Data::Out(segment) },
+        RequestType::OrWrite => {
+            Command { address: to, cdb: sixteen(ORWRITE, &[(13, 1)]), data: CommandData::Out(segment) }
+        }
     }
 }
 
@@ -123,25 +126,28 @@ pub fn scsi_command(request: &LoadRequest, to: Address, memory: &GuestMemory) ->
 ///
 /// # Panics
 /// When it is an unexpected one.
-pub fn request_outcome(user: u32, ending: Ending) -> RequestOutcome {
+pub fn request_outcome(user: u32, ending: CommandOutcome) -> RequestOutcome {
     match ending {
-        Ending::Good => RequestOutcome::Good,
-        Ending::Check(sense) if sense.key == MISCOMPARE => RequestOutcome::Miscompare,
-        Ending::Check(Sense { key: Sense::UNIT_ATTENTION, asc, ascq, .. }) => RequestOutcome::Attention(asc, ascq),
-        Ending::Status(ABORTED) | Ending::Response(Response::Aborted | Response::Reset) => RequestOutcome::Cancelled,
+        CommandOutcome::Good => RequestOutcome::Good,
+        CommandOutcome::CheckCondition(sense) if sense.key == MISCOMPARE => RequestOutcome::Miscompare,
+        CommandOutcome::CheckCondition(Sense { key: Sense::UNIT_ATTENTION, asc, ascq, .. }) => {
+            RequestOutcome::Attention(asc, ascq)
+        }
+        CommandOutcome::Status(ABORTED)
+        | CommandOutcome::Response(CommandResponse::Aborted | CommandResponse::Reset) => RequestOutcome::Cancelled,
         other => panic!("request {user} failed: {other:?}"),
     }
 }
 
 impl DeviceQueues for ScsiQueues {
     fn queue_count(&mut self) -> usize {
-        self.set.queues().len()
+        self.set.queues_mut().len()
     }
     fn memory(&mut self) -> Arc<GuestMemory> {
-        Arc::clone(self.set.queues()[0].memory())
+        Arc::clone(self.set.queues_mut()[0].memory())
     }
     fn data_address(&mut self, queue: usize) -> GuestAddress {
-        self.set.queues()[queue].data().0
+        self.set.queues_mut()[queue].data().0
     }
     fn max_request_bytes(&mut self) -> u32 {
         u32::MAX
@@ -150,10 +156,10 @@ impl DeviceQueues for ScsiQueues {
         &REQUEST_MIX
     }
     fn submit(&mut self, queue: usize, user: u32, request: &LoadRequest) -> bool {
-        let command = scsi_command(request, self.units[request.disk], self.set.queues()[0].memory());
+        let command = scsi_command(request, self.units[request.disk], self.set.queues_mut()[0].memory());
         match self.set.submit(queue, user, &command) {
             Ok(()) => true,
-            Err(Refused::Full) => false,
+            Err(SubmitError::Full) => false,
             Err(other) => panic!("{request:?}: {other}"),
         }
     }
@@ -162,16 +168,16 @@ impl DeviceQueues for ScsiQueues {
     }
     fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
         for queue in 0..self.queue_count() {
-            self.set.look(queue).expect("a device that keeps the protocol");
+            self.set.poll(queue).expect("a device that keeps the protocol");
             while let Some(one) = self.set.reap(queue).expect("a device that keeps the protocol") {
-                done.push((one.user, request_outcome(one.user, one.ending)));
+                done.push((one.user_data, request_outcome(one.user_data, one.outcome)));
             }
         }
         while let Some(task) = self.control.reap().expect("a device that keeps the protocol") {
-            assert_eq!(task.answer, TaskAnswer::Complete);
+            assert_eq!(task.response, TaskManagementResponse::Complete);
             self.tmf_in_flight -= 1;
         }
-        while self.control.event().expect("a device that keeps the protocol").is_some() {}
+        while self.control.take_event().expect("a device that keeps the protocol").is_some() {}
     }
     fn wait(&mut self) {
         self.set.wait(1).expect("a device that keeps the protocol");
@@ -181,10 +187,10 @@ impl DeviceQueues for ScsiQueues {
     }
     fn manage(&mut self, disk: usize, what: TaskFunction) -> bool {
         let (task, tag) = match what {
-            TaskFunction::Abort(user) => (TaskManagement::AbortTask, self.set.tag(user)),
-            TaskFunction::Reset => (TaskManagement::LogicalUnitReset, 0),
+            TaskFunction::Abort(user) => (TaskManagementFunction::AbortTask, self.set.tag(user)),
+            TaskFunction::Reset => (TaskManagementFunction::LogicalUnitReset, 0),
         };
-        let sent = self.tmf_in_flight < 4 && self.control.manage(0, task, self.units[disk], tag).expect("the kick");
+        let sent = self.tmf_in_flight < 4 && self.control.submit(0, task, self.units[disk], tag).expect("the kick");
         self.tmf_in_flight += u32::from(sent);
         sent
     }

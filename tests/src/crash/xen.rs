@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Sector512};
-use mqblk_driver::blkfront::{Device, Options, Queue, QueueSet, Status};
-use mqblk_driver::{Piece, Refused, Waker};
+use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions, BlkfrontQueue, BlkfrontQueueSet, BlkfrontStatus};
+use mqblk_driver::{DataSegment, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use super::load::DATA_BYTES;
@@ -28,35 +28,35 @@ const REQUEST_MIX: [RequestType; 16] = {
 const BARRIER_BYTES: u32 = 11 * 4096;
 
 /// All rings of a device.
-pub struct XenQueues(QueueSet);
+pub struct XenQueues(BlkfrontQueueSet);
 
 impl XenQueues {
     /// Connects. Returns the device and its rings.
     ///
     /// # Panics
     /// When the daemon does not play along.
-    pub fn connect(options: &Options, queues: u16) -> (Device, XenQueues) {
+    pub fn connect(options: &BlkfrontOptions, queues: u16) -> (BlkfrontDevice, XenQueues) {
         let mut options = options.clone();
         options.queues = queues;
         options.data_per_queue = ByteLen(DATA_BYTES);
-        let mut device = Device::connect(&options).expect("the disk");
+        let mut device = BlkfrontDevice::connect(&options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
         (device, XenQueues(set))
     }
 
     /// Returns the rings.
-    pub fn into_set(self) -> QueueSet {
+    pub fn into_set(self) -> BlkfrontQueueSet {
         self.0
     }
 
-    fn queue(&mut self, index: usize) -> &mut Queue {
-        &mut self.0.queues()[index]
+    fn queue(&mut self, index: usize) -> &mut BlkfrontQueue {
+        &mut self.0.queues_mut()[index]
     }
 }
 
 impl DeviceQueues for XenQueues {
     fn queue_count(&mut self) -> usize {
-        self.0.queues().len()
+        self.0.queues_mut().len()
     }
     fn memory(&mut self) -> Arc<GuestMemory> {
         Arc::clone(self.queue(0).memory())
@@ -65,7 +65,7 @@ impl DeviceQueues for XenQueues {
         self.queue(queue).data().0
     }
     fn max_request_bytes(&mut self) -> u32 {
-        u32::from(self.queue(0).segments()) * 4096
+        u32::from(self.queue(0).max_segments()) * 4096
     }
     fn request_mix(&self) -> &[RequestType] {
         &REQUEST_MIX
@@ -75,7 +75,7 @@ impl DeviceQueues for XenQueues {
     }
     fn submit(&mut self, queue: usize, user: u32, request: &LoadRequest) -> bool {
         let start = Sector512(request.start());
-        let segment = Piece { address: request.data, len: request.sectors() * 512 };
+        let segment = DataSegment { address: request.data, len: request.sectors() * 512 };
         let queue = self.queue(queue);
         let result = match request.request_type {
             RequestType::Read => queue.read(user, start, segment),
@@ -87,19 +87,19 @@ impl DeviceQueues for XenQueues {
         };
         match result {
             Ok(()) => true,
-            Err(Refused::Full) => false,
+            Err(SubmitError::Full) => false,
             Err(other) => panic!("{request:?}: {other}"),
         }
     }
     fn publish(&mut self) {
-        self.0.queues().iter_mut().for_each(Queue::publish);
+        self.0.queues_mut().iter_mut().for_each(BlkfrontQueue::publish);
     }
     fn reap(&mut self, done: &mut Vec<(u32, RequestOutcome)>) {
-        for queue in self.0.queues() {
-            queue.look().expect("a backend that keeps the protocol");
+        for queue in self.0.queues_mut() {
+            queue.poll().expect("a backend that keeps the protocol");
             while let Some(one) = queue.reap().expect("a backend that keeps the protocol") {
-                assert_eq!(one.status, Status::Ok, "request {}", one.user);
-                done.push((one.user, RequestOutcome::Good));
+                assert_eq!(one.status, BlkfrontStatus::Ok, "request {}", one.user_data);
+                done.push((one.user_data, RequestOutcome::Good));
             }
         }
     }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use mqblk_driver::blkfront::{Change, Device, Options};
+use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions, DeviceChange};
 use mqblk_memory::DomainId;
 use mqblk_xen::simulation::connect;
 use mqblk_xen::vbd;
@@ -31,8 +31,8 @@ impl XenGuests {
         let mut drivers = Vec::new();
         for (domain, vdev) in DISKS {
             let devid = vbd::parse_vdev(vdev).context("a device's name")?;
-            let mut options = Options::new(connect(folder, DomainId(domain))?, devid);
-            options.patience = LOOK_EVERY;
+            let mut options = BlkfrontOptions::new(connect(folder, DomainId(domain))?, devid);
+            options.connect_timeout = LOOK_EVERY;
             let end = Arc::clone(&end);
             drivers.push(std::thread::spawn(move || drive(&options, &end)));
         }
@@ -41,16 +41,16 @@ impl XenGuests {
 }
 
 /// What fails is the toolstack's or the daemon's, and the documents' commands say so.
-fn drive(options: &Options, end: &AtomicBool) {
+fn drive(options: &BlkfrontOptions, end: &AtomicBool) {
     while !end.load(Ordering::Relaxed) {
-        let Ok(mut device) = Device::connect(options) else {
+        let Ok(mut device) = BlkfrontDevice::connect(options) else {
             std::thread::sleep(LOOK_EVERY);
             continue;
         };
         while !end.load(Ordering::Relaxed) {
-            match device.changed(LOOK_EVERY) {
-                Ok(None | Some(Change::Resized(_))) => {}
-                Ok(Some(Change::Closing)) => {
+            match device.wait_change(LOOK_EVERY) {
+                Ok(None | Some(DeviceChange::Resized(_))) => {}
+                Ok(Some(DeviceChange::Closing)) => {
                     let _ = device.stop(Vec::new());
                     break;
                 }

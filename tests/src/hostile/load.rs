@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_core::{ByteLen, Sector512};
-use mqblk_driver::virtio_blk::{Completion, Device, Options, Piece, QueueSet, Status};
+use mqblk_driver::virtio_blk::{BlkCompletion, BlkConnectOptions, BlkDevice, BlkQueueSet, BlkStatus, DataSegment};
 use mqblk_memory::GuestAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -42,8 +42,8 @@ pub fn block_fault(bytes: &[u8], number: u64, generation: u32) -> Option<String>
 /// A device driven by one thread over all its queues, and the generations it has written.
 #[derive(Debug)]
 pub struct VhostUserLoad {
-    device: Device,
-    set: QueueSet,
+    device: BlkDevice,
+    set: BlkQueueSet,
     /// The generation last written of each block; 0: never.
     generations: Vec<u32>,
     random: SmallRng,
@@ -77,23 +77,23 @@ impl VhostUserLoad {
     }
 
     fn connect_as(socket: PathBuf, queues: u16, blocks: usize, seed: u64, config_changes: bool) -> VhostUserLoad {
-        let mut options = Options::new(socket);
+        let mut options = BlkConnectOptions::new(socket);
         options.queues = queues;
         options.queue_size = 64;
         options.depth = DEPTH as u16;
         options.data_per_queue = ByteLen((DEPTH * BLOCK) as u64);
         options.poison_status = true;
         options.config_changes = config_changes;
-        options.patience = TIMEOUT;
-        options.answer_limit = TIMEOUT;
-        let mut device = Device::connect(&options).expect("the disk");
+        options.connect_timeout = TIMEOUT;
+        options.reply_timeout = TIMEOUT;
+        let mut device = BlkDevice::connect(&options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
         let random = SmallRng::seed_from_u64(seed);
         VhostUserLoad { device, set, generations: vec![0; blocks], random, verified: 0 }
     }
 
     /// Returns the device.
-    pub fn device(&mut self) -> &mut Device {
+    pub fn device(&mut self) -> &mut BlkDevice {
         &mut self.device
     }
 
@@ -106,9 +106,9 @@ impl VhostUserLoad {
     ///
     /// # Panics
     /// When none comes.
-    pub fn try_read(&mut self, number: u64) -> Status {
+    pub fn try_read(&mut self, number: u64) -> BlkStatus {
         let segment = self.segment(0);
-        let queue = &mut self.set.queues()[0];
+        let queue = &mut self.set.queues_mut()[0];
         let start = Sector512(number * BLOCK as u64 / mqblk_core::units::SECTOR_BYTES);
         queue.read(0, start, segment).expect("room");
         queue.publish().expect("the kick");
@@ -125,7 +125,7 @@ impl VhostUserLoad {
     /// # Panics
     /// When a completion is wrong or missing.
     pub fn round(&mut self) {
-        let queues = self.set.queues().len();
+        let queues = self.set.queues_mut().len();
         let mut jobs = Vec::with_capacity(queues * DEPTH);
         let mut taken = std::collections::HashSet::new();
         for _ in 0..queues * DEPTH {
@@ -141,7 +141,7 @@ impl VhostUserLoad {
             last = at / DEPTH;
             self.submit(at, job);
         }
-        for queue in &mut self.set.queues()[..=last] {
+        for queue in &mut self.set.queues_mut()[..=last] {
             queue.publish().expect("the kick");
         }
         let mut left = jobs.len();
@@ -159,14 +159,14 @@ impl VhostUserLoad {
         }
     }
 
-    fn segment(&mut self, at: usize) -> Piece {
-        let (data, _) = self.set.queues()[at / DEPTH].data();
-        Piece { address: GuestAddress(data.0 + (at % DEPTH * BLOCK) as u64), len: BLOCK as u32 }
+    fn segment(&mut self, at: usize) -> DataSegment {
+        let (data, _) = self.set.queues_mut()[at / DEPTH].data();
+        DataSegment { address: GuestAddress(data.0 + (at % DEPTH * BLOCK) as u64), len: BLOCK as u32 }
     }
 
     fn submit(&mut self, at: usize, job: &Job) {
         let segment = self.segment(at);
-        let queue = &mut self.set.queues()[at / DEPTH];
+        let queue = &mut self.set.queues_mut()[at / DEPTH];
         let start = Sector512((job.number * BLOCK) as u64 / mqblk_core::units::SECTOR_BYTES);
         match job.write {
             true => {
@@ -181,10 +181,10 @@ impl VhostUserLoad {
         }
     }
 
-    fn reap(&mut self) -> Vec<Completion> {
+    fn reap(&mut self) -> Vec<BlkCompletion> {
         let mut all = Vec::new();
-        for queue in self.set.queues() {
-            queue.look().expect("a device that keeps the protocol");
+        for queue in self.set.queues_mut() {
+            queue.poll().expect("a device that keeps the protocol");
             while let Some(done) = queue.reap().expect("a device that keeps the protocol") {
                 all.push(done);
             }
@@ -192,18 +192,18 @@ impl VhostUserLoad {
         all
     }
 
-    fn check(&mut self, done: Completion, jobs: &[Job]) {
-        let at = done.user as usize;
+    fn check(&mut self, done: BlkCompletion, jobs: &[Job]) {
+        let at = done.user_data as usize;
         let job = jobs[at];
         let written = if job.write { 1 } else { BLOCK as u32 + 1 };
-        assert_eq!((done.status, done.written), (Status::Ok, written), "{job:?}");
+        assert_eq!((done.status, done.written), (BlkStatus::Ok, written), "{job:?}");
         if job.write {
             self.generations[job.number] = job.generation;
             return;
         }
         let segment = self.segment(at);
         let mut bytes = vec![0; BLOCK];
-        self.set.queues()[0].memory().read(segment.address, &mut bytes).expect("data memory");
+        self.set.queues_mut()[0].memory().read(segment.address, &mut bytes).expect("data memory");
         if let Some(fault) = block_fault(&bytes, job.number as u64, job.generation) {
             panic!("{fault}");
         }

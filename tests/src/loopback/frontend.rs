@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use mqblk_driver::blkfront::raw::{RawFront, RawRing};
+use mqblk_driver::blkfront::raw::{RawFrontend, RawRing};
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::{DomainId, GuestAddress};
 use mqblk_ring::blkif::{Abi, BlkifRequest, BlkifResponse, RawRequest, status};
@@ -149,7 +149,7 @@ pub struct LoopbackFrontend {
     /// The device that the toolstack has created.
     pub vbd: Vbd,
     /// The frontend's keys.
-    pub front: RawFront,
+    pub front: RawFrontend,
     /// Its rings.
     pub rings: Vec<LoopbackRing>,
     xen: Arc<dyn Xen>,
@@ -166,8 +166,8 @@ impl LoopbackFrontend {
     pub fn create(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<LoopbackFrontend> {
         let mut tool = tool.store()?;
         vbd.create(&mut tool)?;
-        let mut raw = RawFront::open(&**front, &vbd.front_path(), TIMEOUT)?;
-        let begun = raw.begin().with_context(|| format!("device {}", vbd.back_path()));
+        let mut raw = RawFrontend::open(&**front, &vbd.frontend_path(), TIMEOUT)?;
+        let begun = raw.initialise().with_context(|| format!("device {}", vbd.backend_path()));
         let guest = LoopbackFrontend {
             vbd,
             front: raw,
@@ -211,7 +211,7 @@ impl LoopbackFrontend {
             self.rings.push(LoopbackRing { raw, taken: 0 });
         }
         let rings: Vec<_> = self.rings.iter().map(|ring| &ring.raw).collect();
-        Ok(RawFront::told(config.abi, config.persistent, &rings))
+        Ok(RawFrontend::ring_keys(config.abi, config.persistent, &rings))
     }
 
     /// Connects with new rings.
@@ -220,7 +220,7 @@ impl LoopbackFrontend {
     /// When the backend does not.
     pub fn connect(&mut self, config: FrontendConfig) -> Result<()> {
         let keys = self.make_rings(config)?;
-        self.front.connect(&keys).with_context(|| format!("connecting {config:?} to {}", self.vbd.back_path()))
+        self.front.connect(&keys).with_context(|| format!("connecting {config:?} to {}", self.vbd.backend_path()))
     }
 
     /// Writes the keys one by one, outside of a transaction, then Initialised. Returns the backend's next state: it connects, or fails the
@@ -257,7 +257,7 @@ impl LoopbackFrontend {
     /// # Errors
     /// When the backend does not follow.
     pub fn reconnect(&mut self, config: FrontendConfig) -> Result<()> {
-        self.front.begin().context("starting anew")?;
+        self.front.initialise().context("starting anew")?;
         self.connect(config)
     }
 
@@ -266,7 +266,7 @@ impl LoopbackFrontend {
     /// # Errors
     /// When xenstore fails.
     pub fn backend_state(&mut self) -> Result<XenbusState> {
-        let path = format!("{}/state", self.vbd.back_path());
+        let path = format!("{}/state", self.vbd.backend_path());
         Ok(XenbusState::parse(self.toolstack_store.read(&path)?.as_deref()))
     }
 
@@ -275,7 +275,7 @@ impl LoopbackFrontend {
     /// # Errors
     /// When xenstore fails.
     pub fn backend_error(&mut self) -> Result<Option<String>> {
-        let Vbd { backend, type_name, front, devid, .. } = &self.vbd;
+        let Vbd { backend, type_name, frontend: front, devid, .. } = &self.vbd;
         let path = vbd::backend_error_path(*backend, type_name, *front, *devid);
         Ok(self.toolstack_store.read(&path)?)
     }
@@ -320,13 +320,13 @@ impl LoopbackFrontend {
     pub fn remove(&mut self) -> Result<()> {
         self.removed = true;
         self.vbd.remove(&mut self.toolstack_store)?;
-        let Vbd { backend, type_name, front, devid, .. } = &self.vbd;
+        let Vbd { backend, type_name, frontend: front, devid, .. } = &self.vbd;
         let error = vbd::backend_error_path(*backend, type_name, *front, *devid);
         let node = error.trim_end_matches("/error");
         if self.toolstack_store.read(node)?.is_some() {
             self.toolstack_store.remove(node)?;
         }
-        if let Some(state) = self.toolstack_store.read(&format!("{}/state", self.vbd.back_path()))? {
+        if let Some(state) = self.toolstack_store.read(&format!("{}/state", self.vbd.backend_path()))? {
             bail!("the backend's directory is there again, with state {state}");
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use mqblk_driver::blkfront::Options;
+use mqblk_driver::blkfront::BlkfrontOptions;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_xen::Xen;
 
@@ -37,10 +37,10 @@ impl LoopbackNeighbour {
     /// When it cannot be connected.
     pub fn start(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<LoopbackNeighbour> {
         vbd.create(&mut tool.store()?)?;
-        let mut options = Options::new(Arc::clone(front), vbd.devid);
+        let mut options = BlkfrontOptions::new(Arc::clone(front), vbd.devid);
         // A host may have no more than a thousand pages to grant.
         (options.ring_order, options.indirect_segments) = (Some(0), 0);
-        (options.patience, options.answer_limit) = (TIMEOUT, TIMEOUT);
+        (options.connect_timeout, options.reply_timeout) = (TIMEOUT, TIMEOUT);
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {
@@ -88,7 +88,7 @@ impl LoopbackNeighbour {
         let verified = self.end()?;
         let mut store = tool.store()?;
         self.vbd.detach(&mut store)?;
-        let state = format!("{}/state", self.vbd.back_path());
+        let state = format!("{}/state", self.vbd.backend_path());
         wait_for("the good disk closes", || Ok(store.read(&state)?.is_none_or(|state| state == "6").then_some(())))?;
         self.vbd.remove(&mut store)?;
         Ok(verified)

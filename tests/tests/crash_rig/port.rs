@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mqblk_driver::Waker;
-use mqblk_driver::virtio_scsi::{Address, Data, Ending, Response, Sense};
+use mqblk_driver::virtio_scsi::{self, CommandData, CommandOutcome, CommandResponse, Sense};
 use mqblk_engine::UringContext;
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_ring::split::driver::ChainLayout;
@@ -273,7 +273,7 @@ impl Form for Scsi {
     }
 
     fn put(&self, memory: &GuestMemory, aside: u64, tag: u64, order: &LoadRequest) -> (Vec<Piece>, Vec<Piece>) {
-        let command = scsi::scsi_command(order, Address::default(), memory);
+        let command = scsi::scsi_command(order, virtio_scsi::LunAddress::default(), memory);
         let mut header = vec![0; COMMAND as usize];
         header[..8].copy_from_slice(&place(order.disk).encode());
         header[8..16].copy_from_slice(&tag.to_le_bytes());
@@ -283,9 +283,9 @@ impl Form for Scsi {
         let (mut readable, mut writable) =
             (vec![(GuestAddress(aside), COMMAND)], vec![(GuestAddress(aside + ANSWER), RESPONSE)]);
         match command.data {
-            Data::None => {}
-            Data::In(data) => writable.extend(pieces((data.address, data.len))),
-            Data::Out(data) => readable.extend(pieces((data.address, data.len))),
+            CommandData::None => {}
+            CommandData::In(data) => writable.extend(pieces((data.address, data.len))),
+            CommandData::Out(data) => readable.extend(pieces((data.address, data.len))),
         }
         (readable, writable)
     }
@@ -297,12 +297,12 @@ impl Form for Scsi {
         scsi::request_outcome(
             user,
             match (response, status) {
-                (0, 0) => Ending::Good,
-                (0, 2) => Ending::Check(Sense::parse(&bytes[12..]).expect("sense data")),
-                (0, status) => Ending::Status(status),
-                (2, _) => Ending::Response(Response::Aborted),
-                (4, _) => Ending::Response(Response::Reset),
-                (other, _) => Ending::Response(Response::Unknown(other)),
+                (0, 0) => CommandOutcome::Good,
+                (0, 2) => CommandOutcome::CheckCondition(Sense::parse(&bytes[12..]).expect("sense data")),
+                (0, status) => CommandOutcome::Status(status),
+                (2, _) => CommandOutcome::Response(CommandResponse::Aborted),
+                (4, _) => CommandOutcome::Response(CommandResponse::Reset),
+                (other, _) => CommandOutcome::Response(CommandResponse::Unknown(other)),
             },
         )
     }

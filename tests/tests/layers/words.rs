@@ -17,14 +17,6 @@ const VAGUE: [&str; 17] = [
     "Told", "Thing", "Data", "Info",
 ];
 
-/// Folders whose names and comments are still to be brought in line with the glossary. The benchmark's use the driver's names.
-const NOT_YET: [&str; 2] = ["driver", "bench/src/interface"];
-
-/// True if a source lies in a folder that is still to be brought in line.
-fn is_not_yet(path: &str) -> bool {
-    NOT_YET.iter().any(|folder| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
-}
-
 /// Words that are not used any more.
 #[derive(Default)]
 struct Retired {
@@ -112,7 +104,7 @@ fn retired_words_do_not_come_back() {
     assert!(retired.in_names.len() > 20 && retired.in_text.len() > 5, "the table of retired words was not found");
     let (sources, mut wrong) = (sources(), String::new());
     let modules = test_modules(&sources);
-    for source in sources.iter().filter(|source| !is_not_yet(&source.path) && !is_test(&source.path, &modules)) {
+    for source in sources.iter().filter(|source| !is_test(&source.path, &modules)) {
         identifiers(source.tokens(), &mut |name, line| {
             for word in retired.of_name(name) {
                 let _ = writeln!(wrong, "{}:{line}: {name}: \"{word}\" is retired", source.path);
@@ -194,7 +186,7 @@ fn a_public_type_has_a_name_of_its_own_in_its_crate() {
     let sources = sources();
     let modules = test_modules(&sources);
     let mut by_crate: BTreeMap<&str, Vec<(String, String)>> = BTreeMap::new();
-    for source in sources.iter().filter(|source| !is_not_yet(&source.path) && !is_test(&source.path, &modules)) {
+    for source in sources.iter().filter(|source| !is_test(&source.path, &modules)) {
         let mut found = vec![];
         public_types(source.tokens(), &mut found);
         let places = found.into_iter().map(|(name, line)| (name, format!("{}:{line}", source.path)));

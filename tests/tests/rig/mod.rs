@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
-use mqblk_driver::virtio_blk::{Device, Options, QueueSet};
+use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice, BlkQueueSet};
 use mqblk_engine::{
     AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueStats,
     UringOptions,
@@ -24,8 +24,8 @@ pub struct Plan {
 
 /// A served disk and its driver.
 pub struct Rig {
-    device: Device,
-    options: Options,
+    device: BlkDevice,
+    options: BlkConnectOptions,
     server: Server,
     engine: Arc<Engine>,
     _folder: tempfile::TempDir,
@@ -44,9 +44,9 @@ pub fn disk(kind: &str, settings: &[(&str, &str)]) -> Arc<AnyDisk> {
 
 impl Rig {
     /// Serves `plan` and connects with the options that `choose` has changed.
-    pub fn new(plan: Plan, choose: impl FnOnce(&mut Options)) -> (Rig, Vec<QueueSet>) {
+    pub fn new(plan: Plan, choose: impl FnOnce(&mut BlkConnectOptions)) -> (Rig, Vec<BlkQueueSet>) {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut options = Options::new(folder.path().join("socket"));
+        let mut options = BlkConnectOptions::new(folder.path().join("socket"));
         choose(&mut options);
         let engine = EngineOptions { workers: plan.workers, pin: vec![], context: UringOptions::default() };
         let engine = Arc::new(Engine::start(&engine).expect("workers start"));
@@ -71,17 +71,17 @@ impl Rig {
             host_state: None,
         };
         let server = Server::start(device, serve).expect("the socket can be made");
-        let mut device = Device::connect(&options).expect("connected");
+        let mut device = BlkDevice::connect(&options).expect("connected");
         let queues = device.take_queues();
         (Rig { device, options, server, engine, _folder: folder }, queues)
     }
 
     /// Stops the queues, disconnects and reconnects.
     #[allow(dead_code, reason = "not every test that has this module does")]
-    pub fn reconnect(self, queues: Vec<QueueSet>) -> (Rig, Vec<QueueSet>) {
+    pub fn reconnect(self, queues: Vec<BlkQueueSet>) -> (Rig, Vec<BlkQueueSet>) {
         let Rig { device, options, server, engine, _folder } = self;
         device.stop(queues).expect("the queues stop");
-        let mut device = Device::connect(&options).expect("connected again");
+        let mut device = BlkDevice::connect(&options).expect("connected again");
         let queues = device.take_queues();
         (Rig { device, options, server, engine, _folder }, queues)
     }
@@ -100,7 +100,7 @@ impl Rig {
     }
 
     /// Stops the queues, then the server.
-    pub fn stop(mut self, queues: Vec<QueueSet>) {
+    pub fn stop(mut self, queues: Vec<BlkQueueSet>) {
         self.device.stop(queues).expect("the queues stop");
         self.server.stop();
     }

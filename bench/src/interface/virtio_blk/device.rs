@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
-use mqblk_driver::virtio_blk::{self, Options, QueueSet};
-use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
+use mqblk_driver::virtio_blk::{self, BlkConnectOptions, BlkQueueSet};
+use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::BenchError;
@@ -17,25 +17,25 @@ use crate::plan::{Combination, Plan};
 /// Most data segments of a request of the driver.
 const MAX_SEGMENTS: u64 = 14;
 
-impl TransferStatus for virtio_blk::Status {
-    const GOOD: Self = virtio_blk::Status::Ok;
+impl TransferStatus for virtio_blk::BlkStatus {
+    const GOOD: Self = virtio_blk::BlkStatus::Ok;
 }
 
 /// A disk at a socket.
 #[derive(Debug)]
-pub struct BlkDevice(virtio_blk::Device);
+pub struct BlkDevice(virtio_blk::BlkDevice);
 
 /// Returns the largest segment that the device takes.
-fn max_segment(info: &virtio_blk::Info) -> u32 {
+fn max_segment(info: &virtio_blk::BlkInfo) -> u32 {
     info.size_max.filter(|max| *max != 0).unwrap_or(u32::MAX)
 }
 
 /// Returns the most bytes of a request: whole blocks, in as many segments as the device and the driver take. Larger blocks are
 /// several requests, as Linux splits a bio by the limits of its queue.
-fn max_request(info: &virtio_blk::Info) -> Result<u64, BenchError> {
+fn max_request(info: &virtio_blk::BlkInfo) -> Result<u64, BenchError> {
     let pieces = info.seg_max.map_or(MAX_SEGMENTS, |max| MAX_SEGMENTS.min(max.max(1).into()));
     let most = pieces * u64::from(max_segment(info));
-    let block = u64::from(info.block.bytes());
+    let block = u64::from(info.block_size.bytes());
     if most < block {
         let text =
             format!("the disk's SEG_MAX and SIZE_MAX: found {most} bytes a request, expected a block of {block}");
@@ -53,19 +53,19 @@ impl BlkDevice {
         timeout: Duration,
     ) -> Result<BlkDevice, DriverError> {
         let depth = combination.depth_per_queue();
-        let options = Options {
+        let options = BlkConnectOptions {
             queues: combination.queues,
             queue_size: plan.queue_size,
             // The plan has checked it against the queue size.
             depth: depth as u16,
             threads: combination.threads(),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
-            shape: plan.descriptors.shape(combination.sizes.max),
+            descriptors: plan.descriptors.shape(combination.sizes.max),
             poison_status: plan.verify.is_some(),
-            patience: timeout,
-            ..Options::new(socket)
+            connect_timeout: timeout,
+            ..BlkConnectOptions::new(socket)
         };
-        virtio_blk::Device::connect(&options).map(BlkDevice)
+        virtio_blk::BlkDevice::connect(&options).map(BlkDevice)
     }
 }
 
@@ -79,7 +79,7 @@ impl Device for BlkDevice {
         Ok(vec![DeviceDisk {
             name: "the disk".into(),
             capacity: info.capacity.to_len().ok_or_else(too_big)?,
-            block: info.block,
+            block: info.block_size,
             read_only: info.read_only,
             max_request: max_request(info)?,
         }])
@@ -87,8 +87,11 @@ impl Device for BlkDevice {
 
     fn take_queues(&mut self) -> Vec<BlkQueues> {
         let piece_max = max_segment(self.0.info());
-        let set =
-            |mut set: QueueSet| BlkQueues { memory: Arc::clone(set.queues()[0].memory()), set, max_segment: piece_max };
+        let set = |mut set: BlkQueueSet| BlkQueues {
+            memory: Arc::clone(set.queues_mut()[0].memory()),
+            set,
+            max_segment: piece_max,
+        };
         self.0.take_queues().into_iter().map(set).collect()
     }
 
@@ -97,7 +100,7 @@ impl Device for BlkDevice {
     }
 
     fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
-        server_monitor(self.0.lifeline())
+        server_monitor(self.0.hangup_monitor())
     }
 
     fn stop(self, sets: Vec<BlkQueues>) -> Result<(), DriverError> {
@@ -108,21 +111,21 @@ impl Device for BlkDevice {
 /// Queues of a disk.
 #[derive(Debug)]
 pub struct BlkQueues {
-    set: QueueSet,
+    set: BlkQueueSet,
     memory: Arc<GuestMemory>,
     /// Largest data segment that the device takes.
     max_segment: u32,
 }
 
 impl ThreadQueues for BlkQueues {
-    type Status = virtio_blk::Status;
+    type Status = virtio_blk::BlkStatus;
 
     const SPREADS: bool = true;
     const HANDS_OVER: bool = false;
 
     #[inline]
     fn queue_count(&self) -> usize {
-        self.set.queues_ref().len()
+        self.set.queues().len()
     }
 
     fn memory(&self) -> &Arc<GuestMemory> {
@@ -130,50 +133,50 @@ impl ThreadQueues for BlkQueues {
     }
 
     fn data_start(&self, queue: usize) -> GuestAddress {
-        self.set.queues_ref()[queue].data().0
+        self.set.queues()[queue].data().0
     }
 
     #[inline(always)] // else the transfer goes through memory: 25 instructions a request
-    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused> {
+    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError> {
         let Transfer { user, write, start, address, len, .. } = transfer;
         let piece_max = self.max_segment;
-        let queue = &mut self.set.queues()[queue];
+        let queue = &mut self.set.queues_mut()[queue];
         if len <= piece_max {
-            let data = Piece { address, len };
+            let data = DataSegment { address, len };
             return if write { queue.write(user, start, data) } else { queue.read(user, start, data) };
         }
         let pieces = (0..len)
             .step_by(piece_max as usize)
-            .map(|at| Piece { address: GuestAddress(address.0 + u64::from(at)), len: piece_max.min(len - at) });
-        if write { queue.write_pieces(user, start, pieces) } else { queue.read_pieces(user, start, pieces) }
+            .map(|at| DataSegment { address: GuestAddress(address.0 + u64::from(at)), len: piece_max.min(len - at) });
+        if write { queue.write_segments(user, start, pieces) } else { queue.read_segments(user, start, pieces) }
     }
 
     #[inline]
     fn will_have_space(&self, queue: usize) -> bool {
-        self.set.queues_ref()[queue].in_flight() != 0
+        self.set.queues()[queue].in_flight() != 0
     }
 
     #[inline]
     fn publish(&mut self, queue: usize) -> std::io::Result<()> {
-        self.set.queues()[queue].publish()
+        self.set.queues_mut()[queue].publish()
     }
 
     #[inline]
     fn publish_batch(&mut self, queue: usize, batch: u16) -> std::io::Result<()> {
-        let queue = &mut self.set.queues()[queue];
+        let queue = &mut self.set.queues_mut()[queue];
         if queue.unpublished() >= batch { queue.publish() } else { Ok(()) }
     }
 
     #[inline]
     fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
-        let queue = &mut self.set.queues()[queue];
-        Ok((queue.look()?, queue.in_flight()))
+        let queue = &mut self.set.queues_mut()[queue];
+        Ok((queue.poll()?, queue.in_flight()))
     }
 
     #[inline(always)] // as above
-    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<virtio_blk::Status>>, DeviceError> {
-        let done = self.set.queues()[queue].reap()?;
-        Ok(done.map(|done| CompletedTransfer { user: done.user, status: done.status }))
+    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<virtio_blk::BlkStatus>>, DeviceError> {
+        let done = self.set.queues_mut()[queue].reap()?;
+        Ok(done.map(|done| CompletedTransfer { user: done.user_data, status: done.status }))
     }
 
     fn wait(&mut self, count: u16) -> Result<(), DriverError> {

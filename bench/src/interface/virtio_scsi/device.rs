@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
-use mqblk_driver::virtio_scsi::{self, Address, Command, Completion, Ending, Lba, Options, QueueSet, Steer, Unit};
-use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
+use mqblk_driver::virtio_scsi::{
+    self, Command, CommandOutcome, Lba, LogicalUnit, LunAddress, ScsiCompletion, ScsiConnectOptions, ScsiQueueSet,
+    SteeringPolicy,
+};
+use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::BenchError;
@@ -24,22 +27,22 @@ const DEFAULT_MAX_SECTORS: u32 = 0xffff;
 /// Fewest commands that a thread may have outstanding.
 const MIN_OUTSTANDING: u32 = 256;
 
-impl TransferStatus for Ending {
-    const GOOD: Self = Ending::Good;
+impl TransferStatus for CommandOutcome {
+    const GOOD: Self = CommandOutcome::Good;
 }
 
 /// A controller at a socket.
 #[derive(Debug)]
 pub struct ScsiDevice {
-    device: virtio_scsi::Device,
-    sets: Vec<QueueSet>,
+    device: virtio_scsi::ScsiController,
+    sets: Vec<ScsiQueueSet>,
     units: Arc<[UnitGeometry]>,
 }
 
 /// Address and block size of a logical unit.
 #[derive(Clone, Copy, Debug)]
 struct UnitGeometry {
-    at: Address,
+    at: LunAddress,
     /// log2 of a block's bytes.
     block_shift: u32,
     /// log2 of a block's sectors.
@@ -47,19 +50,20 @@ struct UnitGeometry {
 }
 
 impl UnitGeometry {
-    fn new(unit: &Unit) -> UnitGeometry {
+    fn new(unit: &LogicalUnit) -> UnitGeometry {
         UnitGeometry {
-            at: unit.at,
-            block_shift: unit.block.bytes().trailing_zeros(),
+            at: unit.address,
+            block_shift: unit.block_size.bytes().trailing_zeros(),
             sector_shift: unit.sectors_per_block().trailing_zeros(),
         }
     }
 }
 
 /// Returns the logical units to load: the first `luns` of each of the first `targets` targets that have as many.
-fn select_units(units: &[Unit], targets: u16, luns: u16) -> Result<Vec<&Unit>, BenchError> {
-    let of_targets: Vec<&[Unit]> = units.chunk_by(|a, b| a.at.target == b.at.target).collect();
-    let wide: Vec<&[Unit]> = of_targets.iter().copied().filter(|units| units.len() >= usize::from(luns)).collect();
+fn select_units(units: &[LogicalUnit], targets: u16, luns: u16) -> Result<Vec<&LogicalUnit>, BenchError> {
+    let of_targets: Vec<&[LogicalUnit]> = units.chunk_by(|a, b| a.address.target == b.address.target).collect();
+    let wide: Vec<&[LogicalUnit]> =
+        of_targets.iter().copied().filter(|units| units.len() >= usize::from(luns)).collect();
     if wide.is_empty() && !of_targets.is_empty() {
         let most = of_targets.iter().map(|units| units.len()).max().unwrap_or(0);
         return Err(BenchError::option("luns", luns, format!("at most {most}, what a target of the controller has")));
@@ -77,26 +81,26 @@ impl ScsiDevice {
         plan: &Plan,
         combination: &Combination,
         socket: &Path,
-        steer: Steer,
+        steer: SteeringPolicy,
         timeout: Duration,
     ) -> Result<ScsiDevice, DriverError> {
         let depth = combination.depth_per_queue();
         let (threads, iodepth) = (combination.threads(), u32::from(combination.iodepth));
         let outstanding = u32::from(combination.jobs.div_ceil(threads)) * iodepth;
-        let options = Options {
+        let options = ScsiConnectOptions {
             queues: combination.queues,
             queue_size: plan.queue_size,
             depth,
             threads,
-            outstanding: outstanding.max(MIN_OUTSTANDING),
+            max_outstanding: outstanding.max(MIN_OUTSTANDING),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
-            shape: plan.descriptors.shape(combination.sizes.max),
-            steer,
+            descriptors: plan.descriptors.shape(combination.sizes.max),
+            steering: steer,
             poison_status: plan.verify.is_some(),
-            patience: timeout,
-            ..Options::new(socket)
+            connect_timeout: timeout,
+            ..ScsiConnectOptions::new(socket)
         };
-        let mut device = virtio_scsi::Device::connect(&options)?;
+        let mut device = virtio_scsi::ScsiController::connect(&options)?;
         let sets = device.take_queues();
         Ok(ScsiDevice { device, sets, units: Arc::new([]) })
     }
@@ -113,9 +117,9 @@ impl Device for ScsiDevice {
             0 => DEFAULT_MAX_SECTORS,
             max => max,
         };
-        let disk = |unit: &&Unit| {
-            let name = format!("logical unit {}", unit.at);
-            let block = u64::from(unit.block.bytes());
+        let disk = |unit: &&LogicalUnit| {
+            let name = format!("logical unit {}", unit.address);
+            let block = u64::from(unit.block_size.bytes());
             let hint = Sector512(max_sectors.into()).to_len().map_or(u64::MAX, |len| len.0);
             let own = unit.limits.max_transfer.map_or(u64::MAX, |blocks| u64::from(blocks) * block);
             let too_big =
@@ -123,7 +127,7 @@ impl Device for ScsiDevice {
             Ok(DeviceDisk {
                 capacity: unit.capacity().ok_or_else(too_big)?,
                 name,
-                block: unit.block,
+                block: unit.block_size,
                 read_only: unit.read_only,
                 max_request: (hint.min(own) / block).max(1) * block,
             })
@@ -135,9 +139,9 @@ impl Device for ScsiDevice {
 
     fn take_queues(&mut self) -> Vec<ScsiQueues> {
         let units = &self.units;
-        let set = |mut set: QueueSet| {
-            let memory = Arc::clone(set.queues()[0].memory());
-            let data = set.queues().iter().map(|queue| queue.data().0).collect();
+        let set = |mut set: ScsiQueueSet| {
+            let memory = Arc::clone(set.queues_mut()[0].memory());
+            let data = set.queues_mut().iter().map(|queue| queue.data().0).collect();
             ScsiQueues { set, memory, data, units: Arc::clone(units) }
         };
         std::mem::take(&mut self.sets).into_iter().map(set).collect()
@@ -148,7 +152,7 @@ impl Device for ScsiDevice {
     }
 
     fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
-        server_monitor(self.device.lifeline())
+        server_monitor(self.device.hangup_monitor())
     }
 
     fn stop(self, sets: Vec<ScsiQueues>) -> Result<(), DriverError> {
@@ -159,19 +163,19 @@ impl Device for ScsiDevice {
 /// Request queues of a controller.
 #[derive(Debug)]
 pub struct ScsiQueues {
-    set: QueueSet,
+    set: ScsiQueueSet,
     memory: Arc<GuestMemory>,
     /// Start of each queue's data memory.
     data: Vec<GuestAddress>,
     units: Arc<[UnitGeometry]>,
 }
 
-fn completed(completion: Completion) -> CompletedTransfer<Ending> {
-    CompletedTransfer { user: completion.user & ((1 << PART_SHIFT) - 1), status: completion.ending }
+fn completed(completion: ScsiCompletion) -> CompletedTransfer<CommandOutcome> {
+    CompletedTransfer { user: completion.user_data & ((1 << PART_SHIFT) - 1), status: completion.outcome }
 }
 
 impl ThreadQueues for ScsiQueues {
-    type Status = Ending;
+    type Status = CommandOutcome;
 
     const SPREADS: bool = false;
     const HANDS_OVER: bool = true;
@@ -190,11 +194,11 @@ impl ThreadQueues for ScsiQueues {
     }
 
     #[inline]
-    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused> {
+    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError> {
         let Transfer { user, part, write, disk, start, address, len } = transfer;
         let UnitGeometry { at, block_shift, sector_shift } = self.units[usize::from(disk)];
         // The plan has checked that all are whole blocks.
-        let (start, blocks, data) = (Lba(start.0 >> sector_shift), len >> block_shift, Piece { address, len });
+        let (start, blocks, data) = (Lba(start.0 >> sector_shift), len >> block_shift, DataSegment { address, len });
         let command = match write {
             true => Command::write(at, start, blocks, data, false),
             false => Command::read(at, start, blocks, data),
@@ -216,33 +220,37 @@ impl ThreadQueues for ScsiQueues {
 
     #[inline]
     fn publish_batch(&mut self, _queue: usize, batch: u16) -> std::io::Result<()> {
-        self.set.queues().iter_mut().filter(|queue| queue.unpublished() >= batch).try_for_each(|queue| queue.publish())
+        self.set
+            .queues_mut()
+            .iter_mut()
+            .filter(|queue| queue.unpublished() >= batch)
+            .try_for_each(|queue| queue.publish())
     }
 
     #[inline]
     fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
-        let ready = self.set.look(queue)?;
-        Ok((ready, self.set.queues()[queue].in_flight()))
+        let ready = self.set.poll(queue)?;
+        Ok((ready, self.set.queues_mut()[queue].in_flight()))
     }
 
     #[inline]
-    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<Ending>>, DeviceError> {
+    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<CommandOutcome>>, DeviceError> {
         Ok(self.set.reap(queue)?.map(completed))
     }
 
     #[inline]
     fn receive_handovers(&mut self) -> std::io::Result<usize> {
-        self.set.collect()
+        self.set.receive()
     }
 
     #[inline]
-    fn next_handed_back(&mut self) -> Option<CompletedTransfer<Ending>> {
-        self.set.arrived().map(completed)
+    fn next_handed_back(&mut self) -> Option<CompletedTransfer<CommandOutcome>> {
+        self.set.reap_received().map(completed)
     }
 
     #[inline]
     fn outstanding_elsewhere(&self) -> u32 {
-        self.set.away()
+        self.set.remote_outstanding()
     }
 
     fn handed_over(&self) -> u64 {
@@ -250,7 +258,7 @@ impl ThreadQueues for ScsiQueues {
     }
 
     fn try_leave(&mut self) -> bool {
-        self.set.depart()
+        self.set.finish()
     }
 
     fn wait(&mut self, count: u16) -> Result<(), DriverError> {

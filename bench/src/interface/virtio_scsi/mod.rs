@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use mqblk_driver::DriverError;
-use mqblk_driver::virtio_scsi::Steer;
+use mqblk_driver::virtio_scsi::SteeringPolicy;
 
 use super::{Connector, DefaultOptions, Interface, InterfaceDefinition, InterfaceResults, parse, vhost_user};
 use crate::BenchError;
@@ -75,11 +75,11 @@ impl Steering {
     }
 
     /// Returns the driver's policy.
-    fn policy(self) -> Steer {
+    fn policy(self) -> SteeringPolicy {
         match self {
-            Steering::Target => Steer::Target,
-            Steering::Submitter => Steer::Submitter,
-            Steering::Fixed => Steer::Fixed,
+            Steering::Target => SteeringPolicy::Target,
+            Steering::Submitter => SteeringPolicy::Submitter,
+            Steering::Fixed => SteeringPolicy::Fixed,
         }
     }
 }

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
-use mqblk_driver::blkfront::{self, Info, Options, QueueSet};
-use mqblk_driver::{DeviceError, DriverError, Piece, Refused, Waker};
+use mqblk_driver::blkfront::{self, BlkfrontInfo, BlkfrontOptions, BlkfrontQueueSet};
+use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES};
 
 use super::options::XenOptions;
@@ -17,20 +17,20 @@ use crate::plan::Combination;
 /// Most bytes of a segment.
 const PAGE: u64 = PAGE_BYTES as u64;
 
-impl TransferStatus for blkfront::Status {
-    const GOOD: Self = blkfront::Status::Ok;
+impl TransferStatus for blkfront::BlkfrontStatus {
+    const GOOD: Self = blkfront::BlkfrontStatus::Ok;
 }
 
 /// A disk of the domain that the benchmark runs in, or acts for on a simulated machine.
 #[derive(Debug)]
-pub struct XenDevice(blkfront::Device);
+pub struct XenDevice(blkfront::BlkfrontDevice);
 
 /// Returns the most bytes of a request whose data starts at a page: whole blocks. Larger blocks are several requests, as Linux
 /// splits a bio by the limits of its queue.
-fn max_request(info: &Info) -> Result<u64, BenchError> {
-    let (most, block) = (u64::from(info.segments) * PAGE, u64::from(info.block.bytes()));
+fn max_request(info: &BlkfrontInfo) -> Result<u64, BenchError> {
+    let (most, block) = (u64::from(info.max_segments) * PAGE, u64::from(info.block_size.bytes()));
     if most < block {
-        let text = format!("{} segments a request: found {most} bytes, expected a block of {block}", info.segments);
+        let text = format!("{} segments a request: found {most} bytes, expected a block of {block}", info.max_segments);
         return Err(BenchError::Failed(text));
     }
     Ok(most / block * block)
@@ -45,8 +45,8 @@ impl XenDevice {
         timeout: Duration,
     ) -> Result<XenDevice, DriverError> {
         let depth = combination.depth_per_queue();
-        let own = Options::new(Arc::clone(&vbd.xen), vbd.number);
-        let driver_options = Options {
+        let own = BlkfrontOptions::new(Arc::clone(&vbd.xen), vbd.number);
+        let driver_options = BlkfrontOptions {
             queues: combination.queues,
             ring_order: options.ring_order,
             abi: options.abi.unwrap_or_default().abi(),
@@ -55,10 +55,10 @@ impl XenDevice {
             depth: depth.min(u16::MAX.into()) as u16,
             threads: combination.threads(),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0.next_multiple_of(PAGE)),
-            patience: timeout,
+            connect_timeout: timeout,
             ..own
         };
-        blkfront::Device::connect(&driver_options).map(XenDevice)
+        blkfront::BlkfrontDevice::connect(&driver_options).map(XenDevice)
     }
 }
 
@@ -72,14 +72,14 @@ impl Device for XenDevice {
         Ok(vec![DeviceDisk {
             name: "the disk".into(),
             capacity: info.capacity.to_len().ok_or_else(too_big)?,
-            block: info.block,
+            block: info.block_size,
             read_only: info.read_only,
             max_request: max_request(info)?,
         }])
     }
 
     fn take_queues(&mut self) -> Vec<XenRings> {
-        let set = |mut set: QueueSet| XenRings { memory: Arc::clone(set.queues()[0].memory()), set };
+        let set = |mut set: BlkfrontQueueSet| XenRings { memory: Arc::clone(set.queues_mut()[0].memory()), set };
         self.0.take_queues().into_iter().map(set).collect()
     }
 
@@ -88,7 +88,7 @@ impl Device for XenDevice {
     }
 
     fn monitor(&self) -> Result<Box<dyn ServerMonitor>, DriverError> {
-        Ok(Box::new(BackendMonitor(Mutex::new(self.0.lifeline()?))))
+        Ok(Box::new(BackendMonitor(Mutex::new(self.0.backend_monitor()?))))
     }
 
     fn stop(self, sets: Vec<XenRings>) -> Result<(), DriverError> {
@@ -98,7 +98,7 @@ impl Device for XenDevice {
 
 /// Watches the backend's xenbus state.
 #[derive(Debug)]
-struct BackendMonitor(Mutex<blkfront::Lifeline>);
+struct BackendMonitor(Mutex<blkfront::BackendMonitor>);
 
 impl ServerMonitor for BackendMonitor {
     fn wait_gone(&self, limit: Duration) -> bool {
@@ -109,12 +109,12 @@ impl ServerMonitor for BackendMonitor {
 /// Rings of a disk.
 #[derive(Debug)]
 pub struct XenRings {
-    set: QueueSet,
+    set: BlkfrontQueueSet,
     memory: Arc<GuestMemory>,
 }
 
 impl ThreadQueues for XenRings {
-    type Status = blkfront::Status;
+    type Status = blkfront::BlkfrontStatus;
 
     const SPREADS: bool = true;
     const HANDS_OVER: bool = false;
@@ -123,7 +123,7 @@ impl ThreadQueues for XenRings {
 
     #[inline]
     fn queue_count(&self) -> usize {
-        self.set.queues_ref().len()
+        self.set.queues().len()
     }
 
     fn memory(&self) -> &Arc<GuestMemory> {
@@ -131,31 +131,31 @@ impl ThreadQueues for XenRings {
     }
 
     fn data_start(&self, queue: usize) -> GuestAddress {
-        self.set.queues_ref()[queue].data().0
+        self.set.queues()[queue].data().0
     }
 
     #[inline(always)] // as for virtio-blk: else the transfer goes through memory
-    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), Refused> {
+    fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError> {
         let Transfer { user, write, start, address, len, .. } = transfer;
-        let queue = &mut self.set.queues()[queue];
-        let data = Piece { address, len };
+        let queue = &mut self.set.queues_mut()[queue];
+        let data = DataSegment { address, len };
         if write { queue.write(user, start, data) } else { queue.read(user, start, data) }
     }
 
     #[inline]
     fn will_have_space(&self, queue: usize) -> bool {
-        self.set.queues_ref()[queue].in_flight() != 0
+        self.set.queues()[queue].in_flight() != 0
     }
 
     #[inline]
     fn publish(&mut self, queue: usize) -> std::io::Result<()> {
-        self.set.queues()[queue].publish();
+        self.set.queues_mut()[queue].publish();
         Ok(())
     }
 
     #[inline]
     fn publish_batch(&mut self, queue: usize, batch: u16) -> std::io::Result<()> {
-        let queue = &mut self.set.queues()[queue];
+        let queue = &mut self.set.queues_mut()[queue];
         if queue.unpublished() >= batch {
             queue.publish();
         }
@@ -164,14 +164,14 @@ impl ThreadQueues for XenRings {
 
     #[inline]
     fn peek(&mut self, queue: usize) -> Result<(u16, u16), DeviceError> {
-        let queue = &mut self.set.queues()[queue];
-        Ok((queue.look()?, queue.in_flight()))
+        let queue = &mut self.set.queues_mut()[queue];
+        Ok((queue.poll()?, queue.in_flight()))
     }
 
     #[inline(always)] // as above
-    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<blkfront::Status>>, DeviceError> {
-        let done = self.set.queues()[queue].reap()?;
-        Ok(done.map(|done| CompletedTransfer { user: done.user, status: done.status }))
+    fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<blkfront::BlkfrontStatus>>, DeviceError> {
+        let done = self.set.queues_mut()[queue].reap()?;
+        Ok(done.map(|done| CompletedTransfer { user: done.user_data, status: done.status }))
     }
 
     fn wait(&mut self, count: u16) -> Result<(), DriverError> {

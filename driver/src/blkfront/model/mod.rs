@@ -1,4 +1,4 @@
-//! A small back-end in this process, for tests: one device, its disk in memory, one thread. It can be told to misbehave. It copies
+//! A small backend in this process, for tests: one device, its disk in memory, one thread. It can be told to misbehave. It copies
 //! all data, so what it does not do is what grants kept mapped are for.
 
 mod ring;
@@ -17,14 +17,14 @@ use mqblk_xen::{Port, Xen};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::toolstack::Vbd;
-use ring::Ring;
+use ring::ModelRing;
 
 /// How long the model waits for something to happen before it looks at everything again.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// How the model behaves.
 #[derive(Clone, Debug)]
-pub struct Behaviour {
+pub struct BlkbackBehaviour {
     /// Bytes of the disk.
     pub size: usize,
     /// Most rings.
@@ -32,18 +32,18 @@ pub struct Behaviour {
     /// Largest order of a ring.
     pub ring_order: u8,
     /// Most segments of an indirect request.
-    pub indirect: u16,
+    pub max_indirect_segments: u16,
     /// The disk may only be read.
     pub read_only: bool,
     /// Keys to write otherwise (`None`: not at all) than it would.
     pub keys: Vec<(&'static str, Option<&'static str>)>,
     /// What to do wrong.
-    pub fault: Fault,
+    pub fault: BlkbackFault,
 }
 
 /// What the model does wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fault {
+pub enum BlkbackFault {
     /// Nothing.
     #[default]
     None,
@@ -62,30 +62,30 @@ pub enum Fault {
     /// Answers this request with an id that is not in flight.
     WrongIdAt(u64),
     /// Answers this request twice.
-    TwiceAt(u64),
+    DuplicateAt(u64),
     /// Answers this request with another operation.
     WrongOperationAt(u64),
     /// Answers this request with a status that nobody knows.
     WrongStatusAt(u64),
 }
 
-impl Default for Behaviour {
+impl Default for BlkbackBehaviour {
     fn default() -> Self {
-        Behaviour {
+        BlkbackBehaviour {
             size: 1 << 20,
             queues: 4,
             ring_order: 4,
-            indirect: 256,
+            max_indirect_segments: 256,
             read_only: false,
             keys: vec![],
-            fault: Fault::None,
+            fault: BlkbackFault::None,
         }
     }
 }
 
 /// What the model's thread and its tests share.
-struct Shared {
-    behaviour: Behaviour,
+struct ModelState {
+    behaviour: BlkbackBehaviour,
     disk: Mutex<Vec<u8>>,
     requests: AtomicU64,
     per_queue: Vec<AtomicU64>,
@@ -95,28 +95,28 @@ struct Shared {
     stop: AtomicBool,
 }
 
-impl Shared {
+impl ModelState {
     fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The running back-end. Ends when dropped, without a word.
-pub struct Model {
-    shared: Arc<Shared>,
+/// The running backend. Ends when dropped, without a word.
+pub struct BlkbackModel {
+    shared: Arc<ModelState>,
     xen: Arc<dyn Xen>,
     vbd: Vbd,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Model {
-    /// Serves the device, which the toolstack has made, from `xen`, the back-end's domain.
+impl BlkbackModel {
+    /// Serves the device, which the toolstack has made, from `xen`, the backend's domain.
     ///
     /// # Panics
     /// When something cannot be had: it is for tests.
-    pub fn start(xen: &Arc<dyn Xen>, vbd: &Vbd, behaviour: Behaviour) -> Model {
-        let shared = Arc::new(Shared {
+    pub fn start(xen: &Arc<dyn Xen>, vbd: &Vbd, behaviour: BlkbackBehaviour) -> BlkbackModel {
+        let shared = Arc::new(ModelState {
             disk: Mutex::new(vec![0; behaviour.size]),
             per_queue: (0..behaviour.queues).map(|_| AtomicU64::new(0)).collect(),
             behaviour,
@@ -127,10 +127,10 @@ impl Model {
             stop: AtomicBool::new(false),
         });
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd"));
-        let mut back = Back::new(Arc::clone(xen), vbd.clone(), Arc::clone(&shared));
+        let mut back = ModelThread::new(Arc::clone(xen), vbd.clone(), Arc::clone(&shared));
         let woken = Arc::clone(&wake);
         let thread = std::thread::spawn(move || back.run(&woken));
-        Model { shared, xen: Arc::clone(xen), vbd: vbd.clone(), wake, thread: Some(thread) }
+        BlkbackModel { shared, xen: Arc::clone(xen), vbd: vbd.clone(), wake, thread: Some(thread) }
     }
 
     /// The disk's content.
@@ -158,13 +158,13 @@ impl Model {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Writes a key of the back-end's directory.
+    /// Writes a key of the backend's directory.
     ///
     /// # Panics
     /// When xenstore refuses.
     pub fn write(&self, key: &str, value: &str) {
         let mut store = self.xen.store().expect("xenstore");
-        store.write(&format!("{}/{key}", self.vbd.back_path()), value).expect("a key of the back-end");
+        store.write(&format!("{}/{key}", self.vbd.backend_path()), value).expect("a key of the back-end");
     }
 
     /// Gives the disk another size, and says so.
@@ -175,7 +175,7 @@ impl Model {
     }
 }
 
-impl Drop for Model {
+impl Drop for BlkbackModel {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
@@ -186,23 +186,23 @@ impl Drop for Model {
 }
 
 /// The thread's own.
-struct Back {
+struct ModelThread {
     xen: Arc<dyn Xen>,
     vbd: Vbd,
     store: Xenstore,
-    shared: Arc<Shared>,
+    shared: Arc<ModelState>,
     state: XenbusState,
-    rings: Vec<Ring>,
+    rings: Vec<ModelRing>,
 }
 
-impl Back {
-    fn new(xen: Arc<dyn Xen>, vbd: Vbd, shared: Arc<Shared>) -> Back {
+impl ModelThread {
+    fn new(xen: Arc<dyn Xen>, vbd: Vbd, shared: Arc<ModelState>) -> ModelThread {
         let store = xen.store().expect("xenstore");
-        Back { xen, vbd, store, shared, state: XenbusState::Unknown, rings: vec![] }
+        ModelThread { xen, vbd, store, shared, state: XenbusState::Unknown, rings: vec![] }
     }
 
     fn run(&mut self, wake: &OwnedFd) {
-        let state = format!("{}/{}", self.vbd.front_path(), keys::STATE);
+        let state = format!("{}/{}", self.vbd.frontend_path(), keys::STATE);
         self.store.watch(&state, "front").expect("a watch");
         self.wait_for_frontend();
         while !self.shared.stop.load(Ordering::Acquire) {
@@ -214,7 +214,7 @@ impl Back {
             }
             while self.store.next_event(Some(std::time::Duration::ZERO)).expect("xenstore").is_some() {
                 let found = self.store.read(&state).expect("the frontend's state");
-                self.frontend_is(XenbusState::parse(found.as_deref()));
+                self.frontend_changed(XenbusState::parse(found.as_deref()));
             }
             for (index, ring) in self.rings.iter_mut().enumerate() {
                 if !ring.serve(&self.shared, index) {
@@ -222,7 +222,7 @@ impl Back {
                     break;
                 }
             }
-            if let Fault::StateAfter(count, state) = self.shared.behaviour.fault
+            if let BlkbackFault::StateAfter(count, state) = self.shared.behaviour.fault
                 && self.state == XenbusState::Connected
                 && self.shared.requests.load(Ordering::Relaxed) >= count
             {
@@ -234,14 +234,14 @@ impl Back {
     fn set_state(&mut self, state: XenbusState) {
         let mut state = state;
         match self.shared.behaviour.fault {
-            Fault::CloseAt(at) if at == state => {
-                let path = self.vbd.back_path();
+            BlkbackFault::CloseAt(at) if at == state => {
+                let path = self.vbd.backend_path();
                 let (domain, rest) = path.split_at(path.find("/backend/").expect("a back-end's path"));
                 let error = format!("{domain}/error{rest}/error");
                 self.store.write(&error, "5 the model was told to").expect("an error's node");
                 state = XenbusState::Closing;
             }
-            Fault::StopBefore(at) if at == state => return,
+            BlkbackFault::StopBefore(at) if at == state => return,
             _ => {}
         }
         self.state = state;
@@ -252,25 +252,25 @@ impl Back {
         let own = self.shared.behaviour.keys.iter().find(|(own, _)| *own == key);
         let value = own.map_or(Some(value), |(_, value)| *value);
         if let Some(value) = value {
-            let path = format!("{}/{key}", self.vbd.back_path());
+            let path = format!("{}/{key}", self.vbd.backend_path());
             self.store.write(&path, value).expect("a key of the back-end");
         }
     }
 
     fn wait_for_frontend(&mut self) {
-        let Behaviour { queues, ring_order, indirect, .. } = self.shared.behaviour;
+        let BlkbackBehaviour { queues, ring_order, max_indirect_segments: indirect, .. } = self.shared.behaviour;
         self.write(keys::MULTI_QUEUE_MAX_QUEUES, &queues.to_string());
         self.write(keys::MAX_RING_PAGE_ORDER, &ring_order.to_string());
         self.write(keys::FEATURE_MAX_INDIRECT_SEGMENTS, &indirect.to_string());
         self.set_state(XenbusState::InitWait);
     }
 
-    fn frontend_is(&mut self, front: XenbusState) {
+    fn frontend_changed(&mut self, front: XenbusState) {
         match (front, self.state) {
             (XenbusState::Initialised | XenbusState::Connected, XenbusState::InitWait) => {
-                self.rings = self.rings_of_frontend();
+                self.rings = self.connect_rings();
                 self.shared.connections.fetch_add(1, Ordering::Relaxed);
-                self.properties();
+                self.write_properties();
                 self.set_state(XenbusState::Connected);
             }
             (XenbusState::Closing, XenbusState::Connected) => self.set_state(XenbusState::Closing),
@@ -283,7 +283,7 @@ impl Back {
         }
     }
 
-    fn properties(&mut self) {
+    fn write_properties(&mut self) {
         let size = self.shared.disk().len() as u64;
         self.write(keys::SECTORS, &ByteLen(size).sectors().0.to_string());
         self.write(keys::SECTOR_SIZE, &SECTOR_BYTES.to_string());
@@ -293,8 +293,8 @@ impl Back {
         }
     }
 
-    fn rings_of_frontend(&mut self) -> Vec<Ring> {
-        let front = self.vbd.front_path();
+    fn connect_rings(&mut self) -> Vec<ModelRing> {
+        let front = self.vbd.frontend_path();
         let mut number = |key: &str| -> Option<u32> {
             let found = self.store.read(&format!("{front}/{key}")).expect("xenstore");
             found.map(|value| value.parse().expect("a number of the frontend's"))
@@ -316,10 +316,12 @@ impl Back {
         }
         let protocol = self.store.read(&format!("{front}/{}", keys::PROTOCOL)).expect("xenstore");
         let abi = Abi::from_protocol(&protocol.expect("a protocol")).expect("a protocol that is known");
-        told.iter().map(|(refs, port)| Ring::connect(&*self.xen, self.front(), refs, *port, abi)).collect()
+        told.iter()
+            .map(|(refs, port)| ModelRing::connect(&*self.xen, self.frontend_domain(), refs, *port, abi))
+            .collect()
     }
 
-    fn front(&self) -> DomainId {
-        self.vbd.front
+    fn frontend_domain(&self) -> DomainId {
+        self.vbd.frontend
     }
 }

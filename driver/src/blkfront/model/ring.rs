@@ -14,9 +14,9 @@ use mqblk_ring::blkif::{
 };
 use mqblk_xen::{EventPort, Port, Xen};
 
-use super::{Fault, Shared};
+use super::{BlkbackFault, ModelState};
 
-pub(super) struct Ring {
+pub(super) struct ModelRing {
     back: BackRing,
     port: EventPort,
     grants: Box<dyn GrantAccess>,
@@ -24,18 +24,18 @@ pub(super) struct Ring {
     arena: PageArena,
     pages: u32,
     /// Requests that stay.
-    held: Vec<RawRequest>,
+    stalled: Vec<RawRequest>,
 }
 
-impl Ring {
-    pub(super) fn connect(xen: &dyn Xen, front: DomainId, refs: &[GrantRef], port: Port, abi: Abi) -> Ring {
+impl ModelRing {
+    pub(super) fn connect(xen: &dyn Xen, front: DomainId, refs: &[GrantRef], port: Port, abi: Abi) -> ModelRing {
         let pages = refs.len() as u32;
         let arena = PageArena::reserve(pages + 1).expect("addresses");
         let mut grants = xen.grants(front).expect("grants of the frontend");
         grants.map(&arena, PageSlot(0), refs, true).expect("a ring that can be mapped");
         let ring = BlkifRing::resolve(arena.memory(), GuestAddress(0), pages, abi).expect("a ring");
         let port = xen.bind_interdomain(front, port).expect("an event channel");
-        Ring { back: BackRing::attach(ring), port, grants, arena, pages, held: vec![] }
+        ModelRing { back: BackRing::attach(ring), port, grants, arena, pages, stalled: vec![] }
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -43,7 +43,7 @@ impl Ring {
     }
 
     /// Answers what is there. `false` when the frontend breaks the protocol.
-    pub(super) fn serve(&mut self, shared: &Shared, index: usize) -> bool {
+    pub(super) fn serve(&mut self, shared: &ModelState, index: usize) -> bool {
         self.port.channel.take();
         loop {
             let Ok(waiting) = self.back.waiting() else { return false };
@@ -52,8 +52,8 @@ impl Ring {
                 let count = shared.requests.fetch_add(1, Ordering::Relaxed);
                 shared.per_queue[index].fetch_add(1, Ordering::Relaxed);
                 match shared.behaviour.fault {
-                    Fault::StallAfter(after) if count >= after => self.held.push(raw),
-                    _ => self.answer(shared, &raw.decode(self.back.abi()), count),
+                    BlkbackFault::StallAfter(after) if count >= after => self.stalled.push(raw),
+                    _ => self.complete(shared, &raw.decode(self.back.abi()), count),
                 }
             }
             if self.back.publish() == PublishResult::Wanted {
@@ -67,22 +67,22 @@ impl Ring {
         }
     }
 
-    fn answer(&mut self, shared: &Shared, request: &BlkifRequest, count: u64) {
-        let (mut answer, mut status) = self.carry_out(shared, request, count);
+    fn complete(&mut self, shared: &ModelState, request: &BlkifRequest, count: u64) {
+        let (mut answer, mut status) = self.execute(shared, request, count);
         let mut id = request.id;
         match shared.behaviour.fault {
-            Fault::FailFrom(from) if count >= from => status = status::ERROR,
-            Fault::WrongIdAt(at) if count == at => id ^= 1,
-            Fault::TwiceAt(at) if count == at => self.back.put_response(id, answer, status),
-            Fault::WrongOperationAt(at) if count == at => answer ^= 4,
-            Fault::WrongStatusAt(at) if count == at => status = 7,
+            BlkbackFault::FailFrom(from) if count >= from => status = status::ERROR,
+            BlkbackFault::WrongIdAt(at) if count == at => id ^= 1,
+            BlkbackFault::DuplicateAt(at) if count == at => self.back.put_response(id, answer, status),
+            BlkbackFault::WrongOperationAt(at) if count == at => answer ^= 4,
+            BlkbackFault::WrongStatusAt(at) if count == at => status = 7,
             _ => {}
         }
         self.back.put_response(id, answer, status);
     }
 
     /// Returns the operation to answer with, and the status.
-    fn carry_out(&mut self, shared: &Shared, request: &BlkifRequest, count: u64) -> (u8, i16) {
+    fn execute(&mut self, shared: &ModelState, request: &BlkifRequest, count: u64) -> (u8, i16) {
         match &request.body {
             RequestBody::Rw(RwRequest { nr_segments, sector, segments }) => {
                 let segments = &segments[..usize::from(*nr_segments).min(segments.len())];
@@ -120,7 +120,7 @@ impl Ring {
         found
     }
 
-    fn transfer(&mut self, shared: &Shared, op: u8, sector: Sector512, segments: &[Segment], count: u64) -> i16 {
+    fn transfer(&mut self, shared: &ModelState, op: u8, sector: Sector512, segments: &[Segment], count: u64) -> i16 {
         if op == operation::FLUSH_DISKCACHE {
             shared.flushes.fetch_add(1, Ordering::Relaxed);
         }
@@ -139,7 +139,7 @@ impl Ring {
                 return status::ERROR;
             }
             if op != operation::READ {
-                data[0] ^= u8::from(matches!(shared.behaviour.fault, Fault::CorruptFrom(from) if count >= from));
+                data[0] ^= u8::from(matches!(shared.behaviour.fault, BlkbackFault::CorruptFrom(from) if count >= from));
                 part.copy_from_slice(&data);
             }
             at += len;
@@ -165,7 +165,7 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for ModelRing {
     fn drop(&mut self) {
         let _ = self.grants.unmap(&self.arena, PageSlot(0));
     }

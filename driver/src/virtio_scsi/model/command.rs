@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Buffers, Disk, Fault, Shared, locked};
-use crate::model::Verdict;
-use crate::virtio_scsi::wire::Address;
+use super::{Buffers, ModelDisk, ModelState, ScsiFault, lock};
+use crate::model::RequestOutcome;
+use crate::virtio_scsi::wire::LunAddress;
 
 /// An answer before its data: response, status, sense data.
-struct Answer {
+struct ModelResponse {
     response: u8,
     status: u8,
     sense: Vec<u8>,
@@ -16,47 +16,50 @@ struct Answer {
     data: Vec<u8>,
 }
 
-impl Answer {
-    fn good(data: Vec<u8>) -> Answer {
-        Answer { response: 0, status: 0, sense: vec![], sense_len: None, residual: None, data }
+impl ModelResponse {
+    fn good(data: Vec<u8>) -> ModelResponse {
+        ModelResponse { response: 0, status: 0, sense: vec![], sense_len: None, residual: None, data }
     }
 
-    fn response(response: u8) -> Answer {
-        Answer { response, ..Answer::good(vec![]) }
+    fn response(response: u8) -> ModelResponse {
+        ModelResponse { response, ..ModelResponse::good(vec![]) }
     }
 
-    fn check(key: u8, asc: u8, ascq: u8) -> Answer {
+    fn check_condition(key: u8, asc: u8, ascq: u8) -> ModelResponse {
         let sense = vec![0x70, 0, key, 0, 0, 0, 0, 10, 0, 0, 0, 0, asc, ascq, 0, 0, 0, 0];
-        Answer { status: 2, sense, ..Answer::good(vec![]) }
+        ModelResponse { status: 2, sense, ..ModelResponse::good(vec![]) }
     }
 }
 
 /// Bytes of a command's header, and of its answer before the data.
-const HEADER: usize = 51;
-const ANSWER: usize = 108;
+const HEADER_BYTES: usize = 51;
+const RESPONSE_BYTES: usize = 108;
 
-impl Shared {
+impl ModelState {
     /// A command of request queue `queue`.
-    pub(super) fn command(&self, buffers: &Buffers<'_>, queue: usize) -> Verdict {
-        assert!(buffers.readable.len() >= HEADER && buffers.room() >= ANSWER, "framing of a command");
-        let (header, out) = buffers.readable.split_at(HEADER);
+    pub(super) fn command(&self, buffers: &Buffers<'_>, queue: usize) -> RequestOutcome {
+        assert!(
+            buffers.readable.len() >= HEADER_BYTES && buffers.writable_bytes() >= RESPONSE_BYTES,
+            "framing of a command"
+        );
+        let (header, out) = buffers.readable.split_at(HEADER_BYTES);
         let tag = u64::from_le_bytes(std::array::from_fn(|at| header[8 + at]));
-        let (cdb, room) = (&header[19..], buffers.room() - ANSWER);
+        let (cdb, room) = (&header[19..], buffers.writable_bytes() - RESPONSE_BYTES);
         assert!(out.is_empty() || room == 0, "data in both directions");
         let transfer = matches!(cdb[0], 0x28 | 0x2a | 0x88 | 0x8a);
         let count = self.transfers.load(Ordering::Relaxed);
-        let fault = if transfer { self.behaviour.fault } else { Fault::None };
-        let mut tasks = locked(&self.tasks);
+        let fault = if transfer { self.behaviour.fault } else { ScsiFault::None };
+        let mut tasks = lock(&self.tasks);
         match fault {
-            Fault::LeaveAfter(n) if count >= n => return Verdict::Leave,
-            Fault::StallAfter(n) if count >= n => return Verdict::Hold,
-            Fault::KeepFrom(n) if count >= n && !tasks.aborted.contains(&tag) => {
-                tasks.kept.insert(tag);
-                return Verdict::Hold;
+            ScsiFault::DisconnectAfter(n) if count >= n => return RequestOutcome::Disconnect,
+            ScsiFault::StallAfter(n) if count >= n => return RequestOutcome::Hold,
+            ScsiFault::HoldFrom(n) if count >= n && !tasks.aborting.contains(&tag) => {
+                tasks.held.insert(tag);
+                return RequestOutcome::Hold;
             }
             _ => {}
         }
-        let aborted = tasks.kept.remove(&tag);
+        let aborted = tasks.held.remove(&tag);
         drop(tasks);
         self.commands.fetch_add(1, Ordering::Relaxed);
         if transfer {
@@ -64,56 +67,56 @@ impl Shared {
             self.per_queue[queue].fetch_add(1, Ordering::Relaxed);
         }
         let mut answer = match aborted {
-            true => Answer::response(2),
-            false => self.carry_out(header, cdb, out, fault, count),
+            true => ModelResponse::response(2),
+            false => self.execute(header, cdb, out, fault, count),
         };
         match fault {
-            Fault::FailFrom(n) if count >= n => answer = Answer::check(3, 0x11, 0),
-            Fault::StatusFrom(n, status) if count >= n => answer.status = status,
-            Fault::ResponseFrom(n, response) if count >= n => answer.response = response,
-            Fault::SenseFrom(n, len) if count >= n => {
-                answer = Answer { sense_len: Some(len), ..Answer::check(3, 0x11, 0) };
+            ScsiFault::FailFrom(n) if count >= n => answer = ModelResponse::check_condition(3, 0x11, 0),
+            ScsiFault::StatusFrom(n, status) if count >= n => answer.status = status,
+            ScsiFault::ResponseFrom(n, response) if count >= n => answer.response = response,
+            ScsiFault::SenseFrom(n, len) if count >= n => {
+                answer = ModelResponse { sense_len: Some(len), ..ModelResponse::check_condition(3, 0x11, 0) };
             }
-            Fault::ResidualFrom(n, residual) if count >= n => answer.residual = Some(residual),
+            ScsiFault::ResidualFrom(n, residual) if count >= n => answer.residual = Some(residual),
             _ => {}
         }
-        let silent = matches!(fault, Fault::SilentFrom(n) if count >= n);
+        let silent = matches!(fault, ScsiFault::NoResponseFrom(n) if count >= n);
         let written = write(buffers, &answer, out.len(), silent);
         match fault {
-            Fault::WrongIdAt(n) if count == n => Verdict::WrongId(written),
-            _ => Verdict::Answer(written),
+            ScsiFault::WrongIdAt(n) if count == n => RequestOutcome::CompleteWrongId(written),
+            _ => RequestOutcome::Complete(written),
         }
     }
 
-    fn carry_out(&self, header: &[u8], cdb: &[u8], out: &[u8], fault: Fault, count: u64) -> Answer {
-        let Some(at) = Address::from_bytes(std::array::from_fn(|index| header[index])) else {
-            return Answer::response(3);
+    fn execute(&self, header: &[u8], cdb: &[u8], out: &[u8], fault: ScsiFault, count: u64) -> ModelResponse {
+        let Some(at) = LunAddress::from_bytes(std::array::from_fn(|index| header[index])) else {
+            return ModelResponse::response(3);
         };
-        let mut disks = locked(&self.disks);
-        let luns: Vec<Address> = disks.keys().filter(|unit| unit.target == at.target).copied().collect();
+        let mut disks = lock(&self.disks);
+        let luns: Vec<LunAddress> = disks.keys().filter(|unit| unit.target == at.target).copied().collect();
         if cdb[0] == 0xa0 && !luns.is_empty() {
             let mut data = (8 * luns.len() as u32).to_be_bytes().to_vec();
             data.extend([0; 4]);
             luns.iter().for_each(|unit| data.extend([0x40 | (unit.lun >> 8) as u8, unit.lun as u8, 0, 0, 0, 0, 0, 0]));
             let asked = u32::from_be_bytes(std::array::from_fn(|index| cdb[6 + index]));
             data.truncate(asked as usize);
-            return Answer::good(data);
+            return ModelResponse::good(data);
         }
-        let Some(disk) = disks.get_mut(&at) else { return Answer::response(3) };
+        let Some(disk) = disks.get_mut(&at) else { return ModelResponse::response(3) };
         // INQUIRY is answered while a unit attention waits.
-        if disk.attentions > 0 && cdb[0] != 0x12 {
-            disk.attentions -= 1;
-            return Answer::check(6, 0x29, 0);
+        if disk.unit_attentions > 0 && cdb[0] != 0x12 {
+            disk.unit_attentions -= 1;
+            return ModelResponse::check_condition(6, 0x29, 0);
         }
-        let flip = u8::from(matches!(fault, Fault::CorruptFrom(n) if count >= n));
-        unit(disk, at, cdb, out, flip)
+        let flip = u8::from(matches!(fault, ScsiFault::CorruptFrom(n) if count >= n));
+        execute_on_disk(disk, at, cdb, out, flip)
     }
 }
 
 /// Writes an answer. Returns the bytes written.
-fn write(buffers: &Buffers<'_>, answer: &Answer, out: usize, silent: bool) -> u32 {
-    let moved = buffers.write(ANSWER, &answer.data);
-    let rest = if out == 0 { buffers.room() - ANSWER - moved } else { 0 };
+fn write(buffers: &Buffers<'_>, answer: &ModelResponse, out: usize, silent: bool) -> u32 {
+    let moved = buffers.write(RESPONSE_BYTES, &answer.data);
+    let rest = if out == 0 { buffers.writable_bytes() - RESPONSE_BYTES - moved } else { 0 };
     let residual = answer.residual.unwrap_or(if answer.status == 0 { rest as u32 } else { 0 });
     let sense_len = answer.sense_len.unwrap_or(answer.sense.len() as u32);
     let mut head = sense_len.to_le_bytes().to_vec();
@@ -127,24 +130,24 @@ fn write(buffers: &Buffers<'_>, answer: &Answer, out: usize, silent: bool) -> u3
 }
 
 /// A command of a unit that is there.
-fn unit(disk: &mut Disk, at: Address, cdb: &[u8], out: &[u8], flip: u8) -> Answer {
+fn execute_on_disk(disk: &mut ModelDisk, at: LunAddress, cdb: &[u8], out: &[u8], flip: u8) -> ModelResponse {
     let short = |from: usize| u16::from_be_bytes([cdb[from], cdb[from + 1]]);
     let word = |from: usize| u32::from_be_bytes(std::array::from_fn(|index| cdb[from + index]));
     let quad = |from: usize| u64::from_be_bytes(std::array::from_fn(|index| cdb[from + index]));
     let cut = |mut data: Vec<u8>, len: usize| {
         data.truncate(len);
-        Answer::good(data)
+        ModelResponse::good(data)
     };
-    let size = disk.block;
+    let size = disk.block_size;
     let blocks = (disk.bytes.len() / size) as u64;
     // First block and blocks as a range of bytes.
     let range = |start: u64, count: u64| {
         let end = start.checked_add(count).filter(|end| *end <= blocks)?;
         Some(start as usize * size..end as usize * size)
     };
-    let beyond = || Answer::check(5, 0x21, 0);
+    let beyond = || ModelResponse::check_condition(5, 0x21, 0);
     match cdb[0] {
-        0x00 => Answer::good(vec![]),
+        0x00 => ModelResponse::good(vec![]),
         0x12 => cut(inquiry(at, cdb), short(3).into()),
         0x1a => cut(vec![23, 0, u8::from(disk.read_only) << 7, 0, 8, 18, 4], cdb[4].into()),
         0x9e if cdb[1] == 0x10 => {
@@ -157,7 +160,7 @@ fn unit(disk: &mut Disk, at: Address, cdb: &[u8], out: &[u8], flip: u8) -> Answe
         0x28 | 0x88 => {
             let (start, count) =
                 if cdb[0] == 0x28 { (word(2).into(), short(7).into()) } else { (quad(2), word(10).into()) };
-            range(start, count).map_or_else(beyond, |range| Answer::good(disk.bytes[range].to_vec()))
+            range(start, count).map_or_else(beyond, |range| ModelResponse::good(disk.bytes[range].to_vec()))
         }
         0x2a | 0x8a => {
             let (start, count) =
@@ -166,9 +169,9 @@ fn unit(disk: &mut Disk, at: Address, cdb: &[u8], out: &[u8], flip: u8) -> Answe
             assert_eq!(range.len(), out.len(), "a write's data");
             disk.bytes[range.clone()].copy_from_slice(out);
             disk.bytes[range.start] ^= flip;
-            Answer::good(vec![])
+            ModelResponse::good(vec![])
         }
-        0x35 => Answer::good(vec![]),
+        0x35 => ModelResponse::good(vec![]),
         0x42 => {
             assert_eq!(usize::from(short(7)), out.len(), "an UNMAP's list");
             for extent in out[8..].chunks_exact(16) {
@@ -177,18 +180,18 @@ fn unit(disk: &mut Disk, at: Address, cdb: &[u8], out: &[u8], flip: u8) -> Answe
                 let Some(range) = range(start, count.into()) else { return beyond() };
                 disk.bytes[range].fill(0);
             }
-            Answer::good(vec![])
+            ModelResponse::good(vec![])
         }
         0x93 => {
             let Some(range) = range(quad(2), word(10).into()) else { return beyond() };
             disk.bytes[range].chunks_exact_mut(size).for_each(|block| block.copy_from_slice(out));
-            Answer::good(vec![])
+            ModelResponse::good(vec![])
         }
-        _ => Answer::check(5, 0x20, 0),
+        _ => ModelResponse::check_condition(5, 0x20, 0),
     }
 }
 
-fn inquiry(at: Address, cdb: &[u8]) -> Vec<u8> {
+fn inquiry(at: LunAddress, cdb: &[u8]) -> Vec<u8> {
     let page = |page: u8, body: &[u8]| {
         let mut data = vec![0, page, 0, body.len() as u8];
         data.extend(body);

@@ -34,7 +34,7 @@ pub(super) fn directories_removed(fixture: &mut LoopbackFixture) -> Result<()> {
         match turn {
             // By the guest: its driver is gone.
             0 | 1 => {
-                let path = guest.vbd.front_path();
+                let path = guest.vbd.frontend_path();
                 guest.front.store().remove(&path)?;
                 wait_for("the backend closes", || Ok((guest.backend_state()? == XenbusState::Closed).then_some(())))?;
             }

@@ -97,7 +97,7 @@ pub(super) fn malformed_keys(fixture: &mut LoopbackFixture) -> Result<()> {
         ensure!(error.len() < 300, "the error is as long as the guest likes: {} bytes", error.len());
         check_all_rings(&mut other, &data).with_context(|| format!("another device, after {changes:?}"))?;
         guest.close()?;
-        guest.front.begin()?;
+        guest.front.initialise()?;
         remove_all(&mut guest, changes)?;
     }
     for changes in HARMLESS {
@@ -106,7 +106,7 @@ pub(super) fn malformed_keys(fixture: &mut LoopbackFixture) -> Result<()> {
         guest.front.connect(&keys).with_context(|| format!("{changes:?}"))?;
         check_all_rings(&mut guest, &data).with_context(|| format!("{changes:?}"))?;
         guest.close()?;
-        guest.front.begin()?;
+        guest.front.initialise()?;
         remove_all(&mut guest, changes)?;
     }
     fixture.check_neighbour()?;
@@ -126,7 +126,7 @@ fn remove_all(guest: &mut LoopbackFrontend, changes: &[(&str, Option<&str>)]) ->
 
 /// Starts a thread that continuously overwrites keys of a frontend with valid and invalid values.
 fn rewriter(guest: &LoopbackFrontend, stop: &Arc<AtomicBool>) -> Result<std::thread::JoinHandle<Result<u32>>> {
-    let (mut store, stop, path) = (guest.xen().store()?, Arc::clone(stop), guest.vbd.front_path());
+    let (mut store, stop, path) = (guest.xen().store()?, Arc::clone(stop), guest.vbd.frontend_path());
     let own: Vec<(String, String)> = frontend_keys(guest, CONFIG.abi);
     Ok(std::thread::spawn(move || {
         let mut random = SmallRng::seed_from_u64(1);
@@ -166,7 +166,7 @@ pub(super) fn keys_rewritten(fixture: &mut LoopbackFixture) -> Result<()> {
         }
         fixture.check_neighbour()?;
         guest.close()?;
-        guest.front.begin()?;
+        guest.front.initialise()?;
     }
     ensure!(taken + refused > 0, "nothing was tried");
     guest.connect(CONFIG)?;

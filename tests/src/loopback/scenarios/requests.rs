@@ -173,7 +173,7 @@ pub(super) fn invalid(fixture: &mut LoopbackFixture) -> Result<()> {
 pub(super) fn more_segments_than_offered(fixture: &mut LoopbackFixture) -> Result<()> {
     for (disk, most) in [(FEW_INDIRECT, Some(16)), (NO_INDIRECT, None)] {
         let mut bench = Bench::new(fixture, disk, Abi::X86_64)?;
-        let offered = bench.guest.front.info()?.segments;
+        let offered = bench.guest.front.info()?.max_segments;
         ensure!(offered == most.unwrap_or(11), "{offered} segments are offered");
         bench.tables.write(0, 0, &segment_table(&bench.grefs(40)));
         for count in [0, 1, 12, 16, 17, 40, 512] {
@@ -232,7 +232,7 @@ pub(super) fn misaligned(fixture: &mut LoopbackFixture) -> Result<()> {
     let mut bench = Bench::new(fixture, BLOCKS_4K, Abi::X86_64)?;
     let info = bench.guest.front.info()?;
     // Sizes are in 512-byte sectors, whatever the block size.
-    ensure!((info.block.bytes(), info.capacity.0) == (4096, SECTORS), "{info:?}");
+    ensure!((info.block_size.bytes(), info.capacity.0) == (4096, SECTORS), "{info:?}");
     let page = bench.data.gref(0);
     for op in [READ, WRITE, operation::FLUSH_DISKCACHE, operation::WRITE_BARRIER] {
         for sector in [1, 4, 7, 9, SECTORS - 4] {

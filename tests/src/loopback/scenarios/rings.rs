@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use mqblk_driver::blkfront::raw::RawFront;
+use mqblk_driver::blkfront::raw::RawFrontend;
 use mqblk_memory::{GrantRef, GuestAddress};
 use mqblk_ring::blkif::{Abi, BlkifRequest, operation, status};
 use mqblk_xen::vbd::keys;
@@ -248,7 +248,7 @@ pub(super) fn unusable_rings(fixture: &mut LoopbackFixture) -> Result<()> {
         ensure!(guest.front.connect(&keys).is_err(), "{key} {value} of ring {queue} was taken");
         guest.must_fail(words).with_context(|| format!("{key} {value} of ring {queue}"))?;
         guest.close()?;
-        guest.front.begin()?;
+        guest.front.initialise()?;
     }
     // A page whose grant has ended.
     let keys = guest.make_rings(config)?;
@@ -256,7 +256,7 @@ pub(super) fn unusable_rings(fixture: &mut LoopbackFixture) -> Result<()> {
     ensure!(guest.front.connect(&with_key(keys, "queue-1/ring-ref", ended.0)).is_err(), "a grant that ended");
     guest.must_fail("ring-ref").context("a grant that ended")?;
     guest.close()?;
-    guest.front.begin()?;
+    guest.front.initialise()?;
     // One port for both rings.
     let keys = guest.make_rings(config)?;
     let keys = with_key(keys, "queue-0/event-channel", bound.port.0);
@@ -296,7 +296,7 @@ pub(super) fn shared_page(fixture: &mut LoopbackFixture) -> Result<()> {
     check_all_rings(&mut guest, &data)?;
     // The same page twice in one ring.
     guest.close()?;
-    guest.front.begin()?;
+    guest.front.initialise()?;
     let keys = guest.make_rings(FrontendConfig { ring_page_order: 1, rings: 1, ..config })?;
     let first = guest.rings[0].raw.pages.refs[0];
     if guest.front.connect(&with_key(keys, "ring-ref1", first.0)).is_ok() {
@@ -308,5 +308,5 @@ pub(super) fn shared_page(fixture: &mut LoopbackFixture) -> Result<()> {
 
 /// Returns the keys of a correct frontend, to be written by other scenarios.
 pub(super) fn frontend_keys(guest: &LoopbackFrontend, abi: Abi) -> Vec<(String, String)> {
-    RawFront::told(abi, true, &guest.rings.iter().map(|ring| &ring.raw).collect::<Vec<_>>())
+    RawFrontend::ring_keys(abi, true, &guest.rings.iter().map(|ring| &ring.raw).collect::<Vec<_>>())
 }

@@ -145,7 +145,7 @@ fn check_grant_mode(fixture: &LoopbackFixture, disk: LoopbackDisk) -> Result<()>
 pub(super) fn many_segments(fixture: &mut LoopbackFixture) -> Result<()> {
     for disk in MODES {
         let mut player = VerifyingFrontend::new(fixture, disk, FrontendConfig::default(), 256)?;
-        ensure!(player.guest.front.info()?.segments == 256, "{:?}", player.guest.front.info()?);
+        ensure!(player.guest.front.info()?.max_segments == 256, "{:?}", player.guest.front.info()?);
         for write in [true, false, true, false] {
             player.run_one(0, write, 256, false).with_context(|| disk.id)?;
         }

@@ -2,7 +2,7 @@
 //! 5.3; SPC-4 section 4.5.
 
 use super::queue::POISON;
-use super::wire::{Response, SENSE_BYTES};
+use super::wire::{CommandResponse, SENSE_BYTES};
 
 /// Sense data, as far as an initiator acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,88 +71,88 @@ fn descriptor(bytes: &[u8], kind: u8) -> Option<&[u8]> {
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum CommandOutcome {
     /// GOOD, and all of the data was moved.
     Good,
     /// GOOD, and less than all of the data was moved: usual for an INQUIRY, a failure for a read.
-    Short {
+    Underrun {
         /// Bytes that were not moved.
         residual: u32,
     },
     /// CHECK CONDITION.
-    Check(Sense),
+    CheckCondition(Sense),
     /// Another status: 08 busy, 18 reservation conflict, 28 task set full, 40 task aborted, ...
     Status(u8),
     /// The command was not carried out.
-    Response(Response),
+    Response(CommandResponse),
     /// The answer contradicts itself or the specification.
     Malformed(&'static str),
     /// The device answered without writing an answer (seen only where answers are spoilt before).
     NotWritten,
 }
 
-impl Ending {
+impl CommandOutcome {
     /// Whether all of it happened.
     #[inline]
     pub fn is_good(self) -> bool {
-        self == Ending::Good
+        self == CommandOutcome::Good
     }
 }
 
 /// The fixed part of an answer, as it lies in memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     pub(crate) sense_len: u32,
     pub(crate) residual: u32,
     pub(crate) status: u8,
     pub(crate) response: u8,
 }
 
-impl Head {
+impl ResponseHead {
     #[inline]
-    pub(crate) fn from_words([first, second]: [u64; 2]) -> Head {
+    pub(crate) fn from_words([first, second]: [u64; 2]) -> ResponseHead {
         let (first, second) = (u64::from_le(first), u64::from_le(second));
         let [sense_len, residual] = [first as u32, (first >> 32) as u32];
-        Head { sense_len, residual, status: (second >> 16) as u8, response: (second >> 24) as u8 }
+        ResponseHead { sense_len, residual, status: (second >> 16) as u8, response: (second >> 24) as u8 }
     }
 
     /// Judges the answer to a command with `len` bytes of data. `sense` reads the sense data, of so many bytes.
     #[inline]
-    pub(crate) fn judge(self, len: u32, sense: impl FnOnce(&mut [u8])) -> Ending {
+    pub(crate) fn outcome(self, len: u32, sense: impl FnOnce(&mut [u8])) -> CommandOutcome {
         // All zeroes but the length of nothing: what nearly every answer is.
         if self.status == 0 && self.response == 0 && self.residual == 0 && self.sense_len as usize <= SENSE_BYTES {
-            return Ending::Good;
+            return CommandOutcome::Good;
         }
-        self.judge_rest(len, sense)
+        self.outcome_not_good(len, sense)
     }
 
     #[cold]
-    fn judge_rest(self, len: u32, sense: impl FnOnce(&mut [u8])) -> Ending {
+    fn outcome_not_good(self, len: u32, sense: impl FnOnce(&mut [u8])) -> CommandOutcome {
         if self.response == POISON {
-            return Ending::NotWritten;
+            return CommandOutcome::NotWritten;
         }
         if self.sense_len as usize > SENSE_BYTES {
-            return Ending::Malformed("more sense data than there is room for");
+            return CommandOutcome::Malformed("more sense data than there is room for");
         }
         if self.response != 0 {
-            return Ending::Response(Response::from_byte(self.response));
+            return CommandOutcome::Response(CommandResponse::from_byte(self.response));
         }
         if self.residual > len {
-            return Ending::Malformed("a residual that is larger than the data");
+            return CommandOutcome::Malformed("a residual that is larger than the data");
         }
         match self.status {
-            0x00 => Ending::Short { residual: self.residual },
+            0x00 => CommandOutcome::Underrun { residual: self.residual },
             0x02 => {
                 let mut bytes = [0; SENSE_BYTES];
                 let bytes = &mut bytes[..self.sense_len as usize];
                 sense(bytes);
                 match Sense::parse(bytes) {
-                    Some(sense) => Ending::Check(sense),
-                    None if bytes.is_empty() => Ending::Malformed("CHECK CONDITION without sense data"),
-                    None => Ending::Malformed("sense data of no known format"),
+                    Some(sense) => CommandOutcome::CheckCondition(sense),
+                    None if bytes.is_empty() => CommandOutcome::Malformed("CHECK CONDITION without sense data"),
+                    None => CommandOutcome::Malformed("sense data of no known format"),
                 }
             }
-            other => Ending::Status(other),
+            other => CommandOutcome::Status(other),
         }
     }
 }
@@ -161,27 +161,39 @@ impl Head {
 mod tests {
     use super::*;
 
-    const GOOD: Head = Head { sense_len: 0, residual: 0, status: 0, response: 0 };
+    const GOOD: ResponseHead = ResponseHead { sense_len: 0, residual: 0, status: 0, response: 0 };
 
     #[test]
     fn answers_are_judged() {
         let fixed = [0xf0, 0, 3, 0, 0, 1, 0, 10, 0, 0, 0, 0, 0x11, 0x04, 0, 0, 0, 0];
         let sense = Sense { key: 3, asc: 0x11, ascq: 4, deferred: false, information: Some(256) };
         for (head, expected) in [
-            (GOOD, Ending::Good),
-            (Head { residual: 7, ..GOOD }, Ending::Short { residual: 7 }),
-            (Head { residual: 101, ..GOOD }, Ending::Malformed("a residual that is larger than the data")),
-            (Head { sense_len: 97, ..GOOD }, Ending::Malformed("more sense data than there is room for")),
-            (Head { sense_len: 18, status: 2, residual: 100, ..GOOD }, Ending::Check(sense)),
-            (Head { status: 2, ..GOOD }, Ending::Malformed("CHECK CONDITION without sense data")),
-            (Head { status: 2, sense_len: 2, ..GOOD }, Ending::Malformed("sense data of no known format")),
-            (Head { status: 0x28, ..GOOD }, Ending::Status(0x28)),
-            (Head { response: 3, ..GOOD }, Ending::Response(Response::BadTarget)),
-            (Head { response: 3, residual: 1000, ..GOOD }, Ending::Response(Response::BadTarget)),
-            (Head { response: 77, ..GOOD }, Ending::Response(Response::Unknown(77))),
-            (Head { response: POISON, ..GOOD }, Ending::NotWritten),
+            (GOOD, CommandOutcome::Good),
+            (ResponseHead { residual: 7, ..GOOD }, CommandOutcome::Underrun { residual: 7 }),
+            (
+                ResponseHead { residual: 101, ..GOOD },
+                CommandOutcome::Malformed("a residual that is larger than the data"),
+            ),
+            (
+                ResponseHead { sense_len: 97, ..GOOD },
+                CommandOutcome::Malformed("more sense data than there is room for"),
+            ),
+            (ResponseHead { sense_len: 18, status: 2, residual: 100, ..GOOD }, CommandOutcome::CheckCondition(sense)),
+            (ResponseHead { status: 2, ..GOOD }, CommandOutcome::Malformed("CHECK CONDITION without sense data")),
+            (
+                ResponseHead { status: 2, sense_len: 2, ..GOOD },
+                CommandOutcome::Malformed("sense data of no known format"),
+            ),
+            (ResponseHead { status: 0x28, ..GOOD }, CommandOutcome::Status(0x28)),
+            (ResponseHead { response: 3, ..GOOD }, CommandOutcome::Response(CommandResponse::BadTarget)),
+            (
+                ResponseHead { response: 3, residual: 1000, ..GOOD },
+                CommandOutcome::Response(CommandResponse::BadTarget),
+            ),
+            (ResponseHead { response: 77, ..GOOD }, CommandOutcome::Response(CommandResponse::Unknown(77))),
+            (ResponseHead { response: POISON, ..GOOD }, CommandOutcome::NotWritten),
         ] {
-            let ending = head.judge(100, |bytes| {
+            let ending = head.outcome(100, |bytes| {
                 let len = bytes.len();
                 bytes.copy_from_slice(&fixed[..len]);
             });

@@ -29,38 +29,38 @@ impl Waker {
 
 /// The call eventfd that the queues of one thread share, so that the thread waits in one place, with one system call.
 #[derive(Debug)]
-pub(crate) struct Calls {
+pub(crate) struct CallEvent {
     call: EventFd,
     /// Edge triggered on `call`: waiting need not read the eventfd, whose counter then counts the calls. (A blocking read
     /// of it would not do: a server may set O_NONBLOCK, which is the eventfd's and not the descriptor's.)
-    waiting: Epoll,
-    calls: u64,
+    epoll: Epoll,
+    total: u64,
 }
 
 /// What arming the rings of a thread found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Armed {
+pub(crate) struct ArmedRings {
     /// Something is in flight, so a call will come.
-    pub(crate) busy: bool,
+    pub(crate) has_in_flight: bool,
     /// Enough answers are there already.
-    pub(crate) ready: bool,
+    pub(crate) is_ready: bool,
 }
 
-impl Calls {
+impl CallEvent {
     /// Of an eventfd that devices write to.
-    pub(crate) fn new(call: EventFd) -> io::Result<Calls> {
+    pub(crate) fn new(call: EventFd) -> io::Result<CallEvent> {
         let waiting = Epoll::new()?;
         let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
         waiting.ctl(ControlOperation::Add, call.as_raw_fd(), event)?;
-        Ok(Calls { call, waiting, calls: 0 })
+        Ok(CallEvent { call, epoll: waiting, total: 0 })
     }
 
     /// Calls so far. A use of a [`Waker`] counts as one.
     pub(crate) fn count(&mut self) -> io::Result<u64> {
         // The counter is never 0 at the read, so the read does not block.
         self.call.write(1)?;
-        self.calls += self.call.read()? - 1;
-        Ok(self.calls)
+        self.total += self.call.read()? - 1;
+        Ok(self.total)
     }
 
     /// Something to end a [`sleep`](Self::sleep) with from another thread.
@@ -71,22 +71,25 @@ impl Calls {
     /// Sleeps until a call or a waker, also one that came since the last sleep. May return early.
     pub(crate) fn sleep(&self, limit: Option<Duration>) -> Result<(), DriverError> {
         let limit = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
-        match self.waiting.wait(limit, &mut [EpollEvent::default()]) {
+        match self.epoll.wait(limit, &mut [EpollEvent::default()]) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                Err(DriverError::Host { what: "wait for a call", source: error })
+                Err(DriverError::System { what: "wait for a call", source: error })
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Has each ring with something in flight call for `count` answers (or all, if fewer are in flight there), and looks again.
-pub(crate) fn arm<'a>(rings: impl Iterator<Item = &'a mut SplitDriver>, count: u16) -> Result<Armed, DeviceError> {
-    let mut armed = Armed::default();
+/// Has each ring with something in flight call for `count` answers (or all, if fewer are in flight there), and checks again.
+pub(crate) fn arm_rings<'a>(
+    rings: impl Iterator<Item = &'a mut SplitDriver>,
+    count: u16,
+) -> Result<ArmedRings, DeviceError> {
+    let mut armed = ArmedRings::default();
     for ring in rings.filter(|ring| ring.in_flight() != 0) {
         let count = count.clamp(1, ring.in_flight());
-        armed.ready |= ring.arm(count)? >= count;
-        armed.busy = true;
+        armed.is_ready |= ring.arm(count)? >= count;
+        armed.has_in_flight = true;
     }
     Ok(armed)
 }

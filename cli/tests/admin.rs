@@ -77,7 +77,9 @@ fn responses_match_the_handbook() {
     let version = client.call("version", &Value::Null).unwrap();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
     let help = client.call("help", &Value::Null).unwrap();
-    let verbs: Vec<_> = help["verbs"].as_array().unwrap().iter().map(|verb| verb["name"].as_str().unwrap()).collect();
+    let verbs = help["verbs"].as_array().unwrap().iter().map(|verb| verb["name"].as_str().unwrap());
+    // This one exists for tests: with MQBLK_TEST_KEYS=1.
+    let verbs: Vec<_> = verbs.filter(|verb| *verb != "queue.move").collect();
     assert_eq!(
         verbs,
         ["stat", "disks", "version", "resize", "resume", "lun.add", "lun.remove", "lun.resize", "lun.list", "help"]

@@ -199,6 +199,8 @@ fn a_full_disk_stops_and_is_resumed_when_there_is_space() {
         let stat = daemon.disk("a");
         assert!(stat.totals.oldest_ms.is_some() && stat.totals.in_flight >= stat.health.parked, "{stat:?}");
         std::fs::remove_file(&ballast).unwrap();
+        // ext4 reuses freed blocks only after its journal is committed.
+        rustix::fs::syncfs(File::open(&image).unwrap()).unwrap();
         assert_eq!(daemon.resume(&["a"]).0, Some(0));
         let (code, stderr) = load.ended();
         assert_eq!(code, Some(0), "{kind} direct={direct}: {stderr}\n{}", daemon.log());

@@ -1,4 +1,4 @@
-//! Waiting for a device's calls: one eventfd for all queues that a thread owns.
+//! Waits for a device's calls: one eventfd for all queues that a thread owns.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,60 +15,60 @@ use crate::{DeviceError, DriverError};
 pub struct Waker(EventFd);
 
 impl Waker {
-    /// Of an eventfd that a wait watches.
+    /// Signals `event`, which the thread waits for.
     pub(crate) fn new(event: EventFd) -> Waker {
         Waker(event)
     }
 
-    /// Makes the wait return, this time or the next.
+    /// Makes the thread's current or next wait return.
     pub fn wake(&self) {
-        // It fails only when the counter is full, and then the wait returns anyway.
+        // A write fails only if the counter is full. The wait returns then too.
         let _ = self.0.write(1);
     }
 }
 
-/// The call eventfd that the queues of one thread share, so that the thread waits in one place, with one system call.
+/// The call eventfd of all queues of a thread: the thread waits for it with one system call.
 #[derive(Debug)]
 pub(crate) struct CallEvent {
     call: EventFd,
-    /// Edge triggered on `call`: waiting need not read the eventfd, whose counter then counts the calls. (A blocking read
-    /// of it would not do: a server may set O_NONBLOCK, which is the eventfd's and not the descriptor's.)
+    /// Watches `call`, edge triggered. So a wait does not read the eventfd, and its counter counts the calls. A blocking read
+    /// cannot be the wait: a server may set O_NONBLOCK, which belongs to the open file and not to the descriptor.
     epoll: Epoll,
     total: u64,
 }
 
-/// What arming the rings of a thread found.
+/// Result of [`arm_rings`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ArmedRings {
-    /// Something is in flight, so a call will come.
+    /// Requests are in flight, so a call will come.
     pub(crate) has_in_flight: bool,
-    /// Enough answers are there already.
+    /// A ring has as many completions as were asked for.
     pub(crate) is_ready: bool,
 }
 
 impl CallEvent {
-    /// Of an eventfd that devices write to.
+    /// Waits for `call`, which the devices signal.
     pub(crate) fn new(call: EventFd) -> io::Result<CallEvent> {
-        let waiting = Epoll::new()?;
+        let epoll = Epoll::new()?;
         let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
-        waiting.ctl(ControlOperation::Add, call.as_raw_fd(), event)?;
-        Ok(CallEvent { call, epoll: waiting, total: 0 })
+        epoll.ctl(ControlOperation::Add, call.as_raw_fd(), event)?;
+        Ok(CallEvent { call, epoll, total: 0 })
     }
 
-    /// Calls so far. A use of a [`Waker`] counts as one.
+    /// Returns the number of calls so far. A use of a [`Waker`] counts as one.
     pub(crate) fn count(&mut self) -> io::Result<u64> {
-        // The counter is never 0 at the read, so the read does not block.
+        // The write makes the counter nonzero, so the read does not block.
         self.call.write(1)?;
         self.total += self.call.read()? - 1;
         Ok(self.total)
     }
 
-    /// Something to end a [`sleep`](Self::sleep) with from another thread.
+    /// Returns a handle that ends a [`sleep`](Self::sleep) from another thread.
     pub(crate) fn waker(&self) -> io::Result<Waker> {
         self.call.try_clone().map(Waker::new)
     }
 
-    /// Sleeps until a call or a waker, also one that came since the last sleep. May return early.
+    /// Sleeps until a call comes, a waker is used, or `limit` is over. What came since the last sleep counts. May return early.
     pub(crate) fn sleep(&self, limit: Option<Duration>) -> Result<(), DriverError> {
         let limit = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
         match self.epoll.wait(limit, &mut [EpollEvent::default()]) {
@@ -80,7 +80,8 @@ impl CallEvent {
     }
 }
 
-/// Has each ring with something in flight call for `count` answers (or all, if fewer are in flight there), and checks again.
+/// Arms each ring with requests in flight: it calls when `count` completions are there, or all if fewer are in flight. Then
+/// checks the rings again.
 pub(crate) fn arm_rings<'a>(
     rings: impl Iterator<Item = &'a mut SplitDriver>,
     count: u16,

@@ -1,4 +1,4 @@
-//! Why a device cannot be used (any more), and why it does not take a request.
+//! Errors of devices and of submissions.
 
 use std::io;
 
@@ -13,129 +13,129 @@ use mqblk_xen::vbd::{MalformedValue, XenbusState};
 
 use crate::blkfront::ResponseError;
 
-/// How a device broke a ring's protocol. The queue is of no more use.
+/// A violation of a ring's protocol by the device. The queue cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// A virtqueue's.
+    /// Of a virtqueue.
     #[error(transparent)]
     Virtqueue(#[from] virtqueue::DeviceError),
-    /// A blkif ring's.
+    /// Of a blkif ring.
     #[error(transparent)]
     Blkif(#[from] ResponseError),
 }
 
-/// Why a request was not taken. Nothing has changed.
+/// A failed submission. It has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// Back-pressure: no room until answers are taken.
+    /// The ring is full until completions are reaped.
     #[error("the ring is full")]
     Full,
-    /// More pieces than a request can have.
+    /// More segments than a request can have.
     #[error("the request has more pieces than a request can have ({0})")]
     TooManySegments(u16),
-    /// Readable pieces come before writable ones (virtio 1.3 section 2.7.4.2).
+    /// Readable segments come before writable ones (virtio 1.3 section 2.7.4.2).
     #[error("a readable piece after a writable one")]
     ReadableAfterWritable,
-    /// A request needs a piece, and a piece a byte.
+    /// A request without segments, or with an empty one.
     #[error("the request has no pieces, or an empty one")]
     Empty,
-    /// A piece that no segments can name.
+    /// A segment that does not consist of whole sectors in granted memory.
     #[error("a piece of {len} bytes at {address:#x}, expected whole sectors of 512 bytes in granted memory")]
     NotGranted {
-        /// Where it starts.
+        /// Its address.
         address: u64,
-        /// Its bytes.
+        /// Its length in bytes.
         len: u32,
     },
-    /// The backend broke the protocol before.
+    /// The backend has violated the protocol before.
     #[error("the queue is disabled: its back-end broke the protocol")]
     Disabled,
 }
 
 impl From<virtqueue::ChainRefused> for SubmitError {
     #[inline]
-    fn from(refused: virtqueue::ChainRefused) -> SubmitError {
-        match refused {
+    fn from(error: virtqueue::ChainRefused) -> SubmitError {
+        match error {
             virtqueue::ChainRefused::Full => SubmitError::Full,
-            virtqueue::ChainRefused::TooManySegments(most) => SubmitError::TooManySegments(most),
+            virtqueue::ChainRefused::TooManySegments(max) => SubmitError::TooManySegments(max),
             virtqueue::ChainRefused::ReadableAfterWritable => SubmitError::ReadableAfterWritable,
             virtqueue::ChainRefused::Empty => SubmitError::Empty,
         }
     }
 }
 
-/// Why a device cannot be used (any more).
+/// An error of a device or of its setup.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// The conversation on the socket failed.
+    /// The vhost-user connection failed.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// Shared memory could not be made.
+    /// Shared memory could not be allocated.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A ring could not be laid out.
+    /// A ring could not be set up.
     #[error(transparent)]
     Ring(#[from] SplitSetupError),
-    /// The device broke the protocol.
+    /// The device violated a ring's protocol.
     #[error("the device broke the ring's protocol: {0}")]
     Device(#[from] DeviceError),
-    /// The host refused a resource.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was asked for.
+        /// The operation or resource.
         what: &'static str,
-        /// The host's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// A value of the options does not fit the server.
+    /// An option is out of range for this server.
     #[error("{field}: found {found}, expected {expected}")]
     Option {
-        /// Which one.
+        /// Its name.
         field: &'static str,
-        /// What it was.
+        /// Its value.
         found: u64,
-        /// What it may be.
+        /// The valid range.
         expected: String,
     },
-    /// The device's configuration makes no sense.
+    /// The device's configuration space is invalid.
     #[error("configuration field {field}: found {found}, expected {expected}")]
     Config {
-        /// Which one.
+        /// Its name.
         field: &'static str,
-        /// What the device says.
+        /// The device's value.
         found: u64,
-        /// What it may say.
+        /// The valid values.
         expected: &'static str,
     },
-    /// Xenstore refused, or is gone.
+    /// Xenstore failed a request, or the connection is lost.
     #[error(transparent)]
     Xenstore(#[from] XenstoreError),
-    /// Xen refused a resource.
+    /// Xen failed a request.
     #[error(transparent)]
     Xen(#[from] XenError),
-    /// There is no such device (yet): its frontend's directory has no backend.
+    /// The device does not exist (yet): its frontend directory has no `backend` key.
     #[error("{0}: found none, expected the directory of a back-end: the toolstack has made no such device")]
     NoDevice(String),
-    /// A value in xenstore makes no sense.
+    /// A value in xenstore is invalid.
     #[error(transparent)]
     MalformedKey(#[from] MalformedValue),
-    /// A value that every device has is not there.
+    /// A mandatory key is missing in xenstore.
     #[error("xenstore key {0}: found none, expected it of every device that is connected")]
     MissingKey(&'static str),
-    /// The backend's state is not what it should be now.
+    /// The backend is in an unexpected state.
     #[error("the back-end did not {step}: found it in state {found}: {why}")]
     BackendState {
-        /// What it was to do.
+        /// What the backend was expected to do.
         step: &'static str,
-        /// Its state.
+        /// The backend's state.
         found: XenbusState,
-        /// What it says, or what is known.
+        /// The error that the backend has written, or another reason.
         why: String,
     },
-    /// A blkif ring could not be laid out.
+    /// A blkif ring could not be set up.
     #[error(transparent)]
     BlkifRing(#[from] blkif::BlkifSetupError),
-    /// The device did not answer in time.
+    /// The device did not complete or reply in time.
     #[error("{0}: no answer in time")]
     Timeout(&'static str),
 }
@@ -147,18 +147,18 @@ impl From<virtqueue::DeviceError> for DriverError {
 }
 
 impl DriverError {
-    /// The error of an eventfd.
+    /// Wraps the error of an eventfd.
     pub(crate) fn eventfd(source: io::Error) -> DriverError {
         DriverError::System { what: "eventfd", source }
     }
 
-    /// The error of the socket that the server asks on.
+    /// Wraps the error of the backend channel.
     pub(crate) fn backend_channel(source: io::Error) -> DriverError {
         DriverError::System { what: "backend request socket", source }
     }
 }
 
-/// Judges a number of the options.
+/// Checks that an option is in its range.
 pub(crate) fn check_range(
     field: &'static str,
     found: u16,
@@ -171,7 +171,7 @@ pub(crate) fn check_range(
     Err(DriverError::Option { field, found: found.into(), expected })
 }
 
-/// Judges the entries of a split queue.
+/// Checks the size of a split queue.
 pub(crate) fn check_queue_size(found: u16) -> Result<(), DriverError> {
     if found.is_power_of_two() && (4..=32768).contains(&found) {
         return Ok(());

@@ -1,8 +1,8 @@
-//! Userspace drivers: the other end of each guest interface, in this process.
+//! Userspace drivers: the frontends of all guest interfaces.
 //!
-//! `virtio_blk/` drives any vhost-user-blk server, `virtio_scsi/` any vhost-user-scsi server: many queues, each owned by one
-//! thread. What they have in common: `setup` (shared memory and rings), `calls` (waiting), `error`. `blkfront/` is the frontend of
-//! Xen's block interface, over grants and event channels, real or simulated.
+//! `virtio_blk/` drives a vhost-user-blk server, `virtio_scsi/` a vhost-user-scsi server. Both have many queues, each owned by
+//! one thread, and share `setup` (shared memory and rings), `call_event` (waiting) and `error`. `blkfront/` is the frontend of
+//! Xen's block interface, over real or simulated grants and event channels.
 #![forbid(unsafe_code)]
 
 pub mod blkfront;

@@ -1,4 +1,4 @@
-//! What the set-up of every device has: shared memory, rings in it, and how requests lie in them.
+//! Setup that all vhost-user devices share: shared memory, the rings in it, and the layout of requests.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,36 +13,36 @@ use mqblk_vhost_user_client::{Client, EventFd, InflightMemory, QueueSetup, Share
 
 use crate::DriverError;
 
-/// The first guest address in use: not 0, so that a zeroed descriptor names nothing.
+/// First guest address in use. Not 0, so that a zeroed descriptor is invalid.
 const FIRST_ADDRESS: GuestAddress = GuestAddress(1 << 20);
-/// Parts that different sides write start on different pages.
+/// Areas start on page boundaries, so the two sides never write the same page.
 const PAGE: u64 = 4096;
-/// Descriptors of an indirect table: header, status, and up to 14 pieces of data.
+/// Descriptors of an indirect table: header, status, and up to 14 data segments.
 const TABLE_DESCRIPTORS: u16 = 16;
 
-/// A stretch of shared memory that a request's data lies in.
+/// A contiguous part of a request's data in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataSegment {
-    /// Where.
+    /// Its guest address.
     pub address: GuestAddress,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len: u32,
 }
 
-/// How requests lie in the ring.
+/// Whether requests use direct or indirect descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DescriptorLayout {
-    /// Direct while the ring has room for three descriptors for each request that will be in flight, else indirect.
+    /// Direct if the ring has three descriptors for each request in flight at full depth, else indirect.
     #[default]
     Auto,
-    /// A ring descriptor for each piece.
+    /// A ring descriptor for each segment.
     Direct,
-    /// A table for each request, when the server takes them.
+    /// An indirect table for each request, if the server supports them.
     Indirect,
 }
 
 impl DescriptorLayout {
-    /// What it is for `depth` requests on a ring of `size` entries.
+    /// Returns the layout for `depth` requests on a ring of `size` entries. `indirect`: the server supports indirect descriptors.
     pub(crate) fn resolve(self, indirect: bool, depth: u32, size: u16) -> ChainLayout {
         match self {
             DescriptorLayout::Indirect if indirect => ChainLayout::Indirect,
@@ -52,7 +52,7 @@ impl DescriptorLayout {
     }
 }
 
-/// Hands out page-aligned stretches of guest addresses, one behind the other.
+/// Allocates page-aligned ranges of guest addresses in ascending order.
 #[derive(Debug)]
 pub(crate) struct AddressPlanner {
     next: u64,
@@ -65,12 +65,12 @@ impl AddressPlanner {
 
     pub(crate) fn allocate(&mut self, bytes: u64) -> GuestAddress {
         let at = GuestAddress(self.next);
-        // What is too much is refused when the memory is made.
+        // An overflow is reported when the memory is allocated.
         self.next = self.next.saturating_add(bytes).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         at
     }
 
-    /// A ring of `size` entries, and its indirect tables.
+    /// Allocates a ring of `size` entries and its indirect tables.
     pub(crate) fn allocate_ring(&mut self, size: u16) -> RingLayout {
         let n = u64::from(size);
         let at = SplitAddresses {
@@ -81,7 +81,7 @@ impl AddressPlanner {
         RingLayout { addresses: at, size, tables: self.allocate(IndirectArea::bytes(size, TABLE_DESCRIPTORS)) }
     }
 
-    /// Makes the memory and shows it to the server.
+    /// Allocates the memory and shares it with the server.
     pub(crate) fn share(self, client: &mut Client) -> Result<SharedMemory, DriverError> {
         let (region, file) = Region::shared("mqblk-driver", self.next - FIRST_ADDRESS.0, FIRST_ADDRESS)?;
         let region = Arc::new(region);
@@ -91,7 +91,7 @@ impl AddressPlanner {
     }
 }
 
-/// One ring's place, in guest addresses.
+/// Guest addresses of a ring and of its indirect tables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingLayout {
     addresses: SplitAddresses,
@@ -99,19 +99,19 @@ pub(crate) struct RingLayout {
     tables: GuestAddress,
 }
 
-/// Memory that the driver shares with the server, and the queues in it. What the server maps is kept until the conversation ends,
-/// and shown to the next server when it ends early.
+/// Memory shared with the server, and the queues in it. It lives as long as the device, and is shared with the next server after
+/// a reconnect.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     region: Arc<Region>,
     pub(crate) memory: Arc<GuestMemory>,
     file: File,
-    /// Where the server keeps which requests are in flight.
+    /// The in-flight region, in which the server records requests.
     inflight: Option<InflightMemory>,
     started_queues: Vec<StartedQueue>,
 }
 
-/// A queue that was started.
+/// A started queue: what it takes to start it at the next server.
 #[derive(Debug)]
 struct StartedQueue {
     index: u16,
@@ -122,13 +122,13 @@ struct StartedQueue {
 }
 
 impl SharedMemory {
-    /// Has the server keep which requests of `queues` queues are in flight where its successor finds it. Before any queue starts.
+    /// Creates an in-flight region for `queues` queues, so that the next server replays requests. Called before any queue starts.
     pub(crate) fn create_inflight(&mut self, client: &mut Client, queues: u16, size: u16) -> Result<(), DriverError> {
         self.inflight = client.create_inflight(queues, size)?;
         Ok(())
     }
 
-    /// Has another server go on with the queues, in the middle of whatever they were doing.
+    /// Starts the queues at another server. Requests may be in flight.
     pub(crate) fn resume(&mut self, client: &mut Client) -> Result<(), DriverError> {
         let SharedMemory { region, file, memory, inflight, started_queues: started } = self;
         client.set_memory(&[SharedRegion { region, file }])?;
@@ -136,8 +136,8 @@ impl SharedMemory {
             client.set_inflight(inflight)?;
         }
         for StartedQueue { index, addresses: at, size, kick, call } in started {
-            // What was answered is used: a server without the in-flight memory does all that comes after it again, which is right
-            // if the one before answered in order.
+            // The used index is the number of completed requests. A server without an in-flight region repeats all requests after
+            // it, which is correct if the previous server completed them in order.
             let used = memory.shared_u16(GuestAddress(at.used.0 + 2)).map_or(0, |used| used.load(Ordering::Acquire));
             let base = u16::from_le(used);
             client.start_queue(*index, &QueueSetup { size: *size, addresses: *at, region, base, kick, call })?;
@@ -145,7 +145,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Sets queue `index` up at `layout` and starts it; its calls go to `call`. Returns its ring, and what to kick it with.
+    /// Sets up and starts queue `index` at `layout`. Its calls go to `call`. Returns the ring and the kick eventfd.
     pub(crate) fn start_queue(
         &mut self,
         client: &mut Client,
@@ -170,7 +170,7 @@ impl SharedMemory {
     }
 }
 
-/// Data memory of one queue.
+/// Data memory of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DataArea {
     pub(crate) start: GuestAddress,

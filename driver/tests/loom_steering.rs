@@ -1,9 +1,9 @@
-//! Steering and hand-over, in every interleaving (with few switches) and any reordering that the memory model allows.
+//! Steering and handover under all interleavings (with a bounded number of preemptions) and reorderings that the memory model
+//! allows.
 //!
-//! The code under test is `steering::Steering` and `handover::Doze`, the same that the driver runs: here their words are
-//! loom's. Shown: a target is never in flight on two queues, no command is lost, the count ends at 0. A thread that sleeps
-//! while a command waits for it is a deadlock, which loom reports. That the model can fail is shown by leaving out, one at a
-//! time, what the rules consist of.
+//! The code under test is `steering::TargetSteering` and `handover::IdleWait` of the driver, with loom's atomics. Shown: a target
+//! is never in flight on two queues, no command is lost, the count ends at 0. A thread that sleeps while a command waits for it
+//! is a deadlock, which loom reports. Further tests leave out one part of a rule each, to show that the model can fail.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl AtomicWord for ModelWord {
     }
 }
 
-/// A word whose exchange does not look again: the queue is changed even when somebody has come in between.
+/// A word whose exchange does not compare: the queue is changed even if another command has begun in between.
 #[derive(Debug)]
 struct Careless(AtomicU64);
 
@@ -69,11 +69,11 @@ impl<const FENCED: bool> AtomicFlag for ModelFlag<FENCED> {
     fn load(&self, order: Ordering) -> bool {
         self.0.load(order)
     }
-    fn store(&self, up: bool, order: Ordering) {
-        self.0.store(up, order);
+    fn store(&self, value: bool, order: Ordering) {
+        self.0.store(value, order);
     }
-    fn swap(&self, up: bool, order: Ordering) -> bool {
-        self.0.swap(up, order)
+    fn swap(&self, value: bool, order: Ordering) -> bool {
+        self.0.swap(value, order)
     }
     fn full_fence() {
         if FENCED {
@@ -82,7 +82,7 @@ impl<const FENCED: bool> AtomicFlag for ModelFlag<FENCED> {
     }
 }
 
-/// One target, and what is in flight on each queue.
+/// A target, and the number of its commands in flight on each queue.
 struct Target<W: AtomicWord> {
     steering: TargetSteering<W>,
     on: [AtomicU32; 3],
@@ -96,7 +96,7 @@ impl<W: AtomicWord> Target<W> {
     fn begin(&self, own: u16) -> u16 {
         let queue = self.steering.begin(own);
         self.on[usize::from(queue)].fetch_add(1, Ordering::SeqCst);
-        // Two that are on different queues at the same time: the later of the two sees the other.
+        // If two commands are on different queues at the same time, the later one observes the other.
         for (other, count) in self.on.iter().enumerate() {
             let count = count.load(Ordering::SeqCst);
             assert!(other == usize::from(queue) || count == 0, "in flight on queues {queue} and {other}");
@@ -110,8 +110,8 @@ impl<W: AtomicWord> Target<W> {
     }
 }
 
-/// Switches of threads, where a thread could have gone on, that an interleaving has at most: bugs of this kind need one or two,
-/// and without a bound the model of the hand-over runs for hours. LOOM_MAX_PREEMPTIONS has another.
+/// Largest number of preemptions in an interleaving. Bugs of this kind need one or two, and without a bound the model of the
+/// handover runs for hours. LOOM_MAX_PREEMPTIONS overrides it.
 const PREEMPTIONS: usize = 3;
 
 fn model(run: impl Fn() + Send + Sync + 'static) {
@@ -120,7 +120,7 @@ fn model(run: impl Fn() + Send + Sync + 'static) {
     builder.check(run);
 }
 
-/// Each thread has `commands[thread]` commands, one after the other, and would use the queue of its number.
+/// Thread `t` runs `commands[t]` commands, one after the other, and prefers queue `t`.
 fn steer<W: AtomicWord + Send + Sync + 'static>(commands: &'static [usize], busy_before: bool) {
     model(move || {
         let target = Arc::new(Target::<W>::new());
@@ -160,21 +160,21 @@ fn a_target_that_goes_idle_meanwhile_is_on_one_queue() {
 
 #[test]
 #[should_panic(expected = "in flight on queues")]
-fn the_second_look_is_needed() {
+fn the_compare_is_needed() {
     steer::<Careless>(&[1, 1, 1], false);
 }
 
-/// A thread's queue, and what others hand over to it. A command is only its submitter's number here.
+/// A thread's queue, and the messages handed over to it. A command is represented by its submitter's number only.
 struct Owner<const FENCED: bool> {
-    doze: IdleWait<ModelFlag<FENCED>>,
+    idle: IdleWait<ModelFlag<FENCED>>,
     commands: Mutex<VecDeque<Message>>,
-    /// The eventfd: a signal stays until somebody waits for it.
-    bell: Notify,
+    /// The eventfd: a signal stays until it is waited for.
+    event: Notify,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Message {
-    Order,
+    Command,
     Done,
 }
 
@@ -184,15 +184,16 @@ struct Machine<const FENCED: bool> {
     done: AtomicU32,
 }
 
-/// How the owners sleep.
+/// The owners' sleep protocol.
 #[derive(Clone, Copy)]
 struct Sleep {
-    looks_again: bool,
+    rechecks: bool,
 }
 
 impl<const FENCED: bool> Machine<FENCED> {
     fn new() -> Self {
-        let owner = |_| Owner { doze: IdleWait::default(), commands: Mutex::new(VecDeque::new()), bell: Notify::new() };
+        let owner =
+            |_| Owner { idle: IdleWait::default(), commands: Mutex::new(VecDeque::new()), event: Notify::new() };
         Machine { target: Target::new(), owners: std::array::from_fn(owner), done: AtomicU32::new(0) }
     }
 
@@ -200,30 +201,30 @@ impl<const FENCED: bool> Machine<FENCED> {
         let owner = &self.owners[to];
         let mut commands = owner.commands.lock().expect("no thread panics with it");
         commands.push_back(message);
-        owner.doze.set_pending();
+        owner.idle.set_pending();
         drop(commands);
-        if owner.doze.claim_wakeup() {
-            owner.bell.notify();
+        if owner.idle.claim_wakeup() {
+            owner.event.notify();
         }
     }
 
     fn take(&self, own: usize) -> VecDeque<Message> {
         let owner = &self.owners[own];
-        if !owner.doze.is_pending() {
+        if !owner.idle.is_pending() {
             return VecDeque::new();
         }
         let mut commands = owner.commands.lock().expect("no thread panics with it");
-        owner.doze.clear_pending();
+        owner.idle.clear_pending();
         std::mem::take(&mut *commands)
     }
 
-    /// Submits a command, serves what others hand over, until all commands are done. `total`: of all threads.
+    /// Submits a command and serves handed over commands until the `total` commands of all threads are completed.
     fn run(&self, own: usize, total: u32, sleep: Sleep) {
-        // One command each: the device answers at once, so a command on an own queue ends where it is put.
+        // One command each. The device completes at once, so a command on an own queue ends at submission.
         let queue = usize::from(self.target.begin(own as u16));
         let mut waits = queue != own;
         if waits {
-            self.push(queue, Message::Order);
+            self.push(queue, Message::Command);
         } else {
             self.finish(queue, own, own, total);
         }
@@ -232,22 +233,22 @@ impl<const FENCED: bool> Machine<FENCED> {
             let idle = messages.is_empty();
             for message in messages {
                 match message {
-                    Message::Order => self.finish(own, own, 1 - own, total),
+                    Message::Command => self.finish(own, own, 1 - own, total),
                     Message::Done => waits = false,
                 }
             }
             if idle {
-                let found = self.owners[own].doze.prepare_to_wait();
-                let over = !waits && self.done.load(Ordering::SeqCst) >= total;
-                if !(over || found && sleep.looks_again) {
-                    self.owners[own].bell.wait();
+                let pending = self.owners[own].idle.prepare_to_wait();
+                let finished = !waits && self.done.load(Ordering::SeqCst) >= total;
+                if !(finished || pending && sleep.rechecks) {
+                    self.owners[own].event.wait();
                 }
-                self.owners[own].doze.finish_wait();
+                self.owners[own].idle.finish_wait();
             }
         }
     }
 
-    /// The owner `own` of `queue` has reaped a command of `origin`.
+    /// Handles a command of `origin` that the owner `own` of `queue` has reaped.
     fn finish(&self, queue: usize, own: usize, origin: usize, total: u32) {
         self.target.end(queue as u16);
         let last = self.done.fetch_add(1, Ordering::SeqCst) + 1 == total;
@@ -255,8 +256,8 @@ impl<const FENCED: bool> Machine<FENCED> {
             self.push(origin, Message::Done);
         }
         if last {
-            // As a thread that leaves last does: whoever still serves others may end.
-            self.owners.iter().filter(|owner| owner.doze.claim_wakeup()).for_each(|owner| owner.bell.notify());
+            // As the last thread to finish does: threads that only serve others may end.
+            self.owners.iter().filter(|owner| owner.idle.claim_wakeup()).for_each(|owner| owner.event.notify());
         }
     }
 }
@@ -274,18 +275,18 @@ fn hand_over<const FENCED: bool>(sleep: Sleep) {
 }
 
 #[test]
-fn no_command_is_lost_on_its_way() {
-    hand_over::<true>(Sleep { looks_again: true });
+fn no_command_is_lost_in_a_handover() {
+    hand_over::<true>(Sleep { rechecks: true });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn the_fences_are_needed() {
-    hand_over::<false>(Sleep { looks_again: true });
+    hand_over::<false>(Sleep { rechecks: true });
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn the_look_before_sleep_is_needed() {
-    hand_over::<true>(Sleep { looks_again: false });
+fn the_check_before_sleep_is_needed() {
+    hand_over::<true>(Sleep { rechecks: false });
 }

@@ -1,4 +1,4 @@
-//! A connected device: set-up, what it is, changes while it is connected, and tear-down.
+//! A connected device: setup, properties, changes, and teardown.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,37 +21,38 @@ use crate::DriverError;
 use crate::error::check_range;
 use crate::setup::DataArea;
 
-/// How to connect.
+/// Options of [`BlkfrontDevice::connect`].
 #[derive(Clone)]
 pub struct BlkfrontOptions {
-    /// The Xen, as the frontend's domain sees it.
+    /// The Xen interface of the frontend's domain.
     pub xen: Arc<dyn Xen>,
-    /// The frontend's directory in xenstore, which the toolstack makes.
+    /// The frontend's directory in xenstore, created by the toolstack.
     pub path: String,
-    /// Rings to set up; fewer than the backend offers is fine.
+    /// Number of rings to set up, at most what the backend offers.
     pub queues: u16,
-    /// Pages of each ring, as a power of two's exponent, 0 to 4; `None`: what the backend allows.
+    /// Order of each ring, log2 of its pages, 0 to 4. `None`: the largest that the backend allows.
     pub ring_order: Option<u8>,
-    /// How requests are laid out.
+    /// ABI of the requests.
     pub abi: Abi,
-    /// Let the backend keep pages mapped.
+    /// Offer persistent grants.
     pub persistent: bool,
-    /// Most segments of an indirect request, as far as the backend takes them; up to 11: there are none.
+    /// Largest number of segments of an indirect request, limited by the backend. Up to 11: no indirect requests.
     pub indirect_segments: u16,
-    /// Most requests that will be in flight on one queue; more than a ring has entries are not.
+    /// Largest number of requests in flight on a queue, limited by the ring's entries.
     pub depth: u16,
-    /// Threads that will own the queues: queue `q` goes to set `q` modulo `threads`.
+    /// Number of threads that own the queues: queue `q` belongs to set `q` modulo `threads`.
     pub threads: u16,
     /// Data memory of each queue, rounded up to whole pages.
     pub data_per_queue: ByteLen,
     /// How long to wait for the toolstack.
     pub connect_timeout: Duration,
-    /// How long to wait for the backend at each step.
+    /// How long to wait for each step of the backend.
     pub reply_timeout: Duration,
 }
 
 impl BlkfrontOptions {
-    /// Device `devid` of the program's domain: one ring as large as may be, with 1 MiB of data, owned by one thread.
+    /// Returns options for device `devid` of the program's domain: one ring of the largest size, with 1 MiB of data, owned by one
+    /// thread.
     pub fn new(xen: Arc<dyn Xen>, devid: u32) -> BlkfrontOptions {
         BlkfrontOptions {
             path: vbd::frontend_path(xen.domain(), devid),
@@ -69,30 +70,30 @@ impl BlkfrontOptions {
         }
     }
 
-    /// Pages of a queue's data.
+    /// Returns the number of data pages of a queue.
     fn data_pages(&self) -> u64 {
         self.data_per_queue.0.div_ceil(PAGE_BYTES.into()).max(1)
     }
 }
 
-/// What has changed of a connected device.
+/// A change of a connected device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChange {
-    /// It has another size now.
+    /// The size has changed.
     Resized(Sector512),
-    /// The backend lets go of it, or is gone: [`Device::stop`] is due.
+    /// The backend releases the device, or is gone: [`BlkfrontDevice::stop`] is due.
     Closing,
 }
 
-/// A ring that was made and not told of yet.
+/// A ring that is not published in xenstore yet.
 struct NewRing {
     pages: SharedPages,
     port: EventPort,
     front: FrontRing,
 }
 
-/// A connected device. The queues are handed out once; this end keeps the conversation. Dropped without a
-/// [`stop`](Self::stop) it says that it is closed, and waits for nothing.
+/// A connected device. Owns the connection; the queues are handed out once. On drop without a [`stop`](Self::stop), the state
+/// becomes Closed without a wait for the backend.
 pub struct BlkfrontDevice {
     xen: Arc<dyn Xen>,
     xenbus: XenbusDevice,
@@ -101,11 +102,11 @@ pub struct BlkfrontDevice {
 }
 
 impl BlkfrontDevice {
-    /// Waits for the toolstack to make the device and for the backend to be ready, makes the rings, and connects. What an earlier
-    /// frontend has left of its connection is ended first.
+    /// Waits for the toolstack to create the device and for the backend to be ready, creates the rings, and connects. Closes the
+    /// connection of an earlier frontend first.
     ///
     /// # Errors
-    /// When there is no such device, the backend refuses a step, or it cannot do what the options ask for.
+    /// If the device does not exist, the backend closes it, or the backend does not support the options.
     pub fn connect(options: &BlkfrontOptions) -> Result<BlkfrontDevice, DriverError> {
         check_range("threads", options.threads, 1..=options.queues)?;
         if let Some(order) = options.ring_order {
@@ -133,28 +134,28 @@ impl BlkfrontDevice {
         Ok(BlkfrontDevice { xen: Arc::clone(&options.xen), xenbus: bus, info, sets })
     }
 
-    /// What the device is.
+    /// Returns the device's properties.
     pub fn info(&self) -> &BlkfrontInfo {
         &self.info
     }
 
-    /// The queues, a set for each thread. Empty the second time.
+    /// Returns the queues, a set for each thread. Empty at the second call.
     pub fn take_queues(&mut self) -> Vec<BlkfrontQueueSet> {
         std::mem::take(&mut self.sets)
     }
 
-    /// Something to see the backend's end with.
+    /// Returns a handle that detects the end of the backend.
     ///
     /// # Errors
-    /// When xenstore refuses.
+    /// If xenstore fails a request.
     pub fn backend_monitor(&self) -> Result<BackendMonitor, DriverError> {
         self.xenbus.backend_monitor(&*self.xen)
     }
 
-    /// Waits for a change, for at most `limit`.
+    /// Waits up to `limit` for a change.
     ///
     /// # Errors
-    /// When xenstore is gone, or the new size makes no sense.
+    /// If xenstore is gone, or the new size is invalid.
     pub fn wait_change(&mut self, limit: Duration) -> Result<Option<DeviceChange>, DriverError> {
         let deadline = Instant::now() + limit;
         while self.xenbus.wait_event(Some(deadline.saturating_duration_since(Instant::now())))? {
@@ -168,7 +169,7 @@ impl BlkfrontDevice {
                 XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown => {
                     return Ok(Some(DeviceChange::Closing));
                 }
-                // As Linux's frontend: the others mean nothing to one that is connected.
+                // A connected frontend ignores the other states, as in Linux.
                 _ => {}
             }
         }
@@ -178,16 +179,17 @@ impl BlkfrontDevice {
     /// Reads the size again.
     ///
     /// # Errors
-    /// When xenstore refuses or the size makes no sense.
+    /// If xenstore fails a request or the size is invalid.
     pub fn refresh(&mut self) -> Result<&BlkfrontInfo, DriverError> {
         self.info.capacity = parse_capacity(&self.xenbus.read_keys(&[keys::SECTORS])?)?;
         Ok(&self.info)
     }
 
-    /// Ends the connection: the backend uses the rings and pages no more. A new one may [start](Self::connect).
+    /// Ends the connection. The backend does not use the rings and pages any more, and the device can be
+    /// [connected](Self::connect) again.
     ///
     /// # Errors
-    /// When the backend does not answer in time.
+    /// If the backend does not close in time.
     pub fn stop(mut self, sets: Vec<BlkfrontQueueSet>) -> Result<(), DriverError> {
         let closed = self.xenbus.close();
         drop(sets);
@@ -197,7 +199,7 @@ impl BlkfrontDevice {
 
 impl std::fmt::Debug for BlkfrontDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Device").field("bus", &self.xenbus).field("info", &self.info).finish_non_exhaustive()
+        f.debug_struct("BlkfrontDevice").field("xenbus", &self.xenbus).field("info", &self.info).finish_non_exhaustive()
     }
 }
 
@@ -207,7 +209,7 @@ fn make_ring(xen: &dyn Xen, backend: DomainId, pages: u32, abi: Abi) -> Result<N
     Ok(NewRing { front: FrontRing::init(ring), port: xen.alloc_unbound(backend)?, pages: shared })
 }
 
-/// Deals the rings to the threads. The data of a thread's queues is one memory.
+/// Distributes the rings over the threads. The data of a thread's queues is one memory.
 fn make_sets(
     options: &BlkfrontOptions,
     backend: DomainId,
@@ -259,7 +261,7 @@ fn make_set(
     BlkfrontQueueSet::new(queues).map_err(|source| DriverError::System { what: "epoll", source })
 }
 
-/// Pages of segments for a queue, if its requests may have more than they hold.
+/// Creates the indirect pages of a queue, if its requests may have more segments than fit in a request.
 fn make_indirect_pages(
     options: &BlkfrontOptions,
     backend: DomainId,
@@ -274,7 +276,7 @@ fn make_indirect_pages(
     Ok((Some(IndirectPages::new(&shared.memory, &shared.refs, per_id)), Some(Arc::from(shared.guard))))
 }
 
-/// What Linux writes there: the low bits of the device's number.
+/// Returns the `handle` field of requests, as Linux sets it: the low bits of the device number.
 fn request_handle(path: &str) -> u16 {
     path.rsplit('/').next().and_then(|devid| devid.parse::<u32>().ok()).unwrap_or(0) as u16
 }

@@ -18,10 +18,10 @@ use crate::{DataSegment, DriverError, SubmitError};
 
 const FRONT: DomainId = DomainId(1);
 const XVDA: u32 = 51712;
-/// Far longer than anything takes here.
+/// A timeout that is never reached.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A machine with a device, whose backend is the model. The fields end in this order.
+/// A machine with a device, whose backend is the model. The fields are dropped in this order.
 struct Rig {
     options: BlkfrontOptions,
     model: BlkbackModel,
@@ -35,7 +35,7 @@ fn rig(behaviour: BlkbackBehaviour) -> Rig {
     rig_of(FRONT, behaviour)
 }
 
-/// With the frontend in domain `front`.
+/// Returns a rig with the frontend in domain `front`.
 fn rig_of(front: DomainId, behaviour: BlkbackBehaviour) -> Rig {
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine::start(folder.path()).unwrap();
@@ -49,13 +49,13 @@ fn rig_of(front: DomainId, behaviour: BlkbackBehaviour) -> Rig {
 }
 
 impl Rig {
-    /// Why no connection comes about.
-    fn refused(&self) -> DriverError {
+    /// Returns the error of a connection that must fail.
+    fn connect_error(&self) -> DriverError {
         BlkfrontDevice::connect(&self.options).expect_err("a connection that fails")
     }
 }
 
-/// Waits for one answer on any queue.
+/// Waits for one completion on any queue.
 fn finish(set: &mut BlkfrontQueueSet) -> BlkfrontCompletion {
     set.queues_mut().iter_mut().for_each(BlkfrontQueue::publish);
     loop {
@@ -68,12 +68,12 @@ fn finish(set: &mut BlkfrontQueueSet) -> BlkfrontCompletion {
     }
 }
 
-fn piece(queue: &BlkfrontQueue, at: u64, len: u32) -> DataSegment {
+fn data_segment(queue: &BlkfrontQueue, at: u64, len: u32) -> DataSegment {
     DataSegment { address: GuestAddress(queue.data().0.0 + at), len }
 }
 
 #[test]
-fn every_request_works_in_every_layout_and_size_of_ring() {
+fn every_request_works_with_every_abi_and_ring_size() {
     for (abi, order, entries) in
         [(Abi::X86_64, Some(0), 32), (Abi::X86_32, Some(4), 512), (Abi::Arm, Some(1), 64), (Abi::X86_32, None, 256)]
     {
@@ -90,7 +90,7 @@ fn every_request_works_in_every_layout_and_size_of_ring() {
         assert_eq!(set.queues_mut()[0].size(), entries);
         let memory = Arc::clone(set.queues_mut()[0].memory());
         let content: Vec<u8> = (0..256 << 10).map(|at: u32| (at * 7 % 251) as u8).collect();
-        let whole = piece(&set.queues_mut()[0], 0, 256 << 10);
+        let whole = data_segment(&set.queues_mut()[0], 0, 256 << 10);
         memory.write(whole.address, &content).unwrap();
         let mut run = |user_data: u32,
                        submit: &dyn Fn(&mut BlkfrontQueue, u32) -> Result<(), SubmitError>,
@@ -98,7 +98,7 @@ fn every_request_works_in_every_layout_and_size_of_ring() {
             submit(&mut set.queues_mut()[0], user_data).unwrap();
             assert_eq!(finish(&mut set), BlkfrontCompletion { user_data, status: expected }, "{abi:?} {order:?}");
         };
-        // 64 segments, then as many as a request holds, then sectors of three pages.
+        // 64 segments, then as many as fit in a request, then sectors of three pages.
         run(1, &|queue, user_data| queue.write(user_data, Sector512(3), whole), BlkfrontStatus::Ok);
         assert_eq!(rig.model.indirect(), 1);
         assert_eq!(rig.model.disk()[3 * 512..][..256 << 10], content);
@@ -126,14 +126,14 @@ fn every_request_works_in_every_layout_and_size_of_ring() {
         run(9, &|queue, user_data| queue.read(user_data, Sector512(2048), odd), BlkfrontStatus::IoError);
         assert!(set.kicks() <= 9 && set.calls() <= 9, "{} and {}", set.kicks(), set.calls());
         device.stop(vec![set]).unwrap();
-        // All that was shared is taken back.
+        // All grants, mappings and ports are released.
         let left = rig.machine.domain_stats(FRONT).unwrap();
         assert_eq!((left.live_grants, left.live_mappings, left.open_ports), (0, 0, 0));
     }
 }
 
 #[test]
-fn queues_are_dealt_to_threads_and_all_serve() {
+fn queues_are_distributed_over_threads_and_all_are_served() {
     let mut rig = rig(BlkbackBehaviour::default());
     (rig.options.queues, rig.options.threads, rig.options.data_per_queue) = (3, 2, ByteLen(5000));
     let mut device = BlkfrontDevice::connect(&rig.options).unwrap();
@@ -147,7 +147,7 @@ fn queues_are_dealt_to_threads_and_all_serve() {
             assert_eq!(starts, (0..count as u64).map(|at| at * 8192).collect::<Vec<_>>());
             for index in 0..count * 20 {
                 let queue = &mut set.queues_mut()[index % count];
-                let data = piece(queue, 4096, 512);
+                let data = data_segment(queue, 4096, 512);
                 queue.write(index as u32, Sector512(index as u64), data).unwrap();
                 assert_eq!(
                     finish(&mut set),
@@ -180,11 +180,11 @@ fn a_device_is_closed_and_connected_again_with_other_rings() {
         if round % 2 == 0 {
             device.stop(sets).unwrap();
         } else {
-            // Without a handshake: the backend finds out by the state.
+            // Without a handshake: the backend notices by the state.
             drop((sets, device));
         }
     }
-    // A frontend that was killed has left everything as it was.
+    // A frontend that was killed leaves its keys and state behind.
     let mut raw = RawFrontend::open(&*rig.options.xen, &rig.options.path, LONG).unwrap();
     raw.initialise().unwrap();
     let ring = RawRing::new(&*rig.options.xen, raw.backend(), 1, Abi::X86_64).unwrap();
@@ -197,39 +197,39 @@ fn a_device_is_closed_and_connected_again_with_other_rings() {
 }
 
 #[test]
-fn a_new_size_and_the_back_ends_end_are_seen() {
+fn a_resize_and_the_end_of_the_backend_are_detected() {
     let rig = rig(BlkbackBehaviour::default());
     let mut device = BlkfrontDevice::connect(&rig.options).unwrap();
     assert_eq!(device.wait_change(Duration::ZERO).unwrap(), None);
     rig.model.resize(3 << 20);
     assert_eq!(device.wait_change(LONG).unwrap(), Some(DeviceChange::Resized(Sector512(6144))));
     assert_eq!(device.info().capacity, Sector512(6144));
-    // States that mean nothing to a frontend that is connected.
+    // States that a connected frontend ignores.
     for state in [XenbusState::InitWait, XenbusState::Initialising, XenbusState::Reconfiguring, XenbusState::Connected]
     {
         rig.model.write("state", &state.to_string());
         assert_eq!(device.wait_change(Duration::from_millis(20)).unwrap(), None, "{state:?}");
     }
-    let mut lifeline = device.backend_monitor().unwrap();
-    assert!(!lifeline.wait_gone(Duration::from_millis(20)));
+    let mut monitor = device.backend_monitor().unwrap();
+    assert!(!monitor.wait_gone(Duration::from_millis(20)));
     rig.vbd.detach(&mut rig.dom0.store().unwrap()).unwrap();
     assert_eq!(device.wait_change(LONG).unwrap(), Some(DeviceChange::Closing));
     device.stop(vec![]).unwrap();
-    assert!(lifeline.wait_gone(LONG) && lifeline.wait_gone(Duration::ZERO));
+    assert!(monitor.wait_gone(LONG) && monitor.wait_gone(Duration::ZERO));
 }
 
 #[test]
 fn a_device_that_is_removed_is_gone() {
     let rig = rig(BlkbackBehaviour::default());
     let mut device = BlkfrontDevice::connect(&rig.options).unwrap();
-    let mut lifeline = device.backend_monitor().unwrap();
+    let mut monitor = device.backend_monitor().unwrap();
     rig.dom0.store().unwrap().remove(&rig.vbd.backend_path()).unwrap();
     assert_eq!(device.wait_change(LONG).unwrap(), Some(DeviceChange::Closing));
-    assert!(lifeline.wait_gone(LONG));
+    assert!(monitor.wait_gone(LONG));
     device.stop(vec![]).unwrap();
     rig.vbd.remove(&mut rig.dom0.store().unwrap()).unwrap();
-    let timeout = Duration::from_millis(50);
-    let options = BlkfrontOptions { connect_timeout: timeout, ..rig.options.clone() };
+    let patience = Duration::from_millis(50);
+    let options = BlkfrontOptions { connect_timeout: patience, ..rig.options.clone() };
     let error = BlkfrontDevice::connect(&options).unwrap_err();
     let expected = "/local/domain/1/device/vbd/51712/backend: found none, expected the directory of a back-end: the toolstack has \
                     made no such device";
@@ -237,7 +237,7 @@ fn a_device_that_is_removed_is_gone() {
 }
 
 #[test]
-fn a_toolstack_that_comes_later_is_waited_for() {
+fn connect_waits_for_a_late_toolstack() {
     let rig = rig(BlkbackBehaviour::default());
     let later = Vbd::new("mqblk", FRONT, XVDA + 16, "model");
     let options = BlkfrontOptions { path: later.frontend_path(), ..rig.options.clone() };
@@ -252,26 +252,26 @@ fn a_toolstack_that_comes_later_is_waited_for() {
 }
 
 #[test]
-fn options_that_the_back_end_cannot_do_are_named() {
+fn unsupported_options_are_reported() {
     let mut rig = rig(BlkbackBehaviour { queues: 2, ring_order: 1, ..BlkbackBehaviour::default() });
     rig.options.queues = 3;
-    assert_eq!(rig.refused().to_string(), "queues: found 3, expected 1 to 2");
+    assert_eq!(rig.connect_error().to_string(), "queues: found 3, expected 1 to 2");
     (rig.options.queues, rig.options.ring_order) = (2, Some(2));
-    assert_eq!(rig.refused().to_string(), "ring order: found 2, expected 0 to 1");
+    assert_eq!(rig.connect_error().to_string(), "ring order: found 2, expected 0 to 1");
     rig.options.ring_order = Some(5);
-    assert_eq!(rig.refused().to_string(), "ring order: found 5, expected 0 to 4");
+    assert_eq!(rig.connect_error().to_string(), "ring order: found 5, expected 0 to 4");
     (rig.options.ring_order, rig.options.threads) = (None, 3);
-    assert_eq!(rig.refused().to_string(), "threads: found 3, expected 1 to 2");
+    assert_eq!(rig.connect_error().to_string(), "threads: found 3, expected 1 to 2");
     (rig.options.threads, rig.options.data_per_queue) = (1, ByteLen(1 << 60));
-    assert!(rig.refused().to_string().starts_with("data memory: found 1152921504606846976, expected fewer"));
+    assert!(rig.connect_error().to_string().starts_with("data memory: found 1152921504606846976, expected fewer"));
     rig.options.data_per_queue = ByteLen(1 << 42);
-    assert!(matches!(rig.refused(), DriverError::Xen(_)), "more grants than a table has");
+    assert!(matches!(rig.connect_error(), DriverError::Xen(_)), "more grants than a table has");
     rig.options.data_per_queue = ByteLen(1 << 20);
     BlkfrontDevice::connect(&rig.options).unwrap();
 }
 
 #[test]
-fn a_back_end_with_few_features_is_enough() {
+fn a_backend_with_few_features_is_enough() {
     let keys = [
         "multi-queue-max-queues",
         "max-ring-page-order",
@@ -288,14 +288,14 @@ fn a_back_end_with_few_features_is_enough() {
     assert_eq!((info.max_segments, info.max_queues, info.ring_order), (11, 1, 0));
     assert!(info.read_only && !info.persistent && !info.flush && !info.barrier && info.discard.is_none());
     let mut set = device.take_queues().pop().unwrap();
-    let data = piece(&set.queues_mut()[0], 0, 512);
+    let data = data_segment(&set.queues_mut()[0], 0, 512);
     set.queues_mut()[0].write(0, Sector512(0), data).unwrap();
     assert_eq!(finish(&mut set).status, BlkfrontStatus::IoError);
     device.stop(vec![set]).unwrap();
 }
 
 #[test]
-fn odd_back_ends_are_named_and_let_go_of() {
+fn invalid_backends_are_reported_and_released() {
     for (key, value, expected) in [
         ("multi-queue-max-queues", Some("0"), "multi-queue-max-queues: found \"0\", expected 1 or more"),
         (
@@ -308,36 +308,36 @@ fn odd_back_ends_are_named_and_let_go_of() {
         ("info", Some(""), "info: found \"\", expected a decimal number of at most 4294967295"),
     ] {
         let rig = rig(BlkbackBehaviour { keys: vec![(key, value)], ..BlkbackBehaviour::default() });
-        assert_eq!(rig.refused().to_string(), expected);
+        assert_eq!(rig.connect_error().to_string(), expected);
         let own = rig.dom0.store().unwrap().read(&format!("{}/state", rig.vbd.frontend_path())).unwrap();
-        // 1: no rings were told of yet.
+        // 1: no rings were published yet.
         assert!(matches!(own.as_deref(), Some("1" | "6")), "{key}: {own:?}");
         assert_eq!(rig.machine.domain_stats(FRONT).unwrap().live_grants, 0, "{key}");
     }
     for (state, step) in
         [(XenbusState::InitWait, "wait for its frontend"), (XenbusState::Connected, "connect to the rings")]
     {
-        // Why is not for guests to read; this one is its backend's domain too.
+        // Guests cannot read the error node; domain 0 can.
         for (front, why) in [(FRONT, "it does not say why"), (DomainId(0), "5 the model was told to")] {
             let mut rig =
                 rig_of(front, BlkbackBehaviour { fault: BlkbackFault::CloseAt(state), ..BlkbackBehaviour::default() });
             rig.options.reply_timeout = Duration::from_millis(300);
-            let error = rig.refused().to_string();
-            // A backend that has never waited may still come round.
+            let error = rig.connect_error().to_string();
+            // A backend that has not reached InitWait may still get there, so the frontend waits.
             let why = if state == XenbusState::InitWait { "no change in time" } else { why };
             assert_eq!(error, format!("the back-end did not {step}: found it in state 5: {why}"));
         }
         let mut rig =
             self::rig(BlkbackBehaviour { fault: BlkbackFault::StopBefore(state), ..BlkbackBehaviour::default() });
         rig.options.reply_timeout = Duration::from_millis(50);
-        let error = rig.refused().to_string();
+        let error = rig.connect_error().to_string();
         assert!(error.starts_with(&format!("the back-end did not {step}: found it in state")), "{error}");
         assert!(error.ends_with(": no change in time"), "{error}");
     }
 }
 
 #[test]
-fn wrong_responses_disable_a_queue_and_no_other() {
+fn invalid_responses_disable_only_their_queue() {
     for (fault, expected) in [
         (BlkbackFault::WrongIdAt(1), "response: found id 1, expected that of a request in flight"),
         (
@@ -352,7 +352,7 @@ fn wrong_responses_disable_a_queue_and_no_other() {
         let mut device = BlkfrontDevice::connect(&rig.options).unwrap();
         let mut set = device.take_queues().pop().unwrap();
         let submit = |set: &mut BlkfrontQueueSet, queue: usize| {
-            let data = piece(&set.queues_mut()[queue], 0, 4096);
+            let data = data_segment(&set.queues_mut()[queue], 0, 4096);
             set.queues_mut()[queue].write(0, Sector512(0), data).unwrap();
             set.queues_mut()[queue].publish();
         };
@@ -401,7 +401,7 @@ fn a_sleeper_is_woken_by_its_waker() {
 }
 
 #[test]
-fn a_raw_frontend_says_anything() {
+fn a_raw_frontend_sends_anything() {
     let rig = rig(BlkbackBehaviour::default());
     let xen = &*rig.options.xen;
     let mut front = RawFrontend::open(xen, &rig.options.path, LONG).unwrap();
@@ -421,7 +421,7 @@ fn a_raw_frontend_says_anything() {
     }
     assert!(ring.send(&BlkifRequest { id: 1, operation: 77, handle: 0, body: RequestBody::Unknown }));
     assert_eq!(ring.receive(LONG).unwrap().unwrap().status, status::NOT_SUPPORTED);
-    // A producer that jumps: the model closes the ring and answers no more.
+    // A producer index out of range: the model closes the ring and does not respond any more.
     ring.front.publish_index(1000);
     ring.notify();
     assert_eq!(ring.receive(Duration::from_millis(50)).unwrap(), None);

@@ -1,4 +1,4 @@
-//! What the two ends tell each other in xenstore, judged: every value of the other end's may be missing or absurd.
+//! The keys that both ends publish in xenstore. All values of the backend are checked: any may be missing or invalid.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use mqblk_xen::vbd::{MalformedValue, keys, parse_flag, parse_number, parse_numbe
 use super::segments::MAX_REQUEST_SEGMENTS;
 use crate::DriverError;
 
-/// Largest order of a ring that there is.
+/// Largest order of a ring.
 pub(super) const MAX_RING_ORDER: u8 = MAX_RING_PAGES.ilog2() as u8;
-/// More sectors do not fit in 64 bits of bytes.
+/// The size in bytes must fit in 64 bits.
 const MAX_SECTORS: u64 = ByteLen(u64::MAX).sectors().0;
 
-/// What a directory says, as far as it was read.
+/// Values of a directory that were read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct XenstoreValues(pub(super) BTreeMap<&'static str, String>);
 
@@ -40,12 +40,12 @@ fn malformed(key: &str, found: impl ToString, expected: &str) -> DriverError {
     })
 }
 
-/// What a backend offers before its frontend makes rings.
+/// The limits that a backend publishes before its frontend creates rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BackendOffer {
-    /// Most rings.
+    /// Largest number of rings.
     pub(super) queues: u16,
-    /// Most pages of a ring, as a power of two's exponent; what is more than any ring has counts as that.
+    /// Largest order of a ring, capped at [`MAX_RING_ORDER`].
     pub(super) ring_order: u8,
 }
 
@@ -53,8 +53,8 @@ impl BackendOffer {
     pub(super) const KEYS: [&'static str; 2] = [keys::MULTI_QUEUE_MAX_QUEUES, keys::MAX_RING_PAGE_ORDER];
 
     pub(super) fn parse(found: &XenstoreValues) -> Result<BackendOffer, DriverError> {
-        let most = u32::MAX.into();
-        let count = |key, absent| parse_number_or(key, found.get(key), most, absent);
+        let max = u32::MAX.into();
+        let count = |key, absent| parse_number_or(key, found.get(key), max, absent);
         let queues = count(keys::MULTI_QUEUE_MAX_QUEUES, 1)?;
         if queues == 0 {
             return Err(malformed(keys::MULTI_QUEUE_MAX_QUEUES, 0, "1 or more"));
@@ -69,52 +69,52 @@ impl BackendOffer {
 
 #[cfg(any(test, feature = "model"))]
 impl BackendOffer {
-    /// As if all of it had been agreed on.
+    /// Returns the parameters that use the whole offer.
     pub(super) fn accepted(self) -> Negotiated {
         let BackendOffer { queues: most_queues, ring_order } = self;
         Negotiated { persistent: true, indirect_segments: MAX_REQUEST_SEGMENTS, max_queues: most_queues, ring_order }
     }
 }
 
-/// Discard, as a backend does it.
+/// Discard properties of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiscardInfo {
-    /// Bytes of the space that it releases at once.
+    /// Granularity in bytes.
     pub granularity: u64,
-    /// Bytes from the disk's start to the first boundary of that.
+    /// Offset of the first granularity boundary in bytes.
     pub alignment: u64,
-    /// It can do so that what was there is not found again.
+    /// Secure discard is supported.
     pub secure: bool,
 }
 
-/// What a disk is, and what was agreed on.
+/// Properties of a device, and the negotiated parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkfrontInfo {
     /// Size.
     pub capacity: Sector512,
-    /// Logical block size: requests start and end at multiples of it.
+    /// Logical block size: the alignment of requests.
     pub block_size: BlockSize,
-    /// Physical block size, in bytes.
+    /// Physical block size in bytes.
     pub physical_block_size: u32,
-    /// Writes are refused.
+    /// The device is read-only.
     pub read_only: bool,
-    /// Flushes are taken.
+    /// Flushes are supported.
     pub flush: bool,
-    /// Write barriers are taken.
+    /// Write barriers are supported.
     pub barrier: bool,
-    /// Discards are taken.
+    /// Discard properties, if discard is supported.
     pub discard: Option<DiscardInfo>,
-    /// Both ends keep to persistent grants: pages may stay mapped after their requests.
+    /// Persistent grants were negotiated: pages may stay mapped after their requests.
     pub persistent: bool,
-    /// Most segments of a request; more than 11 are indirect.
+    /// Largest number of segments of a request. More than 11 need an indirect request.
     pub max_segments: u16,
-    /// Most rings that the backend serves.
+    /// Largest number of rings that the backend serves.
     pub max_queues: u16,
-    /// Pages of each ring, as a power of two's exponent.
+    /// Order of each ring: log2 of its pages.
     pub ring_order: u8,
 }
 
-/// What a frontend wants, and what was agreed on before.
+/// Parameters that the frontend has requested or the ends have negotiated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Negotiated {
     pub(super) persistent: bool,
@@ -139,11 +139,11 @@ impl BlkfrontInfo {
         keys::FEATURE_MAX_INDIRECT_SEGMENTS,
     ];
 
-    pub(super) fn parse(found: &XenstoreValues, agreed: &Negotiated) -> Result<BlkfrontInfo, DriverError> {
-        let most = u64::from(u32::MAX);
+    pub(super) fn parse(found: &XenstoreValues, negotiated: &Negotiated) -> Result<BlkfrontInfo, DriverError> {
+        let max = u64::from(u32::MAX);
         let flag = |key| parse_flag(key, found.get(key));
-        let count = |key, absent| parse_number_or(key, found.get(key), most, absent);
-        let size = parse_number(keys::SECTOR_SIZE, found.required(keys::SECTOR_SIZE)?, most)?;
+        let count = |key, absent| parse_number_or(key, found.get(key), max, absent);
+        let size = parse_number(keys::SECTOR_SIZE, found.required(keys::SECTOR_SIZE)?, max)?;
         let block = u32::try_from(size).ok().and_then(BlockSize::new);
         let block = block.ok_or_else(|| malformed(keys::SECTOR_SIZE, size, "a power of two from 512 to 65536"))?;
         let physical = count(keys::PHYSICAL_SECTOR_SIZE, size)?;
@@ -151,7 +151,7 @@ impl BlkfrontInfo {
             let expected = format!("a power of two of at least {size}, the {}", keys::SECTOR_SIZE);
             return Err(malformed(keys::PHYSICAL_SECTOR_SIZE, physical, &expected));
         }
-        let info = parse_number(keys::INFO, found.required(keys::INFO)?, most)? as u32;
+        let info = parse_number(keys::INFO, found.required(keys::INFO)?, max)? as u32;
         let discard = match flag(keys::FEATURE_DISCARD)? {
             true => Some(DiscardInfo {
                 granularity: count(keys::DISCARD_GRANULARITY, size)?,
@@ -169,27 +169,28 @@ impl BlkfrontInfo {
             flush: flag(keys::FEATURE_FLUSH_CACHE)?,
             barrier: flag(keys::FEATURE_BARRIER)?,
             discard,
-            persistent: agreed.persistent && flag(keys::FEATURE_PERSISTENT)?,
-            max_segments: indirect.min(agreed.indirect_segments).max(MAX_SEGMENTS as u16),
-            max_queues: agreed.max_queues,
-            ring_order: agreed.ring_order,
+            persistent: negotiated.persistent && flag(keys::FEATURE_PERSISTENT)?,
+            max_segments: indirect.min(negotiated.indirect_segments).max(MAX_SEGMENTS as u16),
+            max_queues: negotiated.max_queues,
+            ring_order: negotiated.ring_order,
         })
     }
 }
 
-/// A disk's size, which may change while it is connected.
+/// Parses the disk's size, which may change while the device is connected.
 pub(super) fn parse_capacity(found: &XenstoreValues) -> Result<Sector512, DriverError> {
     Ok(Sector512(parse_number(keys::SECTORS, found.required(keys::SECTORS)?, MAX_SECTORS)?))
 }
 
-/// A ring as its frontend tells of it.
+/// The published part of a ring.
 #[derive(Clone, Debug)]
 pub(super) struct RingEndpoint {
     pub(super) refs: Vec<GrantRef>,
     pub(super) port: Port,
 }
 
-/// What a frontend writes, in order; the state goes last. With one ring the keys are in the directory itself.
+/// Returns the keys that a frontend writes, in order, without the state, which is last. With one ring the keys are in the
+/// directory itself.
 pub(super) fn frontend_keys(abi: Abi, persistent: bool, rings: &[RingEndpoint]) -> Vec<(String, String)> {
     let mut all = vec![];
     let mut add = |key: String, value: String| all.push((key, value));
@@ -218,7 +219,7 @@ pub(super) fn frontend_keys(abi: Abi, persistent: bool, rings: &[RingEndpoint]) 
     all
 }
 
-/// Whether a key of a frontend's directory is what an earlier connection has left there.
+/// Returns true if a key in the frontend's directory belongs to an earlier connection.
 pub(super) fn is_stale(name: &str) -> bool {
     const ALL: [&str; 7] = [
         keys::RING_PAGE_ORDER,
@@ -240,7 +241,7 @@ mod tests {
         XenstoreValues(pairs.iter().map(|(key, value)| (*key, (*value).to_owned())).collect())
     }
 
-    /// `pairs` in place of what Linux's backend writes; an empty value: not there.
+    /// Parses the keys of Linux's backend with `pairs` in place of some of them. An empty value removes the key.
     fn info(pairs: &[(&'static str, &str)]) -> Result<BlkfrontInfo, String> {
         let mut found = keys_of(&[
             ("sectors", "131072"),
@@ -254,12 +255,12 @@ mod tests {
         ]);
         found.0.extend(keys_of(pairs).0);
         found.0.retain(|_, value| !value.is_empty());
-        let agreed = Negotiated { persistent: true, indirect_segments: 32, max_queues: 4, ring_order: 1 };
-        BlkfrontInfo::parse(&found, &agreed).map_err(|error| error.to_string())
+        let negotiated = Negotiated { persistent: true, indirect_segments: 32, max_queues: 4, ring_order: 1 };
+        BlkfrontInfo::parse(&found, &negotiated).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn what_linux_writes_is_understood() {
+    fn linux_keys_are_parsed() {
         let all = info(&[]).unwrap();
         let expected = BlkfrontInfo {
             capacity: Sector512(131_072),
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_what_they_mean() {
+    fn values_have_their_meaning() {
         let with = |key: &'static str, value: &str| info(&[(key, value)]).unwrap();
         assert!(with("info", "4").read_only && with("info", "7").read_only && !with("info", "3").read_only);
         assert!(with("feature-flush-cache", "2").flush);
@@ -308,12 +309,12 @@ mod tests {
         assert_eq!(discard(&[]), DiscardInfo { granularity: 512, alignment: 0, secure: false });
         let given = discard(&[("discard-granularity", "4096"), ("discard-alignment", "1024"), ("discard-secure", "1")]);
         assert_eq!(given, DiscardInfo { granularity: 4096, alignment: 1024, secure: true });
-        // What belongs to a feature that is off means nothing.
+        // Keys of a feature that is off are ignored.
         assert_eq!(with("discard-granularity", "many").discard, None);
     }
 
     #[test]
-    fn absurd_properties_are_named() {
+    fn invalid_properties_are_reported() {
         for (key, value, want) in [
             ("sectors", "", "xenstore key sectors: found none, expected it of every device that is connected"),
             ("sectors", "-1", "sectors: found \"-1\", expected a decimal number of at most 36028797018963967"),
@@ -367,25 +368,25 @@ mod tests {
     }
 
     #[test]
-    fn rings_are_told_where_linux_looks_for_them() {
+    fn ring_keys_are_those_of_linux() {
         let ring = |first: u32, pages: u32, port| RingEndpoint {
             refs: (first..first + pages).map(GrantRef).collect(),
             port: Port(port),
         };
-        let told = |abi, persistent, rings: &[RingEndpoint]| {
+        let written = |abi, persistent, rings: &[RingEndpoint]| {
             let pairs = frontend_keys(abi, persistent, rings).into_iter().map(|(key, value)| format!("{key}={value}"));
             pairs.collect::<Vec<_>>().join(" ")
         };
         assert_eq!(
-            told(Abi::X86_64, true, &[ring(8, 1, 15)]),
+            written(Abi::X86_64, true, &[ring(8, 1, 15)]),
             "ring-ref=8 event-channel=15 protocol=x86_64-abi feature-persistent=1"
         );
         assert_eq!(
-            told(Abi::X86_32, false, &[ring(8, 2, 15)]),
+            written(Abi::X86_32, false, &[ring(8, 2, 15)]),
             "ring-page-order=1 ring-ref0=8 ring-ref1=9 event-channel=15 protocol=x86_32-abi feature-persistent=0"
         );
         assert_eq!(
-            told(Abi::Arm, true, &[ring(8, 1, 15), ring(9, 1, 16)]),
+            written(Abi::Arm, true, &[ring(8, 1, 15), ring(9, 1, 16)]),
             "multi-queue-num-queues=2 queue-0/ring-ref=8 queue-0/event-channel=15 queue-1/ring-ref=9 \
              queue-1/event-channel=16 protocol=arm-abi feature-persistent=1"
         );

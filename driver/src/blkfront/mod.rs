@@ -1,13 +1,13 @@
-//! A frontend of Xen's block interface. Source: Xen's `public/io/blkif.h`; what it accepts of a backend is what Linux's
-//! `xen-blkfront` accepts.
+//! A frontend of Xen's block interface. Source: Xen's `public/io/blkif.h`. It accepts the same backends as Linux's
+//! `xen-blkfront`.
 //!
 //! ```text
-//! Device::connect  ->  QueueSet (one for each thread)  ->  Queue: read, write, ... publish, look, reap
+//! BlkfrontDevice::connect  ->  BlkfrontQueueSet (one for each thread)  ->  BlkfrontQueue: read, write, ... publish, poll, reap
 //! ```
 //!
-//! A request's data lies in pages that are granted to the backend's domain for as long as the device is connected: each queue
-//! has a stretch of them ([`Queue::data`]), and nothing is copied. A backend that keeps pages mapped knows them by queue and
-//! grant, so a queue's requests should use its own stretch, and of that what was used last.
+//! A request's data lies in pages that are granted to the backend's domain as long as the device is connected. Each queue has an
+//! area of them ([`BlkfrontQueue::data`]), and nothing is copied. A backend with persistent grants caches pages by queue and
+//! grant, so a queue's requests should use its own area, and reuse the pages used last.
 
 mod device;
 #[cfg(test)]

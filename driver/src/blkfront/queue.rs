@@ -1,4 +1,4 @@
-//! One ring of a device.
+//! A queue of a device: one ring.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use super::shadow::{BlkfrontCompletion, ResponseError, ShadowRing};
 use crate::setup::DataArea;
 use crate::{DataSegment, DeviceError, SubmitError};
 
-/// Keeps pages granted.
+/// Keeps pages granted as long as it lives.
 pub(super) type GrantGuard = Arc<dyn Send + Sync>;
 
-/// What a queue is made of.
+/// The parts of a queue.
 pub(super) struct QueueParts {
     pub(super) ring: FrontRing,
     pub(super) channel: Box<dyn EventChannel>,
-    /// Goes into each request; backends do not look at it.
+    /// The `handle` field of each request. Backends ignore it.
     pub(super) handle: u16,
-    /// Most requests in flight.
+    /// Largest number of requests in flight.
     pub(super) depth: u16,
     pub(super) composer: SegmentComposer,
     pub(super) memory: Arc<GuestMemory>,
@@ -29,8 +29,8 @@ pub(super) struct QueueParts {
     pub(super) guards: Vec<GrantGuard>,
 }
 
-/// One ring, owned by one thread, and all that its requests need: ids, pages of data, pages of segments. Nothing is allocated, and
-/// no system call made, for a request; [`publish`](Self::publish) makes one when the backend sleeps.
+/// A ring, owned by one thread, with ids, data pages and indirect pages for its requests. A request allocates nothing and makes
+/// no system call. [`publish`](Self::publish) makes one if the backend sleeps.
 pub struct BlkfrontQueue {
     pub(super) ring: FrontRing,
     channel: Box<dyn EventChannel>,
@@ -40,20 +40,20 @@ pub struct BlkfrontQueue {
     memory: Arc<GuestMemory>,
     data: DataArea,
     notifications: u64,
-    /// An event was taken, and none comes until the channel is unmasked.
+    /// The event channel is masked: no event comes until it is unmasked.
     masked: bool,
-    /// Why the queue is disabled.
+    /// The protocol violation that has disabled the queue.
     error: Option<ResponseError>,
-    /// Of the ring's pages, the data's and the segments'.
+    /// Guards of the ring's, the data and the indirect pages.
     _guards: Vec<GrantGuard>,
 }
 
 impl BlkfrontQueue {
     pub(super) fn new(parts: QueueParts) -> BlkfrontQueue {
-        let QueueParts { ring, channel, handle, depth, composer, memory, data, guards: keepers } = parts;
-        let held = composer.indirect_pages().map_or(u16::MAX, |tables| tables.ids());
+        let QueueParts { ring, channel, handle, depth, composer, memory, data, guards } = parts;
+        let max_ids = composer.indirect_pages().map_or(u16::MAX, |pages| pages.ids());
         // A ring has at most 512 entries.
-        let ids = depth.clamp(1, ring.size() as u16).min(held);
+        let ids = depth.clamp(1, ring.size() as u16).min(max_ids);
         BlkfrontQueue {
             ring,
             channel,
@@ -65,37 +65,37 @@ impl BlkfrontQueue {
             notifications: 0,
             masked: false,
             error: None,
-            _guards: keepers,
+            _guards: guards,
         }
     }
 
-    /// The memory that data lies in.
+    /// Returns the data memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// This queue's stretch of data memory, page aligned.
+    /// Returns this queue's data area, page aligned.
     pub fn data(&self) -> (GuestAddress, ByteLen) {
         (self.data.start, self.data.len)
     }
 
-    /// Entries of the ring.
+    /// Returns the number of entries of the ring.
     pub fn size(&self) -> u16 {
         self.ring.size() as u16
     }
 
-    /// Most segments of a request: parts of pages, each of at most 4096 bytes.
+    /// Returns the largest number of segments of a request. A segment is a part of one page.
     pub fn max_segments(&self) -> u16 {
         self.composer.max_segments()
     }
 
-    /// Requests submitted and not yet reaped.
+    /// Returns the number of requests submitted and not yet reaped.
     #[inline]
     pub fn in_flight(&self) -> u16 {
         self.ring.in_flight() as u16
     }
 
-    /// Events sent so far.
+    /// Returns the number of events sent so far.
     pub fn kicks(&self) -> u64 {
         self.notifications
     }
@@ -103,7 +103,7 @@ impl BlkfrontQueue {
     /// Reads from `start` into `data`.
     ///
     /// # Errors
-    /// [`Refused`]: full, or not data for a request.
+    /// [`SubmitError`]: the ring is full, or the data is invalid.
     #[inline]
     pub fn read(&mut self, user_data: u32, start: Sector512, data: DataSegment) -> Result<(), SubmitError> {
         self.submit_single(user_data, operation::READ, start, data)
@@ -112,16 +112,16 @@ impl BlkfrontQueue {
     /// Writes `data` at `start`.
     ///
     /// # Errors
-    /// [`Refused`]: full, or not data for a request.
+    /// [`SubmitError`]: the ring is full, or the data is invalid.
     #[inline]
     pub fn write(&mut self, user_data: u32, start: Sector512, data: DataSegment) -> Result<(), SubmitError> {
         self.submit_single(user_data, operation::WRITE, start, data)
     }
 
-    /// Reads from `start` into several pieces.
+    /// Reads from `start` into several segments.
     ///
     /// # Errors
-    /// [`Refused`]: full, or not data for a request.
+    /// [`SubmitError`]: the ring is full, or the data is invalid.
     pub fn read_segments(
         &mut self,
         user_data: u32,
@@ -131,10 +131,10 @@ impl BlkfrontQueue {
         self.submit_rw(user_data, operation::READ, start, data)
     }
 
-    /// Writes several pieces at `start`.
+    /// Writes several segments at `start`.
     ///
     /// # Errors
-    /// [`Refused`]: full, or not data for a request.
+    /// [`SubmitError`]: the ring is full, or the data is invalid.
     pub fn write_segments(
         &mut self,
         user_data: u32,
@@ -144,11 +144,11 @@ impl BlkfrontQueue {
         self.submit_rw(user_data, operation::WRITE, start, data)
     }
 
-    /// Writes several pieces at `start` after all that was submitted before, durably, and before all that is submitted after it. At
-    /// most 11 segments.
+    /// Writes several segments at `start` durably, after all earlier requests and before all later ones (BLKIF_OP_WRITE_BARRIER).
+    /// At most 11 segments.
     ///
     /// # Errors
-    /// [`Refused`]: full, or not data for a request.
+    /// [`SubmitError`]: the ring is full, or the data is invalid.
     pub fn barrier(
         &mut self,
         user_data: u32,
@@ -158,18 +158,18 @@ impl BlkfrontQueue {
         self.submit_rw(user_data, operation::WRITE_BARRIER, start, data)
     }
 
-    /// Makes all writes that have been reaped durable.
+    /// Makes all reaped writes durable.
     ///
     /// # Errors
-    /// [`Refused::Full`] until something is reaped.
+    /// [`SubmitError::Full`] until a completion is reaped.
     pub fn flush(&mut self, user_data: u32) -> Result<(), SubmitError> {
         self.submit_rw(user_data, operation::FLUSH_DISKCACHE, Sector512(0), [])
     }
 
-    /// Gives the space of `sectors` sectors from `start` back; `secure`: what was there must not be found again.
+    /// Discards `sectors` sectors from `start`. `secure`: the old content must become unreadable.
     ///
     /// # Errors
-    /// [`Refused::Full`] until something is reaped.
+    /// [`SubmitError::Full`] until a completion is reaped.
     pub fn discard(&mut self, user_data: u32, start: Sector512, sectors: u64, secure: bool) -> Result<(), SubmitError> {
         let id = self.next_id()?;
         let flag = if secure { DISCARD_SECURE } else { 0 };
@@ -182,7 +182,7 @@ impl BlkfrontQueue {
         )
     }
 
-    /// One piece, which mostly lies in one page.
+    /// Submits a request with one data segment, which usually lies in one page.
     #[inline]
     fn submit_single(
         &mut self,
@@ -232,7 +232,7 @@ impl BlkfrontQueue {
         self.submit_indirect(id, user_data, operation, sector, count)
     }
 
-    /// Puts a request on whose segments are in the pages of its id.
+    /// Submits a request whose segments are in the indirect pages of its id.
     fn submit_indirect(
         &mut self,
         id: u16,
@@ -241,13 +241,13 @@ impl BlkfrontQueue {
         sector: Sector512,
         count: u16,
     ) -> Result<(), SubmitError> {
-        let tables = self.composer.indirect_pages().filter(|_| matches!(inner, operation::READ | operation::WRITE));
-        let Some(tables) = tables else { return Err(SubmitError::TooManySegments(MAX_SEGMENTS as u16)) };
-        let indirect = IndirectRequest { operation: inner, nr_segments: count, sector, pages: tables.grants(id) };
+        let pages = self.composer.indirect_pages().filter(|_| matches!(inner, operation::READ | operation::WRITE));
+        let Some(pages) = pages else { return Err(SubmitError::TooManySegments(MAX_SEGMENTS as u16)) };
+        let indirect = IndirectRequest { operation: inner, nr_segments: count, sector, pages: pages.grants(id) };
         self.put(id, user_data, operation::INDIRECT, inner, RequestBody::Indirect(indirect))
     }
 
-    /// The id of the next request.
+    /// Returns the id of the next request.
     #[inline]
     fn next_id(&self) -> Result<u16, SubmitError> {
         match self.shadow.next_id() {
@@ -257,25 +257,25 @@ impl BlkfrontQueue {
         }
     }
 
-    /// `answer`: what the response has to say.
+    /// Adds a request to the ring. `expected`: the operation that the response must have.
     #[inline]
     fn put(
         &mut self,
         id: u16,
         user_data: u32,
         operation: u8,
-        answer: u8,
+        expected: u8,
         what: RequestBody,
     ) -> Result<(), SubmitError> {
         let request = BlkifRequest { id: id.into(), operation, handle: self.handle, body: what };
         if !self.ring.put(&RawRequest::encode(self.ring.abi(), &request)) {
             return Err(SubmitError::Full);
         }
-        self.shadow.claim(user_data, answer);
+        self.shadow.claim(user_data, expected);
         Ok(())
     }
 
-    /// Makes all submitted requests visible to the backend, and sends it an event if it asked for that.
+    /// Publishes all submitted requests, and sends an event if the backend has asked for one.
     #[inline]
     pub fn publish(&mut self) {
         if self.ring.publish() {
@@ -284,40 +284,40 @@ impl BlkfrontQueue {
         }
     }
 
-    /// Requests submitted and not yet published.
+    /// Returns the number of requests submitted and not yet published.
     #[inline]
     pub fn unpublished(&self) -> u16 {
         self.ring.unpublished() as u16
     }
 
-    /// Looks for answers; returns how many [`reap`](Self::reap) can take.
+    /// Checks for responses. Returns how many [`reap`](Self::reap) can take.
     ///
     /// # Errors
-    /// When the backend breaks the protocol: the queue is of no more use.
+    /// If the backend violates the protocol. The queue cannot be used any more.
     #[inline]
     pub fn poll(&mut self) -> Result<u16, DeviceError> {
-        if let Some(broken) = self.error {
-            return Err(broken.into());
+        if let Some(error) = self.error {
+            return Err(error.into());
         }
         match self.ring.poll_responses() {
             Ok(ready) => Ok(ready as u16),
-            Err(broken) => Err(self.disable(broken.into())),
+            Err(error) => Err(self.disable(error.into())),
         }
     }
 
-    /// Takes one answer of those that the last [`look`](Self::look) saw.
+    /// Reaps one of the completions that the last [`poll`](Self::poll) has found.
     ///
     /// # Errors
-    /// When the backend breaks the protocol: the queue is of no more use.
+    /// If the backend violates the protocol. The queue cannot be used any more.
     #[inline]
     pub fn reap(&mut self) -> Result<Option<BlkfrontCompletion>, DeviceError> {
-        if let Some(broken) = self.error {
-            return Err(broken.into());
+        if let Some(error) = self.error {
+            return Err(error.into());
         }
         let Some(response) = self.ring.take() else { return Ok(None) };
         match self.shadow.complete(response) {
             Ok(done) => Ok(Some(done)),
-            Err(broken) => Err(self.disable(broken)),
+            Err(error) => Err(self.disable(error)),
         }
     }
 
@@ -327,11 +327,11 @@ impl BlkfrontQueue {
         why.into()
     }
 
-    /// Lets events come, asks for one when `count` answers are there (or all, if fewer are in flight), and checks again. Whether they
-    /// are there.
+    /// Unmasks the event channel and arms the ring: an event comes when `count` responses are there, or all if fewer are in
+    /// flight. Then checks the ring again. Returns true if they are there already.
     pub(super) fn arm(&mut self, count: u16) -> Result<bool, DeviceError> {
-        if let Some(broken) = self.error {
-            return Err(broken.into());
+        if let Some(error) = self.error {
+            return Err(error.into());
         }
         if std::mem::take(&mut self.masked) {
             self.channel.unmask();
@@ -339,11 +339,11 @@ impl BlkfrontQueue {
         let count = u32::from(count.clamp(1, self.in_flight().max(1)));
         match self.ring.arm(count) {
             Ok(ready) => Ok(ready >= count),
-            Err(broken) => Err(self.disable(broken.into())),
+            Err(error) => Err(self.disable(error.into())),
         }
     }
 
-    /// Takes the event that has come.
+    /// Takes the pending event.
     pub(super) fn take_event(&mut self) {
         self.channel.take();
         self.masked = true;
@@ -352,6 +352,6 @@ impl BlkfrontQueue {
 
 impl std::fmt::Debug for BlkfrontQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Queue").field("ring", &self.ring).field("broken", &self.error).finish_non_exhaustive()
+        f.debug_struct("BlkfrontQueue").field("ring", &self.ring).field("error", &self.error).finish_non_exhaustive()
     }
 }

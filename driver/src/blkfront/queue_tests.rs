@@ -20,10 +20,10 @@ use crate::setup::DataArea;
 use crate::{DataSegment, DeviceError, SubmitError};
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Pages of data, and of segments.
+/// Number of data pages, and of indirect pages.
 const PAGES: u64 = 64;
 
-/// What the backend sees of the event channel.
+/// An event channel whose state the test can check.
 #[derive(Debug)]
 struct Channel {
     event: OwnedFd,
@@ -61,22 +61,22 @@ fn grants(first: u32, count: u64) -> Vec<GrantRef> {
     (first..first + count as u32).map(GrantRef).collect()
 }
 
-/// A queue of one page whose data pages are granted as 100 and on, its pages of segments as 900 and on.
-fn rig(abi: Abi, depth: u16, most: u16) -> Rig {
+/// Returns a queue with a ring of one page. Its data pages have grants from 100 on, its indirect pages from 900 on.
+fn rig(abi: Abi, depth: u16, max_segments: u16) -> Rig {
     let (ring, data, segments) = (memory(1), memory(PAGES), memory(PAGES));
     let resolve = || BlkifRing::resolve(&ring, GuestAddress(0), 1, abi).unwrap();
     let front = FrontRing::init(resolve());
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let (notified, masked) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
     let channel = Channel { event: event.try_clone().unwrap(), notified: Arc::clone(&notified), masked };
-    let tables = (most > MAX_SEGMENTS as u16)
-        .then(|| IndirectPages::new(&segments, &grants(900, PAGES), IndirectPages::per_id(most)));
+    let indirect = (max_segments > MAX_SEGMENTS as u16)
+        .then(|| IndirectPages::new(&segments, &grants(900, PAGES), IndirectPages::per_id(max_segments)));
     let queue = BlkfrontQueue::new(QueueParts {
         ring: front,
         channel: Box::new(channel),
         handle: 0xca00,
         depth,
-        composer: SegmentComposer::new(grants(100, PAGES).into(), tables, most),
+        composer: SegmentComposer::new(grants(100, PAGES).into(), indirect, max_segments),
         memory: data,
         data: DataArea { start: GuestAddress(0), len: ByteLen(PAGES * PAGE) },
         guards: vec![],
@@ -85,7 +85,7 @@ fn rig(abi: Abi, depth: u16, most: u16) -> Rig {
 }
 
 impl Rig {
-    /// The next request that the backend finds.
+    /// Returns the next request that the backend takes.
     fn request(&mut self) -> BlkifRequest {
         self.queue.publish();
         assert!(self.back.waiting().unwrap() > 0);
@@ -104,7 +104,7 @@ impl Rig {
     }
 }
 
-fn piece(address: u64, len: u32) -> DataSegment {
+fn data_segment(address: u64, len: u32) -> DataSegment {
     DataSegment { address: GuestAddress(address), len }
 }
 
@@ -118,10 +118,10 @@ fn of_transfer(request: &BlkifRequest) -> (RwRequest, &[Segment]) {
 }
 
 #[test]
-fn requests_say_what_they_were_asked() {
+fn requests_are_encoded() {
     for abi in Abi::ALL {
         let mut rig = rig(abi, 32, 11);
-        rig.queue.read(7, Sector512(80), piece(3 * PAGE, 4096)).unwrap();
+        rig.queue.read(7, Sector512(80), data_segment(3 * PAGE, 4096)).unwrap();
         let request = rig.request();
         assert_eq!((request.operation, request.handle), (operation::READ, 0xca00));
         assert_eq!(
@@ -132,8 +132,8 @@ fn requests_say_what_they_were_asked() {
         assert_eq!(rig.reap().unwrap(), Some(BlkfrontCompletion { user_data: 7, status: BlkfrontStatus::Ok }));
 
         // From the last sector of a page, over a whole one, to the first three of the next; then some others.
-        let pieces = [piece(5 * PAGE - 512, 512 + 4096 + 3 * 512), piece(512, 1024)];
-        rig.queue.write_segments(8, Sector512(1), pieces).unwrap();
+        let data = [data_segment(5 * PAGE - 512, 512 + 4096 + 3 * 512), data_segment(512, 1024)];
+        rig.queue.write_segments(8, Sector512(1), data).unwrap();
         let request = rig.request();
         let expected = [segment(104, 7, 7), segment(105, 0, 7), segment(106, 0, 2), segment(100, 1, 2)];
         assert_eq!((request.operation, of_transfer(&request).1), (operation::WRITE, &expected[..]));
@@ -146,7 +146,7 @@ fn requests_say_what_they_were_asked() {
         rig.respond(request.id, operation::FLUSH_DISKCACHE, status::NOT_SUPPORTED);
         assert_eq!(rig.reap().unwrap(), Some(BlkfrontCompletion { user_data: 9, status: BlkfrontStatus::Unsupported }));
 
-        rig.queue.barrier(10, Sector512(4), [piece(0, 512)]).unwrap();
+        rig.queue.barrier(10, Sector512(4), [data_segment(0, 512)]).unwrap();
         let request = rig.request();
         assert_eq!((request.operation, of_transfer(&request).1), (operation::WRITE_BARRIER, &[segment(100, 0, 0)][..]));
         rig.queue.discard(11, Sector512(5), 1 << 40, true).unwrap();
@@ -161,14 +161,14 @@ fn requests_say_what_they_were_asked() {
 }
 
 #[test]
-fn many_segments_lie_in_pages_of_the_requests_id() {
+fn many_segments_are_in_the_ids_indirect_pages() {
     for abi in Abi::ALL {
         let mut rig = rig(abi, 8, 32);
         assert_eq!(rig.queue.max_segments(), 32);
-        rig.queue.read(1, Sector512(0), piece(0, 11 * 4096)).unwrap();
+        rig.queue.read(1, Sector512(0), data_segment(0, 11 * 4096)).unwrap();
         assert_eq!(of_transfer(&rig.request()).1.len(), 11, "still in the request");
         let len = 31 * 4096;
-        rig.queue.read(2, Sector512(16), piece(PAGE - 512, len)).unwrap();
+        rig.queue.read(2, Sector512(16), data_segment(PAGE - 512, len)).unwrap();
         let request = rig.request();
         let RequestBody::Indirect(IndirectRequest { operation, nr_segments, sector, pages }) = request.body else {
             panic!("{request:?}")
@@ -183,22 +183,28 @@ fn many_segments_lie_in_pages_of_the_requests_id() {
         assert_eq!(entry(0), segment(100, 7, 7));
         (1..31).for_each(|index| assert_eq!(entry(index), segment(100 + index as u32, 0, 7)));
         assert_eq!(entry(31), segment(131, 0, 6));
-        // What the response names is what the indirect request asked for.
+        // The response has the operation inside the indirect request.
         rig.respond(request.id, operation::READ, status::OKAY);
         assert_eq!(rig.reap().unwrap(), Some(BlkfrontCompletion { user_data: 2, status: BlkfrontStatus::Ok }));
-        assert_eq!(rig.queue.read(3, Sector512(0), piece(512, 32 * 4096)), Err(SubmitError::TooManySegments(32)));
-        assert_eq!(rig.queue.barrier(3, Sector512(0), [piece(0, 12 * 4096)]), Err(SubmitError::TooManySegments(11)));
+        assert_eq!(
+            rig.queue.read(3, Sector512(0), data_segment(512, 32 * 4096)),
+            Err(SubmitError::TooManySegments(32))
+        );
+        assert_eq!(
+            rig.queue.barrier(3, Sector512(0), [data_segment(0, 12 * 4096)]),
+            Err(SubmitError::TooManySegments(11))
+        );
     }
 }
 
 #[test]
-fn an_id_has_as_many_pages_as_its_segments_need() {
+fn an_id_has_enough_indirect_pages() {
     let mut rig = rig(Abi::X86_64, 32, 1025);
     // 64 pages, three for each id.
     let submitted =
-        (0..40).take_while(|user_data| rig.queue.read(*user_data, Sector512(0), piece(0, 512)).is_ok()).count();
+        (0..40).take_while(|user_data| rig.queue.read(*user_data, Sector512(0), data_segment(0, 512)).is_ok()).count();
     assert_eq!(submitted, 21);
-    let sectors = (0..1025).map(|at| piece(at % 500 * 512, 512));
+    let sectors = (0..1025).map(|at| data_segment(at % 500 * 512, 512));
     assert_eq!(rig.queue.write_segments(0, Sector512(0), sectors.clone()), Err(SubmitError::Full));
     let first = rig.request();
     rig.respond(first.id, operation::READ, status::OKAY);
@@ -217,27 +223,28 @@ fn an_id_has_as_many_pages_as_its_segments_need() {
 }
 
 #[test]
-fn what_no_segments_can_name_is_refused() {
+fn invalid_data_is_rejected() {
     let mut rig = rig(Abi::X86_64, 32, 11);
     for (address, len) in [(1, 512), (0, 511), (PAGES * PAGE, 512), (PAGES * PAGE - 512, 1024), (u64::MAX - 511, 512)] {
-        let found = rig.queue.read(0, Sector512(0), piece(address, len));
+        let found = rig.queue.read(0, Sector512(0), data_segment(address, len));
         assert_eq!(found, Err(SubmitError::NotGranted { address, len }));
     }
-    assert_eq!(rig.queue.read(0, Sector512(0), piece(0, 0)), Err(SubmitError::Empty));
+    assert_eq!(rig.queue.read(0, Sector512(0), data_segment(0, 0)), Err(SubmitError::Empty));
     assert_eq!(rig.queue.read_segments(0, Sector512(0), []), Err(SubmitError::Empty));
-    assert_eq!(rig.queue.write(0, Sector512(0), piece(512, 11 * 4096)), Err(SubmitError::TooManySegments(11)));
+    assert_eq!(rig.queue.write(0, Sector512(0), data_segment(512, 11 * 4096)), Err(SubmitError::TooManySegments(11)));
     assert_eq!((rig.queue.in_flight(), rig.queue.unpublished()), (0, 0));
 }
 
 #[test]
-fn a_full_ring_pushes_back_and_ids_come_back_last_first() {
-    for (depth, room) in [(5, 5), (32, 32), (1000, 32)] {
+fn a_full_ring_rejects_requests_and_ids_are_reused_last_first() {
+    for (depth, capacity) in [(5, 5), (32, 32), (1000, 32)] {
         let mut rig = rig(Abi::X86_64, depth, 11);
-        let submitted =
-            (0..100).take_while(|user_data| rig.queue.read(*user_data, Sector512(0), piece(0, 512)).is_ok()).count();
-        assert_eq!(submitted, room);
+        let submitted = (0..100)
+            .take_while(|user_data| rig.queue.read(*user_data, Sector512(0), data_segment(0, 512)).is_ok())
+            .count();
+        assert_eq!(submitted, capacity);
         assert_eq!(rig.queue.flush(0), Err(SubmitError::Full));
-        let ids: Vec<u64> = (0..room).map(|_| rig.request().id).collect();
+        let ids: Vec<u64> = (0..capacity).map(|_| rig.request().id).collect();
         for id in [ids[3], ids[1]] {
             rig.respond(id, operation::READ, status::OKAY);
         }
@@ -250,9 +257,9 @@ fn a_full_ring_pushes_back_and_ids_come_back_last_first() {
 }
 
 #[test]
-fn each_wrong_response_disables_the_queue_and_is_named() {
-    type Slip<'a> = (&'a dyn Fn(&mut Rig, u64), &'a str);
-    let wrong: [Slip<'_>; 6] = [
+fn each_invalid_response_disables_the_queue_and_is_reported() {
+    type FaultCase<'a> = (&'a dyn Fn(&mut Rig, u64), &'a str);
+    let wrong: [FaultCase<'_>; 6] = [
         (
             &|rig, id| {
                 rig.back.put_response(id, 0, 0);
@@ -266,14 +273,14 @@ fn each_wrong_response_disables_the_queue_and_is_named() {
         (&|rig, id| rig.respond(id, 6, 0), "response to request 0: found operation 6, expected 0"),
         (&|rig, id| rig.respond(id, 0, -3), "response to request 0: found status -3, expected 0, -1 or -2"),
     ];
-    for (slip, expected) in wrong {
+    for (inject, expected) in wrong {
         let mut rig = rig(Abi::X86_64, 32, 11);
-        rig.queue.read(0, Sector512(0), piece(0, 512)).unwrap();
+        rig.queue.read(0, Sector512(0), data_segment(0, 512)).unwrap();
         let id = rig.request().id;
-        slip(&mut rig, id);
+        inject(&mut rig, id);
         let found = rig.reap().unwrap_err();
         assert_eq!(found.to_string(), expected);
-        // It stays so, whatever comes.
+        // The queue stays disabled.
         assert_eq!((rig.queue.poll(), rig.queue.reap()), (Err(found), Err(found)));
         assert_eq!(rig.queue.flush(1), Err(SubmitError::Disabled));
         assert!(rig.queue.arm(1).is_err());
@@ -281,10 +288,10 @@ fn each_wrong_response_disables_the_queue_and_is_named() {
 }
 
 #[test]
-fn an_answer_that_came_twice_is_found() {
+fn a_duplicate_response_is_detected() {
     let mut rig = rig(Abi::X86_64, 32, 11);
     for user_data in 0..2 {
-        rig.queue.read(user_data, Sector512(0), piece(0, 512)).unwrap();
+        rig.queue.read(user_data, Sector512(0), data_segment(0, 512)).unwrap();
     }
     let id = rig.request().id;
     rig.respond(id, operation::READ, status::OKAY);
@@ -294,14 +301,14 @@ fn an_answer_that_came_twice_is_found() {
 }
 
 #[test]
-fn a_thread_sleeps_until_enough_has_come() {
+fn a_thread_sleeps_until_enough_responses_came() {
     let Rig { mut back, event, notified, queue, .. } = rig(Abi::X86_64, 32, 11);
     let mut set = BlkfrontQueueSet::new(vec![(queue, event.try_clone().unwrap())]).unwrap();
     set.wait(1).unwrap();
     let waker = set.waker().unwrap();
     for round in 0..50 {
         for user_data in 0..8 {
-            set.queues_mut()[0].read(user_data, Sector512(0), piece(0, 512)).unwrap();
+            set.queues_mut()[0].read(user_data, Sector512(0), data_segment(0, 512)).unwrap();
         }
         set.queues_mut()[0].publish();
         assert!(round != 0 || notified.load(Ordering::SeqCst), "the back-end of a fresh ring sleeps");

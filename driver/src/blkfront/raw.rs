@@ -1,5 +1,5 @@
-//! A frontend that does whatever a test wants: any bytes in a ring, any index, any grants, any state at any time. It checks nothing
-//! and says no goodbye.
+//! A frontend for tests of hostile or broken guests: any bytes in a ring, any index, any grants, any state at any time. It checks
+//! nothing and does not close the connection.
 
 use std::time::Duration;
 
@@ -14,33 +14,33 @@ use super::keys::{BackendOffer, BlkfrontInfo, RingEndpoint, XenstoreValues, fron
 use super::xenbus::XenbusDevice;
 use crate::DriverError;
 
-/// One end of a ring, and the pages that it lies in.
+/// The frontend's end of a ring, and its pages.
 pub struct RawRing {
-    /// Its pages; the header is in the first one.
+    /// The ring's pages. The header is in the first one.
     pub pages: SharedPages,
-    /// Its event channel.
+    /// The ring's event channel.
     pub port: EventPort,
     /// The frontend's end.
     pub front: FrontRing,
 }
 
 impl RawRing {
-    /// A fresh ring of `pages` pages that `backend` may use.
+    /// Creates a ring of `pages` pages, granted to `backend`.
     ///
     /// # Errors
-    /// When Xen refuses, or no ring has so many pages.
+    /// If Xen fails a request, or a ring cannot have this number of pages.
     pub fn new(xen: &dyn Xen, backend: DomainId, pages: u32, abi: Abi) -> Result<RawRing, DriverError> {
         let pages = xen.share(backend, pages, true)?;
         let ring = BlkifRing::resolve(&pages.memory, GuestAddress(0), pages.refs.len() as u32, abi)?;
         Ok(RawRing { front: FrontRing::init(ring), port: xen.alloc_unbound(backend)?, pages })
     }
 
-    /// Puts a request on, makes it visible, and sends an event whether one is wanted or not. Whether there was room.
+    /// Adds a request, publishes it, and always sends an event. Returns false if the ring was full.
     pub fn send(&mut self, request: &BlkifRequest) -> bool {
         self.send_raw(&RawRequest::encode(self.front.abi(), request))
     }
 
-    /// The same with any bytes.
+    /// Does the same with any bytes.
     pub fn send_raw(&mut self, request: &RawRequest) -> bool {
         let put = self.front.put(request);
         let _ = self.front.publish();
@@ -53,16 +53,16 @@ impl RawRing {
         self.port.channel.notify();
     }
 
-    /// Writes anywhere into the ring's pages: the header, an entry that was taken already.
+    /// Writes anywhere in the ring's pages, such as the header or an entry that was already taken.
     pub fn overwrite(&self, at: u64, bytes: &[u8]) {
         assert!(at + bytes.len() as u64 <= self.pages.refs.len() as u64 * u64::from(PAGE_BYTES), "outside of the ring");
         self.pages.memory.write(GuestAddress(at), bytes).expect("the ring's pages are mapped");
     }
 
-    /// Waits for a response, for at most `limit`; `None`: none came.
+    /// Waits up to `limit` for a response.
     ///
     /// # Errors
-    /// When the backend claims more responses than there were requests.
+    /// If the backend claims more responses than there were requests.
     pub fn receive(&mut self, limit: Duration) -> Result<Option<BlkifResponse>, BackendError> {
         let deadline = std::time::Instant::now() + limit;
         loop {
@@ -76,7 +76,7 @@ impl RawRing {
         }
     }
 
-    /// Waits for an event, for at most `limit`. Whether one came.
+    /// Waits up to `limit` for an event. Returns true if one came.
     pub fn sleep(&self, limit: Duration) -> bool {
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         let mut polled = [PollFd::new(&self.port.descriptor, PollFlags::IN)];
@@ -89,7 +89,7 @@ impl RawRing {
     }
 }
 
-/// A frontend's directory, and nothing that keeps it in order.
+/// A frontend's directory, with unrestricted access.
 pub struct RawFrontend {
     xenbus: XenbusDevice,
     store: Xenstore,
@@ -97,98 +97,98 @@ pub struct RawFrontend {
 }
 
 impl RawFrontend {
-    /// Waits for the toolstack to make the frontend's directory. `limit`: for each step of the backend.
+    /// Waits until the toolstack has created the frontend's directory. `limit`: for each step of the backend.
     ///
     /// # Errors
-    /// When it does not, or xenstore refuses.
+    /// If it does not, or xenstore fails a request.
     pub fn open(xen: &dyn Xen, path: &str, limit: Duration) -> Result<RawFrontend, DriverError> {
         let mut bus = XenbusDevice::open(xen, path, limit, limit)?;
         bus.disable_close();
         Ok(RawFrontend { xenbus: bus, store: xen.store()?, path: path.to_owned() })
     }
 
-    /// The backend's domain.
+    /// Returns the backend's domain.
     pub fn backend(&self) -> DomainId {
         self.xenbus.backend()
     }
 
-    /// The backend's directory.
+    /// Returns the backend's directory.
     pub fn backend_path(&self) -> &str {
         self.xenbus.backend_path()
     }
 
-    /// The connection to xenstore.
+    /// Returns the connection to xenstore.
     pub fn store(&mut self) -> &mut Xenstore {
         &mut self.store
     }
 
-    /// Goes to state 1 and waits until the backend waits, as a frontend in order does.
+    /// Goes to state 1 (Initialising) and waits until the backend is in InitWait, as a correct frontend does.
     ///
     /// # Errors
-    /// When it does not.
+    /// If it does not get there in time.
     pub fn initialise(&mut self) -> Result<(), DriverError> {
         self.xenbus.initialise()
     }
 
-    /// What a frontend in order tells of these rings.
+    /// Returns the keys that a correct frontend writes for these rings.
     pub fn ring_keys(abi: Abi, persistent: bool, rings: &[&RawRing]) -> Vec<(String, String)> {
         let ring = |ring: &&RawRing| RingEndpoint { refs: ring.pages.refs.clone(), port: ring.port.port };
         frontend_keys(abi, persistent, &rings.iter().map(ring).collect::<Vec<_>>())
     }
 
-    /// Tells the backend these, in place of what was told before, and waits until it is connected.
+    /// Replaces the ring keys in xenstore with `entries`, and waits until the backend is connected.
     ///
     /// # Errors
-    /// When it does not connect.
+    /// If it does not connect.
     pub fn connect(&mut self, told: &[(String, String)]) -> Result<(), DriverError> {
         self.xenbus.connect(told)?;
         self.xenbus.set_state(XenbusState::Connected)
     }
 
-    /// Writes a key of the own directory.
+    /// Writes a key of the frontend's directory.
     ///
     /// # Errors
-    /// When xenstore refuses.
+    /// If xenstore fails a request.
     pub fn write(&mut self, key: &str, value: &str) -> Result<(), DriverError> {
         Ok(self.store.write(&format!("{}/{key}", self.path), value)?)
     }
 
-    /// Removes a key of the own directory.
+    /// Removes a key of the frontend's directory.
     ///
     /// # Errors
-    /// When xenstore refuses.
+    /// If xenstore fails a request.
     pub fn remove(&mut self, key: &str) -> Result<(), DriverError> {
         Ok(self.store.remove(&format!("{}/{key}", self.path))?)
     }
 
-    /// Says that it is in a state.
+    /// Writes the frontend's state.
     ///
     /// # Errors
-    /// When xenstore refuses.
+    /// If xenstore fails a request.
     pub fn set_state(&mut self, state: XenbusState) -> Result<(), DriverError> {
         self.write(keys::STATE, &state.to_string())
     }
 
-    /// The backend's state.
+    /// Reads the backend's state.
     ///
     /// # Errors
-    /// When xenstore refuses.
+    /// If xenstore fails a request.
     pub fn backend_state(&mut self) -> Result<XenbusState, DriverError> {
         self.xenbus.backend_state()
     }
 
-    /// Waits until the backend is in one of these states.
+    /// Waits until the backend is in one of the `wanted` states.
     ///
     /// # Errors
-    /// When it is not in time.
+    /// If it is not in time.
     pub fn wait(&mut self, wanted: &[XenbusState]) -> Result<XenbusState, DriverError> {
         self.xenbus.wait_state("get there", wanted)
     }
 
-    /// What the backend says of the disk.
+    /// Reads the device's properties.
     ///
     /// # Errors
-    /// When it makes no sense.
+    /// If they are invalid.
     pub fn info(&mut self) -> Result<BlkfrontInfo, DriverError> {
         let offered = self.xenbus.read_keys(&BackendOffer::KEYS)?;
         let found: XenstoreValues = self.xenbus.read_keys(&BlkfrontInfo::KEYS)?;

@@ -1,4 +1,4 @@
-//! A request's data as segments: parts of granted pages, in the request itself or in pages of their own.
+//! Composes a request's blkif segments: parts of granted pages, in the request itself or in indirect pages.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use crate::{DataSegment, SubmitError};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Most segments of a request.
+/// Largest number of segments of a request.
 pub(super) const MAX_REQUEST_SEGMENTS: u16 = (MAX_INDIRECT_PAGES * SEGMENTS_PER_PAGE) as u16;
 
-/// Pages that requests with many segments have them in, so many for each id.
+/// The pages of indirect segments, `per_id` for each request id.
 #[derive(Debug)]
 pub(super) struct IndirectPages {
-    /// Side by side for each id.
+    /// Those of an id are adjacent.
     pages: Vec<(SharedArray<u64>, GrantRef)>,
     per_id: usize,
 }
 
 impl IndirectPages {
-    /// Pages that an id needs for requests of so many segments.
+    /// Returns the number of pages that an id needs for `segments` segments.
     pub(super) fn per_id(segments: u16) -> u32 {
         u32::from(segments).div_ceil(SEGMENTS_PER_PAGE as u32)
     }
 
-    /// For ids with `per_id` pages each: of the pages of `memory`, which are granted as `refs`, as many ids as have all of theirs.
+    /// Divides the pages of `memory`, which are granted as `refs`, among ids: `per_id` for each.
     pub(super) fn new(memory: &GuestMemory, refs: &[GrantRef], per_id: u32) -> IndirectPages {
         let slots = |page: usize| memory.shared_array(GuestAddress(page as u64 * PAGE), SEGMENTS_PER_PAGE);
         let pages = refs.iter().enumerate().map_while(|(page, gref)| Some((slots(page)?, *gref)));
         IndirectPages { pages: pages.collect(), per_id: per_id.max(1) as usize }
     }
 
-    /// Ids that have pages.
+    /// Returns the number of ids that have pages.
     pub(super) fn ids(&self) -> u16 {
         (self.pages.len() / self.per_id).min(u16::MAX.into()) as u16
     }
@@ -46,40 +46,40 @@ impl IndirectPages {
         self.pages[page].0.set(usize::from(index), u64::from_ne_bytes(segment.to_bytes()));
     }
 
-    /// The pages of an id, of which a request with fewer segments does not need all.
+    /// Returns the pages of an id. A request with fewer segments does not use all of them.
     pub(super) fn grants(&self, id: u16) -> [GrantRef; MAX_INDIRECT_PAGES] {
         let mut grants = [GrantRef::default(); MAX_INDIRECT_PAGES];
         let own = self.pages[usize::from(id) * self.per_id..].iter().take(self.per_id);
-        grants.iter_mut().zip(own).for_each(|(place, (_, gref))| *place = *gref);
+        grants.iter_mut().zip(own).for_each(|(slot, (_, gref))| *slot = *gref);
         grants
     }
 }
 
-/// A request's segments. If they are more than a request holds, they are all in its id's pages.
+/// A request's segments. If they do not fit in the request, all of them are in the indirect pages of its id.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestSegments {
     pub(super) count: u16,
     pub(super) first: [Segment; MAX_SEGMENTS],
 }
 
-/// What requests' segments are made of.
+/// Composes the segments of requests.
 #[derive(Debug)]
 pub(super) struct SegmentComposer {
-    /// What each page of the data memory is granted as; the memory starts at address 0.
+    /// The grant of each page of the data memory, which starts at address 0.
     refs: Arc<[GrantRef]>,
     indirect: Option<IndirectPages>,
-    /// Most segments of a request.
+    /// Largest number of segments of a request.
     limit: u16,
 }
 
 impl SegmentComposer {
-    /// Of the grants of the data memory. `most`: what the backend takes; only with `tables` more than fit in a request.
-    pub(super) fn new(refs: Arc<[GrantRef]>, indirect: Option<IndirectPages>, most: u16) -> SegmentComposer {
-        let held = if indirect.is_some() { MAX_REQUEST_SEGMENTS } else { MAX_SEGMENTS as u16 };
-        SegmentComposer { refs, indirect, limit: most.min(held) }
+    /// `refs`: grants of the data memory. `max_segments`: the backend's limit; without `indirect` at most what fits in a request.
+    pub(super) fn new(refs: Arc<[GrantRef]>, indirect: Option<IndirectPages>, max_segments: u16) -> SegmentComposer {
+        let capacity = if indirect.is_some() { MAX_REQUEST_SEGMENTS } else { MAX_SEGMENTS as u16 };
+        SegmentComposer { refs, indirect, limit: max_segments.min(capacity) }
     }
 
-    /// Most segments of a request.
+    /// Largest number of segments of a request.
     pub(super) fn max_segments(&self) -> u16 {
         self.limit
     }
@@ -88,16 +88,16 @@ impl SegmentComposer {
         self.indirect.as_ref()
     }
 
-    /// The segments of `pieces`, for request `id`.
+    /// Returns the segments of `data`, for request `id`.
     #[inline]
     pub(super) fn compose(
         &self,
         id: u16,
-        pieces: impl IntoIterator<Item = DataSegment>,
+        data: impl IntoIterator<Item = DataSegment>,
     ) -> Result<RequestSegments, SubmitError> {
         let mut segments = RequestSegments { count: 0, first: [Segment::default(); MAX_SEGMENTS] };
-        for piece in pieces {
-            let (start, end) = self.check_bounds(piece)?;
+        for part in data {
+            let (start, end) = self.check_bounds(part)?;
             let mut at = start;
             while at < end {
                 let page = at / PAGE;
@@ -111,10 +111,10 @@ impl SegmentComposer {
         Ok(segments)
     }
 
-    /// The segment of a piece that lies in one page; `None` for one that does not.
+    /// Returns the blkif segment of a data segment in one page. `None` if it crosses a page boundary.
     #[inline]
-    pub(super) fn single(&self, piece: DataSegment) -> Result<Option<Segment>, SubmitError> {
-        let (start, end) = self.check_bounds(piece)?;
+    pub(super) fn single(&self, data: DataSegment) -> Result<Option<Segment>, SubmitError> {
+        let (start, end) = self.check_bounds(data)?;
         let page = start / PAGE;
         if (end - 1) / PAGE != page {
             return Ok(None);
@@ -124,7 +124,7 @@ impl SegmentComposer {
         Ok(Some(Segment { gref: self.refs[page as usize], first_sect, last_sect }))
     }
 
-    /// The addresses of whole sectors that are granted.
+    /// Returns the start and end address. The data must consist of whole sectors in granted memory.
     #[inline]
     fn check_bounds(&self, DataSegment { address, len }: DataSegment) -> Result<(u64, u64), SubmitError> {
         let end = address.0.checked_add(len.into()).filter(|end| *end <= self.refs.len() as u64 * PAGE);
@@ -143,16 +143,16 @@ impl SegmentComposer {
             return Err(SubmitError::TooManySegments(self.limit));
         }
         match segments.first.get_mut(usize::from(index)) {
-            Some(place) => *place = segment,
+            Some(slot) => *slot = segment,
             None => self.add_indirect(id, segments, segment),
         }
         segments.count += 1;
         Ok(())
     }
 
-    /// One more than a request holds.
+    /// Adds a segment to the indirect pages.
     fn add_indirect(&self, id: u16, segments: &RequestSegments, segment: Segment) {
-        // Without tables `most` is what a request holds.
+        // Without indirect pages the limit is what fits in a request.
         let Some(tables) = &self.indirect else { return };
         if usize::from(segments.count) == MAX_SEGMENTS {
             (0..).zip(segments.first).for_each(|(index, segment)| tables.set(id, index, segment));

@@ -1,4 +1,4 @@
-//! The queues that one thread owns, and how it waits for them.
+//! The queues that a thread owns, and its wait for them.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,64 +9,64 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use super::BlkfrontQueue;
 use crate::{DriverError, Waker};
 
-/// Events taken in one wait; others wait for the next one.
+/// Largest number of events taken in one wait.
 const MAX_EVENTS: usize = 32;
-/// What the wait says of the waker; queues are said by their number.
+/// The epoll key of the waker. A queue's key is its index.
 const WAKER_KEY: u64 = u64::MAX;
 
-/// The queues that one thread owns.
+/// The queues that a thread owns.
 #[derive(Debug)]
 pub struct BlkfrontQueueSet {
     queues: Vec<BlkfrontQueue>,
-    /// Watches each queue's event channel while it has an event that was not taken, and the waker, once for each use.
+    /// Watches each queue's event channel, level triggered, and the waker, edge triggered.
     epoll: Epoll,
     waker: EventFd,
-    /// What is watched lives as long as the watching.
+    /// Keeps the watched descriptors open.
     _descriptors: Vec<OwnedFd>,
     events: u64,
 }
 
 impl BlkfrontQueueSet {
     pub(super) fn new(queues: Vec<(BlkfrontQueue, OwnedFd)>) -> io::Result<BlkfrontQueueSet> {
-        let waiting = Epoll::new()?;
+        let epoll = Epoll::new()?;
         let waker = EventFd::new(0)?;
         let once = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, WAKER_KEY);
-        waiting.ctl(ControlOperation::Add, waker.as_raw_fd(), once)?;
+        epoll.ctl(ControlOperation::Add, waker.as_raw_fd(), once)?;
         for (index, (_, descriptor)) in queues.iter().enumerate() {
             let event = EpollEvent::new(EventSet::IN, index as u64);
-            waiting.ctl(ControlOperation::Add, descriptor.as_raw_fd(), event)?;
+            epoll.ctl(ControlOperation::Add, descriptor.as_raw_fd(), event)?;
         }
         let (queues, descriptors) = queues.into_iter().unzip();
-        Ok(BlkfrontQueueSet { queues, epoll: waiting, waker, _descriptors: descriptors, events: 0 })
+        Ok(BlkfrontQueueSet { queues, epoll, waker, _descriptors: descriptors, events: 0 })
     }
 
-    /// The queues.
+    /// Returns the queues.
     #[inline]
     pub fn queues_mut(&mut self) -> &mut [BlkfrontQueue] {
         &mut self.queues
     }
 
-    /// The queues, to look at.
+    /// Returns the queues.
     #[inline]
     pub fn queues(&self) -> &[BlkfrontQueue] {
         &self.queues
     }
 
-    /// Events that have come so far, each of which may stand for several.
+    /// Returns the number of events taken so far. One may stand for several that were sent.
     pub fn calls(&self) -> u64 {
         self.events
     }
 
-    /// Events sent on all the queues.
+    /// Returns the number of events sent by all queues.
     pub fn kicks(&self) -> u64 {
         self.queues.iter().map(BlkfrontQueue::kicks).sum()
     }
 
-    /// Sleeps until on one of the queues `count` answers are there (or all, if fewer are in flight there), or the [`Waker`]
-    /// is used. Returns at once if nothing is in flight. May return early.
+    /// Sleeps until a queue has `count` responses (or all, if fewer are in flight), or the [`Waker`] is used. Returns at once if
+    /// nothing is in flight. May return early.
     ///
     /// # Errors
-    /// When a backend breaks the protocol, or the wait fails.
+    /// If the backend violates the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), DriverError> {
         let (mut busy, mut ready) = (false, false);
         for queue in self.queues.iter_mut().filter(|queue| queue.in_flight() != 0) {
@@ -83,13 +83,13 @@ impl BlkfrontQueueSet {
     }
 
     fn sleep(&mut self) -> Result<(), DriverError> {
-        let mut found = [EpollEvent::default(); MAX_EVENTS];
-        let count = match self.epoll.wait(-1, &mut found) {
+        let mut events = [EpollEvent::default(); MAX_EVENTS];
+        let count = match self.epoll.wait(-1, &mut events) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
             Err(error) => return Err(DriverError::System { what: "wait for an event", source: error }),
         };
-        for event in &found[..count] {
+        for event in &events[..count] {
             if let Some(queue) = usize::try_from(event.data()).ok().and_then(|index| self.queues.get_mut(index)) {
                 queue.take_event();
                 self.events += 1;
@@ -98,10 +98,10 @@ impl BlkfrontQueueSet {
         Ok(())
     }
 
-    /// Something to end a [`wait`](Self::wait) with from another thread.
+    /// Returns a handle that ends a [`wait`](Self::wait) from another thread.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If a system call fails.
     pub fn waker(&self) -> io::Result<Waker> {
         self.waker.try_clone().map(Waker::new)
     }

@@ -1,85 +1,85 @@
-//! Which requests of a ring are in flight, and the judgement of what comes back: nothing of a response is believed. Source: the
-//! checks of Linux's `xen-blkfront` since 2021 ("harden against malicious backend").
+//! The shadow ring: a private record of a ring's requests in flight, against which every response is checked. Source: the checks
+//! of Linux's `xen-blkfront` since 2021 ("harden against malicious back-end").
 
 use mqblk_ring::blkif::{BackendError, BlkifResponse, status};
 
-/// What a backend did wrong on a ring.
+/// A violation of the ring protocol by a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResponseError {
-    /// The index of responses cannot be.
+    /// The response index is invalid.
     #[error("{0}")]
     Index(BackendError),
-    /// A response to a request that cannot be.
+    /// A response with an id that is out of range.
     #[error("response: found id {found}, expected one below {ids}")]
     Id {
-        /// What it says.
+        /// The response's value.
         found: u64,
-        /// Ids in use.
+        /// Number of ids.
         ids: u16,
     },
-    /// A response to nothing.
+    /// A response with an id that is not in flight.
     #[error("response: found id {0}, expected that of a request in flight")]
     NotOutstanding(u64),
-    /// A response to some other request.
+    /// A response with the operation of another request.
     #[error("response to request {id}: found operation {found}, expected {expected}")]
     Operation {
-        /// The request.
+        /// The request's id.
         id: u64,
-        /// What it says.
+        /// The response's value.
         found: u8,
-        /// What the request asked for.
+        /// The request's operation.
         expected: u8,
     },
-    /// A response that says nothing.
+    /// A response with an undefined status.
     #[error("response to request {id}: found status {found}, expected 0, -1 or -2")]
     Status {
-        /// The request.
+        /// The request's id.
         id: u64,
-        /// What it says.
+        /// The response's value.
         found: i16,
     },
 }
 
 impl From<BackendError> for ResponseError {
-    fn from(broken: BackendError) -> ResponseError {
-        ResponseError::Index(broken)
+    fn from(error: BackendError) -> ResponseError {
+        ResponseError::Index(error)
     }
 }
 
-/// How the backend says a request ended. Source: `BLKIF_RSP_*`.
+/// Status of a completed request. Source: `BLKIF_RSP_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlkfrontStatus {
     /// BLKIF_RSP_OKAY.
     Ok,
     /// BLKIF_RSP_ERROR.
     IoError,
-    /// BLKIF_RSP_EOPNOTSUPP: this backend does not do such requests, and should not be sent more of them.
+    /// BLKIF_RSP_EOPNOTSUPP: the backend does not support the operation, and should not get more of these requests.
     Unsupported,
 }
 
-/// A request's end.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkfrontCompletion {
-    /// What the submission was given.
+    /// The value given at submission.
     pub user_data: u32,
-    /// How it ended.
+    /// Its status.
     pub status: BlkfrontStatus,
 }
 
-/// What is known of a request id.
+/// The record of a request id.
 #[derive(Clone, Copy, Debug, Default)]
 struct ShadowEntry {
-    /// What the submission was given.
+    /// The value given at submission.
     user_data: u32,
-    /// What the response has to say; `None`: nothing is outstanding.
+    /// The operation that the response must have. `None`: the id is free.
     operation: Option<u8>,
 }
 
-/// The request ids of a ring.
+/// The records of a ring's requests in flight, by id.
 #[derive(Debug)]
 pub(super) struct ShadowRing {
     entries: Box<[ShadowEntry]>,
-    /// A stack: the id that was used last comes next, and with it the pages that the backend has mapped.
+    /// Free ids, a stack: the id used last comes next, and with it the indirect pages that the backend has mapped.
     free: Vec<u16>,
 }
 
@@ -88,13 +88,13 @@ impl ShadowRing {
         ShadowRing { entries: vec![ShadowEntry::default(); ids.into()].into(), free: (0..ids).rev().collect() }
     }
 
-    /// The id that [`claim`](Self::claim) gives next.
+    /// Returns the id that the next [`claim`](Self::claim) takes.
     #[inline]
     pub(super) fn next_id(&self) -> Option<u16> {
         self.free.last().copied()
     }
 
-    /// Takes the [next](Self::next) id for a request to which the response says `operation`.
+    /// Takes the [next](Self::next_id) id for a request whose response must have `operation`.
     #[inline]
     pub(super) fn claim(&mut self, user_data: u32, operation: u8) {
         if let Some(id) = self.free.pop() {
@@ -102,13 +102,13 @@ impl ShadowRing {
         }
     }
 
-    /// A response has come.
+    /// Checks a response and releases its id.
     #[inline]
     pub(super) fn complete(&mut self, response: BlkifResponse) -> Result<BlkfrontCompletion, ResponseError> {
         let BlkifResponse { id, operation: found, status } = response;
-        let place = usize::try_from(id).ok().filter(|id| *id < self.entries.len());
-        let Some(place) = place else { return Err(ResponseError::Id { found: id, ids: self.entries.len() as u16 }) };
-        let ShadowEntry { user_data, operation } = self.entries[place];
+        let index = usize::try_from(id).ok().filter(|id| *id < self.entries.len());
+        let Some(index) = index else { return Err(ResponseError::Id { found: id, ids: self.entries.len() as u16 }) };
+        let ShadowEntry { user_data, operation } = self.entries[index];
         let Some(expected) = operation else { return Err(ResponseError::NotOutstanding(id)) };
         if found != expected {
             return Err(ResponseError::Operation { id, found, expected });
@@ -119,8 +119,8 @@ impl ShadowRing {
             status::NOT_SUPPORTED => BlkfrontStatus::Unsupported,
             found => return Err(ResponseError::Status { id, found }),
         };
-        self.entries[place].operation = None;
-        self.free.push(place as u16);
+        self.entries[index].operation = None;
+        self.free.push(index as u16);
         Ok(BlkfrontCompletion { user_data, status })
     }
 }

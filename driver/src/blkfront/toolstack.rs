@@ -1,31 +1,31 @@
-//! What a toolstack does for a device: makes both directories, asks for its end, removes what is left. Source: Xen's `libxl`, as
-//! far as a device needs it.
+//! The toolstack's part of a device's life: creates both directories, requests the detach, removes the directories. Source: Xen's
+//! `libxl`, as far as a device needs it.
 
 use mqblk_memory::DomainId;
 use mqblk_xen::store::{Access, Permission, Xenstore, XenstoreError};
 use mqblk_xen::vbd::{self, XenbusState, keys};
 
-/// A device as a toolstack makes it.
+/// A device, as a toolstack creates it.
 #[derive(Clone, Debug)]
 pub struct Vbd {
-    /// The domain of its backend.
+    /// The backend's domain.
     pub backend: DomainId,
-    /// The backend's type: the directory below `backend` in which its backend looks.
+    /// The backend's type: the directory below `backend` that the backend watches.
     pub type_name: String,
-    /// The domain of its frontend.
+    /// The frontend's domain.
     pub frontend: DomainId,
-    /// Its number.
+    /// The virtual device number.
     pub devid: u32,
-    /// What is behind it, for the backend.
+    /// The storage, in the backend's format.
     pub params: String,
-    /// Whether it may be written.
+    /// The device is writable.
     pub writable: bool,
-    /// Whether discard may be offered.
+    /// The backend may offer discard.
     pub discard: bool,
 }
 
 impl Vbd {
-    /// A device that may be written.
+    /// Returns a writable device with backend domain 0.
     pub fn new(type_name: &str, frontend: DomainId, devid: u32, params: &str) -> Vbd {
         Vbd {
             backend: DomainId(0),
@@ -38,20 +38,20 @@ impl Vbd {
         }
     }
 
-    /// The backend's directory.
+    /// Returns the backend's directory.
     pub fn backend_path(&self) -> String {
         vbd::backend_path(self.backend, &self.type_name, self.frontend, self.devid)
     }
 
-    /// The frontend's directory.
+    /// Returns the frontend's directory.
     pub fn frontend_path(&self) -> String {
         vbd::frontend_path(self.frontend, self.devid)
     }
 
-    /// Makes both directories, in one transaction: neither end may see one without the other.
+    /// Creates both directories in one transaction: neither end may see one without the other.
     ///
     /// # Errors
-    /// When xenstore refuses: only a domain that may do everything can do this.
+    /// If xenstore fails a request: only a privileged domain can do this.
     pub fn create(&self, store: &mut Xenstore) -> Result<(), XenstoreError> {
         let (front, back) = (self.frontend_path(), self.backend_path());
         let initialising = XenbusState::Initialising.to_string();
@@ -91,7 +91,7 @@ impl Vbd {
                     Permission { domain: owner, access: Access::None },
                     Permission { domain: reader, access: Access::Read },
                 ];
-                // What is written below inherits them.
+                // Keys written below inherit the permissions.
                 transaction.set_permissions(path, &permissions)?;
                 for (key, value) in pairs {
                     transaction.write(&format!("{path}/{key}"), value)?;
@@ -101,10 +101,10 @@ impl Vbd {
         })
     }
 
-    /// Asks the backend to let go of the device.
+    /// Requests that the backend releases the device.
     ///
     /// # Errors
-    /// When xenstore refuses.
+    /// If xenstore fails a request.
     pub fn detach(&self, store: &mut Xenstore) -> Result<(), XenstoreError> {
         let back = self.backend_path();
         store.transaction(|transaction| {
@@ -113,10 +113,10 @@ impl Vbd {
         })
     }
 
-    /// Removes both directories, whoever uses them.
+    /// Removes both directories, even if they are in use.
     ///
     /// # Errors
-    /// When xenstore refuses.
+    /// If xenstore fails a request.
     pub fn remove(&self, store: &mut Xenstore) -> Result<(), XenstoreError> {
         let (front, back) = (self.frontend_path(), self.backend_path());
         store.transaction(|transaction| {

@@ -1,5 +1,5 @@
-//! The handshake of states in xenstore, as far as both ends of a device take part in it. Source: Xen's `public/io/xenbus.h`, and
-//! the order in which Linux's `xen-blkfront` goes through the states.
+//! The xenbus state handshake between frontend and backend. Source: Xen's `public/io/xenbus.h`, with the states in the order of
+//! Linux's `xen-blkfront`.
 
 use std::time::{Duration, Instant};
 
@@ -11,40 +11,40 @@ use mqblk_xen::vbd::{XenbusState, keys, parse_number};
 use super::keys::{XenstoreValues, is_stale};
 use crate::DriverError;
 
-/// What events of the backend's state are told apart by.
+/// Watch token of the backend's state.
 const BACKEND_TOKEN: &str = "state";
-/// The same for the own directory.
+/// Watch token of the frontend's directory.
 const FRONTEND_TOKEN: &str = "own";
-/// Longest part of a backend's message that is passed on.
+/// Largest number of characters of a backend's error that are passed on.
 const MAX_ERROR_CHARS: usize = 200;
 
-/// Both directories of a device, from its frontend's side.
+/// A device's directories in xenstore, from the frontend's side.
 #[derive(Debug)]
 pub(super) struct XenbusDevice {
     store: Xenstore,
     frontend_path: String,
     back_path: String,
     backend: DomainId,
-    /// How long each step of the backend may take.
+    /// Longest duration of a step of the backend.
     step_timeout: Duration,
-    /// The frontend's state, as last written here.
+    /// The frontend's state as last written.
     state: XenbusState,
-    /// It says that it is closed when it is dropped.
+    /// On drop, the state becomes Closed.
     closes_on_drop: bool,
 }
 
 impl XenbusDevice {
-    /// Waits until the toolstack has made the frontend's directory `front`.
+    /// Waits up to `connect_timeout` until the toolstack has created the frontend's directory `front`.
     pub(super) fn open(
         xen: &dyn Xen,
         front: &str,
-        timeout: Duration,
+        connect_timeout: Duration,
         limit: Duration,
     ) -> Result<XenbusDevice, DriverError> {
         let mut store = xen.store()?;
         let key = format!("{front}/{}", keys::BACKEND);
         store.watch(&key, FRONTEND_TOKEN)?;
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + connect_timeout;
         let back = loop {
             match store.read(&key)? {
                 Some(back) if !back.is_empty() => break back,
@@ -68,18 +68,18 @@ impl XenbusDevice {
         })
     }
 
-    /// From now on it ends without a word, like a frontend that is killed.
+    /// Disables the state change on drop, to simulate a frontend that is killed.
     #[cfg(any(test, feature = "model"))]
     pub(super) fn disable_close(&mut self) {
         self.closes_on_drop = false;
     }
 
-    /// The backend's domain.
+    /// Returns the backend's domain.
     pub(super) fn backend(&self) -> DomainId {
         self.backend
     }
 
-    /// The backend's directory.
+    /// Returns the backend's directory.
     pub(super) fn backend_path(&self) -> &str {
         &self.back_path
     }
@@ -88,7 +88,7 @@ impl XenbusDevice {
         Ok(read_state(&mut self.store, &format!("{directory}/{}", keys::STATE))?)
     }
 
-    /// The backend's state.
+    /// Reads the backend's state.
     pub(super) fn backend_state(&mut self) -> Result<XenbusState, DriverError> {
         let back = self.back_path.clone();
         self.read_state_of(&back)
@@ -100,7 +100,7 @@ impl XenbusDevice {
         Ok(())
     }
 
-    /// What of `names` the backend has written.
+    /// Reads those of `names` that the backend has written.
     pub(super) fn read_keys(&mut self, names: &[&'static str]) -> Result<XenstoreValues, DriverError> {
         let mut found = XenstoreValues::default();
         for name in names {
@@ -111,12 +111,12 @@ impl XenbusDevice {
         Ok(found)
     }
 
-    /// The next event of the backend's state within `limit`; whether one came.
+    /// Waits up to `limit` for a change of the backend's state. Returns true if there was one.
     pub(super) fn wait_event(&mut self, limit: Option<Duration>) -> Result<bool, DriverError> {
         Ok(self.store.next_event(limit)?.is_some())
     }
 
-    /// Waits until the backend is in one of these states.
+    /// Waits until the backend is in one of the `wanted` states.
     pub(super) fn wait_state(
         &mut self,
         step: &'static str,
@@ -139,23 +139,23 @@ impl XenbusDevice {
         }
     }
 
-    /// The backend has given the device up; it may have told why.
+    /// Returns the error of a backend that has closed the device, with the reason from its error node if it can be read.
     fn closed_error(&mut self, step: &'static str, found: XenbusState) -> DriverError {
         let own = self.back_path.find("/backend/").map(|at| self.back_path.split_at(at));
-        let told = own.and_then(|(domain, rest)| self.store.read(&format!("{domain}/error{rest}/error")).ok()?);
+        let error = own.and_then(|(domain, rest)| self.store.read(&format!("{domain}/error{rest}/error")).ok()?);
         let why =
-            told.map_or_else(|| "it does not say why".into(), |text| text.chars().take(MAX_ERROR_CHARS).collect());
+            error.map_or_else(|| "it does not say why".into(), |text| text.chars().take(MAX_ERROR_CHARS).collect());
         DriverError::BackendState { step, found, why }
     }
 
-    /// Brings both ends to where a connection starts, from wherever an earlier one has left them.
+    /// Brings both ends to the initial states, whatever states an earlier connection has left.
     pub(super) fn initialise(&mut self) -> Result<(), DriverError> {
         use XenbusState::{Closed, Closing, Connected, InitWait, Initialised, Initialising, Unknown};
         let front = self.frontend_path.clone();
         let own = self.read_state_of(&front)?;
         if own == Initialising {
             self.state = Initialising;
-            // A backend that has closed before sees that somebody is here again only by a change.
+            // A backend that is closed notices a new frontend only by a change.
             if self.backend_state()? == Closed {
                 self.set_state(Initialising)?;
             }
@@ -165,7 +165,7 @@ impl XenbusDevice {
                 self.wait_state("let go of an earlier connection", &[Closing, Closed, InitWait])?;
             }
             if !matches!(self.backend_state()?, InitWait | Closed) {
-                // A state that is written over before the backend has read it was never there for it.
+                // A state that is overwritten before the backend reads it is lost.
                 if own != Closed {
                     self.set_state(Closed)?;
                 }
@@ -173,7 +173,7 @@ impl XenbusDevice {
             }
             self.set_state(Initialising)?;
         }
-        // A moment ago it may still have been closed.
+        // The backend may not have left Closed yet.
         let deadline = Instant::now() + self.step_timeout;
         loop {
             match self.wait_state("wait for its frontend", &[InitWait, Closed])? {
@@ -184,15 +184,15 @@ impl XenbusDevice {
         }
     }
 
-    /// Tells the backend of the rings, all at once, and waits until it is connected to them.
-    pub(super) fn connect(&mut self, told: &[(String, String)]) -> Result<(), DriverError> {
+    /// Writes the `entries` of the rings in one transaction, and waits until the backend is connected.
+    pub(super) fn connect(&mut self, entries: &[(String, String)]) -> Result<(), DriverError> {
         let front = &self.frontend_path;
         self.store.transaction(|transaction| {
             let present = transaction.list(front)?.unwrap_or_default();
             for name in present.iter().filter(|name| is_stale(name)) {
                 transaction.remove(&format!("{front}/{name}"))?;
             }
-            for (key, value) in told {
+            for (key, value) in entries {
                 transaction.write(&format!("{front}/{key}"), value)?;
             }
             let state = format!("{front}/{}", keys::STATE);
@@ -202,17 +202,17 @@ impl XenbusDevice {
         self.wait_state("connect to the rings", &[XenbusState::Connected]).map(|_| ())
     }
 
-    /// Ends the connection: when this returns without an error the backend uses nothing of ours any more.
+    /// Ends the connection. On success the backend does not use any of the frontend's pages any more.
     pub(super) fn close(&mut self) -> Result<(), DriverError> {
         self.set_state(XenbusState::Closing)?;
-        // What the toolstack has removed is not there any more.
+        // Unknown: the toolstack has removed the directory.
         let gone = [XenbusState::Closing, XenbusState::Closed, XenbusState::Unknown];
         self.wait_state("close", &gone)?;
         self.set_state(XenbusState::Closed)?;
         self.wait_state("close", &gone[1..]).map(|_| ())
     }
 
-    /// A new watch on the backend's state, for another thread.
+    /// Returns a monitor of the backend's state, for another thread.
     pub(super) fn backend_monitor(&self, xen: &dyn Xen) -> Result<BackendMonitor, DriverError> {
         let mut store = xen.store()?;
         let key = format!("{}/{}", self.back_path, keys::STATE);
@@ -221,7 +221,7 @@ impl XenbusDevice {
     }
 }
 
-/// The state at `key`; unknown where it cannot be read. What has been removed is not for all domains to know.
+/// Reads the state at `key`. Unknown if it cannot be read: a domain without permission cannot see that a key is removed.
 fn read_state(store: &mut Xenstore, key: &str) -> Result<XenbusState, XenstoreError> {
     match store.read(key) {
         Ok(value) => Ok(XenbusState::parse(value.as_deref())),
@@ -235,13 +235,13 @@ impl Drop for XenbusDevice {
         if self.closes_on_drop
             && matches!(self.state, XenbusState::Initialised | XenbusState::Connected | XenbusState::Closing)
         {
-            // Nobody is left to tell that it fails.
+            // An error cannot be reported from here.
             let _ = self.set_state(XenbusState::Closed);
         }
     }
 }
 
-/// Sees the backend's end.
+/// Detects the end of the backend.
 #[derive(Debug)]
 pub struct BackendMonitor {
     store: Xenstore,
@@ -250,17 +250,17 @@ pub struct BackendMonitor {
 }
 
 impl BackendMonitor {
-    /// Waits until the backend lets go of the device or is removed, for at most `limit`. Whether it has.
+    /// Waits up to `limit` until the backend releases the device or is removed. Returns true if it has.
     pub fn wait_gone(&mut self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         while !self.gone {
             match self.next_state(deadline.saturating_duration_since(Instant::now())) {
-                // The others mean nothing to a frontend that is connected.
+                // A connected frontend ignores the other states.
                 Ok(Some(state)) => {
                     self.gone = matches!(state, XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown)
                 }
                 Ok(None) => return false,
-                // Without xenstore nobody can say; what is in flight is told by the rings.
+                // Without xenstore the state is unknown. Requests in flight are completed by the rings.
                 Err(error) => {
                     tracing::debug!(%error, "no more is known of the back-end's state");
                     std::thread::sleep(deadline.saturating_duration_since(Instant::now()));

@@ -1,7 +1,7 @@
-//! A small vhost-user server in this process, for tests.
+//! A small vhost-user server for tests, in this process.
 //!
-//! Written from the specifications, byte by byte, and sharing nothing with the driver but the mapping of memory: what the
-//! two agree on, the documents said. What the device is, a [`Personality`] says.
+//! Written from the specifications, byte by byte. It shares no code with the driver except the mapping of memory, so both are
+//! checked against the documents. A [`ModelDevice`] implements the device.
 
 mod ring;
 mod wire;
@@ -16,26 +16,26 @@ use std::thread::JoinHandle;
 use mqblk_memory::{GuestAddress, GuestMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long the model waits for a message or a kick before it looks at everything again.
+/// Longest wait for a message or a kick before the model checks everything again.
 const TICK_MS: i64 = 20;
 
-/// A descriptor: (address, length, we may write).
+/// A descriptor: (address, length, device-writable).
 pub(crate) type Descriptor = (u64, u32, bool);
 
-/// What becomes of a request.
+/// How the model handles a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestOutcome {
-    /// It is answered, with so many bytes written.
+    /// Completed, with this many bytes written.
     Complete(u32),
-    /// It is answered under an id that is not in flight.
+    /// Completed with an id that is not in flight.
     CompleteWrongId(u32),
-    /// It stays; it is asked about again at the next tick.
+    /// Held; executed again at the next tick.
     Hold,
-    /// The server leaves.
+    /// The server closes the connection.
     Disconnect,
 }
 
-/// A request as it lies in a ring.
+/// A request that was taken off a ring.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelRequest {
     pub(crate) queue: usize,
@@ -43,23 +43,23 @@ pub(crate) struct ModelRequest {
     pub(crate) descriptors: Vec<Descriptor>,
 }
 
-/// A device.
+/// A device of the model.
 pub(crate) trait ModelDevice: Send + Sync + 'static {
-    /// Rings.
+    /// Returns the number of rings.
     fn ring_count(&self) -> u16;
-    /// Virtio features offered.
+    /// Returns the offered virtio features.
     fn features(&self) -> u64;
-    /// vhost-user protocol features offered.
+    /// Returns the offered vhost-user protocol features.
     fn protocol_features(&self) -> u64;
-    /// The configuration, from its first byte.
+    /// Returns the configuration space.
     fn config(&self) -> Vec<u8>;
-    /// The driver writes to the configuration.
+    /// Handles a driver's write to the configuration space.
     fn write_config(&self, offset: u32, bytes: &[u8]);
-    /// Looks at requests that are all in flight now, before any of them is carried out.
+    /// Observes all requests in flight before any of them is executed.
     fn observe_in_flight(&self, _memory: &GuestMemory, _requests: &[ModelRequest]) {}
-    /// Carries a request out, or says why not.
+    /// Executes a request.
     fn execute(&self, memory: &GuestMemory, request: &ModelRequest) -> RequestOutcome;
-    /// A connection was closed.
+    /// Handles the end of a connection.
     fn closed(&self) {}
 }
 
@@ -111,7 +111,7 @@ impl Drop for ModelServer {
     }
 }
 
-/// Waits until one of `fds` can be read, at most `milliseconds`. Which: a flag for each.
+/// Waits until one of `fds` is readable, for at most `milliseconds`. Returns a flag for each.
 fn wait_readable(fds: &[&dyn std::os::fd::AsFd], milliseconds: i64) -> Vec<bool> {
     let limit = Timespec { tv_sec: 0, tv_nsec: milliseconds * 1_000_000 };
     let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -119,7 +119,7 @@ fn wait_readable(fds: &[&dyn std::os::fd::AsFd], milliseconds: i64) -> Vec<bool>
     polled.iter().map(|fd| !fd.revents().is_empty()).collect()
 }
 
-/// Serves one connection to its end.
+/// Serves a connection until it is closed.
 fn serve(device: &impl ModelDevice, socket: &UnixStream, stop: &AtomicBool) {
     let mut connection = wire::Connection::new(device, socket);
     while !stop.load(Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! The model's end of a ring. Source: virtio 1.3 sections 2.7 and 5.2.6.
+//! The device side of a split ring. Source: virtio 1.3 sections 2.7 and 5.2.6.
 
 use std::fs::File;
 use std::io::Write;
@@ -25,7 +25,7 @@ impl ModelVring {
         memory.shared_u16(GuestAddress(self.addresses[part] + offset)).expect("a mapped cell").load(Ordering::Acquire)
     }
 
-    /// Takes what is there.
+    /// Takes all available requests.
     pub(super) fn pop_requests(&mut self, memory: &GuestMemory, queue: usize, into: &mut Vec<ModelRequest>) {
         while self.next_avail != self.load_u16(memory, 1, 2) {
             let slot = u64::from(self.next_avail % self.size);
@@ -37,7 +37,7 @@ impl ModelVring {
         }
     }
 
-    /// Asks for a kick at the next request. Returns whether one is there already.
+    /// Arms the ring: the next request kicks. Returns true if one is available already.
     pub(super) fn arm(&self, memory: &GuestMemory, event_idx: bool) -> bool {
         if event_idx {
             let avail_event = GuestAddress(self.addresses[2] + 4 + 8 * u64::from(self.size));

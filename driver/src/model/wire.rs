@@ -1,4 +1,4 @@
-//! The model's end of the conversation. Source: QEMU's `docs/interop/vhost-user.rst`.
+//! The model's side of a vhost-user connection. Source: QEMU's `docs/interop/vhost-user.rst`.
 
 use std::fs::File;
 use std::io::{IoSliceMut, Read, Write};
@@ -22,7 +22,7 @@ pub(super) struct Connection<'a, P> {
     socket: &'a UnixStream,
     memory: Arc<GuestMemory>,
     event_idx: bool,
-    /// Requests that were taken and are not answered.
+    /// Requests that were taken and are not completed.
     held_requests: Vec<ModelRequest>,
     pub(super) rings: Vec<ModelVring>,
 }
@@ -40,7 +40,7 @@ impl<'a, P: ModelDevice> Connection<'a, P> {
         Connection { device, socket, memory: Arc::default(), event_idx: false, held_requests: vec![], rings }
     }
 
-    /// Takes one message. `false` at the end of the conversation.
+    /// Handles one message. Returns false at the end of the connection.
     pub(super) fn handle_message(&mut self) -> bool {
         let mut head = [0; 12];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -60,14 +60,14 @@ impl<'a, P: ModelDevice> Connection<'a, P> {
         if self.socket.read_exact(&mut body).is_err() {
             return false;
         }
-        let answer = self.handle_request(request, &body, files);
-        let answer = answer.or((flags & NEED_REPLY != 0).then(|| 0_u64.to_ne_bytes().to_vec()));
-        let Some(answer) = answer else { return true };
+        let body = self.handle_request(request, &body, files);
+        let body = body.or((flags & NEED_REPLY != 0).then(|| 0_u64.to_ne_bytes().to_vec()));
+        let Some(body) = body else { return true };
         let mut reply = vec![];
-        for word in [request, 1 | REPLY, answer.len() as u32] {
+        for word in [request, 1 | REPLY, body.len() as u32] {
             reply.extend_from_slice(&word.to_ne_bytes());
         }
-        reply.extend_from_slice(&answer);
+        reply.extend_from_slice(&body);
         self.socket.write_all(&reply).is_ok()
     }
 
@@ -88,9 +88,9 @@ impl<'a, P: ModelDevice> Connection<'a, P> {
             11 => {
                 let index = ring(body);
                 self.rings[index].enabled = false;
-                let mut answer = body[..4].to_vec();
-                answer.extend_from_slice(&u32::from(self.rings[index].next_avail).to_ne_bytes());
-                return Some(answer);
+                let mut reply = body[..4].to_vec();
+                reply.extend_from_slice(&u32::from(self.rings[index].next_avail).to_ne_bytes());
+                return Some(reply);
             }
             12 => self.rings[usize::from(body[0])].kick = files.pop(),
             13 => self.rings[usize::from(body[0])].call = files.pop(),
@@ -101,9 +101,9 @@ impl<'a, P: ModelDevice> Connection<'a, P> {
                 let (offset, size) = (u32_at(body, 0) as usize, u32_at(body, 4) as usize);
                 let mut config = self.device.config();
                 config.resize(256, 0);
-                let mut answer = body[..12].to_vec();
-                answer.extend_from_slice(&config[offset..offset + size]);
-                return Some(answer);
+                let mut reply = body[..12].to_vec();
+                reply.extend_from_slice(&config[offset..offset + size]);
+                return Some(reply);
             }
             25 => {
                 assert_eq!(u32_at(body, 8), 0, "a driver's write has flags 0");
@@ -125,11 +125,12 @@ impl<'a, P: ModelDevice> Connection<'a, P> {
         self.memory = Arc::new(memory);
     }
 
-    /// Answers what the rings hold. `false` when the device leaves.
+    /// Executes the requests of all rings. Returns false if the device closes the connection.
     pub(super) fn serve_rings(&mut self) -> bool {
         loop {
             let mut again = false;
-            // All that is there first: what is in flight at the same time is seen at the same time.
+            // Takes the requests of all rings before any is executed, so that the device observes all that are in flight
+            // together.
             for (index, ring) in self.rings.iter_mut().enumerate() {
                 if ring.enabled && ring.kick.is_some() {
                     ring.pop_requests(&self.memory, index, &mut self.held_requests);

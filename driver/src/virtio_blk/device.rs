@@ -1,4 +1,4 @@
-//! A connected device: set-up, what it looks like, and tear-down.
+//! A connected device: setup, properties, and teardown.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,39 +15,39 @@ use crate::DriverError;
 use crate::error::{check_queue_size, check_range};
 use crate::setup::{AddressPlanner, DescriptorLayout, SharedMemory};
 
-/// How to connect.
+/// Options of [`BlkDevice::connect`].
 #[derive(Clone, Debug)]
 pub struct BlkConnectOptions {
     /// The server's socket.
     pub socket: PathBuf,
-    /// Queues to set up; fewer than the server offers is fine.
+    /// Number of queues to set up, at most what the server offers.
     pub queues: u16,
     /// Entries of each queue, a power of two.
     pub queue_size: u16,
-    /// Requests that will be in flight on one queue, for [`ShapeChoice::Auto`].
+    /// Requests in flight on a queue at full depth, for [`DescriptorLayout::Auto`].
     pub depth: u16,
-    /// Threads that will own the queues: queue `q` goes to set `q` modulo `threads`.
+    /// Number of threads that own the queues: queue `q` belongs to set `q` modulo `threads`.
     pub threads: u16,
     /// Data memory of each queue.
     pub data_per_queue: ByteLen,
     /// Direct or indirect descriptors.
     pub descriptors: DescriptorLayout,
-    /// Use EVENT_IDX when offered.
+    /// Use EVENT_IDX if offered.
     pub event_idx: bool,
-    /// Spoil each status byte before its request, to see a device that does not write it. Costs a cache line's way.
+    /// Poison each status byte before its request, to detect a device that does not write it. Costs a cache line transfer.
     pub poison_status: bool,
-    /// Have the server keep which requests are in flight, if it can, where a server after it goes on.
+    /// Create an in-flight region, if the server supports it, so that the next server replays requests.
     pub inflight: bool,
-    /// Have the server tell when its configuration changes: it may wait for [`Device::changed`] then.
+    /// Accept config change messages. The server may wait for [`BlkDevice::wait_config_change`] then.
     pub config_changes: bool,
-    /// How long to try to connect.
+    /// How long to retry to connect.
     pub connect_timeout: Duration,
-    /// How long to wait for an answer on the socket.
+    /// How long to wait for a reply on the socket.
     pub reply_timeout: Duration,
 }
 
 impl BlkConnectOptions {
-    /// One queue of 256 entries with 1 MiB of data, owned by one thread.
+    /// Returns options for one queue of 256 entries with 1 MiB of data, owned by one thread.
     pub fn new(socket: impl Into<PathBuf>) -> BlkConnectOptions {
         BlkConnectOptions {
             socket: socket.into(),
@@ -67,32 +67,32 @@ impl BlkConnectOptions {
     }
 }
 
-/// What the device says of itself. Fields of features that it does not have are as if it had said nothing.
+/// Properties of a device. Fields of features that were not negotiated have their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkInfo {
     /// Size.
     pub capacity: Sector512,
     /// Logical block size.
     pub block_size: BlockSize,
-    /// Writes are refused.
+    /// The device is read-only.
     pub read_only: bool,
-    /// It has a volatile cache and takes flushes.
+    /// The device has a volatile cache and supports flushes.
     pub flush: bool,
-    /// The cache mode can be switched; and whether it writes back now.
+    /// The cache mode, if it can be switched: true for write-back.
     pub writeback: Option<bool>,
-    /// Most queues.
+    /// Largest number of queues.
     pub queues: u16,
-    /// Most pieces of data of one request, when it says.
+    /// Largest number of data segments of a request, if known.
     pub seg_max: Option<u32>,
-    /// Largest piece, in bytes, when it says.
+    /// Largest segment in bytes, if known.
     pub size_max: Option<u32>,
-    /// Physical block size: logical blocks, as a power of two.
+    /// Logical blocks in a physical block, as a power of two.
     pub physical_block_exp: u8,
-    /// Largest discard in sectors, and most ranges of one request, when it takes them.
+    /// Largest discard in sectors and largest number of ranges of a request, if supported.
     pub discard: Option<(u32, u32)>,
-    /// Largest write of zeroes in sectors, and most ranges of one request, when it takes them.
+    /// Largest write-zeroes in sectors and largest number of ranges of a request, if supported.
     pub write_zeroes: Option<(u32, u32)>,
-    /// Virtio feature bits agreed on.
+    /// Negotiated virtio feature bits.
     pub features: u64,
 }
 
@@ -123,26 +123,26 @@ impl BlkInfo {
     }
 }
 
-/// A connected device. The queues are handed out once; this end keeps the conversation.
+/// A connected device. Owns the connection; the queues are handed out once.
 #[derive(Debug)]
 pub struct BlkDevice {
     client: Client,
-    /// Where the server says that its configuration has changed.
+    /// The channel for config change messages.
     backend_channel: Option<BackendChannel>,
     info: BlkInfo,
     queues: u16,
     sets: Vec<BlkQueueSet>,
     shared: SharedMemory,
     options: BlkConnectOptions,
-    /// The cache mode that was asked for.
+    /// The cache mode that was set.
     writeback: Option<bool>,
 }
 
 impl BlkDevice {
-    /// Connects, agrees on features, and starts the queues.
+    /// Connects, negotiates features, and starts the queues.
     ///
     /// # Errors
-    /// When the server is not there, refuses a step, or cannot do what the options ask for.
+    /// If the server cannot be reached, fails a message, or does not support the options.
     pub fn connect(options: &BlkConnectOptions) -> Result<BlkDevice, DriverError> {
         let mut client = Client::connect(&options.socket, options.connect_timeout, options.reply_timeout)?;
         if options.config_changes {
@@ -187,7 +187,7 @@ impl BlkDevice {
     fn start_queues(&mut self, options: &BlkConnectOptions, layouts: &[QueueLayout]) -> Result<(), DriverError> {
         let features = self.info.features;
         let indirect = features & virtio::INDIRECT_DESC != 0;
-        let shape = options.descriptors.resolve(indirect, options.depth.into(), options.queue_size);
+        let chain_layout = options.descriptors.resolve(indirect, options.depth.into(), options.queue_size);
         let mut sets = Vec::with_capacity(options.threads.into());
         for _ in 0..options.threads {
             sets.push((Vec::new(), EventFd::new(0).map_err(DriverError::eventfd)?));
@@ -195,7 +195,7 @@ impl BlkDevice {
         for (index, layout) in layouts.iter().enumerate() {
             let (queues, call) = &mut sets[index % usize::from(options.threads)];
             let (ring, kick) = self.shared.start_queue(&mut self.client, index as u16, &layout.ring, features, call)?;
-            let queue = BlkQueue::new(ring, shape, &self.shared.memory, *layout, options.poison_status, kick);
+            let queue = BlkQueue::new(ring, chain_layout, &self.shared.memory, *layout, options.poison_status, kick);
             queues.push(queue.expect("the region was made for this layout"));
         }
         let sets = sets.into_iter().map(|(queues, call)| BlkQueueSet::new(queues, call));
@@ -203,34 +203,34 @@ impl BlkDevice {
         Ok(())
     }
 
-    /// What the device says of itself.
+    /// Returns the device's properties.
     pub fn info(&self) -> &BlkInfo {
         &self.info
     }
 
-    /// The queues, a set for each thread. Empty the second time.
+    /// Returns the queues, a set for each thread. Empty at the second call.
     pub fn take_queues(&mut self) -> Vec<BlkQueueSet> {
         std::mem::take(&mut self.sets)
     }
 
-    /// The server's process, if the system says.
+    /// Returns the server's process id, if known.
     pub fn server_pid(&self) -> Option<i32> {
         self.client.server_pid()
     }
 
-    /// Something to see the server's end with.
+    /// Returns a handle that detects the end of the server.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If a system call fails.
     pub fn hangup_monitor(&self) -> io::Result<HangupMonitor> {
         self.client.hangup_monitor()
     }
 
-    /// Connects again, to a server that serves the same disk: the one before has left or died. The queues go on where they were,
-    /// in whichever threads they are; requests in flight are answered by the new server.
+    /// Connects again, to a server of the same disk, after the previous server has ended. The queues continue in the threads that
+    /// own them. The new server completes the requests in flight.
     ///
     /// # Errors
-    /// When the server is not there within `patience`, refuses a step, or is not as the one before was.
+    /// If the server cannot be reached within `timeout`, fails a message, or offers less than the previous one.
     pub fn reconnect(&mut self, timeout: Duration) -> Result<(), DriverError> {
         let mut client = Client::connect(&self.options.socket, timeout, self.options.reply_timeout)?;
         if self.options.config_changes {
@@ -246,20 +246,20 @@ impl BlkDevice {
         self.refresh().map(|_| ())
     }
 
-    /// Switches the write cache: write-back or write-through (CONFIG_WCE).
+    /// Sets the cache mode: write-back or write-through (CONFIG_WCE).
     ///
     /// # Errors
-    /// When the server refuses (as far as it says so).
+    /// If the server reports a failure.
     pub fn set_writeback(&mut self, on: bool) -> Result<(), DriverError> {
         self.client.write_config(CONFIG_WRITEBACK, &[u8::from(on)])?;
         self.writeback = Some(on);
         Ok(())
     }
 
-    /// Reads the configuration again.
+    /// Reads the configuration space again.
     ///
     /// # Errors
-    /// When the server refuses or the configuration makes no sense.
+    /// If the server fails the message or the configuration space is invalid.
     pub fn refresh(&mut self) -> Result<&BlkInfo, DriverError> {
         let mut config = BlkConfig([0; CONFIG_BYTES]);
         self.client.read_config(0, &mut config.0)?;
@@ -267,11 +267,11 @@ impl BlkDevice {
         Ok(&self.info)
     }
 
-    /// Waits at most `timeout` for the server to say that its configuration has changed, reads it again, and answers. Whether it
-    /// was said; never by a server that has no messages for us, nor without [`Options::config_changes`].
+    /// Waits at most `timeout` for a config change message, reads the configuration space again, and replies. Returns true if a
+    /// message came. None comes without a backend channel or without [`BlkConnectOptions::config_changes`].
     ///
     /// # Errors
-    /// When the server says something else, refuses, or the configuration makes no sense.
+    /// If the server sends another message, fails one, or the configuration space is invalid.
     pub fn wait_config_change(&mut self, timeout: Duration) -> Result<bool, DriverError> {
         let Some(requests) = self.backend_channel.take() else { return Ok(false) };
         let read = |device: &mut BlkDevice| match requests.wait_config_change(timeout) {
@@ -288,10 +288,10 @@ impl BlkDevice {
         changed
     }
 
-    /// Stops all queues: the server touches the shared memory no more.
+    /// Stops all queues. The server does not access the shared memory any more.
     ///
     /// # Errors
-    /// When the server does not answer, or not in time.
+    /// If the server does not reply in time.
     pub fn stop(mut self, sets: Vec<BlkQueueSet>) -> Result<(), DriverError> {
         for index in 0..self.queues {
             self.client.stop_queue(index)?;

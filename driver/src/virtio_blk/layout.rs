@@ -1,4 +1,4 @@
-//! Where everything lies in the memory that the driver shares with the server.
+//! Layout of the memory shared with the server.
 
 use mqblk_core::ByteLen;
 use mqblk_memory::GuestAddress;
@@ -6,14 +6,14 @@ use mqblk_memory::GuestAddress;
 use super::wire::{HEADER_BYTES, MAX_RANGES, RANGE_BYTES};
 use crate::setup::{AddressPlanner, DataArea, RingLayout};
 
-/// One queue's memory, in guest addresses.
+/// Guest addresses of a queue's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueLayout {
     pub(crate) ring: RingLayout,
-    /// Headers lie side by side, four in a cache line, in the order in which slots are used: a batch of requests moves a
-    /// quarter of the lines that one line for each request would.
+    /// Headers, four in a cache line, in the order in which slots are used. A batch of requests moves a quarter of the cache
+    /// lines that a line for each header would need.
     pub(crate) headers: GuestAddress,
-    /// Status bytes, 64 in a cache line, for the same reason.
+    /// Status bytes, 64 in a cache line for the same reason.
     pub(crate) statuses: GuestAddress,
     /// Ranges of discard and write-zeroes requests, [`MAX_RANGES`] for each slot.
     pub(crate) ranges: GuestAddress,
@@ -21,7 +21,7 @@ pub(crate) struct QueueLayout {
 }
 
 impl QueueLayout {
-    /// Lays a queue of `size` entries out.
+    /// Allocates the memory of a queue of `size` entries.
     pub(crate) fn new(planner: &mut AddressPlanner, size: u16, data_len: ByteLen) -> QueueLayout {
         let n = u64::from(size);
         let ring = planner.allocate_ring(size);

@@ -1,11 +1,11 @@
 //! A virtio-blk driver over vhost-user. Source: virtio 1.3 section 5.2, "Block Device".
 //!
 //! ```text
-//! Device::connect  ->  QueueSet (one for each thread)  ->  Queue: read, write, ... publish, look, reap
+//! BlkDevice::connect  ->  BlkQueueSet (one for each thread)  ->  BlkQueue: read, write, ... publish, poll, reap
 //! ```
 //!
-//! A request's data lies in memory that both sides map: each queue has a stretch of it ([`Queue::data`]), and any queue may
-//! use any of it. It is copied in and out by [`GuestMemory`](mqblk_memory::GuestMemory).
+//! A request's data lies in memory that both sides map. Each queue has an area of it ([`BlkQueue::data`]), but any queue may use
+//! any of it. [`GuestMemory`](mqblk_memory::GuestMemory) copies data in and out.
 
 mod device;
 mod layout;

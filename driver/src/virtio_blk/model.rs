@@ -1,4 +1,4 @@
-//! A small vhost-user-blk server in this process, for tests. It keeps its disk in memory and can be told to misbehave.
+//! A small vhost-user-blk server for tests, in this process, with a disk in memory. It can inject faults.
 
 use std::ops::Range;
 use std::path::Path;
@@ -16,40 +16,40 @@ const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 9;
 /// SEG_MAX, BLK_SIZE, FLUSH, CONFIG_WCE, MQ, DISCARD, WRITE_ZEROES; INDIRECT_DESC, EVENT_IDX, protocol features, VERSION_1.
 const FEATURES: u64 = 1 << 2 | 1 << 6 | 1 << 9 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14 | 0b111 << 28 | 1 << 32;
 
-/// How the model behaves.
+/// Options of the model.
 #[derive(Clone, Debug)]
 pub struct BlkBehaviour {
     /// Bytes of the disk.
     pub size: usize,
-    /// Queues offered.
+    /// Number of queues offered.
     pub queues: u16,
-    /// Feature bits not to offer.
+    /// Feature bits that are not offered.
     pub without_features: u64,
     /// VIRTIO_BLK_F_RO.
     pub read_only: bool,
     /// VIRTIO_BLK_F_SIZE_MAX, with this value.
     pub size_max: Option<u32>,
-    /// What to do wrong.
+    /// The fault to inject.
     pub fault: BlkFault,
 }
 
-/// What the model does wrong.
+/// A fault that the model injects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlkFault {
-    /// Nothing.
+    /// None.
     #[default]
     None,
-    /// Closes the connection when this many requests have come.
+    /// Closes the connection after this many requests.
     DisconnectAfter(u64),
-    /// Stops answering requests when this many have come.
+    /// Completes no requests after this many.
     StallAfter(u64),
-    /// Flips a bit of every write from this one on before it is stored.
+    /// Flips a bit of the data of every write from this request on.
     CorruptFrom(u64),
-    /// Answers with VIRTIO_BLK_S_IOERR from this request on.
+    /// Completes with VIRTIO_BLK_S_IOERR from this request on.
     FailFrom(u64),
-    /// Answers without writing the status byte from this request on.
+    /// Completes without writing the status byte from this request on.
     NoStatusFrom(u64),
-    /// Answers with an id that is not in flight.
+    /// Completes this request with an id that is not in flight.
     WrongIdAt(u64),
 }
 
@@ -66,7 +66,7 @@ impl Default for BlkBehaviour {
     }
 }
 
-/// What the connections share.
+/// State shared by the connections and the test.
 #[derive(Debug)]
 struct ModelState {
     behaviour: BlkBehaviour,
@@ -77,7 +77,7 @@ struct ModelState {
     writeback: AtomicBool,
 }
 
-/// The running server. Ends when dropped.
+/// The running server. Stopped on drop.
 #[derive(Debug)]
 pub struct BlkModel {
     shared: Arc<ModelState>,
@@ -88,7 +88,7 @@ impl BlkModel {
     /// Serves at `path`, one connection after the other.
     ///
     /// # Panics
-    /// When the socket cannot be made: it is for tests.
+    /// If the socket cannot be created.
     pub fn start(path: &Path, behaviour: BlkBehaviour) -> BlkModel {
         let shared = Arc::new(ModelState {
             disk: Mutex::new(vec![0; behaviour.size]),
@@ -101,17 +101,17 @@ impl BlkModel {
         BlkModel { _server: ModelServer::start(path, Arc::clone(&shared)), shared }
     }
 
-    /// The disk's content.
+    /// Returns the disk's content.
     pub fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
         self.shared.disk()
     }
 
-    /// Requests that queue `index` has brought.
+    /// Returns the number of requests of queue `index`.
     pub fn requests(&self, index: usize) -> u64 {
         self.shared.per_queue[index].load(Ordering::Relaxed)
     }
 
-    /// Flushes answered.
+    /// Returns the number of completed flushes.
     pub fn flushes(&self) -> u64 {
         self.shared.flushes.load(Ordering::Relaxed)
     }
@@ -176,7 +176,7 @@ impl ModelDevice for ModelState {
     }
 }
 
-/// Carries a request out and writes its status. Returns the bytes written.
+/// Executes a request and writes its status. Returns the bytes written.
 fn execute(shared: &ModelState, memory: &GuestMemory, pieces: &[Descriptor], count: u64) -> u32 {
     let (first, rest) = pieces.split_first().expect("a header");
     let (status, data) = rest.split_last().expect("a status");
@@ -222,7 +222,7 @@ fn execute(shared: &ModelState, memory: &GuestMemory, pieces: &[Descriptor], cou
     written
 }
 
-/// The bytes of the disk that a discard or write-zeroes range names.
+/// Returns the bytes of a discard or write-zeroes range.
 fn range_at(memory: &GuestMemory, at: u64) -> Range<usize> {
     let start = u64::from_le_bytes(read(memory, at)) as usize * SECTOR;
     let sectors = u32::from_le_bytes(read(memory, at + 8)) as usize;

@@ -1,4 +1,4 @@
-//! One queue of a virtio-blk device, and the set of queues that one thread owns.
+//! A queue of a virtio-blk device, and the set of queues that a thread owns.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::wire::{HEADER_BYTES, ID_BYTES, MAX_RANGES, RANGE_BYTES, SectorRange, 
 use crate::call_event::{self, CallEvent};
 use crate::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 
-/// What a status byte holds before the device has written it, when [`Options::poison_status`](super::Options) is set.
+/// A status byte that the device has not written, if [`BlkConnectOptions::poison_status`](super::BlkConnectOptions) is set.
 const POISON: u8 = 0xff;
 
-/// How the device says a request ended. Source: virtio 1.3 section 5.2.6.
+/// Status of a completed request. Source: virtio 1.3 section 5.2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlkStatus {
     /// Done.
@@ -26,9 +26,9 @@ pub enum BlkStatus {
     IoError,
     /// VIRTIO_BLK_S_UNSUPP.
     Unsupported,
-    /// The device answered without writing a status (seen only with [`Options::poison_status`](super::Options)).
+    /// The device has not written a status (detected only with [`BlkConnectOptions::poison_status`](super::BlkConnectOptions)).
     NotWritten,
-    /// No status that the specification knows.
+    /// A status that the specification does not define.
     Unknown(u8),
 }
 
@@ -45,19 +45,19 @@ impl BlkStatus {
     }
 }
 
-/// A request's end.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkCompletion {
-    /// What the submission was given.
+    /// The value given at submission.
     pub user_data: u32,
-    /// How it ended.
+    /// Its status.
     pub status: BlkStatus,
-    /// Bytes that the device says it wrote, the status byte included.
+    /// Bytes that the device has written, as reported by it, including the status byte.
     pub written: u32,
 }
 
-/// One queue, owned by one thread. Nothing is allocated, and no system call made, for a request; [`publish`](Self::publish)
-/// makes one when the server sleeps.
+/// A queue, owned by one thread. A request allocates nothing and makes no system call. [`publish`](Self::publish) makes one if
+/// the server sleeps.
 #[derive(Debug)]
 pub struct BlkQueue {
     ring: SplitDriver,
@@ -67,11 +67,11 @@ pub struct BlkQueue {
     headers: SharedArray<[u64; 2]>,
     statuses: SharedArray<u8>,
     ranges: SharedArray<[u64; 2]>,
-    /// Headers as last written: one that is the same (the same block again) is not stored again.
+    /// Headers as last written. An equal header (the same block again) is not stored again.
     written_headers: Box<[[u64; 2]]>,
-    /// What submissions were given, by slot.
+    /// The values given at submission, by slot.
     user_data: Box<[u32]>,
-    /// A stack, in step with the ring's stack of descriptors: a slot comes with the same descriptors again.
+    /// Free slots, a stack in step with the ring's stack of descriptors: a slot always gets the same descriptors.
     free: Vec<u16>,
     poison: bool,
     kick: EventFd,
@@ -81,7 +81,7 @@ pub struct BlkQueue {
 impl BlkQueue {
     pub(crate) fn new(
         ring: SplitDriver,
-        shape: ChainLayout,
+        chain_layout: ChainLayout,
         memory: &Arc<GuestMemory>,
         layout: QueueLayout,
         poison: bool,
@@ -89,7 +89,7 @@ impl BlkQueue {
     ) -> Option<BlkQueue> {
         let n = usize::from(ring.size());
         Some(BlkQueue {
-            chain_layout: shape,
+            chain_layout,
             headers: memory.shared_array(layout.headers, n)?,
             statuses: memory.shared_array(layout.statuses, n)?,
             ranges: memory.shared_array(layout.ranges, n * MAX_RANGES)?,
@@ -106,23 +106,23 @@ impl BlkQueue {
         })
     }
 
-    /// The memory that data lies in.
+    /// Returns the shared memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// This queue's stretch of data memory, page aligned.
+    /// Returns this queue's data area, page aligned.
     pub fn data(&self) -> (GuestAddress, ByteLen) {
         (self.layout.data.start, self.layout.data.len)
     }
 
-    /// Requests submitted and not yet reaped.
+    /// Returns the number of requests submitted and not yet reaped.
     #[inline]
     pub fn in_flight(&self) -> u16 {
         self.ring.in_flight()
     }
 
-    /// Kicks written so far.
+    /// Returns the number of kicks so far.
     pub fn kicks(&self) -> u64 {
         self.kicks
     }
@@ -130,7 +130,7 @@ impl BlkQueue {
     /// Reads from `start` into `data`.
     ///
     /// # Errors
-    /// [`Refused::Full`] until something is reaped.
+    /// [`SubmitError::Full`] until a completion is reaped.
     #[inline]
     pub fn read(&mut self, user_data: u32, start: Sector512, data: DataSegment) -> Result<(), SubmitError> {
         self.submit(user_data, request_type::IN, start, [data], true)
@@ -139,16 +139,16 @@ impl BlkQueue {
     /// Writes `data` at `start`.
     ///
     /// # Errors
-    /// [`Refused::Full`] until something is reaped.
+    /// [`SubmitError::Full`] until a completion is reaped.
     #[inline]
     pub fn write(&mut self, user_data: u32, start: Sector512, data: DataSegment) -> Result<(), SubmitError> {
         self.submit(user_data, request_type::OUT, start, [data], false)
     }
 
-    /// Reads from `start` into several pieces.
+    /// Reads from `start` into several segments.
     ///
     /// # Errors
-    /// [`Refused`]: full, or more pieces than a request can have.
+    /// [`SubmitError`]: the ring is full, or the request has too many segments.
     pub fn read_segments(
         &mut self,
         user_data: u32,
@@ -158,10 +158,10 @@ impl BlkQueue {
         self.submit(user_data, request_type::IN, start, data, true)
     }
 
-    /// Writes several pieces at `start`.
+    /// Writes several segments at `start`.
     ///
     /// # Errors
-    /// [`Refused`]: full, or more pieces than a request can have.
+    /// [`SubmitError`]: the ring is full, or the request has too many segments.
     pub fn write_segments(
         &mut self,
         user_data: u32,
@@ -171,34 +171,34 @@ impl BlkQueue {
         self.submit(user_data, request_type::OUT, start, data, false)
     }
 
-    /// Makes all writes that have been reaped durable.
+    /// Makes all reaped writes durable.
     ///
     /// # Errors
-    /// [`Refused::Full`] until something is reaped.
+    /// [`SubmitError::Full`] until a completion is reaped.
     pub fn flush(&mut self, user_data: u32) -> Result<(), SubmitError> {
         self.submit(user_data, request_type::FLUSH, Sector512(0), [], false)
     }
 
-    /// Says that the ranges' content is no longer needed. At most [`MAX_RANGES`].
+    /// Discards at most [`MAX_RANGES`] ranges.
     ///
     /// # Errors
-    /// [`Refused`]: full, none, or too many ranges.
+    /// [`SubmitError`]: the ring is full, or there are no or too many ranges.
     pub fn discard(&mut self, user_data: u32, ranges: &[SectorRange]) -> Result<(), SubmitError> {
         self.submit_ranges(user_data, request_type::DISCARD, ranges)
     }
 
-    /// Makes the ranges read as zeroes. At most [`MAX_RANGES`].
+    /// Writes zeroes to at most [`MAX_RANGES`] ranges.
     ///
     /// # Errors
-    /// [`Refused`]: full, none, or too many ranges.
+    /// [`SubmitError`]: the ring is full, or there are no or too many ranges.
     pub fn write_zeroes(&mut self, user_data: u32, ranges: &[SectorRange]) -> Result<(), SubmitError> {
         self.submit_ranges(user_data, request_type::WRITE_ZEROES, ranges)
     }
 
-    /// Asks for the device's serial: 20 bytes at `address`, padded with zeroes.
+    /// Reads the device's serial: 20 bytes at `address`, padded with zeroes.
     ///
     /// # Errors
-    /// [`Refused::Full`] until something is reaped.
+    /// [`SubmitError::Full`] until a completion is reaped.
     pub fn get_id(&mut self, user_data: u32, address: GuestAddress) -> Result<(), SubmitError> {
         self.submit(user_data, request_type::GET_ID, Sector512(0), [DataSegment { address, len: ID_BYTES }], true)
     }
@@ -222,7 +222,7 @@ impl BlkQueue {
         )
     }
 
-    /// Composes a request piece by piece: header, data, status.
+    /// Builds the descriptor chain of a request: header, data, status.
     #[inline]
     fn submit(
         &mut self,
@@ -236,10 +236,10 @@ impl BlkQueue {
         let at = u64::from(slot);
         let header_at = GuestAddress(self.layout.headers.0 + at * u64::from(HEADER_BYTES));
         let mut chain = self.ring.begin(self.chain_layout).readable(header_at, HEADER_BYTES)?;
-        for piece in data {
+        for segment in data {
             chain = match device_writes {
-                true => chain.writable(piece.address, piece.len)?,
-                false => chain.readable(piece.address, piece.len)?,
+                true => chain.writable(segment.address, segment.len)?,
+                false => chain.readable(segment.address, segment.len)?,
             };
         }
         chain = chain.writable(GuestAddress(self.layout.statuses.0 + at), 1)?;
@@ -258,10 +258,10 @@ impl BlkQueue {
         Ok(())
     }
 
-    /// Makes all submitted requests visible to the server, and kicks it if it asked for that.
+    /// Publishes all submitted requests, and kicks the server if it has asked for kicks.
     ///
     /// # Errors
-    /// When the kick cannot be written.
+    /// If the kick cannot be written.
     #[inline]
     pub fn publish(&mut self) -> io::Result<()> {
         if self.ring.publish() {
@@ -271,25 +271,25 @@ impl BlkQueue {
         Ok(())
     }
 
-    /// Requests submitted and not yet published.
+    /// Returns the number of requests submitted and not yet published.
     #[inline]
     pub fn unpublished(&self) -> u16 {
         self.ring.unpublished()
     }
 
-    /// Looks for answers; returns how many [`reap`](Self::reap) can take.
+    /// Checks for completions. Returns how many [`reap`](Self::reap) can take.
     ///
     /// # Errors
-    /// When the device breaks the protocol: the queue is of no more use.
+    /// If the device violates the protocol. The queue cannot be used any more.
     #[inline]
     pub fn poll(&mut self) -> Result<u16, DeviceError> {
         Ok(self.ring.poll_used()?)
     }
 
-    /// Takes one answer of those that the last [`look`](Self::look) saw.
+    /// Reaps one of the completions that the last [`poll`](Self::poll) has found.
     ///
     /// # Errors
-    /// When the device breaks the protocol: the queue is of no more use.
+    /// If the device violates the protocol. The queue cannot be used any more.
     #[inline]
     pub fn reap(&mut self) -> Result<Option<BlkCompletion>, DeviceError> {
         let Some(used) = self.ring.take()? else { return Ok(None) };
@@ -300,7 +300,7 @@ impl BlkQueue {
     }
 }
 
-/// The queues that one thread owns. They share one call eventfd, so that the thread waits in one place, with one system call.
+/// The queues that a thread owns. They share a call eventfd, so the thread waits with one system call.
 #[derive(Debug)]
 pub struct BlkQueueSet {
     queues: Vec<BlkQueue>,
@@ -312,36 +312,36 @@ impl BlkQueueSet {
         Ok(BlkQueueSet { queues, call_event: CallEvent::new(call)? })
     }
 
-    /// The queues.
+    /// Returns the queues.
     #[inline]
     pub fn queues_mut(&mut self) -> &mut [BlkQueue] {
         &mut self.queues
     }
 
-    /// The queues, to look at.
+    /// Returns the queues.
     #[inline]
     pub fn queues(&self) -> &[BlkQueue] {
         &self.queues
     }
 
-    /// Calls that the server has sent so far. A use of the [`Waker`] counts as one.
+    /// Returns the number of calls so far. A use of the [`Waker`] counts as one.
     ///
     /// # Errors
-    /// When the eventfd cannot be read.
+    /// If the eventfd cannot be read.
     pub fn calls(&mut self) -> io::Result<u64> {
         self.call_event.count()
     }
 
-    /// Kicks written on all the queues.
+    /// Returns the number of kicks of all queues.
     pub fn kicks(&self) -> u64 {
         self.queues.iter().map(BlkQueue::kicks).sum()
     }
 
-    /// Sleeps until on one of the queues `count` answers are there (or all, if fewer are in flight there), or the [`Waker`]
-    /// is used. Returns at once if nothing is in flight. May return early.
+    /// Sleeps until a queue has `count` completions (or all, if fewer are in flight), or the [`Waker`] is used. Returns at once
+    /// if nothing is in flight. May return early.
     ///
     /// # Errors
-    /// When a device breaks the protocol, or the wait fails.
+    /// If the device violates the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), DriverError> {
         let armed = call_event::arm_rings(self.queues.iter_mut().map(|queue| &mut queue.ring), count)?;
         if armed.has_in_flight && !armed.is_ready {
@@ -353,10 +353,10 @@ impl BlkQueueSet {
         Ok(())
     }
 
-    /// Something to end a [`wait`](Self::wait) with from another thread.
+    /// Returns a handle that ends a [`wait`](Self::wait) from another thread.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If a system call fails.
     pub fn waker(&self) -> io::Result<Waker> {
         self.call_event.waker()
     }

@@ -20,7 +20,7 @@ fn rig(behaviour: BlkBehaviour) -> Rig {
     Rig { model, options: BlkConnectOptions::new(path), _folder: folder }
 }
 
-/// Waits for one answer.
+/// Waits for one completion.
 fn finish(set: &mut BlkQueueSet) -> BlkCompletion {
     let queue = &mut set.queues_mut()[0];
     queue.publish().unwrap();
@@ -35,7 +35,7 @@ fn finish(set: &mut BlkQueueSet) -> BlkCompletion {
     }
 }
 
-fn piece(queue: &BlkQueue, at: u64, len: u32) -> DataSegment {
+fn data_segment(queue: &BlkQueue, at: u64, len: u32) -> DataSegment {
     DataSegment { address: GuestAddress(queue.data().0.0 + at), len }
 }
 
@@ -44,14 +44,14 @@ const INDIRECT: u64 = 1 << 28;
 
 #[test]
 fn every_request_works_direct_and_indirect_with_and_without_event_idx() {
-    for (shape, without) in [
+    for (descriptors, without) in [
         (DescriptorLayout::Direct, 0),
         (DescriptorLayout::Indirect, 0),
         (DescriptorLayout::Indirect, INDIRECT),
         (DescriptorLayout::Auto, EVENT_IDX),
     ] {
         let mut rig = rig(BlkBehaviour { without_features: without, ..BlkBehaviour::default() });
-        rig.options.descriptors = shape;
+        rig.options.descriptors = descriptors;
         rig.options.poison_status = true;
         let mut device = BlkDevice::connect(&rig.options).unwrap();
         assert_eq!(device.info().capacity, Sector512(2048));
@@ -61,7 +61,7 @@ fn every_request_works_direct_and_indirect_with_and_without_event_idx() {
         };
         let queue = &mut set.queues_mut()[0];
         let memory = queue.memory().clone();
-        let (from, to) = (piece(queue, 0, 1024), piece(queue, 4096, 1024));
+        let (from, to) = (data_segment(queue, 0, 1024), data_segment(queue, 4096, 1024));
         let content: Vec<u8> = (0..1024_u32).map(|i| (i * 7 % 251) as u8).collect();
         memory.write(from.address, &content).unwrap();
         queue.write(1, Sector512(3), from).unwrap();
@@ -73,12 +73,12 @@ fn every_request_works_direct_and_indirect_with_and_without_event_idx() {
         memory.read(to.address, &mut found).unwrap();
         assert_eq!(found, content);
 
-        // In pieces, the other way round.
-        let halves = [piece(&set.queues_mut()[0], 512, 512), piece(&set.queues_mut()[0], 0, 512)];
+        // In two segments, in reverse order.
+        let halves = [data_segment(&set.queues_mut()[0], 512, 512), data_segment(&set.queues_mut()[0], 0, 512)];
         set.queues_mut()[0].write_segments(3, Sector512(10), halves).unwrap();
         ok(finish(&mut set), 3, 1);
         assert_eq!(rig.model.disk()[10 * 512..11 * 512], content[512..]);
-        let parts = [piece(&set.queues_mut()[0], 8192, 1), piece(&set.queues_mut()[0], 9000, 511)];
+        let parts = [data_segment(&set.queues_mut()[0], 8192, 1), data_segment(&set.queues_mut()[0], 9000, 511)];
         set.queues_mut()[0].read_segments(4, Sector512(10), parts).unwrap();
         ok(finish(&mut set), 4, 513);
 
@@ -102,14 +102,14 @@ fn every_request_works_direct_and_indirect_with_and_without_event_idx() {
         // Past the end.
         set.queues_mut()[0].read(10, Sector512(2048), to).unwrap();
         assert_eq!(finish(&mut set).status, BlkStatus::IoError);
-        // How many are needed depends on who sleeps when; never more than one each for a request.
+        // The numbers depend on the timing of sleeps, but are never more than one for each request.
         assert!(set.calls().unwrap() <= 10 && set.kicks() <= 10, "{:?} calls, {} kicks", set.calls(), set.kicks());
         device.stop(vec![set]).unwrap();
     }
 }
 
 #[test]
-fn a_full_queue_pushes_back_and_goes_on() {
+fn a_full_queue_rejects_requests_and_recovers() {
     let mut rig = rig(BlkBehaviour::default());
     rig.options.queue_size = 16;
     rig.options.descriptors = DescriptorLayout::Direct;
@@ -117,7 +117,7 @@ fn a_full_queue_pushes_back_and_goes_on() {
     let mut set = device.take_queues().pop().unwrap();
     for round in 0..50_u32 {
         let queue = &mut set.queues_mut()[0];
-        let data = piece(queue, 0, 512);
+        let data = data_segment(queue, 0, 512);
         let mut submitted = 0;
         while queue.read(round * 100 + submitted, Sector512(u64::from(submitted)), data).is_ok() {
             submitted += 1;
@@ -138,7 +138,7 @@ fn a_full_queue_pushes_back_and_goes_on() {
 }
 
 #[test]
-fn queues_are_dealt_to_threads_and_all_serve() {
+fn queues_are_distributed_over_threads_and_all_are_served() {
     let mut rig = rig(BlkBehaviour::default());
     rig.options.queues = 3;
     rig.options.threads = 2;
@@ -152,7 +152,7 @@ fn queues_are_dealt_to_threads_and_all_serve() {
                 scope.spawn(move || {
                     let count = set.queues_mut().len();
                     for index in 0..count * 20 {
-                        let data = piece(&set.queues_mut()[index % count], 0, 512);
+                        let data = data_segment(&set.queues_mut()[index % count], 0, 512);
                         set.queues_mut()[index % count].write(0, Sector512(0), data).unwrap();
                         set.queues_mut()[index % count].publish().unwrap();
                         assert_eq!(finish(&mut set).status, BlkStatus::Ok);
@@ -166,7 +166,7 @@ fn queues_are_dealt_to_threads_and_all_serve() {
     assert_eq!(sets.iter_mut().map(|set| set.queues_mut().len()).collect::<Vec<_>>(), [2, 1]);
     assert_eq!((0..4).map(|queue| rig.model.requests(queue)).collect::<Vec<_>>(), [20, 20, 20, 0]);
     device.stop(sets).unwrap();
-    // The server goes on for the next one.
+    // The server accepts the next connection.
     BlkDevice::connect(&rig.options).unwrap();
 }
 
@@ -180,7 +180,7 @@ fn the_cache_mode_is_switched() {
 }
 
 #[test]
-fn what_the_server_cannot_do_is_named() {
+fn unsupported_options_are_reported() {
     let mut rig = rig(BlkBehaviour { queues: 2, ..BlkBehaviour::default() });
     rig.options.queues = 3;
     let error = BlkDevice::connect(&rig.options).unwrap_err().to_string();
@@ -200,7 +200,7 @@ fn a_device_that_misbehaves_is_an_error_and_no_panic() {
     rig.options.poison_status = true;
     let mut device = BlkDevice::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
-    let data = piece(&set.queues_mut()[0], 0, 512);
+    let data = data_segment(&set.queues_mut()[0], 0, 512);
     set.queues_mut()[0].read(0, Sector512(0), data).unwrap();
     set.queues_mut()[0].publish().unwrap();
     while set.queues_mut()[0].poll().unwrap() == 0 {
@@ -212,23 +212,23 @@ fn a_device_that_misbehaves_is_an_error_and_no_panic() {
     rig.options.socket = other.options.socket.clone();
     let mut device = BlkDevice::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
-    let data = piece(&set.queues_mut()[0], 0, 512);
+    let data = data_segment(&set.queues_mut()[0], 0, 512);
     set.queues_mut()[0].read(0, Sector512(0), data).unwrap();
     assert_eq!(finish(&mut set).status, BlkStatus::NotWritten);
 }
 
 #[test]
-fn a_sleeper_is_woken_by_its_waker_and_the_servers_end_is_seen() {
+fn a_sleeper_is_woken_by_its_waker_and_the_end_of_the_server_is_detected() {
     let rig = rig(BlkBehaviour { fault: BlkFault::DisconnectAfter(0), ..BlkBehaviour::default() });
     let mut device = BlkDevice::connect(&rig.options).unwrap();
-    let lifeline = device.hangup_monitor().unwrap();
+    let monitor = device.hangup_monitor().unwrap();
     let mut set = device.take_queues().pop().unwrap();
     let waker = set.waker().unwrap();
-    let data = piece(&set.queues_mut()[0], 0, 512);
+    let data = data_segment(&set.queues_mut()[0], 0, 512);
     set.queues_mut()[0].read(0, Sector512(0), data).unwrap();
     set.queues_mut()[0].publish().unwrap();
     let sleeper = std::thread::spawn(move || set.wait(1).map(|()| set));
-    assert!(lifeline.wait_hangup(std::time::Duration::from_secs(60)));
+    assert!(monitor.wait_hangup(std::time::Duration::from_secs(60)));
     waker.wake();
     let mut set = sleeper.join().unwrap().unwrap();
     assert_eq!(set.queues_mut()[0].poll().unwrap(), 0);

@@ -1,4 +1,4 @@
-//! virtio-blk on the wire. Source: virtio 1.3 section 5.2; offsets checked with Linux's `virtio_blk.h`.
+//! virtio-blk wire format. Source: virtio 1.3 section 5.2; offsets checked with Linux's `virtio_blk.h`.
 
 use mqblk_core::Sector512;
 
@@ -14,7 +14,7 @@ pub(crate) mod feature {
     pub(crate) const MQ: u64 = 1 << 12;
     pub(crate) const DISCARD: u64 = 1 << 13;
     pub(crate) const WRITE_ZEROES: u64 = 1 << 14;
-    /// All that this driver understands.
+    /// Features that this driver supports.
     pub(crate) const ALL: u64 =
         SIZE_MAX | SEG_MAX | RO | BLK_SIZE | FLUSH | TOPOLOGY | CONFIG_WCE | MQ | DISCARD | WRITE_ZEROES;
 }
@@ -33,17 +33,17 @@ pub(crate) mod request_type {
 pub(crate) const HEADER_BYTES: u32 = 16;
 /// Bytes of one range of a discard or write-zeroes request.
 pub(crate) const RANGE_BYTES: u32 = 16;
-/// Most ranges that this driver puts in one request.
+/// Largest number of ranges in one request of this driver.
 pub const MAX_RANGES: usize = 32;
-/// Bytes of the answer to GET_ID.
+/// Bytes that GET_ID returns.
 pub(crate) const ID_BYTES: u32 = 20;
-/// Bytes of the configuration up to the last field that this driver knows (`write_zeroes_may_unmap` and its padding). Every
-/// server has as many: QEMU's own reads start at 60.
+/// Bytes of the configuration space up to the last field that this driver knows (`write_zeroes_may_unmap` and its padding). Every
+/// server has as many: QEMU reads at least 60.
 pub(crate) const CONFIG_BYTES: usize = 60;
-/// Where `writeback` is in the configuration.
+/// Offset of `writeback` in the configuration space.
 pub(crate) const CONFIG_WRITEBACK: u32 = 32;
 
-/// A request's header as its two words: type and reserved, then the sector.
+/// Returns a request's header as two words: type and reserved, then the sector.
 #[inline]
 pub(crate) const fn header(kind: u32, sector: Sector512) -> [u64; 2] {
     [(kind as u64).to_le(), sector.0.to_le()]
@@ -56,7 +56,7 @@ pub struct SectorRange {
     pub start: Sector512,
     /// Sectors.
     pub sectors: u32,
-    /// For write zeroes: the space may be given back.
+    /// For write zeroes: the space may be deallocated.
     pub unmap: bool,
 }
 
@@ -66,7 +66,7 @@ impl SectorRange {
     }
 }
 
-/// The configuration's raw fields.
+/// The raw configuration space.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlkConfig(pub(crate) [u8; CONFIG_BYTES]);
 

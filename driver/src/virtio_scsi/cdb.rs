@@ -6,11 +6,11 @@ use super::wire::CDB_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cdb(pub(crate) [u8; CDB_BYTES]);
 
-/// A logical block's number on its unit.
+/// A logical block address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lba(pub u64);
 
-/// A run of logical blocks, for UNMAP.
+/// A range of logical blocks, for UNMAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// First block.
@@ -19,12 +19,12 @@ pub struct Extent {
     pub blocks: u32,
 }
 
-/// Bytes of the parameter list of an UNMAP with so many extents.
+/// Returns the length of the parameter list of an UNMAP with `extents` extents.
 pub const fn unmap_bytes(extents: usize) -> usize {
     8 + 16 * extents
 }
 
-/// Writes the parameter list of an UNMAP into `list`, which has [`unmap_bytes`].
+/// Writes the parameter list of an UNMAP into `list`, which is [`unmap_bytes`] long.
 pub(crate) fn unmap_list(extents: &[Extent], list: &mut [u8]) {
     let blocks = 16 * extents.len() as u16;
     list.fill(0);
@@ -36,11 +36,11 @@ pub(crate) fn unmap_list(extents: &[Extent], list: &mut [u8]) {
     }
 }
 
-/// Force unit access: the block is on the medium before the answer.
+/// Force unit access: the blocks are durable at completion.
 const FUA: u8 = 1 << 3;
 
 impl Cdb {
-    /// Any command: at most [`CDB_BYTES`] bytes, what is more is cut.
+    /// Returns any command: `bytes`, truncated to [`CDB_BYTES`].
     pub fn raw(bytes: &[u8]) -> Cdb {
         let mut cdb = [0; CDB_BYTES];
         let len = bytes.len().min(CDB_BYTES);
@@ -48,12 +48,12 @@ impl Cdb {
         Cdb(cdb)
     }
 
-    /// What goes over the wire.
+    /// Returns the bytes of the descriptor block.
     pub fn bytes(&self) -> &[u8; CDB_BYTES] {
         &self.0
     }
 
-    /// Its operation code.
+    /// Returns the operation code.
     pub fn operation(&self) -> u8 {
         self.0[0]
     }
@@ -64,7 +64,7 @@ impl Cdb {
         Cdb(cdb)
     }
 
-    /// READ(10) or WRITE(10) and such, or the 16-byte form where block number or count need it.
+    /// Returns a 10-byte command, or its 16-byte form if the block address or count needs it.
     #[inline]
     fn sized(short: u8, long: u8, flags: u8, start: Lba, blocks: u32) -> Cdb {
         let mut cdb = [0; CDB_BYTES];
@@ -82,31 +82,31 @@ impl Cdb {
         Cdb(cdb)
     }
 
-    /// READ(10), or READ(16) where it must be.
+    /// Returns READ(10), or READ(16) if needed.
     #[inline]
     pub fn read(start: Lba, blocks: u32) -> Cdb {
         Cdb::sized(0x28, 0x88, 0, start, blocks)
     }
 
-    /// WRITE(10), or WRITE(16) where it must be.
+    /// Returns WRITE(10), or WRITE(16) if needed.
     #[inline]
     pub fn write(start: Lba, blocks: u32, fua: bool) -> Cdb {
         Cdb::sized(0x2a, 0x8a, if fua { FUA } else { 0 }, start, blocks)
     }
 
-    /// SYNCHRONIZE CACHE(10) of everything.
+    /// Returns SYNCHRONIZE CACHE(10) of all blocks.
     pub fn flush() -> Cdb {
         Cdb::new(0x35)
     }
 
-    /// UNMAP with so many extents.
+    /// Returns UNMAP with `extents` extents.
     pub fn unmap(extents: usize) -> Cdb {
         let mut cdb = Cdb::new(0x42);
         cdb.0[7..9].copy_from_slice(&(unmap_bytes(extents) as u16).to_be_bytes());
         cdb
     }
 
-    /// WRITE SAME(16) of one block of data, which may give the space back.
+    /// Returns WRITE SAME(16) with one block of data. `unmap`: the blocks may be unmapped.
     pub fn write_same(start: Lba, blocks: u32, unmap: bool) -> Cdb {
         let mut cdb = Cdb::new(0x93);
         cdb.0[1] = u8::from(unmap) << 3;
@@ -115,26 +115,26 @@ impl Cdb {
         cdb
     }
 
-    /// TEST UNIT READY.
+    /// Returns TEST UNIT READY.
     pub fn test_unit_ready() -> Cdb {
         Cdb::new(0x00)
     }
 
-    /// INQUIRY for standard data of at most `len` bytes.
+    /// Returns INQUIRY for standard data of at most `len` bytes.
     pub fn inquiry(len: u16) -> Cdb {
         let mut cdb = Cdb::new(0x12);
         cdb.0[3..5].copy_from_slice(&len.to_be_bytes());
         cdb
     }
 
-    /// INQUIRY for a page of vital product data.
+    /// Returns INQUIRY for a page of vital product data.
     pub fn vital_product_data(page: u8, len: u16) -> Cdb {
         let mut cdb = Cdb::inquiry(len);
         (cdb.0[1], cdb.0[2]) = (1, page);
         cdb
     }
 
-    /// READ CAPACITY(16).
+    /// Returns READ CAPACITY(16).
     pub fn read_capacity(len: u32) -> Cdb {
         let mut cdb = Cdb::new(0x9e);
         cdb.0[1] = 0x10;
@@ -142,14 +142,14 @@ impl Cdb {
         cdb
     }
 
-    /// REPORT LUNS, those that are not well known.
+    /// Returns REPORT LUNS without the well-known logical units.
     pub fn report_luns(len: u32) -> Cdb {
         let mut cdb = Cdb::new(0xa0);
         cdb.0[6..10].copy_from_slice(&len.to_be_bytes());
         cdb
     }
 
-    /// MODE SENSE(6) for a page's current values.
+    /// Returns MODE SENSE(6) for a page's current values.
     pub fn mode_sense(page: u8, len: u8) -> Cdb {
         let mut cdb = Cdb::new(0x1a);
         (cdb.0[2], cdb.0[4]) = (page, len);
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_short_form_where_it_fits() {
+    fn the_short_form_is_used_if_it_fits() {
         let cdb = Cdb::read(Lba(0x1234_5678), 0xffff);
         assert_eq!(cdb.0[..10], [0x28, 0, 0x12, 0x34, 0x56, 0x78, 0, 0xff, 0xff, 0]);
         let cdb = Cdb::write(Lba(1 << 32), 8, true);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unmap_says_its_length() {
+    fn an_unmap_has_its_length() {
         let extents = [Extent { start: Lba(5), blocks: 6 }, Extent { start: Lba(1 << 40), blocks: 1 }];
         let mut list = vec![0xff; unmap_bytes(2)];
         unmap_list(&extents, &mut list);

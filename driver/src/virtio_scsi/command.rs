@@ -1,4 +1,4 @@
-//! Commands: where they go, what they are, and their data.
+//! Commands: logical unit, command descriptor block, and data.
 
 use mqblk_memory::GuestMemory;
 
@@ -11,46 +11,46 @@ use crate::DataSegment;
 pub enum CommandData {
     /// None.
     None,
-    /// The device writes it: a read.
+    /// Data-in: the device writes it.
     In(DataSegment),
-    /// The device reads it: a write.
+    /// Data-out: the device reads it.
     Out(DataSegment),
 }
 
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// Where it goes.
+    /// Its logical unit.
     pub address: LunAddress,
-    /// What it is.
+    /// Its command descriptor block.
     pub cdb: Cdb,
     /// Its data.
     pub data: CommandData,
 }
 
-/// Most extents of one UNMAP: what its length field holds.
+/// Largest number of extents of an UNMAP: the limit of its length field.
 pub const MAX_EXTENTS: usize = 4095;
 
 impl Command {
-    /// Reads `blocks` from `start` into `data`, which has room for just those.
+    /// Reads `blocks` from `start` into `data`, which has exactly their size.
     #[inline]
     pub fn read(address: LunAddress, start: Lba, blocks: u32, data: DataSegment) -> Command {
         Command { address, cdb: Cdb::read(start, blocks), data: CommandData::In(data) }
     }
 
-    /// Writes `blocks` of `data` at `start`. `fua`: they are on the medium before the answer.
+    /// Writes `blocks` of `data` at `start`. `fua`: they are durable at completion.
     #[inline]
     pub fn write(address: LunAddress, start: Lba, blocks: u32, data: DataSegment, fua: bool) -> Command {
         Command { address, cdb: Cdb::write(start, blocks, fua), data: CommandData::Out(data) }
     }
 
-    /// Makes all writes that have been reaped durable (SYNCHRONIZE CACHE).
+    /// Makes all reaped writes durable (SYNCHRONIZE CACHE).
     pub fn flush(address: LunAddress) -> Command {
         Command { address, cdb: Cdb::flush(), data: CommandData::None }
     }
 
-    /// Says that the extents' content is no longer needed. Their list is put where `scratch` is, which belongs to the command
-    /// until its end. `None` when it does not fit there, does not lie in `memory`, or is longer than [`MAX_EXTENTS`].
+    /// Unmaps extents. Writes their list to `scratch`, which belongs to the command until it is completed. `None` if the list
+    /// does not fit there, `scratch` is outside of `memory`, or there are more than [`MAX_EXTENTS`].
     pub fn unmap(to: LunAddress, extents: &[Extent], memory: &GuestMemory, scratch: DataSegment) -> Option<Command> {
         let len = unmap_bytes(extents.len());
         if extents.len() > MAX_EXTENTS || len > scratch.len as usize {
@@ -63,7 +63,7 @@ impl Command {
         Some(Command { address: to, cdb: Cdb::unmap(extents.len()), data })
     }
 
-    /// Writes the one block of `data` to all of `blocks` from `start`. `unmap`: the space may be given back, if it then reads as
+    /// Writes the one block of `data` to all of `blocks` from `start`. `unmap`: the blocks may be unmapped, if they then read as
     /// the data.
     pub fn write_same(address: LunAddress, start: Lba, blocks: u32, data: DataSegment, unmap: bool) -> Command {
         Command { address, cdb: Cdb::write_same(start, blocks, unmap), data: CommandData::Out(data) }

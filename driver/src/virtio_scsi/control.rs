@@ -1,4 +1,4 @@
-//! The control and the event queue: task management, and what the device says of itself.
+//! The control and the event queue: task management and events.
 
 use std::io;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::wire::{
 use crate::call_event::{self, CallEvent};
 use crate::{DriverError, Waker};
 
-/// Event buffers that lie with the device.
+/// Event buffers given to the device.
 const EVENT_BUFFERS: u16 = 16;
 
-/// Both queues, owned by one thread, which need not be one that owns request queues.
+/// The control and the event queue, owned by one thread. It need not own request queues.
 #[derive(Debug)]
 pub struct ControlQueues {
     control: SplitDriver,
@@ -35,12 +35,12 @@ pub struct ControlQueues {
     calls: CallEvent,
 }
 
-/// The end of a task management function.
+/// A completed task management function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskCompletion {
-    /// What the submission was given.
+    /// The value given at submission.
     pub user_data: u32,
-    /// How it ended.
+    /// Its response.
     pub response: TaskManagementResponse,
 }
 
@@ -54,17 +54,17 @@ impl ControlQueues {
     ) -> Result<ControlQueues, DriverError> {
         let n = usize::from(control.size());
         let slots = |ok: bool| assert!(ok, "the region was made for this layout");
-        let (tasks, answers) = (memory.shared_array(layout.requests, n), memory.shared_array(layout.responses, n));
-        slots(tasks.is_some() && answers.is_some());
-        let (Some(tasks), Some(answers)) = (tasks, answers) else { unreachable!("just checked") };
+        let (requests, responses) = (memory.shared_array(layout.requests, n), memory.shared_array(layout.responses, n));
+        slots(requests.is_some() && responses.is_some());
+        let (Some(requests), Some(responses)) = (requests, responses) else { unreachable!("just checked") };
         let mut made = ControlQueues {
             user_data: vec![0; n].into(),
             free: (0..control.size()).rev().collect(),
             control,
             event_ring: event,
             kicks: [control_kick, event_kick],
-            requests: tasks,
-            responses: answers,
+            requests,
+            responses,
             memory: Arc::clone(memory),
             layout,
             calls,
@@ -76,11 +76,11 @@ impl ControlQueues {
         Ok(made)
     }
 
-    /// Gives the device an event buffer.
+    /// Makes an event buffer available to the device.
     fn post_event_buffer(&mut self, slot: u16) -> Result<(), DriverError> {
         let at = GuestAddress(self.layout.events.0 + u64::from(slot) * u64::from(EVENT_BYTES));
-        // What a device leaves unwritten must say nothing.
-        self.memory.write(at, &[0; EVENT_BYTES as usize]).expect("events lie in shared memory");
+        // An event that the device does not write reads as no event.
+        self.memory.write(at, &[0; EVENT_BYTES as usize]).expect("events are in shared memory");
         let chain = self.event_ring.begin(ChainLayout::Direct).writable(at, EVENT_BYTES);
         chain.and_then(|chain| chain.commit(slot.into())).expect("a buffer for each of at most as many entries");
         Ok(())
@@ -95,11 +95,12 @@ impl ControlQueues {
         Ok(())
     }
 
-    /// Asks for a task management function. `tag`: the command that is meant, by those that mean one
-    /// ([`QueueSet::tag`](super::QueueSet::tag)).
+    /// Submits a task management function. `tag`: the command, for functions that address one
+    /// ([`ScsiQueueSet::tag`](super::ScsiQueueSet::tag)). Returns false if the control queue is full until a completion is
+    /// reaped.
     ///
     /// # Errors
-    /// [`DriverError::Host`] when the kick cannot be written. `Ok(false)`: full until something is reaped.
+    /// [`DriverError::System`] if the kick cannot be written.
     pub fn submit(
         &mut self,
         user_data: u32,
@@ -109,13 +110,13 @@ impl ControlQueues {
     ) -> Result<bool, DriverError> {
         let Some(&slot) = self.free.last() else { return Ok(false) };
         let request = GuestAddress(self.layout.requests.0 + u64::from(slot) * u64::from(TMF_STRIDE));
-        let answer = GuestAddress(self.layout.responses.0 + u64::from(slot));
+        let response = GuestAddress(self.layout.responses.0 + u64::from(slot));
         let chain = self.control.begin(ChainLayout::Direct).readable(request, TMF_BYTES);
-        let chain = chain.and_then(|chain| chain.writable(answer, 1));
+        let chain = chain.and_then(|chain| chain.writable(response, 1));
         match chain.and_then(|chain| chain.commit(slot.into())) {
             Ok(()) => {}
             Err(ChainRefused::Full) => return Ok(false),
-            Err(refused) => unreachable!("two pieces in order: {refused}"),
+            Err(error) => unreachable!("two segments in order: {error}"),
         }
         self.free.pop();
         self.user_data[usize::from(slot)] = user_data;
@@ -127,10 +128,10 @@ impl ControlQueues {
         Ok(true)
     }
 
-    /// Takes the end of one task management function, if there is one.
+    /// Reaps one task management function, if one is completed.
     ///
     /// # Errors
-    /// When the device breaks the protocol.
+    /// If the device violates the protocol.
     pub fn reap(&mut self) -> Result<Option<TaskCompletion>, DriverError> {
         self.control.poll_used()?;
         let Some(used) = self.control.take()? else { return Ok(None) };
@@ -142,26 +143,26 @@ impl ControlQueues {
         }))
     }
 
-    /// Takes one event, if there is one, and gives its buffer back.
+    /// Takes one event, if there is one, and makes its buffer available again.
     ///
     /// # Errors
-    /// When the device breaks the protocol.
+    /// If the device violates the protocol.
     pub fn take_event(&mut self) -> Result<Option<ScsiEvent>, DriverError> {
         self.event_ring.poll_used()?;
         let Some(used) = self.event_ring.take()? else { return Ok(None) };
         let slot = used.token as u16;
         let at = GuestAddress(self.layout.events.0 + u64::from(slot) * u64::from(EVENT_BYTES));
         let mut bytes = [0; EVENT_BYTES as usize];
-        self.memory.read(at, &mut bytes).expect("events lie in shared memory");
+        self.memory.read(at, &mut bytes).expect("events are in shared memory");
         self.post_event_buffer(slot)?;
         self.publish().map_err(DriverError::eventfd)?;
         Ok(Some(ScsiEvent::from_bytes(bytes)))
     }
 
-    /// Sleeps until there may be something to take, the waker is used, or `limit` is over. May return early.
+    /// Sleeps until a function is completed, an event comes, the waker is used, or `limit` is over. May return early.
     ///
     /// # Errors
-    /// When a device breaks the protocol, or the wait fails.
+    /// If the device violates the protocol, or the wait fails.
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), DriverError> {
         let armed = call_event::arm_rings([&mut self.control, &mut self.event_ring].into_iter(), 1)?;
         if !armed.is_ready {
@@ -172,10 +173,10 @@ impl ControlQueues {
         Ok(())
     }
 
-    /// One task management function from its beginning to its end; others must not be in progress.
+    /// Submits a task management function and waits for its completion. No other may be in progress.
     ///
     /// # Errors
-    /// As [`manage`](Self::manage) and [`reap`](Self::reap); [`DriverError::NoAnswer`] after `limit`.
+    /// Those of [`submit`](Self::submit) and [`reap`](Self::reap), and [`DriverError::Timeout`] after `limit`.
     pub fn run(
         &mut self,
         task: TaskManagementFunction,
@@ -199,10 +200,10 @@ impl ControlQueues {
         }
     }
 
-    /// Something to end a [`wait`](Self::wait) with from another thread.
+    /// Returns a handle that ends a [`wait`](Self::wait) from another thread.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If a system call fails.
     pub fn waker(&self) -> io::Result<Waker> {
         self.calls.waker()
     }

@@ -1,4 +1,4 @@
-//! A connected controller: set-up, what it says of itself, and tear-down.
+//! A connected controller: setup, properties, and teardown.
 
 use std::io;
 use std::path::PathBuf;
@@ -27,41 +27,41 @@ use crate::{DriverError, call_event::CallEvent};
 /// Entries of the control and the event queue.
 const CONTROL_QUEUE_SIZE: u16 = 64;
 
-/// How to connect.
+/// Options of [`ScsiController::connect`].
 #[derive(Clone, Debug)]
 pub struct ScsiConnectOptions {
     /// The server's socket.
     pub socket: PathBuf,
-    /// Request queues to set up; fewer than the server offers is fine.
+    /// Number of request queues to set up, at most what the server offers.
     pub queues: u16,
     /// Entries of each request queue, a power of two.
     pub queue_size: u16,
-    /// Commands that will be in flight on one queue, for [`ShapeChoice::Auto`].
+    /// Commands in flight on a queue at full depth, for [`DescriptorLayout::Auto`].
     pub depth: u32,
-    /// Threads that will own the queues: queue `q` goes to set `q` modulo `threads`.
+    /// Number of threads that own the queues: queue `q` belongs to set `q` modulo `threads`.
     pub threads: u16,
-    /// Most commands that one thread has outstanding, on whatever queues.
+    /// Largest number of commands that a thread has outstanding on all queues together.
     pub max_outstanding: u32,
     /// Data memory of each queue.
     pub data_per_queue: ByteLen,
     /// Direct or indirect descriptors.
     pub descriptors: DescriptorLayout,
-    /// Use EVENT_IDX when offered.
+    /// Use EVENT_IDX if offered.
     pub event_idx: bool,
-    /// Which queue a command goes to.
+    /// Selects the queue of a command.
     pub steering: SteeringPolicy,
-    /// Spoil each answer before its command, to see a device that does not write it. Costs a cache line's way.
+    /// Poison each response before its command, to detect a device that does not write it. Costs a cache line transfer.
     pub poison_status: bool,
-    /// Have the server keep which commands are in flight, if it can, where a server after it goes on.
+    /// Create an in-flight region, if the server supports it, so that the next server replays commands.
     pub inflight: bool,
-    /// How long to try to connect.
+    /// How long to retry to connect.
     pub connect_timeout: Duration,
-    /// How long to wait for an answer, on the socket or while scanning.
+    /// How long to wait for a reply on the socket, or for a completion in a scan.
     pub reply_timeout: Duration,
 }
 
 impl ScsiConnectOptions {
-    /// One queue of 256 entries with 1 MiB of data, owned by one thread.
+    /// Returns options for one queue of 256 entries with 1 MiB of data, owned by one thread.
     pub fn new(socket: impl Into<PathBuf>) -> ScsiConnectOptions {
         ScsiConnectOptions {
             socket: socket.into(),
@@ -82,22 +82,22 @@ impl ScsiConnectOptions {
     }
 }
 
-/// What the controller says of itself.
+/// Properties of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerInfo {
-    /// The configuration, or what QEMU would say where the server leaves it to the VMM.
+    /// The configuration space, or QEMU's values if the server leaves it to the VMM.
     pub config: ScsiConfig,
-    /// Request queues that can be set up.
+    /// Largest number of request queues.
     pub queues: u16,
-    /// Logical units that come and go are events.
+    /// The controller sends events for added and removed logical units.
     pub hotplug: bool,
-    /// Parameters that change are events.
+    /// The controller sends events for changed parameters.
     pub change: bool,
-    /// Virtio feature bits agreed on.
+    /// Negotiated virtio feature bits.
     pub features: u64,
 }
 
-/// A connected controller. The queues are handed out once; this end keeps the conversation.
+/// A connected controller. Owns the connection; the queues are handed out once.
 #[derive(Debug)]
 pub struct ScsiController {
     client: Client,
@@ -112,10 +112,10 @@ pub struct ScsiController {
 }
 
 impl ScsiController {
-    /// Connects, agrees on features, and starts the queues.
+    /// Connects, negotiates features, and starts the queues.
     ///
     /// # Errors
-    /// When the server is not there, refuses a step, or cannot do what the options ask for.
+    /// If the server cannot be reached, fails a message, or does not support the options.
     pub fn connect(options: &ScsiConnectOptions) -> Result<ScsiController, DriverError> {
         let mut client = Client::connect(&options.socket, options.connect_timeout, options.reply_timeout)?;
         let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
@@ -158,11 +158,11 @@ impl ScsiController {
         })
     }
 
-    /// Connects again, to a server that serves the same controller: the one before has left or died. The queues go on where they
-    /// were, in whichever threads they are; commands in flight are answered by the new server.
+    /// Connects again, to a server of the same controller, after the previous server has ended. The queues continue in the
+    /// threads that own them. The new server completes the commands in flight.
     ///
     /// # Errors
-    /// When the server is not there within `patience`, refuses a step, or is not as the one before was.
+    /// If the server cannot be reached within `timeout`, fails a message, or offers less than the previous one.
     pub fn reconnect(&mut self, timeout: Duration) -> Result<(), DriverError> {
         let mut client = Client::connect(&self.socket, timeout, self.reply_timeout)?;
         client.renegotiate(self.info.features)?;
@@ -172,54 +172,54 @@ impl ScsiController {
         Ok(())
     }
 
-    /// What the controller says of itself.
+    /// Properties of the controller.
     pub fn info(&self) -> &ControllerInfo {
         &self.info
     }
 
-    /// The request queues, a set for each thread. Empty the second time.
+    /// Returns the request queues, a set for each thread. Empty at the second call.
     pub fn take_queues(&mut self) -> Vec<ScsiQueueSet> {
         std::mem::take(&mut self.sets)
     }
 
-    /// The control and the event queue. None the second time.
+    /// Returns the control and the event queue. `None` at the second call.
     pub fn take_control(&mut self) -> Option<ControlQueues> {
         self.control.take()
     }
 
-    /// Finds all logical units, in the order of their addresses, with the first queue of `set`, on which nothing else may be in
+    /// Finds all logical units, in the order of their addresses. Uses the first queue of `set`, on which nothing else may be in
     /// flight.
     ///
     /// # Errors
-    /// When the device breaks the protocol, or leaves a command unanswered.
+    /// If the device violates the protocol, or does not complete a command in time.
     pub fn scan(&self, set: &mut ScsiQueueSet) -> Result<Vec<LogicalUnit>, DriverError> {
         scan::scan(set, &self.info.config, self.scan_area.start, self.reply_timeout)
     }
 
-    /// Memory of the scan, for whoever needs some between scans: page aligned.
+    /// Returns the memory of the scan, page aligned. Callers may use it between scans.
     pub fn scratch(&self) -> (GuestAddress, ByteLen) {
         (self.scan_area.start, self.scan_area.len)
     }
 
-    /// The server's process, if the system says.
+    /// Returns the server's process id, if known.
     pub fn server_pid(&self) -> Option<i32> {
         self.client.server_pid()
     }
 
-    /// Something to see the server's end with.
+    /// Returns a handle that detects the end of the server.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If a system call fails.
     pub fn hangup_monitor(&self) -> io::Result<HangupMonitor> {
         self.client.hangup_monitor()
     }
 
-    /// Stops all queues: the server touches the shared memory no more.
+    /// Stops all queues. The server does not access the shared memory any more.
     ///
     /// # Errors
-    /// When the server does not answer, or not in time.
+    /// If the server does not reply in time.
     pub fn stop(mut self, sets: Vec<ScsiQueueSet>) -> Result<(), DriverError> {
-        // What ends commands last; its own answers are waited for by nobody.
+        // The control queue, which aborts commands, is stopped last. Its own responses are not waited for.
         for index in (0..self.ring_count).rev() {
             self.client.stop_queue(index)?;
         }
@@ -228,7 +228,7 @@ impl ScsiController {
     }
 }
 
-/// Reads and judges the configuration, and sets the sizes that a driver sets, as Linux does.
+/// Reads and checks the configuration space. Sets `sense_size` and `cdb_size`, as Linux does.
 fn read_config(client: &mut Client, offered: u16) -> Result<ScsiConfig, DriverError> {
     if !client.has_config() {
         return Ok(ScsiConfig::vmm_default(offered.into()));
@@ -285,22 +285,23 @@ fn start_queues(
     features: u64,
 ) -> Result<Vec<ScsiQueueSet>, DriverError> {
     let indirect = features & virtio::INDIRECT_DESC != 0;
-    let shape = options.descriptors.resolve(indirect, options.depth, options.queue_size);
+    let chain_layout = options.descriptors.resolve(indirect, options.depth, options.queue_size);
     let mut owners = vec![];
     for _ in 0..options.threads {
         let (call, calls) = call_event()?;
         owners.push((call, calls, vec![]));
     }
     let wakers = owners.iter().map(|(_, calls, _)| calls.waker()).collect::<io::Result<_>>();
-    let net = Arc::new(CommandExchange::new(options.steering, options.queues, wakers.map_err(DriverError::eventfd)?));
+    let exchange =
+        Arc::new(CommandExchange::new(options.steering, options.queues, wakers.map_err(DriverError::eventfd)?));
     for (index, layout) in layouts.iter().enumerate() {
         let (call, _, queues) = &mut owners[index % usize::from(options.threads)];
         let ring = shared.start_queue(client, FIRST_REQUEST_QUEUE + index as u16, &layout.ring, features, call)?;
-        let queue = ScsiQueue::new(ring, shape, &shared.memory, *layout, options.poison_status);
+        let queue = ScsiQueue::new(ring, chain_layout, &shared.memory, *layout, options.poison_status);
         queues.push(queue.expect("the region was made for this layout"));
     }
     let set = |(index, (_, calls, queues)): (usize, (_, CallEvent, Vec<ScsiQueue>))| {
-        ScsiQueueSet::new(index as u16, queues, calls, Arc::clone(&net), options.max_outstanding)
+        ScsiQueueSet::new(index as u16, queues, calls, Arc::clone(&exchange), options.max_outstanding)
     };
     Ok(owners.into_iter().enumerate().map(set).collect())
 }

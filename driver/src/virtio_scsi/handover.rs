@@ -1,30 +1,29 @@
-//! Passing commands to the thread that owns their queue, and their ends back.
+//! Hands commands over to the thread that owns their queue, and completions back.
 //!
-//! A queue is put to and reaped by one thread. A submitter whose target is bound to another thread's queue hands the command
-//! over: kernels take that queue's lock instead. A lock for each command on every queue would be paid by the many commands
-//! that need none, and would let completions run on the submitter's processor, away from the one that owns the queue; here the
-//! owner's own path has no lock and no shared line but one flag that it reads. A thread's box is locked for a push, or for the
-//! exchange of two vectors; it is bounded by what all threads together may have outstanding, so a push never waits.
+//! A queue is submitted to and reaped by one thread. A submitter whose target is bound to another thread's queue hands the
+//! command over. Kernels take that queue's lock instead. A lock would cost every command, although few need it, and would move
+//! completions to the submitter's processor. Here the owner's own path has no lock, and reads one shared flag. A mailbox is
+//! locked for a push, or for the exchange of two vectors. Its size is bounded by what all threads together may have outstanding,
+//! so a push never waits.
 //!
-//! Sleeping is the part where messages get lost, so it is a protocol of its own, [`Doze`], and `tests/loom_steering.rs` runs it
-//! under every interleaving.
+//! [`IdleWait`] is the protocol that prevents lost wakeups. `tests/loom_steering.rs` checks it under all interleavings.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mqblk_memory::full_fence;
 
-/// A flag that threads share; a model checker brings its own.
+/// An atomic flag. A model checker has an implementation of its own.
 pub trait AtomicFlag {
-    /// Down.
+    /// Returns a flag that is not set.
     fn unset() -> Self;
-    /// Whether it is up.
+    /// Returns true if the flag is set.
     fn load(&self, order: Ordering) -> bool;
-    /// Puts it up or down.
-    fn store(&self, up: bool, order: Ordering);
-    /// Puts it up or down, and returns what it was.
-    fn swap(&self, up: bool, order: Ordering) -> bool;
-    /// A full barrier.
+    /// Sets or clears the flag.
+    fn store(&self, value: bool, order: Ordering);
+    /// Sets or clears the flag, and returns the previous value.
+    fn swap(&self, value: bool, order: Ordering) -> bool;
+    /// Issues a full memory barrier.
     fn full_fence();
 }
 
@@ -37,12 +36,12 @@ impl AtomicFlag for AtomicBool {
         self.load(order)
     }
     #[inline]
-    fn store(&self, up: bool, order: Ordering) {
-        self.store(up, order);
+    fn store(&self, value: bool, order: Ordering) {
+        self.store(value, order);
     }
     #[inline]
-    fn swap(&self, up: bool, order: Ordering) -> bool {
-        self.swap(up, order)
+    fn swap(&self, value: bool, order: Ordering) -> bool {
+        self.swap(value, order)
     }
     #[inline]
     fn full_fence() {
@@ -50,10 +49,10 @@ impl AtomicFlag for AtomicBool {
     }
 }
 
-/// Who puts something into a box, and whether its owner must be woken for it.
+/// Decides whether the owner of a mailbox may sleep, and which sender wakes it.
 ///
-/// The owner says that it sleeps, then looks; the others put, then look whether it sleeps. With a full barrier between the
-/// two steps on both sides one of them sees the other.
+/// The owner sets `sleeping`, then checks `pending`. A sender sets `pending`, then checks `sleeping`. Both have a full barrier
+/// between the two steps, so at least one observes the other.
 #[derive(Debug)]
 pub struct IdleWait<F = AtomicBool> {
     pending: F,
@@ -67,25 +66,26 @@ impl<F: AtomicFlag> Default for IdleWait<F> {
 }
 
 impl<F: AtomicFlag> IdleWait<F> {
-    /// Something was put in; called with the box locked.
+    /// Marks the mailbox as not empty. Called with the mailbox locked.
     #[inline]
     pub fn set_pending(&self) {
         self.pending.store(true, Ordering::Release);
     }
 
-    /// The box was emptied; called with the box locked.
+    /// Marks the mailbox as empty. Called with the mailbox locked.
     #[inline]
     pub fn clear_pending(&self) {
         self.pending.store(false, Ordering::Relaxed);
     }
 
-    /// Whether something may be in the box.
+    /// Returns true if the mailbox may have messages.
     #[inline]
     pub fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// After a push, with the box unlocked: whether the owner sleeps and is to be woken. One of several gets to do it.
+    /// Returns true if the owner sleeps and the caller must wake it; only one of several senders gets true. Called after a push,
+    /// with the mailbox unlocked.
     #[inline]
     #[must_use = "an owner that sleeps does so until it is woken"]
     pub fn claim_wakeup(&self) -> bool {
@@ -93,7 +93,7 @@ impl<F: AtomicFlag> IdleWait<F> {
         self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed)
     }
 
-    /// The owner is about to sleep. Returns whether something is in the box: then it may not.
+    /// Announces that the owner is going to sleep. Returns true if messages are pending: the owner must not sleep then.
     #[inline]
     #[must_use = "who sleeps on a full box is not woken"]
     pub fn prepare_to_wait(&self) -> bool {
@@ -102,14 +102,14 @@ impl<F: AtomicFlag> IdleWait<F> {
         self.is_pending()
     }
 
-    /// The owner is up again.
+    /// Ends the owner's sleep.
     #[inline]
     pub fn finish_wait(&self) {
         self.sleeping.store(false, Ordering::Relaxed);
     }
 }
 
-/// What others leave for the thread that owns it.
+/// Messages of other threads to the owner.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Mailbox<M> {
@@ -118,17 +118,17 @@ pub(crate) struct Mailbox<M> {
 }
 
 impl<M> Mailbox<M> {
-    /// With room for some; it grows to the most that were ever in it at once, which the sender's limits bound.
-    pub(crate) fn new(room: usize) -> Mailbox<M> {
-        Mailbox { idle: IdleWait::default(), messages: Mutex::new(Vec::with_capacity(room)) }
+    /// Creates a mailbox with space for `capacity` messages. It grows as needed; the senders' limits bound it.
+    pub(crate) fn new(capacity: usize) -> Mailbox<M> {
+        Mailbox { idle: IdleWait::default(), messages: Mutex::new(Vec::with_capacity(capacity)) }
     }
 
     fn messages(&self) -> MutexGuard<'_, Vec<M>> {
-        // Nothing can panic between the steps of a push or an exchange.
+        // A push or an exchange cannot panic halfway.
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a message in. Returns whether the owner must be woken.
+    /// Adds a message. Returns true if the caller must wake the owner.
     #[inline]
     #[must_use = "an owner that sleeps does so until it is woken"]
     pub(crate) fn push(&self, message: M) -> bool {
@@ -139,7 +139,7 @@ impl<M> Mailbox<M> {
         self.idle.claim_wakeup()
     }
 
-    /// Moves all messages to `into`, which is empty.
+    /// Moves all messages to `into`, which must be empty.
     #[inline]
     pub(crate) fn drain_into(&self, into: &mut Vec<M>) {
         if self.idle.is_pending() {
@@ -149,7 +149,7 @@ impl<M> Mailbox<M> {
         }
     }
 
-    /// For the owner's sleep.
+    /// Returns the owner's sleep protocol.
     pub(crate) fn idle_wait(&self) -> &IdleWait {
         &self.idle
     }

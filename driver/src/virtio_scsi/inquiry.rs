@@ -1,43 +1,43 @@
-//! What a logical unit says of itself: INQUIRY, its pages, READ CAPACITY(16), MODE SENSE(6). Sources: SPC-4 sections 6.4 and
-//! 7.8; SBC-3 sections 5.16 and 6.6. All of it may be short, and is read as far as it goes.
+//! Properties of logical units: INQUIRY, vital product data, READ CAPACITY(16), MODE SENSE(6). Sources: SPC-4 sections 6.4 and
+//! 7.8; SBC-3 sections 5.16 and 6.6. All data may be truncated; what is there is parsed.
 
 use mqblk_core::{BlockSize, ByteLen, Sector512};
 
 use super::cdb::Lba;
 use super::wire::LunAddress;
 
-/// A name of a logical unit (vital product data page 83).
+/// A designator of a logical unit (vital product data page 83).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Designator {
-    /// What it names: 0 the logical unit, 1 a port, 2 the target device.
+    /// Association: 0 the logical unit, 1 a target port, 2 the target device.
     pub association: u8,
-    /// Its kind: 1 T10 vendor, 2 EUI-64, 3 NAA, 8 SCSI name, ...
+    /// Designator type: 1 T10 vendor ID, 2 EUI-64, 3 NAA, 8 SCSI name string, ...
     pub kind: u8,
-    /// The name: text of kinds 1 and 8 as it is, others in hexadecimal.
+    /// The designator: types 1 and 8 as text, others in hexadecimal.
     pub name: String,
 }
 
-/// Vital product data page B0. `None`: the unit does not say.
+/// Block limits (vital product data page B0). `None`: not reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockLimits {
-    /// Most blocks of a command.
+    /// Largest number of blocks of a command.
     pub max_transfer: Option<u32>,
-    /// Best count of blocks of a command.
+    /// Optimal number of blocks of a command.
     pub optimal_transfer: Option<u32>,
-    /// Most blocks of an UNMAP; `None`: it takes none.
+    /// Largest number of blocks of an UNMAP. `None`: not supported.
     pub max_unmap_blocks: Option<u32>,
-    /// Most extents of an UNMAP.
+    /// Largest number of extents of an UNMAP.
     pub max_unmap_extents: Option<u32>,
-    /// Most blocks of a WRITE SAME.
+    /// Largest number of blocks of a WRITE SAME.
     pub max_write_same: Option<u64>,
 }
 
 /// A direct-access logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogicalUnit {
-    /// Where it is.
+    /// Its address.
     pub address: LunAddress,
-    /// Vendor, product and revision of the INQUIRY data, without their padding.
+    /// Vendor of the INQUIRY data, without padding, like product and revision.
     pub vendor: String,
     /// Product.
     pub product: String,
@@ -45,13 +45,13 @@ pub struct LogicalUnit {
     pub revision: String,
     /// Unit serial number (page 80).
     pub serial: Option<String>,
-    /// Its names (page 83).
+    /// Designators (page 83).
     pub designators: Vec<Designator>,
     /// Logical blocks.
     pub blocks: u64,
     /// Logical block size.
     pub block_size: BlockSize,
-    /// Physical block size: logical blocks, as a power of two.
+    /// Logical blocks in a physical block, as a power of two.
     pub physical_block_exp: u8,
     /// Blocks can be unmapped (LBPME).
     pub thin: bool,
@@ -59,25 +59,25 @@ pub struct LogicalUnit {
     pub zeroed: bool,
     /// Limits (page B0).
     pub limits: BlockLimits,
-    /// Writes are refused.
+    /// The logical unit is read-only.
     pub read_only: bool,
-    /// It has a volatile write cache that is on; `None`: it does not say.
+    /// The volatile write cache is enabled. `None`: not reported.
     pub write_cache: Option<bool>,
 }
 
 impl LogicalUnit {
-    /// Its size. `None` when that is 2^64 bytes or more.
+    /// Returns the size. `None` if it is 2^64 bytes or more.
     pub fn capacity(&self) -> Option<ByteLen> {
         self.blocks.checked_mul(self.block_size.bytes().into()).map(ByteLen)
     }
 
-    /// Sectors of 512 bytes in a logical block.
+    /// Returns the number of 512-byte sectors in a logical block.
     #[inline]
     pub fn sectors_per_block(&self) -> u64 {
         ByteLen(self.block_size.bytes().into()).sectors().0
     }
 
-    /// The block at `start`. `None` when none starts there.
+    /// Returns the block at `start`. `None` if no block starts there.
     #[inline]
     pub fn lba(&self, start: Sector512) -> Option<Lba> {
         let per_block = self.sectors_per_block();
@@ -103,7 +103,7 @@ impl LogicalUnit {
         }
     }
 
-    /// Takes standard INQUIRY data. `false`: there is no direct-access unit here.
+    /// Parses standard INQUIRY data. Returns false if there is no direct-access logical unit.
     pub(super) fn set_inquiry(&mut self, data: &[u8]) -> bool {
         let text = |range: std::ops::Range<usize>| data.get(range).map(ascii_text).unwrap_or_default();
         (self.vendor, self.product, self.revision) = (text(8..16), text(16..32), text(32..36));
@@ -111,7 +111,7 @@ impl LogicalUnit {
         data.first() == Some(&0)
     }
 
-    /// Takes a page of vital product data.
+    /// Parses a page of vital product data.
     pub(super) fn set_vpd_page(&mut self, data: &[u8]) {
         let Some((page, body)) = vpd_page(data) else { return };
         match page {
@@ -122,12 +122,12 @@ impl LogicalUnit {
         }
     }
 
-    /// Takes READ CAPACITY(16) data. `false`: it is short, or names a block size that cannot be.
+    /// Parses READ CAPACITY(16) data. Returns false if it is truncated or the block size is invalid.
     pub(super) fn set_capacity(&mut self, data: &[u8]) -> bool {
         let (Some(last), Some(bytes)) = (quad(data, 0), word(data, 8)) else { return false };
         let Some(block) = BlockSize::new(bytes) else { return false };
         let byte = |at: usize| data.get(at).copied().unwrap_or(0);
-        // All ones is no block number: the unit would have 2^64 of them.
+        // The last block cannot be 2^64 - 1: there would be 2^64 blocks.
         self.blocks = last.saturating_add(1);
         self.block_size = block;
         self.physical_block_exp = byte(13) & 0xf;
@@ -135,11 +135,11 @@ impl LogicalUnit {
         true
     }
 
-    /// Takes MODE SENSE(6) data with the caching page.
+    /// Parses MODE SENSE(6) data with the caching page.
     pub(super) fn set_mode(&mut self, data: &[u8]) {
         let byte = |at: usize| data.get(at).copied();
         self.read_only = byte(2).is_some_and(|parameter| parameter & 0x80 != 0);
-        // Behind the header and the block descriptors.
+        // The page is behind the header and the block descriptors.
         let at = 4 + usize::from(byte(3).unwrap_or(0));
         if byte(at).map(|code| code & 0x3f) == Some(0x08) {
             self.write_cache = byte(at + 2).map(|flags| flags & 0x04 != 0);
@@ -147,7 +147,7 @@ impl LogicalUnit {
     }
 }
 
-/// The logical unit numbers of REPORT LUNS data that a single-level address names, and how many bytes all of the data has.
+/// Parses REPORT LUNS data. Returns the LUNs with single-level addresses, and the length of the complete data.
 pub(super) fn parse_luns(data: &[u8]) -> (Vec<u16>, usize) {
     let len = word(data, 0).unwrap_or(0) as usize;
     let entries = data.get(8..).unwrap_or_default();
@@ -161,12 +161,12 @@ pub(super) fn parse_luns(data: &[u8]) -> (Vec<u16>, usize) {
     (entries.chunks_exact(8).filter_map(lun).collect(), len.saturating_add(8))
 }
 
-/// The pages that page 00 lists.
+/// Returns the pages that page 00 lists.
 pub(super) fn supported_pages(data: &[u8]) -> &[u8] {
     vpd_page(data).filter(|(page, _)| *page == 0).map_or(&[], |(_, body)| body)
 }
 
-/// A page's number and what is behind its header.
+/// Returns a page's number and its content after the header.
 fn vpd_page(data: &[u8]) -> Option<(u8, &[u8])> {
     let [_, page, high, low, body @ ..] = data else { return None };
     let len = usize::from(u16::from_be_bytes([*high, *low]));
@@ -181,7 +181,7 @@ fn quad(data: &[u8], at: usize) -> Option<u64> {
     data.get(at..at + 8).map(|bytes| u64::from_be_bytes(std::array::from_fn(|index| bytes[index])))
 }
 
-/// A field's text, without padding; what is not printable ASCII is a question mark.
+/// Returns a field's text without padding. Bytes that are not printable ASCII become question marks.
 fn ascii_text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let shown = |byte: &u8| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { '?' };
@@ -189,12 +189,12 @@ fn ascii_text(bytes: &[u8]) -> String {
 }
 
 fn parse_block_limits(data: &[u8]) -> BlockLimits {
-    let said = |at: usize| word(data, at).filter(|value| *value != 0);
+    let reported = |at: usize| word(data, at).filter(|value| *value != 0);
     BlockLimits {
-        max_transfer: said(8),
-        optimal_transfer: said(12),
-        max_unmap_blocks: said(20),
-        max_unmap_extents: said(24),
+        max_transfer: reported(8),
+        optimal_transfer: reported(12),
+        max_unmap_blocks: reported(20),
+        max_unmap_extents: reported(24),
         max_write_same: quad(data, 36).filter(|value| *value != 0),
     }
 }
@@ -219,20 +219,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lun_lists_are_read() {
+    fn lun_lists_are_parsed() {
         let mut data = vec![0, 0, 0, 40, 0, 0, 0, 0];
         for entry in [[0, 3], [0x40, 200], [0x53, 0x21], [0xc1, 1], [1, 3]] {
             data.extend(entry);
             data.extend([0; 6]);
         }
         assert_eq!(parse_luns(&data), (vec![3, 200, 0x1321], 48));
-        // The list may be longer than what was asked for, or cut.
+        // The list may be longer than the allocation length, or truncated.
         assert_eq!(parse_luns(&data[..20]), (vec![3], 48));
         assert_eq!(parse_luns(&[0, 0]), (vec![], 8));
     }
 
     #[test]
-    fn a_unit_is_read_and_what_is_short_is_left_out() {
+    fn a_logical_unit_is_parsed_and_truncated_data_is_ignored() {
         let mut unit = LogicalUnit::new(LunAddress { target: 1, lun: 2 });
         let mut data = vec![0; 36];
         data[8..].copy_from_slice(b"MQBLK   virtual disk    0.1 ");

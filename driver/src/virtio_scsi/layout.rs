@@ -1,4 +1,4 @@
-//! Where everything lies in the memory that the driver shares with the server.
+//! Layout of the memory shared with the server.
 
 use mqblk_core::ByteLen;
 use mqblk_memory::GuestAddress;
@@ -6,19 +6,19 @@ use mqblk_memory::GuestAddress;
 use super::wire::{EVENT_BYTES, HEADER_STRIDE, RESPONSE_STRIDE, TMF_STRIDE};
 use crate::setup::{AddressPlanner, DataArea, RingLayout};
 
-/// A request queue's memory, in guest addresses.
+/// Guest addresses of a request queue's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueLayout {
     pub(crate) ring: RingLayout,
-    /// Headers, a cache line each.
+    /// Headers, one cache line each.
     pub(crate) headers: GuestAddress,
-    /// Answers, two cache lines each, of which the second is written with long sense data only.
+    /// Responses, two cache lines each. The second one is written only for long sense data.
     pub(crate) responses: GuestAddress,
     pub(crate) data: DataArea,
 }
 
 impl QueueLayout {
-    /// Lays a queue of `size` entries out.
+    /// Allocates the memory of a queue of `size` entries.
     pub(crate) fn new(planner: &mut AddressPlanner, size: u16, data_len: ByteLen) -> QueueLayout {
         let n = u64::from(size);
         let ring = planner.allocate_ring(size);
@@ -29,7 +29,7 @@ impl QueueLayout {
     }
 }
 
-/// The control and the event queue's memory, in guest addresses.
+/// Guest addresses of the control and the event queue's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ControlLayout {
     pub(crate) control: RingLayout,
@@ -40,7 +40,7 @@ pub(crate) struct ControlLayout {
 }
 
 impl ControlLayout {
-    /// Lays both out with `size` entries.
+    /// Allocates the memory of both queues, with `size` entries each.
     pub(crate) fn new(planner: &mut AddressPlanner, size: u16) -> ControlLayout {
         let n = u64::from(size);
         ControlLayout {

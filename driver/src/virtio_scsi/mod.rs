@@ -1,14 +1,14 @@
 //! A virtio-scsi driver over vhost-user. Source: virtio 1.3 section 5.6, "SCSI Host Device".
 //!
 //! ```text
-//! Device::connect  ->  QueueSet (one for each thread): submit, publish, look, reap, collect, arrived
-//!                  ->  Control: task management, events
-//! Device::scan     ->  Unit (one for each logical unit): address, size, serial, limits
+//! ScsiController::connect  ->  ScsiQueueSet (one for each thread): submit, publish, poll, reap, receive, reap_received
+//!                          ->  ControlQueues: task management, events
+//! ScsiController::scan     ->  LogicalUnit (one for each): address, size, serial, limits
 //! ```
 //!
-//! A command goes to a [`Unit`]'s address; which queue it is put on, [`Steer`] decides (`steering`), and where that queue is
-//! another thread's, the command is handed over (`handover`). Every answer is judged: response, status, residual and sense data
-//! make one [`Ending`].
+//! A command has the address of a [`LogicalUnit`]. The [`SteeringPolicy`] selects its queue (`steering`). If another thread owns
+//! that queue, the command is handed over (`handover`). Response, status, residual and sense data are checked and make one
+//! [`CommandOutcome`].
 
 mod cdb;
 mod command;

@@ -1,4 +1,4 @@
-//! A small vhost-user-scsi server in this process, for tests. It keeps its disks in memory and can be told to misbehave.
+//! A small vhost-user-scsi server for tests, in this process, with disks in memory. It can inject faults.
 
 mod command;
 
@@ -33,63 +33,63 @@ pub struct ModelDisk {
 }
 
 impl ModelDisk {
-    /// Of zeroes, with blocks of 512 bytes and a unit attention (power on) for the first command.
+    /// Returns a zeroed disk with blocks of 512 bytes and one unit attention (power on).
     pub fn new(size: usize) -> ModelDisk {
         ModelDisk { bytes: vec![0; size], block_size: 512, unit_attentions: 1, read_only: false }
     }
 }
 
-/// How the model behaves.
+/// Options of the model.
 #[derive(Clone, Debug)]
 pub struct ScsiBehaviour {
     /// The logical units.
     pub disks: BTreeMap<LunAddress, ModelDisk>,
-    /// Request queues offered.
+    /// Number of request queues offered.
     pub queues: u16,
-    /// Feature bits not to offer.
+    /// Feature bits that are not offered.
     pub without_features: u64,
-    /// The configuration is left to the VMM.
+    /// The configuration space is left to the VMM.
     pub no_config: bool,
     /// `sense_size` after a reset.
     pub sense_size: u32,
     /// `max_sectors`.
     pub max_sectors: u32,
-    /// What to do wrong, counted in reads and writes.
+    /// The fault to inject. Reads and writes are counted.
     pub fault: ScsiFault,
 }
 
-/// What the model does wrong.
+/// A fault that the model injects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScsiFault {
-    /// Nothing.
+    /// None.
     #[default]
     None,
-    /// Closes the connection when this many have come.
+    /// Closes the connection after this many.
     DisconnectAfter(u64),
-    /// Stops answering when this many have come.
+    /// Completes none after this many.
     StallAfter(u64),
-    /// Keeps all from this one on until they are aborted.
+    /// Holds all from this one on until they are aborted.
     HoldFrom(u64),
-    /// Flips a bit of every write from this one on before it is stored.
+    /// Flips a bit of the data of every write from this one on.
     CorruptFrom(u64),
-    /// Answers with CHECK CONDITION, medium error, from this one on.
+    /// Completes with CHECK CONDITION, medium error, from this one on.
     FailFrom(u64),
-    /// Answers with this status, from this one on.
+    /// Completes with this status, from this one on.
     StatusFrom(u64, u8),
-    /// Answers with this response, from this one on.
+    /// Completes with this response code, from this one on.
     ResponseFrom(u64, u8),
-    /// Answers with CHECK CONDITION and this many bytes of sense data, from this one on.
+    /// Completes with CHECK CONDITION and this many bytes of sense data, from this one on.
     SenseFrom(u64, u32),
-    /// Answers with this residual, from this one on.
+    /// Completes with this residual, from this one on.
     ResidualFrom(u64, u32),
-    /// Answers without writing an answer, from this one on.
+    /// Completes without writing a response, from this one on.
     NoResponseFrom(u64),
-    /// Answers with an id that is not in flight.
+    /// Completes this one with an id that is not in flight.
     WrongIdAt(u64),
 }
 
 impl Default for ScsiBehaviour {
-    /// One target with one unit of 1 MiB.
+    /// Returns one target with one logical unit of 1 MiB.
     fn default() -> Self {
         ScsiBehaviour {
             disks: [(LunAddress::default(), ModelDisk::new(1 << 20))].into(),
@@ -103,7 +103,7 @@ impl Default for ScsiBehaviour {
     }
 }
 
-/// What the connections share.
+/// State shared by the connections and the test.
 #[derive(Debug)]
 struct ModelState {
     behaviour: ScsiBehaviour,
@@ -121,11 +121,11 @@ struct ModelState {
 
 #[derive(Debug, Default)]
 struct TaskState {
-    /// (subtype, LUN field, tag) of all that came.
+    /// (subtype, LUN field, tag) of all received functions.
     received: Vec<(u32, [u8; 8], u64)>,
-    /// Tags of commands that are kept.
+    /// Tags of held commands.
     held: HashSet<u64>,
-    /// Tags of those that are to be ended.
+    /// Tags of held commands that are being aborted.
     aborting: HashSet<u64>,
 }
 
@@ -133,7 +133,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The running server. Ends when dropped.
+/// The running server. Stopped on drop.
 #[derive(Debug)]
 pub struct ScsiModel {
     shared: Arc<ModelState>,
@@ -144,7 +144,7 @@ impl ScsiModel {
     /// Serves at `path`, one connection after the other.
     ///
     /// # Panics
-    /// When the socket cannot be made: it is for tests.
+    /// If the socket cannot be created.
     pub fn start(path: &Path, behaviour: ScsiBehaviour) -> ScsiModel {
         let shared = Arc::new(ModelState {
             disks: Mutex::new(behaviour.disks.clone()),
@@ -165,27 +165,27 @@ impl ScsiModel {
         lock(&self.shared.disks)
     }
 
-    /// Reads and writes that request queue `index` has brought.
+    /// Returns the number of reads and writes of request queue `index`.
     pub fn transfers(&self, index: usize) -> u64 {
         self.shared.per_queue[index].load(Ordering::Relaxed)
     }
 
-    /// Commands of all kinds.
+    /// Returns the number of commands of all kinds.
     pub fn commands(&self) -> u64 {
         self.shared.commands.load(Ordering::Relaxed)
     }
 
-    /// Times that commands of one target were seen in flight on two queues.
+    /// Returns how often commands of one target were observed in flight on two queues.
     pub fn steering_violations(&self) -> u64 {
         self.shared.steering_violations.load(Ordering::Relaxed)
     }
 
-    /// (subtype, LUN field, tag) of all task management functions.
+    /// Returns (subtype, LUN field, tag) of all task management functions.
     pub fn task_management(&self) -> Vec<(u32, [u8; 8], u64)> {
         lock(&self.shared.tasks).received.clone()
     }
 
-    /// Sends an event, when there is a buffer for it.
+    /// Sends an event as soon as there is a buffer for it.
     pub fn send_event(&self, event: u32, at: LunAddress, reason: u32) {
         let mut bytes = [0; 16];
         bytes[..4].copy_from_slice(&event.to_le_bytes());
@@ -195,7 +195,7 @@ impl ScsiModel {
     }
 }
 
-/// A request's bytes: what we may read, and where we may write.
+/// A request's device-readable bytes and device-writable segments.
 struct Buffers<'a> {
     memory: &'a GuestMemory,
     readable: Vec<u8>,
@@ -222,7 +222,7 @@ impl<'a> Buffers<'a> {
         self.writable.iter().map(|(_, len)| *len as usize).sum()
     }
 
-    /// Writes `bytes` from byte `from` of the writable parts on, as far as there is room. Returns how many.
+    /// Writes `bytes` at offset `from` of the writable segments, as far as they reach. Returns the number of bytes written.
     fn write(&self, mut from: usize, mut bytes: &[u8]) -> usize {
         let mut written = 0;
         for &(at, len) in &self.writable {
@@ -242,7 +242,7 @@ impl<'a> Buffers<'a> {
 }
 
 impl ModelState {
-    /// A task management function: 24 bytes, answered by one.
+    /// Executes a task management function: 24 bytes, with a response of one byte.
     fn manage_tasks(&self, buffers: &Buffers<'_>) -> RequestOutcome {
         let bytes = &buffers.readable;
         assert_eq!((bytes.len(), buffers.writable_bytes()), (24, 1), "framing of a task management function");
@@ -253,7 +253,7 @@ impl ModelState {
         assert_eq!(kind, 0, "the type of a control request");
         let mut tasks = lock(&self.tasks);
         if tasks.aborting.contains(&tag) && tasks.held.contains(&tag) {
-            // Answered after the command that it ends.
+            // Completed after the command that it aborts.
             return RequestOutcome::Hold;
         }
         if !tasks.aborting.remove(&tag) {

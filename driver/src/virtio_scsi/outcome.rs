@@ -1,35 +1,35 @@
-//! How a command ended: response, status, residual and sense data, judged. Sources: virtio 1.3 section 5.6.6.1; SAM-5 section
-//! 5.3; SPC-4 section 4.5.
+//! Outcomes of commands, from response, status, residual and sense data. Sources: virtio 1.3 section 5.6.6.1; SAM-5 section 5.3;
+//! SPC-4 section 4.5.
 
 use super::queue::POISON;
 use super::wire::{CommandResponse, SENSE_BYTES};
 
-/// Sense data, as far as an initiator acts on it.
+/// The part of sense data that an initiator acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sense {
     /// Sense key.
     pub key: u8,
     /// Additional sense code.
     pub asc: u8,
-    /// And its qualifier.
+    /// Additional sense code qualifier.
     pub ascq: u8,
-    /// It is about an earlier command.
+    /// The error belongs to an earlier command.
     pub deferred: bool,
-    /// The INFORMATION field, when it is valid.
+    /// The INFORMATION field, if valid.
     pub information: Option<u64>,
 }
 
 impl Sense {
     /// The sense key of a unit attention.
     pub const UNIT_ATTENTION: u8 = 6;
-    /// The sense key of a command that the device ended; a retry may do.
+    /// The sense key of a command that the device has aborted. It can be retried.
     pub const ABORTED_COMMAND: u8 = 0xb;
-    /// The sense key of a unit that is not ready, perhaps yet.
+    /// The sense key of a logical unit that is not ready, possibly only for a while.
     pub const NOT_READY: u8 = 2;
-    /// The sense key of a command that makes no sense to the unit.
+    /// The sense key of an invalid command.
     pub const ILLEGAL_REQUEST: u8 = 5;
 
-    /// Of sense data in fixed or descriptor format. `None` when it is neither, or cut before the codes.
+    /// Parses sense data in fixed or descriptor format. `None` if it is neither, or truncated before the codes.
     pub fn parse(bytes: &[u8]) -> Option<Sense> {
         let byte = |at: usize| bytes.get(at).copied();
         let format = byte(0)? & 0x7f;
@@ -39,7 +39,7 @@ impl Sense {
                     (0x80, Some(&[a, b, c, d])) => Some(u32::from_be_bytes([a, b, c, d]).into()),
                     _ => None,
                 };
-                // Short sense data need not have the codes; then they are 0.
+                // The codes may be missing in short sense data. They are 0 then.
                 let (asc, ascq) = (byte(12).unwrap_or(0), byte(13).unwrap_or(0));
                 Some(Sense { key: byte(2)? & 0xf, asc, ascq, deferred: format == 0x71, information })
             }
@@ -56,7 +56,7 @@ impl Sense {
     }
 }
 
-/// The first descriptor of `kind` in descriptor-format sense data.
+/// Returns the first descriptor of `kind` in descriptor-format sense data.
 fn descriptor(bytes: &[u8], kind: u8) -> Option<&[u8]> {
     let mut rest = bytes.get(8..)?;
     while let [found, len, ..] = *rest {
@@ -69,37 +69,37 @@ fn descriptor(bytes: &[u8], kind: u8) -> Option<&[u8]> {
     None
 }
 
-/// How a command ended.
+/// Outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandOutcome {
-    /// GOOD, and all of the data was moved.
+    /// GOOD, and all data was transferred.
     Good,
-    /// GOOD, and less than all of the data was moved: usual for an INQUIRY, a failure for a read.
+    /// GOOD, and not all data was transferred: normal for an INQUIRY, an error for a read.
     Underrun {
-        /// Bytes that were not moved.
+        /// Bytes that were not transferred.
         residual: u32,
     },
     /// CHECK CONDITION.
     CheckCondition(Sense),
     /// Another status: 08 busy, 18 reservation conflict, 28 task set full, 40 task aborted, ...
     Status(u8),
-    /// The command was not carried out.
+    /// The command was not executed.
     Response(CommandResponse),
-    /// The answer contradicts itself or the specification.
+    /// The response is inconsistent or violates the specification.
     Malformed(&'static str),
-    /// The device answered without writing an answer (seen only where answers are spoilt before).
+    /// The device has not written a response (detected only if responses are poisoned).
     NotWritten,
 }
 
 impl CommandOutcome {
-    /// Whether all of it happened.
+    /// Returns true if the command succeeded completely.
     #[inline]
     pub fn is_good(self) -> bool {
         self == CommandOutcome::Good
     }
 }
 
-/// The fixed part of an answer, as it lies in memory.
+/// The fixed part of a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResponseHead {
     pub(crate) sense_len: u32,
@@ -116,10 +116,10 @@ impl ResponseHead {
         ResponseHead { sense_len, residual, status: (second >> 16) as u8, response: (second >> 24) as u8 }
     }
 
-    /// Judges the answer to a command with `len` bytes of data. `sense` reads the sense data, of so many bytes.
+    /// Returns the outcome of a command with `len` bytes of data. `sense` reads the sense data into a slice of its length.
     #[inline]
     pub(crate) fn outcome(self, len: u32, sense: impl FnOnce(&mut [u8])) -> CommandOutcome {
-        // All zeroes but the length of nothing: what nearly every answer is.
+        // Fast path: nearly every response is GOOD without a residual.
         if self.status == 0 && self.response == 0 && self.residual == 0 && self.sense_len as usize <= SENSE_BYTES {
             return CommandOutcome::Good;
         }
@@ -164,7 +164,7 @@ mod tests {
     const GOOD: ResponseHead = ResponseHead { sense_len: 0, residual: 0, status: 0, response: 0 };
 
     #[test]
-    fn answers_are_judged() {
+    fn responses_have_their_outcomes() {
         let fixed = [0xf0, 0, 3, 0, 0, 1, 0, 10, 0, 0, 0, 0, 0x11, 0x04, 0, 0, 0, 0];
         let sense = Sense { key: 3, asc: 0x11, ascq: 4, deferred: false, information: Some(256) };
         for (head, expected) in [
@@ -193,22 +193,22 @@ mod tests {
             (ResponseHead { response: 77, ..GOOD }, CommandOutcome::Response(CommandResponse::Unknown(77))),
             (ResponseHead { response: POISON, ..GOOD }, CommandOutcome::NotWritten),
         ] {
-            let ending = head.outcome(100, |bytes| {
+            let outcome = head.outcome(100, |bytes| {
                 let len = bytes.len();
                 bytes.copy_from_slice(&fixed[..len]);
             });
-            assert_eq!(ending, expected, "{head:?}");
+            assert_eq!(outcome, expected, "{head:?}");
         }
     }
 
     #[test]
-    fn both_formats_of_sense_data() {
+    fn both_formats_of_sense_data_are_parsed() {
         let mut bytes = vec![0x72, 6, 0x29, 1, 0, 0, 0, 16];
         assert_eq!(Sense::parse(&bytes).map(|s| (s.key, s.asc, s.ascq, s.information)), Some((6, 0x29, 1, None)));
         bytes.extend([0x02, 2, 0, 0]);
         bytes.extend([0x00, 10, 0x80, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
         assert_eq!(Sense::parse(&bytes).and_then(|s| s.information), Some(258));
-        // A descriptor that goes past the end is none.
+        // A truncated descriptor is ignored.
         bytes.truncate(20);
         assert_eq!(Sense::parse(&bytes).map(|s| s.information), Some(None));
         assert!(Sense::parse(&[0x73, 6, 0x29, 1]).is_some_and(|s| s.deferred));

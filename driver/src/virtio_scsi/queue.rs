@@ -1,4 +1,4 @@
-//! One request queue of a controller.
+//! A request queue of a controller.
 
 use std::io;
 use std::sync::Arc;
@@ -15,39 +15,39 @@ use super::outcome::{CommandOutcome, ResponseHead};
 use super::wire::{HEADER_BYTES, HEADER_STRIDE, RESPONSE_BYTES, RESPONSE_HEAD_BYTES, RESPONSE_STRIDE};
 use crate::{DeviceError, SubmitError};
 
-/// What a response byte holds before the device has written it, where answers are spoilt before.
+/// A response byte that the device has not written, if responses are poisoned.
 pub(crate) const POISON: u8 = 0xff;
-/// An answer that was not written: [`POISON`] in the response byte.
+/// A response that was not written: [`POISON`] in the response byte.
 const POISONED_HEAD: [u64; 2] = [0, ((POISON as u64) << 24).to_le()];
-/// 16-byte slots from one answer to the next.
+/// 16-byte slots from one response to the next.
 const RESPONSE_SLOTS: usize = RESPONSE_STRIDE as usize / 16;
 
-/// A command's end.
+/// A completed command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScsiCompletion {
-    /// What the submission was given.
+    /// The value given at submission.
     pub user_data: u32,
-    /// How it ended.
+    /// Its outcome.
     pub outcome: CommandOutcome,
-    /// Bytes that the device says it wrote, the answer included. Some devices do not say.
+    /// Bytes that the device has written, as reported by it, including the response. Some devices do not report them.
     pub written: u32,
 }
 
-/// What is kept of a command in flight.
+/// What the driver records of a command in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CommandInFlight {
-    /// What the submission was given.
+    /// The value given at submission.
     pub(crate) user_data: u32,
     /// Bytes of data.
     len: u32,
-    /// The set that it came from.
+    /// The set that submitted it.
     pub(crate) origin: u16,
     /// Its target.
     pub(crate) target: u8,
 }
 
-/// One request queue, owned by one thread. Nothing is allocated, and no system call made, for a command;
-/// [`publish`](Self::publish) makes one when the server sleeps.
+/// A request queue, owned by one thread. A command allocates nothing and makes no system call. [`publish`](Self::publish) makes
+/// one if the server sleeps.
 #[derive(Debug)]
 pub struct ScsiQueue {
     pub(crate) ring: SplitDriver,
@@ -56,10 +56,10 @@ pub struct ScsiQueue {
     layout: QueueLayout,
     headers: SharedArray<[u64; 8]>,
     responses: SharedArray<[u64; 2]>,
-    /// Headers as last written: one that is the same (the same block again) is not stored again.
+    /// Headers as last written. An equal header (the same block again) is not stored again.
     written_headers: Box<[[u64; 8]]>,
     commands: Box<[CommandInFlight]>,
-    /// A stack, in step with the ring's stack of descriptors: a slot comes with the same descriptors again.
+    /// Free slots, a stack in step with the ring's stack of descriptors: a slot always gets the same descriptors.
     free: Vec<u16>,
     poison: bool,
     kick: EventFd,
@@ -69,14 +69,14 @@ pub struct ScsiQueue {
 impl ScsiQueue {
     pub(crate) fn new(
         (ring, kick): (SplitDriver, EventFd),
-        shape: ChainLayout,
+        chain_layout: ChainLayout,
         memory: &Arc<GuestMemory>,
         layout: QueueLayout,
         poison: bool,
     ) -> Option<ScsiQueue> {
         let n = usize::from(ring.size());
         Some(ScsiQueue {
-            chain_layout: shape,
+            chain_layout,
             headers: memory.shared_array(layout.headers, n)?,
             responses: memory.shared_array(layout.responses, n * RESPONSE_SLOTS)?,
             memory: Arc::clone(memory),
@@ -92,34 +92,34 @@ impl ScsiQueue {
         })
     }
 
-    /// The memory that data lies in.
+    /// Returns the shared memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// This queue's stretch of data memory, page aligned.
+    /// Returns this queue's data area, page aligned.
     pub fn data(&self) -> (GuestAddress, ByteLen) {
         (self.layout.data.start, self.layout.data.len)
     }
 
-    /// Commands submitted and not yet reaped, whoever they came from.
+    /// Returns the number of commands of all threads that are submitted and not yet reaped.
     #[inline]
     pub fn in_flight(&self) -> u16 {
         self.ring.in_flight()
     }
 
-    /// Commands submitted and not yet published.
+    /// Returns the number of commands submitted and not yet published.
     #[inline]
     pub fn unpublished(&self) -> u16 {
         self.ring.unpublished()
     }
 
-    /// Kicks written so far.
+    /// Returns the number of kicks so far.
     pub fn kicks(&self) -> u64 {
         self.kicks
     }
 
-    /// Puts a command on: header, data for the device to read, answer, data for the device to write.
+    /// Adds a command to the ring: header, data-out, response, data-in.
     #[inline]
     pub(crate) fn submit(&mut self, user_data: u32, origin: u16, command: &Command) -> Result<(), SubmitError> {
         let slot = *self.free.last().ok_or(SubmitError::Full)?;
@@ -128,14 +128,14 @@ impl ScsiQueue {
         let header_at = at(self.layout.headers, HEADER_STRIDE);
         let mut chain = self.ring.begin(self.chain_layout).readable(header_at, HEADER_BYTES)?;
         let mut len = 0;
-        if let CommandData::Out(piece) = command.data {
-            chain = chain.readable(piece.address, piece.len)?;
-            len = piece.len;
+        if let CommandData::Out(segment) = command.data {
+            chain = chain.readable(segment.address, segment.len)?;
+            len = segment.len;
         }
         chain = chain.writable(at(self.layout.responses, RESPONSE_STRIDE), RESPONSE_BYTES)?;
-        if let CommandData::In(piece) = command.data {
-            chain = chain.writable(piece.address, piece.len)?;
-            len = piece.len;
+        if let CommandData::In(segment) = command.data {
+            chain = chain.writable(segment.address, segment.len)?;
+            len = segment.len;
         }
         chain.commit(u32::from(slot))?;
         self.free.pop();
@@ -151,10 +151,10 @@ impl ScsiQueue {
         Ok(())
     }
 
-    /// Makes all submitted commands visible to the server, and kicks it if it asked for that.
+    /// Publishes all submitted commands, and kicks the server if it has asked for kicks.
     ///
     /// # Errors
-    /// When the kick cannot be written.
+    /// If the kick cannot be written.
     #[inline]
     pub fn publish(&mut self) -> io::Result<()> {
         if self.ring.publish() {
@@ -164,29 +164,29 @@ impl ScsiQueue {
         Ok(())
     }
 
-    /// Takes one answer of those that the last look saw.
+    /// Reaps one of the completions that the last poll has found.
     #[inline]
     pub(crate) fn reap(&mut self) -> Result<Option<(CommandInFlight, ScsiCompletion)>, DeviceError> {
         let Some(used) = self.ring.take()? else { return Ok(None) };
         let slot = used.token as usize;
-        let pending = self.commands[slot];
+        let command = self.commands[slot];
         let head = ResponseHead::from_words(self.responses.get(slot * RESPONSE_SLOTS));
-        let ending = head.outcome(pending.len, |bytes| {
+        let outcome = head.outcome(command.len, |bytes| {
             let at =
                 self.layout.responses.0 + slot as u64 * u64::from(RESPONSE_STRIDE) + u64::from(RESPONSE_HEAD_BYTES);
-            self.memory.read(GuestAddress(at), bytes).expect("answers lie in shared memory");
+            self.memory.read(GuestAddress(at), bytes).expect("responses are in shared memory");
         });
         self.free.push(slot as u16);
-        Ok(Some((pending, ScsiCompletion { user_data: pending.user_data, outcome: ending, written: used.written })))
+        Ok(Some((command, ScsiCompletion { user_data: command.user_data, outcome, written: used.written })))
     }
 }
 
-/// The tag of a command of set `origin`.
+/// Returns the tag of a command of set `origin`.
 pub(crate) const fn tag(origin: u16, user_data: u32) -> u64 {
     (origin as u64) << 32 | user_data as u64
 }
 
-/// A command's header: LUN, tag, attribute SIMPLE, no priority, no CRN, command descriptor block.
+/// Builds a command's header: LUN, tag, attribute SIMPLE, no priority, no CRN, command descriptor block.
 #[inline]
 fn header(command: &Command, tag: u64) -> [u64; 8] {
     let mut bytes = [0; HEADER_STRIDE as usize];

@@ -1,6 +1,6 @@
-//! Finding logical units: every target is asked for its list of them, and each of those what it is.
+//! Finds logical units: queries every target for its list of LUNs, and every logical unit for its properties.
 //!
-//! Many commands are in flight at a time, so 256 targets that are not there cost a few round trips and not 256.
+//! Many commands are in flight at a time, so 256 absent targets cost a few round trips and not 256.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,26 +17,25 @@ use super::set::ScsiQueueSet;
 use super::wire::{CommandResponse, LunAddress, ScsiConfig};
 use crate::{DataSegment, DriverError, SubmitError};
 
-/// Commands in flight at a time.
+/// Largest number of commands in flight.
 const MAX_IN_FLIGHT: usize = 32;
-/// Bytes of a command's data.
+/// Size of a command's data buffer.
 const BUFFER_BYTES: u32 = 4096;
-/// Bytes of the longest list of logical units: one for each number.
+/// Size of the longest list of LUNs.
 const LONG_LIST_BYTES: u32 = (8 + 8 * (LunAddress::MAX_LUN as u32 + 1)).next_multiple_of(4096);
-/// Memory of a scan.
+/// Size of a scan's memory.
 pub(crate) const SCAN_MEMORY: ByteLen = ByteLen(MAX_IN_FLIGHT as u64 * BUFFER_BYTES as u64 + LONG_LIST_BYTES as u64);
-/// Times that a command is given to a unit that says it should come again: each unit attention costs one, and more than one
-/// may be waiting.
+/// Tries of a command that the logical unit asks to retry. Each pending unit attention costs one.
 const MAX_TRIES: u8 = 16;
-/// Pages of vital product data that are read where the unit has them.
+/// Pages of vital product data that are read if the logical unit has them.
 const VPD_PAGES: [u8; 3] = [0x80, 0x83, 0xb0];
 
-/// What is asked.
+/// A query to a target or logical unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Query {
     /// REPORT LUNS of a target.
     Luns,
-    /// The same where the list was longer than the buffer.
+    /// REPORT LUNS again, if the list was longer than the buffer.
     LongLuns,
     StandardInquiry,
     SupportedPages,
@@ -58,7 +57,7 @@ impl Query {
         }
     }
 
-    /// Bytes that it asks for.
+    /// Returns the allocation length.
     fn len(self) -> u32 {
         match self {
             Query::LongLuns => LONG_LIST_BYTES,
@@ -70,7 +69,7 @@ impl Query {
     }
 }
 
-/// A question to a unit, and what is known of it.
+/// A query in progress, and the known properties of the logical unit.
 #[derive(Debug)]
 struct Probe {
     query: Query,
@@ -86,19 +85,19 @@ impl Probe {
     }
 }
 
-/// What comes of an answer.
+/// Result of a query.
 #[derive(Debug, PartialEq, Eq)]
 enum QueryResult {
-    /// So many bytes of data.
+    /// This many bytes of data.
     Data(usize),
     Retry,
-    /// There is nothing at the address.
+    /// There is no logical unit at the address.
     Absent,
     Failed,
 }
 
-fn classify(ending: CommandOutcome, len: u32) -> QueryResult {
-    match ending {
+fn classify(outcome: CommandOutcome, len: u32) -> QueryResult {
+    match outcome {
         CommandOutcome::Good => QueryResult::Data(len as usize),
         CommandOutcome::Underrun { residual } => QueryResult::Data((len - residual) as usize),
         CommandOutcome::CheckCondition(Sense { key: Sense::UNIT_ATTENTION | Sense::ABORTED_COMMAND, .. }) => {
@@ -124,8 +123,8 @@ struct Scan<'a> {
     units: Vec<LogicalUnit>,
 }
 
-/// Finds all direct-access logical units of all targets, in the order of their addresses. Nothing is steered: all goes over
-/// the set's first queue.
+/// Finds all direct-access logical units of all targets, in the order of their addresses. All commands use the set's first queue,
+/// without steering.
 pub(super) fn scan(
     set: &mut ScsiQueueSet,
     config: &ScsiConfig,
@@ -136,24 +135,24 @@ pub(super) fn scan(
     let target = |target: u16| Probe::new(LunAddress { target: target as u8, lun: 0 }, Query::Luns);
     let waiting = (0..=config.max_target).map(target).collect();
     let mut scan = Scan { config, memory, base, waiting, units: vec![] };
-    let mut asked: [Option<Probe>; MAX_IN_FLIGHT] = std::array::from_fn(|_| None);
-    let mut heard = Instant::now();
+    let mut in_flight: [Option<Probe>; MAX_IN_FLIGHT] = std::array::from_fn(|_| None);
+    let mut last_completion = Instant::now();
     loop {
         for slot in 0..MAX_IN_FLIGHT {
-            if asked[slot].is_some() {
+            if in_flight[slot].is_some() {
                 continue;
             }
-            // There is memory for one long list.
-            let long = asked.iter().flatten().any(|task| task.query == Query::LongLuns);
-            let Some(task) = scan.next_probe(long) else { break };
-            let command = scan.command(slot, &task);
+            // There is memory for one long list only.
+            let long = in_flight.iter().flatten().any(|probe| probe.query == Query::LongLuns);
+            let Some(probe) = scan.next_probe(long) else { break };
+            let command = scan.command(slot, &probe);
             match set.queues_mut()[0].submit(slot as u32, 0, &command) {
-                Ok(()) => asked[slot] = Some(task),
+                Ok(()) => in_flight[slot] = Some(probe),
                 Err(SubmitError::Full) if set.queues_mut()[0].in_flight() != 0 => {
-                    scan.waiting.push_front(task);
+                    scan.waiting.push_front(probe);
                     break;
                 }
-                Err(refused) => unreachable!("an empty ring has room for a command: {refused}"),
+                Err(error) => unreachable!("an empty ring has space for a command: {error}"),
             }
         }
         let queue = &mut set.queues_mut()[0];
@@ -166,13 +165,13 @@ pub(super) fn scan(
         while let Some((_, done)) = queue.reap()? {
             any = true;
             let slot = done.user_data as usize;
-            let task = asked[slot].take().expect("the driver gives back what it was given");
-            scan.handle_completion(slot, task, done.outcome);
+            let probe = in_flight[slot].take().expect("a command of this scan");
+            scan.handle_completion(slot, probe, done.outcome);
         }
         if any {
-            heard = Instant::now();
+            last_completion = Instant::now();
         } else {
-            let left = limit.saturating_sub(heard.elapsed());
+            let left = limit.saturating_sub(last_completion.elapsed());
             if left.is_zero() {
                 return Err(DriverError::Timeout("scan for logical units"));
             }
@@ -184,102 +183,104 @@ pub(super) fn scan(
 }
 
 impl Scan<'_> {
-    fn buffer(&self, slot: usize, question: Query) -> GuestAddress {
-        let slot = if question == Query::LongLuns { MAX_IN_FLIGHT } else { slot };
+    fn buffer(&self, slot: usize, query: Query) -> GuestAddress {
+        let slot = if query == Query::LongLuns { MAX_IN_FLIGHT } else { slot };
         GuestAddress(self.base.0 + slot as u64 * u64::from(BUFFER_BYTES))
     }
 
-    /// The next task; `long`: another one than a long list.
+    /// Takes the next probe. `long`: skips long lists.
     fn next_probe(&mut self, long: bool) -> Option<Probe> {
-        let at = self.waiting.iter().position(|task| !long || task.query != Query::LongLuns)?;
-        self.waiting.remove(at)
+        let index = self.waiting.iter().position(|probe| !long || probe.query != Query::LongLuns)?;
+        self.waiting.remove(index)
     }
 
-    fn command(&self, slot: usize, task: &Probe) -> Command {
-        let piece = DataSegment { address: self.buffer(slot, task.query), len: task.query.len() };
-        Command { address: task.unit.address, cdb: task.query.cdb(), data: CommandData::In(piece) }
+    fn command(&self, slot: usize, probe: &Probe) -> Command {
+        let data = DataSegment { address: self.buffer(slot, probe.query), len: probe.query.len() };
+        Command { address: probe.unit.address, cdb: probe.query.cdb(), data: CommandData::In(data) }
     }
 
-    fn handle_completion(&mut self, slot: usize, mut task: Probe, ending: CommandOutcome) {
-        match classify(ending, task.query.len()) {
+    fn handle_completion(&mut self, slot: usize, mut probe: Probe, outcome: CommandOutcome) {
+        match classify(outcome, probe.query.len()) {
             QueryResult::Data(len) => {
                 let mut data = vec![0; len];
-                let at = self.buffer(slot, task.query);
-                self.memory.read(at, &mut data).expect("buffers lie in shared memory");
-                self.handle_data(task, &data);
+                let at = self.buffer(slot, probe.query);
+                self.memory.read(at, &mut data).expect("buffers are in shared memory");
+                self.handle_data(probe, &data);
             }
-            QueryResult::Retry if task.tries > 1 => {
-                task.tries -= 1;
-                self.waiting.push_back(task);
+            QueryResult::Retry if probe.tries > 1 => {
+                probe.tries -= 1;
+                self.waiting.push_back(probe);
             }
             QueryResult::Absent => {}
-            QueryResult::Retry | QueryResult::Failed => self.handle_failure(task, ending),
+            QueryResult::Retry | QueryResult::Failed => self.handle_failure(probe, outcome),
         }
     }
 
-    fn requeue(&mut self, mut task: Probe, question: Query) {
-        (task.query, task.tries) = (question, MAX_TRIES);
-        // What was begun is ended first, so that few tasks are half done.
-        self.waiting.push_front(task);
+    fn requeue(&mut self, mut probe: Probe, query: Query) {
+        (probe.query, probe.tries) = (query, MAX_TRIES);
+        // Probes that have begun come first, so that few are in progress.
+        self.waiting.push_front(probe);
     }
 
-    fn handle_data(&mut self, mut task: Probe, data: &[u8]) {
-        match task.query {
+    fn handle_data(&mut self, mut probe: Probe, data: &[u8]) {
+        match probe.query {
             Query::Luns | Query::LongLuns => {
                 let (luns, len) = inquiry::parse_luns(data);
-                if len > data.len() && task.query == Query::Luns {
-                    return self.requeue(task, Query::LongLuns);
+                if len > data.len() && probe.query == Query::Luns {
+                    return self.requeue(probe, Query::LongLuns);
                 }
-                let target = task.unit.address.target;
-                let most = self.config.max_lun;
-                let within = luns.into_iter().filter(|lun| u32::from(*lun) <= most);
+                let target = probe.unit.address.target;
+                let max_lun = self.config.max_lun;
+                let within = luns.into_iter().filter(|lun| u32::from(*lun) <= max_lun);
                 let units = within.map(|lun| Probe::new(LunAddress { target, lun }, Query::StandardInquiry));
                 self.waiting.extend(units);
             }
             Query::StandardInquiry => {
-                if task.unit.set_inquiry(data) {
-                    self.requeue(task, Query::SupportedPages);
+                if probe.unit.set_inquiry(data) {
+                    self.requeue(probe, Query::SupportedPages);
                 }
             }
             Query::SupportedPages => {
                 let pages = inquiry::supported_pages(data);
-                task.pages = VPD_PAGES.into_iter().filter(|page| pages.contains(page)).collect();
-                self.next_page(task);
+                probe.pages = VPD_PAGES.into_iter().filter(|page| pages.contains(page)).collect();
+                self.next_page(probe);
             }
             Query::VpdPage(_) => {
-                task.unit.set_vpd_page(data);
-                self.next_page(task);
+                probe.unit.set_vpd_page(data);
+                self.next_page(probe);
             }
-            Query::Capacity => match task.unit.set_capacity(data) {
-                true => self.requeue(task, Query::Mode),
-                false => tracing::warn!(at = %task.unit.address, "capacity data that makes no sense, expected a size"),
+            Query::Capacity => match probe.unit.set_capacity(data) {
+                true => self.requeue(probe, Query::Mode),
+                false => tracing::warn!(at = %probe.unit.address, "invalid capacity data: the logical unit is skipped"),
             },
             Query::Mode => {
-                task.unit.set_mode(data);
-                self.units.push(task.unit);
+                probe.unit.set_mode(data);
+                self.units.push(probe.unit);
             }
         }
     }
 
-    fn next_page(&mut self, mut task: Probe) {
-        match task.pages.pop_front() {
-            Some(page) => self.requeue(task, Query::VpdPage(page)),
-            None => self.requeue(task, Query::Capacity),
+    fn next_page(&mut self, mut probe: Probe) {
+        match probe.pages.pop_front() {
+            Some(page) => self.requeue(probe, Query::VpdPage(page)),
+            None => self.requeue(probe, Query::Capacity),
         }
     }
 
-    /// A question that the unit does not answer.
-    fn handle_failure(&mut self, task: Probe, ending: CommandOutcome) {
-        tracing::debug!(at = %task.unit.address, question = ?task.query, ?ending, "scan");
-        match task.query {
-            // A target without lists has its unit 0.
-            Query::Luns | Query::LongLuns => self.requeue(task, Query::StandardInquiry),
+    /// Handles a failed query.
+    fn handle_failure(&mut self, probe: Probe, outcome: CommandOutcome) {
+        tracing::debug!(at = %probe.unit.address, query = ?probe.query, ?outcome, "scan");
+        match probe.query {
+            // A target without REPORT LUNS has LUN 0.
+            Query::Luns | Query::LongLuns => self.requeue(probe, Query::StandardInquiry),
             Query::StandardInquiry => {}
-            Query::SupportedPages => self.requeue(task, Query::Capacity),
-            Query::VpdPage(_) => self.next_page(task),
-            Query::Capacity => tracing::warn!(at = %task.unit.address, ?ending, "no capacity: it is left out"),
-            // A unit need not have a caching page.
-            Query::Mode => self.units.push(task.unit),
+            Query::SupportedPages => self.requeue(probe, Query::Capacity),
+            Query::VpdPage(_) => self.next_page(probe),
+            Query::Capacity => {
+                tracing::warn!(at = %probe.unit.address, ?outcome, "no capacity: the logical unit is skipped")
+            }
+            // The caching page is optional.
+            Query::Mode => self.units.push(probe.unit),
         }
     }
 }

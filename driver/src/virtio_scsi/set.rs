@@ -1,4 +1,4 @@
-//! The request queues that one thread owns, and the way from it to those that others own.
+//! The request queues that a thread owns, and the handover of commands to other threads' queues.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,42 +15,42 @@ use super::steering::TargetSteering;
 use crate::call_event::{self, CallEvent};
 use crate::{DeviceError, DriverError, SubmitError, Waker};
 
-/// Messages that a thread's box has room for at first.
+/// Initial capacity of a mailbox.
 const MAILBOX_CAPACITY: usize = 256;
-/// Targets that a controller can have.
+/// Number of targets of a controller.
 const TARGETS: usize = 256;
 
-/// Which queue a command goes to.
+/// Selects the queue of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SteeringPolicy {
-    /// A target's commands stay on one queue while any of them is in flight, and move to the submitter's queue with one that is
-    /// alone: the rule of the multi-queue virtio-scsi driver of 2012.
+    /// A target's commands stay on one queue while any of them is in flight. A command that is alone moves the target to its
+    /// submitter's queue: the rule of the multi-queue virtio-scsi driver of 2012.
     #[default]
     Target,
-    /// The submitter's queue, as later kernels have it: nothing keeps a target's commands in order.
+    /// The submitter's queue, as in later kernels. A target's commands are not ordered.
     Submitter,
-    /// Target T is on queue T modulo queues, always.
+    /// Queue T modulo the number of queues for target T.
     Fixed,
 }
 
-/// A command on its way to the owner of its queue.
+/// A command that is handed over to the owner of its queue.
 #[derive(Clone, Copy, Debug)]
 struct RemoteCommand {
     command: Command,
     user_data: u32,
     origin: u16,
-    /// The queue's place in its owner's set.
+    /// The queue's index in its owner's set.
     queue: u16,
 }
 
-/// What threads leave for each other.
+/// A message between threads.
 #[derive(Clone, Copy, Debug)]
 enum Message {
     Command(RemoteCommand),
     Completion(ScsiCompletion),
 }
 
-/// What all sets of a device share.
+/// State that all sets of a device share: steering and mailboxes.
 #[derive(Debug)]
 pub(crate) struct CommandExchange {
     policy: SteeringPolicy,
@@ -58,7 +58,7 @@ pub(crate) struct CommandExchange {
     mailboxes: Box<[Mailbox<Message>]>,
     wakers: Box<[Waker]>,
     queue_count: u16,
-    /// Threads that have ended a spell of work, over all spells.
+    /// Number of times that a thread has finished a round of work, over all threads.
     finished: AtomicU64,
 }
 
@@ -102,28 +102,28 @@ impl CommandExchange {
     }
 }
 
-/// The request queues that one thread owns: it alone puts commands on them and reaps their ends. A command whose target is
-/// bound to another thread's queue is handed over to that thread, and its end comes back ([`collect`](Self::collect)); so a
-/// thread that has ended its own work serves the others until [`depart`](Self::depart) says that all have.
+/// The request queues that a thread owns: no other thread submits to them or reaps from them. A command whose target is bound to
+/// another thread's queue is handed over to that thread, and its completion comes back ([`receive`](Self::receive)). So a thread
+/// that has finished its own work serves the others until [`finish`](Self::finish) returns true.
 #[derive(Debug)]
 pub struct ScsiQueueSet {
-    /// Which of the device's sets this is; its queues are this one, this plus the number of sets, and so on.
+    /// Index of this set. Its queues have the numbers `index`, `index` plus the number of sets, and so on.
     index: u16,
     queues: Vec<ScsiQueue>,
     call_event: CallEvent,
     exchange: Arc<CommandExchange>,
-    /// For each queue, in order: commands of other threads that it had no room for.
+    /// For each queue, in order: commands of other threads that wait for space in the ring.
     waiting: Vec<VecDeque<RemoteCommand>>,
     messages: Vec<Message>,
-    /// Ends of own commands that came back.
+    /// Completions of own commands, received from other threads.
     received: VecDeque<ScsiCompletion>,
-    /// Own commands on others' queues whose ends have not come back.
+    /// Own commands on other threads' queues that are not completed.
     remote_count: u32,
-    /// Own commands that were not reaped.
+    /// Own commands that are not reaped.
     outstanding: u32,
     max_outstanding: u32,
     handed_over: u64,
-    /// Spells of work that this thread has ended.
+    /// Rounds of work that this thread has finished.
     rounds: u64,
     is_finished: bool,
 }
@@ -153,44 +153,44 @@ impl ScsiQueueSet {
         }
     }
 
-    /// The queues.
+    /// Returns the queues.
     #[inline]
     pub fn queues_mut(&mut self) -> &mut [ScsiQueue] {
         &mut self.queues
     }
 
-    /// Own commands that were submitted and not yet reaped, whoever's queue they are on.
+    /// Returns the number of own commands submitted and not yet reaped, on all threads' queues.
     #[inline]
     pub fn outstanding(&self) -> u32 {
         self.outstanding
     }
 
-    /// Own commands on other threads' queues.
+    /// Returns the number of own commands on other threads' queues.
     #[inline]
     pub fn remote_outstanding(&self) -> u32 {
         self.remote_count
     }
 
-    /// Whether anything is in flight on this set's queues, whoever it is from.
+    /// Returns true if commands of any thread are in flight on this set's queues.
     pub fn is_serving(&self) -> bool {
         self.queues.iter().any(|queue| queue.in_flight() != 0)
     }
 
-    /// Own commands that were handed over to other threads so far.
+    /// Returns the number of own commands handed over to other threads so far.
     pub fn handed_over(&self) -> u64 {
         self.handed_over
     }
 
-    /// The tag of a command that this set submits for `user_data`, for task management.
+    /// Returns the tag of this set's command with `user_data`, for task management.
     pub fn tag(&self, user_data: u32) -> u64 {
         tag(self.index, user_data)
     }
 
-    /// Submits a command from this set's queue `own`, which is the one it goes to unless the steering says otherwise. `user_data`
-    /// comes back with its end, and must not be in flight already: the command's tag is made of it.
+    /// Submits a command to this set's queue `own`, unless the steering selects another one. The completion returns `user_data`,
+    /// which must not be in flight already: it is part of the command's tag.
     ///
     /// # Errors
-    /// [`Refused::Full`] until something is reaped.
+    /// [`SubmitError::Full`] until a completion is reaped.
     #[inline]
     pub fn submit(&mut self, own: usize, user_data: u32, command: &Command) -> Result<(), SubmitError> {
         if self.outstanding == self.max_outstanding {
@@ -201,18 +201,18 @@ impl ScsiQueueSet {
         let (owner, queue) = (chosen % threads, chosen / threads);
         if owner == self.index {
             let queue = usize::from(queue);
-            // Behind those of other threads that came before.
+            // Commands of other threads that wait come first.
             let outcome = match self.waiting[queue].is_empty() {
                 true => self.queues[queue].submit(user_data, self.index, command),
                 false => Err(SubmitError::Full),
             };
-            if let Err(refused) = outcome {
+            if let Err(error) = outcome {
                 self.exchange.end(target);
-                return Err(refused);
+                return Err(error);
             }
         } else {
-            let order = RemoteCommand { command: *command, user_data, origin: self.index, queue };
-            self.exchange.push(owner, Message::Command(order));
+            let remote = RemoteCommand { command: *command, user_data, origin: self.index, queue };
+            self.exchange.push(owner, Message::Command(remote));
             self.remote_count += 1;
             self.handed_over += 1;
         }
@@ -220,29 +220,29 @@ impl ScsiQueueSet {
         Ok(())
     }
 
-    /// Makes what was put on the queues visible to the server.
+    /// Publishes all submitted commands of this set's queues.
     ///
     /// # Errors
-    /// When a kick cannot be written.
+    /// If a kick cannot be written.
     #[inline]
     pub fn publish(&mut self) -> io::Result<()> {
         self.queues.iter_mut().try_for_each(ScsiQueue::publish)
     }
 
-    /// Looks for answers on queue `index`; returns how many there are, those to other threads' commands included.
+    /// Checks queue `index` for completions. Returns their number, including those of other threads' commands.
     ///
     /// # Errors
-    /// When the device breaks the protocol: the queue is of no more use.
+    /// If the device violates the protocol. The queue cannot be used any more.
     #[inline]
     pub fn poll(&mut self, index: usize) -> Result<u16, DeviceError> {
         Ok(self.queues[index].ring.poll_used()?)
     }
 
-    /// Takes one own answer of those that the last [`look`](Self::look) saw on queue `index`. Answers to other threads' commands
-    /// before it are sent on to them.
+    /// Reaps one own completion of those that the last [`poll`](Self::poll) of queue `index` has found. Completions of other
+    /// threads' commands before it are forwarded to them.
     ///
     /// # Errors
-    /// When the device breaks the protocol: the queue is of no more use.
+    /// If the device violates the protocol. The queue cannot be used any more.
     #[inline]
     pub fn reap(&mut self, index: usize) -> Result<Option<ScsiCompletion>, DeviceError> {
         while let Some((CommandInFlight { origin, target, .. }, completion)) = self.queues[index].reap()? {
@@ -259,35 +259,35 @@ impl ScsiQueueSet {
         Ok(None)
     }
 
-    /// Takes what other threads have left: their commands are put on this set's queues and published, and the ends of own
-    /// commands can be taken by [`arrived`](Self::arrived). Returns how many of those there are.
+    /// Receives messages of other threads. Submits and publishes their commands. Completions of own commands are taken by
+    /// [`reap_received`](Self::reap_received); returns their number.
     ///
     /// # Errors
-    /// When a kick cannot be written.
+    /// If a kick cannot be written.
     #[inline]
     pub fn receive(&mut self) -> io::Result<usize> {
         let mut messages = std::mem::take(&mut self.messages);
         self.exchange.mailboxes[usize::from(self.index)].drain_into(&mut messages);
-        let mut orders = false;
+        let mut has_commands = false;
         for message in messages.drain(..) {
             match message {
                 Message::Completion(completion) => self.received.push_back(completion),
-                Message::Command(order) => {
-                    let queue = usize::from(order.queue);
-                    self.waiting[queue].push_back(order);
+                Message::Command(remote) => {
+                    let queue = usize::from(remote.queue);
+                    self.waiting[queue].push_back(remote);
                     self.submit_waiting(queue);
-                    orders = true;
+                    has_commands = true;
                 }
             }
         }
         self.messages = messages;
-        if orders {
+        if has_commands {
             self.publish()?;
         }
         Ok(self.received.len())
     }
 
-    /// Takes one end of an own command that came back.
+    /// Takes one completion of an own command that was received from another thread.
     #[inline]
     pub fn reap_received(&mut self) -> Option<ScsiCompletion> {
         let completion = self.received.pop_front()?;
@@ -296,27 +296,27 @@ impl ScsiQueueSet {
         Some(completion)
     }
 
-    /// Puts other threads' commands on queue `index`, as far as it has room. What is put on is published with the next own
-    /// command, or by whoever calls.
+    /// Submits other threads' waiting commands to queue `index`, as far as the ring has space. The caller, or the next own
+    /// command, publishes them.
     fn submit_waiting(&mut self, index: usize) {
-        while let Some(order) = self.waiting[index].front() {
-            if self.queues[index].submit(order.user_data, order.origin, &order.command).is_err() {
-                // A ring of 4 entries has room for a command when it is empty, so what is in flight makes room.
+        while let Some(remote) = self.waiting[index].front() {
+            if self.queues[index].submit(remote.user_data, remote.origin, &remote.command).is_err() {
+                // An empty ring of 4 entries has space for a command, so completions make space.
                 break;
             }
             self.waiting[index].pop_front();
         }
     }
 
-    /// This thread has ended its own work. Returns whether all have: until then this thread serves the others. To be called
-    /// again until it does; then the next spell begins.
+    /// Marks this thread's own work as finished. Returns true if all threads have finished. Until then the thread serves the
+    /// others and calls this again. Then the next round begins.
     pub fn finish(&mut self) -> bool {
         let threads = u64::from(self.exchange.threads());
         if !self.is_finished {
             self.is_finished = true;
             self.rounds += 1;
             if self.exchange.finished.fetch_add(1, Ordering::AcqRel) + 1 == self.rounds * threads {
-                // Those that only serve may end.
+                // Wakes threads that only serve others: they may end.
                 for (mailbox, waker) in self.exchange.mailboxes.iter().zip(&self.exchange.wakers) {
                     if mailbox.idle_wait().claim_wakeup() {
                         waker.wake();
@@ -333,55 +333,55 @@ impl ScsiQueueSet {
         self.exchange.finished.load(Ordering::Acquire) >= self.rounds * u64::from(self.exchange.threads())
     }
 
-    /// Calls that the server has sent so far. A use of the [`Waker`], also by other threads of the set, counts as one.
+    /// Returns the number of calls so far. A use of the [`Waker`], also by other threads, counts as one.
     ///
     /// # Errors
-    /// When the eventfd cannot be read.
+    /// If the eventfd cannot be read.
     pub fn calls(&mut self) -> io::Result<u64> {
         self.call_event.count()
     }
 
-    /// Kicks written on all the queues.
+    /// Returns the number of kicks of all queues.
     pub fn kicks(&self) -> u64 {
         self.queues.iter().map(ScsiQueue::kicks).sum()
     }
 
-    /// Sleeps until on one of the queues `count` answers are there (or all, if fewer are in flight there), another thread has
-    /// left something, or the [`Waker`] is used. Returns at once when there is nothing to wait for. May return early.
+    /// Sleeps until a queue has `count` completions (or all, if fewer are in flight), another thread has sent a message, or the
+    /// [`Waker`] is used. Returns at once if there is nothing to wait for. May return early.
     ///
     /// # Errors
-    /// When a device breaks the protocol, or the wait fails.
+    /// If the device violates the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), DriverError> {
         self.wait_timeout(count, None)
     }
 
-    /// As [`wait`](Self::wait), at most so long.
+    /// Does the same as [`wait`](Self::wait), for at most `limit`.
     pub(crate) fn wait_timeout(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
-        let doze = self.exchange.mailboxes[usize::from(self.index)].idle_wait();
-        let found = doze.prepare_to_wait();
+        let idle = self.exchange.mailboxes[usize::from(self.index)].idle_wait();
+        let pending = idle.prepare_to_wait();
         let armed = call_event::arm_rings(self.queues.iter_mut().map(|queue| &mut queue.ring), count)?;
         let serving = self.is_finished && !self.all_finished();
         let busy = armed.has_in_flight || self.remote_count != 0 || serving;
-        if busy && !found && !armed.is_ready && self.received.is_empty() {
+        if busy && !pending && !armed.is_ready && self.received.is_empty() {
             self.call_event.sleep(limit)?;
         }
-        doze.finish_wait();
+        idle.finish_wait();
         for queue in &self.queues {
             queue.ring.disarm();
         }
         Ok(())
     }
 
-    /// Something to end a [`wait`](Self::wait) with from another thread.
+    /// Returns a handle that ends a [`wait`](Self::wait) from another thread.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If a system call fails.
     pub fn waker(&self) -> io::Result<Waker> {
         self.call_event.waker()
     }
 }
 
-/// A call eventfd and a way to wake its owner.
+/// Creates a call eventfd, and its owner's end of it.
 pub(crate) fn call_event() -> Result<(EventFd, CallEvent), DriverError> {
     let call = EventFd::new(0).map_err(DriverError::eventfd)?;
     let calls = call.try_clone().and_then(CallEvent::new).map_err(DriverError::eventfd)?;

@@ -1,36 +1,36 @@
-//! Which request queue a target's commands go to. Pure: no ring, no thread, no system call; `tests/loom_steering.rs` runs it
-//! under every interleaving.
+//! Selects the request queue of a target's commands. Pure: no ring, no thread, no system call. `tests/loom_steering.rs` checks it
+//! under all interleavings.
 //!
 //! The rule of the multi-queue virtio-scsi driver of 2012: while a target has commands in flight its queue does not change, so
-//! that they stay in order; the command that is the only one moves the target to its submitter's queue. There a count and a
-//! pointer are two words, guarded by a sequence counter: who gets the count from 0 to 1 looks at the count once more before
-//! changing the pointer. Here both are in one word, so there is nothing between them to guard:
+//! that they stay in order. A command that is alone moves the target to its submitter's queue. In that driver the count and the
+//! queue pointer are two words, guarded by a sequence counter: the submitter that raises the count from 0 to 1 re-checks the
+//! count before it changes the pointer. Here both are in one word, so no guard is needed:
 //!
-//! * begin: add one. If others are in flight, the word that came back names the queue, and nobody can change it, because only
-//!   the one that began alone may. If not, replace the word, which must still be "one in flight, old queue", by "one in
-//!   flight, my queue". That comparison is the second look: it fails when somebody has come in between, and he has gone to
-//!   the old queue, so that is where this command goes too.
-//! * end, after the answer was reaped: subtract one.
+//! * begin: add one. If other commands are in flight, the returned word has the queue, which cannot change, because only a
+//!   command that began alone changes it. Otherwise exchange the word, which must still be "one in flight, old queue", for "one in
+//!   flight, own queue". This comparison is the re-check: it fails if another command has begun in between. That command has gone
+//!   to the old queue, so this one does too.
+//! * end, after the completion is reaped: subtract one.
 //!
-//! No lock and no loop: one atomic addition where the target is busy, one more exchange where it was idle.
+//! No lock and no loop: one atomic addition if the target is busy, and one compare-exchange if it was idle.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bits of the count; the queue is above them. No driver has 2^32 commands in flight.
+/// Bits of the count. The queue is above them. No driver has 2^32 commands in flight.
 const COUNT_BITS: u32 = 32;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
 
-/// The word that threads share; a model checker brings its own.
+/// An atomic word. A model checker has an implementation of its own.
 pub trait AtomicWord {
-    /// Zero.
+    /// Returns a word of zero.
     fn zero() -> Self;
-    /// Adds, and returns what was there.
+    /// Adds `value`, and returns the previous value.
     fn fetch_add(&self, value: u64, order: Ordering) -> u64;
-    /// Subtracts, and returns what was there.
+    /// Subtracts `value`, and returns the previous value.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
-    /// Replaces `old` by `new`. `false`: something else was there, and still is.
+    /// Replaces `old` with `new`. Returns false, and changes nothing, if the value is not `old`.
     fn compare_exchange(&self, old: u64, new: u64, order: Ordering) -> bool;
-    /// What is there.
+    /// Returns the value.
     fn load(&self, order: Ordering) -> u64;
 }
 
@@ -56,7 +56,7 @@ impl AtomicWord for AtomicU64 {
     }
 }
 
-/// One target: commands in flight, and the queue that they are on. On a cache line of its own.
+/// A target's number of commands in flight, and their queue. Has a cache line of its own.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct TargetSteering<W = AtomicU64>(W);
@@ -68,9 +68,9 @@ impl<W: AtomicWord> Default for TargetSteering<W> {
 }
 
 impl<W: AtomicWord> TargetSteering<W> {
-    /// A command begins; its submitter would use queue `own`. Returns the queue to put it on.
+    /// Begins a command whose submitter prefers queue `own`. Returns the queue to submit it to.
     ///
-    /// Acquire: what the one that ended the last command did before is done, so that a new queue starts after the old one.
+    /// Acquire: pairs with the Release of the last command's end, so that the new queue starts after the old one is done.
     #[inline]
     pub fn begin(&self, own: u16) -> u16 {
         let before = self.0.fetch_add(1, Ordering::Acquire);
@@ -85,19 +85,19 @@ impl<W: AtomicWord> TargetSteering<W> {
         }
     }
 
-    /// A command has ended: its answer was reaped (or it was never put on a queue).
+    /// Ends a command: its completion was reaped, or its submission has failed.
     #[inline]
     pub fn end(&self) {
         let before = self.0.fetch_sub(1, Ordering::Release);
         debug_assert!(before & COUNT != 0, "a command ends that did not begin");
     }
 
-    /// Commands in flight.
+    /// Returns the number of commands in flight.
     pub fn in_flight(&self) -> u32 {
         (self.0.load(Ordering::Acquire) & COUNT) as u32
     }
 
-    /// The queue in use, or last in use.
+    /// Returns the queue that is in use, or was last in use.
     pub fn queue(&self) -> u16 {
         (self.0.load(Ordering::Acquire) >> COUNT_BITS) as u16
     }

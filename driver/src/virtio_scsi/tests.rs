@@ -31,7 +31,7 @@ fn disks(targets: impl IntoIterator<Item = (u8, u16)>, size: usize) -> BTreeMap<
     targets.into_iter().map(|(target, lun)| (LunAddress { target, lun }, ModelDisk::new(size))).collect()
 }
 
-fn piece(set: &mut ScsiQueueSet, at: u64, len: u32) -> DataSegment {
+fn data_segment(set: &mut ScsiQueueSet, at: u64, len: u32) -> DataSegment {
     DataSegment { address: GuestAddress(set.queues_mut()[0].data().0.0 + at), len }
 }
 
@@ -53,18 +53,18 @@ fn run(set: &mut ScsiQueueSet, command: &Command) -> CommandOutcome {
 fn every_command_works_direct_and_indirect_with_and_without_event_idx() {
     const EVENT_IDX: u64 = 1 << 29;
     const INDIRECT: u64 = 1 << 28;
-    for (shape, without) in [
+    for (descriptors, without) in [
         (DescriptorLayout::Direct, 0),
         (DescriptorLayout::Indirect, 0),
         (DescriptorLayout::Indirect, INDIRECT),
         (DescriptorLayout::Auto, EVENT_IDX),
     ] {
         let mut rig = rig(ScsiBehaviour { without_features: without, ..ScsiBehaviour::default() });
-        rig.options.descriptors = shape;
+        rig.options.descriptors = descriptors;
         let mut device = ScsiController::connect(&rig.options).unwrap();
         let mut set = device.take_queues().pop().unwrap();
         let memory = set.queues_mut()[0].memory().clone();
-        let (from, to) = (piece(&mut set, 0, 1024), piece(&mut set, 4096, 1024));
+        let (from, to) = (data_segment(&mut set, 0, 1024), data_segment(&mut set, 4096, 1024));
         let content: Vec<u8> = (0..1024_u32).map(|i| (i * 7 % 251) as u8).collect();
         memory.write(from.address, &content).unwrap();
         let write = Command::write(HERE, Lba(3), 2, from, true);
@@ -89,7 +89,7 @@ fn every_command_works_direct_and_indirect_with_and_without_event_idx() {
         assert_eq!((20..24).filter(|at| bytes[at * 512..][..512] == content[..512]).count(), 3);
         assert!(Command::unmap(HERE, &extents, &memory, DataSegment { len: 39, ..to }).is_none());
 
-        // Less than was asked for, past the end, a command that is none, and a unit that is none.
+        // An underrun, a read past the end, an unknown command, and an absent logical unit.
         let inquiry =
             Command { address: HERE, cdb: Cdb::inquiry(255), data: CommandData::In(DataSegment { len: 255, ..to }) };
         assert_eq!(run(&mut set, &inquiry), CommandOutcome::Underrun { residual: 255 - 36 });
@@ -107,7 +107,7 @@ fn every_command_works_direct_and_indirect_with_and_without_event_idx() {
 }
 
 #[test]
-fn answers_that_are_wrong_are_told_apart() {
+fn failures_and_invalid_responses_have_their_outcomes() {
     let medium = Sense { key: 3, asc: 0x11, ascq: 0, deferred: false, information: None };
     for (fault, expected) in [
         (ScsiFault::FailFrom(0), CommandOutcome::CheckCondition(medium)),
@@ -126,13 +126,13 @@ fn answers_that_are_wrong_are_told_apart() {
         let rig = rig(ScsiBehaviour { fault, disks, ..ScsiBehaviour::default() });
         let mut device = ScsiController::connect(&rig.options).unwrap();
         let mut set = device.take_queues().pop().unwrap();
-        let data = piece(&mut set, 0, 512);
+        let data = data_segment(&mut set, 0, 512);
         assert_eq!(run(&mut set, &Command::read(HERE, Lba(0), 1, data)), expected, "{fault:?}");
     }
     let rig = rig(ScsiBehaviour { fault: ScsiFault::WrongIdAt(0), ..ScsiBehaviour::default() });
     let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
-    let data = piece(&mut set, 0, 512);
+    let data = data_segment(&mut set, 0, 512);
     set.submit(0, 0, &Command::read(HERE, Lba(0), 1, data)).unwrap();
     set.publish().unwrap();
     while set.poll(0).unwrap() == 0 {
@@ -142,7 +142,7 @@ fn answers_that_are_wrong_are_told_apart() {
 }
 
 #[test]
-fn a_scan_finds_all_units_and_nothing_else() {
+fn a_scan_finds_all_logical_units_and_nothing_else() {
     let places = [(0, 0), (0, 1), (0, 0x1234), (7, 0), (31, 5), (255, 0), (255, 255), (255, 256)];
     let mut disks = disks(places, 1 << 20);
     let odd = disks.get_mut(&LunAddress { target: 7, lun: 0 }).unwrap();
@@ -165,13 +165,13 @@ fn a_scan_finds_all_units_and_nothing_else() {
             assert_eq!((unit.thin, unit.zeroed, unit.write_cache), (true, true, Some(true)));
         }
     }
-    // A command for each target, seven for each unit, and one more for each unit attention.
+    // A command for each target, seven for each logical unit, and one more for each unit attention.
     assert_eq!(rig.model.commands(), 2 * (256 + 8 * 7) + 7 + 5);
     device.stop(vec![set]).unwrap();
 }
 
 #[test]
-fn a_target_with_more_units_than_a_short_list_holds() {
+fn a_target_with_more_luns_than_a_short_list_holds() {
     let disks = disks((0..2).flat_map(|target| (0..1000).map(move |lun| (target, lun))), 4096);
     let rig = rig(ScsiBehaviour { disks, ..ScsiBehaviour::default() });
     let mut device = ScsiController::connect(&rig.options).unwrap();
@@ -180,7 +180,7 @@ fn a_target_with_more_units_than_a_short_list_holds() {
 }
 
 #[test]
-fn a_scan_that_is_not_answered_ends() {
+fn a_scan_without_completions_times_out() {
     let rig = rig(ScsiBehaviour::default());
     let mut options = rig.options.clone();
     options.reply_timeout = Duration::from_millis(200);
@@ -191,7 +191,7 @@ fn a_scan_that_is_not_answered_ends() {
 }
 
 #[test]
-fn the_configuration_is_read_set_and_done_without() {
+fn the_configuration_space_is_read_and_written_and_optional() {
     let rig1 = rig(ScsiBehaviour { sense_size: 18, ..ScsiBehaviour::default() });
     let device = ScsiController::connect(&rig1.options).unwrap();
     let info = *device.info();
@@ -208,7 +208,7 @@ fn the_configuration_is_read_set_and_done_without() {
 }
 
 #[test]
-fn task_management_is_asked_and_answered() {
+fn task_management_functions_get_responses() {
     let limit = Duration::from_secs(60);
     let rig = rig(ScsiBehaviour { fault: ScsiFault::HoldFrom(0), ..ScsiBehaviour::default() });
     let mut device = ScsiController::connect(&rig.options).unwrap();
@@ -236,8 +236,8 @@ fn task_management_is_asked_and_answered() {
         TaskManagementResponse::IncorrectLun
     );
 
-    // A command that is kept is there, is ended, and has ended when the answer is there.
-    let data = piece(&mut set, 0, 512);
+    // A held command is found, is aborted, and is completed before the function that aborts it.
+    let data = data_segment(&mut set, 0, 512);
     set.submit(0, 5, &Command::read(HERE, Lba(0), 1, data)).unwrap();
     set.publish().unwrap();
     let tag = set.tag(5);
@@ -255,7 +255,7 @@ fn task_management_is_asked_and_answered() {
 }
 
 #[test]
-fn events_come_and_their_buffers_go_back() {
+fn events_are_received_and_their_buffers_are_reused() {
     let rig = rig(ScsiBehaviour::default());
     let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut control = device.take_control().unwrap();
@@ -281,8 +281,8 @@ fn events_come_and_their_buffers_go_back() {
     }
 }
 
-/// Threads that all write to and read from the same few targets, each its own blocks. Returns what was handed over.
-fn storm(steer: SteeringPolicy, threads: u16, queues: u16, targets: u8, queue_size: u16) -> (Rig, u64) {
+/// Runs threads that write to the same few targets, each its own blocks. Returns the number of commands handed over.
+fn run_threads(steer: SteeringPolicy, threads: u16, queues: u16, targets: u8, queue_size: u16) -> (Rig, u64) {
     const COMMANDS: u32 = 400;
     const DEPTH: u32 = 4;
     let mut rig = rig(ScsiBehaviour {
@@ -300,7 +300,7 @@ fn storm(steer: SteeringPolicy, threads: u16, queues: u16, targets: u8, queue_si
             move || {
                 let memory = set.queues_mut()[0].memory().clone();
                 let data: Vec<DataSegment> =
-                    (0..DEPTH).map(|user_data| piece(&mut set, u64::from(user_data) * 512, 512)).collect();
+                    (0..DEPTH).map(|user_data| data_segment(&mut set, u64::from(user_data) * 512, 512)).collect();
                 let (mut next, mut refused) = (0, vec![]);
                 let mut ends = [0; DEPTH as usize];
                 let mut over = false;
@@ -362,11 +362,11 @@ fn storm(steer: SteeringPolicy, threads: u16, queues: u16, targets: u8, queue_si
 }
 
 #[test]
-fn a_target_is_on_one_queue_whoever_submits() {
+fn a_target_is_on_one_queue_for_all_submitters() {
     for (threads, queues, targets, queue_size) in
         [(4, 4, 1, 64), (3, 3, 2, 64), (2, 4, 3, 64), (4, 4, 2, 4), (1, 4, 2, 16)]
     {
-        let (rig, handed_over) = storm(SteeringPolicy::Target, threads, queues, targets, queue_size);
+        let (rig, handed_over) = run_threads(SteeringPolicy::Target, threads, queues, targets, queue_size);
         assert_eq!(rig.model.steering_violations(), 0, "{threads} threads, {queues} queues, {targets} targets");
         if targets == 1 {
             assert!(handed_over > 0, "four threads on one target never met");
@@ -375,26 +375,26 @@ fn a_target_is_on_one_queue_whoever_submits() {
 }
 
 #[test]
-fn the_other_policies_lose_nothing_either() {
-    let (rig, handed_over) = storm(SteeringPolicy::Fixed, 4, 4, 3, 16);
+fn the_other_policies_lose_no_commands() {
+    let (rig, handed_over) = run_threads(SteeringPolicy::Fixed, 4, 4, 3, 16);
     assert_eq!((rig.model.steering_violations(), rig.model.transfers(3)), (0, 0));
     assert!(handed_over > 0);
-    let (rig, handed_over) = storm(SteeringPolicy::Submitter, 4, 4, 1, 16);
-    // So that the check of the others is seen to see something.
+    let (rig, handed_over) = run_threads(SteeringPolicy::Submitter, 4, 4, 1, 16);
+    // Proves that the check of the other policies can fail.
     assert!(rig.model.steering_violations() > 0);
     assert_eq!(handed_over, 0);
-    // Each thread writes on its own queue, to the one target that there is.
+    // Each thread uses its own queue, with the same target.
     assert!((0..4).all(|queue| rig.model.transfers(queue) == 400));
 }
 
 #[test]
-fn a_full_queue_pushes_back() {
+fn a_full_queue_rejects_commands() {
     let mut rig = rig(ScsiBehaviour { fault: ScsiFault::HoldFrom(0), ..ScsiBehaviour::default() });
     rig.options.queue_size = 16;
     rig.options.descriptors = DescriptorLayout::Direct;
     let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
-    let data = piece(&mut set, 0, 512);
+    let data = data_segment(&mut set, 0, 512);
     let taken = (0..100)
         .take_while(|user_data| set.submit(0, *user_data, &Command::read(HERE, Lba(0), 1, data)).is_ok())
         .count();

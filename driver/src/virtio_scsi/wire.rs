@@ -1,52 +1,52 @@
-//! virtio-scsi on the wire. Source: virtio 1.3 section 5.6; offsets checked with Linux's `virtio_scsi.h`.
+//! virtio-scsi wire format. Source: virtio 1.3 section 5.6; offsets checked with Linux's `virtio_scsi.h`.
 
 /// Feature bits. Source: virtio 1.3 section 5.6.3.
 pub(crate) mod feature {
     pub(crate) const HOTPLUG: u64 = 1 << 1;
     pub(crate) const CHANGE: u64 = 1 << 2;
-    /// All that this driver understands. Without INOUT a command moves data in one direction.
+    /// Features that this driver supports. Without INOUT a command transfers data in one direction.
     pub(crate) const ALL: u64 = HOTPLUG | CHANGE;
 }
 
-/// Rings before the request queues: control and event.
+/// Index of the first request queue, after the control and the event queue.
 pub(crate) const FIRST_REQUEST_QUEUE: u16 = 2;
 /// The control queue.
 pub(crate) const CONTROL_QUEUE: u16 = 0;
 /// The event queue.
 pub(crate) const EVENT_QUEUE: u16 = 1;
 
-/// Bytes of the configuration.
+/// Bytes of the configuration space.
 pub(crate) const CONFIG_BYTES: usize = 36;
-/// Where `sense_size` and, behind it, `cdb_size` are in the configuration: what a driver may write.
+/// Offset of `sense_size` and, behind it, `cdb_size` in the configuration space: the fields that a driver may write.
 pub(crate) const CONFIG_SENSE_SIZE: u32 = 20;
-/// Bytes of a command's sense data, as after a reset of the device.
+/// Bytes of sense data: the value after a device reset.
 pub const SENSE_BYTES: usize = 96;
-/// Bytes of a command descriptor block in a request, as after a reset of the device.
+/// Bytes of the command descriptor block in a request: the value after a device reset.
 pub const CDB_BYTES: usize = 32;
 
 /// Bytes of a command's header: LUN, tag, attributes, command descriptor block.
 pub(crate) const HEADER_BYTES: u32 = 19 + CDB_BYTES as u32;
 /// Bytes from one header to the next: a cache line.
 pub(crate) const HEADER_STRIDE: u32 = 64;
-/// Bytes of a command's answer before its sense data.
+/// Bytes of a command's response before its sense data.
 pub(crate) const RESPONSE_HEAD_BYTES: u32 = 12;
-/// Bytes of a command's answer.
+/// Bytes of a command's response.
 pub(crate) const RESPONSE_BYTES: u32 = RESPONSE_HEAD_BYTES + SENSE_BYTES as u32;
-/// Bytes from one answer to the next.
+/// Bytes from one response to the next.
 pub(crate) const RESPONSE_STRIDE: u32 = 128;
-/// Bytes of a task management request, and of the answer behind it.
+/// Bytes of a task management request.
 pub(crate) const TMF_BYTES: u32 = 24;
 /// Bytes from one task management request to the next.
 pub(crate) const TMF_STRIDE: u32 = 32;
 /// Bytes of an event that this driver knows.
 pub(crate) const EVENT_BYTES: u32 = 16;
 
-/// Where a command goes: a logical unit of a target of the controller. Source: virtio 1.3 section 5.6.6.1.
+/// Address of a logical unit: target and LUN. Source: virtio 1.3 section 5.6.6.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LunAddress {
     /// Target.
     pub target: u8,
-    /// Logical unit number, at most [`Address::MAX_LUN`].
+    /// Logical unit number, at most [`LunAddress::MAX_LUN`].
     pub lun: u16,
 }
 
@@ -54,13 +54,13 @@ impl LunAddress {
     /// The highest logical unit number that fits the field.
     pub const MAX_LUN: u16 = 0x3fff;
 
-    /// The 8 bytes of the `lun` field, with flat space addressing as Linux has it.
+    /// Encodes the `lun` field with flat space addressing, as Linux does.
     pub(crate) const fn to_bytes(self) -> [u8; 8] {
         let [high, low] = self.lun.to_be_bytes();
         [1, self.target, 0x40 | (high & 0x3f), low, 0, 0, 0, 0]
     }
 
-    /// Of the 8 bytes of a `lun` field. `None` when it is no single-level address.
+    /// Decodes a `lun` field. `None` if it is not a single-level address.
     pub(crate) const fn from_bytes(bytes: [u8; 8]) -> Option<LunAddress> {
         match bytes {
             [1, target, high, low, 0, 0, 0, 0] if high < 0x80 => {
@@ -78,28 +78,28 @@ impl std::fmt::Display for LunAddress {
     }
 }
 
-/// How the device says a command was transported, when it was not. Source: virtio 1.3 section 5.6.6.1.
+/// Response code of a command that the device has not executed. Source: virtio 1.3 section 5.6.6.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandResponse {
-    /// More data than there were buffers for.
+    /// More data than the buffers hold.
     Overrun,
-    /// Ended by task management.
+    /// Aborted by task management.
     Aborted,
-    /// No such target, or no such logical unit.
+    /// The target or logical unit does not exist.
     BadTarget,
-    /// Ended by a reset.
+    /// Aborted by a reset.
     Reset,
-    /// Try again.
+    /// The command can be retried.
     Busy,
-    /// The way to the target failed.
+    /// The transport failed.
     TransportFailure,
     /// The target failed.
     TargetFailure,
-    /// This way to the target failed.
+    /// The nexus failed.
     NexusFailure,
     /// Another failure.
     Failure,
-    /// None that the specification knows for a command.
+    /// A code that the specification does not define for commands.
     Unknown(u8),
 }
 
@@ -124,38 +124,38 @@ impl CommandResponse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum TaskManagementFunction {
-    /// Ends one command.
+    /// Aborts one command.
     AbortTask = 0,
-    /// Ends this initiator's commands of the logical unit.
+    /// Aborts this initiator's commands of the logical unit.
     AbortTaskSet = 1,
-    /// Ends the auto contingent allegiance.
+    /// Clears the auto contingent allegiance.
     ClearAca = 2,
-    /// Ends everybody's commands of the logical unit.
+    /// Aborts all initiators' commands of the logical unit.
     ClearTaskSet = 3,
-    /// Resets the way to the target: all its logical units.
+    /// Resets the nexus: all logical units of the target.
     NexusReset = 4,
     /// Resets the logical unit.
     LogicalUnitReset = 5,
-    /// Whether the command is there.
+    /// Queries whether the command is present.
     QueryTask = 6,
-    /// Whether any command of this initiator is there.
+    /// Queries whether any command of this initiator is present.
     QueryTaskSet = 7,
 }
 
-/// How a task management function ended.
+/// Response to a task management function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskManagementResponse {
-    /// Done; of a query: no such command.
+    /// Executed. For a query: there is no such command.
     Complete,
-    /// Of a query: there is such a command.
+    /// For a query: there is such a command.
     Succeeded,
-    /// The device does not do this one.
+    /// The device does not support the function.
     Rejected,
-    /// No such logical unit.
+    /// The logical unit does not exist.
     IncorrectLun,
-    /// Another response.
+    /// Another response code.
     Other(CommandResponse),
-    /// The device answered without writing a response.
+    /// The device has not written a response.
     NotWritten,
 }
 
@@ -172,30 +172,30 @@ impl TaskManagementResponse {
     }
 }
 
-/// What an event says. Source: virtio 1.3 section 5.6.6.3.
+/// Kind of an event. Source: virtio 1.3 section 5.6.6.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScsiEventKind {
-    /// Nothing but that others were lost.
+    /// No event: others were lost.
     NoEvent,
-    /// The logical unit (with LUN 0 perhaps the whole target) was reset.
+    /// The logical unit was reset. With LUN 0, possibly the whole target.
     Reset,
-    /// The logical unit has appeared; look again.
+    /// The logical unit was added: a rescan is needed.
     Rescan,
-    /// The logical unit has gone.
+    /// The logical unit was removed.
     Removed,
-    /// The events of the mask happened.
+    /// Asynchronous notification.
     Asynchronous {
-        /// Which.
+        /// The mask of events.
         mask: u32,
     },
-    /// A parameter has changed, as a unit attention with these codes would say; 2A/09: the capacity.
+    /// A parameter has changed. The codes are those of a unit attention; 2A/09 is the capacity.
     ParameterChange {
         /// Additional sense code.
         asc: u8,
-        /// And its qualifier.
+        /// Additional sense code qualifier.
         ascq: u8,
     },
-    /// None that the specification knows.
+    /// An event that the specification does not define.
     Unknown {
         /// The event field, without bit 31.
         event: u32,
@@ -204,14 +204,14 @@ pub enum ScsiEventKind {
     },
 }
 
-/// An event.
+/// An event of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScsiEvent {
-    /// What happened.
+    /// Its kind.
     pub kind: ScsiEventKind,
-    /// Where; none where the event is about nothing, or about something that is not addressed.
+    /// The logical unit. `None` if the event has no or no valid address.
     pub address: Option<LunAddress>,
-    /// Events before this one were lost: whoever follows them must look at everything again.
+    /// Earlier events were lost: a full rescan is needed.
     pub missed: bool,
 }
 
@@ -234,16 +234,16 @@ impl ScsiEvent {
     }
 }
 
-/// The configuration. Source: virtio 1.3 section 5.6.4.
+/// The configuration space. Source: virtio 1.3 section 5.6.4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScsiConfig {
     /// Request queues.
     pub num_queues: u32,
-    /// Most pieces of data of one command.
+    /// Largest number of data segments of a command.
     pub seg_max: u32,
-    /// Most sectors of 512 bytes of one command, a hint; 0: not said.
+    /// Largest number of 512-byte sectors of a command, a hint. 0: unknown.
     pub max_sectors: u32,
-    /// Most commands for one logical unit at a time; 0: not said.
+    /// Largest number of commands in flight for a logical unit. 0: unknown.
     pub cmd_per_lun: u32,
     /// Bytes of an event.
     pub event_info_size: u32,
@@ -277,7 +277,7 @@ impl ScsiConfig {
         }
     }
 
-    /// What a controller has whose server leaves the configuration to the VMM: QEMU's values, with `num_queues` queues.
+    /// Returns QEMU's values with `num_queues` queues, for a server that leaves the configuration space to the VMM.
     pub(crate) fn vmm_default(num_queues: u32) -> ScsiConfig {
         ScsiConfig {
             num_queues,
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_flat() {
+    fn lun_addresses_are_flat() {
         let at = LunAddress { target: 7, lun: 0x1234 };
         assert_eq!(at.to_bytes(), [1, 7, 0x52, 0x34, 0, 0, 0, 0]);
         for (bytes, expected) in [
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read() {
+    fn events_are_parsed() {
         let event = |event: u32, reason: u32| {
             let mut bytes = [0; 16];
             bytes[..4].copy_from_slice(&event.to_le_bytes());

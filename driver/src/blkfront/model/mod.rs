@@ -1,5 +1,5 @@
-//! A small backend in this process, for tests: one device, its disk in memory, one thread. It can be told to misbehave. It copies
-//! all data, so what it does not do is what grants kept mapped are for.
+//! A small backend for tests, in this process: one device, with a disk in memory, and one thread. It can inject faults. It copies
+//! all data, and so does not use persistent grants.
 
 mod ring;
 
@@ -19,53 +19,53 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::toolstack::Vbd;
 use ring::ModelRing;
 
-/// How long the model waits for something to happen before it looks at everything again.
+/// Longest wait for an event before the model checks everything again.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// How the model behaves.
+/// Options of the model.
 #[derive(Clone, Debug)]
 pub struct BlkbackBehaviour {
     /// Bytes of the disk.
     pub size: usize,
-    /// Most rings.
+    /// Largest number of rings.
     pub queues: u16,
     /// Largest order of a ring.
     pub ring_order: u8,
-    /// Most segments of an indirect request.
+    /// Largest number of segments of an indirect request.
     pub max_indirect_segments: u16,
-    /// The disk may only be read.
+    /// The disk is read-only.
     pub read_only: bool,
-    /// Keys to write otherwise (`None`: not at all) than it would.
+    /// Keys with other values than usual. `None`: the key is not written.
     pub keys: Vec<(&'static str, Option<&'static str>)>,
-    /// What to do wrong.
+    /// The fault to inject.
     pub fault: BlkbackFault,
 }
 
-/// What the model does wrong.
+/// A fault that the model injects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlkbackFault {
-    /// Nothing.
+    /// None.
     #[default]
     None,
-    /// Instead of going to this state it gives the device up, and says why.
+    /// Closes the device instead of going to this state, and writes an error.
     CloseAt(XenbusState),
-    /// It never goes to this state.
+    /// Never goes to this state.
     StopBefore(XenbusState),
-    /// It goes to this state when this many requests have come.
+    /// Goes to this state after this many requests.
     StateAfter(u64, XenbusState),
-    /// Stops answering requests when this many have come.
+    /// Completes no requests after this many.
     StallAfter(u64),
-    /// Flips a bit of every write from this one on before it is stored.
+    /// Flips a bit of the data of every write from this request on.
     CorruptFrom(u64),
-    /// Answers with BLKIF_RSP_ERROR from this request on.
+    /// Completes with BLKIF_RSP_ERROR from this request on.
     FailFrom(u64),
-    /// Answers this request with an id that is not in flight.
+    /// Responds to this request with an id that is not in flight.
     WrongIdAt(u64),
-    /// Answers this request twice.
+    /// Responds to this request twice.
     DuplicateAt(u64),
-    /// Answers this request with another operation.
+    /// Responds to this request with another operation.
     WrongOperationAt(u64),
-    /// Answers this request with a status that nobody knows.
+    /// Responds to this request with an undefined status.
     WrongStatusAt(u64),
 }
 
@@ -83,7 +83,7 @@ impl Default for BlkbackBehaviour {
     }
 }
 
-/// What the model's thread and its tests share.
+/// State shared by the model's thread and the test.
 struct ModelState {
     behaviour: BlkbackBehaviour,
     disk: Mutex<Vec<u8>>,
@@ -101,7 +101,7 @@ impl ModelState {
     }
 }
 
-/// The running backend. Ends when dropped, without a word.
+/// The running backend. Stopped on drop, without a state change.
 pub struct BlkbackModel {
     shared: Arc<ModelState>,
     xen: Arc<dyn Xen>,
@@ -111,10 +111,10 @@ pub struct BlkbackModel {
 }
 
 impl BlkbackModel {
-    /// Serves the device, which the toolstack has made, from `xen`, the backend's domain.
+    /// Serves the device, which the toolstack has created. `xen` is the backend's domain.
     ///
     /// # Panics
-    /// When something cannot be had: it is for tests.
+    /// If a resource cannot be allocated.
     pub fn start(xen: &Arc<dyn Xen>, vbd: &Vbd, behaviour: BlkbackBehaviour) -> BlkbackModel {
         let shared = Arc::new(ModelState {
             disk: Mutex::new(vec![0; behaviour.size]),
@@ -133,27 +133,27 @@ impl BlkbackModel {
         BlkbackModel { shared, xen: Arc::clone(xen), vbd: vbd.clone(), wake, thread: Some(thread) }
     }
 
-    /// The disk's content.
+    /// Returns the disk's content.
     pub fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
         self.shared.disk()
     }
 
-    /// Requests that queue `index` has brought.
+    /// Returns the number of requests of queue `index`.
     pub fn requests(&self, index: usize) -> u64 {
         self.shared.per_queue[index].load(Ordering::Relaxed)
     }
 
-    /// Indirect requests.
+    /// Returns the number of indirect requests.
     pub fn indirect(&self) -> u64 {
         self.shared.indirect.load(Ordering::Relaxed)
     }
 
-    /// Flushes answered.
+    /// Returns the number of completed flushes.
     pub fn flushes(&self) -> u64 {
         self.shared.flushes.load(Ordering::Relaxed)
     }
 
-    /// How often a frontend has connected.
+    /// Returns how often a frontend has connected.
     pub fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::Relaxed)
     }
@@ -161,13 +161,13 @@ impl BlkbackModel {
     /// Writes a key of the backend's directory.
     ///
     /// # Panics
-    /// When xenstore refuses.
+    /// If xenstore fails a request.
     pub fn write(&self, key: &str, value: &str) {
         let mut store = self.xen.store().expect("xenstore");
         store.write(&format!("{}/{key}", self.vbd.backend_path()), value).expect("a key of the back-end");
     }
 
-    /// Gives the disk another size, and says so.
+    /// Resizes the disk, and notifies the frontend.
     pub fn resize(&self, size: usize) {
         self.disk().resize(size, 0);
         self.write(keys::SECTORS, &ByteLen(size as u64).sectors().0.to_string());
@@ -185,7 +185,7 @@ impl Drop for BlkbackModel {
     }
 }
 
-/// The thread's own.
+/// State of the model's thread.
 struct ModelThread {
     xen: Arc<dyn Xen>,
     vbd: Vbd,
@@ -301,7 +301,7 @@ impl ModelThread {
         };
         let order = number(keys::RING_PAGE_ORDER);
         let queues = number(keys::MULTI_QUEUE_NUM_QUEUES);
-        let mut told: Vec<(Vec<GrantRef>, Port)> = vec![];
+        let mut endpoints: Vec<(Vec<GrantRef>, Port)> = vec![];
         for queue in 0..queues.unwrap_or(1) {
             let own =
                 |key: &str| if queues.is_some() { format!("{}/{key}", keys::queue(queue)) } else { key.to_owned() };
@@ -312,11 +312,12 @@ impl ModelThread {
                 }
             };
             let port = number(&own(keys::EVENT_CHANNEL)).expect("a ring's port");
-            told.push((refs.into_iter().map(GrantRef).collect(), Port(port)));
+            endpoints.push((refs.into_iter().map(GrantRef).collect(), Port(port)));
         }
         let protocol = self.store.read(&format!("{front}/{}", keys::PROTOCOL)).expect("xenstore");
         let abi = Abi::from_protocol(&protocol.expect("a protocol")).expect("a protocol that is known");
-        told.iter()
+        endpoints
+            .iter()
             .map(|(refs, port)| ModelRing::connect(&*self.xen, self.frontend_domain(), refs, *port, abi))
             .collect()
     }

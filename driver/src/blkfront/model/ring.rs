@@ -1,4 +1,4 @@
-//! The model's end of a ring.
+//! The backend side of a ring.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -20,10 +20,10 @@ pub(super) struct ModelRing {
     back: BackRing,
     port: EventPort,
     grants: Box<dyn GrantAccess>,
-    /// The ring's pages, and behind them one to copy with.
+    /// The ring's pages, and behind them one page for copies.
     arena: PageArena,
     pages: u32,
-    /// Requests that stay.
+    /// Requests that are never completed.
     stalled: Vec<RawRequest>,
 }
 
@@ -42,7 +42,7 @@ impl ModelRing {
         self.port.descriptor.as_fd()
     }
 
-    /// Answers what is there. `false` when the frontend breaks the protocol.
+    /// Serves all available requests. Returns false if the frontend violates the protocol.
     pub(super) fn serve(&mut self, shared: &ModelState, index: usize) -> bool {
         self.port.channel.take();
         loop {
@@ -61,27 +61,27 @@ impl ModelRing {
             }
             if self.back.arm() == ArmResult::Sleepable {
                 self.port.channel.unmask();
-                // An event that came while it was masked is there again.
+                // An event that came while the channel was masked is delivered again.
                 return true;
             }
         }
     }
 
     fn complete(&mut self, shared: &ModelState, request: &BlkifRequest, count: u64) {
-        let (mut answer, mut status) = self.execute(shared, request, count);
+        let (mut response_op, mut status) = self.execute(shared, request, count);
         let mut id = request.id;
         match shared.behaviour.fault {
             BlkbackFault::FailFrom(from) if count >= from => status = status::ERROR,
             BlkbackFault::WrongIdAt(at) if count == at => id ^= 1,
-            BlkbackFault::DuplicateAt(at) if count == at => self.back.put_response(id, answer, status),
-            BlkbackFault::WrongOperationAt(at) if count == at => answer ^= 4,
+            BlkbackFault::DuplicateAt(at) if count == at => self.back.put_response(id, response_op, status),
+            BlkbackFault::WrongOperationAt(at) if count == at => response_op ^= 4,
             BlkbackFault::WrongStatusAt(at) if count == at => status = 7,
             _ => {}
         }
-        self.back.put_response(id, answer, status);
+        self.back.put_response(id, response_op, status);
     }
 
-    /// Returns the operation to answer with, and the status.
+    /// Executes a request. Returns the response's operation and status.
     fn execute(&mut self, shared: &ModelState, request: &BlkifRequest, count: u64) -> (u8, i16) {
         match &request.body {
             RequestBody::Rw(RwRequest { nr_segments, sector, segments }) => {
@@ -147,7 +147,7 @@ impl ModelRing {
         status::OKAY
     }
 
-    /// One copy between a granted page and `data`, by way of the arena's last page.
+    /// Copies between a granted page and `data`, through the arena's last page.
     fn copy(&mut self, gref: GrantRef, offset: u16, data: &mut [u8], direction: CopyDirection) -> bool {
         let slot = PageSlot(self.pages);
         let memory = self.arena.memory();

@@ -1,4 +1,4 @@
-//! The model's commands. Sources: virtio 1.3 section 5.6.6.1, SPC-4, SBC-3.
+//! Commands of the model. Sources: virtio 1.3 section 5.6.6.1, SPC-4, SBC-3.
 
 use std::sync::atomic::Ordering;
 
@@ -6,7 +6,7 @@ use super::{Buffers, ModelDisk, ModelState, ScsiFault, lock};
 use crate::model::RequestOutcome;
 use crate::virtio_scsi::wire::LunAddress;
 
-/// An answer before its data: response, status, sense data.
+/// A command's response and its data.
 struct ModelResponse {
     response: u8,
     status: u8,
@@ -31,12 +31,12 @@ impl ModelResponse {
     }
 }
 
-/// Bytes of a command's header, and of its answer before the data.
+/// Bytes of a command's header, and of its response before the data.
 const HEADER_BYTES: usize = 51;
 const RESPONSE_BYTES: usize = 108;
 
 impl ModelState {
-    /// A command of request queue `queue`.
+    /// Executes a command of request queue `queue`.
     pub(super) fn command(&self, buffers: &Buffers<'_>, queue: usize) -> RequestOutcome {
         assert!(
             buffers.readable.len() >= HEADER_BYTES && buffers.writable_bytes() >= RESPONSE_BYTES,
@@ -103,7 +103,7 @@ impl ModelState {
             return ModelResponse::good(data);
         }
         let Some(disk) = disks.get_mut(&at) else { return ModelResponse::response(3) };
-        // INQUIRY is answered while a unit attention waits.
+        // INQUIRY is executed even if a unit attention is pending.
         if disk.unit_attentions > 0 && cdb[0] != 0x12 {
             disk.unit_attentions -= 1;
             return ModelResponse::check_condition(6, 0x29, 0);
@@ -113,7 +113,7 @@ impl ModelState {
     }
 }
 
-/// Writes an answer. Returns the bytes written.
+/// Writes a response. Returns the bytes written.
 fn write(buffers: &Buffers<'_>, answer: &ModelResponse, out: usize, silent: bool) -> u32 {
     let moved = buffers.write(RESPONSE_BYTES, &answer.data);
     let rest = if out == 0 { buffers.writable_bytes() - RESPONSE_BYTES - moved } else { 0 };
@@ -129,7 +129,7 @@ fn write(buffers: &Buffers<'_>, answer: &ModelResponse, out: usize, silent: bool
     (buffers.write(0, &head) + moved) as u32
 }
 
-/// A command of a unit that is there.
+/// Executes a command of an existing logical unit.
 fn execute_on_disk(disk: &mut ModelDisk, at: LunAddress, cdb: &[u8], out: &[u8], flip: u8) -> ModelResponse {
     let short = |from: usize| u16::from_be_bytes([cdb[from], cdb[from + 1]]);
     let word = |from: usize| u32::from_be_bytes(std::array::from_fn(|index| cdb[from + index]));
@@ -140,7 +140,7 @@ fn execute_on_disk(disk: &mut ModelDisk, at: LunAddress, cdb: &[u8], out: &[u8],
     };
     let size = disk.block_size;
     let blocks = (disk.bytes.len() / size) as u64;
-    // First block and blocks as a range of bytes.
+    // Converts first block and count to a range of bytes.
     let range = |start: u64, count: u64| {
         let end = start.checked_add(count).filter(|end| *end <= blocks)?;
         Some(start as usize * size..end as usize * size)

@@ -31,16 +31,16 @@ pub enum SubmitError {
     #[error("the ring is full")]
     Full,
     /// More segments than a request can have.
-    #[error("the request has more pieces than a request can have ({0})")]
+    #[error("the request has more segments than a request can have ({0})")]
     TooManySegments(u16),
     /// Readable segments come before writable ones (virtio 1.3 section 2.7.4.2).
-    #[error("a readable piece after a writable one")]
+    #[error("a readable segment after a writable one")]
     ReadableAfterWritable,
     /// A request without segments, or with an empty one.
-    #[error("the request has no pieces, or an empty one")]
+    #[error("the request has no segments, or an empty one")]
     Empty,
     /// A segment that does not consist of whole sectors in granted memory.
-    #[error("a piece of {len} bytes at {address:#x}, expected whole sectors of 512 bytes in granted memory")]
+    #[error("a segment of {len} bytes at {address:#x}, expected whole sectors of 512 bytes in granted memory")]
     NotGranted {
         /// Its address.
         address: u64,
@@ -48,7 +48,7 @@ pub enum SubmitError {
         len: u32,
     },
     /// The backend has violated the protocol before.
-    #[error("the queue is disabled: its back-end broke the protocol")]
+    #[error("the queue is disabled: its backend violated the protocol")]
     Disabled,
 }
 
@@ -136,7 +136,7 @@ pub enum DriverError {
     #[error(transparent)]
     BlkifRing(#[from] blkif::BlkifSetupError),
     /// The device did not complete or reply in time.
-    #[error("{0}: no answer in time")]
+    #[error("{0}: no completion in time")]
     Timeout(&'static str),
 }
 

@@ -113,25 +113,25 @@ impl BlkfrontDevice {
             check_range("ring order", order.into(), 0..=MAX_RING_ORDER.into())?;
         }
         let xen = &*options.xen;
-        let mut bus = XenbusDevice::open(xen, &options.path, options.connect_timeout, options.reply_timeout)?;
-        bus.initialise()?;
-        let offer = BackendOffer::parse(&bus.read_keys(&BackendOffer::KEYS)?)?;
+        let mut xenbus = XenbusDevice::open(xen, &options.path, options.connect_timeout, options.reply_timeout)?;
+        xenbus.initialise()?;
+        let offer = BackendOffer::parse(&xenbus.read_keys(&BackendOffer::KEYS)?)?;
         check_range("queues", options.queues, 1..=offer.queues)?;
         let order = options.ring_order.unwrap_or(offer.ring_order);
         check_range("ring order", order.into(), 0..=offer.ring_order.into())?;
-        let make = |_| make_ring(xen, bus.backend(), 1 << order, options.abi);
+        let make = |_| make_ring(xen, xenbus.backend(), 1 << order, options.abi);
         let rings = (0..options.queues).map(make).collect::<Result<Vec<NewRing>, _>>()?;
-        let told: Vec<RingEndpoint> =
+        let endpoints: Vec<RingEndpoint> =
             rings.iter().map(|ring| RingEndpoint { refs: ring.pages.refs.clone(), port: ring.port.port }).collect();
-        bus.connect(&frontend_keys(options.abi, options.persistent, &told))?;
-        let BackendOffer { queues: most_queues, .. } = offer;
+        xenbus.connect(&frontend_keys(options.abi, options.persistent, &endpoints))?;
+        let BackendOffer { queues: max_queues, .. } = offer;
         let BlkfrontOptions { persistent, indirect_segments, .. } = *options;
-        let agreed = Negotiated { persistent, indirect_segments, max_queues: most_queues, ring_order: order };
-        let info = BlkfrontInfo::parse(&bus.read_keys(&BlkfrontInfo::KEYS)?, &agreed)?;
-        let sets = make_sets(options, bus.backend(), &info, rings)?;
-        bus.set_state(XenbusState::Connected)?;
-        tracing::debug!(?info, queues = options.queues, back = bus.backend_path(), "device connected");
-        Ok(BlkfrontDevice { xen: Arc::clone(&options.xen), xenbus: bus, info, sets })
+        let negotiated = Negotiated { persistent, indirect_segments, max_queues, ring_order: order };
+        let info = BlkfrontInfo::parse(&xenbus.read_keys(&BlkfrontInfo::KEYS)?, &negotiated)?;
+        let sets = make_sets(options, xenbus.backend(), &info, rings)?;
+        xenbus.set_state(XenbusState::Connected)?;
+        tracing::debug!(?info, queues = options.queues, back = xenbus.backend_path(), "device connected");
+        Ok(BlkfrontDevice { xen: Arc::clone(&options.xen), xenbus, info, sets })
     }
 
     /// Returns the device's properties.
@@ -216,11 +216,11 @@ fn make_sets(
     info: &BlkfrontInfo,
     rings: Vec<NewRing>,
 ) -> Result<Vec<BlkfrontQueueSet>, DriverError> {
-    let mut dealt: Vec<Vec<NewRing>> = (0..options.threads).map(|_| vec![]).collect();
+    let mut by_thread: Vec<Vec<NewRing>> = (0..options.threads).map(|_| vec![]).collect();
     for (index, ring) in rings.into_iter().enumerate() {
-        dealt[index % usize::from(options.threads)].push(ring);
+        by_thread[index % usize::from(options.threads)].push(ring);
     }
-    dealt.into_iter().map(|rings| make_set(options, backend, info, rings)).collect()
+    by_thread.into_iter().map(|rings| make_set(options, backend, info, rings)).collect()
 }
 
 fn make_set(
@@ -238,22 +238,22 @@ fn make_set(
     };
     let data = options.xen.share(backend, all.ok_or_else(too_many)?, true)?;
     let refs: Arc<[_]> = data.refs.into();
-    let guard: GrantGuard = Arc::from(data.guard);
+    let data_guard: GrantGuard = Arc::from(data.guard);
     let queues = (0..).zip(rings).map(|(place, ring)| {
         let depth = options.depth.clamp(1, ring.front.size() as u16);
-        let (tables, tables_guard) = make_indirect_pages(options, backend, info, depth)?;
+        let (indirect, indirect_guard) = make_indirect_pages(options, backend, info, depth)?;
         let NewRing { pages: own, port, front } = ring;
-        let keepers = [Arc::from(own.guard)].into_iter().chain([Arc::clone(&guard)]).chain(tables_guard);
+        let guards = [Arc::from(own.guard)].into_iter().chain([Arc::clone(&data_guard)]).chain(indirect_guard);
         let len = pages * u64::from(PAGE_BYTES);
         let queue = BlkfrontQueue::new(QueueParts {
             ring: front,
             channel: port.channel,
             handle: request_handle(&options.path),
             depth,
-            composer: SegmentComposer::new(Arc::clone(&refs), tables, info.max_segments),
+            composer: SegmentComposer::new(Arc::clone(&refs), indirect, info.max_segments),
             memory: Arc::clone(&data.memory),
             data: DataArea { start: GuestAddress(place * len), len: ByteLen(len) },
-            guards: keepers.collect(),
+            guards: guards.collect(),
         });
         Ok((queue, port.descriptor))
     });

@@ -228,8 +228,8 @@ fn a_device_that_is_removed_is_gone() {
     assert!(monitor.wait_gone(LONG));
     device.stop(vec![]).unwrap();
     rig.vbd.remove(&mut rig.dom0.store().unwrap()).unwrap();
-    let patience = Duration::from_millis(50);
-    let options = BlkfrontOptions { connect_timeout: patience, ..rig.options.clone() };
+    let timeout = Duration::from_millis(50);
+    let options = BlkfrontOptions { connect_timeout: timeout, ..rig.options.clone() };
     let error = BlkfrontDevice::connect(&options).unwrap_err();
     let expected = "/local/domain/1/device/vbd/51712/backend: found none, expected the directory of a back-end: the toolstack has \
                     made no such device";
@@ -416,8 +416,8 @@ fn a_raw_frontend_sends_anything() {
     // Pages that the backend may not write.
     for (op, expected) in [(operation::WRITE, status::OKAY), (operation::READ, status::ERROR)] {
         assert!(ring.send(&request(op, u64::MAX)));
-        let answer = ring.receive(LONG).unwrap().unwrap();
-        assert_eq!((answer.id, answer.operation, answer.status), (u64::MAX, op, expected));
+        let response = ring.receive(LONG).unwrap().unwrap();
+        assert_eq!((response.id, response.operation, response.status), (u64::MAX, op, expected));
     }
     assert!(ring.send(&BlkifRequest { id: 1, operation: 77, handle: 0, body: RequestBody::Unknown }));
     assert_eq!(ring.receive(LONG).unwrap().unwrap().status, status::NOT_SUPPORTED);

@@ -71,8 +71,8 @@ impl BackendOffer {
 impl BackendOffer {
     /// Returns the parameters that use the whole offer.
     pub(super) fn accepted(self) -> Negotiated {
-        let BackendOffer { queues: most_queues, ring_order } = self;
-        Negotiated { persistent: true, indirect_segments: MAX_REQUEST_SEGMENTS, max_queues: most_queues, ring_order }
+        let BackendOffer { queues: max_queues, ring_order } = self;
+        Negotiated { persistent: true, indirect_segments: MAX_REQUEST_SEGMENTS, max_queues, ring_order }
     }
 }
 

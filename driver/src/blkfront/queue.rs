@@ -80,7 +80,8 @@ impl BlkfrontQueue {
     }
 
     /// Returns the number of entries of the ring.
-    pub fn size(&self) -> u16 {
+    #[cfg(test)]
+    pub(super) fn size(&self) -> u16 {
         self.ring.size() as u16
     }
 

@@ -140,8 +140,8 @@ impl RawFrontend {
     ///
     /// # Errors
     /// If it does not connect.
-    pub fn connect(&mut self, told: &[(String, String)]) -> Result<(), DriverError> {
-        self.xenbus.connect(told)?;
+    pub fn connect(&mut self, entries: &[(String, String)]) -> Result<(), DriverError> {
+        self.xenbus.connect(entries)?;
         self.xenbus.set_state(XenbusState::Connected)
     }
 

@@ -153,10 +153,10 @@ impl SegmentComposer {
     /// Adds a segment to the indirect pages.
     fn add_indirect(&self, id: u16, segments: &RequestSegments, segment: Segment) {
         // Without indirect pages the limit is what fits in a request.
-        let Some(tables) = &self.indirect else { return };
+        let Some(indirect) = &self.indirect else { return };
         if usize::from(segments.count) == MAX_SEGMENTS {
-            (0..).zip(segments.first).for_each(|(index, segment)| tables.set(id, index, segment));
+            (0..).zip(segments.first).for_each(|(index, segment)| indirect.set(id, index, segment));
         }
-        tables.set(id, segments.count, segment);
+        indirect.set(id, segments.count, segment);
     }
 }

@@ -152,7 +152,7 @@ impl BlkDevice {
         let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event;
         let features = client.negotiate(wanted)?;
         let server_queues = client.queue_count()?;
-        let requests = client.open_backend_channel()?;
+        let backend_channel = client.open_backend_channel()?;
         let mut config = BlkConfig([0; CONFIG_BYTES]);
         client.read_config(0, &mut config.0)?;
         let info = BlkInfo::new(&config, features, server_queues)?;
@@ -168,16 +168,8 @@ impl BlkDevice {
             shared.create_inflight(&mut client, options.queues, options.queue_size)?;
         }
         let (queues, options) = (options.queues, options.clone());
-        let mut device = BlkDevice {
-            client,
-            backend_channel: requests,
-            info,
-            queues,
-            sets: vec![],
-            shared,
-            options,
-            writeback: None,
-        };
+        let mut device =
+            BlkDevice { client, backend_channel, info, queues, sets: vec![], shared, options, writeback: None };
         let options = &device.options.clone();
         device.start_queues(options, &layouts)?;
         tracing::debug!(?info, queues = options.queues, "device started");
@@ -273,8 +265,8 @@ impl BlkDevice {
     /// # Errors
     /// If the server sends another message, fails one, or the configuration space is invalid.
     pub fn wait_config_change(&mut self, timeout: Duration) -> Result<bool, DriverError> {
-        let Some(requests) = self.backend_channel.take() else { return Ok(false) };
-        let read = |device: &mut BlkDevice| match requests.wait_config_change(timeout) {
+        let Some(channel) = self.backend_channel.take() else { return Ok(false) };
+        let read = |device: &mut BlkDevice| match channel.wait_config_change(timeout) {
             Ok(None) => Ok(false),
             Ok(Some(change)) => {
                 let read = device.refresh().map(drop);
@@ -284,7 +276,7 @@ impl BlkDevice {
             Err(error) => Err(DriverError::backend_channel(error)),
         };
         let changed = read(self);
-        self.backend_channel = Some(requests);
+        self.backend_channel = Some(channel);
         changed
     }
 

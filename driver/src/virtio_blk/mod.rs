@@ -19,4 +19,4 @@ mod wire;
 pub use crate::{DataSegment, DescriptorLayout, DeviceError, DriverError, SubmitError, Waker};
 pub use device::{BlkConnectOptions, BlkDevice, BlkInfo};
 pub use queue::{BlkCompletion, BlkQueue, BlkQueueSet, BlkStatus};
-pub use wire::{MAX_RANGES, SectorRange};
+pub use wire::SectorRange;

@@ -177,10 +177,10 @@ impl ModelDevice for ModelState {
 }
 
 /// Executes a request and writes its status. Returns the bytes written.
-fn execute(shared: &ModelState, memory: &GuestMemory, pieces: &[Descriptor], count: u64) -> u32 {
-    let (first, rest) = pieces.split_first().expect("a header");
+fn execute(shared: &ModelState, memory: &GuestMemory, descriptors: &[Descriptor], count: u64) -> u32 {
+    let (first, rest) = descriptors.split_first().expect("a header");
     let (status, data) = rest.split_last().expect("a status");
-    assert!(first.1 == 16 && !first.2 && status.1 == 1 && status.2, "framing {pieces:?}");
+    assert!(first.1 == 16 && !first.2 && status.1 == 1 && status.2, "framing {descriptors:?}");
     let header: [u8; 16] = read(memory, first.0);
     let kind = u32::from_le_bytes(header[..4].try_into().expect("4 bytes"));
     let sector = u64::from_le_bytes(header[8..].try_into().expect("8 bytes"));

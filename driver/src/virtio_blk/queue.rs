@@ -179,7 +179,7 @@ impl BlkQueue {
         self.submit(user_data, request_type::FLUSH, Sector512(0), [], false)
     }
 
-    /// Discards at most [`MAX_RANGES`] ranges.
+    /// Discards at most 32 ranges.
     ///
     /// # Errors
     /// [`SubmitError`]: the ring is full, or there are no or too many ranges.
@@ -187,7 +187,7 @@ impl BlkQueue {
         self.submit_ranges(user_data, request_type::DISCARD, ranges)
     }
 
-    /// Writes zeroes to at most [`MAX_RANGES`] ranges.
+    /// Writes zeroes to at most 32 ranges.
     ///
     /// # Errors
     /// [`SubmitError`]: the ring is full, or there are no or too many ranges.

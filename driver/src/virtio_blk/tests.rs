@@ -78,8 +78,8 @@ fn every_request_works_direct_and_indirect_with_and_without_event_idx() {
         set.queues_mut()[0].write_segments(3, Sector512(10), halves).unwrap();
         ok(finish(&mut set), 3, 1);
         assert_eq!(rig.model.disk()[10 * 512..11 * 512], content[512..]);
-        let parts = [data_segment(&set.queues_mut()[0], 8192, 1), data_segment(&set.queues_mut()[0], 9000, 511)];
-        set.queues_mut()[0].read_segments(4, Sector512(10), parts).unwrap();
+        let unaligned = [data_segment(&set.queues_mut()[0], 8192, 1), data_segment(&set.queues_mut()[0], 9000, 511)];
+        set.queues_mut()[0].read_segments(4, Sector512(10), unaligned).unwrap();
         ok(finish(&mut set), 4, 513);
 
         set.queues_mut()[0].flush(5).unwrap();

@@ -34,7 +34,7 @@ pub(crate) const HEADER_BYTES: u32 = 16;
 /// Bytes of one range of a discard or write-zeroes request.
 pub(crate) const RANGE_BYTES: u32 = 16;
 /// Largest number of ranges in one request of this driver.
-pub const MAX_RANGES: usize = 32;
+pub(crate) const MAX_RANGES: usize = 32;
 /// Bytes that GET_ID returns.
 pub(crate) const ID_BYTES: u32 = 20;
 /// Bytes of the configuration space up to the last field that this driver knows (`write_zeroes_may_unmap` and its padding). Every

@@ -20,7 +20,7 @@ pub struct Extent {
 }
 
 /// Returns the length of the parameter list of an UNMAP with `extents` extents.
-pub const fn unmap_bytes(extents: usize) -> usize {
+pub(super) const fn unmap_bytes(extents: usize) -> usize {
     8 + 16 * extents
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn unmap_list(extents: &[Extent], list: &mut [u8]) {
 const FUA: u8 = 1 << 3;
 
 impl Cdb {
-    /// Returns any command: `bytes`, truncated to [`CDB_BYTES`].
+    /// Returns any command: `bytes`, truncated to 32 bytes.
     pub fn raw(bytes: &[u8]) -> Cdb {
         let mut cdb = [0; CDB_BYTES];
         let len = bytes.len().min(CDB_BYTES);
@@ -51,11 +51,6 @@ impl Cdb {
     /// Returns the bytes of the descriptor block.
     pub fn bytes(&self) -> &[u8; CDB_BYTES] {
         &self.0
-    }
-
-    /// Returns the operation code.
-    pub fn operation(&self) -> u8 {
-        self.0[0]
     }
 
     const fn new(operation: u8) -> Cdb {
@@ -84,30 +79,30 @@ impl Cdb {
 
     /// Returns READ(10), or READ(16) if needed.
     #[inline]
-    pub fn read(start: Lba, blocks: u32) -> Cdb {
+    pub(super) fn read(start: Lba, blocks: u32) -> Cdb {
         Cdb::sized(0x28, 0x88, 0, start, blocks)
     }
 
     /// Returns WRITE(10), or WRITE(16) if needed.
     #[inline]
-    pub fn write(start: Lba, blocks: u32, fua: bool) -> Cdb {
+    pub(super) fn write(start: Lba, blocks: u32, fua: bool) -> Cdb {
         Cdb::sized(0x2a, 0x8a, if fua { FUA } else { 0 }, start, blocks)
     }
 
     /// Returns SYNCHRONIZE CACHE(10) of all blocks.
-    pub fn flush() -> Cdb {
+    pub(super) fn flush() -> Cdb {
         Cdb::new(0x35)
     }
 
     /// Returns UNMAP with `extents` extents.
-    pub fn unmap(extents: usize) -> Cdb {
+    pub(super) fn unmap(extents: usize) -> Cdb {
         let mut cdb = Cdb::new(0x42);
         cdb.0[7..9].copy_from_slice(&(unmap_bytes(extents) as u16).to_be_bytes());
         cdb
     }
 
     /// Returns WRITE SAME(16) with one block of data. `unmap`: the blocks may be unmapped.
-    pub fn write_same(start: Lba, blocks: u32, unmap: bool) -> Cdb {
+    pub(super) fn write_same(start: Lba, blocks: u32, unmap: bool) -> Cdb {
         let mut cdb = Cdb::new(0x93);
         cdb.0[1] = u8::from(unmap) << 3;
         cdb.0[2..10].copy_from_slice(&start.0.to_be_bytes());
@@ -115,27 +110,22 @@ impl Cdb {
         cdb
     }
 
-    /// Returns TEST UNIT READY.
-    pub fn test_unit_ready() -> Cdb {
-        Cdb::new(0x00)
-    }
-
     /// Returns INQUIRY for standard data of at most `len` bytes.
-    pub fn inquiry(len: u16) -> Cdb {
+    pub(super) fn inquiry(len: u16) -> Cdb {
         let mut cdb = Cdb::new(0x12);
         cdb.0[3..5].copy_from_slice(&len.to_be_bytes());
         cdb
     }
 
     /// Returns INQUIRY for a page of vital product data.
-    pub fn vital_product_data(page: u8, len: u16) -> Cdb {
+    pub(super) fn vital_product_data(page: u8, len: u16) -> Cdb {
         let mut cdb = Cdb::inquiry(len);
         (cdb.0[1], cdb.0[2]) = (1, page);
         cdb
     }
 
     /// Returns READ CAPACITY(16).
-    pub fn read_capacity(len: u32) -> Cdb {
+    pub(super) fn read_capacity(len: u32) -> Cdb {
         let mut cdb = Cdb::new(0x9e);
         cdb.0[1] = 0x10;
         cdb.0[10..14].copy_from_slice(&len.to_be_bytes());
@@ -143,14 +133,14 @@ impl Cdb {
     }
 
     /// Returns REPORT LUNS without the well-known logical units.
-    pub fn report_luns(len: u32) -> Cdb {
+    pub(super) fn report_luns(len: u32) -> Cdb {
         let mut cdb = Cdb::new(0xa0);
         cdb.0[6..10].copy_from_slice(&len.to_be_bytes());
         cdb
     }
 
     /// Returns MODE SENSE(6) for a page's current values.
-    pub fn mode_sense(page: u8, len: u8) -> Cdb {
+    pub(super) fn mode_sense(page: u8, len: u8) -> Cdb {
         let mut cdb = Cdb::new(0x1a);
         (cdb.0[2], cdb.0[4]) = (page, len);
         cdb

@@ -29,7 +29,7 @@ pub struct Command {
 }
 
 /// Largest number of extents of an UNMAP: the limit of its length field.
-pub const MAX_EXTENTS: usize = 4095;
+const MAX_EXTENTS: usize = 4095;
 
 impl Command {
     /// Reads `blocks` from `start` into `data`, which has exactly their size.
@@ -50,7 +50,7 @@ impl Command {
     }
 
     /// Unmaps extents. Writes their list to `scratch`, which belongs to the command until it is completed. `None` if the list
-    /// does not fit there, `scratch` is outside of `memory`, or there are more than [`MAX_EXTENTS`].
+    /// does not fit there, `scratch` is outside of `memory`, or there are more than 4095.
     pub fn unmap(to: LunAddress, extents: &[Extent], memory: &GuestMemory, scratch: DataSegment) -> Option<Command> {
         let len = unmap_bytes(extents.len());
         if extents.len() > MAX_EXTENTS || len > scratch.len as usize {

@@ -104,8 +104,8 @@ impl ControlQueues {
     pub fn submit(
         &mut self,
         user_data: u32,
-        task: TaskManagementFunction,
-        at: LunAddress,
+        function: TaskManagementFunction,
+        address: LunAddress,
         tag: u64,
     ) -> Result<bool, DriverError> {
         let Some(&slot) = self.free.last() else { return Ok(false) };
@@ -121,7 +121,8 @@ impl ControlQueues {
         self.free.pop();
         self.user_data[usize::from(slot)] = user_data;
         // Type 0 (task management) and subtype, LUN, tag.
-        let words = [(u64::from(task as u32) << 32).to_le(), u64::from_ne_bytes(at.to_bytes()), tag.to_le(), 0];
+        let words =
+            [(u64::from(function as u32) << 32).to_le(), u64::from_ne_bytes(address.to_bytes()), tag.to_le(), 0];
         self.requests.set(slot.into(), words);
         self.responses.set(slot.into(), POISON);
         self.publish().map_err(DriverError::eventfd)?;
@@ -179,13 +180,13 @@ impl ControlQueues {
     /// Those of [`submit`](Self::submit) and [`reap`](Self::reap), and [`DriverError::Timeout`] after `limit`.
     pub fn run(
         &mut self,
-        task: TaskManagementFunction,
-        at: LunAddress,
+        function: TaskManagementFunction,
+        address: LunAddress,
         tag: u64,
         limit: Duration,
     ) -> Result<TaskManagementResponse, DriverError> {
         let deadline = Instant::now() + limit;
-        if !self.submit(0, task, at, tag)? {
+        if !self.submit(0, function, address, tag)? {
             return Err(DriverError::Timeout("task management: the control queue is full"));
         }
         loop {

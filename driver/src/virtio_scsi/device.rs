@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
-use mqblk_memory::GuestAddress;
 use mqblk_vhost_user_client::features as virtio;
 use mqblk_vhost_user_client::{Client, HangupMonitor};
 
@@ -172,7 +171,7 @@ impl ScsiController {
         Ok(())
     }
 
-    /// Properties of the controller.
+    /// Returns the controller's properties.
     pub fn info(&self) -> &ControllerInfo {
         &self.info
     }
@@ -194,11 +193,6 @@ impl ScsiController {
     /// If the device violates the protocol, or does not complete a command in time.
     pub fn scan(&self, set: &mut ScsiQueueSet) -> Result<Vec<LogicalUnit>, DriverError> {
         scan::scan(set, &self.info.config, self.scan_area.start, self.reply_timeout)
-    }
-
-    /// Returns the memory of the scan, page aligned. Callers may use it between scans.
-    pub fn scratch(&self) -> (GuestAddress, ByteLen) {
-        (self.scan_area.start, self.scan_area.len)
     }
 
     /// Returns the server's process id, if known.

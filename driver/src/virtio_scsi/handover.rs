@@ -87,7 +87,7 @@ impl<F: AtomicFlag> IdleWait<F> {
     /// Returns true if the owner sleeps and the caller must wake it; only one of several senders gets true. Called after a push,
     /// with the mailbox unlocked.
     #[inline]
-    #[must_use = "an owner that sleeps does so until it is woken"]
+    #[must_use = "a sleeping owner must be woken"]
     pub fn claim_wakeup(&self) -> bool {
         F::full_fence();
         self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed)
@@ -95,7 +95,7 @@ impl<F: AtomicFlag> IdleWait<F> {
 
     /// Announces that the owner is going to sleep. Returns true if messages are pending: the owner must not sleep then.
     #[inline]
-    #[must_use = "who sleeps on a full box is not woken"]
+    #[must_use = "an owner that sleeps with messages pending is not woken"]
     pub fn prepare_to_wait(&self) -> bool {
         self.sleeping.store(true, Ordering::Relaxed);
         F::full_fence();
@@ -130,7 +130,7 @@ impl<M> Mailbox<M> {
 
     /// Adds a message. Returns true if the caller must wake the owner.
     #[inline]
-    #[must_use = "an owner that sleeps does so until it is woken"]
+    #[must_use = "a sleeping owner must be woken"]
     pub(crate) fn push(&self, message: M) -> bool {
         let mut messages = self.messages();
         messages.push(message);

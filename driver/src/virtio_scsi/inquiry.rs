@@ -184,8 +184,8 @@ fn quad(data: &[u8], at: usize) -> Option<u64> {
 /// Returns a field's text without padding. Bytes that are not printable ASCII become question marks.
 fn ascii_text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    let shown = |byte: &u8| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { '?' };
-    bytes[..end].iter().map(shown).collect::<String>().trim().to_owned()
+    let printable = |byte: &u8| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { '?' };
+    bytes[..end].iter().map(printable).collect::<String>().trim().to_owned()
 }
 
 fn parse_block_limits(data: &[u8]) -> BlockLimits {

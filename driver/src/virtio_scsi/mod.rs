@@ -28,8 +28,8 @@ pub mod steering;
 mod tests;
 mod wire;
 
-pub use cdb::{Cdb, Extent, Lba, unmap_bytes};
-pub use command::{Command, CommandData, MAX_EXTENTS};
+pub use cdb::{Cdb, Extent, Lba};
+pub use command::{Command, CommandData};
 pub use control::{ControlQueues, TaskCompletion};
 pub use device::{ControllerInfo, ScsiConnectOptions, ScsiController};
 pub use inquiry::{BlockLimits, Designator, LogicalUnit};
@@ -37,6 +37,5 @@ pub use outcome::{CommandOutcome, Sense};
 pub use queue::{ScsiCompletion, ScsiQueue};
 pub use set::{ScsiQueueSet, SteeringPolicy};
 pub use wire::{
-    CDB_BYTES, CommandResponse, LunAddress, SENSE_BYTES, ScsiConfig, ScsiEvent, ScsiEventKind, TaskManagementFunction,
-    TaskManagementResponse,
+    CommandResponse, LunAddress, ScsiConfig, ScsiEvent, ScsiEventKind, TaskManagementFunction, TaskManagementResponse,
 };

@@ -160,7 +160,7 @@ impl ScsiModel {
         ScsiModel { _server: ModelServer::start(path, Arc::clone(&shared)), shared }
     }
 
-    /// The logical units.
+    /// Returns the logical units.
     pub fn disks(&self) -> MutexGuard<'_, BTreeMap<LunAddress, ModelDisk>> {
         lock(&self.shared.disks)
     }
@@ -186,10 +186,10 @@ impl ScsiModel {
     }
 
     /// Sends an event as soon as there is a buffer for it.
-    pub fn send_event(&self, event: u32, at: LunAddress, reason: u32) {
+    pub fn send_event(&self, event: u32, address: LunAddress, reason: u32) {
         let mut bytes = [0; 16];
         bytes[..4].copy_from_slice(&event.to_le_bytes());
-        bytes[4..12].copy_from_slice(&at.to_bytes());
+        bytes[4..12].copy_from_slice(&address.to_bytes());
         bytes[12..].copy_from_slice(&reason.to_le_bytes());
         lock(&self.shared.events).push_back(bytes);
     }
@@ -264,14 +264,14 @@ impl ModelState {
             }
         }
         let known = LunAddress::from_bytes(lun).is_some_and(|at| lock(&self.disks).contains_key(&at));
-        let answer = match subtype {
+        let response = match subtype {
             _ if !known => 12,
             2 => 11,
             6 if tasks.held.contains(&tag) => 10,
             7 if !tasks.held.is_empty() => 10,
             _ => 0,
         };
-        RequestOutcome::Complete(buffers.write(0, &[answer]) as u32)
+        RequestOutcome::Complete(buffers.write(0, &[response]) as u32)
     }
 }
 

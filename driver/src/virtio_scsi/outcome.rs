@@ -23,11 +23,7 @@ impl Sense {
     /// The sense key of a unit attention.
     pub const UNIT_ATTENTION: u8 = 6;
     /// The sense key of a command that the device has aborted. It can be retried.
-    pub const ABORTED_COMMAND: u8 = 0xb;
-    /// The sense key of a logical unit that is not ready, possibly only for a while.
-    pub const NOT_READY: u8 = 2;
-    /// The sense key of an invalid command.
-    pub const ILLEGAL_REQUEST: u8 = 5;
+    pub(super) const ABORTED_COMMAND: u8 = 0xb;
 
     /// Parses sense data in fixed or descriptor format. `None` if it is neither, or truncated before the codes.
     pub fn parse(bytes: &[u8]) -> Option<Sense> {

@@ -80,8 +80,8 @@ struct Probe {
 }
 
 impl Probe {
-    fn new(at: LunAddress, query: Query) -> Probe {
-        Probe { query, unit: LogicalUnit::new(at), pages: VecDeque::new(), tries: MAX_TRIES }
+    fn new(address: LunAddress, query: Query) -> Probe {
+        Probe { query, unit: LogicalUnit::new(address), pages: VecDeque::new(), tries: MAX_TRIES }
     }
 }
 

@@ -225,11 +225,11 @@ fn task_management_functions_get_responses() {
         (TaskManagementFunction::QueryTask, TaskManagementResponse::Complete),
         (TaskManagementFunction::QueryTaskSet, TaskManagementResponse::Complete),
     ];
-    for (task, answer) in all {
-        assert_eq!(control.run(task, HERE, 77, limit).unwrap(), answer, "{task:?}");
+    for (function, response) in all {
+        assert_eq!(control.run(function, HERE, 77, limit).unwrap(), response, "{function:?}");
     }
-    let asked: Vec<_> = (0..8).map(|subtype| (subtype, [1, 0, 0x40, 0, 0, 0, 0, 0], 77)).collect();
-    assert_eq!(rig.model.task_management(), asked);
+    let expected: Vec<_> = (0..8).map(|subtype| (subtype, [1, 0, 0x40, 0, 0, 0, 0, 0], 77)).collect();
+    assert_eq!(rig.model.task_management(), expected);
     let nowhere = LunAddress { target: 3, lun: 1 };
     assert_eq!(
         control.run(TaskManagementFunction::NexusReset, nowhere, 0, limit).unwrap(),
@@ -395,17 +395,17 @@ fn a_full_queue_rejects_commands() {
     let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
     let data = data_segment(&mut set, 0, 512);
-    let taken = (0..100)
+    let submitted = (0..100)
         .take_while(|user_data| set.submit(0, *user_data, &Command::read(HERE, Lba(0), 1, data)).is_ok())
         .count();
-    assert_eq!((taken, set.outstanding()), (5, 5), "16 descriptors are 5 commands of 3");
+    assert_eq!((submitted, set.outstanding()), (5, 5), "16 descriptors are 5 commands of 3");
     rig.options.queue_size = 64;
     rig.options.max_outstanding = 3;
     drop((set, device));
     let mut device = ScsiController::connect(&rig.options).unwrap();
     let mut set = device.take_queues().pop().unwrap();
-    let taken = (0..100)
+    let submitted = (0..100)
         .take_while(|user_data| set.submit(0, *user_data, &Command::read(HERE, Lba(0), 1, data)).is_ok())
         .count();
-    assert_eq!(taken, 3);
+    assert_eq!(submitted, 3);
 }

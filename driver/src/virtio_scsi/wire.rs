@@ -20,9 +20,9 @@ pub(crate) const CONFIG_BYTES: usize = 36;
 /// Offset of `sense_size` and, behind it, `cdb_size` in the configuration space: the fields that a driver may write.
 pub(crate) const CONFIG_SENSE_SIZE: u32 = 20;
 /// Bytes of sense data: the value after a device reset.
-pub const SENSE_BYTES: usize = 96;
+pub(crate) const SENSE_BYTES: usize = 96;
 /// Bytes of the command descriptor block in a request: the value after a device reset.
-pub const CDB_BYTES: usize = 32;
+pub(crate) const CDB_BYTES: usize = 32;
 
 /// Bytes of a command's header: LUN, tag, attributes, command descriptor block.
 pub(crate) const HEADER_BYTES: u32 = 19 + CDB_BYTES as u32;

@@ -44,8 +44,8 @@ impl ModelState {
         );
         let (header, out) = buffers.readable.split_at(HEADER_BYTES);
         let tag = u64::from_le_bytes(std::array::from_fn(|at| header[8 + at]));
-        let (cdb, room) = (&header[19..], buffers.writable_bytes() - RESPONSE_BYTES);
-        assert!(out.is_empty() || room == 0, "data in both directions");
+        let (cdb, data_in_len) = (&header[19..], buffers.writable_bytes() - RESPONSE_BYTES);
+        assert!(out.is_empty() || data_in_len == 0, "data in both directions");
         let transfer = matches!(cdb[0], 0x28 | 0x2a | 0x88 | 0x8a);
         let count = self.transfers.load(Ordering::Relaxed);
         let fault = if transfer { self.behaviour.fault } else { ScsiFault::None };
@@ -66,22 +66,22 @@ impl ModelState {
             self.transfers.fetch_add(1, Ordering::Relaxed);
             self.per_queue[queue].fetch_add(1, Ordering::Relaxed);
         }
-        let mut answer = match aborted {
+        let mut response = match aborted {
             true => ModelResponse::response(2),
             false => self.execute(header, cdb, out, fault, count),
         };
         match fault {
-            ScsiFault::FailFrom(n) if count >= n => answer = ModelResponse::check_condition(3, 0x11, 0),
-            ScsiFault::StatusFrom(n, status) if count >= n => answer.status = status,
-            ScsiFault::ResponseFrom(n, response) if count >= n => answer.response = response,
+            ScsiFault::FailFrom(n) if count >= n => response = ModelResponse::check_condition(3, 0x11, 0),
+            ScsiFault::StatusFrom(n, status) if count >= n => response.status = status,
+            ScsiFault::ResponseFrom(n, code) if count >= n => response.response = code,
             ScsiFault::SenseFrom(n, len) if count >= n => {
-                answer = ModelResponse { sense_len: Some(len), ..ModelResponse::check_condition(3, 0x11, 0) };
+                response = ModelResponse { sense_len: Some(len), ..ModelResponse::check_condition(3, 0x11, 0) };
             }
-            ScsiFault::ResidualFrom(n, residual) if count >= n => answer.residual = Some(residual),
+            ScsiFault::ResidualFrom(n, residual) if count >= n => response.residual = Some(residual),
             _ => {}
         }
         let silent = matches!(fault, ScsiFault::NoResponseFrom(n) if count >= n);
-        let written = write(buffers, &answer, out.len(), silent);
+        let written = write(buffers, &response, out.len(), silent);
         match fault {
             ScsiFault::WrongIdAt(n) if count == n => RequestOutcome::CompleteWrongId(written),
             _ => RequestOutcome::Complete(written),
@@ -98,8 +98,8 @@ impl ModelState {
             let mut data = (8 * luns.len() as u32).to_be_bytes().to_vec();
             data.extend([0; 4]);
             luns.iter().for_each(|unit| data.extend([0x40 | (unit.lun >> 8) as u8, unit.lun as u8, 0, 0, 0, 0, 0, 0]));
-            let asked = u32::from_be_bytes(std::array::from_fn(|index| cdb[6 + index]));
-            data.truncate(asked as usize);
+            let allocation_length = u32::from_be_bytes(std::array::from_fn(|index| cdb[6 + index]));
+            data.truncate(allocation_length as usize);
             return ModelResponse::good(data);
         }
         let Some(disk) = disks.get_mut(&at) else { return ModelResponse::response(3) };
@@ -114,19 +114,19 @@ impl ModelState {
 }
 
 /// Writes a response. Returns the bytes written.
-fn write(buffers: &Buffers<'_>, answer: &ModelResponse, out: usize, silent: bool) -> u32 {
-    let moved = buffers.write(RESPONSE_BYTES, &answer.data);
-    let rest = if out == 0 { buffers.writable_bytes() - RESPONSE_BYTES - moved } else { 0 };
-    let residual = answer.residual.unwrap_or(if answer.status == 0 { rest as u32 } else { 0 });
-    let sense_len = answer.sense_len.unwrap_or(answer.sense.len() as u32);
+fn write(buffers: &Buffers<'_>, response: &ModelResponse, out: usize, silent: bool) -> u32 {
+    let transferred = buffers.write(RESPONSE_BYTES, &response.data);
+    let rest = if out == 0 { buffers.writable_bytes() - RESPONSE_BYTES - transferred } else { 0 };
+    let residual = response.residual.unwrap_or(if response.status == 0 { rest as u32 } else { 0 });
+    let sense_len = response.sense_len.unwrap_or(response.sense.len() as u32);
     let mut head = sense_len.to_le_bytes().to_vec();
     head.extend(residual.to_le_bytes());
-    head.extend([0, 0, answer.status, answer.response]);
-    head.extend(&answer.sense);
+    head.extend([0, 0, response.status, response.response]);
+    head.extend(&response.sense);
     if silent {
         return 0;
     }
-    (buffers.write(0, &head) + moved) as u32
+    (buffers.write(0, &head) + transferred) as u32
 }
 
 /// Executes a command of an existing logical unit.

@@ -151,6 +151,12 @@ impl UringContext {
         self.unread > 0
     }
 
+    /// Completions of all owners but this one that are still to be taken.
+    #[inline]
+    pub fn unread_besides(&self, owner: ClientId) -> usize {
+        self.unread - self.queues[owner.0 as usize].completions.len()
+    }
+
     /// Operations that can still be submitted.
     #[inline]
     pub fn room(&self) -> usize {

@@ -8,8 +8,9 @@ use io_uring::{IoUring, cqueue, squeue, types};
 use mqblk_memory::BufferPool;
 
 use crate::inflight::InFlight;
-use crate::ops::{ClientId, IGNORED, IoCompletion};
+use crate::ops::{ClientId, IGNORED, IoCompletion, PORT};
 use crate::register::Tables;
+use crate::remote::PortReceiver;
 
 /// Sizes of a context's tables.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +50,8 @@ pub struct UringContext {
     pub(crate) in_flight: InFlight,
     pub(crate) tables: Tables,
     pub(crate) scratch: Vec<libc::iovec>,
+    /// Where other threads leave completions and wakeups.
+    pub(crate) port: PortReceiver,
     queues: Vec<CompletionQueue>,
     /// Completions in all completion queues.
     unread: usize,
@@ -60,13 +63,25 @@ pub struct UringContext {
 /// What a ring takes of the memlock limit, in KiB: measured on Linux 6.18, with room.
 const MEMLOCK_KIB: u32 = 128;
 
+/// How long a context that is dropped waits for what is in flight.
+const DROP_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(10) };
+
 /// Completions that an mailbox has room for at first. It grows to the most that ever arrived in one turn.
 const QUEUE_CAPACITY: usize = 256;
 
 #[derive(Debug)]
-struct CompletionQueue {
+pub(crate) struct CompletionQueue {
     used: bool,
-    completions: VecDeque<IoCompletion>,
+    /// Distinguishes an owner from a later one with the same index.
+    generation: u32,
+    pub(crate) completions: VecDeque<IoCompletion>,
+}
+
+impl CompletionQueue {
+    /// Whether it belongs to the owner of this generation.
+    pub(crate) fn is_of(&self, generation: u32) -> bool {
+        self.used && self.generation == generation
+    }
 }
 
 impl mqblk_core::IoContext for UringContext {
@@ -102,6 +117,7 @@ impl UringContext {
             in_flight: InFlight::new(options.in_flight),
             tables: Tables { free_files, buffers, ..Tables::default() },
             scratch: Vec::with_capacity(64),
+            port: PortReceiver::new()?,
             queues: Vec::new(),
             unread: 0,
             unsubmitted: 0,
@@ -112,7 +128,8 @@ impl UringContext {
     /// A new owner with an mailbox.
     pub fn add_client(&mut self) -> ClientId {
         let index = self.queues.iter().position(|mailbox| !mailbox.used).unwrap_or_else(|| {
-            self.queues.push(CompletionQueue { used: false, completions: VecDeque::with_capacity(QUEUE_CAPACITY) });
+            let completions = VecDeque::with_capacity(QUEUE_CAPACITY);
+            self.queues.push(CompletionQueue { used: false, generation: 0, completions });
             self.queues.len() - 1
         });
         self.queues[index].used = true;
@@ -123,12 +140,17 @@ impl UringContext {
     pub fn remove_client(&mut self, owner: ClientId) {
         let mailbox = &mut self.queues[owner.0 as usize];
         mailbox.used = false;
+        mailbox.generation = mailbox.generation.wrapping_add(1);
         while let Some(message) = mailbox.completions.pop_front() {
             self.unread -= 1;
             if let Some(buffer) = message.buffer {
                 self.buffers.release(buffer);
             }
         }
+    }
+
+    pub(crate) fn client_generation(&self, client: ClientId) -> u32 {
+        self.queues[usize::from(client.0)].generation
     }
 
     /// The next completion of an owner's operations.
@@ -206,6 +228,9 @@ impl UringContext {
     ///
     /// While an mailbox holds completions it does not wait: what an owner has not taken yet may be all that there was to wait for.
     pub fn turn(&mut self, wait: Wait) -> usize {
+        if self.port.lapsed {
+            self.poll_port();
+        }
         let wait = if self.unread > 0 { Wait::No } else { wait };
         let pending = self.deferred && self.needs_enter();
         let outcome = match wait {
@@ -244,7 +269,11 @@ impl UringContext {
     fn sort_completions(&mut self) -> usize {
         let mut count = 0;
         for entry in self.ring.completion() {
-            if entry.user_data() == IGNORED {
+            if entry.user_data() >= PORT {
+                if entry.user_data() != IGNORED {
+                    let more = cqueue::more(entry.flags());
+                    count += self.port.receive(more, &mut self.in_flight, &mut self.queues);
+                }
                 continue;
             }
             let index = entry.user_data() as u32;
@@ -269,7 +298,7 @@ impl Drop for UringContext {
         if self.in_flight.busy() > 0 {
             self.push_raw(entry);
         }
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + DROP_TIMEOUT;
         while self.in_flight.holds_buffers() && Instant::now() < deadline {
             self.turn(Wait::AtMost(Duration::from_millis(100)));
         }
@@ -279,6 +308,7 @@ impl Drop for UringContext {
                 "storage does not answer: its buffers are kept for ever"
             );
             std::mem::forget(std::mem::take(&mut self.buffers));
+            std::mem::forget(std::mem::take(&mut self.in_flight));
         }
     }
 }

@@ -5,6 +5,8 @@
 //! operations in flight cancels and waits for them; if the kernel does not give them back, ring and buffers are leaked on
 //! purpose, with a log line.
 //!
+//! What other threads and libraries carry out has a slot in the same table ([`RemoteIo`]), so the invariant holds for them too.
+//!
 //! Kicks, mailbox, timers and storage completions all arrive in the one ring of a worker, so a sleeping worker waits in
 //! exactly one place: [`context::turn`].
 //!
@@ -16,10 +18,13 @@ mod inflight;
 mod inline;
 mod notifier;
 mod ops;
+mod port;
 mod register;
+mod remote;
 
 pub use context::{UringContext, UringOptions, Wait};
 pub use event::{EventFd, Kick};
 pub use notifier::Notifier;
 pub use ops::{ClientId, IoCompletion, Refused};
 pub use register::{FixedBufferUse, RingFile};
+pub use remote::{RemoteIo, RemoteWaker};

@@ -186,6 +186,8 @@ impl UringContext {
 
 /// User data of entries that nobody waits for.
 pub(crate) const IGNORED: u64 = u64::MAX;
+/// User data of the poll of the port. All others are smaller.
+pub(crate) const PORT: u64 = u64::MAX - 1;
 
 #[derive(Clone, Copy)]
 enum Direction {

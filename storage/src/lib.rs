@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+pub mod blocking;
 pub mod conformance;
 pub mod fault;
 pub mod file;

@@ -17,10 +17,14 @@ const BACKENDS: &[(&str, Opener)] = &[
 ];
 
 /// Backends that exist for tests. They can be opened like all others, and are not among [`kinds`].
-const TEST_BACKENDS: &[(&str, Opener)] = &[("fault", crate::fault::open)];
+#[rustfmt::skip] // one line each
+const TEST_BACKENDS: &[(&str, Opener)] = &[
+    ("blocking", crate::blocking::open_plain_file),
+    ("fault", crate::fault::open),
+];
 
 /// The names of the backends that exist for tests.
-pub const TEST_KINDS: &[&str] = &["fault"];
+pub const TEST_KINDS: &[&str] = &["blocking", "fault"];
 
 /// Returns the names of the backends that a user is offered.
 pub fn backend_names() -> impl ExactSizeIterator<Item = &'static str> {

@@ -1,5 +1,6 @@
 //! The disk side of the waist.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::IoContext;
@@ -78,6 +79,19 @@ pub enum DiskError {
     },
 }
 
+/// Is told what happens to a disk's storage while it is open. Called from any thread, a worker's included, with locks of the backend held:
+/// it must neither block nor call the disk.
+pub trait DiskObserver: Send + Sync {
+    /// The storage may have another size: ask [`Disk::found_size`].
+    fn size_changed(&self);
+
+    /// The storage cannot be reached: requests wait or fail.
+    fn connection_lost(&self, why: &str);
+
+    /// The storage can be reached again.
+    fn connection_restored(&self);
+}
+
 /// An open disk. Shared by all workers; holds no state that a request touches.
 ///
 /// Contract: ranges are checked by the engine at admission and again by the channel (a resize may come between). A backend
@@ -132,7 +146,12 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// The queues have stopped, with nothing in flight: after the last, others may run theirs and find all that was written. Blocks.
     fn deactivate(&self) {}
 
-    /// A worker's own handle. Called on the worker's thread.
+    /// Tells `observer` from now on, and at once if the storage cannot be reached now. There is one observer: another one takes its place.
+    /// A backend that never has anything to say need not do anything.
+    fn observe(&self, _observer: Arc<dyn DiskObserver>) {}
+
+    /// A worker's own handle. Called on the worker's thread, which serves other disks: what takes time (a connection) is begun here and
+    /// ends later. Until then the channel takes nothing from [`submit`](DiskChannel::submit); then it wakes its worker by a completion.
     ///
     /// # Errors
     /// When the host refuses a resource that the channel needs.
@@ -145,7 +164,8 @@ pub trait Disk<L: IoContext>: Send + Sync {
 /// * Every request taken by [`submit`](Self::submit) comes out in exactly one [`Finished`], with its buffer. Requests may
 ///   finish in any order; nothing but flush is ordered, and flush only as [`Op::Flush`](crate::Op) says.
 /// * A short transfer is continued by the channel or becomes a failure; it is never reported as done.
-/// * No method blocks on storage.
+/// * No method blocks on storage. What blocks is done by another thread, which completes through the context
+///   (docs/write-a-backend.md).
 /// * Before it is dropped a channel is drained: `outstanding()` is 0, or the context keeps the buffers for ever and says so.
 pub trait DiskChannel<L: IoContext> {
     /// Takes a prefix of `batch` (removing it) and returns how many were taken. What is left is back-pressure, not an
@@ -157,7 +177,8 @@ pub trait DiskChannel<L: IoContext> {
         finished: &mut Vec<Completion<L::Buffer>>,
     ) -> usize;
 
-    /// Collects requests that have ended since, into `finished`; returns how many.
+    /// Collects requests that have ended since, into `finished`; returns how many. Called in each turn while requests are outstanding, and
+    /// whenever the ring has brought the channel a completion. Reads all completions that there are: the worker does not sleep before.
     fn reap(&mut self, context: &mut L, finished: &mut Vec<Completion<L::Buffer>>) -> usize;
 
     /// Tries to end requests early that were taken and have not finished: those of `tags`, which are in order. Does not wait. Each
@@ -171,7 +192,7 @@ pub trait DiskChannel<L: IoContext> {
     fn outstanding(&self) -> u32;
 
     /// When the worker must call [`reap`](Self::reap) although the ring brought no completion (a backend that completes by
-    /// the clock). `None` when completions alone wake the worker.
+    /// the clock). `None` when completions alone wake the worker. Asked while requests are outstanding.
     fn deadline(&self) -> Option<Instant> {
         None
     }

@@ -8,9 +8,11 @@
 mod admission;
 pub mod blocking;
 pub mod conformance;
+pub mod connection;
 pub mod fault;
 pub mod file;
 pub mod null;
+pub mod observers;
 pub mod ram;
 pub mod registry;
 

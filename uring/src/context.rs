@@ -143,7 +143,7 @@ impl UringContext {
         mailbox.generation = mailbox.generation.wrapping_add(1);
         while let Some(message) = mailbox.completions.pop_front() {
             self.unread -= 1;
-            if let Some(buffer) = message.buffer {
+            for buffer in [message.buffer, message.header].into_iter().flatten() {
                 self.buffers.release(buffer);
             }
         }
@@ -279,12 +279,11 @@ impl UringContext {
             let index = entry.user_data() as u32;
             let more = cqueue::more(entry.flags());
             let slot = self.in_flight.slot(index);
+            let (owner, cookie) = (slot.owner, slot.cookie);
             let buffer = if more { None } else { slot.buffer.take() };
-            let message = IoCompletion { cookie: slot.cookie, result: entry.result(), buffer, more };
-            self.queues[slot.owner.0 as usize].completions.push_back(message);
-            if !more {
-                self.in_flight.release(index);
-            }
+            let header = if more { None } else { self.in_flight.release(index) };
+            let message = IoCompletion { cookie, result: entry.result(), buffer, header, more };
+            self.queues[owner.0 as usize].completions.push_back(message);
             count += 1;
         }
         self.unread += count;

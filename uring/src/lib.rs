@@ -21,6 +21,7 @@ mod ops;
 mod port;
 mod register;
 mod remote;
+mod socket;
 
 pub use context::{UringContext, UringOptions, Wait};
 pub use event::{EventFd, Kick};
@@ -28,3 +29,4 @@ pub use notifier::Notifier;
 pub use ops::{ClientId, IoCompletion, Refused};
 pub use register::{FixedBufferUse, RingFile};
 pub use remote::{RemoteIo, RemoteWaker};
+pub use socket::{Message, MessageOrder, RefusedMessage};

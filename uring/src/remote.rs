@@ -91,13 +91,13 @@ impl PortReceiver {
                     let slot = in_flight.slot(index);
                     let (client, cookie, buffer) = (slot.owner, slot.cookie, slot.buffer.take());
                     in_flight.release(index);
-                    (client, IoCompletion { cookie, result, buffer, more: false })
+                    (client, IoCompletion { cookie, result, buffer, header: None, more: false })
                 }
                 RemoteEvent::Woken { client, generation, cookie } => {
                     if !queues[usize::from(client.0)].is_of(generation) {
                         continue;
                     }
-                    (client, IoCompletion { cookie, result: 0, buffer: None, more: true })
+                    (client, IoCompletion { cookie, result: 0, buffer: None, header: None, more: true })
                 }
             };
             queues[usize::from(client.0)].completions.push_back(message);

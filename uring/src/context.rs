@@ -52,6 +52,10 @@ pub struct UringContext {
     pub(crate) scratch: Vec<libc::iovec>,
     /// Where other threads leave completions and wakeups.
     pub(crate) port: PortReceiver,
+    /// Operations in flight whose owner has ended.
+    orphans: usize,
+    /// The next turn has something to do besides: to poll the port again, or to release what orphans leave.
+    chores: bool,
     queues: Vec<CompletionQueue>,
     /// Completions in all completion queues.
     unread: usize,
@@ -65,6 +69,9 @@ const MEMLOCK_KIB: u32 = 128;
 
 /// How long a context that is dropped waits for what is in flight.
 const DROP_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(10) };
+
+/// Receives what operations leave whose owner has ended: the first client of each context.
+const ORPHANS: ClientId = ClientId(0);
 
 /// Completions that an mailbox has room for at first. It grows to the most that ever arrived in one turn.
 const QUEUE_CAPACITY: usize = 256;
@@ -111,18 +118,23 @@ impl UringContext {
             Ok(()) => vec![false; options.buffers as usize],
             Err(_) => Vec::new(),
         };
-        Ok(UringContext {
+        let mut context = UringContext {
             buffers: BufferPool::new(),
             ring,
             in_flight: InFlight::new(options.in_flight),
             tables: Tables { free_files, buffers, ..Tables::default() },
             scratch: Vec::with_capacity(64),
             port: PortReceiver::new()?,
+            orphans: 0,
+            chores: false,
             queues: Vec::new(),
             unread: 0,
             unsubmitted: 0,
             deferred,
-        })
+        };
+        let orphans = context.add_client();
+        debug_assert_eq!(orphans, ORPHANS);
+        Ok(context)
     }
 
     /// A new owner with an mailbox.
@@ -136,8 +148,15 @@ impl UringContext {
         ClientId(index as u16)
     }
 
-    /// Ends an owner. It must have nothing in flight.
+    /// Ends an owner. What it has in flight (a receive that waits for a peer) is cancelled, and its buffers are released when it has ended.
     pub fn remove_client(&mut self, owner: ClientId) {
+        for index in self.in_flight.pick(owner, |_| true) {
+            self.in_flight.slot(index).owner = ORPHANS;
+            self.orphans += 1;
+            self.chores = true;
+            let entry = io_uring::opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
+            self.push_raw(entry);
+        }
         let mailbox = &mut self.queues[owner.0 as usize];
         mailbox.used = false;
         mailbox.generation = mailbox.generation.wrapping_add(1);
@@ -147,6 +166,20 @@ impl UringContext {
                 self.buffers.release(buffer);
             }
         }
+    }
+
+    #[cold]
+    fn do_chores(&mut self) {
+        if self.port.lapsed {
+            self.poll_port();
+        }
+        while let Some(message) = self.next(ORPHANS) {
+            self.orphans -= usize::from(!message.more);
+            for buffer in [message.buffer, message.header].into_iter().flatten() {
+                self.buffers.release(buffer);
+            }
+        }
+        self.chores = self.orphans > 0;
     }
 
     pub(crate) fn client_generation(&self, client: ClientId) -> u32 {
@@ -228,8 +261,8 @@ impl UringContext {
     ///
     /// While an mailbox holds completions it does not wait: what an owner has not taken yet may be all that there was to wait for.
     pub fn turn(&mut self, wait: Wait) -> usize {
-        if self.port.lapsed {
-            self.poll_port();
+        if self.chores {
+            self.do_chores();
         }
         let wait = if self.unread > 0 { Wait::No } else { wait };
         let pending = self.deferred && self.needs_enter();
@@ -273,6 +306,7 @@ impl UringContext {
                 if entry.user_data() != IGNORED {
                     let more = cqueue::more(entry.flags());
                     count += self.port.receive(more, &mut self.in_flight, &mut self.queues);
+                    self.chores |= !more;
                 }
                 continue;
             }

@@ -48,6 +48,7 @@ pub(crate) struct InFlight {
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Lists that are not in use. They keep their capacity, so that a warm table does not allocate.
+    #[expect(clippy::vec_box, reason = "slots hold the boxes, whose addresses the kernel has")]
     spare: Vec<Box<PieceList>>,
 }
 

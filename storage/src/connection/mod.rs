@@ -274,4 +274,6 @@ impl<C: Connector> DiskChannel<UringContext> for ConnectingChannel<C> {
 }
 
 #[cfg(test)]
+pub(crate) mod remote_disk;
+#[cfg(test)]
 mod tests;

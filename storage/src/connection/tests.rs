@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use mqblk_core::{ByteLen, ByteOffset, Op};
-use mqblk_uring::{UringOptions, Wait};
+use mqblk_uring::{FixedBufferUse, UringOptions, Wait};
 
+use super::remote_disk::TestServer;
 use super::*;
+use crate::conformance::{TestRequest, TestTarget, TestWorker, run};
 use crate::observers::tests::Log;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -263,4 +265,62 @@ fn a_channel_that_is_closed_while_it_connects_waits_for_nothing() {
     }
     f.context.turn(Wait::No);
     assert!(!f.context.has_completions(next) && !f.context.has_unread(), "the next client is not woken");
+}
+
+/// Header and data in one operation each way, on the worker's ring, straight from and to guest memory.
+#[test]
+fn a_disk_behind_a_socket_conforms() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("server.sock");
+    let server = TestServer::start(&path, 4 << 20, 0);
+    let settings = [("path", path.to_str().unwrap()), ("size", "4M")];
+    run(&TestTarget { kind: "remote", settings: &settings, keeps_data: true, seed: 11 });
+    assert!(server.connections.load(Ordering::Relaxed) >= 10);
+}
+
+/// A server that ends connections: requests succeed or fail, those that succeeded have happened, and the next ones find a new connection.
+#[test]
+fn a_disk_whose_server_ends_connections() {
+    const BLOCKS: u64 = 16;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("server.sock");
+    let server = TestServer::start(&path, 4 << 20, 21);
+    let settings = [("path", path.to_str().unwrap()), ("size", "4M")];
+    let trial = TestTarget { kind: "remote", settings: &settings, keeps_data: true, seed: 0 };
+    let disk = trial.open(&[]).unwrap();
+    let log = Arc::new(Log::default());
+    disk.observe(log.clone());
+    let mut worker = TestWorker::new(disk.as_ref(), 16, FixedBufferUse::Off);
+    let (len, done, lost) = (64 << 10, Outcome::Done(ByteLen(64 << 10)), Outcome::Failed(Errno(5)));
+    // Before each round, what each block may hold.
+    let mut may_hold = vec![vec![0_u8]; BLOCKS as usize];
+    let (mut succeeded, mut failed) = (0, 0);
+    for round in 1..40_u8 {
+        let at = |block: u64| TestRequest::with_data(Op::Write { fua: false }, block * len, len, block * len);
+        (0..BLOCKS).for_each(|block| worker.write_memory(block * len, &vec![round; len as usize]));
+        let writes: Vec<_> = (0..BLOCKS).map(at).collect();
+        for (result, may_hold) in worker.run(&writes).iter().zip(&mut may_hold) {
+            if result.outcome == done {
+                may_hold.clear();
+            }
+            may_hold.push(round);
+        }
+        let reads: Vec<_> = writes.into_iter().map(|write| TestRequest { op: Op::Read, ..write }).collect();
+        for (block, result) in (0..).zip(worker.run(&reads)) {
+            if result.outcome == done {
+                succeeded += 1;
+                let found = worker.read_memory(block * len, len as usize);
+                let may_hold = &may_hold[block as usize];
+                assert!(found.iter().all(|byte| may_hold.contains(byte)), "{} of {may_hold:?}", found[0]);
+            } else {
+                assert_eq!(result.outcome, lost);
+                failed += 1;
+            }
+        }
+    }
+    assert!(succeeded > 100 && failed > 20, "{succeeded} reads succeeded, {failed} failed");
+    assert!(server.connections.load(Ordering::Relaxed) > 20);
+    let log = log.take();
+    assert!(log.chunks(2).all(|pair| pair[0].starts_with("lost: ") && pair[1..].iter().all(|next| next == "restored")));
+    worker.close();
 }

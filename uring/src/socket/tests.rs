@@ -35,7 +35,9 @@ fn tcp() -> (OwnedFd, Box<dyn Peer>) {
     (ours.into(), Box::new(theirs))
 }
 
-const SOCKETS: [fn() -> (OwnedFd, Box<dyn Peer>); 2] = [unix, tcp];
+type MakePair = fn() -> (OwnedFd, Box<dyn Peer>);
+
+const SOCKETS: [MakePair; 2] = [unix, tcp];
 
 struct Fixture {
     context: UringContext,

@@ -1,5 +1,6 @@
 //! The disk side.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::IoContext;
@@ -78,6 +79,19 @@ pub enum DiskError {
     },
 }
 
+/// Is told what happens to a disk's storage while it is open. Called from any thread, a worker's included, with locks of the backend held:
+/// it must neither block nor call the disk.
+pub trait DiskObserver: Send + Sync {
+    /// The storage may have another size: ask [`Disk::found_size`].
+    fn size_changed(&self);
+
+    /// The storage cannot be reached: requests wait or fail.
+    fn connection_lost(&self, why: &str);
+
+    /// The storage can be reached again.
+    fn connection_restored(&self);
+}
+
 /// An open disk. Shared by all workers; holds no state that a request touches.
 ///
 /// Contract: the engine checks ranges at admission, and the channel checks them again (a resize may come between). A backend does not get
@@ -131,7 +145,12 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// all that was written. Blocks.
     fn deactivate(&self) {}
 
-    /// Opens a worker's own handle. Called on the worker's thread.
+    /// Tells `observer` from now on, and at once if the storage cannot be reached now. There is one observer: another one takes its place.
+    /// A backend that never has anything to say need not do anything.
+    fn observe(&self, _observer: Arc<dyn DiskObserver>) {}
+
+    /// A worker's own handle. Called on the worker's thread, which serves other disks: what takes time (a connection) is begun here and
+    /// ends later. Until then the channel takes nothing from [`submit`](DiskChannel::submit); then it wakes its worker by a completion.
     ///
     /// # Errors
     /// When the host refuses a resource that the channel needs.
@@ -144,7 +163,8 @@ pub trait Disk<L: IoContext>: Send + Sync {
 /// * Every request taken by [`submit`](Self::submit) gets exactly one [`Completion`], with its buffer. Requests may complete in any order;
 ///   only flush is ordered, as [`Op::Flush`](crate::Op) says.
 /// * A short transfer is continued by the channel or fails; it is never reported as done.
-/// * No method blocks on storage.
+/// * No method blocks on storage. What blocks is done by another thread, which completes through the context
+///   (docs/write-a-backend.md).
 /// * A channel is drained before it is dropped: `outstanding()` is 0, or the context keeps the buffers for ever and logs that.
 pub trait DiskChannel<L: IoContext> {
     /// Takes requests from the head of `batch` (removing them) and returns how many. The rest is back-pressure, not an error: the engine
@@ -156,7 +176,8 @@ pub trait DiskChannel<L: IoContext> {
         finished: &mut Vec<Completion<L::Buffer>>,
     ) -> usize;
 
-    /// Collects completions into `finished`; returns how many.
+    /// Collects completions into `finished`; returns how many. Called in each turn while requests are outstanding, and
+    /// whenever the ring has brought the channel a completion. Reads all completions that there are: the worker does not sleep before.
     fn reap(&mut self, context: &mut L, finished: &mut Vec<Completion<L::Buffer>>) -> usize;
 
     /// Tries to cancel the outstanding requests of `tags`, which are sorted. Does not block. Each request still gets exactly one
@@ -170,7 +191,7 @@ pub trait DiskChannel<L: IoContext> {
     fn outstanding(&self) -> u32;
 
     /// Returns when the worker must call [`reap`](Self::reap) even without a completion in the ring (a backend that completes by the
-    /// clock). `None` when completions alone wake the worker.
+    /// clock). `None` when completions alone wake the worker. Asked while requests are outstanding.
     fn deadline(&self) -> Option<Instant> {
         None
     }

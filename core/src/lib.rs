@@ -21,7 +21,7 @@ pub mod resize;
 pub mod settings;
 pub mod units;
 
-pub use disk::{DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
+pub use disk::{DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
 pub use queue::{
     ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake,
 };

@@ -1,14 +1,15 @@
 //! Detects that the storage of a disk has another size than the guest's disk.
 //!
 //! Polls the size of each storage every second, also of files: inotify reports a new file size by the same event as a write, so that
-//! each write of a guest would wake this thread.
+//! each write of a guest would wake this thread. Storage that reports a new size itself is checked at once. Lost connections that storage
+//! reports are logged here.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mqblk_core::{ByteLen, Resize};
+use mqblk_core::{ByteLen, DiskObserver, Resize};
 use mqblk_engine::AnyDisk;
 
 use crate::resize::GuestNotice;
@@ -22,9 +23,41 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// A disk whose size is watched, with its id.
 pub type WatchedDisk = (String, Arc<AnyDisk>);
 
+/// What the thread is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum WatchEvent {
+    Stop,
+    SizeChanged(String),
+    ConnectionLost(String, String),
+    ConnectionRestored(String),
+}
+
+/// Events that may wait. Another one is dropped: sizes are polled anyway.
+const MAX_EVENTS: usize = 1024;
+
+/// The observer of a disk. It only passes events on, because storage reports them from any thread.
+struct EventSender {
+    id: String,
+    events: SyncSender<WatchEvent>,
+}
+
+impl DiskObserver for EventSender {
+    fn size_changed(&self) {
+        let _ = self.events.try_send(WatchEvent::SizeChanged(self.id.clone()));
+    }
+
+    fn connection_lost(&self, why: &str) {
+        let _ = self.events.try_send(WatchEvent::ConnectionLost(self.id.clone(), why.to_owned()));
+    }
+
+    fn connection_restored(&self) {
+        let _ = self.events.try_send(WatchEvent::ConnectionRestored(self.id.clone()));
+    }
+}
+
 /// The size watch thread. Dropping this stops it.
 pub struct SizeWatch {
-    stop: Option<Sender<()>>,
+    events: SyncSender<WatchEvent>,
     ended: Receiver<()>,
 }
 
@@ -34,50 +67,123 @@ impl SizeWatch {
     /// # Errors
     /// If the thread cannot be created.
     pub fn start(source: &Arc<DaemonState>) -> std::io::Result<SizeWatch> {
-        let (stop, stopped) = channel::<()>();
+        let (events, received) = sync_channel(MAX_EVENTS);
         let (ending, ended) = channel();
-        let source = Arc::downgrade(source);
+        let (source, sender) = (Arc::downgrade(source), events.clone());
         std::thread::Builder::new().name("size-watch".into()).spawn(move || {
             let _ending: Sender<()> = ending;
-            watch(&source, &stopped);
+            Watch { source, events: sender, observed: HashMap::new(), seen: HashMap::new() }
+                .run(&received, POLL_INTERVAL);
         })?;
-        Ok(SizeWatch { stop: Some(stop), ended })
+        Ok(SizeWatch { events, ended })
     }
 }
 
 impl Drop for SizeWatch {
     fn drop(&mut self) {
-        self.stop = None;
+        let _ = self.events.try_send(WatchEvent::Stop);
         // The thread drops the sender when it ends.
         let _ = self.ended.recv_timeout(STOP_TIMEOUT);
     }
 }
 
-fn watch(source: &Weak<DaemonState>, stopped: &Receiver<()>) {
-    let mut seen = HashMap::new();
-    while stopped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        let Some(watched) = source.upgrade().map(|source| source.watched_disks()) else { return };
-        seen.retain(|id, _| watched.iter().any(|(other, _)| other == id));
-        for (id, disk) in watched {
-            // The query may take long: no reference to the source is held meanwhile.
-            let now = disk.geometry().size;
-            let Ok(found) = disk.found_size() else { continue };
-            drop(disk);
-            match check_size(&mut seen, &id, now, found) {
-                SizeEvent::Nothing => {}
-                SizeEvent::Grown => {
-                    let Some(source) = source.upgrade() else { return };
-                    grow(&source, &id, found);
+/// Whose disks are watched.
+trait WatchedDisks {
+    fn watched_disks(&self) -> Vec<WatchedDisk>;
+
+    /// Adopts the size that was found.
+    fn grow(&self, id: &str, found: ByteLen);
+}
+
+impl WatchedDisks for DaemonState {
+    fn watched_disks(&self) -> Vec<WatchedDisk> {
+        DaemonState::watched_disks(self)
+    }
+
+    fn grow(&self, id: &str, found: ByteLen) {
+        grow(self, id, found);
+    }
+}
+
+/// The thread's state.
+struct Watch<S> {
+    source: Weak<S>,
+    /// For observers.
+    events: SyncSender<WatchEvent>,
+    /// Disks that have an observer, by id.
+    observed: HashMap<String, Weak<AnyDisk>>,
+    seen: HashMap<String, ObservedSize>,
+}
+
+impl<S: WatchedDisks> Watch<S> {
+    fn run(mut self, received: &Receiver<WatchEvent>, interval: Duration) {
+        let mut next_poll = Instant::now();
+        loop {
+            if Instant::now() >= next_poll {
+                next_poll = Instant::now() + interval;
+                let Some(source) = self.source.upgrade() else { return };
+                let disks = source.watched_disks();
+                drop(source);
+                self.observe(&disks);
+                self.seen.retain(|id, _| disks.iter().any(|(other, _)| other == id));
+                for (id, disk) in disks {
+                    self.check(&id, disk, false);
                 }
-                SizeEvent::Shrunk => {
-                    tracing::warn!(
-                        disk = id,
-                        found = %found,
-                        expected = %now,
-                        "the storage has become smaller than the guest's disk: requests past its end fail; make it as large \
-                         again (truncate -s, lvextend), or have the guest see it by mqblk resize {id} --shrink"
-                    );
+            }
+            match received.recv_timeout(next_poll.saturating_duration_since(Instant::now())) {
+                Ok(WatchEvent::SizeChanged(id)) => {
+                    if let Some(disk) = self.observed.get(&id).and_then(Weak::upgrade) {
+                        self.check(&id, disk, true);
+                    }
                 }
+                Ok(WatchEvent::ConnectionLost(id, why)) => {
+                    tracing::warn!(disk = id, "the connection to the storage is lost: {why}");
+                }
+                Ok(WatchEvent::ConnectionRestored(id)) => {
+                    tracing::info!(disk = id, "the connection to the storage is restored");
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(WatchEvent::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Observes the disks that are new.
+    fn observe(&mut self, disks: &[WatchedDisk]) {
+        self.observed.retain(|_, disk| disk.strong_count() > 0);
+        for (id, disk) in disks {
+            let known = self.observed.get(id).is_some_and(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(disk)));
+            if !known {
+                self.observed.insert(id.clone(), Arc::downgrade(disk));
+                disk.observe(Arc::new(EventSender { id: id.clone(), events: self.events.clone() }));
+            }
+        }
+    }
+
+    /// Compares a disk's size with that of its storage. `reported`: by the storage itself, so that one look is enough.
+    fn check(&mut self, id: &str, disk: Arc<AnyDisk>, reported: bool) {
+        // The query may take long: no reference to the source is held meanwhile.
+        let now = disk.geometry().size;
+        let Ok(found) = disk.found_size() else { return };
+        drop(disk);
+        if reported && self.seen.get(id).is_none_or(|seen| seen.found != found) {
+            self.seen.insert(id.to_owned(), ObservedSize { found, handled: false });
+        }
+        match check_size(&mut self.seen, id, now, found) {
+            SizeEvent::Nothing => {}
+            SizeEvent::Grown => {
+                if let Some(source) = self.source.upgrade() {
+                    source.grow(id, found);
+                }
+            }
+            SizeEvent::Shrunk => {
+                tracing::warn!(
+                    disk = id,
+                    found = %found,
+                    expected = %now,
+                    "the storage has become smaller than the guest's disk: requests past its end fail; make it as large \
+                     again (truncate -s, lvextend), or have the guest see it by mqblk resize {id} --shrink"
+                );
             }
         }
     }
@@ -132,7 +238,100 @@ fn grow(source: &DaemonState, id: &str, found: ByteLen) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use mqblk_core::{BlockSize, Disk, DiskChannel, DiskError, Geometry, Limits};
+    use mqblk_engine::UringContext;
+
     use super::*;
+
+    /// A disk of 10 bytes on storage of 20.
+    #[derive(Default)]
+    struct GrownDisk {
+        observer: Mutex<Option<Arc<dyn DiskObserver>>>,
+    }
+
+    impl Disk<UringContext> for GrownDisk {
+        fn geometry(&self) -> Geometry {
+            Geometry {
+                size: ByteLen(10),
+                logical_block: BlockSize::B512,
+                physical_block: BlockSize::B512,
+                alignment_offset: 0,
+                min_io: ByteLen::ZERO,
+                opt_io: ByteLen::ZERO,
+                read_only: false,
+            }
+        }
+
+        fn limits(&self) -> Limits {
+            unreachable!("nobody asks")
+        }
+
+        fn resolved(&self) -> Vec<(&'static str, String)> {
+            Vec::new()
+        }
+
+        fn found_size(&self) -> Result<ByteLen, DiskError> {
+            Ok(ByteLen(20))
+        }
+
+        fn resize(&self, _: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+            unreachable!("nobody asks")
+        }
+
+        fn observe(&self, observer: Arc<dyn DiskObserver>) {
+            *self.observer.lock().unwrap() = Some(observer);
+        }
+
+        fn open_channel(&self, _: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+            unreachable!("nobody asks")
+        }
+    }
+
+    struct OneDisk {
+        disk: Arc<GrownDisk>,
+        grown: Sender<(String, ByteLen)>,
+    }
+
+    impl WatchedDisks for OneDisk {
+        fn watched_disks(&self) -> Vec<WatchedDisk> {
+            vec![("a".to_owned(), self.disk.clone())]
+        }
+
+        fn grow(&self, id: &str, found: ByteLen) {
+            self.grown.send((id.to_owned(), found)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_reported_size_is_adopted_without_a_second_poll() {
+        let (grown, grows) = channel();
+        let (events, received) = sync_channel(MAX_EVENTS);
+        let source = Arc::new(OneDisk { disk: Arc::default(), grown });
+        let watch = Watch {
+            source: Arc::downgrade(&source),
+            events: events.clone(),
+            observed: HashMap::new(),
+            seen: HashMap::new(),
+        };
+        // There is one poll, which alone does nothing.
+        let thread = std::thread::spawn(move || watch.run(&received, Duration::from_secs(3600)));
+        let observer = loop {
+            if let Some(observer) = source.disk.observer.lock().unwrap().clone() {
+                break observer;
+            }
+            std::thread::yield_now();
+        };
+        observer.size_changed();
+        assert_eq!(grows.recv_timeout(Duration::from_secs(20)), Ok(("a".to_owned(), ByteLen(20))));
+        observer.size_changed();
+        observer.connection_lost("reset");
+        observer.connection_restored();
+        events.send(WatchEvent::Stop).unwrap();
+        thread.join().unwrap();
+        assert!(grows.try_recv().is_err(), "each size is adopted once");
+    }
 
     #[test]
     fn each_stable_size_is_handled_once() {

@@ -64,7 +64,20 @@ impl OpenChannel {
         share.budget(self.waiting(), self.channel.outstanding() as usize, context.room(), context.capacity())
     }
 
-    /// Returns the plugged requests among which the next `most` that are submitted are.
+    /// Collects what has ended. Returns how many requests are to be offered again.
+    #[inline]
+    fn reap(
+        &mut self,
+        context: &mut UringContext,
+        counts: &mut PlugCounters,
+        finished: &mut Vec<AnyCompletion>,
+    ) -> usize {
+        let before = finished.len();
+        self.channel.reap(context, finished);
+        self.merger.as_mut().map_or(0, |merger| merger.fan_out(context, before, counts, finished))
+    }
+
+    /// Those in the plug of which the storage may be handed `most` now.
     #[cold]
     fn to_stamp(&self, most: usize) -> &[AnyRequest] {
         // A plan may put any of them first.
@@ -354,11 +367,7 @@ impl Channels {
             let Some(open) = self.open[at].as_mut() else { break };
             let mut outstanding = open.channel.outstanding();
             if outstanding > 0 {
-                let before = self.completions.len();
-                open.channel.reap(context, &mut self.completions);
-                if let Some(merger) = &mut open.merger {
-                    again += merger.fan_out(context, before, &mut self.counts, &mut self.completions);
-                }
+                again += open.reap(context, &mut self.counts, &mut self.completions);
                 outstanding = open.channel.outstanding();
             }
             if outstanding == 0 && self.count > 1 && open.waiting() == 0 {
@@ -372,7 +381,18 @@ impl Channels {
         again > 0
     }
 
-    /// Returns the earliest time at which a channel must be reaped even without a completion.
+    /// Reaps every channel, also those with nothing outstanding: a channel may have operations of its own in the ring (a connection that
+    /// it watches), and only the channel can read their completions.
+    #[cold]
+    pub(crate) fn reap_all(&mut self, context: &mut UringContext) {
+        for open in self.open.iter_mut().flatten() {
+            let again = open.reap(context, &mut self.counts, &mut self.completions);
+            // What it read may let it take requests that wait.
+            self.left |= again > 0 || open.left;
+        }
+    }
+
+    /// The earliest time that a channel wants to be reaped without a completion.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.busy().filter_map(|open| open.channel.deadline()).min()
     }

@@ -150,8 +150,23 @@ impl Worker {
         }
         self.context.turn(Wait::No);
         happened |= self.channels.reap(&mut self.context);
+        if self.context.has_unread() {
+            happened |= self.reap_unread();
+        }
         happened |= self.complete();
         happened
+    }
+
+    /// Completions are unread after the channels with outstanding requests were reaped. Whether some were of channels; else they are kicks
+    /// and messages, which the next turn reads. Without this the worker would neither read them nor sleep.
+    #[cold]
+    fn reap_unread(&mut self) -> bool {
+        let before = self.context.unread_besides(self.client);
+        if before > 0 {
+            self.channels.reap_all(&mut self.context);
+        }
+        // A turn follows even if no request has ended: a channel may take requests now that it did not take before.
+        self.context.unread_besides(self.client) < before
     }
 
     /// Handles kicks and messages. Returns true if there were any.
@@ -607,6 +622,8 @@ impl std::fmt::Debug for dyn AnyQueue {
 mod counting;
 #[cfg(test)]
 mod fairness;
+#[cfg(test)]
+mod signals;
 #[cfg(test)]
 mod stopping;
 #[cfg(test)]

@@ -6,10 +6,13 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+pub mod blocking;
 pub mod conformance;
+pub mod connection;
 pub mod fault;
 pub mod file;
 pub mod null;
+pub mod observers;
 pub mod ram;
 pub mod registry;
 

@@ -17,10 +17,20 @@ const BACKENDS: &[(&str, Opener)] = &[
 ];
 
 /// Backends that exist for tests. They can be opened like all others, and are not among [`kinds`].
-const TEST_BACKENDS: &[(&str, Opener)] = &[("fault", crate::fault::open)];
+#[rustfmt::skip] // one line each
+const TEST_BACKENDS: &[(&str, Opener)] = &[
+    ("blocking", crate::blocking::open_plain_file),
+    ("fault", crate::fault::open),
+];
+
+/// Backends of this crate's own tests.
+#[cfg(test)]
+const UNIT_TEST_BACKENDS: &[(&str, Opener)] = &[("remote", crate::connection::remote_disk::open)];
+#[cfg(not(test))]
+const UNIT_TEST_BACKENDS: &[(&str, Opener)] = &[];
 
 /// The names of the backends that exist for tests.
-pub const TEST_KINDS: &[&str] = &["fault"];
+pub const TEST_KINDS: &[&str] = &["blocking", "fault"];
 
 /// Returns the names of the backends that a user is offered.
 pub fn backend_names() -> impl ExactSizeIterator<Item = &'static str> {
@@ -33,7 +43,7 @@ pub fn backend_names() -> impl ExactSizeIterator<Item = &'static str> {
 /// # Errors
 /// When there is no such backend, a setting does not fit, or the host refuses.
 pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    match BACKENDS.iter().chain(TEST_BACKENDS).find(|(name, _)| *name == kind) {
+    match BACKENDS.iter().chain(TEST_BACKENDS).chain(UNIT_TEST_BACKENDS).find(|(name, _)| *name == kind) {
         Some((_, opener)) => opener(settings),
         None => {
             let known = backend_names().collect::<Vec<_>>().join(", ");

@@ -33,3 +33,63 @@ fn a_queue_that_is_stopped_while_storage_hangs() {
     drop((guest, next));
     daemon.stop();
 }
+
+/// How long a channel takes to connect, in microseconds.
+const CONNECTS: u64 = 2_000_000;
+
+/// One worker serves both disks. The progress of the other one while the first connects is what counts.
+#[test]
+fn a_disk_that_connects_does_not_delay_another() {
+    let connecting = format!("storage=fault,inner=ram,size=1M,queues=1,poll=off,fault-connect-us={CONNECTS}");
+    let disks = [("fast", "storage=ram,size=1M,queues=1,poll=off"), ("connecting", &connecting)];
+    let daemon = HostileDaemon::start(1, &disks);
+    let mut fast = HostileFrontend::start(&daemon.socket("fast"), 0, 1);
+    let mut connecting = HostileFrontend::start(&daemon.socket("connecting"), 0, 1);
+    connecting.queues[0].read_first_sector(START + 0x4000);
+    let mut reads = 0;
+    while connecting.queues[0].ring.used() == 0 {
+        fast.queues[0].read_first_sector(START + 0x4000);
+        assert_eq!(fast.queues[0].wait_completion(), (0, 513));
+        reads += 1;
+    }
+    assert_eq!(connecting.queues[0].wait_completion(), (0, 513));
+    assert!(reads >= 100, "{reads} reads of the other disk while this one connected");
+    drop((fast, connecting));
+    daemon.stop();
+}
+
+/// A guest whose disk retries sees nothing of a connection that is lost again and again; the log says it.
+#[test]
+fn a_lost_connection_is_logged_and_retried() {
+    let settings =
+        "storage=fault,inner=ram,size=1M,queues=1,poll=off,on-error=retry:60,fault-lost-after=5,fault-connect-us=1000";
+    let daemon = HostileDaemon::start_with(1, &[("remote", settings)], &["--log", "info"]);
+    let mut guest = HostileFrontend::start(&daemon.socket("remote"), 0, 1);
+    // The daemon observes its disks within a second.
+    wait_for("the loss to be logged", || {
+        guest.queues[0].read_first_sector(START + 0x4000);
+        assert_eq!(guest.queues[0].wait_completion(), (0, 513));
+        let lost = daemon.warnings("remote").iter().any(|line| line.contains("is lost: fault-lost-after"));
+        (lost && daemon.log().contains("the connection to the storage is restored")).then_some(())
+    });
+    drop(guest);
+    daemon.stop();
+}
+
+/// A guest goes while its disk still connects: nothing waits for the connection.
+#[test]
+fn a_guest_that_goes_while_its_disk_connects() {
+    let settings = "storage=fault,inner=ram,size=1M,queues=1,poll=off,fault-connect-us=60000000";
+    let daemon = HostileDaemon::start_with(1, &[("connecting", settings)], &["--drain-timeout-s", "1"]);
+    for _ in 0..3 {
+        let guest = HostileFrontend::start(&daemon.socket("connecting"), 0, 1);
+        drop(guest);
+        daemon.wait_for_session_end("connecting");
+    }
+    // With a request that waits for the connection the session has to be given up.
+    let mut guest = HostileFrontend::start(&daemon.socket("connecting"), 0, 1);
+    guest.queues[0].read_first_sector(START + 0x4000);
+    drop(guest);
+    daemon.wait_for_session_end("connecting");
+    daemon.stop();
+}

@@ -8,8 +8,9 @@ use io_uring::{IoUring, cqueue, squeue, types};
 use mqblk_memory::BufferPool;
 
 use crate::inflight::InFlight;
-use crate::ops::{ClientId, IGNORED, IoCompletion};
+use crate::ops::{ClientId, IGNORED, IoCompletion, PORT};
 use crate::register::Tables;
+use crate::remote::PortReceiver;
 
 /// The sizes of a context's tables.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +50,12 @@ pub struct UringContext {
     pub(crate) in_flight: InFlight,
     pub(crate) tables: Tables,
     pub(crate) scratch: Vec<libc::iovec>,
+    /// Where other threads leave completions and wakeups.
+    pub(crate) port: PortReceiver,
+    /// Operations in flight whose owner has ended.
+    orphans: usize,
+    /// The next turn has something to do besides: to poll the port again, or to release what orphans leave.
+    chores: bool,
     queues: Vec<CompletionQueue>,
     /// Completions in all completion queues.
     unread: usize,
@@ -60,13 +67,28 @@ pub struct UringContext {
 /// What a ring takes of the memlock limit, in KiB: measured on Linux 6.18, rounded up.
 const MEMLOCK_KIB: u32 = 128;
 
-/// Initial capacity of a completion queue. It grows to the most completions that ever arrived in one turn.
+/// How long a context that is dropped waits for what is in flight.
+const DROP_TIMEOUT: Duration = if cfg!(test) { Duration::from_secs(2) } else { Duration::from_secs(10) };
+
+/// Receives what operations leave whose owner has ended: the first client of each context.
+const ORPHANS: ClientId = ClientId(0);
+
+/// Completions that an mailbox has room for at first. It grows to the most that ever arrived in one turn.
 const QUEUE_CAPACITY: usize = 256;
 
 #[derive(Debug)]
-struct CompletionQueue {
+pub(crate) struct CompletionQueue {
     used: bool,
-    completions: VecDeque<IoCompletion>,
+    /// Distinguishes an owner from a later one with the same index.
+    generation: u32,
+    pub(crate) completions: VecDeque<IoCompletion>,
+}
+
+impl CompletionQueue {
+    /// Whether it belongs to the owner of this generation.
+    pub(crate) fn is_of(&self, generation: u32) -> bool {
+        self.used && self.generation == generation
+    }
 }
 
 impl mqblk_core::IoContext for UringContext {
@@ -96,39 +118,72 @@ impl UringContext {
             Ok(()) => vec![false; options.buffers as usize],
             Err(_) => Vec::new(),
         };
-        Ok(UringContext {
+        let mut context = UringContext {
             buffers: BufferPool::new(),
             ring,
             in_flight: InFlight::new(options.in_flight),
             tables: Tables { free_files, buffers, ..Tables::default() },
             scratch: Vec::with_capacity(64),
+            port: PortReceiver::new()?,
+            orphans: 0,
+            chores: false,
             queues: Vec::new(),
             unread: 0,
             unsubmitted: 0,
             deferred,
-        })
+        };
+        let orphans = context.add_client();
+        debug_assert_eq!(orphans, ORPHANS);
+        Ok(context)
     }
 
     /// Adds a client with a completion queue of its own.
     pub fn add_client(&mut self) -> ClientId {
         let index = self.queues.iter().position(|mailbox| !mailbox.used).unwrap_or_else(|| {
-            self.queues.push(CompletionQueue { used: false, completions: VecDeque::with_capacity(QUEUE_CAPACITY) });
+            let completions = VecDeque::with_capacity(QUEUE_CAPACITY);
+            self.queues.push(CompletionQueue { used: false, generation: 0, completions });
             self.queues.len() - 1
         });
         self.queues[index].used = true;
         ClientId(index as u16)
     }
 
-    /// Removes a client. It must have nothing in flight.
+    /// Removes a client. What it has in flight (a receive that waits for a peer) is cancelled, and its buffers are released when it has ended.
     pub fn remove_client(&mut self, owner: ClientId) {
+        for index in self.in_flight.pick(owner, |_| true) {
+            self.in_flight.slot(index).owner = ORPHANS;
+            self.orphans += 1;
+            self.chores = true;
+            let entry = io_uring::opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
+            self.push_raw(entry);
+        }
         let mailbox = &mut self.queues[owner.0 as usize];
         mailbox.used = false;
+        mailbox.generation = mailbox.generation.wrapping_add(1);
         while let Some(message) = mailbox.completions.pop_front() {
             self.unread -= 1;
-            if let Some(buffer) = message.buffer {
+            for buffer in [message.buffer, message.header].into_iter().flatten() {
                 self.buffers.release(buffer);
             }
         }
+    }
+
+    #[cold]
+    fn do_chores(&mut self) {
+        if self.port.lapsed {
+            self.poll_port();
+        }
+        while let Some(message) = self.next(ORPHANS) {
+            self.orphans -= usize::from(!message.more);
+            for buffer in [message.buffer, message.header].into_iter().flatten() {
+                self.buffers.release(buffer);
+            }
+        }
+        self.chores = self.orphans > 0;
+    }
+
+    pub(crate) fn client_generation(&self, client: ClientId) -> u32 {
+        self.queues[usize::from(client.0)].generation
     }
 
     /// Takes the next completion from a client's queue.
@@ -151,7 +206,13 @@ impl UringContext {
         self.unread > 0
     }
 
-    /// Returns how many operations can still be submitted.
+    /// Completions of all owners but this one that are still to be taken.
+    #[inline]
+    pub fn unread_besides(&self, owner: ClientId) -> usize {
+        self.unread - self.queues[owner.0 as usize].completions.len()
+    }
+
+    /// Operations that can still be submitted.
     #[inline]
     pub fn room(&self) -> usize {
         self.in_flight.room()
@@ -200,6 +261,9 @@ impl UringContext {
     ///
     /// Does not wait while a queue holds completions: these may be all that there was to wait for.
     pub fn turn(&mut self, wait: Wait) -> usize {
+        if self.chores {
+            self.do_chores();
+        }
         let wait = if self.unread > 0 { Wait::No } else { wait };
         let pending = self.deferred && self.needs_enter();
         let outcome = match wait {
@@ -238,18 +302,22 @@ impl UringContext {
     fn sort_completions(&mut self) -> usize {
         let mut count = 0;
         for entry in self.ring.completion() {
-            if entry.user_data() == IGNORED {
+            if entry.user_data() >= PORT {
+                if entry.user_data() != IGNORED {
+                    let more = cqueue::more(entry.flags());
+                    count += self.port.receive(more, &mut self.in_flight, &mut self.queues);
+                    self.chores |= !more;
+                }
                 continue;
             }
             let index = entry.user_data() as u32;
             let more = cqueue::more(entry.flags());
             let slot = self.in_flight.slot(index);
+            let (owner, cookie) = (slot.owner, slot.cookie);
             let buffer = if more { None } else { slot.buffer.take() };
-            let message = IoCompletion { cookie: slot.cookie, result: entry.result(), buffer, more };
-            self.queues[slot.owner.0 as usize].completions.push_back(message);
-            if !more {
-                self.in_flight.release(index);
-            }
+            let header = if more { None } else { self.in_flight.release(index) };
+            let message = IoCompletion { cookie, result: entry.result(), buffer, header, more };
+            self.queues[owner.0 as usize].completions.push_back(message);
             count += 1;
         }
         self.unread += count;
@@ -263,7 +331,7 @@ impl Drop for UringContext {
         if self.in_flight.busy() > 0 {
             self.push_raw(entry);
         }
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + DROP_TIMEOUT;
         while self.in_flight.holds_buffers() && Instant::now() < deadline {
             self.turn(Wait::AtMost(Duration::from_millis(100)));
         }
@@ -273,6 +341,7 @@ impl Drop for UringContext {
                 "storage does not answer: its buffers are kept for ever"
             );
             std::mem::forget(std::mem::take(&mut self.buffers));
+            std::mem::forget(std::mem::take(&mut self.in_flight));
         }
     }
 }

@@ -20,8 +20,26 @@ pub(crate) struct Slot {
     /// Keeps the descriptor open that the entry names by number.
     pub(crate) file: Option<Arc<OwnedFd>>,
     /// The iovec list that the entry points to, if it does.
-    pub(crate) pieces: Vec<libc::iovec>,
+    pub(crate) pieces: Option<Box<PieceList>>,
     pub(crate) busy: bool,
+}
+
+/// What an entry points to that has more than one piece of memory. Boxed, so that it stays in place.
+#[derive(Debug)]
+pub(crate) struct PieceList {
+    pub(crate) iovecs: Vec<libc::iovec>,
+    /// Points to the pieces, for sockets.
+    pub(crate) message: libc::msghdr,
+    /// Memory of a message's header.
+    pub(crate) header: Option<Buffer>,
+}
+
+impl PieceList {
+    fn new() -> Box<PieceList> {
+        // SAFETY: plain data for which zeroes mean: no address, no pieces, no control data, no flags.
+        let message = unsafe { std::mem::zeroed() };
+        Box::new(PieceList { iovecs: Vec::with_capacity(PIECES), message, header: None })
+    }
 }
 
 /// Slots by index. The index is the entry's user data; only the kernel sees it, so it always comes back valid.
@@ -30,7 +48,8 @@ pub(crate) struct InFlight {
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Lists that are not in use. They keep their capacity, so that a warm table does not allocate.
-    spare: Vec<Vec<libc::iovec>>,
+    #[expect(clippy::vec_box, reason = "slots hold the boxes, whose addresses the kernel has")]
+    spare: Vec<Box<PieceList>>,
 }
 
 impl InFlight {
@@ -59,7 +78,8 @@ impl InFlight {
 
     /// Returns true if the kernel may still access a buffer.
     pub(crate) fn holds_buffers(&self) -> bool {
-        self.slots.iter().any(|slot| slot.busy && slot.buffer.is_some())
+        let has_header = |slot: &Slot| slot.pieces.as_ref().is_some_and(|pieces| pieces.header.is_some());
+        self.slots.iter().any(|slot| slot.busy && (slot.buffer.is_some() || has_header(slot)))
     }
 
     #[inline]
@@ -75,25 +95,26 @@ impl InFlight {
         &mut self.slots[index as usize]
     }
 
+    /// Frees a slot. Returns the buffer of a message's header.
     #[inline]
-    pub(crate) fn release(&mut self, index: u32) {
+    pub(crate) fn release(&mut self, index: u32) -> Option<Buffer> {
         let slot = &mut self.slots[index as usize];
         slot.busy = false;
         slot.file = None;
-        if slot.pieces.capacity() > 0 {
-            self.spare.push(std::mem::take(&mut slot.pieces));
+        let mut header = None;
+        if let Some(mut pieces) = slot.pieces.take() {
+            header = pieces.header.take();
+            self.spare.push(pieces);
         }
         self.free.push(index);
+        header
     }
 
     /// Returns an operation's iovec list, to be filled.
     #[inline]
-    pub(crate) fn pieces(&mut self, index: u32) -> &mut Vec<libc::iovec> {
-        let list = &mut self.slots[index as usize].pieces;
-        if list.capacity() == 0 {
-            *list = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(PIECES));
-        }
-        list
+    pub(crate) fn pieces(&mut self, index: u32) -> &mut PieceList {
+        let spare = &mut self.spare;
+        self.slots[index as usize].pieces.get_or_insert_with(|| spare.pop().unwrap_or_else(PieceList::new))
     }
 
     /// Returns the indices of a client's operations whose cookie is picked.

@@ -23,6 +23,8 @@ pub struct IoCompletion {
     pub result: i32,
     /// The buffer that was moved in.
     pub buffer: Option<Buffer>,
+    /// The buffer of a message's header.
+    pub header: Option<Buffer>,
     /// More completions of the same (multishot) operation will follow.
     pub more: bool,
 }
@@ -170,7 +172,7 @@ impl UringContext {
                 single(file, at, pointer, only.len(), only.fixed(), direction)
             }
             _ => {
-                let pieces = self.in_flight.pieces(index);
+                let pieces = &mut self.in_flight.pieces(index).iovecs;
                 fill_pieces(pieces, segments, skip);
                 vectored(file, at, pieces, direction)
             }
@@ -185,6 +187,8 @@ impl UringContext {
 
 /// User data of entries whose completions are dropped.
 pub(crate) const IGNORED: u64 = u64::MAX;
+/// User data of the poll of the port. All others are smaller.
+pub(crate) const PORT: u64 = u64::MAX - 1;
 
 #[derive(Clone, Copy)]
 enum Direction {
@@ -205,8 +209,14 @@ impl Direction {
 pub(crate) const MAX_PIECES: usize = 1024;
 
 /// Fills the iovec list of a buffer without its first `skip` bytes.
-pub(crate) fn fill_pieces(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], mut skip: u64) {
+pub(crate) fn fill_pieces(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], skip: u64) {
     pieces.clear();
+    append_pieces(pieces, segments, skip);
+}
+
+/// Adds the iovecs of a buffer without its first `skip` bytes.
+#[inline]
+pub(crate) fn append_pieces(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], mut skip: u64) {
     for segment in segments {
         let len = u64::from(segment.len());
         if skip >= len {

@@ -231,7 +231,13 @@ impl TestWorker {
         assert_eq!(self.channel.outstanding(), 0);
         self.channel.close(&mut self.context);
         drop(self.channel);
+        // What the channel had in flight without a request, such as a receive from its server, is cancelled.
+        let deadline = Instant::now() + RUN_TIMEOUT;
+        while self.context.busy() > 0 && Instant::now() < deadline {
+            self.context.turn(Wait::AtMost(Duration::from_millis(1)));
+        }
         assert_eq!(self.context.busy(), 0, "operations in flight after close");
+        self.context.turn(Wait::No);
         self.context.retire(self.lease);
         assert!(self.context.buffers.is_lease_released(self.lease), "buffers in use after close");
     }

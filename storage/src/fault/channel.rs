@@ -11,10 +11,13 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::plan::{FaultPlan, FaultRule};
+use crate::connection::ConnectionHandle;
 
 const TORN_SLOTS: u32 = 64;
 const TORN_LEN: ByteLen = ByteLen(256 << 10);
 const TORN: Outcome = Outcome::Failed(Errno(5)); // EIO
+/// The outcome of requests that are submitted after the connection was lost.
+const LOST: Outcome = Outcome::Failed(Errno(107)); // ENOTCONN
 /// Retry interval of requests that an idle inner channel refused.
 const STALL: Duration = Duration::from_millis(1);
 
@@ -38,6 +41,9 @@ pub(super) struct FaultChannel {
     /// Scratch for the inner channel's completions.
     inner_completions: Vec<Completion<Buffer>>,
     retry_at: Option<Instant>,
+    connection: Option<ConnectionHandle>,
+    /// Requests until the connection is lost.
+    requests_left: u64,
 }
 
 /// A torn request: the inner channel transfers only its first part, through a slot.
@@ -57,6 +63,7 @@ impl FaultChannel {
         inner: Box<dyn DiskChannel<UringContext>>,
         block: BlockSize,
         stream: u64,
+        connection: Option<ConnectionHandle>,
         context: &mut UringContext,
     ) -> io::Result<FaultChannel> {
         let slots =
@@ -64,6 +71,8 @@ impl FaultChannel {
         Ok(FaultChannel {
             random: SmallRng::seed_from_u64(plan.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             rules: plan.rules.clone(),
+            requests_left: if plan.lost_after == 0 { u64::MAX } else { plan.lost_after },
+            connection,
             plan,
             inner,
             block,
@@ -80,6 +89,13 @@ impl FaultChannel {
 
     /// Returns the outcome of a request that must fail without being executed.
     fn injected_failure(&mut self, request: &Request<Buffer>) -> Option<Outcome> {
+        if self.requests_left == 0 {
+            return Some(LOST);
+        }
+        self.requests_left -= 1;
+        if let (0, Some(connection)) = (self.requests_left, &self.connection) {
+            connection.lost("fault-lost-after");
+        }
         for rule in &mut self.rules {
             let Some(outcome) = rule.outcome_for(request) else { continue };
             match &mut rule.times {

@@ -12,6 +12,10 @@
 //! | `fault-latency-us` | added to every request |
 //! | `fault-jitter-us` | a random time up to this is added to every request, so that they complete in another order |
 //! | `fault-reorder` | completions are delayed until this many are available, or nothing else is in flight, and then delivered in random order |
+//! | `fault-connect-us` | a channel takes requests only this long after it was opened, and after its connection was lost |
+//! | `fault-connect-fails` | so many attempts to connect fail first |
+//! | `fault-lost-after` | a channel's connection is lost after so many requests; what is submitted with the last one fails with ENOTCONN |
+//! | `fault-disconnected` | `wait` (default) or `fail`: what requests do after an attempt to connect has failed |
 //! | `fault-seed` | seed of the random streams (0); each channel that is opened gets its own stream of it |
 //!
 //! With none of them set the disk behaves exactly as the inner one.
@@ -19,13 +23,17 @@
 mod channel;
 mod plan;
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, Geometry, Limits};
+use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
 use mqblk_uring::UringContext;
 
+use crate::connection::{ConnectingChannel, ConnectionHandle, ConnectionOptions, Connector, WhileDisconnected};
+use crate::observers::Observers;
 use channel::FaultChannel;
 use plan::FaultPlan;
 
@@ -41,65 +49,127 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, Disk
         let known = crate::backend_names().collect::<Vec<_>>().join(", ");
         return Err(settings.error("inner", format!("{kind:?}"), format!("one of {known}")).into());
     };
-    let plan = FaultPlan::from_settings(settings)?;
+    let plan = Arc::new(FaultPlan::from_settings(settings)?);
     let inner = crate::open(kind, settings)?;
-    Ok(Arc::new(FaultDisk { kind, plan: Arc::new(plan), inner, channels: AtomicU64::new(0) }))
+    let (channels, attempts) = (AtomicU64::new(0), AtomicU64::new(0));
+    let shared = Arc::new(SharedFaults { plan, inner, channels, attempts, observers: Arc::default() });
+    Ok(Arc::new(FaultDisk { kind, shared }))
 }
 
 struct FaultDisk {
     kind: &'static str,
+    shared: Arc<SharedFaults>,
+}
+
+/// What channels that connect need of the disk.
+struct SharedFaults {
     plan: Arc<FaultPlan>,
     inner: Arc<dyn Disk<UringContext>>,
     /// Number of channels opened so far: each has its own random stream.
     channels: AtomicU64,
+    /// Attempts to connect.
+    attempts: AtomicU64,
+    observers: Arc<Observers>,
 }
 
-impl Disk<UringContext> for FaultDisk {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn limits(&self) -> Limits {
-        self.inner.limits()
-    }
-
-    fn sync(&self) -> std::io::Result<()> {
-        self.inner.sync()
-    }
-
-    fn found_size(&self) -> Result<ByteLen, DiskError> {
-        self.inner.found_size()
-    }
-
-    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
-        self.inner.resize(size)
-    }
-
-    fn activate(&self) -> Result<(), DiskError> {
-        self.inner.activate()
-    }
-
-    fn deactivate(&self) {
-        self.inner.deactivate();
-    }
-
-    fn resolved(&self) -> Vec<(&'static str, String)> {
-        let mut all = vec![("inner", self.kind.to_owned())];
-        all.extend(self.plan.resolved());
-        all.extend(self.inner.resolved());
-        all
-    }
-
-    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+impl SharedFaults {
+    fn open_channel(
+        &self,
+        connection: Option<ConnectionHandle>,
+        context: &mut UringContext,
+    ) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         let stream = self.channels.fetch_add(1, Ordering::Relaxed);
         let inner = self.inner.open_channel(context)?;
         let block = self.inner.geometry().logical_block;
-        match FaultChannel::new(Arc::clone(&self.plan), inner, block, stream, context) {
+        match FaultChannel::new(Arc::clone(&self.plan), inner, block, stream, connection, context) {
             Ok(channel) => Ok(Box::new(channel)),
             Err(source) => Err(DiskError::Os { what: "memory for torn transfers".to_owned(), source }),
         }
     }
 }
+
+impl Connector for SharedFaults {
+    type Session = ();
+
+    fn connect(&self) -> io::Result<()> {
+        std::thread::sleep(self.plan.connect);
+        if self.attempts.fetch_add(1, Ordering::Relaxed) < self.plan.connect_fails {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        // The storage may be another one by now.
+        if self.inner.found_size().is_ok_and(|found| found != self.inner.geometry().size) {
+            self.observers.size_changed();
+        }
+        Ok(())
+    }
+
+    fn open(
+        &self,
+        (): (),
+        connection: ConnectionHandle,
+        context: &mut UringContext,
+    ) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+        self.open_channel(Some(connection), context)
+    }
+}
+
+impl Disk<UringContext> for FaultDisk {
+    fn geometry(&self) -> Geometry {
+        self.shared.inner.geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.inner.limits()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.shared.inner.sync()
+    }
+
+    fn found_size(&self) -> Result<ByteLen, DiskError> {
+        self.shared.inner.found_size()
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        self.shared.inner.resize(size)
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        self.shared.inner.activate()
+    }
+
+    fn deactivate(&self) {
+        self.shared.inner.deactivate();
+    }
+
+    fn observe(&self, observer: Arc<dyn DiskObserver>) {
+        self.shared.observers.set(Arc::clone(&observer));
+        self.shared.inner.observe(observer);
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        let mut all = vec![("inner", self.kind.to_owned())];
+        all.extend(self.shared.plan.resolved());
+        all.extend(self.shared.inner.resolved());
+        all
+    }
+
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+        let plan = &self.shared.plan;
+        if !plan.connects() {
+            return self.shared.open_channel(None, context);
+        }
+        let while_disconnected =
+            if plan.fails_disconnected { WhileDisconnected::Fail } else { WhileDisconnected::Wait };
+        let options =
+            ConnectionOptions { while_disconnected, first_pause: FIRST_PAUSE, ..ConnectionOptions::default() };
+        let (faults, observers) = (Arc::clone(&self.shared), Arc::clone(&self.shared.observers));
+        Ok(Box::new(ConnectingChannel::new(faults, options, observers, context)?))
+    }
+}
+
+/// Pause after the first attempt to connect that fails.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests;

@@ -40,6 +40,14 @@ pub(super) struct FaultPlan {
     pub(super) jitter: Duration,
     pub(super) reorder: usize,
     pub(super) seed: u64,
+    /// How long a connection takes.
+    pub(super) connect: Duration,
+    /// Attempts to connect that fail at first.
+    pub(super) connect_fails: u64,
+    /// Requests after which a connection is lost; 0: never.
+    pub(super) lost_after: u64,
+    /// Requests fail while there is no connection.
+    pub(super) fails_disconnected: bool,
 }
 
 /// A rule: a range in which an operation fails.
@@ -104,6 +112,11 @@ impl FaultRule {
 }
 
 impl FaultPlan {
+    /// Returns true if channels have a connection.
+    pub(super) fn connects(&self) -> bool {
+        !self.connect.is_zero() || self.connect_fails > 0 || self.lost_after > 0
+    }
+
     /// Takes the fault settings.
     pub(super) fn from_settings(settings: &mut Settings) -> Result<FaultPlan, SettingError> {
         let mut plan = FaultPlan::default();
@@ -118,6 +131,11 @@ impl FaultPlan {
         };
         plan.latency = micros("fault-latency-us")?;
         plan.jitter = micros("fault-jitter-us")?;
+        plan.connect = micros("fault-connect-us")?;
+        plan.connect_fails = settings.number("fault-connect-fails", 0..=u64::MAX)?.unwrap_or(0);
+        plan.lost_after = settings.number("fault-lost-after", 0..=u64::MAX)?.unwrap_or(0);
+        plan.fails_disconnected =
+            settings.choice("fault-disconnected", &["wait", "fail"])?.is_some_and(|word| word == "fail");
         plan.torn_percent = settings.number("fault-torn", 0..=100)?.unwrap_or(0) as u32;
         plan.reorder = settings.number("fault-reorder", 0..=4096)?.unwrap_or(0) as usize;
         plan.seed = settings.number("fault-seed", 0..=u64::MAX)?.unwrap_or(0);
@@ -143,6 +161,11 @@ impl FaultPlan {
         all.push(("fault-jitter-us", self.jitter.as_micros().to_string()));
         all.push(("fault-torn", self.torn_percent.to_string()));
         all.push(("fault-reorder", self.reorder.to_string()));
+        all.push(("fault-connect-us", self.connect.as_micros().to_string()));
+        all.push(("fault-connect-fails", self.connect_fails.to_string()));
+        all.push(("fault-lost-after", self.lost_after.to_string()));
+        let disconnected = if self.fails_disconnected { "fail" } else { "wait" };
+        all.push(("fault-disconnected", disconnected.to_owned()));
         all.push(("fault-seed", self.seed.to_string()));
         all
     }
@@ -172,6 +195,10 @@ mod tests {
             ("fault-latency-us", "7"),
             ("fault-jitter-us", "8"),
             ("fault-reorder", "9"),
+            ("fault-connect-us", "10"),
+            ("fault-connect-fails", "11"),
+            ("fault-lost-after", "12"),
+            ("fault-disconnected", "fail"),
             ("fault-seed", "18446744073709551615"),
         ];
         let first = plan(&given).unwrap();

@@ -193,3 +193,53 @@ fn concurrent_torn_requests_keep_their_own_buffers() {
     assert!(lengths.iter().filter(|count| **count > 0).count() > 3, "{lengths:?}");
     worker.close();
 }
+
+#[test]
+fn channels_that_connect_conform() {
+    let settings = [
+        ("inner", "ram"),
+        ("size", "2M"),
+        ("fault-connect-us", "3000"),
+        ("fault-connect-fails", "3"),
+        ("fault-seed", "5"),
+    ];
+    run(&trial(&settings, 6));
+}
+
+/// Each request is carried out or fails because of the connection, and the disk connects again and again.
+#[test]
+fn a_connection_is_lost_and_restored() {
+    let settings = [
+        ("inner", "ram"),
+        ("size", "2M"),
+        ("fault-latency-us", "100"),
+        ("fault-connect-us", "100"),
+        ("fault-lost-after", "7"),
+    ];
+    let disk = trial(&settings, 1).open(&[]).unwrap();
+    let log = std::sync::Arc::new(crate::observers::tests::Log::default());
+    disk.observe(log.clone());
+    let mut worker = TestWorker::new(disk.as_ref(), 64, FixedBufferUse::Off);
+    let requests: Vec<TestRequest> =
+        (0..5).map(|at| TestRequest::with_data(WRITE, at * 4096, 4096, at * 4096)).collect();
+    let (mut succeeded, mut failed) = (0, 0);
+    for _ in 0..28 {
+        for TestResult { outcome, .. } in worker.run(&requests) {
+            match outcome {
+                Outcome::Failed(Errno(107)) => failed += 1,
+                outcome => {
+                    assert_eq!(outcome, done(4096));
+                    succeeded += 1;
+                }
+            }
+        }
+    }
+    // 5 and 2 of 7 are carried out, and 3 are submitted with the last of them.
+    assert_eq!((succeeded, failed), (98, 42));
+    assert!(worker.run(&requests).iter().all(|result| result.outcome == done(4096)), "it is connected again");
+    worker.close();
+    let log = log.take();
+    let (lost, restored) = (["lost: fault-lost-after"], ["restored"]);
+    assert!(log.chunks(2).all(|pair| pair[..1] == lost && (pair[1..] == restored)), "{log:?}");
+    assert_eq!(log.len(), 28);
+}

@@ -203,3 +203,43 @@ fn operations_submitted_early_complete_at_the_next_turn() {
     assert_eq!(found, [0, 1, 2]);
     assert_eq!(context.busy(), 0);
 }
+
+/// Operations that outlive their owner are cancelled, and what they own is released; the next owner sees nothing of them.
+#[test]
+fn an_owner_ends_with_operations_in_flight() {
+    let mut context = UringContext::new(UringOptions::default()).unwrap();
+    let lease = context.adopt(memory(4096), FixedBufferUse::Off).unwrap();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let socket = context.register_file(Arc::new(ours.into()));
+    let (owner, event) = (context.add_client(), EventFd::new().unwrap());
+    let mut buffer = || {
+        let buffer = context.buffers.take(lease);
+        context.buffers.push(&buffer, GuestAddress(0), 512, 1).unwrap();
+        Some(buffer)
+    };
+    let (payload, header, lent) = (buffer(), buffer(), buffer());
+    context.receive(owner, 1, &socket, crate::Message { payload, header, ..Default::default() }).unwrap();
+    context.watch(owner, 2, &event).unwrap();
+    let remote = context.submit_remote(owner, 3, lent).unwrap();
+    context.turn(Wait::No);
+    event.signal();
+    context.remove_client(owner);
+    let next = context.add_client();
+    assert_eq!(next, owner, "the index is used again");
+    let end = Instant::now() + Duration::from_secs(20);
+    while context.busy() > 1 || context.has_unread() {
+        assert!(Instant::now() < end, "{} operations in flight", context.busy());
+        context.turn(Wait::AtMost(Duration::from_millis(10)));
+        assert!(!context.has_completions(next));
+    }
+    assert_eq!(context.buffers.buffers_in_use(lease), 1, "that of the other thread");
+    remote.complete(0);
+    while context.buffers.buffers_in_use(lease) > 0 {
+        assert!(Instant::now() < end, "the other thread's buffer");
+        context.turn(Wait::AtMost(Duration::from_millis(10)));
+        assert!(!context.has_completions(next));
+    }
+    context.turn(Wait::No);
+    assert_eq!((context.busy(), context.has_unread()), (0, false));
+    drop(theirs);
+}

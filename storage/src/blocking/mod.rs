@@ -1,0 +1,197 @@
+//! A disk on any storage whose calls block: a few threads make the calls, the workers do not.
+//!
+//! Implement [`BlockingStorage`] and give it to [`open`]. Requests wait in one queue for all workers; each thread takes one, calls the storage
+//! with a buffer of its own, and completes it. The data is copied between that buffer and guest memory once. What that costs against the
+//! worker's own ring: a copy, and two wakeups of a thread where no other request keeps it busy.
+//!
+//! | contract | how it is kept |
+//! |---|---|
+//! | no method of a channel blocks on storage | requests are only queued; the queue's lock is never held during a call |
+//! | back-pressure | a channel takes at most 1024 requests, and no more than the worker's in-flight table has room for |
+//! | cancellation | a request that no thread has taken ends at once; one that a thread has ends as it does |
+//! | drain | a thread completes what it has, however long the call takes; guest memory stays mapped until then |
+//! | flush | covers every write that was completed before the flush was submitted: each was returned from `write_at` |
+//!
+//! [`plain_file`] is the example: `storage=blocking`, a file by plain system calls, for tests.
+
+mod channel;
+mod plain_file;
+mod pool;
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mqblk_core::{ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
+use mqblk_uring::UringContext;
+
+use crate::admission::{self, DiskSize};
+use channel::BlockingChannel;
+use pool::ThreadPool;
+
+pub use plain_file::open as open_plain_file;
+
+/// Longest range that is zeroed by one request, to bound the time that it takes a thread: zeroes may have to be written.
+const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
+
+/// Storage whose calls may block. Called by several threads at once; ranges lie on the disk and are aligned to its logical blocks.
+pub trait BlockingStorage: Send + Sync + 'static {
+    /// Returns how large the storage is now.
+    ///
+    /// # Errors
+    /// When it does not say.
+    fn size(&self) -> io::Result<ByteLen>;
+
+    /// Fills `bytes`, all of it.
+    ///
+    /// # Errors
+    /// When a byte cannot be read. The errno goes to the guest interface: `Unsupported`, `StorageFull` and `ReadOnlyFilesystem` have outcomes
+    /// of their own.
+    fn read_at(&self, bytes: &mut [u8], at: ByteOffset) -> io::Result<()>;
+
+    /// Writes `bytes`, all of it. It need not be durable before [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// When a byte cannot be written.
+    fn write_at(&self, bytes: &[u8], at: ByteOffset) -> io::Result<()>;
+
+    /// Makes durable all writes that have returned.
+    ///
+    /// # Errors
+    /// When the storage cannot promise it.
+    fn flush(&self) -> io::Result<()>;
+
+    /// Forgets the content of a range. Called only if [`BlockingOptions::discard`] says that it works.
+    ///
+    /// # Errors
+    /// When it cannot be discarded.
+    fn discard(&self, _at: ByteOffset, _len: ByteLen) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Zeroes a range. `may_unmap`: its space may be released. By default zeroes are written.
+    ///
+    /// # Errors
+    /// When a byte cannot be zeroed.
+    fn write_zeroes(&self, at: ByteOffset, len: ByteLen, _may_unmap: bool) -> io::Result<()> {
+        static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+        let mut done = 0;
+        while done < len.0 {
+            let run = (len.0 - done).min(ZEROES.len() as u64);
+            self.write_at(&ZEROES[..run as usize], ByteOffset(at.0 + done))?;
+            done += run;
+        }
+        Ok(())
+    }
+
+    /// Gives the storage another size. What a larger one has more reads as zeroes. Called by control threads.
+    ///
+    /// # Errors
+    /// When it cannot have that size.
+    fn set_size(&self, _size: ByteLen) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// How a disk on blocking storage looks.
+#[derive(Clone, Debug)]
+pub struct BlockingOptions {
+    /// Threads that call the storage, at least 1: how many requests it works on at once.
+    pub threads: u32,
+    /// The geometry. Its size is asked of the storage.
+    pub geometry: Geometry,
+    /// What discard can do; `None`: nothing.
+    pub discard: Option<DiscardLimits>,
+    /// Data that was written can be lost before a flush.
+    pub volatile_cache: bool,
+    /// The settings in force, for `--print-config`, without `threads`.
+    pub resolved: Vec<(&'static str, String)>,
+}
+
+/// Opens a disk on `storage` and starts its threads.
+///
+/// # Errors
+/// When the storage does not say how large it is, or the host refuses a thread.
+pub fn open(
+    storage: Box<dyn BlockingStorage>,
+    options: BlockingOptions,
+) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+    let os = |what: &str| {
+        let what = what.to_owned();
+        move |source| DiskError::Os { what, source }
+    };
+    let size = storage.size().map_err(os("size of the storage"))?;
+    let pool = ThreadPool::start(storage, options.threads).map_err(os("threads for the storage"))?;
+    Ok(Arc::new(BlockingDisk { options, size: Arc::new(DiskSize::new(size)), pool, resizing: Mutex::new(()) }))
+}
+
+struct BlockingDisk {
+    options: BlockingOptions,
+    size: Arc<DiskSize>,
+    pool: ThreadPool,
+    /// Serialises resizes.
+    resizing: Mutex<()>,
+}
+
+impl Disk<UringContext> for BlockingDisk {
+    fn geometry(&self) -> Geometry {
+        Geometry { size: self.size.get(), ..self.options.geometry }
+    }
+
+    fn limits(&self) -> Limits {
+        let writable = !self.options.geometry.read_only;
+        Limits {
+            max_transfer: admission::MAX_TRANSFER,
+            max_segments: u32::from(u16::MAX),
+            discard: self.options.discard.filter(|_| writable),
+            write_zeroes: writable.then_some(MAX_ZEROES),
+            volatile_cache: self.options.volatile_cache,
+            cost_per_request: true,
+            pins_memory: false,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        let mut all = self.options.resolved.clone();
+        all.push(("threads", self.options.threads.to_string()));
+        all
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.pool.storage().flush()
+    }
+
+    fn found_size(&self) -> Result<ByteLen, DiskError> {
+        let size = self.pool.storage().size();
+        size.map_err(|source| DiskError::Os { what: "size of the storage".to_owned(), source })
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = match size {
+            None => self.found_size()?,
+            Some(size) => {
+                admission::check_resize(&self.options.geometry, size)?;
+                // Smaller first: no request is started beyond the new end.
+                if size < self.size.get() {
+                    self.size.set(size);
+                }
+                if let Err(error) = self.pool.storage().set_size(size) {
+                    self.size.set(self.found_size()?);
+                    let expected = format!("a size that the storage can have ({error})");
+                    return Err(DiskError::Size { found: size.to_string(), expected });
+                }
+                size
+            }
+        };
+        self.size.set(size);
+        Ok(size)
+    }
+
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+        let (geometry, size) = (self.options.geometry, Arc::clone(&self.size));
+        Ok(Box::new(BlockingChannel::new(self.pool.queue(), geometry, size, self.options.discard.is_some(), context)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! The thread that connects, and what it shares with the worker.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use mqblk_uring::RemoteWaker;
+
+use super::{ConnectionOptions, Connector};
+
+/// Result of the attempts since it was last asked for.
+pub(super) enum AttemptResult<S> {
+    /// Nothing new.
+    Pending,
+    /// The last one has failed, for this reason. Others follow.
+    Failed(String),
+    Connected(S),
+}
+
+struct Shared<S> {
+    state: Mutex<AttemptState<S>>,
+    changed: Condvar,
+}
+
+struct AttemptState<S> {
+    session: Option<S>,
+    error: Option<String>,
+    /// Nobody wants a session any more.
+    abandoned: bool,
+}
+
+impl<S> Shared<S> {
+    fn lock(&self) -> MutexGuard<'_, AttemptState<S>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Attempts to connect, on a thread of their own. Dropping this ends them.
+pub(super) struct Attempts<S>(Arc<Shared<S>>);
+
+impl<S: Send + 'static> Attempts<S> {
+    /// Starts the first one. The waker is used after each.
+    pub(super) fn start<C>(
+        connector: &Arc<C>,
+        options: ConnectionOptions,
+        waker: RemoteWaker,
+    ) -> io::Result<Attempts<S>>
+    where
+        C: Connector<Session = S>,
+    {
+        let state = Mutex::new(AttemptState { session: None, error: None, abandoned: false });
+        let shared = Arc::new(Shared { state, changed: Condvar::new() });
+        let (connector, of_thread) = (Arc::clone(connector), Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name("connect".into());
+        thread.spawn(move || connect(connector.as_ref(), options, &of_thread, &waker))?;
+        Ok(Attempts(shared))
+    }
+
+    pub(super) fn result(&mut self) -> AttemptResult<S> {
+        let mut state = self.0.lock();
+        match (state.session.take(), state.error.take()) {
+            (Some(session), _) => AttemptResult::Connected(session),
+            (None, Some(why)) => AttemptResult::Failed(why),
+            (None, None) => AttemptResult::Pending,
+        }
+    }
+}
+
+impl<S> Drop for Attempts<S> {
+    fn drop(&mut self) {
+        self.0.lock().abandoned = true;
+        self.0.changed.notify_all();
+    }
+}
+
+fn connect<C: Connector>(connector: &C, options: ConnectionOptions, shared: &Shared<C::Session>, waker: &RemoteWaker) {
+    let mut pause = options.first_pause;
+    loop {
+        let attempt = catch_unwind(AssertUnwindSafe(|| connector.connect()));
+        let attempt = attempt.unwrap_or_else(|_| Err(io::Error::other("the connector panicked")));
+        let mut state = shared.lock();
+        if state.abandoned {
+            return;
+        }
+        match attempt {
+            Ok(session) => {
+                state.session = Some(session);
+                drop(state);
+                waker.wake();
+                return;
+            }
+            Err(error) => {
+                state.error = Some(error.to_string());
+                drop(state);
+                waker.wake();
+            }
+        }
+        let state = shared.lock();
+        let waited = shared.changed.wait_timeout_while(state, pause, |state| !state.abandoned);
+        if waited.unwrap_or_else(PoisonError::into_inner).0.abandoned {
+            return;
+        }
+        pause = (pause * 2).min(options.longest_pause);
+    }
+}
+
+/// By which a channel, or a thread that works for it, says that its connection is lost.
+#[derive(Clone, Debug)]
+pub struct ConnectionHandle(Arc<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    /// Set after `why`.
+    lost: AtomicBool,
+    why: Mutex<String>,
+    waker: RemoteWaker,
+}
+
+impl ConnectionHandle {
+    pub(super) fn new(waker: RemoteWaker) -> ConnectionHandle {
+        ConnectionHandle(Arc::new(Connection { lost: AtomicBool::new(false), why: Mutex::default(), waker }))
+    }
+
+    /// The connection is lost: nothing more is submitted to the channel, and it is closed when all it has outstanding has ended.
+    pub fn lost(&self, why: &str) {
+        let mut first = self.0.why.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.0.lost.load(Ordering::Relaxed) {
+            why.clone_into(&mut first);
+            self.0.lost.store(true, Ordering::Release);
+        }
+        drop(first);
+        self.0.waker.wake();
+    }
+
+    /// Why it is lost, if it is.
+    #[inline]
+    pub(super) fn lost_because(&self) -> Option<String> {
+        let lost = self.0.lost.load(Ordering::Acquire);
+        lost.then(|| self.0.why.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}

@@ -1,0 +1,279 @@
+//! A channel that has to connect first, and again whenever its connection is lost, while the worker goes on.
+//!
+//! [`ConnectingChannel`] wraps the channel of a backend. A thread of its own calls [`Connector::connect`], which may take its time; when it
+//! has a session it wakes the worker, and [`Connector::open`] makes the inner channel of it.
+//!
+//! | state | requests that are submitted |
+//! |---|---|
+//! | a first attempt to connect is under way | wait |
+//! | an attempt has failed, others follow | wait or fail: [`WhileDisconnected`] |
+//! | connected | go to the inner channel |
+//! | lost, the inner channel has requests outstanding | wait until it has ended them, as its backend sees fit |
+//!
+//! Requests wait in front of the channel, in the worker's plug, as for a full ring: nothing is taken. So they are cancelled there, and when
+//! another daemon takes the queue over they are its requests.
+
+mod attempts;
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqblk_core::{Completion, DiskChannel, DiskError, Errno, Outcome, Request, Tag};
+use mqblk_memory::Buffer;
+use mqblk_uring::{ClientId, UringContext};
+
+use crate::observers::{LostConnection, Observers};
+use attempts::{AttemptResult, Attempts};
+
+pub use attempts::ConnectionHandle;
+
+/// ENOTCONN: the outcome of requests that fail because there is no connection.
+const NOT_CONNECTED: Outcome = Outcome::Failed(Errno(107));
+
+/// How a backend connects.
+pub trait Connector: Send + Sync + 'static {
+    /// A connection, between [`connect`](Self::connect) and [`open`](Self::open).
+    type Session: Send + 'static;
+
+    /// Connects. Called on a thread of its own and may block; it should give up at some time, so that what went wrong is reported.
+    ///
+    /// # Errors
+    /// When it cannot connect now. It is called again after a pause.
+    fn connect(&self) -> io::Result<Self::Session>;
+
+    /// Makes the channel of a session. Called on the worker's thread: must not block. The channel says by `connection` when the connection is
+    /// lost, and then ends all that it has outstanding.
+    ///
+    /// # Errors
+    /// When the host refuses a resource. It is treated as a failed attempt.
+    fn open(
+        &self,
+        session: Self::Session,
+        connection: ConnectionHandle,
+        context: &mut UringContext,
+    ) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError>;
+}
+
+/// What happens to requests that are submitted while there is no connection and an attempt to connect has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhileDisconnected {
+    /// They wait. The age of the oldest one is shown by `stat` and logged (`--hang-warning-s`).
+    Wait,
+    /// They fail, which the disk's error policy (`on-error`) sees.
+    Fail,
+}
+
+/// How a channel connects.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionOptions {
+    /// What requests do meanwhile.
+    pub while_disconnected: WhileDisconnected,
+    /// Pause after a failed attempt. It doubles each time, up to `longest_pause`.
+    pub first_pause: Duration,
+    /// Longest pause.
+    pub longest_pause: Duration,
+}
+
+impl Default for ConnectionOptions {
+    fn default() -> Self {
+        ConnectionOptions {
+            while_disconnected: WhileDisconnected::Wait,
+            first_pause: Duration::from_millis(100),
+            longest_pause: Duration::from_secs(10),
+        }
+    }
+}
+
+/// The inner channel, or the way to the next one.
+enum State<S> {
+    /// A thread tries to connect. `failed`: an attempt has failed.
+    Connecting {
+        attempts: Attempts<S>,
+        failed: bool,
+    },
+    Connected {
+        inner: Box<dyn DiskChannel<UringContext>>,
+        connection: ConnectionHandle,
+    },
+    /// The connection is lost; the inner channel has requests outstanding.
+    Ending {
+        inner: Box<dyn DiskChannel<UringContext>>,
+    },
+    Closed,
+}
+
+/// A channel that connects by a [`Connector`].
+pub struct ConnectingChannel<C: Connector> {
+    connector: Arc<C>,
+    options: ConnectionOptions,
+    observers: Arc<Observers>,
+    /// Receives the wakeups.
+    client: ClientId,
+    state: State<C::Session>,
+    /// While the connection is lost.
+    lost: Option<LostConnection>,
+}
+
+impl<C: Connector> ConnectingChannel<C> {
+    /// Begins to connect. Does not wait.
+    ///
+    /// # Errors
+    /// When the host refuses a thread.
+    pub fn new(
+        connector: Arc<C>,
+        options: ConnectionOptions,
+        observers: Arc<Observers>,
+        context: &mut UringContext,
+    ) -> Result<ConnectingChannel<C>, DiskError> {
+        let client = context.add_client();
+        let started = Attempts::start(&connector, options, context.remote_waker(client, 0));
+        let attempts = started.map_err(|source| {
+            context.remove_client(client);
+            DiskError::Os { what: "thread that connects".to_owned(), source }
+        })?;
+        let state = State::Connecting { attempts, failed: false };
+        Ok(ConnectingChannel { connector, options, observers, client, state, lost: None })
+    }
+
+    /// Looks what has become of the connection. Called after everything that can change it.
+    fn advance(&mut self, context: &mut UringContext) {
+        match &mut self.state {
+            State::Connecting { attempts, failed } => match attempts.result() {
+                AttemptResult::Pending => {}
+                AttemptResult::Failed(why) => {
+                    *failed = true;
+                    self.lost.get_or_insert_with(|| self.observers.connection_lost(&why));
+                }
+                AttemptResult::Connected(session) => self.open(context, session),
+            },
+            State::Connected { connection, .. } => {
+                if let Some(why) = connection.lost_because() {
+                    self.lost.get_or_insert_with(|| self.observers.connection_lost(&why));
+                    if let State::Connected { inner, .. } = std::mem::replace(&mut self.state, State::Closed) {
+                        self.state = State::Ending { inner };
+                    }
+                    self.end(context);
+                }
+            }
+            State::Ending { .. } => self.end(context),
+            State::Closed => {}
+        }
+    }
+
+    fn open(&mut self, context: &mut UringContext, session: C::Session) {
+        let connection = ConnectionHandle::new(context.remote_waker(self.client, 0));
+        match self.connector.open(session, connection.clone(), context) {
+            Ok(inner) => {
+                self.state = State::Connected { inner, connection };
+                self.lost = None;
+                self.observers.connection_made();
+            }
+            Err(error) => {
+                self.lost.get_or_insert_with(|| self.observers.connection_lost(&error.to_string()));
+                self.reconnect(context, true);
+            }
+        }
+    }
+
+    /// Closes the inner channel of a lost connection as soon as it has ended its requests, and connects again.
+    fn end(&mut self, context: &mut UringContext) {
+        if let State::Ending { inner } = &mut self.state
+            && inner.outstanding() == 0
+        {
+            inner.close(context);
+            self.reconnect(context, false);
+        }
+    }
+
+    fn reconnect(&mut self, context: &mut UringContext, failed: bool) {
+        let waker = context.remote_waker(self.client, 0);
+        let options = self.options;
+        self.state = match Attempts::start(&self.connector, options, waker) {
+            Ok(attempts) => State::Connecting { attempts, failed },
+            Err(error) => {
+                tracing::error!("no thread to connect with: the disk stays disconnected: {error}");
+                State::Closed
+            }
+        };
+    }
+
+    fn inner(&self) -> Option<&dyn DiskChannel<UringContext>> {
+        match &self.state {
+            State::Connected { inner, .. } | State::Ending { inner } => Some(inner.as_ref()),
+            State::Connecting { .. } | State::Closed => None,
+        }
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut Box<dyn DiskChannel<UringContext>>> {
+        match &mut self.state {
+            State::Connected { inner, .. } | State::Ending { inner } => Some(inner),
+            State::Connecting { .. } | State::Closed => None,
+        }
+    }
+}
+
+impl<C: Connector> DiskChannel<UringContext> for ConnectingChannel<C> {
+    fn submit(
+        &mut self,
+        context: &mut UringContext,
+        batch: &mut Vec<Request<Buffer>>,
+        completions: &mut Vec<Completion<Buffer>>,
+    ) -> usize {
+        let fails = self.options.while_disconnected == WhileDisconnected::Fail;
+        let taken = match &mut self.state {
+            State::Connected { inner, .. } => inner.submit(context, batch, completions),
+            State::Connecting { failed: true, .. } | State::Closed if fails => {
+                let taken = batch.len();
+                let failed = |request: Request<Buffer>| Completion {
+                    outcome: NOT_CONNECTED,
+                    tag: request.tag,
+                    buffer: request.buffer,
+                };
+                completions.extend(batch.drain(..).map(failed));
+                taken
+            }
+            State::Connecting { .. } | State::Ending { .. } | State::Closed => 0,
+        };
+        self.advance(context);
+        taken
+    }
+
+    fn reap(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
+        // What woke the worker does not matter: everything is checked.
+        while context.next(self.client).is_some() {}
+        let reaped = self.inner_mut().map_or(0, |inner| inner.reap(context, completions));
+        self.advance(context);
+        reaped
+    }
+
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
+        if let Some(inner) = self.inner_mut() {
+            inner.cancel(context, tags, completions);
+        }
+        self.advance(context);
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.inner().map_or(0, DiskChannel::outstanding)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.inner().and_then(DiskChannel::deadline)
+    }
+
+    fn close(&mut self, context: &mut UringContext) {
+        if let Some(inner) = self.inner_mut() {
+            inner.close(context);
+        }
+        // A thread that connects is told to stop, and not waited for.
+        self.state = State::Closed;
+        self.lost = None;
+        context.remove_client(self.client);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod remote_disk;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+//! Messages on sockets: a header of the backend's own and a request's data in one operation, straight from and to guest memory.
+
+use std::os::fd::AsRawFd;
+
+use io_uring::{opcode, squeue, types};
+use mqblk_core::ByteLen;
+use mqblk_memory::Buffer;
+
+use crate::context::UringContext;
+use crate::ops::{ClientId, MAX_PIECES, append_pieces};
+use crate::register::RingFile;
+
+/// What a message begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MessageOrder {
+    /// The header, then the payload.
+    #[default]
+    HeaderFirst,
+    /// The payload, then the header: of a reply that is received, the data, and with it what the next reply begins with.
+    PayloadFirst,
+}
+
+/// A message, or the space for one. The operation owns its buffers until it completes.
+#[derive(Debug, Default)]
+pub struct Message {
+    /// Memory of the backend's own: a slot of a [`BouncePool`](mqblk_memory::BouncePool).
+    pub header: Option<Buffer>,
+    /// A request's data.
+    pub payload: Option<Buffer>,
+    /// Which of them comes first.
+    pub order: MessageOrder,
+    /// Bytes that are left out from the start: those that a shorter transfer has moved already.
+    pub skip: u64,
+    /// The operation goes on until all is transferred, and is shorter only if the connection ends, or there are more than 1024 pieces.
+    pub whole: bool,
+}
+
+/// The in-flight table is full: try again after completions were taken. The buffers come back.
+#[derive(Debug)]
+pub struct RefusedMessage(pub Message);
+
+impl UringContext {
+    /// Sends a message on a stream socket. The completion says how many bytes were sent, which may be fewer, and returns both buffers. A
+    /// connection that is gone is an error (EPIPE), not a signal.
+    ///
+    /// # Errors
+    /// [`RefusedMessage`] when too much is in flight.
+    pub fn send(
+        &mut self,
+        client: ClientId,
+        cookie: u64,
+        socket: &RingFile,
+        message: Message,
+    ) -> Result<(), RefusedMessage> {
+        let flags = libc::MSG_NOSIGNAL as u32 | whole_flag(&message);
+        self.transfer_message(client, cookie, socket, message, |target, message| match target {
+            Target::Fixed(index) => opcode::SendMsg::new(types::Fixed(index), message).flags(flags).build(),
+            Target::Plain(fd) => opcode::SendMsg::new(types::Fd(fd), message).flags(flags).build(),
+        })
+    }
+
+    /// Receives into a message from a stream socket. The completion says how many bytes have come, which may be fewer, and returns both
+    /// buffers; 0 bytes: the peer has ended the connection.
+    ///
+    /// # Errors
+    /// [`RefusedMessage`] when too much is in flight.
+    pub fn receive(
+        &mut self,
+        client: ClientId,
+        cookie: u64,
+        socket: &RingFile,
+        message: Message,
+    ) -> Result<(), RefusedMessage> {
+        debug_assert!(message.payload.as_ref().is_none_or(|payload| self.buffers.will_be_logged(payload)));
+        let flags = whole_flag(&message);
+        self.transfer_message(client, cookie, socket, message, |target, message| match target {
+            Target::Fixed(index) => opcode::RecvMsg::new(types::Fixed(index), message).flags(flags).build(),
+            Target::Plain(fd) => opcode::RecvMsg::new(types::Fd(fd), message).flags(flags).build(),
+        })
+    }
+
+    fn transfer_message(
+        &mut self,
+        client: ClientId,
+        cookie: u64,
+        socket: &RingFile,
+        message: Message,
+        entry: impl FnOnce(Target, *mut libc::msghdr) -> squeue::Entry,
+    ) -> Result<(), RefusedMessage> {
+        let Some(index) = self.in_flight.take(client, cookie) else { return Err(RefusedMessage(message)) };
+        let Message { header, payload, order, mut skip, .. } = message;
+        let list = self.in_flight.pieces(index);
+        list.iovecs.clear();
+        let parts = match order {
+            MessageOrder::HeaderFirst => [&header, &payload],
+            MessageOrder::PayloadFirst => [&payload, &header],
+        };
+        for buffer in parts.into_iter().flatten() {
+            let ByteLen(len) = self.buffers.len(buffer);
+            append_pieces(&mut list.iovecs, self.buffers.segments(buffer), skip.min(len));
+            skip -= skip.min(len);
+        }
+        list.message.msg_iov = list.iovecs.as_mut_ptr();
+        // The kernel refuses a longer list. A shorter transfer is continued by its owner.
+        list.message.msg_iovlen = list.iovecs.len().min(MAX_PIECES);
+        list.header = header;
+        let pointer = &raw mut list.message;
+        let slot = self.in_flight.slot(index);
+        slot.buffer = payload;
+        slot.file = socket.keep();
+        let target = match socket {
+            RingFile::Fixed(index) => Target::Fixed(*index),
+            RingFile::Plain(fd) => Target::Plain(fd.as_raw_fd()),
+        };
+        self.push(entry(target, pointer), index);
+        Ok(())
+    }
+}
+
+/// A socket as an entry names it.
+enum Target {
+    Fixed(u32),
+    Plain(i32),
+}
+
+fn whole_flag(message: &Message) -> u32 {
+    if message.whole { libc::MSG_WAITALL as u32 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,29 +1,13 @@
 //! The disks that a queue's requests may go to.
 
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use mqblk_core::{DiskSlot, Geometry};
 use mqblk_uring::UringContext;
 
-use crate::AnyDisk;
+use crate::attach_error::AttachError;
 use crate::channels::Channels;
-use crate::engine::AttachError;
-use crate::errors::DiskHealth;
-use crate::options::PlugOptions;
-
-/// A disk for a queue: its slot, and how its requests are plugged.
-#[derive(Clone)]
-pub struct QueueDisk {
-    /// Its slot among the queue's disks.
-    pub slot: DiskSlot,
-    /// The disk.
-    pub disk: Arc<AnyDisk>,
-    /// How its requests are plugged. The first of a disk's queues on a worker decides.
-    pub plug: PlugOptions,
-    /// The policy for its failed requests, and whether it is stopped. All queues of a disk share it; no two disks do.
-    pub health: Arc<DiskHealth>,
-}
+use crate::queue_options::QueueDisk;
 
 /// A disk of a queue, open on the queue's worker.
 pub(crate) struct AttachedDisk {

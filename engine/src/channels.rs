@@ -6,16 +6,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use mqblk_core::{DiskChannel, DiskError, DiskSlot, Outcome, Tag};
+use mqblk_core::{DiskChannel, DiskError, DiskSlot, Tag};
 use mqblk_uring::UringContext;
 
 use crate::AnyDisk;
-use crate::attached_disks::{AttachedDisk, QueueDisk};
 use crate::errors::{DiskHealth, SharedGuard, guarded};
 use crate::options::PlugOptions;
 use crate::plug::{Merger, Merges, PlugCounters};
+use crate::queue_options::QueueDisk;
 use crate::quota::{Quota, SubmitQuota};
-use crate::runner::{AnyCompletion, AnyRequest, Route};
+use crate::request::{AnyCompletion, AnyRequest, cancelled};
+
+mod parked;
 
 /// An open channel and the requests that wait to be submitted to it.
 pub(crate) struct OpenChannel {
@@ -85,31 +87,47 @@ impl OpenChannel {
         &self.plug[..if plans { self.plug.len() } else { most.min(self.plug.len()) }]
     }
 
-    /// Submits requests that wait, as many as the offer allows. Returns how many were taken, or are to be offered again.
-    #[inline(always)] // it is called from two places, one of which is rare
-    fn submit(
+    /// Submits the whole plug as it is, for a channel without bounds and with nothing to merge. Returns how many requests were taken.
+    #[inline]
+    fn submit_all(
         &mut self,
         context: &mut UringContext,
-        mut offer: SubmitQuota<'_>,
+        stamp: &mut impl FnMut(&[AnyRequest]),
+        finished: &mut Vec<AnyCompletion>,
+    ) -> usize {
+        if self.plug.len() >= STAMPED || self.left {
+            stamp(&self.plug);
+        }
+        let taken = if self.plug.is_empty() { 0 } else { self.channel.submit(context, &mut self.plug, finished) };
+        self.left = !self.plug.is_empty();
+        taken
+    }
+
+    /// Submits requests that wait, as many as the quota allows. Returns how many were taken, or are to be offered again.
+    #[inline(always)] // it is called from two places, one of which is rare
+    fn submit_within(
+        &mut self,
+        context: &mut UringContext,
+        mut quota: SubmitQuota<'_>,
         stamp: &mut impl FnMut(&[AnyRequest]),
         counts: &mut PlugCounters,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
-        if offer.most == 0 {
+        if quota.most == 0 {
             self.left = self.waiting() > 0;
             return 0;
         }
         if self.plug.len() >= STAMPED || self.left {
-            stamp(self.to_stamp(offer.most));
+            stamp(self.to_stamp(quota.most));
         }
         let (channel, plug) = (self.channel.as_mut(), &mut self.plug);
         let mut happened = 0;
         if let Some(merger) = self.merger.as_mut().filter(|merger| !merger.passes_through(plug)) {
-            happened = merger.submit(context, channel, plug, offer, counts, finished);
+            happened = merger.submit(context, channel, plug, quota, counts, finished);
             self.left = !plug.is_empty() || merger.ready() > 0;
         } else {
             if !plug.is_empty() {
-                happened = offer.submit(context, channel, plug, finished);
+                happened = quota.submit(context, channel, plug, finished);
             }
             self.left = !plug.is_empty();
         }
@@ -211,11 +229,14 @@ impl Channels {
         self.open.get(at)?.as_ref()
     }
 
-    /// Returns the route to the only disk of a queue. The caller calls [`mark_plugged`](Self::mark_plugged) afterwards.
+    /// Returns the lists that a queue's requests for a channel enter: its plug, the completions and the cancellations.
     #[inline]
-    pub(crate) fn route_to<'a>(&'a mut self, disk: &'a AttachedDisk) -> Route<'a> {
-        let open = self.open[disk.channel].as_mut().expect("a queue holds its channel's place");
-        Route::One { disk, plug: &mut open.plug, finished: &mut self.completions, cancelled: &mut self.cancelled }
+    pub(crate) fn lists(
+        &mut self,
+        at: usize,
+    ) -> (&mut Vec<AnyRequest>, &mut Vec<AnyCompletion>, &mut Vec<(usize, Tag)>) {
+        let open = self.open[at].as_mut().expect("a queue holds its channel's place");
+        (&mut open.plug, &mut self.completions, &mut self.cancelled)
     }
 
     /// Marks a channel busy because its plug got requests.
@@ -280,21 +301,17 @@ impl Channels {
         }
         self.left = false;
         let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
-        if open.depth > 0 || open.merger.is_some() {
+        let merger = open.merger.as_ref();
+        let happened = if open.depth == 0 && merger.is_none_or(|merger| merger.passes_through(&open.plug)) {
+            // `submit_within` would do the same for 50 instructions more in each turn.
+            open.submit_all(context, &mut stamp, &mut self.completions)
+        } else {
             let most = if open.depth == 0 { usize::MAX } else { open.budget(context, false, false) };
-            let offer = SubmitQuota { most, contended: false, part: &mut self.part };
-            let happened = open.submit(context, offer, &mut stamp, &mut self.counts, &mut self.completions);
-            self.left = open.left;
-            return happened;
-        }
-        if open.plug.len() >= STAMPED || open.left {
-            stamp(&open.plug);
-        }
-        let taken =
-            if open.plug.is_empty() { 0 } else { open.channel.submit(context, &mut open.plug, &mut self.completions) };
-        open.left = !open.plug.is_empty();
+            let quota = SubmitQuota { most, contended: false, part: &mut self.part };
+            open.submit_within(context, quota, &mut stamp, &mut self.counts, &mut self.completions)
+        };
         self.left = open.left;
-        taken
+        happened
     }
 
     #[inline(never)]
@@ -306,8 +323,8 @@ impl Channels {
         let mut happened = 0;
         for at in first.iter().chain(last) {
             let Some(open) = self.open[*at].as_mut() else { continue };
-            let offer = SubmitQuota { most: open.budget(context, true, contended), contended, part: &mut self.part };
-            happened += open.submit(context, offer, &mut stamp, &mut self.counts, &mut self.completions);
+            let quota = SubmitQuota { most: open.budget(context, true, contended), contended, part: &mut self.part };
+            happened += open.submit_within(context, quota, &mut stamp, &mut self.counts, &mut self.completions);
             self.left |= open.left;
         }
         happened
@@ -428,8 +445,3 @@ impl Channels {
 
 /// Plugged requests from which on their time in the plug is measured.
 const STAMPED: usize = 16;
-
-/// Returns the completion of a request that was cancelled before the storage saw it.
-pub(crate) fn cancelled(request: AnyRequest) -> AnyCompletion {
-    AnyCompletion { outcome: Outcome::Aborted, tag: request.tag, buffer: request.buffer }
-}

@@ -4,19 +4,9 @@ use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::counters::QueueStats;
-use crate::engine::WorkerGone;
+use crate::attach_error::WorkerGone;
 use crate::mailbox::Mailbox;
-use crate::worker::LeftQueue;
-
-/// What is left of a queue that was detached.
-#[derive(Clone, Debug)]
-pub struct Detached<P> {
-    /// Where a new owner resumes.
-    pub position: P,
-    /// The queue's statistics.
-    pub report: QueueStats,
-}
+use crate::worker::{Detached, LeftQueue, Worker};
 
 /// How often parked requests are dropped: requests at the storage may fail, and be parked, at any time.
 const PARKED_CHECK: Duration = Duration::from_millis(20);
@@ -26,13 +16,13 @@ const END_CHECK: Duration = Duration::from_millis(100);
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Drops a queue's requests that are parked at stopped disks.
-pub(crate) type DropParked = Box<dyn FnMut(&Mailbox) -> Result<(), WorkerGone> + Send>;
+pub(crate) type DropParked = Box<dyn FnMut(&Mailbox<Worker>) -> Result<(), WorkerGone> + Send>;
 
 /// A queue that takes no more requests and is detached when none is in flight. Dropping this does not stop that.
 #[must_use = "the queue may be in use until `wait` returns it"]
 pub struct Draining<P> {
     pub(crate) left: Receiver<LeftQueue>,
-    pub(crate) mailbox: Mailbox,
+    pub(crate) mailbox: Mailbox<Worker>,
     pub(crate) slot: u16,
     pub(crate) generation: u32,
     /// Set where parked requests are dropped instead of failed.

@@ -5,37 +5,16 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
-use mqblk_core::{DiskError, DiskSlot, GuestQueue, Wake};
+use mqblk_core::{DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{Kick, UringContext, UringOptions};
 
-use crate::attached_disks::{AttachedDisks, QueueDisk};
+use crate::attach_error::{AttachError, WorkerGone};
 use crate::counters::{QueueId, WorkerStats};
 use crate::draining::Draining;
-use crate::mailbox::{Mailbox, WakerHandle};
-use crate::options::Coalesce;
-use crate::poll::PollPolicy;
-use crate::poll_list::Phase;
-use crate::runner::{AnyQueue, QueueRunner};
-use crate::worker::{AttachedQueue, LeftQueue, Worker};
-
-/// The worker thread has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the worker thread has ended")]
-pub struct WorkerGone;
-
-/// Why a queue could not be attached.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// The disk could not be opened on that worker.
-    #[error(transparent)]
-    Disk(#[from] DiskError),
-    /// The queue could not be created.
-    #[error("{0}")]
-    Queue(String),
-    /// The worker thread has ended.
-    #[error(transparent)]
-    Worker(#[from] WorkerGone),
-}
+use crate::mailbox::Mailbox;
+use crate::queue_options::{QueueDisk, QueueOptions};
+use crate::runner::QueueRunner;
+use crate::worker::{LeftQueue, Worker};
 
 /// The number of workers, their CPUs and their sizes.
 #[derive(Clone, Debug)]
@@ -49,7 +28,7 @@ pub struct EngineOptions {
 }
 
 struct WorkerThread {
-    mailbox: Mailbox,
+    mailbox: Mailbox<Worker>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,29 +37,11 @@ pub struct Engine {
     workers: Vec<WorkerThread>,
 }
 
-/// What a worker needs to serve a queue.
-pub struct QueueOptions {
-    /// The disks it serves.
-    pub disks: Vec<QueueDisk>,
-    /// Becomes readable when the guest kicks; `None`: requests are found only while the queue is polled. An eventfd is never read. A
-    /// descriptor that must be read before it reports the next kick is read by the queue in its [`disarm`](GuestQueue::disarm), which
-    /// follows each kick.
-    pub kick: Option<Kick>,
-    /// How long it is polled.
-    pub poll: PollPolicy,
-    /// How calls to its guest are coalesced.
-    pub coalesce: Coalesce,
-    /// The queue is not pulled from until [`QueueHandle::set_enabled`].
-    pub paused: bool,
-    /// Called once, on the worker's thread, if the ring is found to be broken.
-    pub on_broken: Box<dyn FnOnce(&str) + Send>,
-}
-
 /// A handle to a queue that a worker serves.
 ///
 /// Dropping the handle does not stop the queue; [`drain`](Self::drain) does.
 pub struct QueueHandle<Q> {
-    pub(crate) mailbox: Mailbox,
+    pub(crate) mailbox: Mailbox<Worker>,
     pub(crate) worker: u32,
     pub(crate) slot: u16,
     pub(crate) generation: u32,
@@ -125,19 +86,19 @@ impl Engine {
         let worker = worker % self.workers.len();
         let mailbox = self.workers[worker].mailbox.clone();
         let number = worker as u32;
-        let slot_and_generation = mailbox.call(move |worker| attach_queue(worker, options, make, leave))?;
+        let slot_and_generation = mailbox.call(move |worker| worker.attach_queue(options, make, leave))?;
         let (slot, generation) = slot_and_generation?;
         Ok(QueueHandle { mailbox, worker: number, slot, generation, _queue: PhantomData })
     }
 
     /// Returns the number and the mailbox of worker `worker` (modulo their number).
-    pub(crate) fn mailbox(&self, worker: usize) -> (u32, &Mailbox) {
+    pub(crate) fn mailbox(&self, worker: usize) -> (u32, &Mailbox<Worker>) {
         let number = worker % self.workers.len();
         (number as u32, &self.workers[number].mailbox)
     }
 
     /// Returns the workers' mailboxes.
-    pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Mailbox> {
+    pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Mailbox<Worker>> {
         self.workers.iter().map(|worker| &worker.mailbox)
     }
 
@@ -150,62 +111,6 @@ impl Engine {
             |(number, worker): (usize, &WorkerThread)| worker.mailbox.call(move |worker| worker.stats(number as u32));
         self.workers.iter().enumerate().map(stats).collect()
     }
-}
-
-pub(crate) fn attach_queue<Q>(
-    worker: &mut Worker,
-    options: QueueOptions,
-    make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String>,
-    leave: impl FnOnce(&mut Q, &mut UringContext) + Send + 'static,
-) -> Result<(u16, u32), AttachError>
-where
-    Q: GuestQueue<Context = UringContext> + Send + 'static,
-    Q::Position: Send + 'static,
-{
-    if !worker.has_free_slot() {
-        return Err(AttachError::Queue("the worker serves as many queues as it can".to_owned()));
-    }
-    let mut disks = AttachedDisks::default();
-    for disk in &options.disks {
-        if let Err(error) = disks.open(&mut worker.context, &mut worker.channels, disk) {
-            disks.close_all(&mut worker.context, &mut worker.channels);
-            return Err(error);
-        }
-    }
-    let (slot, generation) = worker.free_slot();
-    let waker = worker.mailbox.waker(slot, generation);
-    let handle: Arc<dyn Wake> = Arc::new(WakerHandle(Arc::clone(&waker)));
-    let queue = match make(&mut worker.context, &handle) {
-        Ok(queue) => queue,
-        Err(why) => {
-            disks.close_all(&mut worker.context, &mut worker.channels);
-            return Err(AttachError::Queue(why));
-        }
-    };
-    let now = worker.clock.now();
-    let mut runner = Box::new(QueueRunner::new(queue, options.poll, options.coalesce, now));
-    options.disks.iter().for_each(|disk| runner.opened(disk.slot));
-    let phase = if options.paused { Phase::Paused } else { Phase::Running };
-    let attached = AttachedQueue {
-        runner,
-        disks,
-        kick: options.kick,
-        generation,
-        watch: generation,
-        dirty: false,
-        frozen: false,
-        on_broken: Some(options.on_broken),
-        detach: Box::new(move |queue, context| {
-            let mut runner =
-                queue.into_any().downcast::<QueueRunner<Q>>().expect("a queue keeps the type it was attached with");
-            leave(&mut runner.queue, context);
-            Box::new(runner.queue.position())
-        }),
-        on_drained: None,
-        waker,
-    };
-    worker.attach(slot, phase, attached);
-    Ok((slot, generation))
 }
 
 impl<Q> QueueHandle<Q>
@@ -237,7 +142,7 @@ where
     }
 
     /// Returns its worker's mailbox.
-    pub(crate) fn mailbox(&self) -> &Mailbox {
+    pub(crate) fn mailbox(&self) -> &Mailbox<Worker> {
         &self.mailbox
     }
 

@@ -1,13 +1,19 @@
 //! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
 //!
-//! `engine` starts workers and attaches queues to them, `worker` runs a worker's turns, `runner` connects one queue to its tag table,
-//! `attached_disks` are the disks that its requests may go to, `poll` decides how long a queue is polled, `poll_list` which queues are
-//! polled and when the worker may sleep, `channels` are a worker's handles to disks, `quota` bounds what each may use of the worker,
-//! `plug` merges their requests, `coalesce` defers calls, `errors` parks or repeats requests that failed, `watchdog` logs storage that
-//! hangs, `draining` is a queue that is being detached, `mailbox` carries messages from control threads to a worker. The engine knows
-//! neither guest interfaces nor storage backends.
+//! From the bottom up, each module uses only those above it in this list:
+//! - `request`, `options`, `clock`, `latency`, `attach_error`: plain types.
+//! - `tags` is a queue's request table, `counters` and `per_disk` its statistics; `poll` decides how long a queue is polled, `poll_list`
+//!   which queues are polled and when the worker may sleep, `coalesce` defers calls, `quota` bounds what a disk may use of its worker.
+//! - `plug` merges requests of one disk, `errors` parks or repeats those that failed, `channels` are a worker's handles to disks.
+//! - `attached_disks` are the disks of one queue, `route` is the way of its requests there, `runner` connects the queue to its tags.
+//! - `worker` runs the turns; `mailbox` carries messages to it.
+//! - `engine` starts workers and attaches queues, `draining` detaches them, `moving` moves them, `resume` resumes stopped disks, `watchdog`
+//!   logs storage that hangs, `stepped` is a worker without a thread.
+//!
+//! The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
 
+mod attach_error;
 mod attached_disks;
 mod channels;
 mod clock;
@@ -24,7 +30,11 @@ mod per_disk;
 mod plug;
 mod poll;
 mod poll_list;
+mod queue_options;
 mod quota;
+mod request;
+mod resume;
+mod route;
 mod runner;
 mod stats_registry;
 mod stepped;
@@ -34,19 +44,22 @@ mod trial;
 mod watchdog;
 mod worker;
 
-pub use attached_disks::QueueDisk;
+pub use attach_error::{AttachError, WorkerGone};
 pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueStats, WorkerStats};
-pub use draining::{Detached, Draining};
-pub use engine::{AttachError, Engine, EngineOptions, QueueHandle, QueueOptions, WorkerGone};
-pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, Resume, StopReport};
+pub use draining::Draining;
+pub use engine::{Engine, EngineOptions, QueueHandle};
+pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopReport};
 pub use latency::{LatencyHistogram, percentile_ns};
 pub use moving::{Extracted, Inserted, MoveResult, QueueState};
 pub use mqblk_uring::{EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use poll::PollPolicy;
+pub use queue_options::{QueueDisk, QueueOptions};
+pub use resume::Resume;
 pub use stats_registry::StatsRegistry;
 pub use stepped::{SteppedQueue, SteppedWorker};
 pub use watchdog::Watchdog;
+pub use worker::Detached;
 
 /// A disk as the engine holds it.
 pub type AnyDisk = dyn mqblk_core::Disk<UringContext>;

@@ -7,24 +7,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mqblk_core::Wake;
 use mqblk_uring::EventFd;
 
-use crate::engine::WorkerGone;
-use crate::worker::Worker;
+use crate::attach_error::WorkerGone;
 
-/// A function to run on a worker's thread.
-pub(crate) type Message = Box<dyn FnOnce(&mut Worker) + Send>;
+/// A function to run on a worker's thread; `W` is the worker.
+pub(crate) type Message<W> = Box<dyn FnOnce(&mut W) + Send>;
 
 /// Messages that may wait. Further senders block; only control threads send.
 const CAPACITY: usize = 64;
 
 /// The worker's end.
-pub(crate) struct MailboxReceiver {
-    pub(crate) messages: Receiver<Message>,
+pub(crate) struct MailboxReceiver<W> {
+    pub(crate) messages: Receiver<Message<W>>,
     /// Signalled for messages and by wakers.
     pub(crate) eventfd: EventFd,
     woken: Arc<Mutex<Vec<Arc<Waker>>>>,
 }
 
-impl MailboxReceiver {
+impl<W> MailboxReceiver<W> {
     /// Returns a waker for the queue of this slot and generation.
     pub(crate) fn waker(&self, slot: u16, generation: u32) -> Arc<Waker> {
         Arc::new(Waker { target: Mutex::new(self.target(slot, generation)), is_listed: AtomicBool::new(false) })
@@ -93,29 +92,35 @@ impl Wake for WakerHandle {
 }
 
 /// The control thread's end.
-#[derive(Clone, Debug)]
-pub(crate) struct Mailbox {
-    sender: SyncSender<Message>,
+#[derive(Debug)]
+pub(crate) struct Mailbox<W> {
+    sender: SyncSender<Message<W>>,
     eventfd: EventFd,
 }
 
-impl Mailbox {
+impl<W> Clone for Mailbox<W> {
+    fn clone(&self) -> Mailbox<W> {
+        Mailbox { sender: self.sender.clone(), eventfd: self.eventfd.clone() }
+    }
+}
+
+impl<W: 'static> Mailbox<W> {
     /// Returns both ends of a mailbox.
-    pub(crate) fn new() -> std::io::Result<(Mailbox, MailboxReceiver)> {
+    pub(crate) fn new() -> std::io::Result<(Mailbox<W>, MailboxReceiver<W>)> {
         let (sender, messages) = sync_channel(CAPACITY);
         let eventfd = EventFd::new()?;
         Ok((Mailbox { sender, eventfd: eventfd.clone() }, MailboxReceiver { messages, eventfd, woken: Arc::default() }))
     }
 
     /// Sends a message.
-    pub(crate) fn send(&self, message: Message) -> Result<(), WorkerGone> {
+    pub(crate) fn send(&self, message: Message<W>) -> Result<(), WorkerGone> {
         self.sender.send(message).map_err(|_| WorkerGone)?;
         self.eventfd.signal();
         Ok(())
     }
 
     /// Sends a message; fails if the mailbox is full.
-    pub(crate) fn try_send(&self, message: Message) -> Result<(), WorkerGone> {
+    pub(crate) fn try_send(&self, message: Message<W>) -> Result<(), WorkerGone> {
         self.sender.try_send(message).map_err(|_| WorkerGone)?;
         self.eventfd.signal();
         Ok(())
@@ -124,7 +129,7 @@ impl Mailbox {
     /// Runs `call` on the worker and waits for its result.
     pub(crate) fn call<R: Send + 'static>(
         &self,
-        call: impl FnOnce(&mut Worker) -> R + Send + 'static,
+        call: impl FnOnce(&mut W) -> R + Send + 'static,
     ) -> Result<R, WorkerGone> {
         let (result, wait) = sync_channel(1);
         self.send(Box::new(move |worker| {

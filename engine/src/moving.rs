@@ -11,11 +11,13 @@ use std::time::Duration;
 use mqblk_core::GuestQueue;
 use mqblk_uring::{Kick, UringContext};
 
-use crate::attached_disks::{AttachedDisks, QueueDisk};
-use crate::engine::{AttachError, Engine, QueueHandle, WorkerGone};
+use crate::attach_error::{AttachError, WorkerGone};
+use crate::attached_disks::AttachedDisks;
+use crate::engine::{Engine, QueueHandle};
 use crate::mailbox::Waker;
 use crate::plug::Merges;
 use crate::poll_list::Phase;
+use crate::queue_options::QueueDisk;
 use crate::runner::{IdleQueue, QueueRunner};
 use crate::worker::{AttachedQueue, DetachFn, LeavingQueue, OnBroken, Worker};
 
@@ -221,7 +223,7 @@ where
             on_drained,
             waker,
         };
-        worker.attach(slot, phase, attached);
+        worker.insert(slot, phase, attached);
         // A wake may have reached its former worker after it had left.
         worker.woken(slot, generation);
         Ok((slot, generation))

@@ -4,7 +4,7 @@
 use mqblk_core::DiskChannel;
 use mqblk_uring::UringContext;
 
-use crate::runner::{AnyCompletion, AnyRequest};
+use crate::request::{AnyCompletion, AnyRequest};
 
 /// While several channels are busy, each gets at most so many requests a turn, and so many bytes (but at least one request): storage
 /// that copies inside `submit`, at some 10 GB/s, then holds up a turn for 0.1 ms.

@@ -2,15 +2,12 @@
 
 use std::any::Any;
 
-use mqblk_core::units::in_range;
 use mqblk_core::{
-    ArmResult, ByteLen, ByteOffset, Completion, DiskSlot, FinishedRequest, GuestQueue, Intake,
-    IoContext as ContextTypes, Op, Outcome, PublishResult, PullEnd, Request, Tag,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, Outcome,
+    PublishResult, PullEnd, Request, Tag,
 };
 use mqblk_uring::UringContext;
 
-use crate::attached_disks::{AttachedDisk, AttachedDisks};
-use crate::channels::Channels;
 use crate::clock::{Clock, Ticks};
 use crate::coalesce::{CallCoalescer, CallDecision};
 use crate::counters::{DiskCounters, OpClass, QueueCounters, QueueLatency, QueueStats};
@@ -18,11 +15,9 @@ use crate::options::Coalesce;
 use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::poll_list::IdleResult;
+use crate::request::{AnyCompletion, AnyRequest, Buffer};
+use crate::route::SubmitContext;
 use crate::tags::{TagTable, Timestamps};
-
-pub(crate) type Buffer = <UringContext as ContextTypes>::Buffer;
-pub(crate) type AnyRequest = Request<Buffer>;
-pub(crate) type AnyCompletion = Completion<Buffer>;
 
 /// A queue of any type, as its worker sees it.
 pub(crate) trait AnyQueue: Any {
@@ -248,72 +243,6 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     }
 }
 
-/// Where a queue's requests go: into the plugs of its disks, or straight back when they are refused.
-pub(crate) struct SubmitContext<'a> {
-    /// The queue's slot.
-    pub(crate) slot: u16,
-    pub(crate) now: Ticks,
-    pub(crate) route: Route<'a>,
-}
-
-/// The route to a queue's disks.
-pub(crate) enum Route<'a> {
-    /// To a queue's only disk, in a pull: its plug is looked up once per batch.
-    One {
-        disk: &'a AttachedDisk,
-        plug: &'a mut Vec<AnyRequest>,
-        finished: &'a mut Vec<AnyCompletion>,
-        cancelled: &'a mut Vec<(usize, Tag)>,
-    },
-    /// To any of a queue's disks.
-    Any { disks: &'a AttachedDisks, channels: &'a mut Channels },
-}
-
-impl Route<'_> {
-    /// Checks a request. Returns the index of the disk's channel, or the outcome with which the request is refused.
-    #[inline]
-    fn check(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
-        match self {
-            Route::One { disk: only, .. } if disk == DiskSlot::FIRST => check(only, op, start, len),
-            Route::One { .. } => Err(Outcome::Aborted),
-            Route::Any { disks, .. } => check_any(disks, disk, op, start, len),
-        }
-    }
-
-    #[inline]
-    fn plug(&mut self, at: usize, request: AnyRequest) {
-        match self {
-            Route::One { plug, .. } => plug.push(request),
-            Route::Any { channels, .. } => channels.plug(at, request),
-        }
-    }
-
-    #[inline]
-    fn refuse(&mut self, ended: AnyCompletion) {
-        match self {
-            Route::One { finished, .. } => finished.push(ended),
-            Route::Any { channels, .. } => channels.completions.push(ended),
-        }
-    }
-}
-
-#[inline(never)]
-fn check_any(disks: &AttachedDisks, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
-    match disks.get(disk) {
-        Some(disk) => check(disk, op, start, len),
-        // It was closed.
-        None => Err(Outcome::Aborted),
-    }
-}
-
-#[inline]
-fn check(disk: &AttachedDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
-    if op.modifies() && disk.geometry.read_only {
-        return Err(Outcome::ReadOnly);
-    }
-    if in_range(start, len, disk.geometry.size) { Ok(disk.channel) } else { Err(Outcome::OutOfRange) }
-}
-
 /// The engine's side of one call to a queue.
 struct QueueIntake<'a, 'd, T> {
     submit: &'a mut SubmitContext<'d>,
@@ -371,12 +300,7 @@ impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) {
         let slot = self.submit.slot;
         let picked = self.tags.pick(pick).map(|(index, disk)| (disk, Tag::new(slot, index)));
-        match &mut self.submit.route {
-            Route::One { disk, cancelled, .. } => cancelled.extend(picked.map(|(_, tag)| (disk.channel, tag))),
-            Route::Any { disks, channels } => {
-                channels.cancelled.extend(picked.filter_map(|(disk, tag)| Some((disks.channel(disk)?, tag))));
-            }
-        }
+        self.submit.route.cancel(picked);
     }
 
     #[inline]

@@ -6,11 +6,12 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use mqblk_core::{DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{UringContext, UringOptions};
 
-use crate::attached_disks::QueueDisk;
+use crate::attach_error::AttachError;
 use crate::counters::WorkerStats;
-use crate::engine::{AttachError, QueueOptions, attach_queue};
-use crate::errors::{DiskHealth, Resume};
+use crate::errors::DiskHealth;
 use crate::mailbox::Mailbox;
+use crate::queue_options::{QueueDisk, QueueOptions};
+use crate::resume::Resume;
 use crate::worker::Worker;
 
 /// A worker whose turns are run one by one, on the thread that created it: for simulations, and for counting what a turn costs. Its
@@ -19,7 +20,7 @@ use crate::worker::Worker;
 pub struct SteppedWorker {
     worker: Worker,
     /// Keeps the worker's mailbox open; nobody sends to it.
-    _mailbox: Mailbox,
+    _mailbox: Mailbox<Worker>,
 }
 
 /// A queue of a [`SteppedWorker`].
@@ -53,7 +54,7 @@ impl SteppedWorker {
         Q: GuestQueue<Context = UringContext> + Send + 'static,
         Q::Position: Send + 'static,
     {
-        let (slot, generation) = attach_queue(&mut self.worker, options, make, |_, _| {})?;
+        let (slot, generation) = self.worker.attach_queue(options, make, |_, _| {})?;
         Ok(SteppedQueue { slot, generation })
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::engine::Engine;
 use crate::errors::DiskHealth;
 use crate::mailbox::Mailbox;
-use crate::worker::Worker;
+use crate::worker::{Age, Worker};
 
 /// Checks within the configured time, and the bounds of the pause between two.
 const CHECKS: u32 = 4;
@@ -22,13 +22,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub struct Watchdog {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// A worker's requests in flight to a disk: how many, and the age of the oldest.
-pub(crate) struct Age {
-    pub(crate) health: Arc<DiskHealth>,
-    pub(crate) oldest: Duration,
-    pub(crate) in_flight: usize,
 }
 
 impl Engine {
@@ -63,7 +56,7 @@ impl Drop for Watchdog {
 
 /// A worker, and the query that it has not replied to.
 struct WatchedWorker {
-    mailbox: Mailbox,
+    mailbox: Mailbox<Worker>,
     pending: Option<(Instant, Receiver<Vec<Age>>)>,
     stuck: bool,
 }

@@ -8,20 +8,24 @@ use std::time::{Duration, Instant};
 use mqblk_core::{DiskSlot, Tag};
 use mqblk_uring::{Kick, UringContext, UringOptions, Wait};
 
-use crate::attached_disks::QueueDisk;
+use crate::attach_error::AttachError;
 use crate::channels::Channels;
 use crate::clock::{Clock, Ticks};
 use crate::counters::{QueueId, QueueStats, WorkerStats};
-use crate::engine::AttachError;
+use crate::errors::DiskHealth;
 use crate::mailbox::MailboxReceiver;
-use crate::plug::{MERGED_SLOT, Merges};
+use crate::plug::Merges;
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
-use crate::runner::{AnyCompletion, AnyQueue, AnyRequest, PullResult, Route, SubmitContext};
-use crate::watchdog::Age;
+use crate::queue_options::QueueDisk;
+use crate::request::{AnyCompletion, AnyRequest, MERGED_SLOT};
+use crate::route::{Route, SubmitContext};
+use crate::runner::{AnyQueue, PullResult};
 
 mod attached_queue;
+mod attaching;
 mod leaving;
 pub(crate) use attached_queue::{AttachedQueue, DetachFn, LeavingQueue, OnBroken, OnDrained, TakeFn};
+pub use leaving::Detached;
 pub(crate) use leaving::LeftQueue;
 
 /// Cookie of the mailbox's eventfd. The cookie of a queue's kick is its slot and the number of the watch.
@@ -36,6 +40,13 @@ const MAX_DEEP_PULLS: usize = 64;
 /// How often the mailbox is checked while the ring is too full to poll its eventfd.
 const MAILBOX_CHECK: Duration = Duration::from_millis(1);
 
+/// A worker's requests in flight to a disk: how many, and the age of the oldest.
+pub(crate) struct Age {
+    pub(crate) health: Arc<DiskHealth>,
+    pub(crate) oldest: Duration,
+    pub(crate) in_flight: usize,
+}
+
 /// Everything that one worker thread owns.
 pub(crate) struct Worker {
     pub(crate) context: UringContext,
@@ -44,7 +55,7 @@ pub(crate) struct Worker {
     pub(crate) queues: Vec<Option<AttachedQueue>>,
     poll_list: PollList,
     client: mqblk_uring::ClientId,
-    pub(crate) mailbox: MailboxReceiver,
+    pub(crate) mailbox: MailboxReceiver<Worker>,
     /// The ring polls the mailbox's eventfd.
     mailbox_polled: bool,
     /// Completions that are being given to their queues.
@@ -68,7 +79,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Returns a worker without queues. Must be called on the worker's thread.
-    pub(crate) fn new(options: UringOptions, mailbox: MailboxReceiver) -> std::io::Result<Worker> {
+    pub(crate) fn new(options: UringOptions, mailbox: MailboxReceiver<Worker>) -> std::io::Result<Worker> {
         let mut context = UringContext::new(options)?;
         let owner = context.add_client();
         context
@@ -310,7 +321,7 @@ impl Worker {
         let Some(attached) = self.queues[usize::from(slot)].as_mut() else { return false };
         let only = attached.disks.only();
         let route = match only {
-            Some(disk) => self.channels.route_to(disk),
+            Some(disk) => Route::to_only(disk, &mut self.channels),
             None => Route::Any { disks: &attached.disks, channels: &mut self.channels },
         };
         let found = attached.runner.pull(&mut self.context, &mut SubmitContext { slot, now: self.now, route });
@@ -468,7 +479,7 @@ impl Worker {
     }
 
     /// Attaches a queue in a free slot and starts to serve it.
-    pub(crate) fn attach(&mut self, slot: u16, phase: Phase, attached: AttachedQueue) {
+    pub(crate) fn insert(&mut self, slot: u16, phase: Phase, attached: AttachedQueue) {
         self.queues[usize::from(slot)] = Some(attached);
         self.poll_list.attach(slot, phase);
         self.watch(slot);

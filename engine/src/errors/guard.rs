@@ -14,8 +14,7 @@ use mqblk_uring::UringContext;
 
 use super::health::DiskHealth;
 use super::policy::{Disposition, is_lost, retry_delay};
-use crate::plug::MERGED_SLOT;
-use crate::runner::{AnyCompletion, AnyRequest, Buffer};
+use crate::request::{AnyCompletion, AnyRequest, Buffer, MERGED_SLOT};
 
 /// Most failed merged requests whose members keep the arrival number. Bounds the entries of members that never come, because they were
 /// cancelled.

@@ -2,14 +2,12 @@
 //! is resumed.
 //!
 //! `policy` is what a user configures, `health` is a disk's state that all its workers share, `guard` applies the policy between a
-//! worker's plugs and its channel, `resume` is the control threads' side.
+//! worker's plugs and its channel.
 
 mod guard;
 mod health;
 mod policy;
-mod resume;
 
 pub(crate) use guard::{SharedGuard, guarded};
 pub use health::{DiskHealth, HealthStats, StopReport};
 pub use policy::{ErrorPolicy, OnError, OnNoSpace};
-pub use resume::Resume;

@@ -8,9 +8,10 @@ use mqblk_core::{ArmResult, FinishedRequest, Intake, PublishResult, PullEnd, Wak
 use mqblk_uring::UringOptions;
 
 use super::*;
-use crate::engine::{EngineOptions, QueueOptions};
+use crate::engine::EngineOptions;
 use crate::poll::PollPolicy;
-use crate::runner::Buffer;
+use crate::queue_options::QueueOptions;
+use crate::request::Buffer;
 
 /// Only a failing test waits that long.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -2,8 +2,7 @@
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Tag};
 
-/// The queue slot in a merged request's tag. No queue has this slot.
-pub(crate) const MERGED_SLOT: u16 = u16::MAX;
+use crate::request::MERGED_SLOT;
 
 /// A member of a merged request. Its start follows from the lengths of the members before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,12 +11,10 @@ mod plan;
 use mqblk_core::{ByteLen, ByteOffset, DiskChannel, Geometry, Limits, Op, Outcome, Tag};
 use mqblk_uring::UringContext;
 
-use crate::channels::cancelled;
 use crate::options::{MergeMode, PlugOptions};
 use crate::quota::SubmitQuota;
-use crate::runner::{AnyCompletion, AnyRequest, Buffer};
+use crate::request::{AnyCompletion, AnyRequest, Buffer, MERGED_SLOT, cancelled};
 
-pub(crate) use merged::MERGED_SLOT;
 use merged::{Member, MergedTable};
 use plan::{Bounds, Planner};
 

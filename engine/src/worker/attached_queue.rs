@@ -7,10 +7,11 @@ use std::sync::mpsc::SyncSender;
 use mqblk_uring::{Kick, UringContext};
 
 use super::LeftQueue;
-use crate::attached_disks::{AttachedDisks, QueueDisk};
+use crate::attached_disks::AttachedDisks;
 use crate::mailbox::Waker;
 use crate::plug::Merges;
 use crate::poll_list::Phase;
+use crate::queue_options::QueueDisk;
 use crate::runner::AnyQueue;
 
 /// Takes a queue apart when it is detached; returns its position, boxed.

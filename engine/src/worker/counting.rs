@@ -12,11 +12,11 @@ use mqblk_core::{
 };
 
 use super::*;
-use crate::engine::{QueueOptions, attach_queue};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
-use crate::runner::Buffer;
+use crate::queue_options::QueueOptions;
+use crate::request::Buffer;
 use crate::trial::TrialDisk;
 
 /// The state of the guest and its disk.
@@ -123,7 +123,7 @@ fn disk(state: &Shared) -> Arc<crate::AnyDisk> {
     }))
 }
 
-fn fixture(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
+fn fixture(coalesce: Coalesce) -> (Worker, Shared, Mailbox<Worker>) {
     let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
@@ -141,7 +141,7 @@ fn fixture(coalesce: Coalesce) -> (Worker, Shared, Mailbox) {
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
     };
-    attach_queue(&mut worker, options, |_, _| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("attached");
+    worker.attach_queue(options, |_, _| Ok(Queue(Arc::clone(&state), 0)), |_, _| {}).expect("attached");
     (worker, state, mailbox)
 }
 

@@ -14,7 +14,7 @@ use mqblk_core::{
 use mqblk_uring::{ClientId, EventFd, UringContext, UringOptions};
 
 use crate::options::{Coalesce, MergeMode, PlugOptions};
-use crate::runner::Buffer;
+use crate::request::Buffer;
 use crate::trial::{GEOMETRY, LIMITS};
 use crate::{PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker};
 

@@ -3,11 +3,19 @@
 use std::sync::mpsc::SyncSender;
 
 use super::{AttachedQueue, LeavingQueue, OnDrained, TakeFn, Worker, with_merges};
+use crate::attach_error::WorkerGone;
 use crate::clock::Ticks;
 use crate::counters::QueueStats;
-use crate::draining::Detached;
-use crate::engine::WorkerGone;
 use crate::poll_list::Phase;
+
+/// What is left of a queue that was detached.
+#[derive(Clone, Debug)]
+pub struct Detached<P> {
+    /// Where a new owner resumes.
+    pub position: P,
+    /// The queue's statistics.
+    pub report: QueueStats,
+}
 
 /// What is left of a queue that was drained.
 pub(crate) struct LeftQueue {

@@ -11,11 +11,11 @@ use mqblk_core::{
 use mqblk_uring::{ClientId, EventFd, UringContext};
 
 use super::*;
-use crate::engine::{QueueOptions, attach_queue};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
-use crate::runner::Buffer;
+use crate::queue_options::QueueOptions;
+use crate::request::Buffer;
 use crate::trial::{GEOMETRY, LIMITS};
 
 /// More turns than the worker needs to come to rest.
@@ -143,7 +143,7 @@ impl GuestQueue for OneFlush {
 }
 
 /// A worker with one queue on each of `disks`, whose requests wait in the plugs. Counts those that are finished.
-fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox, Arc<AtomicU64>) {
+fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox<Worker>, Arc<AtomicU64>) {
     let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
@@ -163,7 +163,7 @@ fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox, Arc<AtomicU64>) {
             on_broken: Box::new(|why| panic!("{why}")),
         };
         let queue = OneFlush { pulled: false, finished: Arc::clone(&finished) };
-        attach_queue(&mut worker, options, |_, _| Ok(queue), |_, _| {}).expect("attached");
+        worker.attach_queue(options, |_, _| Ok(queue), |_, _| {}).expect("attached");
     }
     (worker, mailbox, finished)
 }

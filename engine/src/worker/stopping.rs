@@ -10,12 +10,13 @@ use mqblk_core::{
 };
 
 use super::*;
-use crate::engine::{QueueOptions, attach_queue};
-use crate::errors::{DiskHealth, ErrorPolicy, OnError, OnNoSpace, Resume};
+use crate::errors::{DiskHealth, ErrorPolicy, OnError, OnNoSpace};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, MergeMode, PlugOptions};
 use crate::poll::PollPolicy;
-use crate::runner::Buffer;
+use crate::queue_options::QueueOptions;
+use crate::request::Buffer;
+use crate::resume::Resume;
 use crate::trial::TrialDisk;
 
 const WRITE: Op = Op::Write { fua: false };
@@ -155,7 +156,7 @@ struct Rig {
     health: Arc<DiskHealth>,
     attached_at: (u16, u32),
     waker: Arc<dyn mqblk_core::Wake>,
-    _mailbox: Mailbox,
+    _mailbox: Mailbox<Worker>,
 }
 
 const STOP: ErrorPolicy = ErrorPolicy { on_error: OnError::Stop, on_enospc: OnNoSpace::Stop };
@@ -191,7 +192,7 @@ impl Rig {
             waker = Some(Arc::clone(own));
             Ok(Queue(Arc::clone(&guest)))
         };
-        let attached_at = attach_queue(&mut worker, options, make, |_, _| {}).expect("attached");
+        let attached_at = worker.attach_queue(options, make, |_, _| {}).expect("attached");
         let waker = waker.expect("it was made");
         Rig { worker, guest, storage, health: Arc::clone(health), attached_at, waker, _mailbox: mailbox }
     }

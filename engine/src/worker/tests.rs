@@ -14,11 +14,11 @@ use mqblk_core::{
 use mqblk_uring::EventFd;
 
 use super::*;
-use crate::engine::{QueueOptions, attach_queue};
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
 use crate::poll::PollPolicy;
-use crate::runner::Buffer;
+use crate::queue_options::QueueOptions;
+use crate::request::Buffer;
 use crate::trial::TrialDisk;
 
 const QUEUES: usize = 2;
@@ -84,7 +84,7 @@ struct Guest {
 struct Scene {
     guests: Vec<Guest>,
     queues: Vec<(u16, u32)>,
-    mailbox: Mailbox,
+    mailbox: Mailbox<Worker>,
     read: Arc<Mutex<u32>>,
     sent: u32,
     plan: Plan,
@@ -390,7 +390,7 @@ fn fixture(plan: &[(u32, Event)]) -> (Worker, Shared) {
             at(&of_waker).guests[index].waker = Some(Arc::clone(waker));
             Ok(queue)
         };
-        let slot_and_generation = attach_queue(&mut worker, options, make, |_, _| {}).expect("attached");
+        let slot_and_generation = worker.attach_queue(options, make, |_, _| {}).expect("attached");
         at(&scene).queues.push(slot_and_generation);
     }
     (worker, scene)

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+mod modules;
 mod words;
 
 use cargo_metadata::{Metadata, MetadataCommand, Package, TargetKind};

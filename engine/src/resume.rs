@@ -7,11 +7,12 @@ use std::sync::mpsc::sync_channel;
 use mqblk_core::{GuestQueue, Tag};
 use mqblk_uring::UringContext;
 
-use super::health::DiskHealth;
-use crate::channels::Channels;
+use crate::attach_error::WorkerGone;
 use crate::draining::{Draining, DropParked};
-use crate::engine::{Engine, QueueHandle, WorkerGone};
-use crate::runner::{Buffer, QueueRunner};
+use crate::engine::{Engine, QueueHandle};
+use crate::errors::DiskHealth;
+use crate::request::Buffer;
+use crate::runner::QueueRunner;
 use crate::worker::{LeftQueue, Worker};
 
 /// How a stopped disk's parked requests are handled.
@@ -121,46 +122,5 @@ where
             mailbox.call(move |worker| worker.drop_parked::<Q>(slot, generation, dropped)).map(|_| ())
         });
         Ok(Draining { left, mailbox, slot, generation, drop_parked: Some(drop_parked), position: PhantomData })
-    }
-}
-
-impl Channels {
-    /// Resumes a disk: repeats or fails what its guards have parked.
-    fn resume(&mut self, health: &Arc<DiskHealth>, report: Option<mqblk_core::Outcome>) {
-        let mut finished = std::mem::take(&mut self.completions);
-        let mut pending = Vec::new();
-        for (at, open) in self.all() {
-            let Some(guard) = open.guard.as_ref().filter(|_| Arc::ptr_eq(&open.health, health)) else { continue };
-            guard.borrow_mut().resume(report, &mut finished);
-            pending.push(at);
-        }
-        self.completions = finished;
-        pending.into_iter().for_each(|at| self.mark_busy(at));
-    }
-
-    /// Fails a draining queue's parked requests; no more of its requests are parked.
-    pub(crate) fn begin_leave(&mut self, slot: u16) {
-        let mut finished = std::mem::take(&mut self.completions);
-        for guard in self.all().filter_map(|(_, open)| open.guard.as_ref()) {
-            guard.borrow_mut().begin_leave(slot, &mut finished);
-        }
-        self.completions = finished;
-    }
-
-    /// Ends that: the queue is detached.
-    pub(crate) fn end_leave(&mut self, slot: u16) {
-        for guard in self.all().filter_map(|(_, open)| open.guard.as_ref()) {
-            guard.borrow_mut().end_leave(slot);
-        }
-    }
-
-    fn parked_of(&self, slot: u16) -> Vec<Tag> {
-        let guards = self.all().filter_map(|(_, open)| open.guard.as_ref());
-        guards.flat_map(|guard| guard.borrow().parked_of(slot).collect::<Vec<_>>()).collect()
-    }
-
-    fn drop_parked(&mut self, chosen: impl Fn(Tag) -> bool) -> Vec<(Tag, Option<Buffer>)> {
-        let guards = self.all().filter_map(|(_, open)| open.guard.as_ref());
-        guards.flat_map(|guard| guard.borrow_mut().drop_parked(&chosen)).collect()
     }
 }

@@ -1,0 +1,42 @@
+//! What a queue brings along when it is attached to a worker.
+
+use std::sync::Arc;
+
+use mqblk_core::DiskSlot;
+use mqblk_uring::Kick;
+
+use crate::AnyDisk;
+use crate::errors::DiskHealth;
+use crate::options::{Coalesce, PlugOptions};
+use crate::poll::PollPolicy;
+
+/// A disk for a queue: its slot, and how its requests are plugged.
+#[derive(Clone)]
+pub struct QueueDisk {
+    /// Its slot among the queue's disks.
+    pub slot: DiskSlot,
+    /// The disk.
+    pub disk: Arc<AnyDisk>,
+    /// How its requests are plugged. The first of a disk's queues on a worker decides.
+    pub plug: PlugOptions,
+    /// The policy for its failed requests, and whether it is stopped. All queues of a disk share it; no two disks do.
+    pub health: Arc<DiskHealth>,
+}
+
+/// What a worker needs to serve a queue.
+pub struct QueueOptions {
+    /// The disks it serves.
+    pub disks: Vec<QueueDisk>,
+    /// Becomes readable when the guest kicks; `None`: requests are found only while the queue is polled. An eventfd is never read. A
+    /// descriptor that must be read before it reports the next kick is read by the queue in its [`disarm`](GuestQueue::disarm), which
+    /// follows each kick.
+    pub kick: Option<Kick>,
+    /// How long it is polled.
+    pub poll: PollPolicy,
+    /// How calls to its guest are coalesced.
+    pub coalesce: Coalesce,
+    /// The queue is not pulled from until [`QueueHandle::set_enabled`].
+    pub paused: bool,
+    /// Called once, on the worker's thread, if the ring is found to be broken.
+    pub on_broken: Box<dyn FnOnce(&str) + Send>,
+}

@@ -4,8 +4,8 @@ use std::io;
 
 use mqblk_memory::MemoryError;
 use mqblk_ring::blkif;
-use mqblk_ring::split::SplitSetupError;
 use mqblk_ring::split::driver as virtqueue;
+use mqblk_ring::virtqueue::RingSetupError;
 use mqblk_vhost_user_client::ClientError;
 use mqblk_xen::XenError;
 use mqblk_xen::store::XenstoreError;
@@ -75,7 +75,7 @@ pub enum DriverError {
     Memory(#[from] MemoryError),
     /// A ring could not be set up.
     #[error(transparent)]
-    Ring(#[from] SplitSetupError),
+    Ring(#[from] RingSetupError),
     /// The device violated a ring's protocol.
     #[error("the device broke the ring's protocol: {0}")]
     Device(#[from] DeviceError),

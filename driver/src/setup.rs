@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 
 use mqblk_core::ByteLen;
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use mqblk_ring::split::SplitDriver;
 use mqblk_ring::split::driver::{ChainLayout, IndirectArea, RingFeatures};
-use mqblk_ring::split::{SplitAddresses, SplitDriver};
+use mqblk_ring::virtqueue::RingAddresses;
 use mqblk_vhost_user_client::features as virtio;
 use mqblk_vhost_user_client::{Client, EventFd, InflightMemory, QueueSetup, SharedRegion};
 
@@ -73,7 +74,7 @@ impl AddressPlanner {
     /// Allocates a ring of `size` entries and its indirect tables.
     pub(crate) fn allocate_ring(&mut self, size: u16) -> RingLayout {
         let n = u64::from(size);
-        let at = SplitAddresses {
+        let at = RingAddresses {
             desc: self.allocate(16 * n),
             avail: self.allocate(6 + 2 * n),
             used: self.allocate(6 + 8 * n),
@@ -94,7 +95,7 @@ impl AddressPlanner {
 /// Guest addresses of a ring and of its indirect tables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingLayout {
-    addresses: SplitAddresses,
+    addresses: RingAddresses,
     pub(crate) size: u16,
     tables: GuestAddress,
 }
@@ -115,7 +116,7 @@ pub(crate) struct SharedMemory {
 #[derive(Debug)]
 struct StartedQueue {
     index: u16,
-    addresses: SplitAddresses,
+    addresses: RingAddresses,
     size: u16,
     kick: EventFd,
     call: EventFd,

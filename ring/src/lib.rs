@@ -1,10 +1,13 @@
 //! Rings, both ends of each.
 //!
-//! `split/` is the split virtqueue: `device` is the device's end (the daemon), `driver` the driver's end (userspace drivers and tests).
+//! `virtqueue` is the device's end of a virtqueue of any format, for devices and transports; `format` is what formats have in common. `split/`
+//! is the split virtqueue: `device` is the device's end (the daemon), `driver` the driver's end (userspace drivers and tests).
 //! `blkif/` is the ring of Xen's block interface: `back` and `front`. `wakeup` is the notification protocol that all of them use: neither
 //! end sleeps while the other waits for it. The meaning of ring entries is defined elsewhere (`guest/`).
 #![forbid(unsafe_code)]
 
 pub mod blkif;
+pub mod format;
 pub mod split;
+pub mod virtqueue;
 pub mod wakeup;

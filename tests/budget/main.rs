@@ -28,7 +28,8 @@ use mqblk_engine::{
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{ChainLayout, IndirectArea, RingFeatures};
-use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
+use mqblk_ring::split::{SplitDriver, SplitRing};
+use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
 use mqblk_virtio::{QueueResources, VirtioDevice};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
@@ -105,7 +106,7 @@ fn main() -> Result<(), Failure> {
 
     let region = Region::shared("budget", MEMORY, GuestAddress(0))?.0;
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
-    let at = SplitAddresses { desc: GuestAddress(DESC), avail: GuestAddress(AVAIL), used: GuestAddress(USED) };
+    let at = RingAddresses { desc: GuestAddress(DESC), avail: GuestAddress(AVAIL), used: GuestAddress(USED) };
     let tables = IndirectArea { start: GuestAddress(TABLES), per_table: TABLE };
     let mut guest = SplitDriver::new(&memory, &at, RING, RingFeatures { event_idx: true }, Some(tables))?;
     for slot in 0..u64::from(RING) {
@@ -167,7 +168,7 @@ fn null() -> Result<Arc<AnyDisk>, Failure> {
 /// Returns a worker that serves the ring as the request queue of a controller of null disks.
 fn scsi_worker(
     memory: &Arc<GuestMemory>,
-    at: &SplitAddresses,
+    at: &RingAddresses,
     units: u8,
     tracked: bool,
 ) -> Result<SteppedWorker, Failure> {
@@ -190,7 +191,7 @@ fn scsi_worker(
 /// Returns a worker that serves the ring with a null disk.
 fn worker(
     memory: &Arc<GuestMemory>,
-    at: &SplitAddresses,
+    at: &RingAddresses,
     merge: MergeMode,
     tracked: bool,
 ) -> Result<SteppedWorker, Failure> {
@@ -205,7 +206,7 @@ fn worker(
 /// Returns a worker that serves the ring as queue `index` of a device.
 fn attach<D: VirtioDevice<UringContext>>(
     memory: &Arc<GuestMemory>,
-    at: &SplitAddresses,
+    at: &RingAddresses,
     device: Arc<D>,
     index: u16,
     disks: Vec<QueueDisk>,

@@ -10,7 +10,8 @@ use mqblk_engine::{
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{ChainLayout, RingFeatures};
-use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
+use mqblk_ring::split::{SplitDriver, SplitRing};
+use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
 use mqblk_scsi::reservation::Reservations;
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice};
@@ -163,7 +164,7 @@ impl SteppedController {
 
     fn attach(&mut self, index: usize, open: &[QueueDisk]) {
         let start = index as u64 * RING_AREA_LEN;
-        let at = SplitAddresses {
+        let at = RingAddresses {
             desc: GuestAddress(start),
             avail: GuestAddress(start + 0x4000),
             used: GuestAddress(start + 0x8000),

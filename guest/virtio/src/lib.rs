@@ -1,9 +1,6 @@
-//! Common parts of all virtio device types: how a transport sees a device and its queues, and how a chain of descriptors is read as two
-//! streams of bytes.
+//! Common parts of all virtio device types: how a transport sees a device and its queues.
 #![forbid(unsafe_code)]
 
-pub mod batch;
-pub mod chain;
 pub mod features;
 pub mod state;
 
@@ -12,7 +9,7 @@ use std::sync::Arc;
 use mqblk_core::{Call, GuestQueue, Wake};
 pub use mqblk_memory::PooledContext as GuestContext;
 use mqblk_memory::{Buffer, LeaseId};
-use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
+use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingLog, RingState};
 
 /// The resources that a queue runs with.
 pub struct QueueResources {
@@ -128,7 +125,7 @@ pub trait VirtioDevice<L: GuestContext>: Send + Sync + 'static {
 }
 
 /// A queue of a virtio device.
-pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = SplitState> + Send + 'static {
+pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = RingState> + Send + 'static {
     /// Replaces the notifier that calls the guest.
     fn set_call(&mut self, call: Option<Box<dyn Call>>);
 
@@ -139,7 +136,7 @@ pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = Split
     fn set_lease(&mut self, lease: LeaseId);
 
     /// Switches to a new memory table. Requests in flight keep the old one. Returns the old lease, to be retired.
-    fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId;
+    fn relocate(&mut self, ring: MappedRing, lease: LeaseId) -> LeaseId;
 
     /// Abandons a request without completing it: releases its buffer and what its token holds of the context. The next process that serves
     /// the ring replays it.

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use mqblk_core::{ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Outcome, PublishResult, PullEnd};
 use mqblk_memory::{Buffer, BufferPool, LeaseId};
-use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState, VirtqueueError};
-use mqblk_virtio::batch::ChainBatch;
-use mqblk_virtio::chain::ChainHead;
+use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, MappedRing, RingLog, RingState, VirtqueueError};
 use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
 use crate::config::MAX_RANGES;
@@ -107,7 +105,7 @@ impl<L: GuestContext> BlkQueue<L> {
 
 impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     type Token = BlkToken;
-    type Position = SplitState;
+    type Position = RingState;
     type Context = L;
 
     fn depth(&self) -> u16 {
@@ -170,7 +168,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
         self.ring.disarm();
     }
 
-    fn position(&self) -> SplitState {
+    fn position(&self) -> RingState {
         self.ring.state()
     }
 }
@@ -194,7 +192,7 @@ impl<L: GuestContext> VirtioQueue<L> for BlkQueue<L> {
         }
     }
 
-    fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId {
+    fn relocate(&mut self, ring: MappedRing, lease: LeaseId) -> LeaseId {
         self.ring.relocate(ring);
         std::mem::replace(&mut self.lease, lease)
     }

@@ -2,8 +2,7 @@
 
 use mqblk_core::{ByteLen, ByteOffset, Op, Sector512};
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
-use mqblk_ring::split::{DeviceRing, VirtqueueError};
-use mqblk_virtio::chain::{ChainError, ChainHead, ChainSegment, walk_chain};
+use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, VirtqueueError};
 use virtio_bindings::virtio_blk as b;
 
 use crate::config::MAX_RANGES;
@@ -105,7 +104,7 @@ impl RequestChain {
     ) -> Result<(), VirtqueueError> {
         // The last writable byte is the status, so the last writable segment is kept until the next one comes.
         let mut last: Option<ChainSegment> = None;
-        let walked = walk_chain(ring, pool, lease, head, |pool, segment| {
+        let walked = ring.walk(pool, lease, head, |pool, segment| {
             if !segment.writable {
                 self.take_readable(pool, lease, segment);
             } else if let Some(before) = last.replace(segment) {

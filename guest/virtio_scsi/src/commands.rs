@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use mqblk_core::{DiskSlot, FinishedRequest, Intake, Outcome, PullEnd, Wake};
 use mqblk_memory::{Buffer, BufferPool};
-use mqblk_ring::split::VirtqueueError;
+use mqblk_ring::virtqueue::{ChainBatch, ChainHead, MAX_BATCH, VirtqueueError};
 use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, target};
-use mqblk_virtio::batch::ChainBatch;
-use mqblk_virtio::chain::ChainHead;
 use virtio_bindings::virtio_scsi as b;
 
 use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
@@ -430,7 +428,7 @@ impl RequestQueue {
         // A driver cannot have more outstanding than the ring's size, so this ends even if the driver adds more.
         let mut left = usize::from(self.ring.device.size());
         while left > 0 && self.try_pull(pool, into)? && into.room() > 0 {
-            left = left.saturating_sub(mqblk_virtio::batch::MAX_BATCH);
+            left = left.saturating_sub(MAX_BATCH);
         }
         Ok(())
     }

@@ -5,11 +5,9 @@ use std::sync::Arc;
 
 use mqblk_core::{DiskSlot, Intake, PullEnd, Wake};
 use mqblk_memory::{Buffer, BufferPool};
-use mqblk_ring::split::VirtqueueError;
+use mqblk_ring::virtqueue::{ChainBatch, ChainHead, VirtqueueError};
 use mqblk_scsi::Nexus;
 use mqblk_scsi::reservation::Ticket;
-use mqblk_virtio::batch::ChainBatch;
-use mqblk_virtio::chain::ChainHead;
 use virtio_bindings::virtio_scsi as b;
 
 use crate::device::VirtioScsi;

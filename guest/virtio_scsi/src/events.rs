@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqblk_core::{ArmResult, PullEnd, Wake};
 use mqblk_memory::BufferPool;
-use mqblk_virtio::chain::{ChainError, ChainHead, walk_chain};
+use mqblk_ring::virtqueue::{ChainError, ChainHead, VirtqueueError};
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_scsi as b;
 
@@ -197,12 +197,11 @@ impl EventQueue {
 
     fn try_deliver(&mut self, pool: &mut BufferPool, mut given: impl FnMut()) -> Result<(), &'static str> {
         while self.events.has_pending()
-            && let Some(head) = self.ring.device.take_next().map_err(|broken| broken.0)?
+            && let Some(chain) = self.take_buffer(pool).map_err(|broken| broken.0)?
         {
-            let start = ChainHead::fetch(&self.ring.device, pool, self.ring.lease, head);
             let buffer = pool.take(self.ring.lease);
             pool.set_writable(&buffer);
-            let walked = walk_chain(&self.ring.device, pool, self.ring.lease, &start, |pool, piece| {
+            let walked = self.ring.device.walk(pool, self.ring.lease, &chain, |pool, piece| {
                 let pushed = !piece.writable || pool.push(&buffer, piece.address, piece.len, 16).is_ok();
                 if pushed { Ok(()) } else { Err(ChainError::BadRequest) }
             });
@@ -216,13 +215,19 @@ impl EventQueue {
                 written = EVENT_BYTES as u32;
             }
             pool.release(buffer);
-            self.ring.device.put_used(head, written);
+            self.ring.device.put_used(chain.index, written);
             given();
             if let Err(ChainError::BrokenRing(broken)) = walked {
                 return Err(broken.0);
             }
         }
         Ok(())
+    }
+
+    fn take_buffer(&mut self, pool: &mut BufferPool) -> Result<Option<ChainHead>, VirtqueueError> {
+        let mut chain = [ChainHead::default()];
+        let (count, _) = self.ring.device.fetch(pool, self.ring.lease, &mut chain, 1)?;
+        Ok(chain.into_iter().take(count).next())
     }
 
     /// The driver need not kick for buffers while there are no events.

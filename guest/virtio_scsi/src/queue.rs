@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use mqblk_core::{ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, PublishResult, PullEnd};
 use mqblk_memory::{Buffer, LeaseId};
-use mqblk_ring::split::{DeviceRing, RingLog, SplitRing, SplitState};
+use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingLog, RingState};
 use mqblk_virtio::{GuestContext, VirtioQueue};
 
 use crate::commands::RequestQueue;
@@ -81,7 +81,7 @@ impl<C> ScsiQueue<C> {
 
 impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
     type Token = ScsiToken;
-    type Position = SplitState;
+    type Position = RingState;
     type Context = C;
 
     fn depth(&self) -> u16 {
@@ -164,7 +164,7 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
         self.ring_mut().device.disarm();
     }
 
-    fn position(&self) -> SplitState {
+    fn position(&self) -> RingState {
         self.ring().device.state()
     }
 }
@@ -182,7 +182,7 @@ impl<C: GuestContext> VirtioQueue<C> for ScsiQueue<C> {
         self.ring_mut().lease = lease;
     }
 
-    fn relocate(&mut self, ring: SplitRing, lease: LeaseId) -> LeaseId {
+    fn relocate(&mut self, ring: MappedRing, lease: LeaseId) -> LeaseId {
         let own = self.ring_mut();
         own.device.relocate(ring);
         std::mem::replace(&mut own.lease, lease)

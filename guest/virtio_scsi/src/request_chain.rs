@@ -2,8 +2,7 @@
 //! parts may share descriptors or be spread over many (section 2.7.4).
 
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
-use mqblk_ring::split::{DeviceRing, VirtqueueError};
-use mqblk_virtio::chain::{ChainError, ChainHead, ChainSegment, walk_chain};
+use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, VirtqueueError};
 
 use crate::config::{DriverSizes, REQUEST_BYTES};
 
@@ -92,7 +91,7 @@ impl RequestChain {
         header: &mut [u8],
         response_len: u32,
     ) -> Result<(), VirtqueueError> {
-        let walked = walk_chain(ring, pool, lease, start, |pool, segment| {
+        let walked = ring.walk(pool, lease, start, |pool, segment| {
             if segment.writable {
                 self.take_writable(pool, lease, segment, response_len);
             } else {

@@ -11,11 +11,8 @@ use mqblk_memory::{SharedU16, SharedWords};
 use super::inflight::{InflightError, InflightTable, Replay};
 use super::layout::{DESC_INDIRECT, DESC_NEXT, Descriptor, SplitRing};
 use super::log::RingLog;
+use crate::format::{RingState, VirtqueueError};
 use crate::wakeup::Direction;
-
-/// Protocol violation by the driver. It stops its queue and nothing else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VirtqueueError(pub &'static str);
 
 const BAD_AVAIL_INDEX: VirtqueueError = VirtqueueError("the available index is further ahead than the ring is long");
 const BAD_HEAD: VirtqueueError = VirtqueueError("an available entry names a descriptor outside the table");
@@ -28,15 +25,6 @@ const CHAIN_TOO_LONG: VirtqueueError = VirtqueueError("a descriptor chain of the
 /// 32768 entries could cost a worker as many descriptors, of no bytes.
 const MAX_CHAIN_LEN: u16 = 1026;
 
-/// State of a stopped queue, for the next process or worker that serves the ring.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SplitState {
-    /// The next available entry to read.
-    pub next_avail: u16,
-    /// Chains that were taken and are not completed, in the order of their heads. Empty after a drain.
-    pub in_flight: Vec<u16>,
-}
-
 #[inline]
 fn publish_result(requested: bool) -> PublishResult {
     if requested { PublishResult::Wanted } else { PublishResult::Suppressed }
@@ -44,7 +32,7 @@ fn publish_result(requested: bool) -> PublishResult {
 
 /// The device's end of a ring.
 #[derive(Debug)]
-pub struct DeviceRing {
+pub struct SplitDevice {
     ring: SplitRing,
     /// The next available entry to read.
     next_avail: u16,
@@ -67,14 +55,14 @@ pub struct DeviceRing {
     log: Option<RingLog>,
 }
 
-impl DeviceRing {
+impl SplitDevice {
     /// Creates a ring that resumes at available entry `next_avail`. The index of the next used element is read from the ring itself.
-    pub fn new(ring: SplitRing, next_avail: u16, event_idx: bool) -> DeviceRing {
+    pub fn new(ring: SplitRing, next_avail: u16, event_idx: bool) -> SplitDevice {
         let next_used = u16::from_le(ring.used_idx.load(Ordering::Relaxed));
         let in_flight = vec![false; usize::from(ring.size())].into_boxed_slice();
         let (replays, recorded_steps) = (Vec::new(), Vec::new());
         let max_chain_len = ring.size().min(MAX_CHAIN_LEN);
-        DeviceRing {
+        SplitDevice {
             ring,
             next_avail,
             next_used,
@@ -99,8 +87,8 @@ impl DeviceRing {
         next_avail: u16,
         event_idx: bool,
         words: SharedWords,
-    ) -> Result<(DeviceRing, usize), InflightError> {
-        let mut ring = DeviceRing::new(ring, next_avail, event_idx);
+    ) -> Result<(SplitDevice, usize), InflightError> {
+        let mut ring = SplitDevice::new(ring, next_avail, event_idx);
         let (table, found) = InflightTable::open(words, ring.size(), ring.next_used)?;
         ring.next_avail = found.next_avail.unwrap_or(next_avail);
         for replay in &found.replays {
@@ -131,7 +119,7 @@ impl DeviceRing {
     }
 
     /// Takes the next of the [`replays`](Self::replays). Returns the chain's head, which is already in flight.
-    pub fn take_replay(&mut self) -> Option<u16> {
+    pub(super) fn take_replay(&mut self) -> Option<u16> {
         self.replays.pop().map(|replay| replay.head)
     }
 
@@ -160,9 +148,9 @@ impl DeviceRing {
     }
 
     /// Returns the state from which the ring can be resumed.
-    pub fn state(&self) -> SplitState {
+    pub fn state(&self) -> RingState {
         let in_flight = (0..).zip(&self.in_flight).filter_map(|(head, taken)| taken.then_some(head)).collect();
-        SplitState { next_avail: self.next_avail, in_flight }
+        RingState { base: self.next_avail.into(), in_flight }
     }
 
     /// Replaces the mapping of the ring, after a change of the memory table.
@@ -181,14 +169,14 @@ impl DeviceRing {
     /// # Errors
     /// When the driver claims more than the ring can hold.
     #[inline]
-    pub fn waiting(&self) -> Result<u16, VirtqueueError> {
+    pub(super) fn waiting(&self) -> Result<u16, VirtqueueError> {
         let count = self.avail().load_index().wrapping_sub(self.next_avail);
         if count > self.size() { Err(BAD_AVAIL_INDEX) } else { Ok(count) }
     }
 
     /// Returns the head `ahead` entries past the next one, read once, and prefetches its descriptor.
     #[inline]
-    pub fn peek(&self, ahead: u16) -> u16 {
+    pub(super) fn peek(&self, ahead: u16) -> u16 {
         let head = u16::from_le(self.ring.avail_ring.get(usize::from(self.next_avail.wrapping_add(ahead))));
         self.ring.desc.prefetch(head.into());
         head
@@ -199,7 +187,7 @@ impl DeviceRing {
     /// # Errors
     /// When the head lies outside the table or is already in flight.
     #[inline]
-    pub fn take(&mut self, head: u16) -> Result<(), VirtqueueError> {
+    pub(super) fn take(&mut self, head: u16) -> Result<(), VirtqueueError> {
         let taken = self.in_flight.get_mut(usize::from(head)).ok_or(BAD_HEAD)?;
         if *taken {
             return Err(DUPLICATE_HEAD);
@@ -216,7 +204,8 @@ impl DeviceRing {
     ///
     /// # Errors
     /// When the ring violates the protocol.
-    pub fn take_next(&mut self) -> Result<Option<u16>, VirtqueueError> {
+    #[cfg(test)]
+    pub(super) fn take_next(&mut self) -> Result<Option<u16>, VirtqueueError> {
         if let Some(head) = self.take_replay() {
             return Ok(Some(head));
         }
@@ -230,7 +219,7 @@ impl DeviceRing {
 
     /// Reads a descriptor of the table once.
     #[inline]
-    pub fn descriptor(&self, index: u16) -> Descriptor {
+    pub(super) fn descriptor(&self, index: u16) -> Descriptor {
         Descriptor::from_words(self.ring.desc.get(index.into()))
     }
 
@@ -240,7 +229,7 @@ impl DeviceRing {
     /// # Errors
     /// When the chain leaves the table, loops, or has more descriptors than any request can have.
     #[inline]
-    pub fn next_descriptor(&self, desc: &Descriptor, seen: u16) -> Result<Descriptor, VirtqueueError> {
+    pub(super) fn next_descriptor(&self, desc: &Descriptor, seen: u16) -> Result<Descriptor, VirtqueueError> {
         if seen >= self.max_chain_len {
             return Err(if self.max_chain_len < self.size() { CHAIN_TOO_LONG } else { CHAIN_LOOP });
         }
@@ -256,7 +245,7 @@ impl DeviceRing {
     /// When it violates the rules for indirect descriptors (virtio 1.3 section 2.7.5.3): a length that is not a multiple of 16, or 0, or
     /// more than 32768 descriptors; NEXT together with INDIRECT.
     #[inline]
-    pub fn indirect_entries(desc: &Descriptor) -> Result<u16, VirtqueueError> {
+    pub(super) fn indirect_entries(desc: &Descriptor) -> Result<u16, VirtqueueError> {
         if desc.flags & DESC_NEXT != 0 {
             return Err(VirtqueueError("a descriptor has both INDIRECT and NEXT"));
         }
@@ -268,7 +257,7 @@ impl DeviceRing {
 
     /// Returns true if `desc` names an indirect table.
     #[inline]
-    pub fn is_indirect(desc: &Descriptor) -> bool {
+    pub(super) fn is_indirect(desc: &Descriptor) -> bool {
         desc.flags & DESC_INDIRECT != 0
     }
 

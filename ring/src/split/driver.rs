@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedArray, SharedU16};
 
-use super::layout::{SplitAddresses, SplitRing, SplitSetupError};
+use super::layout::{RingAddresses, RingSetupError, SplitRing};
 use crate::wakeup::Direction;
 pub use chain::{ChainBuilder, ChainRefused};
 
@@ -135,11 +135,11 @@ impl SplitDriver {
     /// When a part does not lie in one region or is not aligned.
     pub fn new(
         memory: &GuestMemory,
-        at: &SplitAddresses,
+        at: &RingAddresses,
         size: u16,
         features: RingFeatures,
         indirect: Option<IndirectArea>,
-    ) -> Result<SplitDriver, SplitSetupError> {
+    ) -> Result<SplitDriver, RingSetupError> {
         let ring = SplitRing::resolve(memory, at, size)?;
         let n = usize::from(size);
         let tables = indirect.map(|area| IndirectTables::new(memory, area, size)).transpose()?;
@@ -305,9 +305,9 @@ impl SplitDriver {
 }
 
 impl IndirectTables {
-    fn new(memory: &GuestMemory, area: IndirectArea, size: u16) -> Result<IndirectTables, SplitSetupError> {
+    fn new(memory: &GuestMemory, area: IndirectArea, size: u16) -> Result<IndirectTables, RingSetupError> {
         let len = IndirectArea::bytes(size, area.per_table);
-        let bad = SplitSetupError::Part { part: "indirect tables", address: area.start.0, len, align: 16 };
+        let bad = RingSetupError::Part { part: "indirect tables", address: area.start.0, len, align: 16 };
         if !area.start.0.is_multiple_of(16) {
             return Err(bad);
         }

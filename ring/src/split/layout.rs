@@ -2,17 +2,10 @@
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedArray, SharedU16};
 
+pub use crate::format::{
+    DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, MAX_QUEUE_SIZE, RingAddresses, RingSetupError,
+};
 use crate::wakeup::{Direction, EventSuppression};
-
-/// Largest queue size that the specification allows. Source: virtio 1.3 section 2.7.
-pub const MAX_QUEUE_SIZE: u16 = 32768;
-
-/// The chain continues in the descriptor named by `next`.
-pub const DESC_NEXT: u16 = 1;
-/// The buffer is device-writable (else device-readable).
-pub const DESC_WRITE: u16 = 2;
-/// The buffer holds a table of descriptors.
-pub const DESC_INDIRECT: u16 = 4;
 
 /// Bytes of one descriptor.
 pub const DESC_BYTES: u64 = 16;
@@ -21,19 +14,6 @@ pub const DESC_BYTES: u64 = 16;
 pub const AVAIL_NO_INTERRUPT: u16 = 1;
 /// The device suppresses kicks (only without EVENT_IDX).
 pub const USED_NO_NOTIFY: u16 = 1;
-
-/// A descriptor, read once out of shared memory. Source: virtio 1.3 section 2.7.5.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Descriptor {
-    /// Guest address of the buffer.
-    pub address: u64,
-    /// Its length in bytes.
-    pub len: u32,
-    /// [`DESC_NEXT`], [`DESC_WRITE`], [`DESC_INDIRECT`].
-    pub flags: u16,
-    /// Index of the next descriptor, with [`DESC_NEXT`].
-    pub next: u16,
-}
 
 impl Descriptor {
     /// Decodes its 16 bytes, as two little-endian words.
@@ -49,37 +29,6 @@ impl Descriptor {
         let rest = self.len as u64 | (self.flags as u64) << 32 | (self.next as u64) << 48;
         [self.address.to_le(), rest.to_le()]
     }
-}
-
-/// Guest addresses of the three parts of a ring.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SplitAddresses {
-    /// Descriptor table, 16 bytes each, aligned to 16.
-    pub desc: GuestAddress,
-    /// Available ring, aligned to 2.
-    pub avail: GuestAddress,
-    /// Used ring, aligned to 4.
-    pub used: GuestAddress,
-}
-
-/// Error of the set-up of a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SplitSetupError {
-    /// Not a power of two from 1 to 32768.
-    #[error("ring size: found {0}, expected a power of two from 1 to 32768")]
-    Size(u16),
-    /// A part is not aligned, not mapped, or not in one memory region.
-    #[error("{part} at guest address {address:#x}: expected {len} bytes in one memory region, aligned to {align}")]
-    Part {
-        /// Name of the part.
-        part: &'static str,
-        /// Its address, as given.
-        address: u64,
-        /// Required length in bytes.
-        len: u64,
-        /// Required alignment in bytes.
-        align: u64,
-    },
 }
 
 /// A ring's fields in shared memory. All are little-endian (virtio 1.x).
@@ -109,14 +58,14 @@ impl SplitRing {
     /// Resolves all parts of a ring of `size` entries.
     ///
     /// # Errors
-    /// [`SplitSetupError`] names the part that does not fit.
-    pub fn resolve(memory: &GuestMemory, at: &SplitAddresses, size: u16) -> Result<SplitRing, SplitSetupError> {
+    /// [`RingSetupError`] names the part that does not fit.
+    pub fn resolve(memory: &GuestMemory, at: &RingAddresses, size: u16) -> Result<SplitRing, RingSetupError> {
         if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
-            return Err(SplitSetupError::Size(size));
+            return Err(RingSetupError::Size(size));
         }
         let n = u64::from(size);
         let bad =
-            |part, address: GuestAddress, len, align| SplitSetupError::Part { part, address: address.0, len, align };
+            |part, address: GuestAddress, len, align| RingSetupError::Part { part, address: address.0, len, align };
         let no_desc = bad("descriptor table", at.desc, DESC_BYTES * n, 16);
         let no_avail = bad("available ring", at.avail, 6 + 2 * n, 2);
         let no_used = bad("used ring", at.used, 6 + 8 * n, 4);
@@ -201,23 +150,23 @@ mod tests {
     fn parts_that_do_not_fit_are_named() {
         let region = Region::shared("t", 0x10000, GuestAddress(0)).unwrap().0;
         let memory = GuestMemory::new(vec![Arc::new(region)]).unwrap();
-        let good = SplitAddresses { desc: GuestAddress(0), avail: GuestAddress(0x1000), used: GuestAddress(0x2000) };
+        let good = RingAddresses { desc: GuestAddress(0), avail: GuestAddress(0x1000), used: GuestAddress(0x2000) };
         assert_eq!(SplitRing::resolve(&memory, &good, 256).unwrap().size(), 256);
         for (change, part) in [
-            (SplitAddresses { desc: GuestAddress(8), ..good }, "descriptor table"),
-            (SplitAddresses { desc: GuestAddress(0xfff0), ..good }, "descriptor table"),
-            (SplitAddresses { avail: GuestAddress(0x1001), ..good }, "available ring"),
-            (SplitAddresses { avail: GuestAddress(0xfffe), ..good }, "available ring"),
-            (SplitAddresses { used: GuestAddress(0x2002), ..good }, "used ring"),
-            (SplitAddresses { used: GuestAddress(u64::MAX - 3), ..good }, "used ring"),
+            (RingAddresses { desc: GuestAddress(8), ..good }, "descriptor table"),
+            (RingAddresses { desc: GuestAddress(0xfff0), ..good }, "descriptor table"),
+            (RingAddresses { avail: GuestAddress(0x1001), ..good }, "available ring"),
+            (RingAddresses { avail: GuestAddress(0xfffe), ..good }, "available ring"),
+            (RingAddresses { used: GuestAddress(0x2002), ..good }, "used ring"),
+            (RingAddresses { used: GuestAddress(u64::MAX - 3), ..good }, "used ring"),
         ] {
             match SplitRing::resolve(&memory, &change, 256) {
-                Err(SplitSetupError::Part { part: found, .. }) => assert_eq!(found, part),
+                Err(RingSetupError::Part { part: found, .. }) => assert_eq!(found, part),
                 other => panic!("{change:?}: {other:?}"),
             }
         }
         for size in [0, 3, 257, 0xffff] {
-            assert_eq!(SplitRing::resolve(&memory, &good, size).unwrap_err(), SplitSetupError::Size(size));
+            assert_eq!(SplitRing::resolve(&memory, &good, size).unwrap_err(), RingSetupError::Size(size));
         }
     }
 }

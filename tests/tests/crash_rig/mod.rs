@@ -17,7 +17,8 @@ use mqblk_engine::{
 };
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region, SharedWords};
 use mqblk_ring::split::driver::RingFeatures;
-use mqblk_ring::split::{DeviceRing, InflightTable, SplitAddresses, SplitDriver, SplitRing};
+use mqblk_ring::split::{InflightTable, SplitDriver, SplitRing};
+use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use mqblk_tests::killable::{KillSwitch, Killable};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice};
@@ -189,13 +190,9 @@ struct Host<D> {
     left: Option<u32>,
 }
 
-fn places(ring: usize) -> SplitAddresses {
+fn places(ring: usize) -> RingAddresses {
     let start = ring as u64 * AREA;
-    SplitAddresses {
-        desc: GuestAddress(start),
-        avail: GuestAddress(start + 0x4000),
-        used: GuestAddress(start + 0x8000),
-    }
+    RingAddresses { desc: GuestAddress(start), avail: GuestAddress(start + 0x4000), used: GuestAddress(start + 0x8000) }
 }
 
 impl<D: VirtioDevice<UringContext>> World<D> {

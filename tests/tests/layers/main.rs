@@ -137,6 +137,25 @@ fn only_its_folder_names_a_guest_interface() {
     assert!(names_an_interface("use crate::interfaces::xen::selector::XenSelector;"));
 }
 
+/// Returns true if a source, without its tests, names a format of a virtqueue.
+fn names_a_ring_format(text: &str) -> bool {
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    code.contains("mqblk_ring::split")
+}
+
+#[test]
+fn devices_and_transports_name_no_ring_format() {
+    let sources = sources();
+    let is_served = |path: &str| path.starts_with("guest/") || path.starts_with("transport/vhost_user/server/");
+    let served: Vec<_> = sources.iter().filter(|source| is_served(&source.path)).collect();
+    assert!(served.len() > 30, "{} files", served.len());
+    let wrong: Vec<_> =
+        served.iter().filter(|source| names_a_ring_format(&source.text)).map(|source| &*source.path).collect();
+    assert!(wrong.is_empty(), "{wrong:?} name a format of a virtqueue, expected mqblk_ring::virtqueue");
+    assert!(names_a_ring_format("use mqblk_ring::split::SplitRing;"));
+    assert!(!names_a_ring_format("#[cfg(test)]\nmod tests { use mqblk_ring::split::SplitRing; }"));
+}
+
 /// A source file of the workspace.
 struct Source {
     /// Relative to the workspace.

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 
 use super::*;
-use crate::split::SplitAddresses;
-use crate::split::layout::MAX_QUEUE_SIZE;
+use crate::format::{MAX_QUEUE_SIZE, RingAddresses};
 
 /// A ring whose descriptors form a circle.
-fn circle(size: u16) -> DeviceRing {
+fn circle(size: u16) -> SplitDevice {
     let region = Region::shared("ring", 1 << 20, GuestAddress(0)).unwrap().0;
     let memory = GuestMemory::new(vec![Arc::new(region)]).unwrap();
     for index in 0..size {
@@ -18,12 +17,12 @@ fn circle(size: u16) -> DeviceRing {
         memory.write(GuestAddress(u64::from(index) * 16), &bytes).unwrap();
     }
     let (avail, used) = (GuestAddress(0x8_0000), GuestAddress(0xa_0000));
-    let at = SplitAddresses { desc: GuestAddress(0), avail, used };
-    DeviceRing::new(SplitRing::resolve(&memory, &at, size).unwrap(), 0, false)
+    let at = RingAddresses { desc: GuestAddress(0), avail, used };
+    SplitDevice::new(SplitRing::resolve(&memory, &at, size).unwrap(), 0, false)
 }
 
 /// Follows a chain to its end. Returns the number of descriptors and the error that ended it.
-fn follow(ring: &DeviceRing) -> (u16, VirtqueueError) {
+fn follow(ring: &SplitDevice) -> (u16, VirtqueueError) {
     let mut desc = ring.descriptor(0);
     let mut seen = 1;
     loop {

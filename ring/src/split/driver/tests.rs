@@ -19,8 +19,8 @@ fn memory() -> Arc<GuestMemory> {
     Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap())
 }
 
-fn addresses() -> SplitAddresses {
-    SplitAddresses { desc: GuestAddress(DESC), avail: GuestAddress(AVAIL), used: GuestAddress(USED) }
+fn addresses() -> RingAddresses {
+    RingAddresses { desc: GuestAddress(DESC), avail: GuestAddress(AVAIL), used: GuestAddress(USED) }
 }
 
 fn driver(memory: &GuestMemory, size: u16, event_idx: bool) -> SplitDriver {

@@ -9,8 +9,9 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use proptest::prelude::*;
 
 use super::super::driver::{ChainLayout, RingFeatures};
-use super::super::{DeviceRing, SplitAddresses, SplitDriver, SplitRing};
+use super::super::{SplitDevice, SplitDriver, SplitRing};
 use super::*;
+use crate::format::RingAddresses;
 
 thread_local! {
     /// Stores left until the process dies.
@@ -40,8 +41,8 @@ fn run_until_crash(stores: u64, work: impl FnOnce()) -> bool {
     }
 }
 
-const AT: SplitAddresses =
-    SplitAddresses { desc: GuestAddress(0), avail: GuestAddress(0x1000), used: GuestAddress(0x2000) };
+const AT: RingAddresses =
+    RingAddresses { desc: GuestAddress(0), avail: GuestAddress(0x1000), used: GuestAddress(0x2000) };
 const TABLE: GuestAddress = GuestAddress(0x4000);
 
 struct Rig {
@@ -67,9 +68,9 @@ impl Rig {
     }
 
     /// Starts a process that serves the ring from here on.
-    fn serve(&self) -> DeviceRing {
+    fn serve(&self) -> SplitDevice {
         let ring = SplitRing::resolve(&self.memory, &AT, self.size).unwrap();
-        let (ring, discarded) = DeviceRing::tracked(ring, 0, true, self.words()).unwrap();
+        let (ring, discarded) = SplitDevice::tracked(ring, 0, true, self.words()).unwrap();
         assert_eq!(discarded, 0);
         ring
     }
@@ -108,7 +109,7 @@ enum Step {
     Publish,
 }
 
-fn step(rig: &mut Rig, ring: &mut DeviceRing, process: &mut Process, step: Step) {
+fn step(rig: &mut Rig, ring: &mut SplitDevice, process: &mut Process, step: Step) {
     match step {
         Step::Send(count) => rig.send(count),
         Step::Take(count) => {
@@ -256,7 +257,7 @@ fn chains_are_replayed_in_the_order_of_their_arrival() {
     drop(ring);
 
     let mut ring = rig.serve();
-    assert_eq!((ring.replays(), ring.is_resumed(), ring.state().next_avail), (8, true, 10));
+    assert_eq!((ring.replays(), ring.is_resumed(), ring.state().base), (8, true, 10));
     let replayed: Vec<u16> = std::iter::from_fn(|| ring.take_next().unwrap()).collect();
     let rest = heads.iter().copied().filter(|head| *head != heads[3] && *head != heads[0]);
     assert_eq!(replayed, rest.chain(more).collect::<Vec<_>>());
@@ -288,7 +289,7 @@ fn a_ring_that_was_reset_discards_its_table() {
     rig.memory.write(GuestAddress(AT.used.0), &[0; 4]).unwrap();
     rig.memory.write(GuestAddress(AT.avail.0), &[0; 4]).unwrap();
     let ring = SplitRing::resolve(&rig.memory, &AT, 8).unwrap();
-    let (ring, discarded) = DeviceRing::tracked(ring, 0, true, rig.words()).unwrap();
+    let (ring, discarded) = SplitDevice::tracked(ring, 0, true, rig.words()).unwrap();
     assert_eq!((discarded, ring.replays(), ring.is_resumed()), (1, 0, false));
 
     // Also with a ring of another size; the rest of the table is clear then.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mqblk_memory::Region;
-use mqblk_ring::split::SplitAddresses;
+use mqblk_ring::virtqueue::RingAddresses;
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures as Protocol,
@@ -90,7 +90,7 @@ pub struct QueueSetup<'a> {
     /// Number of entries.
     pub size: u16,
     /// Guest addresses of the rings.
-    pub addresses: SplitAddresses,
+    pub addresses: RingAddresses,
     /// The region that contains the rings.
     pub region: &'a Region,
     /// The next available index for the backend to read.

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use mqblk_memory::{DirtyLog, DirtyLogError, GuestAddress, GuestMemory};
-use mqblk_ring::split::RingLog;
+use mqblk_ring::virtqueue::RingLog;
 use vhost::vhost_user::message::{VhostUserLog, VhostUserVirtioFeatures};
 
 pub(crate) const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();

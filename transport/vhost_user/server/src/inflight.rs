@@ -1,4 +1,4 @@
-//! The in-flight region of a connection: a table per queue (`mqblk_ring::split::InflightTable`) in memory that the frontend keeps
+//! The in-flight region of a connection: a table per queue (of the format of its ring) in memory that the frontend keeps
 //! while no backend is connected, and passes to the next one by SET_INFLIGHT_FD. Source: QEMU's `vhost-user.rst`, "Inflight I/O tracking".
 
 use std::fs::File;
@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mqblk_memory::{GuestAddress, GuestMemory, Region, SharedWords, UserAddress};
-use mqblk_ring::split::InflightTable;
-use mqblk_ring::split::layout::MAX_QUEUE_SIZE;
+use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, MappedRing};
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use vhost::vhost_user::message::VhostUserInflight;
 
@@ -37,7 +36,7 @@ pub(crate) struct InflightRegion {
 impl InflightRegion {
     /// Creates a region with empty tables for `queues` rings of at most `ring_size` entries.
     pub(crate) fn create(queues: u16, ring_size: u16) -> io::Result<(VhostUserInflight, File)> {
-        let stride = InflightTable::bytes(ring_size) + TAIL;
+        let stride = MappedRing::inflight_bytes(ring_size) + TAIL;
         let size = stride * u64::from(queues);
         let file = rustix::fs::memfd_create("mqblk-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, size)?;
@@ -114,7 +113,7 @@ impl InflightRegion {
             return None;
         }
         let bytes = if self.device_words.is_some() { self.stride - TAIL } else { self.stride };
-        let words = bytes.min(InflightTable::bytes(MAX_QUEUE_SIZE)) / 8;
+        let words = bytes.min(MappedRing::inflight_bytes(MAX_QUEUE_SIZE)) / 8;
         self.memory.shared_words(GuestAddress(u64::from(index) * self.stride), usize::try_from(words).ok()?)
     }
 
@@ -179,7 +178,7 @@ mod tests {
         let region = InflightRegion::open(&layout, &file).unwrap();
         assert_eq!((region.driver_config(), region.was_used()), (0, false));
         region.record_driver_config(7);
-        InflightTable::open(region.table(1).unwrap(), 8, 0).unwrap();
+        mqblk_ring::split::InflightTable::open(region.table(1).unwrap(), 8, 0).unwrap();
         let again = InflightRegion::open(&layout, &file).unwrap();
         assert_eq!((again.driver_config(), again.was_used()), (7, true));
         // A region of another program has no tail.

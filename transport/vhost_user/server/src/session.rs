@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use mqblk_core::DiskSlot;
 use mqblk_engine::{AttachError, EventFd, Kick, Notifier, QueueDisk, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
-use mqblk_ring::split::layout::MAX_QUEUE_SIZE;
+use mqblk_ring::virtqueue::{MAX_BASE, MAX_QUEUE_SIZE};
 use mqblk_virtio::features::VERSION_1;
 use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
 use vhost::VhostUserMemoryRegionBase;
@@ -468,16 +468,14 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let queue = self.check_index(index)?;
-        match u16::try_from(base) {
-            Ok(base) => {
-                self.vrings[queue].base = base;
-                if base != 0 {
-                    self.sharing = None; // the ring is resumed
-                }
-                Ok(())
-            }
-            Err(_) => self.reject(format!("queue {index}: base: found {base}, expected at most 65535")),
+        if base > MAX_BASE {
+            return self.reject(format!("queue {index}: base: found {base}, expected at most {MAX_BASE}"));
         }
+        self.vrings[queue].base = base;
+        if base != 0 {
+            self.sharing = None; // the ring is resumed
+        }
+        Ok(())
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
@@ -500,7 +498,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         // A stopped ring starts again with the next SET_VRING_KICK.
         vring.kick = None;
         vring.call = None;
-        let base = u32::from(vring.base);
+        let base = vring.base;
         if was_served {
             self.device.queue_stopped();
         }

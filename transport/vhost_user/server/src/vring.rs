@@ -10,7 +10,7 @@ use mqblk_engine::{
     QueueHandle, QueueOptions, StatsRegistry, UringContext,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
-use mqblk_ring::split::{DeviceRing, SplitAddresses, SplitRing, SplitState};
+use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingState};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice, VirtioQueue, features};
 
 use crate::dirty_log::DirtyLogging;
@@ -51,7 +51,7 @@ pub(crate) struct Vring<Q> {
     pub(crate) addresses: Option<UserAddresses>,
     /// Guest address at which writes to the used ring are logged; `None` if they are not.
     pub(crate) log_address: Option<GuestAddress>,
-    pub(crate) base: u16,
+    pub(crate) base: u32,
     /// `None`: SET_VRING_KICK has not arrived. `Some(None)`: the frontend has no kick descriptor.
     pub(crate) kick: Option<Option<EventFd>>,
     /// Moved into the queue when it starts.
@@ -67,7 +67,7 @@ pub(crate) struct Vring<Q> {
 
 /// A draining queue.
 struct DrainingVring {
-    queue: Draining<SplitState>,
+    queue: Draining<RingState>,
     since: Instant,
     /// Next time at which the wait is logged.
     next_log: Instant,
@@ -92,7 +92,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     }
 
     /// Translates the ring's addresses with this memory table.
-    fn resolve(&self, memory: &GuestMemory) -> Result<SplitRing, String> {
+    fn resolve(&self, memory: &GuestMemory) -> Result<MappedRing, String> {
         let (Some(size), Some(user)) = (self.size, self.addresses) else {
             return Err(format!("queue {}: found a start before SET_VRING_NUM and SET_VRING_ADDR", self.index));
         };
@@ -104,12 +104,12 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
                 )
             })
         };
-        let addresses = SplitAddresses {
+        let addresses = RingAddresses {
             desc: guest("descriptor table", user.desc)?,
             avail: guest("available ring", user.avail)?,
             used: guest("used ring", user.used)?,
         };
-        SplitRing::resolve(memory, &addresses, size).map_err(|error| format!("queue {}: {error}", self.index))
+        MappedRing::resolve(memory, &addresses, size).map_err(|error| format!("queue {}: {error}", self.index))
     }
 
     /// Returns true if the queue is neither attached nor draining.
@@ -223,7 +223,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             Ok(MoveResult::Busy(handle)) => (handle, Ok(false)),
             Ok(MoveResult::Refused(handle, why)) => (handle, Err(format!("queue {}: {why}", self.index))),
             Ok(MoveResult::Stranded(state, why)) => {
-                self.base = state.position().next_avail;
+                self.base = state.position().base;
                 return Err(format!("queue {}: no worker takes it: {why}", self.index));
             }
             Err(gone) => return Err(format!("queue {}: {gone}", self.index)),
@@ -362,9 +362,9 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         self.wait_drained(name, stats, Some(end))
     }
 
-    fn finish_drain(&mut self, name: &str, stats: &StatsRegistry, detached: Detached<SplitState>) {
+    fn finish_drain(&mut self, name: &str, stats: &StatsRegistry, detached: Detached<RingState>) {
         let index = self.index;
-        self.base = detached.position.next_avail;
+        self.base = detached.position.base;
         stats.detached(index, &detached.report);
         let c = detached.report.counters;
         tracing::info!(

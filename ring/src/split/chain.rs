@@ -1,0 +1,182 @@
+//! Chains of a split virtqueue: taken in batches, and read as segments, whatever their layout.
+
+use mqblk_memory::{BufferPool, GuestAddress, LeaseId};
+
+use super::device::SplitDevice;
+use super::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use crate::format::{ChainError, ChainHead, ChainSegment, Descriptor, VirtqueueError};
+
+/// Most entries of an indirect table that are accepted. Linux's drivers use at most the ring's size, or seg_max + 2.
+const MAX_INDIRECT_ENTRIES: u16 = 1024;
+
+impl ChainHead {
+    /// Reads the head descriptor and prefetches the memory that it names.
+    #[inline]
+    fn read(ring: &SplitDevice, pool: &mut BufferPool, lease: LeaseId, index: u16) -> ChainHead {
+        let first = ring.descriptor(index);
+        pool.prefetch(lease, GuestAddress(first.address));
+        ChainHead { index, first, first_indirect: None }
+    }
+
+    /// Reads the first entry of an indirect table and prefetches the memory that it names.
+    #[inline]
+    fn read_indirect(&mut self, pool: &mut BufferPool, lease: LeaseId) {
+        if self.first.flags & DESC_INDIRECT != 0 {
+            self.first_indirect = pool.read(lease, GuestAddress(self.first.address)).map(Descriptor::from_words);
+            if let Some(entry) = self.first_indirect {
+                pool.prefetch(lease, GuestAddress(entry.address));
+            }
+        }
+    }
+}
+
+/// An indirect table.
+struct IndirectTable {
+    address: u64,
+    entries: u16,
+}
+
+impl IndirectTable {
+    /// Returns the table that `desc` names.
+    fn of(desc: &Descriptor) -> Result<IndirectTable, ChainError> {
+        let entries = SplitDevice::indirect_entries(desc)?;
+        if entries > MAX_INDIRECT_ENTRIES {
+            return Err(ChainError::BadRequest);
+        }
+        Ok(IndirectTable { address: desc.address, entries })
+    }
+
+    /// Reads an entry once.
+    #[inline]
+    fn read(&self, pool: &mut BufferPool, lease: LeaseId, index: u16) -> Result<Descriptor, ChainError> {
+        let at = self.address.checked_add(u64::from(index) * DESC_BYTES).ok_or(ChainError::BadRequest)?;
+        let words = pool.read(lease, GuestAddress(at)).ok_or(ChainError::BadRequest)?;
+        Ok(Descriptor::from_words(words))
+    }
+
+    /// Returns the entry that follows `desc`, after `seen` entries.
+    #[inline]
+    fn next_entry(
+        &self,
+        pool: &mut BufferPool,
+        lease: LeaseId,
+        desc: &Descriptor,
+        seen: u16,
+    ) -> Result<Descriptor, ChainError> {
+        if seen >= self.entries {
+            return Err(INDIRECT_LOOP.into());
+        }
+        if desc.next >= self.entries {
+            return Err(BAD_INDIRECT_NEXT.into());
+        }
+        self.read(pool, lease, desc.next)
+    }
+}
+
+const READABLE_AFTER_WRITABLE: VirtqueueError = VirtqueueError("a readable descriptor follows a writable one");
+const NESTED_INDIRECT: VirtqueueError = VirtqueueError("an indirect table names another one");
+const BAD_INDIRECT_NEXT: VirtqueueError = VirtqueueError("an indirect descriptor's next field is outside its table");
+const INDIRECT_LOOP: VirtqueueError = VirtqueueError("an indirect table loops");
+
+impl SplitDevice {
+    /// Takes available chains, as many as `heads` has room for and `max` allows: heads first, then their descriptors, then the first entries of
+    /// indirect tables. Chains to replay come before all others. Returns how many, and whether more are available.
+    ///
+    /// # Errors
+    /// When the ring violates the protocol.
+    #[inline]
+    pub fn fetch<const N: usize>(
+        &mut self,
+        pool: &mut BufferPool,
+        lease: LeaseId,
+        heads: &mut [ChainHead; N],
+        max: usize,
+    ) -> Result<(usize, bool), VirtqueueError> {
+        let waiting = usize::from(self.waiting()?);
+        if self.replays() > 0 {
+            return Ok(self.fetch_replays(pool, lease, &mut heads[..max.min(N)], waiting));
+        }
+        let count = waiting.min(N).min(max);
+        for (ahead, head) in (0..).zip(&mut heads[..count]) {
+            head.index = self.peek(ahead);
+        }
+        for head in &mut heads[..count] {
+            self.take(head.index)?;
+            *head = ChainHead::read(self, pool, lease, head.index);
+        }
+        for head in &mut heads[..count] {
+            head.read_indirect(pool, lease);
+        }
+        Ok((count, waiting > count))
+    }
+
+    /// Takes chains to replay, which an earlier process did not complete.
+    #[cold]
+    fn fetch_replays(
+        &mut self,
+        pool: &mut BufferPool,
+        lease: LeaseId,
+        heads: &mut [ChainHead],
+        waiting: usize,
+    ) -> (usize, bool) {
+        let mut count = 0;
+        while count < heads.len()
+            && let Some(head) = self.take_replay()
+        {
+            heads[count] = ChainHead::read(self, pool, lease, head);
+            heads[count].read_indirect(pool, lease);
+            count += 1;
+        }
+        (count, self.replays() > 0 || waiting > 0)
+    }
+
+    /// Calls `each` with every segment of the chain, readable segments first. Descriptors of length 0 are skipped.
+    ///
+    /// # Errors
+    /// [`ChainError::BrokenRing`] for a chain that leaves its table, loops, nests indirect tables or has a writable descriptor before a
+    /// readable one; [`ChainError::BadRequest`] for a table that is not mapped, or when `each` returns it.
+    #[inline]
+    pub fn walk(
+        &self,
+        pool: &mut BufferPool,
+        lease: LeaseId,
+        head: &ChainHead,
+        mut each: impl FnMut(&mut BufferPool, ChainSegment) -> Result<(), ChainError>,
+    ) -> Result<(), ChainError> {
+        let mut desc = head.first;
+        let mut table: Option<IndirectTable> = None;
+        // Descriptors of this table so far: bounds the walk.
+        let mut seen = 0;
+        let mut writing = false;
+        loop {
+            if SplitDevice::is_indirect(&desc) {
+                if table.is_some() {
+                    return Err(NESTED_INDIRECT.into());
+                }
+                let inside = IndirectTable::of(&desc)?;
+                desc = match head.first_indirect {
+                    Some(entry) if seen == 0 => entry,
+                    _ => inside.read(pool, lease, 0)?,
+                };
+                (table, seen) = (Some(inside), 0);
+                continue;
+            }
+            let writable = desc.flags & DESC_WRITE != 0;
+            if writing && !writable {
+                return Err(READABLE_AFTER_WRITABLE.into());
+            }
+            writing = writable;
+            if desc.len != 0 {
+                each(pool, ChainSegment { address: GuestAddress(desc.address), len: desc.len, writable })?;
+            }
+            if desc.flags & DESC_NEXT == 0 {
+                return Ok(());
+            }
+            seen += 1;
+            desc = match &table {
+                None => self.next_descriptor(&desc, seen)?,
+                Some(table) => table.next_entry(pool, lease, &desc, seen)?,
+            };
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! The results of the verbs. docs/admin.md lists every field with its unit and is a promise: fields are added, none is renamed, dropped or
 //! changed in meaning. A field that an older daemon does not send reads as its default.
 
+pub use mqblk_core::counters::{GrantCounters, QueueCounters};
 use serde::{Deserialize, Serialize};
 
 /// One LUN, in the results of `lun.list` and of the verbs that change LUNs.
@@ -118,7 +119,7 @@ pub struct DiskStat {
     pub in_flight_region: Option<bool>,
     /// Grant statistics of a Xen disk. Null for others.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub grants: Option<GrantStat>,
+    pub grants: Option<GrantCounters>,
     /// Its queues, by number. Empty unless `queues` was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queues: Vec<QueueStat>,
@@ -166,52 +167,6 @@ pub struct Resumed {
     pub parked: u64,
     /// True if they were completed with their errors instead of repeated.
     pub report: bool,
-}
-
-/// Grant statistics of a Xen disk's rings. All but `held`, `stuck` and `buffer_pages` only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct GrantStat {
-    /// Pages copied, in either direction.
-    pub copies: u64,
-    /// Grant copy calls.
-    pub copy_calls: u64,
-    /// Pages that could not be copied.
-    pub copy_errors: u64,
-    /// Pages mapped.
-    pub maps: u64,
-    /// Grant map calls.
-    pub map_calls: u64,
-    /// Grant map calls that failed; the pages were copied instead.
-    pub map_errors: u64,
-    /// Pages unmapped.
-    pub unmaps: u64,
-    /// Grant unmap calls.
-    pub unmap_calls: u64,
-    /// Pages of requests that were mapped already.
-    pub persistent_hits: u64,
-    /// Pages of requests that were not.
-    pub persistent_misses: u64,
-    /// Mapped pages that were unmapped because they were idle, or to make space for others.
-    pub persistent_purged: u64,
-    /// Times that a page was copied because its ring's limit of mapped pages was reached.
-    pub over_cap: u64,
-    /// Times that pages were copied because the host's limit of mapped pages was reached.
-    pub over_budget: u64,
-    /// Pages mapped now.
-    pub held: u64,
-    /// Pages that could not be unmapped. They are not used any more.
-    pub stuck: u64,
-    /// The daemon's own pages that hold memory now.
-    pub buffer_pages: u64,
-    /// Requests with indirect segments.
-    pub indirect_requests: u64,
-    /// Barriers carried out.
-    pub barriers: u64,
-    /// Events sent.
-    pub events_sent: u64,
-    /// Events taken.
-    pub events_taken: u64,
 }
 
 /// One controller: a guest interface with any number of LUNs.
@@ -317,65 +272,9 @@ pub struct Load {
     /// Age of the oldest request in flight, in milliseconds; null without any.
     pub oldest_ms: Option<u64>,
     /// Its counters.
-    pub counters: Counters,
+    pub counters: QueueCounters,
     /// Latencies of its requests.
     pub latency: Latency,
-}
-
-/// Counters. They only grow while the daemon runs. A field without a unit in its name is a number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Counters {
-    /// Requests completed in all.
-    pub requests: u64,
-    /// Reads finished.
-    pub reads: u64,
-    /// Writes finished.
-    pub writes: u64,
-    /// Flushes finished.
-    pub flushes: u64,
-    /// Discards finished (guest requests, not ranges).
-    pub discards: u64,
-    /// Write-zeroes finished (guest requests, not ranges).
-    pub write_zeroes: u64,
-    /// Requests that the queue completed itself, without the disk.
-    pub answered_alone: u64,
-    /// Of those, malformed ones.
-    pub malformed: u64,
-    /// Requests that did not succeed.
-    pub errors: u64,
-    /// Of those, reads.
-    pub read_errors: u64,
-    /// Of those, writes.
-    pub write_errors: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// Bytes of discards and write-zeroes.
-    pub other_bytes: u64,
-    /// Reads that were merged into the read before them on the disk.
-    pub read_merges: u64,
-    /// Writes that were merged into the write before them on the disk.
-    pub write_merges: u64,
-    /// Ranges of discards and write-zeroes that were merged into the one before them on the disk.
-    pub other_merges: u64,
-    /// Kicks from the guest.
-    pub kicks: u64,
-    /// Calls sent to the guest.
-    pub calls: u64,
-    /// Publishes for which the guest had asked not to be called.
-    pub calls_suppressed: u64,
-    /// Calls that were deferred, so that one covers more completions.
-    pub calls_put_off: u64,
-    /// Turns that found requests.
-    pub turns: u64,
-    /// Turns that found none.
-    pub empty_turns: u64,
-    /// Times the queue was armed.
-    pub arms: u64,
-    /// Time spent polling without finding anything, in nanoseconds.
-    pub poll_ns: u64,
 }
 
 /// Latencies of requests, by class of operation.

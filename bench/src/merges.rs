@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use mqblk_admin::model::Counters;
+use mqblk_admin::model::QueueCounters;
 use mqblk_admin::{Client, StatQuery};
 
 /// Requests that were merged since the disk was opened.
@@ -31,7 +31,7 @@ impl MergeCounters {
             Ok(stat) => {
                 let disks = stat.disks.iter().map(|disk| &disk.totals.counters);
                 let loads = disks.chain(stat.controllers.iter().map(|controller| &controller.totals.counters));
-                let sum = |MergeCounters { reads, writes }, load: &Counters| MergeCounters {
+                let sum = |MergeCounters { reads, writes }, load: &QueueCounters| MergeCounters {
                     reads: reads + load.read_merges,
                     writes: writes + load.write_merges,
                 };

@@ -14,6 +14,7 @@
 //! a context has a move-only buffer type, so that a buffer cannot be used by two owners at once.
 #![forbid(unsafe_code)]
 
+pub mod counters;
 pub mod disk;
 pub mod queue;
 pub mod request;

@@ -1,63 +1,9 @@
 //! Counters of queues and workers: plain numbers that only the worker writes, and that are read by a copy taken on its thread.
 
+pub use mqblk_core::counters::QueueCounters;
 use mqblk_core::{ByteLen, DiskSlot, Op};
 
 use crate::latency::LatencyHistogram;
-
-/// Counters of one queue since it was attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueCounters {
-    /// Reads finished.
-    pub reads: u64,
-    /// Writes finished.
-    pub writes: u64,
-    /// Flushes finished.
-    pub flushes: u64,
-    /// Discards finished (guest requests, not ranges).
-    pub discards: u64,
-    /// Write-zeroes finished (guest requests, not ranges).
-    pub write_zeroes: u64,
-    /// Requests that the queue completed itself, without the disk.
-    pub answered_alone: u64,
-    /// Of those, malformed ones.
-    pub malformed: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// Requests that did not succeed.
-    pub errors: u64,
-    /// Of those, reads.
-    pub read_errors: u64,
-    /// Of those, writes.
-    pub write_errors: u64,
-    /// Kicks from the guest.
-    pub kicks: u64,
-    /// Calls sent to the guest.
-    pub calls: u64,
-    /// Publishes for which the guest had asked not to be called.
-    pub calls_suppressed: u64,
-    /// Turns that found requests.
-    pub turns: u64,
-    /// Turns that found none.
-    pub empty_turns: u64,
-    /// Times the queue was armed.
-    pub arms: u64,
-    /// Time spent polling without finding anything, in nanoseconds.
-    pub poll_ns: u64,
-    /// Requests completed in all.
-    pub requests: u64,
-    /// Reads that were merged into the read before them on the disk (iostat's rrqm).
-    pub read_merges: u64,
-    /// Writes that were merged into the write before them on the disk (iostat's wrqm).
-    pub write_merges: u64,
-    /// Ranges of discards and write-zeroes that were merged into the one before them on the disk.
-    pub other_merges: u64,
-    /// Bytes of discards and write-zeroes, whether they succeeded or not.
-    pub other_bytes: u64,
-    /// Calls that were deferred, so that one covers more completions.
-    pub calls_put_off: u64,
-}
 
 /// Counters of one of a queue's disks, since it was opened in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,39 +199,15 @@ impl QueueStats {
     }
 }
 
-impl QueueCounters {
-    /// Adds the counters of another queue, or of an earlier attachment of the same one.
-    pub fn add(&mut self, other: &QueueCounters) {
-        self.reads += other.reads;
-        self.writes += other.writes;
-        self.flushes += other.flushes;
-        self.discards += other.discards;
-        self.write_zeroes += other.write_zeroes;
-        self.answered_alone += other.answered_alone;
-        self.malformed += other.malformed;
-        self.read_bytes += other.read_bytes;
-        self.written_bytes += other.written_bytes;
-        self.errors += other.errors;
-        self.read_errors += other.read_errors;
-        self.write_errors += other.write_errors;
-        self.kicks += other.kicks;
-        self.calls += other.calls;
-        self.calls_suppressed += other.calls_suppressed;
-        self.turns += other.turns;
-        self.empty_turns += other.empty_turns;
-        self.arms += other.arms;
-        self.poll_ns += other.poll_ns;
-        self.requests += other.requests;
-        self.read_merges += other.read_merges;
-        self.write_merges += other.write_merges;
-        self.other_merges += other.other_merges;
-        self.other_bytes = self.other_bytes.saturating_add(other.other_bytes);
-        self.calls_put_off += other.calls_put_off;
-    }
-
+/// Counts completed requests.
+pub(crate) trait CountRequests {
     /// Counts a completed request. `done`: how much was transferred, if it succeeded.
+    fn count(&mut self, op: Op, done: Option<ByteLen>) -> OpClass;
+}
+
+impl CountRequests for QueueCounters {
     #[inline]
-    pub(crate) fn count(&mut self, op: Op, done: Option<ByteLen>) -> OpClass {
+    fn count(&mut self, op: Op, done: Option<ByteLen>) -> OpClass {
         self.requests += 1;
         let bytes = done.map_or(0, |len| len.0);
         // The two frequent ones by branches, which are predicted well; a jump table is not.
@@ -298,32 +220,32 @@ impl QueueCounters {
             self.written_bytes += bytes;
             OpClass::Write
         } else {
-            self.count_other(op);
+            count_other(self, op);
             OpClass::Other
         };
         if done.is_none() {
-            self.count_error(class);
+            count_error(self, class);
         }
         class
     }
+}
 
-    #[cold]
-    fn count_error(&mut self, class: OpClass) {
-        self.errors += 1;
-        match class {
-            OpClass::Read => self.read_errors += 1,
-            OpClass::Write => self.write_errors += 1,
-            OpClass::Other => {}
-        }
+#[cold]
+fn count_error(counters: &mut QueueCounters, class: OpClass) {
+    counters.errors += 1;
+    match class {
+        OpClass::Read => counters.read_errors += 1,
+        OpClass::Write => counters.write_errors += 1,
+        OpClass::Other => {}
     }
+}
 
-    #[cold]
-    fn count_other(&mut self, op: Op) {
-        match op {
-            Op::Flush => self.flushes += 1,
-            Op::Discard { .. } => self.discards += 1,
-            Op::WriteZeroes { .. } => self.write_zeroes += 1,
-            Op::Read | Op::Write { .. } => {}
-        }
+#[cold]
+fn count_other(counters: &mut QueueCounters, op: Op) {
+    match op {
+        Op::Flush => counters.flushes += 1,
+        Op::Discard { .. } => counters.discards += 1,
+        Op::WriteZeroes { .. } => counters.write_zeroes += 1,
+        Op::Read | Op::Write { .. } => {}
     }
 }

@@ -10,7 +10,7 @@ use mqblk_uring::UringContext;
 
 use crate::clock::{Clock, Ticks};
 use crate::coalesce::{CallCoalescer, CallDecision};
-use crate::counters::{DiskCounters, OpClass, QueueCounters, QueueLatency, QueueStats};
+use crate::counters::{CountRequests, DiskCounters, OpClass, QueueCounters, QueueLatency, QueueStats};
 use crate::options::Coalesce;
 use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};

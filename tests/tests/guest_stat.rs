@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mqblk_admin::model::{Counters, DiskStat};
+use mqblk_admin::model::{DiskStat, QueueCounters};
 use mqblk_tests::guest::{DaemonDisk, DaemonProgram, FioJobs, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon};
 
 /// The guest kernel's statistics of its disk (Documentation/block/stat.rst), and iostat's sums.
@@ -81,7 +81,7 @@ fn the_daemon_counts_what_the_guest_counts() -> Result<()> {
     let now = daemon.disk_stat("seen")?;
 
     let (before, after) = (&ours.totals.counters, &now.totals.counters);
-    let kib = |bytes: fn(&Counters) -> u64| (bytes(after) - bytes(before)) / 1024;
+    let kib = |bytes: fn(&QueueCounters) -> u64| (bytes(after) - bytes(before)) / 1024;
     let counted = Seen {
         reads: after.reads - before.reads,
         writes: after.writes - before.writes,
@@ -104,9 +104,9 @@ fn the_daemon_counts_what_the_guest_counts() -> Result<()> {
 /// Checks that the sums of the queues are the totals, and that every request has one latency.
 fn consistent(disk: &DiskStat) -> Result<()> {
     let total = disk.totals.counters;
-    let sum = |what: fn(&Counters) -> u64| disk.queues.iter().map(|queue| what(&queue.load.counters)).sum::<u64>();
+    let sum = |what: fn(&QueueCounters) -> u64| disk.queues.iter().map(|queue| what(&queue.load.counters)).sum::<u64>();
     for (name, what) in [
-        ("requests", (|it| it.requests) as fn(&Counters) -> u64),
+        ("requests", (|it| it.requests) as fn(&QueueCounters) -> u64),
         ("reads", |it| it.reads),
         ("writes", |it| it.writes),
         ("kicks", |it| it.kicks),

@@ -78,7 +78,7 @@ fn every_block_is_verified_from_a_guest_without_a_driver() -> Result<()> {
         ensure!(output.contains("blocks verified") && output.contains("errors 0"), "{options}: {output}");
     }
     let used = daemon.disk_stat(&mut host, "ram")?.grants.context("no figures of grants")?;
-    ensure!((used.copy_errors, used.map_errors, used.stuck) == (0, 0, 0), "something failed: {used:?}");
+    ensure!((used.copy_errors, used.map_errors, used.stuck_pages) == (0, 0, 0), "something failed: {used:?}");
     daemon.detach(&mut host, &guest, "xvdb")?;
     guest.power_off(&mut host)?;
     daemon.stop(&mut host)?;

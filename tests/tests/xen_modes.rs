@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mqblk_admin::model::{DiskStat, GrantStat};
+use mqblk_admin::model::{DiskStat, GrantCounters};
 use mqblk_tests::guest::{FioJobs, FioOutcome, Shell};
 use mqblk_tests::xen::{
     BackendDisk, BackendProgram, BlkfrontParameters, Dom0Image, Domain, DomainConfig, HardwareQueue, XenBackend,
@@ -103,22 +103,22 @@ fn each_queue_served(
 }
 
 /// Checks that the guest's pages were accessed in the configured grant mode only; when no request is in flight.
-fn used_as_asked(mode: &str, persistent: bool, before: &GrantStat, after: &GrantStat) -> Result<()> {
+fn used_as_asked(mode: &str, persistent: bool, before: &GrantCounters, after: &GrantCounters) -> Result<()> {
     let (maps, unmaps) = (after.maps - before.maps, after.unmaps - before.unmaps);
     let hits = after.persistent_hits - before.persistent_hits;
     if persistent && matches!(mode, "auto" | "persistent") {
         ensure!(hits > after.persistent_misses - before.persistent_misses, "pages that are kept are not used again");
         // Cached pages are unmapped when idle for a minute, and an emulated guest may take that long.
-        ensure!(after.held > 0 || after.persistent_purged > before.persistent_purged, "no page is kept");
+        ensure!(after.mapped_pages > 0 || after.persistent_purged > before.persistent_purged, "no page is kept");
     } else {
-        ensure!(hits == 0 && after.held == 0, "pages were kept");
+        ensure!(hits == 0 && after.mapped_pages == 0, "pages were kept");
         if mode == "map" {
             ensure!(maps > 0 && maps == unmaps, "pages are mapped for one request each");
         } else {
             ensure!(after.copies > before.copies && maps == 0, "pages are copied");
         }
     }
-    ensure!((after.copy_errors, after.map_errors, after.stuck) == (0, 0, 0), "something failed");
+    ensure!((after.copy_errors, after.map_errors, after.stuck_pages) == (0, 0, 0), "something failed");
     Ok(())
 }
 

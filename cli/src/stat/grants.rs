@@ -1,6 +1,6 @@
 //! Computes rates from two samples of a Xen disk's grant counters.
 
-use mqblk_admin::model::GrantStat;
+use mqblk_admin::model::GrantCounters;
 use serde::Serialize;
 
 const NS_PER_S: f64 = 1e9;
@@ -31,8 +31,8 @@ pub struct GrantRates {
 }
 
 /// Returns the rates between two samples; `None` if a counter was reset.
-pub fn rates_between(before: &GrantStat, now: &GrantStat, interval_ns: u64) -> Option<GrantRates> {
-    let delta = |of: fn(&GrantStat) -> u64| of(now).checked_sub(of(before));
+pub fn rates_between(before: &GrantCounters, now: &GrantCounters, interval_ns: u64) -> Option<GrantRates> {
+    let delta = |of: fn(&GrantCounters) -> u64| of(now).checked_sub(of(before));
     let seconds = interval_ns as f64 / NS_PER_S;
     let per_s = |count: u64| count as f64 / seconds;
     let ratio = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
@@ -47,7 +47,7 @@ pub fn rates_between(before: &GrantStat, now: &GrantStat, interval_ns: u64) -> O
         over_budget: delta(|it| it.over_budget)?,
         over_cap: delta(|it| it.over_cap)?,
         errors: delta(|it| it.copy_errors)? + delta(|it| it.map_errors)?,
-        held: now.held,
+        held: now.mapped_pages,
     })
 }
 
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn rates_cover_the_interval_only() {
-        let one = GrantStat {
+        let one = GrantCounters {
             copies: 100,
             copy_calls: 10,
             copy_errors: 1,
@@ -68,11 +68,12 @@ mod tests {
             persistent_misses: 10,
             over_cap: 3,
             over_budget: 4,
-            held: 14,
+            mapped_pages: 14,
             indirect_requests: 8,
-            ..GrantStat::default()
+            ..GrantCounters::default()
         };
-        let two = GrantStat { copies: 300, copy_calls: 20, persistent_hits: 120, held: 9, over_budget: 5, ..one };
+        let two =
+            GrantCounters { copies: 300, copy_calls: 20, persistent_hits: 120, mapped_pages: 9, over_budget: 5, ..one };
         let want = GrantRates {
             copies_per_s: 100.0,
             copies_per_call: 20.0,
@@ -94,7 +95,7 @@ mod tests {
             errors: 3,
             held: 14,
         };
-        assert_eq!(rates_between(&GrantStat::default(), &one, 2_000_000_000), Some(want));
+        assert_eq!(rates_between(&GrantCounters::default(), &one, 2_000_000_000), Some(want));
         assert_eq!(rates_between(&two, &one, 1), None, "the counters were reset");
     }
 }

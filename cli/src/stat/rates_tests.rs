@@ -1,6 +1,6 @@
 //! Rates of constructed samples, against values computed step by step.
 
-use mqblk_admin::model::{ControllerStat, Counters, DiskStat, Latency, LunStat, QueueStat};
+use mqblk_admin::model::{ControllerStat, DiskStat, Latency, LunStat, QueueCounters, QueueStat};
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn distribution(count: u64, sum_ns: u64, buckets: &[(u64, u64, u64)]) -> Distrib
 
 /// The counters of a queue after `times` identical seconds.
 fn load_after(times: u64) -> Load {
-    let counters = Counters {
+    let counters = QueueCounters {
         requests: 170 * times,
         reads: 100 * times,
         writes: 50 * times,
@@ -27,7 +27,7 @@ fn load_after(times: u64) -> Load {
         kicks: 20 * times,
         calls: 25 * times,
         poll_ns: SECOND / 4 * times,
-        ..Counters::default()
+        ..QueueCounters::default()
     };
     let part = |count: u64, each_ns: u64| distribution(count * times, count * each_ns * times, &[]);
     let parts = |count: u64| LatencyParts {

@@ -2,9 +2,9 @@
 //! does not compile until it is reported here.
 
 use mqblk_admin::model::{
-    Counters, DiskStat, Distribution, Health, HealthStop, Latency, LatencyParts, Load, QueueStat, WorkerStat,
+    DiskStat, Distribution, Health, HealthStop, Latency, LatencyParts, Load, QueueStat, WorkerStat,
 };
-use mqblk_engine::{DiskHealth, HealthStats, LatencyHistogram, QueueCounters, QueueLatency, QueueStats, WorkerStats};
+use mqblk_engine::{DiskHealth, HealthStats, LatencyHistogram, QueueLatency, QueueStats, WorkerStats};
 
 use crate::disk_list::DiskInfo;
 use crate::interface::StatDetail;
@@ -92,7 +92,7 @@ pub fn io_stats(stats: &QueueStats, detail: StatDetail) -> Load {
     Load {
         in_flight: (*in_flight).into(),
         oldest_ms: ns_to_ms(*oldest_ns),
-        counters: queue_counters(counters),
+        counters: *counters,
         latency: Latency { reads: parts(reads), writes: parts(writes), others: parts(others) },
     }
 }
@@ -105,63 +105,6 @@ fn distribution(histogram: &LatencyHistogram, detail: StatDetail) -> Distributio
         p99_ns: histogram.percentile_ns(99.0),
         p999_ns: histogram.percentile_ns(99.9),
         buckets: if detail.latency { histogram.buckets().collect() } else { Vec::new() },
-    }
-}
-
-fn queue_counters(counters: &QueueCounters) -> Counters {
-    let QueueCounters {
-        reads,
-        writes,
-        flushes,
-        discards,
-        write_zeroes,
-        answered_alone,
-        malformed,
-        read_bytes,
-        written_bytes,
-        errors,
-        read_errors,
-        write_errors,
-        kicks,
-        calls,
-        calls_suppressed,
-        turns,
-        empty_turns,
-        arms,
-        poll_ns,
-        requests,
-        read_merges,
-        write_merges,
-        other_merges,
-        other_bytes,
-        calls_put_off,
-    } = *counters;
-    Counters {
-        requests,
-        reads,
-        writes,
-        flushes,
-        discards,
-        write_zeroes,
-        answered_alone,
-        malformed,
-        errors,
-        read_errors,
-        write_errors,
-        read_bytes,
-        written_bytes,
-        other_bytes,
-        read_merges,
-        write_merges,
-        other_merges,
-        kicks,
-        calls,
-        calls_suppressed,
-        calls_put_off,
-        turns,
-        empty_turns,
-        arms,
-        poll_ns,
     }
 }
 

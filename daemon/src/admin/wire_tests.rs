@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use std::sync::Arc;
 
-use mqblk_engine::PlugOptions;
+use mqblk_engine::{PlugOptions, QueueCounters};
 use serde_json::Value;
 
 use super::*;
@@ -67,7 +67,7 @@ pub const ALL: StatDetail = StatDetail { queues: true, latency: true };
 
 #[test]
 fn counters_are_not_mixed_up() {
-    let reported = serde_json::to_value(queue_counters(&distinct_stats(1).counters)).unwrap();
+    let reported = serde_json::to_value(distinct_stats(1).counters).unwrap();
     let reported = reported.as_object().unwrap();
     let numbers: BTreeSet<u64> = reported.values().map(|value| value.as_u64().unwrap()).collect();
     assert_eq!(numbers, (1..=23).collect());

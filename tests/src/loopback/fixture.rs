@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use mqblk_admin::model::GrantStat;
+use mqblk_admin::model::GrantCounters;
 use mqblk_core::units::SECTOR_BYTES;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
@@ -281,8 +281,8 @@ impl LoopbackFixture {
         self.daemon()?.wait_for_resources(self.idle_resources.as_ref().context("a rig that is set up")?)?;
         for disk in self.daemon()?.stat()?.disks {
             let grants = disk.grants.unwrap_or_default();
-            ensure!(grants.stuck == 0, "{}: pages could not be let go: {grants:?}", disk.id);
-            ensure!(grants.held == 0 || disk.id == GOOD_DISK.id, "{}: pages are mapped: {grants:?}", disk.id);
+            ensure!(grants.stuck_pages == 0, "{}: pages could not be let go: {grants:?}", disk.id);
+            ensure!(grants.mapped_pages == 0 || disk.id == GOOD_DISK.id, "{}: pages are mapped: {grants:?}", disk.id);
         }
         Ok(())
     }
@@ -291,7 +291,7 @@ impl LoopbackFixture {
     ///
     /// # Errors
     /// When the daemon does not report them.
-    pub fn grants(&self, disk: LoopbackDisk) -> Result<GrantStat> {
+    pub fn grants(&self, disk: LoopbackDisk) -> Result<GrantCounters> {
         let stat = self.daemon()?.stat()?;
         let found = stat.disks.into_iter().find(|found| found.id == disk.id).and_then(|found| found.grants);
         found.with_context(|| format!("nothing is said of the grants of {}", disk.id))

@@ -149,6 +149,8 @@ fn public_types(tokens: TokenStream, found: &mut Vec<(String, usize)>) {
         if let [.., before, kind, name] = text[..]
             && before == "pub"
             && ["struct", "enum", "trait", "type", "union"].contains(&kind)
+            // A macro's variable is no name.
+            && name != "$"
             && let Some(last) = tokens.last()
         {
             found.push((name.to_owned(), last.span().start().line));

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_admin::model::{DiskStat, GrantStat};
-use mqblk_blkif::GrantCounters;
+use mqblk_admin::model::DiskStat;
 use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
 use mqblk_engine::{AnyDisk, Engine, QueueStats, WorkerStats};
 use mqblk_xen::Xen;
@@ -110,7 +109,7 @@ impl DiskExport for XenDisk {
 
     fn annotate(&self, stat: &mut DiskStat) {
         let counters = self.device().map(|device| device.grant_counters()).unwrap_or_default();
-        stat.grants = Some(grant_stat(&counters));
+        stat.grants = Some(counters);
     }
 
     fn watched(&self) -> Option<Arc<AnyDisk>> {
@@ -163,7 +162,7 @@ impl DiskExport for ToolstackDevice {
     }
 
     fn annotate(&self, stat: &mut DiskStat) {
-        stat.grants = Some(grant_stat(&self.device.grant_counters()));
+        stat.grants = Some(self.device.grant_counters());
     }
 
     fn watched(&self) -> Option<Arc<AnyDisk>> {
@@ -175,57 +174,11 @@ impl DiskExport for ToolstackDevice {
     }
 }
 
-/// Converts the grant counters. Every field is named on both sides, so that a counter that is added does not compile until it is reported.
-fn grant_stat(counters: &GrantCounters) -> GrantStat {
-    let GrantCounters {
-        copies,
-        copy_calls,
-        copy_errors,
-        maps,
-        map_calls,
-        map_errors,
-        unmaps,
-        unmap_calls,
-        persistent_hits,
-        persistent_misses,
-        persistent_purged,
-        over_cap,
-        over_budget,
-        mapped_pages: held,
-        stuck_pages: stuck,
-        buffer_pages,
-        indirect_requests,
-        barriers,
-        events_sent,
-        events_received: events_taken,
-    } = *counters;
-    GrantStat {
-        copies,
-        copy_calls,
-        copy_errors,
-        maps,
-        map_calls,
-        map_errors,
-        unmaps,
-        unmap_calls,
-        persistent_hits,
-        persistent_misses,
-        persistent_purged,
-        over_cap,
-        over_budget,
-        held,
-        stuck,
-        buffer_pages,
-        indirect_requests,
-        barriers,
-        events_sent,
-        events_taken,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use mqblk_admin::model::GrantCounters;
 
     use super::*;
 
@@ -241,7 +194,7 @@ mod tests {
             over_budget: 13,
             ..GrantCounters::default()
         });
-        let reported = serde_json::to_value(grant_stat(&grants)).unwrap();
+        let reported = serde_json::to_value(grants).unwrap();
         let reported = reported.as_object().unwrap();
         let set = reported.iter().filter(|(_, value)| **value != 0).map(|(key, value)| (key.as_str(), value.as_u64()));
         let want = [

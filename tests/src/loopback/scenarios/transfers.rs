@@ -134,8 +134,8 @@ fn check_grant_mode(fixture: &LoopbackFixture, disk: LoopbackDisk) -> Result<()>
     let grants = fixture.grants(disk)?;
     let right = match disk.id {
         "copy" => grants.copies > 0 && grants.maps == 0,
-        "map" => grants.maps > 0 && grants.maps == grants.unmaps && grants.held == 0,
-        _ => grants.persistent_hits > 0 && grants.copies == 0 && grants.held == grants.maps - grants.unmaps,
+        "map" => grants.maps > 0 && grants.maps == grants.unmaps && grants.mapped_pages == 0,
+        _ => grants.persistent_hits > 0 && grants.copies == 0 && grants.mapped_pages == grants.maps - grants.unmaps,
     };
     ensure!(right && grants.indirect_requests > 0, "{}: {grants:?}", disk.id);
     ensure!((grants.copy_errors, grants.map_errors) == (0, 0), "{}: {grants:?}", disk.id);

@@ -1,6 +1,4 @@
 //! Every queue of a real guest's disk serves requests.
-//!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Every command with a virtual machine that README.md and docs/ print is run as it is printed, with real guests. See tests/src/documented.
 //!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. KVM is hidden from QEMU where no guest boots with it.
+//! KVM is hidden from QEMU where no guest boots with it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -1,6 +1,4 @@
 //! Two paths to one logical unit in a real guest: persistent reservations by sg_persist, and that they survive the daemon.
-//!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use anyhow::{Result, ensure};
 use mqblk_tests::guest::{

@@ -1,8 +1,7 @@
 //! sg3-utils, sdparm and a file system on SCSI disks in a real guest: every page is read and is right, every command that the tools have
 //! does what it should, storage errors have the right sense data.
 //!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. The tools' exit codes are those of
-//! sg3_utils(8).
+//! The tools' exit codes are those of sg3_utils(8).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

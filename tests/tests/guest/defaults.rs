@@ -1,6 +1,4 @@
 //! A minimal configuration: rings and queues as each VMM chooses them.
-//!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use std::time::Duration;
 

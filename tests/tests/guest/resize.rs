@@ -1,6 +1,4 @@
 //! Disks that grow under a real guest: Linux is notified, and uses the added space, while fio verifies.
-//!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

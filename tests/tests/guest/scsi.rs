@@ -1,8 +1,7 @@
 //! A real guest with many disks on one virtio-scsi controller: their identities, that each keeps its own data, that all queues serve; LUNs
 //! and controllers that are added and removed, grow and are reset in mid-I/O.
 //!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. With
-//! `MQBLK_TEST_SERVER=qemu-storage-daemon` the guest has QEMU's own SCSI disks, to validate the tests.
+//! With `MQBLK_TEST_SERVER=qemu-storage-daemon` the guest has QEMU's own SCSI disks, to validate the tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

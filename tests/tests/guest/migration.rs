@@ -1,7 +1,7 @@
 //! Live migration of real guests: two QEMUs, two daemons that have the same image open, and fio verifies throughout.
 //!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. `MQBLK_MIGRATIONS` says how many times each guest goes
-//! there and back (1); if more than once, with 1 and with 4 queues, and each test with both interfaces.
+//! `MQBLK_MIGRATIONS` says how many times each guest goes there and back (1); if more than once, with 1 and with 4 queues, and each test
+//! with both interfaces.
 //!
 //! The VMM is that of Debian trixie, QEMU 10.0, unless `MQBLK_GUEST_VMM` names another. QEMU 7.2 emulating a guest (TCG) loses pages that
 //! the guest's own processors wrote, when a vhost-user device logs its writes: then the comparison of both memories fails, with pages in

@@ -1,7 +1,6 @@
 //! The daemon is killed and stopped under real guests that write and verify, and started again: they see a delay only.
 //!
-//! `MQBLK_RESTARTS=20` kills and stops it that often in each test; twice each by default. One test at a time, and only after
-//! tests/guest/prepare.sh: see tests/src/guest.
+//! `MQBLK_RESTARTS=20` kills and stops it that often in each test; twice each by default.
 
 use std::time::Duration;
 

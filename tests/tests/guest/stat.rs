@@ -1,7 +1,5 @@
 //! Merging and statistics with a real guest: data is intact when requests are merged, the daemon's counters match the guest's, and how a
 //! file system's buffered streams arrive.
-//!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use std::time::Duration;
 

@@ -1,6 +1,4 @@
 //! The test tools themselves: both VMMs and kernels boot, and a guest migrates between two QEMUs, to a file and back.
-//!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! A real guest's use of a disk: data, a file system, discards, flushes, and the attributes that it sees.
 //!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest. Where busybox has a program of the
-//! same name, its shell prefers that one: hence the full paths.
+//! Where busybox has a program of the same name, its shell prefers that one: hence the full paths.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,6 +1,4 @@
 //! Lifecycle of guests: unplug and plug, reset, a killed VMM.
-//!
-//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
 use std::time::{Duration, Instant};
 

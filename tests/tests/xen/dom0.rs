@@ -1,6 +1,4 @@
 //! dom0 alone on a real Xen, as both ends: the crates' access to xenstore, grants and event channels.
-//!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
 use std::time::Duration;
 

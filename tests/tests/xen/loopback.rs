@@ -1,6 +1,4 @@
-//! Hostile frontends on a real Xen: the scenarios that `blkif_hostile` runs on a simulated machine, in dom0, against a daemon in dom0.
-//!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
+//! Hostile frontends on a real Xen: the scenarios that `tests/tests/blkif/hostile.rs` runs on a simulated machine, in dom0, against a daemon in dom0.
 
 use std::time::Duration;
 

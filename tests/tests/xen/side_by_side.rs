@@ -1,7 +1,5 @@
 //! The kernel's backend and mqblk on the same Xen, with the same guest, over null storage: the cost of a request in grant operations and
 //! notifications. Emulated, so only the ratio of times is meaningful.
-//!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! The benchmark as a frontend on a real Xen: in dom0 against a daemon in dom0, in every layout of requests and with rings and requests of
 //! all sizes; and in a PV guest against the daemon in dom0.
-//!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
 use std::time::Duration;
 

@@ -1,6 +1,4 @@
 //! Lifecycle of disks and guests on a real Xen: detach and attach again, a reboot, two guests, a guest that is destroyed.
-//!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,4 @@
 //! The daemon is killed with SIGKILL while a real Xen guest writes and verifies, and started again: the guest sees a delay only.
-//!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
 use std::time::Duration;
 

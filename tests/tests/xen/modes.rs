@@ -1,6 +1,4 @@
 //! Data through each grant mode, on a real Xen with Debian's blkfront: with its default rings, and with the largest that it supports.
-//!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
 use std::time::Duration;
 

@@ -1,6 +1,4 @@
 //! The kernel's own backend on a real Xen: validates the harness with which the daemon is tested.
-//!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
 use std::time::Duration;
 

@@ -1,6 +1,4 @@
 //! Functions of a disk on a real Xen besides reads and writes: flush, discard, read-only, large blocks, resize.
-//!
-//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
 
 use std::time::Duration;
 

@@ -13,7 +13,7 @@ passed=0 failed=0 ignored=0
 export MQBLK=$PWD/target/release/mqblk
 mkdir -p "$logs" && rm -f "$logs/summary"
 
-# Every run uses the same packages and features, so that nothing is built twice. Test programs guest and xen_* need a prepared
+# Every run uses the same packages and features, so that nothing is built twice. The test programs guest and xen need a prepared
 # machine.
 tests=(cargo test --profile checked --workspace --features mqblk-tests/guest,mqblk-tests/xen)
 without_machines=(--lib --bins --test '[!gx]*' --test 'g[!u]*')
@@ -123,14 +123,14 @@ for part in "$@"; do
             echo "building Xen's tests"
             run xen-build '' "${release[@]}"
             echo "tests on Xen, which QEMU emulates (half a minute each or more)"
-            run xen each "${tests[@]}" --test 'xen_*' --no-fail-fast -- --test-threads=1
+            run xen each "${tests[@]}" --test xen --no-fail-fast -- --test-threads=1
             ;;
         crash)
             echo "building the crash tests"
             run crash-build '' "${release[@]}"
             echo "daemons that are killed and stopped under verified load (half a minute to a minute each or more)"
             rm -f "$logs/crash.json"
-            MQBLK_CRASH=full run crash each "${tests[@]}" --test 'crash_*' --no-fail-fast -- --test-threads=1 --nocapture
+            MQBLK_CRASH=full run crash each "${tests[@]}" --test crash --no-fail-fast -- --test-threads=1 --nocapture
             [ ! -f "$logs/crash.json" ] || { echo "figures, also in $logs/crash.json:"; cat "$logs/crash.json"; }
             ;;
         *)

@@ -1,12 +1,10 @@
 //! Live migration without a VM: the test's own frontend copies a guest's memory by the dirty log while requests run, stops the queues, and
 //! continues at another daemon.
 
-mod migrant;
-
 use std::fs::File;
 use std::path::Path;
 
-use migrant::{Interface, LOG_ALL, Log, Migrant, image_bytes};
+use crate::migrant::{Interface, LOG_ALL, Log, Migrant, image_bytes};
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, HostileFrontend};
 use mqblk_tests::hostile::memory::{END, START};

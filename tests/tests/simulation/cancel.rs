@@ -11,14 +11,14 @@
 //!
 //! `MQBLK_CANCEL_SEEDS=from..to` runs other seeds than the usual ones.
 
-mod cancel_rig;
+mod channel;
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use cancel_rig::StingyChannel;
+use self::channel::StingyChannel;
 use mqblk_core::settings::Settings;
 use mqblk_core::{
     ArmResult, ByteLen, ByteOffset, Completion, DiskChannel, DiskSlot, FinishedRequest, GuestQueue, Intake, Op,

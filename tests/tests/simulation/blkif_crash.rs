@@ -8,13 +8,11 @@
 //!
 //! `MQBLK_BLKIF_SEEDS=600` runs more seeds, `MQBLK_BLKIF_SEED=7` one.
 
-mod blkif_rig;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use blkif_rig::front::{direct, indirect, segment};
-use blkif_rig::{Host, PAGE, Shape, World};
+use crate::blkif_rig::front::{direct, indirect, segment};
+use crate::blkif_rig::{Host, PAGE, Shape, World};
 use mqblk_blkif::GrantMode;
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, MergeMode, PlugOptions};

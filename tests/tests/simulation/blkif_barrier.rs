@@ -9,13 +9,11 @@
 //!
 //! `MQBLK_BARRIER_SEEDS=600` runs more seeds, `MQBLK_BARRIER_SEED=7` one.
 
-mod blkif_rig;
-
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use blkif_rig::front::{direct, segment};
-use blkif_rig::{Host, Shape, World};
+use crate::blkif_rig::front::{direct, segment};
+use crate::blkif_rig::{Host, Shape, World};
 use mqblk_blkif::GrantMode;
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, ByteOffset, Completion, DiskChannel, Op, Request, Tag};

@@ -2,9 +2,9 @@
 //! that survives the backend is in [`World`], the backend's own in [`Host`].
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-#[path = "../../../guest/blkif/tests/rig/domain.rs"]
+#[path = "../../../../guest/blkif/tests/rig/domain.rs"]
 pub mod domain;
-#[path = "../../../guest/blkif/tests/rig/front.rs"]
+#[path = "../../../../guest/blkif/tests/rig/front.rs"]
 pub mod front;
 
 use std::fs::File;

@@ -11,15 +11,13 @@
 //! `MQBLK_VIRTIO_CRASH_SEEDS=600` runs more seeds, `MQBLK_VIRTIO_CRASH_SEED=7` one. `ring/src/split/inflight/tests.rs` tests kills between
 //! two stores of a table.
 
-mod crash_rig;
-
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crash_rig::port::{Blk, Form, Guest, Scsi, place};
-use crash_rig::store::Seen;
-use crash_rig::{Counts, MakeDevice, RING, Shape, World};
+use crate::crash_rig::port::{Blk, Form, Guest, Scsi, place};
+use crate::crash_rig::store::Seen;
+use crate::crash_rig::{Counts, MakeDevice, RING, Shape, World};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, MergeMode, PlugOptions};
 use mqblk_scsi::Nexus;

@@ -2,16 +2,14 @@
 //! wakeup is lost, of a guest, of a worker, or of a ring that waits for a barrier of another. Every wait is bounded: a request without a
 //! response in time fails the test.
 
-mod blkif_rig;
-
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blkif_rig::domain::Domain;
-use blkif_rig::front::{Front, direct, segment};
-use blkif_rig::{Shape, World};
+use crate::blkif_rig::domain::Domain;
+use crate::blkif_rig::front::{Front, direct, segment};
+use crate::blkif_rig::{Shape, World};
 use mqblk_blkif::{BlkifQueue, GrantMode, RingParts, Vbd};
 use mqblk_core::settings::Settings;
 use mqblk_core::{DiskSlot, EventChannel, Wake};

@@ -2,8 +2,6 @@
 //!
 //! Each test also cuts the power of a disk that violates durability, and must detect that.
 
-mod rig;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -11,12 +9,12 @@ use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkQueue, BlkStatus, DataSegment, SectorRange};
 use mqblk_engine::{AnyDisk, PlugOptions, PollPolicy};
 use mqblk_memory::GuestAddress;
+use mqblk_tests::in_process::{Plan, Rig, disk};
 use mqblk_tests::power::{CacheModel, PowerLog, SECTOR, WriteHistory, WriteId, record_writes};
 use mqblk_tests::stepped_scsi::{CommandData, SteppedController};
 use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use rig::{Plan, Rig, disk};
 
 /// Cuts of each test.
 const CUTS: u64 = 1000;

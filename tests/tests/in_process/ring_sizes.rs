@@ -18,8 +18,7 @@ use mqblk_tests::stepped_scsi::logical_unit;
 use mqblk_vhost_user_server::{Server, ServerOptions};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
-mod rig;
-use rig::{Plan, Rig, disk};
+use mqblk_tests::in_process::{Plan, Rig, disk};
 
 /// The smallest size of the project's driver; QEMU 7.2's, the former largest, QEMU 10.0's, the largest of virtio.
 const SIZES: [u16; 5] = [4, 128, 256, 1024, 32768];

@@ -15,10 +15,15 @@ use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 /// The parameters of a fixture.
 pub struct Plan {
+    /// The disk that is served.
     pub disk: Arc<AnyDisk>,
+    /// Number of workers.
     pub workers: usize,
+    /// When its queues sleep.
     pub poll: PollPolicy,
+    /// What of its requests is merged.
     pub plug: PlugOptions,
+    /// When its guest is called.
     pub coalesce: Coalesce,
 }
 
@@ -77,7 +82,6 @@ impl Rig {
     }
 
     /// Stops the queues, disconnects and reconnects.
-    #[allow(dead_code, reason = "not every test that has this module does")]
     pub fn reconnect(self, queues: Vec<BlkQueueSet>) -> (Rig, Vec<BlkQueueSet>) {
         let Rig { device, options, server, engine, _folder } = self;
         device.stop(queues).expect("the queues stop");
@@ -87,13 +91,11 @@ impl Rig {
     }
 
     /// Enables or disables the device's write cache.
-    #[allow(dead_code, reason = "not every test that has this module does")]
     pub fn set_writeback(&mut self, on: bool) {
         self.device.set_writeback(on).expect("the cache mode can be switched");
     }
 
     /// Returns the server's statistics, by queue.
-    #[allow(dead_code, reason = "not every test that has this module does")]
     pub fn report(&self) -> Vec<QueueStats> {
         let report = || self.server.stats(&self.engine.stats().expect("the workers run"));
         (0..100).find_map(|_| report()).expect("no queue comes or goes")

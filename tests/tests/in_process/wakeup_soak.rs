@@ -6,8 +6,6 @@
 //! How often either end sleeps by itself depends on the host's cost of waking a thread. So one request in 50 waits for it: it is sent when
 //! the worker sleeps, and completed when the client sleeps.
 
-mod rig;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,9 +15,9 @@ use mqblk_driver::virtio_blk::{BlkQueueSet, BlkStatus, DataSegment, Waker};
 use mqblk_engine::{PlugOptions, PollPolicy, UringContext};
 use mqblk_memory::Buffer;
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
+use mqblk_tests::in_process::{Plan, Rig, disk};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use rig::{Plan, Rig, disk};
 
 const QUEUES: u16 = 2;
 /// Timeout of a wait: long enough for a busy machine.

@@ -1,17 +1,15 @@
 //! The daemon's counters match the requests of its driver exactly: while queues are attached and detached, with and without merging, with
 //! immediate and deferred calls.
 
-mod rig;
-
 use std::time::Duration;
 
 use mqblk_core::Sector512;
 use mqblk_driver::virtio_blk::{BlkQueueSet, BlkStatus, DataSegment, SectorRange};
 use mqblk_engine::{Coalesce, MergeMode, PlugOptions, PollPolicy, QueueCounters, QueueStats};
 use mqblk_memory::GuestAddress;
+use mqblk_tests::in_process::{Plan, Rig, disk};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use rig::{Plan, Rig, disk};
 
 const QUEUES: usize = 3;
 const DEPTH: u32 = 32;

@@ -1,7 +1,5 @@
 //! Plug and merge end to end: the project's driver, a real socket, worker threads that sleep, and a real file with bad sectors.
 
-mod rig;
-
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -14,7 +12,7 @@ use mqblk_driver::virtio_blk::{
 use mqblk_engine::{AnyDisk, MergeMode, PlugOptions, PollPolicy, UringContext};
 use mqblk_memory::GuestAddress;
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
-use rig::{Plan, Rig, disk};
+use mqblk_tests::in_process::{Plan, Rig, disk};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;

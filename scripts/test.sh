@@ -13,7 +13,7 @@ passed=0 failed=0 ignored=0
 export MQBLK=$PWD/target/release/mqblk
 mkdir -p "$logs" && rm -f "$logs/summary"
 
-# Every run uses the same packages and features, so that nothing is built twice. Test programs named guest_* or xen_* need a prepared
+# Every run uses the same packages and features, so that nothing is built twice. The test programs guest and xen need a prepared
 # machine.
 tests=(cargo test --profile checked --workspace --features mqblk-tests/guest,mqblk-tests/xen)
 without_machines=(--lib --bins --test '[!gx]*' --test 'g[!u]*')
@@ -25,16 +25,26 @@ release=(cargo build --release -p mqblk -p mqblk-tests --bin mqblk --bin instruc
 awk=(awk)
 if awk -W version 2>&1 </dev/null | grep -q mawk; then awk=(awk -W interactive); fi
 
-# Condenses cargo's output: errors, one line per test program and, if EACH is set, one line per test.
+# Condenses cargo's output: errors, one line per test program with its seconds, and one line per test if EACH is set, else one per module
+# of a program in tests/tests.
 condense() {
     "${awk[@]}" -v each="$1" '
+        # Counts a result of a test by its module: the part of its name before the first "::".
+        function count(test, result) { sub(/::.*/, "", test); if (!(test in modules)) { modules[test]; order[++n] = test }
+                                       seen[test, result]++ }
         /^ +Running /            { name = $2 == "unittests" ? $NF : $2; sub(/.*\/deps\//, "", name); sub(/\)$/, "", name)
-                                   sub(/-[0-9a-f]+$/, "", name); next }
-        /^ +Doc-tests /          { name = $2 " (documentation)"; next }
-        /^test .* \.\.\. FAILED/ { print "    FAILED " $2; fflush(); next }
-        /^test .* \.\.\. ok/     { if (each) { print "    ok     " $2; fflush() } next }
-        /^test result: /         { if ($4 + $6 + $8 > 0) printf "  %-34s %4d passed %3d failed %3d ignored\n", name, $4, $6, $8
-                                   fflush(); next }
+                                   sub(/-[0-9a-f]+$/, "", name); sub(/\/main\.rs$/, "", name)
+                                   by_module = !each && $2 != "unittests"; n = 0; split("", modules); split("", seen); next }
+        /^ +Doc-tests /          { name = $2 " (documentation)"; by_module = n = 0; next }
+        /^test .* \.\.\. FAILED/ { print "    FAILED " $2; fflush(); if (by_module && $2 ~ /::/) count($2, "failed"); next }
+        /^test .* \.\.\. ok/     { if (each) { print "    ok     " $2; fflush() } if (by_module && $2 ~ /::/) count($2, "ok"); next }
+        /^test .* \.\.\. ignored/ { if (by_module && $2 ~ /::/) count($2, "ignored"); next }
+        /^test result: /         { if ($4 + $6 + $8 > 0)
+                                       printf "  %-34s %4d passed %3d failed %3d ignored %9s\n", name, $4, $6, $8, $NF
+                                   for (i = 1; i <= n; i++)
+                                       printf "    %-32s %4d        %3d        %3d\n", order[i], seen[order[i], "ok"],
+                                              seen[order[i], "failed"], seen[order[i], "ignored"]
+                                   n = 0; fflush(); next }
         /^(error|warning: unused)/ { print; fflush() }
     '
 }
@@ -101,7 +111,7 @@ for part in "$@"; do
             echo "building the guest's tests"
             run guest-build '' "${release[@]}"
             echo "tests with virtual machines (minutes each where there is no KVM)"
-            run guest each "${tests[@]}" --test 'guest_*' --no-fail-fast -- --test-threads=1
+            run guest each "${tests[@]}" --test guest --no-fail-fast -- --test-threads=1
             ;;
         xen)
             echo "preparing Xen: the hypervisor, dom0's kernel and toolstack, a PV guest"
@@ -113,14 +123,14 @@ for part in "$@"; do
             echo "building Xen's tests"
             run xen-build '' "${release[@]}"
             echo "tests on Xen, which QEMU emulates (half a minute each or more)"
-            run xen each "${tests[@]}" --test 'xen_*' --no-fail-fast -- --test-threads=1
+            run xen each "${tests[@]}" --test xen --no-fail-fast -- --test-threads=1
             ;;
         crash)
             echo "building the crash tests"
             run crash-build '' "${release[@]}"
             echo "daemons that are killed and stopped under verified load (half a minute to a minute each or more)"
             rm -f "$logs/crash.json"
-            MQBLK_CRASH=full run crash each "${tests[@]}" --test 'crash_*' --no-fail-fast -- --test-threads=1 --nocapture
+            MQBLK_CRASH=full run crash each "${tests[@]}" --test crash --no-fail-fast -- --test-threads=1 --nocapture
             [ ! -f "$logs/crash.json" ] || { echo "figures, also in $logs/crash.json:"; cat "$logs/crash.json"; }
             ;;
         *)

@@ -5,7 +5,7 @@
 #
 # RUNTIME (seconds, default 1) and RUNS (7) set the duration. The machine must be idle. A test compares the cost of requests on a real Xen
 # with the kernel's backend, as a ratio:
-#   tests/xen/prepare.sh; cargo test --profile checked -p mqblk-tests --features xen --test xen_side_by_side -- --nocapture
+#   tests/xen/prepare.sh; cargo test --profile checked -p mqblk-tests --features xen --test xen side_by_side:: -- --nocapture
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-target/xen-queues}

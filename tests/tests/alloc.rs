@@ -3,8 +3,6 @@
 //!
 //! One test runs all cases in sequence, because the allocator's counters are those of the whole process.
 
-mod rig;
-
 use std::alloc::System;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -22,7 +20,7 @@ use mqblk_engine::{
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
-use rig::{Plan, Rig, disk};
+use mqblk_tests::in_process::{Plan, Rig, disk};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]

@@ -1,5 +1,5 @@
 //! Every command that README.md, docs/ and the help texts print is run as it is printed, but those with virtual machines
-//! (`guest_documented`); and what documents name is there. See tests/src/documented.
+//! (`tests/tests/guest/documented.rs`); and what documents name is there. See tests/src/documented.
 //!
 //! Each page is run in namespaces of its own, which takes root or a kernel that lets users make namespaces, and socat.
 //! `MQBLK_DOCUMENT=docs/xen.md` runs the pages alone whose names have this.

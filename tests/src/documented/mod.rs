@@ -5,8 +5,9 @@
 //! processes are private. A [`Session`] runs blocks there as a reader does: a block that ends with a server stays in its terminal until
 //! Ctrl-C, and what comes after it is typed in another one.
 //!
-//! All blocks of language `sh` are run but those of [`plan::NOT_RUN`]. Those of sections that start QEMU are run by `guest_documented`, with
-//! a real guest; all others by `documented`. [`links`] looks whether the paths and links of documents lead to something.
+//! All blocks of language `sh` are run but those of [`plan::NOT_RUN`]. Those of sections that start QEMU are run by
+//! `tests/tests/guest/documented.rs`, with a real guest; all others by `tests/tests/documented.rs`. [`links`] looks whether the paths and
+//! links of documents lead to something.
 
 pub mod help;
 pub mod links;

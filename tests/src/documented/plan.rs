@@ -22,7 +22,7 @@ pub const NOT_RUN: &[(&str, &str, &str)] = &[
     (
         "docs/bench.md",
         "mqblk bench --interface xen --xen auto",
-        "needs the domain 0 of a real Xen; tests/tests/xen_bench.rs runs it there",
+        "needs the domain 0 of a real Xen; tests/tests/xen/bench.rs runs it there",
     ),
     (
         "mqblk resize --help",

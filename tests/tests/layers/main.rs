@@ -35,7 +35,7 @@ const TESTS: &str = "tests";
 /// The rooms that may hold `unsafe`.
 const UNSAFE: [&str; 3] = ["memory", "uring", "transport/nodes"];
 /// A test of somebody else's client, whose interface hands out memory that is not initialised.
-const UNSAFE_CLIENT: &str = "tests/tests/client_blkio.rs";
+const UNSAFE_CLIENT: &str = "tests/tests/daemon/client_blkio.rs";
 
 /// The only place that converts between sectors and bytes.
 const UNITS: &str = "core/src/units.rs";

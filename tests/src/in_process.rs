@@ -1,0 +1,109 @@
+//! A daemon's components in this process, and the project's driver connected to them over a real socket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_core::DiskSlot;
+use mqblk_core::settings::Settings;
+use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice, BlkQueueSet};
+use mqblk_engine::{
+    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueStats,
+    UringOptions,
+};
+use mqblk_vhost_user_server::{Server, ServerOptions};
+use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
+
+/// The parameters of a fixture.
+pub struct Plan {
+    /// The disk that is served.
+    pub disk: Arc<AnyDisk>,
+    /// Number of workers.
+    pub workers: usize,
+    /// When its queues sleep.
+    pub poll: PollPolicy,
+    /// What of its requests is merged.
+    pub plug: PlugOptions,
+    /// When its guest is called.
+    pub coalesce: Coalesce,
+}
+
+/// A served disk and its driver.
+pub struct Rig {
+    device: BlkDevice,
+    options: BlkConnectOptions,
+    server: Server,
+    engine: Arc<Engine>,
+    _folder: tempfile::TempDir,
+}
+
+/// Opens a disk by its settings.
+pub fn disk(kind: &str, settings: &[(&str, &str)]) -> Arc<AnyDisk> {
+    let mut given = Settings::new("disk");
+    for (key, value) in settings {
+        given.insert(key, value).expect("each key once");
+    }
+    let disk = mqblk_storage::open(kind, &mut given).expect("the disk opens");
+    given.finish().expect("all settings are known");
+    disk
+}
+
+impl Rig {
+    /// Serves `plan` and connects with the options that `choose` has changed.
+    pub fn new(plan: Plan, choose: impl FnOnce(&mut BlkConnectOptions)) -> (Rig, Vec<BlkQueueSet>) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut options = BlkConnectOptions::new(folder.path().join("socket"));
+        choose(&mut options);
+        let engine = EngineOptions { workers: plan.workers, pin: vec![], context: UringOptions::default() };
+        let engine = Arc::new(Engine::start(&engine).expect("workers start"));
+        let blk = BlkOptions {
+            serial: "rig".to_owned(),
+            queues: options.queues,
+            queue_size: options.queue_size,
+            writeback: true,
+        };
+        let device = Arc::new(VirtioBlk::new(plan.disk.geometry(), plan.disk.limits(), blk));
+        let serve = ServerOptions {
+            name: "rig".to_owned(),
+            socket: options.socket.clone(),
+            socket_mode: 0o600,
+            queue_map: vec![],
+            poll: plan.poll,
+            coalesce: plan.coalesce,
+            fixed_buffers: FixedBufferUse::Off,
+            drain_timeout: Duration::from_secs(30),
+            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],
+            engine: Arc::clone(&engine),
+            host_state: None,
+        };
+        let server = Server::start(device, serve).expect("the socket can be made");
+        let mut device = BlkDevice::connect(&options).expect("connected");
+        let queues = device.take_queues();
+        (Rig { device, options, server, engine, _folder: folder }, queues)
+    }
+
+    /// Stops the queues, disconnects and reconnects.
+    pub fn reconnect(self, queues: Vec<BlkQueueSet>) -> (Rig, Vec<BlkQueueSet>) {
+        let Rig { device, options, server, engine, _folder } = self;
+        device.stop(queues).expect("the queues stop");
+        let mut device = BlkDevice::connect(&options).expect("connected again");
+        let queues = device.take_queues();
+        (Rig { device, options, server, engine, _folder }, queues)
+    }
+
+    /// Enables or disables the device's write cache.
+    pub fn set_writeback(&mut self, on: bool) {
+        self.device.set_writeback(on).expect("the cache mode can be switched");
+    }
+
+    /// Returns the server's statistics, by queue.
+    pub fn report(&self) -> Vec<QueueStats> {
+        let report = || self.server.stats(&self.engine.stats().expect("the workers run"));
+        (0..100).find_map(|_| report()).expect("no queue comes or goes")
+    }
+
+    /// Stops the queues, then the server.
+    pub fn stop(mut self, queues: Vec<BlkQueueSet>) {
+        self.device.stop(queues).expect("the queues stop");
+        self.server.stop();
+    }
+}

@@ -1,0 +1,14 @@
+//! A daemon in a process of its own, and drivers that keep the protocol.
+
+mod client_blkio;
+mod device_state;
+mod fourth_interface;
+mod isolation_kill;
+mod lun_changes;
+mod migrant;
+mod migration;
+mod queue_moves;
+mod resize;
+mod resource_limits;
+mod slow_storage;
+mod vmm_mistakes;

@@ -1,0 +1,86 @@
+//! A minimal configuration: rings and queues as each VMM chooses them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use mqblk_tests::guest::{
+    ControllerConfig, DaemonDisk, FioJobs, Guest, GuestController, GuestDisk, HostImage, LunConfig, VhostUserDaemon,
+    Vmm, wait_for_luns, with_each_vmm,
+};
+
+const WITHIN: Duration = Duration::from_secs(150);
+
+/// QEMU 10.0 gives every vhost-user-blk ring 1024 entries, QEMU 7.2 has 128.
+#[test]
+fn a_disk_with_the_rings_of_each_vmm() -> Result<()> {
+    with_each_vmm(|vmm| {
+        let image = HostImage::sparse(64)?;
+        let daemon = VhostUserDaemon::start(&[DaemonDisk::new("plain", image.path(), 2)])?;
+        let disk = GuestDisk::with_defaults("plain", &daemon.socket("plain"));
+        let mut guest = Guest::builder().vmm(vmm).disk(disk).boot()?;
+        FioJobs::verified_random_writes("/dev/vda", 2, 0, 8).run(&mut guest, WITHIN)?.must_have_verified()?;
+        guest.power_off()?;
+        daemon.stop().map(drop)
+    })
+}
+
+/// QEMU sets up a request queue for each virtual CPU, however many the host has, and rings as for disks.
+#[test]
+fn a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
+    with_each_vmm(|vmm| {
+        let image = HostImage::sparse(64)?;
+        let daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new(
+            "plain",
+            0,
+            vec![LunConfig::new(0, 0, image.path())],
+        )])?;
+        let controller = GuestController::with_defaults("plain", &daemon.socket("plain"));
+        let mut guest = Guest::builder().vmm(vmm).vcpus(6).controller(controller).boot()?;
+        let disks = wait_for_luns(&mut guest, &[(0, 0)])?;
+        FioJobs::verified_random_writes(&disks[&(0, 0)].node(), 2, 0, 8)
+            .run(&mut guest, WITHIN)?
+            .must_have_verified()?;
+        guest.power_off()?;
+        daemon.stop().map(drop)
+    })
+}
+
+/// QEMU 7.2 exits if it still sends a message after the connection is closed, else it continues without the disk, as 10.0 always does:
+/// either way the log says what to change.
+#[test]
+fn fewer_queues_than_the_vmm_sets_up_are_logged() -> Result<()> {
+    with_each_vmm(|vmm| {
+        let image = HostImage::sparse(16)?;
+        let mut daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new(
+            "few",
+            1,
+            vec![LunConfig::new(0, 0, image.path())],
+        )])?;
+        let controller = GuestController::with_defaults("few", &daemon.socket("few"));
+        let guest = Guest::builder().vmm(vmm).vcpus(2).controller(controller).power_on();
+        daemon.wait_log("a warning of too many queues", |log| {
+            log.contains("queue index: found 3") && log.contains("num_queues=")
+        })?;
+        if vmm == Vmm::Trixie {
+            guest?.kill()?;
+        }
+        daemon.must_run()
+    })
+}
+
+/// QEMU omits memory without a file from the table, and passes private files as if they were shared.
+#[test]
+fn memory_that_is_not_shared_is_logged() -> Result<()> {
+    with_each_vmm(|vmm| {
+        for backend in ["memory-backend-ram", "memory-backend-memfd,share=off"] {
+            let image = HostImage::sparse(16)?;
+            let mut daemon = VhostUserDaemon::start(&[DaemonDisk::new("lonely", image.path(), 2)])?;
+            let disk = GuestDisk::with_defaults("lonely", &daemon.socket("lonely"));
+            let guest = Guest::builder().vmm(vmm).memory_backend(backend).disk(disk).power_on()?;
+            daemon.wait_log("a warning that memory is not shared", |log| log.contains("share=on"))?;
+            guest.kill()?;
+            daemon.must_run()?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,18 @@
+//! Real guests, booted by QEMU.
+//!
+//! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
+
+mod block;
+mod defaults;
+mod documented;
+mod lifecycle;
+mod migration;
+mod power_cut;
+mod queues;
+mod resize;
+mod restart;
+mod scsi;
+mod scsi_commands;
+mod scsi_paths;
+mod stat;
+mod vmm;

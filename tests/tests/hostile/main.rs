@@ -1,0 +1,13 @@
+//! Hostile guests and VMMs: vhost-user frontends that control every byte of their messages, memory and rings, against a real daemon.
+
+mod device_state;
+mod frames;
+mod frontends;
+mod fuzz;
+mod inflight;
+mod layouts;
+mod memory;
+mod queues;
+mod requests;
+mod rings;
+mod running;

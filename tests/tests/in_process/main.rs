@@ -1,0 +1,7 @@
+//! The project's driver, connected over a socket to a daemon's components in this process.
+
+mod counts;
+mod merge;
+mod power_cut;
+mod ring_sizes;
+mod wakeup_soak;

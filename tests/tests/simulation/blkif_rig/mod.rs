@@ -1,0 +1,218 @@
+//! A Xen guest's disk whose backend can be killed: a domain with rings, and stepped workers over real queues and a real engine. The state
+//! that survives the backend is in [`World`], the backend's own in [`Host`].
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+#[path = "../../../../guest/blkif/tests/rig/domain.rs"]
+pub mod domain;
+#[path = "../../../../guest/blkif/tests/rig/front.rs"]
+pub mod front;
+
+use std::fs::File;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mqblk_blkif::journal::Journal;
+use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
+use mqblk_core::DiskSlot;
+use mqblk_engine::{
+    AnyDisk, Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringOptions,
+};
+use mqblk_memory::create_memfd;
+use mqblk_ring::blkif::{Abi, RingPosition};
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
+use mqblk_tests::killable::{KillSwitch, Killable, NoEvents};
+
+use domain::Domain;
+use front::Front;
+
+/// Bytes of a page.
+pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
+
+/// Turns of each worker between two rings that are attached.
+const TURNS: u32 = 4;
+
+/// The parameters of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub rings: u16,
+    pub workers: usize,
+    pub ring_pages: u32,
+    pub abi: Abi,
+    pub mode: GrantMode,
+    pub plug: PlugOptions,
+}
+
+impl Shape {
+    /// The device over `disk`.
+    pub fn options(&self, disk: &AnyDisk) -> VbdOptions {
+        VbdOptions {
+            geometry: disk.geometry(),
+            limits: disk.limits(),
+            abi: self.abi,
+            persistent: self.mode == GrantMode::Persistent,
+            max_indirect_segments: 64,
+            discard: true,
+            discard_secure: false,
+            barrier: true,
+            flush: true,
+            write_through: false,
+            mode: self.mode,
+            pages_may_be_pinned: false,
+            pool: PoolScope::PerRing,
+            budget: GrantBudget::new(1 << 20),
+            persistent_max: DEFAULT_PERSISTENT_MAX,
+            persistent_idle: Duration::ZERO,
+            rings: self.rings,
+        }
+    }
+}
+
+/// What survives the backend: the guest, its shared pages, the journals, and the storage.
+pub struct World {
+    pub shape: Shape,
+    pub domain: Arc<Domain>,
+    pub fronts: Vec<Front>,
+    pub journals: Vec<File>,
+    pub kill: Arc<KillSwitch>,
+    disk: Arc<AnyDisk>,
+}
+
+impl World {
+    /// Returns a guest with so many pages, all granted under their numbers.
+    pub fn new(shape: Shape, pages: u32, disk: Arc<AnyDisk>) -> World {
+        let domain = Domain::new(pages);
+        (0..pages).for_each(|page| domain.grant(page, page, true));
+        let fronts: Vec<_> = (0..shape.rings).map(|_| Front::new(&domain, shape.abi, shape.ring_pages)).collect();
+        let entries = shape.abi.entries(shape.ring_pages);
+        let journals: Vec<_> = fronts.iter().map(|_| create_memfd("journal", 0).expect("a memfd")).collect();
+        for (ring, file) in (0..).zip(&journals) {
+            Journal::create(file, entries, ring, RingPosition::default()).expect("a journal");
+        }
+        let kill = KillSwitch::new();
+        let mortal = Arc::clone(&kill);
+        let disk = Arc::new(FilterDisk::new(disk, move |channel| {
+            Box::new(Killable(channel, Arc::clone(&mortal))) as AnyChannel
+        }));
+        World { shape, domain, fronts, journals, kill, disk }
+    }
+
+    /// Starts a backend that resumes these rings. `None` if it was killed meanwhile.
+    pub fn host(&self) -> Option<Host> {
+        let context = UringOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
+        let workers =
+            (0..self.shape.workers).map(|_| SteppedWorker::new(context).expect("the host has io_uring")).collect();
+        let mut host = Host {
+            vbd: Vbd::new(self.shape.options(&*self.disk)),
+            workers,
+            seats: vec![],
+            replayed: vec![],
+            broken: Arc::default(),
+        };
+        let attached = KillSwitch::run(|| {
+            for ring in 0..self.fronts.len() {
+                host.attach(self, ring);
+                // The attached rings are served while the others are being resumed.
+                (0..TURNS).for_each(|_| host.workers.iter_mut().for_each(|worker| _ = worker.turn()));
+            }
+        });
+        if attached.is_none() {
+            self.drop_killed(host);
+            return None;
+        }
+        Some(host)
+    }
+
+    /// Returns the memory that a backend shares with others.
+    fn traces(&self) -> Vec<Vec<u8>> {
+        let journals = self.journals.iter().map(|file| {
+            let mut bytes = vec![0; file.metadata().expect("a file").len() as usize];
+            std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0).expect("its bytes");
+            bytes
+        });
+        journals.chain(self.fronts.iter().map(Front::bytes)).collect()
+    }
+
+    /// Drops a killed backend, and checks that this changes no shared memory.
+    pub fn drop_killed(&self, host: Host) {
+        let before = self.traces();
+        self.kill.arm(KillSwitch::NEVER);
+        drop(host);
+        assert!(before == self.traces(), "it was killed, not shut down");
+        self.domain.forget_mappings();
+    }
+}
+
+/// A backend.
+pub struct Host {
+    pub vbd: Arc<Vbd>,
+    pub workers: Vec<SteppedWorker>,
+    pub seats: Vec<(usize, SteppedQueue)>,
+    /// Requests that each ring has replayed.
+    pub replayed: Vec<usize>,
+    /// Rings that were found to be broken.
+    pub broken: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Host {
+    fn attach(&mut self, world: &World, ring: usize) {
+        world.kill.kill_point();
+        let front = &world.fronts[ring];
+        let published = front.back_end(RingPosition::default()).published();
+        let entries = front.ring.size();
+        let resumed = Journal::resume(&world.journals[ring], entries, ring as u64, published);
+        let (journal, recovery) = resumed.expect("a journal that was killed is as good as any");
+        world.kill.kill_point();
+        self.replayed.push(recovery.replay.len());
+        let broken = Arc::clone(&self.broken);
+        let options = QueueOptions {
+            disks: vec![QueueDisk {
+                slot: DiskSlot::FIRST,
+                disk: Arc::clone(&world.disk),
+                plug: world.shape.plug,
+                health: Arc::default(),
+            }],
+            kick: None,
+            poll: PollPolicy::Busy,
+            coalesce: Coalesce::default(),
+            paused: false,
+            on_broken: Box::new(move |_| broken.lock().unwrap_or_else(PoisonError::into_inner).push(ring)),
+        };
+        let worker = ring % self.workers.len();
+        let vbd = &self.vbd;
+        let seat = self.workers[worker].attach(options, |context, waker| {
+            let parts = RingParts {
+                ring: front.back_end(recovery.position),
+                grants: Box::new(Killable(world.domain.access(), Arc::clone(&world.kill))),
+                channel: Box::new(Killable(NoEvents, Arc::clone(&world.kill))),
+                waker: Arc::new(Killable(Arc::clone(waker), Arc::clone(&world.kill))),
+                journal: Some(journal),
+                replay: recovery.replay,
+                guard: None,
+            };
+            vbd.open_queue(context, parts).map_err(|error| error.to_string())
+        });
+        self.seats.push((worker, seat.expect("a seat")));
+    }
+
+    /// Runs one turn of one worker. `None` if the backend was killed in it.
+    pub fn turn(&mut self, worker: usize) -> Option<bool> {
+        KillSwitch::run(|| self.workers[worker].turn())
+    }
+
+    /// Drains a ring.
+    pub fn close(&mut self, ring: usize) {
+        let (worker, seat) = self.seats[ring];
+        self.workers[worker].drain(seat);
+    }
+
+    /// Drains all rings, and steps the workers until they are detached. Returns false if the backend was killed meanwhile.
+    pub fn drain(&mut self) -> bool {
+        KillSwitch::run(|| {
+            (0..self.seats.len()).for_each(|ring| self.close(ring));
+            while self.seats.iter().any(|(worker, seat)| self.workers[*worker].serves(*seat)) {
+                self.workers.iter_mut().for_each(|worker| _ = worker.turn());
+            }
+        })
+        .is_some()
+    }
+}

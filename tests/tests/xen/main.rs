@@ -1,0 +1,13 @@
+//! A real Xen, emulated by QEMU.
+//!
+//! One test at a time, and only after tests/xen/prepare.sh: see tests/src/xen.
+
+mod bench;
+mod crash;
+mod disk;
+mod dom0;
+mod kernel;
+mod lifecycle;
+mod loopback;
+mod modes;
+mod side_by_side;

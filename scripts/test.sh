@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash]
+# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [soak]
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only if none failed. The full output of each run is
 # kept in target/test-logs.
@@ -7,19 +7,32 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 scripts/check-toolchain.sh || exit 1
 
+for part in "$@"; do
+    case $part in
+        fast | guest | xen | crash) ;;
+        # All of them, longer: hours.
+        soak)
+            set -- fast crash guest xen
+            export MQBLK_CRASH=full MQBLK_RESTARTS=12 MQBLK_MIGRATIONS=10 MQBLK_POWER_CUTS=200 MQBLK_XEN_KILLS=10
+            export MQBLK_BARRIER_SEEDS=4000 MQBLK_BLKIF_SEEDS=400 MQBLK_CANCEL_SEEDS=400 MQBLK_LAYOUT_SEEDS=4000 MQBLK_MERGE_SEEDS=400
+            export MQBLK_TMF_SEEDS=4000 MQBLK_VIRTIO_CRASH_SEEDS=200 MQBLK_FUZZ_BATCHES=20000 MQBLK_ORACLE_SECONDS=600
+            ;;
+        *)
+            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash or soak" >&2
+            exit 2
+            ;;
+    esac
+done
+
 logs=target/test-logs
-passed=0 failed=0 ignored=0
-# Tests start the release build of the daemon.
-export MQBLK=$PWD/target/release/mqblk
-mkdir -p "$logs" && rm -f "$logs/summary"
+# Tests start the daemon that is built with assertions, as they are.
+export MQBLK=$PWD/target/checked/mqblk
+mkdir -p "$logs" && rm -f "$logs/summary" "$logs"/*.counts
 
 # Every run uses the same packages and features, so that nothing is built twice. The test programs guest and xen need a prepared
 # machine.
-tests=(cargo test --profile checked --workspace --features mqblk-tests/guest,mqblk-tests/xen)
-without_machines=(--lib --bins --test '[!gx]*' --test 'g[!u]*')
-
-# Built together: separately each would enable other features of the libraries, which would be built twice.
-release=(cargo build --release -p mqblk -p mqblk-tests --bin mqblk --bin instruction-budget)
+selected=(--profile checked --workspace --features mqblk-tests/guest,mqblk-tests/xen)
+tests=(cargo test "${selected[@]}")
 
 # Debian's mawk buffers its input by default, which would delay lines.
 awk=(awk)
@@ -79,67 +92,94 @@ run() {
         f=$((f + died))
         echo "  the whole output is in $log"
     fi
-    passed=$((passed + p)) failed=$((failed + f)) ignored=$((ignored + i))
+    echo "$p $f $i" >"$logs/$name.counts"
+    [ "$f" -eq 0 ]
 }
 
-for part in "$@"; do
-    case $part in
-        fast)
-            echo "building (the first time takes minutes)"
-            run build '' "${release[@]}"
-            run build-tests '' "${tests[@]}" --no-run
-            [ "$failed" -eq 0 ] || break
-            # Counts instructions. Without it the budget test fails with a message.
-            install_missing valgrind
-            # Printed commands use it.
-            install_missing socat
-            echo "tests without virtual machines"
-            run fast '' "${tests[@]}" "${without_machines[@]}" --no-fail-fast
-            run documentation '' "${tests[@]}" --doc
-            echo "instructions for a request, in a release build"
-            MQBLK_BUDGET_PROGRAM=$PWD/target/release/instruction-budget \
-                run budget '' "${tests[@]}" --test budget -- --include-ignored
-            ;;
-        guest)
-            echo "preparing the guest: QEMU, a Debian kernel, fio, SCSI tools"
-            tests/guest/prepare.sh </dev/null || {
-                failed=$((failed + 1))
-                echo "  the guest could not be prepared, so its tests did not run"
-                break
-            }
-            install_missing socat
-            echo "building the guest's tests"
-            run guest-build '' "${release[@]}"
-            echo "tests with virtual machines (minutes each where there is no KVM)"
-            run guest each "${tests[@]}" --test guest --no-fail-fast -- --test-threads=1
-            ;;
-        xen)
-            echo "preparing Xen: the hypervisor, dom0's kernel and toolstack, a PV guest"
-            tests/xen/prepare.sh </dev/null || {
-                failed=$((failed + 1))
-                echo "  Xen could not be prepared, so its tests did not run"
-                break
-            }
-            echo "building Xen's tests"
-            run xen-build '' "${release[@]}"
-            echo "tests on Xen, which QEMU emulates (half a minute each or more)"
-            run xen each "${tests[@]}" --test xen --no-fail-fast -- --test-threads=1
-            ;;
-        crash)
-            echo "building the crash tests"
-            run crash-build '' "${release[@]}"
-            echo "daemons that are killed and stopped under verified load (half a minute to a minute each or more)"
-            rm -f "$logs/crash.json"
-            MQBLK_CRASH=full run crash each "${tests[@]}" --test crash --no-fail-fast -- --test-threads=1 --nocapture
-            [ ! -f "$logs/crash.json" ] || { echo "figures, also in $logs/crash.json:"; cat "$logs/crash.json"; }
-            ;;
-        *)
-            echo "scripts/test.sh: found '$part', expected fast, guest, xen or crash" >&2
-            exit 2
-            ;;
-    esac
-done
+# fail NAME MESSAGE: counts what could not be run as a failed test.
+fail() {
+    echo "  $2"
+    echo "0 1 0" >"$logs/$1.counts"
+}
 
+# Labels each line, for runs side by side.
+label() { "${awk[@]}" -v label="$1" '{ printf "%-6s %s\n", label, $0; fflush() }'; }
+
+wants() {
+    local part
+    for part in "${parts[@]}"; do [ "$part" != "$1" ] || return 0; done
+    return 1
+}
+
+build() {
+    echo "building (the first time takes minutes)"
+    run build '' "${tests[@]}" --no-run && run build-daemon '' cargo build "${selected[@]}" --bin mqblk
+}
+
+fast() {
+    install_missing valgrind # without it the budget fails with a message
+    echo "tests without virtual machines"
+    # Two at a time: each waits a good part of its time.
+    run fast '' "${tests[@]}" --test '[!gx]*' --test 'g[!u]*' --no-fail-fast &
+    local other=$!
+    run libraries '' "${tests[@]}" --lib --bins --no-fail-fast
+    wait "$other"
+    run documentation '' "${tests[@]}" --doc
+    echo "instructions for a request, in a release build"
+    run budget-build '' cargo build --release -p mqblk-tests --bin instruction-budget &&
+        MQBLK_BUDGET_PROGRAM=$PWD/target/release/instruction-budget \
+            run budget '' "${tests[@]}" --test budget -- --include-ignored
+}
+
+# Installs, downloads and builds what virtual machines need.
+prepare() {
+    if wants xen; then
+        # That prepares the guest, too.
+        tests/xen/prepare.sh </dev/null || fail prepare "Xen could not be prepared: the tests that need it fail"
+    elif wants guest; then
+        tests/guest/prepare.sh </dev/null || fail prepare "the guest could not be prepared: the tests that need it fail"
+    fi
+}
+
+guest() {
+    echo "tests with virtual machines (minutes each where there is no KVM)"
+    run guest each "${tests[@]}" --test guest --no-fail-fast -- --test-threads=1
+}
+
+xen() {
+    echo "tests on Xen, which QEMU emulates (half a minute each or more)"
+    run xen each "${tests[@]}" --test xen --no-fail-fast -- --test-threads=1
+}
+
+crash() {
+    echo "daemons that are killed and stopped under verified load (half a minute to a minute each or more)"
+    rm -f "$logs/crash.json"
+    MQBLK_CRASH=full run crash each "${tests[@]}" --test crash --no-fail-fast -- --test-threads=1 --nocapture
+    [ ! -f "$logs/crash.json" ] || { echo "statistics, also in $logs/crash.json:"; cat "$logs/crash.json"; }
+}
+
+parts=("$@")
+prepare &
+preparing=$!
+build
+built=$?
+wait "$preparing"
+install_missing socat # printed commands use it
+if [ "$built" -eq 0 ]; then
+    wants fast && fast
+    wants crash && crash
+    if wants guest && wants xen; then
+        # A machine under emulation seldom uses more than one processor.
+        guest 2>&1 | label guest &
+        xen 2>&1 | label xen
+        wait
+    else
+        wants guest && guest
+        wants xen && xen
+    fi
+fi
+
+read -r passed failed ignored < <(awk '{ p += $1; f += $2; i += $3 } END { print p + 0, f + 0, i + 0 }' "$logs"/*.counts)
 [ "$ignored" -eq 0 ] || echo "$ignored tests were ignored"
 echo "$passed passed, $failed failed" | tee "$logs/summary"
 [ "$failed" -eq 0 ]

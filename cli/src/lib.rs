@@ -57,6 +57,8 @@ enum Command {
 
 /// Parses the command line of a program with these guest interfaces, and runs it.
 pub fn run(interfaces: Interfaces) -> ExitCode {
+    // The benchmark serves disks of simulated machines.
+    mqblk_daemon::interfaces::xen::selector::provide_simulated(mqblk_xen_simulation::connect_dom0);
     let command = Cli::command().mut_subcommand("serve", |serve| serve::add_interfaces(serve, interfaces));
     let mut matches = command.get_matches();
     let given = serve::InterfaceOptions::of(matches.subcommand_matches("serve"), interfaces);

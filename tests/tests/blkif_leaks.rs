@@ -12,12 +12,12 @@ use mqblk_engine::{Coalesce, Engine, EngineOptions, PlugOptions, PollPolicy, Uri
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::BlkfrontLoad;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
-use mqblk_xen::connect_simulated;
-use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::vbd::XenbusState;
 use mqblk_xen_server::{
     Backend, BackendOptions, DeviceName, DiskBacking, Opener, Params, RateLimit, RingLimits, VbdSettings,
 };
+use mqblk_xen_simulation::connect_dom0;
+use mqblk_xen_simulation::{Machine, connect};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -105,8 +105,8 @@ fn nothing_is_leaked() {
         rate_limit: RateLimit { burst: 1_000_000, per_second: 1_000_000 },
         drain_timeout: Duration::from_secs(30),
     };
-    let backend = Backend::start(connect_simulated(folder.path()).unwrap(), options).unwrap();
-    let (dom0, guest) = (connect_simulated(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
+    let backend = Backend::start(connect_dom0(folder.path()).unwrap(), options).unwrap();
+    let (dom0, guest) = (connect_dom0(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
     let mut store = dom0.store().unwrap();
     let device = Vbd::new("mqblk", DomainId(1), 51712, "mqblk:x");
     device.create(&mut store).unwrap();

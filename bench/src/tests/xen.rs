@@ -7,8 +7,8 @@ use mqblk_driver::blkfront::model::{BlkbackBehaviour, BlkbackFault, BlkbackModel
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
 use mqblk_xen::Xen;
-use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::vbd::XenbusState;
+use mqblk_xen_simulation::{Machine, connect};
 
 use super::{failed, json, plan, refused, written};
 use crate::{BenchError, sweep};

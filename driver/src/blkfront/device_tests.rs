@@ -7,8 +7,8 @@ use mqblk_core::{ByteLen, Sector512};
 use mqblk_memory::{DomainId, GuestAddress};
 use mqblk_ring::blkif::{Abi, BlkifRequest, RequestBody, RwRequest, operation, status};
 use mqblk_xen::Xen;
-use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::vbd::XenbusState;
+use mqblk_xen_simulation::{Machine, connect};
 
 use super::model::{BlkbackBehaviour, BlkbackFault, BlkbackModel};
 use super::raw::{RawFrontend, RawRing};

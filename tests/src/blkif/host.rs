@@ -8,10 +8,11 @@ use std::sync::Arc;
 use mqblk_driver::blkfront::BlkfrontOptions;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
-use mqblk_xen::simulation::{Machine, connect};
+use mqblk_xen::Xen;
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::vbd::{self, XenbusState, keys};
-use mqblk_xen::{Xen, connect_simulated};
+use mqblk_xen_simulation::connect_dom0;
+use mqblk_xen_simulation::{Machine, connect};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -222,7 +223,7 @@ impl SimulatedHost {
     pub fn domain(&self, id: u16) -> Arc<dyn Xen> {
         let folder = self.folder.path().join("xen");
         match id {
-            0 => connect_simulated(&folder),
+            0 => connect_dom0(&folder),
             _ => connect(&folder, DomainId(id)),
         }
         .expect("a domain")

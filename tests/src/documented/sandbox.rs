@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use mqblk_memory::DomainId;
-use mqblk_xen::simulation::Machine;
+use mqblk_xen_simulation::Machine;
 use tempfile::TempDir;
 
 use crate::guest::{Accelerator, GuestCache, Vmm};

@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions, DeviceChange};
 use mqblk_memory::DomainId;
-use mqblk_xen::simulation::connect;
 use mqblk_xen::vbd;
+use mqblk_xen_simulation::connect;
 
 /// The disks that documents attach.
 const DISKS: [(u16, &str); 4] = [(3, "xvda"), (3, "xvdb"), (4, "xvda"), (4, "xvdb")];

@@ -12,8 +12,8 @@ use mqblk_core::units::SECTOR_BYTES;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_memory::DomainId;
 use mqblk_xen::Xen;
-use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::vbd::parse_vdev;
+use mqblk_xen_simulation::{Machine, connect};
 use tempfile::TempDir;
 
 use super::daemon::{DEVICE_TYPE, LoopbackDaemon, LoopbackDaemonResources};

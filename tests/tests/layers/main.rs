@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 mod modules;
 mod words;
 
-use cargo_metadata::{Metadata, MetadataCommand, Package, TargetKind};
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package, TargetKind};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// The components, and which components each may use. A component is a folder of the workspace; `transport` has sides.
@@ -19,14 +19,28 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("engine", &["core", "uring"]),
     ("guest", &["core", "memory", "ring", "guest"]),
     ("storage", &["core", "memory", "uring"]),
-    ("transport/server", &["core", "memory", "ring", "engine", "guest", "transport/client"]),
+    ("transport/server", &["core", "memory", "ring", "engine", "guest", "transport/client", "transport/simulation"]),
     ("transport/client", &["core", "memory", "ring", "transport/nodes"]),
     ("transport/nodes", &["core", "memory"]),
-    ("driver", &["core", "memory", "ring", "transport/client"]),
+    ("transport/simulation", &["core", "memory", "transport/client"]),
+    ("driver", &["core", "memory", "ring", "transport/client", "transport/simulation"]),
     ("admin", &["core"]),
-    ("bench", &["core", "memory", "driver", "transport/client", "admin"]),
+    ("bench", &["core", "memory", "driver", "transport/client", "transport/simulation", "admin"]),
     ("daemon", &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin"]),
-    ("cli", &["core", "memory", "engine", "transport/server", "transport/client", "admin", "bench", "daemon"]),
+    (
+        "cli",
+        &[
+            "core",
+            "memory",
+            "engine",
+            "transport/server",
+            "transport/client",
+            "transport/simulation",
+            "admin",
+            "bench",
+            "daemon",
+        ],
+    ),
 ];
 
 /// Tests may use every room.
@@ -113,6 +127,33 @@ fn a_wrong_edge_is_found() {
     }
     assert_eq!(room("transport/vhost_user/server"), "transport/server");
     assert_eq!(room("guest/virtio_blk"), "guest");
+}
+
+/// The crates that a crate needs to be built without its tests, itself included.
+fn linked(metadata: &Metadata, from: &str) -> Vec<String> {
+    let mut found = vec![from.to_owned()];
+    let mut at = 0;
+    while let Some(name) = found.get(at).cloned() {
+        let package = metadata.workspace_packages().into_iter().find(|package| *package.name == name);
+        let used = package.into_iter().flat_map(|package| &package.dependencies);
+        let used = used.filter(|used| used.path.is_some() && used.kind == DependencyKind::Normal);
+        for used in used.map(|used| used.name.clone()) {
+            if !found.contains(&used) {
+                found.push(used);
+            }
+        }
+        at += 1;
+    }
+    found
+}
+
+#[test]
+fn the_daemon_does_not_link_the_simulated_xen() {
+    let metadata = metadata();
+    let simulation = "mqblk-xen-simulation".to_owned();
+    let daemon = linked(&metadata, "mqblk-daemon");
+    assert!(daemon.len() > 10 && !daemon.contains(&simulation), "{daemon:?}");
+    assert!(linked(&metadata, "mqblk-bench").contains(&simulation), "the benchmark does, so that it would be found");
 }
 
 /// The table of guest interfaces, and what each is: the only part of the daemon that may name one.

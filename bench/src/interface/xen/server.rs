@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use mqblk_driver::DriverError;
 use mqblk_memory::DomainId;
-use mqblk_xen::simulation::{self, Machine};
 use mqblk_xen::store::XenstoreError;
 use mqblk_xen::vbd::{self, keys};
 use mqblk_xen::{Xen, connect_real};
+use mqblk_xen_simulation::{self as simulation, Machine};
 
 use super::options::{GRANTS_POOL, XenLocation, own_device};
 use crate::BenchError;

@@ -1,14 +1,25 @@
 //! Selects the Xen host: the machine's own, or a simulated one in a directory.
 
 use std::fmt;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_xen::{Xen, XenError};
 
 /// The default type of devices.
 pub const DEFAULT_TYPE: &str = "mqblk";
+
+/// Connects to the simulated machine in a directory.
+pub type ConnectSimulated = fn(&Path) -> Result<Arc<dyn Xen>, XenError>;
+
+static SIMULATED: OnceLock<ConnectSimulated> = OnceLock::new();
+
+/// Lets this process use simulated machines. For programs that have them: the daemon itself does not.
+pub fn provide_simulated(connect: ConnectSimulated) {
+    // The first one stays.
+    let _ = SIMULATED.set(connect);
+}
 
 /// The Xen host to use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,7 +50,16 @@ impl XenSelector {
     pub fn connect(&self) -> Result<Arc<dyn Xen>, XenError> {
         match self {
             XenSelector::Auto | XenSelector::Real => mqblk_xen::connect_real(),
-            XenSelector::Simulated(folder) => mqblk_xen::connect_simulated(folder),
+            XenSelector::Simulated(folder) => match SIMULATED.get() {
+                Some(connect) => connect(folder),
+                None => Err(XenError {
+                    what: format!(
+                        "xen: found {}, expected auto or real: there are no simulated machines",
+                        folder.display()
+                    ),
+                    source: std::io::ErrorKind::Unsupported.into(),
+                }),
+            },
         }
     }
 }

@@ -1,16 +1,14 @@
-//! The Xen interfaces that a program in a domain uses: xenstore, grants, event channels. The trait [`Xen`] has two implementations: a real
-//! Xen, through xenstored and the kernel's device nodes, and a simulated one, through sockets in a folder.
+//! The Xen interfaces that a program in a domain uses: xenstore, grants, event channels. The trait [`Xen`] is a Xen host;
+//! [`connect_real`] is the machine's own, through xenstored and the kernel's device nodes. `transport/xen/simulation` is another one.
 #![forbid(unsafe_code)]
 
 mod real;
-pub mod simulation;
 pub mod store;
 pub mod vbd;
 
 pub use real::connect_real;
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 
 use mqblk_core::EventChannel;
@@ -90,12 +88,4 @@ pub trait Xen: Send + Sync {
     /// # Errors
     /// When too few grants are free, or the node or socket is missing.
     fn share(&self, with: DomainId, pages: u32, writable: bool) -> Result<SharedPages, XenError>;
-}
-
-/// Connects to the simulated machine in a folder as a program in domain 0. See [`simulation::connect`] for other domains.
-///
-/// # Errors
-/// When no machine runs there.
-pub fn connect_simulated(folder: &Path) -> Result<Arc<dyn Xen>, XenError> {
-    simulation::connect(folder, DomainId(0))
 }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use mqblk_blkif::GrantBudget;
 use mqblk_engine::{Engine, EngineOptions, UringOptions};
 use mqblk_memory::DomainId;
-use mqblk_xen::simulation::{Machine, connect};
 use mqblk_xen::store::Xenstore;
-use mqblk_xen::{connect_simulated, vbd};
+use mqblk_xen::vbd;
 use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice};
 use mqblk_xen_server::{Backend, BackendOptions, DeviceName, DiskBacking, Opener, Params, RateLimit};
+use mqblk_xen_simulation::connect_dom0;
+use mqblk_xen_simulation::{Machine, connect};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const GUEST: DomainId = DomainId(1);
@@ -70,7 +71,7 @@ fn start_watcher(dir: &Path, pace: RateLimit) -> WatcherFixture {
         rate_limit: pace,
         drain_timeout: Duration::from_secs(30),
     };
-    let xen = connect_simulated(dir).unwrap();
+    let xen = connect_dom0(dir).unwrap();
     let store = xen.store().unwrap();
     WatcherFixture {
         backend: Backend::start(xen, options).unwrap(),

@@ -9,7 +9,7 @@ mod error;
 mod events;
 mod operations;
 mod permission;
-pub(crate) mod wire;
+pub mod wire;
 
 #[cfg(test)]
 mod tests;

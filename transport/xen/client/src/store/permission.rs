@@ -28,7 +28,8 @@ pub struct Permission {
 }
 
 impl Permission {
-    pub(crate) fn parse(text: &[u8]) -> Option<Permission> {
+    /// Parses an entry of a node's permissions, such as `r7`.
+    pub fn parse(text: &[u8]) -> Option<Permission> {
         let (letter, digits) = text.split_first()?;
         let access = match letter {
             b'n' => Access::None,

@@ -1,39 +1,53 @@
 //! Xenstore messages. Source: Xen's `public/io/xs_wire.h`.
 
 /// Bytes of a header: type, request id, transaction id, length; each a u32 in host byte order.
-pub(crate) const HEADER_BYTES: usize = 16;
+pub const HEADER_BYTES: usize = 16;
 
 /// Maximum payload in either direction: XENSTORE_PAYLOAD_MAX.
-pub(crate) const PAYLOAD_MAX: usize = 4096;
+pub const PAYLOAD_MAX: usize = 4096;
 
 /// Maximum length of an absolute path: XENSTORE_ABS_PATH_MAX.
-pub(crate) const ABSOLUTE_PATH_MAX: usize = 3072;
+pub const ABSOLUTE_PATH_MAX: usize = 3072;
 
 /// Maximum length of a path relative to the domain's directory: XENSTORE_REL_PATH_MAX.
-pub(crate) const RELATIVE_PATH_MAX: usize = 2048;
+pub const RELATIVE_PATH_MAX: usize = 2048;
 
 /// Type of a message (`enum xsd_sockmsg_type`). A reply has the type of its request, or [`ERROR`](Self::ERROR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Verb(pub(crate) u32);
+pub struct Verb(pub u32);
 
 impl Verb {
-    pub(crate) const DIRECTORY: Verb = Verb(1);
-    pub(crate) const READ: Verb = Verb(2);
-    pub(crate) const GET_PERMS: Verb = Verb(3);
-    pub(crate) const WATCH: Verb = Verb(4);
-    pub(crate) const UNWATCH: Verb = Verb(5);
-    pub(crate) const TRANSACTION_START: Verb = Verb(6);
-    pub(crate) const TRANSACTION_END: Verb = Verb(7);
-    pub(crate) const WRITE: Verb = Verb(11);
-    pub(crate) const MKDIR: Verb = Verb(12);
-    pub(crate) const RM: Verb = Verb(13);
-    pub(crate) const SET_PERMS: Verb = Verb(14);
-    pub(crate) const WATCH_EVENT: Verb = Verb(15);
-    pub(crate) const ERROR: Verb = Verb(16);
-    pub(crate) const DIRECTORY_PART: Verb = Verb(22);
+    /// Lists the children of a node: XS_DIRECTORY.
+    pub const DIRECTORY: Verb = Verb(1);
+    /// Reads a node: XS_READ.
+    pub const READ: Verb = Verb(2);
+    /// Reads the permissions of a node: XS_GET_PERMS.
+    pub const GET_PERMS: Verb = Verb(3);
+    /// Watches a node and those below it: XS_WATCH.
+    pub const WATCH: Verb = Verb(4);
+    /// Ends a watch: XS_UNWATCH.
+    pub const UNWATCH: Verb = Verb(5);
+    /// Starts a transaction: XS_TRANSACTION_START.
+    pub const TRANSACTION_START: Verb = Verb(6);
+    /// Commits or aborts a transaction: XS_TRANSACTION_END.
+    pub const TRANSACTION_END: Verb = Verb(7);
+    /// Writes a node: XS_WRITE.
+    pub const WRITE: Verb = Verb(11);
+    /// Makes a node: XS_MKDIR.
+    pub const MKDIR: Verb = Verb(12);
+    /// Removes a node and those below it: XS_RM.
+    pub const RM: Verb = Verb(13);
+    /// Sets the permissions of a node: XS_SET_PERMS.
+    pub const SET_PERMS: Verb = Verb(14);
+    /// From the server: a watched node has changed: XS_WATCH_EVENT.
+    pub const WATCH_EVENT: Verb = Verb(15);
+    /// From the server: the request has failed, with the name of the error: XS_ERROR.
+    pub const ERROR: Verb = Verb(16);
+    /// Lists some children of a node that has many: XS_DIRECTORY_PART.
+    pub const DIRECTORY_PART: Verb = Verb(22);
 
     /// Describes the operation for error messages.
-    pub(crate) fn description(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Verb::DIRECTORY | Verb::DIRECTORY_PART => "list",
             Verb::READ => "read",
@@ -53,18 +67,20 @@ impl Verb {
 
 /// Header of a message (`struct xsd_sockmsg`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) verb: Verb,
+pub struct Header {
+    /// Type of the message.
+    pub verb: Verb,
     /// Request id: chosen by the client, returned in the reply.
-    pub(crate) request: u32,
+    pub request: u32,
     /// Transaction id; 0: none.
-    pub(crate) transaction: u32,
+    pub transaction: u32,
     /// Bytes of payload.
-    pub(crate) len: u32,
+    pub len: u32,
 }
 
 impl Header {
-    pub(crate) fn encode(self) -> [u8; HEADER_BYTES] {
+    /// Encodes the header, in the byte order of the host.
+    pub fn encode(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let numbers = [self.verb.0, self.request, self.transaction, self.len];
         for (field, number) in bytes.chunks_exact_mut(4).zip(numbers) {
@@ -73,20 +89,21 @@ impl Header {
         bytes
     }
 
-    pub(crate) fn decode(bytes: [u8; HEADER_BYTES]) -> Header {
+    /// Decodes a header, in the byte order of the host.
+    pub fn decode(bytes: [u8; HEADER_BYTES]) -> Header {
         let number = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Header { verb: Verb(number(0)), request: number(4), transaction: number(8), len: number(12) }
     }
 }
 
 /// Splits a payload into its NUL-terminated strings. The last NUL may be missing, as in the replies of some servers.
-pub(crate) fn split_strings(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn split_strings(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
     let payload = payload.strip_suffix(&[0]).unwrap_or(payload);
     payload.split(|byte| *byte == 0).filter(move |_| !payload.is_empty())
 }
 
 /// Returns why a path is invalid; `None` if it is valid. Source: Xen's `docs/misc/xenstore.txt`, and xenstored's set of characters.
-pub(crate) fn path_error(path: &str) -> Option<String> {
+pub fn path_error(path: &str) -> Option<String> {
     let limit = if path.starts_with('/') { ABSOLUTE_PATH_MAX } else { RELATIVE_PATH_MAX };
     let known = |byte: &u8| byte.is_ascii_alphanumeric() || b"-/_@".contains(byte);
     if path.is_empty() {

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use super::super::socket_path;
 use super::*;
-use crate::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
+use mqblk_xen::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
 
 fn raw(machine: &Machine) -> UnixStream {
     let stream = UnixStream::connect(socket_path(machine.folder(), DomainId(1))).unwrap();

@@ -13,7 +13,7 @@ use rustix::net::{
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::Port;
+use mqblk_xen::Port;
 
 /// Name of the machine's socket in its folder.
 pub(super) const SOCKET: &str = "hypervisor.sock";

@@ -180,8 +180,7 @@ fn a_mapped_page_is_not_allocated_again() {
     let folder = tempfile::tempdir().unwrap();
     let machine =
         Machine::with_limits(folder.path(), DomainLimits { pages: 4, refs: 16, ..DomainLimits::default() }).unwrap();
-    let (back, front) =
-        (crate::connect_simulated(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
+    let (back, front) = (crate::connect_dom0(folder.path()).unwrap(), connect(folder.path(), DomainId(1)).unwrap());
     let mut grants = back.grants(DomainId(1)).unwrap();
     let arena = PageArena::reserve(4).unwrap();
     let pages = front.share(DomainId(0), 4, true).unwrap();

@@ -7,7 +7,7 @@ use mqblk_memory::DomainId;
 use super::XsdError;
 use super::state::{ClientId, OKAY, Reply, XenstoredState};
 use super::tree::{Caller, Change, Tree, parent};
-use crate::store::Permission;
+use mqblk_xen::store::Permission;
 
 /// A write operation.
 #[derive(Clone, Debug)]

@@ -9,8 +9,8 @@ use super::transaction::{Transaction, WriteOperation};
 use super::tree::{Caller, RequiredAccess, Tree, home_path};
 use super::watches::Watch;
 use super::{XenstoreQuota, XsdError};
-use crate::store::wire::{ABSOLUTE_PATH_MAX, Header, PAYLOAD_MAX, Verb, path_error, split_strings};
-use crate::store::{Access, Permission};
+use mqblk_xen::store::wire::{ABSOLUTE_PATH_MAX, Header, PAYLOAD_MAX, Verb, path_error, split_strings};
+use mqblk_xen::store::{Access, Permission};
 
 const GET_DOMAIN_PATH: Verb = Verb(10);
 const IS_DOMAIN_INTRODUCED: Verb = Verb(17);

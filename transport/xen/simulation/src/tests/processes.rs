@@ -5,19 +5,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
-use crate::Port;
+use mqblk_xen::Port;
 
 const FOLDER: &str = "MQBLK_TEST_SIMULATED_FOLDER";
 
 /// Starts this binary again as a backend in another process, and waits until it is ready.
 fn start_backend(folder: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "simulation::tests::processes::a_backend_in_another_process",
-            "--nocapture",
-            "--include-ignored",
-        ])
+        .args(["--exact", "tests::processes::a_backend_in_another_process", "--nocapture", "--include-ignored"])
         .env(FOLDER, folder)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -34,7 +29,7 @@ fn start_backend(folder: &Path) -> Child {
 #[ignore = "run by the others, in a process of its own"]
 fn a_backend_in_another_process() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let xen = crate::connect_simulated(Path::new(&folder)).unwrap();
+    let xen = crate::connect_dom0(Path::new(&folder)).unwrap();
     let mut store = xen.store().unwrap();
     let mut number =
         |key: &str| -> u32 { store.read(&format!("/local/domain/1/device/{key}")).unwrap().unwrap().parse().unwrap() };

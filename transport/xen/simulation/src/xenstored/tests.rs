@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use mqblk_memory::DomainId;
 
-use crate::simulation::{Machine, XenstoreQuota, connect};
-use crate::store::{Access, Permission, Xenstore, XenstoreError};
+use crate::{Machine, XenstoreQuota, connect};
+use mqblk_xen::store::{Access, Permission, Xenstore, XenstoreError};
 
 struct TestMachine {
     machine: Machine,
@@ -22,7 +22,7 @@ fn test_machine() -> TestMachine {
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine::start(folder.path()).unwrap();
     machine.create_domain(DomainId(1)).unwrap();
-    let toolstack = crate::connect_simulated(folder.path()).unwrap().store().unwrap();
+    let toolstack = crate::connect_dom0(folder.path()).unwrap().store().unwrap();
     let guest = connect(folder.path(), DomainId(1)).unwrap().store().unwrap();
     TestMachine { machine, toolstack, guest, _folder: folder }
 }
@@ -177,7 +177,7 @@ fn a_transaction_is_atomic() {
     toolstack.set_permissions("/local/domain/1/device", &[permission(Access::Read, 1)]).unwrap();
     guest.watch("device", "t").unwrap();
     expect(&mut guest, "device", "t");
-    let mut other = crate::connect_simulated(_folder.path()).unwrap().store().unwrap();
+    let mut other = crate::connect_dom0(_folder.path()).unwrap().store().unwrap();
     toolstack
         .transaction(|transaction| {
             transaction.write("/local/domain/1/device/a", "1")?;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
-use crate::{EventPort, Port};
+use mqblk_xen::{EventPort, Port};
 
 fn is_readable(port: &EventPort, wait: Duration) -> bool {
     let mut polled = [PollFd::new(&port.descriptor, PollFlags::IN)];

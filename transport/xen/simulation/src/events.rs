@@ -25,7 +25,7 @@ use mqblk_core::EventChannel;
 
 use super::hypercall::{Hypercall, HypercallSocket};
 use super::shared_memory::{CacheLine, event_word};
-use crate::Port;
+use mqblk_xen::Port;
 
 /// Makes an eventfd readable.
 pub(super) fn signal(event: &impl AsFd) {

@@ -8,8 +8,8 @@ use mqblk_memory::DomainId;
 use super::XsdError;
 use super::state::{Client, ClientId, OKAY, Reply, XenstoredState, absolute, text};
 use super::tree::{Change, RequiredAccess, allows, home_path, visit};
-use crate::store::Permission;
-use crate::store::wire::path_error;
+use mqblk_xen::store::Permission;
+use mqblk_xen::store::wire::path_error;
 
 #[derive(Debug)]
 pub(super) struct Watch {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::events::signal;
 use super::range_allocator::RangeAllocator;
 use super::shared_memory::{CHANNELS, CacheLine, SharedInfo, event_word};
-use crate::Port;
+use mqblk_xen::Port;
 
 /// Maximum number of ports of a domain: Xen's `EVTCHN_FIFO_NR_CHANNELS`.
 const PORTS: u32 = 1 << 17;

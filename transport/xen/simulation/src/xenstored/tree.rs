@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mqblk_memory::DomainId;
 
 use super::{XenstoreQuota, XsdError};
-use crate::store::{Access, Permission};
+use mqblk_xen::store::{Access, Permission};
 
 /// Access that an operation requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use super::hypercall::{Hypercall, HypercallResult};
 use super::range_allocator::RangeAllocator;
 use super::shared_memory::{CONNECTIONS, SharedInfo, counter_word};
 use super::stats::{DomainLimits, MachineStats};
-use crate::Port;
+use mqblk_xen::Port;
 
 /// Identifies an instance of a domain: a domain id is reused after the domain is destroyed.
 type InstanceId = u64;

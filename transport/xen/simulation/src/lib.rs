@@ -8,7 +8,9 @@
 //! * Event channels: eventfds, and a pending and a masked bit for each direction. A closed end can be bound again.
 //!
 //! It simulates the interface with its checks and failures, so that both ends of a block device can be tested and measured without Xen.
-//! It provides no isolation: a connected program could read any domain's memory.
+//! It provides no isolation: a connected program could read any domain's memory. It is a crate of its own, which neither the daemon's crates nor
+//! those of a real Xen depend on.
+#![forbid(unsafe_code)]
 
 mod channels;
 mod client;
@@ -30,3 +32,17 @@ use client::hypercall;
 pub use machine::{DomainStats, Machine};
 pub use stats::{DomainLimits, MachineStats};
 pub use xenstored::XenstoreQuota;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use mqblk_memory::DomainId;
+use mqblk_xen::{Xen, XenError};
+
+/// Connects to the simulated machine in a folder as a program in domain 0. See [`connect`] for other domains.
+///
+/// # Errors
+/// When no machine runs there.
+pub fn connect_dom0(folder: &Path) -> Result<Arc<dyn Xen>, XenError> {
+    connect(folder, DomainId(0))
+}

@@ -8,7 +8,7 @@ use super::super::XsdError;
 use super::super::state::{ClientId, XenstoredState};
 use super::super::tree::visit;
 use super::*;
-use crate::store::wire::{Header, Verb};
+use mqblk_xen::store::wire::{Header, Verb};
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -13,7 +13,7 @@ use mqblk_memory::{
 };
 
 use super::*;
-use crate::{SharedPages, Xen};
+use mqblk_xen::{SharedPages, Xen};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -28,7 +28,7 @@ struct TestMachine {
 fn test_machine() -> TestMachine {
     let folder = tempfile::tempdir().unwrap();
     let machine = Machine::start(folder.path()).unwrap();
-    let back = crate::connect_simulated(folder.path()).unwrap();
+    let back = crate::connect_dom0(folder.path()).unwrap();
     let front = connect(folder.path(), DomainId(1)).unwrap();
     TestMachine { machine, back, front, _folder: folder }
 }

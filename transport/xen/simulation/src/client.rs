@@ -12,8 +12,8 @@ use super::grants::SimulatedGrants;
 use super::hypercall::{Hypercall, HypercallSocket};
 use super::shared_memory::{ForeignDomain, SharedInfo, map_file};
 use super::{events, xenstored};
-use crate::store::Xenstore;
-use crate::{EventPort, Port, SharedPages, Xen, XenError};
+use mqblk_xen::store::Xenstore;
+use mqblk_xen::{EventPort, Port, SharedPages, Xen, XenError};
 
 /// Makes a hypercall to the machine, and parses its result.
 pub(super) fn hypercall<T>(

@@ -13,10 +13,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::state::{ClientId, XenstoredState};
 use super::{XenstoreQuota, socket_path};
-use crate::simulation::events::signal;
-use crate::simulation::hypercall::address;
-use crate::simulation::machine::remove_stale;
-use crate::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
+use crate::events::signal;
+use crate::hypercall::address;
+use crate::machine::remove_stale;
+use mqblk_xen::store::wire::{HEADER_BYTES, Header, PAYLOAD_MAX, Verb};
 
 /// Bytes of unsent replies above which a client's requests wait.
 const MAX_UNSENT_REPLY_BYTES: usize = 64 * 1024;

@@ -15,7 +15,7 @@ use super::hypercall::{self, Hypercall, HypercallSocket};
 use super::hypervisor::{ConnectionId, Hypervisor};
 use super::stats::{DomainLimits, MachineStats};
 use super::xenstored::{XenstoreQuota, Xenstored};
-use crate::Port;
+use mqblk_xen::Port;
 
 /// Current numbers of one domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 //! `hostile` is a vhost-user frontend that controls every byte of its messages, memory and rings; `loopback` is the same for a Xen block
 //! device, on a simulated or a real Xen. `stepped_scsi` is the guest of a SCSI controller whose workers are stepped by the test.
 //! `migrating_guest` moves from one daemon to another with the state of its devices. `crash` restarts daemons under a verified load.
-//! `in_process` serves a disk from the test's process. `killable` kills a backend at any use of a resource. `filter_disk` places a test between the engine and a disk. `power` models what a
-//! disk holds after a power cut; `documented` runs the commands that documents print.
+//! `in_process` serves a disk from the test's process. `stepped` sets up workers that a test steps. `filter_disk` places a test between the
+//! engine and a disk. `power` models what a disk holds after a power cut; `documented` runs the commands that documents print.
 #![forbid(unsafe_code)]
 
 pub mod blkif;
@@ -16,9 +16,9 @@ pub mod fourth_interface;
 pub mod guest;
 pub mod hostile;
 pub mod in_process;
-pub mod killable;
 pub mod loopback;
 pub mod migrating_guest;
 pub mod power;
+pub mod stepped;
 pub mod stepped_scsi;
 pub mod xen;

@@ -4,11 +4,8 @@
 use std::sync::Arc;
 
 use mqblk_core::{Call, DiskSlot};
-use mqblk_engine::{
-    AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
-    UringContext, UringOptions,
-};
-use mqblk_memory::{GuestAddress, GuestMemory, Region};
+use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
+use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_ring::split::driver::{ChainLayout, RingFeatures};
 use mqblk_ring::split::{SplitDriver, SplitRing};
 use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
@@ -16,6 +13,8 @@ use mqblk_scsi::reservation::Reservations;
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
+
+use crate::stepped::{guest_memory, polled_queue, start_workers};
 
 /// Entries of each ring.
 pub const RING_SIZE: u16 = 64;
@@ -137,11 +136,8 @@ impl SteppedController {
         let device = Arc::new(VirtioScsi::new(options));
         VirtioDevice::<UringContext>::set_features(&*device, HOTPLUG_AND_CHANGE);
         let count = usize::from(VirtioDevice::<UringContext>::num_queues(&*device));
-        let region =
-            Region::shared("guest", RING_AREA_LEN * count as u64, GuestAddress(0)).expect("memory for a guest").0;
-        let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"));
-        let options = UringOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
-        let workers = (0..workers).map(|_| SteppedWorker::new(options).expect("the host has io_uring")).collect();
+        let memory = guest_memory(RING_AREA_LEN * count as u64);
+        let workers = start_workers(workers);
         let mut units = Vec::new();
         let mut open = Vec::new();
         for (slot, (address, disk, plug)) in (0..).zip(disks) {
@@ -173,14 +169,7 @@ impl SteppedController {
             SplitDriver::new(&self.memory, &at, RING_SIZE, RingFeatures { event_idx: false }, None).expect("a ring");
         let ring = SplitRing::resolve(&self.memory, &at, RING_SIZE).expect("a ring");
         let role = VirtioDevice::<UringContext>::queue_role(&*self.device, index as u16);
-        let options = QueueOptions {
-            disks: if role == QueueRole::Requests { open.to_vec() } else { vec![] },
-            kick: None,
-            poll: PollPolicy::Busy,
-            coalesce: Coalesce::default(),
-            paused: false,
-            on_broken: Box::new(|why| panic!("{why}")),
-        };
+        let options = polled_queue(if role == QueueRole::Requests { open.to_vec() } else { vec![] });
         let worker = index % self.workers.len();
         let (device, memory) = (&self.device, &self.memory);
         let attached = self.workers[worker].attach(options, |context, waker| {

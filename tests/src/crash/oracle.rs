@@ -59,6 +59,8 @@ pub enum WriteOutcome {
     Completed,
     /// It was cancelled, perhaps in part.
     Cancelled,
+    /// It has changed nothing.
+    Refused,
 }
 
 /// The history of a disk's sectors, pruned to what a read can still return.
@@ -134,6 +136,9 @@ impl DiskOracle {
                 entry.completed = now;
                 entry.replaces &= outcome == WriteOutcome::Completed;
             }
+            if outcome == WriteOutcome::Refused {
+                entries.retain(|entry| entry.request != request);
+            }
             prune(entries, floor);
         });
     }
@@ -192,6 +197,30 @@ impl DiskOracle {
                 bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect::<Vec<_>>()
             )),
         }
+    }
+
+    /// Forgets the other writes that a sector might have held after a read, sent at `sent`, has found this content: cancelled ones that took
+    /// no effect. Does nothing if a write of the sector was in flight during the read.
+    pub fn exclude_others(&mut self, sector: u64, bytes: &[u8], sent: u64) {
+        let entries = &mut self.sectors[sector as usize];
+        if let Some(found) = writer_of(sector, bytes)
+            && entries.iter().all(|entry| entry.completed < sent)
+        {
+            entries.retain(|entry| entry.content == found);
+        }
+    }
+
+    /// Returns the contents that a sector may have.
+    pub fn possible(&self, sector: u64) -> Vec<u64> {
+        let entries = &self.sectors[sector as usize];
+        let is_replaced = |entry: &&WriteRecord| {
+            entries.iter().any(|other| other.replaces && entry.completed < other.sent && other.completed < NEVER)
+        };
+        let mut contents: Vec<u64> =
+            entries.iter().filter(|entry| !is_replaced(entry)).map(|entry| entry.content).collect();
+        contents.sort_unstable();
+        contents.dedup();
+        contents
     }
 
     /// Checks the disk's content, with nothing in flight.
@@ -283,6 +312,28 @@ mod tests {
         oracle.complete_write(4, &AT, WriteOutcome::Completed);
         let last = read(&mut oracle);
         assert!(![0, 1, 3].into_iter().any(|content| holds(&oracle, content, last)), "it came after its answer");
+    }
+
+    #[test]
+    fn a_refused_write_has_changed_nothing_and_a_read_tells_which_cancelled_one_has() {
+        let mut oracle = DiskOracle::new(8);
+        oracle.send_write(1, 1, &AT, true);
+        oracle.complete_write(1, &AT, WriteOutcome::Refused);
+        assert_eq!(oracle.possible(3), [0]);
+        oracle.send_write(2, 2, &AT, true);
+        oracle.complete_write(2, &AT, WriteOutcome::Cancelled);
+        assert_eq!(oracle.possible(3), [0, 2]);
+        let (sent, _) = read(&mut oracle);
+        let mut bytes = [0; SECTOR];
+        fill(2, 3, &mut bytes);
+        oracle.exclude_others(3, &bytes, sent);
+        let after = read(&mut oracle);
+        assert!(!holds(&oracle, 0, after) && holds(&oracle, 2, after));
+        // While a write is in flight, nothing is certain.
+        oracle.send_write(4, 4, &AT, true);
+        let (sent, _) = read(&mut oracle);
+        oracle.exclude_others(3, &bytes, sent);
+        assert_eq!(oracle.possible(3), [2, 4]);
     }
 
     #[test]

@@ -6,6 +6,8 @@ mod blkif_crash;
 mod blkif_rig;
 mod cancel;
 mod crash_rig;
+mod harness;
+mod killable;
 mod merge;
 mod scsi_layouts;
 mod scsi_stepped;

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
-use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, PlugOptions, UringContext};
 use mqblk_tests::stepped_scsi::{CommandData, CompletedCommand, SteppedController};
 use mqblk_virtio::VirtioDevice;
 use mqblk_virtio_scsi::LunAddress;
+
+use crate::harness::storage::open_disk;
 
 const BLOCK: usize = 512;
 const OK: u8 = 0;
@@ -18,21 +19,13 @@ const RESET: u8 = 4;
 const GOOD: u8 = 0;
 const CHECK: u8 = 2;
 
-fn disk(kind: &str, given: &[(&str, &str)]) -> Arc<AnyDisk> {
-    let mut settings = Settings::new("disk");
-    for (key, value) in given {
-        settings.insert(key, value).unwrap();
-    }
-    mqblk_storage::open(kind, &mut settings).unwrap()
-}
-
 fn ram() -> Arc<AnyDisk> {
-    disk("ram", &[("size", "1M")])
+    open_disk("ram", &[("size", "1M")])
 }
 
 /// A disk with a latency of a minute.
 fn stuck() -> Arc<AnyDisk> {
-    disk("fault", &[("inner", "ram"), ("size", "1M"), ("fault-latency-us", "60000000")])
+    open_disk("fault", &[("inner", "ram"), ("size", "1M"), ("fault-latency-us", "60000000")])
 }
 
 const fn place(target: u8, lun: u16) -> LunAddress {

@@ -9,18 +9,19 @@
 //! `MQBLK_TMF_SEEDS=600` runs more seeds, `MQBLK_TMF_SEED=7` one.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
-use mqblk_core::settings::Settings;
-use mqblk_engine::{AnyDisk, MergeMode, PlugOptions};
-use mqblk_tests::stepped_scsi::{CommandData, SteppedController};
+use mqblk_tests::crash::oracle::{SectorRange, WriteOutcome};
+use mqblk_tests::stepped_scsi::{CommandData, CompletedCommand, SteppedController};
 use mqblk_virtio_scsi::LunAddress;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use crate::harness::disk_model::{DiskModel, contents};
+use crate::harness::seeds::{Simulation, counters, run_seeds};
+use crate::harness::storage::{any_merge, late_disk};
+
 const BLOCK: usize = 512;
 const BLOCKS: u32 = 256;
-const STEPS: u32 = 1500;
 
 const ABORT_TASK: u32 = 0;
 const ABORT_TASK_SET: u32 = 1;
@@ -47,10 +48,10 @@ struct Sent {
     queue: usize,
     place: LunAddress,
     work: Work,
-    lba: u32,
-    blocks: u32,
-    /// The byte that it writes.
-    mark: u8,
+    /// None of a flush.
+    ranges: Vec<SectorRange>,
+    /// A comparison with a block of several possible contents.
+    is_unsure: bool,
     /// Matching functions that were sent while it was in flight, or that were not complete when it was sent.
     matched_by: Vec<u64>,
     completed: bool,
@@ -81,8 +82,9 @@ impl Function {
     }
 }
 
-struct Simulation {
-    seed: u64,
+counters! { struct Counts { completed, ended, functions } }
+
+struct TaskManagement {
     random: SmallRng,
     controller: SteppedController,
     places: Vec<LunAddress>,
@@ -91,55 +93,30 @@ struct Simulation {
     /// Functions in flight.
     functions: BTreeMap<u64, Function>,
     next: u64,
-    /// The possible contents of each block, by logical unit.
-    content: HashMap<(LunAddress, u32), Vec<u8>>,
-    /// Blocks that a command in flight may change.
-    busy: HashMap<(LunAddress, u32), u64>,
+    models: HashMap<LunAddress, DiskModel>,
     counts: Counts,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    completed: u32,
-    ended: u32,
-    functions: u32,
+/// Returns a command for these blocks: READ(10), WRITE(10) or SYNCHRONIZE CACHE(10) by its operation code.
+fn cdb(code: u8, lba: u32, blocks: u32) -> [u8; 10] {
+    let [a, b, c, d] = lba.to_be_bytes();
+    [code, 0, a, b, c, d, 0, 0, blocks as u8, 0]
 }
 
-fn disk(random: &mut SmallRng) -> (Arc<AnyDisk>, PlugOptions) {
-    let mut settings = Settings::new("disk");
-    let mut set = |key: &str, value: String| settings.insert(key, &value).unwrap();
-    set("inner", "ram".to_owned());
-    set("size", (u64::from(BLOCKS) * BLOCK as u64).to_string());
-    set("fault-seed", random.random_range(0..1000_u32).to_string());
-    if random.random_ratio(2, 3) {
-        set("fault-jitter-us", random.random_range(1..300_u32).to_string());
-    }
-    if random.random_ratio(1, 2) {
-        set("fault-reorder", random.random_range(2..6_u32).to_string());
-    }
-    let merge = if random.random_ratio(1, 2) { MergeMode::On } else { MergeMode::Off };
-    (mqblk_storage::open("fault", &mut settings).unwrap(), PlugOptions { merge, ..PlugOptions::default() })
-}
-
-impl Simulation {
-    fn new(seed: u64) -> Simulation {
+impl TaskManagement {
+    fn new(seed: u64) -> TaskManagement {
         let mut random = SmallRng::seed_from_u64(seed);
         let queues = random.random_range(1..=4_u16);
         let workers = random.random_range(1..=3);
         let places: Vec<_> =
             [(0, 0), (0, 1), (1, 0), (9, 300)].into_iter().map(|(target, lun)| LunAddress { target, lun }).collect();
-        let disks: Vec<_> = places
-            .iter()
-            .map(|at| {
-                let (disk, plug) = disk(&mut random);
-                (*at, disk, plug)
-            })
-            .collect();
+        let size = u64::from(BLOCKS) * BLOCK as u64;
+        let disks: Vec<_> =
+            places.iter().map(|at| (*at, late_disk(&mut random, size), any_merge(&mut random))).collect();
         let mut controller = SteppedController::new(queues, workers, &disks);
         controller.clear_unit_attentions(&places);
-        let content = places.iter().flat_map(|at| (0..BLOCKS).map(|lba| ((*at, lba), vec![0]))).collect();
-        Simulation {
-            seed,
+        let models = places.iter().map(|at| (*at, DiskModel::new(BLOCKS.into(), false))).collect();
+        TaskManagement {
             random,
             controller,
             places,
@@ -147,8 +124,7 @@ impl Simulation {
             commands: HashMap::new(),
             functions: BTreeMap::new(),
             next: 1,
-            content,
-            busy: HashMap::new(),
+            models,
             counts: Counts::default(),
         }
     }
@@ -167,49 +143,34 @@ impl Simulation {
             [Work::Read, Work::Write, Work::Write, Work::Compare, Work::Flush][self.random.random_range(0..5_usize)];
         let blocks = if work == Work::Compare { 1 } else { self.random.random_range(1..8) };
         let lba = self.random.random_range(0..BLOCKS - blocks);
-        let touched: Vec<_> = (lba..lba + blocks).map(|lba| (place, lba)).collect();
-        // One command at a time for a block, so that its content is known.
-        if work != Work::Flush && touched.iter().any(|at| self.busy.contains_key(at)) {
+        let ranges = if work == Work::Flush { vec![] } else { vec![(u64::from(lba), blocks)] };
+        let (id, model) = (self.next, self.models.get_mut(&place).expect("a unit"));
+        let held = model.possible(lba.into());
+        let may_overlap = match work {
+            Work::Read | Work::Flush => model.send_read(id, &ranges),
+            Work::Write | Work::Compare => model.send_write(id, id, &ranges),
+        };
+        if !may_overlap {
             return;
         }
-        let id = self.next;
         self.next += 1;
-        let mark = self.random.random();
-        let [a, b, c, d] = lba.to_be_bytes();
-        let len = blocks as usize * BLOCK;
+        let written = contents(id, &ranges);
         let controller = &mut self.controller;
         match work {
             Work::Read => {
-                controller.submit(
-                    queue,
-                    place,
-                    id,
-                    &[0x28, 0, a, b, c, d, 0, 0, blocks as u8, 0],
-                    CommandData::In(len),
-                );
+                controller.submit(queue, place, id, &cdb(0x28, lba, blocks), CommandData::In(blocks as usize * BLOCK));
             }
-            Work::Write => {
-                let data = vec![mark; len];
-                controller.submit(
-                    queue,
-                    place,
-                    id,
-                    &[0x2a, 0, a, b, c, d, 0, 0, blocks as u8, 0],
-                    CommandData::Out(&data),
-                );
-            }
+            Work::Write => controller.submit(queue, place, id, &cdb(0x2a, lba, blocks), CommandData::Out(&written)),
             Work::Compare => {
-                let held = self.content[&(place, lba)][0];
-                let data = [[held; BLOCK], [mark; BLOCK]].concat();
+                let data = [contents(held[0], &ranges), written].concat();
+                let [a, b, c, d] = lba.to_be_bytes();
                 let cdb = [0x89, 0, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, 1, 0, 0];
                 controller.submit(queue, place, id, &cdb, CommandData::Out(&data));
             }
-            Work::Flush => controller.submit(queue, place, id, &[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], CommandData::None),
+            Work::Flush => controller.submit(queue, place, id, &cdb(0x35, 0, 0), CommandData::None),
         }
-        if work != Work::Flush {
-            self.busy.extend(touched.into_iter().map(|at| (at, id)));
-        }
-        let sent = Sent { queue, place, work, lba, blocks, mark, matched_by: vec![], completed: false };
+        let is_unsure = held.len() > 1;
+        let sent = Sent { queue, place, work, ranges, is_unsure, matched_by: vec![], completed: false };
         // A function in flight may match later commands, too.
         let matched_by = self.functions.iter().filter(|(_, function)| function.means(id, &sent));
         let matched_by = matched_by.map(|(number, _)| *number).collect();
@@ -249,22 +210,21 @@ impl Simulation {
             let function = self.functions.remove(&number).expect("a function is answered once");
             let Function { subtype, .. } = function;
             let expected: &[u8] = if function.ends() { &[0] } else { &[0, 10] };
-            assert!(expected.contains(&response[0]), "seed {}: function {function:?}: {response:?}", self.seed);
+            assert!(expected.contains(&response[0]), "function {function:?}: {response:?}");
             (0..self.queues).for_each(|queue| self.reap_queue(queue, Some((number, function))));
             // Identifiers increase: a lower one was on its ring before.
             let left = self.commands.iter().find(|(id, sent)| {
                 function.ends() && !sent.completed && **id < number && sent.matched_by.contains(&number)
             });
-            assert!(left.is_none(), "seed {}: function {subtype} was answered before {left:?}", self.seed);
+            assert!(left.is_none(), "function {subtype} was answered before {left:?}");
         }
         (0..self.queues).for_each(|queue| self.reap_queue(queue, None));
     }
 
     fn reap_queue(&mut self, queue: usize, answered_now: Option<(u64, Function)>) {
         for response in self.controller.reap(queue) {
-            let seed = self.seed;
             let sent = self.commands.get_mut(&response.id).expect("an answer to a command");
-            assert!(!sent.completed && sent.queue == queue, "seed {seed}: {sent:?} answered again or elsewhere");
+            assert!(!sent.completed && sent.queue == queue, "{sent:?} answered again or elsewhere");
             sent.completed = true;
             let sent = sent.clone();
             self.counts.completed += 1;
@@ -278,74 +238,64 @@ impl Simulation {
                     functions.get(number).copied().or(now)
                 });
                 let explained = by.filter(|function| function.ends()).any(|by| by.response() == response.response);
-                assert!(explained, "seed {seed}: {sent:?} was ended by nobody: {response:?}");
+                assert!(explained, "{sent:?} was ended by nobody: {response:?}");
             }
             if !ended && response.status != 0 {
                 // A unit attention after a reset; or a comparison with a block of several possible contents.
-                let unsure = sent.work == Work::Compare && self.content[&(sent.place, sent.lba)].len() > 1;
                 let key = response.sense_code().0;
-                assert!(key == 6 || (unsure && key == 0xe), "seed {seed}: {sent:?}: {response:?}");
+                assert!(key == 6 || (sent.is_unsure && key == 0xe), "{sent:?}: {response:?}");
             }
-            self.learn(&sent, ended, &response.data, response.status);
+            self.learn(&sent, ended, &response);
         }
     }
 
     /// Updates the model by a completion.
-    fn learn(&mut self, sent: &Sent, ended: bool, data: &[u8], status: u8) {
-        let seed = self.seed;
-        if sent.work == Work::Flush {
-            return;
-        }
-        for (at, lba) in (sent.lba..sent.lba + sent.blocks).enumerate() {
-            self.busy.remove(&(sent.place, lba));
-            let held = self.content.get_mut(&(sent.place, lba)).expect("a block of the disk");
-            let good = !ended && status == 0;
-            match sent.work {
-                Work::Read if good => {
-                    let read = &data[at * BLOCK..(at + 1) * BLOCK];
-                    assert!(read.iter().all(|byte| *byte == read[0]), "seed {seed}: a torn block");
-                    assert!(
-                        held.contains(&read[0]),
-                        "seed {seed}: {sent:?} read {}, expected one of {held:?}",
-                        read[0]
-                    );
-                    *held = vec![read[0]];
-                }
-                Work::Write | Work::Compare if good => *held = vec![sent.mark],
-                Work::Write | Work::Compare if !held.contains(&sent.mark) => held.push(sent.mark),
-                _ => {}
+    fn learn(&mut self, sent: &Sent, ended: bool, response: &CompletedCommand) {
+        let model = self.models.get_mut(&sent.place).expect("a unit");
+        let good = !ended && response.status == 0;
+        match sent.work {
+            Work::Read | Work::Flush => model.complete_read(response.id, &sent.ranges, good.then_some(&response.data)),
+            Work::Write | Work::Compare => {
+                let outcome = if good { WriteOutcome::Completed } else { WriteOutcome::Cancelled };
+                model.complete_write(response.id, &sent.ranges, outcome);
             }
         }
     }
+}
 
-    fn run(mut self) -> Counts {
-        for _ in 0..STEPS {
-            match self.random.random_range(0..100) {
-                0..45 => self.send(),
-                45..50 => self.manage(),
-                50..90 => {
-                    let worker = self.random.random_range(0..self.controller.workers());
-                    self.controller.step(worker);
-                }
-                _ => self.reap(),
+impl Simulation for TaskManagement {
+    type Counts = Counts;
+    const STEPS: u32 = 1500;
+
+    fn step(&mut self) {
+        match self.random.random_range(0..100) {
+            0..45 => self.send(),
+            45..50 => self.manage(),
+            50..90 => {
+                let worker = self.random.random_range(0..self.controller.workers());
+                self.controller.step(worker);
             }
+            _ => self.reap(),
         }
-        while !self.functions.is_empty() || self.commands.values().any(|sent| !sent.completed) {
-            (0..self.controller.workers()).for_each(|worker| _ = self.controller.step(worker));
-            self.reap();
-        }
+    }
+
+    fn settle(&mut self) {
+        (0..self.controller.workers()).for_each(|worker| _ = self.controller.step(worker));
+        self.reap();
+    }
+
+    fn in_flight(&self) -> usize {
+        self.functions.len() + self.commands.values().filter(|sent| !sent.completed).count()
+    }
+
+    fn finish(mut self) -> Counts {
         // The disks have all completed writes.
-        let places = self.places.clone();
-        self.controller.clear_unit_attentions(&places);
-        for place in places {
+        self.controller.clear_unit_attentions(&self.places);
+        for (place, model) in &mut self.models {
             for lba in 0..BLOCKS {
-                let [a, b, c, d] = lba.to_be_bytes();
-                let response =
-                    self.controller.run_command(place, &[0x28, 0, a, b, c, d, 0, 0, 1, 0], CommandData::In(BLOCK));
-                let held = &self.content[&(place, lba)];
-                let first = response.data[0];
-                assert!(response.status == 0 && response.data.iter().all(|byte| *byte == first), "seed {}", self.seed);
-                assert!(held.contains(&first), "seed {}: {place} {lba}: {first}, expected one of {held:?}", self.seed);
+                let response = self.controller.run_command(*place, &cdb(0x28, lba, 1), CommandData::In(BLOCK));
+                assert_eq!((response.response, response.status), (0, 0), "{place} {lba}");
+                model.check_now(&[(lba.into(), 1)], &response.data);
             }
         }
         for queue in 0..self.queues {
@@ -359,19 +309,7 @@ impl Simulation {
 
 #[test]
 fn functions_keep_their_guarantees() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let seeds = match number("MQBLK_TMF_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("MQBLK_TMF_SEEDS").unwrap_or(40),
-    };
-    let whole = seeds.end - seeds.start > 10;
-    let mut sum = Counts::default();
-    for seed in seeds {
-        let counts = Simulation::new(seed).run();
-        sum.completed += counts.completed;
-        sum.ended += counts.ended;
-        sum.functions += counts.functions;
-    }
+    let Some(sum) = run_seeds("TMF", 0..40, |seed| TaskManagement::new(seed).run()) else { return };
     // The simulation is not trivial: commands are aborted, and not all.
-    assert!(!whole || (sum.ended > 100 && sum.completed > 2 * sum.ended && sum.functions > 500), "{sum:?}");
+    assert!(sum.ended > 100 && sum.completed > 2 * sum.ended && sum.functions > 500, "{sum:?}");
 }

@@ -12,62 +12,37 @@
 //! two stores of a table.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::crash_rig::port::{Blk, Form, Guest, Scsi, place};
-use crate::crash_rig::store::Seen;
+use crate::crash_rig::store::StoreCounts;
 use crate::crash_rig::{Counts, MakeDevice, RING, Shape, World};
 use mqblk_core::{ByteLen, DiskSlot};
-use mqblk_engine::{AnyDisk, MergeMode, PlugOptions};
+use mqblk_engine::AnyDisk;
 use mqblk_scsi::Nexus;
 use mqblk_tests::crash::load::{CrashLoad, DISK_SECTORS, LoadControl, LoadHistory};
-use mqblk_tests::crash::stats::{CrashStats, print_uncaptured};
+use mqblk_tests::crash::stats::CrashStats;
 use mqblk_tests::stepped_scsi::logical_unit;
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 use mqblk_virtio_scsi::{ScsiOptions, VirtioScsi};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use crate::harness::seeds::{Counts as _, run_seeds};
+use crate::harness::storage::{ChannelCounts, any_plug};
+
 /// Steps of a seed's world.
 const STEPS: u64 = 6000;
-/// The first seed.
-const FIRST: u64 = 100;
+/// One of these has detected a critical section that was left before its completion was visible.
+const SEEDS: Range<u64> = 100..124;
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    figures: CrashStats,
-    counts: Counts,
-    seen: Seen,
-}
-
-impl Sum {
-    fn add(&mut self, other: &Sum) {
-        self.figures.add(&other.figures);
-        let (counts, more) = (&mut self.counts, &other.counts);
-        counts.kills += more.kills;
-        counts.kills_in_midst += more.kills_in_midst;
-        counts.outlived += more.outlived;
-        counts.stops += more.stops;
-        counts.replayed += more.replayed;
-        counts.noted += more.noted;
-        let (seen, more) = (&mut self.seen, &other.seen);
-        seen.requests += more.requests;
-        seen.merged += more.merged;
-        seen.refused += more.refused;
-        seen.cancelled += more.cancelled;
-        seen.late += more.late;
-    }
-}
-
-fn plug(random: &mut SmallRng) -> PlugOptions {
-    let merge = if random.random() { MergeMode::On } else { MergeMode::Off };
-    let depth = if random.random() { 0 } else { random.random_range(1..12) };
-    PlugOptions { merge, depth, ..PlugOptions::default() }
-}
+/// What a run has covered: the load's figures, the world's, the storage's, and the channels'.
+type Covered = ((CrashStats, Counts), (StoreCounts, ChannelCounts));
 
 /// The run of one seed.
-fn run<F: Form>(seed: u64, form: F, disks: usize, queues: u16, make: MakeDevice<F::Device>, heard: Heard) -> Sum {
+fn run<F: Form>(seed: u64, form: F, disks: usize, queues: u16, make: MakeDevice<F::Device>, heard: Heard) -> Covered {
     let mut random = SmallRng::seed_from_u64(seed);
     let shape = Shape {
         make,
@@ -75,57 +50,28 @@ fn run<F: Form>(seed: u64, form: F, disks: usize, queues: u16, make: MakeDevice<
         workers: random.random_range(1..=3),
         disks,
         sectors: DISK_SECTORS,
-        plug: plug(&mut random),
+        plug: any_plug(&mut random),
         memory: Guest::<F>::bytes(queues.into()),
     };
     let shared = Arc::new(LoadControl::default());
     let guest = Guest::new(form, World::new(shape, seed), STEPS, &shared);
     let load = CrashLoad::new(&format!("seed {seed}"), guest, LoadHistory::new(disks), &shared, seed);
     let (mut history, guest) = load.run();
-    let mut sum = Sum { counts: guest.world.counts, ..Sum::default() };
+    let mut stores = StoreCounts::default();
     for (disk, store) in guest.world.stores.iter().enumerate() {
         if let Err(why) = history.check_disk(disk, &store.bytes()) {
-            panic!("seed {seed}: disk {disk}: {why}");
+            panic!("disk {disk}: {why}");
         }
-        sum.add(&Sum { seen: store.seen(), ..Sum::default() });
+        stores.add(&store.counts());
     }
-    sum.figures = history.stats;
-    sum
+    ((history.stats, guest.world.counts), (stores, guest.world.stinginess.counts()))
 }
 
 type Heard = Box<dyn Fn()>;
 
-/// Prints the seed when its world panics.
-struct ToldOnPanic(u64);
-
-impl Drop for ToldOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            print_uncaptured(&format!("MQBLK_VIRTIO_CRASH_SEED={}", self.0));
-        }
-    }
-}
-
-fn seeds(usual: u64, run: impl Fn(u64) -> Sum) -> Option<Sum> {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let seeds = match number("MQBLK_VIRTIO_CRASH_SEED") {
-        Some(seed) => seed..seed + 1,
-        // One of these has detected a critical section that was left before its completion was visible.
-        None => FIRST..FIRST + number("MQBLK_VIRTIO_CRASH_SEEDS").unwrap_or(usual),
-    };
-    let whole = seeds.end - seeds.start >= usual;
-    let mut sum = Sum::default();
-    for seed in seeds {
-        let _told = ToldOnPanic(seed);
-        sum.add(&run(seed));
-    }
-    print_uncaptured(&format!("{sum:?}"));
-    whole.then_some(sum)
-}
-
 #[test]
 fn a_killed_block_device_loses_nothing_and_completes_nothing_twice() {
-    let sum = seeds(24, |seed| {
+    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| {
         let queues = 1 + seed as u16 % 3;
         let options = BlkOptions { serial: "crash".to_owned(), queues, queue_size: RING, writeback: true };
         let make = move |disks: &[Arc<AnyDisk>]| {
@@ -134,15 +80,15 @@ fn a_killed_block_device_loses_nothing_and_completes_nothing_twice() {
         run(seed, Blk, 1, queues, Box::new(make), Box::new(|| {}))
     });
     // The simulation is not trivial.
-    let Some(Sum { figures, counts, seen }) = sum else { return };
-    let met = [counts.kills, counts.stops, counts.outlived, seen.merged, seen.refused, seen.late];
-    assert!(met.iter().all(|met| *met > 20), "{counts:?} {seen:?}");
+    let Some(((figures, counts), (stores, channels))) = sum else { return };
+    let met = [counts.kills, counts.stops, counts.outlived, channels.merged, channels.refused, stores.late];
+    assert!(met.iter().all(|met| *met > 20), "{counts:?} {stores:?} {channels:?}");
     assert!(counts.kills_in_midst > 200 && counts.replayed > 1000 && figures.requests > 10_000, "{counts:?}");
 }
 
 #[test]
 fn a_killed_controller_loses_nothing_and_completes_nothing_twice() {
-    let sum = seeds(24, |seed| {
+    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| {
         let queues = 1 + seed as u16 % 3;
         let options = ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: ByteLen(1 << 20) };
         let nexuses: Rc<RefCell<Vec<Arc<Nexus>>>> = Rc::default();
@@ -160,9 +106,10 @@ fn a_killed_controller_loses_nothing_and_completes_nothing_twice() {
         let heard = move || nexuses.borrow().iter().for_each(|nexus| nexus.initiator_resumed(true));
         run(seed, Scsi, 3, queues, Box::new(make), Box::new(heard))
     });
-    let Some(Sum { figures, counts, seen }) = sum else { return };
-    let met = [counts.kills, counts.stops, counts.outlived, counts.noted, seen.refused, seen.late, seen.cancelled];
-    assert!(met.iter().all(|met| *met > 20), "{counts:?} {seen:?}");
+    let Some(((figures, counts), (stores, channels))) = sum else { return };
+    let [late, cancelled, refused] = [stores.late, stores.cancelled, channels.refused];
+    let met = [counts.kills, counts.stops, counts.outlived, counts.noted, late, cancelled, refused];
+    assert!(met.iter().all(|met| *met > 20), "{counts:?} {stores:?} {channels:?}");
     assert!(counts.kills_in_midst > 200 && counts.replayed > 1000 && figures.requests > 10_000, "{counts:?}");
     assert!(figures.compare_writes > 200 && figures.cancelled > 20, "{figures:?}");
 }

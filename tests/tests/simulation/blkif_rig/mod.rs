@@ -13,17 +13,15 @@ use std::time::Duration;
 
 use mqblk_blkif::journal::Journal;
 use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
-use mqblk_core::DiskSlot;
-use mqblk_engine::{
-    AnyDisk, Coalesce, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker, UringOptions,
-};
+use mqblk_engine::{AnyDisk, PlugOptions, QueueOptions, SteppedQueue, SteppedWorker};
 use mqblk_memory::create_memfd;
 use mqblk_ring::blkif::{Abi, RingPosition};
-use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
-use mqblk_tests::killable::{KillSwitch, Killable, NoEvents};
+use mqblk_tests::stepped::{polled_queue, start_workers};
 
-use domain::Domain;
-use front::Front;
+use self::domain::Domain;
+use self::front::Front;
+use crate::harness::storage::queue_disk;
+use crate::killable::{KillSwitch, Killable, NoEvents, killable_disk};
 
 /// Bytes of a page.
 pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
@@ -89,21 +87,15 @@ impl World {
             Journal::create(file, entries, ring, RingPosition::default()).expect("a journal");
         }
         let kill = KillSwitch::new();
-        let mortal = Arc::clone(&kill);
-        let disk = Arc::new(FilterDisk::new(disk, move |channel| {
-            Box::new(Killable(channel, Arc::clone(&mortal))) as AnyChannel
-        }));
+        let disk = killable_disk(disk, &kill);
         World { shape, domain, fronts, journals, kill, disk }
     }
 
     /// Starts a backend that resumes these rings. `None` if it was killed meanwhile.
     pub fn host(&self) -> Option<Host> {
-        let context = UringOptions { submissions: 64, in_flight: 1024, files: 4, buffers: 4 };
-        let workers =
-            (0..self.shape.workers).map(|_| SteppedWorker::new(context).expect("the host has io_uring")).collect();
         let mut host = Host {
             vbd: Vbd::new(self.shape.options(&*self.disk)),
-            workers,
+            workers: start_workers(self.shape.workers),
             seats: vec![],
             replayed: vec![],
             broken: Arc::default(),
@@ -165,17 +157,8 @@ impl Host {
         self.replayed.push(recovery.replay.len());
         let broken = Arc::clone(&self.broken);
         let options = QueueOptions {
-            disks: vec![QueueDisk {
-                slot: DiskSlot::FIRST,
-                disk: Arc::clone(&world.disk),
-                plug: world.shape.plug,
-                health: Arc::default(),
-            }],
-            kick: None,
-            poll: PollPolicy::Busy,
-            coalesce: Coalesce::default(),
-            paused: false,
             on_broken: Box::new(move |_| broken.lock().unwrap_or_else(PoisonError::into_inner).push(ring)),
+            ..polled_queue(vec![queue_disk(0, &world.disk, world.shape.plug)])
         };
         let worker = ring % self.workers.len();
         let vbd = &self.vbd;

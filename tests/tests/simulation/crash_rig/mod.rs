@@ -11,21 +11,20 @@ use mqblk_core::{
     ArmResult, ByteLen, ByteOffset, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, PublishResult, PullEnd,
     Wake,
 };
-use mqblk_engine::{
-    AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
-    UringContext, UringOptions,
-};
-use mqblk_memory::{Buffer, GuestAddress, GuestMemory, Region, SharedWords};
+use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
+use mqblk_memory::{Buffer, GuestAddress, GuestMemory, SharedWords};
 use mqblk_ring::split::driver::RingFeatures;
 use mqblk_ring::split::{InflightTable, SplitDriver, SplitRing};
 use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
-use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
-use mqblk_tests::killable::{KillSwitch, Killable};
+use mqblk_tests::stepped::{guest_memory, polled_queue, start_workers};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use store::{Store, StoreDisk};
+use self::store::{Store, StoreDisk};
+use crate::harness::seeds::counters;
+use crate::harness::storage::{Stinginess, queue_disk};
+use crate::killable::{KillSwitch, Killable, killable_disk};
 
 /// Entries of each ring.
 pub const RING: u16 = 128;
@@ -149,17 +148,18 @@ pub struct Shape<D> {
     pub memory: u64,
 }
 
-/// Counters of what the simulation covered.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    pub kills: u64,
-    pub kills_in_midst: u64,
-    /// Of those, kills that other workers survived for a while.
-    pub outlived: u64,
-    pub stops: u64,
-    pub replayed: u64,
-    /// Of those, with a recorded step.
-    pub noted: u64,
+counters! {
+    /// Counters of what the simulation covered.
+    pub struct Counts {
+        kills,
+        kills_in_midst,
+        /// Of those, kills that other workers survived for a while.
+        outlived,
+        stops,
+        replayed,
+        /// Of those, with a recorded step.
+        noted,
+    }
 }
 
 /// What survives the backend: the guest's memory with its rings, the in-flight tables, and the storage.
@@ -167,6 +167,7 @@ pub struct World<D: VirtioDevice<UringContext>> {
     pub memory: Arc<GuestMemory>,
     pub rings: Vec<SplitDriver>,
     pub stores: Vec<Arc<Store>>,
+    pub stinginess: Stinginess,
     pub counts: Counts,
     disks: Vec<QueueDisk>,
     kill: Arc<KillSwitch>,
@@ -199,19 +200,18 @@ impl<D: VirtioDevice<UringContext>> World<D> {
     /// Returns a guest without a backend.
     pub fn new(shape: Shape<D>, seed: u64) -> World<D> {
         let stores: Vec<_> = (0..shape.disks as u64).map(|at| Store::new(shape.sectors, seed ^ at << 32)).collect();
-        let kill = KillSwitch::new();
+        let (kill, stinginess) = (KillSwitch::new(), Stinginess::new(seed));
         let disk = |(slot, store): (u16, &Arc<Store>)| {
-            let (inner, mortal) = (Arc::new(StoreDisk(Arc::clone(store))), Arc::clone(&kill));
-            let channel = move |channel| Box::new(Killable(channel, Arc::clone(&mortal))) as AnyChannel;
-            let disk: Arc<AnyDisk> = Arc::new(FilterDisk::new(inner, channel));
-            QueueDisk { slot: DiskSlot(slot), disk, plug: shape.plug, health: Arc::default() }
+            let inner: Arc<AnyDisk> = Arc::new(StoreDisk(Arc::clone(store)));
+            let limits = inner.limits();
+            let stingy = stinginess.disk(inner, limits, shape.plug.merge_bytes);
+            queue_disk(slot, &killable_disk(stingy, &kill), shape.plug)
         };
         let disks: Vec<_> = (0..).zip(&stores).map(disk).collect();
         let device = (shape.make)(&disks.iter().map(|disk| Arc::clone(&disk.disk)).collect::<Vec<_>>());
         let (queues, features) = (device.num_queues(), device.features());
         let size = u64::from(queues) * AREA + shape.memory;
-        let region = Region::shared("guest", size, GuestAddress(0)).expect("memory for a guest").0;
-        let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).expect("one region"));
+        let memory = guest_memory(size);
         let driver = |ring| {
             SplitDriver::new(&memory, &places(ring), RING, RingFeatures { event_idx: true }, None).expect("a ring")
         };
@@ -221,6 +221,7 @@ impl<D: VirtioDevice<UringContext>> World<D> {
             memory,
             rings,
             stores,
+            stinginess,
             counts: Counts::default(),
             disks,
             kill,
@@ -263,15 +264,9 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         if used.is_empty() {
             (self.shape.heard)();
         }
-        let context = UringOptions { submissions: 64, in_flight: 512, files: 4, buffers: 4 };
         let workers = self.shape.workers;
-        let host = Host {
-            device,
-            workers: (0..workers).map(|_| SteppedWorker::new(context).expect("the host has io_uring")).collect(),
-            seats: vec![],
-            dead: vec![false; workers],
-            left: None,
-        };
+        let host =
+            Host { device, workers: start_workers(workers), seats: vec![], dead: vec![false; workers], left: None };
         self.host = Some(host);
         let mut order: Vec<usize> = (0..self.rings.len()).collect();
         while !order.is_empty() {
@@ -300,14 +295,7 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         self.counts.replayed += ring.replays() as u64;
         self.counts.noted += ring.recorded_steps() as u64;
         let requests = host.device.queue_role(index as u16) == QueueRole::Requests;
-        let options = QueueOptions {
-            disks: if requests { self.disks.clone() } else { vec![] },
-            kick: None,
-            poll: PollPolicy::Busy,
-            coalesce: Coalesce::default(),
-            paused: false,
-            on_broken: Box::new(|why| panic!("{why}")),
-        };
+        let options = polled_queue(if requests { self.disks.clone() } else { vec![] });
         let worker = index % host.workers.len();
         let (device, memory, kill) = (&host.device, &self.memory, &self.kill);
         let features = self.features | EVENT_IDX;

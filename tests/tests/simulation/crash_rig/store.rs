@@ -16,8 +16,7 @@ use mqblk_tests::filter_disk::AnyChannel;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// The queue slot in a merged request's tag.
-const MERGED: u16 = u16::MAX;
+use crate::harness::seeds::counters;
 
 type Content = [u8; SECTOR];
 
@@ -27,15 +26,13 @@ struct Change {
     sectors: Vec<Option<Content>>,
 }
 
-/// Counters of what the simulation covered.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
-    pub requests: u64,
-    pub merged: u64,
-    pub refused: u64,
-    pub cancelled: u64,
-    /// Changes in flight when their user was killed, of which a part took effect afterwards.
-    pub late: u64,
+counters! {
+    /// Counters of what the simulation covered.
+    pub struct StoreCounts {
+        cancelled,
+        /// Changes in flight when their user was killed, of which a part took effect afterwards.
+        late,
+    }
 }
 
 struct Inner {
@@ -45,7 +42,7 @@ struct Inner {
     next: u64,
     /// For each sector, the guest's requests in flight that may change it.
     open: Vec<u32>,
-    seen: Seen,
+    counts: StoreCounts,
 }
 
 impl Inner {
@@ -88,7 +85,7 @@ impl Store {
             changes: BTreeMap::new(),
             next: 0,
             open: vec![0; sectors as usize],
-            seen: Seen::default(),
+            counts: StoreCounts::default(),
         })))
     }
 
@@ -123,7 +120,7 @@ impl Store {
                 1 => inner.apply(key, |_| true),
                 _ => inner.apply(key, |random| random.random()),
             }
-            inner.seen.late += 1;
+            inner.counts.late += 1;
         }
         inner.changes.clear();
     }
@@ -132,8 +129,8 @@ impl Store {
         self.lock().bytes.clone()
     }
 
-    pub fn seen(&self) -> Seen {
-        self.lock().seen
+    pub fn counts(&self) -> StoreCounts {
+        self.lock().counts
     }
 }
 
@@ -201,12 +198,8 @@ impl DiskChannel<UringContext> for StoreChannel {
         _: &mut Vec<Completion<Buffer>>,
     ) -> usize {
         let inner = &mut *self.store.lock();
-        let stingy = inner.random.random_ratio(1, 4);
-        let most = if stingy { inner.random.random_range(0..=batch.len()) } else { batch.len() };
-        inner.seen.refused += (batch.len() - most) as u64;
-        for Request { start, len, tag, buffer, op } in batch.drain(..most) {
-            inner.seen.requests += 1;
-            inner.seen.merged += u64::from(tag.queue() == MERGED);
+        let taken = batch.len();
+        for Request { start, len, tag, buffer, op } in batch.drain(..) {
             let mut bytes = vec![0; len.0 as usize];
             if let (Op::Write { .. }, Some(buffer)) = (op, &buffer) {
                 assert!(context.buffers.copy_out(buffer, 0, &mut bytes), "a write's data is as long as its range");
@@ -219,7 +212,7 @@ impl DiskChannel<UringContext> for StoreChannel {
             }
             self.held.push(Held { key, tag, op, start, len, buffer });
         }
-        most
+        taken
     }
 
     fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<Completion<Buffer>>) -> usize {
@@ -256,7 +249,7 @@ impl DiskChannel<UringContext> for StoreChannel {
                 inner.apply(key, |random| random.random());
             }
             inner.changes.remove(&key);
-            inner.seen.cancelled += 1;
+            inner.counts.cancelled += 1;
             finished.push(Completion { outcome: Outcome::Aborted, tag, buffer });
         }
     }

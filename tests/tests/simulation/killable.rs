@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use mqblk_core::{Completion, DiskChannel, EventChannel, Request, Tag, Wake};
-use mqblk_engine::UringContext;
+use mqblk_engine::{AnyDisk, UringContext};
 use mqblk_memory::{Buffer, GrantAccess, GrantCopy, GrantRef, PageArena, PageSlot};
 
-use crate::filter_disk::AnyChannel;
+use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 
 /// Panic payload of a kill.
 struct Killed;
@@ -105,6 +105,12 @@ impl Wake for Killable<Arc<dyn Wake>> {
         self.0.wake();
         self.1.kill_point();
     }
+}
+
+/// Returns a disk with kill points before and after each submission and completion.
+pub fn killable_disk(disk: Arc<AnyDisk>, kill: &Arc<KillSwitch>) -> Arc<AnyDisk> {
+    let kill = Arc::clone(kill);
+    Arc::new(FilterDisk::new(disk, move |channel| Box::new(Killable(channel, Arc::clone(&kill))) as AnyChannel))
 }
 
 impl DiskChannel<UringContext> for Killable<AnyChannel> {

@@ -25,7 +25,7 @@ mod socket;
 pub use context::{UringContext, UringOptions, Wait};
 pub use event::{EventFd, Kick};
 pub use notifier::Notifier;
-pub use ops::{ClientId, IoCompletion, Refused};
+pub use ops::{ClientId, FileTransfer, IoCompletion, Refused};
 pub use register::{FixedBufferUse, RingFile};
 pub use remote::{RemoteIo, RemoteWaker};
 pub use socket::{Message, MessageOrder, RefusedMessage};

@@ -33,55 +33,61 @@ pub struct IoCompletion {
 #[derive(Debug)]
 pub struct Refused(pub Option<Buffer>);
 
+/// The file's end of a transfer.
+#[derive(Clone, Copy, Debug)]
+pub struct FileTransfer<'a> {
+    /// The file.
+    pub file: &'a RingFile,
+    /// Offset in the file of the buffer's first byte that is transferred.
+    pub at: ByteOffset,
+    /// Bytes at the start of the buffer that are left out: they were transferred before.
+    pub skip: u64,
+}
+
 impl UringContext {
-    /// Reads from `file` at `at` into the buffer, leaving out its first `skip` bytes.
+    /// Reads into the buffer.
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
     #[inline]
     pub fn read(
         &mut self,
-        owner: ClientId,
+        client: ClientId,
         cookie: u64,
-        file: &RingFile,
-        at: ByteOffset,
+        from: FileTransfer<'_>,
         buffer: Buffer,
-        skip: u64,
     ) -> Result<(), Refused> {
         debug_assert!(self.buffers.will_be_logged(&buffer));
-        self.transfer(owner, cookie, file, at, buffer, skip, Direction::Read)
+        self.transfer(client, cookie, from, buffer, Direction::Read)
     }
 
-    /// Writes the buffer to `file` at `at`, leaving out its first `skip` bytes. With `durable` as by `RWF_DSYNC`.
+    /// Writes the buffer. With `durable` as by `RWF_DSYNC`.
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "a scatter-gather write has this many independent parts")]
     pub fn write(
         &mut self,
-        owner: ClientId,
+        client: ClientId,
         cookie: u64,
-        file: &RingFile,
-        at: ByteOffset,
+        to: FileTransfer<'_>,
         buffer: Buffer,
-        skip: u64,
         durable: bool,
     ) -> Result<(), Refused> {
-        self.transfer(owner, cookie, file, at, buffer, skip, Direction::Write { durable })
+        self.transfer(client, cookie, to, buffer, Direction::Write { durable })
     }
 
     /// Makes written data durable (`fdatasync`).
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
-    pub fn datasync(&mut self, owner: ClientId, cookie: u64, file: &RingFile) -> Result<(), Refused> {
+    pub fn datasync(&mut self, client: ClientId, cookie: u64, file: &RingFile) -> Result<(), Refused> {
         let flags = types::FsyncFlags::DATASYNC;
         let entry = match file {
             RingFile::Fixed(index) => opcode::Fsync::new(types::Fixed(*index)).flags(flags).build(),
             RingFile::Plain(fd) => opcode::Fsync::new(types::Fd(fd.as_raw_fd())).flags(flags).build(),
         };
-        self.submit_without_buffer(owner, cookie, file, entry)
+        self.submit_without_buffer(client, cookie, file, entry)
     }
 
     /// Calls fallocate(2) with these mode bits.
@@ -90,7 +96,7 @@ impl UringContext {
     /// [`Refused`] when too much is in flight.
     pub fn fallocate(
         &mut self,
-        owner: ClientId,
+        client: ClientId,
         cookie: u64,
         file: &RingFile,
         mode: rustix::fs::FallocateFlags,
@@ -104,17 +110,17 @@ impl UringContext {
                 opcode::Fallocate::new(types::Fd(fd.as_raw_fd()), len.0).offset(at.0).mode(mode).build()
             }
         };
-        self.submit_without_buffer(owner, cookie, file, entry)
+        self.submit_without_buffer(client, cookie, file, entry)
     }
 
     /// Polls `kick` (multishot): completes at each signal, and at once if it was signalled before. The descriptor is not read: each signal
     /// triggers the poll again. An eventfd's counter of 64 bits does not fill up; a descriptor that is not a counter must be read by its
-    /// owner, or no further signal arrives.
+    /// client, or no further signal arrives.
     ///
     /// # Errors
     /// [`Refused`] when too much is in flight.
-    pub fn watch(&mut self, owner: ClientId, cookie: u64, kick: impl Into<Kick>) -> Result<(), Refused> {
-        let Some(index) = self.in_flight.take(owner, cookie) else { return Err(Refused(None)) };
+    pub fn watch(&mut self, client: ClientId, cookie: u64, kick: impl Into<Kick>) -> Result<(), Refused> {
+        let Some(index) = self.in_flight.take(client, cookie) else { return Err(Refused(None)) };
         let fd = kick.into().shared();
         let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
         self.in_flight.slot(index).file = Some(fd);
@@ -124,16 +130,16 @@ impl UringContext {
 
     /// Cancels the client's operation with `cookie`. The operation completes in any case, perhaps with `-ECANCELED`. Does nothing without
     /// such an operation.
-    pub fn cancel(&mut self, owner: ClientId, cookie: u64) {
-        if let Some(index) = self.in_flight.find(owner, cookie) {
+    pub fn cancel(&mut self, client: ClientId, cookie: u64) {
+        if let Some(index) = self.in_flight.find(client, cookie) {
             let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
             self.push_raw(entry);
         }
     }
 
     /// Cancels all of the client's operations whose cookie is picked. Submitted with the next [`turn`](Self::turn).
-    pub fn cancel_picked(&mut self, owner: ClientId, pick: impl Fn(u64) -> bool) {
-        for index in self.in_flight.pick(owner, pick) {
+    pub fn cancel_picked(&mut self, client: ClientId, pick: impl Fn(u64) -> bool) {
+        for index in self.in_flight.pick(client, pick) {
             let entry = opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
             self.push_raw(entry);
         }
@@ -141,30 +147,27 @@ impl UringContext {
 
     fn submit_without_buffer(
         &mut self,
-        owner: ClientId,
+        client: ClientId,
         cookie: u64,
         file: &RingFile,
         entry: squeue::Entry,
     ) -> Result<(), Refused> {
-        let Some(index) = self.in_flight.take(owner, cookie) else { return Err(Refused(None)) };
+        let Some(index) = self.in_flight.take(client, cookie) else { return Err(Refused(None)) };
         self.in_flight.slot(index).file = file.keep();
         self.push(entry, index);
         Ok(())
     }
 
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "one place that turns a transfer into an entry")]
     fn transfer(
         &mut self,
-        owner: ClientId,
+        client: ClientId,
         cookie: u64,
-        file: &RingFile,
-        at: ByteOffset,
+        FileTransfer { file, at, skip }: FileTransfer<'_>,
         buffer: Buffer,
-        skip: u64,
         direction: Direction,
     ) -> Result<(), Refused> {
-        let Some(index) = self.in_flight.take(owner, cookie) else { return Err(Refused(Some(buffer))) };
+        let Some(index) = self.in_flight.take(client, cookie) else { return Err(Refused(Some(buffer))) };
         let segments = self.buffers.segments(&buffer);
         let entry = match segments {
             [only] if skip == 0 => {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::{ByteLen, Completion, DiskChannel, Geometry, Op, Outcome, Request, Tag};
 use mqblk_memory::{BouncePool, Buffer};
-use mqblk_uring::{ClientId, IoCompletion, Refused, RingFile, UringContext};
+use mqblk_uring::{ClientId, FileTransfer, IoCompletion, Refused, RingFile, UringContext};
 use rustix::fs::FallocateFlags;
 
 use super::OpenFile;
@@ -159,9 +159,10 @@ impl FileChannel {
         let refused = match request.stage {
             OpStage::Transfer => {
                 let Some(buffer) = request.buffer.take() else { return Ok(()) };
+                let transfer = FileTransfer { file: &self.ring, at, skip: request.done };
                 let refused = match request.op {
-                    Op::Write { fua } => context.write(self.client, cookie, &self.ring, at, buffer, request.done, fua),
-                    _ => context.read(self.client, cookie, &self.ring, at, buffer, request.done),
+                    Op::Write { fua } => context.write(self.client, cookie, transfer, buffer, fua),
+                    _ => context.read(self.client, cookie, transfer, buffer),
                 };
                 return refused.map_err(|Refused(buffer)| {
                     request.buffer = buffer;
@@ -189,9 +190,10 @@ impl FileChannel {
             let copied = context.buffers.copy_range(buffer, request.done, &slice, 0, len);
             debug_assert!(copied, "the buffer is as long as the request");
         }
+        let transfer = FileTransfer { file: &self.ring, at, skip: 0 };
         let issued = match request.op {
-            Op::Read => context.read(self.client, cookie, &self.ring, at, slice, 0),
-            _ => context.write(self.client, cookie, &self.ring, at, slice, 0, fua),
+            Op::Read => context.read(self.client, cookie, transfer, slice),
+            _ => context.write(self.client, cookie, transfer, slice, fua),
         };
         match issued {
             Ok(()) => {

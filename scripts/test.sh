@@ -25,7 +25,7 @@ for part in "$@"; do
 done
 
 logs=target/test-logs
-# Tests start the daemon that is built with assertions, as they are.
+# Tests start the daemon that cargo builds with them: with assertions, as they are.
 export MQBLK=$PWD/target/checked/mqblk
 mkdir -p "$logs" && rm -f "$logs/summary" "$logs"/*.counts
 
@@ -113,7 +113,7 @@ wants() {
 
 build() {
     echo "building (the first time takes minutes)"
-    run build '' "${tests[@]}" --no-run && run build-daemon '' cargo build "${selected[@]}" --bin mqblk
+    run build '' "${tests[@]}" --no-run
 }
 
 fast() {
@@ -126,9 +126,8 @@ fast() {
     wait "$other"
     run documentation '' "${tests[@]}" --doc
     echo "instructions for a request, in a release build"
-    run budget-build '' cargo build --release -p mqblk-tests --bin instruction-budget &&
-        MQBLK_BUDGET_PROGRAM=$PWD/target/release/instruction-budget \
-            run budget '' "${tests[@]}" --test budget -- --include-ignored
+    run budget '' "${tests[@]}" --test budget -- --include-ignored
+}" --test budget -- --include-ignored
 }
 
 # Installs, downloads and builds what virtual machines need.

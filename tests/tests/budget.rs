@@ -1,12 +1,12 @@
 //! The engine's instruction budget: what a request costs from pull to publish, counted by callgrind.
 //!
-//! `MQBLK_RENEW_BUDGET=1 cargo test --release -p mqblk-tests --test budget` updates the committed numbers after a change that is worth its
-//! cost. `MQBLK_BUDGET_PROGRAM` names a program to count instead of the one that cargo has built for this test: a release build, where the
-//! test itself is not one.
+//! `MQBLK_RENEW_BUDGET=1` updates the committed numbers after a change that is worth its cost. `MQBLK_BUDGET_PROGRAM` names a release build of
+//! the program to count; without it the test builds one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use toml::{Table, Value};
 
@@ -51,8 +51,19 @@ fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Pat
     total
 }
 
+/// Returns the path of a release build of the program.
 fn program() -> PathBuf {
-    std::env::var_os(PROGRAM).map_or(env!("CARGO_BIN_EXE_instruction-budget").into(), PathBuf::from)
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder of the workspace");
+        let built = Command::new("cargo")
+            .args(["build", "--quiet", "--release", "-p", "mqblk-budget", "--bin", "instruction-budget"])
+            .current_dir(workspace)
+            .status();
+        assert!(built.expect("cargo can be started").success(), "the program could not be built");
+        workspace.join("target/release/instruction-budget")
+    };
+    BUILT.get_or_init(|| std::env::var_os(PROGRAM).map_or_else(build, PathBuf::from)).clone()
 }
 
 fn per_request(batch: u32, shape: &str, mode: &str, folder: &Path) -> f64 {

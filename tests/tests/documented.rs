@@ -146,10 +146,49 @@ fn wrong_commands_are_caught() {
     let error = caught("text\n\n```bash\nls\n```\n");
     assert_eq!(
         error.lines().next().unwrap(),
-        r#"docs/wrong.md:4: found language "bash", expected one of ["sh", "text", "json", "toml", "xml"]"#
+        r#"docs/wrong.md:4: found language "bash", expected one of ["sh", "text", "json", "toml", "xml", "rust"]"#
     );
     let error = caught("text\n\n```text\nmqblk bench --disk path=a\n```\n");
     assert!(error.contains("docs/wrong.md:4: found a command in a block of language text, expected sh"), "{error}");
+}
+
+/// Returns true if the lines of a block are lines of a source, in this order; others may be between them. A line with a name in capitals
+/// is a reader's own.
+fn is_part_of(block: &str, source: &str) -> bool {
+    let mut lines = source.lines().map(str::trim);
+    let mut wanted = block.lines().map(str::trim).filter(|line| !line.is_empty() && !line.contains("NAME"));
+    wanted.all(|line| lines.any(|other| other == line))
+}
+
+#[test]
+fn rust_that_is_printed_is_in_the_sources() -> Result<()> {
+    let mut sources = Vec::new();
+    let mut folders: Vec<_> =
+        ["storage/src", "daemon/src", "core/src", "guest", "tests/src"].map(|it| repository().join(it)).into();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                sources.push(std::fs::read_to_string(path)?);
+            }
+        }
+    }
+    let mut found = 0;
+    for (page, text) in plan::pages(&mqblk_binary())? {
+        for block in plan::blocks(&page, &text)?.iter().filter(|block| block.language == "rust") {
+            found += 1;
+            ensure!(
+                sources.iter().any(|source| is_part_of(&block.text, source)),
+                "{}: found in no source",
+                block.place()
+            );
+        }
+    }
+    ensure!(found > 1, "{found} blocks were found");
+    assert!(is_part_of("fn a() {\n\n}", "  fn a() {\n    b();\n  }") && !is_part_of("fn a() {\n}", "}\nfn a() {"));
+    Ok(())
 }
 
 /// Until a command has installed it, there is no mqblk; and each page has folders of its own.

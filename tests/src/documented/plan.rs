@@ -45,8 +45,8 @@ const SECTIONS_ALONE: [&str; 1] = ["README.md"];
 /// The section that puts `mqblk` on the PATH, and its page.
 pub const INSTALL: (&str, &str) = ("README.md", "Install");
 
-/// The languages that blocks may have. Only those of `sh` are commands.
-const LANGUAGES: [&str; 5] = ["sh", "text", "json", "toml", "xml"];
+/// The languages that blocks may have. Only those of `sh` are commands; those of `rust` are parts of the sources.
+const LANGUAGES: [&str; 6] = ["sh", "text", "json", "toml", "xml", "rust"];
 
 /// What help texts there are: `mqblk WORD --help`.
 const HELP: [&str; 8] = ["serve", "bench", "plot", "stat", "lun", "resize", "resume", "xen"];

@@ -30,6 +30,8 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::split::driver::{ChainLayout, IndirectArea, RingFeatures};
 use mqblk_ring::split::{SplitDriver, SplitRing};
 use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
+use mqblk_scsi::reservation::Reservations;
+use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions};
 use mqblk_virtio::{QueueResources, VirtioDevice};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
@@ -165,6 +167,17 @@ fn null() -> Result<Arc<AnyDisk>, Failure> {
     Ok(mqblk_storage::open("null", &mut settings)?)
 }
 
+fn unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
+    let [vendor, product, revision, serial, name] = ["MQBLK", "TEST", "1", name, name].map(str::to_owned);
+    Arc::new(LogicalUnit::new(LogicalUnitOptions {
+        geometry: disk.geometry(),
+        limits: disk.limits(),
+        identity: Identity { vendor, product, revision, serial, name },
+        writeback: true,
+        reservations: Reservations::new(None),
+    }))
+}
+
 /// Returns a worker that serves the ring as the request queue of a controller of null disks.
 fn scsi_worker(
     memory: &Arc<GuestMemory>,
@@ -177,7 +190,7 @@ fn scsi_worker(
     let mut disks = Vec::new();
     for target in 0..units {
         let (disk, slot) = (null()?, DiskSlot(target.into()));
-        let nexus = mqblk_tests::stepped_scsi::logical_unit(&*disk, &target.to_string()).login("guest", 1)?;
+        let nexus = unit(&*disk, &target.to_string()).login("guest", 1)?;
         // Clears the initial unit attention.
         let ready = mqblk_scsi::Command { cdb: &[0; 16], data_in_len: 0 };
         nexus.begin(&ready, &[][..], &mut mqblk_scsi::CommandBuffers::default());

@@ -127,7 +127,6 @@ fast() {
     run documentation '' "${tests[@]}" --doc
     echo "instructions for a request, in a release build"
     run budget '' "${tests[@]}" --test budget -- --include-ignored
-}" --test budget -- --include-ignored
 }
 
 # Installs, downloads and builds what virtual machines need.

@@ -1,10 +1,9 @@
 //! Completion of requests, up to the response.
 
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op, Outcome};
-use mqblk_memory::{Buffer, CopyDirection, GrantStatus, PooledContext};
+use mqblk_memory::{Buffer, PooledContext};
 use mqblk_ring::blkif::status;
 
-use crate::journal::JournalSlot;
 use crate::page_backing::PageBacking;
 use crate::queue::{BlkifQueue, BlkifToken};
 use crate::request_table::{InflightRequest, RequestStep};
@@ -19,16 +18,6 @@ fn error_status(outcome: Outcome, step: RequestStep) -> i16 {
 }
 
 impl<L: PooledContext> BlkifQueue<L> {
-    /// Puts a response on the ring.
-    #[inline]
-    pub(crate) fn put_response(&mut self, id: u64, operation: u8, status: i16, journal: Option<JournalSlot>) {
-        self.ring.put_response(id, operation, status);
-        if let (Some(journal), Some(slot)) = (&mut self.journal, journal) {
-            journal.record_response(slot);
-        }
-        self.unpublished_responses += 1;
-    }
-
     /// Handles the completion of a disk request, whose buffer is released: starts the request's next step, or completes it.
     #[inline]
     pub(crate) fn step_completed<I>(&mut self, token: BlkifToken, outcome: Outcome, into: &mut I)
@@ -49,13 +38,13 @@ impl<L: PooledContext> BlkifQueue<L> {
             (Outcome::Done(_), RequestStep::Discard { .. }) => status::OKAY,
             (failure, step) => error_status(failure, step),
         };
-        self.barrier_completed |= entry.barrier;
+        self.barrier.request_completed(entry.barrier);
         match entry.backing {
             PageBacking::None | PageBacking::Persistent => self.complete_request(token.0),
             PageBacking::Bounce(_) => {
                 if entry.step == RequestStep::Read && entry.status == status::OKAY {
                     let (_, pages) = self.requests.with_pages(token.0);
-                    self.page_pool.copy_bounced(pages);
+                    self.pages.copy_bounced(pages);
                 }
                 self.complete_request(token.0);
             }
@@ -64,16 +53,15 @@ impl<L: PooledContext> BlkifQueue<L> {
             }
             PageBacking::Copy(_) => {
                 let (_, pages) = self.requests.with_pages(token.0);
-                self.read_copies.extend(pages.iter().map(|page| page.grant_copy(CopyDirection::ToGrant)));
-                self.deferred.push(token.0);
+                self.pages.defer_read(token.0, pages);
             }
-            PageBacking::Map(_) => self.deferred.push(token.0),
+            PageBacking::Map(_) => self.pages.defer(token.0),
         }
     }
 
     /// Submits the next part of a discard.
     pub(crate) fn submit_discard<I: Intake<BlkifToken, Buffer>>(&mut self, at: u16, into: &mut I) {
-        let most = self.max_discard;
+        let most = self.parser.max_discard();
         let entry = self.requests.get_mut(at);
         let RequestStep::Discard { secure } = entry.step else { return };
         let (start, len) = (entry.start, entry.len.min(most));
@@ -86,12 +74,10 @@ impl<L: PooledContext> BlkifQueue<L> {
     #[inline]
     pub(crate) fn complete_request(&mut self, at: u16) {
         let (entry, pages) = self.requests.with_pages(at);
-        let InflightRequest { id, operation, status, journal_slot: journal, backing: place, .. } = *entry;
-        if place != PageBacking::None {
-            self.page_pool.release(place, pages, self.now_ms, &mut self.counters);
-        }
+        let InflightRequest { id, operation, status, journal_slot, backing, .. } = *entry;
+        self.pages.release(backing, pages);
         self.requests.remove(at);
-        self.put_response(id, operation, status, journal);
+        self.ring.put_response(id, operation, status, journal_slot);
     }
 
     /// Drops a request without a response: releases its buffer and its pages. The next backend process replays it from the journal.
@@ -100,30 +86,27 @@ impl<L: PooledContext> BlkifQueue<L> {
             context.pool().release(buffer);
         }
         let (entry, pages) = self.requests.with_pages(token.0);
-        if entry.backing != PageBacking::None {
-            self.page_pool.release(entry.backing, pages, self.now_ms, &mut self.counters);
-        }
+        self.pages.release(entry.backing, pages);
         self.requests.remove(token.0);
     }
 
     /// Completes the deferred requests: copies the data of reads to the frontend in one call, unmaps pages, then puts the responses.
     #[inline(never)]
     pub(crate) fn complete_deferred(&mut self) {
-        self.page_pool.copy(&self.arena, &mut self.read_copies, &mut self.counters);
+        self.pages.copy_deferred_reads();
         let mut copied = 0;
-        for number in 0..self.deferred.len() {
-            let at = self.deferred[number];
+        for number in 0..self.pages.deferred_count() {
+            let at = self.pages.deferred(number);
             let entry = self.requests.get_mut(at);
             if matches!(entry.backing, PageBacking::Copy(_)) {
-                let copies = &self.read_copies[copied..copied + usize::from(entry.segment_count)];
-                copied += copies.len();
-                if copies.iter().any(|copy| copy.status != GrantStatus::OKAY) {
+                let count = usize::from(entry.segment_count);
+                if !self.pages.are_copied(copied, count) {
                     entry.status = status::ERROR;
                 }
+                copied += count;
             }
             self.complete_request(at);
         }
-        self.deferred.clear();
-        self.read_copies.clear();
+        self.pages.clear_deferred();
     }
 }

@@ -57,6 +57,8 @@ pub(crate) struct RequestParser {
     secure_discard_offered: bool,
     /// Transfer type by operation; `None`: not offered.
     transfer_types: [Option<TransferType>; 4],
+    write_through: bool,
+    max_discard: ByteLen,
 }
 
 impl RequestParser {
@@ -75,7 +77,20 @@ impl RequestParser {
             read_only: options.geometry.read_only,
             discard_offered: options.discard && options.limits.discard.is_some(),
             secure_discard_offered: options.discard_secure,
+            write_through: options.write_through,
+            max_discard: options.limits.discard.map_or(ByteLen::ZERO, |discard| discard.max_len),
         }
+    }
+
+    /// Returns true if every write is durable before its response.
+    #[inline]
+    pub(crate) fn write_through(&self) -> bool {
+        self.write_through
+    }
+
+    /// Returns the longest discard that the storage accepts.
+    pub(crate) fn max_discard(&self) -> ByteLen {
+        self.max_discard
     }
 
     /// Returns the type of a transfer with its segments in the ring entry, by its first bytes. `None`: needs a full

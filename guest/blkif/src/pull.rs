@@ -4,7 +4,6 @@
 //! requests that need no copy are admitted at once. One call fetches the indirect pages of all indirect requests, another copies the data
 //! of all writes; then the remaining requests are admitted.
 
-use std::collections::VecDeque;
 use std::io;
 
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, Op};
@@ -12,20 +11,14 @@ use mqblk_memory::{
     Buffer, BufferPool, CopyDirection, GrantCopy, GrantStatus, GuestAddress, PageArena, PageSlot, PooledContext,
 };
 use mqblk_ring::blkif::request::{SEGMENT_BYTES, SEGMENTS_PER_PAGE};
-use mqblk_ring::blkif::{BlkifRingError, IndirectRequest, RawRequest, RequestBody, Segment, operation, status};
+use mqblk_ring::blkif::{BlkifRingError, IndirectRequest, RequestBody, Segment, status};
 
-use crate::journal::JournalSlot;
 use crate::options::MAX_INDIRECT_SEGMENTS;
 use crate::page_backing::{PageBacking, RequestPage};
 use crate::parse::{ParsedRequest, TransferType, indirect_pages, response_operation};
-use crate::queue::{BlkifQueue, BlkifToken, coarse_now_ms};
+use crate::queue::{BlkifQueue, BlkifToken};
 use crate::request_table::{InflightRequest, RequestStep};
-
-/// Maximum of requests of one pull. A larger batch would delay the guest's first response.
-pub(crate) const BATCH: usize = 16;
-
-/// The journal, which has as many slots as the ring has entries, is full.
-const JOURNAL_FULL: BlkifRingError = BlkifRingError("there are more requests without a response than the ring holds");
+use crate::ring_side::{BATCH, RingEntries};
 
 /// An indirect request of the batch whose segments are being fetched.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +31,7 @@ struct IndirectFetch {
 
 /// Memory of one batch, reused for each.
 pub(crate) struct Batch {
-    raws: [RawRequest; BATCH],
-    journal_slots: [Option<JournalSlot>; BATCH],
+    entries: RingEntries,
     /// Table indices of writes whose data is not copied yet.
     pending_writes: Vec<u16>,
     indirect: Vec<IndirectFetch>,
@@ -57,8 +49,7 @@ impl Batch {
         let pages = indirect_pages(segments);
         let data = usize::from(segments).max(1);
         Ok(Batch {
-            raws: [RawRequest::default(); BATCH],
-            journal_slots: [None; BATCH],
+            entries: RingEntries::new(),
             pending_writes: Vec::with_capacity(BATCH),
             indirect: Vec::with_capacity(BATCH),
             copies: Vec::with_capacity(BATCH * data),
@@ -70,20 +61,6 @@ impl Batch {
 
     fn scratch_slot(&self, number: usize, page: usize) -> PageSlot {
         PageSlot(number as u32 * self.scratch_stride + page as u32)
-    }
-}
-
-/// Requests that the previous backend process left without a response.
-pub(crate) struct ReplayQueue(VecDeque<(JournalSlot, RawRequest)>);
-
-impl ReplayQueue {
-    pub(crate) fn new(requests: Vec<(JournalSlot, RawRequest)>) -> ReplayQueue {
-        ReplayQueue(requests.into())
-    }
-
-    #[inline]
-    pub(crate) fn remaining(&self) -> usize {
-        self.0.len()
     }
 }
 
@@ -112,16 +89,14 @@ impl<L: PooledContext> BlkifQueue<L> {
         most: usize,
     ) -> Result<(usize, bool), BlkifRingError> {
         let limit = into.room().min(self.requests.free_entries()).min(BATCH).min(most);
-        let (count, more) = self.fetch_requests(limit)?;
+        let (count, more) = self.ring.fetch(&mut self.batch.entries, limit)?;
         if count == 0 {
             return Ok((0, more));
         }
-        if self.page_pool.needs_reclaim() {
-            self.now_ms = coarse_now_ms();
-        }
-        let size = self.vbd.size();
+        self.pages.begin_batch();
+        let size = self.disk_size();
         for number in 0..count {
-            let raw = &self.batch.raws[number];
+            let raw = &self.batch.entries.raws[number];
             match self.parser.direct_transfer(raw.operation(), raw.nr_segments()) {
                 Some(kind) => self.start_direct(pool, number, kind, size, into),
                 None => self.start_other(number, size, into),
@@ -133,52 +108,7 @@ impl<L: PooledContext> BlkifQueue<L> {
         if !self.batch.pending_writes.is_empty() {
             self.copy_pending_writes(pool, into);
         }
-        Ok((count, more && self.barrier.is_none()))
-    }
-
-    /// Copies entries off the ring, up to a barrier. Returns how many, and true if more wait.
-    #[inline]
-    fn fetch_requests(&mut self, most: usize) -> Result<(usize, bool), BlkifRingError> {
-        if self.replay.remaining() > 0 {
-            return Ok((self.fetch_replay(most), true));
-        }
-        let waiting = self.ring.waiting()? as usize;
-        let mut count = waiting.min(most);
-        for ahead in 0..count as u32 {
-            self.ring.prefetch(ahead);
-        }
-        let raws = self.batch.raws[..count].iter_mut().zip(&mut self.batch.journal_slots);
-        for (number, (raw, slot)) in (1..).zip(raws) {
-            self.ring.take_into(raw);
-            if let Some(journal) = &mut self.journal {
-                *slot = Some(journal.record_request(raw).ok_or(JOURNAL_FULL)?);
-            }
-            if raw.operation() == operation::WRITE_BARRIER {
-                count = number;
-                break;
-            }
-        }
-        if let Some(journal) = &mut self.journal {
-            journal.record_consumed(self.ring.position().req_cons);
-        }
-        Ok((count, count < waiting))
-    }
-
-    /// Like [`fetch_requests`](Self::fetch_requests), for requests that the previous backend process left.
-    #[cold]
-    fn fetch_replay(&mut self, most: usize) -> usize {
-        let mut count = 0;
-        while count < most
-            && let Some((slot, raw)) = self.replay.0.pop_front()
-        {
-            self.batch.raws[count] = raw;
-            self.batch.journal_slots[count] = Some(slot);
-            count += 1;
-            if raw.operation() == operation::WRITE_BARRIER {
-                break;
-            }
-        }
-        count
+        Ok((count, more && self.barrier.waiting() == 0))
     }
 
     /// Starts a request with its segments in the ring entry.
@@ -191,13 +121,13 @@ impl<L: PooledContext> BlkifQueue<L> {
         size: ByteLen,
         into: &mut I,
     ) {
-        let (raw, abi) = (&self.batch.raws[number], self.ring.abi());
+        let (raw, abi) = (&self.batch.entries.raws[number], self.ring.ring().abi());
         let (operation, segments) = (raw.operation(), raw.nr_segments().into());
         let entry = InflightRequest {
             id: raw.id(abi),
             operation,
             segment_count: segments,
-            journal_slot: self.batch.journal_slots[number],
+            journal_slot: self.batch.entries.journal_slots[number],
             ..new_entry(kind)
         };
         let at = self.requests.insert(entry);
@@ -234,8 +164,8 @@ impl<L: PooledContext> BlkifQueue<L> {
     /// Starts any other request: completes it, admits it, or queues the fetch of its segments.
     #[inline(never)]
     fn start_other<I: Intake<BlkifToken, Buffer>>(&mut self, number: usize, size: ByteLen, into: &mut I) {
-        let journal = self.batch.journal_slots[number];
-        let request = self.batch.raws[number].decode(self.ring.abi());
+        let journal = self.batch.entries.journal_slots[number];
+        let request = self.batch.entries.raws[number].decode(self.ring.ring().abi());
         let operation = response_operation(&request);
         let entry = InflightRequest { id: request.id, operation, journal_slot: journal, ..InflightRequest::NEW };
         match (self.parser.parse(&request, size), &request.body) {
@@ -256,7 +186,7 @@ impl<L: PooledContext> BlkifQueue<L> {
             }
             (ParsedRequest::EmptyBarrier, _) => {
                 let at = self.requests.insert(InflightRequest { barrier: true, ..entry });
-                self.begin_barrier(at);
+                self.barrier.begin(at);
             }
             (ParsedRequest::Discard { secure, start, len }, _) => {
                 let at = self.requests.insert(InflightRequest {
@@ -268,12 +198,12 @@ impl<L: PooledContext> BlkifQueue<L> {
                 self.submit_discard(at, into);
             }
             (ParsedRequest::Respond(status), _) => {
-                self.put_response(request.id, operation, status, journal);
+                self.ring.put_response(request.id, operation, status, journal);
                 into.completed_locally(status == status::OKAY);
             }
             // Not reached: the parser returns `Indirect` only for an indirect request, and direct ones take the other path.
             (ParsedRequest::Direct(_) | ParsedRequest::Indirect(_), _) => {
-                self.put_response(request.id, operation, status::ERROR, journal);
+                self.ring.put_response(request.id, operation, status::ERROR, journal);
                 into.completed_locally(false);
             }
         }
@@ -297,7 +227,7 @@ impl<L: PooledContext> BlkifQueue<L> {
                 let range = segment_range(page, segments);
                 let bytes = &mut self.batch.segment_bytes[..range.len() * SEGMENT_BYTES];
                 let gref = fetched.request.pages[page];
-                if self.page_pool.read_persistent(gref, bytes, self.now_ms, &mut self.counters) {
+                if self.pages.read_persistent(gref, bytes) {
                     parse_segments(bytes, &mut self.requests.with_pages(fetched.index).1[range]);
                     fetched.read_pages |= 1 << page;
                     continue;
@@ -314,7 +244,7 @@ impl<L: PooledContext> BlkifQueue<L> {
                 });
             }
         }
-        self.page_pool.copy(&self.batch.scratch, &mut self.batch.copies, &mut self.counters);
+        self.pages.copy(&self.batch.scratch, &mut self.batch.copies);
         let mut copied = 0;
         for (number, fetched) in indirect.iter().enumerate() {
             if self.validate_segments(number, fetched, size, &mut copied) {
@@ -358,13 +288,13 @@ impl<L: PooledContext> BlkifQueue<L> {
     fn prepare_data<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
         let (entry, pages) = self.requests.with_pages(at);
         let fill = entry.step == RequestStep::Read;
-        match self.page_pool.prepare(pages, fill, self.now_ms, &mut self.counters) {
-            Some(place) => {
-                entry.backing = place;
-                if !fill && matches!(place, PageBacking::Copy(_)) {
+        match self.pages.prepare(pages, fill) {
+            Some(backing) => {
+                entry.backing = backing;
+                if !fill && matches!(backing, PageBacking::Copy(_)) {
                     self.batch.pending_writes.push(at);
                 } else if entry.barrier {
-                    self.begin_barrier(at);
+                    self.barrier.begin(at);
                 } else {
                     self.admit(pool, at, into);
                 }
@@ -381,7 +311,7 @@ impl<L: PooledContext> BlkifQueue<L> {
             let (_, pages) = self.requests.with_pages(*at);
             self.batch.copies.extend(pages.iter().map(|page| page.grant_copy(CopyDirection::FromGrant)));
         }
-        self.page_pool.copy(&self.arena, &mut self.batch.copies, &mut self.counters);
+        self.pages.copy_data(&mut self.batch.copies);
         let mut copied = 0;
         for number in 0..self.batch.pending_writes.len() {
             let at = self.batch.pending_writes[number];
@@ -391,7 +321,7 @@ impl<L: PooledContext> BlkifQueue<L> {
             if copies.iter().any(|copy| copy.status != GrantStatus::OKAY) {
                 self.complete_malformed(at, into);
             } else if entry.barrier {
-                self.begin_barrier(at);
+                self.barrier.begin(at);
             } else {
                 self.admit_outlined(pool, at, into);
             }
@@ -402,7 +332,7 @@ impl<L: PooledContext> BlkifQueue<L> {
     /// Admits a request whose pages are prepared.
     #[inline(always)]
     fn admit<I: Intake<BlkifToken, Buffer>>(&mut self, pool: &mut BufferPool, at: u16, into: &mut I) {
-        let fua = self.fua;
+        let fua = self.parser.write_through();
         let (entry, pages) = self.requests.with_pages(at);
         let op = match entry.step {
             RequestStep::Read => Op::Read,

@@ -103,7 +103,7 @@ fail() {
 }
 
 # Labels each line, for runs side by side.
-label() { "${awk[@]}" -v label="$1" '{ printf "%-6s %s\n", label, $0; fflush() }'; }
+label() { sed -u "s/^/$(printf '%-6s ' "$1")/"; }
 
 wants() {
     local part

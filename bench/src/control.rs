@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// What all threads do. A phase never returns to an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// Load, not counted.
     Warmup,
     /// Load, counted.
@@ -19,22 +19,22 @@ pub enum Phase {
 /// The phase that the main thread sets. On a cache line of its own: all threads read it all the time.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct PhaseControl(AtomicU8);
+pub(crate) struct PhaseControl(AtomicU8);
 
 impl PhaseControl {
     /// Creates a control that starts at `phase`.
-    pub fn new(phase: Phase) -> PhaseControl {
+    pub(crate) fn new(phase: Phase) -> PhaseControl {
         PhaseControl(AtomicU8::new(phase as u8))
     }
 
     /// Enters `phase`, unless a later one has been entered.
-    pub fn set(&self, phase: Phase) {
+    pub(crate) fn set(&self, phase: Phase) {
         self.0.fetch_max(phase as u8, Ordering::Release);
     }
 
     /// Returns the current phase.
     #[inline]
-    pub fn get(&self) -> Phase {
+    pub(crate) fn get(&self) -> Phase {
         match self.0.load(Ordering::Acquire) {
             0 => Phase::Warmup,
             1 => Phase::Measure,
@@ -47,4 +47,4 @@ impl PhaseControl {
 /// Requests that have completed on a thread: for progress, and to notice a stuck server.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub struct CompletionCounter(pub AtomicU64);
+pub(crate) struct CompletionCounter(pub AtomicU64);

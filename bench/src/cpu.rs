@@ -9,7 +9,7 @@ use crate::BenchError;
 
 /// Returns the CPU time that process `pid` has used, of all its live threads: the first field of each thread's `schedstat`, in
 /// nanoseconds (Linux `Documentation/scheduler/sched-stats.rst`). `None` when it cannot be read.
-pub fn process_time(pid: i32) -> Option<Duration> {
+pub(crate) fn process_time(pid: i32) -> Option<Duration> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let mut total = 0;
     for task in tasks.flatten() {
@@ -21,7 +21,7 @@ pub fn process_time(pid: i32) -> Option<Duration> {
 }
 
 /// Returns the CPU time that this thread has used.
-pub fn thread_time() -> Duration {
+pub(crate) fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     // The kernel's values are never negative.
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
@@ -31,7 +31,7 @@ pub fn thread_time() -> Duration {
 ///
 /// # Errors
 /// When the CPU does not exist, or may not be used.
-pub fn pin(cpu: u16) -> Result<(), BenchError> {
+pub(crate) fn pin(cpu: u16) -> Result<(), BenchError> {
     let refused = |why: String| BenchError::option("pin", cpu, format!("a CPU that this process may use ({why})"));
     if usize::from(cpu) >= CpuSet::MAX_CPU {
         return Err(refused(format!("at most {}", CpuSet::MAX_CPU - 1)));

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// A column's heading.
 #[derive(Clone, Debug)]
-pub struct Heading {
+pub(crate) struct Heading {
     /// The text.
     pub text: String,
     /// Numbers are aligned to the right.
@@ -12,7 +12,7 @@ pub struct Heading {
 }
 
 /// Returns a line of headings and one for each of `rows`, which have a cell for each heading.
-pub fn format_grid(headings: &[Heading], rows: &[Vec<String>]) -> String {
+pub(crate) fn format_grid(headings: &[Heading], rows: &[Vec<String>]) -> String {
     let width = |at: usize| {
         let cells = rows.iter().map(|row| row[at].chars().count());
         cells.chain([headings[at].text.chars().count()]).max().unwrap_or(0)
@@ -39,7 +39,7 @@ pub fn format_grid(headings: &[Heading], rows: &[Vec<String>]) -> String {
 }
 
 /// Returns a number with at least three significant digits.
-pub fn three_digits(value: f64) -> String {
+pub(crate) fn three_digits(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),
         v if v >= 10.0 => format!("{v:.1}"),
@@ -48,7 +48,7 @@ pub fn three_digits(value: f64) -> String {
 }
 
 /// Returns a count with three significant digits and the suffix of thousands or millions, K or M.
-pub fn with_suffix(value: f64) -> String {
+pub(crate) fn with_suffix(value: f64) -> String {
     match value {
         // A value that rounds up to the next suffix gets it.
         v if v >= 999_500.0 => format!("{}M", three_digits(v / 1e6)),
@@ -58,12 +58,12 @@ pub fn with_suffix(value: f64) -> String {
 }
 
 /// Returns a value as text, or a dash.
-pub fn or_dash(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
+pub(crate) fn or_dash(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
     value.map_or_else(|| "-".into(), text)
 }
 
 /// Returns the ratio of `value` to `first`.
-pub fn ratio(value: f64, first: f64) -> String {
+pub(crate) fn ratio(value: f64, first: f64) -> String {
     // In a short run no I/O may have completed.
     or_dash((first > 0.0).then(|| value / first), |ratio| format!("{ratio:.2}"))
 }

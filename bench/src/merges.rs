@@ -8,7 +8,7 @@ use mqblk_admin::{Client, StatQuery};
 
 /// Requests that were merged since the disk was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MergeCounters {
+pub(crate) struct MergeCounters {
     /// Reads.
     pub reads: u64,
     /// Writes.
@@ -26,7 +26,7 @@ pub struct MergeRates {
 
 impl MergeCounters {
     /// Reads the counters of all that the server at the admin socket `admin` serves. `None` when it cannot be queried.
-    pub fn read(admin: &Path) -> Option<MergeCounters> {
+    pub(crate) fn read(admin: &Path) -> Option<MergeCounters> {
         match Client::connect(admin).and_then(|mut client| client.stat(&StatQuery::default())) {
             Ok(stat) => {
                 let disks = stat.disks.iter().map(|disk| &disk.totals.counters);
@@ -45,7 +45,7 @@ impl MergeCounters {
     }
 
     /// Returns the rates since `before`, which was read `time` ago.
-    pub fn rates_since(self, before: MergeCounters, time: Duration) -> MergeRates {
+    pub(crate) fn rates_since(self, before: MergeCounters, time: Duration) -> MergeRates {
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
         MergeRates { reads: rate(self.reads, before.reads), writes: rate(self.writes, before.writes) }
     }

@@ -7,7 +7,7 @@ use crate::args::Rw;
 
 /// A range of blocks of the benchmark's block size, counted from the start of the range to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockRange {
+pub(crate) struct BlockRange {
     /// First block.
     pub first: u64,
     /// Number of blocks; at least 1.
@@ -16,7 +16,7 @@ pub struct BlockRange {
 
 impl BlockRange {
     /// Returns part `index` of `parts` of `count` blocks. The parts differ by at most one block.
-    pub fn part(count: u64, index: u64, parts: u64) -> BlockRange {
+    pub(crate) fn part(count: u64, index: u64, parts: u64) -> BlockRange {
         let cut = |index: u64| (u128::from(count) * u128::from(index) / u128::from(parts)) as u64;
         BlockRange { first: cut(index), count: cut(index + 1) - cut(index) }
     }
@@ -24,7 +24,7 @@ impl BlockRange {
 
 /// The access pattern of one job.
 #[derive(Clone, Debug)]
-pub struct AccessPattern {
+pub(crate) struct AccessPattern {
     rw: Rw,
     /// Share of reads of a mixed load, of 65536.
     read_below: u32,
@@ -42,7 +42,7 @@ pub struct AccessPattern {
 
 /// An operation on one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockOp {
+pub(crate) struct BlockOp {
     /// True for a write, false for a read.
     pub write: bool,
     /// The block.
@@ -53,7 +53,7 @@ impl AccessPattern {
     /// Creates a pattern over `blocks`. With `once` each block is done once. Without, the pattern does not end, and a random
     /// block is independent of those before it (fio's `norandommap`). A mixed sequence that does each block once has one
     /// position for both directions.
-    pub fn new(rw: Rw, read_share: u8, blocks: BlockRange, once: bool, seed: u64) -> AccessPattern {
+    pub(crate) fn new(rw: Rw, read_share: u8, blocks: BlockRange, once: bool, seed: u64) -> AccessPattern {
         let mut rng = SmallRng::seed_from_u64(seed);
         // Near the golden section of the range, so that the walk scatters.
         let mut stride = ((blocks.count as f64 * 0.618) as u64).max(1);
@@ -75,13 +75,13 @@ impl AccessPattern {
     }
 
     /// Returns the blocks.
-    pub fn blocks(&self) -> BlockRange {
+    pub(crate) fn blocks(&self) -> BlockRange {
         self.blocks
     }
 
     /// Returns the next operation as [`next`](Self::next) does, and a number of blocks for it: 1 to `most`, equally likely, up
     /// to the end of the range. In sequence each block is still done once.
-    pub fn next_run(&mut self, most: u32) -> Option<(BlockOp, u32)> {
+    pub(crate) fn next_run(&mut self, most: u32) -> Option<(BlockOp, u32)> {
         let op = self.next()?;
         if most == 1 {
             return Some((op, 1));
@@ -105,7 +105,7 @@ impl AccessPattern {
 
     /// Returns the next operation; `None` when each block was done.
     #[inline]
-    pub fn next(&mut self) -> Option<BlockOp> {
+    pub(crate) fn next(&mut self) -> Option<BlockOp> {
         let count = self.blocks.count;
         let write = match self.rw {
             Rw::Read | Rw::Randread => false,

@@ -22,7 +22,7 @@ const IN_MEMORY: &str = "storage=ram";
 const DEFAULT_QUEUE_SIZE: u16 = 256;
 
 /// Most I/Os in flight on one queue: the most entries of a virtqueue.
-pub const MAX_DEPTH: u32 = 32768;
+pub(crate) const MAX_DEPTH: u32 = 32768;
 
 /// How long a server may complete no request before it is called stuck.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -295,7 +295,7 @@ impl Plan {
 }
 
 /// Returns the value of `key` in `KEY=VALUE,...`.
-pub fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
+pub(crate) fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
     spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
 }
 

@@ -239,7 +239,7 @@ fn median(values: &[f64]) -> f64 {
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a ResultRow>) -> Result<(), BenchError> {
+pub(crate) fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a ResultRow>) -> Result<(), BenchError> {
     let failed = |error: std::io::Error| BenchError::Failed(format!("--json {}: {error}", path.display()));
     let rows: Vec<&ResultRow> = rows.collect();
     let mut text = serde_json::to_string_pretty(&rows).map_err(|error| failed(error.into()))?;

@@ -99,7 +99,7 @@ pub struct RunInput<'a> {
 /// # Errors
 /// [`BenchError::Usage`] when the options do not fit the disk; [`BenchError::Failed`] when the server goes away, is stuck, or
 /// breaks the protocol.
-pub fn measure_on<C: Connector>(connector: &C, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
+pub(crate) fn measure_on<C: Connector>(connector: &C, input: &RunInput<'_>) -> Result<RunResult, BenchError> {
     let session = Session::open(connector, input.plan, input.combination, input.target)?;
     measure_once(input, session)
 }

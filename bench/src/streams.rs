@@ -12,7 +12,7 @@ const MAX_VERIFIED_BLOCKS: u64 = 1 << 30;
 
 /// The blocks of one disk that a job works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobRange {
+pub(crate) struct JobRange {
     /// The job.
     pub job: u16,
     /// The disk.
@@ -23,7 +23,7 @@ pub struct JobRange {
 
 /// The ranges of all jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Streams {
+pub(crate) struct Streams {
     /// Start of block 0 on each disk.
     pub base: Sector512,
     /// One for each job, or for each disk of a job that has several.
@@ -36,7 +36,7 @@ impl Streams {
     ///
     /// # Errors
     /// [`BenchError::Usage`] when a range does not lie on its disk, has no block, or is written by two jobs that verify.
-    pub fn new(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<Streams, BenchError> {
+    pub(crate) fn new(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<Streams, BenchError> {
         let mut parts = vec![];
         // The plan has checked that there are few enough.
         let count = disks.len() as u16;
@@ -69,7 +69,7 @@ impl Streams {
     }
 
     /// Returns the blocks of all jobs.
-    pub fn total_blocks(&self) -> u64 {
+    pub(crate) fn total_blocks(&self) -> u64 {
         self.ranges.iter().map(|part| part.blocks.count).sum()
     }
 }

@@ -15,7 +15,7 @@ use crate::table::table;
 ///
 /// # Errors
 /// The first [`BenchError`], after the results so far were printed.
-pub fn run(plan: &Plan) -> Result<u64, BenchError> {
+pub(crate) fn run(plan: &Plan) -> Result<u64, BenchError> {
     let runs = plan.combinations.len() * plan.targets.len() * usize::from(plan.runs);
     let mut progress = ProgressDisplay::new(runs as u64);
     let mut rows: Vec<Vec<ResultRow>> = vec![];

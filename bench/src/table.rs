@@ -20,7 +20,7 @@ struct Column {
 }
 
 /// Returns the table. `groups`: the rows of one combination each.
-pub fn table(plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
+pub(crate) fn table(plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
     let columns = columns(plan, groups);
     let rows: Vec<Vec<String>> = groups
         .iter()
@@ -44,7 +44,7 @@ pub fn table(plan: &Plan, groups: &[Vec<ResultRow>]) -> String {
 }
 
 /// Returns the line above a table: `words`, and the settings of the plan.
-pub fn summary(plan: &Plan, mut words: Vec<String>) -> String {
+pub(crate) fn summary(plan: &Plan, mut words: Vec<String>) -> String {
     words.push(match plan.client {
         ClientMode::Poll => "client polls".into(),
         ClientMode::Wait => "client sleeps".into(),
@@ -61,12 +61,12 @@ pub fn summary(plan: &Plan, mut words: Vec<String>) -> String {
 }
 
 /// Returns the block size, or the range of mixed sizes.
-pub fn block_size(row: &ResultRow) -> String {
+pub(crate) fn block_size(row: &ResultRow) -> String {
     IoSizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string()
 }
 
 /// Returns bytes per second in MiB/s, with at least three significant digits.
-pub fn mebibytes(bytes: f64) -> String {
+pub(crate) fn mebibytes(bytes: f64) -> String {
     three_digits(bytes / f64::from(1 << 20))
 }
 

@@ -22,7 +22,7 @@ const CONNECT_TRY: Duration = Duration::from_millis(200);
 
 /// A started server.
 #[derive(Debug)]
-pub struct ServerProcess {
+pub(crate) struct ServerProcess {
     child: Child,
     admin: PathBuf,
     /// What the interface keeps until the process has ended.
@@ -45,7 +45,7 @@ impl ServerMonitor for ProcessMonitor {
 
 /// What a server needs before it is started.
 #[derive(Debug)]
-pub struct PreparedServer<E> {
+pub(crate) struct PreparedServer<E> {
     /// Where its device will be.
     pub endpoint: E,
     /// Arguments of `mqblk serve`.
@@ -58,7 +58,7 @@ pub struct PreparedServer<E> {
 
 /// The disk that a server is started for.
 #[derive(Debug)]
-pub struct ServedDisk<'a> {
+pub(crate) struct ServedDisk<'a> {
     /// Its settings: the argument of `--disk`.
     pub spec: &'a str,
     /// Poll policy.
@@ -72,7 +72,7 @@ pub struct ServedDisk<'a> {
 }
 
 /// Returns the pairs of `KEY=VALUE,...`, in which a comma of a value is written twice.
-pub fn split_pairs(spec: &str) -> Vec<&str> {
+pub(crate) fn split_pairs(spec: &str) -> Vec<&str> {
     let mut pairs = vec![];
     let (mut start, mut at) = (0, 0);
     let bytes = spec.as_bytes();
@@ -93,7 +93,7 @@ pub fn split_pairs(spec: &str) -> Vec<&str> {
 
 impl ServedDisk<'_> {
     /// Returns the argument of `mqblk serve --disk`. `address`: the keys that say where the disk is served.
-    pub fn argument(&self, address: &str) -> String {
+    pub(crate) fn argument(&self, address: &str) -> String {
         let mut disk = format!("{},{address},queues={}", self.spec, self.combination.queues);
         let own = [("poll", self.poll), ("merge", self.merge.map(MergeMode::name))];
         let keys = self.keys.iter().map(|(key, value)| (key, Some(value)));
@@ -131,7 +131,7 @@ impl ServerProcess {
     }
 
     /// Returns its process.
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         Pid::from_child(&self.child).as_raw_nonzero().get()
     }
 
@@ -139,14 +139,14 @@ impl ServerProcess {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn monitor(&self) -> std::io::Result<Box<dyn ServerMonitor>> {
+    pub(crate) fn monitor(&self) -> std::io::Result<Box<dyn ServerMonitor>> {
         // It has not been waited for, so the number is still that of this process.
         let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
         Ok(Box::new(ProcessMonitor(process)))
     }
 
     /// Returns its admin socket.
-    pub fn admin(&self) -> PathBuf {
+    pub(crate) fn admin(&self) -> PathBuf {
         self.admin.clone()
     }
 
@@ -154,7 +154,7 @@ impl ServerProcess {
     ///
     /// # Errors
     /// When it does not end in time, or with an error.
-    pub fn stop(mut self) -> Result<(), BenchError> {
+    pub(crate) fn stop(mut self) -> Result<(), BenchError> {
         match self.terminate() {
             Ok(Some(status)) if status.success() => Ok(()),
             Ok(Some(status)) => Err(BenchError::Failed(format!("the server ended with {status}"))),
@@ -194,7 +194,7 @@ impl Drop for ServerProcess {
 
 /// A device to load, and its server if that was started for it.
 #[derive(Debug)]
-pub struct Session<D> {
+pub(crate) struct Session<D> {
     /// The device.
     pub device: D,
     /// The server that was started for it.
@@ -206,7 +206,7 @@ impl<D> Session<D> {
     ///
     /// # Errors
     /// [`BenchError::Usage`] when the server has fewer queues or refuses its options, else [`BenchError::Failed`].
-    pub fn open<C: Connector<Device = D>>(
+    pub(crate) fn open<C: Connector<Device = D>>(
         connector: &C,
         plan: &Plan,
         combination: &Combination,

@@ -12,7 +12,7 @@ const CRC_AT: usize = 24;
 
 /// Generations last written to the blocks of one job, and which blocks have an I/O in flight. A block has at most one.
 #[derive(Debug)]
-pub struct BlockGenerations {
+pub(crate) struct BlockGenerations {
     first: u64,
     /// Generation; 0: never written. Top bit: in flight.
     blocks: Vec<u32>,
@@ -23,7 +23,7 @@ const BUSY: u32 = 1 << 31;
 
 /// How a block differs from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BlockMismatch {
+pub(crate) enum BlockMismatch {
     /// It has no header.
     #[error("found no verification header")]
     NoHeader,
@@ -51,7 +51,7 @@ pub enum BlockMismatch {
 impl BlockGenerations {
     /// Creates the generations of blocks `first` to `first + count`, none of them written. Generations start above `base`, so
     /// that those of an earlier run differ.
-    pub fn new(first: u64, count: u64, base: u32) -> BlockGenerations {
+    pub(crate) fn new(first: u64, count: u64, base: u32) -> BlockGenerations {
         BlockGenerations { first, blocks: vec![0; count as usize], generation: base }
     }
 
@@ -60,7 +60,7 @@ impl BlockGenerations {
     }
 
     /// Claims `block`, or the next one (after the last comes the first) that has no I/O in flight. `None` when all have.
-    pub fn claim(&mut self, block: u64) -> Option<u64> {
+    pub(crate) fn claim(&mut self, block: u64) -> Option<u64> {
         let (start, count) = ((block - self.first) as usize, self.blocks.len());
         let free = (0..count).map(|step| (start + step) % count).find(|at| self.blocks[*at] & BUSY == 0)?;
         self.blocks[free] |= BUSY;
@@ -68,7 +68,7 @@ impl BlockGenerations {
     }
 
     /// Claims `block`, if it exists and has no I/O in flight. Returns true if it does.
-    pub fn try_claim(&mut self, block: u64) -> bool {
+    pub(crate) fn try_claim(&mut self, block: u64) -> bool {
         let slot = block.checked_sub(self.first).and_then(|at| self.blocks.get_mut(at as usize));
         let Some(slot) = slot.filter(|slot| **slot & BUSY == 0) else { return false };
         *slot |= BUSY;
@@ -76,41 +76,41 @@ impl BlockGenerations {
     }
 
     /// Returns the generation for the next write.
-    pub fn next_generation(&mut self) -> u32 {
+    pub(crate) fn next_generation(&mut self) -> u32 {
         self.generation = (self.generation + 1) & !BUSY;
         self.generation
     }
 
     /// Releases a block after a read, or after a failed write, which may have left anything: `known` is false.
-    pub fn release(&mut self, block: u64, known: bool) {
+    pub(crate) fn release(&mut self, block: u64, known: bool) {
         let slot = self.slot(block);
         *slot = if known { *slot & !BUSY } else { 0 };
     }
 
     /// Releases a block after a write of `generation`.
-    pub fn record_write(&mut self, block: u64, generation: u32) {
+    pub(crate) fn record_write(&mut self, block: u64, generation: u32) {
         *self.slot(block) = generation;
     }
 
     /// Returns the generation last written to `block`; `None` if there is none.
-    pub fn generation_of(&mut self, block: u64) -> Option<u32> {
+    pub(crate) fn generation_of(&mut self, block: u64) -> Option<u32> {
         Some(*self.slot(block) & !BUSY).filter(|generation| *generation != 0)
     }
 
     /// Returns the next block at or after `block` that was written, and its generation.
-    pub fn next_written(&self, block: u64) -> Option<(u64, u32)> {
+    pub(crate) fn next_written(&self, block: u64) -> Option<(u64, u32)> {
         let start = (block - self.first) as usize;
         let found = self.blocks.iter().skip(start).position(|slot| slot & !BUSY != 0)?;
         Some((block + found as u64, self.blocks[start + found] & !BUSY))
     }
 
     /// Returns the first block.
-    pub fn first(&self) -> u64 {
+    pub(crate) fn first(&self) -> u64 {
         self.first
     }
 
     /// Returns the number of written blocks.
-    pub fn written_count(&self) -> u64 {
+    pub(crate) fn written_count(&self) -> u64 {
         self.blocks.iter().filter(|slot| **slot & !BUSY != 0).count() as u64
     }
 }
@@ -124,7 +124,7 @@ fn get_u64(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Fills `bytes` (at least 512) with the block of `offset` and `generation`.
-pub fn fill_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
+pub(crate) fn fill_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
     put_u64(bytes, 0, MAGIC);
     put_u64(bytes, 8, offset.0);
     put_u64(bytes, 16, generation.into());
@@ -143,7 +143,7 @@ pub fn fill_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) {
 ///
 /// # Errors
 /// The first [`BlockMismatch`].
-pub fn check_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) -> Result<(), BlockMismatch> {
+pub(crate) fn check_block(bytes: &mut [u8], offset: ByteOffset, generation: u32) -> Result<(), BlockMismatch> {
     if get_u64(bytes, 0) != MAGIC {
         return Err(BlockMismatch::NoHeader);
     }

@@ -31,7 +31,7 @@ const MAX_LATENCY_NS: u64 = 100_000_000_000;
 
 /// Why a thread gave up.
 #[derive(Debug, thiserror::Error)]
-pub enum WorkerError {
+pub(crate) enum WorkerError {
     /// The main thread abandoned the run.
     #[error("abandoned")]
     Abandoned,
@@ -54,7 +54,7 @@ impl From<DeviceError> for WorkerError {
 
 /// A job of this thread on one disk. A job with several disks takes them in turn.
 #[derive(Debug)]
-pub struct DiskJob {
+pub(crate) struct DiskJob {
     /// Number of the job; the same for all its disks.
     pub number: u16,
     /// The disk.
@@ -88,7 +88,7 @@ struct IoSlot<S> {
 
 /// Settings of a client thread.
 #[derive(Clone, Copy, Debug)]
-pub struct WorkerSettings {
+pub(crate) struct WorkerSettings {
     /// Bytes of a block: of the smallest I/O.
     pub bs: u32,
     /// Sectors of a block.
@@ -125,7 +125,7 @@ impl WorkerSettings {
 
 /// What a thread measured.
 #[derive(Debug)]
-pub struct WorkerStats {
+pub(crate) struct WorkerStats {
     /// I/Os that completed in the measurement.
     pub ios: u64,
     /// Their bytes on each disk. 0 unless I/Os differ in size or disk.
@@ -150,7 +150,7 @@ pub struct WorkerStats {
 
 /// A client thread.
 #[derive(Debug)]
-pub struct Worker<Q: ThreadQueues> {
+pub(crate) struct Worker<Q: ThreadQueues> {
     set: Q,
     memory: Arc<GuestMemory>,
     slots: Vec<IoSlot<Q::Status>>,
@@ -182,7 +182,12 @@ fn prefault(memory: &GuestMemory, address: GuestAddress, len: u32) {
 impl<Q: ThreadQueues> Worker<Q> {
     /// Creates a thread that keeps `settings.iodepth` I/Os of each job in flight on the queues of `set`, whose data memory has
     /// space for them. The disks of a job are adjacent in `jobs`.
-    pub fn new(set: Q, jobs: Vec<DiskJob>, settings: WorkerSettings, progress: Arc<CompletionCounter>) -> Worker<Q> {
+    pub(crate) fn new(
+        set: Q,
+        jobs: Vec<DiskJob>,
+        settings: WorkerSettings,
+        progress: Arc<CompletionCounter>,
+    ) -> Worker<Q> {
         let memory = Arc::clone(set.memory());
         let queues = set.queue_count();
         let groups: Vec<&[DiskJob]> = jobs.chunk_by(|a, b| a.number == b.number).collect();
@@ -255,12 +260,12 @@ impl<Q: ThreadQueues> Worker<Q> {
     }
 
     /// Returns what was measured, the jobs, and the queues.
-    pub fn into_parts(self) -> (WorkerStats, Vec<DiskJob>, Q) {
+    pub(crate) fn into_parts(self) -> (WorkerStats, Vec<DiskJob>, Q) {
         (self.stats, self.jobs, self.set)
     }
 
     /// Returns the jobs, to exchange them with another thread's for the verification.
-    pub fn jobs_mut(&mut self) -> &mut Vec<DiskJob> {
+    pub(crate) fn jobs_mut(&mut self) -> &mut Vec<DiskJob> {
         &mut self.jobs
     }
 
@@ -272,7 +277,7 @@ impl<Q: ThreadQueues> Worker<Q> {
     ///
     /// # Errors
     /// [`WorkerError`]: the queues cannot be used any more.
-    pub fn load(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
+    pub(crate) fn load(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
         match (self.settings.verify, self.settings.is_mixed()) {
             (false, false) => self.run::<false, false>(control),
             (false, true) => self.run::<false, true>(control),

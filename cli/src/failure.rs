@@ -5,12 +5,12 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 /// Exit code for a command line or configuration that cannot be used.
-pub const BAD_USAGE: u8 = 2;
+pub(crate) const BAD_USAGE: u8 = 2;
 /// Exit code for every other failure.
-pub const FAILED: u8 = 1;
+pub(crate) const FAILED: u8 = 1;
 
 /// Prints `mqblk: error` and returns `code`.
-pub fn report(error: &(impl Display + ?Sized), code: u8) -> ExitCode {
+pub(crate) fn report(error: &(impl Display + ?Sized), code: u8) -> ExitCode {
     let line = format!("mqblk: {}\n", one_line(&error.to_string()));
     // An error here means that standard error is closed: there is nowhere to report it.
     let _ = std::io::stderr().write_all(line.as_bytes());
@@ -18,7 +18,10 @@ pub fn report(error: &(impl Display + ?Sized), code: u8) -> ExitCode {
 }
 
 /// Prints a command's output, or its error. The exit code is [`BAD_USAGE`] if `is_usage` returns true for the error.
-pub fn show<E: Display + From<std::io::Error>>(result: Result<String, E>, is_usage: impl Fn(&E) -> bool) -> ExitCode {
+pub(crate) fn show<E: Display + From<std::io::Error>>(
+    result: Result<String, E>,
+    is_usage: impl Fn(&E) -> bool,
+) -> ExitCode {
     let printed = result.and_then(|text| match std::io::stdout().write_all(text.as_bytes()) {
         // The reader closed the pipe. The command itself succeeded.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(E::from(error)),

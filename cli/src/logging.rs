@@ -12,7 +12,7 @@ const EXPECTED: &str = "off, error, warn, info, debug or trace, or TARGET=LEVEL,
 ///
 /// # Errors
 /// If the level is not valid.
-pub fn start(level: Option<&str>) -> Result<(), SettingError> {
+pub(crate) fn start(level: Option<&str>) -> Result<(), SettingError> {
     let from_environment = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
     let (subject, key, directives) = match (level, from_environment.as_deref()) {
         (Some(level), _) => ("mqblk", "log", level),

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 const MIN_WIDTH: usize = 8;
 
 /// Formats rows of equal length: the first column is left-aligned, the others are right-aligned.
-pub fn align(rows: &[Vec<String>]) -> String {
+pub(crate) fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(MIN_WIDTH);
     let widths: Vec<usize> = (0..columns).map(width).collect();

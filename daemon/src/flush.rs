@@ -12,7 +12,7 @@ use mqblk_engine::AnyDisk;
 /// # Errors
 /// Returns the error of one failed disk, after all others were flushed. Returns `TimedOut` if a disk does not complete in time: its
 /// thread is left waiting.
-pub fn flush_all(disks: Vec<(String, Arc<AnyDisk>)>, limit: Duration) -> io::Result<()> {
+pub(crate) fn flush_all(disks: Vec<(String, Arc<AnyDisk>)>, limit: Duration) -> io::Result<()> {
     let end = Instant::now() + limit;
     let (sender, results) = channel();
     let mut waiting: Vec<String> = disks.iter().map(|(name, _)| name.clone()).collect();

@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A disk whose size is watched, with its id.
-pub type WatchedDisk = (String, Arc<AnyDisk>);
+pub(crate) type WatchedDisk = (String, Arc<AnyDisk>);
 
 /// What the thread is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl DiskObserver for EventSender {
 }
 
 /// The size watch thread. Dropping this stops it.
-pub struct SizeWatch {
+pub(crate) struct SizeWatch {
     events: SyncSender<WatchEvent>,
     ended: Receiver<()>,
 }
@@ -66,7 +66,7 @@ impl SizeWatch {
     ///
     /// # Errors
     /// If the thread cannot be created.
-    pub fn start(source: &Arc<DaemonState>) -> std::io::Result<SizeWatch> {
+    pub(crate) fn start(source: &Arc<DaemonState>) -> std::io::Result<SizeWatch> {
         let (events, received) = sync_channel(MAX_EVENTS);
         let (ending, ended) = channel();
         let (source, sender) = (Arc::downgrade(source), events.clone());

@@ -6,7 +6,7 @@ use crate::clock::Ticks;
 
 /// Timestamps of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timestamps {
+pub(crate) struct Timestamps {
     /// It was taken off the ring.
     pub pulled: Ticks,
     /// It was submitted to the storage.
@@ -29,7 +29,7 @@ struct Slot<T> {
 
 /// A copy of the entry of a request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TagEntry {
+pub(crate) struct TagEntry {
     /// The disk that it is for.
     pub disk: DiskSlot,
     /// Its operation.
@@ -59,7 +59,7 @@ impl<T> Slot<T> {
 
 /// Slots for `depth` requests. A slot is allocated when so many requests are in flight for the first time.
 #[derive(Debug)]
-pub struct TagTable<T> {
+pub(crate) struct TagTable<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u16>,
     depth: u16,
@@ -67,7 +67,7 @@ pub struct TagTable<T> {
 
 impl<T> TagTable<T> {
     /// Returns an empty table.
-    pub fn new(depth: u16) -> TagTable<T> {
+    pub(crate) fn new(depth: u16) -> TagTable<T> {
         TagTable { slots: Vec::with_capacity(depth.into()), free: Vec::with_capacity(depth.into()), depth }
     }
 
@@ -88,19 +88,19 @@ impl<T> TagTable<T> {
 
     /// Returns the number of free tags.
     #[inline]
-    pub fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         usize::from(self.depth) - self.in_flight()
     }
 
     /// Returns the number of requests in flight.
     #[inline]
-    pub fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
     /// Takes a tag for a request of `parts` ranges; `None` when the table is full.
     #[inline(always)] // else the token would travel through memory
-    pub fn take(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16, now: Ticks) -> Option<u16> {
+    pub(crate) fn take(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16, now: Ticks) -> Option<u16> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => self.grow()?,
@@ -116,12 +116,12 @@ impl<T> TagTable<T> {
     }
 
     /// Returns true if a request to this disk is in flight.
-    pub fn uses(&self, disk: DiskSlot) -> bool {
+    pub(crate) fn uses(&self, disk: DiskSlot) -> bool {
         self.disks().any(|used| used == disk)
     }
 
     /// Returns the request with this index.
-    pub fn get(&self, index: u16) -> Option<TagEntry> {
+    pub(crate) fn get(&self, index: u16) -> Option<TagEntry> {
         let slot = self.slots.get(usize::from(index)).filter(|slot| slot.token.is_some())?;
         let Slot { parts, remaining: left, op, disk, stamps, .. } = *slot;
         let outcome = if parts > 1 { slot.outcome } else { Outcome::Done(ByteLen::ZERO) };
@@ -129,7 +129,7 @@ impl<T> TagTable<T> {
     }
 
     /// Drops a part that will never complete. With the last part the tag is freed and the token returned.
-    pub fn forget_part(&mut self, index: u16) -> Option<T> {
+    pub(crate) fn forget_part(&mut self, index: u16) -> Option<T> {
         let slot = self.slots.get_mut(usize::from(index))?;
         slot.remaining = slot.remaining.saturating_sub(1);
         if slot.remaining > 0 {
@@ -141,13 +141,13 @@ impl<T> TagTable<T> {
     }
 
     /// Returns disk and pull time of each request in flight.
-    pub fn pulls(&self) -> impl Iterator<Item = (DiskSlot, Ticks)> {
+    pub(crate) fn pulls(&self) -> impl Iterator<Item = (DiskSlot, Ticks)> {
         let taken = self.slots.iter().filter(|slot| slot.token.is_some());
         taken.map(|slot| (slot.disk, slot.stamps.pulled))
     }
 
     /// Returns the indexes of the requests in flight to a disk.
-    pub fn of_disk(&self, disk: DiskSlot) -> impl Iterator<Item = u16> {
+    pub(crate) fn of_disk(&self, disk: DiskSlot) -> impl Iterator<Item = u16> {
         (0..)
             .zip(&self.slots)
             .filter(move |(_, slot)| slot.token.is_some() && slot.disk == disk)
@@ -155,12 +155,12 @@ impl<T> TagTable<T> {
     }
 
     /// Returns the disk of each request in flight.
-    pub fn disks(&self) -> impl Iterator<Item = DiskSlot> {
+    pub(crate) fn disks(&self) -> impl Iterator<Item = DiskSlot> {
         self.slots.iter().filter(|slot| slot.token.is_some()).map(|slot| slot.disk)
     }
 
     /// Returns index and disk of the requests in flight whose token `pick` chooses.
-    pub fn pick(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) -> impl Iterator<Item = (u16, DiskSlot)> {
+    pub(crate) fn pick(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) -> impl Iterator<Item = (u16, DiskSlot)> {
         (0..).zip(&mut self.slots).filter_map(move |(index, slot)| {
             let picked = slot.token.as_mut().is_some_and(&mut *pick);
             picked.then_some((index, slot.disk))
@@ -169,7 +169,7 @@ impl<T> TagTable<T> {
 
     /// Records when a request was submitted to the storage.
     #[inline]
-    pub fn submitted(&mut self, index: u16, now: Ticks) {
+    pub(crate) fn submitted(&mut self, index: u16, now: Ticks) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {
             slot.stamps.submitted = now;
         }
@@ -177,7 +177,7 @@ impl<T> TagTable<T> {
 
     /// Completes one part. With the last part the tag is freed; returns the request's token, operation, outcome and timestamps.
     #[inline]
-    pub fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome, Timestamps)> {
+    pub(crate) fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome, Timestamps)> {
         let slot = self.slots.get_mut(usize::from(index))?;
         let outcome = if slot.parts > 1 {
             slot.add(outcome);

@@ -16,7 +16,7 @@ use crate::table::summary;
 
 /// The experiment.
 #[derive(Debug)]
-pub struct BlockSizeExperiment;
+pub(super) struct BlockSizeExperiment;
 
 impl Experiment for BlockSizeExperiment {
     fn name(&self) -> &'static str {

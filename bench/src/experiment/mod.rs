@@ -45,18 +45,18 @@ impl dyn Experiment {
 }
 
 /// Returns all experiments: those for any interface, then those about one.
-pub fn all() -> impl Iterator<Item = &'static dyn Experiment> {
+pub(crate) fn all() -> impl Iterator<Item = &'static dyn Experiment> {
     const ANY: &[&dyn Experiment] = &[&block_size::BlockSizeExperiment];
     ANY.iter().chain(TABLE.iter().flat_map(|interface| interface.experiments)).copied()
 }
 
 /// Returns the experiment of this name.
-pub fn find(name: &str) -> Option<&'static dyn Experiment> {
+pub(crate) fn find(name: &str) -> Option<&'static dyn Experiment> {
     all().find(|one| one.name() == name)
 }
 
 /// Returns in words what all rows were measured with.
-pub fn common_settings(groups: &[Vec<ResultRow>]) -> Vec<String> {
+pub(crate) fn common_settings(groups: &[Vec<ResultRow>]) -> Vec<String> {
     let rows = || groups.iter().flatten();
     let one = &groups[0][0];
     let mut words = vec![format!("target {}", one.target)];

@@ -12,11 +12,11 @@ use crate::BenchError;
 use crate::plan::Combination;
 
 /// Most requests of one I/O. A driver may need as many values to tell them apart.
-pub const MAX_PARTS: u32 = 1 << 12;
+pub(crate) const MAX_PARTS: u32 = 1 << 12;
 
 /// A disk of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceDisk {
+pub(crate) struct DeviceDisk {
     /// Its name in errors.
     pub name: String,
     /// Its size.
@@ -30,13 +30,13 @@ pub struct DeviceDisk {
 }
 
 /// Notices the end of a server.
-pub trait ServerMonitor: Send + Sync {
+pub(crate) trait ServerMonitor: Send + Sync {
     /// Waits for the server to end, for at most `limit`. Returns true if it has ended.
     fn wait_gone(&self, limit: Duration) -> bool;
 }
 
 /// A connected device.
-pub trait Device: Sized {
+pub(crate) trait Device: Sized {
     /// The queues of a thread.
     type Queues: ThreadQueues;
 
@@ -66,14 +66,14 @@ pub trait Device: Sized {
 }
 
 /// Status of a completed request.
-pub trait TransferStatus: Copy + PartialEq + std::fmt::Debug + Send {
+pub(crate) trait TransferStatus: Copy + PartialEq + std::fmt::Debug + Send {
     /// The request succeeded.
     const GOOD: Self;
 }
 
 /// A read or a write.
 #[derive(Clone, Copy, Debug)]
-pub struct Transfer {
+pub(crate) struct Transfer {
     /// Returned with the completion.
     pub user: u32,
     /// Index of the request in its I/O.
@@ -92,7 +92,7 @@ pub struct Transfer {
 
 /// A completed request.
 #[derive(Clone, Copy, Debug)]
-pub struct CompletedTransfer<S> {
+pub(crate) struct CompletedTransfer<S> {
     /// The value of the submission.
     pub user: u32,
     /// How it ended.
@@ -102,7 +102,7 @@ pub struct CompletedTransfer<S> {
 /// The queues that one thread owns.
 ///
 /// All calls are static: the load over an interface compiles to the same instructions as if it had been written for it.
-pub trait ThreadQueues: Send {
+pub(crate) trait ThreadQueues: Send {
     /// Status of its requests.
     type Status: TransferStatus;
 

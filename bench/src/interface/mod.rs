@@ -25,13 +25,13 @@ use crate::plan::{Combination, DeviceName, DiskKeys, Plan, TargetSource};
 use crate::run::{RunInput, RunResult};
 use crate::target::{PreparedServer, ServedDisk};
 
-pub use device::{
+pub(crate) use device::{
     CompletedTransfer, Device, DeviceDisk, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
 };
-pub use options::InterfaceOptions;
+pub(crate) use options::InterfaceOptions;
 
 /// All guest interfaces. The first is the default of `--interface`.
-pub static TABLE: [InterfaceDefinition; 3] = [virtio_blk::DEFINITION, virtio_scsi::DEFINITION, xen::DEFINITION];
+pub(crate) static TABLE: [InterfaceDefinition; 3] = [virtio_blk::DEFINITION, virtio_scsi::DEFINITION, xen::DEFINITION];
 
 /// An interface as the command line knows it, before its options are parsed.
 #[derive(Debug)]
@@ -64,17 +64,17 @@ impl InterfaceDefinition {
 }
 
 /// Returns the interface of this name.
-pub fn find(name: &str) -> Option<&'static InterfaceDefinition> {
+pub(crate) fn find(name: &str) -> Option<&'static InterfaceDefinition> {
     TABLE.iter().find(|one| one.name == name)
 }
 
 /// Returns the keys of a disk that the benchmark sets, of all interfaces.
-pub fn address_keys() -> impl Iterator<Item = &'static str> {
+pub(crate) fn address_keys() -> impl Iterator<Item = &'static str> {
     TABLE.iter().flat_map(|one| one.address_keys).copied()
 }
 
 /// Returns the options that name running targets: `--socket, --vdev`.
-pub fn running_options() -> String {
+pub(crate) fn running_options() -> String {
     let mut names: Vec<&str> = TABLE.iter().filter_map(|one| one.running.split(' ').next()).collect();
     names.dedup();
     names.join(", ")
@@ -154,7 +154,7 @@ pub trait Interface: Any + Debug + Send + Sync {
 }
 
 /// How the devices of an interface are reached.
-pub trait Connector: Interface {
+pub(crate) trait Connector: Interface {
     /// Where a device is.
     type Endpoint: Debug;
     /// A connected device.

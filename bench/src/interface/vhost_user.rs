@@ -11,12 +11,12 @@ use crate::plan::TargetSource;
 use crate::target::PreparedServer;
 
 /// The option that names a running server.
-pub const RUNNING: &str = "--socket PATH";
+pub(super) const RUNNING: &str = "--socket PATH";
 /// Keys of a disk that say where it is served.
-pub const ADDRESS_KEYS: &[&str] = &["socket", "queues", "num_queues", "interface"];
+pub(super) const ADDRESS_KEYS: &[&str] = &["socket", "queues", "num_queues", "interface"];
 
 /// Returns the socket of a running server.
-pub fn socket(source: &TargetSource) -> PathBuf {
+pub(super) fn socket(source: &TargetSource) -> PathBuf {
     match source {
         TargetSource::Socket(path) => path.clone(),
         _ => unreachable!("a plan has targets of its own interface"),
@@ -24,14 +24,14 @@ pub fn socket(source: &TargetSource) -> PathBuf {
 }
 
 /// Prepares a server at a socket in `folder`. `arguments` makes its arguments of the socket.
-pub fn prepare_server(folder: &Path, arguments: impl FnOnce(&Path) -> Vec<String>) -> PreparedServer<PathBuf> {
+pub(super) fn prepare_server(folder: &Path, arguments: impl FnOnce(&Path) -> Vec<String>) -> PreparedServer<PathBuf> {
     let socket = folder.join("disk.sock");
     let arguments = arguments(&socket);
     PreparedServer { endpoint: socket, arguments, environment: vec![], resources: Box::new(()) }
 }
 
 /// Returns a socket's path for the key-value form, in which a comma of a value is written twice.
-pub fn socket_value(socket: &Path) -> String {
+pub(super) fn socket_value(socket: &Path) -> String {
     socket.display().to_string().replace(',', ",,")
 }
 
@@ -42,7 +42,7 @@ impl ServerMonitor for HangupMonitor {
 }
 
 /// Returns the monitor of a server at a socket.
-pub fn server_monitor(opened: std::io::Result<HangupMonitor>) -> Result<Box<dyn ServerMonitor>, DriverError> {
+pub(super) fn server_monitor(opened: std::io::Result<HangupMonitor>) -> Result<Box<dyn ServerMonitor>, DriverError> {
     let monitor = opened.map_err(|source| DriverError::System { what: "lifeline of the server", source })?;
     Ok(Box::new(monitor))
 }

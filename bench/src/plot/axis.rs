@@ -2,7 +2,7 @@
 
 /// A tick of an axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AxisTick {
+pub(super) struct AxisTick {
     /// The value.
     pub at: f64,
     /// Its label.
@@ -11,7 +11,7 @@ pub struct AxisTick {
 
 /// A vertical axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AxisScale {
+pub(super) struct AxisScale {
     /// Value at the lower end.
     pub low: f64,
     /// Value at the upper end.
@@ -24,7 +24,7 @@ pub struct AxisScale {
 
 impl AxisScale {
     /// Returns an axis from 0 to a round number that is at least `most`. Numbers from `kilo` on are written with k, M or G.
-    pub fn linear(most: f64, kilo: f64) -> AxisScale {
+    pub(super) fn linear(most: f64, kilo: f64) -> AxisScale {
         // All values are 0, or too small for their labels: the range is arbitrary.
         let most = if most > 1e-9 { most } else { 1.0 };
         let power = 10_f64.powf(most.log10().floor());
@@ -42,7 +42,7 @@ impl AxisScale {
 
     /// Returns an axis from the last round number (1, 2 or 5 times a power of ten) up to `least` to the first from `most`
     /// (above 0) on. It has at most nine decades; smaller values lie at its lower end.
-    pub fn log(least: f64, most: f64, kilo: f64) -> AxisScale {
+    pub(super) fn log(least: f64, most: f64, kilo: f64) -> AxisScale {
         let least = least.max(most / 1e9);
         let round = |decade: i32| [1.0, 2.0, 5.0].map(|factor| factor * 10_f64.powi(decade));
         let (first, last) = (least.log10().floor() as i32, most.log10().floor() as i32);
@@ -59,7 +59,7 @@ impl AxisScale {
     }
 
     /// Returns the position of `value`: 0 at the lower end, 1 at the upper.
-    pub fn position(&self, value: f64) -> f64 {
+    pub(super) fn position(&self, value: f64) -> f64 {
         let share = if self.log {
             (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
         } else {
@@ -71,7 +71,7 @@ impl AxisScale {
 
 /// Returns the label of a number: from `kilo` on with k, M, G or T, with up to three decimals (digits, below 1), without
 /// trailing zeros.
-pub fn number(value: f64, kilo: f64) -> String {
+pub(super) fn number(value: f64, kilo: f64) -> String {
     let (value, unit) = scaled(value, kilo);
     let decimals = if value < 1.0 { small_decimals(value) } else { 3 };
     format!("{}{unit}", trimmed(format!("{value:.decimals$}")))
@@ -83,7 +83,7 @@ fn small_decimals(value: f64) -> usize {
 }
 
 /// Returns a measured number with three significant digits, or all digits before the point.
-pub fn measured(value: f64, kilo: f64) -> String {
+pub(super) fn measured(value: f64, kilo: f64) -> String {
     let (value, unit) = scaled(value, kilo);
     let decimals = match value {
         v if v >= 99.95 => 0,
@@ -106,12 +106,12 @@ fn trimmed(text: String) -> String {
 }
 
 /// Returns the position of a percentile below 100: each 9 is as wide as the one before (90, 99, 99.9).
-pub fn percentile_position(percentile: f64) -> f64 {
+pub(super) fn percentile_position(percentile: f64) -> f64 {
     (100.0 / (100.0 - percentile)).log10()
 }
 
 /// Returns the ticks of a percentile axis from position `first` to `last`, and of the maximum at `largest`, if it is drawn.
-pub fn percentile_ticks(first: f64, last: f64, largest: Option<f64>) -> Vec<AxisTick> {
+pub(super) fn percentile_ticks(first: f64, last: f64, largest: Option<f64>) -> Vec<AxisTick> {
     const MARKS: [&str; 9] = ["0", "50", "90", "99", "99.9", "99.99", "99.999", "99.9999", "99.99999"];
     let marks = MARKS.iter().map(|label| {
         let percentile: f64 = label.parse().expect("a number");

@@ -9,7 +9,7 @@ use super::metric::{Metric, MetricValue};
 use super::select::{PlotSelection, constants};
 
 /// Returns the chart of `selections`. `title` replaces the default title.
-pub fn chart(table: &RowTable, selections: &[PlotSelection], title: Option<String>) -> Chart {
+pub(super) fn chart(table: &RowTable, selections: &[PlotSelection], title: Option<String>) -> Chart {
     Chart {
         title: title.unwrap_or_else(|| heading(selections)),
         subtitle: constants(table, selections),

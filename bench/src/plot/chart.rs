@@ -4,7 +4,7 @@ use super::axis::{AxisScale, AxisTick};
 
 /// The content of one picture.
 #[derive(Debug)]
-pub struct Chart {
+pub(super) struct Chart {
     /// Title: what is measured, against what.
     pub title: String,
     /// Subtitle: what was constant.
@@ -15,7 +15,7 @@ pub struct Chart {
 
 /// Panels that share series and legend.
 #[derive(Debug)]
-pub struct PanelGroup {
+pub(super) struct PanelGroup {
     /// Names of the series. A single series without a name has no legend.
     pub series: Vec<String>,
     /// Names of the solid and of the dashed lines, if a series has both.
@@ -26,7 +26,7 @@ pub struct PanelGroup {
 
 /// One pair of axes with lines or bars.
 #[derive(Debug)]
-pub struct Panel {
+pub(super) struct Panel {
     /// Heading: the value of the panels' key.
     pub heading: Option<String>,
     /// The horizontal axis.
@@ -41,7 +41,7 @@ pub struct Panel {
 
 /// A horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct HorizontalAxis {
+pub(super) struct HorizontalAxis {
     /// Title, with the unit.
     pub title: String,
     /// Measured values, ascending.
@@ -52,7 +52,7 @@ pub struct HorizontalAxis {
 
 /// The samples of a series.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SeriesLine {
+pub(super) struct SeriesLine {
     /// Index of the series.
     pub series: usize,
     /// True for the second line of the series.
@@ -63,7 +63,7 @@ pub struct SeriesLine {
 
 /// A measured value.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sample {
+pub(super) struct Sample {
     /// Position on the horizontal axis.
     pub x: f64,
     /// The value.

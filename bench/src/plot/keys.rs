@@ -11,7 +11,7 @@ use crate::args::IoSizes;
 
 /// A key of a row that says how it was measured. The order is that of the names of series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RowKey {
+pub(super) enum RowKey {
     /// The target's label.
     Target,
     /// What was done: read, randwrite, ...
@@ -54,7 +54,7 @@ pub enum RowKey {
 }
 
 /// All keys, in the order of the names of series.
-pub const ROW_KEYS: [RowKey; 19] = [
+pub(super) const ROW_KEYS: [RowKey; 19] = [
     RowKey::Target,
     RowKey::Rw,
     RowKey::Bs,
@@ -78,7 +78,7 @@ pub const ROW_KEYS: [RowKey; 19] = [
 
 /// Value of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum KeyValue {
+pub(super) enum KeyValue {
     /// A count, or bytes.
     Number(u64),
     /// Anything else.
@@ -87,7 +87,7 @@ pub enum KeyValue {
 
 impl RowKey {
     /// Returns true if its values are numbers, which have positions on an axis.
-    pub fn is_numeric(self) -> bool {
+    pub(super) fn is_numeric(self) -> bool {
         matches!(
             self,
             RowKey::Bs
@@ -101,7 +101,7 @@ impl RowKey {
     }
 
     /// Returns its value in `row`; 1 for [`RowKey::Repeat`], which a row does not have.
-    pub fn value(self, row: &PlotRow) -> KeyValue {
+    pub(super) fn value(self, row: &PlotRow) -> KeyValue {
         let text = |text: &str| KeyValue::Text(text.to_owned());
         match self {
             RowKey::Target => text(&row.target),
@@ -130,7 +130,7 @@ impl RowKey {
     }
 
     /// Returns a value as a label of an axis that names the key.
-    pub fn tick(self, value: &KeyValue) -> String {
+    pub(super) fn tick(self, value: &KeyValue) -> String {
         match (self, value) {
             (RowKey::Bs, KeyValue::Number(bytes)) => ByteLen(*bytes).to_string(),
             (_, KeyValue::Number(number)) => number.to_string(),
@@ -139,7 +139,7 @@ impl RowKey {
     }
 
     /// Returns a value with its key: `8 jobs`, `iodepth 32`, `bs 4K`.
-    pub fn phrase(self, value: &KeyValue) -> String {
+    pub(super) fn phrase(self, value: &KeyValue) -> String {
         let tick = self.tick(value);
         let count = |one: &str, many: &str| format!("{tick} {}", if tick == "1" { one } else { many });
         match self {
@@ -163,7 +163,7 @@ impl RowKey {
     }
 
     /// Returns the title of its axis.
-    pub fn title(self) -> &'static str {
+    pub(super) fn title(self) -> &'static str {
         match self {
             RowKey::Target => "target",
             RowKey::Rw => "load",
@@ -188,7 +188,7 @@ impl RowKey {
     }
 
     /// Returns its name in a heading.
-    pub fn subject(self) -> &'static str {
+    pub(super) fn subject(self) -> &'static str {
         match self {
             RowKey::Bs => "block size",
             RowKey::Iodepth => "iodepth",
@@ -206,7 +206,7 @@ impl fmt::Display for RowKey {
 }
 
 /// The rows, and the values that each key has in them.
-pub struct RowTable {
+pub(super) struct RowTable {
     /// The rows.
     pub rows: Vec<PlotRow>,
     /// For each of [`ROW_KEYS`]: its values; numbers ascend, text is in the order of the files.
@@ -217,7 +217,7 @@ pub struct RowTable {
 
 impl RowTable {
     /// Creates a table of at least one row.
-    pub fn new(rows: Vec<PlotRow>) -> RowTable {
+    pub(super) fn new(rows: Vec<PlotRow>) -> RowTable {
         let mut table = RowTable { codes: vec![[0; ROW_KEYS.len()]; rows.len()], levels: vec![], rows };
         let repeats = repeats(&table.rows);
         for (at, key) in ROW_KEYS.into_iter().enumerate() {
@@ -237,34 +237,34 @@ impl RowTable {
     }
 
     /// Returns the values of `key`.
-    pub fn levels(&self, key: RowKey) -> &[KeyValue] {
+    pub(super) fn levels(&self, key: RowKey) -> &[KeyValue] {
         &self.levels[key as usize]
     }
 
     /// Returns true if `key` has more than one value.
-    pub fn varies(&self, key: RowKey) -> bool {
+    pub(super) fn varies(&self, key: RowKey) -> bool {
         self.levels(key).len() > 1
     }
 
     /// Returns the index in [`RowTable::levels`] of a row's value of `key`.
-    pub fn code(&self, row: usize, key: RowKey) -> usize {
+    pub(super) fn code(&self, row: usize, key: RowKey) -> usize {
         self.codes[row][key as usize]
     }
 
     /// Returns the row's codes of `keys`.
-    pub fn identity(&self, row: usize, keys: &[RowKey]) -> Vec<usize> {
+    pub(super) fn identity(&self, row: usize, keys: &[RowKey]) -> Vec<usize> {
         keys.iter().map(|key| self.code(row, *key)).collect()
     }
 
     /// Returns true if rows that agree in `keys` agree in `key` too.
-    pub fn is_determined(&self, key: RowKey, keys: &[RowKey]) -> bool {
+    pub(super) fn is_determined(&self, key: RowKey, keys: &[RowKey]) -> bool {
         let mut seen = HashMap::new();
         (0..self.rows.len())
             .all(|row| *seen.entry(self.identity(row, keys)).or_insert(self.code(row, key)) == self.code(row, key))
     }
 
     /// Returns the name of a series with these values of `keys`.
-    pub fn name(&self, keys: &[RowKey], identity: &[usize]) -> String {
+    pub(super) fn name(&self, keys: &[RowKey], identity: &[usize]) -> String {
         let phrases = keys.iter().zip(identity).map(|(key, code)| key.phrase(&self.levels(*key)[*code]));
         phrases.collect::<Vec<_>>().join(", ")
     }

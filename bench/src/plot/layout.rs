@@ -6,15 +6,15 @@ use super::panel::{self, PanelFrame};
 use super::scene::{Anchor, Color, Font, Outline, Point, Scene, SceneShape, Stroke, TextLine, at};
 
 /// Colour of titles and names.
-pub const INK: Color = Color(0x222222);
+pub(super) const INK: Color = Color(0x222222);
 /// Colour of subtitles and labels.
-pub const FAINT_INK: Color = Color(0x555555);
+pub(super) const FAINT_INK: Color = Color(0x555555);
 
 const MARGIN: f64 = 20.0;
 const TITLE: f64 = 20.0;
 const SUBTITLE: f64 = 13.0;
 /// Font size of legends and axis titles.
-pub const NAME: f64 = 13.0;
+pub(super) const NAME: f64 = 13.0;
 const HEADING: f64 = 14.0;
 /// Space between panels.
 const GAP: f64 = 24.0;
@@ -22,7 +22,7 @@ const GAP: f64 = 24.0;
 const SAMPLE: f64 = 34.0;
 
 /// Returns the scene of `chart`.
-pub fn scene(chart: &Chart, font: &Font) -> Scene {
+pub(super) fn scene(chart: &Chart, font: &Font) -> Scene {
     let columns = chart.groups.iter().map(columns).max().unwrap_or(1);
     let width = if columns > 1 { 1360.0 } else { 960.0 };
     let title = format!("{}: {}", chart.title, chart.subtitle);

@@ -5,9 +5,9 @@ use std::f64::consts::TAU;
 use super::scene::{Color, Outline, Point, at};
 
 /// The background.
-pub const PAPER: Color = Color(0xffffff);
+pub(super) const PAPER: Color = Color(0xffffff);
 /// Width of a marker's outline.
-pub const OUTLINE: f64 = 1.5;
+pub(super) const OUTLINE: f64 = 1.5;
 
 /// The palette of Okabe and Ito ("Color Universal Design", 2008), which colour-blind people can distinguish, without its
 /// yellow, which is too light on white.
@@ -23,7 +23,7 @@ const COLORS: [Color; 7] = [
 
 /// Shape of a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Marker {
+pub(super) enum Marker {
     /// A circle.
     Circle,
     /// A square on its side.
@@ -55,7 +55,7 @@ const MARKERS: [Marker; 8] = [
 
 /// How a series is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Style {
+pub(super) struct Style {
     /// Its colour.
     pub color: Color,
     /// Its marker.
@@ -63,13 +63,13 @@ pub struct Style {
 }
 
 /// Returns the style of a series. 7 and 8 have no common factor: the first 56 differ.
-pub fn style(series: usize) -> Style {
+pub(super) fn style(series: usize) -> Style {
     Style { color: COLORS[series % COLORS.len()], marker: MARKERS[series % MARKERS.len()] }
 }
 
 impl Marker {
     /// Returns the marker's outline around `center`, and its fill: the background's colour for a `hollow` one.
-    pub fn outline(self, center: Point, hollow: bool, color: Color) -> (Outline, Color) {
+    pub(super) fn outline(self, center: Point, hollow: bool, color: Color) -> (Outline, Color) {
         let around = |corner: f64, radius: f64| {
             let angle = corner * TAU;
             at(center.x + radius * angle.sin(), center.y - radius * angle.cos())

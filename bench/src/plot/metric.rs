@@ -8,7 +8,7 @@ use super::rows::PlotRow;
 
 /// The metric of a vertical axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Metric {
+pub(super) enum Metric {
     /// Requests per second, with their standard error
     Iops,
     /// MiB per second, with their standard error
@@ -25,7 +25,7 @@ pub enum Metric {
 
 /// The value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MetricValue {
+pub(super) struct MetricValue {
     /// The value.
     pub value: f64,
     /// Standard error.
@@ -36,7 +36,7 @@ pub struct MetricValue {
 
 impl Metric {
     /// Returns the title of its axis, with the unit.
-    pub fn title(self) -> &'static str {
+    pub(super) fn title(self) -> &'static str {
         match self {
             Metric::Iops => "IOPS",
             Metric::Bandwidth => "bandwidth (MiB/s)",
@@ -47,7 +47,7 @@ impl Metric {
     }
 
     /// Returns its name in a heading.
-    pub fn subject(self) -> &'static str {
+    pub(super) fn subject(self) -> &'static str {
         match self {
             Metric::Iops => "IOPS",
             Metric::Bandwidth => "bandwidth",
@@ -59,7 +59,7 @@ impl Metric {
     }
 
     /// Returns the unit behind a value.
-    pub fn unit(self) -> &'static str {
+    pub(super) fn unit(self) -> &'static str {
         match self {
             Metric::Iops => "IOPS",
             Metric::Bandwidth => "MiB/s",
@@ -69,17 +69,17 @@ impl Metric {
     }
 
     /// Returns from where on its numbers are written with k: later for microseconds.
-    pub fn kilo(self) -> f64 {
+    pub(super) fn kilo(self) -> f64 {
         if self.unit() == "us" { 1e4 } else { 1e3 }
     }
 
     /// Returns true if its axis may be logarithmic.
-    pub fn log(self) -> bool {
+    pub(super) fn log(self) -> bool {
         matches!(self, Metric::Latency | Metric::Percentiles)
     }
 
     /// Returns the keys that it needs and that a row may lack.
-    pub fn keys(self) -> &'static str {
+    pub(super) fn keys(self) -> &'static str {
         match self {
             Metric::Cpu => "server_cpu_us_per_io",
             Metric::Merges => "rrqm_per_s or wrqm_per_s",
@@ -88,12 +88,12 @@ impl Metric {
     }
 
     /// Returns true if `row` has it.
-    pub fn has(self, row: &PlotRow) -> bool {
+    pub(super) fn has(self, row: &PlotRow) -> bool {
         self == Metric::Percentiles || self.of(row).is_some()
     }
 
     /// Returns its value in `row`; `None` if the row lacks it, and for percentiles, which are many.
-    pub fn of(self, row: &PlotRow) -> Option<MetricValue> {
+    pub(super) fn of(self, row: &PlotRow) -> Option<MetricValue> {
         let plain = |value: f64| MetricValue { value, error: 0.0, dashed: None };
         const MIB: f64 = (1 << 20) as f64;
         match self {

@@ -17,7 +17,7 @@ const NAME_LINES: usize = 4;
 const MAX_MARKERS: usize = 60;
 
 /// The area between the axes.
-pub struct PanelFrame {
+pub(super) struct PanelFrame {
     /// Left side.
     pub left: f64,
     /// Right side.
@@ -31,7 +31,7 @@ pub struct PanelFrame {
 }
 
 /// Returns the space that the vertical axis needs left of the frame.
-pub fn left_margin(panel: &Panel, font: &Font) -> f64 {
+pub(super) fn left_margin(panel: &Panel, font: &Font) -> f64 {
     let widest = panel.y.ticks.iter().map(|tick| font.width(&tick.label, TICK)).fold(0.0, f64::max);
     (NAME * 1.2 + 10.0 + widest + LABEL_GAP).ceil()
 }
@@ -65,7 +65,7 @@ impl HorizontalScale {
 }
 
 /// Draws `panel` in and around `frame`, with the colours of `series` series. Returns its lower end.
-pub fn draw(scene: &mut Scene, panel: &Panel, series: usize, frame: &PanelFrame, font: &Font) -> f64 {
+pub(super) fn draw(scene: &mut Scene, panel: &Panel, series: usize, frame: &PanelFrame, font: &Font) -> f64 {
     let across = HorizontalScale::new(panel, frame);
     vertical_axis(scene, panel, frame);
     let below = horizontal_axis(scene, panel, frame, &across, font);

@@ -8,10 +8,10 @@ use ttf_parser::{GlyphId, OutlineBuilder};
 use super::scene::{Anchor, Color, DASH, Font, Outline, Point, Scene, SceneShape, Stroke, TextLine};
 
 /// Pixels of a PNG for each pixel of the scene, in both directions.
-pub const PNG_SCALE: f64 = 2.0;
+pub(super) const PNG_SCALE: f64 = 2.0;
 
 /// Returns the scene as SVG. Text stays text, in the viewer's sans-serif font.
-pub fn svg(scene: &Scene) -> String {
+pub(super) fn svg(scene: &Scene) -> String {
     let mut svg = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(
@@ -103,7 +103,7 @@ fn escaped(text: &str) -> String {
 ///
 /// # Errors
 /// When it is too large for memory, or the encoder fails.
-pub fn png(scene: &Scene, font: &Font) -> Result<Vec<u8>, String> {
+pub(super) fn png(scene: &Scene, font: &Font) -> Result<Vec<u8>, String> {
     let size = |length: f64| (length * PNG_SCALE).ceil() as u32;
     let mut pixmap = Pixmap::new(size(scene.width), size(scene.height)).ok_or("the picture is too large")?;
     pixmap.fill(tiny_skia::Color::WHITE);

@@ -13,7 +13,7 @@ use super::PlotError;
 /// Most bytes of a result file: some ten thousand rows.
 const MAX_FILE: u64 = 16 << 20;
 /// Most rows of all files together.
-pub const MAX_ROWS: usize = 20_000;
+pub(super) const MAX_ROWS: usize = 20_000;
 /// Most percentiles of a row.
 const MAX_PERCENTILES: usize = 1000;
 /// Most characters of a label; longer ones are cut.
@@ -25,7 +25,7 @@ const MAX_COUNT: u64 = 1 << 53;
 
 /// One row of a result file, as far as it is drawn.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PlotRow {
+pub(super) struct PlotRow {
     /// Short name of its file.
     pub file: String,
     /// The target's label.
@@ -87,7 +87,7 @@ pub struct PlotRow {
 /// # Errors
 /// When it cannot be read, is too large, or is not what the benchmark writes. The error names the row, the key, what was found
 /// and what was expected.
-pub fn read(path: &Path, file: &str) -> Result<Vec<PlotRow>, PlotError> {
+pub(super) fn read(path: &Path, file: &str) -> Result<Vec<PlotRow>, PlotError> {
     let wrong = |what: String| PlotError::Input(format!("{}: {what}", path.display()));
     let mut text = Vec::new();
     std::fs::File::open(path)
@@ -240,7 +240,7 @@ fn describe(value: Option<&Value>) -> String {
 
 /// Returns text for a picture: characters that are not printable, that XML does not allow, or that turn the direction of text
 /// are escaped. It has a bounded length, and is not empty.
-pub fn label(text: &str) -> String {
+pub(super) fn label(text: &str) -> String {
     let hidden = |c: char| {
         c.is_control()
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

@@ -4,7 +4,7 @@ use ttf_parser::Face;
 
 /// A point of the picture.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
+pub(super) struct Point {
     /// From the left.
     pub x: f64,
     /// From the top.
@@ -12,17 +12,17 @@ pub struct Point {
 }
 
 /// Returns a point.
-pub fn at(x: f64, y: f64) -> Point {
+pub(super) fn at(x: f64, y: f64) -> Point {
     Point { x, y }
 }
 
 /// An opaque colour, as 0xRRGGBB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Color(pub u32);
+pub(super) struct Color(pub u32);
 
 /// How a line is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stroke {
+pub(super) struct Stroke {
     /// Its colour.
     pub color: Color,
     /// Its width.
@@ -32,11 +32,11 @@ pub struct Stroke {
 }
 
 /// Lengths of a dash and of the gap after it.
-pub const DASH: [f64; 2] = [6.0, 4.0];
+pub(super) const DASH: [f64; 2] = [6.0, 4.0];
 
 /// The point of a text that its position is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Anchor {
+pub(super) enum Anchor {
     /// Its start.
     Start,
     /// Its middle.
@@ -47,7 +47,7 @@ pub enum Anchor {
 
 /// A line of text.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TextLine {
+pub(super) struct TextLine {
     /// Position of the anchor on the base line.
     pub at: Point,
     /// The text.
@@ -64,7 +64,7 @@ pub struct TextLine {
 
 /// The outline of a shape.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outline {
+pub(super) enum Outline {
     /// Connected points; true if the last is connected to the first.
     Path(Vec<Point>, bool),
     /// A circle.
@@ -73,7 +73,7 @@ pub enum Outline {
 
 /// A shape or a text.
 #[derive(Clone, Debug, PartialEq)]
-pub enum SceneShape {
+pub(super) enum SceneShape {
     /// An area, a line, or both.
     Figure {
         /// Its outline.
@@ -93,7 +93,7 @@ pub enum SceneShape {
 
 /// A picture.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scene {
+pub(super) struct Scene {
     /// Its width.
     pub width: f64,
     /// Its height.
@@ -106,40 +106,46 @@ pub struct Scene {
 
 impl Scene {
     /// Adds a line or an area without a tooltip.
-    pub fn figure(&mut self, class: &'static str, outline: Outline, fill: Option<Color>, stroke: Option<Stroke>) {
+    pub(super) fn figure(
+        &mut self,
+        class: &'static str,
+        outline: Outline,
+        fill: Option<Color>,
+        stroke: Option<Stroke>,
+    ) {
         self.shapes.push(SceneShape::Figure { outline, fill, stroke, class, tooltip: String::new() });
     }
 
     /// Adds a straight line.
-    pub fn line(&mut self, class: &'static str, from: Point, to: Point, stroke: Stroke) {
+    pub(super) fn line(&mut self, class: &'static str, from: Point, to: Point, stroke: Stroke) {
         self.figure(class, Outline::Path(vec![from, to], false), None, Some(stroke));
     }
 
     /// Adds a line of text.
-    pub fn text(&mut self, text: TextLine) {
+    pub(super) fn text(&mut self, text: TextLine) {
         self.shapes.push(SceneShape::Text(text));
     }
 }
 
 /// The font of measurements and of PNGs: DejaVu Sans. It is among the widest of the usual sans-serif fonts, so that a text in
 /// the viewer's own font fits too.
-pub struct Font {
+pub(super) struct Font {
     face: Face<'static>,
 }
 
 impl Font {
     /// Returns the embedded font.
-    pub fn new() -> Font {
+    pub(super) fn new() -> Font {
         Font { face: Face::parse(dejavu::sans::regular(), 0).expect("the embedded font is one") }
     }
 
     /// Returns the font's outlines.
-    pub fn face(&self) -> &Face<'static> {
+    pub(super) fn face(&self) -> &Face<'static> {
         &self.face
     }
 
     /// Returns the pixels of a font unit at font size `size`.
-    pub fn scale(&self, size: f64) -> f64 {
+    pub(super) fn scale(&self, size: f64) -> f64 {
         size / f64::from(self.face.units_per_em())
     }
 
@@ -150,12 +156,12 @@ impl Font {
     }
 
     /// Returns the width of `text`.
-    pub fn width(&self, text: &str, size: f64) -> f64 {
+    pub(super) fn width(&self, text: &str, size: f64) -> f64 {
         text.chars().map(|c| self.advance(c)).sum::<f64>() * size
     }
 
     /// Returns `text`, or as much of its two ends as `width` holds, with an ellipsis between them.
-    pub fn shortened(&self, text: &str, size: f64, width: f64) -> String {
+    pub(super) fn shortened(&self, text: &str, size: f64, width: f64) -> String {
         let chars: Vec<char> = text.chars().collect();
         let kept = |count: usize| -> String {
             let head = count.div_ceil(2);
@@ -171,7 +177,7 @@ impl Font {
 
     /// Returns `text` in lines of at most `width`, broken after a space, `,`, `=`, `/`, `:`, `-` or `_` if possible; at most
     /// `most` lines (at least 1), the last one shortened.
-    pub fn wrapped(&self, text: &str, size: f64, width: f64, most: usize) -> Vec<String> {
+    pub(super) fn wrapped(&self, text: &str, size: f64, width: f64, most: usize) -> Vec<String> {
         let mut lines = vec![];
         let mut rest = text.trim();
         while !rest.is_empty() {

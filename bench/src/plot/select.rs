@@ -9,15 +9,15 @@ use super::{PlotArgs, PlotError};
 /// Most series in a panel before one of their keys gets panels of its own: the number of colours.
 const MAX_SERIES_UNSPLIT: usize = 7;
 /// Most series in a panel: each colour twice, with different markers.
-pub const MAX_SERIES: usize = 14;
+pub(super) const MAX_SERIES: usize = 14;
 /// Most names along an axis.
 const MAX_BARS: usize = 24;
 /// Most panels in a picture.
-pub const MAX_PANELS: usize = 24;
+pub(super) const MAX_PANELS: usize = 24;
 
 /// What to draw: metrics against one key, or percentiles, which have an axis of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlotSelection {
+pub(super) struct PlotSelection {
     /// Metrics, from top to bottom.
     pub metrics: Vec<Metric>,
     /// Key of the horizontal axis; `None` for percentiles.
@@ -32,7 +32,7 @@ pub struct PlotSelection {
 ///
 /// # Errors
 /// When the options request what the rows do not have, or more than can be read.
-pub fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelection>, PlotError> {
+pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelection>, PlotError> {
     let x = args.x.unwrap_or_else(|| axis(table));
     let metrics = match args.y.as_slice() {
         // IOPS of mixed sizes do not compare.
@@ -190,7 +190,7 @@ fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
 }
 
 /// Returns what is constant in all rows, and the range of numbers that neither an axis nor a legend shows.
-pub fn constants(table: &RowTable, selections: &[PlotSelection]) -> String {
+pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> String {
     const SAID: [RowKey; 14] = [
         RowKey::Experiment,
         RowKey::Interface,

@@ -61,7 +61,7 @@ impl<Q: ThreadQueues> Worker<Q> {
     ///
     /// # Errors
     /// [`WorkerError`]: the queues cannot be used any more.
-    pub fn verify(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
+    pub(crate) fn verify(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
         let mut cursors: Vec<(usize, u64)> = self
             .jobs
             .iter()

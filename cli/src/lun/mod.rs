@@ -25,7 +25,7 @@ const UNKNOWN: &str = "-";
 /// The options of `mqblk lun`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "Examples: mqblk lun --help")]
-pub struct LunArgs {
+pub(crate) struct LunArgs {
     #[command(subcommand)]
     action: Action,
 }
@@ -141,7 +141,7 @@ enum CallError {
 }
 
 /// Sends the request to the daemon and prints the result.
-pub fn run(args: LunArgs) -> ExitCode {
+pub(crate) fn run(args: LunArgs) -> ExitCode {
     failure::show(execute(&args.action), |error| matches!(error, CallError::Usage(_)))
 }
 

@@ -20,7 +20,7 @@ const INVALID_PARAMS: i64 = -32602;
 /// The options of `mqblk resize`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "Examples: mqblk resize --help")]
-pub struct ResizeArgs {
+pub(crate) struct ResizeArgs {
     /// The disk's id, or a LUN's, or a Xen device's as `mqblk stat` shows it
     #[arg(value_name = "ID")]
     id: String,
@@ -56,7 +56,7 @@ enum CallError {
 }
 
 /// Sends the request to the daemon and prints the result.
-pub fn run(args: ResizeArgs) -> ExitCode {
+pub(crate) fn run(args: ResizeArgs) -> ExitCode {
     failure::show(execute(&args), |error| matches!(error, CallError::Usage(_)))
 }
 

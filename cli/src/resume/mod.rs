@@ -19,7 +19,7 @@ const INVALID_PARAMS: i64 = -32602;
 /// The options of `mqblk resume`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "When a disk stops, and examples: mqblk resume --help")]
-pub struct ResumeArgs {
+pub(crate) struct ResumeArgs {
     /// The disk's or LUN's id
     #[arg(value_name = "ID")]
     id: String,
@@ -51,7 +51,7 @@ enum ResumeError {
 }
 
 /// Sends the request to the daemon and prints the result.
-pub fn run(args: ResumeArgs) -> ExitCode {
+pub(crate) fn run(args: ResumeArgs) -> ExitCode {
     failure::show(execute(&args), |error| matches!(error, ResumeError::Usage(_)))
 }
 

@@ -13,7 +13,7 @@ const KEYS_ORDER: usize = 10;
 /// The options of `mqblk serve`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Keys of --disk, --controller and --lun, and examples: mqblk serve --help")]
-pub struct ServeArgs {
+pub(crate) struct ServeArgs {
     /// A disk to serve; may be repeated
     #[arg(long = "disk", value_name = "KEY=VALUE,...", display_order = 0)]
     pub disks: Vec<String>,
@@ -59,7 +59,7 @@ pub struct ServeArgs {
 
 // The options of the vhost-user program conventions. A doc comment would become the subcommand's description.
 #[derive(Debug, clap::Args)]
-pub struct ConventionArgs {
+pub(crate) struct ConventionArgs {
     /// Serve one file, in the words of the vhost-user program conventions: the socket
     #[arg(long, value_name = "PATH", requires = "blk_file", help_heading = "vhost-user program conventions")]
     pub socket_path: Option<String>,
@@ -75,7 +75,7 @@ pub struct ConventionArgs {
 
 /// The values of the options that belong to interfaces.
 #[derive(Debug, Default)]
-pub struct InterfaceOptions {
+pub(crate) struct InterfaceOptions {
     /// The top-level keys with their values.
     pub process: Vec<(&'static str, String)>,
     /// The tables: the index of the interface, the name, and the text of each option in order.
@@ -85,7 +85,7 @@ pub struct InterfaceOptions {
 }
 
 /// Adds the options of interfaces and the help on their keys to `mqblk serve`.
-pub fn add_interfaces(serve: Command, interfaces: Interfaces) -> Command {
+pub(crate) fn add_interfaces(serve: Command, interfaces: Interfaces) -> Command {
     let mut help = include_str!("disk_help.txt").to_owned();
     interfaces.0.iter().for_each(|interface| help.push_str(interface.disk_help()));
     let mut serve = serve;
@@ -125,7 +125,7 @@ fn process_option(key: &'static ProcessKey) -> Arg {
 
 impl InterfaceOptions {
     /// Returns those of a parsed command line; `matches` are the subcommand's, if it is `serve`.
-    pub fn of(matches: Option<&ArgMatches>, interfaces: Interfaces) -> InterfaceOptions {
+    pub(crate) fn of(matches: Option<&ArgMatches>, interfaces: Interfaces) -> InterfaceOptions {
         let Some(matches) = matches else { return InterfaceOptions::default() };
         let process = interfaces.process_keys().filter_map(|key| Some((key.key, matches.get_one::<String>(key.key)?)));
         let texts = |name| matches.get_many::<String>(name).map(|texts| texts.cloned().collect()).unwrap_or_default();

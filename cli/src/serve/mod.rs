@@ -16,14 +16,14 @@ use mqblk_daemon::{key_values, print};
 
 use crate::failure::{self, BAD_USAGE, FAILED};
 use args::ConventionArgs;
-pub use args::{InterfaceOptions, ServeArgs, add_interfaces};
+pub(crate) use args::{InterfaceOptions, ServeArgs, add_interfaces};
 use signals::StopSignals;
 
 /// The capabilities of a vhost-user backend program of type block, in the format of QEMU's docs/interop/vhost-user.json.
 const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
 
 /// Serves until a signal stops the daemon.
-pub fn run(args: ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) -> ExitCode {
+pub(crate) fn run(args: ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) -> ExitCode {
     if args.print_capabilities {
         return show(&format!("{CAPABILITIES}\n"));
     }

@@ -9,7 +9,7 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 /// Handlers of the signals that stop the daemon, installed on creation.
-pub struct StopSignals(Signals);
+pub(super) struct StopSignals(Signals);
 
 impl StopSignals {
     /// Installs handlers for SIGTERM, SIGINT and SIGHUP. [`StopSignals::wait`] returns at the first SIGTERM or SIGINT; a second one ends
@@ -18,7 +18,7 @@ impl StopSignals {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn install() -> io::Result<StopSignals> {
+    pub(super) fn install() -> io::Result<StopSignals> {
         // A write past RLIMIT_FSIZE must fail that request (EFBIG). By default SIGXFSZ would end the daemon.
         flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         let seen = Arc::new(AtomicBool::new(false));
@@ -31,7 +31,7 @@ impl StopSignals {
     }
 
     /// Waits for the first signal that stops the daemon, and returns its name.
-    pub fn wait(&mut self) -> &'static str {
+    pub(super) fn wait(&mut self) -> &'static str {
         for signal in self.0.forever() {
             match signal {
                 SIGTERM => return "SIGTERM",

@@ -26,7 +26,7 @@ const INVALID_PARAMS: i64 = -32602;
 /// The options of `mqblk stat`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "What the columns are, and examples: mqblk stat --help")]
-pub struct StatArgs {
+pub(crate) struct StatArgs {
     /// The daemon's admin socket: the path given to `mqblk serve --admin`
     #[arg(long, value_name = "ADMIN")]
     socket: PathBuf,
@@ -73,7 +73,7 @@ impl From<std::io::Error> for StatError {
 }
 
 /// Prints the averages since the daemon's start, or those of consecutive intervals.
-pub fn run(args: StatArgs) -> ExitCode {
+pub(crate) fn run(args: StatArgs) -> ExitCode {
     match show(&args) {
         Ok(()) | Err(StatError::Closed) => ExitCode::SUCCESS,
         Err(error @ StatError::Usage(_)) => failure::report(&error, BAD_USAGE),

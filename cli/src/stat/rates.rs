@@ -14,7 +14,7 @@ const NS_PER_US: f64 = 1e3;
 /// The start of a report's interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Since {
+pub(super) enum Since {
     /// The daemon's start.
     Start,
     /// The previous sample.
@@ -23,7 +23,7 @@ pub enum Since {
 
 /// The rates between two samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub(super) struct Report {
     /// The start of the interval.
     pub since: Since,
     /// Length of the interval in nanoseconds.
@@ -40,7 +40,7 @@ pub struct Report {
 
 /// One disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct DiskRates {
+pub(super) struct DiskRates {
     /// Its name.
     pub id: String,
     /// Sum of all its queues. `None` if the previous sample lacks the disk, or a counter was reset since.
@@ -56,7 +56,7 @@ pub struct DiskRates {
 
 /// One controller.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ControllerRates {
+pub(super) struct ControllerRates {
     /// Its name.
     pub id: String,
     /// Sum of all its request queues. `None` as for a disk.
@@ -69,7 +69,7 @@ pub struct ControllerRates {
 
 /// One LUN.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LunRates {
+pub(super) struct LunRates {
     /// Its name.
     pub id: String,
     /// Its target.
@@ -86,7 +86,7 @@ pub struct LunRates {
 
 /// I/O rates of a LUN in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct LunIoRates {
+pub(super) struct LunIoRates {
     /// Reads completed per second.
     pub reads_per_s: f64,
     /// Writes completed per second.
@@ -113,7 +113,7 @@ pub struct LunIoRates {
 
 /// One queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct QueueRates {
+pub(super) struct QueueRates {
     /// Its role: `request`, `control` or `event`.
     pub role: String,
     /// Its number among those of its role.
@@ -126,7 +126,7 @@ pub struct QueueRates {
 
 /// I/O rates of a queue, or of all queues of a disk, in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct IoRates {
+pub(super) struct IoRates {
     /// Reads of the guest completed per second.
     pub reads_per_s: f64,
     /// Writes of the guest completed per second.
@@ -173,7 +173,7 @@ pub struct IoRates {
 
 /// One worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct WorkerRates {
+pub(super) struct WorkerRates {
     /// Its number.
     pub worker: u32,
     /// Queues that it serves at the end of the interval.
@@ -184,7 +184,7 @@ pub struct WorkerRates {
 
 /// Rates of a worker in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct TurnRates {
+pub(super) struct TurnRates {
     /// CPU time, in percent of the interval.
     pub cpu_percent: f64,
     /// Turns that found work, per second.
@@ -200,7 +200,7 @@ pub struct TurnRates {
 }
 
 /// Returns the rates between `before` and `now`. Without a sample of the same run before: since the daemon's start.
-pub fn compare(before: Option<&Stat>, now: &Stat) -> Report {
+pub(super) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
     let same_run = before.filter(|before| before.started_ns() == now.started_ns() && before.time_ns <= now.time_ns);
     let interval_ns = same_run.map_or(now.uptime_ns, |before| now.time_ns - before.time_ns).max(1);
     let interval = Interval { since_start: same_run.is_none(), ns: interval_ns };

@@ -63,7 +63,7 @@ const WORKER_COLUMNS: &[Column<TurnRates>] = &[
 /// iostat's kB.
 const KIB: f64 = 1024.0;
 /// Formats the whole report, with an empty line at its end.
-pub fn format_report(version: &str, report: &Report) -> String {
+pub(super) fn format_report(version: &str, report: &Report) -> String {
     let seconds = report.interval_ns as f64 / 1e9;
     let what = match report.since {
         Since::Start => "averages since the daemon started, over",

@@ -23,7 +23,7 @@ const UNKNOWN: &str = "-";
 /// The options of `mqblk xen`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "Examples: mqblk xen --help")]
-pub struct XenArgs {
+pub(crate) struct XenArgs {
     #[command(subcommand)]
     action: Action,
 }
@@ -157,7 +157,7 @@ enum CallError {
 }
 
 /// Runs the action and prints its result.
-pub fn run(args: XenArgs) -> ExitCode {
+pub(crate) fn run(args: XenArgs) -> ExitCode {
     failure::show(execute(&args.action), |error| matches!(error, CallError::Usage(_)))
 }
 

@@ -9,32 +9,32 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Only a failing test waits that long.
-pub const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-pub fn mqblk(args: &[&str]) -> Command {
+pub(crate) fn mqblk(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
     command.args(args).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
 
 /// Runs `mqblk` and returns its exit code, standard output and standard error.
-pub fn output(args: &[&str]) -> (Option<i32>, String, String) {
+pub(crate) fn output(args: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = mqblk(args).output().unwrap();
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
 
 /// A daemon with null disks `a` of two queues and `b` of one. Killed if the test does not stop it.
-pub struct Daemon {
+pub(crate) struct Daemon {
     child: Child,
     pub folder: TempDir,
 }
 
 impl Daemon {
-    pub fn start(more: &[&str]) -> Daemon {
+    pub(crate) fn start(more: &[&str]) -> Daemon {
         Daemon::start_in(tempfile::tempdir().unwrap(), more)
     }
 
-    pub fn start_in(folder: TempDir, more: &[&str]) -> Daemon {
+    pub(crate) fn start_in(folder: TempDir, more: &[&str]) -> Daemon {
         let at = folder.path().display();
         let (first, second) = (
             format!("storage=null,size=1G,id=a,queues=2,socket={at}/a.sock"),
@@ -54,20 +54,20 @@ impl Daemon {
         daemon
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    pub fn admin(&self) -> PathBuf {
+    pub(crate) fn admin(&self) -> PathBuf {
         self.path().join("admin.sock")
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// Waits for the process to end and returns its exit code and the directory.
-    pub fn ended(mut self) -> (Option<i32>, TempDir) {
+    pub(crate) fn ended(mut self) -> (Option<i32>, TempDir) {
         let code = self.child.wait().unwrap().code();
         let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap());
         (code, folder)

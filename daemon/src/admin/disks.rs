@@ -9,7 +9,7 @@ use super::settings_json;
 use crate::interface::DeviceDescription;
 use crate::state::DaemonState;
 
-pub fn verb(state: &Arc<DaemonState>) -> Verb {
+pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
     Verb::new(
         "disks",

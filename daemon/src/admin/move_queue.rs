@@ -18,7 +18,7 @@ const PARAMS: &[Param] = &[
 ];
 
 /// Returns the verb.
-pub fn verb(state: &Arc<DaemonState>) -> Verb {
+pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
     Verb::new("queue.move", "Moves a queue to another worker", PARAMS, move |params| move_queue(&state, params))
 }

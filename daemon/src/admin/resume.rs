@@ -17,7 +17,7 @@ const PARAMS: &[Param] = &[
     },
 ];
 
-pub fn verb(state: &Arc<DaemonState>) -> Verb {
+pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
     Verb::new("resume", "Has a stopped disk do its parked requests and go on", PARAMS, move |params| {
         let resumed = resume(&state, params)?;

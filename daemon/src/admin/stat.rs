@@ -19,7 +19,7 @@ const PARAMS: &[Param] = &[
     Param { name: "disk", kind: ParamKind::Text, about: "Only the disk, controller or LUN of this id [all]" },
 ];
 
-pub fn verb(state: &Arc<DaemonState>) -> Verb {
+pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
     Verb::new(
         "stat",

@@ -3,7 +3,7 @@
 use mqblk_admin::Verb;
 use serde_json::json;
 
-pub fn verb() -> Verb {
+pub(super) fn verb() -> Verb {
     Verb::new("version", "Which mqblk this is", &[], |_| {
         Ok(json!({ "version": env!("CARGO_PKG_VERSION"), "pid": std::process::id() }))
     })

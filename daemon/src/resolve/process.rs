@@ -12,7 +12,7 @@ use crate::queues::MAX_QUEUES;
 use crate::vhost_user::{check_socket_path, take_socket_mode};
 
 /// Takes `admin` and `admin-mode`. `names` has the sockets of all devices.
-pub fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result<Option<AdminConfig>, SettingError> {
+pub(super) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result<Option<AdminConfig>, SettingError> {
     let mode = take_socket_mode(settings, "admin-mode")?;
     let Some(path) = settings.text("admin") else {
         return match mode {
@@ -33,7 +33,7 @@ const DRAIN_SECONDS: u64 = 30;
 const MAX_DRAIN_SECONDS: u64 = 3600;
 
 /// Takes `drain-timeout-s`.
-pub fn take_drain_timeout(settings: &mut Settings) -> Result<Duration, SettingError> {
+pub(super) fn take_drain_timeout(settings: &mut Settings) -> Result<Duration, SettingError> {
     let seconds = settings.number("drain-timeout-s", 1..=MAX_DRAIN_SECONDS)?;
     Ok(Duration::from_secs(seconds.unwrap_or(DRAIN_SECONDS)))
 }
@@ -44,13 +44,13 @@ const MAX_HANG_WARNING_S: u64 = 86_400;
 const HANG_WARNING_S: u64 = 10;
 
 /// Takes `hang-warning-s`.
-pub fn take_hang_warning(settings: &mut Settings) -> Result<Option<Duration>, SettingError> {
+pub(super) fn take_hang_warning(settings: &mut Settings) -> Result<Option<Duration>, SettingError> {
     let seconds = settings.number("hang-warning-s", 0..=MAX_HANG_WARNING_S)?.unwrap_or(HANG_WARNING_S);
     Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
 }
 
 /// Takes `workers` and `pin`.
-pub fn take_workers(
+pub(super) fn take_workers(
     settings: &mut Settings,
     cpus: &Cpus,
     total_queues: u64,

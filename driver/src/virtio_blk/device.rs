@@ -8,7 +8,7 @@ use mqblk_core::{BlockSize, ByteLen, Sector512};
 use mqblk_vhost_user_client::features as virtio;
 use mqblk_vhost_user_client::{BackendChannel, Client, EventFd, HangupMonitor};
 
-use super::layout::QueueLayout;
+use super::layout::BlkQueueLayout;
 use super::queue::{BlkQueue, BlkQueueSet};
 use super::wire::{BlkConfig, CONFIG_BYTES, CONFIG_WRITEBACK, feature};
 use crate::DriverError;
@@ -161,8 +161,8 @@ impl BlkDevice {
         check_queue_size(options.queue_size)?;
 
         let mut planner = AddressPlanner::new();
-        let layout = |_| QueueLayout::new(&mut planner, options.queue_size, options.data_per_queue);
-        let layouts: Vec<QueueLayout> = (0..options.queues).map(layout).collect();
+        let layout = |_| BlkQueueLayout::new(&mut planner, options.queue_size, options.data_per_queue);
+        let layouts: Vec<BlkQueueLayout> = (0..options.queues).map(layout).collect();
         let mut shared = planner.share(&mut client)?;
         if options.inflight {
             shared.create_inflight(&mut client, options.queues, options.queue_size)?;
@@ -176,7 +176,7 @@ impl BlkDevice {
         Ok(device)
     }
 
-    fn start_queues(&mut self, options: &BlkConnectOptions, layouts: &[QueueLayout]) -> Result<(), DriverError> {
+    fn start_queues(&mut self, options: &BlkConnectOptions, layouts: &[BlkQueueLayout]) -> Result<(), DriverError> {
         let features = self.info.features;
         let indirect = features & virtio::INDIRECT_DESC != 0;
         let chain_layout = options.descriptors.resolve(indirect, options.depth.into(), options.queue_size);

@@ -8,7 +8,7 @@ use crate::setup::{AddressPlanner, DataArea, RingLayout};
 
 /// Guest addresses of a queue's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct QueueLayout {
+pub(crate) struct BlkQueueLayout {
     pub(crate) ring: RingLayout,
     /// Headers, four in a cache line, in the order in which slots are used. A batch of requests moves a quarter of the cache
     /// lines that a line for each header would need.
@@ -20,15 +20,15 @@ pub(crate) struct QueueLayout {
     pub(crate) data: DataArea,
 }
 
-impl QueueLayout {
+impl BlkQueueLayout {
     /// Allocates the memory of a queue of `size` entries.
-    pub(crate) fn new(planner: &mut AddressPlanner, size: u16, data_len: ByteLen) -> QueueLayout {
+    pub(crate) fn new(planner: &mut AddressPlanner, size: u16, data_len: ByteLen) -> BlkQueueLayout {
         let n = u64::from(size);
         let ring = planner.allocate_ring(size);
         let headers = planner.allocate(u64::from(HEADER_BYTES) * n);
         let statuses = planner.allocate(n);
         let ranges = planner.allocate(u64::from(RANGE_BYTES) * MAX_RANGES as u64 * n);
         let data = DataArea { start: planner.allocate(data_len.0), len: data_len };
-        QueueLayout { ring, headers, statuses, ranges, data }
+        BlkQueueLayout { ring, headers, statuses, ranges, data }
     }
 }

@@ -9,7 +9,7 @@ use mqblk_ring::split::SplitDriver;
 use mqblk_ring::split::driver::ChainLayout;
 use mqblk_vhost_user_client::EventFd;
 
-use super::layout::QueueLayout;
+use super::layout::BlkQueueLayout;
 use super::wire::{HEADER_BYTES, ID_BYTES, MAX_RANGES, RANGE_BYTES, SectorRange, header, request_type};
 use crate::call_event::{self, CallEvent};
 use crate::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
@@ -63,7 +63,7 @@ pub struct BlkQueue {
     ring: SplitDriver,
     chain_layout: ChainLayout,
     memory: Arc<GuestMemory>,
-    layout: QueueLayout,
+    layout: BlkQueueLayout,
     headers: SharedArray<[u64; 2]>,
     statuses: SharedArray<u8>,
     ranges: SharedArray<[u64; 2]>,
@@ -83,7 +83,7 @@ impl BlkQueue {
         ring: SplitDriver,
         chain_layout: ChainLayout,
         memory: &Arc<GuestMemory>,
-        layout: QueueLayout,
+        layout: BlkQueueLayout,
         poison: bool,
         kick: EventFd,
     ) -> Option<BlkQueue> {

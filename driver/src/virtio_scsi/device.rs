@@ -11,7 +11,7 @@ use mqblk_vhost_user_client::{Client, HangupMonitor};
 
 use super::control::ControlQueues;
 use super::inquiry::LogicalUnit;
-use super::layout::{ControlLayout, QueueLayout};
+use super::layout::{ControlLayout, ScsiQueueLayout};
 use super::queue::ScsiQueue;
 use super::scan;
 use super::set::{CommandExchange, ScsiQueueSet, SteeringPolicy, call_event};
@@ -134,8 +134,8 @@ impl ScsiController {
         let mut planner = AddressPlanner::new();
         let control = ControlLayout::new(&mut planner, CONTROL_QUEUE_SIZE);
         let scan = DataArea { start: planner.allocate(scan::SCAN_MEMORY.0), len: scan::SCAN_MEMORY };
-        let layout = |_| QueueLayout::new(&mut planner, options.queue_size, options.data_per_queue);
-        let layouts: Vec<QueueLayout> = (0..options.queues).map(layout).collect();
+        let layout = |_| ScsiQueueLayout::new(&mut planner, options.queue_size, options.data_per_queue);
+        let layouts: Vec<ScsiQueueLayout> = (0..options.queues).map(layout).collect();
         let mut shared = planner.share(&mut client)?;
         if options.inflight {
             let size = options.queue_size.max(CONTROL_QUEUE_SIZE);
@@ -275,7 +275,7 @@ fn start_queues(
     client: &mut Client,
     shared: &mut SharedMemory,
     options: &ScsiConnectOptions,
-    layouts: &[QueueLayout],
+    layouts: &[ScsiQueueLayout],
     features: u64,
 ) -> Result<Vec<ScsiQueueSet>, DriverError> {
     let indirect = features & virtio::INDIRECT_DESC != 0;

@@ -8,7 +8,7 @@ use crate::setup::{AddressPlanner, DataArea, RingLayout};
 
 /// Guest addresses of a request queue's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct QueueLayout {
+pub(crate) struct ScsiQueueLayout {
     pub(crate) ring: RingLayout,
     /// Headers, one cache line each.
     pub(crate) headers: GuestAddress,
@@ -17,15 +17,15 @@ pub(crate) struct QueueLayout {
     pub(crate) data: DataArea,
 }
 
-impl QueueLayout {
+impl ScsiQueueLayout {
     /// Allocates the memory of a queue of `size` entries.
-    pub(crate) fn new(planner: &mut AddressPlanner, size: u16, data_len: ByteLen) -> QueueLayout {
+    pub(crate) fn new(planner: &mut AddressPlanner, size: u16, data_len: ByteLen) -> ScsiQueueLayout {
         let n = u64::from(size);
         let ring = planner.allocate_ring(size);
         let headers = planner.allocate(u64::from(HEADER_STRIDE) * n);
         let responses = planner.allocate(u64::from(RESPONSE_STRIDE) * n);
         let data = DataArea { start: planner.allocate(data_len.0), len: data_len };
-        QueueLayout { ring, headers, responses, data }
+        ScsiQueueLayout { ring, headers, responses, data }
     }
 }
 

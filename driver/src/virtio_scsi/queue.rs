@@ -10,7 +10,7 @@ use mqblk_ring::split::driver::ChainLayout;
 use mqblk_vhost_user_client::EventFd;
 
 use super::command::{Command, CommandData};
-use super::layout::QueueLayout;
+use super::layout::ScsiQueueLayout;
 use super::outcome::{CommandOutcome, ResponseHead};
 use super::wire::{HEADER_BYTES, HEADER_STRIDE, RESPONSE_BYTES, RESPONSE_HEAD_BYTES, RESPONSE_STRIDE};
 use crate::{DeviceError, SubmitError};
@@ -53,7 +53,7 @@ pub struct ScsiQueue {
     pub(crate) ring: SplitDriver,
     chain_layout: ChainLayout,
     memory: Arc<GuestMemory>,
-    layout: QueueLayout,
+    layout: ScsiQueueLayout,
     headers: SharedArray<[u64; 8]>,
     responses: SharedArray<[u64; 2]>,
     /// Headers as last written. An equal header (the same block again) is not stored again.
@@ -71,7 +71,7 @@ impl ScsiQueue {
         (ring, kick): (SplitDriver, EventFd),
         chain_layout: ChainLayout,
         memory: &Arc<GuestMemory>,
-        layout: QueueLayout,
+        layout: ScsiQueueLayout,
         poison: bool,
     ) -> Option<ScsiQueue> {
         let n = usize::from(ring.size());

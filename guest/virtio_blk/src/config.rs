@@ -29,16 +29,16 @@ pub mod features {
 }
 
 /// Offset of `writeback`. Source: virtio 1.3 section 5.2.4, `struct virtio_blk_config`.
-pub const WRITEBACK_OFFSET: u32 = 32;
+pub(crate) const WRITEBACK_OFFSET: u32 = 32;
 
 /// Bytes of the structure up to and including secure erase; later bytes read as zeroes.
 const CONFIG_BYTES: usize = 72;
 
 /// Recommended maximum segment size in bytes. Larger segments are accepted too.
-pub const SIZE_MAX: u32 = 4 << 20;
+pub(crate) const SIZE_MAX: u32 = 4 << 20;
 
 /// Most ranges of one discard or write-zeroes request.
-pub const MAX_RANGES: u32 = 64;
+pub(crate) const MAX_RANGES: u32 = 64;
 
 /// The values of the configuration space.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use crate::queue::BlkQueue;
 use crate::state;
 
 /// Bytes of the string that GET_ID returns. Source: virtio 1.3 section 5.2.6.
-pub const ID_BYTES: usize = 20;
+pub(crate) const ID_BYTES: usize = 20;
 
 /// Bits of [`VirtioDevice::config_bits`]: the cache mode is valid, and it is write-back. Stable across versions.
 const CONFIGURED: u64 = 1;

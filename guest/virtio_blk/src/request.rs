@@ -10,15 +10,15 @@ use crate::device::VirtioBlk;
 
 /// The status byte of a request. Source: virtio 1.3 section 5.2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlkStatus(pub u8);
+pub(crate) struct BlkStatus(pub u8);
 
 impl BlkStatus {
     /// Success.
-    pub const OK: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_OK as u8);
+    pub(crate) const OK: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_OK as u8);
     /// Device or driver error.
-    pub const IOERR: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_IOERR as u8);
+    pub(crate) const IOERR: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_IOERR as u8);
     /// Request type not supported.
-    pub const UNSUPP: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_UNSUPP as u8);
+    pub(crate) const UNSUPP: BlkStatus = BlkStatus(b::VIRTIO_BLK_S_UNSUPP as u8);
 }
 
 /// Most segments of one request: the host's limit of one vectored transfer (UIO_MAXIOV).
@@ -30,7 +30,7 @@ const FLAG_UNMAP: u32 = 1;
 
 /// A chain that was read but not yet parsed.
 #[derive(Debug)]
-pub struct RequestChain {
+pub(crate) struct RequestChain {
     /// Header bytes: type u32, reserved u32, sector u64.
     header: [u8; HEADER_BYTES],
     header_len: usize,
@@ -47,7 +47,7 @@ pub struct RequestChain {
 
 /// The parsed content of a chain.
 #[derive(Debug, PartialEq, Eq)]
-pub enum ParsedRequest {
+pub(crate) enum ParsedRequest {
     /// One disk range, with data for reads and writes.
     Disk {
         /// Operation.
@@ -73,12 +73,12 @@ pub enum ParsedRequest {
 }
 
 /// The ranges of one discard or write-zeroes request; reused.
-pub type Ranges = Vec<(ByteOffset, ByteLen)>;
+pub(crate) type Ranges = Vec<(ByteOffset, ByteLen)>;
 
 impl RequestChain {
     /// Creates an empty chain.
     #[inline]
-    pub fn new(buffer: Buffer) -> RequestChain {
+    pub(crate) fn new(buffer: Buffer) -> RequestChain {
         RequestChain {
             header: [0; HEADER_BYTES],
             header_len: 0,
@@ -95,7 +95,7 @@ impl RequestChain {
     /// # Errors
     /// When the ring violates the protocol; the caller must release the buffer.
     #[inline]
-    pub fn read(
+    pub(crate) fn read(
         &mut self,
         ring: &DeviceRing,
         pool: &mut BufferPool,
@@ -187,13 +187,13 @@ impl RequestChain {
 
     /// Returns the bytes that the device writes if the request succeeds: data and status.
     #[inline]
-    pub fn written(&self) -> u32 {
+    pub(crate) fn written(&self) -> u32 {
         u32::try_from(self.data_in).unwrap_or(u32::MAX - 1).saturating_add(1)
     }
 
     /// Parses the private copy of the header. Ranges of discards are read (once) into `ranges`.
     #[inline]
-    pub fn parse(&self, device: &VirtioBlk, fua: bool, pool: &BufferPool, ranges: &mut Ranges) -> ParsedRequest {
+    pub(crate) fn parse(&self, device: &VirtioBlk, fua: bool, pool: &BufferPool, ranges: &mut Ranges) -> ParsedRequest {
         if !self.has_status {
             return ParsedRequest::NoStatusByte;
         }

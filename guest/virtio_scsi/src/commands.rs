@@ -28,7 +28,7 @@ struct ActiveTmf {
 }
 
 /// A request queue.
-pub struct RequestQueue {
+pub(crate) struct RequestQueue {
     pub(crate) ring: QueueRing,
     pub(crate) device: Arc<VirtioScsi>,
     pub(crate) waker: Arc<dyn Wake>,
@@ -60,7 +60,7 @@ fn encode_response_header(sense: u32, residual: u32, last: [u8; 2]) -> [u8; RESP
 }
 
 /// Data-out buffer of a command.
-pub struct DataOutBuffer<'a> {
+pub(crate) struct DataOutBuffer<'a> {
     pub pool: &'a BufferPool,
     pub buffer: &'a Buffer,
     pub len: u64,

@@ -10,24 +10,24 @@ pub mod features {
 }
 
 /// Length of the configuration structure. Source: virtio 1.3 section 5.6.4, `struct virtio_scsi_config`.
-pub const CONFIG_BYTES: usize = 36;
+pub(crate) const CONFIG_BYTES: usize = 36;
 /// Offsets of the two fields that a driver may write.
 const SENSE_SIZE_AT: usize = 20;
 const CDB_SIZE_AT: usize = 24;
 
 /// Highest target number.
-pub const MAX_TARGET: u16 = 255;
+pub(crate) const MAX_TARGET: u16 = 255;
 /// Highest LUN: flat space addressing has 14 bits.
-pub const MAX_LUN: u32 = 16383;
+pub(crate) const MAX_LUN: u32 = 16383;
 
 /// Length of the fixed part of a request, before its CDB: lun, id, task attribute, priority, crn.
-pub const REQUEST_BYTES: usize = 19;
+pub(crate) const REQUEST_BYTES: usize = 19;
 /// Length of the fixed part of a response, before its sense data.
-pub const RESPONSE_BYTES: usize = 12;
+pub(crate) const RESPONSE_BYTES: usize = 12;
 
 /// Sizes that a driver may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DriverSizes {
+pub(crate) struct DriverSizes {
     /// Length of the sense data in a response.
     pub sense: u32,
     /// Length of the CDB in a request.
@@ -36,16 +36,16 @@ pub struct DriverSizes {
 
 impl DriverSizes {
     /// Sizes after a reset.
-    pub const DEFAULT: DriverSizes = DriverSizes { sense: 96, cdb: 32 };
+    pub(crate) const DEFAULT: DriverSizes = DriverSizes { sense: 96, cdb: 32 };
     /// The longest CDB that SPC-4 section 4.2.3 allows.
-    pub const MAX_CDB: u32 = 260;
+    pub(crate) const MAX_CDB: u32 = 260;
     /// Sense data is at most 252 bytes (SPC-4 section 4.5.1).
-    pub const MAX_SENSE: u32 = 252;
+    pub(crate) const MAX_SENSE: u32 = 252;
 }
 
 /// Content of the configuration space.
 #[derive(Clone, Copy, Debug)]
-pub struct ConfigSpace {
+pub(crate) struct ConfigSpace {
     /// Request queues.
     pub queues: u16,
     /// Maximum number of data segments of one command.
@@ -60,7 +60,7 @@ pub struct ConfigSpace {
 
 impl ConfigSpace {
     /// Encodes the configuration space, little-endian. Source: virtio 1.3 section 5.6.4.
-    pub fn bytes(&self) -> [u8; CONFIG_BYTES] {
+    pub(crate) fn bytes(&self) -> [u8; CONFIG_BYTES] {
         let mut all = [0; CONFIG_BYTES];
         let mut put = |at: usize, value: &[u8]| all[at..at + value.len()].copy_from_slice(value);
         put(0, &u32::from(self.queues).to_le_bytes());
@@ -80,7 +80,7 @@ impl ConfigSpace {
     ///
     /// # Errors
     /// If it changes another byte, or the new size is invalid.
-    pub fn apply_write(&self, offset: u32, bytes: &[u8]) -> Result<DriverSizes, String> {
+    pub(crate) fn apply_write(&self, offset: u32, bytes: &[u8]) -> Result<DriverSizes, String> {
         let mut all = self.bytes();
         let before = all;
         let at = offset as usize;
@@ -103,7 +103,7 @@ impl ConfigSpace {
     ///
     /// # Errors
     /// If a size is out of range.
-    pub fn validate_sizes(&self, sizes: DriverSizes) -> Result<DriverSizes, String> {
+    pub(crate) fn validate_sizes(&self, sizes: DriverSizes) -> Result<DriverSizes, String> {
         if sizes.sense > DriverSizes::MAX_SENSE {
             return Err(format!("sense_size: found {}, expected at most {}", sizes.sense, DriverSizes::MAX_SENSE));
         }

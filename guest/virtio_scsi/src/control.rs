@@ -55,7 +55,7 @@ enum TmfPlan {
 }
 
 /// The control queue.
-pub struct ControlQueue {
+pub(crate) struct ControlQueue {
     pub(crate) ring: QueueRing,
     device: Arc<VirtioScsi>,
     waker: Arc<dyn Wake>,

@@ -13,7 +13,7 @@ use crate::lun_map::LunAddress;
 use crate::queue::QueueRing;
 
 /// Length of an event.
-pub const EVENT_BYTES: usize = 16;
+pub(crate) const EVENT_BYTES: usize = 16;
 /// Maximum number of events that wait for a buffer of the driver. Further ones are lost, and the next one reports
 /// that.
 pub(crate) const MAX_PENDING_EVENTS: usize = 64;
@@ -21,7 +21,7 @@ pub(crate) const MAX_PENDING_EVENTS: usize = 64;
 /// An event. Its text form is part of saved states, so it must not change between versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum ScsiEvent {
+pub(crate) enum ScsiEvent {
     /// A logical unit was added.
     Appeared(LunAddress),
     /// A logical unit was removed.
@@ -32,7 +32,7 @@ pub enum ScsiEvent {
 
 impl ScsiEvent {
     /// Returns the feature bit that a driver must have negotiated to get the event.
-    pub fn feature(self) -> u64 {
+    pub(crate) fn feature(self) -> u64 {
         match self {
             ScsiEvent::Appeared(_) | ScsiEvent::Removed(_) => crate::features::HOTPLUG,
             ScsiEvent::Resized(_) => crate::features::CHANGE,
@@ -85,7 +85,7 @@ struct EventState {
 
 /// Events that wait for delivery to the driver.
 #[derive(Default)]
-pub struct Events(Mutex<EventState>);
+pub(crate) struct Events(Mutex<EventState>);
 
 impl Events {
     fn lock(&self) -> MutexGuard<'_, EventState> {
@@ -93,7 +93,7 @@ impl Events {
     }
 
     /// Queues an event. Dropped if no driver uses the event queue: one that comes later scans.
-    pub fn post(&self, event: ScsiEvent) {
+    pub(crate) fn post(&self, event: ScsiEvent) {
         let mut waiting = self.lock();
         if !waiting.has_driver {
             return;
@@ -125,26 +125,26 @@ impl Events {
     }
 
     /// Drops all events: the next driver scans.
-    pub fn reset(&self) {
+    pub(crate) fn reset(&self) {
         let mut waiting = self.lock();
         *waiting = EventState { queue: waiting.queue.take(), ..EventState::default() };
     }
 
     /// Returns true if a driver uses the event queue.
-    pub fn has_driver(&self) -> bool {
+    pub(crate) fn has_driver(&self) -> bool {
         self.lock().has_driver
     }
 
     /// Returns the events that have not been delivered, in order, and true if more were lost. `None`: no driver uses
     /// the event queue.
-    pub fn pending(&self) -> Option<(Vec<ScsiEvent>, bool)> {
+    pub(crate) fn pending(&self) -> Option<(Vec<ScsiEvent>, bool)> {
         let waiting = self.lock();
         waiting.has_driver.then(|| (waiting.events.iter().copied().collect(), waiting.missed))
     }
 
     /// Replaces the undelivered events by those of the source of a migration; `None`: no driver uses the event queue.
     /// They are at most [`MAX_PENDING_EVENTS`].
-    pub fn replace(&self, untold: Option<(Vec<ScsiEvent>, bool)>) {
+    pub(crate) fn replace(&self, untold: Option<(Vec<ScsiEvent>, bool)>) {
         let mut waiting = self.lock();
         waiting.has_driver = untold.is_some();
         let (events, missed) = untold.unwrap_or_default();
@@ -175,7 +175,7 @@ impl Events {
 
 /// The event queue. It takes a buffer off its ring only for an event, so a driver that stops the queue finds the
 /// other buffers there.
-pub struct EventQueue {
+pub(crate) struct EventQueue {
     pub(crate) ring: QueueRing,
     events: Arc<Events>,
 }

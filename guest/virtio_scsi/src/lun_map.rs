@@ -30,7 +30,7 @@ pub struct LunInUse(pub LunAddress);
 
 /// Decoded `lun` field. Source: virtio 1.3 section 5.6.6.1, "Device Operation: Request Queues".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LunField {
+pub(crate) enum LunField {
     /// A valid LUN.
     Lun(LunAddress),
     /// A LUN of this target that no logical unit can have.
@@ -42,7 +42,7 @@ pub enum LunField {
 impl LunField {
     /// Decodes the 8 bytes of a `lun` field: 1, target, single-level LUN, zeroes.
     #[inline]
-    pub fn decode(field: [u8; 8]) -> LunField {
+    pub(crate) fn decode(field: [u8; 8]) -> LunField {
         let word = u64::from_le_bytes(field);
         let [first, target, high, low, ..] = field;
         if first != 1 {
@@ -70,7 +70,7 @@ impl LunAddress {
 
 /// A logical unit at its address.
 #[derive(Clone, Debug)]
-pub struct MappedUnit {
+pub(crate) struct MappedUnit {
     /// Its address.
     pub address: LunAddress,
     /// Engine slot of its disk.
@@ -81,7 +81,7 @@ pub struct MappedUnit {
 
 /// Logical units of one target.
 #[derive(Clone, Debug, Default)]
-pub struct TargetUnits {
+pub(crate) struct TargetUnits {
     /// Their LUNs, in ascending order.
     pub luns: Vec<u16>,
     units: Vec<MappedUnit>,
@@ -90,7 +90,7 @@ pub struct TargetUnits {
 impl TargetUnits {
     /// Returns the logical unit at a LUN.
     #[inline]
-    pub fn unit(&self, lun: u16) -> Option<&MappedUnit> {
+    pub(crate) fn unit(&self, lun: u16) -> Option<&MappedUnit> {
         match self.luns.as_slice() {
             [only] if *only == lun => self.units.first(),
             luns => self.units.get(luns.binary_search(&lun).ok()?),
@@ -100,7 +100,7 @@ impl TargetUnits {
 
 /// All logical units of a controller.
 #[derive(Clone, Debug, Default)]
-pub struct LunMap {
+pub(crate) struct LunMap {
     /// Number of changes: a copy with an older number must be refreshed.
     pub generation: u64,
     /// By target number; shorter than 256 if high targets have no logical unit.
@@ -110,12 +110,12 @@ pub struct LunMap {
 impl LunMap {
     /// Returns a target that has logical units.
     #[inline]
-    pub fn target(&self, target: u8) -> Option<&TargetUnits> {
+    pub(crate) fn target(&self, target: u8) -> Option<&TargetUnits> {
         self.targets.get(usize::from(target)).filter(|target| !target.luns.is_empty())
     }
 
     /// Returns all logical units, ordered by address.
-    pub fn iter(&self) -> impl Iterator<Item = &MappedUnit> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &MappedUnit> {
         self.targets.iter().flat_map(|target| &target.units)
     }
 
@@ -123,7 +123,7 @@ impl LunMap {
     ///
     /// # Errors
     /// If its address has one.
-    pub fn insert(&mut self, unit: MappedUnit) -> Result<(), LunInUse> {
+    pub(crate) fn insert(&mut self, unit: MappedUnit) -> Result<(), LunInUse> {
         let at = usize::from(unit.address.target);
         if self.targets.len() <= at {
             self.targets.resize_with(at + 1, TargetUnits::default);
@@ -137,7 +137,7 @@ impl LunMap {
     }
 
     /// Removes the logical unit at an address.
-    pub fn remove(&mut self, address: LunAddress) -> Option<MappedUnit> {
+    pub(crate) fn remove(&mut self, address: LunAddress) -> Option<MappedUnit> {
         let target = self.targets.get_mut(usize::from(address.target))?;
         let position = target.luns.binary_search(&address.lun).ok()?;
         target.luns.remove(position);

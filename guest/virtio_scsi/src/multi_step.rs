@@ -22,7 +22,7 @@ const COMPARED: u8 = 1;
 
 /// State of a multi-step command.
 #[derive(Debug)]
-pub struct MultiStepState {
+pub(crate) struct MultiStepState {
     command: Box<MultiStepCommand>,
     /// The command's own data; `None` while a step uses it.
     data: Option<Buffer>,
@@ -55,7 +55,7 @@ impl BlockedCommand {
 
 /// Multi-step commands of a queue. Nothing is allocated before the first.
 #[derive(Default)]
-pub struct MultiStepCommands {
+pub(crate) struct MultiStepCommands {
     /// Scratch memory lent to a step.
     scratch: Vec<u8>,
     bounce_pool: Option<BouncePool>,
@@ -86,17 +86,21 @@ impl MultiStepCommands {
     }
 
     /// Returns the number of blocked commands.
-    pub fn blocked_count(&self) -> usize {
+    pub(crate) fn blocked_count(&self) -> usize {
         self.blocked.len()
     }
 
     /// Returns the tokens of blocked commands.
-    pub fn blocked_tokens(&self) -> impl Iterator<Item = &ScsiToken> {
+    pub(crate) fn blocked_tokens(&self) -> impl Iterator<Item = &ScsiToken> {
         self.blocked.iter().map(|held| &held.token)
     }
 
     /// Removes blocked commands that match; the caller completes them.
-    pub fn take_blocked(&mut self, pool: &mut BufferPool, matches: impl Fn(&ScsiToken) -> bool) -> Vec<ScsiToken> {
+    pub(crate) fn take_blocked(
+        &mut self,
+        pool: &mut BufferPool,
+        matches: impl Fn(&ScsiToken) -> bool,
+    ) -> Vec<ScsiToken> {
         let mut taken = Vec::new();
         for at in (0..self.blocked.len()).rev() {
             if matches(&self.blocked[at].token)
@@ -110,7 +114,7 @@ impl MultiStepCommands {
     }
 
     /// Closes the queue.
-    pub fn close(&mut self, pool: &mut BufferPool) {
+    pub(crate) fn close(&mut self, pool: &mut BufferPool) {
         if let Some(bounce) = self.bounce_pool.take() {
             bounce.close(pool);
         }

@@ -14,7 +14,7 @@ use crate::multi_step::MultiStepState;
 use crate::request_chain::ResponseBuffer;
 
 /// A ring with its memory lease and call.
-pub struct QueueRing {
+pub(crate) struct QueueRing {
     pub(crate) device: DeviceRing,
     pub(crate) lease: LeaseId,
     pub(crate) call: Option<Box<dyn Call>>,

@@ -14,7 +14,7 @@ const DEFAULT_HEADER_BYTES: usize = REQUEST_BYTES + DriverSizes::DEFAULT.cdb as 
 
 /// Response buffer: the first writable bytes of the chain.
 #[derive(Debug)]
-pub struct ResponseBuffer {
+pub(crate) struct ResponseBuffer {
     /// Capacity in bytes.
     pub capacity: u32,
     /// Its address if it is contiguous, as drivers usually lay it out.
@@ -27,7 +27,7 @@ impl ResponseBuffer {
     /// Writes the response, cut to its capacity, and releases the buffer. Bytes that are not mapped any more are
     /// dropped.
     #[inline]
-    pub fn write(self, pool: &mut BufferPool, lease: LeaseId, bytes: &[u8]) {
+    pub(crate) fn write(self, pool: &mut BufferPool, lease: LeaseId, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.capacity as usize)];
         match self.segments {
             None => _ = pool.write_bytes(lease, self.address, bytes),
@@ -39,7 +39,7 @@ impl ResponseBuffer {
     }
 
     /// Releases the buffer without writing.
-    pub fn release(self, pool: &mut BufferPool) {
+    pub(crate) fn release(self, pool: &mut BufferPool) {
         if let Some(segments) = self.segments {
             pool.release(segments);
         }
@@ -48,7 +48,7 @@ impl ResponseBuffer {
 
 /// A request chain, parsed but not validated.
 #[derive(Debug)]
-pub struct RequestChain {
+pub(crate) struct RequestChain {
     /// Number of header bytes found.
     pub header_len: usize,
     /// Data segments, of the direction that came first.
@@ -66,13 +66,13 @@ pub struct RequestChain {
 impl RequestChain {
     /// Returns an empty request with this data buffer.
     #[inline]
-    pub fn new(data: Buffer) -> RequestChain {
+    pub(crate) fn new(data: Buffer) -> RequestChain {
         let response = ResponseBuffer { capacity: 0, address: GuestAddress(0), segments: None };
         RequestChain { header_len: 0, data, data_out: 0, data_in: 0, response, fault: false }
     }
 
     /// Releases its buffers.
-    pub fn release(self, pool: &mut BufferPool) {
+    pub(crate) fn release(self, pool: &mut BufferPool) {
         pool.release(self.data);
         self.response.release(pool);
     }
@@ -82,7 +82,7 @@ impl RequestChain {
     /// # Errors
     /// If the ring is broken; the request is to be released.
     #[inline]
-    pub fn read(
+    pub(crate) fn read(
         &mut self,
         ring: &DeviceRing,
         pool: &mut BufferPool,

@@ -9,7 +9,7 @@ use mqblk_core::{DiskSlot, Wake};
 
 /// Commands that a task management function applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TmfScope {
+pub(crate) enum TmfScope {
     /// The command with this identifier, of the logical unit.
     Task {
         /// The logical unit.
@@ -25,7 +25,7 @@ pub enum TmfScope {
 
 /// What a task management function does with commands that match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TmfAction {
+pub(crate) enum TmfAction {
     /// Aborts them; they complete with this response code.
     Abort(u8),
     /// Queries whether there are any.
@@ -33,7 +33,7 @@ pub enum TmfAction {
 }
 
 /// A task management function.
-pub struct TaskManagement {
+pub(crate) struct TaskManagement {
     /// Commands that it applies to.
     pub scope: TmfScope,
     /// What it does with them.
@@ -47,7 +47,7 @@ pub struct TaskManagement {
 
 impl TaskManagement {
     /// Returns true if it applies to this command.
-    pub fn matches(&self, target: u8, unit: DiskSlot, id: u64) -> bool {
+    pub(crate) fn matches(&self, target: u8, unit: DiskSlot, id: u64) -> bool {
         match self.scope {
             TmfScope::Task { unit: of, id: named } => of == unit && named == id,
             TmfScope::LogicalUnit(of) => of == unit,
@@ -56,22 +56,22 @@ impl TaskManagement {
     }
 
     /// Records that a command matched.
-    pub fn record_match(&self) {
+    pub(crate) fn record_match(&self) {
         self.matched.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if a command matched. Final when the function is done.
-    pub fn has_matched(&self) -> bool {
+    pub(crate) fn has_matched(&self) -> bool {
         self.matched.load(Ordering::Relaxed)
     }
 
     /// Returns true if all queues have reported.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.pending.load(Ordering::Acquire) == 0
     }
 
     /// Reports that a queue has no matching command left and that its completions are visible.
-    pub fn queue_done(&self) {
+    pub(crate) fn queue_done(&self) {
         if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.waker.wake();
         }
@@ -79,14 +79,14 @@ impl TaskManagement {
 }
 
 /// A request queue's mailbox for task management functions.
-pub struct TmfMailbox {
+pub(crate) struct TmfMailbox {
     functions: Mutex<Vec<Arc<TaskManagement>>>,
     waker: Arc<dyn Wake>,
 }
 
 impl TmfMailbox {
     /// Removes and returns the functions received, at most `max`.
-    pub fn take(&self, max: usize) -> Vec<Arc<TaskManagement>> {
+    pub(crate) fn take(&self, max: usize) -> Vec<Arc<TaskManagement>> {
         let mut orders = lock(&self.functions);
         let count = orders.len().min(max);
         orders.drain(..count).collect()
@@ -95,11 +95,11 @@ impl TmfMailbox {
 
 /// Mailboxes of all request queues that are running.
 #[derive(Default)]
-pub struct TmfMailboxes(Mutex<Vec<Arc<TmfMailbox>>>);
+pub(crate) struct TmfMailboxes(Mutex<Vec<Arc<TmfMailbox>>>);
 
 impl TmfMailboxes {
     /// Adds the mailbox of a queue that starts.
-    pub fn open(&self, waker: Arc<dyn Wake>) -> Arc<TmfMailbox> {
+    pub(crate) fn open(&self, waker: Arc<dyn Wake>) -> Arc<TmfMailbox> {
         let post = Arc::new(TmfMailbox { functions: Mutex::default(), waker });
         lock(&self.0).push(Arc::clone(&post));
         post
@@ -107,7 +107,7 @@ impl TmfMailboxes {
 
     /// Removes the mailbox of a queue that stops. The queue has no commands, so pending functions need not wait for
     /// it.
-    pub fn close(&self, post: &Arc<TmfMailbox>) {
+    pub(crate) fn close(&self, post: &Arc<TmfMailbox>) {
         lock(&self.0).retain(|other| !Arc::ptr_eq(other, post));
         for tmf in post.take(usize::MAX) {
             tmf.queue_done();
@@ -115,12 +115,12 @@ impl TmfMailboxes {
     }
 
     /// Wakes all request queues.
-    pub fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         lock(&self.0).iter().for_each(|post| post.waker.wake());
     }
 
     /// Submits a function to all request queues. `waker` is woken when it is done, perhaps before this returns.
-    pub fn submit(&self, scope: TmfScope, action: TmfAction, waker: Arc<dyn Wake>) -> Arc<TaskManagement> {
+    pub(crate) fn submit(&self, scope: TmfScope, action: TmfAction, waker: Arc<dyn Wake>) -> Arc<TaskManagement> {
         let (matched, pending) = (AtomicBool::new(false), AtomicUsize::new(1));
         let tmf = Arc::new(TaskManagement { scope, action, matched, pending, waker });
         for post in &*lock(&self.0) {
@@ -148,7 +148,7 @@ impl Wake for UnparkWaker {
 
 impl TmfMailboxes {
     /// Submits a function and waits until it is done. For control threads.
-    pub fn submit_and_wait(&self, scope: TmfScope, action: TmfAction) {
+    pub(crate) fn submit_and_wait(&self, scope: TmfScope, action: TmfAction) {
         let tmf = self.submit(scope, action, Arc::new(UnparkWaker(std::thread::current())));
         while !tmf.is_done() {
             std::thread::park();

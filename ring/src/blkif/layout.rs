@@ -12,11 +12,11 @@ pub const MAX_RING_PAGES: u32 = 16;
 
 /// Offsets of the fields in the first page.
 pub(super) mod offset {
-    pub const REQ_PROD: u64 = 0;
-    pub const REQ_EVENT: u64 = 4;
-    pub const RSP_PROD: u64 = 8;
-    pub const RSP_EVENT: u64 = 12;
-    pub const ENTRIES: u64 = 64;
+    pub(crate) const REQ_PROD: u64 = 0;
+    pub(crate) const REQ_EVENT: u64 = 4;
+    pub(crate) const RSP_PROD: u64 = 8;
+    pub(crate) const RSP_EVENT: u64 = 12;
+    pub(crate) const ENTRIES: u64 = 64;
 }
 
 /// ABI of a frontend: how its compiler lays out structures. Source: Xen's `public/io/protocols.h`.

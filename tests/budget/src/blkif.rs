@@ -50,7 +50,7 @@ impl EventChannel for NoEvents {
 }
 
 /// Serves `requests` reads, `batch` at a time.
-pub fn serve(requests: u32, batch: u32, mode: ResolvedGrantMode) -> Result<(), Failure> {
+pub(crate) fn serve(requests: u32, batch: u32, mode: ResolvedGrantMode) -> Result<(), Failure> {
     let (region, _) = Region::shared("ring", u64::from(RING_PAGES * mqblk_memory::PAGE_BYTES), GuestAddress(0))?;
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
     let ring = || BlkifRing::resolve(&memory, GuestAddress(0), RING_PAGES, Abi::X86_64);

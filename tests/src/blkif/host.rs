@@ -20,7 +20,7 @@ use crate::hostile::daemon::mqblk_binary;
 use crate::hostile::{TIMEOUT, wait_for};
 
 /// Device type in xenstore.
-pub const DEVICE_TYPE: &str = "mqblk";
+pub(super) const DEVICE_TYPE: &str = "mqblk";
 
 /// Resources of the daemon in its process and in the simulated machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

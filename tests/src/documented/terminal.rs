@@ -20,7 +20,7 @@ pub(super) struct Terminal {
 
 impl Terminal {
     /// Starts the script of this name, which is terminal `number` of the sandbox.
-    pub fn open(sandbox: &Sandbox, number: usize, script: &str, guest: &str) -> Result<Terminal> {
+    pub(super) fn open(sandbox: &Sandbox, number: usize, script: &str, guest: &str) -> Result<Terminal> {
         let output = sandbox.outside(&format!("/media/output-{number}"));
         let file = File::create(&output)?;
         let mut command = sandbox.bash(script, guest);
@@ -29,17 +29,17 @@ impl Terminal {
     }
 
     /// What it shows so far.
-    pub fn output(&self) -> String {
+    pub(super) fn output(&self) -> String {
         fs::read(&self.output).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
     /// How it ended, if it has.
-    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+    pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
     /// Waits for its end; an error after `limit`.
-    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+    pub(super) fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
             if let Some(status) = self.ended()? {
@@ -53,7 +53,7 @@ impl Terminal {
     }
 
     /// Waits until `ready`; an error after `limit` or when it ends.
-    pub fn until(&mut self, limit: Duration, mut ready: impl FnMut(&str) -> bool) -> Result<()> {
+    pub(super) fn until(&mut self, limit: Duration, mut ready: impl FnMut(&str) -> bool) -> Result<()> {
         let deadline = Instant::now() + limit;
         while !ready(&self.output()) {
             if let Some(status) = self.ended()? {
@@ -68,7 +68,7 @@ impl Terminal {
     }
 
     /// Presses Ctrl-C.
-    pub fn interrupt(&self) -> Result<()> {
+    pub(super) fn interrupt(&self) -> Result<()> {
         let id = self.child.id();
         // The terminal's session is that of the only child of the process that entered the namespaces.
         let file = format!("/proc/{id}/task/{id}/children");

@@ -26,7 +26,7 @@ pub(super) struct XenGuests {
 
 impl XenGuests {
     /// Drivers on the machine in this folder.
-    pub fn start(folder: &Path) -> Result<XenGuests> {
+    pub(super) fn start(folder: &Path) -> Result<XenGuests> {
         let end = Arc::new(AtomicBool::new(false));
         let mut drivers = Vec::new();
         for (domain, vdev) in DISKS {

@@ -10,7 +10,7 @@ use mqblk_daemon::queues::QueueMap;
 use mqblk_daemon::resolve::take_u16;
 
 /// Where a disk is reached.
-pub struct LineEndpoint {
+pub(super) struct LineEndpoint {
     /// The socket.
     pub socket: PathBuf,
     /// Connections at a time.

@@ -13,7 +13,7 @@ use mqblk_memory::{Buffer, GuestAddress, LeaseId};
 const DEPTH: u16 = 16;
 
 /// A request: where, how long, and the data of a write.
-pub struct LineRequest {
+pub(super) struct LineRequest {
     pub op: Op,
     pub offset: u64,
     pub len: u32,
@@ -21,7 +21,7 @@ pub struct LineRequest {
 }
 
 /// The completion of a request: the data of a read, or why it failed.
-pub type LineCompletion = Result<Vec<u8>, String>;
+pub(super) type LineCompletion = Result<Vec<u8>, String>;
 
 #[derive(Default)]
 struct Shared {
@@ -32,17 +32,17 @@ struct Shared {
 
 /// The connection's side of a queue.
 #[derive(Clone)]
-pub struct LineRing {
+pub(super) struct LineRing {
     shared: Arc<(Mutex<Shared>, Condvar)>,
     kick: EventFd,
 }
 
 impl LineRing {
-    pub fn new() -> std::io::Result<LineRing> {
+    pub(super) fn new() -> std::io::Result<LineRing> {
         Ok(LineRing { shared: Arc::default(), kick: EventFd::new()? })
     }
 
-    pub fn kick(&self) -> &EventFd {
+    pub(super) fn kick(&self) -> &EventFd {
         &self.kick
     }
 
@@ -51,7 +51,7 @@ impl LineRing {
     }
 
     /// Submits a request and waits for its completion. `None` if the queue is closed.
-    pub fn call(&self, request: LineRequest) -> Option<LineCompletion> {
+    pub(super) fn call(&self, request: LineRequest) -> Option<LineCompletion> {
         let mut shared = self.lock();
         if shared.closed {
             return None;
@@ -70,14 +70,14 @@ impl LineRing {
     }
 
     /// Ends all waits.
-    pub fn close(&self) {
+    pub(super) fn close(&self) {
         self.lock().closed = true;
         self.shared.1.notify_all();
     }
 }
 
 /// The engine's side of a queue.
-pub struct LineQueue {
+pub(super) struct LineQueue {
     ring: LineRing,
     lease: LeaseId,
     finished: Vec<LineCompletion>,
@@ -85,13 +85,13 @@ pub struct LineQueue {
 
 impl LineQueue {
     /// Creates the queue of `ring`, with the memory of `lease`.
-    pub fn new(ring: LineRing, lease: LeaseId) -> LineQueue {
+    pub(super) fn new(ring: LineRing, lease: LeaseId) -> LineQueue {
         LineQueue { ring, lease, finished: Vec::new() }
     }
 }
 
 /// What the engine keeps of a request: its operation and its length.
-pub type LineToken = (Op, u32);
+pub(super) type LineToken = (Op, u32);
 
 impl GuestQueue for LineQueue {
     type Token = LineToken;

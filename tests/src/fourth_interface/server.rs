@@ -24,7 +24,7 @@ use super::queue::{LineQueue, LineRequest, LineRing};
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A served disk.
-pub struct LineServer {
+pub(super) struct LineServer {
     id: String,
     storage: StorageConfig,
     rings: Arc<Vec<LineRing>>,
@@ -35,7 +35,7 @@ pub struct LineServer {
 
 impl LineServer {
     /// Attaches the queues and listens.
-    pub fn start(
+    pub(super) fn start(
         disk: DiskConfig<LineEndpoint>,
         health: Arc<DiskHealth>,
         max_bytes: u64,
@@ -93,7 +93,7 @@ impl LineServer {
     }
 
     /// Drains the queues.
-    pub fn begin_stop(&self) {
+    pub(super) fn begin_stop(&self) {
         let handles = std::mem::take(&mut *self.handles.lock().unwrap_or_else(PoisonError::into_inner));
         for handle in handles {
             if let Ok(mut draining) = handle.drain() {

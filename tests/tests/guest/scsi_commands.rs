@@ -18,12 +18,12 @@ const FILL: u8 = 0xa5;
 
 /// Exit codes of the tools. Source: sg3_utils(8), "EXIT STATUS".
 mod exit {
-    pub const MEDIUM: i32 = 3;
-    pub const ILLEGAL_REQUEST: i32 = 5;
-    pub const DATA_PROTECT: i32 = 7;
-    pub const INVALID_OPCODE: i32 = 9;
-    pub const MISCOMPARE: i32 = 14;
-    pub const OUT_OF_RANGE: i32 = 22;
+    pub(super) const MEDIUM: i32 = 3;
+    pub(super) const ILLEGAL_REQUEST: i32 = 5;
+    pub(super) const DATA_PROTECT: i32 = 7;
+    pub(super) const INVALID_OPCODE: i32 = 9;
+    pub(super) const MISCOMPARE: i32 = 14;
+    pub(super) const OUT_OF_RANGE: i32 = 22;
 }
 
 /// The LUNs of target 0.

@@ -141,13 +141,13 @@ fn documents_use_no_retired_word() {
     assert!(wrong.is_empty(), "{wrong}what to say instead stands in {GLOSSARY}");
 }
 
-/// The public types that a source defines outside of tests, with their lines.
-fn public_types(tokens: TokenStream, found: &mut Vec<(String, usize)>) {
+/// The types that a source defines outside of tests for its crate or for others, with their lines.
+fn shared_types(tokens: TokenStream, found: &mut Vec<(String, usize)>) {
     super::visit(tokens, &mut |tokens| {
         let text: Vec<String> = tokens.iter().map(ToString::to_string).collect();
         let text: Vec<&str> = text.iter().map(String::as_str).collect();
         if let [.., before, kind, name] = text[..]
-            && before == "pub"
+            && ["pub", "(crate)"].contains(&before)
             && ["struct", "enum", "trait", "type", "union"].contains(&kind)
             // A macro's variable is no name.
             && name != "$"
@@ -158,16 +158,14 @@ fn public_types(tokens: TokenStream, found: &mut Vec<(String, usize)>) {
     });
 }
 
-/// What is wrong with the public types of one crate: `(name, where)` each.
+/// What is wrong with the types of one crate: `(name, where)` each.
 fn judge_types(types: &[(String, String)]) -> Vec<String> {
     let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     types.iter().for_each(|(name, place)| by_name.entry(name).or_default().push(place));
     let mut wrong: Vec<String> = by_name
         .iter()
         .filter(|(_, places)| places.len() > 1)
-        .map(|(name, places)| {
-            format!("{name}: found {} public types of this name: {}", places.len(), places.join(", "))
-        })
+        .map(|(name, places)| format!("{name}: found {} types of this name: {}", places.len(), places.join(", ")))
         .collect();
     let vague = types.iter().filter(|(name, _)| VAGUE.contains(&name.as_str()));
     wrong.extend(vague.map(|(name, place)| format!("{place}: {name}: expected a name that says of what")));
@@ -181,7 +179,7 @@ fn crate_of<'a>(source: &'a Source, folders: &'a [String]) -> &'a str {
 }
 
 #[test]
-fn a_public_type_has_a_name_of_its_own_in_its_crate() {
+fn a_type_has_a_name_of_its_own_in_its_crate() {
     let metadata = metadata();
     let folders: Vec<String> =
         metadata.workspace_packages().into_iter().map(|package| super::folder(&metadata, package).to_owned()).collect();
@@ -190,7 +188,7 @@ fn a_public_type_has_a_name_of_its_own_in_its_crate() {
     let mut by_crate: BTreeMap<&str, Vec<(String, String)>> = BTreeMap::new();
     for source in sources.iter().filter(|source| !is_test(&source.path, &modules)) {
         let mut found = vec![];
-        public_types(source.tokens(), &mut found);
+        shared_types(source.tokens(), &mut found);
         let places = found.into_iter().map(|(name, line)| (name, format!("{}:{line}", source.path)));
         by_crate.entry(crate_of(source, &folders)).or_default().extend(places);
     }
@@ -212,9 +210,9 @@ fn what_the_rules_forbid_is_found() {
     assert_eq!(comment("let a = 1; // by hand"), Some(" by hand"));
     let mut found = vec![];
     let text = "pub struct A; mod m { pub enum A {} pub(crate) enum C {} } #[cfg(test)] mod t { pub struct A; }";
-    public_types(text.parse().expect("tokens"), &mut found);
+    shared_types(text.parse().expect("tokens"), &mut found);
     let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["A", "A"]);
+    assert_eq!(names, ["A", "A", "C"]);
     let at = |name: &str, place: &str| (name.to_owned(), place.to_owned());
     assert_eq!(judge_types(&[at("A", "f:1"), at("B", "f:2"), at("A", "g:3")]).len(), 1);
     assert_eq!(judge_types(&[at("Place", "f:1")]).len(), 1);

@@ -16,26 +16,26 @@ struct Killed;
 
 /// Counts the kill points that the backend passes, and kills it at one of them.
 #[derive(Debug)]
-pub struct KillSwitch {
+pub(crate) struct KillSwitch {
     points_left: AtomicU32,
 }
 
 impl KillSwitch {
     /// Never kills.
-    pub const NEVER: u32 = u32::MAX;
+    pub(crate) const NEVER: u32 = u32::MAX;
 
     /// Creates a switch that never kills.
-    pub fn new() -> Arc<KillSwitch> {
+    pub(crate) fn new() -> Arc<KillSwitch> {
         Arc::new(KillSwitch { points_left: AtomicU32::new(KillSwitch::NEVER) })
     }
 
     /// Kills the backend at the kill point after `moments` more.
-    pub fn arm(&self, moments: u32) {
+    pub(crate) fn arm(&self, moments: u32) {
         self.points_left.store(moments, Ordering::Relaxed);
     }
 
     /// Passes a kill point: panics with `Killed` if it is the armed one.
-    pub fn kill_point(&self) {
+    pub(crate) fn kill_point(&self) {
         match self.points_left.load(Ordering::Relaxed) {
             KillSwitch::NEVER => {}
             0 => {
@@ -48,7 +48,7 @@ impl KillSwitch {
     }
 
     /// Runs `work` as part of the backend. Returns `None` if it was killed.
-    pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
+    pub(crate) fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(result) => Some(result),
             Err(why) if why.is::<Killed>() => None,
@@ -59,11 +59,11 @@ impl KillSwitch {
 
 /// A resource of the backend, with a kill point before and after each use.
 #[derive(Debug)]
-pub struct Killable<T>(pub T, pub Arc<KillSwitch>);
+pub(crate) struct Killable<T>(pub T, pub Arc<KillSwitch>);
 
 impl<T> Killable<T> {
     /// Uses the resource.
-    pub fn with<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn with<R>(&mut self, work: impl FnOnce(&mut T) -> R) -> R {
         self.1.kill_point();
         let result = work(&mut self.0);
         self.1.kill_point();
@@ -85,7 +85,7 @@ impl GrantAccess for Killable<Box<dyn GrantAccess>> {
 
 /// The event channel of a guest that polls.
 #[derive(Debug)]
-pub struct NoEvents;
+pub(crate) struct NoEvents;
 
 impl EventChannel for Killable<NoEvents> {
     fn notify(&self) {
@@ -108,7 +108,7 @@ impl Wake for Killable<Arc<dyn Wake>> {
 }
 
 /// Returns a disk with kill points before and after each submission and completion.
-pub fn killable_disk(disk: Arc<AnyDisk>, kill: &Arc<KillSwitch>) -> Arc<AnyDisk> {
+pub(crate) fn killable_disk(disk: Arc<AnyDisk>, kill: &Arc<KillSwitch>) -> Arc<AnyDisk> {
     let kill = Arc::clone(kill);
     Arc::new(FilterDisk::new(disk, move |channel| Box::new(Killable(channel, Arc::clone(&kill))) as AnyChannel))
 }

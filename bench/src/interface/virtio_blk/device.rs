@@ -23,7 +23,7 @@ impl TransferStatus for virtio_blk::BlkStatus {
 
 /// A disk at a socket.
 #[derive(Debug)]
-pub struct BlkDevice(virtio_blk::BlkDevice);
+pub(crate) struct BlkDevice(virtio_blk::BlkDevice);
 
 /// Returns the largest segment that the device takes.
 fn max_segment(info: &virtio_blk::BlkInfo) -> u32 {
@@ -46,7 +46,7 @@ fn max_request(info: &virtio_blk::BlkInfo) -> Result<u64, BenchError> {
 
 impl BlkDevice {
     /// Connects to the disk at `socket`, trying for `timeout`.
-    pub fn connect(
+    pub(crate) fn connect(
         plan: &Plan,
         combination: &Combination,
         socket: &Path,
@@ -110,7 +110,7 @@ impl Device for BlkDevice {
 
 /// Queues of a disk.
 #[derive(Debug)]
-pub struct BlkQueues {
+pub(crate) struct BlkQueues {
     set: BlkQueueSet,
     memory: Arc<GuestMemory>,
     /// Largest data segment that the device takes.

@@ -16,7 +16,7 @@ use crate::target::{PreparedServer, ServedDisk};
 use device::BlkDevice;
 
 /// The interface's line of the table.
-pub const DEFINITION: InterfaceDefinition = InterfaceDefinition {
+pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     name: "virtio-blk",
     about: "One disk at a socket",
     options_after: "interface",
@@ -30,7 +30,7 @@ pub const DEFINITION: InterfaceDefinition = InterfaceDefinition {
 
 /// Its options: none of its own.
 #[derive(Clone, Debug, clap::Args)]
-pub struct VirtioBlk {}
+pub(super) struct VirtioBlk {}
 
 impl Interface for VirtioBlk {
     fn definition(&self) -> &'static InterfaceDefinition {

@@ -33,7 +33,7 @@ impl TransferStatus for CommandOutcome {
 
 /// A controller at a socket.
 #[derive(Debug)]
-pub struct ScsiDevice {
+pub(crate) struct ScsiDevice {
     device: virtio_scsi::ScsiController,
     sets: Vec<ScsiQueueSet>,
     units: Arc<[UnitGeometry]>,
@@ -77,7 +77,7 @@ fn select_units(units: &[LogicalUnit], targets: u16, luns: u16) -> Result<Vec<&L
 
 impl ScsiDevice {
     /// Connects to the controller at `socket`, trying for `timeout`.
-    pub fn connect(
+    pub(crate) fn connect(
         plan: &Plan,
         combination: &Combination,
         socket: &Path,
@@ -162,7 +162,7 @@ impl Device for ScsiDevice {
 
 /// Request queues of a controller.
 #[derive(Debug)]
-pub struct ScsiQueues {
+pub(crate) struct ScsiQueues {
     set: ScsiQueueSet,
     memory: Arc<GuestMemory>,
     /// Start of each queue's data memory.

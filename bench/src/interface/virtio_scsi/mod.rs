@@ -21,7 +21,7 @@ use crate::target::{PreparedServer, ServedDisk};
 use device::ScsiDevice;
 
 /// The interface's line of the table.
-pub const DEFINITION: InterfaceDefinition = InterfaceDefinition {
+pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     name: "virtio-scsi",
     about: "A controller at a socket, with targets and logical units",
     options_after: "bsrange",
@@ -38,7 +38,7 @@ const MAX_DISKS: u32 = 8192;
 
 /// Its options.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct VirtioScsi {
+pub(super) struct VirtioScsi {
     /// virtio-scsi: targets to use [default: 1]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..=256))]
     targets: Vec<u16>,
@@ -54,7 +54,7 @@ pub struct VirtioScsi {
 
 /// Which request queue of a controller a command is put on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Steering {
+pub(super) enum Steering {
     /// A target stays on a queue while it has commands in flight, and moves to that of the thread that finds it idle
     #[default]
     Target,

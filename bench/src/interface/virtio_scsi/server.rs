@@ -24,7 +24,7 @@ const CONTROLLER_KEYS: [&str; 10] = [
 ];
 
 /// Returns `--controller`, and a `--lun` for each logical unit.
-pub fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
+pub(super) fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
     let Combination { queues, targets, luns, .. } = *disk.combination;
     let path = vhost_user::socket_value(socket);
     let key = |pair: &&str| CONTROLLER_KEYS.contains(&pair.split('=').next().unwrap_or_default());

@@ -19,7 +19,7 @@ use crate::table::{block_size, summary};
 
 /// The experiment.
 #[derive(Debug)]
-pub struct TargetsExperiment;
+pub(super) struct TargetsExperiment;
 
 /// The document's columns.
 const PUBLISHED_COLUMNS: [&str; 3] = ["2012: single", "2012: 4 VCPUs", "2012: 8 VCPUs"];

@@ -23,7 +23,7 @@ impl TransferStatus for blkfront::BlkfrontStatus {
 
 /// A disk of the domain that the benchmark runs in, or acts for on a simulated machine.
 #[derive(Debug)]
-pub struct XenDevice(blkfront::BlkfrontDevice);
+pub(super) struct XenDevice(blkfront::BlkfrontDevice);
 
 /// Returns the most bytes of a request whose data starts at a page: whole blocks. Larger blocks are several requests, as Linux
 /// splits a bio by the limits of its queue.
@@ -38,7 +38,7 @@ fn max_request(info: &BlkfrontInfo) -> Result<u64, BenchError> {
 
 impl XenDevice {
     /// Connects to the backend of `vbd`, trying for `timeout`.
-    pub fn connect(
+    pub(super) fn connect(
         options: &XenOptions,
         combination: &Combination,
         vbd: &Vbd,
@@ -108,7 +108,7 @@ impl ServerMonitor for BackendMonitor {
 
 /// Rings of a disk.
 #[derive(Debug)]
-pub struct XenRings {
+pub(super) struct XenRings {
     set: BlkfrontQueueSet,
     memory: Arc<GuestMemory>,
 }

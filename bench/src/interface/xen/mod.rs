@@ -23,7 +23,7 @@ use options::{GRANTS, GRANTS_POOL, GrantMode, GrantPool, XenOptions};
 use server::Vbd;
 
 /// The interface's line of the table.
-pub const DEFINITION: InterfaceDefinition = InterfaceDefinition {
+pub(super) const DEFINITION: InterfaceDefinition = InterfaceDefinition {
     name: "xen",
     about: "A disk of Xen's block interface",
     options_after: "interface",

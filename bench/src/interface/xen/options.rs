@@ -9,13 +9,13 @@ use mqblk_xen::vbd;
 use crate::plan::DeviceName;
 
 /// Option and key of a disk: what the server does with granted pages.
-pub const GRANTS: &str = "grants";
+pub(super) const GRANTS: &str = "grants";
 /// Option and key of a disk: which pool caches granted pages.
-pub const GRANTS_POOL: &str = "grants-pool";
+pub(super) const GRANTS_POOL: &str = "grants-pool";
 
 /// The options that only `--interface xen` has.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct XenOptions {
+pub(super) struct XenOptions {
     /// xen: `auto`, the Xen that this runs on, or the folder of a simulated machine that runs [default: with --disk a simulated
     /// machine for each run, else auto]
     #[arg(long, value_name = "auto|FOLDER", value_parser = parse_location)]
@@ -50,7 +50,7 @@ pub struct XenOptions {
 
 /// Which Xen to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum XenLocation {
+pub(super) enum XenLocation {
     /// The Xen that this runs on.
     Real,
     /// A running simulated machine.
@@ -72,7 +72,7 @@ fn parse_device(text: &str) -> Result<DeviceName, String> {
 
 /// What the server does with granted pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GrantMode {
+pub(super) enum GrantMode {
     /// Keep them mapped where the frontend lets it, else copy
     Auto,
     /// Copy into and out of them
@@ -85,7 +85,7 @@ pub enum GrantMode {
 
 impl GrantMode {
     /// Returns the value of the disk's key `grants`, and of the results.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             GrantMode::Auto => "auto",
             GrantMode::Copy => "copy",
@@ -97,7 +97,7 @@ impl GrantMode {
 
 /// The pool in which the server caches granted pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GrantPool {
+pub(super) enum GrantPool {
     /// Each ring's own
     PerRing,
     /// All rings' in common
@@ -106,7 +106,7 @@ pub enum GrantPool {
 
 impl GrantPool {
     /// Returns the value of the disk's key `grants-pool`, and of the results.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             GrantPool::PerRing => "per-ring",
             GrantPool::Shared => "shared",
@@ -116,7 +116,7 @@ impl GrantPool {
 
 /// Layout of the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum RequestLayout {
+pub(super) enum RequestLayout {
     /// As a 64-bit x86 guest does
     #[default]
     #[value(name = "x86_64")]
@@ -130,7 +130,7 @@ pub enum RequestLayout {
 
 impl RequestLayout {
     /// Returns the name on the command line and in the results.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             RequestLayout::X86_64 => "x86_64",
             RequestLayout::X86_32 => "x86_32",
@@ -139,7 +139,7 @@ impl RequestLayout {
     }
 
     /// Returns the driver's layout.
-    pub fn abi(self) -> Abi {
+    pub(super) fn abi(self) -> Abi {
         match self {
             RequestLayout::X86_64 => Abi::X86_64,
             RequestLayout::X86_32 => Abi::X86_32,
@@ -149,7 +149,7 @@ impl RequestLayout {
 }
 
 /// Returns the device that a started server serves.
-pub fn own_device(location: Option<&XenLocation>) -> DeviceName {
+pub(super) fn own_device(location: Option<&XenLocation>) -> DeviceName {
     match location {
         // Far from the devices that a domain may have already.
         Some(XenLocation::Real) => DeviceName { name: "xvdz".into(), number: 1 << 28 | 25 << 8 },

@@ -25,7 +25,7 @@ fn failed(error: impl Into<DriverError>) -> BenchError {
 
 /// A device of the domain that `xen` is a connection of.
 #[derive(Clone)]
-pub struct Vbd {
+pub(super) struct Vbd {
     /// The machine.
     pub xen: Arc<dyn Xen>,
     /// The device's number.
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Vbd {
 }
 
 /// Returns a device of this domain, or of domain 1 of a simulated machine.
-pub fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd, BenchError> {
+pub(super) fn running(location: Option<&XenLocation>, number: u32) -> Result<Vbd, BenchError> {
     let xen = match location {
         Some(XenLocation::Simulated(folder)) => simulation::connect(folder, FRONTEND_DOMAIN),
         _ => connect_real(),
@@ -62,7 +62,7 @@ struct ServerResources {
 
 /// Both directories of a device that a server creates. It leaves them to its successor, and there will be none, so they are
 /// removed.
-pub struct XenstoreDirectories {
+pub(super) struct XenstoreDirectories {
     /// Connection of domain 0.
     xen: Arc<dyn Xen>,
     /// Path of the frontend's directory.
@@ -107,7 +107,7 @@ fn journal_folder() -> std::io::Result<tempfile::TempDir> {
 }
 
 /// Prepares a server: a machine unless one is named, its arguments, and its journals.
-pub fn prepare(
+pub(super) fn prepare(
     location: Option<&XenLocation>,
     disk: &ServedDisk<'_>,
     folder: &Path,

@@ -20,7 +20,7 @@ use crate::table::{block_size, summary};
 
 /// The experiment.
 #[derive(Debug)]
-pub struct XenQueuesExperiment;
+pub(super) struct XenQueuesExperiment;
 
 /// The document's columns.
 const PUBLISHED_QUEUES: [u16; 4] = [1, 4, 8, 16];

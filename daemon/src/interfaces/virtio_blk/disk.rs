@@ -17,7 +17,7 @@ use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
 const CONFIG_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A virtio-blk disk: the device, its server and its storage.
-pub struct BlkDisk {
+pub(super) struct BlkDisk {
     id: String,
     device: Arc<VirtioBlk>,
     storage: StorageConfig,
@@ -28,12 +28,12 @@ pub struct BlkDisk {
 
 impl BlkDisk {
     /// Creates the disk `id`, which `server` serves as `device`.
-    pub fn new(id: String, device: Arc<VirtioBlk>, storage: StorageConfig, server: Server) -> BlkDisk {
+    pub(super) fn new(id: String, device: Arc<VirtioBlk>, storage: StorageConfig, server: Server) -> BlkDisk {
         BlkDisk { id, device, storage, server, resize_lock: Mutex::new(()) }
     }
 
     /// Starts to drain its queues, as the first step of a stop.
-    pub fn begin_stop(&self) {
+    pub(super) fn begin_stop(&self) {
         self.server.begin_stop();
     }
 }

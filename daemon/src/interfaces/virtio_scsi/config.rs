@@ -9,7 +9,7 @@ use crate::vhost_user::VhostUserEndpoint;
 
 /// The state file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateConfig {
+pub(super) struct StateConfig {
     /// Its path. The file may not exist yet.
     pub path: PathBuf,
     /// Its content.
@@ -18,7 +18,7 @@ pub struct StateConfig {
 
 /// One virtio-scsi controller.
 #[derive(Clone)]
-pub struct ControllerConfig {
+pub(super) struct ControllerConfig {
     /// Names the controller in logs and metrics.
     pub id: String,
     /// Its guest interface.
@@ -33,7 +33,7 @@ pub struct ControllerConfig {
 
 /// The address of a LUN on its controller, shown as `TARGET:LUN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TargetLun {
+pub(super) struct TargetLun {
     /// The target.
     pub target: u8,
     /// The LUN of that target, below 16384.
@@ -48,7 +48,7 @@ impl fmt::Display for TargetLun {
 
 /// A LUN of a controller: a path to a logical unit.
 #[derive(Clone)]
-pub struct LunConfig {
+pub(super) struct LunConfig {
     /// Names the LUN in logs and metrics.
     pub id: String,
     /// Its address.
@@ -63,7 +63,7 @@ pub struct LunConfig {
 
 /// The origin of a LUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LunOrigin {
+pub(super) enum LunOrigin {
     /// The configuration.
     Configuration,
     /// Added at run time, to this daemon or a previous one.
@@ -72,7 +72,7 @@ pub enum LunOrigin {
 
 impl LunOrigin {
     /// Returns the word that the admin socket reports.
-    pub const fn word(self) -> &'static str {
+    pub(super) const fn word(self) -> &'static str {
         match self {
             LunOrigin::Configuration => "configuration",
             LunOrigin::RunTime => "run-time",
@@ -82,7 +82,7 @@ impl LunOrigin {
 
 /// The logical unit of a LUN.
 #[derive(Clone)]
-pub enum LunUnit {
+pub(super) enum LunUnit {
     /// A logical unit of its own. Its name is the LUN's id.
     Own(Box<UnitConfig>),
     /// The logical unit of this name.
@@ -91,7 +91,7 @@ pub enum LunUnit {
 
 /// The configuration of a SCSI logical unit.
 #[derive(Clone)]
-pub struct UnitConfig {
+pub(super) struct UnitConfig {
     /// Its storage.
     pub storage: StorageConfig,
     /// The name that its world-wide identification is derived from. Unique.

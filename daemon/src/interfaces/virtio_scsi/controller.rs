@@ -29,7 +29,7 @@ const REVISION: &str = concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO
 
 /// Why a logical unit cannot be created, or mapped to a LUN.
 #[derive(Debug, thiserror::Error)]
-pub enum LunError {
+pub(super) enum LunError {
     /// Its reservations cannot be stored.
     #[error("reservations: {0}")]
     Reservations(String),
@@ -48,7 +48,7 @@ pub enum LunError {
 }
 
 /// A served logical unit, which one or several LUNs map.
-pub struct ServedUnit {
+pub(super) struct ServedUnit {
     name: String,
     config: UnitConfig,
     logical_unit: Arc<LogicalUnit>,
@@ -62,7 +62,7 @@ impl ServedUnit {
     ///
     /// # Errors
     /// If its reservations cannot be stored.
-    pub fn new(name: &str, config: UnitConfig) -> Result<ServedUnit, LunError> {
+    pub(super) fn new(name: &str, config: UnitConfig) -> Result<ServedUnit, LunError> {
         let disk = &config.storage.disk;
         let reservations = match &config.reservations {
             Some(path) => open_reservations(path).map_err(LunError::Reservations)?,
@@ -92,40 +92,40 @@ impl ServedUnit {
     }
 
     /// Returns its name: the id of the LUN that it was created for.
-    pub fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns its unique values: no other logical unit may use them, nor a LUN its name as an id.
-    pub fn claims(&self) -> Vec<Claim> {
+    pub(super) fn claims(&self) -> Vec<Claim> {
         let mut claims = vec![("id", self.name.clone()), ("unit-name", self.config.unit_name.clone())];
         claims.extend(self.config.reservations.iter().map(|path| file_claim("reservations", path)));
         claims
     }
 
     /// Returns its configuration.
-    pub fn config(&self) -> &UnitConfig {
+    pub(super) fn config(&self) -> &UnitConfig {
         &self.config
     }
 
     /// Returns its disk.
-    pub fn disk(&self) -> &Arc<AnyDisk> {
+    pub(super) fn disk(&self) -> &Arc<AnyDisk> {
         &self.config.storage.disk
     }
 
     /// Returns its health: the error policy, and whether it is stopped.
-    pub fn health(&self) -> &Arc<DiskHealth> {
+    pub(super) fn health(&self) -> &Arc<DiskHealth> {
         &self.health
     }
 
     /// Runs `change` while holding the lock of the size and the mapped LUNs.
-    pub fn with_resize_lock<R>(&self, change: impl FnOnce() -> R) -> R {
+    pub(super) fn with_resize_lock<R>(&self, change: impl FnOnce() -> R) -> R {
         let _guard = self.resize_lock.lock().unwrap_or_else(PoisonError::into_inner);
         change()
     }
 
     /// Sets the size and notifies the initiators (unit attention).
-    pub fn set_size(&self, size: ByteLen) {
+    pub(super) fn set_size(&self, size: ByteLen) {
         self.logical_unit.set_size(size);
     }
 
@@ -144,7 +144,7 @@ impl ServedUnit {
 ///
 /// # Errors
 /// If the file cannot be read, or has another format.
-pub fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String> {
+pub(super) fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String> {
     let error = |why: &dyn std::fmt::Display| format!("{path:?}: {why}");
     let (store, saved) = FileReservationStore::open(path).map_err(|why| error(&why))?;
     let store = Arc::new(store);
@@ -155,7 +155,7 @@ pub fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String> {
 }
 
 /// A served controller.
-pub struct Controller {
+pub(super) struct Controller {
     id: String,
     endpoint: VhostUserEndpoint,
     settings: Vec<Pair>,
@@ -164,7 +164,7 @@ pub struct Controller {
 }
 
 /// A LUN that a controller starts with.
-pub struct InitialLun {
+pub(super) struct InitialLun {
     /// Its address.
     pub address: TargetLun,
     /// The engine's slot of its disk.
@@ -175,7 +175,7 @@ pub struct InitialLun {
 
 /// Why a controller cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum ControllerError {
+pub(super) enum ControllerError {
     /// Its socket cannot be created.
     #[error("controller {id:?}: socket: {source}")]
     Socket {
@@ -198,7 +198,7 @@ pub enum ControllerError {
 
 impl ControllerError {
     /// Returns the error of a LUN.
-    pub fn lun(id: &str, address: TargetLun, source: LunError) -> ControllerError {
+    pub(super) fn lun(id: &str, address: TargetLun, source: LunError) -> ControllerError {
         ControllerError::Lun { id: id.to_owned(), address, source: Box::new(source) }
     }
 }
@@ -208,7 +208,7 @@ impl Controller {
     ///
     /// # Errors
     /// If the socket cannot be created, or a LUN cannot be mapped.
-    pub fn start(
+    pub(super) fn start(
         config: &ControllerConfig,
         luns: &[InitialLun],
         host: &HostContext,
@@ -242,17 +242,17 @@ impl Controller {
     }
 
     /// Returns its id.
-    pub fn id(&self) -> &str {
+    pub(super) fn id(&self) -> &str {
         &self.id
     }
 
     /// Returns its vhost-user endpoint.
-    pub fn endpoint(&self) -> &VhostUserEndpoint {
+    pub(super) fn endpoint(&self) -> &VhostUserEndpoint {
         &self.endpoint
     }
 
     /// Returns its settings, all defaults filled in.
-    pub fn settings(&self) -> &[Pair] {
+    pub(super) fn settings(&self) -> &[Pair] {
         &self.settings
     }
 
@@ -260,7 +260,7 @@ impl Controller {
     ///
     /// # Errors
     /// If a worker cannot open the disk, or the logical unit refuses the nexus.
-    pub fn map(&self, address: TargetLun, slot: DiskSlot, unit: &ServedUnit) -> Result<(), LunError> {
+    pub(super) fn map(&self, address: TargetLun, slot: DiskSlot, unit: &ServedUnit) -> Result<(), LunError> {
         self.server.open_disk(unit.queue_disk(slot))?;
         let mapped = map(&self.device, &self.id, address, slot, unit);
         if mapped.is_err() {
@@ -270,19 +270,19 @@ impl Controller {
     }
 
     /// Unmaps a LUN and notifies the guest. Waits for its commands to complete.
-    pub fn unmap(&self, address: TargetLun) {
+    pub(super) fn unmap(&self, address: TargetLun) {
         if let Some(slot) = self.device.unmap(device_address(address)) {
             self.server.close_disk(slot);
         }
     }
 
     /// Makes the queues re-read the size of the disk in a slot.
-    pub fn refresh(&self, slot: DiskSlot) {
+    pub(super) fn refresh(&self, slot: DiskSlot) {
         self.server.refresh_disk(slot);
     }
 
     /// Notifies the guest that the size of a LUN has changed.
-    pub fn resized(&self, address: TargetLun) {
+    pub(super) fn resized(&self, address: TargetLun) {
         self.device.notify_resized(device_address(address));
     }
 
@@ -290,27 +290,27 @@ impl Controller {
     ///
     /// # Errors
     /// When the worker refuses the queue.
-    pub fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+    pub(super) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
         self.server.move_queue(queue.saturating_add(FIXED_QUEUES), worker, timeout)
     }
 
     /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].
-    pub fn in_flight_region(&self) -> Option<bool> {
+    pub(super) fn in_flight_region(&self) -> Option<bool> {
         self.server.has_inflight_region()
     }
 
     /// Starts to drain its queues: see [`Server::begin_stop`].
-    pub fn begin_stop(&self) {
+    pub(super) fn begin_stop(&self) {
         self.server.begin_stop();
     }
 
     /// Returns true if a guest is connected.
-    pub fn is_connected(&self) -> bool {
+    pub(super) fn is_connected(&self) -> bool {
         self.server.is_connected()
     }
 
     /// Returns the statistics of each queue, control and event queue first: see [`Server::stats`].
-    pub fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
+    pub(super) fn stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.server.stats(workers)
     }
 }

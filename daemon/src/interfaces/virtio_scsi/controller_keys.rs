@@ -20,7 +20,7 @@ const DEFAULT_CMD_PER_LUN: u16 = 128;
 const MAX_CMD_PER_LUN: u16 = 1024;
 
 /// The keys of a controller, without its LUNs.
-pub struct ControllerKeys {
+pub(super) struct ControllerKeys {
     settings: Settings,
     id: String,
     endpoint: VhostUserEndpoint,
@@ -33,7 +33,7 @@ impl ControllerKeys {
     ///
     /// # Errors
     /// If a value is invalid or claimed already.
-    pub fn take(
+    pub(super) fn take(
         mut settings: Settings,
         context: &mut ResolveContext<'_>,
         owner: String,
@@ -46,7 +46,7 @@ impl ControllerKeys {
     ///
     /// # Errors
     /// If a value is invalid or claimed already.
-    pub fn of_disk(
+    pub(super) fn of_disk(
         mut settings: Settings,
         context: &mut ResolveContext<'_>,
         owner: String,
@@ -75,7 +75,7 @@ impl ControllerKeys {
     }
 
     /// Returns its id and its socket, which its LUNs' defaults depend on.
-    pub fn lun_defaults(&self) -> (&str, &Path) {
+    pub(super) fn lun_defaults(&self) -> (&str, &Path) {
         (&self.id, &self.endpoint.socket)
     }
 
@@ -83,7 +83,7 @@ impl ControllerKeys {
     ///
     /// # Errors
     /// If a key is left.
-    pub fn finish(self, luns: Vec<LunConfig>) -> Result<ControllerConfig, ConfigError> {
+    pub(super) fn finish(self, luns: Vec<LunConfig>) -> Result<ControllerConfig, ConfigError> {
         let ControllerKeys { settings, id, endpoint, cmd_per_lun, incoming_luns } = self;
         settings.finish()?;
         Ok(ControllerConfig { id, endpoint, cmd_per_lun, incoming_luns, luns })

@@ -28,7 +28,7 @@ const VENDOR: &str = "mqblk";
 const PRODUCT: &str = "virtual disk";
 
 /// The LUN addresses in use on a controller, with the LUNs' ids.
-pub type UsedAddresses = BTreeMap<TargetLun, String>;
+pub(super) type UsedAddresses = BTreeMap<TargetLun, String>;
 
 /// Returns the lowest target that has no LUN.
 fn free_target(addresses: &UsedAddresses) -> Option<u8> {
@@ -37,7 +37,7 @@ fn free_target(addresses: &UsedAddresses) -> Option<u8> {
 
 /// The keys of a LUN whose storage is not open yet.
 #[derive(Debug)]
-pub struct LunKeys {
+pub(super) struct LunKeys {
     settings: Settings,
     id: String,
     address: TargetLun,
@@ -65,7 +65,7 @@ impl LunKeys {
     ///
     /// # Errors
     /// If a value is invalid or already claimed.
-    pub fn take(
+    pub(super) fn take(
         mut settings: Settings,
         (controller, socket): (&str, &Path),
         kinds: &[&'static str],
@@ -96,22 +96,22 @@ impl LunKeys {
     }
 
     /// Returns its claims.
-    pub fn claims(&self) -> &[Claim] {
+    pub(super) fn claims(&self) -> &[Claim] {
         &self.claims
     }
 
     /// Returns its id.
-    pub fn id(&self) -> &str {
+    pub(super) fn id(&self) -> &str {
         &self.id
     }
 
     /// Returns its address.
-    pub fn address(&self) -> TargetLun {
+    pub(super) fn address(&self) -> TargetLun {
         self.address
     }
 
     /// Returns the name of the logical unit that it shares; `None` if it has one of its own.
-    pub fn shared_unit(&self) -> Option<&str> {
+    pub(super) fn shared_unit(&self) -> Option<&str> {
         match &self.unit {
             UnitKeys::Own(_) => None,
             UnitKeys::Shared(unit) => Some(unit),
@@ -119,12 +119,12 @@ impl LunKeys {
     }
 
     /// Returns the error for a logical unit that it cannot share. `found` describes what has that name, if anything.
-    pub fn no_such_unit(&self, unit: &str, found: &str) -> SettingError {
+    pub(super) fn no_such_unit(&self, unit: &str, found: &str) -> SettingError {
         self.settings.error("unit", format!("{unit:?}{found}"), "the id of a LUN with storage of its own")
     }
 
     /// Returns the error for a logical unit that the LUN `other` of the same target maps already.
-    pub fn unit_twice(&self, unit: &str, other: &str) -> SettingError {
+    pub(super) fn unit_twice(&self, unit: &str, other: &str) -> SettingError {
         let found = format!("{unit:?}, which target {} has already: {other:?}", self.address.target);
         self.settings.error("unit", found, "another target: a unit is once in each")
     }
@@ -133,7 +133,7 @@ impl LunKeys {
     ///
     /// # Errors
     /// If the storage cannot be opened, or a key is unknown.
-    pub fn open(self, storages: &dyn StorageBackends) -> Result<LunConfig, ConfigError> {
+    pub(super) fn open(self, storages: &dyn StorageBackends) -> Result<LunConfig, ConfigError> {
         let LunKeys { settings, id, address, unit, .. } = self;
         let unit = match unit {
             UnitKeys::Own(own) => {
@@ -154,7 +154,7 @@ impl LunKeys {
 ///
 /// # Errors
 /// Returns the first invalid value.
-pub fn take_all(
+pub(super) fn take_all(
     raw: Vec<RawLun>,
     controllers: &[ControllerKeys],
     kinds: &[&'static str],
@@ -186,7 +186,7 @@ pub fn take_all(
 ///
 /// # Errors
 /// If it is not in `ids`.
-pub fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, SettingError> {
+pub(super) fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, SettingError> {
     let id = settings.text("controller");
     let found = ids.iter().position(|controller| id.as_deref() == Some(*controller));
     found.ok_or_else(|| {
@@ -202,7 +202,7 @@ pub fn find_controller(settings: &mut Settings, ids: &[&str]) -> Result<usize, S
 ///
 /// # Errors
 /// Returns the first LUN that breaks a rule.
-pub fn check_shared(luns: &[(usize, &LunKeys)]) -> Result<(), SettingError> {
+pub(super) fn check_shared(luns: &[(usize, &LunKeys)]) -> Result<(), SettingError> {
     let units: HashMap<&str, Option<&str>> = luns.iter().map(|(_, lun)| (lun.id(), lun.shared_unit())).collect();
     let mut seen = HashMap::new();
     let own_first = luns.iter().filter(|(_, lun)| lun.shared_unit().is_none());

@@ -6,7 +6,7 @@ use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, UnitConfig}
 use crate::print::{Pair, Section, backend_pairs, storage_pairs, string};
 
 /// Returns the tables of a controller and its LUNs. LUNs added at run time are in the state file.
-pub fn sections(controller: &ControllerConfig) -> Vec<Section> {
+pub(super) fn sections(controller: &ControllerConfig) -> Vec<Section> {
     let mut sections = vec![Section { heading: "controller", pairs: controller_pairs(controller) }];
     let luns = controller.luns.iter().filter(|lun| lun.mapped && lun.origin == LunOrigin::Configuration);
     sections.extend(luns.map(|lun| Section { heading: "controller.lun", pairs: lun_pairs(lun) }));
@@ -14,7 +14,7 @@ pub fn sections(controller: &ControllerConfig) -> Vec<Section> {
 }
 
 /// Returns a controller's own keys with their values.
-pub fn controller_pairs(controller: &ControllerConfig) -> Vec<Pair> {
+pub(super) fn controller_pairs(controller: &ControllerConfig) -> Vec<Pair> {
     let mut pairs = vec![("id", string(&controller.id))];
     pairs.extend(controller.endpoint.pairs());
     pairs.push(("cmd-per-lun", Value::Integer(controller.cmd_per_lun.into())));
@@ -23,7 +23,7 @@ pub fn controller_pairs(controller: &ControllerConfig) -> Vec<Pair> {
 }
 
 /// Returns a LUN's keys with their values.
-pub fn lun_pairs(lun: &LunConfig) -> Vec<Pair> {
+pub(super) fn lun_pairs(lun: &LunConfig) -> Vec<Pair> {
     let mut pairs = vec![
         ("id", string(&lun.id)),
         ("target", Value::Integer(lun.address.target.into())),

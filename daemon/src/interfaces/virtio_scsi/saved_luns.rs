@@ -15,14 +15,14 @@ use crate::resolve::{ConfigError, UniqueNames};
 use crate::storage_backends::StorageBackends;
 
 /// Takes `state`, and reads the file.
-pub fn take_state(settings: &mut Settings) -> Result<Option<StateConfig>, SettingError> {
+pub(super) fn take_state(settings: &mut Settings) -> Result<Option<StateConfig>, SettingError> {
     let Some(path) = settings.text("state").map(PathBuf::from) else { return Ok(None) };
     let saved = SavedLuns::read(&path)?;
     Ok(Some(StateConfig { path, saved }))
 }
 
 /// A LUN to open, with its origin and whether guests see it.
-pub struct LunToOpen {
+pub(super) struct LunToOpen {
     keys: LunKeys,
     origin: LunOrigin,
     mapped: bool,
@@ -30,7 +30,7 @@ pub struct LunToOpen {
 
 /// Returns the LUNs of each controller: those of the configuration that were not removed, and those that were added. A removed LUN is
 /// included while others share its logical unit. Drops entries from `saved` that no longer match the configuration.
-pub fn apply_saved(
+pub(super) fn apply_saved(
     configured: Vec<Vec<LunKeys>>,
     saved: Option<&mut SavedLuns>,
     controllers: &[ControllerKeys],
@@ -93,7 +93,10 @@ fn add_saved(
 }
 
 /// Opens the LUNs. One added at run time that cannot be opened is skipped, and stays in the state file.
-pub fn open(chosen: Vec<Vec<LunToOpen>>, storages: &dyn StorageBackends) -> Result<Vec<Vec<LunConfig>>, ConfigError> {
+pub(super) fn open(
+    chosen: Vec<Vec<LunToOpen>>,
+    storages: &dyn StorageBackends,
+) -> Result<Vec<Vec<LunConfig>>, ConfigError> {
     let mut opened = Vec::new();
     for luns in chosen {
         let mut controller_luns = Vec::new();

@@ -14,14 +14,14 @@ use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, Stat
 use crate::resize::{ChangeError, ResizeOutcome};
 
 /// A served controller, by its index.
-pub struct ServedController {
+pub(super) struct ServedController {
     luns: Arc<Luns>,
     index: usize,
 }
 
 impl ServedController {
     /// Creates the handle of a controller.
-    pub fn new(luns: Arc<Luns>, index: usize) -> ServedController {
+    pub(super) fn new(luns: Arc<Luns>, index: usize) -> ServedController {
         ServedController { luns, index }
     }
 
@@ -114,7 +114,7 @@ fn controller(
 }
 
 /// Returns the number of a LUN's requests in flight, out of the statistics of its controller's queues.
-pub fn in_flight(lun: &LunEntry, queues: &[QueueStats]) -> u32 {
+pub(super) fn in_flight(lun: &LunEntry, queues: &[QueueStats]) -> u32 {
     disk_counters(&request_totals(queues), lun).in_flight
 }
 

@@ -23,7 +23,7 @@ const PATH_KEYS: [&str; 2] = ["path", "reservations"];
 
 /// The content of a state file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SavedLuns {
+pub(super) struct SavedLuns {
     /// LUNs that were added, in the order of their addition.
     pub added: Vec<AddedLun>,
     /// LUNs of the configuration that were removed.
@@ -33,7 +33,7 @@ pub struct SavedLuns {
 /// A LUN that was added at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AddedLun {
+pub(super) struct AddedLun {
     /// Its controller's id.
     pub controller: String,
     /// Its id.
@@ -52,7 +52,7 @@ pub struct AddedLun {
 /// A LUN of the configuration that was removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RemovedLun {
+pub(super) struct RemovedLun {
     /// Its controller's id.
     pub controller: String,
     /// Its id.
@@ -71,7 +71,7 @@ struct StateDocument {
 
 impl AddedLun {
     /// Returns the record of a LUN that was added with `settings`.
-    pub fn new(controller: &str, id: &str, (target, lun): (u8, u16), settings: &Settings) -> AddedLun {
+    pub(super) fn new(controller: &str, id: &str, (target, lun): (u8, u16), settings: &Settings) -> AddedLun {
         let own = ["controller", "id", "target", "lun"];
         let others = settings.pairs().filter(|(key, _)| !own.contains(key)).map(|(key, value)| {
             let absolute = || std::path::absolute(value).ok()?.to_str().map(str::to_owned);
@@ -86,7 +86,7 @@ impl AddedLun {
     ///
     /// # Errors
     /// If an edited file has `id`, `target` or `lun` among the other settings too.
-    pub fn to_settings(&self) -> Result<Settings, SettingError> {
+    pub(super) fn to_settings(&self) -> Result<Settings, SettingError> {
         let mut settings = Settings::new(format!("lun {:?} of the state file", self.id));
         let own = [("id", self.id.clone()), ("target", self.target.to_string()), ("lun", self.lun.to_string())];
         for (key, value) in &own {
@@ -99,7 +99,7 @@ impl AddedLun {
     }
 
     /// Returns the name of the logical unit that it shares, if any.
-    pub fn shared_unit(&self) -> Option<&str> {
+    pub(super) fn shared_unit(&self) -> Option<&str> {
         self.settings.get("unit").map(String::as_str)
     }
 }
@@ -109,7 +109,7 @@ impl SavedLuns {
     ///
     /// # Errors
     /// If the file cannot be read, or was not written by a daemon.
-    pub fn read(path: &Path) -> Result<SavedLuns, SettingError> {
+    pub(super) fn read(path: &Path) -> Result<SavedLuns, SettingError> {
         let invalid = |why: &dyn std::fmt::Display| {
             let expected =
                 "a state file that mqblk has written, or no file there, to begin with the configuration alone";
@@ -135,13 +135,13 @@ impl SavedLuns {
     }
 
     /// Records that a LUN was added.
-    pub fn add(&mut self, lun: AddedLun) {
+    pub(super) fn add(&mut self, lun: AddedLun) {
         self.added.retain(|other| other.id != lun.id);
         self.added.push(lun);
     }
 
     /// Records that a LUN added at run time was removed. Returns true if there was one.
-    pub fn remove_added(&mut self, id: &str) -> bool {
+    pub(super) fn remove_added(&mut self, id: &str) -> bool {
         let lun = self.added.iter_mut().find(|lun| lun.id == id && !lun.gone);
         let was_there = lun.map(|lun| lun.gone = true).is_some();
         let shared: Vec<String> =
@@ -151,21 +151,21 @@ impl SavedLuns {
     }
 
     /// Records that a LUN of the configuration was removed.
-    pub fn remove_configured(&mut self, controller: &str, id: &str) {
+    pub(super) fn remove_configured(&mut self, controller: &str, id: &str) {
         if !self.has_removed(controller, id) {
             self.removed.push(RemovedLun { controller: controller.to_owned(), id: id.to_owned() });
         }
     }
 
     /// Returns true if a LUN of the configuration was removed.
-    pub fn has_removed(&self, controller: &str, id: &str) -> bool {
+    pub(super) fn has_removed(&self, controller: &str, id: &str) -> bool {
         self.removed.iter().any(|lun| lun.controller == controller && lun.id == id)
     }
 }
 
 /// The state file, locked against other daemons.
 #[derive(Debug)]
-pub struct StateFile {
+pub(super) struct StateFile {
     path: PathBuf,
     state: SavedLuns,
     /// True if the file has the content of `state`.
@@ -178,7 +178,7 @@ impl StateFile {
     ///
     /// # Errors
     /// If another daemon has locked it, or it cannot be written.
-    pub fn open(path: &Path, state: SavedLuns) -> io::Result<StateFile> {
+    pub(super) fn open(path: &Path, state: SavedLuns) -> io::Result<StateFile> {
         let lock =
             OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(with_suffix(path, ".lock"))?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
@@ -193,7 +193,7 @@ impl StateFile {
     }
 
     /// Changes the state and writes the file. [`is_written`](Self::is_written) says whether the write succeeded.
-    pub fn update<R>(&mut self, change: impl FnOnce(&mut SavedLuns) -> R) -> R {
+    pub(super) fn update<R>(&mut self, change: impl FnOnce(&mut SavedLuns) -> R) -> R {
         let changed = change(&mut self.state);
         if let Err(error) = self.write() {
             tracing::error!(path = %self.path.display(), "the state file cannot be written, so a restart loses changes of LUNs: {error}");
@@ -202,7 +202,7 @@ impl StateFile {
     }
 
     /// Returns true if the file is up to date: the next daemon finds the current state.
-    pub fn is_written(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         self.is_written
     }
 

@@ -39,7 +39,7 @@ const LIST: &[Param] =
     &[Param { name: "controller", kind: ParamKind::Text, about: "Only those of the controller of this id [all]" }];
 
 /// Returns the verbs.
-pub fn verbs(luns: &Arc<Luns>, engine: &Arc<Engine>) -> Vec<Verb> {
+pub(super) fn verbs(luns: &Arc<Luns>, engine: &Arc<Engine>) -> Vec<Verb> {
     let with = || Arc::clone(luns);
     let (adding, removing, resizing, listing) = (with(), with(), with(), with());
     let engine = Arc::clone(engine);

@@ -11,7 +11,7 @@ use crate::queues::QueueMap;
 
 /// The Xen backend of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XenConfig {
+pub(super) struct XenConfig {
     /// The Xen host.
     pub host: XenSelector,
     /// The device type: the xenstore directory that is watched.
@@ -28,7 +28,7 @@ pub struct XenConfig {
 
 /// The Xen device that a disk is attached as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct XenAttachment {
+pub(super) struct XenAttachment {
     /// The frontend domain.
     pub domid: u16,
     /// The device number.
@@ -37,7 +37,7 @@ pub struct XenAttachment {
 
 /// How a Xen guest reaches a disk: the rings and grants of its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XenEndpoint {
+pub(super) struct XenEndpoint {
     /// The device created at start; `None`: a toolstack attaches the disk by naming it in `params`.
     pub attachment: Option<XenAttachment>,
     /// Number of rings offered, at least 1.

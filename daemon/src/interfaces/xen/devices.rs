@@ -19,7 +19,7 @@ const RESIZE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A handle to the devices that are served, of the configuration and of toolstacks.
 #[derive(Clone)]
-pub struct XenDevices {
+pub(super) struct XenDevices {
     xen: Arc<dyn Xen>,
     backend: Arc<Backend>,
     engine: Arc<Engine>,
@@ -27,12 +27,12 @@ pub struct XenDevices {
 
 impl XenDevices {
     /// Creates a handle to the devices of a backend.
-    pub fn new(xen: Arc<dyn Xen>, backend: Arc<Backend>, engine: Arc<Engine>) -> XenDevices {
+    pub(super) fn new(xen: Arc<dyn Xen>, backend: Arc<Backend>, engine: Arc<Engine>) -> XenDevices {
         XenDevices { xen, backend, engine }
     }
 
     /// Returns the devices whose disks are open.
-    pub fn list(&self) -> Vec<Arc<DeviceStats>> {
+    pub(super) fn list(&self) -> Vec<Arc<DeviceStats>> {
         self.backend.devices()
     }
 
@@ -40,7 +40,7 @@ impl XenDevices {
     ///
     /// # Errors
     /// If the disk cannot have that size, or the device does not handle the key in time.
-    pub fn resize(&self, device: &DeviceStats, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+    pub(super) fn resize(&self, device: &DeviceStats, request: Resize) -> Result<ResizeOutcome, ChangeError> {
         let subject = format!("disk {:?}", device.id);
         let failed = |error: ToolstackError| ChangeError::Failed(format!("{subject}: {error}"));
         let Some(disk) = device.disk() else {
@@ -71,7 +71,7 @@ impl SizeUsers for NoUsers {
 }
 
 /// A served disk of the configuration.
-pub struct XenDisk {
+pub(super) struct XenDisk {
     devices: XenDevices,
     id: String,
     queues: usize,
@@ -80,7 +80,7 @@ pub struct XenDisk {
 
 impl XenDisk {
     /// Creates the disk `id`, which offers `queues` rings.
-    pub fn new(devices: XenDevices, id: String, queues: usize, storage: StorageConfig) -> XenDisk {
+    pub(super) fn new(devices: XenDevices, id: String, queues: usize, storage: StorageConfig) -> XenDisk {
         XenDisk { devices, id, queues, storage }
     }
 
@@ -131,14 +131,18 @@ impl DiskExport for XenDisk {
 }
 
 /// A device that is not in the configuration: a toolstack made it.
-pub struct ToolstackDevice {
+pub(super) struct ToolstackDevice {
     devices: XenDevices,
     device: Arc<DeviceStats>,
 }
 
 impl ToolstackDevice {
     /// Returns the device, served.
-    pub fn served(devices: XenDevices, device: Arc<DeviceStats>, interface: &'static str) -> Arc<ServedDisk<Self>> {
+    pub(super) fn served(
+        devices: XenDevices,
+        device: Arc<DeviceStats>,
+        interface: &'static str,
+    ) -> Arc<ServedDisk<Self>> {
         let info = DiskInfo {
             id: device.id.clone(),
             interface,

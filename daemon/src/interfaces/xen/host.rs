@@ -23,7 +23,7 @@ const MAX_MAP_COUNT: u64 = 65_530;
 
 /// Why the backend could not start.
 #[derive(Debug, thiserror::Error)]
-pub enum XenStartError {
+pub(super) enum XenStartError {
     /// There is no Xen.
     #[error("serve: xen: {0}")]
     Xen(#[from] XenError),
@@ -41,7 +41,7 @@ pub enum XenStartError {
 }
 
 /// A running Xen backend.
-pub struct XenHost {
+pub(super) struct XenHost {
     xen: Arc<dyn Xen>,
     backend: Arc<Backend>,
     engine: Arc<Engine>,
@@ -49,10 +49,10 @@ pub struct XenHost {
 }
 
 /// A disk of the configuration and its health.
-pub type XenDiskConfig = (DiskConfig<XenEndpoint>, Arc<DiskHealth>);
+pub(super) type XenDiskConfig = (DiskConfig<XenEndpoint>, Arc<DiskHealth>);
 
 /// Returns the settings of a device. `write_through`: each write is durable before it is completed.
-pub fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSettings {
+pub(super) fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSettings {
     VbdSettings {
         ring_limits: RingLimits { queues: endpoint.queues, ring_page_order: endpoint.ring_order },
         indirect_segments: endpoint.indirect_segments,
@@ -73,7 +73,11 @@ impl XenHost {
     ///
     /// # Errors
     /// If there is no Xen, or it refuses. Everything is undone then.
-    pub fn start(config: &XenConfig, disks: &[XenDiskConfig], context: &HostContext) -> Result<XenHost, XenStartError> {
+    pub(super) fn start(
+        config: &XenConfig,
+        disks: &[XenDiskConfig],
+        context: &HostContext,
+    ) -> Result<XenHost, XenStartError> {
         let xen = config.host.connect()?;
         let max_map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
         let max_map_count = max_map_count.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT);
@@ -103,7 +107,7 @@ impl XenHost {
     ///
     /// # Errors
     /// If a device cannot be created. Those created before are removed again.
-    pub fn attach(&self, disks: &[XenDiskConfig]) -> Result<(), XenStartError> {
+    pub(super) fn attach(&self, disks: &[XenDiskConfig]) -> Result<(), XenStartError> {
         let mut created = Vec::new();
         for (disk, _) in disks {
             let Some(XenAttachment { domid, devid }) = disk.endpoint.attachment else { continue };
@@ -141,12 +145,12 @@ impl XenHost {
     }
 
     /// Returns a handle to its devices.
-    pub fn devices(&self) -> XenDevices {
+    pub(super) fn devices(&self) -> XenDevices {
         XenDevices::new(Arc::clone(&self.xen), Arc::clone(&self.backend), Arc::clone(&self.engine))
     }
 
     /// Stops the backend: drains the rings of all devices.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.backend.stop();
     }
 }

@@ -136,7 +136,7 @@ fn take_attachment(settings: &mut Settings) -> Result<Option<XenAttachment>, Set
 const HEADING: Option<&str> = Some("Xen");
 
 /// The keys of the Xen host.
-pub const PROCESS_KEYS: &[ProcessKey] = &[
+pub(super) const PROCESS_KEYS: &[ProcessKey] = &[
     ProcessKey {
         key: "xen",
         value_name: "auto|real|FOLDER",
@@ -176,7 +176,7 @@ pub const PROCESS_KEYS: &[ProcessKey] = &[
 ];
 
 /// Returns the keys of the Xen host with their values.
-pub fn host_pairs(config: &XenConfig) -> Vec<Pair> {
+pub(super) fn host_pairs(config: &XenConfig) -> Vec<Pair> {
     let mut pairs = vec![("xen", string(&config.host.to_string()))];
     if config.watch {
         pairs.push(("xen-watch", string(&config.type_name)));
@@ -188,7 +188,7 @@ pub fn host_pairs(config: &XenConfig) -> Vec<Pair> {
 }
 
 /// Takes `xen`, `xen-watch`, `xen-state` and `xen-mapped-pages`. `needed`: there are Xen disks.
-pub fn take_host(settings: &mut Settings, cpus: &Cpus, needed: bool) -> Result<Option<XenConfig>, SettingError> {
+pub(super) fn take_host(settings: &mut Settings, cpus: &Cpus, needed: bool) -> Result<Option<XenConfig>, SettingError> {
     let which = settings.text("xen").as_deref().map(XenSelector::parse);
     let watch = settings.text("xen-watch");
     let state = settings.text("xen-state");

@@ -47,7 +47,7 @@ impl OfferedDisk {
 }
 
 /// Opens the disks of devices.
-pub struct DiskOpener {
+pub(super) struct DiskOpener {
     /// True if every device of the type is served.
     watch: bool,
     default: VbdSettings,
@@ -85,7 +85,7 @@ impl Opener for DiskOpener {
 
 impl DiskOpener {
     /// Creates the opener of these disks. `watch`: every device of the type is served, with the settings `default` if it names no disk.
-    pub fn new(watch: bool, default: VbdSettings, disks: &[XenDiskConfig]) -> DiskOpener {
+    pub(super) fn new(watch: bool, default: VbdSettings, disks: &[XenDiskConfig]) -> DiskOpener {
         let offered = disks.iter().map(|disk| (disk.0.id.clone(), OfferedDisk::new(disk))).collect();
         DiskOpener { watch, default, offered }
     }

@@ -18,7 +18,7 @@ use super::domain::Domain;
 use super::front::Front;
 
 #[derive(Default)]
-pub struct TestContext(pub BufferPool);
+pub(crate) struct TestContext(pub BufferPool);
 
 impl IoContext for TestContext {
     type Buffer = Buffer;
@@ -32,7 +32,7 @@ impl PooledContext for TestContext {
 
 /// An event channel that counts calls.
 #[derive(Default)]
-pub struct TestChannel {
+pub(crate) struct TestChannel {
     pub sent: AtomicU64,
     pub taken: AtomicU64,
     pub unmasked: AtomicU64,
@@ -53,7 +53,7 @@ impl EventChannel for TestChannelEnd {
 }
 
 #[derive(Default)]
-pub struct TestWaker(pub AtomicBool);
+pub(crate) struct TestWaker(pub AtomicBool);
 
 impl Wake for TestWaker {
     fn wake(&self) {
@@ -62,7 +62,7 @@ impl Wake for TestWaker {
 }
 
 /// A request that is admitted and not completed.
-pub struct Pending {
+pub(crate) struct Pending {
     pub token: BlkifToken,
     pub op: Op,
     pub start: ByteOffset,
@@ -71,7 +71,7 @@ pub struct Pending {
 }
 
 /// The engine's intake.
-pub struct TestIntake {
+pub(crate) struct TestIntake {
     space: usize,
     pub pending: VecDeque<Pending>,
     pub good: u64,
@@ -115,7 +115,7 @@ impl Intake<BlkifToken, Buffer> for TestIntake {
 
 /// Operations that the disk has executed.
 #[derive(Default)]
-pub struct DiskOperations {
+pub(crate) struct DiskOperations {
     pub flushes: u64,
     /// Secure flag, first byte, bytes.
     pub discards: Vec<(bool, u64, u64)>,
@@ -124,7 +124,7 @@ pub struct DiskOperations {
 }
 
 /// A queue with its fixtures.
-pub struct TestBackend {
+pub(crate) struct TestBackend {
     pub context: TestContext,
     pub queue: BlkifQueue<TestContext>,
     pub intake: TestIntake,
@@ -140,11 +140,11 @@ pub struct TestBackend {
 }
 
 impl TestBackend {
-    pub fn new(vbd: &Arc<Vbd>, domain: &Arc<Domain>, front: &Front) -> TestBackend {
+    pub(crate) fn new(vbd: &Arc<Vbd>, domain: &Arc<Domain>, front: &Front) -> TestBackend {
         TestBackend::resumed(vbd, domain, front, RingPosition::default(), None, vec![])
     }
 
-    pub fn resumed(
+    pub(crate) fn resumed(
         vbd: &Arc<Vbd>,
         domain: &Arc<Domain>,
         front: &Front,
@@ -155,7 +155,7 @@ impl TestBackend {
         TestBackend::with_grants(vbd, domain.access(), front, position, journal, replay)
     }
 
-    pub fn with_grants(
+    pub(crate) fn with_grants(
         vbd: &Arc<Vbd>,
         grants: Box<dyn GrantAccess>,
         front: &Front,
@@ -192,7 +192,7 @@ impl TestBackend {
     }
 
     /// Handles a wakeup of the queue, as its worker does. Returns true if there was one.
-    pub fn handle_wakeup(&mut self) -> bool {
+    pub(crate) fn handle_wakeup(&mut self) -> bool {
         let woken = self.waker.0.swap(false, Ordering::AcqRel);
         if woken {
             self.queue.woken(&mut self.context, &mut self.intake, true).unwrap();
@@ -201,12 +201,12 @@ impl TestBackend {
         woken
     }
 
-    pub fn pull(&mut self) -> PullEnd {
+    pub(crate) fn pull(&mut self) -> PullEnd {
         self.queue.pull(&mut self.context, &mut self.intake)
     }
 
     /// Pulls until the ring is empty.
-    pub fn pull_all(&mut self) {
+    pub(crate) fn pull_all(&mut self) {
         for _ in 0..1000 {
             match self.pull() {
                 PullEnd::Empty => return,
@@ -218,7 +218,7 @@ impl TestBackend {
     }
 
     /// Completes the pending request at `at`.
-    pub fn finish(&mut self, at: usize) {
+    pub(crate) fn finish(&mut self, at: usize) {
         let Pending { token, op, start, len, buffer } = self.intake.pending.remove(at).unwrap();
         let outcome = match self.outcomes.pop_front() {
             Some(outcome) => outcome,
@@ -259,7 +259,7 @@ impl TestBackend {
         Outcome::Done(len)
     }
 
-    pub fn publish(&mut self) -> PublishResult {
+    pub(crate) fn publish(&mut self) -> PublishResult {
         let notify = self.queue.publish();
         if notify == PublishResult::Wanted {
             self.queue.notify();
@@ -268,7 +268,7 @@ impl TestBackend {
     }
 
     /// One turn of a worker: wakeup, one pull, completion of all pending requests, one publish.
-    pub fn turn(&mut self) {
+    pub(crate) fn turn(&mut self) {
         self.handle_wakeup();
         self.pull();
         while !self.intake.pending.is_empty() {
@@ -278,7 +278,7 @@ impl TestBackend {
     }
 
     /// Runs turns until there is no work left.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         for _ in 0..1000 {
             self.turn();
             let idle = self.intake.pending.is_empty() && !self.waker.0.load(Ordering::Acquire);
@@ -290,16 +290,16 @@ impl TestBackend {
     }
 
     /// Closes the queue.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         assert!(self.intake.pending.is_empty());
         self.queue.close(&mut self.context);
     }
 
-    pub fn write_disk(&self, sector: u64, bytes: &[u8]) {
+    pub(crate) fn write_disk(&self, sector: u64, bytes: &[u8]) {
         assert!(self.disk.write(ByteOffset(sector * super::SECTOR), bytes));
     }
 
-    pub fn read_disk(&self, sector: u64, sectors: u64) -> Vec<u8> {
+    pub(crate) fn read_disk(&self, sector: u64, sectors: u64) -> Vec<u8> {
         let mut bytes = vec![0; (sectors * super::SECTOR) as usize];
         assert!(self.disk.read(ByteOffset(sector * super::SECTOR), &mut bytes));
         bytes

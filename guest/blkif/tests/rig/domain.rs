@@ -14,7 +14,7 @@ use super::PAGE;
 
 /// A grant and its injected failures.
 #[derive(Clone, Copy, Debug)]
-pub struct Grant {
+pub(crate) struct Grant {
     /// The granted page.
     pub page: u32,
     /// Write access is granted.
@@ -26,7 +26,7 @@ pub struct Grant {
 }
 
 #[derive(Debug, Default)]
-pub struct GrantTable {
+pub(crate) struct GrantTable {
     grants: HashMap<u32, Grant>,
     /// Grants that one call has mapped, by ring and first slot.
     mapped: HashMap<(u32, u32), Vec<u32>>,
@@ -44,75 +44,75 @@ pub struct GrantTable {
 }
 
 /// A domain with its memory.
-pub struct Domain {
+pub(crate) struct Domain {
     pub memory: Arc<GuestMemory>,
     file: File,
     table: Mutex<GrantTable>,
 }
 
 impl Domain {
-    pub fn new(pages: u32) -> Arc<Domain> {
+    pub(crate) fn new(pages: u32) -> Arc<Domain> {
         let (region, file) = Region::shared("domain", u64::from(pages) * PAGE, GuestAddress(0)).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
         Arc::new(Domain { memory, file, table: Mutex::default() })
     }
 
-    pub fn table(&self) -> MutexGuard<'_, GrantTable> {
+    pub(crate) fn table(&self) -> MutexGuard<'_, GrantTable> {
         self.table.lock().unwrap()
     }
 
     /// Grants a page.
-    pub fn grant(&self, gref: u32, page: u32, writable: bool) {
+    pub(crate) fn grant(&self, gref: u32, page: u32, writable: bool) {
         let grant = Grant { page, writable, copy_status: None, no_map: false };
         self.table().grants.insert(gref, grant);
     }
 
     /// Changes a grant.
-    pub fn change(&self, gref: u32, change: impl FnOnce(&mut Grant)) {
+    pub(crate) fn change(&self, gref: u32, change: impl FnOnce(&mut Grant)) {
         change(self.table().grants.get_mut(&gref).unwrap());
     }
 
     /// Ends a grant. Returns true if it is not mapped: only then the domain may reuse the page.
     #[must_use]
-    pub fn end(&self, gref: u32) -> bool {
+    pub(crate) fn end(&self, gref: u32) -> bool {
         let mut table = self.table();
         table.grants.remove(&gref).expect("a grant ends once");
         !table.mapped.values().flatten().any(|mapped| *mapped == gref)
     }
 
     /// Returns the number of mapped pages.
-    pub fn mapped(&self) -> usize {
+    pub(crate) fn mapped(&self) -> usize {
         self.table().mapped.values().map(Vec::len).sum()
     }
 
     /// Returns the mapped grants.
-    pub fn mapped_grants(&self) -> Vec<u32> {
+    pub(crate) fn mapped_grants(&self) -> Vec<u32> {
         let mut grants: Vec<u32> = self.table().mapped.values().flatten().copied().collect();
         grants.sort_unstable();
         grants
     }
 
     /// Clears all mappings, as when the backend process is killed.
-    pub fn forget_mappings(&self) {
+    pub(crate) fn forget_mappings(&self) {
         self.table().mapped.clear();
     }
 
-    pub fn fill(&self, page: u32, byte: u8) {
+    pub(crate) fn fill(&self, page: u32, byte: u8) {
         self.memory.write(GuestAddress(u64::from(page) * PAGE), &[byte; PAGE as usize]).unwrap();
     }
 
-    pub fn write(&self, page: u32, at: u64, bytes: &[u8]) {
+    pub(crate) fn write(&self, page: u32, at: u64, bytes: &[u8]) {
         self.memory.write(GuestAddress(u64::from(page) * PAGE + at), bytes).unwrap();
     }
 
-    pub fn read(&self, page: u32, at: u64, len: u64) -> Vec<u8> {
+    pub(crate) fn read(&self, page: u32, at: u64, len: u64) -> Vec<u8> {
         let mut bytes = vec![0; len as usize];
         self.memory.read(GuestAddress(u64::from(page) * PAGE + at), &mut bytes).unwrap();
         bytes
     }
 
     /// Returns grant access for one ring.
-    pub fn access(self: &Arc<Self>) -> Box<dyn GrantAccess> {
+    pub(crate) fn access(self: &Arc<Self>) -> Box<dyn GrantAccess> {
         let mut table = self.table();
         table.rings += 1;
         Box::new(DomainGrants { ring: table.rings, domain: Arc::clone(self) })

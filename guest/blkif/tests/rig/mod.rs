@@ -2,9 +2,9 @@
 //! queue that the test steps, and a disk in memory.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-pub mod backend;
-pub mod domain;
-pub mod front;
+pub(crate) mod backend;
+pub(crate) mod domain;
+pub(crate) mod front;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Geometry, Limits};
 use mqblk_ring::blkif::Abi;
 
 /// Sectors of the disk.
-pub const SECTORS: u64 = 4096;
+pub(crate) const SECTORS: u64 = 4096;
 /// Bytes of a sector.
-pub const SECTOR: u64 = mqblk_core::units::SECTOR_BYTES;
+pub(crate) const SECTOR: u64 = mqblk_core::units::SECTOR_BYTES;
 /// Bytes of a page.
-pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
+pub(crate) const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
 
 /// Options of a device with all features.
-pub fn options(mode: ResolvedGrantMode) -> VbdOptions {
+pub(crate) fn options(mode: ResolvedGrantMode) -> VbdOptions {
     VbdOptions {
         geometry: Geometry {
             size: ByteLen(SECTORS * SECTOR),
@@ -64,7 +64,7 @@ pub fn options(mode: ResolvedGrantMode) -> VbdOptions {
 }
 
 /// All grant modes.
-pub const MODES: [ResolvedGrantMode; 4] = [
+pub(crate) const MODES: [ResolvedGrantMode; 4] = [
     ResolvedGrantMode::Copy,
     ResolvedGrantMode::Map,
     ResolvedGrantMode::Persistent,
@@ -72,7 +72,7 @@ pub const MODES: [ResolvedGrantMode; 4] = [
 ];
 
 /// A domain, and both ends of a device with one ring.
-pub fn rig(options: VbdOptions) -> (Arc<domain::Domain>, front::Front, backend::TestBackend) {
+pub(crate) fn rig(options: VbdOptions) -> (Arc<domain::Domain>, front::Front, backend::TestBackend) {
     let domain = domain::Domain::new(2048);
     let abi = options.abi;
     let vbd = mqblk_blkif::Vbd::new(options);

@@ -85,10 +85,10 @@ pub enum AccessClass {
 pub(super) struct AccessRights(pub u8);
 
 impl AccessRights {
-    pub const ALL: AccessRights =
+    pub(super) const ALL: AccessRights =
         AccessRights::of(&[AccessClass::Always, AccessClass::Status, AccessClass::Read, AccessClass::Write]);
     /// While another nexus holds a RESERVE(6) or (10).
-    pub const RESERVED: AccessRights = AccessRights::of(&[AccessClass::Always]);
+    pub(super) const RESERVED: AccessRights = AccessRights::of(&[AccessClass::Always]);
 
     const fn of(classes: &[AccessClass]) -> AccessRights {
         let (mut bits, mut index) = (0, 0);
@@ -101,14 +101,14 @@ impl AccessRights {
 
     /// Returns the rights of a nexus under another one's persistent reservation, from which a registration does not
     /// exempt it.
-    pub fn under_reservation(kind: ReservationType) -> AccessRights {
+    pub(super) fn under_reservation(kind: ReservationType) -> AccessRights {
         const WRITE_EXCLUSIVE: AccessRights =
             AccessRights::of(&[AccessClass::Always, AccessClass::Status, AccessClass::Read]);
         const EXCLUSIVE_ACCESS: AccessRights = AccessRights::of(&[AccessClass::Always, AccessClass::Status]);
         if kind.is_write_exclusive() { WRITE_EXCLUSIVE } else { EXCLUSIVE_ACCESS }
     }
 
-    pub const fn allows(self, class: AccessClass) -> bool {
+    pub(super) const fn allows(self, class: AccessClass) -> bool {
         self.0 & (1 << class as u8) != 0
     }
 }

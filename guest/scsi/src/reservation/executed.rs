@@ -36,7 +36,7 @@ pub(super) fn digest(cdb: &[u8], list: &[u8]) -> u64 {
 
 impl ExecutedCommands {
     /// Records an executed command.
-    pub fn add(&mut self, nexus: &NexusName, digest: u64) {
+    pub(super) fn add(&mut self, nexus: &NexusName, digest: u64) {
         if self.commands.len() >= MAX_COMMANDS {
             self.commands.pop_front();
         }
@@ -45,7 +45,7 @@ impl ExecutedCommands {
 
     /// Returns true if a previous process executed this command, so that its conflict is with its own change. True
     /// once for each command, which stays in the list for the next process.
-    pub fn take_replayed(&mut self, nexus: &NexusName, digest: u64) -> bool {
+    pub(super) fn take_replayed(&mut self, nexus: &NexusName, digest: u64) -> bool {
         let is = |command: &&mut ExecutedCommand| {
             command.by_previous_process && command.digest == digest && command.nexus == *nexus
         };
@@ -53,7 +53,7 @@ impl ExecutedCommands {
     }
 
     /// Ends the replay: commands of a previous process have been replayed or never will be.
-    pub fn end_replay(&mut self) {
+    pub(super) fn end_replay(&mut self) {
         self.commands.iter_mut().for_each(|command| command.by_previous_process = false);
     }
 }

@@ -90,11 +90,11 @@ const INVALID_RELEASE: ReservationError =
     ReservationError::CheckCondition(Sense::new(SenseKey::IllegalRequest, 0x26, 0x04));
 
 impl ReservationState {
-    pub fn key(&self, nexus: &NexusName) -> Option<u64> {
+    pub(super) fn key(&self, nexus: &NexusName) -> Option<u64> {
         self.registrations.iter().find(|held| held.nexus == *nexus).map(|held| held.key)
     }
 
-    pub fn holds(&self, nexus: &NexusName) -> bool {
+    pub(super) fn holds(&self, nexus: &NexusName) -> bool {
         self.reservation.as_ref().is_some_and(|held| match &held.holder {
             Some(holder) => holder == nexus,
             None => self.key(nexus).is_some(),
@@ -102,7 +102,7 @@ impl ReservationState {
     }
 
     /// Returns the access rights of the nexus.
-    pub fn rights(&self, nexus: &NexusName) -> AccessRights {
+    pub(super) fn rights(&self, nexus: &NexusName) -> AccessRights {
         if let Some(holder) = &self.reserve_holder {
             return if holder == nexus { AccessRights::ALL } else { AccessRights::RESERVED };
         }
@@ -131,7 +131,7 @@ impl ReservationState {
 
     /// REGISTER and REGISTER AND IGNORE EXISTING KEY. `known`: the present nexuses. Source: SPC-4 section 5.12.7, and
     /// 6.16.3 for the bits.
-    pub fn register(
+    pub(super) fn register(
         &mut self,
         from: &NexusName,
         params: &RegisterParams,
@@ -230,7 +230,7 @@ impl ReservationState {
     }
 
     /// RESERVE. Source: SPC-4 section 5.12.9.
-    pub fn reserve(
+    pub(super) fn reserve(
         &mut self,
         from: &NexusName,
         presented: u64,
@@ -249,7 +249,7 @@ impl ReservationState {
     }
 
     /// RELEASE. `kind` is `None` if the SCOPE and TYPE fields are invalid. Source: SPC-4 section 5.12.11.2.
-    pub fn release(
+    pub(super) fn release(
         &mut self,
         from: &NexusName,
         presented: u64,
@@ -272,7 +272,7 @@ impl ReservationState {
     }
 
     /// CLEAR. Source: SPC-4 section 5.12.11.6.
-    pub fn clear(&mut self, from: &NexusName, presented: u64) -> Result<Effects, ReservationError> {
+    pub(super) fn clear(&mut self, from: &NexusName, presented: u64) -> Result<Effects, ReservationError> {
         self.check_key(from, presented)?;
         let attentions = self.attention_for_others(from, UnitAttention::ReservationsPreempted);
         self.reservation = None;
@@ -282,7 +282,7 @@ impl ReservationState {
 
     /// PREEMPT and PREEMPT AND ABORT. `kind` matters only if a reservation is preempted. Source: SPC-4 sections
     /// 5.12.11.4 and 5.12.11.5.
-    pub fn preempt(
+    pub(super) fn preempt(
         &mut self,
         from: &NexusName,
         presented: u64,
@@ -336,7 +336,7 @@ impl ReservationState {
     }
 
     /// REGISTER AND MOVE. Source: SPC-4 section 5.12.8.
-    pub fn register_and_move(
+    pub(super) fn register_and_move(
         &mut self,
         from: &NexusName,
         presented: u64,
@@ -388,7 +388,7 @@ impl ReservationState {
     }
 
     /// RESERVE(6) and (10).
-    pub fn reserve_unit(&mut self, from: &NexusName) -> Result<(), ReservationError> {
+    pub(super) fn reserve_unit(&mut self, from: &NexusName) -> Result<(), ReservationError> {
         if let Some(result) = self.reserve_exception(from) {
             return result;
         }
@@ -402,7 +402,7 @@ impl ReservationState {
     }
 
     /// RELEASE(6) and (10). Without effect, and no error, from another nexus than the holder (SPC-2 section 7.24.2).
-    pub fn release_unit(&mut self, from: &NexusName) -> Result<(), ReservationError> {
+    pub(super) fn release_unit(&mut self, from: &NexusName) -> Result<(), ReservationError> {
         if let Some(result) = self.reserve_exception(from) {
             return result;
         }

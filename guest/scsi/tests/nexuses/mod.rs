@@ -11,22 +11,23 @@ use mqblk_scsi::reservation::{
 use mqblk_scsi::unit_attention::UnitAttentionQueue;
 use mqblk_scsi::{Sense, SenseKey};
 
-pub const REGISTER: u8 = 0;
-pub const RESERVE: u8 = 1;
-pub const RELEASE: u8 = 2;
-pub const CLEAR: u8 = 3;
-pub const PREEMPT: u8 = 4;
-pub const PREEMPT_AND_ABORT: u8 = 5;
-pub const REGISTER_AND_IGNORE: u8 = 6;
-pub const REGISTER_AND_MOVE: u8 = 7;
+pub(crate) const REGISTER: u8 = 0;
+pub(crate) const RESERVE: u8 = 1;
+pub(crate) const RELEASE: u8 = 2;
+pub(crate) const CLEAR: u8 = 3;
+pub(crate) const PREEMPT: u8 = 4;
+pub(crate) const PREEMPT_AND_ABORT: u8 = 5;
+pub(crate) const REGISTER_AND_IGNORE: u8 = 6;
+pub(crate) const REGISTER_AND_MOVE: u8 = 7;
 
-pub const APTPL: u8 = 0x01;
-pub const ALL_TG_PT: u8 = 0x04;
-pub const SPEC_I_PT: u8 = 0x08;
+pub(crate) const APTPL: u8 = 0x01;
+pub(crate) const ALL_TG_PT: u8 = 0x04;
+pub(crate) const SPEC_I_PT: u8 = 0x08;
 
-pub const CLASSES: [AccessClass; 4] = [AccessClass::Always, AccessClass::Status, AccessClass::Read, AccessClass::Write];
+pub(crate) const CLASSES: [AccessClass; 4] =
+    [AccessClass::Always, AccessClass::Status, AccessClass::Read, AccessClass::Write];
 
-pub struct NoWake;
+pub(crate) struct NoWake;
 
 impl Wake for NoWake {
     fn wake(&self) {}
@@ -34,7 +35,7 @@ impl Wake for NoWake {
 
 /// Stores the last state in memory; resolves tickets at once.
 #[derive(Default)]
-pub struct MemoryStore(pub Mutex<Option<Vec<u8>>>);
+pub(crate) struct MemoryStore(pub Mutex<Option<Vec<u8>>>);
 
 impl ReservationStore for MemoryStore {
     fn save(&self, state: Vec<u8>, done: Arc<dyn Wake>) -> Arc<Ticket> {
@@ -45,25 +46,25 @@ impl ReservationStore for MemoryStore {
     }
 }
 
-pub struct Nexus {
+pub(crate) struct Nexus {
     pub reservation: ReservationHandle,
     pub attentions: Arc<UnitAttentionQueue>,
 }
 
-pub struct Rig {
+pub(crate) struct Rig {
     pub unit: Arc<Reservations>,
     pub memory: Arc<MemoryStore>,
     pub nexuses: Vec<Nexus>,
 }
 
 /// Names of the nexuses: one initiator sees two ports, one port is seen by two initiators.
-pub const NAMES: [(&str, u16); 4] = [("a", 1), ("a", 2), ("b", 1), ("c", 3)];
+pub(crate) const NAMES: [(&str, u16); 4] = [("a", 1), ("a", 2), ("b", 1), ("c", 3)];
 
-pub fn name((initiator, port): (&str, u16)) -> NexusName {
+pub(crate) fn name((initiator, port): (&str, u16)) -> NexusName {
     NexusName { initiator: initiator.into(), port }
 }
 
-pub fn join(unit: &Arc<Reservations>) -> Vec<Nexus> {
+pub(crate) fn join(unit: &Arc<Reservations>) -> Vec<Nexus> {
     let join = |who: &(&str, u16)| {
         let attentions = Arc::new(UnitAttentionQueue::new());
         let party = unit.add_nexus(name(*who), Arc::clone(&attentions)).expect("a new name");
@@ -73,17 +74,17 @@ pub fn join(unit: &Arc<Reservations>) -> Vec<Nexus> {
 }
 
 impl Rig {
-    pub fn new() -> Rig {
+    pub(crate) fn new() -> Rig {
         let memory = Arc::<MemoryStore>::default();
         let unit = Reservations::new(Some(Arc::clone(&memory) as Arc<dyn ReservationStore>));
         Rig { nexuses: join(&unit), unit, memory }
     }
 
-    pub fn reserve_out(&self, from: usize, ask: &ReserveOut) -> Result<ReserveOutResult, ReservationError> {
+    pub(crate) fn reserve_out(&self, from: usize, ask: &ReserveOut) -> Result<ReserveOutResult, ReservationError> {
         self.reserve_out_bytes(from, &ask.cdb(), &ask.list())
     }
 
-    pub fn reserve_out_bytes(
+    pub(crate) fn reserve_out_bytes(
         &self,
         from: usize,
         cdb: &[u8],
@@ -92,11 +93,16 @@ impl Rig {
         self.nexuses[from].reservation.persistent_out(cdb, list, &(Arc::new(NoWake) as Arc<dyn Wake>))
     }
 
-    pub fn ok(&self, from: usize, ask: &ReserveOut) -> ReserveOutResult {
+    pub(crate) fn ok(&self, from: usize, ask: &ReserveOut) -> ReserveOutResult {
         self.reserve_out(from, ask).unwrap_or_else(|refusal| panic!("{ask:?} from {from}: {refusal:?}"))
     }
 
-    pub fn reserve_in(&self, from: usize, service_action: u8, allocation: u16) -> Result<Vec<u8>, ReservationError> {
+    pub(crate) fn reserve_in(
+        &self,
+        from: usize,
+        service_action: u8,
+        allocation: u16,
+    ) -> Result<Vec<u8>, ReservationError> {
         let [high, low] = allocation.to_be_bytes();
         let mut reply = vec![0xee; 7];
         self.nexuses[from]
@@ -106,16 +112,16 @@ impl Rig {
     }
 
     /// RESERVE(6) or RELEASE(6).
-    pub fn unit_command(&self, from: usize, operation: u8) -> Result<(), ReservationError> {
+    pub(crate) fn unit_command(&self, from: usize, operation: u8) -> Result<(), ReservationError> {
         self.nexuses[from].reservation.reserve_or_release(&[operation, 0, 0, 0, 0, 0])
     }
 
-    pub fn generation(&self) -> u32 {
+    pub(crate) fn generation(&self) -> u32 {
         u32::from_be_bytes(self.reserve_in(0, 0, 8).expect("READ KEYS")[..4].try_into().expect("four bytes"))
     }
 
     /// Takes the pending unit attentions of each nexus, as ASCQ of 2Ah.
-    pub fn take_attentions(&self) -> Vec<Vec<u8>> {
+    pub(crate) fn take_attentions(&self) -> Vec<Vec<u8>> {
         let drain = |nexus: &Nexus| {
             std::iter::from_fn(|| nexus.attentions.take())
                 .map(|sense| {
@@ -127,14 +133,14 @@ impl Rig {
         self.nexuses.iter().map(drain).collect()
     }
 
-    pub fn rights(&self, of: usize) -> Vec<bool> {
+    pub(crate) fn rights(&self, of: usize) -> Vec<bool> {
         CLASSES.iter().map(|class| self.nexuses[of].reservation.allows(*class)).collect()
     }
 }
 
 /// A PERSISTENT RESERVE OUT.
 #[derive(Clone, Debug, Default)]
-pub struct ReserveOut {
+pub(crate) struct ReserveOut {
     pub service_action: u8,
     /// SCOPE and TYPE.
     pub kind: u8,
@@ -147,7 +153,7 @@ pub struct ReserveOut {
     pub moves: (bool, u16),
 }
 
-pub fn transport_id(initiator: &str) -> [u8; 24] {
+pub(crate) fn transport_id(initiator: &str) -> [u8; 24] {
     let mut id = [0; 24];
     id[0] = 6;
     id[4..12].copy_from_slice(&locally_assigned(initiator).to_be_bytes());
@@ -155,26 +161,26 @@ pub fn transport_id(initiator: &str) -> [u8; 24] {
 }
 
 impl ReserveOut {
-    pub fn new(service_action: u8, kind: u8, presented: u64, key: u64) -> ReserveOut {
+    pub(crate) fn new(service_action: u8, kind: u8, presented: u64, key: u64) -> ReserveOut {
         ReserveOut { service_action, kind, presented, key, ..ReserveOut::default() }
     }
 
-    pub fn with(self, flags: u8) -> ReserveOut {
+    pub(crate) fn with(self, flags: u8) -> ReserveOut {
         ReserveOut { flags, ..self }
     }
 
-    pub fn naming(self, initiators: &[&'static str]) -> ReserveOut {
+    pub(crate) fn naming(self, initiators: &[&'static str]) -> ReserveOut {
         ReserveOut { initiators: initiators.to_vec(), ..self }
     }
 
-    pub fn cdb(&self) -> [u8; 10] {
+    pub(crate) fn cdb(&self) -> [u8; 10] {
         let length = (self.list().len() as u32).to_be_bytes();
         let mut cdb = [0x5f, self.service_action, self.kind, 0, 0, 0, 0, 0, 0, 0];
         cdb[5..9].copy_from_slice(&length);
         cdb
     }
 
-    pub fn list(&self) -> Vec<u8> {
+    pub(crate) fn list(&self) -> Vec<u8> {
         let mut list = vec![0; 24];
         list[..8].copy_from_slice(&self.presented.to_be_bytes());
         list[8..16].copy_from_slice(&self.key.to_be_bytes());
@@ -196,9 +202,9 @@ impl ReserveOut {
 }
 
 /// Sense key, ASC, ASCQ and field pointer (in the CDB, byte, bit) of an error.
-pub type Pointed = (u8, u8, u8, Option<(bool, u16, Option<u8>)>);
+pub(crate) type Pointed = (u8, u8, u8, Option<(bool, u16, Option<u8>)>);
 
-pub fn pointed<T: std::fmt::Debug>(result: Result<T, ReservationError>) -> Pointed {
+pub(crate) fn pointed<T: std::fmt::Debug>(result: Result<T, ReservationError>) -> Pointed {
     match result {
         Err(ReservationError::CheckCondition(Sense { key, asc, ascq, field, .. })) => {
             (key as u8, asc, ascq, field.map(|field| (field.in_cdb, field.byte, field.bit)))
@@ -207,19 +213,19 @@ pub fn pointed<T: std::fmt::Debug>(result: Result<T, ReservationError>) -> Point
     }
 }
 
-pub fn expect_conflict<T: std::fmt::Debug>(result: Result<T, ReservationError>) {
+pub(crate) fn expect_conflict<T: std::fmt::Debug>(result: Result<T, ReservationError>) {
     assert!(matches!(result, Err(ReservationError::Conflict)), "expected RESERVATION CONFLICT, found {result:?}");
 }
 
 /// Returns the keys of READ KEYS.
-pub fn keys(rig: &Rig) -> Vec<u64> {
+pub(crate) fn keys(rig: &Rig) -> Vec<u64> {
     let reply = rig.reserve_in(0, 0, 1000).expect("READ KEYS");
     assert_eq!(u32::from_be_bytes(reply[4..8].try_into().expect("four")) as usize, reply.len() - 8);
     reply[8..].chunks(8).map(|key| u64::from_be_bytes(key.try_into().expect("eight"))).collect()
 }
 
 /// Returns key and type of the reservation.
-pub fn reservation(rig: &Rig) -> Option<(u64, u8)> {
+pub(crate) fn reservation(rig: &Rig) -> Option<(u64, u8)> {
     let reply = rig.reserve_in(0, 1, 1000).expect("READ RESERVATION");
     if reply.len() == 8 {
         assert_eq!(reply[4..8], [0; 4]);

@@ -48,7 +48,7 @@ fn length(cdb: &[u8; 16]) -> usize {
 
 impl Model {
     /// Returns the effect of the command, or the errors that it has.
-    pub fn expected_effect(&self, input: &CommandInput<'_>) -> Result<Effect, Vec<Failure>> {
+    pub(crate) fn expected_effect(&self, input: &CommandInput<'_>) -> Result<Effect, Vec<Failure>> {
         let mut cdb = [0; 16];
         let given = input.cdb.len().min(16);
         cdb[..given].copy_from_slice(&input.cdb[..given]);

@@ -5,7 +5,7 @@ use rand::{Rng, RngExt};
 
 use crate::model::Model;
 
-pub struct GeneratedCommand {
+pub(crate) struct GeneratedCommand {
     pub cdb: Vec<u8>,
     pub data_in: usize,
     pub data_out: Vec<u8>,
@@ -21,7 +21,7 @@ fn put(cdb: &mut [u8], at: usize, len: usize, number: u64) {
     cdb[at..at + len].copy_from_slice(&number.to_be_bytes()[8 - len..]);
 }
 
-pub fn generate(random: &mut SmallRng, model: &Model, nexus: usize) -> GeneratedCommand {
+pub(crate) fn generate(random: &mut SmallRng, model: &Model, nexus: usize) -> GeneratedCommand {
     let mut drawn = match random.random_range(0..100) {
         0..78 => data_command(random, model),
         78..84 => unmap(random, model),

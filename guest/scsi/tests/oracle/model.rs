@@ -9,16 +9,16 @@ use mqblk_scsi::{CommandCompletion, Status};
 use crate::ram::{DISCARDED, Ended};
 
 /// Sense key, ASC, ASCQ; field pointer (in the CDB, byte, bit); INFORMATION.
-pub type SenseFields = (u8, u8, u8, Option<(bool, u16, Option<u8>)>, Option<u64>);
+pub(crate) type SenseFields = (u8, u8, u8, Option<(bool, u16, Option<u8>)>, Option<u64>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub(crate) enum Failure {
     Check(SenseFields),
     Conflict,
     Overrun,
 }
 
-pub fn failure(ended: &Ended) -> Option<Failure> {
+pub(crate) fn failure(ended: &Ended) -> Option<Failure> {
     let Ended::With(ending, data) = ended else { return Some(Failure::Overrun) };
     let told = ending.sense.map(|sense| {
         let field = sense.field.map(|field| (field.in_cdb, field.byte, field.bit));
@@ -36,7 +36,7 @@ pub fn failure(ended: &Ended) -> Option<Failure> {
 
 /// Limits of the logical unit from VPD pages and READ CAPACITY, which its commands are validated against.
 #[derive(Clone, Debug)]
-pub struct ReportedLimits {
+pub(crate) struct ReportedLimits {
     pub block: usize,
     /// Maximum number of blocks: of a transfer, of COMPARE AND WRITE, of WRITE SAME, of UNMAP in all its descriptors.
     pub transfer: u64,
@@ -52,12 +52,12 @@ pub struct ReportedLimits {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub(crate) struct Held {
     pub kind: u8,
     pub holder: usize,
 }
 
-pub struct Model {
+pub(crate) struct Model {
     pub limits: ReportedLimits,
     pub bytes: Vec<u8>,
     pub read_only: bool,
@@ -73,7 +73,7 @@ pub struct Model {
 
 /// Effect of a valid command.
 #[derive(Debug)]
-pub enum Effect {
+pub(crate) enum Effect {
     Nothing { transferred: u64 },
     Reply(Vec<u8>),
     Read { lba: u64, count: u64 },
@@ -92,42 +92,42 @@ pub enum Effect {
 
 /// Blocks that must be durable after a command.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Durable {
+pub(crate) enum Durable {
     Unsaid,
     Blocks(u64, u64),
     All,
 }
 
-pub struct CommandInput<'a> {
+pub(crate) struct CommandInput<'a> {
     pub nexus: usize,
     pub cdb: &'a [u8],
     pub data_in: usize,
     pub data_out: &'a [u8],
 }
 
-pub fn number(bytes: &[u8]) -> u64 {
+pub(crate) fn number(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-pub fn illegal(asc: u8) -> Failure {
+pub(crate) fn illegal(asc: u8) -> Failure {
     Failure::Check((5, asc, 0, None, None))
 }
 
 /// INVALID FIELD IN CDB.
-pub fn field(byte: u16, bit: Option<u8>) -> Failure {
+pub(crate) fn field(byte: u16, bit: Option<u8>) -> Failure {
     Failure::Check((5, 0x24, 0, Some((true, byte, bit)), None))
 }
 
 impl Model {
-    pub fn blocks(&self) -> u64 {
+    pub(crate) fn blocks(&self) -> u64 {
         (self.bytes.len() / self.limits.block) as u64
     }
 
-    pub fn range(&self, lba: u64, count: u64) -> std::ops::Range<usize> {
+    pub(crate) fn range(&self, lba: u64, count: u64) -> std::ops::Range<usize> {
         lba as usize * self.limits.block..(lba + count) as usize * self.limits.block
     }
 
-    pub fn raise(&mut self, nexus: usize, told: (u8, u8)) {
+    pub(crate) fn raise(&mut self, nexus: usize, told: (u8, u8)) {
         let held = &mut self.attentions[nexus];
         // Resets come first; a stronger one covers the weaker.
         const RESETS: [(u8, u8); 3] = [(0x29, 1), (0x29, 3), (0x29, 7)];
@@ -145,12 +145,12 @@ impl Model {
         }
     }
 
-    pub fn raise_others(&mut self, but: usize, told: (u8, u8)) {
+    pub(crate) fn raise_others(&mut self, but: usize, told: (u8, u8)) {
         (0..self.attentions.len()).filter(|nexus| *nexus != but).for_each(|nexus| self.raise(nexus, told));
     }
 
     /// Returns true if reservations exclude the nexus from commands of a class.
-    pub fn barred(&self, nexus: usize, class: Class) -> bool {
+    pub(crate) fn barred(&self, nexus: usize, class: Class) -> bool {
         if let Some(holder) = self.reserved {
             return holder != nexus && class != Class::Always;
         }
@@ -166,7 +166,7 @@ impl Model {
     }
 
     /// Compares the result with the expected one and applies the effect. Returns the blocks that must be durable.
-    pub fn check(&mut self, input: &CommandInput<'_>, ended: &Ended) -> Durable {
+    pub(crate) fn check(&mut self, input: &CommandInput<'_>, ended: &Ended) -> Durable {
         let found = failure(ended);
         let exempt = matches!(input.cdb.first(), Some(0x03 | 0x12 | 0xa0));
         if !exempt && !self.attentions[input.nexus].is_empty() {
@@ -186,7 +186,13 @@ impl Model {
 
     /// Same for a command with a failed disk request: it must report the failure and leave all other blocks
     /// unchanged. `left` is the content of the disk.
-    pub fn check_failed(&mut self, input: &CommandInput<'_>, ended: &Ended, (op, outcome): (Op, Outcome), left: &[u8]) {
+    pub(crate) fn check_failed(
+        &mut self,
+        input: &CommandInput<'_>,
+        ended: &Ended,
+        (op, outcome): (Op, Outcome),
+        left: &[u8],
+    ) {
         assert!(self.attentions[input.nexus].is_empty(), "a unit attention comes before any request");
         let sense = match (outcome, op) {
             (Outcome::Aborted, _) => (0xb, 0x00, 0x06),
@@ -355,7 +361,7 @@ impl Model {
 
 /// Class of a command under a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub(crate) enum Class {
     Always,
     Look,
     Read,

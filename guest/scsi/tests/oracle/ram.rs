@@ -9,9 +9,9 @@ use mqblk_core::{BlockSize, ByteLen, ByteOffset, Limits, Op, Outcome, Wake};
 use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, MultiStepCommand, NextStep, Nexus};
 
 /// Content of a discarded block on a disk that leaves it undefined.
-pub const DISCARDED: u8 = 0xdd;
+pub(crate) const DISCARDED: u8 = 0xdd;
 
-pub struct Ram {
+pub(crate) struct Ram {
     pub bytes: Vec<u8>,
     /// One flag for each logical block: written, and not durable yet.
     pub dirty: Vec<bool>,
@@ -25,13 +25,13 @@ pub struct Ram {
 }
 
 impl Ram {
-    pub fn new(bytes: Vec<u8>, block: BlockSize, limits: Limits, read_only: bool) -> Ram {
+    pub(crate) fn new(bytes: Vec<u8>, block: BlockSize, limits: Limits, read_only: bool) -> Ram {
         let block = block.bytes() as usize;
         let dirty = vec![false; bytes.len().div_ceil(block)];
         Ram { dirty, bytes, block, limits, read_only, fails: None, failed: None }
     }
 
-    pub fn resize(&mut self, size: usize) {
+    pub(crate) fn resize(&mut self, size: usize) {
         self.bytes.resize(size, 0);
         self.dirty.resize(size.div_ceil(self.block), false);
     }
@@ -106,14 +106,14 @@ impl Ram {
 
 /// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     Overrun,
     /// The completion and the data-in bytes.
     With(CommandCompletion, Vec<u8>),
 }
 
 #[derive(Default)]
-pub struct FlagWaker(AtomicBool);
+pub(crate) struct FlagWaker(AtomicBool);
 
 impl Wake for FlagWaker {
     fn wake(&self) {
@@ -122,7 +122,7 @@ impl Wake for FlagWaker {
 }
 
 /// A command in flight.
-pub struct Task {
+pub(crate) struct Task {
     data_out: Vec<u8>,
     data_in: Vec<u8>,
     state: State,
@@ -139,7 +139,7 @@ enum State {
 
 impl Task {
     /// Begins a command. A single disk request is executed at once.
-    pub fn begin(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Task {
+    pub(crate) fn begin(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Task {
         let mut work = CommandBuffers::default();
         let mut data_in = vec![0xee; data_in];
         let command = Command { cdb, data_in_len: data_in.len() as u64 };
@@ -167,7 +167,7 @@ impl Task {
         Task { data_out: data_out.to_vec(), data_in, state, work, waker: Arc::default(), scratch: Vec::new() }
     }
 
-    pub fn ended(&self) -> Option<&Ended> {
+    pub(crate) fn ended(&self) -> Option<&Ended> {
         match &self.state {
             State::Ended(ended) => Some(ended),
             State::Sequence { .. } => None,
@@ -175,12 +175,12 @@ impl Task {
     }
 
     /// Returns true if it waits and has not been woken.
-    pub fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         matches!(self.state, State::Sequence { waits: true, .. }) && !self.waker.0.load(Ordering::SeqCst)
     }
 
     /// Runs one step of a multi-step command.
-    pub fn step(&mut self, ram: &mut Ram) {
+    pub(crate) fn step(&mut self, ram: &mut Ram) {
         let scratch = &mut self.scratch;
         scratch.resize(MultiStepCommand::SCRATCH, 0x77);
         let State::Sequence { sequence, before, waits } = &mut self.state else { return };
@@ -218,7 +218,7 @@ fn request(ram: &mut Ram, op: Op, start: ByteOffset, len: ByteLen, data_in: &mut
 }
 
 /// Runs a command to its end, without others.
-pub fn run(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Ended {
+pub(crate) fn run(ram: &mut Ram, nexus: &Nexus, cdb: &[u8], data_in: usize, data_out: &[u8]) -> Ended {
     let mut task = Task::begin(ram, nexus, cdb, data_in, data_out);
     for _ in 0..10_000 {
         if let Some(ended) = task.ended() {

@@ -13,16 +13,16 @@ use mqblk_scsi::{
 };
 
 /// Blocks of the disk.
-pub const BLOCKS: u64 = 2048;
-pub const BLOCK: usize = 512;
+pub(crate) const BLOCKS: u64 = 2048;
+pub(crate) const BLOCK: usize = 512;
 /// Maximum transfer length, in blocks.
-pub const TRANSFER: u32 = 512;
+pub(crate) const TRANSFER: u32 = 512;
 /// Maximum lengths of UNMAP and WRITE SAME.
-pub const UNMAP: u32 = 64;
-pub const SAME: u32 = 256;
+pub(crate) const UNMAP: u32 = 64;
+pub(crate) const SAME: u32 = 256;
 
 #[derive(Default)]
-pub struct WakeCounter(pub AtomicU32);
+pub(crate) struct WakeCounter(pub AtomicU32);
 
 impl Wake for WakeCounter {
     fn wake(&self) {
@@ -31,13 +31,13 @@ impl Wake for WakeCounter {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RunResult {
+pub(crate) enum RunResult {
     Ended { ending: CommandCompletion, data: Vec<u8> },
     Overrun,
     Waiting,
 }
 
-pub struct Rig {
+pub(crate) struct Rig {
     pub unit: Arc<LogicalUnit>,
     pub nexus: Arc<Nexus>,
     pub disk: RefCell<Vec<u8>>,
@@ -48,7 +48,7 @@ pub struct Rig {
     pub wakes: Arc<WakeCounter>,
 }
 
-pub fn geometry() -> Geometry {
+pub(crate) fn geometry() -> Geometry {
     Geometry {
         size: ByteLen(BLOCKS * BLOCK as u64),
         logical_block: BlockSize::B512,
@@ -60,7 +60,7 @@ pub fn geometry() -> Geometry {
     }
 }
 
-pub fn limits() -> Limits {
+pub(crate) fn limits() -> Limits {
     Limits {
         max_transfer: ByteLen(u64::from(TRANSFER) * 512),
         max_segments: 128,
@@ -72,7 +72,7 @@ pub fn limits() -> Limits {
     }
 }
 
-pub fn options(geometry: Geometry, limits: Limits) -> LogicalUnitOptions {
+pub(crate) fn options(geometry: Geometry, limits: Limits) -> LogicalUnitOptions {
     let identity = Identity {
         vendor: "MQBLK".into(),
         product: "disk".into(),
@@ -84,16 +84,16 @@ pub fn options(geometry: Geometry, limits: Limits) -> LogicalUnitOptions {
 }
 
 impl Rig {
-    pub fn new() -> Rig {
+    pub(crate) fn new() -> Rig {
         Rig::of(geometry(), limits())
     }
 
-    pub fn of(geometry: Geometry, limits: Limits) -> Rig {
+    pub(crate) fn of(geometry: Geometry, limits: Limits) -> Rig {
         Rig::from(options(geometry, limits))
     }
 
     /// Returns a fixture whose nexus has taken POWER ON.
-    pub fn from(options: LogicalUnitOptions) -> Rig {
+    pub(crate) fn from(options: LogicalUnitOptions) -> Rig {
         let size = options.geometry.size.0 as usize;
         let unit = Arc::new(LogicalUnit::new(options));
         let nexus = unit.login("vm0", 1).unwrap();
@@ -109,7 +109,7 @@ impl Rig {
         rig
     }
 
-    pub fn other(&self, name: &str) -> Arc<Nexus> {
+    pub(crate) fn other(&self, name: &str) -> Arc<Nexus> {
         let nexus = self.unit.login(name, 1).unwrap();
         assert!(
             matches!(self.run_on(&nexus, &[0; 6], &[], 0), RunResult::Ended { ending, .. } if ending.sense.is_some())
@@ -137,18 +137,18 @@ impl Rig {
         Outcome::Done(len)
     }
 
-    pub fn run(&self, cdb: &[u8], out: &[u8], room: usize) -> RunResult {
+    pub(crate) fn run(&self, cdb: &[u8], out: &[u8], room: usize) -> RunResult {
         self.run_on(&self.nexus, cdb, out, room)
     }
 
-    pub fn run_on(&self, nexus: &Nexus, cdb: &[u8], out: &[u8], room: usize) -> RunResult {
+    pub(crate) fn run_on(&self, nexus: &Nexus, cdb: &[u8], out: &[u8], room: usize) -> RunResult {
         let mut work = CommandBuffers::default();
         let command = Command { cdb: &field(cdb), data_in_len: room as u64 };
         let step = nexus.begin(&command, out, &mut work);
         self.finish(step, out, room, work)
     }
 
-    pub fn finish(&self, step: CommandAction, out: &[u8], room: usize, mut work: CommandBuffers) -> RunResult {
+    pub(crate) fn finish(&self, step: CommandAction, out: &[u8], room: usize, mut work: CommandBuffers) -> RunResult {
         let mut out_copy = out.to_vec();
         let mut data = Vec::new();
         match step {
@@ -201,7 +201,7 @@ impl Rig {
     }
 
     /// Runs the command until it completes, or waits (`None`).
-    pub fn drive(
+    pub(crate) fn drive(
         &self,
         sequence: &mut MultiStepCommand,
         out: &mut [u8],
@@ -233,7 +233,7 @@ impl Rig {
     }
 
     /// Returns the data-in of a command that succeeds, with a buffer of `room` bytes.
-    pub fn reads(&self, cdb: &[u8], room: usize) -> Vec<u8> {
+    pub(crate) fn reads(&self, cdb: &[u8], room: usize) -> Vec<u8> {
         match self.run(cdb, &[], room) {
             RunResult::Ended { ending, data } => {
                 assert_eq!(ending, CommandCompletion::good(data.len() as u64), "{cdb:02x?}");
@@ -244,17 +244,17 @@ impl Rig {
     }
 
     /// Runs a command that succeeds and transfers this much of `out`.
-    pub fn writes(&self, cdb: &[u8], out: &[u8], transferred: usize) {
+    pub(crate) fn writes(&self, cdb: &[u8], out: &[u8], transferred: usize) {
         let expected = RunResult::Ended { ending: CommandCompletion::good(transferred as u64), data: Vec::new() };
         assert_eq!(self.run(cdb, out, 0), expected, "{cdb:02x?}");
     }
 
     /// Runs a command that fails with this sense data, with 512 KiB of data in and out.
-    pub fn expect(&self, cdb: &[u8], sense: Sense) {
+    pub(crate) fn expect(&self, cdb: &[u8], sense: Sense) {
         self.expect_with(cdb, &vec![0; 1 << 19], sense);
     }
 
-    pub fn expect_with(&self, cdb: &[u8], out: &[u8], sense: Sense) {
+    pub(crate) fn expect_with(&self, cdb: &[u8], out: &[u8], sense: Sense) {
         let expected = RunResult::Ended { ending: CommandCompletion::check_condition(sense), data: Vec::new() };
         let answer = match self.run(cdb, out, 1 << 19) {
             RunResult::Ended { ending, .. } => RunResult::Ended { ending, data: Vec::new() },
@@ -264,51 +264,51 @@ impl Rig {
     }
 
     /// Returns and clears the disk requests.
-    pub fn take_requests(&self) -> Vec<(Op, u64, u64)> {
+    pub(crate) fn take_requests(&self) -> Vec<(Op, u64, u64)> {
         self.requests.take()
     }
 
-    pub fn fail_from(&self, request: usize, outcome: Outcome) {
+    pub(crate) fn fail_from(&self, request: usize, outcome: Outcome) {
         self.requests.borrow_mut().clear();
         self.fails.set(Some((request, outcome)));
     }
 }
 
 /// Initial content of the disk.
-pub fn pattern(at: usize) -> u8 {
+pub(crate) fn pattern(at: usize) -> u8 {
     (at / BLOCK) as u8 ^ (at * 7) as u8
 }
 
-pub const EIO: Outcome = Outcome::Failed(Errno(5));
+pub(crate) const EIO: Outcome = Outcome::Failed(Errno(5));
 
-pub fn sense(key: SenseKey, asc: u8, ascq: u8) -> Sense {
+pub(crate) fn sense(key: SenseKey, asc: u8, ascq: u8) -> Sense {
     Sense::new(key, asc, ascq)
 }
 
 /// 5/24/00 with a pointer.
-pub fn in_command(byte: u16, bit: impl Into<Option<u8>>) -> Sense {
+pub(crate) fn in_command(byte: u16, bit: impl Into<Option<u8>>) -> Sense {
     Sense::invalid_cdb_field(byte, bit.into())
 }
 
 /// 5/26/00 with a pointer.
-pub fn in_parameters(byte: u16, bit: impl Into<Option<u8>>) -> Sense {
+pub(crate) fn in_parameters(byte: u16, bit: impl Into<Option<u8>>) -> Sense {
     Sense::invalid_parameter_field(byte, bit.into())
 }
 
 /// Returns a command in a transport's CDB field.
-pub fn field(cdb: &[u8]) -> [u8; 32] {
+pub(crate) fn field(cdb: &[u8]) -> [u8; 32] {
     let mut field = [0; 32];
     field[..cdb.len()].copy_from_slice(cdb);
     field
 }
 
 /// Returns a 10-byte CDB with an LBA and a length.
-pub fn ten(opcode: u8, flags: u8, lba: u32, count: u16) -> [u8; 10] {
+pub(crate) fn ten(opcode: u8, flags: u8, lba: u32, count: u16) -> [u8; 10] {
     let (lba, count) = (lba.to_be_bytes(), count.to_be_bytes());
     [opcode, flags, lba[0], lba[1], lba[2], lba[3], 0, count[0], count[1], 0]
 }
 
-pub fn twelve(opcode: u8, flags: u8, lba: u32, count: u32) -> [u8; 12] {
+pub(crate) fn twelve(opcode: u8, flags: u8, lba: u32, count: u32) -> [u8; 12] {
     let mut cdb = [0; 12];
     cdb[..2].copy_from_slice(&[opcode, flags]);
     cdb[2..6].copy_from_slice(&lba.to_be_bytes());
@@ -316,7 +316,7 @@ pub fn twelve(opcode: u8, flags: u8, lba: u32, count: u32) -> [u8; 12] {
     cdb
 }
 
-pub fn sixteen(opcode: u8, flags: u8, lba: u64, count: u32) -> [u8; 16] {
+pub(crate) fn sixteen(opcode: u8, flags: u8, lba: u64, count: u32) -> [u8; 16] {
     let mut cdb = [0; 16];
     cdb[..2].copy_from_slice(&[opcode, flags]);
     cdb[2..10].copy_from_slice(&lba.to_be_bytes());

@@ -14,7 +14,7 @@ use crate::loopback::pages::{GrantedPages, PAGE};
 use crate::loopback::request::{PAGE_SECTORS, discard, indirect, segment, segment_table, transfer, whole_page};
 
 /// Bytes of a sector.
-pub const SECTOR: usize = SECTOR_BYTES as usize;
+pub(super) const SECTOR: usize = SECTOR_BYTES as usize;
 /// Data pages, in addition to those of segments.
 const DATA: usize = 40;
 

@@ -17,14 +17,14 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt, SeedableRng};
 
-pub const PAGE: u64 = 4096;
-pub const LOG_ALL: u64 = 1 << 26;
+pub(crate) const PAGE: u64 = 4096;
+pub(crate) const LOG_ALL: u64 = 1 << 26;
 /// Most requests of a queue, each with its own part of memory and of the disk.
 const SLOTS: usize = 12;
 /// Bytes of memory of each.
 const SLOT_BYTES: u64 = 0x4000;
 /// Bytes of the disk of each.
-pub const SLOT_DISK: u64 = 16 << 10;
+pub(crate) const SLOT_DISK: u64 = 16 << 10;
 const RINGS: u64 = 0x8000;
 const SLOTS_FROM: u64 = START + 8 * RINGS;
 const SECTOR: u64 = 512;
@@ -33,7 +33,7 @@ const RING: u16 = 64;
 
 /// The guest's view of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interface {
+pub(crate) enum Interface {
     Blk,
     Scsi,
 }
@@ -57,14 +57,14 @@ struct Running {
 }
 
 /// A dirty log, shared with the daemon.
-pub struct Log {
+pub(crate) struct Log {
     pub file: File,
     pub bytes: u64,
 }
 
 impl Log {
     /// Creates a log for the memory of these tests.
-    pub fn new() -> Log {
+    pub(crate) fn new() -> Log {
         let bytes = END.div_ceil(8 * PAGE);
         let file = File::from(rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.set_len(bytes).unwrap();
@@ -73,13 +73,13 @@ impl Log {
 
     /// Takes and clears all marks, as a VMM does before it copies. The daemon may set others at the same time, so bits are cleared
     /// atomically.
-    pub fn take(&self) -> BTreeSet<u64> {
+    pub(crate) fn take(&self) -> BTreeSet<u64> {
         let map = mqblk_memory::DirtyLog::from_file(&self.file, 0, self.bytes).unwrap();
         (0..self.bytes * 8).filter(|page| map.test_and_clear(mqblk_memory::GuestAddress(page * PAGE))).collect()
     }
 }
 
-pub struct Migrant {
+pub(crate) struct Migrant {
     pub front: HostileFrontend,
     interface: Interface,
     queues: usize,
@@ -99,7 +99,7 @@ pub struct Migrant {
 
 impl Migrant {
     /// Connects and starts `queues` request queues.
-    pub fn start(socket: &Path, interface: Interface, queues: usize, seed: u64) -> Migrant {
+    pub(crate) fn start(socket: &Path, interface: Interface, queues: usize, seed: u64) -> Migrant {
         let front = HostileFrontend::connect(socket, LOG_ALL);
         let slots = queues * SLOTS;
         let mut migrant = Migrant {
@@ -141,7 +141,7 @@ impl Migrant {
     }
 
     /// Puts random requests in `count` free slots and publishes them.
-    pub fn submit(&mut self, count: usize) {
+    pub(crate) fn submit(&mut self, count: usize) {
         for _ in 0..count {
             let queue = self.rng.random_range(0..self.queues);
             let free: Vec<_> = (0..SLOTS).filter(|slot| self.running[queue][*slot].is_none()).collect();
@@ -263,7 +263,7 @@ impl Migrant {
     }
 
     /// Takes completions: all that are there, or with `wait` until nothing is in flight.
-    pub fn reap(&mut self, wait: bool) {
+    pub(crate) fn reap(&mut self, wait: bool) {
         for queue in 0..self.queues {
             let busy = |migrant: &Migrant| migrant.running[queue].iter().any(Option::is_some);
             while busy(self) {
@@ -300,7 +300,7 @@ impl Migrant {
     }
 
     /// Clears the unit attention of a controller that was just started.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         if self.interface == Interface::Scsi {
             self.answers = 0;
             let (memory, _) = self.slot(0, 0);
@@ -322,7 +322,7 @@ impl Migrant {
     }
 
     /// Enables logging, to a new log, in QEMU's order: log, features, addresses. Then all of memory is copied.
-    pub fn start_logging(&mut self) {
+    pub(crate) fn start_logging(&mut self) {
         self.switch_log();
         self.tell_logging(true);
         self.copy = self.front.memory.read(START, self.copy.len());
@@ -330,7 +330,7 @@ impl Migrant {
     }
 
     /// Sets another log. Pages marked in the old one are copied.
-    pub fn switch_log(&mut self) {
+    pub(crate) fn switch_log(&mut self) {
         let log = Log::new();
         let payload = [log.bytes.to_ne_bytes(), 0_u64.to_ne_bytes()].concat();
         let c = &mut self.front.connection;
@@ -342,7 +342,7 @@ impl Migrant {
         }
     }
 
-    pub fn stop_logging(&mut self) {
+    pub(crate) fn stop_logging(&mut self) {
         self.tell_logging(false);
         self.log = None;
     }
@@ -361,7 +361,7 @@ impl Migrant {
     }
 
     /// Copies the pages written since the last time to the destination.
-    pub fn copy_dirty(&mut self) {
+    pub(crate) fn copy_dirty(&mut self) {
         let marked = self.log.as_ref().expect("a log").take();
         let beyond: Vec<_> = marked.difference(&self.allowed).collect();
         assert!(beyond.is_empty(), "pages are marked that no request may write: {beyond:x?}");
@@ -378,12 +378,12 @@ impl Migrant {
     }
 
     /// Stops all queues. Returns the base index of each.
-    pub fn stop(&mut self) -> Vec<u16> {
+    pub(crate) fn stop(&mut self) -> Vec<u16> {
         (0..self.all_queues()).map(|index| self.front.stop_queue(index as u32)).collect()
     }
 
     /// Checks after the stop that the destination has every byte.
-    pub fn check_copy(&mut self) {
+    pub(crate) fn check_copy(&mut self) {
         self.copy_dirty();
         let now = self.front.memory.read(START, self.copy.len());
         let differ: Vec<_> = (0..now.len() as u64 / PAGE)
@@ -397,14 +397,14 @@ impl Migrant {
     }
 
     /// Starts the queues again at the source, after a migration that failed.
-    pub fn start_again(&mut self, bases: &[u16]) {
+    pub(crate) fn start_again(&mut self, bases: &[u16]) {
         for (index, base) in bases.iter().enumerate() {
             self.front.start_queue(index as u32, *base);
         }
     }
 
     /// Continues at another daemon, with the copied memory. Requests in flight are completed there.
-    pub fn arrive(self, socket: &Path, bases: &[u16]) -> Migrant {
+    pub(crate) fn arrive(self, socket: &Path, bases: &[u16]) -> Migrant {
         let memory = SharedMemory::two_regions();
         memory.write(START, &self.copy);
         let mut front = HostileFrontend::with_memory(socket, LOG_ALL, memory);
@@ -419,7 +419,7 @@ impl Migrant {
     }
 
     /// Returns true if the daemon accepts a start of the queues.
-    pub fn is_start_accepted(socket: &Path) -> bool {
+    pub(crate) fn is_start_accepted(socket: &Path) -> bool {
         let mut front = HostileFrontend::connect(socket, LOG_ALL);
         let queue = FrontendQueue::new(&front.memory, RingAddresses::pages(START), RING);
         let addresses = front.vring_addr_payload(0, queue.ring.addresses);
@@ -437,13 +437,13 @@ impl Migrant {
     }
 
     /// Returns a random number.
-    pub fn pick(&mut self, below: u32) -> u32 {
+    pub(crate) fn pick(&mut self, below: u32) -> u32 {
         self.rng.random_range(0..below)
     }
 }
 
 /// Returns the first bytes of an image.
-pub fn image_bytes(path: &Path, len: usize) -> Vec<u8> {
+pub(crate) fn image_bytes(path: &Path, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     File::open(path).unwrap().read_exact_at(&mut bytes, 0).unwrap();
     bytes

@@ -3,9 +3,9 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 #[path = "../../../../guest/blkif/tests/rig/domain.rs"]
-pub mod domain;
+pub(crate) mod domain;
 #[path = "../../../../guest/blkif/tests/rig/front.rs"]
-pub mod front;
+pub(crate) mod front;
 
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,14 +24,14 @@ use crate::harness::storage::queue_disk;
 use crate::killable::{KillSwitch, Killable, NoEvents, killable_disk};
 
 /// Bytes of a page.
-pub const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
+pub(crate) const PAGE: u64 = mqblk_memory::PAGE_BYTES as u64;
 
 /// Turns of each worker between two rings that are attached.
 const TURNS: u32 = 4;
 
 /// The parameters of a device.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub(crate) struct Shape {
     pub rings: u16,
     pub workers: usize,
     pub ring_pages: u32,
@@ -42,7 +42,7 @@ pub struct Shape {
 
 impl Shape {
     /// The device over `disk`.
-    pub fn options(&self, disk: &AnyDisk) -> VbdOptions {
+    pub(crate) fn options(&self, disk: &AnyDisk) -> VbdOptions {
         VbdOptions {
             geometry: disk.geometry(),
             limits: disk.limits(),
@@ -66,7 +66,7 @@ impl Shape {
 }
 
 /// What survives the backend: the guest, its shared pages, the journals, and the storage.
-pub struct World {
+pub(crate) struct World {
     pub shape: Shape,
     pub domain: Arc<Domain>,
     pub fronts: Vec<Front>,
@@ -77,7 +77,7 @@ pub struct World {
 
 impl World {
     /// Returns a guest with so many pages, all granted under their numbers.
-    pub fn new(shape: Shape, pages: u32, disk: Arc<AnyDisk>) -> World {
+    pub(crate) fn new(shape: Shape, pages: u32, disk: Arc<AnyDisk>) -> World {
         let domain = Domain::new(pages);
         (0..pages).for_each(|page| domain.grant(page, page, true));
         let fronts: Vec<_> = (0..shape.rings).map(|_| Front::new(&domain, shape.abi, shape.ring_pages)).collect();
@@ -92,7 +92,7 @@ impl World {
     }
 
     /// Starts a backend that resumes these rings. `None` if it was killed meanwhile.
-    pub fn host(&self) -> Option<Host> {
+    pub(crate) fn host(&self) -> Option<Host> {
         let mut host = Host {
             vbd: Vbd::new(self.shape.options(&*self.disk)),
             workers: start_workers(self.shape.workers),
@@ -125,7 +125,7 @@ impl World {
     }
 
     /// Drops a killed backend, and checks that this changes no shared memory.
-    pub fn drop_killed(&self, host: Host) {
+    pub(crate) fn drop_killed(&self, host: Host) {
         let before = self.traces();
         self.kill.arm(KillSwitch::NEVER);
         drop(host);
@@ -135,7 +135,7 @@ impl World {
 }
 
 /// A backend.
-pub struct Host {
+pub(crate) struct Host {
     pub vbd: Arc<Vbd>,
     pub workers: Vec<SteppedWorker>,
     pub seats: Vec<(usize, SteppedQueue)>,
@@ -178,18 +178,18 @@ impl Host {
     }
 
     /// Runs one turn of one worker. `None` if the backend was killed in it.
-    pub fn turn(&mut self, worker: usize) -> Option<bool> {
+    pub(crate) fn turn(&mut self, worker: usize) -> Option<bool> {
         KillSwitch::run(|| self.workers[worker].turn())
     }
 
     /// Drains a ring.
-    pub fn close(&mut self, ring: usize) {
+    pub(crate) fn close(&mut self, ring: usize) {
         let (worker, seat) = self.seats[ring];
         self.workers[worker].drain(seat);
     }
 
     /// Drains all rings, and steps the workers until they are detached. Returns false if the backend was killed meanwhile.
-    pub fn drain(&mut self) -> bool {
+    pub(crate) fn drain(&mut self) -> bool {
         KillSwitch::run(|| {
             (0..self.seats.len()).for_each(|ring| self.close(ring));
             while self.seats.iter().any(|(worker, seat)| self.workers[*worker].serves(*seat)) {

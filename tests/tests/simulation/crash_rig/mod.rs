@@ -1,8 +1,8 @@
 //! A virtio device whose backend can be killed: stepped workers over real queues, real rings with their in-flight tables, and a real
 //! engine. The state that survives the backend is in [`World`], the backend's own in [`Host`].
 
-pub mod port;
-pub mod store;
+pub(crate) mod port;
+pub(crate) mod store;
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -27,9 +27,9 @@ use crate::harness::storage::{Stinginess, queue_disk};
 use crate::killable::{KillSwitch, Killable, killable_disk};
 
 /// Entries of each ring.
-pub const RING: u16 = 128;
+pub(crate) const RING: u16 = 128;
 /// Bytes of each ring's area: the ring, and its table.
-pub const AREA: u64 = 0x1_0000;
+pub(crate) const AREA: u64 = 0x1_0000;
 /// Offset of the table in it.
 const TABLE: u64 = 0xc000;
 const EVENT_IDX: u64 = 1 << 29;
@@ -132,10 +132,10 @@ impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
 }
 
 /// A function that returns a device over disks.
-pub type MakeDevice<D> = Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>;
+pub(crate) type MakeDevice<D> = Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>;
 
 /// The parameters of a world.
-pub struct Shape<D> {
+pub(crate) struct Shape<D> {
     /// Returns a backend's device.
     pub make: MakeDevice<D>,
     /// The first driver has taken all initial notifications.
@@ -150,7 +150,7 @@ pub struct Shape<D> {
 
 counters! {
     /// Counters of what the simulation covered.
-    pub struct Counts {
+    pub(crate) struct Counts {
         kills,
         kills_in_midst,
         /// Of those, kills that other workers survived for a while.
@@ -163,7 +163,7 @@ counters! {
 }
 
 /// What survives the backend: the guest's memory with its rings, the in-flight tables, and the storage.
-pub struct World<D: VirtioDevice<UringContext>> {
+pub(crate) struct World<D: VirtioDevice<UringContext>> {
     pub memory: Arc<GuestMemory>,
     pub rings: Vec<SplitDriver>,
     pub stores: Vec<Arc<Store>>,
@@ -198,7 +198,7 @@ fn places(ring: usize) -> RingAddresses {
 
 impl<D: VirtioDevice<UringContext>> World<D> {
     /// Returns a guest without a backend.
-    pub fn new(shape: Shape<D>, seed: u64) -> World<D> {
+    pub(crate) fn new(shape: Shape<D>, seed: u64) -> World<D> {
         let stores: Vec<_> = (0..shape.disks as u64).map(|at| Store::new(shape.sectors, seed ^ at << 32)).collect();
         let (kill, stinginess) = (KillSwitch::new(), Stinginess::new(seed));
         let disk = |(slot, store): (u16, &Arc<Store>)| {
@@ -325,7 +325,7 @@ impl<D: VirtioDevice<UringContext>> World<D> {
     }
 
     /// Runs one step of the world: mostly a turn.
-    pub fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         let Some(host) = &mut self.host else { return self.start_backend() };
         match &mut host.left {
             Some(0) => return self.drop_killed(),

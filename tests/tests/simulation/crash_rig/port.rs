@@ -30,7 +30,7 @@ const CONTROLS: u32 = 4;
 type Piece = (GuestAddress, u32);
 
 /// The request format of an interface.
-pub trait Form {
+pub(crate) trait Form {
     type Device: VirtioDevice<UringContext>;
     /// Rings before those for requests.
     const FIXED: usize;
@@ -46,7 +46,7 @@ pub trait Form {
 }
 
 /// A guest whose backend is killed and restarted while it waits.
-pub struct Guest<F: Form> {
+pub(crate) struct Guest<F: Form> {
     pub form: F,
     pub world: World<F::Device>,
     queues: usize,
@@ -62,7 +62,7 @@ pub struct Guest<F: Form> {
 }
 
 impl<F: Form> Guest<F> {
-    pub fn new(form: F, world: World<F::Device>, steps: u64, shared: &Arc<LoadControl>) -> Guest<F> {
+    pub(crate) fn new(form: F, world: World<F::Device>, steps: u64, shared: &Arc<LoadControl>) -> Guest<F> {
         let queues = world.rings.len() - F::FIXED;
         let orders: Vec<_> = (0..queues as u64 * 64).map(|_| None).collect();
         let tags = (0..orders.len() as u64).collect();
@@ -71,7 +71,7 @@ impl<F: Form> Guest<F> {
     }
 
     /// Returns the bytes that the guest needs.
-    pub const fn bytes(queues: u64) -> u64 {
+    pub(crate) const fn bytes(queues: u64) -> u64 {
         queues * DATA_BYTES + (queues * 64 + CONTROLS as u64) * ASIDE
     }
 
@@ -199,7 +199,7 @@ fn pieces((at, len): Piece) -> Vec<Piece> {
 }
 
 /// virtio-blk. Source: virtio 1.3 section 5.2.6.
-pub struct Blk;
+pub(crate) struct Blk;
 
 impl Form for Blk {
     type Device = mqblk_virtio_blk::VirtioBlk;
@@ -253,10 +253,10 @@ impl Form for Blk {
 }
 
 /// virtio-scsi. Source: virtio 1.3 section 5.6.6.
-pub struct Scsi;
+pub(crate) struct Scsi;
 
 /// Returns the address of logical unit `disk`.
-pub fn place(disk: usize) -> LunAddress {
+pub(crate) fn place(disk: usize) -> LunAddress {
     LunAddress { target: 0, lun: disk as u16 }
 }
 

@@ -28,7 +28,7 @@ struct Change {
 
 counters! {
     /// Counters of what the simulation covered.
-    pub struct StoreCounts {
+    pub(crate) struct StoreCounts {
         cancelled,
         /// Changes in flight when their user was killed, of which a part took effect afterwards.
         late,
@@ -74,11 +74,11 @@ impl Inner {
 }
 
 /// The storage.
-pub struct Store(Mutex<Inner>);
+pub(crate) struct Store(Mutex<Inner>);
 
 impl Store {
     /// Returns a storage of so many sectors, all zeroes.
-    pub fn new(sectors: u64, seed: u64) -> Arc<Store> {
+    pub(crate) fn new(sectors: u64, seed: u64) -> Arc<Store> {
         Arc::new(Store(Mutex::new(Inner {
             random: SmallRng::seed_from_u64(seed),
             bytes: vec![0; sectors as usize * SECTOR],
@@ -94,7 +94,7 @@ impl Store {
     }
 
     /// Records that a request which may change these sectors is visible to the backend.
-    pub fn opened(&self, ranges: &[SectorRange]) {
+    pub(crate) fn opened(&self, ranges: &[SectorRange]) {
         let mut inner = self.lock();
         for (start, count) in ranges {
             inner.open[*start as usize..][..*count as usize].iter_mut().for_each(|open| *open += 1);
@@ -102,7 +102,7 @@ impl Store {
     }
 
     /// Records its completion: from here on it must not change anything.
-    pub fn closed(&self, ranges: &[SectorRange]) {
+    pub(crate) fn closed(&self, ranges: &[SectorRange]) {
         let mut inner = self.lock();
         for (start, count) in ranges {
             inner.open[*start as usize..][..*count as usize].iter_mut().for_each(|open| *open -= 1);
@@ -110,7 +110,7 @@ impl Store {
     }
 
     /// Handles the death of its user: changes in flight take effect or not, all or in part, in any order, and nothing afterwards.
-    pub fn killed(&self) {
+    pub(crate) fn killed(&self) {
         let inner = &mut *self.lock();
         let mut keys: Vec<u64> = inner.changes.keys().copied().collect();
         while !keys.is_empty() {
@@ -125,17 +125,17 @@ impl Store {
         inner.changes.clear();
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         self.lock().bytes.clone()
     }
 
-    pub fn counts(&self) -> StoreCounts {
+    pub(crate) fn counts(&self) -> StoreCounts {
         self.lock().counts
     }
 }
 
 /// The disk over the storage.
-pub struct StoreDisk(pub Arc<Store>);
+pub(crate) struct StoreDisk(pub Arc<Store>);
 
 impl Disk<UringContext> for StoreDisk {
     fn geometry(&self) -> Geometry {

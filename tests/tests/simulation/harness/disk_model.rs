@@ -3,7 +3,7 @@
 use mqblk_tests::crash::oracle::{DiskOracle, SECTOR, SectorRange, WriteOutcome, fill};
 
 /// Returns what write `id` writes into these sectors, one after another.
-pub fn contents(id: u64, ranges: &[SectorRange]) -> Vec<u8> {
+pub(crate) fn contents(id: u64, ranges: &[SectorRange]) -> Vec<u8> {
     let sectors: Vec<u64> = sectors(ranges).collect();
     let mut bytes = vec![0; sectors.len() * SECTOR];
     for (sector, bytes) in sectors.into_iter().zip(bytes.as_chunks_mut::<SECTOR>().0) {
@@ -13,13 +13,13 @@ pub fn contents(id: u64, ranges: &[SectorRange]) -> Vec<u8> {
 }
 
 /// Returns the sectors of these ranges.
-pub fn sectors(ranges: &[SectorRange]) -> impl Iterator<Item = u64> + Clone + '_ {
+pub(crate) fn sectors(ranges: &[SectorRange]) -> impl Iterator<Item = u64> + Clone + '_ {
     ranges.iter().flat_map(|(first, count)| *first..*first + u64::from(*count))
 }
 
 /// A disk as its guest knows it. Requests do not overlap unless both read, so that little is possible at a time, but where the test wants
 /// them to.
-pub struct DiskModel {
+pub(crate) struct DiskModel {
     oracle: DiskOracle,
     readers: Vec<u32>,
     writers: Vec<u32>,
@@ -28,13 +28,13 @@ pub struct DiskModel {
 
 impl DiskModel {
     /// Returns the model of a disk of so many sectors, all zeroes.
-    pub fn new(sectors: u64, overlaps: bool) -> DiskModel {
+    pub(crate) fn new(sectors: u64, overlaps: bool) -> DiskModel {
         let none = vec![0; sectors as usize];
         DiskModel { oracle: DiskOracle::new(sectors), readers: none.clone(), writers: none, overlaps }
     }
 
     /// Adds a read to the requests in flight. Returns false if it may not overlap with one of them.
-    pub fn send_read(&mut self, id: u64, ranges: &[SectorRange]) -> bool {
+    pub(crate) fn send_read(&mut self, id: u64, ranges: &[SectorRange]) -> bool {
         if !self.overlaps && sectors(ranges).any(|sector| self.writers[sector as usize] > 0) {
             return false;
         }
@@ -44,7 +44,7 @@ impl DiskModel {
     }
 
     /// Adds a write of `content`, an identifier or 0 for zeroes. Returns false if it may not overlap with a request in flight.
-    pub fn send_write(&mut self, id: u64, content: u64, ranges: &[SectorRange]) -> bool {
+    pub(crate) fn send_write(&mut self, id: u64, content: u64, ranges: &[SectorRange]) -> bool {
         let is_used = |sector: u64| self.writers[sector as usize] + self.readers[sector as usize] > 0;
         if !self.overlaps && sectors(ranges).any(is_used) {
             return false;
@@ -58,7 +58,7 @@ impl DiskModel {
     ///
     /// # Panics
     /// If that was not possible.
-    pub fn complete_read(&mut self, id: u64, ranges: &[SectorRange], data: Option<&[u8]>) {
+    pub(crate) fn complete_read(&mut self, id: u64, ranges: &[SectorRange], data: Option<&[u8]>) {
         sectors(ranges).for_each(|sector| self.readers[sector as usize] -= 1);
         let when = self.oracle.complete(id);
         if let Some(data) = data {
@@ -67,7 +67,7 @@ impl DiskModel {
     }
 
     /// Ends a write.
-    pub fn complete_write(&mut self, id: u64, ranges: &[SectorRange], outcome: WriteOutcome) {
+    pub(crate) fn complete_write(&mut self, id: u64, ranges: &[SectorRange], outcome: WriteOutcome) {
         sectors(ranges).for_each(|sector| self.writers[sector as usize] -= 1);
         self.oracle.complete_write(id, ranges, outcome);
     }
@@ -76,7 +76,7 @@ impl DiskModel {
     ///
     /// # Panics
     /// If that was not possible.
-    pub fn check_now(&mut self, ranges: &[SectorRange], data: &[u8]) {
+    pub(crate) fn check_now(&mut self, ranges: &[SectorRange], data: &[u8]) {
         let id = u64::MAX;
         self.oracle.send(id);
         let when = self.oracle.complete(id);
@@ -93,7 +93,7 @@ impl DiskModel {
     }
 
     /// Returns the writes of which a sector may hold the content: more than one after one that was cancelled or failed.
-    pub fn possible(&self, sector: u64) -> Vec<u64> {
+    pub(crate) fn possible(&self, sector: u64) -> Vec<u64> {
         self.oracle.possible(sector)
     }
 }

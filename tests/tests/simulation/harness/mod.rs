@@ -4,7 +4,7 @@
 //! [`seeds`] runs a simulation for many seeds. [`storage`] completes late, out of order, and takes little at a time. [`disk_model`] knows what
 //! a disk may hold. [`scripted_guest`] is a guest without a ring, where the engine alone is tested.
 
-pub mod disk_model;
-pub mod scripted_guest;
-pub mod seeds;
-pub mod storage;
+pub(crate) mod disk_model;
+pub(crate) mod scripted_guest;
+pub(crate) mod seeds;
+pub(crate) mod storage;

@@ -17,17 +17,17 @@ use rand::rngs::SmallRng;
 use super::disk_model::{DiskModel, contents, sectors};
 
 /// Requests in flight.
-pub const DEPTH: u16 = 64;
+pub(crate) const DEPTH: u16 = 64;
 /// Longest read or write, in sectors.
-pub const MOST_SECTORS: u32 = 8;
+pub(crate) const MOST_SECTORS: u32 = 8;
 /// Guest memory of one request in flight: its data, and gaps.
 const AREA: u64 = 2 * MOST_SECTORS as u64 * SECTOR as u64;
 /// Most disks of a guest.
-pub const MOST_DISKS: usize = 4;
+pub(crate) const MOST_DISKS: usize = 4;
 
 /// A request, and what became of it.
 #[derive(Clone, Debug)]
-pub struct GuestRequest {
+pub(crate) struct GuestRequest {
     /// Identifies it, and what it writes.
     pub id: u64,
     pub disk: u16,
@@ -47,7 +47,7 @@ pub struct GuestRequest {
 }
 
 impl GuestRequest {
-    pub fn new(id: u64, disk: u16, op: Op, ranges: Vec<SectorRange>) -> GuestRequest {
+    pub(crate) fn new(id: u64, disk: u16, op: Op, ranges: Vec<SectorRange>) -> GuestRequest {
         GuestRequest {
             id,
             disk,
@@ -74,7 +74,7 @@ impl GuestRequest {
 
 /// The requests to cancel.
 #[derive(Clone, Copy, Debug)]
-pub enum CancelOrder {
+pub(crate) enum CancelOrder {
     OfDisk(u16),
     One(u64),
     /// Every so many.
@@ -94,7 +94,7 @@ impl CancelOrder {
 }
 
 /// What the guest shares with the queue that the worker has.
-pub struct GuestSide {
+pub(crate) struct GuestSide {
     memory: Arc<GuestMemory>,
     /// Requests that are not pulled.
     waiting: VecDeque<GuestRequest>,
@@ -110,14 +110,14 @@ pub struct GuestSide {
 }
 
 /// The guest of one queue.
-pub struct ScriptedGuest {
+pub(crate) struct ScriptedGuest {
     side: Arc<Mutex<GuestSide>>,
     waker: Option<Arc<dyn Wake>>,
     queue: Option<SteppedQueue>,
 }
 
 impl ScriptedGuest {
-    pub fn new() -> ScriptedGuest {
+    pub(crate) fn new() -> ScriptedGuest {
         let side = GuestSide {
             memory: guest_memory(u64::from(DEPTH) * AREA),
             waiting: VecDeque::new(),
@@ -131,12 +131,18 @@ impl ScriptedGuest {
         ScriptedGuest { side: Arc::new(Mutex::new(side)), waker: None, queue: None }
     }
 
-    pub fn side(&self) -> MutexGuard<'_, GuestSide> {
+    pub(crate) fn side(&self) -> MutexGuard<'_, GuestSide> {
         self.side.lock().unwrap()
     }
 
     /// Attaches its queue. A `restless` one cancels requests by itself now and then.
-    pub fn attach(&mut self, worker: &mut SteppedWorker, disks: Vec<QueueDisk>, random: SmallRng, restless: bool) {
+    pub(crate) fn attach(
+        &mut self,
+        worker: &mut SteppedWorker,
+        disks: Vec<QueueDisk>,
+        random: SmallRng,
+        restless: bool,
+    ) {
         let side = Arc::clone(&self.side);
         let attached = worker.attach(polled_queue(disks), |context, waker| {
             self.waker = Some(Arc::clone(waker));
@@ -147,12 +153,12 @@ impl ScriptedGuest {
     }
 
     /// Returns its queue if it is attached, as far as the guest knows.
-    pub fn queue(&self) -> Option<SteppedQueue> {
+    pub(crate) fn queue(&self) -> Option<SteppedQueue> {
         self.queue
     }
 
     /// Notices that the queue was detached. Its requests are complete then; those that were not pulled wait for the next queue.
-    pub fn notice_detached(&mut self, worker: &mut SteppedWorker) {
+    pub(crate) fn notice_detached(&mut self, worker: &mut SteppedWorker) {
         if self.queue.is_some_and(|queue| !worker.serves(queue)) {
             self.queue = None;
             let side = self.side();
@@ -161,7 +167,7 @@ impl ScriptedGuest {
     }
 
     /// Puts a request on the queue. Returns false if there is no room, or if the model does not let it overlap with others.
-    pub fn send(&self, mut request: GuestRequest, model: &mut DiskModel, random: &mut SmallRng) -> bool {
+    pub(crate) fn send(&self, mut request: GuestRequest, model: &mut DiskModel, random: &mut SmallRng) -> bool {
         let mut side = self.side();
         let Some(area) = side.areas.pop() else { return false };
         let (id, ranges) = (request.id, &request.ranges);
@@ -199,19 +205,19 @@ impl ScriptedGuest {
     }
 
     /// Cancels requests that were pulled.
-    pub fn cancel(&self, order: CancelOrder) {
+    pub(crate) fn cancel(&self, order: CancelOrder) {
         self.side().orders.push(order);
         self.wake();
     }
 
     /// Checks at the next wake that no buffer is in use.
-    pub fn audit(&self) {
+    pub(crate) fn audit(&self) {
         self.side().audit = true;
         self.wake();
     }
 
     /// Returns how often that was checked.
-    pub fn audited(&self) -> u32 {
+    pub(crate) fn audited(&self) -> u32 {
         self.side().audited
     }
 
@@ -220,7 +226,7 @@ impl ScriptedGuest {
     }
 
     /// Takes the completed requests.
-    pub fn take_completed(&self) -> Vec<(GuestRequest, Outcome)> {
+    pub(crate) fn take_completed(&self) -> Vec<(GuestRequest, Outcome)> {
         let mut side = self.side();
         let completed = std::mem::take(&mut side.completed);
         side.areas.extend(completed.iter().map(|(request, _)| request.area));
@@ -228,7 +234,7 @@ impl ScriptedGuest {
     }
 
     /// Returns the data of a request that was just taken.
-    pub fn data(&self, request: &GuestRequest) -> Vec<u8> {
+    pub(crate) fn data(&self, request: &GuestRequest) -> Vec<u8> {
         let side = self.side();
         let segment = |(at, len): &(u64, u32)| {
             let mut bytes = vec![0; *len as usize];

@@ -6,7 +6,7 @@ use std::ops::Range;
 use mqblk_tests::crash::stats::{CrashStats, print_uncaptured};
 
 /// Counters of what runs have covered, by which a test shows that its simulation is not trivial.
-pub trait Counts: Default + Debug {
+pub(crate) trait Counts: Default + Debug {
     /// Adds the counters of another run.
     fn add(&mut self, other: &Self);
 }
@@ -43,7 +43,7 @@ impl<A: Counts, B: Counts> Counts for (A, B) {
 }
 
 /// A world that a seed decides.
-pub trait Simulation: Sized {
+pub(crate) trait Simulation: Sized {
     /// What a run has covered.
     type Counts: Counts;
     /// Steps of a run, after which nothing new is submitted.
@@ -80,7 +80,7 @@ pub trait Simulation: Sized {
 
 /// Runs a simulation for its usual seeds, or for those of the environment: with `MQBLK_name_SEED=7` for one, with `MQBLK_name_SEEDS=600` for
 /// so many, with `MQBLK_name_SEEDS=100..200` for these. Returns what they have covered, unless they are fewer than usual.
-pub fn run_seeds<C: Counts>(name: &str, usual: Range<u64>, run: impl Fn(u64) -> C) -> Option<C> {
+pub(crate) fn run_seeds<C: Counts>(name: &str, usual: Range<u64>, run: impl Fn(u64) -> C) -> Option<C> {
     let one = format!("MQBLK_{name}_SEED");
     let given = |variable: &str| std::env::var(variable).ok();
     let seeds = choose_seeds(usual.clone(), given(&one).as_deref(), given(&format!("{one}S")).as_deref());

@@ -17,7 +17,7 @@ use super::seeds::counters;
 const MERGED: u16 = u16::MAX;
 
 /// Opens a disk by its settings.
-pub fn open_disk(kind: &str, given: &[(&str, &str)]) -> Arc<AnyDisk> {
+pub(crate) fn open_disk(kind: &str, given: &[(&str, &str)]) -> Arc<AnyDisk> {
     let mut settings = Settings::new("disk");
     for (key, value) in given {
         settings.insert(key, value).unwrap();
@@ -28,7 +28,7 @@ pub fn open_disk(kind: &str, given: &[(&str, &str)]) -> Arc<AnyDisk> {
 }
 
 /// Returns a disk in memory that is late and completes out of order, mostly.
-pub fn late_disk(random: &mut SmallRng, bytes: u64) -> Arc<AnyDisk> {
+pub(crate) fn late_disk(random: &mut SmallRng, bytes: u64) -> Arc<AnyDisk> {
     let jitter = if random.random_ratio(2, 3) { random.random_range(1..300) } else { 0 };
     let reorder = if random.random_ratio(2, 3) { random.random_range(2..12) } else { 0 };
     let [bytes, jitter, reorder, seed] = [bytes, jitter, reorder, random.random_range(0..1000)].map(|n| n.to_string());
@@ -37,25 +37,25 @@ pub fn late_disk(random: &mut SmallRng, bytes: u64) -> Arc<AnyDisk> {
 }
 
 /// Returns options with which requests are merged, or not.
-pub fn any_merge(random: &mut SmallRng) -> PlugOptions {
+pub(crate) fn any_merge(random: &mut SmallRng) -> PlugOptions {
     let merge = if random.random() { MergeMode::On } else { MergeMode::Off };
     PlugOptions { merge, ..PlugOptions::default() }
 }
 
 /// The same with any depth.
-pub fn any_plug(random: &mut SmallRng) -> PlugOptions {
+pub(crate) fn any_plug(random: &mut SmallRng) -> PlugOptions {
     let depth = if random.random() { 0 } else { random.random_range(1..12) };
     PlugOptions { depth, ..any_merge(random) }
 }
 
 /// Returns a queue's disk that reports errors.
-pub fn queue_disk(slot: u16, disk: &Arc<AnyDisk>, plug: PlugOptions) -> QueueDisk {
+pub(crate) fn queue_disk(slot: u16, disk: &Arc<AnyDisk>, plug: PlugOptions) -> QueueDisk {
     QueueDisk { slot: DiskSlot(slot), disk: Arc::clone(disk), plug, health: Arc::default() }
 }
 
 counters! {
     /// Counters of requests that a stingy disk was offered.
-    pub struct ChannelCounts {
+    pub(crate) struct ChannelCounts {
         requests,
         merged,
         merged_failed,
@@ -72,23 +72,23 @@ struct StingyState {
 
 /// What the channels of stingy disks share. They take only a part of what they are offered, and check and count it.
 #[derive(Clone)]
-pub struct Stinginess(Arc<Mutex<StingyState>>);
+pub(crate) struct Stinginess(Arc<Mutex<StingyState>>);
 
 impl Stinginess {
-    pub fn new(seed: u64) -> Stinginess {
+    pub(crate) fn new(seed: u64) -> Stinginess {
         let random = SmallRng::seed_from_u64(seed);
         Stinginess(Arc::new(Mutex::new(StingyState { random, counts: ChannelCounts::default() })))
     }
 
     /// Returns `inner` with stingy channels and these limits. No merged request may be longer than `longest`.
-    pub fn disk(&self, inner: Arc<AnyDisk>, limits: Limits, longest: ByteLen) -> Arc<AnyDisk> {
+    pub(crate) fn disk(&self, inner: Arc<AnyDisk>, limits: Limits, longest: ByteLen) -> Arc<AnyDisk> {
         let shared = self.clone();
         let wrap_channel =
             move |inner| Box::new(StingyChannel { inner, shared: shared.clone(), longest }) as AnyChannel;
         Arc::new(FilterDisk { inner, limits, wrap_channel })
     }
 
-    pub fn counts(&self) -> ChannelCounts {
+    pub(crate) fn counts(&self) -> ChannelCounts {
         self.lock().counts
     }
 

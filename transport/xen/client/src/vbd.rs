@@ -283,16 +283,8 @@ pub mod keys {
     pub const DEVICE_TYPE: &str = "device-type";
     /// 0: the backend must not offer discard.
     pub const DISCARD_ENABLE: &str = "discard-enable";
-    /// 1: the backend may use direct I/O on granted pages.
-    pub const DIRECT_IO_SAFE: &str = "direct-io-safe";
     /// `xen`, or `virtio` for a virtio device in a vbd's directory.
     pub const SPECIFICATION: &str = "specification";
-    /// Result of the hotplug script: `connected` or `error`.
-    pub const HOTPLUG_STATUS: &str = "hotplug-status";
-    /// MAJOR:MINOR in hex, from a hotplug script.
-    pub const PHYSICAL_DEVICE: &str = "physical-device";
-    /// Path of the physical device.
-    pub const PHYSICAL_DEVICE_PATH: &str = "physical-device-path";
 
     // The backend's directory, written before InitWait.
 
@@ -349,14 +341,8 @@ pub mod keys {
 
     // The frontend's directory, written by the frontend.
 
-    /// ABI of the requests: [`PROTOCOL_X86_64`], [`PROTOCOL_X86_32`], [`PROTOCOL_ARM`].
+    /// ABI of the requests: `x86_64-abi`, `x86_32-abi` or `arm-abi`.
     pub const PROTOCOL: &str = "protocol";
-    /// Requests with 8-byte aligned 64-bit fields.
-    pub const PROTOCOL_X86_64: &str = "x86_64-abi";
-    /// Requests with 4-byte aligned 64-bit fields.
-    pub const PROTOCOL_X86_32: &str = "x86_32-abi";
-    /// As x86_64.
-    pub const PROTOCOL_ARM: &str = "arm-abi";
     /// Number of rings if more than one; each then has its own directory.
     pub const MULTI_QUEUE_NUM_QUEUES: &str = "multi-queue-num-queues";
     /// Ring size in pages, as an exponent of two.

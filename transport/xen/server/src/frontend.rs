@@ -17,7 +17,7 @@ pub struct RingLimits {
 
 /// The keys of one ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RingKeys {
+pub(crate) struct RingKeys {
     /// Grant references of the ring's pages, in order.
     pub grefs: Vec<GrantRef>,
     /// The frontend's event channel port.
@@ -26,7 +26,7 @@ pub struct RingKeys {
 
 /// The configuration that a frontend publishes before it connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FrontendConfig {
+pub(crate) struct FrontendConfig {
     /// Layout of the requests.
     pub abi: Abi,
     /// The frontend supports persistent grants.
@@ -37,7 +37,7 @@ pub struct FrontendConfig {
 
 /// Why a frontend's rings cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum FrontendConfigError {
+pub(crate) enum FrontendConfigError {
     /// A key has an invalid value.
     #[error(transparent)]
     Key(#[from] MalformedValue),
@@ -56,7 +56,7 @@ pub enum FrontendConfigError {
 
 impl FrontendConfigError {
     /// Returns the errno, which Linux's backends write before the text of an `error` node.
-    pub fn errno(&self) -> u16 {
+    pub(crate) fn errno(&self) -> u16 {
         match self {
             FrontendConfigError::Key(_) => 22,
             FrontendConfigError::Missing { .. } => 2,
@@ -69,14 +69,14 @@ impl FrontendConfigError {
 const DEFAULT_ABI: Abi = if cfg!(any(target_arch = "x86_64", target_arch = "x86")) { Abi::X86_32 } else { Abi::Arm };
 
 /// Reads a key, by its path below the frontend's directory.
-pub type ReadKey<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, XenstoreError>;
+pub(crate) type ReadKey<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, XenstoreError>;
 
 impl FrontendConfig {
     /// Reads and validates the keys. `bounds` limits the number of keys read, whatever the frontend publishes.
     ///
     /// # Errors
     /// At the first invalid key.
-    pub fn read(read: ReadKey<'_>, bounds: RingLimits) -> Result<FrontendConfig, FrontendConfigError> {
+    pub(crate) fn read(read: ReadKey<'_>, bounds: RingLimits) -> Result<FrontendConfig, FrontendConfigError> {
         let abi = match read(keys::PROTOCOL)? {
             None => DEFAULT_ABI,
             Some(name) => Abi::from_protocol(name.trim_end_matches('\0')).ok_or_else(|| {
@@ -173,7 +173,7 @@ impl RingKeys {
 }
 
 /// Returns the identity of a ring: it is equal if a connection has the same rings. FNV-1a, 64 bits.
-pub fn ring_identity(front: DomainId, devid: u32, abi: Abi, index: usize, ring: &RingKeys) -> u64 {
+pub(crate) fn ring_identity(front: DomainId, devid: u32, abi: Abi, index: usize, ring: &RingKeys) -> u64 {
     let refs = ring.grefs.iter().map(|gref| gref.0);
     let numbers = [front.0.into(), devid, abi.entry_bytes(), index as u32, ring.port.0].into_iter().chain(refs);
     let bytes = numbers.flat_map(u32::to_le_bytes);

@@ -9,7 +9,7 @@ use crate::name::DeviceName;
 
 /// A directory of journal files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JournalDir {
+pub(crate) struct JournalDir {
     path: PathBuf,
 }
 
@@ -18,7 +18,7 @@ impl JournalDir {
     ///
     /// # Errors
     /// When it cannot be created.
-    pub fn open_or_create(dir: &Path) -> io::Result<JournalDir> {
+    pub(crate) fn open_or_create(dir: &Path) -> io::Result<JournalDir> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         Ok(JournalDir { path: dir.to_owned() })
     }
@@ -27,7 +27,7 @@ impl JournalDir {
     ///
     /// # Errors
     /// When another process has the lock ([`io::ErrorKind::WouldBlock`]), or a system call fails.
-    pub fn lock(&self, type_name: &str) -> io::Result<File> {
+    pub(crate) fn lock(&self, type_name: &str) -> io::Result<File> {
         let path = self.path.join(format!("{type_name}.lock"));
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
@@ -42,7 +42,7 @@ impl JournalDir {
     ///
     /// # Errors
     /// When a system call fails, or the path is not a regular file.
-    pub fn open(&self, name: &DeviceName, ring: usize) -> io::Result<File> {
+    pub(crate) fn open(&self, name: &DeviceName, ring: usize) -> io::Result<File> {
         let path = self.file_path(name, ring);
         let open = || {
             // Only a regular file: follows no symbolic link, and does not block on a FIFO.
@@ -59,7 +59,7 @@ impl JournalDir {
     }
 
     /// Removes the files of the first `rings` rings of a device.
-    pub fn remove(&self, name: &DeviceName, rings: usize) {
+    pub(crate) fn remove(&self, name: &DeviceName, rings: usize) {
         for ring in 0..rings {
             let path = self.file_path(name, ring);
             match std::fs::remove_file(&path) {

@@ -6,11 +6,11 @@ use mqblk_xen::vbd::keys;
 use crate::frontend::RingLimits;
 
 /// A key and its value; `None`: the key is removed.
-pub type KeyValue = (&'static str, Option<String>);
+pub(crate) type KeyValue = (&'static str, Option<String>);
 
 /// Features offered to a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FeatureOffer {
+pub(crate) struct FeatureOffer {
     /// Limits of the rings.
     pub ring_limits: RingLimits,
     /// Maximum of segments of an indirect request; 0: not offered.
@@ -27,7 +27,7 @@ pub struct FeatureOffer {
 
 impl FeatureOffer {
     /// Returns the keys to write with state 2.
-    pub fn init_wait_keys(&self) -> Vec<KeyValue> {
+    pub(crate) fn init_wait_keys(&self) -> Vec<KeyValue> {
         let RingLimits { queues, ring_page_order: ring_order } = self.ring_limits;
         let segments = (self.indirect_segments > 0).then(|| self.indirect_segments.to_string());
         vec![
@@ -39,7 +39,7 @@ impl FeatureOffer {
     }
 
     /// Returns the keys to write with state 4.
-    pub fn connected_keys(&self, disk: &DiskDescription) -> Vec<KeyValue> {
+    pub(crate) fn connected_keys(&self, disk: &DiskDescription) -> Vec<KeyValue> {
         let DiskDescription { geometry, limits, .. } = disk;
         let granularity = limits.discard.filter(|_| self.discard).map(|discard| discard.granularity.0);
         let flag = |on: bool| Some(u8::from(on).to_string());
@@ -63,7 +63,7 @@ impl FeatureOffer {
 
 /// Description of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskDescription {
+pub(crate) struct DiskDescription {
     /// Size and block sizes.
     pub geometry: Geometry,
     /// Capabilities and limits.
@@ -85,7 +85,7 @@ impl DiskDescription {
     }
 
     /// Returns the `sectors` key: the size in units of 512 bytes, whatever the block size, rounded down.
-    pub fn sectors(&self) -> KeyValue {
+    pub(crate) fn sectors(&self) -> KeyValue {
         (keys::SECTORS, Some(self.geometry.size.sectors().0.to_string()))
     }
 }

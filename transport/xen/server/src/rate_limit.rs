@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// A token bucket: each check takes a token; tokens are refilled over time.
 #[derive(Clone, Copy, Debug)]
-pub struct TokenBucket {
+pub(crate) struct TokenBucket {
     tokens: f64,
     refilled_at: Instant,
 }
@@ -27,7 +27,7 @@ impl Default for RateLimit {
 
 impl TokenBucket {
     /// Creates a full bucket.
-    pub fn new(pace: RateLimit, now: Instant) -> TokenBucket {
+    pub(crate) fn new(pace: RateLimit, now: Instant) -> TokenBucket {
         TokenBucket { tokens: pace.burst.into(), refilled_at: now }
     }
 
@@ -41,7 +41,7 @@ impl TokenBucket {
     ///
     /// # Errors
     /// Returns the time until a token is available.
-    pub fn take(&mut self, pace: RateLimit, now: Instant) -> Result<(), Duration> {
+    pub(crate) fn take(&mut self, pace: RateLimit, now: Instant) -> Result<(), Duration> {
         self.refill(pace, now);
         if self.tokens >= 1.0 {
             self.tokens -= 1.0;

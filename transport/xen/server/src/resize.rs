@@ -11,9 +11,9 @@ use crate::state_machine::DevicePhase;
 
 /// Key in the backend's directory that requests a resize: a size such as `10G`, or `now` for the size of the storage. The suffix
 /// `,shrink` permits a smaller size. Removed when the resize is done.
-pub const RESIZE_KEY: &str = "resize";
+pub(crate) const RESIZE_KEY: &str = "resize";
 /// Key with the error of a failed resize.
-pub const RESIZE_ERROR_KEY: &str = "resize-error";
+pub(crate) const RESIZE_ERROR_KEY: &str = "resize-error";
 
 impl Device {
     /// Executes the resize that the key requests, and removes the key.
@@ -90,7 +90,7 @@ fn parse_request(text: &str) -> Option<Resize> {
 }
 
 /// Formats a request as the value of the key.
-pub fn format_request(request: Resize) -> String {
+pub(crate) fn format_request(request: Resize) -> String {
     let size = request.size.map_or("now".to_owned(), |size| size.0.to_string());
     format!("{size}{}", if request.shrink { ",shrink" } else { "" })
 }

@@ -7,7 +7,7 @@ use mqblk_xen::vbd::XenbusState;
 
 /// Phase of a device in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DevicePhase {
+pub(crate) enum DevicePhase {
     /// The device's directory exists; nothing else is done.
     Discovered,
     /// The storage is open, and the frontend may publish its rings.
@@ -35,19 +35,19 @@ impl DevicePhase {
     ];
 
     /// Returns true if the rings are served.
-    pub const fn has_rings(self) -> bool {
+    pub(crate) const fn has_rings(self) -> bool {
         matches!(self, DevicePhase::Connected | DevicePhase::Disconnecting)
     }
 
     /// Returns true if the storage is open.
-    pub const fn has_storage(self) -> bool {
+    pub(crate) const fn has_storage(self) -> bool {
         matches!(self, DevicePhase::InitWait | DevicePhase::Connected | DevicePhase::Disconnecting)
     }
 }
 
 /// The state of a device in xenstore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ObservedState {
+pub(crate) struct ObservedState {
     /// The backend's state; `None`: the device does not exist.
     pub backend: Option<XenbusState>,
     /// The frontend's state; [`XenbusState::Unknown`] also if it cannot be read.
@@ -60,7 +60,7 @@ pub struct ObservedState {
 
 /// One action of a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// Detach the rings from their workers, wait until nothing is in flight, release pages and ports.
     DetachRings,
     /// Close the storage.
@@ -85,7 +85,7 @@ pub enum Effect {
 
 /// The effects of a transition and the phase after it. If an effect fails, [`FAILED`] or [`GONE`] follows instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transition {
+pub(crate) struct Transition {
     /// Effects, executed in order.
     pub effects: &'static [Effect],
     /// The phase afterwards; `None`: the device is dropped.
@@ -123,12 +123,12 @@ const REDISCOVER: Transition =
     Transition { effects: &[DetachRings, CloseStorage], next_phase: Some(DevicePhase::Discovered) };
 const REMOVE: Transition = Transition { effects: &[DetachRings, CloseStorage, RemoveDirectories], next_phase: None };
 /// After an effect has found the device's directory gone. Writes nothing, which would create the directory again.
-pub const GONE: Transition = Transition { effects: &[DetachRings, CloseStorage], next_phase: None };
+pub(crate) const GONE: Transition = Transition { effects: &[DetachRings, CloseStorage], next_phase: None };
 /// After an effect has failed and the reason is written to the error node.
-pub const FAILED: Transition = CLOSE;
+pub(crate) const FAILED: Transition = CLOSE;
 
 /// Returns the next transition of a device. `None`: nothing to do until something changes.
-pub fn next_transition(phase: DevicePhase, observed: ObservedState) -> Option<Transition> {
+pub(crate) fn next_transition(phase: DevicePhase, observed: ObservedState) -> Option<Transition> {
     let Some(backend) = observed.backend else { return Some(GONE) };
     if backend == XenbusState::Initialising && phase != DevicePhase::Discovered {
         // Only a toolstack writes this state: it has created the device again.

@@ -12,7 +12,7 @@ use crate::resolve::Claim;
 
 /// The state of a LUN.
 #[derive(Clone, Debug)]
-pub enum LunState {
+pub(crate) enum LunState {
     /// Its storage is being opened.
     Adding,
     /// Guests use it.
@@ -23,7 +23,7 @@ pub enum LunState {
 
 /// The progress of a removal.
 #[derive(Debug, Default)]
-pub struct RemovalProgress {
+pub(crate) struct RemovalProgress {
     /// True when all requests have completed and the storage is being flushed.
     pub flushing: AtomicBool,
     /// Set when the LUN is removed. An error says why written data may be lost.
@@ -32,7 +32,7 @@ pub struct RemovalProgress {
 
 impl LunState {
     /// Returns the word that the admin socket reports.
-    pub fn word(&self) -> &'static str {
+    pub(crate) fn word(&self) -> &'static str {
         match self {
             LunState::Adding => "adding",
             LunState::Ready => "ready",
@@ -43,7 +43,7 @@ impl LunState {
 
 /// The table entry of a LUN.
 #[derive(Clone)]
-pub struct LunEntry {
+pub(crate) struct LunEntry {
     /// Its id.
     pub id: String,
     /// The index of its controller in [`Luns::controllers`].
@@ -66,7 +66,7 @@ pub struct LunEntry {
 
 impl LunEntry {
     /// Returns true if guests use it.
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         matches!(self.state, LunState::Ready)
     }
 
@@ -77,7 +77,7 @@ impl LunEntry {
 
 /// Selects a LUN.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LunSelector {
+pub(crate) enum LunSelector {
     /// By its id.
     Id(String),
     /// By the id of its controller and its address.
@@ -85,7 +85,7 @@ pub enum LunSelector {
 }
 
 /// The result of a removal.
-pub enum Removal {
+pub(crate) enum Removal {
     /// The LUN is removed.
     Done(LunEntry),
     /// The removal continues until all requests have completed and the storage is flushed.

@@ -56,7 +56,7 @@ impl LunRecord {
 }
 
 /// The migration state of a controller's LUNs, a part of its device state.
-pub struct LunMigration {
+pub(super) struct LunMigration {
     controller: String,
     /// The directory of files that may be opened for an incoming guest.
     folder: Option<PathBuf>,
@@ -66,12 +66,12 @@ pub struct LunMigration {
 
 impl LunMigration {
     /// Creates the migration state of `controller`, without LUNs yet.
-    pub fn new(controller: &str, folder: Option<PathBuf>) -> LunMigration {
+    pub(super) fn new(controller: &str, folder: Option<PathBuf>) -> LunMigration {
         LunMigration { controller: controller.to_owned(), folder, luns: Mutex::default() }
     }
 
     /// Sets the LUNs. Waits for a save or load that uses the previous ones.
-    pub fn set_luns(&self, luns: Weak<Luns>) {
+    pub(super) fn set_luns(&self, luns: Weak<Luns>) {
         *lock(&self.luns) = luns;
     }
 

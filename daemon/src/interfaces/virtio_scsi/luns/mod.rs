@@ -24,11 +24,11 @@ use crate::interface::HostContext;
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
 use crate::resolve::UniqueNames;
 use crate::storage_backends::{Registry, StorageBackends as _};
-pub use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
+pub(super) use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
 use migration::LunMigration;
 
 /// All controllers and their LUNs.
-pub struct Luns {
+pub(super) struct Luns {
     controllers: Vec<Controller>,
     /// The claims of disks and controllers.
     names: UniqueNames,
@@ -46,7 +46,7 @@ impl Luns {
     ///
     /// # Errors
     /// If the host refuses a resource. Everything is undone then.
-    pub fn start(
+    pub(super) fn start(
         configs: &[ControllerConfig],
         host: &HostContext,
         state: Option<StateConfig>,
@@ -106,7 +106,7 @@ impl Luns {
     }
 
     /// Enables or disables the migration of guests. Waits for incoming migrations.
-    pub fn set_migratable(self: &Arc<Luns>, on: bool) {
+    pub(super) fn set_migratable(self: &Arc<Luns>, on: bool) {
         let luns = if on { Arc::downgrade(self) } else { Weak::new() };
         self.migrations.iter().for_each(|migration| migration.set_luns(Weak::clone(&luns)));
     }
@@ -118,7 +118,7 @@ impl Luns {
     }
 
     /// Returns the controllers, in the order of the configuration.
-    pub fn controllers(&self) -> &[Controller] {
+    pub(super) fn controllers(&self) -> &[Controller] {
         &self.controllers
     }
 
@@ -126,7 +126,7 @@ impl Luns {
     ///
     /// # Errors
     /// If there is none.
-    pub fn controller(&self, id: &str) -> Result<usize, SettingError> {
+    pub(super) fn controller(&self, id: &str) -> Result<usize, SettingError> {
         let mut named = Settings::new("lun");
         named.insert("controller", id)?;
         find_controller(&mut named, &self.ids())
@@ -137,14 +137,14 @@ impl Luns {
     }
 
     /// Returns all LUNs, sorted by controller and address.
-    pub fn list(&self) -> Vec<LunEntry> {
+    pub(super) fn list(&self) -> Vec<LunEntry> {
         let mut luns = self.table().clone();
         luns.sort_by_key(|lun| (lun.controller, lun.address));
         luns
     }
 
     /// Returns all logical units, without duplicates.
-    pub fn units(&self) -> Vec<Arc<ServedUnit>> {
+    pub(super) fn units(&self) -> Vec<Arc<ServedUnit>> {
         let mut units: Vec<Arc<ServedUnit>> = self.table().iter().filter_map(|lun| lun.unit.clone()).collect();
         units.sort_by_key(Arc::as_ptr);
         units.dedup_by(|one, other| Arc::ptr_eq(one, other));
@@ -155,7 +155,7 @@ impl Luns {
     ///
     /// # Errors
     /// If a value is invalid or already claimed, or the storage cannot be opened.
-    pub fn add(&self, settings: Settings) -> Result<LunEntry, ChangeError> {
+    pub(super) fn add(&self, settings: Settings) -> Result<LunEntry, ChangeError> {
         let added_settings = settings.clone();
         let (keys, pending, shared) = self.begin_add(settings)?;
         let name = keys.id().to_owned();
@@ -222,7 +222,7 @@ impl Luns {
     ///
     /// # Errors
     /// If there is no such LUN, it is still being added, or its storage could not be flushed after the removal.
-    pub fn remove(self: &Arc<Luns>, which: &LunSelector, timeouts: Duration) -> Result<Removal, ChangeError> {
+    pub(super) fn remove(self: &Arc<Luns>, which: &LunSelector, timeouts: Duration) -> Result<Removal, ChangeError> {
         let deadline = Instant::now() + timeouts;
         let mut table = self.table();
         let at = self.find(&table, which)?;
@@ -277,7 +277,7 @@ impl Luns {
     }
 
     /// Returns true if the next daemon will serve a LUN too.
-    pub fn survives_restart(&self, lun: &LunEntry) -> bool {
+    pub(super) fn survives_restart(&self, lun: &LunEntry) -> bool {
         let saved = || self.state_file.as_ref().is_some_and(|state| lock(state).is_written());
         lun.origin == LunOrigin::Configuration || saved()
     }
@@ -307,7 +307,11 @@ impl Luns {
     ///
     /// # Errors
     /// If there is no such LUN, or its storage cannot have that size.
-    pub fn resize(&self, which: &LunSelector, request: Resize) -> Result<(LunEntry, ResizeOutcome), ChangeError> {
+    pub(super) fn resize(
+        &self,
+        which: &LunSelector,
+        request: Resize,
+    ) -> Result<(LunEntry, ResizeOutcome), ChangeError> {
         let table = self.table();
         let lun = table[self.find(&table, which)?].clone();
         drop(table);
@@ -334,7 +338,7 @@ impl Luns {
     }
 
     /// Waits for all removals.
-    pub fn wait_for_removals(&self) {
+    pub(super) fn wait_for_removals(&self) {
         for lun in self.list().iter().filter(|lun| matches!(lun.state, LunState::Removing(_))) {
             tracing::info!(lun = lun.id, "waiting for the LUN's storage");
         }
@@ -393,7 +397,7 @@ impl SizeUsers for Users<'_> {
 
 /// Why the controllers cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum LunsError {
+pub(super) enum LunsError {
     /// A controller cannot be served.
     #[error(transparent)]
     Controller(#[from] ControllerError),

@@ -119,14 +119,15 @@ build() {
 fast() {
     install_missing valgrind # without it the budget fails with a message
     echo "tests without virtual machines"
-    # Two at a time: each waits a good part of its time.
+    # Several at a time: each waits a good part of its time.
     run fast '' "${tests[@]}" --test '[!gx]*' --test 'g[!u]*' --no-fail-fast &
-    local other=$!
+    local others=($!)
+    # Instructions for a request, in a release build.
+    run budget '' "${tests[@]}" --test budget -- --include-ignored &
+    others+=($!)
     run libraries '' "${tests[@]}" --lib --bins --no-fail-fast
-    wait "$other"
     run documentation '' "${tests[@]}" --doc
-    echo "instructions for a request, in a release build"
-    run budget '' "${tests[@]}" --test budget -- --include-ignored
+    wait "${others[@]}"
 }
 
 # Installs, downloads and builds what virtual machines need.

@@ -1,6 +1,7 @@
 //! Configuration of a guest, and QEMU's command line for it.
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::agent::Agent;
 use super::cache::GuestCache;
 use super::controller::GuestController;
 use super::disk::GuestDisk;
-use super::machine::{BOOT_TIMEOUT, Guest, QEMU_TIMEOUT};
+use super::machine::{BOOT_TIMEOUT, Guest, KernelStuck, QEMU_TIMEOUT};
 use super::process::{Process, command};
 use super::qmp::Qmp;
 use super::vmm::{GuestKernel, Vmm};
@@ -134,15 +135,25 @@ impl GuestBuilder {
         self
     }
 
-    /// Starts QEMU and waits until the guest's agent is ready.
+    /// Starts QEMU and waits until the guest's agent is ready. A guest whose kernel hangs before it has loaded drivers is started once more.
     ///
     /// # Errors
     /// When the cache is not prepared, QEMU fails, or the guest does not come up in time; with its console.
     pub fn boot(self) -> Result<Guest> {
         let within = self.boot_within;
-        let mut guest = self.power_on()?;
-        guest.wait_ready(within)?;
-        Ok(guest)
+        let mut guest = self.clone().power_on()?;
+        match guest.wait_ready(within) {
+            Ok(()) => Ok(guest),
+            Err(error) if error.downcast_ref::<KernelStuck>().is_some() => {
+                // Past the test harness, which would hold it back: the log tells how often it happens.
+                writeln!(std::io::stderr(), "{error:#}; it is started again")?;
+                guest.kill()?;
+                let mut guest = self.power_on()?;
+                guest.wait_ready(within)?;
+                Ok(guest)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Starts QEMU without waiting for the guest, for one that is not expected to boot: [`Guest::console`] and [`Guest::qmp`] tell why.

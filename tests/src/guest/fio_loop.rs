@@ -10,22 +10,22 @@ use super::shell::Shell;
 /// A pass over 4 MiB takes seconds; the limit is generous.
 const PASS_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Random writes of mixed sizes to the first 4 MiB of a disk, then all of them read back, repeated until it is stopped.
+/// Random writes of mixed sizes to the beginning of a disk, then all of them read back, repeated until it is stopped.
 #[derive(Debug)]
 pub struct FioLoop {
     name: String,
 }
 
 impl FioLoop {
-    /// Starts it on `node`, with `depth` requests in flight, and waits for its first write.
+    /// Starts it on the first `mib` MiB of `node`, with `depth` requests in flight, and waits for the end of its first pass.
     ///
     /// # Errors
     /// As [`Shell::must`].
-    pub fn start(guest: &mut impl Shell, node: &str, depth: u32) -> Result<Self> {
+    pub fn start(guest: &mut impl Shell, node: &str, depth: u32, mib: u32) -> Result<Self> {
         let name = format!("loop{}", node.replace('/', "-"));
         let pass = FioJobs::new(&format!(
             "--name=pass --filename={node} --allow_file_create=0 --ioengine=io_uring --direct=1 --thread --iodepth={depth} --rw=randwrite \
-             --bssplit=4k/60:16k/20:64k/20 --verify=crc32c --verify_fatal=1 --do_verify=1 --size=4M --randseed=$((passes + 1))",
+             --bssplit=4k/60:16k/20:64k/20 --verify=crc32c --verify_fatal=1 --do_verify=1 --size={mib}M --randseed=$((passes + 1))",
         ))
         .script(&name);
         guest.start(

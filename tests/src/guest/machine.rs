@@ -15,6 +15,19 @@ use super::qmp::Qmp;
 use super::shell::Shell;
 use super::vmm::Vmm;
 
+/// The guest's kernel hangs in its own initialisation, before it has loaded a driver of a disk. Seen now and then with two emulated CPUs on
+/// a busy host: a CPU waits for an interrupt from the other.
+#[derive(Debug)]
+pub(crate) struct KernelStuck(String);
+
+impl std::fmt::Display for KernelStuck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the guest's kernel hangs before it has loaded drivers: {}", self.0)
+    }
+}
+
+impl std::error::Error for KernelStuck {}
+
 /// Timeout from QEMU's start to the agent's first line; an idle host needs two seconds under TCG.
 pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -74,7 +87,19 @@ impl Guest {
     /// # Errors
     /// When it is not in time; with the guest's console.
     pub fn wait_ready(&mut self, within: Duration) -> Result<()> {
-        self.with_agent(|agent, alive| agent.wait_ready(within, alive))
+        let console = self.folder.path().join("console");
+        self.with_agent(|agent, alive| {
+            let mut booting = || {
+                alive()?;
+                let text = console_text(&console);
+                let mut lines = text.lines();
+                match lines.find(|line| line.contains("soft lockup") && line.contains("[swapper/0:1]")) {
+                    Some(line) => Err(KernelStuck(line.to_owned()).into()),
+                    None => Ok(()),
+                }
+            };
+            agent.wait_ready(within, &mut booting)
+        })
     }
 
     /// QEMU's monitor.

@@ -40,7 +40,7 @@ fn unplugged_and_plugged_again() -> Result<()> {
     assert_eq!(guest.must("ls /sys/block")?, "", "a guest without disks");
 
     guest.plug(&disk, "vda")?;
-    FioJobs::verified_random_writes("/dev/vda", 2, 0, 32)
+    FioJobs::verified_random_writes("/dev/vda", 2, 0, 16)
         .run(&mut guest, Duration::from_secs(120))?
         .must_have_verified()?;
     let sum = guest.must(BEGINNING)?;
@@ -62,7 +62,7 @@ fn unplugged_and_plugged_again() -> Result<()> {
     daemon.must_run()?;
     guest.plug(&disk, "vda")?;
     assert_eq!(guest.must(BEGINNING)?, sum, "the data changed in an unplug in mid-I/O");
-    FioJobs::verified_random_writes("/dev/vda", 2, 64, 32)
+    FioJobs::verified_random_writes("/dev/vda", 2, 64, 16)
         .run(&mut guest, Duration::from_secs(120))?
         .must_have_verified()?;
 
@@ -75,7 +75,7 @@ fn reset_in_mid_io() -> Result<()> {
     let image = HostImage::sparse(128)?;
     let daemon = VhostUserDaemon::start(&[DaemonDisk::new("reset", image.path(), 2)])?;
     let mut guest = Guest::builder().disk(GuestDisk::new("reset", &daemon.socket("reset"), 2)).boot()?;
-    FioJobs::verified_random_writes("/dev/vda", 2, 0, 32)
+    FioJobs::verified_random_writes("/dev/vda", 2, 0, 16)
         .run(&mut guest, Duration::from_secs(120))?
         .must_have_verified()?;
     let sum = guest.must(BEGINNING)?;
@@ -85,7 +85,7 @@ fn reset_in_mid_io() -> Result<()> {
     guest.reset()?;
     ensure!(guest.run("[ -e /run/jobs/endless ]")?.status != 0, "the guest was not reset: its job's file is there");
     assert_eq!(guest.must(BEGINNING)?, sum);
-    FioJobs::verified_random_writes("/dev/vda", 2, 64, 32)
+    FioJobs::verified_random_writes("/dev/vda", 2, 64, 16)
         .run(&mut guest, Duration::from_secs(120))?
         .must_have_verified()?;
 
@@ -150,7 +150,7 @@ fn a_killed_guest_does_not_affect_another() -> Result<()> {
 
     // The disk of the killed guest serves the next one.
     let mut next = Guest::builder().disk(disk_a).boot()?;
-    FioJobs::verified_random_writes("/dev/vda", 2, 64, 32)
+    FioJobs::verified_random_writes("/dev/vda", 2, 64, 16)
         .run(&mut next, Duration::from_secs(120))?
         .must_have_verified()?;
     next.power_off()?;

@@ -163,7 +163,7 @@ fn migrate_and_compare(source: &mut Guest, destination: &mut Guest) -> Result<()
 fn migrates_there_and_back(setting: Setting) -> Result<()> {
     let pair = Pair::start(&setting)?;
     let mut guest = setting.guest(&pair.daemons[0]).boot()?;
-    let verifying = FioLoop::start(&mut guest, setting.node(), 32)?;
+    let verifying = FioLoop::start(&mut guest, setting.node(), 32, 4)?;
     for round in 0..2 * rounds()? {
         let to = &pair.daemons[(round + 1) % 2];
         let mut destination = setting.guest(to).await_incoming()?;
@@ -207,7 +207,7 @@ fn a_migration_that_fails() -> Result<()> {
         let setting = Setting::new(interface, 2)?;
         let pair = Pair::start(&setting)?;
         let mut guest = setting.guest(&pair.daemons[0]).boot()?;
-        let verifying = FioLoop::start(&mut guest, setting.node(), 16)?;
+        let verifying = FioLoop::start(&mut guest, setting.node(), 16, 4)?;
         for way in ["cancelled", "destination killed"] {
             let mut destination = setting.guest(&pair.daemons[1]).await_incoming()?;
             guest.set_migration_parameters(json!({ "max-bandwidth": 1_000_000 }))?;
@@ -245,7 +245,7 @@ fn saved_to_a_file_and_restored() -> Result<()> {
         let setting = Setting::new(interface, 2)?;
         let pair = Pair::start(&setting)?;
         let mut guest = setting.guest(&pair.daemons[0]).boot()?;
-        let verifying = FioLoop::start(&mut guest, setting.node(), 16)?;
+        let verifying = FioLoop::start(&mut guest, setting.node(), 16, 4)?;
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("state");
         guest.save(&file, WITHIN)?;

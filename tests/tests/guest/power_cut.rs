@@ -38,7 +38,7 @@ const CHECKED: [&str; 2] = ["/dev/vdd", "/dev/vde"];
 /// The kinds of work of the load, each acknowledged by name and number.
 const WORK: [&str; 4] = ["file", "line", "wal", "rollback"];
 /// Duration of the load.
-const SECONDS: u32 = 15;
+const SECONDS: u32 = 10;
 /// Default number of cuts of each file system.
 const CUTS: u64 = 10;
 /// Cuts of a disk that ignores flushes, of each file system.

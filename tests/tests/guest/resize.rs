@@ -41,7 +41,7 @@ fn grows_three_times(
     disk: &str,
     image: &Path,
 ) -> Result<()> {
-    let load = FioLoop::start(guest, &format!("/dev/{disk}"), 8)?;
+    let load = FioLoop::start(guest, &format!("/dev/{disk}"), 8, 4)?;
     let by_host =
         |mib: u64| -> Result<()> { Ok(std::fs::File::options().write(true).open(image)?.set_len(mib * MIB)?) };
     let output = daemon.run_verb(&["resize"], &[id, "40M"])?;

@@ -26,7 +26,7 @@ fn rounds() -> Result<u32> {
 /// Kills and stops the daemon in turn under loops that verify. Each loop must complete another pass after each.
 fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
     guest.must("dmesg -c >/dev/null")?;
-    let loops = nodes.iter().map(|node| FioLoop::start(guest, node, 32)).collect::<Result<Vec<_>>>()?;
+    let loops = nodes.iter().map(|node| FioLoop::start(guest, node, 32, 4)).collect::<Result<Vec<_>>>()?;
     let mut taken_up = 0;
     let rounds = 2 * rounds()?;
     for round in 0..rounds + MORE_ROUNDS {

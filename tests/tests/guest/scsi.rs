@@ -181,8 +181,8 @@ fn luns_come_and_go_under_load() -> Result<()> {
     let at_first = [(0, 0), (1, 0)];
     let disks = wait_for_luns(&mut guest, &at_first)?;
     let loads = [
-        FioLoop::start(&mut guest, &disks[&(0, 0)].node(), 16)?,
-        FioLoop::start(&mut guest, &disks[&(1, 0)].node(), 4)?,
+        FioLoop::start(&mut guest, &disks[&(0, 0)].node(), 16, 4)?,
+        FioLoop::start(&mut guest, &disks[&(1, 0)].node(), 4, 4)?,
     ];
 
     // One at a target in use, one at a new target, without a rescan. Three times: an address may be reused.

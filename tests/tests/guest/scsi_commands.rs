@@ -370,7 +370,7 @@ fn read_only_is_read_only(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage)
 fn errors_stay_where_they_are(guest: &mut Guest, disks: &BTreeMap<(u8, u16), ScsiDisk>) -> Result<()> {
     let (disk, neighbour) = (&disks[&FAULTY], &disks[&LARGE_BLOCKS]);
     let node = disk.node();
-    let load = FioLoop::start(guest, &neighbour.node(), 8)?;
+    let load = FioLoop::start(guest, &neighbour.node(), 8, 4)?;
     guest.must("dmesg -c >/dev/null")?;
     // The kernel's handling of the additional sense: a read with a medium error is not repeated.
     let read = ("if={node} of=/dev/null iflag=direct skip", 8 * MIB, "No data available", "Unrecovered read error");

@@ -38,7 +38,7 @@ struct Cost {
 }
 
 /// Requests of a run, of each of two jobs: enough that one-time mappings count for little.
-const REQUESTS: u64 = 4000;
+const REQUESTS: u64 = 1500;
 
 fn read_at_random(guest: &mut Domain) -> Result<f64> {
     let jobs = FioJobs::new(&format!(

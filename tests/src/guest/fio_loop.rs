@@ -14,6 +14,7 @@ const PASS_TIMEOUT: Duration = Duration::from_secs(180);
 #[derive(Debug)]
 pub struct FioLoop {
     name: String,
+    node: String,
 }
 
 impl FioLoop {
@@ -22,6 +23,16 @@ impl FioLoop {
     /// # Errors
     /// As [`Shell::must`].
     pub fn start(guest: &mut impl Shell, node: &str, depth: u32, mib: u32) -> Result<Self> {
+        let looping = Self::launch(guest, node, depth, mib)?;
+        looping.passes(guest, 1)?;
+        Ok(looping)
+    }
+
+    /// Starts it as [`FioLoop::start`] does, without waiting.
+    ///
+    /// # Errors
+    /// As [`Shell::must`].
+    pub fn launch(guest: &mut impl Shell, node: &str, depth: u32, mib: u32) -> Result<Self> {
         let name = format!("loop{}", node.replace('/', "-"));
         let pass = FioJobs::new(&format!(
             "--name=pass --filename={node} --allow_file_create=0 --ioengine=io_uring --direct=1 --thread --iodepth={depth} --rw=randwrite \
@@ -41,9 +52,24 @@ impl FioLoop {
                  cat /run/{name}.pass"
             ),
         )?;
-        let looping = Self { name };
-        looping.passes(guest, 1)?;
-        Ok(looping)
+        Ok(Self { name, node: node.to_owned() })
+    }
+
+    /// Waits until the disk has completed some writes of it.
+    ///
+    /// # Errors
+    /// When it ends before.
+    pub fn wait_for_writes(&self, guest: &mut impl Shell) -> Result<()> {
+        let (name, disk) = (&self.name, self.node.trim_start_matches("/dev/"));
+        let script = format!(
+            "writes() {{ read -r _ _ _ _ count _ </sys/block/{disk}/stat; }}
+             writes; wanted=$((count + 16))
+             until writes; [ $count -ge $wanted ]; do
+                 if [ -e /run/jobs/{name}.status ]; then cat /run/jobs/{name}.out; exit 1; fi
+                 sleep 0.1
+             done"
+        );
+        guest.must_within(&script, PASS_TIMEOUT).map(drop)
     }
 
     /// Waits for the end of a pass that began after this call.

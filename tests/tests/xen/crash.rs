@@ -54,7 +54,10 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
         }
         let mut loops = Vec::new();
         for (_, disk, _) in MODES {
-            loops.push(FioLoop::start(&mut guest, &format!("/dev/{disk}"), 32, 1)?);
+            loops.push(FioLoop::launch(&mut guest, &format!("/dev/{disk}"), 32, 1)?);
+        }
+        for looping in &loops {
+            looping.wait_for_writes(&mut guest)?;
         }
         for kill in 1..=MOST_KILLS.max(least) {
             let mqblk = backend.mqblk().context("our daemon")?;

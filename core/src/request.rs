@@ -86,6 +86,11 @@ pub struct Request<B> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
+impl Errno {
+    /// EFAULT: the memory of a request was lost or is not mapped.
+    pub const FAULT: Errno = Errno(14);
+}
+
 /// How a request ended. Each guest interface maps these to its own status codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {

@@ -39,7 +39,7 @@ pub struct PageArena {
     region: Arc<Region>,
     pages: u32,
     /// Files mapped here may be truncated by their owner.
-    _watch: Option<sigbus::WatchSlot>,
+    _watch: sigbus::WatchSlot,
 }
 
 impl PageArena {
@@ -53,8 +53,8 @@ impl PageArena {
         }
         let region = Arc::new(Region::anonymous_isolated(pages.max(1) as usize * PAGE_BYTES as usize)?);
         let memory = GuestMemory::new(vec![Arc::clone(&region)]).map_err(io::Error::other)?;
-        let _watched = sigbus::watch(region.host_address() as usize, region.len() as usize);
-        Ok(PageArena { memory: Arc::new(memory), region, pages, _watch: _watched })
+        let watch = sigbus::watch(region.host_address() as usize, region.len() as usize, PAGE_BYTES as usize)?;
+        Ok(PageArena { memory: Arc::new(memory), region, pages, _watch: watch })
     }
 
     /// Returns the number of slots.

@@ -135,8 +135,8 @@ impl DirtyLog {
     }
 
     /// Returns true if the file behind it was truncated: its marks are lost.
-    pub fn is_truncated(&self) -> bool {
-        self.mapping.is_truncated()
+    pub fn is_lost(&self) -> bool {
+        self.mapping.loss().is_some()
     }
 }
 

@@ -9,6 +9,7 @@ use mqblk_core::ByteOffset;
 
 use crate::mapping::{Mapping, create_memfd};
 use crate::shared::{Pod, SharedArray, SharedU16, SharedU32, SharedWords};
+use crate::sigbus::MemoryLoss;
 
 /// An address as the guest sees it (in descriptors).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -137,9 +138,9 @@ impl Region {
         self.len == 0
     }
 
-    /// Returns true if the file behind it was truncated and zero pages replaced it.
-    pub fn is_truncated(&self) -> bool {
-        self.mapping.is_truncated()
+    /// Returns why an access to it found memory lost, if one did.
+    pub fn loss(&self) -> Option<MemoryLoss> {
+        self.mapping.loss()
     }
 
     /// Returns the host address of the region's first byte, for system calls.
@@ -204,9 +205,9 @@ impl GuestMemory {
         &self.regions
     }
 
-    /// Returns true if the file behind any region was truncated.
-    pub fn is_truncated(&self) -> bool {
-        self.regions.iter().any(|region| region.is_truncated())
+    /// Returns the guest address of the first region that was lost, and why.
+    pub fn loss(&self) -> Option<(GuestAddress, MemoryLoss)> {
+        self.regions.iter().find_map(|region| Some((region.guest, region.loss()?)))
     }
 
     /// Returns the index of the region that contains `address`.

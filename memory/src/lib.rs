@@ -33,3 +33,4 @@ pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
 pub use mapping::{Mapping, create_memfd, zero_file};
 pub use pool::{Buffer, BufferFault, BufferPool, FixedBuffers, LeaseId, PooledContext, Segment};
 pub use shared::{Pod, SharedArray, SharedU16, SharedU32, SharedWords, full_fence};
+pub use sigbus::{MemoryLoss, is_address_lost};

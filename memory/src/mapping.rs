@@ -11,12 +11,12 @@ use mqblk_core::{ByteLen, ByteOffset};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::sigbus;
+use crate::sigbus::{self, MemoryLoss};
 
 /// Memory mapped into this process until the value is dropped.
 ///
 /// Other processes may write it at any time, so it is only accessed by copies and by the shared cells of this crate. If the file behind it
-/// is truncated, the whole mapping turns into zeroes (see `sigbus.rs`) instead of killing the process.
+/// is truncated, an access reads zeroes and the mapping is marked as lost (see `sigbus.rs`), and the process goes on.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -37,7 +37,7 @@ impl Mapping {
     /// need not be page aligned).
     ///
     /// # Errors
-    /// When the file is shorter than `offset + len` (an access would fault), or the system refuses.
+    /// When the file is shorter than `offset + len` (an access would fault), the system refuses, or there are too many mappings to watch.
     pub fn from_file(file: &impl AsFd, offset: u64, len: u64) -> io::Result<(Mapping, usize)> {
         let stat = rustix::fs::fstat(file)?;
         let end = offset.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
@@ -54,8 +54,10 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
         let base = unsafe { rustix::mm::mmap(null_mut(), mapped, protection, MapFlags::SHARED, file, aligned)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let slot = sigbus::watch(base.as_ptr() as usize, mapped);
-        Ok((Mapping { base, len, mapped, slot }, delta))
+        let mut mapping = Mapping { base, len, mapped, slot: None };
+        // Without this an access could end the process, so a mapping that cannot be watched is refused.
+        mapping.slot = Some(sigbus::watch(base.as_ptr() as usize, mapped, page as usize)?);
+        Ok((mapping, delta))
     }
 
     /// Maps `len` bytes of private zero memory, page aligned. Pages are allocated on first touch.
@@ -116,9 +118,9 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Returns true if the file behind it was truncated and zero pages replaced it.
-    pub fn is_truncated(&self) -> bool {
-        self.slot.as_ref().is_some_and(sigbus::WatchSlot::is_truncated)
+    /// Returns why an access to it found memory lost, if one did.
+    pub fn loss(&self) -> Option<MemoryLoss> {
+        self.slot.as_ref().and_then(sigbus::WatchSlot::loss)
     }
 
     /// Returns the address of byte `at`, for this crate and the kernel only.

@@ -10,6 +10,7 @@ use mqblk_core::{ByteLen, ByteOffset};
 use crate::dirty::DirtyLog;
 use crate::guest::{GuestAddress, GuestMemory};
 use crate::mapping::Mapping;
+use crate::sigbus;
 
 mod guest_access;
 mod logging;
@@ -124,6 +125,8 @@ struct Lease {
     buffers: u32,
     /// Takes no new buffers; removed when `buffers` reaches 0.
     retired: bool,
+    /// An access found memory of the table lost: no address is translated any more.
+    lost: bool,
     generation: u32,
     fixed: Vec<Option<FixedBuffers>>,
     /// Dirty log in which written pages are marked.
@@ -136,6 +139,9 @@ impl Lease {
     /// Makes the region that contains `address` the cached one.
     #[cold]
     fn switch_region(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
+        if self.lost {
+            return None;
+        }
         let index = self.memory.region_index(GuestAddress(address))?;
         let region = &self.memory.regions()[index];
         let fixed = self.fixed.get(index).copied().flatten();
@@ -201,6 +207,8 @@ pub struct BufferPool {
     free_spills: Vec<u32>,
     leases: Vec<Option<Lease>>,
     last_generation: u32,
+    /// Losses of memory in this process when the leases were last examined.
+    losses: usize,
 }
 
 impl BufferPool {
@@ -257,14 +265,15 @@ impl BufferPool {
         self.last_generation = self.last_generation.wrapping_add(1);
         let generation = self.last_generation;
         let lease = Lease {
-            memory,
             cached_region: RegionCache::default(),
             buffers: 0,
             retired: false,
+            lost: memory.loss().is_some(),
             generation,
             fixed,
             log: None,
             log_group: generation,
+            memory,
         };
         let free = self.leases.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -285,6 +294,62 @@ impl BufferPool {
             *slot = None;
         }
         released
+    }
+
+    /// Returns true if an access has found memory of the lease lost (its file truncated, or a hardware error). Nothing is read from such a
+    /// lease or written to it any more, and its queue ends.
+    #[inline]
+    pub fn is_lease_lost(&mut self, id: LeaseId) -> bool {
+        sigbus::losses() != 0 && self.examine_lease(id)
+    }
+
+    #[cold]
+    fn examine_lease(&mut self, id: LeaseId) -> bool {
+        self.examine_losses();
+        self.leases.get(id.index as usize).and_then(Option::as_ref).is_some_and(|lease| lease.lost)
+    }
+
+    #[cold]
+    fn examine_losses(&mut self) {
+        let losses = sigbus::losses();
+        if losses == self.losses {
+            return;
+        }
+        self.losses = losses;
+        for lease in self.leases.iter_mut().flatten().filter(|lease| lease.memory.loss().is_some()) {
+            lease.lost = true;
+            lease.cached_region = RegionCache::default();
+        }
+    }
+
+    /// Returns true if what was just read in a lease is what the guest's memory held, not a page that has replaced lost memory.
+    #[inline]
+    fn was_intact(&mut self, lease: u32) -> bool {
+        self.losses == sigbus::losses() || self.examine_read(lease)
+    }
+
+    #[cold]
+    fn examine_read(&mut self, lease: u32) -> bool {
+        self.examine_losses();
+        !self.lease(lease).lost
+    }
+
+    /// Returns true if no memory of a buffer's leases is lost.
+    #[inline]
+    fn is_intact(&self, buffer: &Buffer) -> bool {
+        sigbus::losses() == 0 || self.has_intact_leases(buffer.index())
+    }
+
+    #[cold]
+    fn has_intact_leases(&self, index: usize) -> bool {
+        let lease_intact = |index: usize| {
+            let lease = self.leases.get(self.entries[index].lease as usize).and_then(Option::as_ref);
+            lease.is_none_or(|lease| lease.memory.loss().is_none())
+        };
+        // The leases of a merged buffer are those of its members.
+        let mut members =
+            std::iter::successors(Some(index), |at| self.entries[*at].next.checked_sub(1).map(|at| at as usize));
+        members.all(lease_intact)
     }
 
     /// Returns true if the last buffer of a retired lease was released.
@@ -504,7 +569,7 @@ impl BufferPool {
     }
 
     /// Calls `each` with the host address and length of each part of a segment, from `at` bytes into the buffer, for `len` bytes. Returns
-    /// false if the buffer is shorter.
+    /// false if the buffer is shorter, or if its memory was lost.
     fn for_each_run(&self, buffer: &Buffer, at: u64, len: u64, mut each: impl FnMut(*mut u8, usize)) -> bool {
         if at.checked_add(len).is_none_or(|end| end > self.len(buffer).0) {
             return false;
@@ -523,10 +588,11 @@ impl BufferPool {
             each(std::ptr::with_exposed_provenance_mut::<u8>((segment.address + skip) as usize), run as usize);
             (skip, left) = (0, left - run);
         }
-        true
+        self.is_intact(buffer)
     }
 
-    /// Copies from `at` bytes into the buffer to private memory. Returns false (nothing copied) if the buffer is shorter.
+    /// Copies from `at` bytes into the buffer to private memory. Returns false if the buffer is shorter (nothing is copied then), or if its
+    /// memory was lost.
     #[must_use]
     pub fn copy_out(&self, buffer: &Buffer, at: u64, bytes: &mut [u8]) -> bool {
         let mut done = 0;
@@ -537,7 +603,8 @@ impl BufferPool {
         })
     }
 
-    /// Copies private memory to `at` bytes into the buffer. Returns false (nothing copied) if the buffer is shorter.
+    /// Copies private memory to `at` bytes into the buffer. Returns false if the buffer is shorter (nothing is copied then), or if its memory
+    /// was lost.
     #[must_use]
     pub fn copy_in(&self, buffer: &Buffer, at: u64, bytes: &[u8]) -> bool {
         debug_assert!(self.will_be_logged(buffer));
@@ -549,7 +616,8 @@ impl BufferPool {
         })
     }
 
-    /// Fills the whole buffer from `memory` at `from`. Returns false (nothing copied) if `memory` is shorter.
+    /// Fills the whole buffer from `memory` at `from`. Returns false if `memory` is shorter (nothing is copied then), or if the buffer's memory
+    /// was lost.
     #[must_use]
     pub fn fill_from(&self, buffer: &Buffer, memory: &Mapping, from: ByteOffset) -> bool {
         debug_assert!(self.will_be_logged(buffer));
@@ -560,12 +628,25 @@ impl BufferPool {
         })
     }
 
-    /// Stores the whole buffer into `memory` at `to`. Returns false (nothing copied) if `memory` is shorter.
+    /// Stores the whole buffer into `memory` at `to`. Returns false if `memory` is shorter or the buffer's memory was lost (nothing is copied
+    /// then), or if it is lost meanwhile.
     #[must_use]
     pub fn store_to(&self, buffer: &Buffer, memory: &Mapping, to: ByteOffset) -> bool {
-        self.with_mapping(buffer, memory, to, |guest, host, run| {
-            // SAFETY: as in `fill_from`, the other way.
-            unsafe { guest.copy_to(host, run) }
+        self.is_accessible(buffer)
+            && self.with_mapping(buffer, memory, to, |guest, host, run| {
+                // SAFETY: as in `fill_from`, the other way.
+                unsafe { guest.copy_to(host, run) }
+            })
+    }
+
+    /// Reads a byte of each page of the buffer. Returns false if memory of it is lost: then no zeroes need be copied to find that out.
+    fn is_accessible(&self, buffer: &Buffer) -> bool {
+        let page = rustix::param::page_size();
+        self.for_each_run(buffer, 0, self.len(buffer).0, |place, run| {
+            for at in (0..run).step_by(page).chain([run - 1]) {
+                // SAFETY: the lease keeps `run` bytes (at least 1) at `place` mapped.
+                let _ = unsafe { place.add(at).read_volatile() };
+            }
         })
     }
 
@@ -593,8 +674,8 @@ impl BufferPool {
         self.copy_range(from, 0, to, 0, len)
     }
 
-    /// Copies `len` bytes from offset `from_at` of one buffer to offset `to_at` of another. Returns false (nothing copied) if either is
-    /// shorter.
+    /// Copies `len` bytes from offset `from_at` of one buffer to offset `to_at` of another. Returns false if either is shorter (nothing is
+    /// copied then), or if memory of either was lost.
     #[must_use]
     pub fn copy_range(&self, from: &Buffer, from_at: u64, to: &Buffer, to_at: u64, len: ByteLen) -> bool {
         debug_assert!(self.will_be_logged(to));
@@ -611,7 +692,7 @@ impl BufferPool {
                 done += part;
             });
             at += run as u64;
-        })
+        }) && self.is_intact(to)
     }
 }
 

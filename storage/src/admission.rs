@@ -9,6 +9,9 @@ use mqblk_core::{BlockSize, ByteLen, DiskError, Errno, Geometry, Op, Outcome, Re
 /// The kernel's EINVAL: the outcome of a request that no engine should have admitted.
 pub(crate) const INVALID: Outcome = Outcome::Failed(Errno(22));
 
+/// The kernel's EFAULT: the outcome of a request whose guest memory was lost.
+pub(crate) const FAULT: Outcome = Outcome::Failed(Errno::FAULT);
+
 /// The maximum data transfer that backends report. It is the kernel's own bound for one system call (`MAX_RW_COUNT`, just below 2 GiB)
 /// rounded down to a power of two; longer requests work too.
 pub(crate) const MAX_TRANSFER: ByteLen = ByteLen(1 << 30);

@@ -179,7 +179,8 @@ impl RemoteIo {
         self.len == 0
     }
 
-    /// Copies from `at` bytes into the buffer to private memory. Returns false (nothing copied) if the buffer is shorter.
+    /// Copies from `at` bytes into the buffer to private memory. Returns false if the buffer is shorter (nothing is copied then), or if its
+    /// memory was lost.
     #[must_use]
     pub fn copy_out(&self, at: u64, bytes: &mut [u8]) -> bool {
         let mut done = 0;
@@ -190,7 +191,8 @@ impl RemoteIo {
         })
     }
 
-    /// Copies private memory to `at` bytes into the buffer. Returns false (nothing copied) if the buffer is shorter.
+    /// Copies private memory to `at` bytes into the buffer. Returns false if the buffer is shorter (nothing is copied then), or if its memory
+    /// was lost.
     #[must_use]
     pub fn copy_in(&self, at: u64, bytes: &[u8]) -> bool {
         debug_assert!(self.logged, "a buffer that is read into is set writable");
@@ -234,7 +236,8 @@ impl RemoteIo {
             each(piece.iov_base.cast::<u8>().wrapping_add(skip), run);
             (skip, left) = (0, left - run);
         }
-        true
+        let is_lost = |piece: &Piece| mqblk_memory::is_address_lost(piece.0.iov_base as u64);
+        !self.pieces.0.iter().any(is_lost)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use mqblk_core::{Op, Outcome};
+use mqblk_core::{Errno, Op, Outcome};
 
 /// How a request that the storage failed is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,6 +110,8 @@ impl ErrorPolicy {
     pub(crate) fn disposition(&self, op: Op, outcome: Outcome, cached: bool) -> Disposition {
         match outcome {
             Outcome::NoSpace if self.on_enospc == OnNoSpace::Stop => Disposition::Stop,
+            // The guest's memory has failed, not the storage.
+            Outcome::Failed(Errno::FAULT) => Disposition::Report,
             Outcome::Failed(_) => match self.on_error {
                 OnError::Report => Disposition::Report,
                 OnError::Stop => Disposition::Stop,

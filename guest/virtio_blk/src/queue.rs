@@ -85,9 +85,9 @@ impl<L: GuestContext> BlkQueue<L> {
                 let id = self.device.device_id();
                 let len = pool.len(&chain.buffer).0.min(id.len() as u64) as usize;
                 let copied = pool.copy_in(&chain.buffer, 0, &id[..len]);
-                debug_assert!(copied);
-                self.complete_chain(pool, head, chain.buffer, BlkStatus::OK, len as u32 + 1);
-                into.completed_locally(true);
+                let status = if copied { BlkStatus::OK } else { BlkStatus::IOERR };
+                self.complete_chain(pool, head, chain.buffer, status, len as u32 + 1);
+                into.completed_locally(copied);
             }
             ParsedRequest::Complete(status) => {
                 self.complete_chain(pool, head, chain.buffer, status, written);

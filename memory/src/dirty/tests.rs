@@ -75,5 +75,5 @@ fn a_truncated_log_only_loses_its_marks() {
     let (log, file) = log(3 * 4096);
     file.set_len(0).unwrap();
     log.mark(GuestAddress(2 * 4096 * LOG_BYTE_SPAN), 1);
-    assert!(log.is_truncated());
+    assert!(log.is_lost());
 }

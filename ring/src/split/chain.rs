@@ -73,6 +73,8 @@ impl IndirectTable {
     }
 }
 
+const MEMORY_LOST: VirtqueueError =
+    VirtqueueError("the guest's memory was lost: the file behind it was truncated, or the hardware failed");
 const READABLE_AFTER_WRITABLE: VirtqueueError = VirtqueueError("a readable descriptor follows a writable one");
 const NESTED_INDIRECT: VirtqueueError = VirtqueueError("an indirect table names another one");
 const BAD_INDIRECT_NEXT: VirtqueueError = VirtqueueError("an indirect descriptor's next field is outside its table");
@@ -92,7 +94,11 @@ impl SplitDevice {
         heads: &mut [ChainHead; N],
         max: usize,
     ) -> Result<(usize, bool), VirtqueueError> {
-        let waiting = usize::from(self.waiting()?);
+        let waiting = self.waiting();
+        if pool.is_lease_lost(lease) {
+            return Err(MEMORY_LOST);
+        }
+        let waiting = usize::from(waiting?);
         if self.replays() > 0 {
             return Ok(self.fetch_replays(pool, lease, &mut heads[..max.min(N)], waiting));
         }
@@ -106,6 +112,10 @@ impl SplitDevice {
         }
         for head in &mut heads[..count] {
             head.read_indirect(pool, lease);
+        }
+        // Ring entries were read without a check of each: zeroes in their place would be taken for valid ones.
+        if pool.is_lease_lost(lease) {
+            return Err(MEMORY_LOST);
         }
         Ok((count, waiting > count))
     }

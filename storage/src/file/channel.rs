@@ -187,11 +187,12 @@ impl FileChannel {
         let Some((slice, slot)) = pool.take(&mut context.buffers, len) else { return Err(Stalled) };
         let fua = request.op == Op::Write { fua: true };
         if let (Op::Write { .. }, Some(buffer)) = (request.op, &request.buffer) {
-            let copied = context.buffers.copy_range(buffer, request.done, &slice, 0, len);
-            debug_assert!(copied, "the buffer is as long as the request");
+            request.faulted = !context.buffers.copy_range(buffer, request.done, &slice, 0, len);
         }
         let transfer = FileTransfer { file: &self.ring, at, skip: 0 };
         let issued = match request.op {
+            // Of a write whose data was lost nothing is written: a read takes its place, and the request fails when that ends.
+            Op::Write { .. } if request.faulted => context.read(self.client, cookie, transfer, slice),
             Op::Read => context.read(self.client, cookie, transfer, slice),
             _ => context.write(self.client, cookie, transfer, slice, fua),
         };
@@ -212,15 +213,17 @@ impl FileChannel {
     /// Processes a completion: issues the request's next operation, or completes the request.
     #[inline]
     fn complete(&mut self, context: &mut UringContext, completion: IoCompletion) -> Option<Completion<Buffer>> {
-        let IoCompletion { cookie, result, buffer, .. } = completion;
+        let IoCompletion { cookie, mut result, buffer, .. } = completion;
         let index = cookie as u32;
         let place = self.inflight.get_mut(index as usize)?;
         let request = place.as_mut()?;
         match (request.slot.take(), buffer) {
             (Some(slot), Some(slice)) => {
                 if let (Op::Read, Some(buffer), Ok(len)) = (request.op, &request.buffer, u64::try_from(result)) {
-                    let copied = context.buffers.copy_range(&slice, 0, buffer, request.done, ByteLen(len));
-                    debug_assert!(copied, "a slice ends where the request ends, or before");
+                    request.faulted = !context.buffers.copy_range(&slice, 0, buffer, request.done, ByteLen(len));
+                }
+                if request.faulted {
+                    result = -mqblk_core::Errno::FAULT.0;
                 }
                 let pool = if request.stage == OpStage::Bounce { &mut self.bounce } else { &mut self.zeroes };
                 if let Some(pool) = pool {

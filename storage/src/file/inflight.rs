@@ -60,13 +60,27 @@ pub(super) struct InflightRequest {
     pub(super) buffer: Option<Buffer>,
     /// The bounce slot whose buffer is in a kernel operation.
     pub(super) slot: Option<u32>,
+    /// Guest memory of it was lost when the last slice was copied.
+    pub(super) faulted: bool,
     retries: u8,
 }
 
 impl InflightRequest {
     pub(super) fn new(request: mqblk_core::Request<Buffer>, stage: OpStage, done: u64) -> InflightRequest {
         let mqblk_core::Request { start, len, tag, buffer, op } = request;
-        InflightRequest { op, stage, start, len, done, tag, cancelled: false, buffer, slot: None, retries: 0 }
+        InflightRequest {
+            op,
+            stage,
+            start,
+            len,
+            done,
+            tag,
+            cancelled: false,
+            buffer,
+            slot: None,
+            faulted: false,
+            retries: 0,
+        }
     }
 
     /// Returns the file offset of the next slice.

@@ -140,8 +140,13 @@ impl RamChannel {
         let done = match (request.op, &request.buffer) {
             (Op::Flush, _) => return Outcome::Done(ByteLen::ZERO),
             (Op::Read | Op::Write { .. }, Some(buffer)) if context.buffers.len(buffer) != len => false,
-            (Op::Read, Some(buffer)) => context.buffers.fill_from(buffer, &self.memory, start),
-            (Op::Write { .. }, Some(buffer)) => context.buffers.store_to(buffer, &self.memory, start),
+            (Op::Read, Some(buffer)) if !context.buffers.fill_from(buffer, &self.memory, start) => {
+                return admission::FAULT;
+            }
+            (Op::Write { .. }, Some(buffer)) if !context.buffers.store_to(buffer, &self.memory, start) => {
+                return admission::FAULT;
+            }
+            (Op::Read | Op::Write { .. }, Some(_)) => true,
             (Op::Read | Op::Write { .. }, None) => false,
             (Op::Discard { .. } | Op::WriteZeroes { may_unmap: true, .. }, _) => self.memory.clear(start, len),
             (Op::WriteZeroes { may_unmap: false, .. }, _) => self.write_zeroes(start, len),

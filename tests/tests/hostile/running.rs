@@ -296,7 +296,7 @@ fn cut_off(settings: &str, which: usize, len: u64) {
     drop(frontend);
     daemon.wait_for_session_end("bad");
     daemon.wait_for_resources(base, "a truncation");
-    let lost = daemon.warnings("bad").iter().filter(|line| line.contains("cut off memory")).count();
+    let lost = daemon.warnings("bad").iter().filter(|line| line.contains("shared memory was lost")).count();
     assert!(lost <= 1, "{lost} lines for one truncation");
     assert_eq!(read_disk(&daemon.socket("bad"), DISK), vec![0; DISK], "the disk");
     assert!(neighbour.finish() > 0);
@@ -312,6 +312,61 @@ fn memory_is_truncated_while_requests_run() {
     }
     cut_off(STORAGES[0], 0, 0x1000);
     cut_off(STORAGES[0], 1, 0x9000);
+}
+
+/// Sends a write of two pages at `data` to the disk's start, with its header at `header_at`.
+fn write_from(frontend: &mut HostileFrontend, header_at: u64, data: u64) {
+    let queue = &mut frontend.queues[0];
+    let pieces = [readable(header_at, 16), readable(data, 8192), writable(START + 0x2_1000, 1)];
+    let head = write_direct(&queue.ring, &[0, 1, 2], &pieces);
+    queue.ring.offer(head);
+    queue.publish_and_kick();
+}
+
+/// A request whose data, header or ring is in memory that was truncated does not complete as done, writes nothing, and ends its queue.
+/// `data_only`: the header stays.
+fn write_of_lost_memory(settings: &str, data_only: bool) {
+    let mut daemon = start(settings, 1);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 8);
+    let mut frontend = HostileFrontend::start(&daemon.socket("bad"), 0, 1);
+    let header_at = if data_only { START + 0x2_0000 } else { SEAM + 0x4000 };
+    frontend.memory.write(header_at, &header(request_type::OUT, 0));
+    frontend.memory.write(SEAM + 0x8000, &[0xa5; 8192]);
+    write_from(&mut frontend, header_at, SEAM + 0x8000);
+    frontend.queues[0].wait_completion();
+    assert_eq!(frontend.memory.read(START + 0x2_1000, 1), [STATUS_OK]);
+
+    let intact = if data_only { 0x9000 } else { 0 };
+    frontend.memory.regions[1].file.set_len(intact).expect("truncation");
+    frontend.memory.write(START + 0x2_1000, &[0xee]);
+    // The second page of the data is lost, or all of the request but its descriptors.
+    write_from(&mut frontend, header_at, SEAM + 0x8000);
+    let status = |frontend: &HostileFrontend| frontend.memory.read(START + 0x2_1000, 1)[0];
+    wait_for("the end of the queue or of the request", || {
+        (status(&frontend) != 0xee || frontend.queues[0].wait_retired(Duration::ZERO)).then_some(())
+    });
+    // Registered memory keeps its pages for direct I/O: then the data is what the guest wrote.
+    if !data_only || settings != STORAGES[1] {
+        assert_ne!(status(&frontend), STATUS_OK, "{settings}: a write of lost memory is done");
+    }
+    daemon.assert_alive("a write of lost memory");
+    neighbour.assert_progress("a write of lost memory");
+    drop(frontend);
+    daemon.wait_for_session_end("bad");
+    let disk = read_disk(&daemon.socket("bad"), DISK);
+    assert!(disk[..4096] == [0xa5; 4096] && disk[4096..8192] == [0xa5; 4096], "{settings}: zeroes were written");
+    assert!(neighbour.finish() > 0);
+    daemon.stop();
+}
+
+#[test]
+fn lost_memory_is_never_taken_for_data() {
+    for settings in STORAGES {
+        for data_only in [true, false] {
+            write_of_lost_memory(settings, data_only);
+        }
+    }
+    write_of_lost_memory("storage=file,path=IMAGE,queues=3,direct=off", true);
 }
 
 #[test]

@@ -276,8 +276,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                     tracing::error!(disk = self.name(), "frontend disconnected: handling its message failed");
                 }
             }
-            if session.is_memory_lost() {
-                tracing::warn!(disk = self.name(), "the frontend cut off memory that it had shared");
+            if let Some(loss) = session.memory_loss() {
+                tracing::warn!(disk = self.name(), "shared memory was lost: {loss}");
             }
         }
         self.drain(session);

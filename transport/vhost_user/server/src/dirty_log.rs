@@ -64,7 +64,7 @@ impl DirtyLogging {
 
     /// Returns true if the frontend has truncated the active log.
     pub(crate) fn is_lost(&self) -> bool {
-        self.active().is_some_and(|log| log.is_truncated())
+        self.active().is_some_and(|log| log.is_lost())
     }
 
     /// Returns the logging of a ring of `size` entries whose used ring is logged at `used`; `None` if it is not logged.

@@ -107,9 +107,10 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         self.rejection.take()
     }
 
-    /// Returns true if the frontend has truncated guest memory or the dirty log.
-    pub(crate) fn is_memory_lost(&self) -> bool {
-        self.memory.is_truncated() || self.logging.is_lost()
+    /// Returns which memory that the frontend shared was lost, and why.
+    pub(crate) fn memory_loss(&self) -> Option<String> {
+        let region = self.memory.loss().map(|(at, why)| format!("the region at guest address {:#x}: {why}", at.0));
+        region.or_else(|| self.logging.is_lost().then(|| "the dirty log: the file behind it was truncated".to_owned()))
     }
 
     /// Records the driver's configuration in the in-flight region, for the next backend.

@@ -296,8 +296,8 @@ impl BufferPool {
         released
     }
 
-    /// Returns true if an access has found memory of the lease lost (its file truncated, or a hardware error). Nothing is read from such a
-    /// lease or written to it any more, and its queue ends.
+    /// Returns true if an access has found memory of the lease lost (its file truncated, or a hardware error): what was read from it before
+    /// this call may be zeroes in the place of data, and nothing is read from it or written to it any more. Its queue ends.
     #[inline]
     pub fn is_lease_lost(&mut self, id: LeaseId) -> bool {
         sigbus::losses() != 0 && self.examine_lease(id)
@@ -320,18 +320,6 @@ impl BufferPool {
             lease.lost = true;
             lease.cached_region = RegionCache::default();
         }
-    }
-
-    /// Returns true if what was just read in a lease is what the guest's memory held, not a page that has replaced lost memory.
-    #[inline]
-    fn was_intact(&mut self, lease: u32) -> bool {
-        self.losses == sigbus::losses() || self.examine_read(lease)
-    }
-
-    #[cold]
-    fn examine_read(&mut self, lease: u32) -> bool {
-        self.examine_losses();
-        !self.lease(lease).lost
     }
 
     /// Returns true if no memory of a buffer's leases is lost.

@@ -7,8 +7,8 @@ use crate::guest::GuestAddress;
 use crate::shared::{Pod, prefetch};
 
 impl BufferPool {
-    /// Reads a value from guest memory, once. `None` when a byte of it is not mapped, or was lost.
-    #[inline(always)]
+    /// Reads a value from guest memory, once. `None` when a byte of it is not mapped.
+    #[inline]
     pub fn read<T: Pod>(&mut self, lease: LeaseId, address: GuestAddress) -> Option<T> {
         let Some(host) = self.host_address(lease.index, address.0, size_of::<T>() as u64) else {
             return self.read_across_regions(lease, address);
@@ -17,16 +17,14 @@ impl BufferPool {
         // An array of bytes would be read byte by byte.
         if place.is_aligned() && (align_of::<T>() > 1 || size_of::<T>() == 1) {
             // SAFETY: mapped for its whole size by the lease, aligned; any bit pattern is a `T`.
-            let value = unsafe { place.read_volatile() };
-            return self.was_intact(lease.index).then_some(value);
+            return Some(unsafe { place.read_volatile() });
         }
         let mut value = std::mem::MaybeUninit::<T>::uninit();
         // SAFETY: mapped for its whole size by the lease; bytes are copied into private memory; any bit pattern is a `T`.
-        let value = unsafe {
+        unsafe {
             place.cast::<u8>().copy_to_nonoverlapping(value.as_mut_ptr().cast(), size_of::<T>());
-            value.assume_init()
-        };
-        self.was_intact(lease.index).then_some(value)
+            Some(value.assume_init())
+        }
     }
 
     /// Reads a value that spans regions.
@@ -39,8 +37,8 @@ impl BufferPool {
         self.read_bytes(lease, address, bytes).then(|| unsafe { value.assume_init() })
     }
 
-    /// Reads bytes from guest memory, once. They may span regions. Returns false if a byte is not mapped or was lost; the bytes before it may
-    /// then have been read.
+    /// Reads bytes from guest memory, once. They may span regions. Returns false if a byte is not mapped; the bytes before it may then have
+    /// been read.
     #[must_use]
     pub fn read_bytes(&mut self, lease: LeaseId, address: GuestAddress, into: &mut [u8]) -> bool {
         let Some(host) = self.host_address(lease.index, address.0, into.len() as u64) else {
@@ -49,7 +47,7 @@ impl BufferPool {
         let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
         // SAFETY: mapped for `into.len()` bytes by the lease; `into` is private memory.
         unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
-        self.was_intact(lease.index)
+        true
     }
 
     /// Reads bytes that span regions or are not mapped.
@@ -66,10 +64,10 @@ impl BufferPool {
             left = later;
             match address.checked_add(run) {
                 Some(next) => address = next,
-                None => return left.is_empty() && self.was_intact(lease.index),
+                None => return left.is_empty(),
             }
         }
-        self.was_intact(lease.index)
+        true
     }
 
     /// Writes bytes to guest memory. They may span regions. Returns false if a byte is not mapped; the bytes before it may then have been

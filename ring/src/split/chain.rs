@@ -113,10 +113,6 @@ impl SplitDevice {
         for head in &mut heads[..count] {
             head.read_indirect(pool, lease);
         }
-        // Ring entries were read without a check of each: zeroes in their place would be taken for valid ones.
-        if pool.is_lease_lost(lease) {
-            return Err(MEMORY_LOST);
-        }
         Ok((count, waiting > count))
     }
 
@@ -144,7 +140,7 @@ impl SplitDevice {
     ///
     /// # Errors
     /// [`ChainError::BrokenRing`] for a chain that leaves its table, loops, nests indirect tables or has a writable descriptor before a
-    /// readable one; [`ChainError::BadRequest`] for a table that is not mapped, or when `each` returns it.
+    /// readable one, or when guest memory was lost; [`ChainError::BadRequest`] for a table that is not mapped, or when `each` returns it.
     #[inline]
     pub fn walk(
         &self,
@@ -180,7 +176,8 @@ impl SplitDevice {
                 each(pool, ChainSegment { address: GuestAddress(desc.address), len: desc.len, writable })?;
             }
             if desc.flags & DESC_NEXT == 0 {
-                return Ok(());
+                // Descriptors and what `each` has read may be zeroes in the place of lost memory.
+                return if pool.is_lease_lost(lease) { Err(MEMORY_LOST.into()) } else { Ok(()) };
             }
             seen += 1;
             desc = match &table {

@@ -55,15 +55,15 @@ impl FioLoop {
         Ok(Self { name, node: node.to_owned() })
     }
 
-    /// Waits until the disk has completed some writes of it.
+    /// Waits until the disk has completed `more` writes from now on.
     ///
     /// # Errors
     /// When it ends before.
-    pub fn wait_for_writes(&self, guest: &mut impl Shell) -> Result<()> {
+    pub fn wait_for_writes(&self, guest: &mut impl Shell, more: u32) -> Result<()> {
         let (name, disk) = (&self.name, self.node.trim_start_matches("/dev/"));
         let script = format!(
             "writes() {{ read -r _ _ _ _ count _ </sys/block/{disk}/stat; }}
-             writes; wanted=$((count + 16))
+             writes; wanted=$((count + {more}))
              until writes; [ $count -ge $wanted ]; do
                  if [ -e /run/jobs/{name}.status ]; then cat /run/jobs/{name}.out; exit 1; fi
                  sleep 0.1

@@ -19,7 +19,7 @@ const MODES: [(&str, &str, &str); 4] = [
 ];
 
 /// The settings of each disk's storage.
-const WRITES_PER_SECOND: u32 = 150;
+const WRITES_PER_SECOND: u32 = 40;
 
 /// Most kills with each kind of rings: with the last kind until a kill has found requests in flight.
 const MOST_KILLS: u32 = 6;
@@ -57,10 +57,12 @@ fn killed_in_the_middle_of_verified_writes() -> Result<()> {
             loops.push(FioLoop::launch(&mut guest, &format!("/dev/{disk}"), 32, 1)?);
         }
         for looping in &loops {
-            looping.wait_for_writes(&mut guest)?;
+            looping.wait_for_writes(&mut guest, 4)?;
         }
         for kill in 1..=MOST_KILLS.max(least) {
             let mqblk = backend.mqblk().context("our daemon")?;
+            // In a pass of the first disk, whose writes are slow: so most kills find some in flight.
+            loops[0].wait_for_writes(&mut guest, 4)?;
             mqblk.kill(&mut host)?;
             // The guest continues to submit while no daemon runs.
             std::thread::sleep(Duration::from_millis(300));

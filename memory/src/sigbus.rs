@@ -120,10 +120,21 @@ pub(crate) fn losses() -> usize {
     LOSSES.load(Ordering::Acquire)
 }
 
-fn slot(index: u32) -> Option<&'static WatchedRange> {
-    let chunk = CHUNKS.get(index as usize / CHUNK_SLOTS)?.load(Ordering::Acquire);
+/// Returns a chunk, if it exists.
+fn chunk(chunk: &'static AtomicPtr<Chunk>) -> Option<&'static Chunk> {
     // SAFETY: a chunk is null, or was leaked by `add_chunk` and is never freed.
-    unsafe { chunk.as_ref() }.map(|chunk| &chunk[index as usize % CHUNK_SLOTS])
+    unsafe { chunk.load(Ordering::Acquire).as_ref() }
+}
+
+fn slot(index: u32) -> Option<&'static WatchedRange> {
+    let index = index as usize;
+    Some(&chunk(CHUNKS.get(index / CHUNK_SLOTS)?)?[index % CHUNK_SLOTS])
+}
+
+/// Returns the slot of the watched mapping that contains `address`, and its range. Mappings do not overlap, so there is at most one.
+fn find(address: usize) -> Option<(&'static WatchedRange, Range)> {
+    let mut slots = CHUNKS.iter().map_while(chunk).flatten();
+    slots.find_map(|slot| Some((slot, slot.find(address)?)))
 }
 
 /// Adds a chunk. Returns false if there are as many as may be.
@@ -189,10 +200,7 @@ pub fn is_address_lost(address: u64) -> bool {
 
 #[cold]
 fn find_loss(address: usize) -> bool {
-    // SAFETY: a chunk is null, or was leaked by `add_chunk` and is never freed.
-    let chunks = CHUNKS.iter().map_while(|chunk| unsafe { chunk.load(Ordering::Acquire).as_ref() });
-    let lost = |slot: &WatchedRange| slot.loss.load(Ordering::Relaxed) != NO_LOSS && slot.find(address).is_some();
-    chunks.flatten().any(lost)
+    find(address).is_some_and(|(slot, _)| slot.loss.load(Ordering::Relaxed) != NO_LOSS)
 }
 
 /// The SIGBUS action that was installed before.
@@ -223,19 +231,12 @@ fn place_zeroes(start: usize, len: usize) -> bool {
 
 /// Marks the watched mapping that contains `address` as lost, and makes the address accessible. Returns false if there is none.
 fn mark_lost(address: usize, loss: u8) -> bool {
-    for chunk in &CHUNKS {
-        // SAFETY: a chunk is null, or was leaked by `add_chunk` and is never freed.
-        let Some(chunk) = (unsafe { chunk.load(Ordering::Acquire).as_ref() }) else { return false };
-        for slot in chunk {
-            let Some(range) = slot.find(address) else { continue };
-            let _ = slot.loss.compare_exchange(NO_LOSS, loss, Ordering::Relaxed, Ordering::Relaxed);
-            LOSSES.fetch_add(1, Ordering::Release);
-            let page = range.start + (address - range.start) / range.page * range.page;
-            // The whole of it where the system has no more ranges for parts.
-            return place_zeroes(page, range.page) || place_zeroes(range.start, range.len);
-        }
-    }
-    false
+    let Some((slot, range)) = find(address) else { return false };
+    let _ = slot.loss.compare_exchange(NO_LOSS, loss, Ordering::Relaxed, Ordering::Relaxed);
+    LOSSES.fetch_add(1, Ordering::Release);
+    let page = range.start + (address - range.start) / range.page * range.page;
+    // The whole of it where the system has no more ranges for parts.
+    place_zeroes(page, range.page) || place_zeroes(range.start, range.len)
 }
 
 extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {

@@ -132,12 +132,9 @@ impl RingSide {
         self.unpublished_responses += 1;
     }
 
-    /// Publishes the responses on the ring.
+    /// Publishes the responses on the ring, of which there is one at least.
     #[inline]
     pub(crate) fn publish(&mut self) -> PublishResult {
-        if self.unpublished_responses == 0 {
-            return PublishResult::Nothing;
-        }
         self.unpublished_responses = 0;
         match &mut self.journal {
             None => self.ring.publish(),

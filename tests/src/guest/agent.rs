@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
@@ -21,6 +21,9 @@ const CONSOLE_LINES_KEPT: usize = 40;
 
 /// Interval of the checks, during a long wait, that the guest is alive.
 const ALIVE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Number of base64 characters in a part of a script: a quarter of a Linux terminal's input buffer (4096 bytes).
+const PART_LENGTH: usize = 1024;
 
 /// Exit status and output of a script in the guest.
 #[derive(Debug, Clone)]
@@ -74,11 +77,14 @@ impl Agent {
     }
 
     /// Sends a script that has no reply, such as a power-off.
-    pub(crate) fn send(&mut self, script: &str, within: Duration) -> Result<u64> {
-        let id = self.next;
-        self.next += 1;
-        self.stream.send(&format!("{id} {} {}", within.as_secs().max(1), STANDARD.encode(script)))?;
-        Ok(id)
+    ///
+    /// # Errors
+    /// When the script does not fit in one part, or the guest closed the stream.
+    pub(crate) fn send(&mut self, script: &str, within: Duration) -> Result<()> {
+        let encoded = STANDARD.encode(script);
+        ensure!(encoded.len() <= PART_LENGTH, "a script without a reply is longer than one part: {script}");
+        let id = self.next_id();
+        self.stream.send(&run_line(id, within, &encoded))
     }
 
     /// Runs a script and waits for its end. `alive` is called repeatedly to stop the wait when the guest has died.
@@ -89,14 +95,49 @@ impl Agent {
         alive: &mut dyn FnMut() -> Result<()>,
     ) -> Result<ScriptOutput> {
         let deadline = Instant::now() + within + KILL_REPORT_TIMEOUT;
-        let id = self.send(script, within)?;
-        let status = loop {
-            let line = self.line(deadline, alive)?;
-            if let Some(status) = line.strip_prefix(&format!("begin {id} ")) {
-                break status.parse().with_context(|| format!("the agent's exit status '{status}'"))?;
+        let id = self.next_id();
+        let encoded = STANDARD.encode(script);
+        let mut rest = encoded.as_str();
+        while rest.len() > PART_LENGTH {
+            let (part, next) = rest.split_at(PART_LENGTH);
+            self.request(&format!("part {id} 0 {} {part}", part.len()), &format!("got {id}"), deadline, alive)?;
+            rest = next;
+        }
+        let status = self.request(&run_line(id, within, rest), &format!("begin {id} "), deadline, alive)?;
+        let status = status.parse().with_context(|| format!("the agent's exit status '{status}'"))?;
+        self.output(id, deadline, alive).map(|output| ScriptOutput { status, output })
+    }
+
+    fn next_id(&mut self) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        id
+    }
+
+    /// Sends a line, again while the agent receives it damaged, and returns the rest of the reply that begins with `expected`.
+    fn request(
+        &mut self,
+        line: &str,
+        expected: &str,
+        deadline: Instant,
+        alive: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<String> {
+        self.stream.send(line)?;
+        loop {
+            let reply = self.line(deadline, alive)?;
+            if let Some(rest) = reply.strip_prefix(expected) {
+                return Ok(rest.to_owned());
             }
-            self.keep_console_line(line);
-        };
+            if reply == "again" {
+                self.stream.send(line)?;
+            } else {
+                self.keep_console_line(reply);
+            }
+        }
+    }
+
+    /// Receives the output of script `id`.
+    fn output(&mut self, id: u64, deadline: Instant, alive: &mut dyn FnMut() -> Result<()>) -> Result<String> {
         let mut text = String::new();
         loop {
             let line = self.line(deadline, alive)?;
@@ -110,7 +151,7 @@ impl Agent {
             }
         }
         let bytes = STANDARD.decode(&text).with_context(|| format!("the agent's answer is not base64: {text}"))?;
-        Ok(ScriptOutput { status, output: String::from_utf8_lossy(&bytes).into_owned() })
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn line(&mut self, deadline: Instant, alive: &mut dyn FnMut() -> Result<()>) -> Result<String> {
@@ -125,4 +166,9 @@ impl Agent {
             }
         }
     }
+}
+
+/// Returns the line that sends the last part of a script.
+fn run_line(id: u64, within: Duration, encoded: &str) -> String {
+    format!("run {id} {} {} {encoded}", within.as_secs().max(1), encoded.len())
 }

@@ -196,7 +196,8 @@ impl Sandbox {
             _ => "",
         };
         let path = format!("PATH=/media/bin:{qemu}/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
-        command.args(["--", "setsid", "env", "-i", &path, "HOME=/media/work", "TERM=dumb", "LANG=C.UTF-8"]);
+        // A shell that starts the tests in the background ignores SIGINT, and so would all that they start.
+        command.args(["--", "setsid", "env", "--default-signal=INT", "-i", &path, "HOME=/media/work", "TERM=dumb", "LANG=C.UTF-8"]);
         command.arg("BASH_ENV=/media/strict").arg(format!("GUEST={guest}"));
         command.args(["sh", "-c", "cd /media/work && exec bash \"$0\"", &format!("{INSIDE}/scripts/{script}")]);
         command

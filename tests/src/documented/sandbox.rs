@@ -185,8 +185,18 @@ impl Sandbox {
 
     /// A command that runs the script of this name in a terminal of its own, with this variable `GUEST`.
     pub(super) fn bash(&self, script: &str, guest: &str) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", "nsenter", "--target", &self.pid.to_string()]);
+        // A shell that starts the tests in the background ignores SIGINT, and so would all that they start.
+        let mut command = Command::new("env");
+        command.args([
+            "--default-signal=INT",
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "--",
+            "nsenter",
+            "--target",
+            &self.pid.to_string(),
+        ]);
         command.args(["--mount", "--net", "--pid"]);
         if self.user {
             command.args(["--user", "--preserve-credentials"]);
@@ -197,7 +207,17 @@ impl Sandbox {
         };
         let path = format!("PATH=/media/bin:{qemu}/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
         // A shell that starts the tests in the background ignores SIGINT, and so would all that they start.
-        command.args(["--", "setsid", "env", "--default-signal=INT", "-i", &path, "HOME=/media/work", "TERM=dumb", "LANG=C.UTF-8"]);
+        command.args([
+            "--",
+            "setsid",
+            "env",
+            "--default-signal=INT",
+            "-i",
+            &path,
+            "HOME=/media/work",
+            "TERM=dumb",
+            "LANG=C.UTF-8",
+        ]);
         command.arg("BASH_ENV=/media/strict").arg(format!("GUEST={guest}"));
         command.args(["sh", "-c", "cd /media/work && exec bash \"$0\"", &format!("{INSIDE}/scripts/{script}")]);
         command

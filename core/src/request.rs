@@ -89,6 +89,8 @@ pub struct Errno(pub i32);
 impl Errno {
     /// EFAULT: the memory of a request was lost or is not mapped.
     pub const FAULT: Errno = Errno(14);
+    /// EINVAL: a request that no engine should have admitted.
+    pub const INVAL: Errno = Errno(22);
 }
 
 /// How a request ended. Each guest interface maps these to its own status codes.

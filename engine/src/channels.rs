@@ -10,12 +10,13 @@ use mqblk_core::{DiskChannel, DiskError, DiskSlot, Tag};
 use mqblk_uring::UringContext;
 
 use crate::AnyDisk;
-use crate::errors::{DiskHealth, SharedGuard, guarded};
+use crate::errors::{DiskHealth, EngineChannel, SharedGuard, guarded};
 use crate::options::PlugOptions;
 use crate::plug::{Merger, Merges, PlugCounters};
 use crate::queue_options::QueueDisk;
-use crate::quota::{Quota, SubmitQuota};
+use crate::quota::{ByteQuota, Quota, SubmitQuota, TurnBytes};
 use crate::request::{AnyCompletion, AnyRequest, cancelled};
+use crate::slices::{SliceAllowance, SlicedChannel};
 
 mod parked;
 
@@ -23,7 +24,7 @@ mod parked;
 pub(crate) struct OpenChannel {
     pub(crate) disk: Arc<AnyDisk>,
     pub(crate) health: Arc<DiskHealth>,
-    channel: Box<dyn DiskChannel<UringContext>>,
+    channel: EngineChannel,
     /// Parks and repeats failed requests; `None` when they are completed with their errors.
     pub(crate) guard: Option<SharedGuard>,
     /// Requests pulled in this turn, and those that the channel did not take in the last one.
@@ -120,7 +121,7 @@ impl OpenChannel {
         if self.plug.len() >= STAMPED || self.left {
             stamp(self.to_stamp(quota.most));
         }
-        let (channel, plug) = (self.channel.as_mut(), &mut self.plug);
+        let (channel, plug) = (&mut self.channel, &mut self.plug);
         let mut happened = 0;
         if let Some(merger) = self.merger.as_mut().filter(|merger| !merger.passes_through(plug)) {
             happened = merger.submit(context, channel, plug, quota, counts, finished);
@@ -159,6 +160,8 @@ pub(crate) struct Channels {
     plugged: Vec<usize>,
     /// The part of a plug that is being offered; kept for its capacity.
     part: Vec<AnyRequest>,
+    /// What all channels may submit of long requests in a turn.
+    slices: SliceAllowance,
 }
 
 impl Channels {
@@ -178,8 +181,10 @@ impl Channels {
             self.get(at).users += 1;
             return Ok(at);
         }
-        let (channel, guard) = guarded(disk.open_channel(context)?, health, &disk.limits());
-        let merger = Merger::new(options, &disk.limits(), &disk.geometry(), PLUG_ROOM);
+        let limits = disk.limits();
+        let sliced = SlicedChannel::new(disk.open_channel(context)?, options, &limits, self.slices.clone());
+        let (channel, guard) = guarded(sliced, health, &limits);
+        let merger = Merger::new(options, &limits, &disk.geometry(), PLUG_ROOM);
         let plug = Vec::with_capacity(PLUG_ROOM);
         let (disk, health, depth, options) = (Arc::clone(disk), Arc::clone(health), options.depth, *options);
         let (left, busy, users) = (false, true, 1);
@@ -307,7 +312,7 @@ impl Channels {
             open.submit_all(context, &mut stamp, &mut self.completions)
         } else {
             let most = if open.depth == 0 { usize::MAX } else { open.budget(context, false, false) };
-            let quota = SubmitQuota { most, contended: false, part: &mut self.part };
+            let quota = SubmitQuota { most, bytes: &mut { ByteQuota::UNLIMITED }, part: &mut self.part };
             open.submit_within(context, quota, &mut stamp, &mut self.counts, &mut self.completions)
         };
         self.left = open.left;
@@ -320,11 +325,15 @@ impl Channels {
         let contended = self.busy.len() > 1;
         self.first = if self.first + 1 < self.busy.len() { self.first + 1 } else { 0 };
         let (last, first) = self.busy.split_at(self.first);
-        let mut happened = 0;
+        let (mut happened, mut bytes) = (0, TurnBytes::new());
         for at in first.iter().chain(last) {
             let Some(open) = self.open[*at].as_mut() else { continue };
-            let quota = SubmitQuota { most: open.budget(context, true, contended), contended, part: &mut self.part };
-            happened += open.submit_within(context, quota, &mut stamp, &mut self.counts, &mut self.completions);
+            let quota = bytes.of_channel();
+            let mut left = quota;
+            let most = open.budget(context, true, contended);
+            let submit = SubmitQuota { most, bytes: &mut left, part: &mut self.part };
+            happened += open.submit_within(context, submit, &mut stamp, &mut self.counts, &mut self.completions);
+            bytes.spend(quota, left);
             self.left |= open.left;
         }
         happened
@@ -378,6 +387,7 @@ impl Channels {
     /// Collects completions from all busy channels. Returns true if requests are to be offered again.
     #[inline]
     pub(crate) fn reap(&mut self, context: &mut UringContext) -> bool {
+        self.slices.renew();
         let mut again = 0;
         let mut nth = 0;
         while let Some(at) = self.busy.get(nth).copied() {

@@ -6,10 +6,14 @@ use mqblk_uring::UringContext;
 
 use crate::request::{AnyCompletion, AnyRequest};
 
-/// While several channels are busy, each gets at most so many requests a turn, and so many bytes (but at least one request): storage
-/// that copies inside `submit`, at some 10 GB/s, then holds up a turn for 0.1 ms.
+/// While several channels are busy, each gets at most so many requests a turn.
 const TURN_REQUESTS: usize = 64;
-const TURN_BYTES: u64 = 1 << 20;
+/// While several channels are open, each gets at most so many bytes a turn: storage that copies inside `submit`, at some 10 GB/s, then
+/// holds up a turn for 0.1 ms.
+const CHANNEL_BYTES: u64 = 1 << 20;
+/// All of them together get so many bytes a turn; once these are spent, each of the others gets no more than a few small requests.
+const TURN_BYTES: u64 = 4 << 20;
+const MINIMUM_BYTES: u64 = 16 << 10;
 
 /// With several open disks none may have more than one in so many of the context's operations in flight.
 const CONTEXT_SHARE: usize = 4;
@@ -53,12 +57,74 @@ impl Quota {
     }
 }
 
+/// Bytes that a worker's channels may still submit in a turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TurnBytes(u64);
+
+impl TurnBytes {
+    /// A turn begins.
+    pub(crate) fn new() -> TurnBytes {
+        TurnBytes(TURN_BYTES)
+    }
+
+    /// Returns the next channel's part.
+    pub(crate) fn of_channel(self) -> ByteQuota {
+        // The first request is submitted whatever its length, unless other channels have spent the turn's bytes.
+        ByteQuota { most: self.0.clamp(MINIMUM_BYTES, CHANNEL_BYTES), any_length: self.0 > 0 }
+    }
+
+    /// A channel has submitted requests: `left` of its `quota` is left.
+    pub(crate) fn spend(&mut self, quota: ByteQuota, left: ByteQuota) {
+        self.0 = self.0.saturating_sub(quota.most - left.most);
+    }
+}
+
+/// Bytes that a channel may submit in a turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByteQuota {
+    most: u64,
+    /// The next request is allowed whatever its length.
+    any_length: bool,
+}
+
+impl ByteQuota {
+    /// The quota of a worker's only channel: more than requests have bytes.
+    pub(crate) const UNLIMITED: ByteQuota = ByteQuota { most: u64::MAX, any_length: true };
+
+    /// Takes all requests from the quota if they fit, whatever they do.
+    #[inline]
+    fn take_all(&mut self, batch: &[AnyRequest]) -> bool {
+        let sum = match batch {
+            [only] => only.len.0,
+            _ => batch.iter().fold(0_u64, |sum, request| sum.saturating_add(request.len.0)),
+        };
+        let fits = sum <= self.most;
+        if fits {
+            self.most -= sum;
+            self.any_length &= sum == 0;
+        }
+        fits
+    }
+
+    /// Takes one request from the quota if it fits.
+    #[inline]
+    fn take(&mut self, request: &AnyRequest) -> bool {
+        // Discards and write-zeroes copy nothing, or are cut into slices.
+        let len = if request.op.has_data() { request.len.0 } else { 0 };
+        if len > self.most && !self.any_length {
+            return false;
+        }
+        *self = ByteQuota { most: self.most.saturating_sub(len), any_length: self.any_length && len == 0 };
+        true
+    }
+}
+
 /// How much of a list may be submitted to a channel.
 pub(crate) struct SubmitQuota<'a> {
     /// Requests that may be submitted.
     pub(crate) most: usize,
-    /// Other channels are busy.
-    pub(crate) contended: bool,
+    /// Bytes that may be submitted.
+    pub(crate) bytes: &'a mut ByteQuota,
     /// A list for the part that is submitted.
     pub(crate) part: &'a mut Vec<AnyRequest>,
 }
@@ -69,12 +135,11 @@ impl SubmitQuota<'_> {
     pub(crate) fn submit(
         &mut self,
         context: &mut UringContext,
-        channel: &mut dyn DiskChannel<UringContext>,
+        channel: &mut impl DiskChannel<UringContext>,
         batch: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
-        // One request is always allowed.
-        if batch.len() == 1 || (self.most >= batch.len() && !self.contended) {
+        if self.most >= batch.len() && (self.bytes.most == u64::MAX || self.bytes.take_all(batch)) {
             let taken = channel.submit(context, batch, finished);
             self.most -= taken;
             return taken;
@@ -86,7 +151,7 @@ impl SubmitQuota<'_> {
     fn submit_part(
         &mut self,
         context: &mut UringContext,
-        channel: &mut dyn DiskChannel<UringContext>,
+        channel: &mut impl DiskChannel<UringContext>,
         batch: &mut Vec<AnyRequest>,
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
@@ -107,19 +172,10 @@ impl SubmitQuota<'_> {
         taken
     }
 
-    /// Returns how many requests of the head of `batch` are allowed.
-    fn allowed(&self, batch: &[AnyRequest]) -> usize {
+    /// Returns how many requests of the head of `batch` are allowed, and takes their bytes from the quota.
+    fn allowed(&mut self, batch: &[AnyRequest]) -> usize {
         let most = self.most.min(batch.len());
-        if !self.contended {
-            return most;
-        }
-        let mut bytes = 0_u64;
-        let full = batch[..most].iter().position(|request| {
-            let before = bytes;
-            // Discards and write-zeroes copy nothing.
-            bytes = bytes.saturating_add(if request.op.has_data() { request.len.0 } else { 0 });
-            before >= TURN_BYTES
-        });
+        let full = batch[..most].iter().position(|request| !self.bytes.take(request));
         full.unwrap_or(most)
     }
 }
@@ -176,6 +232,43 @@ mod tests {
     #[test]
     fn a_turn_is_shared_among_busy_channels() {
         assert_eq!(Quota { contended: true, ..SHARED }.budget(5000, 0, ALL, ALL), 64);
+    }
+
+    fn read(len: u64) -> AnyRequest {
+        let (start, tag) = (mqblk_core::ByteOffset(0), mqblk_core::Tag::new(0, 0));
+        AnyRequest { op: mqblk_core::Op::Read, start, len: mqblk_core::ByteLen(len), tag, buffer: None }
+    }
+
+    /// Returns how many requests of so many bytes the quota allows, of 1000.
+    fn allowed(quota: &mut ByteQuota, len: u64) -> usize {
+        (0..1000).take_while(|_| quota.take(&read(len))).count()
+    }
+
+    #[test]
+    fn a_channel_gets_its_part_of_a_turns_bytes() {
+        let mut turn = TurnBytes::new();
+        let mut counts = Vec::new();
+        for len in [4096, 128 << 10, 1 << 20, 2 << 20, 4096, 64 << 10, 4096] {
+            let quota = turn.of_channel();
+            let mut left = quota;
+            counts.push(allowed(&mut left, len));
+            turn.spend(quota, left);
+        }
+        // The fifth has what is left of 4 MiB: none, so it and the others get 16 KiB each, and no long request.
+        assert_eq!(counts, [256, 8, 1, 1, 4, 0, 4]);
+    }
+
+    #[test]
+    fn requests_are_taken_together_if_all_fit() {
+        let quota = TurnBytes::new().of_channel();
+        let mut all = quota;
+        assert!(all.take_all(&[read(4096), read(512)]));
+        assert_eq!((all.most, all.any_length), (CHANNEL_BYTES - 4608, false));
+        assert!(!all.take_all(&[read(CHANNEL_BYTES)]), "a lone long request is taken one by one");
+        let mut one = quota;
+        assert!(one.take(&read(2 * CHANNEL_BYTES)) && !one.take(&read(512)));
+        let mut rest = ByteQuota { most: 4096, any_length: false };
+        assert!(!rest.take(&read(4097)) && rest.take(&read(4096)) && !rest.take(&read(1)));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::mailbox::MailboxReceiver;
 use crate::plug::Merges;
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
 use crate::queue_options::QueueDisk;
-use crate::request::{AnyCompletion, AnyRequest, MERGED_SLOT};
+use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{Route, SubmitContext};
 use crate::runner::{AnyQueue, PullResult};
 
@@ -462,9 +462,9 @@ impl Worker {
         self.counters.slept_ns += self.now.since(before);
     }
 
-    /// Returns true if there is a slot for another queue. The last slot's number is reserved for merged requests.
+    /// Returns true if there is a slot for another queue.
     pub(crate) fn has_free_slot(&self) -> bool {
-        self.queues.len() < usize::from(MERGED_SLOT) || self.queues.iter().any(Option::is_none)
+        self.queues.len() < QUEUE_SLOTS || self.queues.iter().any(Option::is_none)
     }
 
     /// Returns a free slot, and the generation of the queue that will take it.
@@ -474,7 +474,7 @@ impl Worker {
             self.queues.push(None);
             self.queues.len() - 1
         });
-        assert!(slot < usize::from(MERGED_SLOT), "the caller has checked for a free slot");
+        assert!(slot < QUEUE_SLOTS, "the caller has checked for a free slot");
         (slot as u16, self.generation)
     }
 

@@ -22,6 +22,7 @@ mod grant;
 mod guest;
 mod mapping;
 mod pool;
+mod rules;
 mod shared;
 mod sigbus;
 
@@ -32,5 +33,6 @@ pub use grant::{CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, Grant
 pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
 pub use mapping::{Mapping, create_memfd, zero_file};
 pub use pool::{Buffer, BufferFault, BufferPool, FixedBuffers, LeaseId, PooledContext, Segment};
+pub use rules::SharedFileRules;
 pub use shared::{Pod, SharedArray, SharedU16, SharedU32, SharedWords, full_fence};
 pub use sigbus::{MemoryLoss, is_address_lost};

@@ -15,6 +15,7 @@ use crate::sigbus;
 mod guest_access;
 mod logging;
 mod merge;
+mod slice;
 
 /// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it.
 #[derive(Debug)]

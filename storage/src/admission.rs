@@ -6,8 +6,8 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::units::in_range;
 use mqblk_core::{BlockSize, ByteLen, DiskError, Errno, Geometry, Op, Outcome, Request};
 
-/// The kernel's EINVAL: the outcome of a request that no engine should have admitted.
-pub(crate) const INVALID: Outcome = Outcome::Failed(Errno(22));
+/// The outcome of a request that no engine should have admitted.
+pub(crate) const INVALID: Outcome = Outcome::Failed(Errno::INVAL);
 
 /// The kernel's EFAULT: the outcome of a request whose guest memory was lost.
 pub(crate) const FAULT: Outcome = Outcome::Failed(Errno::FAULT);

@@ -15,6 +15,7 @@ use mqblk_uring::UringContext;
 use super::health::DiskHealth;
 use super::policy::{Disposition, is_lost, retry_delay};
 use crate::request::{AnyCompletion, AnyRequest, Buffer, MERGED_SLOT};
+use crate::slices::SlicedChannel;
 
 /// Most failed merged requests whose members keep the arrival number. Bounds the entries of members that never come, because they were
 /// cancelled.
@@ -22,12 +23,12 @@ const MAX_SPLITS: usize = 64;
 
 /// Wraps a channel in a guard and returns both. A disk whose errors are only reported gets its channel back as it is.
 pub(crate) fn guarded(
-    channel: Box<dyn DiskChannel<UringContext>>,
+    channel: SlicedChannel,
     health: &Arc<DiskHealth>,
     limits: &Limits,
-) -> (Box<dyn DiskChannel<UringContext>>, Option<SharedGuard>) {
+) -> (EngineChannel, Option<SharedGuard>) {
     if health.policy().always_reports() {
-        return (channel, None);
+        return (EngineChannel::Plain(channel), None);
     }
     let guard = Guard {
         health: Arc::clone(health),
@@ -43,7 +44,7 @@ pub(crate) fn guarded(
         leaving: Vec::new(),
     };
     let guard = Rc::new(RefCell::new(guard));
-    (Box::new(GuardedChannel { inner: channel, guard: Rc::clone(&guard) }), Some(guard))
+    (EngineChannel::Guarded(GuardedChannel { inner: channel, guard: Rc::clone(&guard) }), Some(guard))
 }
 
 /// A guard, shared by its channel and its worker.
@@ -118,8 +119,8 @@ pub(crate) struct Guard {
 }
 
 /// A channel with its guard.
-struct GuardedChannel {
-    inner: Box<dyn DiskChannel<UringContext>>,
+pub(crate) struct GuardedChannel {
+    inner: SlicedChannel,
     guard: SharedGuard,
 }
 
@@ -132,7 +133,7 @@ impl DiskChannel<UringContext> for GuardedChannel {
     ) -> usize {
         let guard = &mut *self.guard.borrow_mut();
         let must_repeat = !guard.repeats.is_empty() && !guard.is_holding();
-        if must_repeat && !guard.submit_repeats(self.inner.as_mut(), context, finished) {
+        if must_repeat && !guard.submit_repeats(&mut self.inner, context, finished) {
             return 0;
         }
         // A repeated request may have stopped the disk.
@@ -163,7 +164,7 @@ impl DiskChannel<UringContext> for GuardedChannel {
             guard.repeat_due(finished);
         }
         if !guard.repeats.is_empty() {
-            guard.submit_repeats(self.inner.as_mut(), context, finished);
+            guard.submit_repeats(&mut self.inner, context, finished);
         }
         finished.len() - before
     }
@@ -201,6 +202,66 @@ impl DiskChannel<UringContext> for GuardedChannel {
     fn close(&mut self, context: &mut UringContext) {
         debug_assert!(self.guard.borrow().parked.is_empty(), "a channel is drained before it is closed");
         self.inner.close(context);
+    }
+}
+
+/// A channel as the engine uses it. An enum: a dynamic call would cost each of a turn's calls some ten instructions.
+pub(crate) enum EngineChannel {
+    /// Of a disk whose errors are only reported.
+    Plain(SlicedChannel),
+    /// Of a disk that may stop or retry.
+    Guarded(GuardedChannel),
+}
+
+impl DiskChannel<UringContext> for EngineChannel {
+    #[inline]
+    fn submit(
+        &mut self,
+        context: &mut UringContext,
+        batch: &mut Vec<AnyRequest>,
+        finished: &mut Vec<AnyCompletion>,
+    ) -> usize {
+        match self {
+            EngineChannel::Plain(channel) => channel.submit(context, batch, finished),
+            EngineChannel::Guarded(channel) => channel.submit(context, batch, finished),
+        }
+    }
+
+    #[inline]
+    fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<AnyCompletion>) -> usize {
+        match self {
+            EngineChannel::Plain(channel) => channel.reap(context, finished),
+            EngineChannel::Guarded(channel) => channel.reap(context, finished),
+        }
+    }
+
+    fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], finished: &mut Vec<AnyCompletion>) {
+        match self {
+            EngineChannel::Plain(channel) => channel.cancel(context, tags, finished),
+            EngineChannel::Guarded(channel) => channel.cancel(context, tags, finished),
+        }
+    }
+
+    #[inline]
+    fn outstanding(&self) -> u32 {
+        match self {
+            EngineChannel::Plain(channel) => channel.outstanding(),
+            EngineChannel::Guarded(channel) => channel.outstanding(),
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        match self {
+            EngineChannel::Plain(channel) => channel.deadline(),
+            EngineChannel::Guarded(channel) => channel.deadline(),
+        }
+    }
+
+    fn close(&mut self, context: &mut UringContext) {
+        match self {
+            EngineChannel::Plain(channel) => channel.close(context),
+            EngineChannel::Guarded(channel) => channel.close(context),
+        }
     }
 }
 
@@ -403,7 +464,7 @@ impl Guard {
     #[cold]
     fn submit_repeats(
         &mut self,
-        channel: &mut dyn DiskChannel<UringContext>,
+        channel: &mut SlicedChannel,
         context: &mut UringContext,
         finished: &mut Vec<AnyCompletion>,
     ) -> bool {

@@ -8,6 +8,6 @@ mod guard;
 mod health;
 mod policy;
 
-pub(crate) use guard::{SharedGuard, guarded};
+pub(crate) use guard::{EngineChannel, SharedGuard, guarded};
 pub use health::{DiskHealth, HealthStats, StopReport};
 pub use policy::{ErrorPolicy, OnError, OnNoSpace};

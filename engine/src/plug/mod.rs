@@ -155,7 +155,7 @@ impl Merger {
     pub(crate) fn submit(
         &mut self,
         context: &mut UringContext,
-        channel: &mut dyn DiskChannel<UringContext>,
+        channel: &mut impl DiskChannel<UringContext>,
         plug: &mut Vec<AnyRequest>,
         mut quota: SubmitQuota<'_>,
         counts: &mut PlugCounters,
@@ -176,7 +176,7 @@ impl Merger {
     fn unplug(
         &mut self,
         context: &mut UringContext,
-        channel: &mut dyn DiskChannel<UringContext>,
+        channel: &mut impl DiskChannel<UringContext>,
         plug: &mut Vec<AnyRequest>,
         mut quota: SubmitQuota<'_>,
         counts: &mut PlugCounters,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::quota::ByteQuota;
 use crate::trial::{GEOMETRY, LIMITS};
 use mqblk_core::{BlockSize, Request};
 use mqblk_uring::UringOptions;
@@ -70,7 +71,7 @@ impl Fixture {
 
     fn submit(&mut self) -> usize {
         let Fixture { context, merger, storage, plug, counts, finished } = self;
-        let quota = SubmitQuota { most: usize::MAX, contended: false, part: &mut vec![] };
+        let quota = SubmitQuota { most: usize::MAX, bytes: &mut { ByteQuota::UNLIMITED }, part: &mut vec![] };
         merger.submit(context, storage, plug, quota, counts, finished)
     }
 

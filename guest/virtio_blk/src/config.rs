@@ -34,7 +34,7 @@ pub(crate) const WRITEBACK_OFFSET: u32 = 32;
 /// Bytes of the structure up to and including secure erase; later bytes read as zeroes.
 const CONFIG_BYTES: usize = 72;
 
-/// Recommended maximum segment size in bytes. Larger segments are accepted too.
+/// SIZE_MAX: most bytes of one descriptor of data. Drivers that have not accepted it may use longer ones.
 pub(crate) const SIZE_MAX: u32 = 4 << 20;
 
 /// Most ranges of one discard or write-zeroes request.

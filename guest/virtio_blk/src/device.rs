@@ -7,8 +7,9 @@ use mqblk_core::{BlockSize, ByteLen, Geometry, Limits};
 use mqblk_virtio::features::RING_FEATURES;
 use mqblk_virtio::{ApplyState, GuestContext, QueueResources, VirtioDevice};
 
-use crate::config::{ConfigSpace, WRITEBACK_OFFSET, features};
+use crate::config::{ConfigSpace, SIZE_MAX, WRITEBACK_OFFSET, features};
 use crate::queue::BlkQueue;
+use crate::request::SegmentLimits;
 use crate::state;
 
 /// Bytes of the string that GET_ID returns. Source: virtio 1.3 section 5.2.6.
@@ -73,14 +74,25 @@ impl VirtioBlk {
         self.resumed.store(true, Ordering::Relaxed);
     }
 
+    /// Returns SEG_MAX, at most 126. Header and status take two descriptors; 126 is what fits a ring of 128, QEMU's default.
+    fn seg_max(&self) -> u32 {
+        u32::from(self.options.queue_size.clamp(3, 128) - 2).min(self.limits.max_segments)
+    }
+
+    /// Returns what the driver may use for a request's data. One that has not accepted SEG_MAX or SIZE_MAX (firmware) does not know them.
+    pub(crate) fn segment_limits(&self) -> SegmentLimits {
+        let negotiated = self.negotiated.load(Ordering::Relaxed);
+        let accepted = |feature| negotiated & feature != 0;
+        let seg_max = accepted(features::SEG_MAX).then(|| self.seg_max() as u16);
+        SegmentLimits::new(seg_max, accepted(features::SIZE_MAX).then_some(SIZE_MAX))
+    }
+
     fn config(&self) -> ConfigSpace {
-        // Header and status take two descriptors; 126 is what fits a ring of 128, QEMU's default.
-        let seg_max = u32::from(self.options.queue_size.clamp(3, 128) - 2).min(self.limits.max_segments);
         ConfigSpace {
             geometry: Geometry { size: self.size(), ..self.geometry },
             limits: self.limits,
             queues: self.options.queues,
-            seg_max,
+            seg_max: self.seg_max(),
             writeback: self.is_writeback(),
         }
     }

@@ -10,7 +10,7 @@ use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
-use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain};
+use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, SegmentLimits};
 
 /// State of an admitted request that its completion needs.
 #[derive(Debug)]
@@ -29,6 +29,7 @@ pub struct BlkQueue<L> {
     lease: LeaseId,
     call: Option<Box<dyn Call>>,
     ranges: Ranges,
+    limits: SegmentLimits,
     /// The batch that is being pulled; reused.
     batch: ChainBatch,
     _context: PhantomData<fn(L)>,
@@ -38,7 +39,8 @@ impl<L: GuestContext> BlkQueue<L> {
     pub(crate) fn new(device: Arc<VirtioBlk>, parts: QueueResources) -> Self {
         let ranges = Ranges::with_capacity(MAX_RANGES as usize);
         let QueueResources { ring, lease, call, .. } = parts;
-        BlkQueue { device, ring, lease, call, ranges, batch: ChainBatch::default(), _context: PhantomData }
+        let limits = device.segment_limits();
+        BlkQueue { device, ring, lease, call, ranges, limits, batch: ChainBatch::default(), _context: PhantomData }
     }
 
     fn complete_chain(&mut self, pool: &mut BufferPool, head: u16, buffer: Buffer, status: BlkStatus, written: u32) {
@@ -56,7 +58,7 @@ impl<L: GuestContext> BlkQueue<L> {
         fua: bool,
         into: &mut I,
     ) -> Result<(), VirtqueueError> {
-        let mut chain = RequestChain::new(pool.take(self.lease));
+        let mut chain = RequestChain::new(pool.take(self.lease), self.limits);
         if let Err(error) = chain.read(&self.ring, pool, self.lease, chain_head) {
             pool.release(chain.buffer);
             return Err(error);

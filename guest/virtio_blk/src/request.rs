@@ -28,6 +28,32 @@ const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
 const FLAG_UNMAP: u32 = 1;
 
+/// What a driver may use for a request's data, as it has accepted SEG_MAX and SIZE_MAX.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentLimits {
+    /// Most parts of guest memory.
+    parts: u16,
+    /// Most bytes of one part.
+    size: u32,
+}
+
+impl SegmentLimits {
+    /// Parts above SEG_MAX: a descriptor that spans two regions of guest memory has two parts. Drivers use a piece of memory once in a
+    /// request, so no more descriptors span regions than there are boundaries between regions, of which requests meet few.
+    const SPANNING: u16 = 8;
+
+    /// Returns the limits of a driver that has accepted these; `None`: it has not.
+    pub(crate) fn new(seg_max: Option<u16>, size_max: Option<u32>) -> SegmentLimits {
+        let parts = seg_max.map_or(MAX_SEGMENTS, |most| most.saturating_add(Self::SPANNING).min(MAX_SEGMENTS));
+        SegmentLimits { parts, size: size_max.unwrap_or(u32::MAX) }
+    }
+
+    #[cold]
+    fn allow_sizes(self, pool: &BufferPool, buffer: &Buffer) -> bool {
+        pool.segments(buffer).iter().all(|part| part.len() <= self.size)
+    }
+}
+
 /// A chain that was read but not yet parsed.
 #[derive(Debug)]
 pub(crate) struct RequestChain {
@@ -40,6 +66,7 @@ pub(crate) struct RequestChain {
     data_out: u64,
     /// Bytes of data for the device to write.
     data_in: u64,
+    limits: SegmentLimits,
     /// A data address is not mapped, or there are too many segments.
     bad_request: bool,
     has_status: bool,
@@ -78,13 +105,14 @@ pub(crate) type Ranges = Vec<(ByteOffset, ByteLen)>;
 impl RequestChain {
     /// Creates an empty chain.
     #[inline]
-    pub(crate) fn new(buffer: Buffer) -> RequestChain {
+    pub(crate) fn new(buffer: Buffer, limits: SegmentLimits) -> RequestChain {
         RequestChain {
             header: [0; HEADER_BYTES],
             header_len: 0,
             buffer,
             data_out: 0,
             data_in: 0,
+            limits,
             bad_request: false,
             has_status: false,
         }
@@ -180,7 +208,7 @@ impl RequestChain {
 
     #[inline]
     fn push(&mut self, pool: &mut BufferPool, address: GuestAddress, len: u32) {
-        if pool.push(&self.buffer, address, len, MAX_SEGMENTS).is_err() {
+        if pool.push(&self.buffer, address, len, self.limits.parts).is_err() {
             self.bad_request = true;
         }
     }
@@ -204,8 +232,8 @@ impl RequestChain {
         let [_, _, _, _, _, _, _, _, sector @ ..] = self.header;
         let sector = Sector512(u64::from_le_bytes(sector));
         match kind {
-            b::VIRTIO_BLK_T_IN => self.transfer(device, Op::Read, sector, self.data_in, self.data_out),
-            b::VIRTIO_BLK_T_OUT => self.transfer(device, Op::Write { fua }, sector, self.data_out, self.data_in),
+            b::VIRTIO_BLK_T_IN => self.transfer(device, pool, Op::Read, sector, self.data_in, self.data_out),
+            b::VIRTIO_BLK_T_OUT => self.transfer(device, pool, Op::Write { fua }, sector, self.data_out, self.data_in),
             b::VIRTIO_BLK_T_FLUSH => ParsedRequest::Disk { op: Op::Flush, start: ByteOffset(0), len: ByteLen::ZERO },
             b::VIRTIO_BLK_T_GET_ID if self.data_out == 0 => ParsedRequest::GetId,
             b::VIRTIO_BLK_T_GET_ID => ParsedRequest::Complete(BlkStatus::IOERR),
@@ -227,11 +255,22 @@ impl RequestChain {
     }
 
     #[inline]
-    fn transfer(&self, device: &VirtioBlk, op: Op, sector: Sector512, len: u64, wrong_way: u64) -> ParsedRequest {
+    fn transfer(
+        &self,
+        device: &VirtioBlk,
+        pool: &BufferPool,
+        op: Op,
+        sector: Sector512,
+        len: u64,
+        wrong_way: u64,
+    ) -> ParsedRequest {
         let block = device.block();
         let len = ByteLen(len);
         match sector.to_offset() {
             _ if wrong_way != 0 || !len.is_aligned(block) => ParsedRequest::Complete(BlkStatus::IOERR),
+            _ if len.0 > self.limits.size.into() && !self.limits.allow_sizes(pool, &self.buffer) => {
+                ParsedRequest::Complete(BlkStatus::IOERR)
+            }
             _ if op.modifies() && device.is_read_only() => ParsedRequest::Complete(BlkStatus::IOERR),
             Some(start) if start.is_aligned(block) && len == ByteLen::ZERO => {
                 let inside = mqblk_core::units::in_range(start, len, device.size());

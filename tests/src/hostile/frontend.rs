@@ -13,6 +13,10 @@ use super::ring::{HostileRing, RingAddresses};
 use super::socket::{VhostUserSocket, message as m, vring_state_payload};
 use super::{TIMEOUT, wait_for};
 
+/// VIRTIO_BLK_F_SIZE_MAX: most bytes of a data descriptor. A driver that has not accepted it may use any.
+pub const SIZE_MAX: u64 = 1 << 1;
+/// VIRTIO_BLK_F_SEG_MAX: most data descriptors of a request. A driver that has not accepted it may use any number.
+pub const SEG_MAX: u64 = 1 << 2;
 /// VIRTIO_RING_F_INDIRECT_DESC.
 pub const INDIRECT_DESC: u64 = 1 << 28;
 /// VIRTIO_RING_F_EVENT_IDX.

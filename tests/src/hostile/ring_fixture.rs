@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::frontend::HostileFrontend;
+use super::frontend::{HostileFrontend, SEG_MAX, SIZE_MAX};
 use super::memory::{END, START};
 use super::request::{self, MemorySegment, SECTOR, STATUS_OK, STATUS_POISON, readable, request_type, writable};
 use super::ring::RawDescriptor;
@@ -55,7 +55,8 @@ pub struct RingFixture<'a> {
 impl<'a> RingFixture<'a> {
     /// Connects to a disk with this content.
     pub fn new(socket: &Path, model: &'a mut Vec<u8>) -> RingFixture<'a> {
-        let frontend = HostileFrontend::start(socket, 0, 1);
+        // Unusual layouts have more segments than a driver that knows the limits may use.
+        let frontend = HostileFrontend::start(socket, SIZE_MAX | SEG_MAX, 1);
         let case = RingFixture {
             frontend,
             expected_content: model,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mqblk_tests::hostile::daemon::HostileDaemon;
-use mqblk_tests::hostile::frontend::{EVENT_IDX, FrontendQueue, HostileFrontend, INDIRECT_DESC};
+use mqblk_tests::hostile::frontend::{EVENT_IDX, FrontendQueue, HostileFrontend, INDIRECT_DESC, SEG_MAX, SIZE_MAX};
 use mqblk_tests::hostile::memory::{END, SEAM, START, SharedMemory};
 use mqblk_tests::hostile::request::{
     MemorySegment, SECTOR, STATUS_IOERR, STATUS_OK, STATUS_POISON, STATUS_UNSUPP, header, range, readable,
@@ -326,7 +326,7 @@ fn fuzz(disk: &str, rules: Rules, without: u64, seed: u64, batches: usize) {
     while left > 0 {
         let run = left.min(200);
         left -= run;
-        let mut frontend = HostileFrontend::connect(&daemon.socket("fuzzed"), without);
+        let mut frontend = HostileFrontend::connect(&daemon.socket("fuzzed"), without | SIZE_MAX | SEG_MAX);
         frontend.add_queue(RingAddresses::pages(START), RING);
         for _ in 0..run {
             batch(&mut random, &mut frontend, rules, &mut model);

@@ -11,3 +11,4 @@ mod queues;
 mod requests;
 mod rings;
 mod running;
+mod tenants;

@@ -1,0 +1,97 @@
+//! One tenant cannot take a worker from the others: what it does costs them a bounded part of it.
+
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::frontend::{FrontendQueue, HostileFrontend, INDIRECT_DESC, SEG_MAX, SIZE_MAX};
+use mqblk_tests::hostile::load::VhostUserNeighbour;
+use mqblk_tests::hostile::memory::{FileRegion, SharedMemory};
+use mqblk_tests::hostile::request::{
+    MemorySegment, STATUS_IOERR, STATUS_OK, header, readable, request_type, writable, write_indirect,
+};
+use mqblk_tests::hostile::ring::RingAddresses;
+
+/// Guest memory: rings and tables in its first MiB, data from 4 MiB on.
+const MEMORY: u64 = 8 << 20;
+const DATA: u64 = 4 << 20;
+const HEADERS: u64 = 0x8_0000;
+const TABLES: u64 = 0x9_0000;
+const STATUS: u64 = 0x8_f000;
+
+fn connect(daemon: &HostileDaemon, without: u64) -> HostileFrontend {
+    let region = FileRegion::new(0, 0x7f00_0000_0000, MEMORY, 0);
+    let memory = SharedMemory { regions: vec![region] };
+    let mut frontend = HostileFrontend::with_memory(&daemon.socket("bad"), without, memory);
+    assert_ne!(frontend.features & INDIRECT_DESC, 0);
+    frontend.add_queue(RingAddresses::pages(0), 64);
+    frontend
+}
+
+/// Offers a request of `pieces` as chain `index`.
+fn offer(frontend: &mut HostileFrontend, index: u16, kind: u32, pieces: &[MemorySegment]) {
+    let (at, status) = (HEADERS + 16 * u64::from(index), STATUS + u64::from(index));
+    frontend.memory.write(at, &header(kind, 0));
+    frontend.memory.write(status, &[0xee]);
+    let all = [&[readable(at, 16)], pieces, &[writable(status, 1)]].concat();
+    let slots: Vec<u16> = (0..all.len() as u16).collect();
+    let table = TABLES + 0x1_0000 / 8 * u64::from(index);
+    let descriptor = write_indirect(&frontend.memory, table, all.len() as u16, &slots, &all);
+    let ring = &mut frontend.queues[0].ring;
+    ring.write_descriptor(index, descriptor);
+    ring.offer(index);
+}
+
+fn statuses(frontend: &HostileFrontend, count: usize) -> Vec<u8> {
+    frontend.memory.read(STATUS, count)
+}
+
+fn take_all(queue: &mut FrontendQueue, count: usize) {
+    (0..count).for_each(|_| _ = queue.wait_completion());
+}
+
+/// 16 requests of 996 MiB each, all to the same 4 MiB of guest memory, at once. Before requests were cut into slices the worker handled all
+/// of them in one turn: the other disk's requests waited for 0.8 s and more, and it had 8 rounds where it has some 1900 now.
+#[test]
+fn giant_requests_do_not_hold_up_other_disks() {
+    const CHAINS: u16 = 16;
+    const PIECES: usize = 249;
+    let storages = ["storage=ram,size=1G", "storage=fault,inner=ram,size=1G,fault-jitter-us=50"];
+    for (storage, kind) in storages.into_iter().zip([request_type::IN, request_type::IN]) {
+        let good = ("good", "storage=ram,size=1M,queues=1");
+        let daemon = HostileDaemon::start(1, &[("bad", &format!("{storage},queues=1")), good]);
+        let mut frontend = connect(&daemon, SIZE_MAX | SEG_MAX);
+        let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+        for index in 0..CHAINS {
+            offer(&mut frontend, index, kind, &[writable(DATA, 4 << 20); PIECES]);
+        }
+        let before = neighbour.rounds();
+        frontend.queues[0].publish_and_kick();
+        take_all(&mut frontend.queues[0], CHAINS.into());
+        let rounds = neighbour.rounds() - before;
+        assert_eq!(statuses(&frontend, CHAINS.into()), [STATUS_OK; CHAINS as usize]);
+        // A round takes a few turns, and a turn at most one slice of 1 MiB: 15 936 of them.
+        assert!(rounds >= 100, "{storage}: the good disk had {rounds} rounds meanwhile");
+        neighbour.finish();
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_driver_that_has_accepted_the_limits_keeps_them() {
+    let daemon = HostileDaemon::start(1, &[("bad", "storage=ram,size=1G,queues=1"), ("good", "storage=ram,size=1M")]);
+    let many = |count: usize, len: u32| vec![writable(DATA, len); count];
+    for (without, pieces, want) in [
+        (0, many(126, 512), STATUS_OK),
+        (0, many(126 + 9, 512), STATUS_IOERR),
+        (SEG_MAX, many(126 + 9, 512), STATUS_OK),
+        (0, many(2, 4 << 20), STATUS_OK),
+        (0, vec![writable(DATA - 512, (4 << 20) + 512)], STATUS_IOERR),
+        (SIZE_MAX, vec![writable(DATA - 512, (4 << 20) + 512)], STATUS_OK),
+    ] {
+        let mut frontend = connect(&daemon, without);
+        let what = format!("without {without:#x}: {} pieces of {}", pieces.len(), pieces[0].len);
+        offer(&mut frontend, 0, request_type::IN, &pieces);
+        frontend.queues[0].publish_and_kick();
+        take_all(&mut frontend.queues[0], 1);
+        assert_eq!(statuses(&frontend, 1), [want], "{what}");
+    }
+    daemon.stop();
+}

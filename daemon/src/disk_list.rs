@@ -7,7 +7,7 @@ use std::time::Duration;
 use mqblk_admin::model::DiskStat;
 use mqblk_core::Resize;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{AnyDisk, DiskHealth, PlugOptions, QueueStats, WorkerStats};
+use mqblk_engine::{AnyDisk, DiskHealth, PlugOptions, QueuePlacement, QueueStats, WorkerStats};
 
 use crate::admin::wire;
 use crate::config::StorageConfig;
@@ -34,11 +34,11 @@ pub trait Endpoint: Send + Sync + Sized + 'static {
     /// Returns the number of queues offered.
     fn queues(&self) -> u16;
 
-    /// Assigns the queues to workers. `next` is the next worker of the round-robin.
+    /// Assigns the queues to workers.
     ///
     /// # Errors
     /// If the queue map is invalid.
-    fn assign_queues(&mut self, settings: &Settings, next: &mut u16, workers: u16) -> Result<(), SettingError>;
+    fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError>;
 
     /// Returns the worker of each queue.
     fn queue_map(&self) -> &[u16];
@@ -98,8 +98,8 @@ impl<E: Endpoint> DeviceKeys for DiskKeys<E> {
         self.endpoint.queues()
     }
 
-    fn assign_queues(&mut self, next: &mut u16, workers: u16) -> Result<(), SettingError> {
-        self.endpoint.assign_queues(&self.settings, next, workers)
+    fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError> {
+        self.endpoint.assign_queues(&self.settings, placement)
     }
 }
 

@@ -13,7 +13,7 @@ use mqblk_admin::Verb;
 use mqblk_admin::model::{ControllerStat, DiskStat};
 use mqblk_core::Resize;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{AnyDisk, DiskHealth, Engine, WorkerStats};
+use mqblk_engine::{AnyDisk, DiskHealth, Engine, QueuePlacement, WorkerStats};
 
 use crate::cpus::Cpus;
 use crate::file::RawTable;
@@ -158,11 +158,11 @@ pub trait DeviceKeys {
     /// Returns the number of its request queues.
     fn queues(&self) -> u16;
 
-    /// Assigns its queues to workers. `next` is the next worker of the round-robin.
+    /// Assigns its queues to workers.
     ///
     /// # Errors
     /// If its queue map is invalid.
-    fn assign_queues(&mut self, next: &mut u16, workers: u16) -> Result<(), SettingError>;
+    fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError>;
 }
 
 /// An interface with all defaults filled in, and its storage open.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{Coalesce, PollPolicy};
+use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement};
 use toml::Value;
 
 use crate::print::{Pair, string};
@@ -29,7 +29,7 @@ impl QueueMap {
         QueueMap { requested: settings.text(KEY), workers: Vec::new() }
     }
 
-    /// Assigns `queues` queues: as `queue-map` says, else round-robin. `next` is the next worker of the round-robin.
+    /// Assigns `queues` queues: as `queue-map` says, else as `placement` does.
     ///
     /// # Errors
     /// If `queue-map` is invalid.
@@ -37,13 +37,13 @@ impl QueueMap {
         &mut self,
         settings: &Settings,
         queues: u16,
-        next: &mut u16,
-        workers: u16,
+        placement: &mut QueuePlacement,
     ) -> Result<(), SettingError> {
         self.workers = match &self.requested {
-            Some(text) => parse(settings, text, queues, workers)?,
-            None => round_robin(next, queues, workers),
+            Some(text) => parse(settings, text, queues, placement.workers())?,
+            None => placement.round_robin(queues),
         };
+        placement.place(&self.workers);
         Ok(())
     }
 
@@ -108,17 +108,6 @@ pub fn queue_pairs(map: &QueueMap, poll: PollPolicy, coalesce: Coalesce) -> Vec<
     ]
 }
 
-/// Assigns `queues` to `workers` round-robin, continuing after the previous disk's last worker: otherwise all disks of one queue
-/// would share worker 0.
-fn round_robin(next_worker: &mut u16, queues: u16, workers: u16) -> Vec<u16> {
-    let mut map = Vec::with_capacity(usize::from(queues));
-    for _ in 0..queues {
-        map.push(*next_worker);
-        *next_worker = (*next_worker + 1) % workers;
-    }
-    map
-}
-
 /// Parses `QUEUE:WORKER,...`. Each of the `queues` queues must appear once.
 ///
 /// # Errors
@@ -168,15 +157,6 @@ fn display(map: &[u16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn round_robin_continues_across_disks() {
-        let mut next = 0;
-        assert_eq!(round_robin(&mut next, 3, 2), [0, 1, 0]);
-        assert_eq!(round_robin(&mut next, 2, 2), [1, 0]);
-        let mut next = 0;
-        assert_eq!(round_robin(&mut next, 3, 1), [0, 0, 0]);
-    }
 
     #[test]
     fn maps_round_trip() {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk};
+use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk, QueuePlacement};
 use mqblk_vhost_user_server::ServerOptions;
 use toml::Value;
 
@@ -77,8 +77,8 @@ impl VhostUserEndpoint {
     ///
     /// # Errors
     /// If the queue map is invalid.
-    pub fn assign_queues(&mut self, settings: &Settings, next: &mut u16, workers: u16) -> Result<(), SettingError> {
-        self.queue_map.assign(settings, self.queues, next, workers)
+    pub fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError> {
+        self.queue_map.assign(settings, self.queues, placement)
     }
 
     /// Returns the keys with their values.

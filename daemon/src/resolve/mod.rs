@@ -10,6 +10,7 @@ mod storage;
 
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::QueuePlacement;
 use mqblk_vhost_user_server::SocketError;
 
 use crate::config::ServeConfig;
@@ -81,10 +82,9 @@ pub fn resolve(
     let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
     raw.process.finish()?;
-    // Round-robin: each device continues after the previous device's last worker.
-    let mut next = 0;
+    let mut placement = QueuePlacement::new(workers);
     for (_, device) in &mut devices {
-        device.assign_queues(&mut next, workers)?;
+        device.assign_queues(&mut placement)?;
     }
     drop(devices);
     let interfaces = taken.into_iter().map(|keys| keys.open(storages)).collect::<Result<_, _>>()?;

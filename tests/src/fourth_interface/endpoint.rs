@@ -8,6 +8,7 @@ use mqblk_daemon::interface::ResolveContext;
 use mqblk_daemon::print::{Pair, number, string};
 use mqblk_daemon::queues::QueueMap;
 use mqblk_daemon::resolve::take_u16;
+use mqblk_engine::QueuePlacement;
 
 /// Where a disk is reached.
 pub(super) struct LineEndpoint {
@@ -36,8 +37,8 @@ impl Endpoint for LineEndpoint {
         self.queues
     }
 
-    fn assign_queues(&mut self, settings: &Settings, next: &mut u16, workers: u16) -> Result<(), SettingError> {
-        self.queue_map.assign(settings, self.queues, next, workers)
+    fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError> {
+        self.queue_map.assign(settings, self.queues, placement)
     }
 
     fn queue_map(&self) -> &[u16] {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{AnyDisk, DiskHealth, QueueDisk};
+use mqblk_engine::{AnyDisk, DiskHealth, QueueDisk, QueuePlacement};
 use mqblk_vhost_user_server::{Server, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
@@ -57,8 +57,8 @@ impl Endpoint for BlkEndpoint {
         self.0.queues
     }
 
-    fn assign_queues(&mut self, settings: &Settings, next: &mut u16, workers: u16) -> Result<(), SettingError> {
-        self.0.assign_queues(settings, next, workers)
+    fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError> {
+        self.0.assign_queues(settings, placement)
     }
 
     fn queue_map(&self) -> &[u16] {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::QueuePlacement;
 
 use super::config::{ControllerConfig, LunConfig};
 use crate::interface::{DeviceKeys, ResolveContext};
@@ -95,8 +96,8 @@ impl DeviceKeys for ControllerKeys {
         self.endpoint.queues
     }
 
-    fn assign_queues(&mut self, next: &mut u16, workers: u16) -> Result<(), SettingError> {
-        self.endpoint.assign_queues(&self.settings, next, workers)
+    fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError> {
+        self.endpoint.assign_queues(&self.settings, placement)
     }
 }
 

@@ -8,6 +8,7 @@ use crate::interfaces::INTERFACES;
 use crate::key_values;
 use crate::resolve::UniqueNames;
 use crate::resolve::tests::{FakeBackends, assert_round_trip, cpus, error_of, printed, resolve_fake, tables, text};
+use mqblk_engine::QueuePlacement;
 
 /// The index of the interface in the table.
 const SCSI: usize = 1;
@@ -40,9 +41,9 @@ fn configured(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<Scs
         keys.take_disk(DiskTable { settings, owner, position }, &mut context)?;
     }
     keys.take_process(&mut Settings::new("serve"), &mut context)?;
-    let mut next = 0;
+    let mut placement = QueuePlacement::new(4);
     for (_, device) in keys.devices() {
-        device.assign_queues(&mut next, 4)?;
+        device.assign_queues(&mut placement)?;
     }
     keys.into_config(&FakeBackends)
 }
@@ -105,10 +106,10 @@ fn a_disk_over_virtio_scsi_is_a_controller_with_one_lun() {
     let words = "path=/images/vm1.img,socket=/tmp/s,queues=2,cmd-per-lun=8,vendor=ACME,merge=off,interface=virtio-scsi";
     let both = printed(&all(&["path=/b,socket=/tmp/b,interface=virtio-blk", words], &[], &[]).unwrap());
     assert_eq!(tables(&both, "disk").iter().map(|disk| text(disk, "id")).collect::<Vec<_>>(), ["b"]);
-    // The request queues of both, and no others, are assigned to the workers.
+    // The request queues of both, and no others, are assigned to the workers: the controller begins one after the disk.
     assert_eq!(
         (text(&both, "workers"), text(&tables(&both, "controller")[0], "queue-map")),
-        ("4".into(), "0:0,1:1".into())
+        ("4".into(), "0:1,1:2".into())
     );
     let config = configured(&[words], &[], &[]).unwrap();
     let [controller] = config.controllers.as_slice() else { panic!("one controller") };

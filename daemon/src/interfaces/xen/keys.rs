@@ -8,6 +8,7 @@ use mqblk_blkif::{
     PoolScope,
 };
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::QueuePlacement;
 use mqblk_xen::vbd;
 use toml::Value;
 
@@ -47,8 +48,8 @@ impl Endpoint for XenEndpoint {
         self.queues
     }
 
-    fn assign_queues(&mut self, settings: &Settings, next: &mut u16, workers: u16) -> Result<(), SettingError> {
-        self.queue_map.assign(settings, self.queues, next, workers)
+    fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError> {
+        self.queue_map.assign(settings, self.queues, placement)
     }
 
     fn queue_map(&self) -> &[u16] {

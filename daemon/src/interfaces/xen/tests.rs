@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, PoolScope};
-use mqblk_engine::{Coalesce, PollPolicy};
+use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement};
 
 use super::config::{XenAttachment, XenEndpoint};
 use super::*;
@@ -29,7 +29,7 @@ fn resolve(process: &[(&str, &str)], disks: &[&str]) -> XenKeys {
     process.iter().for_each(|(key, value)| settings.insert(key, value).unwrap());
     keys.take_process(&mut settings, &mut context).unwrap();
     for (_, device) in keys.devices() {
-        device.assign_queues(&mut 0, 4).unwrap();
+        device.assign_queues(&mut QueuePlacement::new(4)).unwrap();
     }
     keys
 }

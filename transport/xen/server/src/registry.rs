@@ -1,16 +1,17 @@
 //! Registry of the devices with open disks.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mqblk_engine::QueuePlacement;
 
 use crate::device_stats::DeviceStats;
 use crate::storage::VbdSettings;
 
-/// The devices with open disks, and the round-robin assignment of rings to workers.
+/// The devices with open disks, and the workers of their rings.
 #[derive(Default)]
 pub(crate) struct DeviceRegistry {
     devices: Mutex<Vec<Arc<DeviceStats>>>,
-    next_worker: AtomicUsize,
+    placement: Mutex<Option<QueuePlacement>>,
 }
 
 impl DeviceRegistry {
@@ -37,7 +38,12 @@ impl DeviceRegistry {
     pub(crate) fn queue_map(&self, settings: &VbdSettings, workers: usize) -> Vec<u16> {
         let rings = usize::from(settings.ring_limits.queues);
         let mut map: Vec<u16> = settings.queue_map.iter().take(rings).map(|worker| *worker as u16).collect();
-        map.resize_with(rings, || (self.next_worker.fetch_add(1, Ordering::Relaxed) % workers.max(1)) as u16);
+        let mut placement = self.placement.lock().unwrap_or_else(PoisonError::into_inner);
+        let placement =
+            placement.get_or_insert_with(|| QueuePlacement::new(u16::try_from(workers).unwrap_or(u16::MAX)));
+        let given = map.len();
+        map.extend(placement.round_robin((rings - given) as u16));
+        placement.place(&map);
         map
     }
 }

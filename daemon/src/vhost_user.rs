@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk, QueuePlacement};
+use mqblk_memory::SharedFileRules;
 use mqblk_vhost_user_server::ServerOptions;
 use toml::Value;
 
@@ -34,6 +35,8 @@ pub struct VhostUserEndpoint {
     pub poll: PollPolicy,
     /// How calls to the guest are coalesced.
     pub coalesce: Coalesce,
+    /// Which files a frontend may share as memory.
+    pub shared_files: SharedFileRules,
     /// Use of registered buffers: guest memory is pinned once instead of for each request.
     pub fixed_buffers: FixedBufferUse,
 }
@@ -66,6 +69,7 @@ impl VhostUserEndpoint {
             queue_size: take_queue_size(settings)?,
             poll: take_poll(settings)?,
             coalesce: take_coalesce(settings)?,
+            shared_files: take_shared_files(settings)?,
             fixed_buffers: settings
                 .choice("fixed-buffers", FixedBufferUse::WORDS)?
                 .map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
@@ -73,7 +77,7 @@ impl VhostUserEndpoint {
         })
     }
 
-    /// Assigns the queues to workers. `next` is the next worker of the round-robin.
+    /// Assigns the queues to workers.
     ///
     /// # Errors
     /// If the queue map is invalid.
@@ -91,6 +95,9 @@ impl VhostUserEndpoint {
         ];
         pairs.extend(queue_pairs(&self.queue_map, self.poll, self.coalesce));
         pairs.push(("fixed-buffers", string(self.fixed_buffers.word())));
+        let SharedFileRules { any_file_system, require_seals } = self.shared_files;
+        pairs.push(("guest-memory", string(GUEST_MEMORY[usize::from(any_file_system)])));
+        pairs.push(("require-seals", string(if require_seals { "on" } else { "off" })));
         pairs
     }
 
@@ -112,6 +119,7 @@ impl VhostUserEndpoint {
             queue_map: self.queue_map.to_engine(),
             poll: self.poll,
             coalesce: self.coalesce,
+            shared_files: self.shared_files,
             fixed_buffers: self.fixed_buffers,
             drain_timeout: host.drain_timeout,
             disks,
@@ -119,6 +127,15 @@ impl VhostUserEndpoint {
             host_state: None,
         }
     }
+}
+
+/// The words of `guest-memory`: only files whose pages are memory, or any.
+const GUEST_MEMORY: [&str; 2] = ["ram", "any"];
+
+fn take_shared_files(settings: &mut Settings) -> Result<SharedFileRules, SettingError> {
+    let any_file_system = settings.choice("guest-memory", &GUEST_MEMORY)? == Some(GUEST_MEMORY[1]);
+    let require_seals = settings.switch("require-seals")?.unwrap_or(false);
+    Ok(SharedFileRules { any_file_system, require_seals })
 }
 
 fn take_socket(settings: &mut Settings) -> Result<PathBuf, SettingError> {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::guest::{GuestAddress, GuestMemory};
 use crate::mapping::Mapping;
+use crate::rules::SharedFileRules;
 
 /// Bytes of guest memory that one bit stands for.
 const LOG_PAGE: u64 = 4096;
@@ -57,9 +58,9 @@ impl DirtyLog {
     /// Maps `len` bytes of `file` from `offset` as a log.
     ///
     /// # Errors
-    /// When the file is shorter than that or the system refuses.
-    pub fn from_file(file: &File, offset: u64, len: u64) -> Result<DirtyLog, DirtyLogError> {
-        let mapped = Mapping::from_file(file, offset, len);
+    /// When the rules refuse the file, it is shorter than that or the system refuses.
+    pub fn from_file(file: &File, rules: SharedFileRules, offset: u64, len: u64) -> Result<DirtyLog, DirtyLogError> {
+        let mapped = rules.check(file).and_then(|()| Mapping::from_file(file, offset, len));
         let (mapping, delta) = mapped.map_err(|source| DirtyLogError::Map { offset, len, source })?;
         Ok(DirtyLog { mapping, delta, len })
     }

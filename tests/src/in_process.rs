@@ -69,6 +69,7 @@ impl Rig {
             queue_map: vec![],
             poll: plan.poll,
             coalesce: plan.coalesce,
+            shared_files: mqblk_memory::SharedFileRules::default(),
             fixed_buffers: FixedBufferUse::Off,
             drain_timeout: Duration::from_secs(30),
             disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],

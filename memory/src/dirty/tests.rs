@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 fn log(len: u64) -> (DirtyLog, File) {
     let file = create_memfd("log", len).unwrap();
-    (DirtyLog::from_file(&file, 0, len).unwrap(), file)
+    (DirtyLog::from_file(&file, SharedFileRules::default(), 0, len).unwrap(), file)
 }
 
 fn marked(log: &DirtyLog) -> BTreeSet<u64> {
@@ -22,7 +22,7 @@ proptest! {
         at in 0_u64..(70 * LOG_PAGE), len in 0_u64..(70 * LOG_PAGE), bytes in 1_u64..12, offset in 0_u64..9000,
     ) {
         let file = create_memfd("log", offset + bytes + 1).unwrap();
-        let log = DirtyLog::from_file(&file, offset, bytes).unwrap();
+        let log = DirtyLog::from_file(&file, SharedFileRules::default(), offset, bytes).unwrap();
         log.mark(GuestAddress(at), len);
         let want: BTreeSet<u64> = match len {
             0 => BTreeSet::new(),
@@ -63,11 +63,14 @@ fn a_log_that_is_too_short_or_cannot_be_mapped_is_refused() {
     assert!(log(10).0.check_covers_address(GuestAddress(u64::MAX)).is_err());
     let file = create_memfd("log", 4096).unwrap();
     for (offset, len) in [(0, 4097), (4096, 1), (u64::MAX, 2), (0, 0)] {
-        let error = DirtyLog::from_file(&file, offset, len).unwrap_err().to_string();
+        let error = DirtyLog::from_file(&file, SharedFileRules::default(), offset, len).unwrap_err().to_string();
         assert!(error.starts_with("dirty log: found "), "{error}");
     }
     let readable = File::open("/proc/self/exe").unwrap();
-    assert!(DirtyLog::from_file(&readable, 0, 4096).is_err(), "a file that cannot be written");
+    assert!(
+        DirtyLog::from_file(&readable, SharedFileRules::default(), 0, 4096).is_err(),
+        "a file that cannot be written"
+    );
 }
 
 #[test]

@@ -63,7 +63,7 @@ mod tests {
     /// Returns the marked pages of a ring at `used`.
     fn marked(used: u64, mark: impl FnOnce(&RingLog)) -> BTreeSet<u64> {
         let file = create_memfd("log", 64).unwrap();
-        let log = Arc::new(DirtyLog::from_file(&file, 0, 64).unwrap());
+        let log = Arc::new(DirtyLog::from_file(&file, mqblk_memory::SharedFileRules::default(), 0, 64).unwrap());
         mark(&RingLog { log: Arc::clone(&log), used: GuestAddress(used) });
         (0..512).filter(|page| log.is_marked(GuestAddress(page * 4096))).collect()
     }

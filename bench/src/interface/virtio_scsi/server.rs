@@ -10,7 +10,7 @@ use crate::target::{ServedDisk, split_pairs};
 const CONTROLLER: &str = "bench";
 
 /// Settings of a controller. All others are settings of each logical unit.
-const CONTROLLER_KEYS: [&str; 10] = [
+const CONTROLLER_KEYS: [&str; 12] = [
     "poll",
     "poll_queue",
     "queue-size",
@@ -18,6 +18,8 @@ const CONTROLLER_KEYS: [&str; 10] = [
     "queue-map",
     "socket-mode",
     "fixed-buffers",
+    "guest-memory",
+    "require-seals",
     "coalesce-us",
     "coalesce-max",
     "cmd-per-lun",

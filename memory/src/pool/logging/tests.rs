@@ -12,7 +12,7 @@ fn table(regions: &[(u64, u64)]) -> Arc<GuestMemory> {
 
 fn log() -> Arc<DirtyLog> {
     let file = create_memfd("log", 8).unwrap();
-    Arc::new(DirtyLog::from_file(&file, 0, 8).unwrap())
+    Arc::new(DirtyLog::from_file(&file, crate::SharedFileRules::default(), 0, 8).unwrap())
 }
 
 fn marked(log: &DirtyLog) -> BTreeSet<u64> {

@@ -74,7 +74,9 @@ impl Log {
     /// Takes and clears all marks, as a VMM does before it copies. The daemon may set others at the same time, so bits are cleared
     /// atomically.
     pub(crate) fn take(&self) -> BTreeSet<u64> {
-        let map = mqblk_memory::DirtyLog::from_file(&self.file, 0, self.bytes).unwrap();
+        let map =
+            mqblk_memory::DirtyLog::from_file(&self.file, mqblk_memory::SharedFileRules::default(), 0, self.bytes)
+                .unwrap();
         (0..self.bytes * 8).filter(|page| map.test_and_clear(mqblk_memory::GuestAddress(page * PAGE))).collect()
     }
 }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mqblk_memory::{GuestAddress, GuestMemory, Region, SharedWords, UserAddress};
+use mqblk_memory::{GuestAddress, GuestMemory, Region, SharedFileRules, SharedWords, UserAddress};
 use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, MappedRing};
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use vhost::vhost_user::message::VhostUserInflight;
@@ -51,7 +51,12 @@ impl InflightRegion {
     ///
     /// # Errors
     /// The reason, for the log.
-    pub(crate) fn open(layout: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
+    pub(crate) fn open(
+        layout: &VhostUserInflight,
+        file: &File,
+        rules: SharedFileRules,
+    ) -> Result<InflightRegion, String> {
+        rules.check(file).map_err(|error| format!("in-flight region: {error}"))?;
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, .. } = *layout;
         if num_queues == 0 {
             return Err("in-flight region: queues: found 0, expected at least 1".to_owned());
@@ -153,6 +158,10 @@ impl Fence {
 mod tests {
     use super::*;
 
+    fn open(layout: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
+        InflightRegion::open(layout, file, SharedFileRules::default())
+    }
+
     fn inflight_layout(mmap_size: u64, mmap_offset: u64, num_queues: u16) -> VhostUserInflight {
         VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size: 8 }
     }
@@ -160,12 +169,12 @@ mod tests {
     #[test]
     fn every_queue_has_its_own_table() {
         let (layout, file) = InflightRegion::create(3, 8).unwrap();
-        let region = InflightRegion::open(&layout, &file).unwrap();
+        let region = open(&layout, &file).unwrap();
         for index in 0..3 {
             region.table(index).unwrap().get(17).unwrap().store(u64::from(index) + 1, Ordering::Relaxed);
         }
         assert!(region.table(3).is_none());
-        let again = InflightRegion::open(&layout, &file).unwrap();
+        let again = open(&layout, &file).unwrap();
         for index in 0..3 {
             let words = again.table(index).unwrap();
             assert_eq!(words.get(17).unwrap().load(Ordering::Relaxed), u64::from(index) + 1);
@@ -175,16 +184,16 @@ mod tests {
     #[test]
     fn the_drivers_configuration_outlives_the_backend() {
         let (layout, file) = InflightRegion::create(2, 8).unwrap();
-        let region = InflightRegion::open(&layout, &file).unwrap();
+        let region = open(&layout, &file).unwrap();
         assert_eq!((region.driver_config(), region.was_used()), (0, false));
         region.record_driver_config(7);
         mqblk_ring::split::InflightTable::open(region.table(1).unwrap(), 8, 0).unwrap();
-        let again = InflightRegion::open(&layout, &file).unwrap();
+        let again = open(&layout, &file).unwrap();
         assert_eq!((again.driver_config(), again.was_used()), (7, true));
         // A region of another program has no tail.
         let foreign = rustix::fs::memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&foreign, layout.mmap_size).unwrap();
-        let foreign = InflightRegion::open(&layout, &File::from(foreign)).unwrap();
+        let foreign = open(&layout, &File::from(foreign)).unwrap();
         foreign.record_driver_config(7);
         assert_eq!((foreign.driver_config(), foreign.was_used()), (0, false));
         assert_eq!(foreign.table(1).unwrap().count() as u64, layout.mmap_size / 16);
@@ -202,7 +211,7 @@ mod tests {
             (inflight_layout(layout.mmap_size, 64, 2), "the file has"),
             (inflight_layout(layout.mmap_size, u64::MAX, 2), "in-flight region"),
         ] {
-            let why = InflightRegion::open(&layout, &file).err().unwrap();
+            let why = open(&layout, &file).err().unwrap();
             assert!(why.contains(names), "{why}");
         }
     }
@@ -210,8 +219,8 @@ mod tests {
     #[test]
     fn the_fence_is_held_while_a_worker_has_the_file() {
         let (layout, file) = InflightRegion::create(1, 8).unwrap();
-        let before = InflightRegion::open(&layout, &file).unwrap();
-        let after = InflightRegion::open(&layout, &file).unwrap();
+        let before = open(&layout, &file).unwrap();
+        let after = open(&layout, &file).unwrap();
         assert!(before.acquire_fence() && before.acquire_fence() && !after.acquire_fence());
         let registered = Arc::clone(before.fence().unwrap());
         drop(before);

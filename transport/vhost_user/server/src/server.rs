@@ -12,6 +12,7 @@ use mqblk_engine::{
     AttachError, Coalesce, Engine, EventFd, FixedBufferUse, PollPolicy, QueueDisk, QueueStats, StatsRegistry,
     UringContext, WorkerStats,
 };
+use mqblk_memory::SharedFileRules;
 use mqblk_virtio::VirtioDevice;
 
 use crate::backend_channel::{BackendChannel, ConfigChangeResult};
@@ -35,6 +36,8 @@ pub struct ServerOptions {
     pub poll: PollPolicy,
     /// Coalescing of calls.
     pub coalesce: Coalesce,
+    /// Which files a frontend may share.
+    pub shared_files: SharedFileRules,
     /// Registration of guest memory with the workers' io_urings.
     pub fixed_buffers: FixedBufferUse,
     /// How long a stop waits for storage. Requests still in flight then never complete; the next backend replays them if the frontend

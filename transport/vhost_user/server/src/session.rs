@@ -417,7 +417,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let table = memory::new_table(regions, &files);
+        let table = memory::new_table(regions, &files, self.options.shared_files);
         self.apply_memory(table)?;
         Ok(None)
     }
@@ -604,7 +604,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         if self.memory.regions().len() >= memory::MAX_SLOTS {
             return self.reject(format!("memory slots: found one more than {}", memory::MAX_SLOTS));
         }
-        let table = memory::with_region(&self.memory, region, &file);
+        let table = memory::with_region(&self.memory, region, &file, self.options.shared_files);
         self.apply_memory(table)?;
         Ok(None)
     }
@@ -639,7 +639,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         if self.vrings.iter().any(|vring| vring.attached.is_some()) {
             return self.reject("SET_INFLIGHT_FD: found it while queues run, expected it before they start");
         }
-        match InflightRegion::open(inflight, &file) {
+        match InflightRegion::open(inflight, &file, self.options.shared_files) {
             Ok(region) => {
                 self.device.restore_config_bits(region.driver_config());
                 self.device.expect_replay(region.used_queues());
@@ -673,6 +673,6 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        self.apply_logging(self.logging.with_log(log, &file, &self.memory))
+        self.apply_logging(self.logging.with_log(log, &file, self.options.shared_files, &self.memory))
     }
 }

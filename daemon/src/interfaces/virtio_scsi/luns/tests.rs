@@ -85,6 +85,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
             queue_map: vec![0].into(),
             poll: Default::default(),
             coalesce: Default::default(),
+            shared_files: mqblk_memory::SharedFileRules::default(),
             fixed_buffers: mqblk_engine::FixedBufferUse::Off,
         },
         cmd_per_lun: 8,

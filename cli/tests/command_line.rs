@@ -227,7 +227,7 @@ fn help_and_version() {
     let help = output(&["serve", "--help"]);
     assert_eq!(help.status.code(), Some(0));
     for key in "id storage path size latency-us socket socket-mode queues queue-size poll queue-map direct cache readonly serial \
-                block-size discard fixed-buffers guest-memory require-seals merge merge-bytes merge-segments on-error on-enospc coalesce-us coalesce-max interface cmd-per-lun incoming-luns \
+                block-size discard aio fixed-buffers guest-memory require-seals merge merge-bytes merge-segments on-error on-enospc coalesce-us coalesce-max interface cmd-per-lun incoming-luns \
                 controller target lun unit unit-name vendor product reservations depth"
         .split_whitespace()
     {

@@ -92,6 +92,27 @@ pub trait BlockingStorage: Send + Sync + 'static {
     }
 }
 
+/// The threads of a disk whose calls may block, for a backend that has other properties than [`open`] gives a disk.
+pub(crate) struct BlockingThreads(ThreadPool);
+
+impl BlockingThreads {
+    /// Starts `count` threads that call `storage`.
+    pub(crate) fn start(storage: Box<dyn BlockingStorage>, count: u32) -> io::Result<BlockingThreads> {
+        ThreadPool::start(storage, count).map(BlockingThreads)
+    }
+
+    /// Opens a worker's channel. `discards`: the storage can discard.
+    pub(crate) fn open_channel(
+        &self,
+        geometry: Geometry,
+        size: &Arc<DiskSize>,
+        discards: bool,
+        context: &mut UringContext,
+    ) -> Box<dyn DiskChannel<UringContext>> {
+        Box::new(BlockingChannel::new(self.0.queue(), geometry, Arc::clone(size), discards, context))
+    }
+}
+
 /// How a disk on blocking storage looks.
 #[derive(Clone, Debug)]
 pub struct BlockingOptions {

@@ -15,6 +15,8 @@ use super::BlockingStorage;
 
 /// Most bytes of a call to the storage, and size of a thread's buffer; longer requests take several calls.
 const BOUNCE_LEN: usize = 1 << 20;
+/// Alignment of a thread's buffer in bytes: that of a page, which is enough for direct I/O on any storage.
+const BOUNCE_ALIGN: usize = 4096;
 /// How long a disk that is closed waits for a call that hangs. Its thread ends when the call returns.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -185,10 +187,11 @@ fn transfer(storage: &dyn BlockingStorage, request: &QueuedRequest, bounce: &mut
     let mut done = 0;
     while done < request.len.0 {
         let run = (request.len.0 - done).min(BOUNCE_LEN as u64) as usize;
-        if bounce.len() < run {
-            bounce.resize(run.next_power_of_two(), 0);
+        if bounce.len() < run + BOUNCE_ALIGN {
+            bounce.resize(run.next_power_of_two() + BOUNCE_ALIGN, 0);
         }
-        let (bytes, at) = (&mut bounce[..run], ByteOffset(request.start.0 + done));
+        let from = bounce.as_ptr().align_offset(BOUNCE_ALIGN);
+        let (bytes, at) = (&mut bounce[from..from + run], ByteOffset(request.start.0 + done));
         if request.op == Op::Read {
             storage.read_at(bytes, at)?;
             request.io.copy_in(done, bytes).then_some(()).ok_or_else(short)?;

@@ -29,6 +29,17 @@ pub(super) fn file_kind(file: &File) -> io::Result<Result<FileKind, &'static str
     Ok(Ok(if in_memory { FileKind::InMemory } else { FileKind::Regular }))
 }
 
+/// Returns true if the file system can be asked for what it can do without waiting (RWF_NOWAIT, preadv2(2)). io_uring executes all
+/// requests to others in threads of the ring's own.
+pub(super) fn has_nowait(file: &impl AsFd) -> bool {
+    #[repr(align(4096))]
+    struct Page([u8; 4096]);
+    let mut page = Page([0; 4096]);
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    let found = rustix::io::preadv2(file, &mut [io::IoSliceMut::new(&mut page.0)], 0, flags);
+    found != Err(rustix::io::Errno::OPNOTSUPP)
+}
+
 /// Returns the current size.
 pub(super) fn size(file: &impl AsFd, kind: FileKind) -> rustix::io::Result<ByteLen> {
     let bytes = match kind {

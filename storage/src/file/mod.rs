@@ -7,6 +7,7 @@
 //! | `readonly` | off | |
 //! | `block-size` | the storage's own logical block size | 512 or 4096 |
 //! | `lock` | exclusive | `exclusive`: held while the file is open. `shared-migration`: held while queues run. `off`: nothing keeps others out |
+//! | `aio` | auto | `io_uring`: requests go through the worker's ring. `threads`: through threads of the disk's own. `auto`: threads where the file system cannot be asked without waiting (FUSE, NFS, SMB) |
 //! | `discard` | unmap | `unmap`: discards punch holes. `ignore`: the disk has no discard, and zeroes keep their space |
 //!
 //! The whole file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon on the same image
@@ -15,6 +16,8 @@
 //! How requests are executed:
 //! * Reads and writes transfer directly to or from guest memory. Only memory that direct I/O cannot use (less aligned than `statx` demands)
 //!   goes through preallocated bounce slots, in slices. Without a free slot a request waits.
+//! * With `aio=threads` all of it is done by plain system calls (`threads.rs`). io_uring would hand such requests to threads of the ring's own,
+//!   of which there are few for all disks of the worker: one that hangs would hold up the others.
 //! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`; requests that would wait
 //!   for storage go through the ring.
 //! * A flush is `fdatasync`. A durable write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
@@ -33,6 +36,7 @@ mod inflight;
 mod inline;
 mod lock;
 mod open;
+mod threads;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -43,7 +47,9 @@ use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry,
 use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
+use crate::blocking::BlockingThreads;
 use channel::FileChannel;
+use threads::FileCalls;
 
 /// Maximum number of segments of one operation (UIO_MAXIOV).
 const MAX_SEGMENTS: u32 = 1024;
@@ -52,12 +58,20 @@ const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
 /// Largest range of zeroes: bounds how much one request writes where the host cannot zero without data.
 const MAX_ZEROES: ByteLen = ByteLen(256 << 20);
 
+/// Threads of a disk with `aio=threads`: so many requests are with the storage at once.
+const THREADS: u32 = 16;
+
 /// Opens a file or block device.
 ///
 /// # Errors
 /// When a setting does not fit the file, the file cannot be opened, or another process has locked it.
 pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    Ok(Arc::new(FileDisk { open: Arc::new(open::open(settings)?) }))
+    let open = Arc::new(open::open(settings)?);
+    let start = || BlockingThreads::start(Box::new(FileCalls(Arc::clone(&open))), THREADS);
+    let threads = open.uses_threads.then(start).transpose();
+    let what = || format!("threads for {}", open.path.display());
+    let threads = threads.map_err(|source| DiskError::Os { what: what(), source })?;
+    Ok(Arc::new(FileDisk { open, threads }))
 }
 
 /// An open file and its properties. Shared by all channels; constant except for the size.
@@ -68,10 +82,12 @@ struct OpenFile {
     fd: Arc<OwnedFd>,
     /// The size in it is unused: see `size`.
     geometry: Geometry,
-    size: DiskSize,
+    size: Arc<DiskSize>,
     kind: FileKind,
     /// Alignment for O_DIRECT; `None` when the page cache is used.
     direct: Option<Alignment>,
+    /// Requests go through threads of the disk's own.
+    uses_threads: bool,
     /// `discard=unmap`.
     unmap: bool,
     /// Granularity of discards in bytes; `None` when they are not possible.
@@ -96,9 +112,10 @@ struct Alignment {
     offset: u32,
 }
 
-#[derive(Debug)]
 struct FileDisk {
     open: Arc<OpenFile>,
+    /// With `aio=threads`.
+    threads: Option<BlockingThreads>,
 }
 
 impl Disk<UringContext> for FileDisk {
@@ -115,7 +132,7 @@ impl Disk<UringContext> for FileDisk {
             write_zeroes: (!self.open.geometry.read_only).then_some(MAX_ZEROES),
             volatile_cache: true,
             cost_per_request: true,
-            pins_memory: self.open.direct.is_some(),
+            pins_memory: self.open.direct.is_some() && self.threads.is_none(),
         }
     }
 
@@ -126,6 +143,7 @@ impl Disk<UringContext> for FileDisk {
             ("readonly", admission::on_off(self.open.geometry.read_only)),
             ("block-size", self.open.geometry.logical_block.bytes().to_string()),
             ("lock", self.open.lock.mode.name().to_owned()),
+            ("aio", if self.threads.is_some() { "threads" } else { "io_uring" }.to_owned()),
             ("discard", if self.open.unmap { "unmap" } else { "ignore" }.to_owned()),
         ]
     }
@@ -199,6 +217,9 @@ impl Disk<UringContext> for FileDisk {
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+        if let Some(threads) = &self.threads {
+            return Ok(threads.open_channel(self.open.geometry, &self.open.size, self.open.discard.is_some(), context));
+        }
         match FileChannel::new(Arc::clone(&self.open), context) {
             Ok(channel) => Ok(Box::new(channel)),
             Err(source) => {

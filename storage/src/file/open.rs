@@ -29,6 +29,8 @@ struct FileSettings {
     block: Option<BlockSize>,
     unmap: bool,
     lock: LockMode,
+    /// `aio`: threads or not; `None`: as the file system needs it.
+    threads: Option<bool>,
 }
 
 pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
@@ -42,6 +44,10 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
         block: admission::block_size(settings)?,
         unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
         lock: LockMode::from_settings(settings)?,
+        threads: match settings.choice("aio", &["auto", "io_uring", "threads"])? {
+            None | Some("auto") => None,
+            Some(word) => Some(word == "threads"),
+        },
     };
     let (file, kind, direct) = open_file(settings, &config)?;
     if config.lock == LockMode::Exclusive {
@@ -57,10 +63,14 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
     let size = size(settings, &config, &file, kind, block)?;
     let geometry = geometry(size, block, config.read_only, kind, device.unwrap_or_default());
     let discard = if config.unmap && !config.read_only { discard_granularity(&file, kind, size, device) } else { None };
+    let uses_threads = config.threads.unwrap_or(kind == FileKind::Regular && !host::has_nowait(&file));
     let FileSettings { path, unmap, lock, read_only, .. } = config;
-    let size = DiskSize::new(size);
+    if uses_threads {
+        tracing::info!("{}: requests go through threads of the disk's own (aio=threads)", path.display());
+    }
+    let size = Arc::new(DiskSize::new(size));
     let lock = ImageLock::new(lock, &path, read_only, kind == FileKind::BlockDevice);
-    Ok(OpenFile { lock, path, fd: Arc::new(file.into()), geometry, size, kind, direct, unmap, discard })
+    Ok(OpenFile { lock, path, fd: Arc::new(file.into()), geometry, size, kind, direct, uses_threads, unmap, discard })
 }
 
 fn describe(path: &Path, reason: impl std::fmt::Display) -> String {

@@ -53,6 +53,23 @@ fn conforms_buffered() {
     conforms(on_disk(), 8 << 20, &[("direct", "off"), ("block-size", "512")], 3);
 }
 
+#[test]
+fn conforms_with_threads() {
+    conforms(on_disk(), 8 << 20, &[("aio", "threads"), ("block-size", "4096")], 10);
+    conforms(on_disk(), 8 << 20, &[("aio", "threads"), ("direct", "off"), ("block-size", "512")], 11);
+    conforms(in_memory(), 8 << 20, &[("aio", "threads"), ("discard", "ignore")], 12);
+}
+
+#[test]
+fn threads_are_for_file_systems_that_cannot_be_asked_without_waiting() {
+    let aio = |disk: Arc<dyn Disk<UringContext>>| disk.resolved().into_iter().find(|(key, _)| *key == "aio").unwrap().1;
+    let (_dir, path) = image(&on_disk(), 1 << 20);
+    let path = path.to_str().unwrap();
+    assert_eq!(aio(open(&[("path", path)])), "io_uring");
+    assert_eq!(aio(open(&[("path", path), ("aio", "threads")])), "threads");
+    assert_eq!(aio(open(&[("path", path), ("aio", "io_uring")])), "io_uring");
+}
+
 /// Requests that wait for a bounce slot have no operation in the kernel: cancelling aborts all of them at once.
 #[test]
 fn stalled_requests_can_be_cancelled() {
@@ -174,7 +191,7 @@ fn a_full_device() {
     let geometry = crate::admission::plain_geometry(ByteLen(1 << 20), BlockSize::B512, false);
     for kind in [FileKind::Regular, FileKind::InMemory] {
         let path = PathBuf::from("/dev/full");
-        let size = DiskSize::new(geometry.size);
+        let size = Arc::new(DiskSize::new(geometry.size));
         let lock = super::lock::ImageLock::new(super::lock::LockMode::Exclusive, &path, false, false);
         let open = OpenFile {
             lock,
@@ -184,10 +201,11 @@ fn a_full_device() {
             size,
             kind,
             direct: None,
+            uses_threads: false,
             unmap: true,
             discard: None,
         };
-        let disk = FileDisk { open: Arc::new(open) };
+        let disk = FileDisk { open: Arc::new(open), threads: None };
         let mut worker = TestWorker::new(&disk, 64, FixedBufferUse::Off);
         for op in [Op::Write { fua: false }, Op::Write { fua: true }] {
             assert_eq!(worker.run_one(TestRequest::with_data(op, 0, 4096, 0)), Outcome::NoSpace);
@@ -308,11 +326,11 @@ impl Disk<UringContext> for NoFallocateDisk {
     }
 
     fn limits(&self) -> mqblk_core::Limits {
-        FileDisk { open: Arc::clone(&self.0) }.limits()
+        FileDisk { open: Arc::clone(&self.0), threads: None }.limits()
     }
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
-        FileDisk { open: Arc::clone(&self.0) }.resize(size)
+        FileDisk { open: Arc::clone(&self.0), threads: None }.resize(size)
     }
 
     fn resolved(&self) -> Vec<(&'static str, String)> {

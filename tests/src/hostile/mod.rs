@@ -8,6 +8,7 @@
 pub mod daemon;
 pub mod eventfd;
 pub mod frontend;
+pub mod fuse;
 pub mod load;
 pub mod memory;
 pub mod queue_load;

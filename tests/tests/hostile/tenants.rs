@@ -2,12 +2,15 @@
 
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::{FrontendQueue, HostileFrontend, INDIRECT_DESC, SEG_MAX, SIZE_MAX};
+use mqblk_tests::hostile::fuse::HangingFile;
 use mqblk_tests::hostile::load::VhostUserNeighbour;
-use mqblk_tests::hostile::memory::{FileRegion, SharedMemory};
+use mqblk_tests::hostile::memory::{FileRegion, SharedMemory, mem_table_payload};
 use mqblk_tests::hostile::request::{
     MemorySegment, STATUS_IOERR, STATUS_OK, header, readable, request_type, writable, write_indirect,
 };
 use mqblk_tests::hostile::ring::RingAddresses;
+use mqblk_tests::hostile::socket::{VhostUserSocket, message as m};
+use mqblk_tests::hostile::wait_for;
 
 /// Guest memory: rings and tables in its first MiB, data from 4 MiB on.
 const MEMORY: u64 = 8 << 20;
@@ -72,6 +75,61 @@ fn giant_requests_do_not_hold_up_other_disks() {
         neighbour.finish();
         daemon.stop();
     }
+}
+
+/// Before files were checked, a worker that read the ring of such a guest waited for ever, and with it the other disks, the admin socket and
+/// the stop.
+#[test]
+fn memory_that_answers_no_page_fault_is_refused() {
+    let daemon = HostileDaemon::start(1, &[("bad", "storage=ram,size=1M,queues=1"), ("good", "storage=ram,size=1M")]);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let hanging = HangingFile::mount(MEMORY as usize);
+    let _hangs = hanging.hang();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(hanging.path()).expect("the file");
+    let region = FileRegion { file, ..FileRegion::new(0, 0x7f00_0000_0000, MEMORY, 0) };
+    for (message, payload) in
+        [(m::SET_MEM_TABLE, mem_table_payload(&[&region])), (m::ADD_MEM_REG, region.mem_reg_payload())]
+    {
+        let mut connection = VhostUserSocket::connect(&daemon.socket("bad"));
+        connection.negotiate(0);
+        assert_ne!(connection.try_send_acked(message, &payload, &[region.fd()]), Some(0));
+        drop(connection);
+        daemon.wait_for_session_end("bad");
+    }
+    let warnings = daemon.warnings("bad");
+    assert!(
+        warnings.iter().all(|line| line.contains("expected a memfd or a file of tmpfs or hugetlbfs")),
+        "{warnings:?}"
+    );
+    assert_eq!(warnings.len(), 2);
+    assert_eq!(hanging.waiting(), 0, "not one byte of it was read");
+    neighbour.assert_progress("such memory");
+    neighbour.finish();
+    daemon.stop();
+}
+
+/// With as many requests as the kernel has threads for, a worker's ring did no more asynchronous work for its other disks.
+#[test]
+fn an_image_that_hangs_does_not_hold_up_other_disks() {
+    let hanging = HangingFile::mount(8 << 20);
+    let bad = format!("storage=file,path={},queues=1", hanging.path().display());
+    // The neighbour's requests go through the ring too: past the page cache.
+    let daemon = HostileDaemon::start(1, &[("bad", &bad), ("good", "storage=file,path=IMAGE,queues=1")]);
+    let mut frontend = connect(&daemon, 0);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let hangs = hanging.hang();
+    for index in 0..64 {
+        offer(&mut frontend, index, request_type::IN, &[writable(DATA, 4096)]);
+    }
+    frontend.queues[0].publish_and_kick();
+    wait_for("requests that hang", || (hanging.waiting() >= 4).then_some(()));
+    (0..20).for_each(|_| neighbour.assert_progress("an image that hangs"));
+    assert_eq!(frontend.queues[0].ring.used(), 0);
+    drop(hangs);
+    take_all(&mut frontend.queues[0], 64);
+    assert_eq!(statuses(&frontend, 64), [STATUS_OK; 64]);
+    neighbour.finish();
+    daemon.stop();
 }
 
 #[test]

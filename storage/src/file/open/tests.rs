@@ -119,6 +119,7 @@ fn blocks_smaller_than_direct_io_takes() {
         direct: true,
         read_only: false,
         block,
+        threads: None,
         unmap: true,
         lock: LockMode::Exclusive,
     };

@@ -1,0 +1,203 @@
+//! A file system that can hang: a FUSE server with one file, which answers no read and no write while it is told not to.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner,
+    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request, WriteFlags,
+};
+use tempfile::TempDir;
+
+/// Time for which the kernel may keep attributes.
+const TTL: Duration = Duration::from_secs(3600);
+const FILE: INodeNo = INodeNo(2);
+const NAME: &str = "file";
+
+/// What the server does not answer yet.
+#[derive(Default)]
+struct State {
+    content: Vec<u8>,
+    hangs: bool,
+    reads: Vec<(ReplyData, u64, u32)>,
+    writes: Vec<(ReplyWrite, u32)>,
+    syncs: Vec<ReplyEmpty>,
+}
+
+impl State {
+    /// Returns the part of the file at `at`.
+    fn part(&self, at: u64, len: u32) -> &[u8] {
+        let from = (at as usize).min(self.content.len());
+        &self.content[from..(from + len as usize).min(self.content.len())]
+    }
+}
+
+struct Server(Arc<Mutex<State>>);
+
+impl Server {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attributes(&self, ino: INodeNo) -> FileAttr {
+        let is_file = ino == FILE;
+        let size = if is_file { self.lock().content.len() as u64 } else { 0 };
+        FileAttr {
+            ino,
+            size,
+            blocks: size / 512,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind: if is_file { FileType::RegularFile } else { FileType::Directory },
+            perm: 0o700,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            flags: 0,
+            blksize: 4096,
+        }
+    }
+}
+
+impl Filesystem for Server {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match name.to_str() {
+            Some(NAME) => reply.entry(&TTL, &self.attributes(FILE), Generation(0)),
+            _ => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&TTL, &self.attributes(ino));
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        at: u64,
+        len: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let mut state = self.lock();
+        if state.hangs {
+            state.reads.push((reply, at, len));
+        } else {
+            reply.data(state.part(at, len));
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        at: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let mut state = self.lock();
+        let from = (at as usize).min(state.content.len());
+        let len = data.len().min(state.content.len() - from);
+        state.content[from..from + len].copy_from_slice(&data[..len]);
+        if state.hangs {
+            state.writes.push((reply, len as u32));
+        } else {
+            reply.written(len as u32);
+        }
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let mut state = self.lock();
+        if state.hangs {
+            state.syncs.push(reply);
+        } else {
+            reply.ok();
+        }
+    }
+}
+
+/// A file that hangs. It recovers when this is dropped.
+pub struct Hanging<'a>(&'a HangingFile);
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        self.0.recover();
+    }
+}
+
+/// A mounted file system with one file. It is unmounted when dropped.
+pub struct HangingFile {
+    state: Arc<Mutex<State>>,
+    session: Option<BackgroundSession>,
+    folder: TempDir,
+}
+
+impl HangingFile {
+    /// Mounts it. The file has `len` bytes, all zero.
+    ///
+    /// # Panics
+    /// When FUSE cannot be mounted: that needs root and `/dev/fuse`.
+    pub fn mount(len: usize) -> HangingFile {
+        let state = Arc::new(Mutex::new(State { content: vec![0; len], ..State::default() }));
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut config = Config::default();
+        config.mount_options = vec![MountOption::FSName("hanging".to_owned())];
+        let mounted = fuser::spawn_mount(Server(Arc::clone(&state)), folder.path(), &config);
+        let session = Some(mounted.expect("FUSE can be mounted: this test needs root and /dev/fuse"));
+        HangingFile { state, session, folder }
+    }
+
+    /// Returns the path of the file.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join(NAME)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on nothing is answered, until the result is dropped at the latest: a process that waits for an answer cannot be killed.
+    pub fn hang(&self) -> Hanging<'_> {
+        self.lock().hangs = true;
+        Hanging(self)
+    }
+
+    /// Returns the number of requests that wait for their answer.
+    pub fn waiting(&self) -> usize {
+        let state = self.lock();
+        state.reads.len() + state.writes.len() + state.syncs.len()
+    }
+
+    /// Answers all that waits, and what comes from now on.
+    fn recover(&self) {
+        let mut state = self.lock();
+        state.hangs = false;
+        let (reads, writes, syncs) =
+            (std::mem::take(&mut state.reads), std::mem::take(&mut state.writes), std::mem::take(&mut state.syncs));
+        reads.into_iter().for_each(|(reply, at, len)| reply.data(state.part(at, len)));
+        writes.into_iter().for_each(|(reply, len)| reply.written(len));
+        syncs.into_iter().for_each(ReplyEmpty::ok);
+    }
+}
+
+impl Drop for HangingFile {
+    fn drop(&mut self) {
+        self.recover();
+        if let Some(session) = self.session.take() {
+            // A daemon that failed may still have the file open.
+            let _ = session.umount_and_join();
+        }
+    }
+}

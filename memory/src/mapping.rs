@@ -55,6 +55,7 @@ impl Mapping {
         let base = unsafe { rustix::mm::mmap(null_mut(), mapped, protection, MapFlags::SHARED, file, aligned)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut mapping = Mapping { base, len, mapped, slot: None };
+        mapping.exclude_from_dumps();
         // Without this an access could end the process, so a mapping that cannot be watched is refused.
         mapping.slot = Some(sigbus::watch(base.as_ptr() as usize, mapped, page as usize)?);
         Ok((mapping, delta))
@@ -72,7 +73,9 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
         let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), mapped, protection, flags)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { base, len, mapped, slot: None })
+        let mapping = Mapping { base, len, mapped, slot: None };
+        mapping.exclude_from_dumps();
+        Ok(mapping)
     }
 
     /// Like [`anonymous`](Self::anonymous), at addresses that the system uses only on request: if there is a hole in the mapping for a
@@ -99,13 +102,22 @@ impl Mapping {
             match unsafe { rustix::mm::mmap_anonymous(start, mapped, protection, flags) } {
                 Ok(base) => {
                     let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-                    return Ok(Mapping { base, len, mapped, slot: None });
+                    let mapping = Mapping { base, len, mapped, slot: None };
+                    mapping.exclude_from_dumps();
+                    return Ok(mapping);
                 }
                 Err(Errno::EXIST) => {}
                 Err(_) => break,
             }
         }
         Mapping::anonymous(len)
+    }
+
+    /// Excludes the memory from core dumps: it is the guests', or holds their data.
+    fn exclude_from_dumps(&self) {
+        let start = self.base.as_ptr().cast();
+        // SAFETY: the whole mapping is this value's, and the advice changes no content. If the system refuses, dumps are larger.
+        let _ = unsafe { rustix::mm::madvise(start, self.mapped, Advice::LinuxDontDump) };
     }
 
     /// Returns the number of usable bytes.
@@ -228,6 +240,19 @@ pub fn zero_file(file: &impl AsFd, len: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn core_dumps_exclude_mappings() {
+        let file = create_memfd("t", 4096).unwrap();
+        let mappings = [Mapping::from_file(&file, 0, 4096).unwrap().0, Mapping::anonymous(4096).unwrap()];
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        for mapping in &mappings {
+            let start = format!("{:x}-", mapping.address(0).as_ptr() as usize);
+            let of_it = smaps.lines().skip_while(|line| !line.starts_with(&start));
+            let flags = of_it.skip(1).find(|line| line.starts_with("VmFlags:")).unwrap();
+            assert!(flags.split(' ').any(|flag| flag == "dd"), "{start} {flags}");
+        }
+    }
 
     #[test]
     fn a_zeroed_file_has_the_requested_length() {

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{SettingError, Settings};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 use serde::{Deserialize, Serialize};
 
 /// The value of the `format` member.
@@ -179,8 +179,10 @@ impl StateFile {
     /// # Errors
     /// If another daemon has locked it, or it cannot be written.
     pub(super) fn open(path: &Path, state: SavedLuns) -> io::Result<StateFile> {
-        let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(with_suffix(path, ".lock"))?;
+        let mut options = OpenOptions::new();
+        // No symbolic link that somebody else has put there is followed.
+        options.create(true).truncate(false).write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+        let lock = options.open(with_suffix(path, ".lock"))?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
             rustix::io::Errno::WOULDBLOCK => {
                 io::Error::new(io::ErrorKind::ResourceBusy, "another daemon uses it; give each a file of its own")
@@ -213,7 +215,11 @@ impl StateFile {
         let mut text = serde_json::to_vec_pretty(&written)?;
         text.push(b'\n');
         let new = with_suffix(&self.path, ".new");
-        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+        match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&new)?;
         file.write_all(&text)?;
         file.sync_all()?;
         std::fs::rename(&new, &self.path)?;

@@ -1,9 +1,11 @@
 //! Listening Unix sockets: the vhost-user sockets and the program's others.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -106,7 +108,7 @@ impl ListenSocket {
         rustix::net::bind(&socket, &address).map_err(|error| os(error.into()))?;
         let file = std::fs::symlink_metadata(path).map_err(os)?;
         let bound = ListenSocket { listener: socket.into(), path: path.to_owned(), identity: (file.dev(), file.ino()) };
-        rustix::fs::chmod(path, bits).map_err(|error| os(error.into()))?;
+        set_mode(path, bits, bound.identity).map_err(os)?;
         rustix::net::listen(&bound.listener, BACKLOG).map_err(|error| os(error.into()))?;
         Ok(bound)
     }
@@ -137,11 +139,41 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
+/// Sets the mode of the socket file that was just bound, which the umask has reduced. Nothing else is changed if another file has taken its
+/// place, such as a symbolic link by somebody who may write to the folder.
+fn set_mode(path: &Path, mode: Mode, identity: (u64, u64)) -> io::Result<()> {
+    let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    if (stat.st_dev, stat.st_ino) != identity {
+        return Err(io::Error::other("another file has taken the place of the socket"));
+    }
+    // A descriptor of O_PATH has no fchmod; its entry in procfs names the same file (open(2)).
+    Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?)
+}
+
+/// How long another process may hold the lock of a folder. Whoever may read the folder can lock it for ever; a daemon that starts needs
+/// milliseconds.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+
 fn lock_folder(folder: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder, flags, Mode::empty()).ok()?;
-    rustix::fs::flock(&folder, FlockOperation::LockExclusive).ok()?;
-    Some(folder)
+    let fd = rustix::fs::open(folder, flags, Mode::empty()).ok()?;
+    let end = Instant::now() + LOCK_TIMEOUT;
+    loop {
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(fd),
+            Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(LOCK_RETRY),
+            Err(Errno::WOULDBLOCK) => {
+                let (folder, seconds) = (folder.display(), LOCK_TIMEOUT.as_secs());
+                tracing::warn!(
+                    "{folder}: found it locked by another process for {seconds} s (`fuser -v {folder}` names it); going on without its lock"
+                );
+                return None;
+            }
+            Err(_) => return None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -202,6 +234,31 @@ mod tests {
         assert!(matches!(probe_socket(&datagram), Err(SocketError::NotASocket { .. })));
         let missing = folder.path().join("missing/s");
         assert!(matches!(probe_socket(&missing), Err(SocketError::Os { .. })));
+    }
+
+    #[test]
+    fn a_folder_that_another_process_keeps_locked_is_used_without_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = std::fs::File::open(folder.path()).unwrap();
+        rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
+        let path = folder.path().join("s");
+        let socket = ListenSocket::bind(&path, 0o600).unwrap();
+        let _client = UnixStream::connect(&path).unwrap();
+        drop(socket);
+    }
+
+    #[test]
+    fn the_mode_of_another_file_is_not_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        std::fs::write(&target, "").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let before = std::fs::metadata(&target).unwrap();
+        let identity = (before.dev(), before.ino());
+        assert!(set_mode(&link, Mode::RWXO, identity).is_err(), "a link to it");
+        assert_eq!(std::fs::metadata(&target).unwrap().permissions(), before.permissions());
+        set_mode(&target, Mode::RUSR, identity).unwrap();
+        assert_eq!(std::fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o400);
     }
 
     #[test]

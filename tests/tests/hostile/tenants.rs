@@ -4,13 +4,13 @@ use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::{FrontendQueue, HostileFrontend, INDIRECT_DESC, SEG_MAX, SIZE_MAX};
 use mqblk_tests::hostile::fuse::HangingFile;
 use mqblk_tests::hostile::load::VhostUserNeighbour;
-use mqblk_tests::hostile::memory::{FileRegion, SharedMemory, mem_table_payload};
+use mqblk_tests::hostile::memory::{FileRegion, START, SharedMemory, mem_table_payload};
 use mqblk_tests::hostile::request::{
-    MemorySegment, STATUS_IOERR, STATUS_OK, header, readable, request_type, writable, write_indirect,
+    MemorySegment, STATUS_IOERR, STATUS_OK, header, readable, request_type, writable, write_direct, write_indirect,
 };
 use mqblk_tests::hostile::ring::RingAddresses;
 use mqblk_tests::hostile::socket::{VhostUserSocket, message as m};
-use mqblk_tests::hostile::wait_for;
+use mqblk_tests::hostile::{TIMEOUT, wait_for};
 
 /// Guest memory: rings and tables in its first MiB, data from 4 MiB on.
 const MEMORY: u64 = 8 << 20;
@@ -129,6 +129,46 @@ fn an_image_that_hangs_does_not_hold_up_other_disks() {
     take_all(&mut frontend.queues[0], 64);
     assert_eq!(statuses(&frontend, 64), [STATUS_OK; 64]);
     neighbour.finish();
+    daemon.stop();
+}
+
+/// Once the table of guarded mappings had 4096 places, and what found none was not guarded: the first access to a file that was cut off ended
+/// the daemon.
+#[test]
+fn memory_is_guarded_however_many_mappings_there_are() {
+    const GUESTS: usize = 9;
+    const REGIONS: u64 = 510;
+    let ids: Vec<String> = (0..GUESTS).map(|at| format!("bad{at}")).collect();
+    let mut disks: Vec<(&str, &str)> = ids.iter().map(|id| (id.as_str(), "storage=ram,size=1M,queues=1")).collect();
+    disks.push(("good", "storage=ram,size=1M,queues=1"));
+    let daemon = HostileDaemon::start(1, &disks);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    let whole = FileRegion::new(0, 0, 4096, 0);
+    let region = |at: u64| {
+        let file = whole.file.try_clone().expect("a descriptor");
+        FileRegion { file, ..FileRegion::new((1 << 32) + at * 8192, 0x6000_0000_0000 + at * 8192, 4096, 0) }
+    };
+    let connect_all = |id: &String| {
+        let mut frontend = HostileFrontend::start(&daemon.socket(id), 0, 1);
+        for region in (0..REGIONS).map(region) {
+            frontend.connection.send_acked(m::ADD_MEM_REG, &region.mem_reg_payload(), &[region.fd()]);
+        }
+        frontend
+    };
+    let mut frontends: Vec<HostileFrontend> = ids.iter().map(connect_all).collect();
+    whole.file.set_len(0).expect("shorter");
+    // The mapping that was made last.
+    let last = frontends.last_mut().expect("a guest");
+    last.memory.write(START + 0x1_8000, &header(request_type::IN, 0));
+    let pieces = [readable(START + 0x1_8000, 16), writable(region(REGIONS - 1).guest, 513)];
+    let queue = &mut last.queues[0];
+    let head = write_direct(&queue.ring, &[0, 1], &pieces);
+    queue.ring.offer(head);
+    queue.publish_and_kick();
+    assert!(queue.wait_retired(TIMEOUT), "a queue whose memory is lost ends");
+    neighbour.assert_progress("memory that was cut off");
+    neighbour.finish();
+    drop(frontends);
     daemon.stop();
 }
 

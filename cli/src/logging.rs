@@ -1,9 +1,14 @@
-//! Log lines, on standard error.
+//! Log lines, on standard error. Nobody waits for whoever reads them, and a disk whose guest or VMM causes too many of them loses the rest.
+
+mod limit;
+mod writer;
 
 use std::io::IsTerminal as _;
 
 use mqblk_core::settings::{SettingError, Settings};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 const EXPECTED: &str = "off, error, warn, info, debug or trace, or TARGET=LEVEL,...";
@@ -24,14 +29,14 @@ pub(crate) fn start(level: Option<&str>) -> Result<(), SettingError> {
         return Err(invalid());
     }
     let filter = EnvFilter::try_new(directives).map_err(|_| invalid())?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(|| writer::Lines)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         // Writing to a closed terminal fails; that must not panic.
         .log_internal_errors(false)
-        .init();
+        .map_event_format(limit::LimitedLines::new);
+    tracing_subscriber::registry().with(filter).with(lines).init();
     Ok(())
 }
 

@@ -42,8 +42,25 @@ impl HostileDaemon {
     /// # Panics
     /// As [`start`](Self::start).
     pub fn start_with(workers: usize, disks: &[(&str, &str)], arguments: &[&str]) -> HostileDaemon {
+        HostileDaemon::start_logging(workers, disks, arguments, |path| File::create(path).expect("a log file").into())
+    }
+
+    /// As [`start`](Self::start), with a pipe as standard error that nobody reads: there is no [`log`](Self::log).
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    pub fn start_unread(workers: usize, disks: &[(&str, &str)]) -> HostileDaemon {
+        HostileDaemon::start_logging(workers, disks, &[], |_| Stdio::piped())
+    }
+
+    fn start_logging(
+        workers: usize,
+        disks: &[(&str, &str)],
+        arguments: &[&str],
+        log: impl FnOnce(&Path) -> Stdio,
+    ) -> HostileDaemon {
         let folder = tempfile::tempdir().expect("a folder");
-        let log = File::create(folder.path().join("log")).expect("a log file");
+        let log = log(&folder.path().join("log"));
         let mut command = Command::new(mqblk_binary());
         command.args(["serve", "--workers", &workers.to_string()]).args(arguments);
         command.env_remove("RUST_LOG").stdin(Stdio::null());

@@ -9,7 +9,8 @@ use mqblk_tests::hostile::request::{
     MemorySegment, STATUS_IOERR, STATUS_OK, header, readable, request_type, writable, write_direct, write_indirect,
 };
 use mqblk_tests::hostile::ring::RingAddresses;
-use mqblk_tests::hostile::socket::{VhostUserSocket, message as m};
+use mqblk_tests::hostile::session::completes_read;
+use mqblk_tests::hostile::socket::{VhostUserSocket, message as m, vring_state_payload};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 
 /// Guest memory: rings and tables in its first MiB, data from 4 MiB on.
@@ -169,6 +170,50 @@ fn memory_is_guarded_however_many_mappings_there_are() {
     neighbour.assert_progress("memory that was cut off");
     neighbour.finish();
     drop(frontends);
+    daemon.stop();
+}
+
+/// Connects so many times and sends what ends the connection with a line in the log.
+fn complain(daemon: &HostileDaemon, times: usize) {
+    for _ in 0..times {
+        let mut connection = VhostUserSocket::connect(&daemon.socket("bad"));
+        connection.negotiate(0);
+        assert_ne!(connection.try_send_acked(m::SET_VRING_NUM, &vring_state_payload(0, 3), &[]), Some(0));
+    }
+    daemon.wait_for_session_end("bad");
+}
+
+const TWO_DISKS: [(&str, &str); 2] =
+    [("bad", "storage=ram,size=1M,queues=1"), ("good", "storage=ram,size=1M,queues=1")];
+
+#[test]
+fn log_lines_of_a_disk_are_limited() {
+    let daemon = HostileDaemon::start(1, &TWO_DISKS);
+    complain(&daemon, 1300);
+    let lines = daemon.warnings("bad").len();
+    assert!((500..1250).contains(&lines), "{lines} lines");
+    drop(HostileFrontend::start(&daemon.socket("good"), 0, 1));
+    wait_for("a line of the other disk", || {
+        daemon.log().lines().any(|line| line.contains("queue stopped") && line.contains("disk=\"good\"")).then_some(())
+    });
+    // The lines are 10 a second again.
+    wait_for("the number of lines left out", || {
+        complain(&daemon, 1);
+        daemon.log().contains("lines of the next one's disk were left out").then_some(())
+    });
+    daemon.stop();
+}
+
+/// Once a pipe was full, each thread that logged waited for its reader: workers and control threads alike.
+#[test]
+fn a_log_that_nobody_reads_holds_up_nothing() {
+    let daemon = HostileDaemon::start_unread(1, &TWO_DISKS);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
+    // More than the 64 KiB that a pipe holds.
+    complain(&daemon, 900);
+    (0..5).for_each(|_| neighbour.assert_progress("a full pipe"));
+    assert!(completes_read(&mut HostileFrontend::start(&daemon.socket("bad"), 0, 1), 0));
+    neighbour.finish();
     daemon.stop();
 }
 

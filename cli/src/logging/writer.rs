@@ -1,0 +1,49 @@
+//! Writes to standard error only what fits there without waiting: a reader that has stopped (a full pipe, a terminal after Ctrl-S) must not
+//! hold up a thread that serves disks.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::AsFd;
+
+/// Bytes that a pipe or a socket that is ready to be written to takes at once (PIPE_BUF, pipe(7)). Longer lines are cut.
+const LONGEST: usize = 4096;
+
+/// Lines that were lost since one was written.
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// Standard error, for whole lines.
+pub(super) struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // Only one thread at a time finds out whether there is room, and uses it.
+        let mut stderr = io::stderr().lock();
+        let lost = LOST.load(Ordering::Relaxed);
+        if lost > 0 && has_room(&stderr) {
+            LOST.store(0, Ordering::Relaxed);
+            writeln!(stderr, "({lost} lines were lost: nobody read standard error)")?;
+        }
+        if !has_room(&stderr) {
+            LOST.fetch_add(1, Ordering::Relaxed);
+        } else if line.len() <= LONGEST {
+            stderr.write_all(line)?;
+        } else {
+            stderr.write_all(&line[..LONGEST - 1])?;
+            stderr.write_all(b"\n")?;
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn has_room(file: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(file, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // A closed one is an error for whoever writes to it.
+    rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}

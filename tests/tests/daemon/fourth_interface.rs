@@ -148,7 +148,7 @@ fn it_serves_and_is_counted() {
     let counted = ["writes", "reads", "flushes", "errors"].map(|name| counters[name].as_u64());
     assert_eq!(counted, [Some(1), Some(2), Some(1), Some(1)], "{disk}");
     let queues = disk["queues"].as_array().expect("queues");
-    assert_eq!(queues.iter().map(|queue| queue["worker"].as_u64()).collect::<Vec<_>>(), [Some(0), Some(1)]);
+    assert_eq!(queues.iter().map(|queue| queue["worker"].as_u64()).collect::<Vec<_>>(), [Some(1), Some(0)]);
 
     let resized = run(&["resize", "l", "2M", "--socket", &admin]);
     assert!(resized.status.success(), "{}", text(&resized.stderr));

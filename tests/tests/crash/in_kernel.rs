@@ -37,7 +37,8 @@ impl Rig {
         let log = Arc::<PowerLog>::default();
         let mount = PowerMount::with_surviving_io(&log, &[("disk", SIZE), ("marks", 512)]).expect("a mount");
         let path = mount.path("disk");
-        let disk = format!("id=d,socket=FOLDER/d.sock,storage=file,path={},direct=on,{settings}", path.display());
+        let disk =
+            format!("id=d,socket=FOLDER/d.sock,storage=file,path={},direct=on,aio=io_uring,{settings}", path.display());
         let daemon =
             RestartableDaemon::start(&["--workers".to_owned(), "1".to_owned(), "--disk".to_owned(), disk], &[]);
         Some(Rig { log, mount, daemon })

@@ -206,9 +206,10 @@ fn rig() -> Result<Rig> {
     let mount = PowerMount::new(&log, &[("ext4", SIZES[0]), ("xfs", SIZES[1]), ("acks", MIB)])?;
     let ((ext4, ext4_path), (xfs, xfs_path)) = (Shown::new(SIZES[0])?, Shown::new(SIZES[1])?);
     let disks = [
-        DaemonDisk::new("ext4", &mount.path("ext4"), 2),
+        // One as a disk of the host would be served, one as a file of a FUSE file system is.
+        DaemonDisk::new("ext4", &mount.path("ext4"), 2).option("aio", "io_uring"),
         DaemonDisk::new("xfs", &mount.path("xfs"), 2),
-        DaemonDisk::new("acks", &mount.path("acks"), 1),
+        DaemonDisk::new("acks", &mount.path("acks"), 1).option("aio", "io_uring"),
         DaemonDisk::new("check-ext4", &ext4_path, 2).option("direct", "off"),
         DaemonDisk::new("check-xfs", &xfs_path, 2).option("direct", "off"),
     ];

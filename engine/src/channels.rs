@@ -16,7 +16,7 @@ use crate::plug::{Merger, Merges, PlugCounters};
 use crate::queue_options::QueueDisk;
 use crate::quota::{ByteQuota, Quota, SubmitQuota, TurnBytes};
 use crate::request::{AnyCompletion, AnyRequest, cancelled};
-use crate::slices::{SliceAllowance, SlicedChannel};
+use crate::slices::{SliceBudget, SlicedChannel};
 
 mod parked;
 
@@ -161,7 +161,7 @@ pub(crate) struct Channels {
     /// The part of a plug that is being offered; kept for its capacity.
     part: Vec<AnyRequest>,
     /// What all channels may submit of long requests in a turn.
-    slices: SliceAllowance,
+    slices: SliceBudget,
 }
 
 impl Channels {

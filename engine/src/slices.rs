@@ -29,9 +29,9 @@ const TURN_SLICES: u64 = DATA_SLICE;
 
 /// Bytes of slices that a worker's channels may still submit in this turn.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SliceAllowance(Rc<Cell<u64>>);
+pub(crate) struct SliceBudget(Rc<Cell<u64>>);
 
-impl SliceAllowance {
+impl SliceBudget {
     /// A turn begins.
     #[inline]
     pub(crate) fn renew(&self) {
@@ -111,7 +111,7 @@ impl LongRequest {
 pub(crate) struct SlicedChannel {
     inner: Box<dyn DiskChannel<UringContext>>,
     lengths: SliceLengths,
-    allowance: SliceAllowance,
+    budget: SliceBudget,
     /// Long requests, by the index in the tags of their slices.
     long: Vec<Option<LongRequest>>,
     free: Vec<u16>,
@@ -119,7 +119,7 @@ pub(crate) struct SlicedChannel {
     turns: VecDeque<u16>,
     /// Slices at the channel.
     outstanding: usize,
-    /// When to go on with the slices if nothing completes meanwhile: at once, if the turn's allowance was spent. A channel that refuses a
+    /// When to go on with the slices if nothing completes meanwhile: at once, if the turn's budget was spent. A channel that refuses a
     /// slice completes something before it takes one.
     retry: Option<Instant>,
     /// The slice that is being submitted; kept for its capacity.
@@ -127,17 +127,17 @@ pub(crate) struct SlicedChannel {
 }
 
 impl SlicedChannel {
-    /// Returns the channel of a disk with these limits. Channels with the same `allowance` share it.
+    /// Returns the channel of a disk with these limits. Channels with the same `budget` share it.
     pub(crate) fn new(
         inner: Box<dyn DiskChannel<UringContext>>,
         options: &PlugOptions,
         limits: &Limits,
-        allowance: SliceAllowance,
+        budget: SliceBudget,
     ) -> SlicedChannel {
         SlicedChannel {
             inner,
             lengths: SliceLengths::new(options, limits),
-            allowance,
+            budget,
             long: Vec::new(),
             free: Vec::new(),
             turns: VecDeque::new(),
@@ -217,7 +217,7 @@ impl SlicedChannel {
         while self.outstanding < MAX_OUTSTANDING
             && let Some(index) = self.turns.pop_front()
         {
-            if self.allowance.is_spent() {
+            if self.budget.is_spent() {
                 self.turns.push_front(index);
                 self.retry = Some(Instant::now());
                 return;
@@ -236,7 +236,7 @@ impl SlicedChannel {
                 self.collect(context, from, finished);
                 return;
             }
-            self.allowance.spend(len);
+            self.budget.spend(len);
             request.submitted += len;
             request.outstanding += 1;
             self.outstanding += 1;

@@ -20,15 +20,15 @@ const MAX_SUBJECTS: usize = 65_536;
 
 /// Lines of one disk.
 #[derive(Debug)]
-struct Allowance {
+struct TokenBucket {
     left: f64,
     at: Instant,
     left_out: u64,
 }
 
-impl Allowance {
-    fn new(now: Instant) -> Allowance {
-        Allowance { left: BURST, at: now, left_out: 0 }
+impl TokenBucket {
+    fn new(now: Instant) -> TokenBucket {
+        TokenBucket { left: BURST, at: now, left_out: 0 }
     }
 
     /// Takes one line. Returns how many were left out before it, or `None` if it is left out too.
@@ -66,7 +66,7 @@ impl Visit for Subject {
 /// Formats events as `inner` does, and leaves out those beyond the limit of their disk.
 pub(super) struct LimitedLines<F> {
     inner: F,
-    subjects: Mutex<HashMap<String, Allowance>>,
+    subjects: Mutex<HashMap<String, TokenBucket>>,
 }
 
 impl<F> LimitedLines<F> {
@@ -79,7 +79,7 @@ impl<F> LimitedLines<F> {
         if subjects.len() >= MAX_SUBJECTS && !subjects.contains_key(&subject) {
             subject.clear();
         }
-        subjects.entry(subject).or_insert_with(|| Allowance::new(now)).take(now)
+        subjects.entry(subject).or_insert_with(|| TokenBucket::new(now)).take(now)
     }
 }
 

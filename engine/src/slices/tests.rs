@@ -67,7 +67,7 @@ const EIO: Outcome = Outcome::Failed(Errno(5));
 struct Rig {
     context: UringContext,
     storage: Rc<std::cell::RefCell<Storage>>,
-    allowance: SliceAllowance,
+    budget: SliceBudget,
     channel: SlicedChannel,
 }
 
@@ -76,10 +76,10 @@ impl Rig {
         let options_of_ring = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
         let context = UringContext::new(options_of_ring).expect("the host has io_uring");
         let storage = Rc::new(std::cell::RefCell::new(Storage::default()));
-        let allowance = SliceAllowance::default();
-        allowance.renew();
-        let channel = SlicedChannel::new(Box::new(Inner(Rc::clone(&storage))), &options, limits, allowance.clone());
-        Rig { context, storage, allowance, channel }
+        let budget = SliceBudget::default();
+        budget.renew();
+        let channel = SlicedChannel::new(Box::new(Inner(Rc::clone(&storage))), &options, limits, budget.clone());
+        Rig { context, storage, budget, channel }
     }
 
     fn submit(&mut self, mut batch: Vec<AnyRequest>) -> (usize, Vec<(u16, Outcome)>) {
@@ -94,9 +94,9 @@ impl Rig {
         ended(finished)
     }
 
-    /// A turn: a new allowance, then a reap.
+    /// A turn: a new budget, then a reap.
     fn turn(&mut self) -> Vec<(u16, Outcome)> {
-        self.allowance.renew();
+        self.budget.renew();
         self.reap()
     }
 
@@ -172,7 +172,7 @@ fn slices_at_the_storage_are_bounded() {
     let batch = vec![request(ZEROES, 0, 0, 100)];
     rig.submit(batch);
     for _ in 0..60 {
-        rig.allowance.renew();
+        rig.budget.renew();
         let Rig { channel, context, .. } = &mut rig;
         channel.submit_slices(context, &mut Vec::new());
     }

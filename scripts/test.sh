@@ -27,6 +27,8 @@ done
 logs=target/test-logs
 # Tests start the daemon that cargo builds with them: with assertions, as they are.
 export MQBLK=$PWD/target/checked/mqblk
+# The message of a failed test, not 40 lines of frames that push it out of a log's end.
+export RUST_BACKTRACE=0
 mkdir -p "$logs" && rm -f "$logs/summary" "$logs"/*.counts
 
 # Every run uses the same packages and features, so that nothing is built twice. The test programs guest and xen need a prepared
@@ -177,6 +179,11 @@ if [ "$built" -eq 0 ]; then
         wants xen && xen
     fi
 fi
+
+# Each failed test once more, with the begin of its message: the end of a log is what people see first.
+awk '/^---- .* stdout ----$/ { name = $2; lines = 0; next }
+     name && NF { print "FAILED " name ": " substr($0, 1, 400); if (++lines == 6) name = "" }
+     /^failures:$/ { name = "" }' "$logs"/*.log
 
 read -r passed failed ignored < <(awk '{ p += $1; f += $2; i += $3 } END { print p + 0, f + 0, i + 0 }' "$logs"/*.counts)
 [ "$ignored" -eq 0 ] || echo "$ignored tests were ignored"

@@ -25,6 +25,9 @@ const ALIVE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of base64 characters in a part of a script: a quarter of a Linux terminal's input buffer (4096 bytes).
 const PART_LENGTH: usize = 1024;
 
+/// Interval at which a request without a reply is repeated.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Exit status and output of a script in the guest.
 #[derive(Debug, Clone)]
 pub struct ScriptOutput {
@@ -84,7 +87,12 @@ impl Agent {
         let encoded = STANDARD.encode(script);
         ensure!(encoded.len() <= PART_LENGTH, "a script without a reply is longer than one part: {script}");
         let id = self.next_id();
-        self.stream.send(&run_line(id, within, &encoded))
+        let deadline = Instant::now() + KILL_REPORT_TIMEOUT;
+        // The machine may be gone before the reply is out; the caller sees whether the script had its effect.
+        match self.request(&run_line(id, within, &encoded), &format!("started {id}"), deadline, &mut || Ok(())) {
+            Ok(()) | Err(_) if Instant::now() < deadline => Ok(()),
+            outcome => outcome,
+        }
     }
 
     /// Runs a script and waits for its end. `alive` is called repeatedly to stop the wait when the guest has died.
@@ -98,14 +106,30 @@ impl Agent {
         let id = self.next_id();
         let encoded = STANDARD.encode(script);
         let mut rest = encoded.as_str();
-        while rest.len() > PART_LENGTH {
+        for number in 0.. {
+            if rest.len() <= PART_LENGTH {
+                break;
+            }
             let (part, next) = rest.split_at(PART_LENGTH);
-            self.request(&format!("part {id} 0 {} {part}", part.len()), &format!("got {id}"), deadline, alive)?;
+            self.request(
+                &format!("part {id} {number} {} {part}", part.len()),
+                &format!("got {id} {number}"),
+                deadline,
+                alive,
+            )?;
             rest = next;
         }
-        let status = self.request(&run_line(id, within, rest), &format!("begin {id} "), deadline, alive)?;
-        let status = status.parse().with_context(|| format!("the agent's exit status '{status}'"))?;
-        self.output(id, deadline, alive).map(|output| ScriptOutput { status, output })
+        let line = run_line(id, within, rest);
+        self.request(&line, &format!("started {id}"), deadline, alive)?;
+        match self.reply(id, deadline, alive) {
+            Ok(Some(output)) => return Ok(output),
+            Ok(None) => {}
+            // At the deadline the script has ended, so that its reply was lost.
+            Err(late) => alive().map_err(|_| late)?,
+        }
+        self.stream.send(&line)?;
+        let deadline = deadline.max(Instant::now() + KILL_REPORT_TIMEOUT);
+        self.reply(id, deadline, alive)?.with_context(|| format!("the reply to script {id} arrived damaged twice"))
     }
 
     fn next_id(&mut self) -> u64 {
@@ -114,44 +138,55 @@ impl Agent {
         id
     }
 
-    /// Sends a line, again while the agent receives it damaged, and returns the rest of the reply that begins with `expected`.
+    /// Sends a line until the agent replies `expected`: again when the agent received it damaged, or has not replied for a while.
     fn request(
         &mut self,
         line: &str,
         expected: &str,
         deadline: Instant,
         alive: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<String> {
-        self.stream.send(line)?;
+    ) -> Result<()> {
         loop {
-            let reply = self.line(deadline, alive)?;
-            if let Some(rest) = reply.strip_prefix(expected) {
-                return Ok(rest.to_owned());
-            }
-            if reply == "again" {
-                self.stream.send(line)?;
-            } else {
-                self.keep_console_line(reply);
+            self.stream.send(line)?;
+            let repeat = deadline.min(Instant::now() + REPEAT_INTERVAL);
+            loop {
+                match self.line(repeat, alive) {
+                    Ok(reply) if reply == expected => return Ok(()),
+                    Ok(reply) if reply == "again" => break,
+                    Ok(reply) => self.keep_console_line(reply),
+                    Err(_) if Instant::now() < deadline && alive().is_ok() => break,
+                    Err(error) => return Err(error),
+                }
             }
         }
     }
 
-    /// Receives the output of script `id`.
-    fn output(&mut self, id: u64, deadline: Instant, alive: &mut dyn FnMut() -> Result<()>) -> Result<String> {
-        let mut text = String::new();
-        loop {
+    /// Receives status and output of script `id`; none if a part of the output was lost.
+    fn reply(
+        &mut self,
+        id: u64,
+        deadline: Instant,
+        alive: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Option<ScriptOutput>> {
+        let (begin, end) = (format!("begin {id} "), format!("end {id} "));
+        let (mut status, mut text) = (None, String::new());
+        let length = loop {
             let line = self.line(deadline, alive)?;
-            if line == format!("end {id}") {
-                break;
-            }
-            if line.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte)) {
+            if let Some(number) = line.strip_prefix(&begin) {
+                status = number.parse().ok();
+                text.clear();
+            } else if let Some(length) = line.strip_prefix(&end) {
+                break length.parse().ok();
+            } else if line.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte)) {
                 text.push_str(&line);
             } else {
                 self.keep_console_line(line);
             }
-        }
-        let bytes = STANDARD.decode(&text).with_context(|| format!("the agent's answer is not base64: {text}"))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let bytes = STANDARD.decode(&text).ok().filter(|bytes| Some(bytes.len()) == length);
+        Ok(status
+            .zip(bytes)
+            .map(|(status, bytes)| ScriptOutput { status, output: String::from_utf8_lossy(&bytes).into_owned() }))
     }
 
     fn line(&mut self, deadline: Instant, alive: &mut dyn FnMut() -> Result<()>) -> Result<String> {

@@ -35,7 +35,11 @@ impl Default for ServerOptions {
     }
 }
 
-/// A server on an admin socket. Stopped by dropping it, which waits for the verbs that are running.
+/// How long a stop waits for verbs that are running, such as one whose storage does not answer, and how often it checks.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+const STOP_CHECK: Duration = Duration::from_millis(1);
+
+/// A server on an admin socket. Stopped by dropping it, which waits for the verbs that are running, but not for ever.
 #[derive(Debug)]
 pub struct Server {
     /// Dropped to stop: the other end hangs up.
@@ -62,9 +66,14 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.thread.take() else { return };
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(STOP_CHECK);
+        }
+        if !thread.is_finished() {
+            tracing::warn!("a verb of the admin socket does not end: it waits for storage, and is left behind");
+        } else if thread.join().is_err() {
             tracing::error!("a thread of the admin socket had panicked");
         }
     }

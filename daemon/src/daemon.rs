@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mqblk_engine::{Engine, EngineOptions, UringOptions, Watchdog};
 use mqblk_vhost_user_server::{ListenSocket, SocketError};
@@ -82,11 +82,12 @@ impl Daemon {
         // No change at run time can start after this.
         drop(self.admin);
         drop(self.watch);
+        let deadline = Instant::now() + self.drain_timeout;
         // In parallel: each takes as long as its storage.
         self.state.interfaces().iter().for_each(|interface| interface.begin_stop());
         let disks = self.state.flush_targets();
-        self.state.interfaces().iter().for_each(|interface| interface.stop());
-        // Drops the last reference, which stops the servers.
+        self.state.interfaces().iter().for_each(|interface| interface.stop(deadline));
+        // The last reference, unless a verb still waits for storage.
         drop(self.state);
         drop(self.watchdog);
         flush_all(disks, self.drain_timeout)

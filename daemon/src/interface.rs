@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mqblk_admin::Verb;
 use mqblk_admin::model::{ControllerStat, DiskStat};
@@ -233,8 +233,8 @@ pub trait ServedInterface: Send + Sync {
     /// Starts to drain its queues, as the first step of a stop. Changes at run time end before.
     fn begin_stop(&self);
 
-    /// Waits until its queues are drained, as far as dropping it does not.
-    fn stop(&self) {}
+    /// Waits until its queues are drained, until `deadline` at most, and stops serving. What it waits for is logged.
+    fn stop(&self, deadline: Instant);
 
     /// Returns the disks to flush at the end, each with its name for messages.
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)>;

@@ -1,11 +1,28 @@
 //! Why a worker could not do what a control thread asked for.
 
+use std::time::Duration;
+
 use mqblk_core::DiskError;
 
-/// The worker thread has ended.
+/// Why a worker does not do what a control thread asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the worker thread has ended")]
-pub struct WorkerGone;
+pub enum WorkerError {
+    /// The worker thread has ended.
+    #[error("the worker thread has ended")]
+    Ended,
+    /// The worker has not replied in time: it waits in a system call or a page fault. It has not done what it was asked for, and will not.
+    #[error(
+        "worker {worker} has not answered for {} s: it waits for storage or memory; the daemon's log says since when",
+        UNRESPONSIVE_AFTER.as_secs()
+    )]
+    Unresponsive {
+        /// The worker's number.
+        worker: u32,
+    },
+}
+
+/// How long a control thread waits for a worker, which replies between two turns. Emulated and overloaded machines need a second.
+pub(crate) const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(5);
 
 /// Why a queue could not be attached.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +33,7 @@ pub enum AttachError {
     /// The queue could not be created.
     #[error("{0}")]
     Queue(String),
-    /// The worker thread has ended.
+    /// The worker has ended, or does not answer.
     #[error(transparent)]
-    Worker(#[from] WorkerGone),
+    Worker(#[from] WorkerError),
 }

@@ -1,10 +1,10 @@
-//! A queue that is being detached from its worker.
+//! A queue that is being detached from its worker, and a disk that is being closed for a queue.
 
 use std::marker::PhantomData;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::attach_error::WorkerGone;
+use crate::attach_error::WorkerError;
 use crate::mailbox::Mailbox;
 use crate::worker::{Detached, LeftQueue, Worker};
 
@@ -16,7 +16,7 @@ const END_CHECK: Duration = Duration::from_millis(100);
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Drops a queue's requests that are parked at stopped disks.
-pub(crate) type DropParked = Box<dyn FnMut(&Mailbox<Worker>) -> Result<(), WorkerGone> + Send>;
+pub(crate) type DropParked = Box<dyn FnMut(&Mailbox<Worker>) -> Result<(), WorkerError> + Send>;
 
 /// A queue that takes no more requests and is detached when none is in flight. Dropping this does not stop that.
 #[must_use = "the queue may be in use until `wait` returns it"]
@@ -35,12 +35,16 @@ impl<P: Send + 'static> Draining<P> {
     ///
     /// # Errors
     /// When the worker has ended.
-    pub fn wait(&mut self, time: Duration) -> Result<Option<Detached<P>>, WorkerGone> {
+    pub fn wait(&mut self, time: Duration) -> Result<Option<Detached<P>>, WorkerError> {
         let end = Instant::now() + time;
         loop {
             let mut rest = end.saturating_duration_since(Instant::now());
             if let Some(drop_parked) = &mut self.drop_parked {
-                drop_parked(&self.mailbox)?;
+                match drop_parked(&self.mailbox) {
+                    // Its requests may still be in flight: `left` says when they are not.
+                    Ok(()) | Err(WorkerError::Unresponsive { .. }) => {}
+                    Err(ended) => return Err(ended),
+                }
                 rest = rest.min(PARKED_CHECK);
             }
             match self.left.recv_timeout(rest) {
@@ -49,7 +53,7 @@ impl<P: Send + 'static> Draining<P> {
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() >= end => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(WorkerGone),
+                Err(RecvTimeoutError::Disconnected) => return Err(WorkerError::Ended),
             }
         }
     }
@@ -63,7 +67,7 @@ impl<P: Send + 'static> Draining<P> {
         &mut self,
         end: impl Fn() -> Option<Instant>,
         mut waiting: impl FnMut(Duration),
-    ) -> Result<Option<Detached<P>>, WorkerGone> {
+    ) -> Result<Option<Detached<P>>, WorkerError> {
         let since = Instant::now();
         let mut next_report = since + LOG_INTERVAL;
         loop {
@@ -86,10 +90,23 @@ impl<P: Send + 'static> Draining<P> {
     /// queue is detached already.
     ///
     /// # Errors
-    /// When the worker has ended.
-    pub fn freeze(self) -> Result<(), WorkerGone> {
+    /// When the worker has ended, or does not respond: it freezes the queue when it does.
+    pub fn freeze(self) -> Result<(), WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.call(move |worker| worker.freeze(slot, generation))
+        self.mailbox.send_and_wait(move |worker| worker.freeze(slot, generation))
+    }
+}
+
+/// A disk that is being closed for a queue.
+#[derive(Debug)]
+#[must_use = "the queue may use the disk until `wait` returns true"]
+pub struct ClosingDisk(pub(crate) Receiver<()>);
+
+impl ClosingDisk {
+    /// Waits until none of the queue's requests is in flight at the disk, at most for `time`. Returns false if there are any.
+    pub fn wait(&self, time: Duration) -> bool {
+        // A queue without this disk, and one that is detached, drop the sender.
+        self.0.recv_timeout(time) != Err(RecvTimeoutError::Timeout)
     }
 }
 

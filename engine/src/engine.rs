@@ -4,13 +4,14 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use mqblk_core::{DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{Kick, UringContext, UringOptions};
 
-use crate::attach_error::{AttachError, WorkerGone};
+use crate::attach_error::{AttachError, WorkerError};
 use crate::counters::{QueueId, WorkerStats};
-use crate::draining::Draining;
+use crate::draining::{ClosingDisk, Draining};
 use crate::mailbox::Mailbox;
 use crate::queue_options::{QueueDisk, QueueOptions};
 use crate::runner::QueueRunner;
@@ -31,6 +32,10 @@ struct WorkerThread {
     mailbox: Mailbox<Worker>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// How long the workers have to end, and how often that is checked. One that waits in a system call or a page fault is left behind.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+const END_CHECK: Duration = Duration::from_millis(1);
 
 /// The worker threads.
 pub struct Engine {
@@ -106,10 +111,13 @@ impl Engine {
     ///
     /// # Errors
     /// When a worker has ended.
-    pub fn stats(&self) -> Result<Vec<WorkerStats>, WorkerGone> {
-        let stats =
-            |(number, worker): (usize, &WorkerThread)| worker.mailbox.call(move |worker| worker.stats(number as u32));
-        self.workers.iter().enumerate().map(stats).collect()
+    pub fn stats(&self) -> Result<Vec<WorkerStats>, WorkerError> {
+        // All are asked before the first is waited for.
+        let asked: Vec<_> = (0..)
+            .zip(self.mailboxes())
+            .map(|(number, mailbox)| mailbox.begin_call(move |worker| worker.stats(number)))
+            .collect();
+        asked.into_iter().map(|call| call?.wait()).collect()
     }
 }
 
@@ -125,7 +133,7 @@ where
     pub fn visit<R: Send + 'static>(
         &self,
         visit: impl FnOnce(&mut Q, &mut UringContext) -> R + Send + 'static,
-    ) -> Result<R, WorkerGone> {
+    ) -> Result<R, WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
         self.mailbox
             .call(move |worker| {
@@ -133,7 +141,7 @@ where
                 let runner = attached.runner.as_any().downcast_mut::<QueueRunner<Q>>()?;
                 Some(visit(&mut runner.queue, context))
             })?
-            .ok_or(WorkerGone)
+            .ok_or(WorkerError::Ended)
     }
 
     /// Returns the queue's slot and generation at its worker.
@@ -155,7 +163,7 @@ where
     ///
     /// # Errors
     /// When the worker has ended.
-    pub fn set_enabled(&self, enabled: bool) -> Result<(), WorkerGone> {
+    pub fn set_enabled(&self, enabled: bool) -> Result<(), WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
         self.mailbox.call(move |worker| worker.set_enabled(slot, generation, enabled))
     }
@@ -164,7 +172,7 @@ where
     ///
     /// # Errors
     /// When the worker has ended.
-    pub fn set_kick(&self, kick: Option<Kick>) -> Result<(), WorkerGone> {
+    pub fn set_kick(&self, kick: Option<Kick>) -> Result<(), WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
         self.mailbox.call(move |worker| worker.set_kick(slot, generation, kick))
     }
@@ -178,27 +186,24 @@ where
         self.mailbox.call(move |worker| worker.open_disk(slot, generation, &disk))?
     }
 
-    /// Closes a disk for the queue and waits until none of its requests is in flight there. New ones end with
-    /// [`Outcome::Aborted`](mqblk_core::Outcome).
+    /// Begins to close a disk for the queue. New requests for it end with [`Outcome::Aborted`](mqblk_core::Outcome).
     ///
     /// # Errors
     /// When the worker has ended.
-    pub fn close_disk(&self, disk: DiskSlot) -> Result<(), WorkerGone> {
+    pub fn begin_close_disk(&self, disk: DiskSlot) -> Result<ClosingDisk, WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
         let (done, left) = sync_channel(1);
-        self.mailbox.call(move |worker| worker.close_disk(slot, generation, disk, done))?;
-        // A queue without this disk drops the sender.
-        let _ = left.recv();
-        Ok(())
+        self.mailbox.send(Box::new(move |worker| worker.close_disk(slot, generation, disk, done)))?;
+        Ok(ClosingDisk(left))
     }
 
     /// Makes the queue use a disk's new size.
     ///
     /// # Errors
-    /// When the worker has ended.
-    pub fn refresh_disk(&self, disk: DiskSlot) -> Result<(), WorkerGone> {
+    /// When the worker has ended, or does not respond: the queue uses the new size when it does.
+    pub fn refresh_disk(&self, disk: DiskSlot) -> Result<(), WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
-        self.mailbox.call(move |worker| worker.refresh_disk(slot, generation, disk))
+        self.mailbox.send_and_wait(move |worker| worker.refresh_disk(slot, generation, disk))
     }
 
     /// Takes no more requests off the queue and detaches it when none is in flight: then neither the daemon nor the kernel accesses the
@@ -207,7 +212,7 @@ where
     ///
     /// # Errors
     /// When the worker has ended.
-    pub fn drain(self) -> Result<Draining<Q::Position>, WorkerGone> {
+    pub fn drain(self) -> Result<Draining<Q::Position>, WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
         let (done, left) = sync_channel::<LeftQueue>(1);
         self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
@@ -218,7 +223,7 @@ where
 
 /// Starts one worker thread and waits until its io_uring is set up.
 fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std::io::Result<WorkerThread> {
-    let (mailbox, receiver) = Mailbox::new()?;
+    let (mailbox, receiver) = Mailbox::new(number as u32)?;
     let (ready, started) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
         let made = pin(cpu).and_then(|()| Worker::new(context, receiver));
@@ -261,9 +266,16 @@ impl Drop for Engine {
         for worker in &self.workers {
             let _ = worker.mailbox.send(Box::new(Worker::stop));
         }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
+        let deadline = Instant::now() + END_TIMEOUT;
+        for (number, worker) in self.workers.iter_mut().enumerate() {
+            let Some(thread) = worker.thread.take() else { continue };
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(END_CHECK);
+            }
+            if thread.is_finished() {
                 let _ = thread.join();
+            } else {
+                tracing::error!(worker = number, "a worker does not end: it waits for storage or memory");
             }
         }
     }

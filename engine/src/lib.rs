@@ -46,9 +46,9 @@ mod trial;
 mod watchdog;
 mod worker;
 
-pub use attach_error::{AttachError, WorkerGone};
+pub use attach_error::{AttachError, WorkerError};
 pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueStats, WorkerStats};
-pub use draining::Draining;
+pub use draining::{ClosingDisk, Draining};
 pub use engine::{Engine, EngineOptions, QueueHandle};
 pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopReport};
 pub use latency::{LatencyHistogram, percentile_ns};

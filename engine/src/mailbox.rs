@@ -1,19 +1,20 @@
-//! How a control thread talks to a worker: a bounded channel of messages and an eventfd that the worker's ring polls.
+//! How a control thread talks to a worker: a channel of messages and an eventfd that the worker's ring polls.
+//!
+//! The channel has no bound, because what must reach the worker (a drain) may not be lost while the worker does not respond. What is in it is
+//! bounded: each control thread waits for its reply, and gives up after a time that only few messages fit in.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use mqblk_core::Wake;
 use mqblk_uring::EventFd;
 
-use crate::attach_error::WorkerGone;
+use crate::attach_error::{UNRESPONSIVE_AFTER, WorkerError};
 
 /// A function to run on a worker's thread; `W` is the worker.
 pub(crate) type Message<W> = Box<dyn FnOnce(&mut W) + Send>;
-
-/// Messages that may wait. Further senders block; only control threads send.
-const CAPACITY: usize = 64;
 
 /// The worker's end.
 pub(crate) struct MailboxReceiver<W> {
@@ -94,48 +95,167 @@ impl Wake for WakerHandle {
 /// The control thread's end.
 #[derive(Debug)]
 pub(crate) struct Mailbox<W> {
-    sender: SyncSender<Message<W>>,
+    worker: u32,
+    sender: Sender<Message<W>>,
     eventfd: EventFd,
 }
 
 impl<W> Clone for Mailbox<W> {
     fn clone(&self) -> Mailbox<W> {
-        Mailbox { sender: self.sender.clone(), eventfd: self.eventfd.clone() }
+        Mailbox { worker: self.worker, sender: self.sender.clone(), eventfd: self.eventfd.clone() }
     }
 }
 
+/// A call that has not been run, or that has been, or that its caller no longer waits for.
+const WAITING: u8 = 0;
+const TAKEN: u8 = 1;
+const CANCELLED: u8 = 2;
+
 impl<W: 'static> Mailbox<W> {
-    /// Returns both ends of a mailbox.
-    pub(crate) fn new() -> std::io::Result<(Mailbox<W>, MailboxReceiver<W>)> {
-        let (sender, messages) = sync_channel(CAPACITY);
+    /// Returns both ends of the mailbox of worker `worker`.
+    pub(crate) fn new(worker: u32) -> std::io::Result<(Mailbox<W>, MailboxReceiver<W>)> {
+        let (sender, messages) = channel();
         let eventfd = EventFd::new()?;
-        Ok((Mailbox { sender, eventfd: eventfd.clone() }, MailboxReceiver { messages, eventfd, woken: Arc::default() }))
+        let receiver = MailboxReceiver { messages, eventfd: eventfd.clone(), woken: Arc::default() };
+        Ok((Mailbox { worker, sender, eventfd }, receiver))
     }
 
-    /// Sends a message.
-    pub(crate) fn send(&self, message: Message<W>) -> Result<(), WorkerGone> {
-        self.sender.send(message).map_err(|_| WorkerGone)?;
+    /// Sends a message, which the worker runs even if it does not respond for now.
+    pub(crate) fn send(&self, message: Message<W>) -> Result<(), WorkerError> {
+        self.sender.send(message).map_err(|_| WorkerError::Ended)?;
         self.eventfd.signal();
         Ok(())
     }
 
-    /// Sends a message; fails if the mailbox is full.
-    pub(crate) fn try_send(&self, message: Message<W>) -> Result<(), WorkerGone> {
-        self.sender.try_send(message).map_err(|_| WorkerGone)?;
-        self.eventfd.signal();
-        Ok(())
+    /// As [`send`](Self::send), and waits until the worker has run `message`.
+    ///
+    /// # Errors
+    /// When the worker has ended, or has not replied in time. It runs the message nevertheless.
+    pub(crate) fn send_and_wait<R: Send + 'static>(
+        &self,
+        message: impl FnOnce(&mut W) -> R + Send + 'static,
+    ) -> Result<R, WorkerError> {
+        let (result, wait) = sync_channel(1);
+        // The caller may be gone; nobody else waits for the result.
+        self.send(Box::new(move |worker| _ = result.send(message(worker))))?;
+        wait.recv_timeout(UNRESPONSIVE_AFTER).map_err(|error| unavailable(self.worker, error))
     }
 
     /// Runs `call` on the worker and waits for its result.
+    ///
+    /// # Errors
+    /// When the worker has ended, or has not replied in time. It does not run the call then.
     pub(crate) fn call<R: Send + 'static>(
         &self,
         call: impl FnOnce(&mut W) -> R + Send + 'static,
-    ) -> Result<R, WorkerGone> {
+    ) -> Result<R, WorkerError> {
+        self.begin_call(call)?.wait()
+    }
+
+    /// Begins a call; several workers can be asked at once.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub(crate) fn begin_call<R: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut W) -> R + Send + 'static,
+    ) -> Result<Call<R>, WorkerError> {
         let (result, wait) = sync_channel(1);
+        let state = Arc::new(AtomicU8::new(WAITING));
+        let taken = Arc::clone(&state);
         self.send(Box::new(move |worker| {
-            // The caller may be gone; nobody else waits for the result.
-            let _ = result.send(call(worker));
+            if taken.compare_exchange(WAITING, TAKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                let _ = result.send(call(worker));
+            }
         }))?;
-        wait.recv().map_err(|_| WorkerGone)
+        Ok(Call { worker: self.worker, deadline: Instant::now() + UNRESPONSIVE_AFTER, wait, state })
+    }
+}
+
+/// A call that a worker has not replied to.
+pub(crate) struct Call<R> {
+    worker: u32,
+    deadline: Instant,
+    wait: Receiver<R>,
+    state: Arc<AtomicU8>,
+}
+
+impl<R> Call<R> {
+    /// Waits for the result.
+    ///
+    /// # Errors
+    /// When the worker has ended, or has not replied in time. It does not run the call then.
+    pub(crate) fn wait(self) -> Result<R, WorkerError> {
+        match self.wait.recv_timeout(self.deadline.saturating_duration_since(Instant::now())) {
+            Err(RecvTimeoutError::Timeout)
+                if self.state.compare_exchange(WAITING, CANCELLED, Ordering::SeqCst, Ordering::SeqCst).is_err() =>
+            {
+                // The worker runs it at this moment. No call waits for storage.
+                self.wait.recv().map_err(|_| WorkerError::Ended)
+            }
+            outcome => outcome.map_err(|error| unavailable(self.worker, error)),
+        }
+    }
+}
+
+fn unavailable(worker: u32, error: RecvTimeoutError) -> WorkerError {
+    match error {
+        RecvTimeoutError::Timeout => WorkerError::Unresponsive { worker },
+        RecvTimeoutError::Disconnected => WorkerError::Ended,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(20);
+
+    /// Runs what has been sent, as a worker does between two turns.
+    fn run_all(receiver: &MailboxReceiver<Vec<u8>>, worker: &mut Vec<u8>) {
+        receiver.messages.try_iter().for_each(|message| message(worker));
+    }
+
+    #[test]
+    fn a_call_that_timed_out_is_never_run_and_what_was_sent_is() {
+        let (mailbox, receiver) = Mailbox::<Vec<u8>>::new(3).unwrap();
+        let mut call = mailbox.begin_call(|worker| worker.push(1)).unwrap();
+        call.deadline = Instant::now() + SHORT;
+        assert_eq!(call.wait(), Err(WorkerError::Unresponsive { worker: 3 }));
+        mailbox.send(Box::new(|worker| worker.push(2))).unwrap();
+        let mut worker = Vec::new();
+        run_all(&receiver, &mut worker);
+        assert_eq!(worker, [2]);
+    }
+
+    #[test]
+    fn a_call_that_has_begun_is_waited_for() {
+        let (mailbox, receiver) = Mailbox::<Vec<u8>>::new(0).unwrap();
+        let caller = std::thread::spawn(move || {
+            let slow = |worker: &mut Vec<u8>| {
+                std::thread::sleep(SHORT * 5);
+                worker.push(1);
+                worker.len()
+            };
+            let mut call = mailbox.begin_call(slow).unwrap();
+            call.deadline = Instant::now() + SHORT;
+            call.wait()
+        });
+        let mut worker = Vec::new();
+        // The message may come a moment after the caller has given up on a busy machine; then it must not have run.
+        receiver.messages.recv().unwrap()(&mut worker);
+        let outcome = caller.join().unwrap();
+        assert_eq!(outcome.ok(), (!worker.is_empty()).then_some(1));
+        drop(receiver);
+    }
+
+    #[test]
+    fn a_worker_that_has_ended_is_said_to_have() {
+        let (mailbox, receiver) = Mailbox::<Vec<u8>>::new(0).unwrap();
+        drop(receiver);
+        assert_eq!(mailbox.call(|worker| worker.len()), Err(WorkerError::Ended));
+        assert_eq!(mailbox.send_and_wait(|worker| worker.len()), Err(WorkerError::Ended));
     }
 }

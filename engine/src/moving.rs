@@ -11,7 +11,7 @@ use std::time::Duration;
 use mqblk_core::GuestQueue;
 use mqblk_uring::{Kick, UringContext};
 
-use crate::attach_error::{AttachError, WorkerGone};
+use crate::attach_error::{AttachError, WorkerError};
 use crate::attached_disks::AttachedDisks;
 use crate::engine::{Engine, QueueHandle};
 use crate::mailbox::Waker;
@@ -93,7 +93,7 @@ where
         self,
         timeout: Duration,
         leave: impl FnOnce(&mut Q, &mut UringContext) -> C + Send + 'static,
-    ) -> Result<Extracted<Q, C>, WorkerGone> {
+    ) -> Result<Extracted<Q, C>, WorkerError> {
         let (slot, generation) = (self.slot, self.generation);
         let (sender, receiver) = sync_channel(1);
         let take = move |leaving: LeavingQueue, context: &mut UringContext| {
@@ -103,10 +103,16 @@ where
         self.mailbox.send(Box::new(move |worker| worker.begin_move(slot, generation, Box::new(take))))?;
         match receiver.recv_timeout(timeout) {
             Ok(state) => return Ok(Extracted::Idle(state)),
-            Err(RecvTimeoutError::Disconnected) => return Err(WorkerGone),
+            Err(RecvTimeoutError::Disconnected) => return Err(WorkerError::Ended),
             Err(RecvTimeoutError::Timeout) => {}
         }
-        self.mailbox.call(move |worker| worker.cancel_move(slot, generation))?;
+        // Again until the worker has done it: before, nobody knows which worker the queue is at.
+        loop {
+            match self.mailbox.call(move |worker| worker.cancel_move(slot, generation)) {
+                Err(WorkerError::Unresponsive { .. }) => {}
+                cancelled => break cancelled?,
+            }
+        }
         // It may have left before the cancellation.
         Ok(match receiver.try_recv() {
             Ok(state) => Extracted::Idle(state),
@@ -126,7 +132,7 @@ where
         timeout: Duration,
         leave: impl FnOnce(&mut Q, &mut UringContext) -> C + Send + 'static,
         enter: impl Fn(&mut Q, &mut UringContext, &C) -> Result<(), String> + Clone + Send + 'static,
-    ) -> Result<MoveResult<Q, C>, WorkerGone> {
+    ) -> Result<MoveResult<Q, C>, WorkerError> {
         let former = self.worker as usize;
         let state = match self.extract(timeout, leave)? {
             Extracted::Idle(state) => state,
@@ -157,7 +163,7 @@ impl Engine {
         worker: usize,
         state: Box<QueueState<Q, C>>,
         enter: impl FnOnce(&mut Q, &mut UringContext, &C) -> Result<(), String> + Send + 'static,
-    ) -> Result<Inserted<Q, C>, WorkerGone>
+    ) -> Result<Inserted<Q, C>, WorkerError>
     where
         Q: GuestQueue<Context = UringContext> + Send + 'static,
         Q::Position: Send + 'static,

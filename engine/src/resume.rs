@@ -7,7 +7,7 @@ use std::sync::mpsc::sync_channel;
 use mqblk_core::{GuestQueue, Tag};
 use mqblk_uring::UringContext;
 
-use crate::attach_error::WorkerGone;
+use crate::attach_error::WorkerError;
 use crate::draining::{Draining, DropParked};
 use crate::engine::{Engine, QueueHandle};
 use crate::errors::DiskHealth;
@@ -30,14 +30,14 @@ impl Engine {
     /// again stops it again.
     ///
     /// # Errors
-    /// When a worker has ended.
-    pub fn resume(&self, health: &Arc<DiskHealth>, how: Resume) -> Result<Option<u64>, WorkerGone> {
+    /// When a worker has ended, or does not respond: it resumes the disk when it does.
+    pub fn resume(&self, health: &Arc<DiskHealth>, how: Resume) -> Result<Option<u64>, WorkerError> {
         let parked = health.stats().parked;
         let Some(outcome) = health.clear_stop() else { return Ok(None) };
         tracing::info!(disk = health.name(), parked, how = ?how, "the disk is resumed");
         for mailbox in self.mailboxes() {
             let health = Arc::clone(health);
-            mailbox.call(move |worker| worker.resume(&health, how, outcome))?;
+            mailbox.send_and_wait(move |worker| worker.resume(&health, how, outcome))?;
         }
         Ok(Some(parked))
     }
@@ -112,7 +112,7 @@ where
     pub fn drain_unanswered(
         self,
         dropped: impl FnMut(&mut Q, &mut UringContext, Q::Token, Option<Buffer>) + Clone + Send + 'static,
-    ) -> Result<Draining<Q::Position>, WorkerGone> {
+    ) -> Result<Draining<Q::Position>, WorkerError> {
         let (slot, generation) = self.slot_and_generation();
         let (done, left) = sync_channel::<LeftQueue>(1);
         let mailbox = self.mailbox().clone();

@@ -43,7 +43,7 @@ impl StatsRegistry {
         }
     }
 
-    /// It does no more.
+    /// Records that queue `index` is detached, with the statistics of that attachment.
     pub fn detached(&self, index: u16, last: &QueueStats) {
         if let Some(history) = self.lock().get_mut(usize::from(index)) {
             history.earlier.get_or_insert_default().add(last);

@@ -36,7 +36,7 @@ impl SteppedWorker {
     /// # Errors
     /// When its io_uring cannot be set up.
     pub fn new(context: UringOptions) -> std::io::Result<SteppedWorker> {
-        let (mailbox, receiver) = Mailbox::new()?;
+        let (mailbox, receiver) = Mailbox::new(0)?;
         Ok(SteppedWorker { worker: Worker::new(context, receiver)?, _mailbox: mailbox })
     }
 

@@ -67,8 +67,7 @@ impl WatchedWorker {
         const REPLY_TIME: Duration = Duration::from_millis(20);
         if self.pending.is_none() {
             let (reply, wait) = sync_channel(1);
-            // A worker with a full mailbox is queried next time: the senders wait for it, too.
-            let sent = self.mailbox.try_send(Box::new(move |worker: &mut Worker| {
+            let sent = self.mailbox.send(Box::new(move |worker: &mut Worker| {
                 let _ = reply.send(worker.ages());
             }));
             sent.ok()?;

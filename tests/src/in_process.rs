@@ -47,41 +47,49 @@ pub fn disk(kind: &str, settings: &[(&str, &str)]) -> Arc<AnyDisk> {
     disk
 }
 
+/// Serves `plan` on the socket of `options`, with its queues.
+///
+/// # Panics
+/// When that cannot be done.
+pub fn serve(plan: Plan, options: &BlkConnectOptions) -> (Server, Arc<Engine>) {
+    let engine = EngineOptions { workers: plan.workers, pin: vec![], context: UringOptions::default() };
+    let engine = Arc::new(Engine::start(&engine).expect("workers start"));
+    let blk = BlkOptions {
+        serial: "rig".to_owned(),
+        queues: options.queues,
+        queue_size: options.queue_size,
+        writeback: true,
+    };
+    let device = Arc::new(VirtioBlk::new(plan.disk.geometry(), plan.disk.limits(), blk));
+    let serve = ServerOptions {
+        name: "rig".to_owned(),
+        socket: options.socket.clone(),
+        socket_mode: 0o600,
+        queue_map: vec![],
+        poll: plan.poll,
+        coalesce: plan.coalesce,
+        shared_files: mqblk_memory::SharedFileRules::default(),
+        fixed_buffers: FixedBufferUse::Off,
+        drain_timeout: Duration::from_secs(30),
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],
+        engine: Arc::clone(&engine),
+        host_state: None,
+    };
+    let server = Server::start(device, serve).expect("the socket can be made");
+    (server, engine)
+}
+
 impl Rig {
     /// Serves `plan` and connects with the options that `choose` has changed.
     pub fn new(plan: Plan, choose: impl FnOnce(&mut BlkConnectOptions)) -> (Rig, Vec<BlkQueueSet>) {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut options = BlkConnectOptions::new(folder.path().join("socket"));
         choose(&mut options);
-        let engine = EngineOptions { workers: plan.workers, pin: vec![], context: UringOptions::default() };
-        let engine = Arc::new(Engine::start(&engine).expect("workers start"));
-        let blk = BlkOptions {
-            serial: "rig".to_owned(),
-            queues: options.queues,
-            queue_size: options.queue_size,
-            writeback: true,
-        };
-        let device = Arc::new(VirtioBlk::new(plan.disk.geometry(), plan.disk.limits(), blk));
-        let serve = ServerOptions {
-            name: "rig".to_owned(),
-            socket: options.socket.clone(),
-            socket_mode: 0o600,
-            queue_map: vec![],
-            poll: plan.poll,
-            coalesce: plan.coalesce,
-            shared_files: mqblk_memory::SharedFileRules::default(),
-            fixed_buffers: FixedBufferUse::Off,
-            drain_timeout: Duration::from_secs(30),
-            disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],
-            engine: Arc::clone(&engine),
-            host_state: None,
-        };
-        let server = Server::start(device, serve).expect("the socket can be made");
+        let (server, engine) = serve(plan, &options);
         let mut device = BlkDevice::connect(&options).expect("connected");
         let queues = device.take_queues();
         (Rig { device, options, server, engine, _folder: folder }, queues)
     }
-
     /// Stops the queues, disconnects and reconnects.
     pub fn reconnect(self, queues: Vec<BlkQueueSet>) -> (Rig, Vec<BlkQueueSet>) {
         let Rig { device, options, server, engine, _folder } = self;
@@ -103,7 +111,7 @@ impl Rig {
     }
 
     /// Stops the queues, then the server.
-    pub fn stop(mut self, queues: Vec<BlkQueueSet>) {
+    pub fn stop(self, queues: Vec<BlkQueueSet>) {
         self.device.stop(queues).expect("the queues stop");
         self.server.stop();
     }

@@ -124,7 +124,7 @@ fn disk(state: &Shared) -> Arc<crate::AnyDisk> {
 }
 
 fn fixture(coalesce: Coalesce) -> (Worker, Shared, Mailbox<Worker>) {
-    let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
+    let (mailbox, receiver) = Mailbox::new(0).expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
     let state = Shared::default();

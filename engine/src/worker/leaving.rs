@@ -3,7 +3,7 @@
 use std::sync::mpsc::SyncSender;
 
 use super::{AttachedQueue, LeavingQueue, OnDrained, TakeFn, Worker, with_merges};
-use crate::attach_error::WorkerGone;
+use crate::attach_error::WorkerError;
 use crate::clock::Ticks;
 use crate::counters::QueueStats;
 use crate::poll_list::Phase;
@@ -26,8 +26,8 @@ pub(crate) struct LeftQueue {
 
 impl LeftQueue {
     /// Returns what is left, with a position of a known type.
-    pub(crate) fn detached<P: 'static>(self) -> Result<Detached<P>, WorkerGone> {
-        let position = self.position.downcast::<P>().map_err(|_| WorkerGone)?;
+    pub(crate) fn detached<P: 'static>(self) -> Result<Detached<P>, WorkerError> {
+        let position = self.position.downcast::<P>().map_err(|_| WorkerError::Ended)?;
         Ok(Detached { position: *position, report: self.report })
     }
 }

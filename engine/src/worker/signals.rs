@@ -144,7 +144,7 @@ impl GuestQueue for OneFlush {
 
 /// A worker with one queue on each of `disks`, whose requests wait in the plugs. Counts those that are finished.
 fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox<Worker>, Arc<AtomicU64>) {
-    let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
+    let (mailbox, receiver) = Mailbox::new(0).expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
     let finished = Arc::new(AtomicU64::new(0));

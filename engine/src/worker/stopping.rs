@@ -167,7 +167,7 @@ impl Rig {
     }
 
     fn of(health: &Arc<DiskHealth>, merge: MergeMode) -> Rig {
-        let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
+        let (mailbox, receiver) = Mailbox::new(0).expect("a mailbox");
         let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
         let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
         let (guest, storage) = (SharedGuest::default(), SharedStorage::default());

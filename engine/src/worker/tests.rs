@@ -336,7 +336,7 @@ fn disk(scene: &Weak<Mutex<Scene>>, second: bool) -> Arc<crate::AnyDisk> {
 
 /// Returns a worker with two queues on one disk, of which the first has another disk, and the scene with the plan.
 fn fixture(plan: &[(u32, Event)]) -> (Worker, Shared) {
-    let (mailbox, receiver) = Mailbox::new().expect("a mailbox");
+    let (mailbox, receiver) = Mailbox::new(0).expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
     let guest = || Guest {

@@ -8,6 +8,7 @@ mod queue;
 mod server;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use mqblk_admin::Verb;
 use mqblk_core::settings::{SettingError, Settings};
@@ -144,6 +145,8 @@ impl ServedInterface for ServedLines {
     fn begin_stop(&self) {
         self.disks.iter().for_each(|(_, _, disk)| disk.export().begin_stop());
     }
+
+    fn stop(&self, _deadline: Instant) {}
 
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {
         self.disks.iter().map(|(_, target, _)| target.clone()).collect()

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -181,13 +181,29 @@ impl HostileDaemon {
         }
     }
 
+    /// Sends it SIGTERM.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn begin_stop(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("SIGTERM");
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn wait_end(&mut self) -> ExitStatus {
+        wait_for("the daemon's end", || self.child.try_wait().expect("wait"))
+    }
+
     /// Stops it with SIGTERM, and checks its exit.
     ///
     /// # Panics
     /// When it does not.
     pub fn stop(mut self) {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("SIGTERM");
-        let status = wait_for("the daemon's end", || self.child.try_wait().expect("wait"));
+        self.begin_stop();
+        let status = self.wait_end();
         assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
         for id in &self.ids {
             assert!(!self.socket(id).exists(), "the socket of {id} was left behind");

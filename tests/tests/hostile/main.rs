@@ -11,4 +11,5 @@ mod queues;
 mod requests;
 mod rings;
 mod running;
+mod stuck;
 mod tenants;

@@ -239,7 +239,7 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
         engine,
         host_state: None,
     };
-    let mut server = Server::start(device, serve).expect("the socket can be made");
+    let server = Server::start(device, serve).expect("the socket can be made");
     let mut device = virtio_scsi::ScsiController::connect(&virtio_scsi::ScsiConnectOptions {
         queue_size: size,
         max_outstanding: u32::from(size) + 1,

@@ -36,6 +36,11 @@ impl BlkDisk {
     pub(super) fn begin_stop(&self) {
         self.server.begin_stop();
     }
+
+    /// Waits for its requests in flight, for the drain timeout at most, and stops serving it.
+    pub(super) fn stop(&self) {
+        self.server.stop();
+    }
 }
 
 /// The users of the disk's size.

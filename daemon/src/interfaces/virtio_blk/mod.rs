@@ -3,6 +3,7 @@
 mod disk;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::{SettingError, Settings};
@@ -175,6 +176,10 @@ impl ServedInterface for ServedDisks {
 
     fn begin_stop(&self) {
         self.0.iter().for_each(|disk| disk.served.export().begin_stop());
+    }
+
+    fn stop(&self, _deadline: Instant) {
+        self.0.iter().for_each(|disk| disk.served.export().stop());
     }
 
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {

@@ -304,6 +304,11 @@ impl Controller {
         self.server.begin_stop();
     }
 
+    /// Waits for its requests in flight, for the drain timeout at most, and stops serving it.
+    pub(super) fn stop(&self) {
+        self.server.stop();
+    }
+
     /// Returns true if a guest is connected.
     pub(super) fn is_connected(&self) -> bool {
         self.server.is_connected()

@@ -17,6 +17,7 @@ mod tests;
 mod verbs;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use mqblk_admin::Verb;
 use mqblk_core::settings::{SettingError, Settings};
@@ -221,9 +222,13 @@ impl ServedInterface for ServedControllers {
 
     fn begin_stop(&self) {
         self.luns.set_migratable(false);
-        // The admin socket is closed: no further removal can start.
-        self.luns.wait_for_removals();
         self.luns.controllers().iter().for_each(|controller| controller.begin_stop());
+    }
+
+    fn stop(&self, deadline: Instant) {
+        self.luns.controllers().iter().for_each(|controller| controller.stop());
+        // The admin socket is closed: no further removal can start.
+        self.luns.wait_for_removals(deadline);
     }
 
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {

@@ -10,6 +10,7 @@ pub mod selector;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{AnyDisk, DiskHealth};
@@ -165,7 +166,7 @@ impl ServedInterface for ServedXen {
     /// The backend drains its rings when it stops.
     fn begin_stop(&self) {}
 
-    fn stop(&self) {
+    fn stop(&self, _deadline: Instant) {
         self.host.iter().for_each(|host| host.stop());
     }
 

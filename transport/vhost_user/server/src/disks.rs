@@ -4,14 +4,22 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
-use mqblk_engine::{AttachError, QueueDisk};
+use mqblk_engine::{AttachError, ClosingDisk, QueueDisk};
+
+/// How long the close of a disk that nobody uses waits for a worker.
+const UNUSED_CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Interval of the checks while a disk that is in use is closed.
+const CLOSE_CHECK: Duration = Duration::from_secs(1);
 
 /// The queues of a session, as other threads control them.
 pub(crate) trait SessionQueues: Send {
     /// Opens a disk on all queues.
     fn open_disk(&mut self, disk: &QueueDisk) -> Result<(), AttachError>;
-    /// Closes a disk on all queues, and waits until it has no request in flight.
-    fn close_disk(&mut self, slot: DiskSlot);
+    /// Begins to close a disk on all queues.
+    fn begin_close_disk(&mut self, slot: DiskSlot) -> Vec<ClosingDisk>;
+    /// Ends the closing of a disk: no queue has a request in flight there.
+    fn end_close_disk(&mut self, slot: DiskSlot);
     /// Updates a disk's size on all queues.
     fn refresh_disk(&mut self, slot: DiskSlot);
     /// Moves a queue to another worker. Returns false if it stays where it is: it is not attached, or its requests in flight take longer.
@@ -78,7 +86,10 @@ impl DeviceDisks {
         if let Some(session) = &mut session
             && let Err(error) = session.open_disk(&disk)
         {
-            session.close_disk(disk.slot);
+            let closing = session.begin_close_disk(disk.slot);
+            // The slot was free, so that there is no request to wait for.
+            closing.iter().for_each(|disk| _ = disk.wait(UNUSED_CLOSE_TIMEOUT));
+            session.end_close_disk(disk.slot);
             return Err(error);
         }
         lock(&self.list).push(disk);
@@ -87,13 +98,16 @@ impl DeviceDisks {
 
     pub(crate) fn close(&self, slot: DiskSlot) {
         let current = lock(&self.session);
+        // Locked until the disk is off the list: a queue that starts in between would have it.
         let mut session = current.as_ref().map(|session| lock(session));
         lock(&self.list).retain(|disk| disk.slot != slot);
-        if let Some(session) = &mut session {
-            session.close_disk(slot);
-        }
+        let closing = session.as_mut().map_or_else(Vec::new, |session| session.begin_close_disk(slot));
         drop(session);
+        let left = current.clone();
         drop(current);
+        // Without a lock: storage may take for ever, and the frontend's messages must be answered.
+        closing.iter().for_each(|disk| while !disk.wait(CLOSE_CHECK) {});
+        left.iter().for_each(|session| lock(session).end_close_disk(slot));
         let draining = lock(&self.draining_sessions);
         drop(self.drained.wait_while(draining, |count| *count > 0));
     }

@@ -54,7 +54,8 @@ pub struct ServerOptions {
 /// A device that listens on its socket. Stopped by [`stop`](Self::stop) or on drop.
 pub struct Server {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// `None` once it has stopped.
+    thread: Mutex<Option<JoinHandle<()>>>,
     socket: PathBuf,
     drain_timeout: Duration,
 }
@@ -129,7 +130,7 @@ impl Server {
             .spawn(move || ControlThread::new(listener, device, Arc::new(options), inner).run())
             .map_err(os_error)?;
         tracing::info!(disk = name, socket = %socket.display(), "listening");
-        Ok(Server { shared, thread: Some(thread), socket, drain_timeout })
+        Ok(Server { shared, thread: Mutex::new(Some(thread)), socket, drain_timeout })
     }
 
     /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`]).
@@ -195,8 +196,8 @@ impl Server {
 
     /// Drains the queues, publishes completions and signals the calls, and only then closes the connection: a frontend takes the used rings
     /// at that moment as final. Removes the socket.
-    pub fn stop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
+    pub fn stop(&self) {
+        let Some(thread) = lock(&self.thread).take() else { return };
         self.begin_stop();
         let end = self.shared.stop_deadline();
         for session in lock(&self.shared.draining).clone() {

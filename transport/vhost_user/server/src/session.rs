@@ -1,14 +1,14 @@
 //! One connection: handles its messages.
 
 mod migration;
+mod queues;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::DiskSlot;
-use mqblk_engine::{AttachError, EventFd, Kick, Notifier, QueueDisk, QueueHandle, StatsRegistry, UringContext};
+use mqblk_engine::{EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::virtqueue::{MAX_BASE, MAX_QUEUE_SIZE};
 use mqblk_virtio::features::VERSION_1;
@@ -37,6 +37,11 @@ pub(crate) const RETRY: Duration = Duration::from_millis(10);
 
 /// Time in which all resumed queues must start, counted from the first one's start. A frontend starts them all at once.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Interval at which a wait in a message checks for the server's stop, and the time that such a wait has nevertheless: most storage is done
+/// by then.
+const STOP_CHECK: Duration = Duration::from_millis(100);
+const STOP_GRACE: Duration = Duration::from_secs(1);
 
 /// State that a frontend has set up over one connection.
 pub(crate) struct Session<D: VirtioDevice<UringContext>> {
@@ -159,10 +164,26 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         true
     }
 
-    /// Stops all queues and waits for their requests in flight.
-    fn stop_all(&mut self) {
+    /// Stops all queues and waits for their requests in flight, for the drain timeout at most. Returns false if there are any.
+    fn stop_all(&mut self) -> bool {
         self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, false));
-        self.wait_drained(None);
+        self.wait_in_message(Self::wait_drained)
+    }
+
+    /// Waits while a frontend's message is handled, for the drain timeout at most: until `wait`, which waits until a given time, returns
+    /// true. Returns false if it does not, or the server stops: a stop needs the session.
+    fn wait_in_message(&mut self, mut wait: impl FnMut(&mut Self, Option<Instant>) -> bool) -> bool {
+        let begin = Instant::now();
+        let end = begin + self.options.drain_timeout;
+        loop {
+            let now = Instant::now();
+            if wait(self, Some(end.min(now + STOP_CHECK))) {
+                return true;
+            }
+            if now >= end || (self.gate.is_stopping() && now >= begin + STOP_GRACE) {
+                return false;
+            }
+        }
     }
 
     /// Deactivates the disks if all queues have stopped: the next backend, here or on another host, may use them.
@@ -170,6 +191,16 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         if self.vrings.iter().all(Vring::is_stopped) {
             self.active.deactivate();
         }
+    }
+
+    /// Rejects a message because requests are still in flight. The frontend may be blocked on the reply, so the connection ends. The
+    /// queues continue to drain; those of the next frontend wait for that.
+    fn reject_late<T>(&mut self, message: &str) -> Result<T> {
+        if self.gate.is_stopping() {
+            return self.reject(format!("{message}: the daemon stops, and storage has not answered all requests"));
+        }
+        let timeout_s = self.options.drain_timeout.as_secs();
+        self.reject(format!("{message}: storage has not answered all requests within {timeout_s} s (drain-timeout-s)"))
     }
 
     fn reject<T>(&mut self, why: impl Into<String>) -> Result<T> {
@@ -297,64 +328,6 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     }
 }
 
-impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
-    fn open_disk(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
-        self.active.add(disk)?;
-        self.request_queues().try_for_each(|queue| queue.open_disk(disk.clone()))
-    }
-
-    fn close_disk(&mut self, slot: DiskSlot) {
-        for queue in self.request_queues() {
-            // A worker that has ended has nothing in flight.
-            let _ = queue.close_disk(slot);
-        }
-        self.active.remove(slot);
-    }
-
-    fn refresh_disk(&mut self, slot: DiskSlot) {
-        for queue in self.request_queues() {
-            let _ = queue.refresh_disk(slot);
-        }
-    }
-
-    fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> std::result::Result<bool, String> {
-        let (vrings, start) = self.start_params(worker);
-        match vrings.get_mut(usize::from(queue)) {
-            Some(vring) => vring.move_to(&start, timeout),
-            None => Err(format!("queue {queue}: found a number past the device's last queue")),
-        }
-    }
-
-    fn begin_drain(&mut self) {
-        self.sharing = None;
-        self.state_transfer.cancel();
-        self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, true));
-    }
-
-    fn wait_drained(&mut self, end: Option<Instant>) -> bool {
-        let (name, stats) = (&self.options.name, &self.stats);
-        // No short circuit: every queue that can finish its drain does.
-        let drained =
-            self.vrings.iter_mut().map(|vring| vring.wait_drained(name, stats, end)).fold(true, |all, one| all & one);
-        self.deactivate_if_stopped();
-        drained
-    }
-
-    fn freeze(&mut self) {
-        let tracked = self.inflight.is_some();
-        for vring in &mut self.vrings {
-            if vring.freeze() {
-                self.active.leave_active();
-                let what = match tracked {
-                    true => "its requests in flight are left to whoever serves the queue next",
-                    false => "its requests in flight are lost: the VMM keeps no in-flight region",
-                };
-                tracing::warn!(disk = self.options.name, queue = vring.index, "storage did not answer in time: {what}");
-            }
-        }
-    }
-}
-
 impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D> {
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
@@ -365,7 +338,9 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        self.stop_all();
+        if !self.stop_all() {
+            return self.reject_late("RESET_DEVICE");
+        }
         for vring in &mut self.vrings {
             *vring = Vring::new(vring.index);
         }
@@ -485,17 +460,14 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
             // The position is known only after the ring's earlier requests have completed.
             self.start_if_ready(queue)?;
         }
-        let timeout = self.options.drain_timeout;
-        let vring = &mut self.vrings[queue];
-        let was_served = !vring.is_stopped();
-        if !vring.stop(&self.options.name, &self.stats, Instant::now() + timeout) {
-            // The frontend may be blocked on this reply, so the connection ends. The queue continues to drain; the next frontend waits
-            // for it.
-            return self.reject(format!(
-                "GET_VRING_BASE: queue {index}: storage has not answered all its requests within {} s (drain-timeout-s)",
-                timeout.as_secs()
-            ));
+        let was_served = !self.vrings[queue].is_stopped();
+        self.vrings[queue].begin_drain(&self.options.name, false);
+        let drain =
+            |session: &mut Self, end| session.vrings[queue].wait_drained(&session.options.name, &session.stats, end);
+        if !self.wait_in_message(drain) {
+            return self.reject_late(&format!("GET_VRING_BASE: queue {index}"));
         }
+        let vring = &mut self.vrings[queue];
         // A stopped ring starts again with the next SET_VRING_KICK.
         vring.kick = None;
         vring.call = None;

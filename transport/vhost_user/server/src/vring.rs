@@ -356,12 +356,6 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         self.draining.take().is_some_and(|drain| drain.queue.freeze().is_ok())
     }
 
-    /// Drains the queue until `end` at most. Returns true if no request is left in flight.
-    pub(crate) fn stop(&mut self, name: &str, stats: &StatsRegistry, end: Instant) -> bool {
-        self.begin_drain(name, false);
-        self.wait_drained(name, stats, Some(end))
-    }
-
     fn finish_drain(&mut self, name: &str, stats: &StatsRegistry, detached: Detached<RingState>) {
         let index = self.index;
         self.base = detached.position.base;

@@ -7,7 +7,7 @@ use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{
     AnyDisk, Detached, DiskHealth, Draining, Engine, MoveResult, PlugOptions, QueueHandle, QueueStats, StatsRegistry,
-    UringContext, WorkerGone, WorkerStats,
+    UringContext, WorkerError, WorkerStats,
 };
 use mqblk_ring::blkif::RingPosition;
 
@@ -202,7 +202,7 @@ impl DeviceStats {
         index: u16,
         mut draining: Draining<RingPosition>,
         deadline: &OnceLock<Instant>,
-    ) -> Result<Option<Detached<RingPosition>>, WorkerGone> {
+    ) -> Result<Option<Detached<RingPosition>>, WorkerError> {
         let waiting = |waited: Duration| {
             tracing::warn!(device = %self.name, ring = index, "waiting for storage since {} s", waited.as_secs());
         };

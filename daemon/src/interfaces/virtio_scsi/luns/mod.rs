@@ -27,6 +27,9 @@ use crate::storage_backends::{Registry, StorageBackends as _};
 pub(super) use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
 use migration::LunMigration;
 
+/// Interval of the checks while a stop waits for a removal.
+const REMOVAL_CHECK: Duration = Duration::from_millis(1);
+
 /// All controllers and their LUNs.
 pub(super) struct Luns {
     controllers: Vec<Controller>,
@@ -337,15 +340,28 @@ impl Luns {
         })
     }
 
-    /// Waits for all removals.
-    pub(super) fn wait_for_removals(&self) {
-        for lun in self.list().iter().filter(|lun| matches!(lun.state, LunState::Removing(_))) {
-            tracing::info!(lun = lun.id, "waiting for the LUN's storage");
+    /// Waits for all removals, until `deadline` at most.
+    pub(super) fn wait_for_removals(&self, deadline: Instant) {
+        let removing = || {
+            let luns = self.list().into_iter().filter(|lun| matches!(lun.state, LunState::Removing(_)));
+            luns.map(|lun| lun.id).collect::<Vec<_>>()
+        };
+        for lun in removing() {
+            tracing::info!(lun, "waiting for the LUN's storage");
         }
         for thread in std::mem::take(&mut *lock(&self.removals)) {
-            if thread.join().is_err() {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(REMOVAL_CHECK);
+            }
+            if thread.is_finished() && thread.join().is_err() {
                 tracing::error!("a thread that removed a LUN had panicked");
             }
+        }
+        for lun in removing() {
+            tracing::error!(
+                lun,
+                "the LUN's storage did not answer in time (drain-timeout-s): what was written may be lost"
+            );
         }
     }
 

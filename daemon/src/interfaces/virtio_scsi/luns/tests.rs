@@ -1,6 +1,7 @@
 //! Removal of LUNs with slow storage.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
 
 use mqblk_core::{Disk, DiskChannel, DiskError, Geometry, Limits};
 use mqblk_engine::{AnyDisk, Engine, EngineOptions, UringContext, UringOptions};
@@ -151,7 +152,7 @@ fn a_pending_removal_does_not_block_others() {
         Err(error) => assert!(error.to_string().contains("of which there is none"), "{error}"),
         Ok(Removal::Pending(..)) => panic!("the flush has completed"),
     }
-    luns.wait_for_removals();
+    luns.wait_for_removals(Instant::now() + LONG);
     assert_eq!(states(&luns), []);
     assert_eq!(add(&luns, "target=0,id=slow-0,unit-name=u0").unwrap().slot, DiskSlot(0));
 }
@@ -169,6 +170,17 @@ fn a_failed_flush_is_reported_and_the_lun_is_removed() {
 }
 
 #[test]
+fn a_stop_does_not_wait_for_ever_for_a_removal() {
+    let folder = tempfile::tempdir().unwrap();
+    let (disk, finish_flush) = slow_flush();
+    let luns = start(folder.path(), &[disk]);
+    assert!(matches!(luns.remove(&LunSelector::Id("slow-0".to_owned()), AT_ONCE), Ok(Removal::Pending(..))));
+    luns.wait_for_removals(Instant::now());
+    assert_eq!(states(&luns).len(), 1, "it is still being removed");
+    finish_flush.send(Ok(())).unwrap();
+}
+
+#[test]
 fn a_stop_waits_for_removals() {
     let folder = tempfile::tempdir().unwrap();
     let (disks, finish_flush): (Vec<_>, Vec<_>) = [slow_flush(), slow_flush()].into_iter().unzip();
@@ -177,7 +189,7 @@ fn a_stop_waits_for_removals() {
         assert!(matches!(luns.remove(&LunSelector::Id(id.to_owned()), AT_ONCE), Ok(Removal::Pending(..))));
     }
     let waiter = Arc::clone(&luns);
-    let waiter = std::thread::spawn(move || waiter.wait_for_removals());
+    let waiter = std::thread::spawn(move || waiter.wait_for_removals(Instant::now() + LONG));
     finish_flush.iter().rev().for_each(|finish_flush| finish_flush.send(Ok(())).unwrap());
     waiter.join().unwrap();
     assert_eq!(states(&luns), []);

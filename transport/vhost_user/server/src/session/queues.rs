@@ -1,0 +1,69 @@
+//! A session's queues as threads other than its control thread use them.
+
+use std::time::{Duration, Instant};
+
+use mqblk_core::DiskSlot;
+use mqblk_engine::{AttachError, ClosingDisk, QueueDisk, UringContext};
+use mqblk_virtio::VirtioDevice;
+
+use super::Session;
+use crate::disks::SessionQueues;
+
+impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
+    fn open_disk(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
+        self.active.add(disk)?;
+        self.request_queues().try_for_each(|queue| queue.open_disk(disk.clone()))
+    }
+
+    fn begin_close_disk(&mut self, slot: DiskSlot) -> Vec<ClosingDisk> {
+        // A worker that has ended has nothing in flight.
+        self.request_queues().filter_map(|queue| queue.begin_close_disk(slot).ok()).collect()
+    }
+
+    fn end_close_disk(&mut self, slot: DiskSlot) {
+        self.active.remove(slot);
+    }
+
+    fn refresh_disk(&mut self, slot: DiskSlot) {
+        for queue in self.request_queues() {
+            let _ = queue.refresh_disk(slot);
+        }
+    }
+
+    fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> std::result::Result<bool, String> {
+        let (vrings, start) = self.start_params(worker);
+        match vrings.get_mut(usize::from(queue)) {
+            Some(vring) => vring.move_to(&start, timeout),
+            None => Err(format!("queue {queue}: found a number past the device's last queue")),
+        }
+    }
+
+    fn begin_drain(&mut self) {
+        self.sharing = None;
+        self.state_transfer.cancel();
+        self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, true));
+    }
+
+    fn wait_drained(&mut self, end: Option<Instant>) -> bool {
+        let (name, stats) = (&self.options.name, &self.stats);
+        // No short circuit: every queue that can finish its drain does.
+        let drained =
+            self.vrings.iter_mut().map(|vring| vring.wait_drained(name, stats, end)).fold(true, |all, one| all & one);
+        self.deactivate_if_stopped();
+        drained
+    }
+
+    fn freeze(&mut self) {
+        let tracked = self.inflight.is_some();
+        for vring in &mut self.vrings {
+            if vring.freeze() {
+                self.active.leave_active();
+                let what = match tracked {
+                    true => "its requests in flight are left to whoever serves the queue next",
+                    false => "its requests in flight are lost: the VMM keeps no in-flight region",
+                };
+                tracing::warn!(disk = self.options.name, queue = vring.index, "storage did not answer in time: {what}");
+            }
+        }
+    }
+}

@@ -4,12 +4,14 @@
 //! buffer lives its table stays mapped. All bookkeeping is worker-local: taking and releasing a buffer costs two plain counter updates.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use mqblk_core::{ByteLen, ByteOffset};
 
 use crate::dirty::DirtyLog;
 use crate::guest::{GuestAddress, GuestMemory};
 use crate::mapping::Mapping;
+use crate::shared::keep_copy;
 use crate::sigbus;
 
 mod guest_access;
@@ -17,17 +19,20 @@ mod logging;
 mod merge;
 mod slice;
 
-/// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it.
+/// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it; another one refuses it.
 #[derive(Debug)]
 #[must_use = "a buffer that is not released keeps its memory mapped for ever"]
 pub struct Buffer(std::num::NonZeroU32);
 
-impl Buffer {
-    #[inline]
-    fn index(&self) -> usize {
-        self.0.get() as usize - 1
-    }
-}
+/// The bits of a handle that are the buffer's index + 1. Those above are its pool's tag: 64 pools are told apart.
+const INDEX_BITS: u32 = 26;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+
+/// The most buffers of a pool: more than a process has memory for.
+const MAX_BUFFERS: usize = INDEX_MASK as usize - 1;
+
+/// The tag of the next pool.
+static NEXT_TAG: AtomicU32 = AtomicU32::new(1);
 
 /// An I/O context whose buffers are segments of guest memory.
 pub trait PooledContext: mqblk_core::IoContext<Buffer = Buffer> + 'static {
@@ -198,8 +203,10 @@ fn grow_capacity<T>(list: &mut Vec<T>, wanted: usize) {
 }
 
 /// A worker's buffers and leases.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct BufferPool {
+    /// The bits above the index in its buffers' handles.
+    tag: u32,
     entries: Vec<BufferEntry>,
     free: Vec<u32>,
     /// Buffers that queues and bounce pools have reserved.
@@ -212,10 +219,51 @@ pub struct BufferPool {
     losses: usize,
 }
 
+impl Default for BufferPool {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl BufferPool {
     /// Returns an empty pool.
     pub fn new() -> Self {
-        BufferPool::default()
+        BufferPool {
+            tag: NEXT_TAG.fetch_add(1, Ordering::Relaxed) << INDEX_BITS,
+            entries: Vec::new(),
+            free: Vec::new(),
+            reserved: 0,
+            spills: Vec::new(),
+            free_spills: Vec::new(),
+            leases: Vec::new(),
+            last_generation: 0,
+            losses: 0,
+        }
+    }
+
+    /// Returns the index of a buffer's entry.
+    ///
+    /// # Panics
+    /// When the buffer is another pool's.
+    #[inline]
+    fn index(&self, buffer: &Buffer) -> usize {
+        let index = buffer.0.get() ^ self.tag;
+        assert!(index <= INDEX_MASK, "a buffer is used with the pool that made it");
+        index as usize - 1
+    }
+
+    /// As [`index`](Self::index), for what is done with a buffer before its segments are used and before it is released, both of which check
+    /// it. The tests, with assertions, check it here too.
+    #[inline]
+    fn unchecked_index(&self, buffer: &Buffer) -> usize {
+        debug_assert_eq!(self.index(buffer), (buffer.0.get() & INDEX_MASK) as usize - 1);
+        (buffer.0.get() & INDEX_MASK) as usize - 1
+    }
+
+    /// Returns the handle of entry `index`.
+    #[inline]
+    fn handle(&self, index: u32) -> Buffer {
+        Buffer(std::num::NonZeroU32::new(self.tag | (index + 1)).expect("index + 1 > 0"))
     }
 
     /// Reserves capacity for `more` further buffers. This only reserves address space: memory is allocated when that many buffers are in
@@ -239,6 +287,7 @@ impl BufferPool {
 
     #[cold]
     fn add_entries(&mut self, entries: usize) {
+        let entries = entries.min(MAX_BUFFERS);
         self.grow_lists(entries);
         for _ in self.entries.len()..entries {
             self.free.push(self.entries.len() as u32);
@@ -307,7 +356,9 @@ impl BufferPool {
     #[cold]
     fn examine_lease(&mut self, id: LeaseId) -> bool {
         self.examine_losses();
-        self.leases.get(id.index as usize).and_then(Option::as_ref).is_some_and(|lease| lease.lost)
+        let lease = self.leases.get(id.index as usize).and_then(Option::as_ref);
+        // A lease that has ended has no memory.
+        lease.is_none_or(|lease| lease.lost || lease.generation != id.generation)
     }
 
     #[cold]
@@ -326,7 +377,7 @@ impl BufferPool {
     /// Returns true if no memory of a buffer's leases is lost.
     #[inline]
     fn is_intact(&self, buffer: &Buffer) -> bool {
-        sigbus::losses() == 0 || self.has_intact_leases(buffer.index())
+        sigbus::losses() == 0 || self.has_intact_leases(self.index(buffer))
     }
 
     #[cold]
@@ -376,11 +427,14 @@ impl BufferPool {
     /// Takes a buffer without segments in this lease.
     ///
     /// # Panics
-    /// When the lease was retired: a queue keeps its lease while it pulls.
+    /// When the lease has ended: a queue keeps its lease while it pulls.
     #[inline]
     pub fn take(&mut self, lease: LeaseId) -> Buffer {
-        self.lease(lease.index).buffers += 1;
-        self.take_entry(lease.index)
+        let LeaseId { index, generation } = lease;
+        let lease = self.lease(index);
+        assert!(lease.generation == generation, "a buffer is taken in a lease that has not ended");
+        lease.buffers += 1;
+        self.take_entry(index)
     }
 
     #[inline]
@@ -392,13 +446,13 @@ impl BufferPool {
         let entry = &mut self.entries[index as usize];
         (entry.total, entry.status, entry.segments) = (0, 0, 0);
         (entry.lease, entry.allocated, entry.writable, entry.spill) = (lease, true, false, NO_SPILL);
-        Buffer(std::num::NonZeroU32::new(index + 1).expect("index + 1 > 0"))
+        self.handle(index)
     }
 
     /// Releases a buffer, and the members of a merged one. A retired lease ends with its last buffer.
     #[inline]
     pub fn release(&mut self, buffer: Buffer) {
-        let index = buffer.index();
+        let index = self.index(&buffer);
         let lease_index = self.free_entry(index) as usize;
         let Some(slot) = self.leases.get_mut(lease_index) else { return self.release_members(index) };
         let lease = slot.as_mut().expect("a live buffer holds its lease");
@@ -437,7 +491,7 @@ impl BufferPool {
         len: u32,
         max_segments: u16,
     ) -> Result<(), BufferFault> {
-        let index = buffer.index();
+        let index = self.unchecked_index(buffer);
         let lease = self.entries[index].lease;
         let (mut address, mut left) = (address.0, u64::from(len));
         while left > 0 {
@@ -492,16 +546,17 @@ impl BufferPool {
     /// [`BufferFault`] when it is not mapped.
     #[inline]
     pub fn set_status(&mut self, buffer: &Buffer, address: GuestAddress) -> Result<(), BufferFault> {
-        let lease = self.entries[buffer.index()].lease;
+        let lease = self.entries[self.unchecked_index(buffer)].lease;
         let host = self.host_address(lease, address.0, 1).ok_or(BufferFault)?;
-        self.entries[buffer.index()].status = host;
+        let index = self.unchecked_index(buffer);
+        self.entries[index].status = host;
         Ok(())
     }
 
     /// Writes the status byte, if the buffer has one.
     #[inline]
     pub fn write_status(&self, buffer: &Buffer, status: u8) {
-        let place = self.entries[buffer.index()].status;
+        let place = self.entries[self.unchecked_index(buffer)].status;
         if place != 0 {
             // SAFETY: `set_status` translated it in the buffer's lease, which keeps it mapped.
             unsafe { std::ptr::with_exposed_provenance_mut::<u8>(place as usize).write_volatile(status) };
@@ -511,12 +566,13 @@ impl BufferPool {
     /// Returns the total length of the segments.
     #[inline]
     pub fn len(&self, buffer: &Buffer) -> ByteLen {
-        ByteLen(self.entries[buffer.index()].total)
+        ByteLen(self.entries[self.unchecked_index(buffer)].total)
     }
 
     /// Truncates a buffer to its first `len` bytes; a shorter one is unchanged. Nothing may be pushed to it afterwards.
     pub fn truncate(&mut self, buffer: &Buffer, len: ByteLen) {
-        let entry = &mut self.entries[buffer.index()];
+        let index = self.index(buffer);
+        let entry = &mut self.entries[index];
         let count = usize::from(entry.segments);
         let list = match entry.spill {
             NO_SPILL => &mut entry.inline[..count],
@@ -542,7 +598,7 @@ impl BufferPool {
     /// Returns the segments, in order.
     #[inline]
     pub fn segments(&self, buffer: &Buffer) -> &[Segment] {
-        let entry = &self.entries[buffer.index()];
+        let entry = &self.entries[self.index(buffer)];
         if entry.spill == NO_SPILL {
             &entry.inline[..entry.segments as usize]
         } else {
@@ -588,6 +644,7 @@ impl BufferPool {
         self.for_each_run(buffer, at, bytes.len() as u64, |place, run| {
             // SAFETY: the lease keeps `run` bytes at `place` mapped; `bytes` is private and has space for all runs.
             unsafe { place.copy_to_nonoverlapping(bytes[done..done + run].as_mut_ptr(), run) };
+            keep_copy(bytes.as_mut_ptr());
             done += run;
         })
     }

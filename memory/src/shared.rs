@@ -191,6 +191,15 @@ pub fn full_fence() {
     fence(Ordering::SeqCst);
 }
 
+/// Makes the compiler keep a private copy of shared memory that was just written to `copy`: what is read of it later is the copy. Without
+/// this it may read the shared memory a second time instead, as it knows of no one else who writes there, and the other side may have
+/// changed it after a check. No instruction is generated.
+#[inline(always)]
+pub(crate) fn keep_copy(copy: *mut u8) {
+    // SAFETY: an empty text. To the compiler it may access all memory that it is given a pointer to, and all that others may access.
+    unsafe { std::arch::asm!("/* {0} */", in(reg) copy, options(nostack, preserves_flags)) };
+}
+
 /// Prefetches a line into this core's cache; a hint that cannot fault.
 #[inline]
 pub(crate) fn prefetch(address: NonNull<u8>) {

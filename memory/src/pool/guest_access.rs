@@ -1,10 +1,32 @@
 //! Guest memory read and written by address, without a buffer: headers, descriptor tables, responses.
+//!
+//! What is read is checked, and used after the check, so it is read once: by a volatile load, or copied and then given to
+//! [`keep_copy`], without which a compiler may take a use of the copy for a reason to read the guest's memory again.
 
 use std::ptr::NonNull;
 
 use super::{BufferFault, BufferPool, LeaseId};
 use crate::guest::GuestAddress;
-use crate::shared::{Pod, prefetch};
+use crate::shared::{Pod, keep_copy, prefetch};
+
+/// Reads a value as bytes, once.
+///
+/// # Safety
+/// `place` is mapped for its whole size.
+#[inline]
+unsafe fn copy_once<T: Pod>(place: *const T) -> T {
+    let mut value = std::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: mapped, as the caller says; bytes are copied into private memory; any bit pattern is a `T`.
+    unsafe {
+        place.cast::<u8>().copy_to_nonoverlapping(value.as_mut_ptr().cast(), size_of::<T>());
+        keep_copy(value.as_mut_ptr().cast());
+        value.assume_init()
+    }
+}
+
+/// A value at any address: a driver may align its headers as it likes.
+#[repr(C, packed)]
+struct Unaligned<T>(T);
 
 impl BufferPool {
     /// Reads a value from guest memory, once. `None` when a byte of it is not mapped.
@@ -14,17 +36,14 @@ impl BufferPool {
             return self.read_across_regions(lease, address);
         };
         let place = std::ptr::with_exposed_provenance::<T>(host as usize);
-        // An array of bytes would be read byte by byte.
-        if place.is_aligned() && (align_of::<T>() > 1 || size_of::<T>() == 1) {
-            // SAFETY: mapped for its whole size by the lease, aligned; any bit pattern is a `T`.
-            return Some(unsafe { place.read_volatile() });
-        }
-        let mut value = std::mem::MaybeUninit::<T>::uninit();
-        // SAFETY: mapped for its whole size by the lease; bytes are copied into private memory; any bit pattern is a `T`.
-        unsafe {
-            place.cast::<u8>().copy_to_nonoverlapping(value.as_mut_ptr().cast(), size_of::<T>());
-            Some(value.assume_init())
-        }
+        // SAFETY: mapped for its whole size by the lease, and `Unaligned` needs no alignment; any bit pattern is a `T`.
+        Some(unsafe {
+            match align_of::<T>() {
+                // An array of bytes would be read byte by byte.
+                1 if size_of::<T>() > 1 => copy_once(place),
+                _ => place.cast::<Unaligned<T>>().read_volatile().0,
+            }
+        })
     }
 
     /// Reads a value that spans regions.
@@ -47,6 +66,7 @@ impl BufferPool {
         let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
         // SAFETY: mapped for `into.len()` bytes by the lease; `into` is private memory.
         unsafe { place.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+        keep_copy(into.as_mut_ptr());
         true
     }
 
@@ -61,6 +81,7 @@ impl BufferPool {
             let place = std::ptr::with_exposed_provenance::<u8>(host as usize);
             // SAFETY: mapped for `run` bytes by the lease; `now` is private memory.
             unsafe { place.copy_to_nonoverlapping(now.as_mut_ptr(), now.len()) };
+            keep_copy(now.as_mut_ptr());
             left = later;
             match address.checked_add(run) {
                 Some(next) => address = next,

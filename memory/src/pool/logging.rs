@@ -7,7 +7,8 @@ impl BufferPool {
     /// dirty log when the buffer is released.
     #[inline]
     pub fn set_writable(&mut self, buffer: &Buffer) {
-        self.entries[buffer.index()].writable = true;
+        let index = self.unchecked_index(buffer);
+        self.entries[index].writable = true;
     }
 
     /// Starts, changes or ends dirty logging of a guest's memory: for this lease and all leases that it [inherited
@@ -31,7 +32,7 @@ impl BufferPool {
     /// Returns true if writes to the buffer will be logged or need not be: it is set writable, or its lease has no log. The members of a
     /// merged buffer are checked on their own.
     pub fn will_be_logged(&self, buffer: &Buffer) -> bool {
-        let entry = &self.entries[buffer.index()];
+        let entry = &self.entries[self.index(buffer)];
         let lease = self.leases.get(entry.lease as usize).and_then(Option::as_ref);
         entry.writable || lease.is_none_or(|lease| lease.log.is_none())
     }

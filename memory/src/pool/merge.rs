@@ -16,18 +16,18 @@ impl BufferPool {
     /// When a member is itself merged, or there are more than 65535 segments.
     pub fn merge(&mut self, members: impl IntoIterator<Item = Buffer>) -> Buffer {
         let merged = self.take_entry(MERGED);
-        let mut tail = merged.index();
+        let mut tail = self.index(&merged);
         for member in members {
-            let at = member.index();
+            let at = self.index(&member);
             let entry = &self.entries[at];
             assert!(entry.allocated && entry.lease != MERGED, "a member is a live buffer that is not joined");
             if entry.spill == NO_SPILL {
                 let (segments, count) = (entry.inline, usize::from(entry.segments));
-                self.append_merging(merged.index(), &segments[..count]);
+                self.append_merging(self.index(&merged), &segments[..count]);
             } else {
                 let list = entry.spill as usize;
                 let segments = std::mem::take(&mut self.spills[list]);
-                self.append_merging(merged.index(), &segments);
+                self.append_merging(self.index(&merged), &segments);
                 self.spills[list] = segments;
             }
             self.entries[tail].next = at as u32 + 1;
@@ -63,7 +63,7 @@ impl BufferPool {
     /// Returns true if a buffer is merged.
     #[inline]
     pub fn is_merged(&self, buffer: &Buffer) -> bool {
-        self.entries[buffer.index()].lease == MERGED
+        self.entries[self.unchecked_index(buffer)].lease == MERGED
     }
 
     /// Splits a merged buffer. Calls `each` with its members, in order.
@@ -72,7 +72,7 @@ impl BufferPool {
     /// When it is not merged.
     pub fn split(&mut self, merged: Buffer, mut each: impl FnMut(Buffer)) {
         assert!(self.is_merged(&merged), "only a joined buffer has members");
-        let index = merged.index();
+        let index = self.index(&merged);
         self.free_entry(index);
         let mut next = std::mem::take(&mut self.entries[index].next);
         while let Some(member) = self.next_member(&mut next) {
@@ -91,8 +91,9 @@ impl BufferPool {
 
     /// Unlinks a member from the list. Its handle was moved into [`merge`](Self::merge), so this is the only one again.
     fn next_member(&mut self, next: &mut u32) -> Option<Buffer> {
-        let member = Buffer(std::num::NonZeroU32::new(*next)?);
-        *next = std::mem::take(&mut self.entries[member.index()].next);
+        let member = self.handle(next.checked_sub(1)?);
+        let index = self.index(&member);
+        *next = std::mem::take(&mut self.entries[index].next);
         Some(member)
     }
 }

@@ -9,19 +9,20 @@ impl BufferPool {
     /// # Panics
     /// When `buffer` is shorter, or merged: nothing in it would hold the leases of the members.
     pub fn slice(&mut self, buffer: &Buffer, at: u64, len: ByteLen) -> Buffer {
-        let entry = &self.entries[buffer.index()];
+        let entry = &self.entries[self.index(buffer)];
         assert!(at.checked_add(len.0).is_some_and(|end| end <= entry.total), "a slice lies in its buffer");
         assert!(!self.is_merged(buffer), "merged buffers are not sliced");
         let (lease, writable, spill) = (entry.lease, entry.writable, entry.spill);
         let (inline, count) = (entry.inline, usize::from(entry.segments));
         self.lease(lease).buffers += 1;
         let slice = self.take_entry(lease);
-        self.entries[slice.index()].writable = writable;
+        let index = self.index(&slice);
+        self.entries[index].writable = writable;
         if spill == NO_SPILL {
-            self.append_range(slice.index(), &inline[..count], at, len.0);
+            self.append_range(self.index(&slice), &inline[..count], at, len.0);
         } else {
             let segments = std::mem::take(&mut self.spills[spill as usize]);
-            self.append_range(slice.index(), &segments, at, len.0);
+            self.append_range(self.index(&slice), &segments, at, len.0);
             self.spills[spill as usize] = segments;
         }
         slice

@@ -23,6 +23,29 @@ fn a_buffer_keeps_a_retired_table_mapped() {
 }
 
 #[test]
+#[should_panic(expected = "a buffer is used with the pool that made it")]
+fn a_buffer_of_another_pool_is_refused() {
+    let (mut one, mut other) = (BufferPool::new(), BufferPool::new());
+    let lease = one.acquire_lease(table(&[(0x1000, 0x1000)]), vec![]);
+    let foreign_lease = other.acquire_lease(table(&[(0x1000, 0x1000)]), vec![]);
+    // Both have the first entry of their pool.
+    let (_own, foreign) = (one.take(lease), other.take(foreign_lease));
+    one.segments(&foreign);
+}
+
+#[test]
+#[should_panic(expected = "a buffer is taken in a lease that has not ended")]
+fn a_lease_that_has_ended_gives_no_buffers_of_its_successor() {
+    let mut pool = BufferPool::new();
+    let memory = table(&[(0x1000, 0x1000)]);
+    let ended = pool.acquire_lease(Arc::clone(&memory), vec![]);
+    assert!(pool.retire_lease(ended));
+    let successor = pool.acquire_lease(memory, vec![]);
+    assert_eq!(ended.index, successor.index);
+    let _ = pool.take(ended);
+}
+
+#[test]
 fn segments_across_neighbouring_regions_and_holes() {
     let mut pool = BufferPool::new();
     let lease = pool.acquire_lease(table(&[(0x1000, 0x1000), (0x2000, 0x1000), (0x4000, 0x1000)]), vec![]);

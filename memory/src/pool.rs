@@ -15,9 +15,13 @@ use crate::shared::keep_copy;
 use crate::sigbus;
 
 mod guest_access;
+mod lease;
 mod logging;
 mod merge;
 mod slice;
+
+pub use lease::{FixedBuffers, LeaseId};
+use lease::{Lease, RegionCache};
 
 /// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it; another one refuses it.
 #[derive(Debug)]
@@ -38,14 +42,6 @@ static NEXT_TAG: AtomicU32 = AtomicU32::new(1);
 pub trait PooledContext: mqblk_core::IoContext<Buffer = Buffer> + 'static {
     /// Returns the worker's buffers.
     fn pool(&mut self) -> &mut BufferPool;
-}
-
-/// A worker's lease on a memory table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseId {
-    index: u32,
-    /// Distinguishes a lease from a later one with the same index.
-    generation: u32,
 }
 
 /// A guest address is not mapped, or a request has more segments than allowed.
@@ -85,79 +81,6 @@ impl Segment {
     #[inline]
     pub fn fixed(&self) -> Option<u16> {
         (self.fixed != NOT_FIXED).then_some(self.fixed as u16)
-    }
-}
-
-/// Registered buffers that cover a region: consecutive indices, each for [`CHUNK`](Self::CHUNK) bytes of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FixedBuffers {
-    /// Index of the buffer that contains the region's start.
-    pub first: u16,
-}
-
-impl FixedBuffers {
-    /// The kernel registers at most 1 GiB as one buffer (io_uring_register(2)).
-    pub const CHUNK: u64 = 1 << 30;
-}
-
-/// The region that the last translation hit.
-#[derive(Clone, Copy, Debug, Default)]
-struct RegionCache {
-    guest_start: u64,
-    len: u64,
-    host_start: u64,
-    /// Index of the first registered buffer of the region; [`NOT_FIXED`] without one.
-    fixed_first: u32,
-}
-
-impl RegionCache {
-    /// Returns the registered buffer that contains all of the `len` bytes (at least 1) from `at` in the region.
-    #[inline]
-    fn fixed(&self, at: u64, len: u64) -> u32 {
-        let chunk = at / FixedBuffers::CHUNK;
-        match self.fixed_first {
-            NOT_FIXED => NOT_FIXED,
-            first if chunk == (at + len - 1) / FixedBuffers::CHUNK => first + chunk as u32,
-            _ => NOT_FIXED,
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Lease {
-    memory: Arc<GuestMemory>,
-    cached_region: RegionCache,
-    /// Live buffers in it.
-    buffers: u32,
-    /// Takes no new buffers; removed when `buffers` reaches 0.
-    retired: bool,
-    /// An access found memory of the table lost: no address is translated any more.
-    lost: bool,
-    generation: u32,
-    fixed: Vec<Option<FixedBuffers>>,
-    /// Dirty log in which written pages are marked.
-    log: Option<Arc<DirtyLog>>,
-    /// Group of leases on the same guest's memory, which share a log: the generation of the first.
-    log_group: u32,
-}
-
-impl Lease {
-    /// Makes the region that contains `address` the cached one.
-    #[cold]
-    fn switch_region(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
-        if self.lost {
-            return None;
-        }
-        let index = self.memory.region_index(GuestAddress(address))?;
-        let region = &self.memory.regions()[index];
-        let fixed = self.fixed.get(index).copied().flatten();
-        self.cached_region = RegionCache {
-            guest_start: region.guest().0,
-            len: region.len(),
-            host_start: region.host().as_ptr() as u64,
-            fixed_first: fixed.map_or(NOT_FIXED, |fixed| fixed.first.into()),
-        };
-        Some((&self.cached_region, address - self.cached_region.guest_start))
     }
 }
 

@@ -20,6 +20,7 @@ pub mod queue;
 pub mod request;
 pub mod resize;
 pub mod settings;
+pub mod thread_role;
 pub mod units;
 
 pub use disk::{DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};

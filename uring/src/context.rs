@@ -11,6 +11,7 @@ use crate::inflight::InFlight;
 use crate::ops::{ClientId, IGNORED, IoCompletion, PORT};
 use crate::register::Tables;
 use crate::remote::PortReceiver;
+use crate::restrictions::restrict;
 
 /// The sizes of a context's tables.
 #[derive(Clone, Copy, Debug)]
@@ -356,14 +357,16 @@ fn file_limit() -> u32 {
 /// one. The flag says which.
 fn build(options: UringOptions) -> io::Result<(IoUring, bool)> {
     let mut builder = IoUring::builder();
-    builder.setup_cqsize(options.in_flight.max(options.submissions * 2)).setup_clamp();
+    builder.setup_cqsize(options.in_flight.max(options.submissions * 2)).setup_clamp().setup_r_disabled();
     let modern =
         builder.clone().setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().build(options.submissions);
-    match modern {
-        Ok(ring) => Ok((ring, true)),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((builder.build(options.submissions)?, false)),
-        Err(error) => Err(error),
-    }
+    let (ring, modern) = match modern {
+        Ok(ring) => (ring, true),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (builder.build(options.submissions)?, false),
+        Err(error) => return Err(error),
+    };
+    restrict(&ring)?;
+    Ok((ring, modern))
 }
 
 /// Adds what to do to the error of a ring that the kernel refused.

@@ -20,6 +20,7 @@ mod ops;
 mod port;
 mod register;
 mod remote;
+mod restrictions;
 mod socket;
 
 pub use context::{UringContext, UringOptions, Wait};

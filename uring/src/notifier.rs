@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use io_uring::{IoUring, opcode};
 
 use crate::event::EventFd;
+use crate::restrictions::restrict;
 
 /// A notifier for an eventfd of another process. It never blocks.
 ///
@@ -22,7 +23,8 @@ impl Notifier {
     /// # Errors
     /// When the kernel refuses the ring.
     pub fn new(event: &EventFd) -> io::Result<Notifier> {
-        let ring = IoUring::new(1)?;
+        let ring = IoUring::builder().setup_r_disabled().build(1)?;
+        restrict(&ring)?;
         ring.submitter().register_eventfd(event.as_fd().as_raw_fd())?;
         Ok(Notifier(RefCell::new(ring)))
     }

@@ -4,10 +4,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread_role::{ThreadRole, enter};
 use mqblk_core::{ByteLen, ByteOffset, Op, Tag};
 use mqblk_uring::RemoteIo;
 
@@ -120,7 +122,16 @@ impl ThreadPool {
         for number in 0..threads.max(1) {
             let (queue, storage) = (Arc::clone(&pool.queue), Arc::clone(&pool.storage));
             let thread = std::thread::Builder::new().name(format!("storage-{number}"));
-            pool.threads.push(thread.spawn(move || serve(&queue, storage))?);
+            let (entered, result) = sync_channel(1);
+            pool.threads.push(thread.spawn(move || {
+                let may_serve = enter(ThreadRole::Storage);
+                let serves = may_serve.is_ok();
+                let _ = entered.send(may_serve);
+                if serves {
+                    serve(&queue, storage);
+                }
+            })?);
+            result.recv().unwrap_or_else(|_| Err(io::Error::other("a storage thread ended while starting")))?;
         }
         Ok(pool)
     }

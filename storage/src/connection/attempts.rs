@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use mqblk_core::thread_role::spawn_connector;
 use mqblk_uring::RemoteWaker;
 
 use super::{ConnectionOptions, Connector};
@@ -52,8 +53,7 @@ impl<S: Send + 'static> Attempts<S> {
         let state = Mutex::new(AttemptState { session: None, error: None, abandoned: false });
         let shared = Arc::new(Shared { state, changed: Condvar::new() });
         let (connector, of_thread) = (Arc::clone(connector), Arc::clone(&shared));
-        let thread = std::thread::Builder::new().name("connect".into());
-        thread.spawn(move || connect(connector.as_ref(), options, &of_thread, &waker))?;
+        spawn_connector("connect", move || connect(connector.as_ref(), options, &of_thread, &waker))?;
         Ok(Attempts(shared))
     }
 

@@ -1,0 +1,138 @@
+//! Roles of threads: a thread that serves guests gives up what it does not need, by a function that the program sets.
+//!
+//! The crates that start such threads call [`enter`] as the first thing on them; the daemon decides what that does
+//! ([`set_restrictions`]). Without restrictions nothing happens.
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ThreadRole {
+    /// Serves queues: all that it opens is opened for it.
+    Worker,
+    /// Makes blocking calls to storage that is open.
+    Storage,
+    /// Connects to storage elsewhere.
+    Connector,
+}
+
+/// Restricts the calling thread to what its role needs.
+type Restrict = Box<dyn Fn(ThreadRole) -> io::Result<()> + Send + Sync>;
+
+static RESTRICT: OnceLock<Restrict> = OnceLock::new();
+static CONNECTORS: OnceLock<Mutex<Sender<ConnectorStart>>> = OnceLock::new();
+
+/// The pause before a thread that the host refused is started again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Sets what [`enter`] does, once in a process. Returns false if it was set before; then nothing changes.
+pub fn set_restrictions(restrict: impl Fn(ThreadRole) -> io::Result<()> + Send + Sync + 'static) -> bool {
+    RESTRICT.set(Box::new(restrict)).is_ok()
+}
+
+/// Restricts the calling thread to what `role` needs, for ever. Threads that it starts have its restrictions too.
+///
+/// # Errors
+/// When the kernel refuses. The thread must not serve then.
+pub fn enter(role: ThreadRole) -> io::Result<()> {
+    RESTRICT.get().map_or(Ok(()), |restrict| restrict(role))
+}
+
+struct ConnectorStart {
+    name: String,
+    work: Box<dyn FnOnce() + Send>,
+}
+
+/// Starts a thread that starts the threads of [`spawn_connector`] from now on. Workers call that, and with restrictions they may not start
+/// threads themselves, nor give theirs to threads that connect. Called before the first worker is restricted.
+///
+/// # Errors
+/// When the host refuses a thread.
+pub fn start_connectors_separately() -> io::Result<()> {
+    let (sender, starts) = channel();
+    if CONNECTORS.set(Mutex::new(sender)).is_ok() {
+        std::thread::Builder::new().name("connectors".to_owned()).spawn(move || start_connectors(&starts))?;
+    }
+    Ok(())
+}
+
+fn start_connectors(starts: &Receiver<ConnectorStart>) {
+    for ConnectorStart { name, work } in starts {
+        let work = std::sync::Arc::new(Mutex::new(Some(work)));
+        loop {
+            let of_thread = std::sync::Arc::clone(&work);
+            let connector = move || {
+                let work = of_thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+                run_connector(work);
+            };
+            match std::thread::Builder::new().name(name.clone()).spawn(connector) {
+                Ok(_) => break,
+                Err(_) => std::thread::sleep(RETRY),
+            }
+        }
+    }
+}
+
+fn run_connector(work: Option<Box<dyn FnOnce() + Send>>) {
+    if enter(ThreadRole::Connector).is_ok()
+        && let Some(work) = work
+    {
+        work();
+    }
+}
+
+/// Runs `work` on a thread of its own with the role [`ThreadRole::Connector`]. Never blocks.
+///
+/// # Errors
+/// When the host refuses a thread. With [`start_connectors_separately`] it is asked again every second instead.
+pub fn spawn_connector(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let start = ConnectorStart { name: name.to_owned(), work: Box::new(work) };
+    let start = match CONNECTORS.get() {
+        Some(sender) => match sender.lock().unwrap_or_else(PoisonError::into_inner).send(start) {
+            Ok(()) => return Ok(()),
+            Err(refused) => refused.0,
+        },
+        None => start,
+    };
+    let thread = std::thread::Builder::new().name(start.name);
+    thread.spawn(move || run_connector(Some(start.work))).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One test, because what it sets is the process': the role reaches the function, its error reaches the caller, connectors are started
+    /// by the thread for them, and the first function stays.
+    #[test]
+    fn roles_are_restricted_by_the_function_that_was_set_first() {
+        assert!(enter(ThreadRole::Worker).is_ok(), "no restrictions yet");
+        let name = || std::thread::current().name().map(str::to_owned);
+        let run = || {
+            let (sender, result) = channel();
+            spawn_connector("connector", move || sender.send(name()).unwrap()).unwrap();
+            result.recv().unwrap()
+        };
+        assert_eq!(run().as_deref(), Some("connector"));
+
+        let (seen, roles) = channel();
+        let seen = Mutex::new(seen);
+        assert!(set_restrictions(move |role| {
+            let starter = std::thread::current().name().map(str::to_owned);
+            seen.lock().unwrap().send((role, starter)).unwrap();
+            if role == ThreadRole::Storage { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
+        }));
+        assert!(!set_restrictions(|_| panic!("not the first")));
+        enter(ThreadRole::Worker).unwrap();
+        assert_eq!(roles.recv().unwrap().0, ThreadRole::Worker);
+        assert_eq!(enter(ThreadRole::Storage).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(roles.recv().unwrap().0, ThreadRole::Storage);
+
+        start_connectors_separately().unwrap();
+        assert_eq!(run().as_deref(), Some("connector"));
+        assert_eq!(roles.recv().unwrap(), (ThreadRole::Connector, Some("connector".to_owned())));
+    }
+}

@@ -8,6 +8,7 @@ use std::time::Duration;
 use mqblk_engine::{AnyDisk, ErrorPolicy, PlugOptions};
 
 use crate::interface::ConfiguredInterface;
+use crate::sandbox::{FileUse, SandboxConfig};
 
 /// The whole configuration.
 pub struct ServeConfig {
@@ -21,6 +22,8 @@ pub struct ServeConfig {
     pub admin: Option<AdminConfig>,
     /// How long a stop waits for storage.
     pub drain_timeout: Duration,
+    /// What the process gives up before it serves.
+    pub sandbox: SandboxConfig,
     /// The guest interfaces with their disks. Ids are unique among all disks, controllers and LUNs.
     pub interfaces: Vec<Box<dyn ConfiguredInterface>>,
 }
@@ -53,6 +56,13 @@ pub struct StorageConfig {
     pub resolved_settings: Vec<(&'static str, String)>,
     /// The open disk.
     pub disk: Arc<AnyDisk>,
+}
+
+impl StorageConfig {
+    /// Returns the files that are opened by path while it is served.
+    pub fn files(&self) -> Vec<FileUse> {
+        self.disk.files_opened_later().into_iter().map(FileUse::Image).collect()
+    }
 }
 
 /// Permission bits of a socket, `0000` to `0777`.

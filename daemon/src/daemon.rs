@@ -12,6 +12,7 @@ use crate::config::{AdminConfig, ServeConfig};
 use crate::flush::flush_all;
 use crate::interface::{HostContext, StartFailure};
 use crate::resolve::UniqueNames;
+use crate::sandbox::{self, SandboxError};
 use crate::state::DaemonState;
 use crate::watch::SizeWatch;
 
@@ -27,6 +28,9 @@ pub enum StartError {
     /// The admin socket could not be created.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
+    /// The sandbox could not be set up.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// A guest interface could not be served.
     #[error(transparent)]
     Interface(#[from] StartFailure),
@@ -47,6 +51,7 @@ impl Daemon {
     /// # Errors
     /// If the host refuses a resource.
     pub fn start(config: ServeConfig) -> Result<Daemon, StartError> {
+        sandbox::enter(&config)?;
         let options = EngineOptions {
             workers: config.workers.into(),
             pin: config.pin.iter().flatten().map(|cpu| usize::from(*cpu)).collect(),

@@ -20,6 +20,7 @@ use crate::file::RawTable;
 use crate::print::{Pair, Section};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::resolve::{ConfigError, UniqueNames};
+use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
 
 /// Why an interface could not be started.
@@ -193,6 +194,9 @@ pub trait ConfiguredInterface: Send {
     fn check(&self) -> Result<(), ConfigError> {
         Ok(())
     }
+
+    /// Returns the files that it opens by path while it serves: the sandbox allows no others.
+    fn files(&self) -> Vec<FileUse>;
 
     /// Starts to serve.
     ///

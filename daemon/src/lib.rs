@@ -19,6 +19,7 @@ pub mod print;
 pub mod queues;
 pub mod resize;
 pub mod resolve;
+pub mod sandbox;
 mod state;
 pub mod storage_backends;
 pub mod test_keys;

@@ -36,6 +36,10 @@ pub fn to_toml(config: &ServeConfig) -> String {
         line("admin-mode", &string(&admin.mode.to_string()));
     }
     line("drain-timeout-s", &config.drain_timeout.as_secs());
+    line("sandbox", &string(config.sandbox.mode.word()));
+    if let Some(allow) = config.sandbox.allow_text() {
+        line("sandbox-allow", &string(&allow));
+    }
     for (key, value) in config.interfaces.iter().flat_map(|interface| interface.process_pairs()) {
         line(key, &value);
     }

@@ -14,6 +14,7 @@ use crate::interface::{HostContext, ResolveContext};
 use crate::print::{Pair, string};
 use crate::queues::{QueueMap, queue_pairs, take_coalesce, take_poll};
 use crate::resolve::{ConfigError, take_u16, with_similar_key};
+use crate::sandbox::FileUse;
 
 /// Maximum length of a Unix socket's path, without the terminating NUL (unix(7)).
 const SOCKET_PATH_BYTES: usize = 107;
@@ -57,6 +58,11 @@ impl VhostUserEndpoint {
         let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
         context.names.claim_file(settings, "socket", &endpoint.socket, owner)?;
         Ok(endpoint)
+    }
+
+    /// Returns the files that are opened by path while it is served.
+    pub fn files(&self) -> Vec<FileUse> {
+        vec![FileUse::Socket(self.socket.clone())]
     }
 
     fn take_keys(settings: &mut Settings, queues: u16, max_queues: u16) -> Result<VhostUserEndpoint, SettingError> {

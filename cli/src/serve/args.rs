@@ -48,6 +48,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", display_order = 9)]
     pub drain_timeout_s: Option<String>,
 
+    /// Give up before serving what the daemon does not need: system calls, capabilities, files that the configuration does not name. log:
+    /// only log the system calls [default: off]
+    #[arg(long, value_name = "on|off|log", display_order = 50)]
+    pub sandbox: Option<String>,
+
+    /// With --sandbox: images at and beneath PATH may be opened while the daemon runs, for disks that are added; may be repeated
+    #[arg(long, value_name = "PATH", display_order = 51)]
+    pub sandbox_allow: Vec<String>,
+
     /// Print the configuration with every default filled in, as TOML for --config, and exit
     #[arg(long, display_order = 60)]
     pub print_config: bool,

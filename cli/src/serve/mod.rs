@@ -74,6 +74,7 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
         Some(path) => file::read(path, interfaces)?,
         None => RawConfig::new("serve"),
     };
+    let sandbox_allow = (!args.sandbox_allow.is_empty()).then(|| args.sandbox_allow.join(":"));
     let own = [
         ("workers", &args.workers),
         ("pin", &args.pin),
@@ -81,6 +82,8 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),
         ("drain-timeout-s", &args.drain_timeout_s),
+        ("sandbox", &args.sandbox),
+        ("sandbox-allow", &sandbox_allow),
     ];
     let own = own.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
     for (key, value) in own.chain(given.process.iter().map(|(key, value)| (*key, value))) {

@@ -17,6 +17,7 @@ use crate::config::ServeConfig;
 use crate::cpus::Cpus;
 use crate::file::{RawConfig, RawTable};
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
+use crate::sandbox::{self, SandboxConfig, SandboxError};
 use crate::storage_backends::StorageBackends;
 pub use names::{Claim, UniqueNames, canonical_path, check_id, file_claim, rename_subject, take_id};
 pub use storage::{StorageKeys, is_printable, take_printable, take_storage_kind};
@@ -38,6 +39,9 @@ pub enum ConfigError {
     /// The admin socket cannot be created at its path.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
+    /// The sandbox cannot be prepared.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// Another value cannot be used.
     #[error("{0}")]
     Invalid(String),
@@ -81,14 +85,16 @@ pub fn resolve(
     let admin = process::take_admin(&mut raw.process, &names)?;
     let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
+    let sandbox = SandboxConfig::take(&mut raw.process)?;
     raw.process.finish()?;
     let mut placement = QueuePlacement::new(workers);
     for (_, device) in &mut devices {
         device.assign_queues(&mut placement)?;
     }
     drop(devices);
+    sandbox::prepare(&sandbox)?;
     let interfaces = taken.into_iter().map(|keys| keys.open(storages)).collect::<Result<_, _>>()?;
-    Ok(ServeConfig { workers, pin, hang_warning, admin, drain_timeout, interfaces })
+    Ok(ServeConfig { workers, pin, hang_warning, admin, drain_timeout, sandbox, interfaces })
 }
 
 /// Has each interface take its tables, and its disks in the order given.

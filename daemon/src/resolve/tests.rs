@@ -103,6 +103,7 @@ fn defaults() {
     let want = r#"workers = 4
 hang-warning-s = 10
 drain-timeout-s = 30
+sandbox = "off"
 
 [[disk]]
 id = "data"

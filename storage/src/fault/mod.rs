@@ -24,6 +24,7 @@ mod channel;
 mod plan;
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -136,6 +137,10 @@ impl Disk<UringContext> for FaultDisk {
 
     fn activate(&self) -> Result<(), DiskError> {
         self.shared.inner.activate()
+    }
+
+    fn files_opened_later(&self) -> Vec<PathBuf> {
+        self.shared.inner.files_opened_later()
     }
 
     fn deactivate(&self) {

@@ -207,6 +207,11 @@ impl Disk<UringContext> for FileDisk {
         })
     }
 
+    /// A block device, which is claimed by opening it once more.
+    fn files_opened_later(&self) -> Vec<PathBuf> {
+        vec![self.open.path.clone()]
+    }
+
     fn deactivate(&self) {
         let OpenFile { lock, fd, path, .. } = self.open.as_ref();
         lock.release(fd, || {

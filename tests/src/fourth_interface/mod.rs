@@ -19,6 +19,7 @@ use mqblk_daemon::interface::{
 };
 use mqblk_daemon::print::{Pair, Section, number};
 use mqblk_daemon::resolve::ConfigError;
+use mqblk_daemon::sandbox::FileUse;
 use mqblk_daemon::storage_backends::StorageBackends;
 use mqblk_engine::{AnyDisk, DiskHealth};
 use serde_json::json;
@@ -108,6 +109,11 @@ impl ConfiguredInterface for LineConfig {
 
     fn queues(&self) -> usize {
         self.disks.iter().map(|disk| usize::from(disk.endpoint.queues)).sum()
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        let sockets = self.disks.iter().map(|disk| FileUse::Socket(disk.endpoint.socket.clone()));
+        sockets.chain(self.disks.iter().flat_map(|disk| disk.storage.files())).collect()
     }
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {

@@ -62,7 +62,7 @@ impl HostileDaemon {
         let folder = tempfile::tempdir().expect("a folder");
         let log = log(&folder.path().join("log"));
         let mut command = Command::new(mqblk_binary());
-        command.args(["serve", "--workers", &workers.to_string()]).args(arguments);
+        command.args(["serve", "--workers", &workers.to_string(), "--sandbox", "on"]).args(arguments);
         command.env_remove("RUST_LOG").stdin(Stdio::null());
         for (id, settings) in disks {
             let image = folder.path().join(format!("{id}.img"));

@@ -10,5 +10,6 @@ mod migration;
 mod queue_moves;
 mod resize;
 mod resource_limits;
+mod sandbox;
 mod slow_storage;
 mod vmm_mistakes;

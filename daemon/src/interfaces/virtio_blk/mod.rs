@@ -20,6 +20,7 @@ use crate::interface::{
 use crate::print::{Pair, Section};
 use crate::queues::MAX_QUEUES;
 use crate::resolve::ConfigError;
+use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
 use crate::vhost_user::VhostUserEndpoint;
 use disk::BlkDisk;
@@ -109,6 +110,10 @@ impl ConfiguredInterface for BlkConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         self.0.iter().try_for_each(|disk| disk.endpoint.0.check(format!("disk {:?}", disk.id)))
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        self.0.iter().flat_map(|disk| disk.endpoint.0.files().into_iter().chain(disk.storage.files())).collect()
     }
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {

@@ -30,6 +30,7 @@ use crate::interface::{
 };
 use crate::print::{Pair, Section};
 use crate::resolve::ConfigError;
+use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
 use config::{ControllerConfig, LunUnit, StateConfig};
 use controller_keys::ControllerKeys;
@@ -190,6 +191,22 @@ impl ConfiguredInterface for ScsiConfig {
         self.controllers
             .iter()
             .try_for_each(|controller| controller.endpoint.check(format!("controller {:?}", controller.id)))
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        let state = self.state.iter().map(|state| FileUse::Replaced(state.path.clone()));
+        let controllers = self.controllers.iter().flat_map(|controller| {
+            let incoming = controller.incoming_luns.iter().map(|folder| FileUse::Image(folder.clone()));
+            controller.endpoint.files().into_iter().chain(incoming)
+        });
+        let luns = self.controllers.iter().flat_map(|controller| &controller.luns).flat_map(|lun| match &lun.unit {
+            LunUnit::Own(unit) => {
+                let reservations = unit.reservations.iter().map(|path| FileUse::Replaced(path.clone()));
+                reservations.chain(unit.storage.files()).collect()
+            }
+            LunUnit::Shared(_) => Vec::new(),
+        });
+        state.chain(controllers).chain(luns).collect()
     }
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {

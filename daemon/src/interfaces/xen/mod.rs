@@ -9,6 +9,7 @@ pub mod selector;
 #[cfg(test)]
 mod tests;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -23,6 +24,7 @@ use crate::interface::{
 };
 use crate::print::{Pair, Section};
 use crate::resolve::ConfigError;
+use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
 use config::{XenConfig, XenEndpoint};
 use devices::{ToolstackDevice, XenDisk};
@@ -95,6 +97,9 @@ struct XenInterfaceConfig {
     host: Option<XenConfig>,
 }
 
+/// Where grants, event channels and xenstore are opened for each device, and what says how this domain runs.
+const XEN_DEVICES: [&str; 4] = ["/dev/xen", "/proc/xen", "/sys/hypervisor", "/run/xenstored"];
+
 impl ConfiguredInterface for XenInterfaceConfig {
     fn process_pairs(&self) -> Vec<Pair> {
         self.host.as_ref().map(keys::host_pairs).unwrap_or_default()
@@ -114,6 +119,13 @@ impl ConfiguredInterface for XenInterfaceConfig {
 
     fn expects_more(&self) -> bool {
         self.host.as_ref().is_some_and(|host| host.watch)
+    }
+
+    fn files(&self) -> Vec<FileUse> {
+        let Some(host) = &self.host else { return Vec::new() };
+        let journals = host.state.iter().map(|folder| FileUse::Folder(folder.clone()));
+        let devices = XEN_DEVICES.iter().map(PathBuf::from).filter(|path| path.exists()).map(FileUse::Image);
+        journals.chain(devices).chain(self.disks.iter().flat_map(|disk| disk.storage.files())).collect()
     }
 
     fn start(self: Box<Self>, context: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {

@@ -1,0 +1,260 @@
+//! Filters of system calls (seccomp(2)), one for each role.
+//!
+//! A filter says which calls are allowed. Filters of a thread add up: what the process' filter refuses, no thread may do.
+
+use std::collections::BTreeMap;
+
+use mqblk_core::thread_role::ThreadRole;
+use nix::libc::{self, c_long};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Cmp, SeccompCondition, SeccompFilter,
+    SeccompRule, apply_filter,
+};
+
+use super::SandboxMode;
+
+/// Allowed to every thread: memory, time, waiting, the files and sockets that are open.
+const OPEN_FILES: &[c_long] = &[
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_dup,
+    libc::SYS_eventfd2,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_fadvise64,
+    libc::SYS_fallocate,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_futex,
+    libc::SYS_getcpu,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_getrlimit,
+    libc::SYS_gettid,
+    libc::SYS_gettimeofday,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    // Each ring that is set up here restricts itself (mqblk-uring).
+    libc::SYS_io_uring_setup,
+    libc::SYS_lseek,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_mincore,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_mremap,
+    libc::SYS_msync,
+    libc::SYS_munlock,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_ppoll,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_prlimit64,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_set_robust_list,
+    libc::SYS_shutdown,
+    libc::SYS_sigaltstack,
+    libc::SYS_sync_file_range,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+
+/// Calls of x86 that other machines do not have.
+#[cfg(target_arch = "x86_64")]
+const OLD_OPEN_FILES: &[c_long] = &[libc::SYS_poll, libc::SYS_time];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_OPEN_FILES: &[c_long] = &[];
+
+/// Allowed to threads that open files and sockets, and start threads, besides.
+const CONTROL: &[c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_capget,
+    libc::SYS_capset,
+    libc::SYS_connect,
+    libc::SYS_copy_file_range,
+    libc::SYS_dup3,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_flock,
+    libc::SYS_getdents64,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_getuid,
+    libc::SYS_linkat,
+    libc::SYS_listen,
+    libc::SYS_memfd_create,
+    libc::SYS_mkdirat,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_pipe2,
+    libc::SYS_readlinkat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_sched_setaffinity,
+    // More filters and rules only take away.
+    libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_restrict_self,
+    libc::SYS_seccomp,
+    libc::SYS_setsockopt,
+    libc::SYS_statfs,
+    libc::SYS_statx,
+    libc::SYS_uname,
+    libc::SYS_unlinkat,
+];
+
+#[cfg(target_arch = "x86_64")]
+const OLD_CONTROL: &[c_long] = &[
+    libc::SYS_access,
+    libc::SYS_chmod,
+    libc::SYS_epoll_wait,
+    libc::SYS_lstat,
+    libc::SYS_mkdir,
+    libc::SYS_open,
+    libc::SYS_readlink,
+    libc::SYS_rename,
+    libc::SYS_stat,
+    libc::SYS_unlink,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_CONTROL: &[c_long] = &[];
+
+/// The flags of clone(2) with which a C library starts a thread. A process has not all of them.
+const THREAD_FLAGS: u64 =
+    (libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as u64;
+
+/// Kinds of ioctls that are used, the second byte of their number: block devices (`linux/fs.h`), event channels, grants and xenbus
+/// (`xen/evtchn.h`, `xen/gntdev.h`, `xen/xenbus_dev.h`).
+const IOCTL_KINDS: [u8; 4] = [0x12, b'E', b'G', b'B'];
+/// Ioctls by number: is it a terminal (for colours of the log), do not block.
+const IOCTLS: [u64; 2] = [libc::TCGETS, libc::FIONBIO];
+
+type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+/// The compiled filters.
+pub(super) struct CallFilters {
+    /// Refuses clone3(2) as unknown: its flags are in memory, where a filter cannot look. C libraries use clone(2) then.
+    no_clone3: BpfProgram,
+    process: BpfProgram,
+    servers: BpfProgram,
+}
+
+impl CallFilters {
+    pub(super) fn compile(mode: SandboxMode) -> Result<CallFilters, seccompiler::Error> {
+        let refused = match mode {
+            SandboxMode::Log => SeccompAction::Log,
+            _ => SeccompAction::Errno(libc::EPERM as u32),
+        };
+        let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
+        let clone3 = Rules::from([(libc::SYS_clone3, Vec::new())]);
+        Ok(CallFilters {
+            no_clone3: compile(clone3, SeccompAction::Allow, unknown)?,
+            process: compile(process_rules()?, refused.clone(), SeccompAction::Allow)?,
+            servers: compile(server_rules()?, refused, SeccompAction::Allow)?,
+        })
+    }
+
+    /// Restricts the calling thread to what the process needs, and the threads that it starts.
+    pub(super) fn apply_to_process(&self) -> Result<(), seccompiler::Error> {
+        apply_filter(&self.process)?;
+        // The error of the newest filter is returned.
+        apply_filter(&self.no_clone3)
+    }
+
+    /// Restricts the calling thread to its role.
+    pub(super) fn apply_to(&self, role: ThreadRole) -> Result<(), seccompiler::Error> {
+        match role {
+            ThreadRole::Worker | ThreadRole::Storage => apply_filter(&self.servers),
+            ThreadRole::Connector => self.apply_to_process(),
+        }
+    }
+}
+
+fn compile(rules: Rules, mismatch: SeccompAction, matches: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
+    let arch = std::env::consts::ARCH.try_into()?;
+    Ok(SeccompFilter::new(rules, mismatch, matches, arch)?.try_into()?)
+}
+
+/// What threads that serve may do: nothing that opens, connects or starts anything.
+fn server_rules() -> Result<Rules, seccompiler::Error> {
+    let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES]);
+    add_argument_rules(&mut rules)?;
+    Ok(rules)
+}
+
+fn process_rules() -> Result<Rules, seccompiler::Error> {
+    let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES, CONTROL, OLD_CONTROL]);
+    add_argument_rules(&mut rules)?;
+    let unix = libc::AF_UNIX as u64;
+    rules.insert(libc::SYS_socket, vec![rule(vec![equal(0, unix)?])?]);
+    rules.insert(libc::SYS_socketpair, vec![rule(vec![equal(0, unix)?])?]);
+    let thread = SeccompCondition::new(0, Len::Qword, Cmp::MaskedEq(THREAD_FLAGS), THREAD_FLAGS)?;
+    rules.insert(libc::SYS_clone, vec![rule(vec![thread])?]);
+    Ok(rules)
+}
+
+fn unconditional(lists: &[&[c_long]]) -> Rules {
+    lists.iter().flat_map(|list| list.iter()).map(|call| (*call, Vec::new())).collect()
+}
+
+/// Adds what is allowed with some arguments only.
+fn add_argument_rules(rules: &mut Rules) -> Result<(), seccompiler::Error> {
+    // No memory that can be executed.
+    let no_code = || SeccompCondition::new(2, Len::Dword, Cmp::MaskedEq(libc::PROT_EXEC as u64), 0);
+    rules.insert(libc::SYS_mmap, vec![rule(vec![no_code()?])?]);
+    rules.insert(libc::SYS_mprotect, vec![rule(vec![no_code()?])?]);
+    // Signals to the own process only: an abort.
+    rules.insert(libc::SYS_tgkill, vec![rule(vec![equal(0, std::process::id().into())?])?]);
+    let names = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_NO_NEW_PRIVS, libc::PR_SET_VMA];
+    let names = names.map(|option| rule(vec![equal(0, option as u64)?]));
+    rules.insert(libc::SYS_prctl, names.into_iter().collect::<Result<_, _>>()?);
+    let kinds =
+        IOCTL_KINDS.map(|kind| SeccompCondition::new(1, Len::Dword, Cmp::MaskedEq(0xff00), u64::from(kind) << 8));
+    let numbers = IOCTLS.map(|number| SeccompCondition::new(1, Len::Dword, Cmp::Eq, number));
+    let ioctls = kinds.into_iter().chain(numbers).map(|condition| rule(vec![condition?]));
+    rules.insert(libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?);
+    Ok(())
+}
+
+fn equal(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::Error> {
+    Ok(SeccompCondition::new(argument, Len::Dword, Cmp::Eq, value)?)
+}
+
+fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, seccompiler::Error> {
+    Ok(SeccompRule::new(conditions)?)
+}

@@ -1,0 +1,68 @@
+//! The keys of the sandbox.
+
+use std::path::PathBuf;
+
+use mqblk_core::settings::{SettingError, Settings};
+
+/// What happens to a system call that the sandbox does not allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum SandboxMode {
+    /// There is no sandbox.
+    #[default]
+    Off,
+    /// It fails (EPERM), and so does opening other files.
+    On,
+    /// The kernel logs it (`dmesg`, auditd) and does it. Files are not restricted.
+    Log,
+}
+
+impl SandboxMode {
+    const WORDS: &'static [&'static str] = &["off", "on", "log"];
+
+    /// Returns the configuration's word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            SandboxMode::Off => "off",
+            SandboxMode::On => "on",
+            SandboxMode::Log => "log",
+        }
+    }
+}
+
+/// The sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SandboxConfig {
+    /// What happens to what it does not allow.
+    pub mode: SandboxMode,
+    /// Absolute paths of files, and of folders with files, that may be opened while the daemon runs: for disks that are added.
+    pub allow: Vec<PathBuf>,
+}
+
+impl SandboxConfig {
+    /// Takes `sandbox` and `sandbox-allow`.
+    ///
+    /// # Errors
+    /// If a value is invalid.
+    pub fn take(settings: &mut Settings) -> Result<SandboxConfig, SettingError> {
+        let mode = match settings.choice("sandbox", SandboxMode::WORDS)? {
+            Some("on") => SandboxMode::On,
+            Some("log") => SandboxMode::Log,
+            _ => SandboxMode::Off,
+        };
+        let text = settings.text("sandbox-allow");
+        let allow: Vec<PathBuf> = text.iter().flat_map(|text| text.split(':')).map(PathBuf::from).collect();
+        if let Some(path) = allow.iter().find(|path| !path.is_absolute()) {
+            return Err(settings.error("sandbox-allow", format!("{path:?}"), "absolute paths, separated by colons"));
+        }
+        if mode == SandboxMode::Off && !allow.is_empty() {
+            return Err(settings.error("sandbox-allow", "paths, but no sandbox", "sandbox=on with it"));
+        }
+        Ok(SandboxConfig { mode, allow })
+    }
+
+    /// Returns the value of `sandbox-allow`; `None` if there are no paths.
+    pub fn allow_text(&self) -> Option<String> {
+        let paths: Vec<_> = self.allow.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+        (!paths.is_empty()).then(|| paths.join(":"))
+    }
+}

@@ -1,0 +1,151 @@
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+
+use mqblk_core::settings::Settings;
+use mqblk_core::thread_role::ThreadRole;
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+
+use super::calls::CallFilters;
+use super::files::restrict;
+use super::*;
+
+/// Runs `test` on a thread of its own, whose restrictions end with it.
+fn on_a_thread(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        scope.spawn(test).join().map_err(std::panic::resume_unwind).unwrap_or_else(|never| never)
+    });
+}
+
+fn filters() -> CallFilters {
+    CallFilters::compile(SandboxMode::On).unwrap()
+}
+
+fn refused<T: std::fmt::Debug>(result: io::Result<T>) {
+    assert_eq!(result.unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
+}
+
+#[test]
+fn a_connector_opens_and_starts_threads_but_no_programs_and_no_network() {
+    on_a_thread(|| {
+        filters().apply_to(ThreadRole::Connector).unwrap();
+        File::open("/proc/self/stat").unwrap();
+        std::thread::Builder::new().spawn(|| ()).unwrap().join().unwrap();
+        rustix::thread::set_name(c"renamed").unwrap();
+        refused(Command::new("/bin/true").status());
+        refused(TcpListener::bind("127.0.0.1:0"));
+        refused(
+            rustix::process::kill_process(rustix::process::Pid::INIT, rustix::process::Signal::CONT)
+                .map_err(Into::into),
+        );
+        refused(rustix::process::chroot("/").map_err(Into::into));
+    });
+}
+
+#[test]
+fn threads_that_serve_open_nothing() {
+    let file = tempfile::tempfile().unwrap();
+    for role in [ThreadRole::Worker, ThreadRole::Storage] {
+        on_a_thread(|| {
+            let folder = std::env::temp_dir();
+            filters().apply_to(role).unwrap();
+            // What it serves with goes on.
+            assert_eq!(rustix::io::pwrite(&file, b"x", 0), Ok(1));
+            drop(vec![0_u8; 8 << 20]);
+            refused(File::open("/proc/self/stat"));
+            refused(UnixListener::bind(folder.join("never")));
+            refused(std::thread::Builder::new().spawn(|| ()));
+            refused(Command::new("/bin/true").status());
+            refused(std::fs::remove_file(folder.join("never")));
+            refused(TcpListener::bind("127.0.0.1:0"));
+        });
+    }
+}
+
+#[test]
+fn what_is_logged_only_is_done() {
+    on_a_thread(|| {
+        CallFilters::compile(SandboxMode::Log).unwrap().apply_to(ThreadRole::Worker).unwrap();
+        File::open("/proc/self/stat").unwrap();
+    });
+}
+
+#[test]
+fn capabilities_end_with_the_role() {
+    on_a_thread(|| {
+        capabilities::drop_unneeded().unwrap();
+        let now = || rustix::thread::capabilities(None).unwrap();
+        let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::IPC_LOCK | CapabilitySet::SYS_RESOURCE;
+        assert!(kept.contains(now().permitted));
+        capabilities::drop_for(ThreadRole::Worker).unwrap();
+        assert!(CapabilitySet::IPC_LOCK.contains(now().permitted));
+    });
+}
+
+#[test]
+fn only_files_of_the_configuration_are_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for name in ["images", "journals", "sockets", "state", "other"] {
+        std::fs::create_dir(at(name)).unwrap();
+    }
+    File::create(at("images/a")).unwrap();
+    File::create(at("other/a")).unwrap();
+    let uses = [FileUse::Socket(at("sockets/s")), FileUse::Replaced(at("state/f")), FileUse::Folder(at("journals"))];
+    let denied = |path: &Path, write: bool| {
+        let opened = File::options().read(true).write(write).create(write).open(path);
+        assert_eq!(opened.unwrap_err().raw_os_error(), Some(Errno::ACCESS.raw_os_error()), "{path:?}");
+    };
+    on_a_thread(|| {
+        let status = restrict(&uses, &[at("images")]).unwrap();
+        if status == "not restricted" {
+            // A kernel without landlock.
+            return;
+        }
+        File::options().read(true).write(true).open(at("images/a")).unwrap();
+        denied(&at("images/new"), true);
+        denied(&at("other/a"), false);
+        denied(Path::new("/etc/passwd"), false);
+        File::create(at("state/f.new")).unwrap();
+        std::fs::rename(at("state/f.new"), at("state/f")).unwrap();
+        File::create(at("journals/j")).unwrap();
+        std::fs::remove_file(at("journals/j")).unwrap();
+        let listener = UnixListener::bind(at("sockets/s")).unwrap();
+        denied(&at("sockets/file"), true);
+        std::fs::remove_file(at("sockets/s")).unwrap();
+        drop(listener);
+        assert!(UnixListener::bind(at("other/s")).is_err());
+    });
+}
+
+#[test]
+fn a_path_that_is_not_there_is_named() {
+    let error = restrict(&[], &["/nowhere/images".into()]).unwrap_err().to_string();
+    assert!(error.contains("/nowhere/images") && error.contains("sandbox-allow"), "{error}");
+}
+
+#[test]
+fn keys() {
+    let take = |pairs: &[(&str, &str)]| {
+        let mut settings = Settings::new("serve");
+        pairs.iter().for_each(|(key, value)| settings.insert(key, value).unwrap());
+        SandboxConfig::take(&mut settings).map_err(|error| error.to_string())
+    };
+    assert_eq!(take(&[]), Ok(SandboxConfig::default()));
+    let on = take(&[("sandbox", "on"), ("sandbox-allow", "/a:/b c")]).unwrap();
+    assert_eq!((on.mode, on.allow_text().as_deref()), (SandboxMode::On, Some("/a:/b c")));
+    for (pairs, want) in [
+        (&[("sandbox", "yes")][..], "serve: sandbox: found \"yes\", expected one of off, on, log"),
+        (
+            &[("sandbox", "on"), ("sandbox-allow", "images")],
+            "serve: sandbox-allow: found \"images\", expected absolute paths",
+        ),
+        (&[("sandbox-allow", "/a")], "serve: sandbox-allow: found paths, but no sandbox, expected sandbox=on with it"),
+    ] {
+        let error = take(pairs).unwrap_err();
+        assert!(error.starts_with(want), "{error}");
+    }
+}

@@ -1,0 +1,105 @@
+//! The sandbox of a running daemon: what each of its threads may still do, that it serves, and which LUNs can be added.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use mqblk_admin::Client;
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::load::VhostUserLoad;
+use mqblk_tests::hostile::wait_for;
+use serde_json::json;
+
+/// What `/proc` says of a thread (proc_pid_status(5)).
+#[derive(Debug)]
+struct Rights {
+    effective: u64,
+    permitted: u64,
+    filters: u32,
+    seccomp: u32,
+    no_new_privs: u32,
+}
+
+fn rights(pid: u32) -> BTreeMap<String, Rights> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the daemon's threads");
+    let read = |folder: &Path| {
+        let status = std::fs::read_to_string(folder.join("status")).ok()?;
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let number = |name: &str| field(name).and_then(|text| text.parse().ok()).expect("a number");
+        let bits = |name: &str| u64::from_str_radix(field(name).expect("a set"), 16).expect("a set");
+        let rights = Rights {
+            effective: bits("CapEff:"),
+            permitted: bits("CapPrm:"),
+            filters: number("Seccomp_filters:"),
+            seccomp: number("Seccomp:"),
+            no_new_privs: number("NoNewPrivs:"),
+        };
+        Some((field("Name:")?.to_owned(), rights))
+    };
+    tasks.filter_map(|task| read(&task.expect("a thread").path())).collect()
+}
+
+/// CAP_DAC_OVERRIDE, CAP_IPC_LOCK and CAP_SYS_RESOURCE (linux/capability.h).
+const OF_DAEMON: u64 = 1 << 1 | 1 << 14 | 1 << 24;
+const OF_SERVERS: u64 = 1 << 14;
+
+#[test]
+fn every_thread_has_given_up_its_rights_and_the_disks_are_served() {
+    let disks =
+        [("file", "path=IMAGE,queues=2"), ("blocking", "storage=blocking,path=IMAGE"), ("ram", "storage=ram,size=1M")];
+    let mut daemon = HostileDaemon::start(2, &disks);
+    let mut file = VhostUserLoad::connect(daemon.socket("file"), 2, 64, 1);
+    let mut blocking = VhostUserLoad::connect(daemon.socket("blocking"), 1, 64, 2);
+    for _ in 0..20 {
+        file.round();
+        blocking.round();
+    }
+    let threads = rights(daemon.pid());
+    let names: Vec<_> = threads.keys().cloned().collect();
+    for (name, rights) in &threads {
+        // Threads of the kernel that work for a ring (iou-wrk-...) have the rights of its owner.
+        let worker = name.starts_with("worker-") || name.starts_with("iou-");
+        let serves = worker || name.starts_with("storage-");
+        let kept = if serves { OF_SERVERS } else { OF_DAEMON };
+        assert_eq!((rights.seccomp, rights.no_new_privs), (2, 1), "{name}: {rights:?}");
+        assert_eq!((rights.permitted | rights.effective) & !kept, 0, "{name}: {rights:?}");
+        // clone3 and the process' filter; workers have one more, and storage threads, which are started before, only theirs.
+        let filters = match (worker, serves) {
+            (true, _) => 3,
+            (false, true) => 1,
+            (false, false) => 2,
+        };
+        assert_eq!(rights.filters, filters, "{name}: {rights:?}");
+    }
+    for name in ["mqblk", "worker-0", "worker-1", "storage-0", "connectors"] {
+        assert!(threads.contains_key(name), "{name}: found {names:?}");
+    }
+    daemon.assert_alive("I/O");
+    drop((file, blocking));
+    daemon.stop();
+}
+
+#[test]
+fn luns_can_be_added_from_the_folders_that_are_allowed_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for name in ["allowed", "other", "state"] {
+        std::fs::create_dir(at(name)).expect("a folder");
+        let image = std::fs::File::create(folder.path().join(name).join("a.img")).expect("an image");
+        image.set_len(1 << 20).expect("an image");
+    }
+    let (admin, controller) = (at("admin"), format!("id=c,socket={}", at("c.sock")));
+    let (state, allowed) = (at("state/luns.json"), at("allowed"));
+    let arguments = ["--admin", &admin, "--state", &state, "--controller", &controller, "--sandbox-allow", &allowed];
+    let daemon = HostileDaemon::start_with(1, &[], &arguments);
+    let mut client = wait_for("the admin socket", || Client::connect(Path::new(&admin)).ok());
+    let mut add = |id: &str, folder: &str| {
+        let settings = format!("id={id},path={}", at(&format!("{folder}/a.img")));
+        client.call("lun.add", &json!({ "controller": "c", "settings": settings })).map_err(|error| error.to_string())
+    };
+    add("good", "allowed").expect("an allowed image");
+    let error = add("bad", "other").expect_err("an image elsewhere");
+    assert!(error.contains("other/a.img") && error.contains("sandbox-allow"), "{error}");
+    let state = std::fs::read_to_string(state).expect("the state");
+    assert!(state.contains("good") && !state.contains("bad"), "{state}");
+    daemon.stop();
+}

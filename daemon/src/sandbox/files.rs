@@ -18,7 +18,7 @@ const NEWEST: ABI = ABI::V6;
 pub enum FileUse {
     /// A socket that is created, and removed at the end.
     Socket(PathBuf),
-    /// A file that is written anew next to itself.
+    /// A file that is replaced by a new one next to it.
     Replaced(PathBuf),
     /// A folder in which files are created, read, written and removed.
     Folder(PathBuf),

@@ -1,0 +1,21 @@
+//! What is fuzzed: each module is a target, a function that turns any bytes into mostly valid input, and an exact oracle for what must come of
+//! it. `cargo fuzz` runs them from `fuzz/`; `tests/replay.rs` replays the committed corpora and runs generated input.
+#![forbid(unsafe_code)]
+
+pub mod blkif_entries;
+pub mod config;
+pub mod journal;
+mod ring_guest;
+pub mod virtio_blk;
+mod virtio_blk_requests;
+
+/// A target: its name, which is that of its folder in `fuzz/corpus`, and its function.
+pub type FuzzTarget = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [FuzzTarget; 4] = [
+    ("virtio_blk", virtio_blk::target),
+    ("blkif_entries", blkif_entries::target),
+    ("journal", journal::target),
+    ("config", config::target),
+];

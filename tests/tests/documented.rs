@@ -42,6 +42,27 @@ fn run_text(page: &str, text: &str) -> Result<String> {
     run(&plan::scripts(&plan::blocks(page, text)?)?, false)
 }
 
+/// Returns the settings of a unit's section `[Service]`, with what a template is named by as in the unit that is none.
+fn service(unit: &str) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(repository().join("examples").join(unit)).expect("the unit");
+    let lines = text.lines().skip_while(|line| *line != "[Service]").take_while(|line| *line != "[Install]");
+    let settings = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    settings.map(|line| line.replace("/mqblk/%i.toml", "/mqblk.toml").replace("mqblk-%i", "mqblk")).collect()
+}
+
+/// The template differs in its user, and in the capabilities that such a user needs, only.
+#[test]
+fn the_template_unit_has_what_the_unit_has() {
+    let (unit, template) = (service("mqblk.service"), service("mqblk@.service"));
+    let only = |these: &BTreeSet<String>, others| these.difference(others).cloned().collect::<Vec<_>>();
+    assert_eq!(
+        only(&unit, &template),
+        ["CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_IPC_LOCK CAP_SYS_RESOURCE"],
+        "in the unit only"
+    );
+    assert_eq!(only(&template, &unit), ["CapabilityBoundingSet=", "User=mqblk"], "in the template only");
+}
+
 #[test]
 fn every_command_that_is_printed_can_be_run() {
     let only = std::env::var("MQBLK_DOCUMENT").unwrap_or_default();

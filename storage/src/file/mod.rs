@@ -207,7 +207,7 @@ impl Disk<UringContext> for FileDisk {
         })
     }
 
-    /// A block device, which is claimed by opening it once more.
+    /// The image: with `lock=shared-migration` a block device is claimed by opening it once more.
     fn files_opened_later(&self) -> Vec<PathBuf> {
         vec![self.open.path.clone()]
     }

@@ -67,12 +67,20 @@ impl Accelerator {
         }
     }
 
-    /// QEMU's `-accel` and `-cpu`.
-    pub(crate) fn arguments(self) -> [&'static str; 4] {
+    /// QEMU's `-accel`.
+    pub(crate) fn argument(self) -> &'static str {
         match self {
-            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            // What is left out costs emulated page walks and checks, and no test needs it.
-            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max,-smap,-smep,-pku,-la57"],
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg,thread=multi",
+        }
+    }
+
+    /// QEMU's `-cpu`: the model with the most features, but for those that no test needs.
+    pub(crate) fn cpu(self) -> &'static str {
+        match self {
+            Self::Kvm => "host",
+            // What is left out costs emulated page walks and checks.
+            Self::Tcg => "max,-smap,-smep,-pku,-la57",
         }
     }
 }

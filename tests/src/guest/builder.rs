@@ -28,6 +28,7 @@ pub struct GuestBuilder {
     vmm: Option<Vmm>,
     kernel: Option<GuestKernel>,
     machine: String,
+    cpu: Option<String>,
     memory_mib: u32,
     memory_slots: u16,
     memory_backend: String,
@@ -45,6 +46,7 @@ impl GuestBuilder {
             vmm: None,
             kernel: None,
             machine: "pc".to_owned(),
+            cpu: None,
             memory_mib: 256,
             memory_slots: 0,
             // vhost-user: the server maps the guest's memory, so it must be shared.
@@ -76,6 +78,14 @@ impl GuestBuilder {
     #[must_use]
     pub fn machine(mut self, name: &str) -> Self {
         self.machine = name.to_owned();
+        self
+    }
+
+    /// Sets QEMU's CPU model (the accelerator's best). A guest that migrates between two VMMs needs a named one: QEMU calls `max` and `host`
+    /// not migration-safe, as their features differ from version to version.
+    #[must_use]
+    pub fn cpu(mut self, model: &str) -> Self {
+        self.cpu = Some(model.to_owned());
         self
     }
 
@@ -194,7 +204,8 @@ impl GuestBuilder {
         let mut add = |words: &[&str]| list.extend(words.iter().map(OsString::from));
         add(&["-nodefaults", "-no-user-config", "-display", "none"]);
         add(&["-machine", &format!("{},memory-backend=ram", self.machine)]);
-        add(&accelerator.arguments());
+        add(&["-accel", accelerator.argument()]);
+        add(&["-cpu", self.cpu.as_deref().unwrap_or(accelerator.cpu())]);
         let memory = format!("{},id=ram,size={}M", self.memory_backend, self.memory_mib);
         let mut size = format!("size={}M", self.memory_mib);
         if self.memory_slots > 0 {

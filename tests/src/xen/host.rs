@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -80,11 +81,27 @@ impl XenHostBuilder {
         self
     }
 
-    /// Starts QEMU and waits until dom0's agent is ready; the toolstack is up by then.
+    /// Starts QEMU and waits until dom0's agent is ready; the toolstack is up by then. A machine that does not boot is started once more:
+    /// nothing of mqblk runs in it yet.
     ///
     /// # Errors
-    /// When the cache is not prepared, QEMU fails, or dom0 does not come up in time; with its console.
+    /// When the cache is not prepared, QEMU fails, or dom0 does not come up in time twice; with its console.
     pub fn boot(self) -> Result<XenHost> {
+        let mut host = self.power_on()?;
+        match host.wait_ready() {
+            Ok(()) => Ok(host),
+            Err(error) => {
+                // Past the test harness, which would hold it back: the log tells how often it happens.
+                writeln!(std::io::stderr(), "{error:#}; the machine is started again")?;
+                drop(host);
+                let mut host = self.power_on()?;
+                host.wait_ready()?;
+                Ok(host)
+            }
+        }
+    }
+
+    fn power_on(&self) -> Result<XenHost> {
         let cache = XenCache::open()?;
         let folder = tempfile::Builder::new().prefix("mqblk-xen-").tempdir()?;
         let logs = repository().join("target/test-logs/xen").join(&self.name);
@@ -112,9 +129,7 @@ impl XenHostBuilder {
         let agent = Agent::connect(&agent)?;
         let machine = Rc::new(XenMachine { qemu: RefCell::new(qemu), logs, folder });
         let slots = (0..MAX_DOMAINS).map(Rc::new).collect();
-        let mut host = XenHost { machine, agent, slots };
-        host.machine.with_alive_check(|alive| host.agent.wait_ready(BOOT_TIMEOUT, alive))?;
-        Ok(host)
+        Ok(XenHost { machine, agent, slots })
     }
 
     fn arguments(&self, cache: &XenCache, initramfs: &Path, folder: &Path, logs: &Path) -> Vec<OsString> {
@@ -217,6 +232,11 @@ impl XenHost {
             with_mqblk: false,
             programs: Vec::new(),
         }
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let Self { machine, agent, .. } = self;
+        machine.with_alive_check(|alive| agent.wait_ready(BOOT_TIMEOUT, alive))
     }
 
     pub(super) fn machine(&self) -> Rc<XenMachine> {

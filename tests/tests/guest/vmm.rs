@@ -39,7 +39,8 @@ fn a_guest_migrates() -> Result<()> {
 /// With a machine type that both VMMs know.
 #[test]
 fn a_guest_migrates_to_a_newer_vmm() -> Result<()> {
-    let builder = |vmm| Guest::builder().machine("pc-i440fx-7.2").kernel(GuestKernel::System).vmm(vmm);
+    let builder =
+        |vmm| Guest::builder().machine("pc-i440fx-7.2").cpu("Nehalem-v1").kernel(GuestKernel::System).vmm(vmm);
     moves(builder(Vmm::System), builder(Vmm::Trixie))
 }
 

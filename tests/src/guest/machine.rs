@@ -34,6 +34,12 @@ pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Timeout for QEMU to open its sockets, and to end after the guest has powered off.
 pub(crate) const QEMU_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Line on the console before `tests/guest/init` loads the first driver.
+const LOADING_DRIVERS: &str = "init: loading drivers";
+
+/// First digits of the addresses of a 64-bit kernel's code (Linux, Documentation/arch/x86/x86_64/mm.rst). The firmware has lower ones.
+const KERNEL_TEXT: &str = "ffffffff";
+
 /// Prints the memory that the guest's kernel uses, in KiB.
 const MEMORY_KIB: &str = "awk '/^MemTotal:/ { print $2 }' /proc/meminfo";
 
@@ -88,7 +94,7 @@ impl Guest {
     /// When it is not in time; with the guest's console.
     pub fn wait_ready(&mut self, within: Duration) -> Result<()> {
         let console = self.folder.path().join("console");
-        self.with_agent(|agent, alive| {
+        let ready = self.with_agent(|agent, alive| {
             let mut booting = || {
                 alive()?;
                 let text = console_text(&console);
@@ -99,7 +105,26 @@ impl Guest {
                 }
             };
             agent.wait_ready(within, &mut booting)
-        })
+        });
+        let Err(error) = ready else { return Ok(()) };
+        let instructions = self.instruction_pointers().unwrap_or_else(|error| vec![format!("unknown: {error:#}")]);
+        let text = format!("its CPUs are at {}", instructions.join(" and "));
+        let in_kernel = !instructions.is_empty() && instructions.iter().all(|at| at.starts_with(KERNEL_TEXT));
+        if in_kernel && !self.console().contains(LOADING_DRIVERS) {
+            return Err(error.context(KernelStuck(text)));
+        }
+        Err(error.context(text))
+    }
+
+    /// Returns the instruction pointer of each CPU, in hexadecimal.
+    fn instruction_pointers(&mut self) -> Result<Vec<String>> {
+        let registers = self.qmp.execute("human-monitor-command", json!({ "command-line": "info registers -a" }))?;
+        let registers = registers.as_str().context("no text from the monitor")?;
+        let words = registers.split_whitespace();
+        Ok(words
+            .filter_map(|word| word.strip_prefix("RIP=").or_else(|| word.strip_prefix("EIP=")))
+            .map(Into::into)
+            .collect())
     }
 
     /// QEMU's monitor.

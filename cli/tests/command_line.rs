@@ -227,7 +227,7 @@ fn help_and_version() {
     let help = output(&["serve", "--help"]);
     assert_eq!(help.status.code(), Some(0));
     for key in "id storage path size latency-us socket socket-mode queues queue-size poll queue-map direct cache readonly serial \
-                block-size discard aio fixed-buffers guest-memory require-seals merge merge-bytes merge-segments on-error on-enospc coalesce-us coalesce-max interface cmd-per-lun incoming-luns \
+                block-size discard aio fixed-buffers guest-memory require-seals max-mappings max-address-space mem-budget merge merge-bytes merge-segments on-error on-enospc coalesce-us coalesce-max interface cmd-per-lun incoming-luns \
                 controller target lun unit unit-name vendor product reservations depth"
         .split_whitespace()
     {
@@ -253,6 +253,10 @@ fn a_stale_socket_is_replaced_and_a_live_one_refused() {
     let socket = folder.path().join("disk.sock");
     drop(UnixListener::bind(&socket).unwrap());
     let serving = Serving::start(&disk(folder.path(), ""), &socket);
+    // The file was there before the daemon.
+    while UnixStream::connect(&socket).is_err() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let null = format!("storage=null,size=1M,socket={}", socket.display());
     let second = output(&["serve", "--disk", &null]);
     assert_eq!(second.status.code(), Some(2));

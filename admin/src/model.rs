@@ -117,12 +117,45 @@ pub struct DiskStat {
     /// for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
+    /// What its VMM uses of its budget. Null for interfaces whose guests share no files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<TenantBudgetStat>,
     /// Grant statistics of a Xen disk. Null for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantCounters>,
     /// Its queues, by number. Empty unless `queues` was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queues: Vec<QueueStat>,
+}
+
+/// What a tenant, the VMM of a disk or controller, uses of its budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TenantBudgetStat {
+    /// Mappings of the VMM's memory, also those that only requests in flight still use.
+    pub mappings: ResourceStat,
+    /// The address space of these mappings, in bytes.
+    pub address_space_bytes: ResourceStat,
+    /// Guest memory of the VMM's memory table, in bytes.
+    pub guest_memory_bytes: ResourceStat,
+    /// How often a connection had to wait because there were too many a second.
+    pub delayed_connections: u64,
+    /// How often a message had to wait because there were too many a second.
+    pub delayed_messages: u64,
+}
+
+/// What a tenant uses of one resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ResourceStat {
+    /// What it uses now.
+    pub used: u64,
+    /// The most that it has used.
+    pub highest: u64,
+    /// What it may use; null without a limit.
+    pub limit: Option<u64>,
+    /// How often it was refused more.
+    pub refused: u64,
 }
 
 /// A disk's error policy, and whether it is stopped.
@@ -185,6 +218,9 @@ pub struct ControllerStat {
     /// for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight_region: Option<bool>,
+    /// What its VMM uses of its budget. Null for interfaces whose guests share no files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<TenantBudgetStat>,
     /// Its LUNs, by address.
     pub luns: Vec<LunStat>,
     /// Its queues: control, event, and the request queues by number. Empty unless `queues` was asked for.

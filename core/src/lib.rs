@@ -17,9 +17,11 @@
 pub mod counters;
 pub mod disk;
 pub mod queue;
+pub mod rate_limit;
 pub mod request;
 pub mod resize;
 pub mod settings;
+pub mod tenant_budget;
 pub mod thread_role;
 pub mod units;
 
@@ -27,8 +29,12 @@ pub use disk::{DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geomet
 pub use queue::{
     ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake,
 };
+pub use rate_limit::{RateLimit, TokenBucket};
 pub use request::{Completion, Errno, Op, Outcome, Request, Tag};
 pub use resize::{Resize, Resized, SizeUsers};
+pub use tenant_budget::{
+    BudgetLimits, BudgetRefusal, BudgetUse, GuestMemoryCharge, MappingCharge, ResourceUse, TenantBudget,
+};
 pub use units::{BlockSize, ByteLen, ByteOffset, Sector512};
 
 /// What a worker thread lends to queues and channels at each call.

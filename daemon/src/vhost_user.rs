@@ -4,14 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{BudgetLimits, ByteLen, TenantBudget};
 use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk, QueuePlacement};
 use mqblk_memory::SharedFileRules;
-use mqblk_vhost_user_server::ServerOptions;
+use mqblk_vhost_user_server::{ServerOptions, SharePolicy};
 use toml::Value;
 
 use crate::config::SocketMode;
 use crate::interface::{HostContext, ResolveContext};
-use crate::print::{Pair, string};
+use crate::print::{Pair, number, string};
 use crate::queues::{QueueMap, queue_pairs, take_coalesce, take_poll};
 use crate::resolve::{ConfigError, take_u16, with_similar_key};
 use crate::sandbox::FileUse;
@@ -38,6 +39,8 @@ pub struct VhostUserEndpoint {
     pub coalesce: Coalesce,
     /// Which files a frontend may share as memory.
     pub shared_files: SharedFileRules,
+    /// How much a frontend may share.
+    pub budget: BudgetLimits,
     /// Use of registered buffers: guest memory is pinned once instead of for each request.
     pub fixed_buffers: FixedBufferUse,
 }
@@ -76,6 +79,7 @@ impl VhostUserEndpoint {
             poll: take_poll(settings)?,
             coalesce: take_coalesce(settings)?,
             shared_files: take_shared_files(settings)?,
+            budget: take_budget(settings)?,
             fixed_buffers: settings
                 .choice("fixed-buffers", FixedBufferUse::WORDS)?
                 .map_or(FixedBufferUse::Auto, FixedBufferUse::from_word),
@@ -104,6 +108,11 @@ impl VhostUserEndpoint {
         let SharedFileRules { any_file_system, require_seals } = self.shared_files;
         pairs.push(("guest-memory", string(GUEST_MEMORY[usize::from(any_file_system)])));
         pairs.push(("require-seals", string(if require_seals { "on" } else { "off" })));
+        let BudgetLimits { mappings, address_space, guest_memory } = self.budget;
+        let limit = |limit: u64| number(i64::try_from(limit).unwrap_or(i64::MAX));
+        pairs.push(("max-mappings", limit(mappings)));
+        pairs.push(("max-address-space", limit(address_space.0)));
+        pairs.extend(guest_memory.map(|bytes| ("mem-budget", limit(bytes.0))));
         pairs
     }
 
@@ -125,7 +134,7 @@ impl VhostUserEndpoint {
             queue_map: self.queue_map.to_engine(),
             poll: self.poll,
             coalesce: self.coalesce,
-            shared_files: self.shared_files,
+            sharing: SharePolicy { files: self.shared_files, budget: TenantBudget::new(self.budget) },
             fixed_buffers: self.fixed_buffers,
             drain_timeout: host.drain_timeout,
             disks,
@@ -142,6 +151,30 @@ fn take_shared_files(settings: &mut Settings) -> Result<SharedFileRules, Setting
     let any_file_system = settings.choice("guest-memory", &GUEST_MEMORY)? == Some(GUEST_MEMORY[1]);
     let require_seals = settings.switch("require-seals")?.unwrap_or(false);
     Ok(SharedFileRules { any_file_system, require_seals })
+}
+
+/// The bounds of `max-mappings`: those of one frontend with a region, and all that Linux allows a process by default (vm.max_map_count).
+const MAX_MAPPINGS: std::ops::RangeInclusive<u64> = 4..=65_530;
+
+/// The least of `max-address-space` and `mem-budget`: no guest is smaller.
+const LEAST_MEMORY: ByteLen = ByteLen(1 << 20);
+
+fn take_budget(settings: &mut Settings) -> Result<BudgetLimits, SettingError> {
+    let default = BudgetLimits::default();
+    Ok(BudgetLimits {
+        mappings: settings.number("max-mappings", MAX_MAPPINGS)?.unwrap_or(default.mappings),
+        address_space: take_memory(settings, "max-address-space")?.unwrap_or(default.address_space),
+        guest_memory: take_memory(settings, "mem-budget")?,
+    })
+}
+
+fn take_memory(settings: &mut Settings, key: &'static str) -> Result<Option<ByteLen>, SettingError> {
+    match settings.size(key)? {
+        Some(size) if size < LEAST_MEMORY || i64::try_from(size.0).is_err() => {
+            Err(settings.error(key, format!("{} bytes", size.0), "1M or more"))
+        }
+        size => Ok(size),
+    }
 }
 
 fn take_socket(settings: &mut Settings) -> Result<PathBuf, SettingError> {

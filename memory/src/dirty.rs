@@ -8,6 +8,8 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use mqblk_core::{BudgetRefusal, MappingCharge};
+
 use crate::guest::{GuestAddress, GuestMemory};
 use crate::mapping::Mapping;
 use crate::rules::SharedFileRules;
@@ -32,6 +34,9 @@ pub enum DirtyLogError {
         /// Why it cannot be mapped.
         source: io::Error,
     },
+    /// The tenant's budget refuses it.
+    #[error("dirty log: {0}")]
+    Budget(#[from] BudgetRefusal),
     /// It does not cover all of the memory.
     #[error("dirty log: found {found} bytes, expected at least {expected} for guest memory up to {last:#x}")]
     TooShort {
@@ -52,9 +57,18 @@ pub struct DirtyLog {
     delta: usize,
     /// Length in bytes.
     len: u64,
+    /// Dropped after the mapping.
+    charge: Option<MappingCharge>,
 }
 
 impl DirtyLog {
+    /// Returns the log with the charge of its mapping, which is held until it is unmapped.
+    #[must_use]
+    pub fn with_charge(mut self, charge: MappingCharge) -> DirtyLog {
+        self.charge = Some(charge);
+        self
+    }
+
     /// Maps `len` bytes of `file` from `offset` as a log.
     ///
     /// # Errors
@@ -62,7 +76,7 @@ impl DirtyLog {
     pub fn from_file(file: &File, rules: SharedFileRules, offset: u64, len: u64) -> Result<DirtyLog, DirtyLogError> {
         let mapped = rules.check(file).and_then(|()| Mapping::from_file(file, offset, len));
         let (mapping, delta) = mapped.map_err(|source| DirtyLogError::Map { offset, len, source })?;
-        Ok(DirtyLog { mapping, delta, len })
+        Ok(DirtyLog { mapping, delta, len, charge: None })
     }
 
     /// Checks that the log covers `address`.

@@ -5,7 +5,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use mqblk_core::ByteOffset;
+use mqblk_core::{BudgetRefusal, ByteOffset, MappingCharge};
 
 use crate::mapping::{Mapping, create_memfd};
 use crate::shared::{Pod, SharedArray, SharedU16, SharedU32, SharedWords};
@@ -40,6 +40,9 @@ pub enum MemoryError {
         /// Its length in bytes.
         len: u64,
     },
+    /// The tenant's budget refuses it.
+    #[error("guest memory: {0}")]
+    Budget(#[from] BudgetRefusal),
     /// Two regions cover the same guest addresses.
     #[error("memory regions overlap: one starts at guest address {second:#x}, inside the one at {first:#x}")]
     Overlap {
@@ -69,9 +72,18 @@ pub struct Region {
     mapping: Mapping,
     /// Offset of the region in the mapping.
     delta: usize,
+    /// Dropped after the mapping.
+    charge: Option<MappingCharge>,
 }
 
 impl Region {
+    /// Returns the region with the charge of its mapping, which is held until it is unmapped.
+    #[must_use]
+    pub fn with_charge(mut self, charge: MappingCharge) -> Region {
+        self.charge = Some(charge);
+        self
+    }
+
     /// Maps `len` bytes of `file` from `offset` as guest memory at `guest`, which the VMM itself has mapped at `user`.
     ///
     /// # Errors
@@ -90,7 +102,7 @@ impl Region {
         }
         let (mapping, delta) =
             Mapping::from_file(file, offset, len).map_err(|source| MemoryError::Map { guest: guest.0, len, source })?;
-        Ok(Region { guest, user, len, mapping, delta })
+        Ok(Region { guest, user, len, mapping, delta, charge: None })
     }
 
     /// Allocates shared memory for a userspace driver: guest address `guest`, user address = the address in this process. Also returns the
@@ -109,13 +121,13 @@ impl Region {
     /// Allocates private memory that behaves like a guest region (bounce buffers).
     pub(crate) fn anonymous(len: usize) -> io::Result<Region> {
         let mapping = Mapping::anonymous(len)?;
-        Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
+        Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0, charge: None })
     }
 
     /// Like `anonymous`, at isolated addresses: see [`Mapping::anonymous_isolated`].
     pub(crate) fn anonymous_isolated(len: usize) -> io::Result<Region> {
         let mapping = Mapping::anonymous_isolated(len)?;
-        Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0 })
+        Ok(Region { guest: GuestAddress(0), user: UserAddress(0), len: len as u64, mapping, delta: 0, charge: None })
     }
 
     /// Returns the first guest address.
@@ -203,6 +215,11 @@ impl GuestMemory {
     /// Returns the regions, sorted by guest address.
     pub fn regions(&self) -> &[Arc<Region>] {
         &self.regions
+    }
+
+    /// Returns the sum of the regions' lengths in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.len))
     }
 
     /// Returns the guest address of the first region that was lost, and why.

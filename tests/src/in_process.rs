@@ -68,7 +68,7 @@ pub fn serve(plan: Plan, options: &BlkConnectOptions) -> (Server, Arc<Engine>) {
         queue_map: vec![],
         poll: plan.poll,
         coalesce: plan.coalesce,
-        shared_files: mqblk_memory::SharedFileRules::default(),
+        sharing: mqblk_vhost_user_server::SharePolicy::default(),
         fixed_buffers: FixedBufferUse::Off,
         drain_timeout: Duration::from_secs(30),
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::{DEFAULT_PERSISTENT_IDLE, GrantBudget, GrantMode, PoolScope};
+use mqblk_core::RateLimit;
 use mqblk_core::settings::Settings;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
@@ -13,9 +14,7 @@ use mqblk_memory::DomainId;
 use mqblk_tests::blkif::BlkfrontLoad;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_xen::vbd::XenbusState;
-use mqblk_xen_server::{
-    Backend, BackendOptions, DeviceName, DiskBacking, Opener, Params, RateLimit, RingLimits, VbdSettings,
-};
+use mqblk_xen_server::{Backend, BackendOptions, DeviceName, DiskBacking, Opener, Params, RingLimits, VbdSettings};
 use mqblk_xen_simulation::connect_dom0;
 use mqblk_xen_simulation::{Machine, connect};
 use rand::rngs::SmallRng;

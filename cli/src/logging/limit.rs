@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use mqblk_core::{RateLimit, TokenBucket};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
@@ -12,35 +13,31 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 /// Lines that a disk may log at once: more than a device with the most queues logs when it starts or stops.
-const BURST: f64 = 1000.0;
+const BURST: u32 = 1000;
 /// Lines a second after those.
-const PER_SECOND: f64 = 10.0;
+const PER_SECOND: u32 = 10;
+const LINES: RateLimit = RateLimit { burst: BURST, per_second: PER_SECOND };
 /// Most disks whose lines are counted apart; those of further ones are counted together.
 const MAX_SUBJECTS: usize = 65_536;
 
 /// Lines of one disk.
 #[derive(Debug)]
-struct TokenBucket {
-    left: f64,
-    at: Instant,
+struct DiskLines {
+    bucket: TokenBucket,
     left_out: u64,
 }
 
-impl TokenBucket {
-    fn new(now: Instant) -> TokenBucket {
-        TokenBucket { left: BURST, at: now, left_out: 0 }
+impl DiskLines {
+    fn new(now: Instant) -> DiskLines {
+        DiskLines { bucket: TokenBucket::new(LINES, now), left_out: 0 }
     }
 
     /// Takes one line. Returns how many were left out before it, or `None` if it is left out too.
     fn take(&mut self, now: Instant) -> Option<u64> {
-        let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        self.left = (self.left + passed * PER_SECOND).min(BURST);
-        self.at = now;
-        if self.left < 1.0 {
+        if self.bucket.take(LINES, now).is_err() {
             self.left_out += 1;
             return None;
         }
-        self.left -= 1.0;
         Some(std::mem::take(&mut self.left_out))
     }
 }
@@ -66,7 +63,7 @@ impl Visit for Subject {
 /// Formats events as `inner` does, and leaves out those beyond the limit of their disk.
 pub(super) struct LimitedLines<F> {
     inner: F,
-    subjects: Mutex<HashMap<String, TokenBucket>>,
+    subjects: Mutex<HashMap<String, DiskLines>>,
 }
 
 impl<F> LimitedLines<F> {
@@ -79,7 +76,7 @@ impl<F> LimitedLines<F> {
         if subjects.len() >= MAX_SUBJECTS && !subjects.contains_key(&subject) {
             subject.clear();
         }
-        subjects.entry(subject).or_insert_with(|| TokenBucket::new(now)).take(now)
+        subjects.entry(subject).or_insert_with(|| DiskLines::new(now)).take(now)
     }
 }
 

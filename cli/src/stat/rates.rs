@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use mqblk_admin::model::{Distribution, Health, LatencyParts, Load, LunCounters, LunStat, QueueStat, Stat, WorkerStat};
+use mqblk_admin::model::{
+    Distribution, Health, LatencyParts, Load, LunCounters, LunStat, QueueStat, Stat, TenantBudgetStat, WorkerStat,
+};
 use mqblk_core::ByteLen;
 use serde::Serialize;
 
@@ -47,6 +49,9 @@ pub(super) struct DiskRates {
     pub totals: Option<IoRates>,
     /// Its health at the end of the interval. Empty if the daemon is too old to report it.
     pub health: Health,
+    /// What its VMM uses of its limits. `None` for Xen disks, and if the daemon is too old to report it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<TenantBudgetStat>,
     /// Grant operations; Xen disks only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantRates>,
@@ -61,6 +66,9 @@ pub(super) struct ControllerRates {
     pub id: String,
     /// Sum of all its request queues. `None` as for a disk.
     pub totals: Option<IoRates>,
+    /// What its VMM uses of its limits. `None` for Xen disks, and if the daemon is too old to report it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<TenantBudgetStat>,
     /// Its LUNs, if they were requested.
     pub luns: Vec<LunRates>,
     /// Its queues, if they were requested.
@@ -212,7 +220,7 @@ pub(super) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         let grants_before = grants_before.or_else(|| same_run.is_none().then(Default::default));
         let grants =
             disk.grants.zip(grants_before).and_then(|(now, before)| grants::rates_between(&before, &now, interval_ns));
-        DiskRates { id: disk.id.clone(), totals, health: disk.health.clone(), grants, queues }
+        DiskRates { id: disk.id.clone(), totals, health: disk.health.clone(), budget: disk.budget, grants, queues }
     });
     let controllers = now.controllers.iter().map(|controller| {
         let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == controller.id));
@@ -225,7 +233,7 @@ pub(super) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
             let rates = interval.lun_rates(before, lun);
             LunRates { id, target: lun.target, lun: lun.lun, state, health: lun.health.clone(), rates }
         });
-        ControllerRates { id: controller.id.clone(), totals, luns: luns.collect(), queues }
+        ControllerRates { id: controller.id.clone(), totals, budget: controller.budget, luns: luns.collect(), queues }
     });
     let workers = now.workers.iter().map(|worker| {
         let idle = WorkerStat { worker: worker.worker, ..WorkerStat::default() };

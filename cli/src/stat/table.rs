@@ -1,6 +1,6 @@
 //! Formats a report as tables.
 
-use mqblk_admin::model::Health;
+use mqblk_admin::model::{Health, TenantBudgetStat};
 
 use super::grants::GrantRates;
 use super::rates::{IoRates, LunRates, QueueRates, Report, Since, TurnRates};
@@ -72,6 +72,7 @@ pub(super) fn format_report(version: &str, report: &Report) -> String {
     let mut text = format!("mqblk {version}: {what} {seconds:.2} s\n");
     text.push_str(&disks(report));
     text.push_str(&health_lines(report));
+    text.push_str(&budget_lines(report));
     text.push('\n');
     if report.disks.iter().any(|disk| disk.grants.is_some()) {
         text.push_str(&grants(report));
@@ -88,6 +89,24 @@ fn health_lines(report: &Report) -> String {
     let luns = report.controllers.iter().flat_map(|controller| &controller.luns);
     let all = disks.chain(luns.map(|lun| ("lun", &lun.id, &lun.health)));
     all.filter_map(|(kind, id, health)| health_line(kind, id, health)).collect()
+}
+
+/// Formats a line for each disk and controller whose VMM was refused something.
+fn budget_lines(report: &Report) -> String {
+    let disks = report.disks.iter().map(|disk| ("disk", &disk.id, &disk.budget));
+    let all = disks.chain(report.controllers.iter().map(|one| ("controller", &one.id, &one.budget)));
+    all.filter_map(|(kind, id, budget)| {
+        let TenantBudgetStat { mappings, address_space_bytes, guest_memory_bytes, .. } = budget.as_ref()?;
+        let resources = [
+            ("max-mappings", mappings),
+            ("max-address-space", address_space_bytes),
+            ("mem-budget", guest_memory_bytes),
+        ];
+        let refused = resources.iter().filter(|(_, resource)| resource.refused > 0);
+        let refused: Vec<String> = refused.map(|(key, resource)| format!("{key} {} times", resource.refused)).collect();
+        (!refused.is_empty()).then(|| format!("{kind} {id}: its VMM was refused more memory: {}\n", refused.join(", ")))
+    })
+    .collect()
 }
 
 fn health_line(kind: &str, id: &str, health: &Health) -> Option<String> {

@@ -1,6 +1,6 @@
 //! The layout of the tables.
 
-use mqblk_admin::model::HealthStop;
+use mqblk_admin::model::{HealthStop, ResourceStat};
 
 use super::super::rates::{ControllerRates, DiskRates, LunIoRates, LunRates, QueueRates, WorkerRates};
 use super::*;
@@ -31,6 +31,7 @@ fn report() -> Report {
                 id: "database".to_owned(),
                 totals: Some(load),
                 health: Health::default(),
+                budget: None,
                 grants: None,
                 queues: vec![QueueRates {
                     role: "request".to_owned(),
@@ -39,7 +40,14 @@ fn report() -> Report {
                     rates: Some(IoRates::default()),
                 }],
             },
-            DiskRates { id: "b".to_owned(), totals: None, health: Health::default(), grants: None, queues: Vec::new() },
+            DiskRates {
+                id: "b".to_owned(),
+                totals: None,
+                health: Health::default(),
+                budget: None,
+                grants: None,
+                queues: Vec::new(),
+            },
         ],
         controllers: Vec::new(),
         workers: vec![
@@ -78,6 +86,7 @@ fn a_controller_has_rows_for_its_luns_and_queues() {
     let controller = ControllerRates {
         id: "vm1".to_owned(),
         totals: Some(IoRates { flushes_per_s: 1.0, ..IoRates::default() }),
+        budget: None,
         luns: vec![lun("vm1:0:0", "ready", Some(rates)), lun("data", "removing", None)],
         queues: vec![queue("control", 0, 0), queue("event", 0, 0), queue("request", 0, 1), queue("request", 1, 0)],
     };
@@ -167,6 +176,7 @@ fn xen_disks_have_a_table_of_grants() {
         id: "vm1".to_owned(),
         totals: None,
         health: Health::default(),
+        budget: None,
         grants: Some(grants),
         queues: Vec::new(),
     });
@@ -193,5 +203,17 @@ fn a_stopped_or_retrying_disk_has_a_line() {
     let want = "disk database is stopped since 12.3 s, 5 requests parked: write at 4096: why\n\
                 disk b runs, 7 retries so far\n";
     assert_eq!(health_lines(&report), want);
+    assert!(format_report("1", &report).contains(want));
+}
+
+#[test]
+fn a_vmm_that_was_refused_memory_has_a_line() {
+    let mut report = report();
+    assert_eq!(budget_lines(&report), "");
+    let refused = ResourceStat { refused: 3, ..ResourceStat::default() };
+    report.disks[0].budget = Some(TenantBudgetStat { mappings: refused, ..TenantBudgetStat::default() });
+    report.disks[1].budget = Some(TenantBudgetStat::default());
+    let want = "disk database: its VMM was refused more memory: max-mappings 3 times\n";
+    assert_eq!(budget_lines(&report), want);
     assert!(format_report("1", &report).contains(want));
 }

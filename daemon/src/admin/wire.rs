@@ -2,8 +2,10 @@
 //! does not compile until it is reported here.
 
 use mqblk_admin::model::{
-    DiskStat, Distribution, Health, HealthStop, Latency, LatencyParts, Load, QueueStat, WorkerStat,
+    DiskStat, Distribution, Health, HealthStop, Latency, LatencyParts, Load, QueueStat, ResourceStat, TenantBudgetStat,
+    WorkerStat,
 };
+use mqblk_core::{BudgetUse, ResourceUse};
 use mqblk_engine::{DiskHealth, HealthStats, LatencyHistogram, QueueLatency, QueueStats, WorkerStats};
 
 use crate::disk_list::DiskInfo;
@@ -32,8 +34,25 @@ pub fn disk(about: &DiskInfo, queues: &[QueueStats], detail: StatDetail) -> Disk
         totals: io_stats(&totals, detail),
         health: health(&about.health),
         in_flight_region: None,
+        budget: None,
         grants: None,
         queues: if detail.queues { queues.iter().zip(0..).map(queue).collect() } else { Vec::new() },
+    }
+}
+
+/// Converts a tenant's use of its budget.
+pub fn tenant_budget(used: &BudgetUse) -> TenantBudgetStat {
+    let resource = |used: &ResourceUse| {
+        let ResourceUse { used, highest, limit, refused } = *used;
+        ResourceStat { used, highest, limit, refused }
+    };
+    let BudgetUse { mappings, address_space, guest_memory, delayed_connections, delayed_messages } = used;
+    TenantBudgetStat {
+        mappings: resource(mappings),
+        address_space_bytes: resource(address_space),
+        guest_memory_bytes: resource(guest_memory),
+        delayed_connections: *delayed_connections,
+        delayed_messages: *delayed_messages,
     }
 }
 

@@ -121,6 +121,8 @@ coalesce-max = 0
 fixed-buffers = "auto"
 guest-memory = "ram"
 require-seals = "off"
+max-mappings = 2048
+max-address-space = 8796093022208
 merge = "auto"
 merge-bytes = "1M"
 merge-segments = 1024
@@ -238,6 +240,9 @@ fn malformed_disk_settings() {
         ("fixed-buffers=yes", "disk \"a\": fixed-buffers: found \"yes\", expected one of auto, on, off"),
         ("guest-memory=all", "disk \"a\": guest-memory: found \"all\", expected one of ram, any"),
         ("require-seals=yes", "disk \"a\": require-seals: found \"yes\", expected on or off"),
+        ("max-mappings=3", "disk \"a\": max-mappings: found \"3\", expected a whole number from 4 to 65530"),
+        ("max-address-space=4K", "disk \"a\": max-address-space: found 4096 bytes, expected 1M or more"),
+        ("mem-budget=0", "disk \"a\": mem-budget: found 0 bytes, expected 1M or more"),
         ("socket-mode=0888", "disk \"a\": socket-mode: found \"0888\", expected octal permission bits from 0000 to 0777"),
         ("socket-mode=4755", "disk \"a\": socket-mode: found \"4755\", expected octal permission bits from 0000 to 0777"),
         ("socket-mode=rw", "disk \"a\": socket-mode: found \"rw\", expected octal permission bits from 0000 to 0777"),
@@ -253,7 +258,7 @@ fn malformed_disk_settings() {
         ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
         ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
         ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
-        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, latency-us, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-mode, storage, watch-size"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, latency-us, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-mode, storage, watch-size"),
     ]
     .into_iter()
     .map(|(words, want)| (words.to_owned(), want.to_owned()))
@@ -378,7 +383,7 @@ fn a_printed_configuration_round_trips() {
     let disks = [
         "path=/images/we,,ird \"1\".img,id=a,socket=/tmp/a,poll=adaptive:200,queue-map=0:1,1:0,queues=2,serial=007",
         "storage=null,size=3M,socket=/tmp/b,cache=writethrough,socket-mode=0660,fixed-buffers=off,poll=busy,queue-size=2,merge=on,merge-bytes=64K,merge-segments=128,depth=7,on-error=retry:30,on-enospc=stop,coalesce-us=30,coalesce-max=8",
-        "path=123,id=c,socket=c.sock,queues=1,poll=off,readonly=on,fixed-buffers=on,guest-memory=any,require-seals=on",
+        "path=123,id=c,socket=c.sock,queues=1,poll=off,readonly=on,fixed-buffers=on,guest-memory=any,require-seals=on,max-mappings=4,max-address-space=1T,mem-budget=64M",
     ];
     for process in [
         &[][..],

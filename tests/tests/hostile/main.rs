@@ -1,5 +1,6 @@
 //! Hostile guests and VMMs: vhost-user frontends that control every byte of their messages, memory and rings, against a real daemon.
 
+mod budgets;
 mod device_state;
 mod frames;
 mod frontends;

@@ -232,7 +232,7 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
         queue_map: vec![],
         poll,
         coalesce: Coalesce::default(),
-        shared_files: mqblk_memory::SharedFileRules::default(),
+        sharing: mqblk_vhost_user_server::SharePolicy::default(),
         fixed_buffers: FixedBufferUse::Off,
         drain_timeout: Duration::from_secs(30),
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default(), health: Arc::default() }],

@@ -10,7 +10,7 @@ use crate::target::{ServedDisk, split_pairs};
 const CONTROLLER: &str = "bench";
 
 /// Settings of a controller. All others are settings of each logical unit.
-const CONTROLLER_KEYS: [&str; 12] = [
+const CONTROLLER_KEYS: [&str; 15] = [
     "poll",
     "poll_queue",
     "queue-size",
@@ -20,6 +20,9 @@ const CONTROLLER_KEYS: [&str; 12] = [
     "fixed-buffers",
     "guest-memory",
     "require-seals",
+    "max-mappings",
+    "max-address-space",
+    "mem-budget",
     "coalesce-us",
     "coalesce-max",
     "cmd-per-lun",

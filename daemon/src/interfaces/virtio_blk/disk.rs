@@ -9,6 +9,7 @@ use mqblk_engine::{AnyDisk, QueueStats, WorkerStats};
 use mqblk_vhost_user_server::Server;
 use mqblk_virtio_blk::VirtioBlk;
 
+use crate::admin::wire::tenant_budget;
 use crate::config::StorageConfig;
 use crate::disk_list::DiskExport;
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
@@ -63,6 +64,7 @@ impl DiskExport for BlkDisk {
 
     fn annotate(&self, stat: &mut DiskStat) {
         stat.in_flight_region = self.server.has_inflight_region();
+        stat.budget = Some(tenant_budget(&self.server.budget()));
     }
 
     fn watched(&self) -> Option<Arc<AnyDisk>> {

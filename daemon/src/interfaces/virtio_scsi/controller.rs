@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mqblk_core::{ByteLen, DiskSlot};
+use mqblk_core::{BudgetUse, ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, AttachError, DiskHealth, QueueDisk, QueueStats, WorkerStats};
 use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus};
@@ -312,6 +312,11 @@ impl Controller {
     /// Returns true if a guest is connected.
     pub(super) fn is_connected(&self) -> bool {
         self.server.is_connected()
+    }
+
+    /// Returns what its VMM uses of its budget.
+    pub(super) fn budget(&self) -> BudgetUse {
+        self.server.budget()
     }
 
     /// Returns the statistics of each queue, control and event queue first: see [`Server::stats`].

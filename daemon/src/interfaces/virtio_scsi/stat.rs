@@ -9,7 +9,7 @@ use mqblk_engine::{AnyDisk, DiskCounters, DiskHealth, QueueStats, WorkerStats};
 
 use super::WORD;
 use super::luns::{LunEntry, LunSelector, LunState, Luns};
-use crate::admin::wire::{REQUEST, health, io_stats, ns_to_ms};
+use crate::admin::wire::{REQUEST, health, io_stats, ns_to_ms, tenant_budget};
 use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StatDetail};
 use crate::resize::{ChangeError, ResizeOutcome};
 
@@ -43,6 +43,7 @@ impl ServedDevice for ServedController {
         let queues = served.stats(workers)?;
         let mut stat = controller(served.id(), served.endpoint().queue_map.workers(), &luns, &queues, detail);
         stat.in_flight_region = served.in_flight_region();
+        stat.budget = Some(tenant_budget(&served.budget()));
         Some(DeviceStat::Controller(Box::new(stat)))
     }
 
@@ -108,6 +109,7 @@ fn controller(
         queue_count: queue_map.len() as u32,
         totals: io_stats(&totals, detail),
         in_flight_region: None,
+        budget: None,
         luns: luns.iter().map(|one| lun(one, disk_counters(&totals, one))).collect(),
         queues: if detail.queues { queues.collect() } else { Vec::new() },
     }

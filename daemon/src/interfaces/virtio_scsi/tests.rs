@@ -199,7 +199,7 @@ fn malformed_controllers() {
             &[],
             &["id=c,socket=/tmp/c,path=/a"],
             &[],
-            "controller \"c\": path: found an unknown key (with value \"/a\"), expected one of cmd-per-lun, coalesce-max, coalesce-us, fixed-buffers, guest-memory, id, incoming-luns, poll, poll_queue, queue-map, queue-size, queues, require-seals, socket, socket-mode",
+            "controller \"c\": path: found an unknown key (with value \"/a\"), expected one of cmd-per-lun, coalesce-max, coalesce-us, fixed-buffers, guest-memory, id, incoming-luns, max-address-space, max-mappings, mem-budget, poll, poll_queue, queue-map, queue-size, queues, require-seals, socket, socket-mode",
         ),
         (
             &[],
@@ -229,13 +229,13 @@ fn malformed_controllers() {
             &["path=/d,socket=/tmp/d,interface=virtio-scsi,seral=1"],
             &[],
             &[],
-            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, incoming-luns, interface, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, product, queue-map, queue-size, queues, readonly, require-seals, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor, watch-size",
+            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, incoming-luns, interface, latency-us, lun, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, product, queue-map, queue-size, queues, readonly, require-seals, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor, watch-size",
         ),
         (
             &["path=/d,socket=/tmp/d,vendor=x"],
             &[],
             &[],
-            "disk \"d\": vendor: found an unknown key (with value \"x\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, latency-us, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-mode, storage, watch-size",
+            "disk \"d\": vendor: found an unknown key (with value \"x\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, latency-us, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-mode, storage, watch-size",
         ),
     ];
     for (disks, controllers, luns, want) in table {

@@ -8,7 +8,9 @@ use mqblk_engine::{DiskHealth, Engine};
 use mqblk_memory::DomainId;
 use mqblk_xen::{Xen, XenError};
 use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice, ToolstackError};
-use mqblk_xen_server::{Backend, BackendError, BackendOptions, DeviceName, Params, RateLimit, RingLimits, VbdSettings};
+use mqblk_xen_server::{
+    Backend, BackendError, BackendOptions, DEVICE_CHECKS, DeviceName, Params, RingLimits, VbdSettings,
+};
 
 use super::config::{XenAttachment, XenConfig, XenEndpoint};
 use super::devices::XenDevices;
@@ -94,7 +96,7 @@ impl XenHost {
             budget,
             journal_dir: config.state.clone(),
             exclusive: config.watch,
-            rate_limit: RateLimit::default(),
+            rate_limit: DEVICE_CHECKS,
             drain_timeout: context.drain_timeout,
         };
         let backend = Arc::new(Backend::start(Arc::clone(&xen), options)?);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::{RateLimit, TokenBucket};
 use mqblk_engine::UringContext;
 use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -21,6 +22,12 @@ use crate::session::{RETRY, Session};
 
 /// Time after which a wait is logged: for an earlier connection's drain, or of a second frontend.
 const LOG_AFTER: Duration = Duration::from_secs(1);
+
+/// Connections of a device. A VMM that reconnects tries once a second.
+const CONNECTIONS: RateLimit = RateLimit { burst: 1000, per_second: 50 };
+
+/// Messages of a device's frontend. A VMM sends some ten for each queue when it starts, and one for each memory slot.
+const MESSAGES: RateLimit = RateLimit { burst: 10_000, per_second: 1000 };
 
 /// Longest time for which a drain holds its session's lock.
 const LOCK_SLICE: Duration = Duration::from_millis(100);
@@ -37,6 +44,34 @@ pub(crate) struct ControlThread<D: VirtioDevice<UringContext>> {
     /// The last accept failed.
     accept_failed: bool,
     drains: Vec<JoinHandle<()>>,
+    connections: Pace,
+    messages: Pace,
+}
+
+/// The rate limit of connections or of messages.
+struct Pace {
+    limit: RateLimit,
+    bucket: TokenBucket,
+    /// When the next one is handled, if it has to wait.
+    resume_at: Option<Instant>,
+}
+
+impl Pace {
+    fn new(limit: RateLimit) -> Pace {
+        Pace { limit, bucket: TokenBucket::new(limit, Instant::now()), resume_at: None }
+    }
+
+    /// Returns true if the next one may be handled now. Else [`resume_at`](Self::resume_at) says when.
+    fn take(&mut self) -> bool {
+        let now = Instant::now();
+        let taken = self.bucket.take(self.limit, now);
+        self.resume_at = taken.err().map(|wait| now + wait);
+        self.resume_at.is_none()
+    }
+
+    fn is_due(&self) -> bool {
+        self.resume_at.is_none_or(|at| Instant::now() >= at)
+    }
 }
 
 struct WaitingFrontend {
@@ -72,6 +107,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             waiting_frontend: None,
             accept_failed: false,
             drains: Vec::new(),
+            connections: Pace::new(CONNECTIONS),
+            messages: Pace::new(MESSAGES),
         }
     }
 
@@ -88,7 +125,10 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 break;
             }
             if ready.message {
-                self.handle_message();
+                match self.messages.take() {
+                    true => self.handle_message(),
+                    false => self.options.sharing.budget.count_delayed_message(),
+                }
             }
             self.start_waiting_queues();
             self.log_waiting_frontend();
@@ -99,7 +139,10 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 self.waiting_frontend = None;
             }
             if ready.accept {
-                self.accept();
+                match self.connections.take() {
+                    true => self.accept(),
+                    false => self.options.sharing.budget.count_delayed_connection(),
+                }
             }
         }
         self.finish();
@@ -115,7 +158,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
 
     fn wait(&self) -> ReadyEvents {
         // One frontend is served and one waits; others stay in the socket's backlog.
-        let listening = self.waiting_frontend.is_none();
+        let listening = self.waiting_frontend.is_none() && self.connections.is_due();
+        let reading = self.messages.is_due();
         let listener = self.socket.listener().as_fd();
         let nothing = PollFlags::empty();
         let mut fds = vec![
@@ -123,12 +167,15 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             PollFd::from_borrowed_fd(listener, if listening { PollFlags::IN } else { nothing }),
         ];
         let connected = self.current.as_ref().map(|connection| connection.stream.as_fd());
-        fds.extend(connected.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(connected.map(|fd| PollFd::from_borrowed_fd(fd, if reading { PollFlags::IN } else { nothing })));
         fds.extend(self.waiting_frontend.as_ref().map(|second| PollFd::new(&second.stream, PollFlags::RDHUP)));
         let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
         let report = self.waiting_frontend.as_ref().and_then(|second| second.log_at);
         let resume = self.current.as_ref().and_then(|current| lock(&current.session).resume_deadline());
-        let delays = report.into_iter().chain(resume).map(|at| at.saturating_duration_since(Instant::now()));
+        let paces = [&self.connections, &self.messages].into_iter().filter_map(|pace| pace.resume_at);
+        let paces = paces.filter(|at| *at > Instant::now());
+        let delays =
+            report.into_iter().chain(resume).chain(paces).map(|at| at.saturating_duration_since(Instant::now()));
         let limit = waiting.then_some(RETRY).into_iter().chain(delays).min();
         let limit = limit.map(|time| Timespec { tv_sec: 0, tv_nsec: time.min(LOG_AFTER / 2).subsec_nanos().into() });
         if rustix::event::poll(&mut fds, limit.as_ref()).is_err() {
@@ -137,7 +184,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         // The caller checks everything that the eventfd can signal after each wait.
         self.shared.wakeup.take();
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        let message = self.current.is_some() && is_ready(2);
+        let message = reading && self.current.is_some() && is_ready(2);
         let second_left = self.waiting_frontend.is_some() && is_ready(if self.current.is_some() { 3 } else { 2 });
         ReadyEvents { accept: listening && is_ready(1), message, waiting_left: second_left }
     }

@@ -7,9 +7,12 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use mqblk_memory::{DirtyLog, DirtyLogError, GuestAddress, GuestMemory, SharedFileRules};
+use mqblk_core::ByteLen;
+use mqblk_memory::{DirtyLog, DirtyLogError, GuestAddress, GuestMemory};
 use mqblk_ring::virtqueue::RingLog;
 use vhost::vhost_user::message::{VhostUserLog, VhostUserVirtioFeatures};
+
+use crate::memory::SharePolicy;
 
 pub(crate) const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 
@@ -35,10 +38,11 @@ impl DirtyLogging {
         &self,
         layout: &VhostUserLog,
         file: &File,
-        rules: SharedFileRules,
+        sharing: &SharePolicy,
         memory: &GuestMemory,
     ) -> Result<DirtyLogging, DirtyLogError> {
-        let log = DirtyLog::from_file(file, rules, layout.mmap_offset, layout.mmap_size)?;
+        let charge = sharing.budget.charge_mapping(ByteLen(layout.mmap_size))?;
+        let log = DirtyLog::from_file(file, sharing.files, layout.mmap_offset, layout.mmap_size)?.with_charge(charge);
         log.check_covers(memory)?;
         Ok(DirtyLogging { log: Some(Arc::new(log)), log_all: self.log_all })
     }
@@ -81,11 +85,14 @@ impl DirtyLogging {
 
 #[cfg(test)]
 mod tests {
-    use mqblk_memory::{Region, create_memfd};
+    use mqblk_memory::{Region, SharedFileRules, create_memfd};
 
     use super::*;
 
-    const ANY: SharedFileRules = SharedFileRules { any_file_system: true, require_seals: false };
+    fn any() -> SharePolicy {
+        let files = SharedFileRules { any_file_system: true, require_seals: false };
+        SharePolicy { files, ..SharePolicy::default() }
+    }
 
     fn layout(len: u64) -> VhostUserLog {
         VhostUserLog { mmap_size: len, mmap_offset: 0 }
@@ -99,8 +106,8 @@ mod tests {
         assert!(nothing.active().is_none());
         let log_all = nothing.with_features(LOG_ALL, &memory).unwrap();
         assert!(log_all.active().is_none());
-        assert!(log_all.with_log(&layout(4096), &file, ANY, &memory).unwrap().active().is_some());
-        let log = nothing.with_log(&layout(4096), &file, ANY, &memory).unwrap();
+        assert!(log_all.with_log(&layout(4096), &file, &any(), &memory).unwrap().active().is_some());
+        let log = nothing.with_log(&layout(4096), &file, &any(), &memory).unwrap();
         assert!(log.active().is_none());
         let log = log.with_features(1, &memory).unwrap().with_features(LOG_ALL, &memory).unwrap();
         assert!(log.active().is_some());
@@ -114,13 +121,13 @@ mod tests {
         let memory = GuestMemory::new(vec![Arc::new(one)]).unwrap();
         let file = create_memfd("log", 4096).unwrap();
         let nothing = DirtyLogging::default();
-        assert!(nothing.with_log(&layout(2), &file, ANY, &memory).is_err());
-        let short = nothing.with_log(&layout(2), &file, ANY, &GuestMemory::default()).unwrap();
+        assert!(nothing.with_log(&layout(2), &file, &any(), &memory).is_err());
+        let short = nothing.with_log(&layout(2), &file, &any(), &GuestMemory::default()).unwrap();
         assert!(short.check(&memory).is_ok(), "it is not used");
         let error = short.with_features(LOG_ALL, &memory).unwrap_err().to_string();
         assert_eq!(error, "dirty log: found 2 bytes, expected at least 3 for guest memory up to 0x17fff");
         let enough =
-            nothing.with_log(&layout(3), &file, ANY, &memory).unwrap().with_features(LOG_ALL, &memory).unwrap();
+            nothing.with_log(&layout(3), &file, &any(), &memory).unwrap().with_features(LOG_ALL, &memory).unwrap();
         assert!(enough.ring_log(Some(GuestAddress(4096 * 8 * 3 - 2048 - 6)), 256).unwrap().is_some());
         assert!(enough.ring_log(Some(GuestAddress(4096 * 8 * 3 - 2048 - 5)), 256).is_err());
         assert!(enough.ring_log(Some(GuestAddress(u64::MAX)), 256).is_err());

@@ -7,10 +7,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mqblk_memory::{GuestAddress, GuestMemory, Region, SharedFileRules, SharedWords, UserAddress};
+use mqblk_memory::{GuestAddress, GuestMemory, SharedWords, UserAddress};
 use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, MappedRing};
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use vhost::vhost_user::message::VhostUserInflight;
+
+use crate::memory::SharePolicy;
 
 /// Alignment of a queue's table, in bytes.
 const ALIGN: u64 = 8;
@@ -54,9 +56,8 @@ impl InflightRegion {
     pub(crate) fn open(
         layout: &VhostUserInflight,
         file: &File,
-        rules: SharedFileRules,
+        sharing: &SharePolicy,
     ) -> Result<InflightRegion, String> {
-        rules.check(file).map_err(|error| format!("in-flight region: {error}"))?;
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, .. } = *layout;
         if num_queues == 0 {
             return Err("in-flight region: queues: found 0, expected at least 1".to_owned());
@@ -67,7 +68,7 @@ impl InflightRegion {
                 "in-flight region: size: found {mmap_size} bytes for {num_queues} queues, expected a multiple of {ALIGN} for each"
             ));
         }
-        let region = Region::from_file(file, mmap_offset, mmap_size, GuestAddress(0), UserAddress(0));
+        let region = sharing.map(file, mmap_offset, mmap_size, (GuestAddress(0), UserAddress(0)));
         let memory = region.and_then(|region| GuestMemory::default().with_region(region));
         let memory = memory.map_err(|error| format!("in-flight region: {error}"))?;
         let fence = Fence::new(file).inspect_err(|error| {
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
 
     fn open(layout: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
-        InflightRegion::open(layout, file, SharedFileRules::default())
+        InflightRegion::open(layout, file, &SharePolicy::default())
     }
 
     fn inflight_layout(mmap_size: u64, mmap_offset: u64, num_queues: u16) -> VhostUserInflight {

@@ -36,4 +36,5 @@ mod vring;
 pub use backend_channel::ConfigChangeResult;
 pub use device_state::{HostState, PendingHostState};
 pub use listen::{ListenSocket, SocketError, probe_socket};
+pub use memory::SharePolicy;
 pub use server::{Server, ServerOptions};

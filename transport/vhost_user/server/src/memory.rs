@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use mqblk_core::{ByteLen, GuestMemoryCharge, TenantBudget};
 use mqblk_memory::{GuestAddress, GuestMemory, MemoryError, Region, SharedFileRules, UserAddress};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 
@@ -10,41 +11,84 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 /// QEMU has at most 509 (KVM's limit less three); libblkio and cloud-hypervisor use a few.
 pub(crate) const MAX_SLOTS: usize = 512;
 
-fn map_region(description: &VhostUserMemoryRegion, file: &File, rules: SharedFileRules) -> Result<Region, MemoryError> {
-    let (guest, user) = (GuestAddress(description.guest_phys_addr), UserAddress(description.user_addr));
-    rules.check(file).map_err(|source| MemoryError::Map { guest: guest.0, len: description.memory_size, source })?;
-    Region::from_file(file, description.mmap_offset, description.memory_size, guest, user)
+/// What a frontend may share: which files, and how much of them.
+#[derive(Clone, Debug, Default)]
+pub struct SharePolicy {
+    /// Which files.
+    pub files: SharedFileRules,
+    /// How many mappings and bytes.
+    pub budget: Arc<TenantBudget>,
 }
 
-/// Maps a new table (SET_MEM_TABLE).
-pub(crate) fn new_table(
-    descriptions: &[VhostUserMemoryRegion],
-    files: &[File],
-    rules: SharedFileRules,
-) -> Result<GuestMemory, MemoryError> {
-    let regions: Result<Vec<_>, _> =
-        descriptions.iter().zip(files).map(|(one, file)| map_region(one, file, rules).map(Arc::new)).collect();
-    GuestMemory::new(regions?)
+/// A memory table and its charge.
+pub(crate) struct ChargedMemory {
+    pub(crate) table: GuestMemory,
+    pub(crate) charge: GuestMemoryCharge,
 }
 
-/// Returns `table` with one more region (ADD_MEM_REG).
-pub(crate) fn with_region(
-    table: &GuestMemory,
-    description: &VhostUserMemoryRegion,
-    file: &File,
-    rules: SharedFileRules,
-) -> Result<GuestMemory, MemoryError> {
-    table.with_region(map_region(description, file, rules)?)
-}
+impl SharePolicy {
+    /// Maps a region of a file that a frontend shares.
+    ///
+    /// # Errors
+    /// When the rules or the budget refuse it, or it cannot be mapped.
+    pub(crate) fn map(
+        &self,
+        file: &File,
+        offset: u64,
+        len: u64,
+        (guest, user): (GuestAddress, UserAddress),
+    ) -> Result<Region, MemoryError> {
+        self.files.check(file).map_err(|source| MemoryError::Map { guest: guest.0, len, source })?;
+        let charge = self.budget.charge_mapping(ByteLen(len))?;
+        Region::from_file(file, offset, len, guest, user).map(|region| region.with_charge(charge))
+    }
 
-/// Returns `table` without a region (REM_MEM_REG), matched by guest address, user address and size.
-pub(crate) fn without_region(
-    table: &GuestMemory,
-    description: &VhostUserMemoryRegion,
-) -> Result<GuestMemory, MemoryError> {
-    table.without_region(
-        GuestAddress(description.guest_phys_addr),
-        UserAddress(description.user_addr),
-        description.memory_size,
-    )
+    fn map_slot(&self, slot: &VhostUserMemoryRegion, file: &File) -> Result<Region, MemoryError> {
+        let at = (GuestAddress(slot.guest_phys_addr), UserAddress(slot.user_addr));
+        self.map(file, slot.mmap_offset, slot.memory_size, at)
+    }
+
+    /// Maps a new table (SET_MEM_TABLE).
+    ///
+    /// # Errors
+    /// As [`map`](Self::map), or when regions overlap.
+    pub(crate) fn new_table(
+        &self,
+        slots: &[VhostUserMemoryRegion],
+        files: &[File],
+    ) -> Result<ChargedMemory, MemoryError> {
+        let bytes = slots.iter().fold(0, |sum: u64, slot| sum.saturating_add(slot.memory_size));
+        let charge = self.budget.charge_guest_memory(ByteLen(bytes))?;
+        let regions: Result<Vec<_>, _> =
+            slots.iter().zip(files).map(|(slot, file)| self.map_slot(slot, file).map(Arc::new)).collect();
+        Ok(ChargedMemory { table: GuestMemory::new(regions?)?, charge })
+    }
+
+    /// Returns `table` with one more region (ADD_MEM_REG).
+    ///
+    /// # Errors
+    /// As [`new_table`](Self::new_table).
+    pub(crate) fn with_region(
+        &self,
+        table: &GuestMemory,
+        slot: &VhostUserMemoryRegion,
+        file: &File,
+    ) -> Result<ChargedMemory, MemoryError> {
+        let charge = self.budget.charge_guest_memory(ByteLen(table.bytes().saturating_add(slot.memory_size)))?;
+        Ok(ChargedMemory { table: table.with_region(self.map_slot(slot, file)?)?, charge })
+    }
+
+    /// Returns `table` without a region (REM_MEM_REG), matched by guest address, user address and size.
+    ///
+    /// # Errors
+    /// When there is no such region.
+    pub(crate) fn without_region(
+        &self,
+        table: &GuestMemory,
+        slot: &VhostUserMemoryRegion,
+    ) -> Result<ChargedMemory, MemoryError> {
+        let (guest, user) = (GuestAddress(slot.guest_phys_addr), UserAddress(slot.user_addr));
+        let table = table.without_region(guest, user, slot.memory_size)?;
+        Ok(ChargedMemory { charge: self.budget.charge_guest_memory(ByteLen(table.bytes()))?, table })
+    }
 }

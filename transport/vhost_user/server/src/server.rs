@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mqblk_core::DiskSlot;
+use mqblk_core::{BudgetUse, DiskSlot, TenantBudget};
 use mqblk_engine::{
     AttachError, Coalesce, Engine, EventFd, FixedBufferUse, PollPolicy, QueueDisk, QueueStats, StatsRegistry,
     UringContext, WorkerStats,
 };
-use mqblk_memory::SharedFileRules;
 use mqblk_virtio::VirtioDevice;
 
 use crate::backend_channel::{BackendChannel, ConfigChangeResult};
@@ -21,6 +20,7 @@ use crate::device_state::HostState;
 use crate::disks::{DeviceDisks, SharedSession};
 use crate::gate::StartGate;
 use crate::listen::{ListenSocket, SocketError};
+use crate::memory::SharePolicy;
 
 /// Options of a served device.
 pub struct ServerOptions {
@@ -36,8 +36,8 @@ pub struct ServerOptions {
     pub poll: PollPolicy,
     /// Coalescing of calls.
     pub coalesce: Coalesce,
-    /// Which files a frontend may share.
-    pub shared_files: SharedFileRules,
+    /// What a frontend may share.
+    pub sharing: SharePolicy,
     /// Registration of guest memory with the workers' io_urings.
     pub fixed_buffers: FixedBufferUse,
     /// How long a stop waits for storage. Requests still in flight then never complete; the next backend replays them if the frontend
@@ -58,6 +58,7 @@ pub struct Server {
     thread: Mutex<Option<JoinHandle<()>>>,
     socket: PathBuf,
     drain_timeout: Duration,
+    budget: Arc<TenantBudget>,
 }
 
 /// State shared by the control thread and the rest of the process.
@@ -124,13 +125,14 @@ impl Server {
             disks,
             backend_channel: BackendChannel::default(),
         });
+        let budget = Arc::clone(&options.sharing.budget);
         let (inner, name, drain_timeout) = (Arc::clone(&shared), options.name.clone(), options.drain_timeout);
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{name}"))
             .spawn(move || ControlThread::new(listener, device, Arc::new(options), inner).run())
             .map_err(os_error)?;
         tracing::info!(disk = name, socket = %socket.display(), "listening");
-        Ok(Server { shared, thread: Mutex::new(Some(thread)), socket, drain_timeout })
+        Ok(Server { shared, thread: Mutex::new(Some(thread)), socket, drain_timeout, budget })
     }
 
     /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`]).
@@ -171,6 +173,11 @@ impl Server {
     /// Notifies the frontend that the device's configuration has changed, and waits at most `timeout` for its reply.
     pub fn config_changed(&self, timeout: Duration) -> ConfigChangeResult {
         self.shared.backend_channel.config_changed(timeout)
+    }
+
+    /// Returns what the frontends use of their budget.
+    pub fn budget(&self) -> BudgetUse {
+        self.budget.report()
     }
 
     /// Returns true if a frontend is connected.

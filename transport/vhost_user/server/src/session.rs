@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mqblk_core::GuestMemoryCharge;
 use mqblk_engine::{EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::virtqueue::{MAX_BASE, MAX_QUEUE_SIZE};
@@ -27,7 +28,7 @@ use crate::dirty_log::{DirtyLogging, LOG_ALL};
 use crate::disks::{DeviceDisks, SessionQueues};
 use crate::gate::StartGate;
 use crate::inflight::InflightRegion;
-use crate::memory;
+use crate::memory::{self, ChargedMemory};
 use crate::server::ServerOptions;
 use crate::sharing::SharingMonitor;
 use crate::vring::{StartParams, UserAddresses, Vring};
@@ -51,6 +52,7 @@ pub(crate) struct Session<D: VirtioDevice<UringContext>> {
     disks: Arc<DeviceDisks>,
     gate: Arc<StartGate>,
     memory: Arc<GuestMemory>,
+    memory_charge: Option<GuestMemoryCharge>,
     /// The in-flight region, if the frontend keeps one.
     inflight: Option<Arc<InflightRegion>>,
     /// Checks that the guest's memory is shared.
@@ -93,6 +95,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             disks,
             gate,
             memory: Arc::new(GuestMemory::default()),
+            memory_charge: None,
             inflight: None,
             sharing: None,
             vrings,
@@ -272,9 +275,9 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     }
 
     /// Applies a new memory table, also to running queues.
-    fn apply_memory(&mut self, table: std::result::Result<GuestMemory, mqblk_memory::MemoryError>) -> Result<()> {
-        let table = match table {
-            Ok(table) => Arc::new(table),
+    fn apply_memory(&mut self, table: std::result::Result<ChargedMemory, mqblk_memory::MemoryError>) -> Result<()> {
+        let (table, charge) = match table {
+            Ok(ChargedMemory { table, charge }) => (Arc::new(table), charge),
             Err(error) => return self.reject(error.to_string()),
         };
         if let Err(error) = self.logging.check(&table) {
@@ -292,6 +295,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             }
         }
         self.memory = table;
+        self.memory_charge = Some(charge);
         Ok(())
     }
 
@@ -392,7 +396,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let table = memory::new_table(regions, &files, self.options.shared_files);
+        let table = self.options.sharing.new_table(regions, &files);
         self.apply_memory(table)?;
         Ok(None)
     }
@@ -576,13 +580,13 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         if self.memory.regions().len() >= memory::MAX_SLOTS {
             return self.reject(format!("memory slots: found one more than {}", memory::MAX_SLOTS));
         }
-        let table = memory::with_region(&self.memory, region, &file, self.options.shared_files);
+        let table = self.options.sharing.with_region(&self.memory, region, &file);
         self.apply_memory(table)?;
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        let table = memory::without_region(&self.memory, region);
+        let table = self.options.sharing.without_region(&self.memory, region);
         self.apply_memory(table)
     }
 
@@ -611,7 +615,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         if self.vrings.iter().any(|vring| vring.attached.is_some()) {
             return self.reject("SET_INFLIGHT_FD: found it while queues run, expected it before they start");
         }
-        match InflightRegion::open(inflight, &file, self.options.shared_files) {
+        match InflightRegion::open(inflight, &file, &self.options.sharing) {
             Ok(region) => {
                 self.device.restore_config_bits(region.driver_config());
                 self.device.expect_replay(region.used_queues());
@@ -645,6 +649,6 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        self.apply_logging(self.logging.with_log(log, &file, self.options.shared_files, &self.memory))
+        self.apply_logging(self.logging.with_log(log, &file, &self.options.sharing, &self.memory))
     }
 }

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::GrantBudget;
+use mqblk_core::{RateLimit, TokenBucket};
 use mqblk_engine::{Engine, EventFd};
 use mqblk_memory::DomainId;
 use mqblk_xen::store::{Xenstore, XenstoreError};
@@ -26,12 +27,13 @@ use crate::journal_dir::JournalDir;
 use crate::name::DeviceName;
 use crate::observe::observe;
 use crate::params::Params;
-use crate::rate_limit::{RateLimit, TokenBucket};
 use crate::registry::DeviceRegistry;
 use crate::resize::RESIZE_KEY;
 use crate::state_machine::{DevicePhase, next_transition};
 use crate::storage::Opener;
 
+/// The default of [`BackendOptions::rate_limit`]. A device that starts and ends needs about ten checks; a flooding guest gets 100 a second.
+pub const DEVICE_CHECKS: RateLimit = RateLimit { burst: 200, per_second: 100 };
 /// Maximum of devices. Only a toolstack creates devices.
 const MAX_DEVICES: usize = 4096;
 /// Maximum of events read before devices are checked.

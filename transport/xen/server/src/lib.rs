@@ -17,17 +17,15 @@ mod observe;
 mod offer;
 mod open_disk;
 mod params;
-mod rate_limit;
 mod registry;
 mod resize;
 mod state_machine;
 mod storage;
 pub mod toolstack;
 
-pub use backend::{Backend, BackendError, BackendOptions};
+pub use backend::{Backend, BackendError, BackendOptions, DEVICE_CHECKS};
 pub use device_stats::DeviceStats;
 pub use frontend::RingLimits;
 pub use name::DeviceName;
 pub use params::Params;
-pub use rate_limit::RateLimit;
 pub use storage::{DiskBacking, Opener, VbdSettings};

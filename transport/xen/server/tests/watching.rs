@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::GrantBudget;
+use mqblk_core::RateLimit;
 use mqblk_engine::{Engine, EngineOptions, UringOptions};
 use mqblk_memory::DomainId;
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::vbd;
 use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice};
-use mqblk_xen_server::{Backend, BackendOptions, DeviceName, DiskBacking, Opener, Params, RateLimit};
+use mqblk_xen_server::{Backend, BackendOptions, DEVICE_CHECKS, DeviceName, DiskBacking, Opener, Params};
 use mqblk_xen_simulation::connect_dom0;
 use mqblk_xen_simulation::{Machine, connect};
 
@@ -111,7 +112,7 @@ impl WatcherFixture {
 #[test]
 fn a_recreated_device_is_not_written_to_by_its_predecessor() {
     let dir = tempfile::tempdir().unwrap();
-    let mut stage = start_watcher(dir.path(), RateLimit::default());
+    let mut stage = start_watcher(dir.path(), DEVICE_CHECKS);
     stage.attach(51712, "mqblk:first");
     assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:first");
     toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
@@ -129,7 +130,7 @@ fn a_recreated_device_is_not_written_to_by_its_predecessor() {
 #[test]
 fn a_device_that_is_gone_stays_gone() {
     let dir = tempfile::tempdir().unwrap();
-    let mut stage = start_watcher(dir.path(), RateLimit::default());
+    let mut stage = start_watcher(dir.path(), DEVICE_CHECKS);
     stage.attach(51712, "mqblk:first");
     assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:first");
     toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
@@ -149,7 +150,7 @@ fn a_device_that_is_gone_stays_gone() {
 #[test]
 fn devices_of_a_domain_that_is_gone_are_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let mut stage = start_watcher(dir.path(), RateLimit::default());
+    let mut stage = start_watcher(dir.path(), DEVICE_CHECKS);
     stage.opener.immediate.store(true, Ordering::SeqCst);
     for devid in [51712, 51728] {
         stage.attach(devid, "mqblk:one");
@@ -179,7 +180,7 @@ fn devices_of_a_domain_that_is_gone_are_removed() {
 #[test]
 fn a_slow_disk_blocks_no_other_device() {
     let dir = tempfile::tempdir().unwrap();
-    let mut stage = start_watcher(dir.path(), RateLimit::default());
+    let mut stage = start_watcher(dir.path(), DEVICE_CHECKS);
     stage.attach(51712, "mqblk:slow");
     assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:slow");
     stage.opener.immediate.store(true, Ordering::SeqCst);

@@ -87,6 +87,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
             poll: Default::default(),
             coalesce: Default::default(),
             shared_files: mqblk_memory::SharedFileRules::default(),
+            budget: mqblk_core::BudgetLimits::default(),
             fixed_buffers: mqblk_engine::FixedBufferUse::Off,
         },
         cmd_per_lun: 8,

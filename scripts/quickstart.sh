@@ -112,19 +112,20 @@ cat <<END
 
 QEMU:
   qemu-system-x86_64 -accel kvm -accel tcg -smp $cpus -m 1G \\
-    -object memory-backend-memfd,id=mem,size=1G,share=on -machine q35,memory-backend=mem \\
+    -object memory-backend-memfd,id=mem,size=1G,share=on,prealloc=on -machine q35,memory-backend=mem \\
     -chardev socket,id=mqblk,path=$socket \\
     -device vhost-user-blk-pci,chardev=mqblk,num-queues=$queues \\
     -drive file=GUEST.qcow2,if=none,id=root -device virtio-blk-pci,drive=root,bootindex=0
 
 cloud-hypervisor:
-  cloud-hypervisor --cpus boot=$cpus --memory size=1G,shared=on --kernel KERNEL --cmdline "root=/dev/vda1 console=hvc0" \\
+  cloud-hypervisor --cpus boot=$cpus --memory size=1G,shared=on,prefault=on --kernel KERNEL --cmdline "root=/dev/vda1 console=hvc0" \\
     --disk path=GUEST.raw vhost_user=true,socket=$socket,num_queues=$queues,queue_size=256
 
 libvirt, in the domain's XML (its QEMU runs as another user: serve with socket-mode=0666 or in its group with 0660):
   <memoryBacking>
     <source type='memfd'/>
     <access mode='shared'/>
+    <allocation mode='immediate'/>
   </memoryBacking>
   <devices>
     <disk type='vhostuser' device='disk'>

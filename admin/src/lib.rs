@@ -19,6 +19,6 @@ mod verbs;
 
 pub use client::{Client, ClientError, StatQuery};
 pub use params::{Param, ParamKind, Params, found};
-pub use protocol::ErrorObject;
+pub use protocol::{ErrorObject, respond};
 pub use server::{Server, ServerOptions};
 pub use verbs::{Verb, VerbError, Verbs};

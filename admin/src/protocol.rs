@@ -63,7 +63,7 @@ struct Request {
 }
 
 /// Handles one line. Returns the response with its newline; `None` for a notification.
-pub(crate) fn respond(line: &[u8], verbs: &Verbs) -> Option<Vec<u8>> {
+pub fn respond(line: &[u8], verbs: &Verbs) -> Option<Vec<u8>> {
     let request = match parse(line) {
         Ok(request) => request,
         Err((id, error)) => return Some(error_line(&id, error)),

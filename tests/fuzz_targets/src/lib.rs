@@ -2,8 +2,10 @@
 //! it. `cargo fuzz` runs them from `fuzz/`; `tests/replay.rs` replays the committed corpora and runs generated input.
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod blkif_entries;
 pub mod config;
+pub mod inflight;
 pub mod journal;
 mod ring_guest;
 pub mod virtio_blk;
@@ -13,9 +15,11 @@ mod virtio_blk_requests;
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 4] = [
+pub const TARGETS: [FuzzTarget; 6] = [
     ("virtio_blk", virtio_blk::target),
     ("blkif_entries", blkif_entries::target),
     ("journal", journal::target),
     ("config", config::target),
+    ("inflight", inflight::target),
+    ("admin", admin::target),
 ];

@@ -23,6 +23,8 @@ pub const RING_SLOTS: usize = 16;
 /// Largest data buffer of a request in bytes.
 pub const MAX_DATA: usize = 64 << 10;
 const HEADER_LEN: u64 = 51;
+/// Offset of `cdb_size` in the configuration space. Source: virtio 1.3 section 5.6.4.
+const CDB_SIZE_AT: u32 = 24;
 const RESPONSE_LEN: u64 = 108;
 /// Bytes of guest memory of a ring: the ring, then its slots.
 const RING_AREA_LEN: u64 = 0x1_0000 + RING_SLOTS as u64 * SLOT_LEN;
@@ -131,10 +133,22 @@ impl SteppedController {
     /// Creates a controller with a logical unit at each address. Queues are assigned to the workers round-robin. The guest accepts all
     /// features and posts 8 event buffers; unit attentions are pending.
     pub fn new(queues: u16, workers: usize, disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)]) -> SteppedController {
+        SteppedController::with_cdb_size(queues, workers, disks, 32)
+    }
+
+    /// Same with another `cdb_size`, as a driver chooses it. Only [`run_chain`](Self::run_chain) can send such commands.
+    pub fn with_cdb_size(
+        queues: u16,
+        workers: usize,
+        disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)],
+        cdb_size: u32,
+    ) -> SteppedController {
         let options =
             ScsiOptions { queues, queue_size: RING_SIZE, cmd_per_lun: 16, max_transfer: mqblk_core::ByteLen(1 << 20) };
         let device = Arc::new(VirtioScsi::new(options));
         VirtioDevice::<UringContext>::set_features(&*device, HOTPLUG_AND_CHANGE);
+        VirtioDevice::<UringContext>::write_config(&*device, CDB_SIZE_AT, &cdb_size.to_le_bytes())
+            .expect("a size in range");
         let count = usize::from(VirtioDevice::<UringContext>::num_queues(&*device));
         let memory = guest_memory(RING_AREA_LEN * count as u64);
         let workers = start_workers(workers);

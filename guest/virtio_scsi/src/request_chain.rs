@@ -115,7 +115,7 @@ impl RequestChain {
         let used = missing.len().min(segment.len as usize);
         if used == DEFAULT_HEADER_BYTES && missing.len() == DEFAULT_HEADER_BYTES {
             // The layout of Linux: a copy of known length.
-            self.header_len = used;
+            self.header_len += used;
             match pool.read::<[u8; DEFAULT_HEADER_BYTES]>(lease, segment.address) {
                 Some(header) => missing.copy_from_slice(&header),
                 None => self.fault = true,

@@ -56,6 +56,24 @@ fn header(lun: [u8; 8], cdb: &[u8]) -> Vec<u8> {
     header
 }
 
+/// The last descriptor of the header has as many bytes as a header of the default size.
+#[test]
+fn a_long_header_may_end_in_a_descriptor_of_the_default_size() {
+    let mut settings = Settings::new("disk");
+    settings.insert("size", "256K").unwrap();
+    let disk: Arc<AnyDisk> = mqblk_storage::open("ram", &mut settings).unwrap();
+    for first in [1, 34, 100] {
+        let disks = [(PLACE, Arc::clone(&disk), PlugOptions::default())];
+        let mut controller = SteppedController::with_cdb_size(1, 1, &disks, (first + HEADER - 19) as u32);
+        // INQUIRY, of 36 bytes.
+        let mut bytes = header(PLACE.encode(), &[0x12, 0, 0, 0, 36, 0]);
+        bytes.resize(first + HEADER, 0);
+        let (start, end) = bytes.split_at(first);
+        let (written, used) = controller.run_chain(0, &[start, end], &[ANSWER as u32, 36]);
+        assert_eq!((written[10], written[11], used as usize), (0, 0, ANSWER + 36), "{first} bytes before it");
+    }
+}
+
 #[test]
 fn a_command_has_the_same_effect_in_every_layout() {
     let mut random = SmallRng::seed_from_u64(1);

@@ -8,15 +8,22 @@ pub mod config;
 pub mod inflight;
 pub mod journal;
 mod ring_guest;
+mod scsi_commands;
+mod scsi_control;
+mod scsi_controller;
+mod scsi_medium;
+mod scsi_unit;
 pub mod virtio_blk;
 mod virtio_blk_requests;
+pub mod virtio_scsi;
 
 /// A target: its name, which is that of its folder in `fuzz/corpus`, and its function.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 6] = [
+pub const TARGETS: [FuzzTarget; 7] = [
     ("virtio_blk", virtio_blk::target),
+    ("virtio_scsi", virtio_scsi::target),
     ("blkif_entries", blkif_entries::target),
     ("journal", journal::target),
     ("config", config::target),

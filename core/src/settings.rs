@@ -82,6 +82,11 @@ impl Settings {
         self.given.keys().map(String::as_str)
     }
 
+    /// Returns the keys that were asked for so far, given or not.
+    pub fn known_keys(&self) -> impl Iterator<Item = &'static str> {
+        self.known.iter().copied()
+    }
+
     /// Returns the settings that are not taken yet, by key.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.given.iter().map(|(key, value)| (key.as_str(), value.as_str()))

@@ -141,15 +141,23 @@ pub fn take_u16(settings: &mut Settings, key: &'static str, min: u16, max: u16) 
     Ok(number.and_then(|number| u16::try_from(number).ok()))
 }
 
-/// Adds a similarly spelled key to the error of a missing key, if there is one: missing keys are detected before unknown ones.
+/// Names a misspelled key in the error of a missing key, if there is one: missing keys are detected before unknown ones.
 pub fn with_similar_key(mut error: SettingError, settings: &Settings) -> SettingError {
-    if error.found == "nothing" {
-        let close = |key: &&str| strsim::damerau_levenshtein(key, &error.key) <= 2;
-        if let Some(similar) = settings.keys_left().find(close) {
-            error.found = format!("nothing, but a key {similar:?}");
-        }
+    if error.found != "nothing" {
+        return error;
     }
-    error
+    let similar = |left: &str, key: &str| strsim::damerau_levenshtein(left, key) <= 2;
+    if let Some(left) = settings.keys_left().find(|left| similar(left, &error.key)) {
+        error.found = format!("nothing, but a key {left:?}");
+        return error;
+    }
+    // Keys that are not taken yet may be valid ones of the backend: only a long key can be told from those (`aio` is 2 from `id`).
+    let mut left = settings.keys_left().filter(|left| left.len() >= 5);
+    let misspelled = left.find_map(|left| Some((left, settings.known_keys().find(|key| similar(left, key))?)));
+    match misspelled {
+        Some((left, key)) => settings.error(left, "an unknown key", key),
+        None => error,
+    }
 }
 
 #[cfg(test)]

@@ -310,6 +310,22 @@ fn malformed_disk_settings() {
     }
 }
 
+/// Missing keys are found before unknown ones: the error of a missing key names the misspelled one.
+#[test]
+fn a_misspelled_key_is_named_before_a_missing_one() {
+    let error_with = |keys: &[&str]| {
+        let mut settings = Settings::new("disk \"a\"");
+        keys.iter().for_each(|key| settings.insert(key, "1").unwrap());
+        let (_, _) = (settings.text("queues"), settings.text("id"));
+        with_similar_key(settings.error("path", "nothing", "a file"), &settings).to_string()
+    };
+    assert_eq!(error_with(&["queues"]), "disk \"a\": path: found nothing, expected a file");
+    assert_eq!(error_with(&["pth"]), "disk \"a\": path: found nothing, but a key \"pth\", expected a file");
+    assert_eq!(error_with(&["queuess"]), "disk \"a\": queuess: found an unknown key, expected queues");
+    // `aio` may be a key of the storage backend, although `id` is similar.
+    assert_eq!(error_with(&["aio"]), "disk \"a\": path: found nothing, expected a file");
+}
+
 #[test]
 fn malformed_process_settings() {
     let disk = "path=/a,socket=/tmp/s,queues=2";

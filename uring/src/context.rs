@@ -18,7 +18,8 @@ use crate::restrictions::restrict;
 pub struct UringOptions {
     /// Submission queue entries: how many operations one system call can submit.
     pub submissions: u32,
-    /// Most operations in flight; the completion queue has as many entries.
+    /// Most operations in flight; the completion queue has as many entries. As many may wait in kernel threads (io-wq), which all files of the
+    /// ring share: with the kernel's limit of four for each CPU a few requests to storage that hangs keep all flushes of the other disks waiting.
     pub in_flight: u32,
     /// Registered files.
     pub files: u32,
@@ -365,6 +366,8 @@ fn build(options: UringOptions) -> io::Result<(IoUring, bool)> {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (builder.build(options.submissions)?, false),
         Err(error) => return Err(error),
     };
+    // Before the restrictions, which do not allow it. Kernels before 5.15 have no such limit to set.
+    let _ = ring.submitter().register_iowq_max_workers(&mut [options.in_flight, 0]);
     restrict(&ring)?;
     Ok((ring, modern))
 }

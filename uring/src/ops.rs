@@ -42,6 +42,9 @@ pub struct FileTransfer<'a> {
     pub at: ByteOffset,
     /// Bytes at the start of the buffer that are left out: they were transferred before.
     pub skip: u64,
+    /// A kernel thread executes it from the start (`IOSQE_ASYNC`). Else it is started within the submission, which may wait where the file
+    /// system reads its own metadata first.
+    pub in_thread: bool,
 }
 
 impl UringContext {
@@ -163,7 +166,7 @@ impl UringContext {
         &mut self,
         client: ClientId,
         cookie: u64,
-        FileTransfer { file, at, skip }: FileTransfer<'_>,
+        FileTransfer { file, at, skip, in_thread }: FileTransfer<'_>,
         buffer: Buffer,
         direction: Direction,
     ) -> Result<(), Refused> {
@@ -183,7 +186,7 @@ impl UringContext {
         let slot = self.in_flight.slot(index);
         slot.buffer = Some(buffer);
         slot.file = file.keep();
-        self.push(entry, index);
+        self.push(if in_thread { entry.flags(squeue::Flags::ASYNC) } else { entry }, index);
         Ok(())
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn restrict(ring: &IoUring) -> io::Result<()> {
         [REGISTER_FILES2, REGISTER_FILES_UPDATE, REGISTER_BUFFERS2, REGISTER_BUFFERS_UPDATE, REGISTER_EVENTFD];
     let registers = registers.map(Restriction::register_op);
     let mut all: Vec<Restriction> = OPERATIONS.map(Restriction::sqe_op).into_iter().chain(registers).collect();
-    all.push(Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits()));
+    all.push(Restriction::sqe_flags_allowed((Flags::FIXED_FILE | Flags::ASYNC).bits()));
     ring.submitter().register_restrictions(&mut all)?;
     ring.submitter().register_enable_rings()
 }

@@ -62,6 +62,8 @@ pub(super) struct InflightRequest {
     pub(super) slot: Option<u32>,
     /// Guest memory of it was lost when the last slice was copied.
     pub(super) faulted: bool,
+    /// Its transfer is executed by a kernel thread, as the first to its region of the file.
+    pub(super) in_thread: bool,
     retries: u8,
 }
 
@@ -79,6 +81,7 @@ impl InflightRequest {
             buffer,
             slot: None,
             faulted: false,
+            in_thread: false,
             retries: 0,
         }
     }

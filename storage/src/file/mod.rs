@@ -20,7 +20,9 @@
 //!   of which there are few for all disks of the worker: one that hangs would hold up the others.
 //! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`; requests that would wait
 //!   for storage go through the ring.
-//! * A flush is `fdatasync`. A durable write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
+//! * The first transfer to each MiB of a regular file is executed by a kernel thread from the start (`touched.rs`): where the data is may have to
+//!   be read from the storage first, and some file systems do so within the submission, which would hold up the worker's other disks.
+//! * A flush is `fdatasync`, one at a time: those that arrive meanwhile share the next one (`sync_group.rs`). A durable write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
 //! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where the host has
 //!   neither, zeroes are written.
 //! * Secure discard is not supported.
@@ -36,7 +38,9 @@ mod inflight;
 mod inline;
 mod lock;
 mod open;
+mod sync_group;
 mod threads;
+mod touched;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

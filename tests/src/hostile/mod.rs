@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod eventfd;
 pub mod frontend;
 pub mod fuse;
+pub mod hung_device;
 pub mod load;
 pub mod memory;
 pub mod queue_load;

@@ -3,6 +3,7 @@
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::{FrontendQueue, HostileFrontend, INDIRECT_DESC, SEG_MAX, SIZE_MAX};
 use mqblk_tests::hostile::fuse::HangingFile;
+use mqblk_tests::hostile::hung_device::HungFileSystem;
 use mqblk_tests::hostile::load::VhostUserNeighbour;
 use mqblk_tests::hostile::memory::{FileRegion, START, SharedMemory, mem_table_payload};
 use mqblk_tests::hostile::request::{
@@ -21,18 +22,26 @@ const TABLES: u64 = 0x9_0000;
 const STATUS: u64 = 0x8_f000;
 
 fn connect(daemon: &HostileDaemon, without: u64) -> HostileFrontend {
+    connect_to(daemon, "bad", without)
+}
+
+fn connect_to(daemon: &HostileDaemon, id: &str, without: u64) -> HostileFrontend {
     let region = FileRegion::new(0, 0x7f00_0000_0000, MEMORY, 0);
     let memory = SharedMemory { regions: vec![region] };
-    let mut frontend = HostileFrontend::with_memory(&daemon.socket("bad"), without, memory);
+    let mut frontend = HostileFrontend::with_memory(&daemon.socket(id), without, memory);
     assert_ne!(frontend.features & INDIRECT_DESC, 0);
     frontend.add_queue(RingAddresses::pages(0), 64);
     frontend
 }
 
-/// Offers a request of `pieces` as chain `index`.
+/// Offers a request of `pieces` at sector 0 as chain `index`.
 fn offer(frontend: &mut HostileFrontend, index: u16, kind: u32, pieces: &[MemorySegment]) {
+    offer_at(frontend, index, kind, 0, pieces);
+}
+
+fn offer_at(frontend: &mut HostileFrontend, index: u16, kind: u32, sector: u64, pieces: &[MemorySegment]) {
     let (at, status) = (HEADERS + 16 * u64::from(index), STATUS + u64::from(index));
-    frontend.memory.write(at, &header(kind, 0));
+    frontend.memory.write(at, &header(kind, sector));
     frontend.memory.write(status, &[0xee]);
     let all = [&[readable(at, 16)], pieces, &[writable(status, 1)]].concat();
     let slots: Vec<u16> = (0..all.len() as u16).collect();
@@ -131,6 +140,58 @@ fn an_image_that_hangs_does_not_hold_up_other_disks() {
     assert_eq!(statuses(&frontend, 64), [STATUS_OK; 64]);
     neighbour.finish();
     daemon.stop();
+}
+
+/// Requests of one kind, as many as a queue holds, to an image of a local file system whose device hangs; then requests of all kinds to a good
+/// disk on the same worker.
+fn a_device_that_hangs(settings: &str, kind: u32) {
+    let data = |kind: u32| match kind {
+        request_type::IN => vec![writable(DATA, 4096)],
+        request_type::OUT => vec![readable(DATA, 4096)],
+        _ => vec![],
+    };
+    let system = HungFileSystem::mount(16 << 20);
+    let bad = format!("storage=file,path={},queues=1{settings}", system.image().display());
+    let good = format!("storage=file,path=IMAGE,queues=1{settings}");
+    let daemon = HostileDaemon::start(1, &[("bad", &bad), ("good", &good)]);
+    let (mut frontend, mut other) = (connect(&daemon, 0), connect_to(&daemon, "good", 0));
+    let hangs = system.hang();
+    for index in 0..64_u16 {
+        // Far from each other: each has another part of the tree of extents.
+        offer_at(&mut frontend, index, kind, u64::from(index) * 512, &data(kind));
+    }
+    frontend.queues[0].publish_and_kick();
+    wait_for("requests that hang", || (system.waiting() >= 1).then_some(()));
+    for slot in 0..60_u16 {
+        let kind = [request_type::IN, request_type::OUT, request_type::FLUSH][usize::from(slot % 3)];
+        offer_at(&mut other, slot, kind, 0, &data(kind));
+        other.queues[0].publish_and_kick();
+        _ = other.queues[0].wait_completion();
+        assert_eq!(other.memory.read(STATUS + u64::from(slot), 1), [STATUS_OK], "{kind} of the good disk");
+    }
+    drop(hangs);
+    take_all(&mut frontend.queues[0], 64);
+    assert_eq!(statuses(&frontend, 64), [STATUS_OK; 64]);
+    daemon.stop();
+}
+
+/// Before each part of a file was accessed by a kernel thread first, the worker waited for blocks of the file system within the submission.
+#[test]
+fn reads_of_a_device_that_hangs_do_not_hold_up_other_disks() {
+    a_device_that_hangs("", request_type::IN);
+    a_device_that_hangs(",direct=off", request_type::IN);
+}
+
+#[test]
+fn writes_to_a_device_that_hangs_do_not_hold_up_other_disks() {
+    a_device_that_hangs("", request_type::OUT);
+    a_device_that_hangs(",direct=off", request_type::OUT);
+}
+
+/// Before flushes were grouped and the ring had as many kernel threads as operations, eight of them kept the flushes of all other disks waiting.
+#[test]
+fn flushes_of_a_device_that_hangs_do_not_hold_up_other_disks() {
+    a_device_that_hangs("", request_type::FLUSH);
 }
 
 /// Once the table of guarded mappings had 4096 places, and what found none was not guarded: the first access to a file that was cut off ended

@@ -36,7 +36,15 @@ fn reads_and_writes_with_and_without_fixed_buffers() {
             for (at, len) in &pieces {
                 context.buffers.push(&buffer, GuestAddress(*at), *len, 8).unwrap();
             }
-            context.write(owner, 1, FileTransfer { file: &file, at: ByteOffset(5), skip: 0 }, buffer, true).unwrap();
+            context
+                .write(
+                    owner,
+                    1,
+                    FileTransfer { file: &file, at: ByteOffset(5), skip: 0, in_thread: false },
+                    buffer,
+                    true,
+                )
+                .unwrap();
             let done = wait_for(&mut context, owner);
             assert_eq!((done.cookie, done.result, done.more), (1, 11, false));
             context.buffers.release(done.buffer.unwrap());
@@ -45,7 +53,9 @@ fn reads_and_writes_with_and_without_fixed_buffers() {
             for (at, len) in &pieces {
                 context.buffers.push(&buffer, GuestAddress(*at + 0x1000), *len, 8).unwrap();
             }
-            context.read(owner, 2, FileTransfer { file: &file, at: ByteOffset(5 + 4), skip: 4 }, buffer).unwrap();
+            context
+                .read(owner, 2, FileTransfer { file: &file, at: ByteOffset(5 + 4), skip: 4, in_thread: false }, buffer)
+                .unwrap();
             let done = wait_for(&mut context, owner);
             assert_eq!(done.result, 7);
             context.buffers.release(done.buffer.unwrap());
@@ -118,7 +128,7 @@ fn a_full_table_refuses_and_returns_the_buffer() {
     let buffer = context.buffers.take(lease);
     context.buffers.push(&buffer, GuestAddress(0), 512, 1).unwrap();
     let Err(crate::Refused(Some(buffer))) =
-        context.read(owner, 5, FileTransfer { file: &file, at: ByteOffset(0), skip: 0 }, buffer)
+        context.read(owner, 5, FileTransfer { file: &file, at: ByteOffset(0), skip: 0, in_thread: false }, buffer)
     else {
         panic!("accepted");
     };
@@ -163,11 +173,19 @@ fn more_segments_than_the_kernel_accepts_are_a_short_transfer() {
     for piece in 0..1500 {
         context.buffers.push(&buffer, GuestAddress(piece * 16), 8, 2000).unwrap();
     }
-    context.write(owner, 1, FileTransfer { file: &file, at: ByteOffset(0), skip: 0 }, buffer, false).unwrap();
+    context
+        .write(owner, 1, FileTransfer { file: &file, at: ByteOffset(0), skip: 0, in_thread: false }, buffer, false)
+        .unwrap();
     let done = wait_for(&mut context, owner);
     assert_eq!(done.result, 1024 * 8);
     context
-        .write(owner, 2, FileTransfer { file: &file, at: ByteOffset(8192), skip: 8192 }, done.buffer.unwrap(), false)
+        .write(
+            owner,
+            2,
+            FileTransfer { file: &file, at: ByteOffset(8192), skip: 8192, in_thread: false },
+            done.buffer.unwrap(),
+            false,
+        )
         .unwrap();
     let done = wait_for(&mut context, owner);
     assert_eq!(done.result, (1500 - 1024) * 8);

@@ -1,0 +1,74 @@
+//! Which parts of a file have been accessed, so that the file system has read where their data is.
+
+use mqblk_core::{ByteLen, ByteOffset};
+
+/// Bytes of a region. A block of an ext4 extent tree has 340 extents: one of them covers a region, unless the file is heavily fragmented there.
+const REGION: u64 = 1 << 20;
+
+/// The regions that a channel has accessed, a bit each.
+#[derive(Debug)]
+pub(super) struct TouchedRegions {
+    bits: Vec<u64>,
+}
+
+impl TouchedRegions {
+    /// Creates the regions of a file of `size`, none of them touched.
+    pub(super) fn new(size: ByteLen) -> TouchedRegions {
+        TouchedRegions { bits: vec![0; words(size.0)] }
+    }
+
+    /// Returns true if an earlier transfer has touched each region of the range.
+    #[inline]
+    pub(super) fn contains(&self, at: ByteOffset, len: ByteLen) -> bool {
+        regions(at, len)
+            .all(|region| self.bits.get((region / 64) as usize).is_some_and(|word| word >> (region % 64) & 1 == 1))
+    }
+
+    /// Adds the regions of a range that was transferred. A file that has grown gets more regions.
+    pub(super) fn insert(&mut self, at: ByteOffset, len: ByteLen) {
+        let words = words(at.0 + len.0);
+        if self.bits.len() < words {
+            self.bits.resize(words, 0);
+        }
+        for region in regions(at, len) {
+            self.bits[(region / 64) as usize] |= 1 << (region % 64);
+        }
+    }
+}
+
+fn words(size: u64) -> usize {
+    size.div_ceil(REGION).div_ceil(64) as usize
+}
+
+#[inline]
+fn regions(at: ByteOffset, len: ByteLen) -> std::ops::Range<u64> {
+    at.0 / REGION..(at.0 + len.0).div_ceil(REGION)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn ranges_touch_whole_regions() {
+        let mut touched = TouchedRegions::new(ByteLen(130 * MIB));
+        let has = |touched: &TouchedRegions, at, len| touched.contains(ByteOffset(at), ByteLen(len));
+        assert!(!has(&touched, 0, 512));
+        touched.insert(ByteOffset(MIB - 512), ByteLen(1024));
+        assert!(has(&touched, 0, 2 * MIB), "both regions");
+        assert!(!has(&touched, 2 * MIB, 512) && !has(&touched, 2 * MIB - 512, 1024));
+        touched.insert(ByteOffset(129 * MIB), ByteLen(512));
+        assert!(has(&touched, 130 * MIB - 512, 512) && !has(&touched, 128 * MIB, 512));
+    }
+
+    #[test]
+    fn a_file_that_has_grown_has_more_regions() {
+        let mut touched = TouchedRegions::new(ByteLen(MIB));
+        assert!(!touched.contains(ByteOffset(1000 * MIB), ByteLen(512)));
+        touched.insert(ByteOffset(1000 * MIB), ByteLen(512));
+        assert!(touched.contains(ByteOffset(1000 * MIB), ByteLen(512)));
+        assert!(!touched.contains(ByteOffset(999 * MIB), ByteLen(512)));
+    }
+}

@@ -24,10 +24,10 @@ kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line. The Rust side requires this version; increase it on incompatible changes.
 format="mqblk-guest 5"
 
-packages=(qemu-system-x86 qemu-utils busybox-static kmod cpio e2fsprogs xfsprogs sqlite3 util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
+packages=(qemu-system-x86 qemu-utils busybox-static dmsetup kmod cpio e2fsprogs xfsprogs sqlite3 util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
     gcc make libc6-dev)
-modules=(virtio_pci virtio_console virtio_blk virtio_scsi sd_mod sg ext4 xfs crc32c_generic)
-guest_programs=(/sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate /usr/bin/iostat
+modules=(virtio_pci virtio_console virtio_blk virtio_scsi sd_mod sg ext4 xfs crc32c_generic dm_mod)
+guest_programs=(/sbin/dmsetup /sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate /usr/bin/iostat
     /usr/bin/sdparm /sbin/mkfs.xfs /sbin/xfs_repair /usr/bin/sqlite3)
 # Of sg3-utils, what the SCSI tests use.
 for program in compare_and_write get_lba_status inq logs luns modes opcodes persist prevent raw readcap requests reset \

@@ -2,6 +2,7 @@
 //!
 //! One test at a time, and only after tests/guest/prepare.sh: see tests/src/guest.
 
+mod as_host;
 mod block;
 mod defaults;
 mod documented;

@@ -1,0 +1,71 @@
+//! A disk with our program on it, for guests that are hosts themselves: there are kernels with device-mapper and with both versions of control
+//! groups.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::cache::repository;
+use super::daemon::mqblk_binary;
+use super::host_disk::HostImage;
+use super::machine::Guest;
+use super::shell::Shell;
+
+/// Size of the disk in MiB.
+const SIZE: u64 = 96;
+/// Where it is mounted.
+const FOLDER: &str = "/program";
+
+/// An ext4 image with `mqblk` and its libraries.
+#[derive(Debug)]
+pub struct ProgramDisk {
+    image: HostImage,
+}
+
+impl ProgramDisk {
+    /// Makes the image of the program that the tests use. The guest's loader is of this system, as all its programs.
+    ///
+    /// # Errors
+    /// When a library is missing, or mkfs.ext4 fails.
+    pub fn new() -> Result<Self> {
+        let program = mqblk_binary()?;
+        let folder = tempfile::Builder::new().prefix("mqblk-program-").tempdir_in(repository().join("target"))?;
+        let copy = |from: &Path, name: &str| {
+            std::fs::copy(from, folder.path().join(name)).with_context(|| format!("{}", from.display()))
+        };
+        copy(&program, "mqblk.program")?;
+        let libraries = Command::new("ldd").arg(&program).output().context("ldd")?;
+        let text = String::from_utf8_lossy(&libraries.stdout).into_owned();
+        for path in text.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new) {
+            copy(path, path.file_name().and_then(|name| name.to_str()).unwrap_or_default())?;
+        }
+        let image = HostImage::sparse(SIZE)?;
+        let made = Command::new("mkfs.ext4").args(["-q", "-d"]).arg(folder.path()).arg(image.path()).output();
+        let made = made.context("cannot run mkfs.ext4 (package e2fsprogs)")?;
+        ensure!(made.status.success(), "mkfs.ext4: {}", String::from_utf8_lossy(&made.stderr));
+        Ok(Self { image })
+    }
+
+    /// Returns the image.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.image.path()
+    }
+
+    /// Installs the program in a guest that has this disk as `device`.
+    ///
+    /// # Errors
+    /// The guest's.
+    pub fn install(&self, guest: &mut Guest, device: &str) -> Result<()> {
+        let script = format!(
+            "set -e; mkdir -p {FOLDER}; mount -t ext4 -o ro {device} {FOLDER}
+             cat >/bin/mqblk <<'END'
+#!/bin/sh
+LD_LIBRARY_PATH={FOLDER} exec {FOLDER}/mqblk.program \"$@\"
+END
+             chmod +x /bin/mqblk; mqblk --version"
+        );
+        guest.must(&script).map(drop)
+    }
+}

@@ -29,12 +29,23 @@ impl ProgramDisk {
     /// # Errors
     /// When a library is missing, or mkfs.ext4 fails.
     pub fn new() -> Result<Self> {
+        Self::with(&[])
+    }
+
+    /// As [`ProgramDisk::new`], with other programs that need the same libraries: in the guest they are in `/program`.
+    ///
+    /// # Errors
+    /// As [`ProgramDisk::new`].
+    pub fn with(others: &[&Path]) -> Result<Self> {
         let program = mqblk_binary()?;
         let folder = tempfile::Builder::new().prefix("mqblk-program-").tempdir_in(repository().join("target"))?;
         let copy = |from: &Path, name: &str| {
             std::fs::copy(from, folder.path().join(name)).with_context(|| format!("{}", from.display()))
         };
         copy(&program, "mqblk.program")?;
+        for other in others {
+            copy(other, other.file_name().and_then(|name| name.to_str()).unwrap_or_default())?;
+        }
         let libraries = Command::new("ldd").arg(&program).output().context("ldd")?;
         let text = String::from_utf8_lossy(&libraries.stdout).into_owned();
         for path in text.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new) {

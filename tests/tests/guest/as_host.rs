@@ -1,5 +1,6 @@
 //! The daemon in a guest, which is a host here: for what its kernel has and this one may not.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -58,4 +59,126 @@ fn a_suspended_device_costs_its_neighbours_nothing() -> Result<()> {
         guest.power_off()?;
         daemon.stop().map(drop)
     })
+}
+
+/// A version of control groups: how the memory controller is mounted, and the names of its files.
+struct ControlGroups {
+    mount: &'static str,
+    usage: &'static str,
+    limit: &'static str,
+}
+
+const VERSIONS: [ControlGroups; 2] = [
+    ControlGroups {
+        mount: "mount -t cgroup -o memory none /groups",
+        usage: "memory.usage_in_bytes",
+        limit: "memory.limit_in_bytes",
+    },
+    ControlGroups {
+        mount: "mount -t cgroup2 none /groups && echo +memory >/groups/cgroup.subtree_control",
+        usage: "memory.current",
+        limit: "memory.max",
+    },
+];
+
+/// Guest memory in MiB, and what the daemon needs itself at most.
+const FILLED: u64 = 96;
+const OWN: u64 = 32;
+
+/// The daemon and a VMM in control groups of their own.
+struct Charged<'a> {
+    guest: &'a mut Guest,
+    groups: &'a ControlGroups,
+}
+
+impl Charged<'_> {
+    fn serve(&mut self, more: &str) -> Result<()> {
+        let disk = "--disk id=a,storage=ram,size=1M,socket=/run/a.sock,queues=1";
+        self.guest.must("rm -f /run/a.sock")?;
+        self.guest.start(
+            "serve",
+            &format!("echo $$ >/groups/daemon/cgroup.procs; exec mqblk serve --sandbox on --workers 1 {disk}{more}"),
+        )?;
+        let wait =
+            "for i in $(seq 300); do [ -S /run/a.sock ] && exit; sleep 0.1; done; cat /run/jobs/serve.out; exit 1";
+        self.guest.must_within(wait, WITHIN).map(drop)
+    }
+
+    /// Starts a VMM with `mib` MiB of memory.
+    fn start_vmm(&mut self, mib: u64, memory: &str) -> Result<()> {
+        let vmm = format!("exec /program/fill_memory /run/a.sock {mib} {memory}");
+        self.guest.start("vmm", &format!("echo $$ >/groups/vmm/cgroup.procs; export LD_LIBRARY_PATH=/program; {vmm}"))
+    }
+
+    /// Waits until the VMM's guest has read into all of its memory. Returns what the daemon and the VMM are charged with, in MiB.
+    fn fill(&mut self, mib: u64, memory: &str) -> Result<(u64, u64)> {
+        self.start_vmm(mib, memory)?;
+        let filled = "for i in $(seq 600); do grep -q filled /run/jobs/vmm.out && exit; sleep 0.1; done; cat /run/jobs/*.out; exit 1";
+        self.guest.must_within(filled, WITHIN)?;
+        let charged = (self.usage("daemon")?, self.usage("vmm")?);
+        self.guest.must("killall fill_memory")?;
+        self.guest.finish("vmm", WITHIN)?;
+        Ok(charged)
+    }
+
+    fn usage(&mut self, group: &str) -> Result<u64> {
+        let text = self.guest.must(&format!("cat /groups/{group}/{}", self.groups.usage))?;
+        Ok(text.trim().parse::<u64>().with_context(|| text.clone())? >> 20)
+    }
+
+    fn limit_daemon(&mut self, mib: u64) -> Result<()> {
+        self.guest.must(&format!("echo {} >/groups/daemon/{}", mib << 20, self.groups.limit)).map(drop)
+    }
+
+    /// Returns the exit status of the daemon, after SIGTERM if it has not ended.
+    fn stop(&mut self) -> Result<i32> {
+        self.guest.must("killall mqblk.program || true")?;
+        Ok(self.guest.finish("serve", WITHIN)?.status)
+    }
+}
+
+/// Memory that nobody has touched before a read fills it counts against the daemon. Beyond the limit of its control group the kernel kills it;
+/// a VMM that allocates its memory, or `mem-budget`, prevents that.
+fn memory_is_charged(guest: &mut Guest, groups: &ControlGroups) -> Result<()> {
+    guest.must(&format!("mkdir -p /groups && {} && mkdir /groups/daemon /groups/vmm", groups.mount))?;
+    let mut charged = Charged { guest, groups };
+    charged.serve("")?;
+    let (daemon, vmm) = charged.fill(FILLED, "untouched")?;
+    eprintln!("{}: untouched memory of {FILLED} MiB: daemon {daemon} MiB, VMM {vmm} MiB", groups.usage);
+    ensure!(daemon >= FILLED && vmm < OWN, "memory that the daemon fills: daemon {daemon} MiB, VMM {vmm} MiB");
+    let (daemon, vmm) = charged.fill(FILLED, "touched")?;
+    eprintln!("{}: allocated memory of {FILLED} MiB: daemon {daemon} MiB, VMM {vmm} MiB", groups.usage);
+    ensure!(daemon < OWN && vmm >= FILLED, "memory that the VMM has allocated: daemon {daemon} MiB, VMM {vmm} MiB");
+    ensure!(charged.stop()? == 0, "the daemon's end");
+
+    charged.limit_daemon(FILLED)?;
+    charged.serve("")?;
+    charged.start_vmm(FILLED + OWN, "untouched")?;
+    let killed = charged.guest.finish("serve", WITHIN)?;
+    ensure!(killed.status == 137, "the kernel kills a daemon beyond its limit: {} {}", killed.status, killed.output);
+    charged.guest.must("killall fill_memory || true")?;
+    charged.guest.finish("vmm", WITHIN)?;
+
+    charged.serve(&format!(",mem-budget={}M", FILLED - OWN))?;
+    charged.start_vmm(FILLED + OWN, "untouched")?;
+    let refused = charged.guest.finish("vmm", WITHIN)?;
+    ensure!(refused.status == 3, "mem-budget refuses the VMM: {} {}", refused.status, refused.output);
+    charged.fill(FILLED - OWN - 1, "untouched")?;
+    ensure!(charged.stop()? == 0, "the daemon's end");
+    charged.guest.must("grep -q 'mem-budget: found' /run/jobs/serve.out").map(drop)
+}
+
+#[test]
+fn memory_that_a_read_fills_first_is_charged_to_the_daemon() -> Result<()> {
+    let program = ProgramDisk::with(&[Path::new(env!("CARGO_BIN_EXE_fill_memory"))])?;
+    for groups in &VERSIONS {
+        let daemon = VhostUserDaemon::start(&[DaemonDisk::new("program", program.path(), 1)])?;
+        let disk = GuestDisk::new("program", &daemon.socket("program"), 1);
+        let mut guest = Guest::builder().memory_mib(768).disk(disk).boot()?;
+        program.install(&mut guest, "/dev/vda")?;
+        memory_is_charged(&mut guest, groups).with_context(|| groups.mount)?;
+        guest.power_off()?;
+        daemon.stop()?;
+    }
+    Ok(())
 }

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mqblk_tests::guest::{DaemonDisk, Guest, GuestDisk, HostImage, ProgramDisk, Shell, VhostUserDaemon, with_each_vmm};
+use mqblk_tests::guest::{
+    DaemonDisk, Guest, GuestDisk, GuestKernel, HostImage, ProgramDisk, Shell, VhostUserDaemon, with_each_vmm,
+};
 
 const WITHIN: Duration = Duration::from_secs(120);
 
@@ -181,4 +183,46 @@ fn memory_that_a_read_fills_first_is_charged_to_the_daemon() -> Result<()> {
         daemon.stop()?;
     }
     Ok(())
+}
+
+/// The hardware reports an error in a page of guest memory (the kernel is told so): the queue that touches it ends, the daemon and other disks go
+/// on, and the log says what it was. Debian 12's cloud kernel cannot be told.
+#[test]
+fn a_hardware_memory_error_ends_the_queue_that_touches_it() -> Result<()> {
+    let program = ProgramDisk::with(&[Path::new(env!("CARGO_BIN_EXE_fill_memory"))])?;
+    let daemon = VhostUserDaemon::start(&[DaemonDisk::new("program", program.path(), 1)])?;
+    let disk = GuestDisk::new("program", &daemon.socket("program"), 1);
+    let mut guest = Guest::builder().kernel(GuestKernel::Trixie).memory_mib(512).disk(disk).boot()?;
+    program.install(&mut guest, "/dev/vda")?;
+    let ram = |id: &str| format!("--disk id={id},storage=ram,size=8M,socket=/run/{id}.sock,queues=1");
+    serve(&mut guest, &format!("--workers 1 {} {}", ram("bad"), ram("good")), "/run/good.sock")?;
+    guest.start(
+        "vmm",
+        "export LD_LIBRARY_PATH=/program; exec /program/fill_memory /run/bad.sock 2 touched /run/again",
+    )?;
+    let wait = |word: &str| {
+        format!(
+            "for i in $(seq 300); do grep -q {word} /run/jobs/vmm.out && exit; sleep 0.1; done; cat /run/jobs/*.out; exit 1"
+        )
+    };
+    guest.must_within(&wait("filled"), WITHIN)?;
+    // Frame number: bits 0 to 54 of the page's entry (Linux, Documentation/admin-guide/mm/pagemap.rst). The first MiB is not data.
+    guest.must(
+        "set -e; pid=$(pidof mqblk.program)
+         start=$(grep memfd:guest /proc/$pid/maps | head -n 1 | cut -d- -f1)
+         page=$(( (0x$start + (1 << 20)) / 4096 ))
+         entry=$(dd if=/proc/$pid/pagemap bs=8 skip=$page count=1 2>/dev/null | od -An -tx1 | awk '{ for (i = 8; i; i--) printf $i }')
+         frame=$(( 0x$entry & ((1 << 55) - 1) ))
+         [ $frame -ne 0 ]
+         echo $(( frame * 4096 )) >/sys/devices/system/memory/hard_offline_page
+         touch /run/again",
+    )?;
+    guest.must_within(&wait("retired"), WITHIN)?;
+    let bench = "mqblk bench --socket /run/good.sock --rw randrw --allow-write --size 4M --verify crc32c";
+    guest.must_within(bench, WITHIN).context("the good disk after the error")?;
+    guest.must("killall fill_memory mqblk.program")?;
+    let served = guest.finish("serve", WITHIN)?;
+    ensure!(served.status == 0 && served.output.contains("hardware"), "{}: {}", served.status, served.output);
+    guest.power_off()?;
+    daemon.stop().map(drop)
 }

@@ -8,6 +8,7 @@ mod fuzz;
 mod inflight;
 mod layouts;
 mod memory;
+mod peers;
 mod queues;
 mod requests;
 mod rings;

@@ -13,6 +13,7 @@ use rustix::fs::FallocateFlags;
 use super::OpenFile;
 use super::inflight::{InflightRequest, NextStep, OpStage, UnsupportedOps};
 use super::inline::InlineIo;
+use super::threaded::ThreadedOps;
 use crate::admission;
 
 /// Maximum number of requests in a channel: the maximum of an I/O context.
@@ -43,6 +44,8 @@ pub(super) struct FileChannel {
     free_indices: Vec<u32>,
     /// Requests that wait for a bounce slot or for space in the context, first come first served.
     stalled: VecDeque<u32>,
+    /// Flushes and `fallocate` calls, of which few are in the kernel.
+    threaded: ThreadedOps,
     /// When to retry stalled requests if no other request of this channel is in flight.
     retry_at: Option<Instant>,
     bounce: Option<BouncePool>,
@@ -67,6 +70,7 @@ impl FileChannel {
             inflight: Vec::with_capacity(MAX_INFLIGHT),
             free_indices: Vec::with_capacity(MAX_INFLIGHT),
             stalled: VecDeque::with_capacity(MAX_INFLIGHT),
+            threaded: ThreadedOps::default(),
             retry_at: None,
             bounce,
             zeroes,
@@ -136,8 +140,16 @@ impl FileChannel {
                 self.inflight.len() as u32 - 1
             }
         };
-        self.issue_or_stall(context, index);
+        self.admit_or_wait(context, index, stage);
         None
+    }
+
+    /// Issues the operation of a request's current stage, unless it has to wait for others of its kind.
+    #[inline]
+    fn admit_or_wait(&mut self, context: &mut UringContext, index: u32, stage: OpStage) {
+        if !ThreadedOps::counts(stage) || self.threaded.begin(index, stage) {
+            self.issue_or_stall(context, index);
+        }
     }
 
     #[inline]
@@ -212,11 +224,19 @@ impl FileChannel {
 
     /// Processes a completion: issues the request's next operation, or completes the request.
     #[inline]
-    fn complete(&mut self, context: &mut UringContext, completion: IoCompletion) -> Option<Completion<Buffer>> {
+    fn complete(
+        &mut self,
+        context: &mut UringContext,
+        completion: IoCompletion,
+        completions: &mut Vec<Completion<Buffer>>,
+    ) {
         let IoCompletion { cookie, mut result, buffer, .. } = completion;
         let index = cookie as u32;
-        let place = self.inflight.get_mut(index as usize)?;
-        let request = place.as_mut()?;
+        let Some(request) = self.inflight.get_mut(index as usize).and_then(Option::as_mut) else { return };
+        if ThreadedOps::counts(request.stage) {
+            let stage = request.stage;
+            return self.complete_threaded(context, (index, stage), result, completions);
+        }
         match (request.slot.take(), buffer) {
             (Some(slot), Some(slice)) => {
                 if let (Op::Read, Some(buffer), Ok(len)) = (request.op, &request.buffer, u64::try_from(result)) {
@@ -233,16 +253,51 @@ impl FileChannel {
             (None, Some(buffer)) => request.buffer = Some(buffer),
             (_, None) => {}
         }
+        self.advance(context, index, result, completions);
+    }
+
+    /// Processes the result of a request's operation.
+    #[inline]
+    fn advance(
+        &mut self,
+        context: &mut UringContext,
+        index: u32,
+        result: i32,
+        completions: &mut Vec<Completion<Buffer>>,
+    ) {
+        let place = &mut self.inflight[index as usize];
+        let Some(request) = place.as_mut() else { return };
         let unit = self.file.direct.map_or(1, |direct| direct.offset);
         match request.advance(result, unit, &mut self.unsupported) {
             NextStep::Issue => {
-                self.issue_or_stall(context, index);
-                None
+                let stage = request.stage;
+                self.admit_or_wait(context, index, stage);
             }
             NextStep::Complete(outcome) => {
                 self.free_indices.push(index);
-                Some(place.take()?.complete(outcome))
+                completions.extend(place.take().map(|request| request.complete(outcome)));
             }
+        }
+    }
+
+    /// Processes the completion of a flush, for all that share it, or of a `fallocate`. Issues those that waited for it.
+    #[cold]
+    fn complete_threaded(
+        &mut self,
+        context: &mut UringContext,
+        (index, stage): (u32, OpStage),
+        result: i32,
+        completions: &mut Vec<Completion<Buffer>>,
+    ) {
+        for index in self.threaded.end(index, stage) {
+            self.advance(context, index, result, completions);
+        }
+        self.issue_waiting(context);
+    }
+
+    fn issue_waiting(&mut self, context: &mut UringContext) {
+        while let Some(index) = self.threaded.next() {
+            self.issue_or_stall(context, index);
         }
     }
 
@@ -289,7 +344,7 @@ impl DiskChannel<UringContext> for FileChannel {
     fn reap(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
         let before = completions.len();
         while let Some(completion) = context.next(self.client) {
-            completions.extend(self.complete(context, completion));
+            self.complete(context, completion, completions);
         }
         if !self.stalled.is_empty() {
             self.issue_stalled(context);
@@ -299,21 +354,33 @@ impl DiskChannel<UringContext> for FileChannel {
 
     fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
         let is_cancelled = |request: &InflightRequest| tags.binary_search(&request.tag).is_ok();
-        // Stalled requests have no operation in the kernel.
+        // Stalled and waiting requests have no operation in the kernel.
         let (inflight, free) = (&mut self.inflight, &mut self.free_indices);
+        let mut ended = Vec::new();
         self.stalled.retain(|index| {
-            let place = &mut inflight[*index as usize];
-            let Some(request) = place.take_if(|request| is_cancelled(request)) else { return true };
-            free.push(*index);
-            completions.push(request.complete(Outcome::Aborted));
-            false
+            let stalled = inflight[*index as usize].as_ref().filter(|request| is_cancelled(request));
+            ended.extend(stalled.map(|request| (*index, request.stage)));
+            stalled.is_none()
         });
+        let mut cancelled: Vec<u32> =
+            self.threaded.cancel(|index| inflight[index as usize].as_ref().is_some_and(is_cancelled));
+        for (index, stage) in ended {
+            cancelled.push(index);
+            if ThreadedOps::counts(stage) {
+                self.threaded.end_unissued(index, stage);
+            }
+        }
+        for index in cancelled {
+            free.push(index);
+            completions.extend(inflight[index as usize].take().map(|request| request.complete(Outcome::Aborted)));
+        }
         if self.stalled.is_empty() {
             self.retry_at = None;
         }
         for request in self.inflight.iter_mut().flatten().filter(|request| is_cancelled(request)) {
             request.cancelled = true;
         }
+        self.issue_waiting(context);
         let inflight = &self.inflight;
         context.cancel_picked(self.client, |cookie| {
             let request = inflight.get(cookie as usize).and_then(Option::as_ref);
@@ -327,7 +394,8 @@ impl DiskChannel<UringContext> for FileChannel {
 
     fn deadline(&self) -> Option<Instant> {
         // While an operation of this channel is in flight, its completion wakes the worker.
-        if self.stalled.len() == self.outstanding() as usize { self.retry_at } else { None }
+        let waiting = self.stalled.len() + self.threaded.waiting();
+        if waiting == self.outstanding() as usize { self.retry_at } else { None }
     }
 
     fn close(&mut self, context: &mut UringContext) {

@@ -36,6 +36,7 @@ mod inflight;
 mod inline;
 mod lock;
 mod open;
+mod threaded;
 mod threads;
 
 use std::os::fd::OwnedFd;

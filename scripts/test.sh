@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [soak]
+# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [hour] [soak]
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only if none failed. The full output of each run is
 # kept in target/test-logs.
@@ -9,16 +9,16 @@ scripts/check-toolchain.sh || exit 1
 
 for part in "$@"; do
     case $part in
-        fast | guest | xen | crash) ;;
+        fast | guest | xen | crash | hour) ;;
         # All of them, longer: hours.
         soak)
-            set -- fast crash guest xen
+            set -- fast crash guest xen hour
             export MQBLK_CRASH=full MQBLK_RESTARTS=12 MQBLK_MIGRATIONS=10 MQBLK_POWER_CUTS=200 MQBLK_XEN_KILLS=10
             export MQBLK_BARRIER_SEEDS=4000 MQBLK_BLKIF_SEEDS=400 MQBLK_CANCEL_SEEDS=400 MQBLK_LAYOUT_SEEDS=4000 MQBLK_MERGE_SEEDS=400
             export MQBLK_TMF_SEEDS=4000 MQBLK_VIRTIO_CRASH_SEEDS=200 MQBLK_FUZZ_BATCHES=20000 MQBLK_ORACLE_SECONDS=600
             ;;
         *)
-            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash or soak" >&2
+            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash, hour or soak" >&2
             exit 2
             ;;
     esac
@@ -159,6 +159,13 @@ crash() {
     [ ! -f "$logs/crash.json" ] || { echo "statistics, also in $logs/crash.json:"; cat "$logs/crash.json"; }
 }
 
+# With nothing beside it: it compares latencies.
+hour() {
+    echo "hostile guests, frontends and admin clients for 10 minutes beside verifying disks"
+    MQBLK_HOSTILE_SECONDS=${MQBLK_HOSTILE_SECONDS:-600} run hour each "${tests[@]}" --test hostile -- hour:: --nocapture
+    [ ! -f "$logs/hostile-hour.json" ] || echo "statistics are in $logs/hostile-hour.json"
+}
+
 parts=("$@")
 prepare &
 preparing=$!
@@ -178,6 +185,7 @@ if [ "$built" -eq 0 ]; then
         wants guest && guest
         wants xen && xen
     fi
+    wants hour && hour
 fi
 
 # Each failed test once more, with the begin of its message: the end of a log is what people see first.

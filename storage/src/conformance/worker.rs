@@ -55,6 +55,8 @@ pub struct TestWorker {
     memory: Arc<GuestMemory>,
     lease: LeaseId,
     next_tag: u32,
+    /// Most operations that the context had in flight after a submission.
+    highest_busy: usize,
 }
 
 impl TestWorker {
@@ -71,7 +73,7 @@ impl TestWorker {
         let memory = Arc::new(GuestMemory::new(regions).expect("they do not overlap"));
         let lease = context.adopt(Arc::clone(&memory), fixed).expect("adopted");
         let channel = disk.open_channel(&mut context).expect("a channel");
-        TestWorker { context, channel, memory, lease, next_tag: 0 }
+        TestWorker { context, channel, memory, lease, next_tag: 0, highest_busy: 0 }
     }
 
     /// Writes guest memory.
@@ -163,6 +165,7 @@ impl TestWorker {
                 if offered > 0 { self.channel.submit(&mut self.context, &mut batch, &mut completions) } else { 0 };
             assert_eq!(now_taken, offered - batch.len(), "submit says how many it took");
             taken += now_taken;
+            self.highest_busy = self.highest_busy.max(self.context.busy());
             let mut cancelled: Vec<Tag> = cancel(turn).into_iter().map(|at| tags[at]).collect();
             if !cancelled.is_empty() {
                 cancelled.sort_unstable();
@@ -188,6 +191,17 @@ impl TestWorker {
         }
         assert_eq!(self.context.buffers.buffers_in_use(self.lease), 0, "every buffer was returned");
         results.into_iter().flatten().collect()
+    }
+
+    /// Like [`run`](Self::run). Also returns the highest number of operations that the requests had in the kernel at once.
+    ///
+    /// # Panics
+    /// As [`run`](Self::run).
+    pub fn run_counting_operations(&mut self, requests: &[TestRequest]) -> (Vec<TestResult>, usize) {
+        self.highest_busy = 0;
+        let before = self.context.busy();
+        let results = self.run(requests);
+        (results, self.highest_busy - before)
     }
 
     /// Cancels tags that are not outstanding: no completion must follow.

@@ -12,7 +12,7 @@ use rustix::fs::FallocateFlags;
 
 use super::inflight::{InflightRequest, NextStep, OpStage, UnsupportedOps};
 use super::inline::InlineIo;
-use super::sync_group::SyncGroup;
+use super::threaded::ThreadedOps;
 use super::touched::TouchedRegions;
 use super::{FileKind, OpenFile};
 use crate::admission;
@@ -29,8 +29,6 @@ const ZERO_LEN: ByteLen = ByteLen(1 << 20);
 /// depth 32 on a virtio disk 4 gave 65 800 IOPS where a whole batch at once gave 55 000 and single ones 64 500 (medians of 7 interleaved
 /// runs; 3.7, 4.1 and 4.7 us of CPU per I/O).
 const SUBMIT_BATCH: usize = 4;
-/// Maximum number of fallocate(2) calls in flight: each takes a kernel thread.
-const MAX_FALLOCATES: u32 = 8;
 /// Retry interval while other channels fill the context.
 const STALL_RETRY: Duration = Duration::from_millis(1);
 
@@ -44,15 +42,15 @@ pub(super) struct FileChannel {
     inline: InlineIo,
     /// Of a regular file.
     touched: Option<TouchedRegions>,
-    syncs: SyncGroup,
-    /// The requests whose `fdatasync` has completed, while they are processed.
-    synced: Vec<u32>,
-    fallocates: u32,
     pub(super) unsupported: UnsupportedOps,
     inflight: Vec<Option<InflightRequest>>,
     free_indices: Vec<u32>,
     /// Requests that wait for a bounce slot or for space in the context, first come first served.
     stalled: VecDeque<u32>,
+    /// Flushes and `fallocate` calls, of which few are in the kernel.
+    threaded: ThreadedOps,
+    /// Requests whose flush or `fallocate` has ended, while they are processed.
+    ended: Vec<u32>,
     /// When to retry stalled requests if no other request of this channel is in flight.
     retry_at: Option<Instant>,
     bounce: Option<BouncePool>,
@@ -73,14 +71,13 @@ impl FileChannel {
             client: context.add_client(),
             inline: InlineIo::new(&file),
             touched: (file.kind == FileKind::Regular).then(|| TouchedRegions::new(file.size.get())),
-            syncs: SyncGroup::default(),
-            synced: Vec::new(),
-            fallocates: 0,
             unsupported: UnsupportedOps::default(),
             // Reserved, not touched: memory is allocated as requests are in flight at once.
             inflight: Vec::with_capacity(MAX_INFLIGHT),
             free_indices: Vec::with_capacity(MAX_INFLIGHT),
             stalled: VecDeque::with_capacity(MAX_INFLIGHT),
+            threaded: ThreadedOps::default(),
+            ended: Vec::new(),
             retry_at: None,
             bounce,
             zeroes,
@@ -150,7 +147,7 @@ impl FileChannel {
                 self.inflight.len() as u32 - 1
             }
         };
-        self.issue_or_stall(context, index);
+        self.admit_or_wait(context, index, stage);
         None
     }
 
@@ -158,6 +155,14 @@ impl FileChannel {
     #[inline]
     fn is_touched(&self, at: ByteOffset, len: ByteLen) -> bool {
         self.touched.as_ref().is_none_or(|touched| touched.contains(at, len))
+    }
+
+    /// Issues the operation of a request's current stage, unless it has to wait for others of its kind.
+    #[inline]
+    fn admit_or_wait(&mut self, context: &mut UringContext, index: u32, stage: OpStage) {
+        if !ThreadedOps::counts(stage) || self.threaded.begin(index, stage) {
+            self.issue_or_stall(context, index);
+        }
     }
 
     #[inline]
@@ -174,7 +179,9 @@ impl FileChannel {
     fn issue(&mut self, context: &mut UringContext, index: u32) -> Result<(), Stalled> {
         let Some(request) = self.inflight[index as usize].as_mut() else { return Ok(()) };
         let (cookie, at, left) = (u64::from(index), request.at(), request.left());
-        match request.stage {
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        let refused = match request.stage {
             OpStage::Transfer => {
                 let Some(buffer) = request.buffer.take() else { return Ok(()) };
                 request.in_thread = self.touched.as_ref().is_some_and(|touched| !touched.contains(at, left));
@@ -184,30 +191,17 @@ impl FileChannel {
                     Op::Write { fua } => context.write(self.client, cookie, transfer, buffer, fua),
                     _ => context.read(self.client, cookie, transfer, buffer),
                 };
-                refused.map_err(|Refused(buffer)| {
+                return refused.map_err(|Refused(buffer)| {
                     request.buffer = buffer;
                     Stalled
-                })
+                });
             }
-            OpStage::Bounce | OpStage::ZeroWrite => self.issue_slice(context, index),
-            OpStage::Sync if self.syncs.may_issue(index) => {
-                context.datasync(self.client, cookie, &self.ring).map_err(|_| Stalled)?;
-                self.syncs.issued();
-                Ok(())
-            }
-            OpStage::Sync => Ok(()),
-            OpStage::Punch | OpStage::ZeroRange if self.fallocates == MAX_FALLOCATES => Err(Stalled),
-            OpStage::Punch | OpStage::ZeroRange => {
-                let flag = match request.stage {
-                    OpStage::Punch => FallocateFlags::PUNCH_HOLE,
-                    _ => FallocateFlags::ZERO_RANGE,
-                };
-                let mode = flag | FallocateFlags::KEEP_SIZE;
-                context.fallocate(self.client, cookie, &self.ring, mode, at, left).map_err(|_| Stalled)?;
-                self.fallocates += 1;
-                Ok(())
-            }
-        }
+            OpStage::Bounce | OpStage::ZeroWrite => return self.issue_slice(context, index),
+            OpStage::Sync => context.datasync(self.client, cookie, &self.ring),
+            OpStage::Punch => context.fallocate(self.client, cookie, &self.ring, punch, at, left),
+            OpStage::ZeroRange => context.fallocate(self.client, cookie, &self.ring, zero, at, left),
+        };
+        refused.map_err(|_| Stalled)
     }
 
     /// Issues the next slice of a request that goes through a bounce slot or a slot of zeroes.
@@ -246,10 +240,19 @@ impl FileChannel {
 
     /// Processes a completion: issues the request's next operation, or completes the request.
     #[inline]
-    fn complete(&mut self, context: &mut UringContext, completion: IoCompletion) -> Option<Completion<Buffer>> {
+    fn complete(
+        &mut self,
+        context: &mut UringContext,
+        completion: IoCompletion,
+        completions: &mut Vec<Completion<Buffer>>,
+    ) {
         let IoCompletion { cookie, mut result, buffer, .. } = completion;
         let index = cookie as u32;
-        let request = self.inflight.get_mut(index as usize)?.as_mut()?;
+        let Some(request) = self.inflight.get_mut(index as usize).and_then(Option::as_mut) else { return };
+        if ThreadedOps::counts(request.stage) {
+            let stage = request.stage;
+            return self.complete_threaded(context, (index, stage), result, completions);
+        }
         match (request.slot.take(), buffer) {
             (Some(slot), Some(slice)) => {
                 if let (Op::Read, Some(buffer), Ok(len)) = (request.op, &request.buffer, u64::try_from(result)) {
@@ -272,43 +275,53 @@ impl FileChannel {
                 touched.insert(request.at(), ByteLen(len));
             }
         }
-        self.fallocates -= u32::from(matches!(request.stage, OpStage::Punch | OpStage::ZeroRange));
-        self.advance(context, index, result)
+        self.advance(context, index, result, completions);
     }
 
-    /// Takes a request's next step after the result of its stage.
+    /// Processes the result of a request's operation.
     #[inline]
-    fn advance(&mut self, context: &mut UringContext, index: u32, result: i32) -> Option<Completion<Buffer>> {
-        let place = self.inflight.get_mut(index as usize)?;
-        let request = place.as_mut()?;
+    fn advance(
+        &mut self,
+        context: &mut UringContext,
+        index: u32,
+        result: i32,
+        completions: &mut Vec<Completion<Buffer>>,
+    ) {
+        let place = &mut self.inflight[index as usize];
+        let Some(request) = place.as_mut() else { return };
         let unit = self.file.direct.map_or(1, |direct| direct.offset);
         match request.advance(result, unit, &mut self.unsupported) {
             NextStep::Issue => {
-                self.issue_or_stall(context, index);
-                None
+                let stage = request.stage;
+                self.admit_or_wait(context, index, stage);
             }
             NextStep::Complete(outcome) => {
                 self.free_indices.push(index);
-                Some(place.take()?.complete(outcome))
+                completions.extend(place.take().map(|request| request.complete(outcome)));
             }
         }
     }
 
-    /// Processes the completion of an `fdatasync`, for all requests that share it.
-    fn complete_sync(
+    /// Processes the completion of a flush, for all that share it, or of a `fallocate`. Issues those that waited for it.
+    #[cold]
+    fn complete_threaded(
         &mut self,
         context: &mut UringContext,
-        completion: IoCompletion,
+        (index, stage): (u32, OpStage),
+        result: i32,
         completions: &mut Vec<Completion<Buffer>>,
     ) {
-        let mut synced = std::mem::take(&mut self.synced);
-        synced.push(completion.cookie as u32);
-        self.syncs.completed(&mut synced);
-        for index in synced.drain(..) {
-            completions.extend(self.advance(context, index, completion.result));
+        let mut ended = std::mem::take(&mut self.ended);
+        self.threaded.end(index, stage, &mut ended);
+        for index in ended.drain(..) {
+            self.advance(context, index, result, completions);
         }
-        self.synced = synced;
-        if let Some(index) = self.syncs.next() {
+        self.ended = ended;
+        self.issue_waiting(context);
+    }
+
+    fn issue_waiting(&mut self, context: &mut UringContext) {
+        while let Some(index) = self.threaded.next() {
             self.issue_or_stall(context, index);
         }
     }
@@ -356,12 +369,7 @@ impl DiskChannel<UringContext> for FileChannel {
     fn reap(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
         let before = completions.len();
         while let Some(completion) = context.next(self.client) {
-            let request = self.inflight.get(completion.cookie as usize).and_then(Option::as_ref);
-            if request.is_some_and(|request| request.stage == OpStage::Sync) {
-                self.complete_sync(context, completion, completions);
-            } else {
-                completions.extend(self.complete(context, completion));
-            }
+            self.complete(context, completion, completions);
         }
         if !self.stalled.is_empty() {
             self.issue_stalled(context);
@@ -371,28 +379,33 @@ impl DiskChannel<UringContext> for FileChannel {
 
     fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
         let is_cancelled = |request: &InflightRequest| tags.binary_search(&request.tag).is_ok();
-        // Stalled requests have no operation in the kernel.
+        // Stalled and waiting requests have no operation in the kernel.
         let (inflight, free) = (&mut self.inflight, &mut self.free_indices);
+        let mut ended = Vec::new();
         self.stalled.retain(|index| {
-            let place = &mut inflight[*index as usize];
-            let Some(request) = place.take_if(|request| is_cancelled(request)) else { return true };
-            free.push(*index);
-            completions.push(request.complete(Outcome::Aborted));
-            false
+            let stalled = inflight[*index as usize].as_ref().filter(|request| is_cancelled(request));
+            ended.extend(stalled.map(|request| (*index, request.stage)));
+            stalled.is_none()
         });
+        let mut cancelled: Vec<u32> =
+            self.threaded.cancel(|index| inflight[index as usize].as_ref().is_some_and(is_cancelled));
+        for (index, stage) in ended {
+            cancelled.push(index);
+            if ThreadedOps::counts(stage) {
+                self.threaded.end_unissued(index, stage);
+            }
+        }
+        for index in cancelled {
+            free.push(index);
+            completions.extend(inflight[index as usize].take().map(|request| request.complete(Outcome::Aborted)));
+        }
         if self.stalled.is_empty() {
             self.retry_at = None;
         }
-        // Neither have those that wait for the next `fdatasync`.
-        self.syncs.cancel_waiting(|index| {
-            let Some(request) = inflight[index as usize].take_if(|request| is_cancelled(request)) else { return false };
-            free.push(index);
-            completions.push(request.complete(Outcome::Aborted));
-            true
-        });
         for request in self.inflight.iter_mut().flatten().filter(|request| is_cancelled(request)) {
             request.cancelled = true;
         }
+        self.issue_waiting(context);
         let inflight = &self.inflight;
         context.cancel_picked(self.client, |cookie| {
             let request = inflight.get(cookie as usize).and_then(Option::as_ref);
@@ -406,7 +419,8 @@ impl DiskChannel<UringContext> for FileChannel {
 
     fn deadline(&self) -> Option<Instant> {
         // While an operation of this channel is in flight, its completion wakes the worker.
-        if self.stalled.len() == self.outstanding() as usize { self.retry_at } else { None }
+        let waiting = self.stalled.len() + self.threaded.waiting();
+        if waiting == self.outstanding() as usize { self.retry_at } else { None }
     }
 
     fn close(&mut self, context: &mut UringContext) {

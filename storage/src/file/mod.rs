@@ -22,7 +22,7 @@
 //!   for storage go through the ring.
 //! * The first transfer to each MiB of a regular file is executed by a kernel thread from the start (`touched.rs`): where the data is may have to
 //!   be read from the storage first, and some file systems do so within the submission, which would hold up the worker's other disks.
-//! * A flush is `fdatasync`, one at a time: those that arrive meanwhile share the next one (`sync_group.rs`). A durable write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
+//! * A flush is `fdatasync`, one at a time: those that arrive meanwhile share the next one (`threaded.rs`). A durable write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
 //! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where the host has
 //!   neither, zeroes are written.
 //! * Secure discard is not supported.
@@ -38,7 +38,7 @@ mod inflight;
 mod inline;
 mod lock;
 mod open;
-mod sync_group;
+mod threaded;
 mod threads;
 mod touched;
 

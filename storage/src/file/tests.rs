@@ -371,3 +371,20 @@ fn short_transfers_are_continued() {
         worker.close();
     }
 }
+
+/// The kernel has few threads for these, which the disks of a worker share: one disk's flushes and discards leave them to the others.
+#[test]
+fn many_flushes_and_discards_are_few_operations() {
+    const COUNT: usize = 64;
+    let (_dir, path) = image(&on_disk(), 8 << 20);
+    let disk = open(&[("path", path.to_str().unwrap()), ("direct", "off"), ("block-size", "512")]);
+    let mut worker = TestWorker::new(disk.as_ref(), 256, FixedBufferUse::Off);
+    let discard = Op::Discard { secure: false };
+    for (op, len, most) in [(Op::Flush, 0, 1), (discard, 4096, 2)] {
+        let requests: Vec<TestRequest> = (0..COUNT).map(|_| TestRequest::without_data(op, 0, len)).collect();
+        let (results, highest) = worker.run_counting_operations(&requests);
+        assert!(results.iter().all(|result| result.outcome == Outcome::Done(ByteLen::ZERO)), "{results:?}");
+        assert_eq!(highest, most, "operations of {op:?} in the kernel at once");
+    }
+    worker.close();
+}

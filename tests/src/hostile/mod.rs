@@ -3,8 +3,10 @@
 //! `ring_fixture` builds one ring and checks its expected result; `ring_cases` runs tables of these. `session` does the same for vhost-user
 //! messages. `daemon` is the `mqblk` binary as a child process. `socket` sends any message on a vhost-user socket; `memory` and `ring` are
 //! guest memory and a split ring of which every byte is under control; `frontend` sets up queues from these; `request` builds virtio-blk
-//! requests. `load` is a well-behaved client that verifies all that it reads, `queue_load` does the same on a raw queue.
+//! requests. `load` is a well-behaved client that verifies all that it reads, `queue_load` does the same on a raw queue, `timed_load` on any
+//! device with the latency of each request. `attacks` go on until they are stopped. `usage` is what the daemon holds of the host's resources.
 
+pub mod attacks;
 pub mod daemon;
 pub mod eventfd;
 pub mod frontend;
@@ -19,6 +21,8 @@ pub mod ring_cases;
 pub mod ring_fixture;
 pub mod session;
 pub mod socket;
+pub mod timed_load;
+pub mod usage;
 
 use std::time::{Duration, Instant};
 

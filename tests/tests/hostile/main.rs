@@ -5,6 +5,7 @@ mod device_state;
 mod frames;
 mod frontends;
 mod fuzz;
+mod hour;
 mod inflight;
 mod layouts;
 mod memory;

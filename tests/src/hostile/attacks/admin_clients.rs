@@ -1,0 +1,113 @@
+//! Clients of the admin socket that break its protocol, or use it without end.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mqblk_admin::{Client, StatQuery};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use serde_json::json;
+
+use super::frontends::connect_at_once;
+use super::{Attack, AttackControl};
+use crate::hostile::TIMEOUT;
+
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Connects, unless the daemon has as many clients as it serves.
+fn connect(path: &Path, control: &AttackControl) -> Option<UnixStream> {
+    let stream = connect_at_once(path);
+    control.pause(PAUSE);
+    let stream = stream?;
+    stream.set_nonblocking(false).expect("a socket that blocks");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
+    stream.set_write_timeout(Some(TIMEOUT)).expect("a write time-out");
+    Some(stream)
+}
+
+/// Lines of any bytes, half lines, and lines that are too long.
+pub fn rubbish(path: PathBuf, seed: u64) -> Attack {
+    Box::new(move |control| {
+        let mut random = SmallRng::seed_from_u64(seed);
+        while !control.is_stopped() {
+            let Some(mut stream) = connect(&path, control) else { continue };
+            let len = [3, 40, 1000, 70_000, 1 << 20][random.random_range(0..5)];
+            let mut line = vec![0; len];
+            match random.random_range(0..3) {
+                0 => random.fill(&mut line[..]),
+                1 => line.fill(b'['),
+                _ => line = br#"{"jsonrpc":"2.0","id":1,"method":"stat","params":{"disk":7}}"#.to_vec(),
+            }
+            if random.random_bool(0.7) {
+                line.push(b'\n');
+            }
+            // The daemon closes the connection of a line that is too long.
+            if stream.write_all(&line).is_ok() && line.ends_with(b"\n") {
+                let _ = BufReader::new(&stream).read_until(b'\n', &mut Vec::new());
+            }
+            control.count();
+        }
+    })
+}
+
+/// Statistics that are asked for without end, and never read.
+pub fn unread_responses(path: PathBuf) -> Attack {
+    Box::new(move |control| {
+        while !control.is_stopped() {
+            let Some(mut stream) = connect(&path, control) else { continue };
+            stream.set_nonblocking(true).expect("a socket that does not block");
+            let request =
+                b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"stat\",\"params\":{\"queues\":true,\"latency\":true}}\n";
+            while stream.write(request).is_ok() {
+                control.count();
+            }
+            control.pause(Duration::from_millis(500));
+            // What has come so far, so that this is no half line.
+            let _ = stream.read(&mut [0; 4096]);
+        }
+    })
+}
+
+/// What `mqblk stat --queues` asks for, in a loop.
+pub fn statistics(path: PathBuf) -> Attack {
+    Box::new(move |control| {
+        let mut client = None;
+        while !control.is_stopped() {
+            let query = StatQuery { queues: true, latency: false, disk: None };
+            let connected = client.take().or_else(|| Client::connect_with(&path, TIMEOUT).ok());
+            // Refused while there are too many clients.
+            client = connected.and_then(|mut client: Client| client.stat(&query).is_ok().then_some(client));
+            if client.is_some() {
+                control.count();
+            }
+            control.pause(PAUSE);
+        }
+    })
+}
+
+/// LUNs that are added to `controller` and removed again, of `image` and of paths that cannot be LUNs.
+pub fn luns(path: PathBuf, controller: &'static str, image: PathBuf) -> Attack {
+    Box::new(move |control| {
+        let folder = image.parent().expect("a file lies in a folder").to_owned();
+        while !control.is_stopped() {
+            let Ok(mut client) = Client::connect_with(&path, TIMEOUT) else {
+                control.pause(PAUSE);
+                continue;
+            };
+            for bad in [folder.join("nothing"), folder.clone(), "/etc/shadow".into(), "/dev/zero".into()] {
+                let settings = json!({ "controller": controller, "target": 9, "settings": { "path": bad } });
+                assert!(client.call("lun.add", &settings).is_err(), "{bad:?} is a LUN");
+            }
+            let address = json!({ "controller": controller, "target": 8 });
+            let settings = json!({ "controller": controller, "target": 8, "settings": { "path": image } });
+            // The connection may be refused while there are too many clients. A removal that takes long goes on by itself, and the next
+            // addition is refused meanwhile.
+            if client.call("lun.add", &settings).is_ok() && client.call("lun.remove", &address).is_ok() {
+                control.count();
+            }
+            control.pause(PAUSE);
+        }
+    })
+}

@@ -160,10 +160,12 @@ impl<L: GuestContext> VirtioDevice<L> for VirtioBlk {
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), String> {
         let mut current = vec![0; bytes.len()];
         VirtioDevice::<L>::read_config(self, offset, &mut current);
+        // Applied only if all bytes are valid: what is refused leaves no trace in the in-flight region.
+        let mut writeback = None;
         for (at, (new, old)) in (offset..).zip(bytes.iter().zip(&current)) {
             if at == WRITEBACK_OFFSET {
                 match *new {
-                    0 | 1 => self.writeback.store(*new == 1, Ordering::Relaxed),
+                    0 | 1 => writeback = Some(*new == 1),
                     other => return Err(format!("writeback: found {other}, expected 0 or 1")),
                 }
             } else if new != old {
@@ -171,6 +173,9 @@ impl<L: GuestContext> VirtioDevice<L> for VirtioBlk {
                     "configuration byte {at}: found a write, expected one to byte {WRITEBACK_OFFSET} only"
                 ));
             }
+        }
+        if let Some(writeback) = writeback {
+            self.writeback.store(writeback, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -135,6 +135,17 @@ mod tests {
     }
 
     #[test]
+    fn a_write_that_is_refused_changes_nothing() {
+        let device = device(1 << 20, false);
+        let write = |bytes: &[u8]| VirtioDevice::<NoContext>::write_config(&*device, 32, bytes);
+        // The mode, a reserved byte, the number of queues.
+        assert!(write(&[0, 0, 2, 0]).is_err());
+        assert!(device.is_writeback());
+        write(&[0, 0, 1, 0]).unwrap();
+        assert!(!device.is_writeback());
+    }
+
+    #[test]
     fn another_disk_is_refused_and_nothing_changes() {
         let destination = device(1 << 20, false);
         for (text, want) in [

@@ -13,6 +13,13 @@ mod scsi_control;
 mod scsi_controller;
 mod scsi_medium;
 mod scsi_unit;
+pub mod vhost_user;
+mod vhost_user_files;
+mod vhost_user_guest;
+mod vhost_user_machine;
+mod vhost_user_messages;
+mod vhost_user_session;
+mod vhost_user_wire;
 pub mod virtio_blk;
 mod virtio_blk_requests;
 pub mod virtio_scsi;
@@ -21,7 +28,7 @@ pub mod virtio_scsi;
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 7] = [
+pub const TARGETS: [FuzzTarget; 8] = [
     ("virtio_blk", virtio_blk::target),
     ("virtio_scsi", virtio_scsi::target),
     ("blkif_entries", blkif_entries::target),
@@ -29,4 +36,5 @@ pub const TARGETS: [FuzzTarget; 7] = [
     ("config", config::target),
     ("inflight", inflight::target),
     ("admin", admin::target),
+    ("vhost_user", vhost_user::target),
 ];

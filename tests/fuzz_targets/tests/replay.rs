@@ -2,6 +2,7 @@
 
 use std::panic::catch_unwind;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use mqblk_fuzz_targets::TARGETS;
 use rand::rngs::SmallRng;
@@ -10,8 +11,12 @@ use rand::{RngExt, SeedableRng};
 /// Generated inputs of a target.
 const INPUTS: u64 = 300;
 
+/// One test at a time: a target counts the descriptors of the process.
+static ONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn every_target_has_a_corpus_that_it_passes() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     for (name, target) in TARGETS {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
         let mut files: Vec<_> = std::fs::read_dir(&folder)
@@ -29,6 +34,7 @@ fn every_target_has_a_corpus_that_it_passes() {
 
 #[test]
 fn generated_input_passes() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let inputs = std::env::var("MQBLK_FUZZ_INPUTS").map_or(INPUTS, |text| text.parse().expect("a number"));
     for (name, target) in TARGETS {
         for seed in 0..inputs {

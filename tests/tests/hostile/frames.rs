@@ -5,13 +5,18 @@ use std::os::unix::net::UnixStream;
 use mqblk_tests::hostile::eventfd::TestEventFd;
 use mqblk_tests::hostile::frontend::PROTOCOL_FEATURES;
 use mqblk_tests::hostile::session::SessionOutcome::{CheckedBySession, Closed, Refused};
-use mqblk_tests::hostile::session::{SessionCase, one_page_region, run_sessions};
+use mqblk_tests::hostile::session::{SessionCase, SessionFixture, one_page_region, run_sessions};
 use mqblk_tests::hostile::socket::{
     NEED_REPLY, REPLY, VERSION, config_payload, message as m, message_bytes, vring_state_payload,
 };
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::fd::AsFd;
+
+fn send_descriptors(talk: &mut SessionFixture, message: u32, payload: &[u8], count: usize) {
+    let event = TestEventFd::new();
+    talk.send_after_negotiation(message, payload, &vec![event.as_fd(); count]);
+}
 
 #[test]
 fn frames_that_make_no_sense() {
@@ -77,14 +82,13 @@ fn frames_that_make_no_sense() {
             },
             Closed,
         ),
+        ("33 descriptors", |t| send_descriptors(t, m::SET_VRING_CALL, &[0; 8], 33), Closed),
+        ("64 descriptors without a payload", |t| send_descriptors(t, m::SET_OWNER, &[], 64), Closed),
+        // The payload of a message that is dropped must not be taken for the next one.
         (
-            "64 descriptors, which go with their message",
-            |t| {
-                let (mut connection, event) = (t.connect_negotiated(), TestEventFd::new());
-                connection.send(m::SET_OWNER, VERSION, &[], &[event.as_fd(); 64]);
-                assert_ne!(connection.request_u64(m::GET_FEATURES), 0);
-            },
-            CheckedBySession,
+            "36 descriptors around a message",
+            |t| send_descriptors(t, m::SET_CONFIG, &message_bytes(m::RESET_DEVICE, VERSION, 0, &[]), 36),
+            Closed,
         ),
         (
             "descriptors in the middle of a payload",

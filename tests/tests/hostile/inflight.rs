@@ -3,6 +3,9 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use mqblk_admin::{Client, StatQuery};
+use mqblk_tests::hostile::TIMEOUT;
+use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::frontend::{DEFAULT_RING_SIZE, HostileFrontend};
 use mqblk_tests::hostile::memory::START;
 use mqblk_tests::hostile::ring::RingAddresses;
@@ -233,4 +236,27 @@ fn regions_that_make_no_sense() {
         ),
     ];
     run_sessions(rows);
+}
+
+#[test]
+fn a_region_is_reported_also_when_the_device_was_reset_before_its_queues_start() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let admin = folder.path().join("admin");
+    let disks = [("one", "storage=ram,size=1M,queues=2")];
+    let daemon = HostileDaemon::start_with(1, &disks, &["--admin", &admin.display().to_string()]);
+    let reported = || {
+        let mut client = Client::connect_with(&admin, TIMEOUT).expect("the admin socket");
+        let stat = client.stat(&StatQuery::default()).expect("statistics");
+        stat.disks.iter().find(|disk| disk.id == "one").expect("the disk").in_flight_region
+    };
+    let mut frontend = HostileFrontend::connect(&daemon.socket("one"), 0);
+    let region = frontend.get_inflight(QUEUES);
+    frontend.set_inflight(&region);
+    // QEMU sends it when the machine is reset, which it also is at its start.
+    frontend.connection.send_acked(m::RESET_DEVICE, &[], &[]);
+    assert_eq!(reported(), None);
+    frontend.add_queue(RingAddresses::pages(START), DEFAULT_RING_SIZE);
+    assert_eq!(reported(), Some(true));
+    drop(frontend);
+    daemon.stop();
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recv, recvmsg, send};
+use vhost::vhost_user::message::MAX_ATTACHED_FD_ENTRIES;
 
 /// Bytes of a message header: request, flags, payload size; each a u32 in host byte order.
 const HEADER: usize = 12;
@@ -49,6 +50,15 @@ pub enum ConfigChangeResult {
     NoReply,
 }
 
+/// What a peek at a message has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PeekedMessage {
+    /// The request number; `None` if the header was not complete.
+    pub(crate) request: Option<u32>,
+    /// It has more descriptors than any message may have.
+    pub(crate) has_too_many_descriptors: bool,
+}
+
 #[derive(Default)]
 struct ChannelState {
     connected: bool,
@@ -77,20 +87,33 @@ impl BackendChannel {
         *lock(&self.state) = ChannelState::default();
     }
 
-    /// Waits for the connection's next message, peeks at it and returns its request number.
+    /// Waits for the connection's next message, and peeks at it.
     ///
     /// A header that arrives in parts may be peeked at too early: then there is no number, and the socket is not seen.
-    pub(crate) fn peek_message(&self, stream: impl AsFd) -> Option<u32> {
+    pub(crate) fn peek_message(&self, stream: impl AsFd) -> PeekedMessage {
         let mut bytes = [0; HEADER + 8];
-        let (found, _) = rustix::io::retry_on_intr(|| recv(&stream, &mut bytes[..], RecvFlags::PEEK)).ok()?;
-        let request = word(&bytes[..found], 0)?;
+        // Without space for descriptors: the flags say if there are any.
+        let peeked = rustix::io::retry_on_intr(|| {
+            let parts = &mut [IoSliceMut::new(&mut bytes)];
+            recvmsg(&stream, parts, &mut RecvAncillaryBuffer::default(), RecvFlags::PEEK)
+        });
+        let Ok(peeked) = peeked else { return PeekedMessage::default() };
+        let has_descriptors = peeked.flags.contains(ReturnFlags::CTRUNC);
+        let request = self.note_message(stream.as_fd(), &bytes[..peeked.bytes]);
+        PeekedMessage { request, has_too_many_descriptors: has_descriptors && has_too_many_descriptors(stream.as_fd()) }
+    }
+
+    /// Notes what the message means for this channel. Returns its request number.
+    fn note_message(&self, stream: BorrowedFd<'_>, bytes: &[u8]) -> Option<u32> {
+        let request = word(bytes, 0)?;
         match request {
-            SET_PROTOCOL_FEATURES if found == bytes.len() => {
-                let [.., a, b, c, d, e, f, g, h] = bytes;
-                lock(&self.state).protocol_features = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+            SET_PROTOCOL_FEATURES => {
+                if let Some([low, high]) = word(bytes, HEADER).zip(word(bytes, HEADER + 4)).map(<[u32; 2]>::from) {
+                    lock(&self.state).protocol_features = u64::from(low) | u64::from(high) << 32;
+                }
             }
             SET_BACKEND_REQ_FD => {
-                let socket = peek_descriptor(stream.as_fd()).map(Arc::new);
+                let socket = peek_descriptor(stream).map(Arc::new);
                 lock(&self.state).socket = socket;
             }
             GET_CONFIG => lock(&self.state).config_stale = false,
@@ -179,21 +202,34 @@ fn wait_reply(socket: &OwnedFd, until: Instant) -> ConfigChangeResult {
     }
 }
 
+/// Returns true if the next message has more descriptors than the `vhost` crate accepts. It would read the header, drop it and all
+/// descriptors without an error, and take the payload for the next header.
+fn has_too_many_descriptors(stream: BorrowedFd<'_>) -> bool {
+    peek_descriptors(stream).is_none_or(|found| found.len() > MAX_ATTACHED_FD_ENTRIES)
+}
+
 /// Duplicates the one descriptor of the next message. `None` if the message has none, or several.
 fn peek_descriptor(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let mut found = peek_descriptors(stream)?;
+    if found.len() == 1 { found.pop() } else { None }
+}
+
+/// Duplicates the descriptors of the next message. `None` if they are more than any message may have.
+fn peek_descriptors(stream: BorrowedFd<'_>) -> Option<Vec<OwnedFd>> {
     let mut header = [0; HEADER];
-    // Space for several, to detect more than one.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES + 1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    recvmsg(stream, &mut [IoSliceMut::new(&mut header)], &mut control, flags).ok()?;
+    let Ok(peeked) = recvmsg(stream, &mut [IoSliceMut::new(&mut header)], &mut control, flags) else {
+        return Some(Vec::new());
+    };
     let mut found = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
             found.extend(descriptors);
         }
     }
-    if found.len() == 1 { found.pop() } else { None }
+    (!peeked.flags.contains(ReturnFlags::CTRUNC)).then_some(found)
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
@@ -294,6 +330,23 @@ mod tests {
         let mut reply = frame(CONFIG_CHANGE, &value.to_ne_bytes());
         reply[4..8].copy_from_slice(&(VERSION | REPLY).to_ne_bytes());
         reply
+    }
+
+    #[test]
+    fn more_descriptors_than_any_message_has_are_seen() {
+        for (count, too_many) in [(0, false), (1, false), (32, false), (33, true), (34, true), (35, true), (200, true)]
+        {
+            let rig = ChannelFixture::new();
+            let descriptors = vec![rig.theirs.as_fd(); count];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(count == 0 || control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+            let frame = frame(GET_CONFIG, &[]);
+            sendmsg(&rig.theirs, &[IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
+            let peeked = rig.requests.peek_message(&rig.ours);
+            let expected = PeekedMessage { request: Some(GET_CONFIG), has_too_many_descriptors: too_many };
+            assert_eq!(peeked, expected, "{count} descriptors");
+        }
     }
 
     #[test]

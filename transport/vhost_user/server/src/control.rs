@@ -253,11 +253,14 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     /// Handles one message.
     fn handle_message(&mut self) {
         let Some(connection) = &mut self.current else { return };
-        let request = self.shared.backend_channel.peek_message(&*connection.stream);
+        let peeked = self.shared.backend_channel.peek_message(&*connection.stream);
+        if peeked.has_too_many_descriptors {
+            return self.disconnect(Some(&Error::IncorrectFds));
+        }
         let (handler, session) = (&mut connection.handler, &connection.session);
         // A panic while handling a message is a bug; it ends only this connection.
         let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            if request == Some(CHECK_DEVICE_STATE) {
+            if peeked.request == Some(CHECK_DEVICE_STATE) {
                 // Done first because `handle_request` locks the session.
                 device_state::finish_transfer(session);
             }

@@ -68,6 +68,9 @@ impl InflightRegion {
                 "in-flight region: size: found {mmap_size} bytes for {num_queues} queues, expected a multiple of {ALIGN} for each"
             ));
         }
+        if !mmap_offset.is_multiple_of(ALIGN) {
+            return Err(format!("in-flight region: offset: found {mmap_offset}, expected a multiple of {ALIGN}"));
+        }
         let region = sharing.map(file, mmap_offset, mmap_size, (GuestAddress(0), UserAddress(0)));
         let memory = region.and_then(|region| GuestMemory::default().with_region(region));
         let memory = memory.map_err(|error| format!("in-flight region: {error}"))?;
@@ -210,7 +213,9 @@ mod tests {
             (inflight_layout(100, 0, 2), "expected a multiple"),
             (inflight_layout(layout.mmap_size * 2, 0, 2), "the file has"),
             (inflight_layout(layout.mmap_size, 64, 2), "the file has"),
-            (inflight_layout(layout.mmap_size, u64::MAX, 2), "in-flight region"),
+            // Its tables could not be used: requests would be served without a record.
+            (inflight_layout(layout.mmap_size / 2, 4, 2), "offset: found 4, expected a multiple of 8"),
+            (inflight_layout(layout.mmap_size, u64::MAX - 7, 2), "in-flight region"),
         ] {
             let why = open(&layout, &file).err().unwrap();
             assert!(why.contains(names), "{why}");

@@ -243,9 +243,10 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         if !std::mem::replace(&mut self.driver_started, true) {
             let resumed = self.inflight.as_ref().is_some_and(|region| region.was_used());
             self.device.driver_started(resumed || self.state_transfer.loaded);
-            self.gate.set_tracked(Some(self.inflight.is_some()));
             self.resume_deadline = resumed.then(|| Instant::now() + RESUME_TIMEOUT);
         }
+        // Not above: the driver has also started when a frontend resets the device before any queue starts.
+        self.gate.set_tracked(Some(self.inflight.is_some()));
         let worker = self.options.queue_map.get(queue).copied().unwrap_or(queue);
         let (vrings, start) = self.start_params(worker);
         match vrings[queue].start(&start) {

@@ -370,9 +370,9 @@ impl Watcher {
         let name = DeviceName { type_name: self.type_name.clone(), frontend_id: front, devid };
         let backend = vbd::backend_path(self.shared.xen.domain(), &self.type_name, front, devid);
         let mut read = |key: &str| store.read(&format!("{backend}/{key}"));
-        let Some(params) = read(keys::STATE)?.and(read(keys::PARAMS)?) else { return Ok(()) };
+        let Some(text) = read(keys::STATE)?.and(read(keys::PARAMS)?) else { return Ok(()) };
         // Invalid params are reported later, in the device's `error` node.
-        if let Ok(params) = Params::parse(&params)
+        if let Ok(params) = Params::parse(&text)
             && !self.shared.opener.serves(&params)
         {
             tracing::debug!(device = %name, %params, "not for this program");
@@ -389,7 +389,7 @@ impl Watcher {
             return if error.is_lost() { Err(error) } else { Ok(()) };
         }
         tracing::debug!(device = %name, frontend, "found");
-        let device = Some(Device::new(&self.shared, name, frontend.clone()));
+        let device = Some(Device::new(&self.shared, name, frontend.clone(), text));
         let bucket = TokenBucket::new(self.rate_limit, Instant::now());
         let phase = DevicePhase::Discovered;
         let watched = WatchedDevice {

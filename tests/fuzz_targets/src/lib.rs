@@ -3,7 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod blkif;
+mod blkif_device;
 pub mod blkif_entries;
+mod blkif_guest;
+mod blkif_requests;
 pub mod config;
 pub mod inflight;
 pub mod journal;
@@ -16,14 +20,16 @@ mod scsi_unit;
 pub mod virtio_blk;
 mod virtio_blk_requests;
 pub mod virtio_scsi;
+mod xen_host;
 
 /// A target: its name, which is that of its folder in `fuzz/corpus`, and its function.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 7] = [
+pub const TARGETS: [FuzzTarget; 8] = [
     ("virtio_blk", virtio_blk::target),
     ("virtio_scsi", virtio_scsi::target),
+    ("blkif", blkif::target),
     ("blkif_entries", blkif_entries::target),
     ("journal", journal::target),
     ("config", config::target),

@@ -21,15 +21,19 @@ pub mod virtio_blk;
 mod virtio_blk_requests;
 pub mod virtio_scsi;
 mod xen_host;
+pub mod xenstore;
+mod xenstore_guest;
+mod xenstore_model;
 
 /// A target: its name, which is that of its folder in `fuzz/corpus`, and its function.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 8] = [
+pub const TARGETS: [FuzzTarget; 9] = [
     ("virtio_blk", virtio_blk::target),
     ("virtio_scsi", virtio_scsi::target),
     ("blkif", blkif::target),
+    ("xenstore", xenstore::target),
     ("blkif_entries", blkif_entries::target),
     ("journal", journal::target),
     ("config", config::target),

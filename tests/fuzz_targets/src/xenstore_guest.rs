@@ -13,6 +13,7 @@ use mqblk_ring::blkif::Abi;
 use mqblk_xen::{EventPort, Xen};
 use mqblk_xen_server::{DeviceName, DiskBacking, Opener, Params, RingLimits, VbdSettings};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 use rustix::time::Timespec;
 
 use crate::blkif_guest::GuestRing;
@@ -169,7 +170,7 @@ impl GuestFrontend {
         }
         while ring.ready() == 0 {
             let mut waiting = [PollFd::from_borrowed_fd(port.descriptor.as_fd(), PollFlags::IN)];
-            let events = poll(&mut waiting, Some(&TIMEOUT)).expect("an event channel");
+            let events = retry_on_intr(|| poll(&mut waiting, Some(&TIMEOUT))).expect("an event channel");
             assert!(events > 0, "no response on ring {queue} to operation {operation}");
             port.channel.take();
             port.channel.unmask();

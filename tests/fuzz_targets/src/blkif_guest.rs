@@ -256,7 +256,7 @@ pub(crate) struct Overwrites {
     entries: Vec<Vec<usize>>,
     /// Indirect pages, by a grant of the request's data.
     tables: HashMap<u32, Vec<usize>>,
-    /// Data that was copied.
+    /// Pages whose bytes are overwritten once they were copied, by their grant.
     data: HashMap<u32, usize>,
 }
 
@@ -288,6 +288,9 @@ impl BlkifGuest {
     pub(crate) fn overwrite_later(&mut self, ring: usize, entry: usize, request: &GuestRequest) {
         self.overwrites.entries[ring].push(entry);
         let pages: Vec<usize> = request.tables.iter().filter_map(|table| table.page).collect();
+        for table in &request.tables {
+            self.overwrites.data.extend(table.page.map(|page| (table.gref, page)));
+        }
         for segment in &request.segments {
             self.overwrites.tables.insert(segment.grant.gref, pages.clone());
             if let Some(page) = segment.grant.page {

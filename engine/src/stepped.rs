@@ -10,12 +10,13 @@ use crate::attach_error::AttachError;
 use crate::counters::WorkerStats;
 use crate::errors::DiskHealth;
 use crate::mailbox::Mailbox;
+use crate::poll_list::IdleDecision;
 use crate::queue_options::{QueueDisk, QueueOptions};
 use crate::resume::Resume;
 use crate::worker::Worker;
 
 /// A worker whose turns are run one by one, on the thread that created it: for simulations, and for counting what a turn costs. Its
-/// turns are those of a worker thread. It never sleeps, so queues are served without kicks.
+/// turns are those of a worker thread. It never sleeps; queues are served without kicks until [`arm`](Self::arm) arms them.
 #[derive(Debug)]
 pub struct SteppedWorker {
     worker: Worker,
@@ -54,8 +55,31 @@ impl SteppedWorker {
         Q: GuestQueue<Context = UringContext> + Send + 'static,
         Q::Position: Send + 'static,
     {
-        let (slot, generation) = self.worker.attach_queue(options, make, |_, _| {})?;
+        self.attach_closing(options, make, |_, _| {})
+    }
+
+    /// Attaches a queue like [`attach`](Self::attach). `close` is called with the drained queue before it is dropped.
+    ///
+    /// # Errors
+    /// When the disk cannot be opened, or `make` fails.
+    pub fn attach_closing<Q>(
+        &mut self,
+        options: QueueOptions,
+        make: impl FnOnce(&mut UringContext, &Arc<dyn Wake>) -> Result<Q, String>,
+        close: impl FnOnce(&mut Q, &mut UringContext) + Send + 'static,
+    ) -> Result<SteppedQueue, AttachError>
+    where
+        Q: GuestQueue<Context = UringContext> + Send + 'static,
+        Q::Position: Send + 'static,
+    {
+        let (slot, generation) = self.worker.attach_queue(options, make, close)?;
         Ok(SteppedQueue { slot, generation })
+    }
+
+    /// Does what a worker thread does after an idle turn: arms the queues whose poll window has closed. Returns true if the thread would
+    /// sleep now, until a kick, a message or a completion.
+    pub fn arm(&mut self) -> bool {
+        matches!(self.worker.poll_or_arm(), IdleDecision::Sleep)
     }
 
     /// Drains a queue: it is detached in the turn in which the last of its requests completes.

@@ -3,7 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod blkif;
+mod blkif_device;
 pub mod blkif_entries;
+mod blkif_guest;
+mod blkif_requests;
 pub mod config;
 pub mod inflight;
 pub mod journal;
@@ -23,14 +27,20 @@ mod vhost_user_wire;
 pub mod virtio_blk;
 mod virtio_blk_requests;
 pub mod virtio_scsi;
+mod xen_host;
+pub mod xenstore;
+mod xenstore_guest;
+mod xenstore_model;
 
 /// A target: its name, which is that of its folder in `fuzz/corpus`, and its function.
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 8] = [
+pub const TARGETS: [FuzzTarget; 10] = [
     ("virtio_blk", virtio_blk::target),
     ("virtio_scsi", virtio_scsi::target),
+    ("blkif", blkif::target),
+    ("xenstore", xenstore::target),
     ("blkif_entries", blkif_entries::target),
     ("journal", journal::target),
     ("config", config::target),

@@ -109,51 +109,10 @@ impl Backend {
     /// # Errors
     /// [`BackendError`].
     pub fn start(xen: Arc<dyn Xen>, options: BackendOptions) -> Result<Backend, BackendError> {
-        let BackendOptions {
-            type_name,
-            engine,
-            opener,
-            budget,
-            journal_dir: journals,
-            exclusive: alone,
-            rate_limit: pace,
-            drain_timeout,
-        } = options;
-        let journals = journals
-            .map(|path| JournalDir::open_or_create(&path).map_err(|source| BackendError::Journals { path, source }));
-        let journals = journals.transpose()?;
-        let lock = journals.as_ref().filter(|_| alone).map(|journals| journals.lock(&type_name)).transpose();
-        let lock = lock.map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => BackendError::Busy(type_name.clone()),
-            _ => BackendError::Os(error),
-        })?;
-        let shared = Arc::new(BackendShared {
-            xen,
-            engine,
-            opener,
-            budget,
-            journal_dir: journals,
-            registry: DeviceRegistry::default(),
-            device_checks: AtomicU64::new(0),
-            stop_deadline: OnceLock::new(),
-        });
-        let (wakeup, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
-        let folder = vbd::backends_path(shared.xen.domain(), &type_name);
-        let (sender, ended) = channel();
-        let mut watcher = Watcher {
-            shared: Arc::clone(&shared),
-            type_name,
-            backends_dir: folder,
-            rate_limit: pace,
-            devices: BTreeMap::new(),
-            results: ended,
-            result_sender: sender,
-            _lock: lock,
-            wakeup: wakeup.clone(),
-            stop: Arc::clone(&stop),
-            last_reclaim: Instant::now(),
-        };
+        let drain_timeout = options.drain_timeout;
+        let mut watcher = Watcher::new(xen, options)?;
         let store = watcher.connect()?;
+        let (shared, stop, wakeup) = (Arc::clone(&watcher.shared), Arc::clone(&watcher.stop), watcher.wakeup.clone());
         let thread = std::thread::Builder::new().name("xen-watch".to_owned()).spawn(move || watcher.run(store))?;
         Ok(Backend { shared, stop, wakeup, drain_timeout, thread: Mutex::new(Some(thread)) })
     }
@@ -209,8 +168,8 @@ struct TaskResult {
     device: Option<Device>,
 }
 
-struct Watcher {
-    shared: Arc<BackendShared>,
+pub(crate) struct Watcher {
+    pub(crate) shared: Arc<BackendShared>,
     type_name: String,
     /// Path of the watched directory.
     backends_dir: String,
@@ -226,8 +185,56 @@ struct Watcher {
 }
 
 impl Watcher {
+    /// Creates a watcher without devices.
+    pub(crate) fn new(xen: Arc<dyn Xen>, options: BackendOptions) -> Result<Watcher, BackendError> {
+        let BackendOptions {
+            type_name,
+            engine,
+            opener,
+            budget,
+            journal_dir: journals,
+            exclusive: alone,
+            rate_limit: pace,
+            drain_timeout: _,
+        } = options;
+        let journals = journals
+            .map(|path| JournalDir::open_or_create(&path).map_err(|source| BackendError::Journals { path, source }));
+        let journals = journals.transpose()?;
+        let lock = journals.as_ref().filter(|_| alone).map(|journals| journals.lock(&type_name)).transpose();
+        let lock = lock.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => BackendError::Busy(type_name.clone()),
+            _ => BackendError::Os(error),
+        })?;
+        let shared = Arc::new(BackendShared {
+            xen,
+            engine,
+            opener,
+            budget,
+            journal_dir: journals,
+            registry: DeviceRegistry::default(),
+            device_checks: AtomicU64::new(0),
+            stop_deadline: OnceLock::new(),
+        });
+        let (wakeup, stop) = (EventFd::new()?, Arc::new(AtomicBool::new(false)));
+        let folder = vbd::backends_path(shared.xen.domain(), &type_name);
+        let (sender, ended) = channel();
+        Ok(Watcher {
+            shared,
+            type_name,
+            backends_dir: folder,
+            rate_limit: pace,
+            devices: BTreeMap::new(),
+            results: ended,
+            result_sender: sender,
+            _lock: lock,
+            wakeup,
+            stop,
+            last_reclaim: Instant::now(),
+        })
+    }
+
     /// Connects to xenstore and sets the watches, including those of watched devices.
-    fn connect(&mut self) -> Result<Xenstore, BackendError> {
+    pub(crate) fn connect(&mut self) -> Result<Xenstore, BackendError> {
         let mut store = self.shared.xen.store()?;
         store.watch(&self.backends_dir, BACKENDS_TOKEN)?;
         // A driver domain may not set this watch; frontends that disappear are detected without it.
@@ -271,7 +278,7 @@ impl Watcher {
     }
 
     /// Reads events and checks devices. Returns how long to wait for the next event; `None`: without a limit.
-    fn turn(&mut self, store: &mut Xenstore) -> Result<Option<Duration>, XenstoreError> {
+    pub(crate) fn turn(&mut self, store: &mut Xenstore) -> Result<Option<Duration>, XenstoreError> {
         // Events that arrive with a reply are queued in `store`, which does not make its descriptor readable.
         let mut again = true;
         for _ in 0..MAX_EVENTS {
@@ -370,9 +377,9 @@ impl Watcher {
         let name = DeviceName { type_name: self.type_name.clone(), frontend_id: front, devid };
         let backend = vbd::backend_path(self.shared.xen.domain(), &self.type_name, front, devid);
         let mut read = |key: &str| store.read(&format!("{backend}/{key}"));
-        let Some(params) = read(keys::STATE)?.and(read(keys::PARAMS)?) else { return Ok(()) };
+        let Some(text) = read(keys::STATE)?.and(read(keys::PARAMS)?) else { return Ok(()) };
         // Invalid params are reported later, in the device's `error` node.
-        if let Ok(params) = Params::parse(&params)
+        if let Ok(params) = Params::parse(&text)
             && !self.shared.opener.serves(&params)
         {
             tracing::debug!(device = %name, %params, "not for this program");
@@ -389,7 +396,7 @@ impl Watcher {
             return if error.is_lost() { Err(error) } else { Ok(()) };
         }
         tracing::debug!(device = %name, frontend, "found");
-        let device = Some(Device::new(&self.shared, name, frontend.clone()));
+        let device = Some(Device::new(&self.shared, name, frontend.clone(), text));
         let bucket = TokenBucket::new(self.rate_limit, Instant::now());
         let phase = DevicePhase::Discovered;
         let watched = WatchedDevice {
@@ -481,13 +488,24 @@ impl Watcher {
         }
     }
 
-    /// Waits for running tasks, and stops all devices.
-    fn stop_devices(&mut self) {
+    /// Returns true if a device is to be checked.
+    pub(crate) fn has_work(&self) -> bool {
+        self.devices.values().any(|watched| watched.dirty && watched.device.is_some())
+    }
+
+    /// Waits for running tasks. Returns how many there were.
+    pub(crate) fn finish_tasks(&mut self, mut store: Option<&mut Xenstore>) -> usize {
         let running = self.devices.values().filter(|watched| watched.busy).count();
         for _ in 0..running {
             let Ok(ended) = self.results.recv() else { break };
-            self.finish_task(None, ended);
+            self.finish_task(store.as_deref_mut(), ended);
         }
+        running
+    }
+
+    /// Waits for running tasks, and stops all devices.
+    pub(crate) fn stop_devices(&mut self) {
+        self.finish_tasks(None);
         let all: Vec<_> = self
             .devices
             .iter_mut()

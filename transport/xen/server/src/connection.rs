@@ -105,7 +105,10 @@ impl RingConnector<'_> {
         let front = self.name.frontend_id;
         let pages = MappedRing::map(self.xen, front, keys)?;
         let start = self.start_ring(&pages, abi, index, keys)?;
-        let port = self.xen.bind_interdomain(front, keys.port).map_err(|error| format!("event-channel: {error}"))?;
+        let port = self.xen.bind_interdomain(front, keys.port).map_err(|error| {
+            let found = keys.port.0;
+            format!("event-channel: found {found}, which cannot be bound ({error}), expected a port allocated for us")
+        })?;
         let grants = self.xen.grants(front).map_err(|error| error.to_string())?;
         if self.resume {
             // The earlier process may have been killed before it sent the event for published responses.

@@ -92,7 +92,8 @@ pub(crate) enum DeviceTask {
 }
 
 impl Device {
-    pub(crate) fn new(shared: &BackendShared, name: DeviceName, frontend_path: String) -> Device {
+    /// `params`: the value of this key when the device was discovered.
+    pub(crate) fn new(shared: &BackendShared, name: DeviceName, frontend_path: String, params: String) -> Device {
         let own = shared.xen.domain();
         let backend_path = vbd::backend_path(own, &name.type_name, name.frontend_id, name.devid);
         let error_path = vbd::backend_error_path(own, &name.type_name, name.frontend_id, name.devid);
@@ -104,7 +105,7 @@ impl Device {
             open_disk: None,
             last_stats: None,
             last_offer: None,
-            params: None,
+            params: Some(params),
             state_written: false,
         }
     }

@@ -1,6 +1,6 @@
 //! Xen block backend: finds devices in xenstore, connects their rings to the engine's workers and disconnects them.
 //!
-//! `backend` is the thread that watches xenstore; `state_machine` decides a device's next transition, which `device` executes on a thread
+//! `backend` is the thread that watches xenstore (`stepped`: the same without the thread, for simulations); `state_machine` decides a device's next transition, which `device` executes on a thread
 //! per device. `frontend` parses a frontend's keys, `offer` formats the backend's; `connection` opens rings, whose journal files are in
 //! `journal_dir`. `storage` is the interface to the program that opens disks, `open_disk` an open one, `resize` changes its size;
 //! `device_stats` provides statistics. `toolstack` creates and removes devices.
@@ -20,6 +20,7 @@ mod params;
 mod registry;
 mod resize;
 mod state_machine;
+mod stepped;
 mod storage;
 pub mod toolstack;
 
@@ -28,4 +29,5 @@ pub use device_stats::DeviceStats;
 pub use frontend::RingLimits;
 pub use name::DeviceName;
 pub use params::Params;
+pub use stepped::SteppedBackend;
 pub use storage::{DiskBacking, Opener, VbdSettings};

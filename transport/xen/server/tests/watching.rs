@@ -126,6 +126,28 @@ fn a_recreated_device_is_not_written_to_by_its_predecessor() {
     assert_eq!(stage.store.read(&error).unwrap().as_deref(), Some("19 no mqblk:second here"));
 }
 
+/// A frontend may close before the backend has seen its device. The backend closes too; it is done with the device after a few checks.
+#[test]
+fn a_frontend_that_is_closed_before_its_device_is_discovered_closes_the_backend() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut stage = start_watcher(dir.path(), DEVICE_CHECKS);
+    stage.opener.immediate.store(true, Ordering::SeqCst);
+    // Both directories are complete when the backend sees them.
+    let mut store = connect_dom0(dir.path()).unwrap().store().unwrap();
+    let (backend, frontend) = (vbd::backend_path(DomainId(0), "mqblk", GUEST, 51712), vbd::frontend_path(GUEST, 51712));
+    let made = store.transaction(|transaction| {
+        transaction.write(&format!("{frontend}/state"), "6")?;
+        transaction.write(&format!("{backend}/params"), "mqblk:one")?;
+        transaction.write(&format!("{backend}/state"), "1")
+    });
+    made.unwrap();
+    stage.wait_state(51712, "6");
+    stage.attach(51728, "mqblk:other");
+    stage.wait_state(51728, "5");
+    let checks = stage.backend.device_checks();
+    assert!(checks < 50, "{checks} checks of two devices");
+}
+
 /// A device that is only removed is not created again.
 #[test]
 fn a_device_that_is_gone_stays_gone() {

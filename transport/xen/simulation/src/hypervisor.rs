@@ -29,6 +29,8 @@ struct Mapping {
 /// A program's connection, and the resources that end with it.
 #[derive(Debug)]
 struct Connection {
+    /// Number of its line in the shared info. The line of a connection that has ended is used again.
+    line: u32,
     domain: DomainId,
     instance: InstanceId,
     socket: OwnedFd,
@@ -38,9 +40,9 @@ struct Connection {
     next: u32,
 }
 
-/// Number of a connection.
+/// Number of a connection. No other has it later: a destroyed domain's connections end before the threads that serve them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct ConnectionId(pub u32);
+pub(super) struct ConnectionId(u64);
 
 #[derive(Debug)]
 pub(super) struct Hypervisor {
@@ -51,7 +53,8 @@ pub(super) struct Hypervisor {
     live_domains: BTreeMap<DomainId, InstanceId>,
     next_instance: InstanceId,
     connections: HashMap<ConnectionId, Connection>,
-    numbers: RangeAllocator,
+    next_connection: u64,
+    lines: RangeAllocator,
     channels: EventChannels,
     /// Number of map calls still to fail.
     failing_maps: u32,
@@ -73,7 +76,8 @@ impl Hypervisor {
             live_domains: BTreeMap::new(),
             next_instance: 0,
             connections: HashMap::new(),
-            numbers: RangeAllocator::new(0, CONNECTIONS),
+            next_connection: 0,
+            lines: RangeAllocator::new(0, CONNECTIONS),
             failing_maps: 0,
             ended: false,
             totals: MachineStats::default(),
@@ -119,11 +123,13 @@ impl Hypervisor {
     ) -> Result<(ConnectionId, HypercallResult), Errno> {
         let life = *self.live_domains.get(&domain).filter(|_| !self.ended).ok_or(Errno::SRCH)?;
         let board = self.shared_info_file.try_clone().map_err(|_| Errno::NFILE)?;
-        let number = self.numbers.allocate(1).ok_or(Errno::NOSPC)?;
+        let line = self.lines.allocate(1).ok_or(Errno::NOSPC)?;
         let (maps, shares, ports) = (HashMap::new(), HashMap::new(), BTreeSet::new());
-        let connection = Connection { domain, instance: life, socket, maps, shares, ports, next: 0 };
-        self.connections.insert(ConnectionId(number), connection);
-        Ok((ConnectionId(number), Ok((vec![number], vec![board.into()]))))
+        let connection = Connection { line, domain, instance: life, socket, maps, shares, ports, next: 0 };
+        self.next_connection += 1;
+        let id = ConnectionId(self.next_connection);
+        self.connections.insert(id, connection);
+        Ok((id, Ok((vec![line], vec![board.into()]))))
     }
 
     /// Ends a connection and frees its resources. Does nothing if it has ended.
@@ -138,11 +144,11 @@ impl Hypervisor {
         for port in connection.ports {
             self.channels.close(connection.domain, port);
         }
-        let line = self.shared_info.connection_line(id.0).expect("a connection has a line");
+        let line = self.shared_info.connection_line(connection.line).expect("a connection has a line");
         self.totals.copies += line.take(counter_word::COPIES);
         self.totals.copy_calls += line.take(counter_word::COPY_CALLS);
         self.totals.copied_bytes += line.take(counter_word::COPIED_BYTES);
-        self.numbers.release(id.0);
+        self.lines.release(connection.line);
         // The program, if it still runs, reads the end of the connection.
         let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Both);
     }
@@ -284,8 +290,8 @@ impl Hypervisor {
 impl Hypervisor {
     pub(super) fn stats(&self) -> MachineStats {
         let mut all = self.totals;
-        for id in self.connections.keys() {
-            let line = self.shared_info.connection_line(id.0).expect("a connection has a line");
+        for connection in self.connections.values() {
+            let line = self.shared_info.connection_line(connection.line).expect("a connection has a line");
             all.copies += line.get(counter_word::COPIES);
             all.copy_calls += line.get(counter_word::COPY_CALLS);
             all.copied_bytes += line.get(counter_word::COPIED_BYTES);
@@ -331,5 +337,28 @@ impl Hypervisor {
 
     pub(super) fn set_maptrack_limit(&mut self, pages: u32) {
         self.limits.maptrack = pages;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// A domain's connections end when it is destroyed, the threads that serve them a little later.
+    #[test]
+    fn the_end_of_a_destroyed_domains_connection_ends_no_other() {
+        let mut hypervisor = Hypervisor::new(DomainLimits { pages: 4, refs: 16, maptrack: 4 }).unwrap();
+        assert!(hypervisor.create_domain(DomainId(1)).unwrap());
+        let (first, _) = hypervisor.connect(DomainId(1), UnixStream::pair().unwrap().0.into()).unwrap();
+        assert!(hypervisor.destroy_domain(DomainId(1)));
+        assert!(hypervisor.create_domain(DomainId(2)).unwrap());
+        let (second, _) = hypervisor.connect(DomainId(2), UnixStream::pair().unwrap().0.into()).unwrap();
+        hypervisor.disconnect(first);
+        assert_eq!(hypervisor.stats().connections, 1);
+        let shared = hypervisor.call(second, Hypercall::SharePages { with: DomainId(0), pages: 1, writable: true });
+        assert!(shared.is_ok(), "{shared:?}");
+        assert_eq!(hypervisor.call(first, Hypercall::AttachDomain(DomainId(2))).unwrap_err(), Errno::SRCH);
     }
 }

@@ -198,8 +198,17 @@ impl Shared {
     }
 }
 
-/// Accepts programs until the machine ends.
+/// Accepts programs until the machine ends. Then ends the threads that serve them.
 fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
+    let mut served: Vec<(Arc<OwnedFd>, JoinHandle<()>)> = vec![];
+    accept_programs(shared, listener, &mut served);
+    for (socket, thread) in served {
+        let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+        let _ = thread.join();
+    }
+}
+
+fn accept_programs(shared: &Arc<Shared>, listener: &OwnedFd, served: &mut Vec<(Arc<OwnedFd>, JoinHandle<()>)>) {
     while !shared.ending.load(Ordering::SeqCst) {
         let socket = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(socket) => socket,
@@ -212,13 +221,18 @@ fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
             }
             Err(_) => return,
         };
-        let for_thread = Arc::clone(shared);
-        let spawned = std::thread::Builder::new()
-            .name("hypervisor".to_owned())
-            .stack_size(256 * 1024)
-            .spawn(move || serve(&for_thread, socket));
-        if let Err(error) = spawned {
-            tracing::warn!(%error, "the simulated hypervisor cannot serve a program");
+        served.retain(|(_, thread)| !thread.is_finished());
+        let Ok(own) = socket.try_clone().map(Arc::new) else { continue };
+        let (for_thread, for_end) = (Arc::clone(shared), Arc::clone(&own));
+        let spawned =
+            std::thread::Builder::new().name("hypervisor".to_owned()).stack_size(256 * 1024).spawn(move || {
+                serve(&for_thread, socket);
+                // The program reads the end of the connection although this process still has the socket.
+                let _ = rustix::net::shutdown(&for_end, Shutdown::Both);
+            });
+        match spawned {
+            Ok(thread) => served.push((own, thread)),
+            Err(error) => tracing::warn!(%error, "the simulated hypervisor cannot serve a program"),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The command line of the `mqblk` program: parses it and runs a subcommand. The guest interfaces are a parameter.
 #![forbid(unsafe_code)]
 
+mod broker;
 mod failure;
 mod logging;
 mod lun;
@@ -53,6 +54,10 @@ enum Command {
 
     /// Attach, detach, resize and list disks of Xen guests
     Xen(xen::XenArgs),
+
+    /// Open images for a daemon in the sandbox, which starts this itself
+    #[command(hide = true)]
+    Broker,
 }
 
 /// Parses the command line of a program with these guest interfaces, and runs it.
@@ -75,5 +80,6 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
         Command::Lun(args) => lun::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Xen(args) => xen::run(args),
+        Command::Broker => broker::run(),
     }
 }

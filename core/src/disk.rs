@@ -1,6 +1,5 @@
 //! The disk side.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -140,11 +139,6 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// When another user has it; then it is not active.
     fn activate(&self) -> Result<(), DiskError> {
         Ok(())
-    }
-
-    /// Returns the files that [`activate`](Self::activate) and others open by path while the disk is served.
-    fn files_opened_later(&self) -> Vec<PathBuf> {
-        Vec::new()
     }
 
     /// Deactivates the disk because the queues have stopped, with nothing in flight. After the last call others may run theirs, and read

@@ -16,6 +16,7 @@
 
 pub mod counters;
 pub mod disk;
+pub mod image_opener;
 pub mod queue;
 pub mod rate_limit;
 pub mod request;
@@ -26,6 +27,7 @@ pub mod thread_role;
 pub mod units;
 
 pub use disk::{DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
+pub use image_opener::{ImageAccess, ImageOpenError, ImageOpener};
 pub use queue::{
     ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake,
 };

@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use mqblk_engine::{AnyDisk, ErrorPolicy, PlugOptions};
 
+use crate::broker::Broker;
 use crate::interface::ConfiguredInterface;
-use crate::sandbox::{FileUse, SandboxConfig};
+use crate::sandbox::SandboxConfig;
+use crate::storage_backends::StorageBackends;
+use crate::user::UserConfig;
 
 /// The whole configuration.
 pub struct ServeConfig {
@@ -24,6 +27,12 @@ pub struct ServeConfig {
     pub drain_timeout: Duration,
     /// What the process gives up before it serves.
     pub sandbox: SandboxConfig,
+    /// The user that the process becomes; `None`: it stays the one that started it.
+    pub user: Option<UserConfig>,
+    /// The storage backends, for disks that are added at run time.
+    pub storages: Arc<dyn StorageBackends>,
+    /// The process that opens images for this one, in the sandbox.
+    pub broker: Option<Arc<Broker>>,
     /// The guest interfaces with their disks. Ids are unique among all disks, controllers and LUNs.
     pub interfaces: Vec<Box<dyn ConfiguredInterface>>,
 }
@@ -56,13 +65,6 @@ pub struct StorageConfig {
     pub resolved_settings: Vec<(&'static str, String)>,
     /// The open disk.
     pub disk: Arc<AnyDisk>,
-}
-
-impl StorageConfig {
-    /// Returns the files that are opened by path while it is served.
-    pub fn files(&self) -> Vec<FileUse> {
-        self.disk.files_opened_later().into_iter().map(FileUse::Image).collect()
-    }
 }
 
 /// Permission bits of a socket, `0000` to `0777`.

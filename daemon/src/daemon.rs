@@ -64,7 +64,8 @@ impl Daemon {
         }
         let watchdog = config.hang_warning.map(|age| engine.watch(age)).transpose().map_err(StartError::Workers)?;
         let drain_timeout = config.drain_timeout;
-        let host = HostContext { engine: Arc::clone(&engine), drain_timeout, names };
+        let storages = config.storages;
+        let host = HostContext { engine: Arc::clone(&engine), drain_timeout, names, storages };
         let interfaces = config.interfaces.into_iter().map(|interface| interface.start(&host));
         let interfaces = interfaces.collect::<Result<Vec<_>, _>>()?;
         drop(host);

@@ -10,8 +10,18 @@ use crate::interface::{ConfigTable, Interfaces};
 use crate::key_values::is_key;
 
 /// The top-level keys of the daemon itself.
-const OWN_KEYS: [&str; 8] =
-    ["workers", "pin", "hang-warning-s", "admin", "admin-mode", "drain-timeout-s", "sandbox", "sandbox-allow"];
+const OWN_KEYS: [&str; 10] = [
+    "workers",
+    "pin",
+    "hang-warning-s",
+    "admin",
+    "admin-mode",
+    "drain-timeout-s",
+    "sandbox",
+    "sandbox-allow",
+    "user",
+    "group",
+];
 
 /// Keys and values of a file and a command line, not yet checked.
 #[derive(Clone, Debug)]
@@ -240,7 +250,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, sandbox, sandbox-allow, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, sandbox, sandbox-allow, user, group, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

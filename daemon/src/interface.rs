@@ -214,6 +214,8 @@ pub struct HostContext {
     pub drain_timeout: Duration,
     /// The ids of all disks and controllers.
     pub names: UniqueNames,
+    /// The storage backends, for disks that are added.
+    pub storages: Arc<dyn StorageBackends>,
 }
 
 /// An interface that is served.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod broker;
 pub mod config;
 pub mod cpus;
 mod daemon;
@@ -19,10 +20,12 @@ pub mod print;
 pub mod queues;
 pub mod resize;
 pub mod resolve;
+mod rights;
 pub mod sandbox;
 mod state;
 pub mod storage_backends;
 pub mod test_keys;
+pub mod user;
 pub mod vhost_user;
 mod watch;
 
@@ -40,7 +43,8 @@ use resolve::ConfigError;
 /// # Errors
 /// Names the first value that cannot be used.
 pub fn configure(raw: RawConfig, interfaces: Interfaces) -> Result<ServeConfig, ConfigError> {
-    let config = resolve::resolve(raw, interfaces, &Cpus::of_this_host(), &storage_backends::Registry)?;
+    let closed = resolve::resolve(raw, interfaces, &Cpus::of_this_host(), &storage_backends::kinds())?;
+    let config = rights::open(closed)?;
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;
     }

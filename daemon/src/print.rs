@@ -40,6 +40,10 @@ pub fn to_toml(config: &ServeConfig) -> String {
     if let Some(allow) = config.sandbox.allow_text() {
         line("sandbox-allow", &string(&allow));
     }
+    if let Some(user) = &config.user {
+        line("user", &string(user.name()));
+        line("group", &string(user.group()));
+    }
     for (key, value) in config.interfaces.iter().flat_map(|interface| interface.process_pairs()) {
         line(key, &value);
     }

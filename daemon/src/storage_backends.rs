@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use mqblk_core::ImageOpener;
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::Settings;
 use mqblk_engine::AnyDisk;
+use mqblk_storage::host_images::HostImages;
 
 use crate::test_keys;
 
@@ -12,7 +14,7 @@ use crate::test_keys;
 pub type OpenedDisk = (Arc<AnyDisk>, Vec<(&'static str, String)>);
 
 /// The storage backends, as the configuration needs them.
-pub trait StorageBackends {
+pub trait StorageBackends: Send + Sync {
     /// Returns the names of the backends.
     fn kinds(&self) -> Vec<&'static str>;
 
@@ -23,18 +25,37 @@ pub trait StorageBackends {
     fn open(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError>;
 }
 
+/// Returns the names of the backends of `mqblk-storage`.
+pub fn kinds() -> Vec<&'static str> {
+    let test = mqblk_storage::TEST_KINDS.iter().copied().filter(|_| test_keys::are_enabled());
+    mqblk_storage::backend_names().chain(test).collect()
+}
+
 /// The registry of `mqblk-storage`.
-#[derive(Debug)]
-pub struct Registry;
+#[derive(Clone, Debug)]
+pub struct Registry {
+    opener: Arc<dyn ImageOpener>,
+}
+
+impl Registry {
+    /// Creates a registry whose backends open images by `opener`.
+    pub fn new(opener: Arc<dyn ImageOpener>) -> Registry {
+        Registry { opener }
+    }
+
+    /// Creates a registry whose backends open images with the rights of this process.
+    pub fn of_this_process() -> Registry {
+        Registry::new(Arc::new(HostImages))
+    }
+}
 
 impl StorageBackends for Registry {
     fn kinds(&self) -> Vec<&'static str> {
-        let test = mqblk_storage::TEST_KINDS.iter().copied().filter(|_| test_keys::are_enabled());
-        mqblk_storage::backend_names().chain(test).collect()
+        kinds()
     }
 
     fn open(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
-        let disk = mqblk_storage::open(kind, settings)?;
+        let disk = mqblk_storage::open_with(kind, settings, &self.opener)?;
         let resolved = disk.resolved();
         Ok((disk, resolved))
     }

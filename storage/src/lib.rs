@@ -11,9 +11,10 @@ pub mod conformance;
 pub mod connection;
 pub mod fault;
 pub mod file;
+pub mod host_images;
 pub mod null;
 pub mod observers;
 pub mod ram;
 pub mod registry;
 
-pub use registry::{TEST_KINDS, backend_names, open};
+pub use registry::{TEST_KINDS, backend_names, open, open_with};

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{Disk, DiskError};
+use mqblk_core::{Disk, DiskError, ImageOpener};
 use mqblk_uring::UringContext;
 
-/// Opens a disk and takes the backend's keys out of the settings. Other keys stay.
-type Opener = fn(&mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError>;
+use crate::host_images::HostImages;
+
+/// Opens a disk and takes the backend's keys out of the settings. Other keys stay. Files are opened by the image opener only.
+type Opener = fn(&mut Settings, &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError>;
 
 #[rustfmt::skip] // one line each
 const BACKENDS: &[(&str, Opener)] = &[
@@ -37,14 +39,27 @@ pub fn backend_names() -> impl ExactSizeIterator<Item = &'static str> {
     BACKENDS.iter().map(|(kind, _)| *kind)
 }
 
-/// Opens the disk that `settings` describe with the backend `kind`. The backend's own keys are taken out of `settings`; the remaining ones
+/// Opens the disk that `settings` describe with the backend `kind`, and files with the rights of this process.
+///
+/// # Errors
+/// As [`open_with`].
+pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+    let opener: Arc<dyn ImageOpener> = Arc::new(HostImages);
+    open_with(kind, settings, &opener)
+}
+
+/// Opens the disk that `settings` describe with the backend `kind`, and files by `opener`, now and later. The backend's own keys are taken out of `settings`; the remaining ones
 /// are for others, or unknown.
 ///
 /// # Errors
 /// When there is no such backend, a setting does not fit, or the host refuses.
-pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+pub fn open_with(
+    kind: &str,
+    settings: &mut Settings,
+    opener: &Arc<dyn ImageOpener>,
+) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     match BACKENDS.iter().chain(TEST_BACKENDS).chain(UNIT_TEST_BACKENDS).find(|(name, _)| *name == kind) {
-        Some((_, opener)) => opener(settings),
+        Some((_, open)) => open(settings, opener),
         None => {
             let known = backend_names().collect::<Vec<_>>().join(", ");
             Err(settings.error("storage", format!("{kind:?}"), format!("one of {known}")).into())

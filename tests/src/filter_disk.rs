@@ -1,6 +1,5 @@
 //! A filter disk: a disk between the engine and another disk, for tests that observe or change requests.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, Geometry, Limits};
@@ -41,10 +40,6 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<UringContext> for Filte
 
     fn activate(&self) -> Result<(), DiskError> {
         self.inner.activate()
-    }
-
-    fn files_opened_later(&self) -> Vec<PathBuf> {
-        self.inner.files_opened_later()
     }
 
     fn deactivate(&self) {

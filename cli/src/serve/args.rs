@@ -57,6 +57,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH", display_order = 51)]
     pub sandbox_allow: Vec<String>,
 
+    /// Become this user when the disks are open; needs a start as root [default: stay the user that starts the daemon]
+    #[arg(long, value_name = "NAME|UID", display_order = 52)]
+    pub user: Option<String>,
+
+    /// With --user: the group [default: that of the user]
+    #[arg(long, value_name = "NAME|GID", display_order = 53)]
+    pub group: Option<String>,
+
     /// Print the configuration with every default filled in, as TOML for --config, and exit
     #[arg(long, display_order = 60)]
     pub print_config: bool,

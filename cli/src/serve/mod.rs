@@ -84,6 +84,8 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
         ("drain-timeout-s", &args.drain_timeout_s),
         ("sandbox", &args.sandbox),
         ("sandbox-allow", &sandbox_allow),
+        ("user", &args.user),
+        ("group", &args.group),
     ];
     let own = own.into_iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
     for (key, value) in own.chain(given.process.iter().map(|(key, value)| (*key, value))) {

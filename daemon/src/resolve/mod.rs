@@ -1,5 +1,5 @@
 //! Resolves raw keys and values to a configuration: fills in defaults, and checks each value against the others and against the host.
-//! Creates nothing.
+//! Creates nothing; opening the storage is a step of its own.
 //!
 //! `storage` has the keys of the storage of a disk or logical unit, `process` those of the daemon; `names` checks that ids and paths are
 //! unique. Each guest interface takes its own keys.
@@ -8,17 +8,22 @@ mod names;
 mod process;
 mod storage;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::QueuePlacement;
 use mqblk_vhost_user_server::SocketError;
 
-use crate::config::ServeConfig;
+use crate::broker::BrokerStartError;
+use crate::config::{AdminConfig, ServeConfig};
 use crate::cpus::Cpus;
 use crate::file::{RawConfig, RawTable};
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
-use crate::sandbox::{self, SandboxConfig, SandboxError};
+use crate::sandbox::{SandboxConfig, SandboxError};
 use crate::storage_backends::StorageBackends;
+use crate::user::{UserConfig, UserError};
 pub use names::{Claim, UniqueNames, canonical_path, check_id, file_claim, rename_subject, take_id};
 pub use storage::{StorageKeys, is_printable, take_printable, take_storage_kind};
 
@@ -42,6 +47,12 @@ pub enum ConfigError {
     /// The sandbox cannot be prepared.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    /// The broker does not work.
+    #[error(transparent)]
+    Broker(#[from] BrokerStartError),
+    /// The process cannot become the user.
+    #[error(transparent)]
+    User(#[from] UserError),
     /// Another value cannot be used.
     #[error("{0}")]
     Invalid(String),
@@ -55,7 +66,53 @@ pub enum ConfigError {
     },
 }
 
-/// Resolves `raw` to a configuration and opens the storage of each disk and LUN.
+/// A configuration whose storage is not open yet.
+pub struct ClosedConfig {
+    workers: u16,
+    pin: Option<Vec<u16>>,
+    hang_warning: Option<Duration>,
+    admin: Option<AdminConfig>,
+    drain_timeout: Duration,
+    sandbox: SandboxConfig,
+    user: Option<UserConfig>,
+    interfaces: Vec<Box<dyn InterfaceKeys>>,
+}
+
+impl ClosedConfig {
+    /// Returns the sandbox.
+    pub fn sandbox(&self) -> &SandboxConfig {
+        &self.sandbox
+    }
+
+    /// Returns the user that the process becomes.
+    pub fn user(&self) -> Option<&UserConfig> {
+        self.user.as_ref()
+    }
+
+    /// Opens the storage of each disk and LUN.
+    ///
+    /// # Errors
+    /// If the storage cannot be opened, or a key is unknown.
+    pub fn open(self, storages: Arc<dyn StorageBackends>) -> Result<ServeConfig, ConfigError> {
+        let ClosedConfig { workers, pin, hang_warning, admin, drain_timeout, sandbox, user, interfaces } = self;
+        let interfaces = interfaces.into_iter().map(|keys| keys.open(storages.as_ref())).collect::<Result<_, _>>()?;
+        let broker = None;
+        Ok(ServeConfig {
+            workers,
+            pin,
+            hang_warning,
+            admin,
+            drain_timeout,
+            sandbox,
+            user,
+            storages,
+            broker,
+            interfaces,
+        })
+    }
+}
+
+/// Resolves `raw` to a configuration. `kinds` are the names of the storage backends.
 ///
 /// # Errors
 /// Returns the first invalid value.
@@ -63,14 +120,13 @@ pub fn resolve(
     mut raw: RawConfig,
     interfaces: Interfaces,
     cpus: &Cpus,
-    storages: &dyn StorageBackends,
-) -> Result<ServeConfig, ConfigError> {
+    kinds: &[&'static str],
+) -> Result<ClosedConfig, ConfigError> {
     if raw.is_empty(interfaces) {
         return Err(nothing_to_serve(&raw.process, interfaces).into());
     }
-    let kinds = storages.kinds();
     let mut names = UniqueNames::default();
-    let mut context = ResolveContext { cpus, kinds: &kinds, names: &mut names };
+    let mut context = ResolveContext { cpus, kinds, names: &mut names };
     let mut taken: Vec<Box<dyn InterfaceKeys>> = interfaces.0.iter().map(|interface| interface.keys()).collect();
     take_devices(&mut raw, interfaces, &mut taken, &mut context)?;
     for keys in &mut taken {
@@ -86,15 +142,14 @@ pub fn resolve(
     let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
     let sandbox = SandboxConfig::take(&mut raw.process)?;
+    let user = UserConfig::take(&mut raw.process)?;
     raw.process.finish()?;
     let mut placement = QueuePlacement::new(workers);
     for (_, device) in &mut devices {
         device.assign_queues(&mut placement)?;
     }
     drop(devices);
-    sandbox::prepare(&sandbox)?;
-    let interfaces = taken.into_iter().map(|keys| keys.open(storages)).collect::<Result<_, _>>()?;
-    Ok(ServeConfig { workers, pin, hang_warning, admin, drain_timeout, sandbox, interfaces })
+    Ok(ClosedConfig { workers, pin, hang_warning, admin, drain_timeout, sandbox, user, interfaces: taken })
 }
 
 /// Has each interface take its tables, and its disks in the order given.

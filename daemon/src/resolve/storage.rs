@@ -7,7 +7,6 @@ use mqblk_engine::{ErrorPolicy, MergeMode, OnError, OnNoSpace, PlugOptions};
 
 use super::{ConfigError, take_u16, with_similar_key};
 use crate::config::{CacheMode, StorageConfig};
-use crate::sandbox;
 use crate::storage_backends::StorageBackends;
 
 /// Bounds of `merge-bytes`: a page, and the maximum length of a request.
@@ -50,13 +49,7 @@ impl StorageKeys {
     pub fn open(self, mut settings: Settings, storages: &dyn StorageBackends) -> Result<StorageConfig, ConfigError> {
         let (disk, resolved_settings) = match storages.open(self.kind, &mut settings) {
             Ok(opened) => opened,
-            Err(DiskError::Setting(error)) => {
-                let hint = sandbox::hint(&error.to_string());
-                return Err(match with_similar_key(error, &settings) {
-                    error if hint.is_empty() => error.into(),
-                    error => ConfigError::Invalid(format!("{error}{hint}")),
-                });
-            }
+            Err(DiskError::Setting(error)) => return Err(with_similar_key(error, &settings).into()),
             Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
         };
         settings.finish()?;

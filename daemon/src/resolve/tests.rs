@@ -45,7 +45,7 @@ pub fn cpus() -> Cpus {
 
 /// Resolves with [`FakeBackends`].
 pub fn resolve_fake(raw: RawConfig) -> Result<ServeConfig, ConfigError> {
-    resolve(raw, INTERFACES, &cpus(), &FakeBackends)
+    resolve(raw, INTERFACES, &cpus(), &FakeBackends.kinds())?.open(Arc::new(FakeBackends))
 }
 
 /// Resolves top-level keys and disks.

@@ -136,6 +136,9 @@ const CONTROL: &[c_long] = &[
     libc::SYS_statx,
     libc::SYS_uname,
     libc::SYS_unlinkat,
+    // How the broker has ended.
+    libc::SYS_wait4,
+    libc::SYS_waitid,
 ];
 
 #[cfg(target_arch = "x86_64")]

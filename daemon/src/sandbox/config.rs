@@ -34,7 +34,7 @@ impl SandboxMode {
 pub struct SandboxConfig {
     /// What happens to what it does not allow.
     pub mode: SandboxMode,
-    /// Absolute paths of files, and of folders with files, that may be opened while the daemon runs: for disks that are added.
+    /// Absolute paths of images, and of folders with images, that the broker opens while the daemon runs: for disks that are added.
     pub allow: Vec<PathBuf>,
 }
 

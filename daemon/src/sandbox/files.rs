@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
+
+use rustix::fs::Access;
 
 use super::SandboxError;
 use crate::config::ServeConfig;
+use crate::user::may_access;
 
 /// The newest rules that are asked for. Older kernels have fewer, which are used then.
 const NEWEST: ABI = ABI::V6;
@@ -22,35 +25,64 @@ pub enum FileUse {
     Replaced(PathBuf),
     /// A folder in which files are created, read, written and removed.
     Folder(PathBuf),
-    /// An image or a folder with images, which are opened.
-    Image(PathBuf),
+    /// A device that is opened.
+    Device(PathBuf),
+    /// A folder with images, which the broker opens.
+    Images(PathBuf),
+}
+
+impl FileUse {
+    /// Returns what has to be accessible, and how.
+    pub(crate) fn needed_access(&self) -> (&Path, Access) {
+        match self {
+            FileUse::Socket(path) | FileUse::Replaced(path) => (folder_of(path), Access::WRITE_OK | Access::EXEC_OK),
+            FileUse::Folder(path) => (path, Access::WRITE_OK | Access::EXEC_OK),
+            FileUse::Device(path) => (path, Access::READ_OK | Access::WRITE_OK),
+            FileUse::Images(path) => (path, Access::EXISTS),
+        }
+    }
+
+    /// Returns what it is, for messages.
+    pub(crate) fn noun(&self) -> &'static str {
+        match self {
+            FileUse::Socket(_) => "the folder of a socket",
+            FileUse::Replaced(_) => "the folder of the state file or of reservations",
+            FileUse::Folder(_) => "the folder of journals",
+            FileUse::Device(_) => "a device",
+            FileUse::Images(_) => "a folder of images",
+        }
+    }
 }
 
 /// What the host tells about block devices, and which CPUs it has.
 const READ: [&str; 2] = ["/sys/dev/block", "/sys/devices"];
 
-pub(super) fn uses(config: &ServeConfig) -> Vec<FileUse> {
+/// Returns the files that the daemon of this configuration opens while it serves.
+pub(crate) fn file_uses(config: &ServeConfig) -> Vec<FileUse> {
     let admin = config.admin.iter().map(|admin| FileUse::Socket(admin.socket.clone()));
     admin.chain(config.interfaces.iter().flat_map(|interface| interface.files())).collect()
 }
 
-/// Restricts the calling thread and those that it starts to `uses` and to images at and beneath `allow`. Returns how far.
-pub(super) fn restrict(uses: &[FileUse], allow: &[PathBuf]) -> Result<&'static str, SandboxError> {
+/// Returns the first file that the calling thread may not use with the capabilities that it has now.
+pub(super) fn inaccessible(uses: &[FileUse]) -> Option<&Path> {
+    uses.iter().map(FileUse::needed_access).find(|(path, access)| !may_access(path, *access)).map(|(path, _)| path)
+}
+
+/// Restricts the calling thread and those that it starts to `uses`. Returns how far. Images are opened by the broker.
+pub(super) fn restrict(uses: &[FileUse]) -> Result<&'static str, SandboxError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
         .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?
         .create()?;
-    for path in allow {
-        rules = add(rules, path, images())?;
-    }
     for one in uses {
         rules = match one {
             FileUse::Socket(path) => add(rules, folder_of(path), sockets())?,
             FileUse::Replaced(path) => add(rules, folder_of(path), written())?,
             FileUse::Folder(path) => add(rules, path, written())?,
-            FileUse::Image(path) => add(rules, path, images())?,
+            FileUse::Device(path) => add(rules, path, devices())?,
+            FileUse::Images(_) => rules,
         };
     }
     for path in READ.iter().map(Path::new).filter(|path| path.exists()) {
@@ -66,8 +98,8 @@ pub(super) fn restrict(uses: &[FileUse], allow: &[PathBuf]) -> Result<&'static s
     })
 }
 
-fn images() -> BitFlags<AccessFs> {
-    AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir | AccessFs::Truncate | AccessFs::IoctlDev
+fn devices() -> BitFlags<AccessFs> {
+    AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::ReadDir | AccessFs::IoctlDev
 }
 
 fn sockets() -> BitFlags<AccessFs> {

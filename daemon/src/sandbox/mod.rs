@@ -1,7 +1,7 @@
 //! The sandbox: what a process that serves guests gives up before it serves the first one.
 //!
 //! Capabilities, `execve`, sockets of networks, tracing and all other system calls that the daemon does not make (`calls`), files that the
-//! configuration does not name (`files`). Workers and threads that make blocking calls to storage give up more when they start: opening
+//! configuration does not name (`files`). Images are opened by another process, the [broker](crate::broker). Workers and threads that make blocking calls to storage give up more when they start: opening
 //! files, sockets, threads.
 
 mod calls;
@@ -10,14 +10,17 @@ mod config;
 mod files;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use mqblk_core::thread_role;
 
+use crate::broker::{Broker, BrokerStartError};
 use crate::config::ServeConfig;
 use calls::CallFilters;
+use capabilities::OTHER_USERS_FILES;
+pub(crate) use capabilities::{KEPT_CAPABILITIES, keep as keep_capabilities};
 pub use config::{SandboxConfig, SandboxMode};
 pub use files::FileUse;
+pub(crate) use files::file_uses;
 
 /// Why the sandbox cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -28,8 +31,11 @@ pub enum SandboxError {
     /// The rules for files were refused.
     #[error("sandbox: landlock: {0} (--sandbox=off serves without it)")]
     Files(#[from] landlock::RulesetError),
-    /// A path that is to be allowed cannot be opened.
-    #[error("sandbox: {path:?}: {source}, expected a path that exists (sandbox-allow)")]
+    /// The broker cannot be started or restricted.
+    #[error(transparent)]
+    Broker(#[from] BrokerStartError),
+    /// A folder that is used while the daemon serves cannot be opened.
+    #[error("sandbox: {path:?}: {source}, expected a folder that exists")]
     Path {
         /// The path.
         path: std::path::PathBuf,
@@ -39,19 +45,6 @@ pub enum SandboxError {
     /// A capability cannot be given up, or a thread not be started.
     #[error("sandbox: {0}")]
     Os(#[from] io::Error),
-}
-
-/// True once opening files is restricted.
-static RESTRICTS_FILES: AtomicBool = AtomicBool::new(false);
-
-/// Returns what to add to the error of a file that was refused: nothing without the sandbox.
-pub fn hint(error: &str) -> &'static str {
-    let refused = error.contains(&io::Error::from(rustix::io::Errno::ACCESS).to_string());
-    if refused && RESTRICTS_FILES.load(Ordering::Relaxed) {
-        "; the sandbox opens only files that the configuration named at the start, and those at and beneath sandbox-allow"
-    } else {
-        ""
-    }
 }
 
 /// Sets what threads give up by their role, before the first of them is started.
@@ -77,25 +70,58 @@ pub fn prepare(config: &SandboxConfig) -> Result<(), SandboxError> {
 /// If the kernel refuses a part of it, or a path that is to be allowed is not there. A kernel without landlock is no error: a warning says
 /// that files are not restricted.
 pub fn enter(config: &ServeConfig) -> Result<(), SandboxError> {
-    let SandboxConfig { mode, allow } = &config.sandbox;
-    if *mode == SandboxMode::Off {
+    let mode = config.sandbox.mode;
+    if mode == SandboxMode::Off {
         return Ok(());
     }
-    let filters = CallFilters::compile(*mode)?;
+    let filters = CallFilters::compile(mode)?;
     // The library reads it in /proc when it is asked first, and remembers it.
     rustix::param::page_size();
     rustix::thread::set_no_new_privs(true).map_err(io::Error::from)?;
+    let uses = file_uses(config);
+    let images = config.broker.as_ref().map(|broker| seal(broker, &uses)).transpose()?;
+    drop_capabilities(mode, &uses)?;
     let files = match mode {
-        SandboxMode::On => files::restrict(&files::uses(config), allow)?,
+        SandboxMode::On => files::restrict(&uses)?,
         _ => "not restricted (sandbox=log)",
     };
-    RESTRICTS_FILES.store(*mode == SandboxMode::On, Ordering::Relaxed);
-    capabilities::drop_unneeded()?;
     filters.apply_to_process()?;
+    if let Some(broker) = &config.broker {
+        broker.watch()?;
+    }
     // Has the restrictions of the process, not those of a worker.
     thread_role::start_connectors_separately()?;
-    tracing::info!(mode = mode.word(), files, "sandbox: system calls and capabilities are restricted");
+    let images = images.as_deref().unwrap_or("not restricted");
+    tracing::info!(mode = mode.word(), files, images, "sandbox: system calls and capabilities are restricted");
     Ok(())
+}
+
+/// Gives the broker the last rules, and has it give up all other rights. Returns how far it is restricted.
+fn seal(broker: &Broker, uses: &[FileUse]) -> Result<String, SandboxError> {
+    for file in uses {
+        if let FileUse::Images(folder) = file {
+            broker.allow(folder, "incoming-luns")?;
+        }
+    }
+    Ok(broker.seal()?)
+}
+
+/// Gives up the capabilities that the daemon does not need with these files.
+fn drop_capabilities(mode: SandboxMode, uses: &[FileUse]) -> io::Result<()> {
+    capabilities::use_only(KEPT_CAPABILITIES)?;
+    let needed = match files::inaccessible(uses) {
+        _ if mode == SandboxMode::Log => OTHER_USERS_FILES,
+        Some(path) if rustix::thread::capabilities(None)?.permitted.contains(OTHER_USERS_FILES) => {
+            tracing::warn!(
+                "sandbox: CAP_DAC_OVERRIDE stays, because {} is of another user; give it to the daemon's",
+                path.display()
+            );
+            OTHER_USERS_FILES
+        }
+        _ => rustix::thread::CapabilitySet::empty(),
+    };
+    capabilities::keep(KEPT_CAPABILITIES | needed)?;
+    capabilities::use_only(KEPT_CAPABILITIES | needed)
 }
 
 #[cfg(test)]

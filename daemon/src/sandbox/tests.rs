@@ -7,6 +7,8 @@ use std::process::Command;
 use mqblk_core::settings::Settings;
 use mqblk_core::thread_role::ThreadRole;
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType};
+use rustix::process::Uid;
 use rustix::thread::CapabilitySet;
 
 use super::calls::CallFilters;
@@ -28,29 +30,66 @@ fn refused<T: std::fmt::Debug>(result: io::Result<T>) {
     assert_eq!(result.unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
 }
 
+/// Calls that no thread of the daemon may make, whatever its role. Each would succeed without the sandbox as root.
+fn try_what_is_forbidden_to_all(folder: &Path, user: Uid) {
+    refused(Command::new("/bin/true").status());
+    for family in [AddressFamily::INET, AddressFamily::INET6, AddressFamily::NETLINK] {
+        refused(rustix::net::socket(family, SocketType::DGRAM, None).map_err(Into::into));
+    }
+    let signal = rustix::process::Signal::CONT;
+    refused(rustix::process::kill_process(rustix::process::Pid::INIT, signal).map_err(Into::into));
+    refused(rustix::process::kill_process(rustix::process::getpid(), signal).map_err(Into::into));
+    let pidfd = rustix::process::PidfdFlags::empty();
+    refused(rustix::process::pidfd_open(rustix::process::Pid::INIT, pidfd).map_err(Into::into));
+    refused(rustix::process::chroot("/").map_err(Into::into));
+    refused(rustix::process::setsid().map(drop).map_err(Into::into));
+    refused(rustix::thread::set_thread_uid(user).map_err(Into::into));
+    refused(rustix::thread::set_thread_groups(&[]).map_err(Into::into));
+    refused(rustix::process::set_child_subreaper(None).map_err(Into::into));
+    refused(rustix::fs::chown(folder, None, None).map_err(Into::into));
+    refused(rustix::fs::symlink("a", folder.join("never")).map_err(Into::into));
+    let (pipe, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+    refused(rustix::fs::mknodat(rustix::fs::CWD, folder.join("never"), pipe, mode, 0).map_err(Into::into));
+}
+
+/// Opens files and starts threads; what the filters of the process and of connectors allow.
+fn try_what_control_threads_do() {
+    File::open("/proc/self/stat").unwrap();
+    std::thread::Builder::new().spawn(|| ()).unwrap().join().unwrap();
+    rustix::thread::set_name(c"renamed").unwrap();
+}
+
+/// The threads that answer VMMs and admin clients, that watch, open and remove, and the main thread: all that have no role of their own.
+#[test]
+fn a_control_thread_opens_and_starts_threads_but_no_programs_and_no_network() {
+    let (folder, user) = (tempfile::tempdir().unwrap(), rustix::process::getuid());
+    on_a_thread(|| {
+        filters().apply_to_process().unwrap();
+        try_what_control_threads_do();
+        try_what_is_forbidden_to_all(folder.path(), user);
+        // Nor may the threads that it starts.
+        on_a_thread(|| try_what_is_forbidden_to_all(folder.path(), user));
+    });
+}
+
 #[test]
 fn a_connector_opens_and_starts_threads_but_no_programs_and_no_network() {
+    let (folder, user) = (tempfile::tempdir().unwrap(), rustix::process::getuid());
     on_a_thread(|| {
         filters().apply_to(ThreadRole::Connector).unwrap();
-        File::open("/proc/self/stat").unwrap();
-        std::thread::Builder::new().spawn(|| ()).unwrap().join().unwrap();
-        rustix::thread::set_name(c"renamed").unwrap();
-        refused(Command::new("/bin/true").status());
+        try_what_control_threads_do();
         refused(TcpListener::bind("127.0.0.1:0"));
-        refused(
-            rustix::process::kill_process(rustix::process::Pid::INIT, rustix::process::Signal::CONT)
-                .map_err(Into::into),
-        );
-        refused(rustix::process::chroot("/").map_err(Into::into));
+        try_what_is_forbidden_to_all(folder.path(), user);
     });
 }
 
 #[test]
 fn threads_that_serve_open_nothing() {
-    let file = tempfile::tempfile().unwrap();
+    let (file, user) = (tempfile::tempfile().unwrap(), rustix::process::getuid());
     for role in [ThreadRole::Worker, ThreadRole::Storage] {
         on_a_thread(|| {
-            let folder = std::env::temp_dir();
+            let folder = tempfile::tempdir().unwrap();
+            let folder = folder.path();
             filters().apply_to(role).unwrap();
             // What it serves with goes on.
             assert_eq!(rustix::io::pwrite(&file, b"x", 0), Ok(1));
@@ -61,6 +100,8 @@ fn threads_that_serve_open_nothing() {
             refused(Command::new("/bin/true").status());
             refused(std::fs::remove_file(folder.join("never")));
             refused(TcpListener::bind("127.0.0.1:0"));
+            refused(rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).map_err(Into::into));
+            try_what_is_forbidden_to_all(folder, user);
         });
     }
 }
@@ -76,9 +117,9 @@ fn what_is_logged_only_is_done() {
 #[test]
 fn capabilities_end_with_the_role() {
     on_a_thread(|| {
-        capabilities::drop_unneeded().unwrap();
+        keep_capabilities(KEPT_CAPABILITIES).unwrap();
         let now = || rustix::thread::capabilities(None).unwrap();
-        let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::IPC_LOCK | CapabilitySet::SYS_RESOURCE;
+        let kept = CapabilitySet::IPC_LOCK | CapabilitySet::SYS_RESOURCE;
         assert!(kept.contains(now().permitted));
         capabilities::drop_for(ThreadRole::Worker).unwrap();
         assert!(CapabilitySet::IPC_LOCK.contains(now().permitted));
@@ -94,18 +135,24 @@ fn only_files_of_the_configuration_are_opened() {
     }
     File::create(at("images/a")).unwrap();
     File::create(at("other/a")).unwrap();
-    let uses = [FileUse::Socket(at("sockets/s")), FileUse::Replaced(at("state/f")), FileUse::Folder(at("journals"))];
+    let uses = [
+        FileUse::Socket(at("sockets/s")),
+        FileUse::Replaced(at("state/f")),
+        FileUse::Folder(at("journals")),
+        FileUse::Images(at("images")),
+    ];
     let denied = |path: &Path, write: bool| {
         let opened = File::options().read(true).write(write).create(write).open(path);
         assert_eq!(opened.unwrap_err().raw_os_error(), Some(Errno::ACCESS.raw_os_error()), "{path:?}");
     };
     on_a_thread(|| {
-        let status = restrict(&uses, &[at("images")]).unwrap();
+        let status = restrict(&uses).unwrap();
         if status == "not restricted" {
             // A kernel without landlock.
             return;
         }
-        File::options().read(true).write(true).open(at("images/a")).unwrap();
+        // The broker opens those.
+        denied(&at("images/a"), false);
         denied(&at("images/new"), true);
         denied(&at("other/a"), false);
         denied(Path::new("/etc/passwd"), false);
@@ -123,8 +170,29 @@ fn only_files_of_the_configuration_are_opened() {
 
 #[test]
 fn a_path_that_is_not_there_is_named() {
-    let error = restrict(&[], &["/nowhere/images".into()]).unwrap_err().to_string();
-    assert!(error.contains("/nowhere/images") && error.contains("sandbox-allow"), "{error}");
+    let error = restrict(&[FileUse::Folder("/nowhere/journals".into())]).unwrap_err().to_string();
+    assert!(error.contains("/nowhere/journals"), "{error}");
+}
+
+#[test]
+fn the_right_to_files_of_other_users_stays_only_if_one_is_needed() {
+    if !rustix::process::geteuid().is_root() {
+        // Then there is no capability that could stay.
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::os::unix::fs::chown(&other, Some(1), Some(1)).unwrap();
+    for (path, stays) in [(folder.path().join("s"), false), (other.join("s"), true)] {
+        on_a_thread(move || {
+            drop_capabilities(SandboxMode::On, &[FileUse::Socket(path.clone())]).unwrap();
+            let now = rustix::thread::capabilities(None).unwrap();
+            assert_eq!(now.permitted.contains(CapabilitySet::DAC_OVERRIDE), stays, "{path:?}");
+            assert_eq!(now.effective, now.permitted);
+            UnixListener::bind(path).unwrap();
+        });
+    }
 }
 
 #[test]

@@ -10,13 +10,14 @@
 //! | `block-size` | 512 | 512 or 4096 |
 //! | `readonly` | off | |
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{BlockSize, ByteLen, ByteOffset, DiscardLimits, Disk, DiskError};
+use mqblk_core::{BlockSize, ByteLen, ByteOffset, DiscardLimits, Disk, DiskError, ImageAccess, ImageOpener};
 use mqblk_uring::UringContext;
 use rustix::fs::FallocateFlags;
 
@@ -30,15 +31,15 @@ const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
 ///
 /// # Errors
 /// When a setting does not fit, or the host refuses.
-pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let Some(path) = settings.text("path") else {
         return Err(settings.error("path", "nothing", "a file").into());
     };
     let threads = settings.number("threads", 1..=64)?.unwrap_or(4) as u32;
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let read_only = settings.switch("readonly")?.unwrap_or(false);
-    let file = OpenOptions::new().read(true).write(!read_only).open(&path);
-    let file = file.map_err(|source| DiskError::Os { what: path.clone(), source })?;
+    let file = opener.open(Path::new(&path), ImageAccess { write: !read_only, ..ImageAccess::default() });
+    let file = file.map_err(|error| DiskError::Os { what: path.clone(), source: error.into() })?;
     let granularity = ByteLen(u64::from(block.bytes()));
     let resolved =
         vec![("path", path), ("block-size", block.bytes().to_string()), ("readonly", admission::on_off(read_only))];

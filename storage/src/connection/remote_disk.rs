@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    BlockSize, ByteLen, Completion, Disk, DiskChannel, DiskError, DiskObserver, Errno, Geometry, Limits, Op, Outcome,
-    Request,
+    BlockSize, ByteLen, Completion, Disk, DiskChannel, DiskError, DiskObserver, Errno, Geometry, ImageOpener, Limits,
+    Op, Outcome, Request,
 };
 use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{ClientId, IoCompletion, Message, RefusedMessage, RingFile, UringContext};
@@ -33,7 +33,10 @@ const SEND: u64 = 0;
 const RECEIVE: u64 = 1;
 
 /// Opens `path`, a socket; `size` as the server has it.
-pub(crate) fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+pub(crate) fn open(
+    settings: &mut Settings,
+    _: &Arc<dyn ImageOpener>,
+) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let path = settings.text("path").expect("a test gives it");
     let size = admission::size(settings, BlockSize::B512)?;
     let read_only = settings.switch("readonly")?.unwrap_or(false);

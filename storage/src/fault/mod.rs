@@ -24,13 +24,12 @@ mod channel;
 mod plan;
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
+use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits};
 use mqblk_uring::UringContext;
 
 use crate::connection::{ConnectingChannel, ConnectionHandle, ConnectionOptions, Connector, WhileDisconnected};
@@ -42,7 +41,7 @@ use plan::FaultPlan;
 ///
 /// # Errors
 /// When a setting does not fit, or as the inner backend.
-pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let Some(kind) = settings.text("inner") else {
         return Err(settings.error("inner", "nothing", "the storage that faults are put on, such as ram").into());
     };
@@ -51,7 +50,7 @@ pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, Disk
         return Err(settings.error("inner", format!("{kind:?}"), format!("one of {known}")).into());
     };
     let plan = Arc::new(FaultPlan::from_settings(settings)?);
-    let inner = crate::open(kind, settings)?;
+    let inner = crate::open_with(kind, settings, opener)?;
     let (channels, attempts) = (AtomicU64::new(0), AtomicU64::new(0));
     let shared = Arc::new(SharedFaults { plan, inner, channels, attempts, observers: Arc::default() });
     Ok(Arc::new(FaultDisk { kind, shared }))
@@ -137,10 +136,6 @@ impl Disk<UringContext> for FaultDisk {
 
     fn activate(&self) -> Result<(), DiskError> {
         self.shared.inner.activate()
-    }
-
-    fn files_opened_later(&self) -> Vec<PathBuf> {
-        self.shared.inner.files_opened_later()
     }
 
     fn deactivate(&self) {

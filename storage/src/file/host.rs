@@ -9,6 +9,7 @@ use mqblk_core::ByteLen;
 use rustix::fs::{AtFlags, StatxFlags};
 
 use super::{Alignment, FileKind};
+use crate::host_images::file_type_name;
 
 /// `f_type` of tmpfs and ramfs (linux/magic.h).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -47,20 +48,6 @@ pub(super) fn size(file: &impl AsFd, kind: FileKind) -> rustix::io::Result<ByteL
         FileKind::Regular | FileKind::InMemory => rustix::fs::fstat(file)?.st_size as u64,
     };
     Ok(ByteLen(bytes))
-}
-
-/// Returns a file type in words.
-pub(super) fn file_type_name(what: std::fs::FileType) -> &'static str {
-    use std::os::unix::fs::FileTypeExt;
-    match what {
-        _ if what.is_file() => "a regular file",
-        _ if what.is_block_device() => "a block device",
-        _ if what.is_dir() => "a directory",
-        _ if what.is_char_device() => "a character device",
-        _ if what.is_fifo() => "a pipe",
-        _ if what.is_socket() => "a socket",
-        _ => "something else",
-    }
 }
 
 /// Direct I/O support of a file (statx(2), `STATX_DIOALIGN`).

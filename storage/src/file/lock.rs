@@ -6,20 +6,19 @@
 //! `exclusive` holds it from the opening on. `shared-migration` holds it while the disk is [active](mqblk_core::Disk::activate): the
 //! destination of a migration may open the file that the source serves, and the one that runs queues has the lock.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mqblk_core::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{DiskError, ImageAccess, ImageOpenError, ImageOpener};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::io::Errno;
 
-use super::open::retry_while_busy;
+use super::open::{errno, retry_while_busy};
 
 /// The values of `lock`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +89,7 @@ pub(super) struct ImageLock {
     path: PathBuf,
     read_only: bool,
     device: bool,
+    opener: Arc<dyn ImageOpener>,
     users: Mutex<LockUsers>,
 }
 
@@ -103,8 +103,15 @@ struct LockUsers {
 }
 
 impl ImageLock {
-    pub(super) fn new(mode: LockMode, path: &Path, read_only: bool, device: bool) -> ImageLock {
-        ImageLock { mode, path: path.to_owned(), read_only, device, users: Mutex::default() }
+    pub(super) fn new(
+        mode: LockMode,
+        path: &Path,
+        read_only: bool,
+        device: bool,
+        opener: &Arc<dyn ImageOpener>,
+    ) -> ImageLock {
+        let (path, opener) = (path.to_owned(), Arc::clone(opener));
+        ImageLock { mode, path, read_only, device, opener, users: Mutex::default() }
     }
 
     fn users(&self) -> MutexGuard<'_, LockUsers> {
@@ -135,11 +142,12 @@ impl ImageLock {
             source: errno.into(),
         };
         if self.device && !self.read_only {
-            let open = || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&self.path);
-            let busy = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::BUSY);
+            let access = ImageAccess { exclusive: true, ..ImageAccess::default() };
+            let open = || self.opener.open(&self.path, access);
+            let busy = |error: &ImageOpenError| errno(error) == Some(Errno::BUSY);
             users.claim = Some(retry_while_busy(&self.path, open, busy).map_err(|error| match busy(&error) {
                 true => in_use(Errno::BUSY),
-                false => DiskError::Os { what: format!("claiming {}", self.path.display()), source: error },
+                false => DiskError::Os { what: format!("claiming {}", self.path.display()), source: error.into() },
             })?);
         }
         match lock(&self.path, file, self.read_only) {

@@ -47,7 +47,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits};
+use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits};
 use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
@@ -69,8 +69,8 @@ const THREADS: u32 = 16;
 ///
 /// # Errors
 /// When a setting does not fit the file, the file cannot be opened, or another process has locked it.
-pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    let open = Arc::new(open::open(settings)?);
+pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+    let open = Arc::new(open::open(settings, opener)?);
     let start = || BlockingThreads::start(Box::new(FileCalls(Arc::clone(&open))), THREADS);
     let threads = open.uses_threads.then(start).transpose();
     let what = || format!("threads for {}", open.path.display());
@@ -209,11 +209,6 @@ impl Disk<UringContext> for FileDisk {
                 let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
             }
         })
-    }
-
-    /// The image: with `lock=shared-migration` a block device is claimed by opening it once more.
-    fn files_opened_later(&self) -> Vec<PathBuf> {
-        vec![self.open.path.clone()]
     }
 
     fn deactivate(&self) {

@@ -1,15 +1,14 @@
 //! Opening a file as a disk: the user's settings against the host's properties.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_core::{BlockSize, ByteLen, Geometry};
-use nix::libc;
+use mqblk_core::{BlockSize, ByteLen, Geometry, ImageAccess, ImageOpenError, ImageOpener};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -33,7 +32,7 @@ struct FileSettings {
     threads: Option<bool>,
 }
 
-pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
+pub(super) fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<OpenFile, SettingError> {
     let Some(path) = settings.text("path") else {
         return Err(settings.error("path", "nothing", "a regular file or a block device"));
     };
@@ -49,7 +48,7 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
             Some(word) => Some(word == "threads"),
         },
     };
-    let (file, kind, direct) = open_file(settings, &config)?;
+    let (file, kind, direct) = open_file(settings, &config, opener.as_ref())?;
     if config.lock == LockMode::Exclusive {
         lock_while_open(settings, &config, &file)?;
     }
@@ -69,7 +68,7 @@ pub(super) fn open(settings: &mut Settings) -> Result<OpenFile, SettingError> {
         tracing::info!("{}: requests go through threads of the disk's own (aio=threads)", path.display());
     }
     let size = Arc::new(DiskSize::new(size));
-    let lock = ImageLock::new(lock, &path, read_only, kind == FileKind::BlockDevice);
+    let lock = ImageLock::new(lock, &path, read_only, kind == FileKind::BlockDevice, opener);
     Ok(OpenFile { lock, path, fd: Arc::new(file.into()), geometry, size, kind, direct, uses_threads, unmap, discard })
 }
 
@@ -78,28 +77,24 @@ fn describe(path: &Path, reason: impl std::fmt::Display) -> String {
 }
 
 /// Opens the file, for direct I/O if that is configured and works.
-fn open_file(settings: &Settings, config: &FileSettings) -> Result<(File, FileKind, bool), SettingError> {
+fn open_file(
+    settings: &Settings,
+    config: &FileSettings,
+    opener: &dyn ImageOpener,
+) -> Result<(File, FileKind, bool), SettingError> {
     let FileSettings { path, read_only, .. } = config;
     let not_a_disk = |found: &str| settings.error("path", describe(path, found), "a regular file or a block device");
     let missing = |error: io::Error| {
         let expected = "an existing regular file or block device that this user may open";
         settings.error("path", describe(path, error), expected)
     };
-    // Checked before it is opened: opening a pipe or a tape has side effects.
-    let before = std::fs::metadata(path).map_err(missing)?.file_type();
-    if !std::os::unix::fs::FileTypeExt::is_block_device(&before) && !before.is_file() {
-        return Err(not_a_disk(host::file_type_name(before)));
-    }
-    let device = !before.is_file();
     let attempt = |direct: bool| {
-        // On a block device O_EXCL without O_CREAT is refused while the device is mounted or otherwise claimed.
-        let exclusive = if device && !read_only && config.lock.claims_on_open() { libc::O_EXCL } else { 0 };
-        let direct = if direct { libc::O_DIRECT } else { 0 };
-        let open = || OpenOptions::new().read(true).write(!read_only).custom_flags(exclusive | direct).open(path);
-        let claimed = |error: &io::Error| device && Errno::from_io_error(error) == Some(Errno::BUSY);
-        retry_while_busy(path, open, claimed)
+        // Refused while the block device is mounted or otherwise claimed.
+        let exclusive = !read_only && config.lock.claims_on_open();
+        let access = ImageAccess { write: !read_only, direct, exclusive };
+        retry_while_busy(path, || opener.open(path, access), |error| errno(error) == Some(Errno::BUSY))
     };
-    let refused = |error: io::Error| match Errno::from_io_error(&error) {
+    let refused = |error: ImageOpenError| match errno(&error) {
         Some(Errno::BUSY) => settings.error(
             "path",
             describe(path, "mounted, or claimed by another user of the device"),
@@ -110,7 +105,10 @@ fn open_file(settings: &Settings, config: &FileSettings) -> Result<(File, FileKi
             describe(path, &error),
             "a file that this user may write; readonly=on serves it without writing",
         ),
-        _ => missing(error),
+        _ => match error {
+            ImageOpenError::NotAnImage(found) => not_a_disk(&found),
+            error => missing(error.into()),
+        },
     };
     let plain = || {
         let file = attempt(false).map_err(refused)?;
@@ -128,7 +126,7 @@ fn open_file(settings: &Settings, config: &FileSettings) -> Result<(File, FileKi
             }
             "its files have no direct I/O".to_owned()
         }
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => error.to_string(),
+        Err(error) if errno(&error) == Some(Errno::INVAL) => error.to_string(),
         Err(error) => return Err(refused(error)),
     };
     let (file, kind) = plain()?;
@@ -140,6 +138,14 @@ fn open_file(settings: &Settings, config: &FileSettings) -> Result<(File, FileKi
         );
     }
     Ok((file, kind, false))
+}
+
+/// Returns the host's error number, if it is the host that refused.
+pub(super) fn errno(error: &ImageOpenError) -> Option<Errno> {
+    match error {
+        ImageOpenError::Os(error) => Errno::from_io_error(error),
+        _ => None,
+    }
 }
 
 /// How long to wait for a file that is in use. A killed daemon keeps its files open until the kernel has completed its I/O and destroyed

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{BlockSize, ByteLen, Disk, DiskChannel, DiskError, Op, Outcome};
+use mqblk_core::{BlockSize, ByteLen, Disk, DiskChannel, DiskError, ImageOpener, Op, Outcome};
 use mqblk_uring::{FixedBufferUse, UringContext};
 use tempfile::TempDir;
 
@@ -13,6 +13,12 @@ use super::channel::FileChannel;
 use super::{FileDisk, FileKind, OpenFile};
 use crate::admission::DiskSize;
 use crate::conformance::{TestRequest, TestTarget, TestWorker, cancel, run};
+use crate::host_images::HostImages;
+
+/// Opens images with the rights of this process.
+fn host_images() -> Arc<dyn ImageOpener> {
+    Arc::new(HostImages)
+}
 
 /// A sparse image in a new directory.
 pub(super) fn image(place: &Path, len: u64) -> (TempDir, PathBuf) {
@@ -192,7 +198,7 @@ fn a_full_device() {
     for kind in [FileKind::Regular, FileKind::InMemory] {
         let path = PathBuf::from("/dev/full");
         let size = Arc::new(DiskSize::new(geometry.size));
-        let lock = super::lock::ImageLock::new(super::lock::LockMode::Exclusive, &path, false, false);
+        let lock = super::lock::ImageLock::new(super::lock::LockMode::Exclusive, &path, false, false, &host_images());
         let open = OpenFile {
             lock,
             path,
@@ -289,7 +295,7 @@ fn zeroes_without_fallocate() {
         for (key, value) in [("path", path.to_str().unwrap()), ("direct", direct)] {
             settings.insert(key, value).unwrap();
         }
-        let disk = NoFallocateDisk(Arc::new(super::open::open(&mut settings).unwrap()));
+        let disk = NoFallocateDisk(Arc::new(super::open::open(&mut settings, &host_images()).unwrap()));
         let mut worker = TestWorker::new(&disk, 16, FixedBufferUse::Auto);
         worker.write_memory(0, &vec![7; 12 << 20]);
         let half = 12 << 20;

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    BlockSize, ByteLen, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits, Outcome, Request,
-    Tag,
+    BlockSize, ByteLen, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits,
+    Outcome, Request, Tag,
 };
 use mqblk_memory::Buffer;
 use mqblk_uring::UringContext;
@@ -28,7 +28,7 @@ use crate::admission::{self, DiskSize};
 ///
 /// # Errors
 /// When a setting does not fit.
-pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+pub fn open(settings: &mut Settings, _: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let size = admission::size(settings, block)?;
     let latency = settings.number("latency-us", 0..=60_000_000)?.unwrap_or(0);

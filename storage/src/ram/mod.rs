@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::settings::Settings;
 use mqblk_core::{
-    BlockSize, ByteLen, ByteOffset, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, Limits, Op,
-    Outcome, Request,
+    BlockSize, ByteLen, ByteOffset, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener,
+    Limits, Op, Outcome, Request,
 };
 use mqblk_memory::{Buffer, Mapping};
 use mqblk_uring::UringContext;
@@ -30,7 +30,7 @@ const MAX_DISCARD: ByteLen = ByteLen(256 << 20);
 ///
 /// # Errors
 /// When a setting does not fit, or the host cannot map that much.
-pub fn open(settings: &mut Settings) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+pub fn open(settings: &mut Settings, _: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let block = admission::block_size(settings)?.unwrap_or(BlockSize::B512);
     let size = admission::size(settings, block)?;
     let read_only = settings.switch("readonly")?.unwrap_or(false);

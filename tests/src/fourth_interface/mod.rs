@@ -112,8 +112,7 @@ impl ConfiguredInterface for LineConfig {
     }
 
     fn files(&self) -> Vec<FileUse> {
-        let sockets = self.disks.iter().map(|disk| FileUse::Socket(disk.endpoint.socket.clone()));
-        sockets.chain(self.disks.iter().flat_map(|disk| disk.storage.files())).collect()
+        self.disks.iter().map(|disk| FileUse::Socket(disk.endpoint.socket.clone())).collect()
     }
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {

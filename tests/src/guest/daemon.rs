@@ -130,7 +130,8 @@ impl VhostUserDaemon {
         Self::serve(server, disks, &[], &[])
     }
 
-    /// Starts our server with these disks and these process options, such as `--drain-timeout-s 2`.
+    /// Starts our server with these disks and these process options, such as `--drain-timeout-s 2`: in the sandbox, unless they say
+    /// otherwise.
     ///
     /// # Errors
     /// As [`VhostUserDaemon::start_server`].
@@ -158,6 +159,11 @@ impl VhostUserDaemon {
         match server {
             DaemonProgram::Mqblk => {
                 arguments.extend(["serve".into(), "--admin".into(), folder.path().join(ADMIN_SOCKET).into()]);
+                if !options.contains(&"--sandbox") {
+                    // As in the systemd unit. LUNs are added from where all images of these tests are.
+                    arguments.extend(["--sandbox".into(), "on".into(), "--sandbox-allow".into()]);
+                    arguments.push(repository().join("target").into());
+                }
                 arguments.extend(options.iter().map(OsString::from));
                 disks.iter().for_each(|disk| arguments.extend(disk.for_mqblk(&socket(&disk.id))));
                 for controller in controllers {

@@ -37,7 +37,7 @@ impl HostileDaemon {
         HostileDaemon::start_with(workers, disks, &[])
     }
 
-    /// As [`start`](Self::start), with further arguments of `mqblk serve`.
+    /// As [`start`](Self::start), with further arguments of `mqblk serve`: in the sandbox, unless they say otherwise.
     ///
     /// # Panics
     /// As [`start`](Self::start).
@@ -62,7 +62,10 @@ impl HostileDaemon {
         let folder = tempfile::tempdir().expect("a folder");
         let log = log(&folder.path().join("log"));
         let mut command = Command::new(mqblk_binary());
-        command.args(["serve", "--workers", &workers.to_string(), "--sandbox", "on"]).args(arguments);
+        command.args(["serve", "--workers", &workers.to_string()]).args(arguments);
+        if !arguments.contains(&"--sandbox") {
+            command.args(["--sandbox", "on"]);
+        }
         command.env_remove("RUST_LOG").stdin(Stdio::null());
         for (id, settings) in disks {
             let image = folder.path().join(format!("{id}.img"));

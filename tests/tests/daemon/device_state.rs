@@ -262,7 +262,12 @@ fn controller(place: &Place, name: &str, more: &str) -> (HostileDaemon, PathBuf)
     }
     let (socket, state) = (place.path(&format!("{name}.admin")), place.path(&format!("{name}.state")));
     let (at, state) = (socket.display().to_string(), state.display().to_string());
-    (HostileDaemon::start_with(1, &[("disk", &scsi(&image, more))], &["--admin", &at, "--state", &state]), socket)
+    let (mut arguments, images) = (vec!["--admin", &at, "--state", &state], place.folder.path().display().to_string());
+    if more.is_empty() {
+        // Where LUNs are added.
+        arguments.extend(["--sandbox-allow", &images]);
+    }
+    (HostileDaemon::start_with(1, &[("disk", &scsi(&image, more))], &arguments), socket)
 }
 
 fn first_byte(guest: &mut MigratingGuest, target: u8) -> Option<u8> {

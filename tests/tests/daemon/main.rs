@@ -1,5 +1,6 @@
 //! A daemon in a process of its own, and drivers that keep the protocol.
 
+mod broker;
 mod client_blkio;
 mod device_state;
 mod fourth_interface;
@@ -12,4 +13,5 @@ mod resize;
 mod resource_limits;
 mod sandbox;
 mod slow_storage;
+mod user;
 mod vmm_mistakes;

@@ -11,35 +11,45 @@ use serde_json::json;
 
 /// What `/proc` says of a thread (proc_pid_status(5)).
 #[derive(Debug)]
-struct Rights {
-    effective: u64,
-    permitted: u64,
-    filters: u32,
-    seccomp: u32,
-    no_new_privs: u32,
+pub(crate) struct Rights {
+    pub(crate) effective: u64,
+    pub(crate) permitted: u64,
+    pub(crate) filters: u32,
+    pub(crate) seccomp: u32,
+    pub(crate) no_new_privs: u32,
+    /// Real, effective, saved and file system UID.
+    pub(crate) users: Vec<u32>,
+    pub(crate) groups: Vec<u32>,
 }
 
-fn rights(pid: u32) -> BTreeMap<String, Rights> {
+/// Returns the rights of each thread of a process, by its name.
+pub(crate) fn rights(pid: u32) -> BTreeMap<String, Rights> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the daemon's threads");
     let read = |folder: &Path| {
         let status = std::fs::read_to_string(folder.join("status")).ok()?;
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let number = |name: &str| field(name).and_then(|text| text.parse().ok()).expect("a number");
         let bits = |name: &str| u64::from_str_radix(field(name).expect("a set"), 16).expect("a set");
+        let numbers = |name: &str| {
+            let words = field(name).expect("numbers").split_whitespace();
+            words.map(|word| word.parse().expect("a number")).collect()
+        };
         let rights = Rights {
             effective: bits("CapEff:"),
             permitted: bits("CapPrm:"),
             filters: number("Seccomp_filters:"),
             seccomp: number("Seccomp:"),
             no_new_privs: number("NoNewPrivs:"),
+            users: numbers("Uid:"),
+            groups: numbers("Gid:"),
         };
         Some((field("Name:")?.to_owned(), rights))
     };
     tasks.filter_map(|task| read(&task.expect("a thread").path())).collect()
 }
 
-/// CAP_DAC_OVERRIDE, CAP_IPC_LOCK and CAP_SYS_RESOURCE (linux/capability.h).
-const OF_DAEMON: u64 = 1 << 1 | 1 << 14 | 1 << 24;
+/// CAP_IPC_LOCK and CAP_SYS_RESOURCE (linux/capability.h).
+pub(crate) const OF_DAEMON: u64 = 1 << 14 | 1 << 24;
 const OF_SERVERS: u64 = 1 << 14;
 
 #[test]
@@ -70,7 +80,7 @@ fn every_thread_has_given_up_its_rights_and_the_disks_are_served() {
         };
         assert_eq!(rights.filters, filters, "{name}: {rights:?}");
     }
-    for name in ["mqblk", "worker-0", "worker-1", "storage-0", "connectors"] {
+    for name in ["mqblk", "worker-0", "worker-1", "storage-0", "connectors", "broker-watch"] {
         assert!(threads.contains_key(name), "{name}: found {names:?}");
     }
     daemon.assert_alive("I/O");

@@ -113,7 +113,7 @@ impl ConfiguredInterface for BlkConfig {
     }
 
     fn files(&self) -> Vec<FileUse> {
-        self.0.iter().flat_map(|disk| disk.endpoint.0.files().into_iter().chain(disk.storage.files())).collect()
+        self.0.iter().flat_map(|disk| disk.endpoint.0.files()).collect()
     }
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {

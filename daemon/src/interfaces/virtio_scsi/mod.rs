@@ -196,15 +196,12 @@ impl ConfiguredInterface for ScsiConfig {
     fn files(&self) -> Vec<FileUse> {
         let state = self.state.iter().map(|state| FileUse::Replaced(state.path.clone()));
         let controllers = self.controllers.iter().flat_map(|controller| {
-            let incoming = controller.incoming_luns.iter().map(|folder| FileUse::Image(folder.clone()));
+            let incoming = controller.incoming_luns.iter().map(|folder| FileUse::Images(folder.clone()));
             controller.endpoint.files().into_iter().chain(incoming)
         });
         let luns = self.controllers.iter().flat_map(|controller| &controller.luns).flat_map(|lun| match &lun.unit {
-            LunUnit::Own(unit) => {
-                let reservations = unit.reservations.iter().map(|path| FileUse::Replaced(path.clone()));
-                reservations.chain(unit.storage.files()).collect()
-            }
-            LunUnit::Shared(_) => Vec::new(),
+            LunUnit::Own(unit) => unit.reservations.clone().map(FileUse::Replaced),
+            LunUnit::Shared(_) => None,
         });
         state.chain(controllers).chain(luns).collect()
     }

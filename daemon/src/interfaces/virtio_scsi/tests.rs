@@ -383,7 +383,7 @@ fn files() {
         ),
         (
             "[[lun]]\ntarget = 1",
-            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, sandbox, sandbox-allow, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, sandbox, sandbox-allow, user, group, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
         ),
     ] {
         let found = file::parse("m.toml", text, INTERFACES).map_err(ConfigError::from);

@@ -88,7 +88,7 @@ impl XenHost {
             None => GrantBudget::for_host(MAPTRACK, max_map_count),
         };
         let default = vbd_settings(&config.default_endpoint, false);
-        let opener = DiskOpener::new(config.watch, default, disks);
+        let opener = DiskOpener::new(config.watch, default, disks, Arc::clone(&context.storages));
         let options = BackendOptions {
             type_name: config.type_name.clone(),
             engine: Arc::clone(&context.engine),

@@ -124,8 +124,8 @@ impl ConfiguredInterface for XenInterfaceConfig {
     fn files(&self) -> Vec<FileUse> {
         let Some(host) = &self.host else { return Vec::new() };
         let journals = host.state.iter().map(|folder| FileUse::Folder(folder.clone()));
-        let devices = XEN_DEVICES.iter().map(PathBuf::from).filter(|path| path.exists()).map(FileUse::Image);
-        journals.chain(devices).chain(self.disks.iter().flat_map(|disk| disk.storage.files())).collect()
+        let devices = XEN_DEVICES.iter().map(PathBuf::from).filter(|path| path.exists()).map(FileUse::Device);
+        journals.chain(devices).collect()
     }
 
     fn start(self: Box<Self>, context: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {

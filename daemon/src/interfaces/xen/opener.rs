@@ -10,6 +10,7 @@ use mqblk_xen_server::{DeviceName, DiskBacking, Opener, Params, VbdSettings};
 use super::config::XenAttachment;
 use super::host::{XenDiskConfig, vbd_settings};
 use crate::config::CacheMode;
+use crate::storage_backends::StorageBackends;
 
 /// A device's exclusive use of a disk of the configuration. Dropping it deactivates the disk and makes it available again.
 struct DiskUse(Arc<Mutex<Option<DeviceName>>>, Arc<AnyDisk>);
@@ -52,6 +53,7 @@ pub(super) struct DiskOpener {
     watch: bool,
     default: VbdSettings,
     offered: BTreeMap<String, OfferedDisk>,
+    storages: Arc<dyn StorageBackends>,
 }
 
 impl Opener for DiskOpener {
@@ -70,7 +72,7 @@ impl Opener for DiskOpener {
         if read_only && kind == "file" {
             settings.insert("readonly", "on").map_err(|error| error.to_string())?;
         }
-        let disk = mqblk_storage::open(kind, &mut settings).map_err(|error| error.to_string())?;
+        let (disk, _) = self.storages.open(kind, &mut settings).map_err(|error| error.to_string())?;
         Ok(DiskBacking {
             id: name.to_string(),
             storage: kind.to_owned(),
@@ -85,9 +87,14 @@ impl Opener for DiskOpener {
 
 impl DiskOpener {
     /// Creates the opener of these disks. `watch`: every device of the type is served, with the settings `default` if it names no disk.
-    pub(super) fn new(watch: bool, default: VbdSettings, disks: &[XenDiskConfig]) -> DiskOpener {
+    pub(super) fn new(
+        watch: bool,
+        default: VbdSettings,
+        disks: &[XenDiskConfig],
+        storages: Arc<dyn StorageBackends>,
+    ) -> DiskOpener {
         let offered = disks.iter().map(|disk| (disk.0.id.clone(), OfferedDisk::new(disk))).collect();
-        DiskOpener { watch, default, offered }
+        DiskOpener { watch, default, offered, storages }
     }
 
     fn open_offered(&self, id: &str, name: &DeviceName) -> Result<DiskBacking, String> {

@@ -23,7 +23,7 @@ use super::state::{AddedLun, SavedLuns, StateFile};
 use crate::interface::HostContext;
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
 use crate::resolve::UniqueNames;
-use crate::storage_backends::{Registry, StorageBackends as _};
+use crate::storage_backends::StorageBackends;
 pub(super) use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
 use migration::LunMigration;
 
@@ -35,6 +35,8 @@ pub(super) struct Luns {
     controllers: Vec<Controller>,
     /// The claims of disks and controllers.
     names: UniqueNames,
+    /// Open the disks of LUNs that are added.
+    storages: Arc<dyn StorageBackends>,
     table: Mutex<Vec<LunEntry>>,
     changed: Condvar,
     removals: Mutex<Vec<JoinHandle<()>>>,
@@ -100,6 +102,7 @@ impl Luns {
         Ok(Luns {
             controllers,
             names: host.names.clone(),
+            storages: Arc::clone(&host.storages),
             table: Mutex::new(table),
             changed,
             removals,
@@ -163,7 +166,7 @@ impl Luns {
         let (keys, pending, shared) = self.begin_add(settings)?;
         let name = keys.id().to_owned();
         let failed = |error: LunError| ChangeError::Failed(format!("lun {name:?}: {error}"));
-        let LunConfig { id, address, unit, .. } = keys.open(&Registry)?;
+        let LunConfig { id, address, unit, .. } = keys.open(self.storages.as_ref())?;
         let unit = match (unit, shared) {
             (LunUnit::Own(config), _) => Arc::new(ServedUnit::new(&id, *config).map_err(failed)?),
             (LunUnit::Shared(_), Some(unit)) => unit,
@@ -197,7 +200,7 @@ impl Luns {
         let own = || table.iter().filter(|lun| lun.controller == controller);
         let mut addresses: UsedAddresses = own().map(|lun| (lun.address, lun.id.clone())).collect();
         let seen = (ids[controller], self.controllers[controller].endpoint().socket.as_path());
-        let keys = LunKeys::take(settings, seen, &Registry.kinds(), &mut addresses, &mut names)?;
+        let keys = LunKeys::take(settings, seen, &self.storages.kinds(), &mut addresses, &mut names)?;
         let shared = keys.shared_unit().map(|unit| find_shared_unit(&table, controller, &keys, unit)).transpose()?;
         let taken: HashSet<DiskSlot> = own().map(|lun| lun.slot).collect();
         let Some(slot) = (0..=u16::MAX).map(DiskSlot).find(|slot| !taken.contains(slot)) else {

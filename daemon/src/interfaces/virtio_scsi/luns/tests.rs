@@ -9,6 +9,7 @@ use mqblk_engine::{AnyDisk, Engine, EngineOptions, UringContext, UringOptions};
 use super::super::config::TargetLun;
 use super::*;
 use crate::config::{CacheMode, SocketMode, StorageConfig};
+use crate::storage_backends::Registry;
 use crate::vhost_user::VhostUserEndpoint;
 
 /// A RAM disk whose flush completes when the test says.
@@ -95,7 +96,12 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         luns: disks.iter().zip(0..).map(lun).collect(),
     };
     let engine = Arc::new(Engine::start(&engine).unwrap());
-    let host = HostContext { engine, drain_timeout: Duration::from_secs(30), names: UniqueNames::default() };
+    let host = HostContext {
+        engine,
+        drain_timeout: Duration::from_secs(30),
+        names: UniqueNames::default(),
+        storages: Arc::new(Registry::of_this_process()),
+    };
     Arc::new(Luns::start(&[controller], &host, None).unwrap())
 }
 

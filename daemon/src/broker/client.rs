@@ -1,0 +1,209 @@
+//! The daemon's end: starts the broker, and opens images by it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+
+use super::wire::{self, Request};
+
+/// The subcommand of this program that is the broker.
+pub const SUBCOMMAND: &str = "broker";
+/// This program, also when its file has been replaced by a newer version.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+/// How long an image may take to open once the daemon serves: storage that hangs must not hold up others for ever.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+const ENDED: &str = "the broker, which opens images for the sandbox, has ended; restart the daemon to open others";
+
+/// Why the broker does not work.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerStartError {
+    /// It could not be started.
+    #[error("sandbox: broker: {0} (--sandbox=off serves without it)")]
+    Start(#[source] io::Error),
+    /// A path that is to be allowed cannot be found.
+    #[error("sandbox: {path:?}: {why}, expected a path that exists ({key})")]
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// Why not.
+        why: ImageOpenError,
+        /// The key that names it.
+        key: &'static str,
+    },
+    /// It could not give up its rights.
+    #[error("sandbox: broker: cannot be restricted: {0} (--sandbox=off serves without it)")]
+    Seal(ImageOpenError),
+}
+
+/// The broker of this daemon. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Broker {
+    connection: Mutex<Connection>,
+    process: Arc<BrokerProcess>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    /// The number of the last request.
+    number: u32,
+    /// How long an answer may take; `None` before the daemon serves.
+    timeout: Option<Duration>,
+}
+
+/// The broker's process and the socket to it.
+#[derive(Debug)]
+struct BrokerProcess {
+    socket: OwnedFd,
+    child: Mutex<Option<Child>>,
+    /// The daemon ends it.
+    stopping: AtomicBool,
+}
+
+impl Broker {
+    /// Starts a process of this program as the broker.
+    ///
+    /// # Errors
+    /// If the host refuses.
+    pub fn start() -> Result<Broker, BrokerStartError> {
+        let (socket, theirs) = socket_pair().map_err(BrokerStartError::Start)?;
+        let mut command = Command::new(THIS_PROGRAM);
+        command.arg0("mqblk").arg(SUBCOMMAND).env_clear().current_dir("/");
+        // Its standard error is the daemon's: it says why it ends.
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
+        let child = command.spawn().map_err(BrokerStartError::Start)?;
+        Ok(Broker::over(socket, Some(child)))
+    }
+
+    /// Creates the daemon's end of a broker at the other end of `socket`.
+    pub(super) fn over(socket: OwnedFd, child: Option<Child>) -> Broker {
+        let process = BrokerProcess { socket, child: Mutex::new(child), stopping: AtomicBool::new(false) };
+        Broker { connection: Mutex::new(Connection { number: 0, timeout: None }), process: Arc::new(process) }
+    }
+
+    /// Allows a file, or images beneath a folder, until the [seal](Self::seal). `key` has named it.
+    ///
+    /// # Errors
+    /// If the path cannot be found.
+    pub fn allow(&self, path: &Path, key: &'static str) -> Result<(), BrokerStartError> {
+        let asked = std::path::absolute(path).map_err(ImageOpenError::from);
+        let allowed = asked.and_then(|path| self.request(&Request::Allow(path)));
+        allowed.map(drop).map_err(|why| BrokerStartError::Path { path: path.to_owned(), why, key })
+    }
+
+    /// Has the broker give up all rights but opening what is allowed and what it has opened. Returns how far files are restricted, in words.
+    ///
+    /// # Errors
+    /// If it cannot.
+    pub fn seal(&self) -> Result<String, BrokerStartError> {
+        let (_, files) = self.request(&Request::Seal).map_err(BrokerStartError::Seal)?;
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner).timeout = Some(OPEN_TIMEOUT);
+        Ok(files)
+    }
+
+    /// Starts a thread that logs when the broker ends before the daemon does.
+    ///
+    /// # Errors
+    /// If the host refuses.
+    pub fn watch(&self) -> io::Result<()> {
+        let process = Arc::clone(&self.process);
+        std::thread::Builder::new().name("broker-watch".to_owned()).spawn(move || process.log_end()).map(drop)
+    }
+
+    /// Sends a request and waits for the answer.
+    fn request(&self, request: &Request) -> wire::Answer {
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        connection.number = connection.number.wrapping_add(1);
+        let number = connection.number;
+        let ended = || ImageOpenError::Refused(ENDED.to_owned());
+        let deadline = connection.timeout.map(|timeout| Instant::now() + timeout);
+        let socket = self.process.socket.as_fd();
+        match wire::send(socket, &request.encode(number)?, None) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(hangs()),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(ended()),
+            Err(error) => return Err(error.into()),
+        }
+        loop {
+            if !self.process.wait(PollFlags::IN, deadline)? {
+                return Err(hangs());
+            }
+            match wire::receive_response(socket)? {
+                None => return Err(ended()),
+                Some((answered, answer)) if answered == number => return answer,
+                // Of a request that was given up.
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+/// The error of an image that takes too long.
+fn hangs() -> ImageOpenError {
+    ImageOpenError::Refused(format!(
+        "the broker has not opened it for {} s: the storage hangs, or that of another image that is being opened",
+        OPEN_TIMEOUT.as_secs()
+    ))
+}
+
+impl ImageOpener for Broker {
+    fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
+        let path = std::path::absolute(path)?;
+        let (file, _) = self.request(&Request::Open(path, access))?;
+        let none = || io::Error::new(io::ErrorKind::InvalidData, "the broker has sent no descriptor");
+        Ok(file.ok_or_else(none)?.into())
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        self.process.stopping.store(true, Ordering::Relaxed);
+        // Ends it, and the thread that watches it.
+        let _ = rustix::net::shutdown(&self.process.socket, Shutdown::Both);
+    }
+}
+
+impl BrokerProcess {
+    /// Waits for an event or the end. Returns false if `deadline` passes first.
+    fn wait(&self, events: PollFlags, deadline: Option<Instant>) -> io::Result<bool> {
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = left.map(Timespec::try_from).transpose().map_err(|_| io::ErrorKind::InvalidInput)?;
+            match rustix::event::poll(&mut [PollFd::new(&self.socket, events)], left.as_ref()) {
+                Ok(0) => return Ok(false),
+                Ok(_) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn log_end(&self) {
+        // A closed end is reported also without events.
+        if let Err(error) = self.wait(PollFlags::empty(), None) {
+            tracing::warn!("sandbox: the broker is not watched: {error}");
+            return;
+        }
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = child.as_mut().and_then(|child| child.wait().ok());
+        if !self.stopping.load(Ordering::Relaxed) {
+            let status = status.map_or_else(|| "no status".to_owned(), |status| status.to_string());
+            tracing::error!("sandbox: {ENDED}; those that are served go on ({status})");
+        }
+    }
+}
+
+/// Returns both ends of a socket that keeps the bounds of messages.
+pub(super) fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}

@@ -1,0 +1,112 @@
+//! What a sealed broker gives up: all but opening images by its rules and passing them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, PathBeneath, PathFd, Ruleset,
+    RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
+};
+use nix::libc::{self, c_long};
+use rustix::thread::CapabilitySet;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Cmp, SeccompCondition, SeccompFilter,
+    SeccompRule, apply_filter,
+};
+
+use super::rules::Rules;
+use super::server::BrokerError;
+
+/// Kept, if the broker has it: images of other users are opened by root's.
+const KEPT: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
+const NEWEST: ABI = ABI::V6;
+
+/// The calls of a loop that receives, opens, passes and closes, of the memory allocator, and of the end.
+const CALLS: &[c_long] = &[
+    libc::SYS_brk,
+    libc::SYS_close,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_fstat,
+    libc::SYS_futex,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_newfstatat,
+    libc::SYS_openat2,
+    libc::SYS_readlinkat,
+    libc::SYS_recvmsg,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sendmsg,
+    libc::SYS_sigaltstack,
+    libc::SYS_statx,
+    libc::SYS_write,
+];
+
+/// Restricts this process. Returns how far files are, in words.
+pub(super) fn restrict(rules: &Rules) -> Result<&'static str, BrokerError> {
+    rustix::thread::set_no_new_privs(true).map_err(io::Error::from)?;
+    let files = restrict_files(rules)?;
+    crate::sandbox::keep_capabilities(KEPT)?;
+    restrict_calls()?;
+    Ok(files)
+}
+
+/// Files and folders of the rules may be opened for reading and writing. What may be done with a descriptor is decided when it is opened:
+/// the daemon resizes files, and asks block devices.
+fn restrict_files(rules: &Rules) -> Result<&'static str, BrokerError> {
+    let images: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?;
+    for path in rules.paths() {
+        ruleset = match path {
+            Ok(folder) => ruleset.add_rule(PathBeneath::new(folder, images).set_compatibility(CompatLevel::BestEffort)),
+            Err(path) => match PathFd::new(path) {
+                Ok(file) => ruleset.add_rule(PathBeneath::new(file, images).set_compatibility(CompatLevel::BestEffort)),
+                // It has gone since it was opened, and cannot be opened again.
+                Err(_) => continue,
+            },
+        }?;
+    }
+    Ok(match ruleset.restrict_self()?.ruleset {
+        RulesetStatus::FullyEnforced => "restricted",
+        RulesetStatus::PartiallyEnforced => "restricted as far as this kernel can",
+        RulesetStatus::NotEnforced => "checked by the broker only: this kernel has no landlock",
+    })
+}
+
+fn restrict_calls() -> Result<(), seccompiler::Error> {
+    let arch = std::env::consts::ARCH.try_into()?;
+    let refuse = SeccompAction::Errno(libc::EPERM.cast_unsigned());
+    let filter: BpfProgram = SeccompFilter::new(call_rules()?, refuse, SeccompAction::Allow, arch)?.try_into()?;
+    apply_filter(&filter)
+}
+
+fn call_rules() -> Result<BTreeMap<c_long, Vec<SeccompRule>>, seccompiler::Error> {
+    let masked = |argument, mask: i32, value: i32| {
+        let (mask, value) = (u64::from(mask.cast_unsigned()), u64::from(value.cast_unsigned()));
+        let condition = SeccompCondition::new(argument, Len::Dword, Cmp::MaskedEq(mask), value)?;
+        Ok::<_, seccompiler::Error>(vec![SeccompRule::new(vec![condition])?])
+    };
+    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
+    // Nothing is created or truncated.
+    rules.insert(libc::SYS_openat, masked(2, libc::O_CREAT | libc::O_TRUNC, 0)?);
+    // No memory that can be executed.
+    rules.insert(libc::SYS_mmap, masked(2, libc::PROT_EXEC, 0)?);
+    rules.insert(libc::SYS_mprotect, masked(2, libc::PROT_EXEC, 0)?);
+    // The standard library duplicates descriptors by it.
+    rules.insert(libc::SYS_fcntl, masked(1, -1, libc::F_DUPFD_CLOEXEC)?);
+    Ok(rules)
+}
+
+/// Returns true if this process can find the files that it has open: it opens images so.
+pub(super) fn has_proc() -> bool {
+    Path::new("/proc/self/fd/0").symlink_metadata().is_ok()
+}

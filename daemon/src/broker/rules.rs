@@ -1,0 +1,205 @@
+//! The rules of a broker, and opening by them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use mqblk_core::{ImageAccess, ImageOpenError};
+use mqblk_storage::host_images::image_flags;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// Only names a file: nothing is opened that has side effects (open(2)).
+const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+
+/// Which images may be opened.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    folders: Vec<AllowedFolder>,
+    /// Files that were named before the seal, by their paths and by their real paths.
+    files: BTreeMap<PathBuf, FileIdentity>,
+    sealed: bool,
+}
+
+/// A folder, images beneath which may be opened.
+#[derive(Debug)]
+struct AllowedFolder {
+    /// Its path as it was given, and without symbolic links.
+    paths: [PathBuf; 2],
+    folder: OwnedFd,
+}
+
+/// Which file a path led to. A path that leads to another one later is refused: somebody who may write to a folder of it could make it lead
+/// anywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileIdentity {
+    file_system: u64,
+    inode: u64,
+    /// Of a block device.
+    device: u64,
+}
+
+impl FileIdentity {
+    fn of(file: &Metadata) -> FileIdentity {
+        FileIdentity { file_system: file.dev(), inode: file.ino(), device: file.rdev() }
+    }
+}
+
+impl Rules {
+    /// Allows a file, or what is beneath a folder.
+    ///
+    /// # Errors
+    /// If it cannot be found, or the rules are sealed.
+    pub(super) fn allow(&mut self, path: PathBuf) -> Result<(), ImageOpenError> {
+        if self.sealed {
+            return Err(ImageOpenError::Refused("the broker is sealed: it takes no more rules".to_owned()));
+        }
+        let found = find(&path)?;
+        let (found, file) = metadata(found)?;
+        if file.is_dir() {
+            let real = path.canonicalize()?;
+            self.folders.push(AllowedFolder { paths: [path, real], folder: found });
+        } else {
+            self.name(path, &file);
+        }
+        Ok(())
+    }
+
+    /// Adds a file by its path.
+    fn name(&mut self, path: PathBuf, file: &Metadata) {
+        let identity = FileIdentity::of(file);
+        if let Ok(real) = path.canonicalize() {
+            self.files.insert(real, identity);
+        }
+        self.files.insert(path, identity);
+    }
+
+    /// Takes no more rules.
+    pub(super) fn seal(&mut self) {
+        self.sealed = true;
+    }
+
+    /// Returns all folders and files, for the broker's own restrictions.
+    pub(super) fn paths(&self) -> impl Iterator<Item = Result<BorrowedFd<'_>, &Path>> {
+        let folders = self.folders.iter().map(|folder| Ok(folder.folder.as_fd()));
+        folders.chain(self.files.keys().map(|path| Err(path.as_path())))
+    }
+
+    /// Opens an image. Before the seal every image may be opened, and is named by that: the configuration is being read.
+    ///
+    /// # Errors
+    /// If the rules do not allow it, it is no image, or the host refuses.
+    pub(super) fn open(&mut self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
+        if self.sealed {
+            return open_found(&self.find(path)?, access);
+        }
+        let found = find(path)?;
+        let file = open_found(&found, access)?;
+        self.name(path.to_owned(), &file.metadata()?);
+        Ok(file)
+    }
+
+    /// Finds an allowed file, without opening it.
+    fn find(&self, path: &Path) -> Result<OwnedFd, ImageOpenError> {
+        let replaced = match self.files.get(path) {
+            Some(identity) => {
+                let found = find(path)?;
+                let (found, file) = metadata(found)?;
+                if FileIdentity::of(&file) == *identity {
+                    return Ok(found);
+                }
+                true
+            }
+            None => false,
+        };
+        for folder in &self.folders {
+            let beneath = folder.paths.iter().find_map(|allowed| path.strip_prefix(allowed).ok());
+            if let Some(beneath) = beneath {
+                return match folder.find(beneath, ResolveFlags::empty()) {
+                    Err(ImageOpenError::Refused(why)) => self.find_real(path).ok_or(ImageOpenError::Refused(why)),
+                    found => found,
+                };
+            }
+        }
+        Err(ImageOpenError::Refused(if replaced {
+            "another file than at the start of the daemon: the sandbox opens it only if sandbox-allow has its folder"
+                .to_owned()
+        } else {
+            self.not_allowed()
+        }))
+    }
+
+    /// Finds a file by its real path, if that is beneath a folder: an absolute link may lead from one allowed folder to another.
+    fn find_real(&self, path: &Path) -> Option<OwnedFd> {
+        let found = find(path).ok()?;
+        let real = rustix::fs::readlinkat(CWD, proc_path(&found), Vec::new()).ok()?;
+        let real = PathBuf::from(OsString::from_vec(real.into_bytes()));
+        self.folders
+            .iter()
+            .find_map(|folder| folder.find(real.strip_prefix(&folder.paths[1]).ok()?, ResolveFlags::NO_SYMLINKS).ok())
+    }
+
+    fn not_allowed(&self) -> String {
+        let folders: Vec<_> = self.folders.iter().map(|folder| folder.paths[0].display().to_string()).collect();
+        let (shown, more) = folders.split_at(folders.len().min(4));
+        let folders = match (shown, more.len()) {
+            ([], _) => "none".to_owned(),
+            (shown, 0) => shown.join(", "),
+            (shown, more) => format!("{} and {more} more", shown.join(", ")),
+        };
+        format!(
+            "the sandbox opens only images that the configuration named at the start, and those beneath the folders of \
+             sandbox-allow and incoming-luns: {folders}"
+        )
+    }
+}
+
+impl AllowedFolder {
+    /// Finds a file beneath the folder. The kernel follows neither `..` nor a symbolic link that leads out of it (openat2(2)).
+    fn find(&self, beneath: &Path, more: ResolveFlags) -> Result<OwnedFd, ImageOpenError> {
+        let beneath = if beneath.as_os_str().is_empty() { Path::new(".") } else { beneath };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | more;
+        match rustix::io::retry_on_intr(|| {
+            rustix::fs::openat2(&self.folder, beneath, PATH_ONLY, Mode::empty(), resolve)
+        }) {
+            Ok(found) => Ok(found),
+            Err(Errno::XDEV | Errno::LOOP) => Err(ImageOpenError::Refused(format!(
+                "it leads out of {}, the folder that sandbox-allow has: name the folder that it leads to there too, and give \
+                 the path in that",
+                self.paths[0].display()
+            ))),
+            Err(error) => Err(io::Error::from(error).into()),
+        }
+    }
+}
+
+/// Finds a file by its path alone.
+fn find(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::io::retry_on_intr(|| rustix::fs::openat(CWD, path, PATH_ONLY, Mode::empty()))?)
+}
+
+fn metadata(found: OwnedFd) -> io::Result<(OwnedFd, Metadata)> {
+    let found = File::from(found);
+    let metadata = found.metadata()?;
+    Ok((found.into(), metadata))
+}
+
+/// Returns the link that leads to a file of this process.
+fn proc_path(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Opens a file that was found (`O_PATH`): this one, whatever its path leads to meanwhile.
+fn open_found(found: &OwnedFd, access: ImageAccess) -> Result<File, ImageOpenError> {
+    let what = File::from(found.try_clone()?).metadata()?.file_type();
+    let mode = if access.write { OFlags::RDWR } else { OFlags::RDONLY };
+    let flags = mode | OFlags::CLOEXEC | OFlags::from_bits_retain(image_flags(what, access)?.cast_unsigned());
+    let path = proc_path(found);
+    let opened = rustix::io::retry_on_intr(|| rustix::fs::openat(CWD, path.as_str(), flags, Mode::empty()));
+    Ok(opened.map_err(io::Error::from)?.into())
+}

@@ -1,0 +1,78 @@
+//! The broker's process.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use rustix::net::SocketType;
+
+use super::restrict;
+use super::rules::Rules;
+use super::wire::{self, Answer, Request};
+use mqblk_core::ImageOpenError;
+
+/// Why the broker has ended before its daemon.
+#[derive(Debug, thiserror::Error)]
+pub enum BrokerError {
+    /// It was not started by a daemon.
+    #[error("broker: standard input: found no socket of a daemon, expected a start by mqblk serve --sandbox on")]
+    NotStarted,
+    /// There is no `/proc`.
+    #[error("broker: found no /proc, which it needs to open images")]
+    NoProc,
+    /// The rules for files were refused.
+    #[error("broker: landlock: {0}")]
+    Files(#[from] landlock::RulesetError),
+    /// The system call filter was refused.
+    #[error("broker: system call filter: {0}")]
+    Calls(#[from] seccompiler::Error),
+    /// The host refused something else.
+    #[error("broker: {0}")]
+    Os(#[from] io::Error),
+}
+
+/// Serves the daemon at standard input until that has ended.
+///
+/// # Errors
+/// If it was not started by a daemon, or the host refuses.
+pub fn run() -> Result<(), BrokerError> {
+    let input = io::stdin();
+    let socket = input.as_fd();
+    if !rustix::net::sockopt::socket_type(socket).is_ok_and(|kind| kind == SocketType::SEQPACKET) {
+        return Err(BrokerError::NotStarted);
+    }
+    if !restrict::has_proc() {
+        return Err(BrokerError::NoProc);
+    }
+    serve(socket, restrict::restrict)
+}
+
+/// Answers requests until the other end is closed. `restrict` gives up this process' rights when the rules are complete.
+pub(super) fn serve(
+    socket: BorrowedFd<'_>,
+    restrict: impl Fn(&Rules) -> Result<&'static str, BrokerError>,
+) -> Result<(), BrokerError> {
+    let mut rules = Rules::default();
+    let mut sealed = false;
+    while let Some((number, request)) = wire::receive_request(socket)? {
+        let answer: Answer = match request {
+            Ok(Request::Seal) if !sealed => {
+                rules.seal();
+                sealed = true;
+                Ok((None, restrict(&rules)?.to_owned()))
+            }
+            Ok(Request::Seal) => Err(ImageOpenError::Refused("the broker is sealed already".to_owned())),
+            Ok(Request::Allow(path)) => rules.allow(path).map(|()| (None, String::new())),
+            Ok(Request::Open(path, access)) => {
+                rules.open(&path, access).map(|file| (Some(OwnedFd::from(file)), String::new()))
+            }
+            Err(why) => Err(ImageOpenError::Refused(why)),
+        };
+        match wire::send_response(socket.as_fd(), number, &answer) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            // A daemon that asks on without reading the answers loses them.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            sent => sent?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! The user that the daemon becomes: `user` and `group`.
+//!
+//! Credentials are those of a thread in the kernel; the C library changes them for all threads of the process (nptl(7)).
+
+use std::ffi::CString;
+use std::fmt::Display;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use mqblk_core::settings::{SettingError, Settings};
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist, setgroups, setresgid, setresuid};
+use rustix::fs::{Access, AtFlags, CWD};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+
+use crate::sandbox::{self, FileUse};
+
+/// The process cannot become the user.
+#[derive(Debug, thiserror::Error)]
+pub enum UserError {
+    /// It was not started by root.
+    #[error(
+        "serve: user: found {user:?}, but this process may not change its user (it has no CAP_SETUID and CAP_SETGID), \
+         expected a start as root, or no user"
+    )]
+    NotRoot {
+        /// The user.
+        user: String,
+    },
+    /// The host refused.
+    #[error("serve: user: found {user:?}: {source}, expected a user that this process can become")]
+    Os {
+        /// The user.
+        user: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The user lacks a right.
+    #[error(
+        "serve: user: found {user:?}, who may not {right} {path:?} ({what}), expected a user who may: chown {user} {path:?}"
+    )]
+    Path {
+        /// The user.
+        user: String,
+        /// What it may not.
+        right: &'static str,
+        /// The folder or file.
+        path: PathBuf,
+        /// What is there.
+        what: &'static str,
+    },
+}
+
+/// A user of this host, with its groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserConfig {
+    name: String,
+    uid: Uid,
+    group: String,
+    gid: Gid,
+    /// All its groups.
+    groups: Vec<Gid>,
+}
+
+impl UserConfig {
+    /// Takes `user` and `group`.
+    ///
+    /// # Errors
+    /// If there is no such user or group.
+    pub fn take(settings: &mut Settings) -> Result<Option<UserConfig>, SettingError> {
+        let (user, group) = (settings.text("user"), settings.text("group"));
+        let Some(name) = user else {
+            return match group {
+                Some(group) => Err(settings.error("group", format!("{group:?}, but no user"), "user with it")),
+                None => Ok(None),
+            };
+        };
+        let failed =
+            |key: &str, found: &str, why: &dyn Display| settings.error(key, format!("{found:?}: {why}"), "one");
+        let entry = match name.parse::<u32>() {
+            Ok(uid) => User::from_uid(Uid::from_raw(uid)),
+            Err(_) => User::from_name(&name),
+        };
+        let entry = entry.map_err(|error| failed("user", &name, &error))?;
+        let uid = match (&entry, name.parse::<u32>()) {
+            (Some(entry), _) => entry.uid,
+            (None, Ok(uid)) => Uid::from_raw(uid),
+            (None, Err(_)) => return Err(settings.error("user", format!("{name:?}"), "a user of this host, or a UID")),
+        };
+        let gid = match (&group, &entry) {
+            (Some(group), _) => {
+                match (find_group(group).map_err(|error| failed("group", group, &error))?, group.parse()) {
+                    (Some(entry), _) => entry.gid,
+                    (None, Ok(gid)) => Gid::from_raw(gid),
+                    (None, Err(_)) => {
+                        return Err(settings.error("group", format!("{group:?}"), "a group of this host, or a GID"));
+                    }
+                }
+            }
+            (None, Some(entry)) => entry.gid,
+            (None, None) => {
+                let found = format!("nothing, and user {name:?}, which has no entry on this host");
+                return Err(settings.error("group", found, "the user's group with it"));
+            }
+        };
+        let listed = entry.as_ref().and_then(|entry| CString::new(entry.name.as_str()).ok());
+        let groups = match listed.map(|name| getgrouplist(&name, gid)).transpose() {
+            Ok(groups) => groups.unwrap_or_else(|| vec![gid]),
+            Err(error) => return Err(failed("user", &name, &error)),
+        };
+        let group = group.or_else(|| Some(Group::from_gid(gid).ok()??.name)).unwrap_or_else(|| gid.to_string());
+        Ok(Some(UserConfig { name, uid, group, gid, groups }))
+    }
+
+    /// Returns the user, as it was given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the group: as it was given, or the name of the user's.
+    pub fn group(&self) -> &str {
+        &self.group
+    }
+
+    /// Makes this process that of the user, for ever. Of its capabilities it keeps those that the sandbox names; nothing changes if it is the
+    /// user's already.
+    ///
+    /// # Errors
+    /// If it may not, or the host refuses.
+    pub fn become_user(&self) -> Result<(), UserError> {
+        let os = |source: io::Error| UserError::Os { user: self.name.clone(), source };
+        let is_user = rustix::process::geteuid().as_raw() == self.uid.as_raw()
+            && rustix::process::getuid().as_raw() == self.uid.as_raw()
+            && rustix::process::getegid().as_raw() == self.gid.as_raw();
+        if is_user {
+            return Ok(());
+        }
+        let before = capabilities(None).map_err(|error| os(error.into()))?;
+        if !before.effective.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) {
+            return Err(UserError::NotRoot { user: self.name.clone() });
+        }
+        // Without it the kernel takes all capabilities when the last UID of root goes (capabilities(7)).
+        rustix::thread::set_keep_capabilities(true).map_err(|error| os(error.into()))?;
+        let changed = setgroups(&self.groups)
+            .and_then(|()| setresgid(self.gid, self.gid, self.gid))
+            .and_then(|()| setresuid(self.uid, self.uid, self.uid));
+        changed.map_err(|error| os(error.into()))?;
+        let kept = before.permitted & sandbox::KEPT_CAPABILITIES;
+        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+        set_capabilities(None, sets).map_err(|error| os(error.into()))?;
+        rustix::thread::set_keep_capabilities(false).map_err(|error| os(error.into()))?;
+        tracing::info!(user = self.name, group = self.group, "serving as this user");
+        Ok(())
+    }
+
+    /// Checks that this process, which is the user's, may use these files as the daemon will.
+    ///
+    /// # Errors
+    /// Names the first that it may not.
+    pub fn check(&self, uses: &[FileUse]) -> Result<(), UserError> {
+        let refused = uses.iter().find_map(|file| {
+            let (path, access) = file.needed_access();
+            (!may_access(path, access)).then(|| UserError::Path {
+                user: self.name.clone(),
+                right: if access.contains(Access::EXEC_OK) { "create files in" } else { "read and write" },
+                path: path.to_owned(),
+                what: file.noun(),
+            })
+        });
+        refused.map_or(Ok(()), Err)
+    }
+}
+
+fn find_group(group: &str) -> nix::Result<Option<Group>> {
+    match group.parse::<u32>() {
+        Ok(gid) => Group::from_gid(Gid::from_raw(gid)),
+        Err(_) => Group::from_name(group),
+    }
+}
+
+/// Returns true if this process has these rights now.
+pub(crate) fn may_access(path: &Path, access: Access) -> bool {
+    rustix::fs::accessat(CWD, path, access, AtFlags::EACCESS).is_ok()
+}

@@ -13,6 +13,7 @@ pub mod frontend;
 pub mod fuse;
 pub mod hung_device;
 pub mod load;
+pub mod loop_file_system;
 pub mod memory;
 pub mod queue_load;
 pub mod request;

@@ -5,6 +5,10 @@
 //! before and after. The long form also checks that each verifying disk has at least half of its undisturbed throughput, and that
 //! its worst latency is at most ten times the undisturbed one. What was measured is printed, and written to `target/test-logs/hostile-hour.json`.
 //!
+//! For three quarters of the time the attacks take turns, four at a time: as many hostile tenants as verifying ones, and what is compared is
+//! measured there. Then all twenty come at once: a worker shared out fairly would leave the verifying disks a fifth, so that there only errors, progress
+//! and leaks are checked.
+//!
 //! What is compared has to be the daemon's doing. A guest's own threads use the guest's CPUs, and on a machine with few of them they would take
 //! those of the verifying clients. So the attackers' threads have the lowest priority (nice 19; the kernel gives each 1.5 % of what it gives a
 //! thread of the daemon), those of the verifying clients a high one (nice -15, as root). What the daemon does for attackers has the daemon's usual
@@ -29,12 +33,15 @@ use mqblk_tests::crash::scsi::{self, ScsiQueues};
 use mqblk_tests::crash::stats::print_uncaptured;
 use mqblk_tests::hostile::attacks::{Attack, RunningAttack, admin_clients, controllers, frontends, guests};
 use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::loop_file_system::LoopFileSystem;
 use mqblk_tests::hostile::timed_load::{LoadPhase, RunningTimedLoad};
 use mqblk_tests::hostile::usage::ProcessUsage;
 use mqblk_tests::hostile::wait_for;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+/// So many rounds of attacks that take turns: four at a time.
+const ROUNDS: usize = 5;
 /// Seconds under attack of the short form.
 const SHORT_SECONDS: u64 = 12;
 /// How long the daemon may take to release what attackers held: 16 reads of 1 GiB are in flight when their guest leaves.
@@ -49,8 +56,8 @@ const PRIVATE_MAPS: usize = 64;
 const BAD_DISKS: [(&str, &str); 13] = [
     ("small-reads", "storage=ram,size=1M"),
     ("giant-reads", "storage=ram,size=1G"),
-    ("giant-file-reads", "storage=file,path=IMAGES/bad.img,direct=off,lock=off"),
-    ("flushes", "storage=file,path=IMAGES/flushed.img,direct=off"),
+    ("giant-file-reads", "storage=file,path=OTHERS/bad.img,direct=off,lock=off"),
+    ("flushes", "storage=file,path=OTHERS/flushed.img,direct=off"),
     ("kicks", "storage=null,size=1M"),
     ("rewriting", "storage=ram,size=1M"),
     ("broken-rings", "storage=null,size=1M"),
@@ -82,36 +89,52 @@ const GOOD_IMAGES: [&str; 4] = ["direct", "cached", "lun-direct", "lun-cached"];
 /// Bytes of each image, but for the one of giant reads.
 const IMAGE_BYTES: u64 = 8 << 20;
 const GIANT_IMAGE_BYTES: u64 = 1 << 30;
+/// Bytes of the device of the images. The largest image is sparse.
+const DEVICE_BYTES: u64 = 128 << 20;
 
 /// The daemon with its images and sockets.
 struct Host {
     daemon: HostileDaemon,
     sockets: TempDir,
-    images: TempDir,
+    /// Images of the verifying disks, and of the attacked ones. Each has a device of its own, in memory: what a disk of this machine does for
+    /// other programs, or one disk's guest for another, is not the daemon's to share out.
+    images: LoopFileSystem,
+    _others: LoopFileSystem,
+    _devices: TempDir,
 }
 
 impl Host {
     fn start() -> Host {
-        // Direct I/O needs a file system that has it: not tmpfs.
-        let images = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
         let sockets = tempfile::tempdir().expect("a folder");
+        let devices = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let [images, others] = ["images", "others"].map(|name| {
+            let backing = devices.path().join(name);
+            File::create(&backing).and_then(|file| file.set_len(DEVICE_BYTES)).expect("a device");
+            LoopFileSystem::mount(&backing)
+        });
         for name in GOOD_IMAGES.into_iter().chain(["flushed", "bad", "added"]) {
             let bytes = if name == "bad" { GIANT_IMAGE_BYTES } else { IMAGE_BYTES };
-            let mut image = File::create(images.path().join(format!("{name}.img"))).expect("an image");
+            let file = format!("{name}.img");
+            let is_other = name == "flushed" || name == "bad";
+            let path = if is_other { others.path(&file) } else { images.path(&file) };
+            let mut image = File::create(path).expect("an image");
             image.set_len(bytes).expect("an image");
             if GOOD_IMAGES.contains(&name) {
                 // Written, because the first write of a block waits for the file system's journal, and so for the flushes of others.
                 image.write_all(&vec![0xff; IMAGE_BYTES as usize]).and_then(|()| image.sync_all()).expect("an image");
             }
         }
-        let at = |settings: &str| settings.replace("IMAGES", &images.path().display().to_string());
+        let at = |settings: &str| {
+            let settings = settings.replace("OTHERS", &others.path("").display().to_string());
+            settings.replace("IMAGES", &images.path("").display().to_string())
+        };
         let inflight = [(INFLIGHT, "storage=null,size=1M")];
         let bad = BAD_DISKS.iter().chain(&inflight).map(|(id, settings)| (*id, format!("{},queues=4", at(settings))));
         let all: Vec<(&str, String)> = GOOD_DISKS.iter().map(|(id, settings)| (*id, at(settings))).chain(bad).collect();
         let all: Vec<(&str, &str)> = all.iter().map(|(id, settings)| (*id, settings.as_str())).collect();
         let socket = |name: &str| sockets.path().join(name).display().to_string();
         let mut arguments = vec!["--admin".to_owned(), socket("admin")];
-        arguments.extend(["--sandbox-allow".to_owned(), images.path().display().to_string()]);
+        arguments.extend(["--sandbox-allow".to_owned(), images.path("").display().to_string()]);
         for id in CONTROLLERS {
             arguments.extend(["--controller".to_owned(), format!("id={id},socket={},queues=2", socket(id))]);
         }
@@ -120,7 +143,7 @@ impl Host {
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let daemon = HostileDaemon::start_with(2, &all, &arguments);
-        let host = Host { daemon, sockets, images };
+        let host = Host { daemon, sockets, images, _others: others, _devices: devices };
         wait_for("the controllers' sockets", || CONTROLLERS.iter().all(|id| host.socket(id).exists()).then_some(()));
         host
     }
@@ -144,9 +167,10 @@ impl Host {
         loads
     }
 
-    fn attacks(&self) -> Vec<RunningAttack> {
+    /// Starts attack `first` and each of `step` after it.
+    fn attacks(&self, first: usize, step: usize) -> Vec<RunningAttack> {
         let disk = |id: &str| self.daemon.socket(id);
-        let (admin, added) = (self.socket("admin"), self.images.path().join("added.img"));
+        let (admin, added) = (self.socket("admin"), self.images.path("added.img"));
         let all: Vec<(&'static str, Attack)> = vec![
             ("small-reads", guests::small_reads(disk("small-reads"))),
             ("giant-reads", guests::giant_reads(disk("giant-reads"))),
@@ -173,7 +197,7 @@ impl Host {
         let only = std::env::var("MQBLK_HOSTILE_ATTACKS").ok();
         let chosen = |name: &str| only.as_ref().is_none_or(|only| only.split(',').any(|one| one == name));
         let all = all.into_iter().filter(|(name, _)| chosen(name));
-        all.map(|(name, attack)| RunningAttack::start(name, attack)).collect()
+        all.skip(first).step_by(step).map(|(name, attack)| RunningAttack::start(name, attack)).collect()
     }
 
     /// Lets some time pass, and checks that everything goes on.
@@ -203,7 +227,10 @@ fn finish(attacks: Vec<RunningAttack>) -> Vec<(&'static str, u64)> {
 struct Comparison {
     name: &'static str,
     before: LoadPhase,
+    /// Attacks that take turns.
     attacked: LoadPhase,
+    /// All attacks at once.
+    all: LoadPhase,
     after: LoadPhase,
 }
 
@@ -232,7 +259,9 @@ impl Comparison {
             format!("{:>7.0}/s {p50:>6.2} {p99:>6.2} {p9999:>7.2} {worst:>7.2} ms", phase.throughput())
         };
         let mut line = String::new();
-        for (name, measured) in [("before", &self.before), ("attacked", &self.attacked), ("after", &self.after)] {
+        let phases =
+            [("before", &self.before), ("attacked", &self.attacked), ("by all", &self.all), ("after", &self.after)];
+        for (name, measured) in phases {
             let _ = writeln!(line, "{:<12} {name:<9} {}", self.name, phase(measured));
         }
         let _ = write!(
@@ -247,7 +276,8 @@ impl Comparison {
 
     fn to_json(&self) -> Value {
         json!({
-            "disk": self.name, "before": self.before.to_json(), "attacked": self.attacked.to_json(), "after": self.after.to_json(),
+            "disk": self.name, "before": self.before.to_json(), "attacked": self.attacked.to_json(),
+            "attacked_by_all": self.all.to_json(), "after": self.after.to_json(),
             "throughput_ratio": self.throughput(), "worst_latency_ratio": self.latency(),
         })
     }
@@ -267,7 +297,7 @@ fn hostile_hour() {
     let loads = host.loads();
     let held = wait_for_rest(&host);
     // Buffers, arenas and disks in memory get their size.
-    let attacks = host.attacks();
+    let attacks = host.attacks(0, 1);
     host.watch((attacked / 5).min(Duration::from_secs(60)), &loads, &attacks);
     finish(attacks);
     let settled =
@@ -279,21 +309,28 @@ fn hostile_hour() {
     host.watch(undisturbed, &loads, &[]);
     let phases_before: Vec<LoadPhase> = loads.iter().map(RunningTimedLoad::end_phase).collect();
     let (log, cpu) = (host.daemon.log().lines().count(), host.usage().cpu_ms);
-    let attacks = host.attacks();
-    let samples = host.watch(attacked, &loads, &attacks);
+    let (mut steps, mut samples) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let attacks = host.attacks(round, ROUNDS);
+        samples.extend(host.watch(attacked * 3 / 4 / ROUNDS as u32, &loads, &attacks));
+        steps.extend(finish(attacks));
+    }
     let phases_attacked: Vec<LoadPhase> = loads.iter().map(RunningTimedLoad::end_phase).collect();
+    let attacks = host.attacks(0, 1);
+    samples.extend(host.watch(attacked / 4, &loads, &attacks));
+    let phases_all: Vec<LoadPhase> = loads.iter().map(RunningTimedLoad::end_phase).collect();
     let cpu = host.usage().cpu_ms - cpu;
     let log = host.daemon.log().lines().count() - log;
-    let steps = finish(attacks);
+    steps.extend(finish(attacks));
     let after = settled(&host, &before);
     loads.iter().for_each(|load| _ = load.end_phase());
     host.watch(undisturbed, &loads, &[]);
     let phases_after: Vec<LoadPhase> = loads.iter().map(RunningTimedLoad::end_phase).collect();
 
-    let phases = phases_before.into_iter().zip(phases_attacked).zip(phases_after);
+    let phases = phases_before.into_iter().zip(phases_attacked).zip(phases_all.into_iter().zip(phases_after));
     let named = loads.iter().zip(phases);
     let compared: Vec<Comparison> = named
-        .map(|(load, ((before, attacked), after))| Comparison { name: load.name, before, attacked, after })
+        .map(|(load, ((before, attacked), (all, after)))| Comparison { name: load.name, before, attacked, all, after })
         .collect();
     loads.into_iter().for_each(RunningTimedLoad::finish);
     let mut table = format!("attacked for {attacked:?}; requests, then latency: p50, p99, p99.99, worst\n");
@@ -310,7 +347,10 @@ fn hostile_hour() {
         "before": before.to_json(), "after": after.to_json(), "samples": samples,
     }));
     assert!(steps.iter().all(|(_, steps)| *steps > 0), "an attack has done nothing: {steps:?}");
-    assert!(compared.iter().all(|one| one.attacked.record.completed() > 0), "a verifying disk made no progress");
+    assert!(
+        compared.iter().all(|one| one.attacked.record.completed() > 0 && one.all.record.completed() > 0),
+        "a verifying disk made no progress"
+    );
     let grown = after.memory_kib.saturating_sub(before.memory_kib);
     let most = if long.is_some() { LONG_MEMORY_KIB } else { MEMORY_KIB };
     assert!(grown <= most, "the daemon's memory has grown by {grown} KiB");

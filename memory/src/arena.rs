@@ -227,7 +227,7 @@ mod tests {
         let file = create_memfd("t", 2 * u64::from(PAGE_BYTES)).unwrap();
         let mut placed = Vec::with_capacity(4 << 20);
         let refused = loop {
-            // Neighbours that differ are not joined to one mapping.
+            // Neighbours that differ are not merged into one mapping.
             let protection = if placed.len() % 2 == 0 { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
             let len = PAGE_BYTES as usize;
             // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.

@@ -93,6 +93,11 @@ pub(crate) fn too_many_clients(limit: usize) -> Vec<u8> {
     error_line(&Value::Null, ErrorObject::new(TOO_MANY_CLIENTS, message))
 }
 
+/// Returns the response to a client for which the host has no thread.
+pub(crate) fn no_thread(error: &std::io::Error) -> Vec<u8> {
+    error_line(&Value::Null, ErrorObject::new(TOO_MANY_CLIENTS, format!("{error}; try again")))
+}
+
 fn call(method: &str, params: Option<Value>, verbs: &Verbs) -> Result<Value, ErrorObject> {
     // A panic in a verb is a bug, but must fail only this call.
     match catch_unwind(AssertUnwindSafe(|| verbs.call(method, params))) {

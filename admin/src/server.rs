@@ -3,11 +3,12 @@
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::{refused, spawn};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::lines::{Line, LineDeadline, Lines, timespec};
@@ -16,6 +17,9 @@ use crate::verbs::Verbs;
 
 /// Pause after a failed accept: most likely the process is out of descriptors, and the connection stays in the backlog.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Name of the threads of clients.
+const CLIENT: &str = "admin-client";
 
 /// The limits for clients.
 #[derive(Clone, Copy, Debug)]
@@ -56,9 +60,8 @@ impl Server {
         listener.set_nonblocking(true)?;
         let (stop, stopped) = UnixStream::pair()?;
         let state = ServerState { verbs, options, stopped: Arc::new(stopped), clients: AtomicUsize::new(0) };
-        let thread = std::thread::Builder::new()
-            .name("admin".to_owned())
-            .spawn(move || std::thread::scope(|scope| state.accept_until_stopped(scope, &listener)))?;
+        let accept = move || std::thread::scope(|scope| state.accept_until_stopped(scope, &listener));
+        let thread = spawn("admin", accept)?;
         Ok(Server { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -125,30 +128,28 @@ impl ServerState {
             ClientSlot(&self.clients)
         });
         let Some(slot) = slot else {
-            self.refuse_client(stream);
+            tracing::debug!("an admin client was refused: {} are connected", self.options.clients);
+            refuse_client(stream, &protocol::too_many_clients(self.options.clients));
             return;
         };
-        let spawned = std::thread::Builder::new().name("admin-client".to_owned()).spawn_scoped(scope, move || {
-            if let Err(error) = self.serve_client(stream) {
+        // Recovers the stream if the thread cannot be started.
+        let stream = Arc::new(Mutex::new(Some(stream)));
+        let of_thread = Arc::clone(&stream);
+        let spawned = std::thread::Builder::new().name(CLIENT.to_owned()).spawn_scoped(scope, move || {
+            let served = take(&of_thread).map_or(Ok(()), |stream| self.serve_client(stream));
+            if let Err(error) = served {
                 tracing::debug!("an admin client was dropped: {error}");
             }
             drop(slot);
         });
         if let Err(error) = spawned {
-            tracing::warn!("an admin client was refused: no thread: {error}");
+            let error = refused(CLIENT, &error);
+            tracing::warn!("an admin client was refused: {error}");
+            if let Some(stream) = take(&stream) {
+                refuse_client(stream, &protocol::no_thread(&error));
+            }
         }
     }
-
-    fn refuse_client(&self, stream: UnixStream) {
-        tracing::debug!("an admin client was refused: {} are connected", self.options.clients);
-        // The deadline is now: the socket is new, so its buffer has space for one line.
-        let sent = Lines::new(stream, None, 0)
-            .and_then(|mut lines| lines.write(&protocol::too_many_clients(self.options.clients), Instant::now()));
-        if let Err(error) = sent {
-            tracing::debug!("an admin client was refused without a response: {error}");
-        }
-    }
-
     /// Serves one client until it disconnects, exceeds a limit, or the server stops.
     fn serve_client(&self, stream: UnixStream) -> io::Result<()> {
         let ServerOptions { line_bytes, timeout, .. } = self.options;
@@ -167,6 +168,19 @@ impl ServerState {
                 lines.write(&response, Instant::now() + timeout)?;
             }
         }
+    }
+}
+
+fn take(stream: &Mutex<Option<UnixStream>>) -> Option<UnixStream> {
+    stream.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Sends a new client this response, and closes its connection.
+fn refuse_client(stream: UnixStream, response: &[u8]) {
+    // The deadline is now: the socket is new, so its buffer has space for one line.
+    let sent = Lines::new(stream, None, 0).and_then(|mut lines| lines.write(response, Instant::now()));
+    if let Err(error) = sent {
+        tracing::debug!("an admin client was refused without a response: {error}");
     }
 }
 

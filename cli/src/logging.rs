@@ -3,6 +3,7 @@
 mod limit;
 mod writer;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::IsTerminal as _;
 
 use mqblk_core::settings::{SettingError, Settings};
@@ -40,6 +41,24 @@ pub(crate) fn start(level: Option<&str>) -> Result<(), SettingError> {
     Ok(())
 }
 
+/// Logs panics from now on. Rust's own message waits for whoever reads standard error: a worker that panicked would neither go on nor end
+/// the process.
+pub(crate) fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let payload = panic.payload();
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| payload.downcast_ref().copied()).unwrap_or("no message").replace('\n', " ");
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        tracing::error!(thread = thread.name().unwrap_or("unnamed"), "panicked at {place}: {text}");
+        // With RUST_BACKTRACE=1.
+        let calls = Backtrace::capture();
+        if calls.status() == BacktraceStatus::Captured {
+            calls.to_string().lines().for_each(|call| tracing::error!("{}", call.trim_end()));
+        }
+    }));
+}
+
 /// Returns true if `text` is a level or `TARGET=LEVEL`. `EnvFilter` takes any other word as a target, which disables all other targets.
 fn is_directive(text: &str) -> bool {
     match text.split_once('=') {
@@ -50,7 +69,54 @@ fn is_directive(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
     use super::*;
+
+    /// In a process of its own, whose standard error is a full pipe.
+    #[test]
+    fn a_panic_waits_for_no_reader() {
+        const CHILD: &str = "MQBLK_TEST_PANIC";
+        if std::env::var_os(CHILD).is_none() {
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", "logging::tests::a_panic_waits_for_no_reader", "--nocapture"]).env(CHILD, "1");
+            let mut child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            let until = Instant::now() + Duration::from_secs(30);
+            let status = loop {
+                match child.try_wait().unwrap() {
+                    Some(status) => break status,
+                    None if Instant::now() < until => std::thread::sleep(Duration::from_millis(10)),
+                    None => {
+                        child.kill().unwrap();
+                        panic!("the thread that panicked waits for a reader");
+                    }
+                }
+            };
+            assert!(status.success(), "{status}");
+            let mut lines = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut lines).unwrap();
+            let panic = lines.lines().find(|line| line.contains("panicked at")).unwrap_or_default();
+            for part in ["ERROR", "thread=\"first\"", "cli/src/logging.rs:", ": before two lines"] {
+                assert!(panic.contains(part), "{part}: {panic:?}");
+            }
+            assert!(!lines.contains("second"), "there was no room for it");
+            return;
+        }
+        start(Some("error")).unwrap();
+        log_panics();
+        let panicked = |name: &str, text: &'static str| {
+            let thread = std::thread::Builder::new().name(name.to_owned());
+            thread.spawn(move || panic!("{text}")).unwrap().join().is_err()
+        };
+        assert!(panicked("first", "before\ntwo lines"));
+        let mut stderr = std::io::stderr();
+        while writer::has_room(&stderr) {
+            stderr.write_all(&[b'.'; 4096]).unwrap();
+        }
+        assert!(panicked("second", "after"));
+    }
 
     #[test]
     fn directives() {

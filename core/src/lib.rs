@@ -23,6 +23,7 @@ pub mod request;
 pub mod resize;
 pub mod settings;
 pub mod tenant_budget;
+pub mod thread;
 pub mod thread_role;
 pub mod units;
 

@@ -8,6 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use crate::thread::spawn;
+
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThreadRole {
@@ -15,7 +17,7 @@ pub enum ThreadRole {
     Worker,
     /// Makes blocking calls to storage that is open.
     Storage,
-    /// Connects to storage elsewhere.
+    /// Connects to storage elsewhere, or to xenstore for a worker.
     Connector,
 }
 
@@ -54,7 +56,7 @@ struct ConnectorStart {
 pub fn start_connectors_separately() -> io::Result<()> {
     let (sender, starts) = channel();
     if CONNECTORS.set(Mutex::new(sender)).is_ok() {
-        std::thread::Builder::new().name("connectors".to_owned()).spawn(move || start_connectors(&starts))?;
+        spawn("connectors", move || start_connectors(&starts))?;
     }
     Ok(())
 }
@@ -68,7 +70,7 @@ fn start_connectors(starts: &Receiver<ConnectorStart>) {
                 let work = of_thread.lock().unwrap_or_else(PoisonError::into_inner).take();
                 run_connector(work);
             };
-            match std::thread::Builder::new().name(name.clone()).spawn(connector) {
+            match spawn(name.clone(), connector) {
                 Ok(_) => break,
                 Err(_) => std::thread::sleep(RETRY),
             }
@@ -97,8 +99,7 @@ pub fn spawn_connector(name: &str, work: impl FnOnce() + Send + 'static) -> io::
         },
         None => start,
     };
-    let thread = std::thread::Builder::new().name(start.name);
-    thread.spawn(move || run_connector(Some(start.work))).map(drop)
+    spawn(start.name, move || run_connector(Some(start.work))).map(drop)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use mqblk_core::thread::spawn;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The usable CPUs of the host.
@@ -17,12 +18,17 @@ impl Cpus {
     /// Queries the kernel. Tries to pin a temporary thread to each CPU: this excludes offline CPUs and those outside the cgroup's
     /// cpuset.
     pub fn of_this_host() -> Cpus {
-        let allowed = sched_getaffinity(None).map(|set| set.count()).unwrap_or(1);
-        let pinnable = std::thread::spawn(|| {
+        let allowed = sched_getaffinity(None).unwrap_or_default();
+        let pinnable = spawn("cpus", || {
             let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
             parse_list(online.trim()).into_iter().filter(|cpu| pin_this_thread(*cpu)).collect()
         });
-        Cpus { count: u16::try_from(allowed).unwrap_or(u16::MAX).max(1), pinnable: pinnable.join().unwrap_or_default() }
+        let pinnable = match pinnable {
+            Ok(thread) => thread.join().unwrap_or_default(),
+            // Without a thread: those that this one runs on. The start fails at the first worker, with the reason.
+            Err(_) => (0..CpuSet::MAX_CPU as u16).filter(|cpu| allowed.is_set((*cpu).into())).collect(),
+        };
+        Cpus { count: u16::try_from(allowed.count()).unwrap_or(u16::MAX).max(1), pinnable }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
 use mqblk_engine::AnyDisk;
 
 /// Flushes all disks in parallel and waits for at most `limit`. Each disk comes with its name for messages.
@@ -20,8 +21,7 @@ pub(crate) fn flush_all(disks: Vec<(String, Arc<AnyDisk>)>, limit: Duration) -> 
         // Sending fails after the time-out, when the receiver is gone.
         let flush = |name, disk: &AnyDisk, results: &Sender<_>| _ = results.send((name, disk.sync()));
         let (thread_disk, thread_name, result_sender) = (Arc::clone(&disk), name.clone(), sender.clone());
-        let thread = std::thread::Builder::new().name("flush".to_owned());
-        if thread.spawn(move || flush(thread_name, &*thread_disk, &result_sender)).is_err() {
+        if spawn("flush", move || flush(thread_name, &*thread_disk, &result_sender)).is_err() {
             // Without a thread: flush here, although the other disks wait.
             flush(name, &*disk, &sender);
         }

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
 use mqblk_core::{ByteLen, DiskObserver, Resize};
 use mqblk_engine::AnyDisk;
 
@@ -70,7 +71,7 @@ impl SizeWatch {
         let (events, received) = sync_channel(MAX_EVENTS);
         let (ending, ended) = channel();
         let (source, sender) = (Arc::downgrade(source), events.clone());
-        std::thread::Builder::new().name("size-watch".into()).spawn(move || {
+        spawn("size-watch", move || {
             let _ending: Sender<()> = ending;
             Watch { source, events: sender, observed: HashMap::new(), seen: HashMap::new() }
                 .run(&received, POLL_INTERVAL);

@@ -6,6 +6,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
 use mqblk_core::thread_role::{ThreadRole, enter};
 use mqblk_core::{DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{Kick, UringContext, UringOptions};
@@ -226,7 +227,7 @@ where
 fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std::io::Result<WorkerThread> {
     let (mailbox, receiver) = Mailbox::new(number as u32)?;
     let (ready, started) = sync_channel(1);
-    let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
+    let thread = spawn(format!("worker-{number}"), move || {
         let made = pin(cpu).and_then(|()| enter(ThreadRole::Worker)).and_then(|()| Worker::new(context, receiver));
         let mut worker = match made {
             Ok(worker) => worker,

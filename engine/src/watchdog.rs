@@ -7,6 +7,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel,
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
+
 use crate::engine::Engine;
 use crate::errors::DiskHealth;
 use crate::mailbox::Mailbox;
@@ -36,7 +38,7 @@ impl Engine {
         let mut monitor = Monitor { long, workers: workers.collect(), hung: HashMap::new() };
         let (stop, stopped) = channel();
         let pause = (long / CHECKS).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-        let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
+        let thread = spawn("watchdog", move || {
             while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 monitor.check();
             }

@@ -4,15 +4,20 @@ use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::guest::{GuestAddress, GuestMemory, Region};
 use crate::sigbus;
 
 /// Bytes of a granted page: `XEN_PAGE_SIZE`, whatever the host's page size is.
 pub const PAGE_BYTES: u32 = 4096;
+
+/// How often a hole is tried to be filled, and the pause between two attempts.
+const FILL_ATTEMPTS: u32 = 100;
+const FILL_PAUSE: Duration = Duration::from_millis(1);
 
 /// Index of one page in a [`PageArena`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,12 +103,21 @@ impl PageArena {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         // SAFETY: the range is inside the arena's own addresses. FIXED_NOREPLACE only fills a hole, which nobody else can have filled: the
         // kernel does not place other mappings there (see `Mapping::anonymous_isolated`).
-        match unsafe { rustix::mm::mmap_anonymous(start, len, protection, flags) } {
-            // Nothing had been unmapped.
-            Ok(_) | Err(Errno::EXIST) => {}
-            // A later access to a hole would crash the process.
-            Err(error) => panic!("the system has no space to fill a hole in page slots: {error}"),
+        let fill = || unsafe { rustix::mm::mmap_anonymous(start, len, protection, flags) };
+        for _ in 0..FILL_ATTEMPTS {
+            match fill() {
+                // `EXIST`: nothing had been unmapped.
+                Ok(_) | Err(Errno::EXIST) => return,
+                // At the limit of mappings (vm.max_map_count) the kernel refuses both calls before it looks at the addresses.
+                Err(_) if is_mapped(start, len) => return,
+                // Others have taken what the hole has freed. They give it back, or run into the limit and give up.
+                Err(_) => std::thread::sleep(FILL_PAUSE),
+            }
         }
+        // A later access to a hole would crash the process.
+        panic!(
+            "page slots stay a hole: found no mapping free for it (vm.max_map_count, or a limit of address space), expected one"
+        );
     }
 
     /// Maps private zero pages into the slots, replacing their content: their memory is returned to the system, and pages of a file are
@@ -141,6 +155,12 @@ impl PageArena {
             }
         }
     }
+}
+
+/// Returns true if no page of the range is a hole: `ENOMEM` of madvise(2), by a call that the sandbox allows. The advice is the one in force.
+fn is_mapped(start: *mut c_void, len: usize) -> bool {
+    // SAFETY: the advice changes no content, and the kernel checks the addresses.
+    unsafe { rustix::mm::madvise(start, len, Advice::Normal) }.is_ok()
 }
 
 #[cfg(test)]
@@ -186,6 +206,46 @@ mod tests {
         let file = create_memfd("t", PAGE_BYTES.into()).unwrap();
         assert!(arena.map_file(PageSlot(1), 2, &file, 1, true).is_err());
         assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1; 4]);
+    }
+
+    /// In a process of its own, because no other test could map anything meanwhile.
+    #[test]
+    fn at_the_limit_of_mappings_a_page_is_refused_and_the_slots_stay() {
+        const CHILD: &str = "MQBLK_TEST_MAPPING_LIMIT";
+        const NAME: &str = "arena::tests::at_the_limit_of_mappings_a_page_is_refused_and_the_slots_stay";
+        if std::env::var_os(CHILD).is_none() {
+            let program = std::env::current_exe().unwrap();
+            let mut child = std::process::Command::new(program);
+            let out =
+                child.args(["--exact", NAME, "--nocapture", "--test-threads=1"]).env(CHILD, "1").output().unwrap();
+            let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+            assert!(out.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        let arena = PageArena::reserve(4).unwrap();
+        arena.memory().write(GuestAddress(0), &[1; 4 * PAGE_BYTES as usize]).unwrap();
+        let file = create_memfd("t", 2 * u64::from(PAGE_BYTES)).unwrap();
+        let mut placed = Vec::with_capacity(4 << 20);
+        let refused = loop {
+            // Neighbours that differ are not merged into one mapping.
+            let protection = if placed.len() % 2 == 0 { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
+            let len = PAGE_BYTES as usize;
+            // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
+            match unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) } {
+                Ok(at) => placed.push(at),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused, Errno::NOMEM, "after {}", placed.len());
+        let error = arena.map_file(PageSlot(1), 2, &file, 0, true).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+        assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1; 4]);
+        for at in placed.drain(..64) {
+            // SAFETY: a mapping of this test, to which nothing refers.
+            unsafe { rustix::mm::munmap(at, PAGE_BYTES as usize) }.unwrap();
+        }
+        arena.map_file(PageSlot(1), 2, &file, 0, true).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1, 0, 0, 1]);
     }
 
     /// Memory of other threads must never be mapped into a temporary hole.

@@ -140,7 +140,7 @@ impl Mapping {
     /// # Panics
     /// When `at` is past the end: callers check first.
     pub(crate) fn address(&self, at: usize) -> NonNull<u8> {
-        assert!(at <= self.len);
+        assert!(at <= self.len, "an address is only taken of bytes that were found to lie in the mapping");
         // SAFETY: `at` is inside the mapping or one past it.
         unsafe { self.base.add(at) }
     }

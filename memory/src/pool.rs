@@ -186,7 +186,10 @@ impl BufferPool {
     /// Returns the handle of entry `index`.
     #[inline]
     fn handle(&self, index: u32) -> Buffer {
-        Buffer(std::num::NonZeroU32::new(self.tag | (index + 1)).expect("index + 1 > 0"))
+        Buffer(
+            std::num::NonZeroU32::new(self.tag | (index + 1))
+                .expect("an index has 26 bits at most, so that 1 more is not 0"),
+        )
     }
 
     /// Reserves capacity for `more` further buffers. This only reserves address space: memory is allocated when that many buffers are in
@@ -365,7 +368,10 @@ impl BufferPool {
         if self.free.is_empty() {
             self.add_entries(self.entries.len() + self.entries.len().clamp(64, 4096));
         }
-        let index = self.free.pop().expect("just grown");
+        let index = self
+            .free
+            .pop()
+            .expect("the pool has just grown; 2^26 requests take 4 GiB of entries before it no longer can");
         let entry = &mut self.entries[index as usize];
         (entry.total, entry.status, entry.segments) = (0, 0, 0);
         (entry.lease, entry.allocated, entry.writable, entry.spill) = (lease, true, false, NO_SPILL);

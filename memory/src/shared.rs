@@ -38,7 +38,10 @@ unsafe impl<T: Pod> Send for SharedArray<T> {}
 impl<T: Pod> SharedArray<T> {
     /// `base` must point to `count` values inside `region`, aligned for `T`; `count` is a power of two.
     pub(crate) fn new(base: NonNull<u8>, count: usize, region: Arc<Region>) -> Self {
-        assert!(count.is_power_of_two() && base.cast::<T>().is_aligned());
+        assert!(
+            count.is_power_of_two() && base.cast::<T>().is_aligned(),
+            "`GuestMemory` refuses what a guest has misplaced"
+        );
         SharedArray { base: base.cast(), mask: count - 1, _region: region, _type: PhantomData }
     }
 
@@ -116,7 +119,7 @@ macro_rules! shared_cell {
         impl $name {
             /// `cell` must point to an aligned value inside `region`.
             pub(crate) fn new(cell: NonNull<u8>, region: Arc<Region>) -> Self {
-                assert!(cell.cast::<$value>().is_aligned());
+                assert!(cell.cast::<$value>().is_aligned(), "`GuestMemory` refuses what a guest has misplaced");
                 $name { cell: cell.cast(), _region: region }
             }
 
@@ -156,7 +159,7 @@ unsafe impl Sync for SharedWords {}
 impl SharedWords {
     /// `base` must point to `count` aligned words inside `region`.
     pub(crate) fn new(base: NonNull<u8>, count: usize, region: Arc<Region>) -> Self {
-        assert!(base.cast::<u64>().is_aligned());
+        assert!(base.cast::<u64>().is_aligned(), "`GuestMemory` refuses what a guest has misplaced");
         SharedWords { base: base.cast(), count, _region: region }
     }
 

@@ -8,9 +8,10 @@ use mqblk_core::settings::Settings;
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice, BlkQueueSet};
 use mqblk_engine::{
     AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueStats,
-    UringOptions,
+    UringContext, UringOptions,
 };
 use mqblk_vhost_user_server::{Server, ServerOptions};
+use mqblk_virtio::VirtioDevice;
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 /// The parameters of a fixture.
@@ -52,6 +53,18 @@ pub fn disk(kind: &str, settings: &[(&str, &str)]) -> Arc<AnyDisk> {
 /// # Panics
 /// When that cannot be done.
 pub fn serve(plan: Plan, options: &BlkConnectOptions) -> (Server, Arc<Engine>) {
+    serve_device(plan, options, |blk| blk)
+}
+
+/// Serves what `make` makes of the device of `plan`.
+///
+/// # Panics
+/// As [`serve`].
+pub fn serve_device<D: VirtioDevice<UringContext>>(
+    plan: Plan,
+    options: &BlkConnectOptions,
+    make: impl FnOnce(Arc<VirtioBlk>) -> Arc<D>,
+) -> (Server, Arc<Engine>) {
     let engine = EngineOptions { workers: plan.workers, pin: vec![], context: UringOptions::default() };
     let engine = Arc::new(Engine::start(&engine).expect("workers start"));
     let blk = BlkOptions {
@@ -60,7 +73,7 @@ pub fn serve(plan: Plan, options: &BlkConnectOptions) -> (Server, Arc<Engine>) {
         queue_size: options.queue_size,
         writeback: true,
     };
-    let device = Arc::new(VirtioBlk::new(plan.disk.geometry(), plan.disk.limits(), blk));
+    let device = make(Arc::new(VirtioBlk::new(plan.disk.geometry(), plan.disk.limits(), blk)));
     let serve = ServerOptions {
         name: "rig".to_owned(),
         socket: options.socket.clone(),

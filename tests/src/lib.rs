@@ -6,6 +6,7 @@
 //! `migrating_guest` moves from one daemon to another with the state of its devices. `crash` restarts daemons under a verified load.
 //! `in_process` serves a disk from the test's process. `stepped` sets up workers that a test steps. `filter_disk` places a test between the
 //! engine and a disk. `power` models what a disk holds after a power cut; `documented` runs the commands that documents print.
+//! `unprivileged` runs tests of limits that do not bind root.
 #![forbid(unsafe_code)]
 
 pub mod blkif;
@@ -21,4 +22,5 @@ pub mod migrating_guest;
 pub mod power;
 pub mod stepped;
 pub mod stepped_scsi;
+pub mod unprivileged;
 pub mod xen;

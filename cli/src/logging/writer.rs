@@ -41,7 +41,7 @@ impl Write for Lines {
     }
 }
 
-fn has_room(file: &impl AsFd) -> bool {
+pub(super) fn has_room(file: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(file, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     // A closed one is an error for whoever writes to it.

@@ -15,6 +15,7 @@ use mqblk_daemon::resolve::ConfigError;
 use mqblk_daemon::{key_values, print};
 
 use crate::failure::{self, BAD_USAGE, FAILED};
+use crate::logging;
 use args::ConventionArgs;
 pub(crate) use args::{InterfaceOptions, ServeArgs, add_interfaces};
 use signals::StopSignals;
@@ -42,6 +43,7 @@ pub(crate) fn run(args: ServeArgs, given: &InterfaceOptions, interfaces: Interfa
 }
 
 fn serve(config: ServeConfig) -> Result<(), Box<dyn std::error::Error>> {
+    logging::log_panics();
     let mut signals = StopSignals::install()?;
     let queues: usize = config.interfaces.iter().map(|interface| interface.queues()).sum();
     let more_to_come = config.interfaces.iter().any(|interface| interface.expects_more());

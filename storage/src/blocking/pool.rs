@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
 use mqblk_core::thread_role::{ThreadRole, enter};
 use mqblk_core::{ByteLen, ByteOffset, Op, Tag};
 use mqblk_uring::RemoteIo;
@@ -121,9 +122,8 @@ impl ThreadPool {
         let mut pool = ThreadPool { queue: Arc::default(), storage: storage.into(), threads: Vec::new() };
         for number in 0..threads.max(1) {
             let (queue, storage) = (Arc::clone(&pool.queue), Arc::clone(&pool.storage));
-            let thread = std::thread::Builder::new().name(format!("storage-{number}"));
             let (entered, result) = sync_channel(1);
-            pool.threads.push(thread.spawn(move || {
+            pool.threads.push(spawn(format!("storage-{number}"), move || {
                 let may_serve = enter(ThreadRole::Storage);
                 let serves = may_serve.is_ok();
                 let _ = entered.send(may_serve);

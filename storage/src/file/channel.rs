@@ -10,10 +10,10 @@ use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{ClientId, FileTransfer, IoCompletion, Refused, RingFile, UringContext};
 use rustix::fs::FallocateFlags;
 
+use super::accessed::AccessedRegions;
 use super::inflight::{InflightRequest, NextStep, OpStage, UnsupportedOps};
 use super::inline::InlineIo;
 use super::threaded::ThreadedOps;
-use super::touched::TouchedRegions;
 use super::{FileKind, OpenFile};
 use crate::admission;
 
@@ -41,7 +41,7 @@ pub(super) struct FileChannel {
     client: ClientId,
     inline: InlineIo,
     /// Of a regular file.
-    touched: Option<TouchedRegions>,
+    accessed: Option<AccessedRegions>,
     pub(super) unsupported: UnsupportedOps,
     inflight: Vec<Option<InflightRequest>>,
     free_indices: Vec<u32>,
@@ -70,7 +70,7 @@ impl FileChannel {
             ring: context.register_file(Arc::clone(&file.fd)),
             client: context.add_client(),
             inline: InlineIo::new(&file),
-            touched: (file.kind == FileKind::Regular).then(|| TouchedRegions::new(file.size.get())),
+            accessed: (file.kind == FileKind::Regular).then(|| AccessedRegions::new(file.size.get())),
             unsupported: UnsupportedOps::default(),
             // Reserved, not touched: memory is allocated as requests are in flight at once.
             inflight: Vec::with_capacity(MAX_INFLIGHT),
@@ -129,7 +129,7 @@ impl FileChannel {
             Err(outcome) => return Some(complete(request, outcome)),
         };
         let mut done = 0;
-        if stage == OpStage::Transfer && self.is_touched(request.start, request.len) {
+        if stage == OpStage::Transfer && self.was_accessed(request.start, request.len) {
             done = self.inline.transfer(context, &self.file, &request);
             if done == request.len.0 {
                 let outcome = Outcome::Done(request.len);
@@ -153,8 +153,8 @@ impl FileChannel {
 
     /// Returns true if a transfer of this range need not be executed by a kernel thread.
     #[inline]
-    fn is_touched(&self, at: ByteOffset, len: ByteLen) -> bool {
-        self.touched.as_ref().is_none_or(|touched| touched.contains(at, len))
+    fn was_accessed(&self, at: ByteOffset, len: ByteLen) -> bool {
+        self.accessed.as_ref().is_none_or(|accessed| accessed.contains(at, len))
     }
 
     /// Issues the operation of a request's current stage, unless it has to wait for others of its kind.
@@ -184,7 +184,7 @@ impl FileChannel {
         let refused = match request.stage {
             OpStage::Transfer => {
                 let Some(buffer) = request.buffer.take() else { return Ok(()) };
-                request.in_thread = self.touched.as_ref().is_some_and(|touched| !touched.contains(at, left));
+                request.in_thread = self.accessed.as_ref().is_some_and(|accessed| !accessed.contains(at, left));
                 let in_thread = request.in_thread;
                 let transfer = FileTransfer { file: &self.ring, at, skip: request.done, in_thread };
                 let refused = match request.op {
@@ -216,7 +216,7 @@ impl FileChannel {
         if let (Op::Write { .. }, Some(buffer)) = (request.op, &request.buffer) {
             request.faulted = !context.buffers.copy_range(buffer, request.done, &slice, 0, len);
         }
-        request.in_thread = self.touched.as_ref().is_some_and(|touched| !touched.contains(at, len));
+        request.in_thread = self.accessed.as_ref().is_some_and(|accessed| !accessed.contains(at, len));
         let transfer = FileTransfer { file: &self.ring, at, skip: 0, in_thread: request.in_thread };
         let issued = match request.op {
             // Of a write whose data was lost nothing is written: a read takes its place, and the request fails when that ends.
@@ -271,8 +271,8 @@ impl FileChannel {
         }
         if request.in_thread {
             request.in_thread = false;
-            if let (Some(touched), Ok(len)) = (&mut self.touched, u64::try_from(result)) {
-                touched.insert(request.at(), ByteLen(len));
+            if let (Some(accessed), Ok(len)) = (&mut self.accessed, u64::try_from(result)) {
+                accessed.insert(request.at(), ByteLen(len));
             }
         }
         self.advance(context, index, result, completions);

@@ -20,7 +20,7 @@
 //!   of which there are few for all disks of the worker: one that hangs would hold up the others.
 //! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`; requests that would wait
 //!   for storage go through the ring.
-//! * The first transfer to each MiB of a regular file is executed by a kernel thread from the start (`touched.rs`): where the data is may have to
+//! * The first transfer to each MiB of a regular file is executed by a kernel thread from the start (`accessed.rs`): where the data is may have to
 //!   be read from the storage first, and some file systems do so within the submission, which would hold up the worker's other disks.
 //! * A flush is `fdatasync`, one at a time: those that arrive meanwhile share the next one (`threaded.rs`). A durable write is a write with `RWF_DSYNC`; durable zeroes are followed by `fdatasync`.
 //! * Discard is `fallocate(PUNCH_HOLE)`. Zeroes are `PUNCH_HOLE` (when space may be deallocated) or `ZERO_RANGE`; where the host has
@@ -32,6 +32,7 @@
 //! Block devices offer discard when the host's device can also write zeroes without data: io_uring only has `fallocate` for it. The
 //! `BLKDISCARD` ioctl would block the worker.
 
+mod accessed;
 mod channel;
 mod host;
 mod inflight;
@@ -40,7 +41,6 @@ mod lock;
 mod open;
 mod threaded;
 mod threads;
-mod touched;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

@@ -75,6 +75,11 @@ impl LoopbackDaemon {
         command.args(["serve", "--workers", "1", "--xen", xen, "--xen-watch", DEVICE_TYPE]);
         command.arg("--xen-state").arg(folder.join("journals"));
         command.arg("--admin").arg(folder.join(ADMIN_SOCKET));
+        // The sandbox knows the files of a real Xen only, and folders that exist.
+        if Path::new(xen).is_absolute() {
+            std::fs::create_dir_all(folder.join("journals"))?;
+            command.args(["--sandbox", "on", "--sandbox-allow", &format!("{}:{xen}", folder.display())]);
+        }
         disks.iter().for_each(|disk| _ = command.args(["--disk", disk]));
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;

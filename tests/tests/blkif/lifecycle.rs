@@ -7,6 +7,7 @@ use mqblk_driver::blkfront::{Abi, BlkfrontOptions, DeviceChange};
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::{BlkfrontLoad, BlkfrontNeighbour, SimulatedHost};
 use mqblk_tests::hostile::{QUIET_TIME, wait_for};
+use mqblk_tests::unprivileged::{NoThreads, run_unprivileged};
 use mqblk_xen::vbd::{XenbusState, keys};
 
 const OFFERED: &str = "id=offered,interface=xen,storage=ram,size=4M,queues=4";
@@ -308,4 +309,25 @@ fn a_read_only_device_is_reported_and_the_toolstack_can_disable_discard() {
     assert_eq!(read(keys::MAX_RING_PAGES).as_deref(), Some("16"));
     connected.stop(vec![]).unwrap();
     host.stop();
+}
+
+#[test]
+fn without_threads_devices_wait_and_the_daemon_stops() {
+    if !run_unprivileged("lifecycle::without_threads_devices_wait_and_the_daemon_stops") {
+        return;
+    }
+    let mut host = SimulatedHost::start(&["--workers", "2", "--disk", OFFERED, "--disk", NEIGHBOUR]);
+    let others = neighbour(&host);
+    let without = NoThreads::of(host.pid());
+    let device = host.create_device(1, "xvda", "mqblk:offered");
+    wait_for("a refusal in the log", || host.log().contains("will retry").then_some(()));
+    others.assert_progress("a lack of threads");
+    drop(without);
+    host.wait_for_backend_state(&device, XenbusState::InitWait);
+    let mut load = BlkfrontLoad::connect(&BlkfrontOptions { queues: 4, ..host.frontend_options(&device) }, 400, 1);
+    load.round();
+    others.finish();
+    let _without = NoThreads::of(host.pid());
+    host.stop();
+    assert!(host.log().contains("the device is stopped without a thread"), "{}", host.log());
 }

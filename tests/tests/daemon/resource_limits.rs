@@ -7,12 +7,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use mqblk_admin::Client;
 use mqblk_core::ByteLen;
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
 use mqblk_tests::hostile::load::{VhostUserLoad, VhostUserNeighbour};
 use mqblk_tests::hostile::socket::{VhostUserSocket, message as m};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
+use mqblk_tests::unprivileged::{NoThreads, run_unprivileged};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 
 fn options(socket: &Path, queues: u16, size: u16) -> BlkConnectOptions {
@@ -82,6 +84,51 @@ fn out_of_descriptors() {
     drop(load);
     assert!(neighbour.finish() > 0);
     daemon.stop();
+}
+
+#[test]
+fn out_of_threads() {
+    if !run_unprivileged("resource_limits::out_of_threads") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let admin = folder.path().join("admin");
+    let disks = [("good", "storage=ram,size=1M,queues=1"), ("other", "storage=ram,size=1M,queues=2")];
+    let mut daemon = HostileDaemon::start_with(1, &disks, &["--admin", &admin.display().to_string()]);
+    let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 1);
+    let version = || Client::connect_with(&admin, TIMEOUT)?.call("version", &serde_json::json!({}));
+    version().expect("an answer");
+    let without = NoThreads::of(pid(&daemon));
+    // What a thread would have been started for is done without it, or refused.
+    let mut load = VhostUserLoad::connect(daemon.socket("other"), 2, 200, 3);
+    load.round();
+    let refusal = version().expect_err("there is no thread for a client").to_string();
+    assert!(refusal.contains("thread \"admin-client\"") && refusal.contains("LimitNPROC="), "{refusal}");
+    assert!(daemon.log().contains("an admin client was refused: thread \"admin-client\""), "{}", daemon.log());
+    neighbour.assert_progress("a lack of threads");
+    daemon.assert_alive("a lack of threads");
+    drop(without);
+    version().expect("an answer");
+    drop(load);
+    neighbour.finish();
+    let _without = NoThreads::of(pid(&daemon));
+    daemon.stop();
+}
+
+#[test]
+fn a_start_without_threads_is_refused() {
+    if !run_unprivileged("resource_limits::a_start_without_threads_is_refused") {
+        return;
+    }
+    let mut command = Command::new("prlimit");
+    command.args(["--nproc=0", "--"]).arg(mqblk_binary()).args(["serve", "--workers", "1", "--disk"]);
+    let folder = tempfile::tempdir().expect("a folder");
+    command.arg(format!("id=a,socket={}/a.sock,storage=ram,size=1M", folder.path().display()));
+    command.env_remove("RUST_LOG").stdin(Stdio::null());
+    let out = command.output().expect("the daemon");
+    let output = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{output}");
+    assert!(output.contains("expected room for one more thread (ulimit -u, LimitNPROC=, TasksMax=)"), "{output}");
 }
 
 /// Returns the command under a limit of locked memory, without CAP_IPC_LOCK, which would override it.

@@ -2,6 +2,7 @@
 
 mod counts;
 mod merge;
+mod panics;
 mod power_cut;
 mod ring_sizes;
 mod wakeup_soak;

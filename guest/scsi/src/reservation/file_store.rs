@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use mqblk_core::Wake;
+use mqblk_core::thread::spawn;
 
 use super::store::{ReservationStore, Ticket};
 
@@ -49,8 +50,7 @@ impl FileReservationStore {
         };
         let (jobs, receiver) = channel();
         let path = path.to_owned();
-        let thread =
-            std::thread::Builder::new().name("reservations".into()).spawn(move || run_writer(&path, &receiver))?;
+        let thread = spawn("reservations", move || run_writer(&path, &receiver))?;
         Ok((FileReservationStore { requests: Some(jobs), thread: Some(thread) }, content))
     }
 }

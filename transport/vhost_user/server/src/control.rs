@@ -2,11 +2,13 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
 use mqblk_core::{RateLimit, TokenBucket};
 use mqblk_engine::UringContext;
 use mqblk_virtio::VirtioDevice;
@@ -28,6 +30,12 @@ const CONNECTIONS: RateLimit = RateLimit { burst: 1000, per_second: 50 };
 
 /// Messages of a device's frontend. A VMM sends some ten for each queue when it starts, and one for each memory slot.
 const MESSAGES: RateLimit = RateLimit { burst: 10_000, per_second: 1000 };
+
+/// The pause after a connection could not be accepted.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// The pause after a panic.
+const PANIC_PAUSE: Duration = Duration::from_millis(100);
 
 /// Longest time for which a drain holds its session's lock.
 const LOCK_SLICE: Duration = Duration::from_millis(100);
@@ -115,37 +123,66 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     /// Serves one frontend after the other until the server stops.
     pub(crate) fn run(mut self) {
         while !self.is_stopped() {
-            if self.current.is_none()
-                && let Some(second) = self.waiting_frontend.take()
-            {
-                self.begin_session(second.stream);
-            }
-            let ready = self.wait();
-            if self.is_stopped() {
+            let turn = catch_unwind(AssertUnwindSafe(|| self.turn()));
+            if turn.is_err() && !self.recover() {
                 break;
-            }
-            if ready.message {
-                match self.messages.take() {
-                    true => self.handle_message(),
-                    false => self.options.sharing.budget.count_delayed_message(),
-                }
-            }
-            self.start_waiting_queues();
-            self.log_waiting_frontend();
-            if let Some(current) = &self.current {
-                lock(&current.session).end_resume_if_due();
-            }
-            if ready.waiting_left {
-                self.waiting_frontend = None;
-            }
-            if ready.accept {
-                match self.connections.take() {
-                    true => self.accept(),
-                    false => self.options.sharing.budget.count_delayed_connection(),
-                }
             }
         }
         self.finish();
+    }
+
+    /// Waits for events and handles them.
+    fn turn(&mut self) {
+        if self.current.is_none()
+            && let Some(second) = self.waiting_frontend.take()
+        {
+            self.begin_session(second.stream);
+        }
+        let ready = self.wait();
+        if self.is_stopped() {
+            return;
+        }
+        if ready.message {
+            match self.messages.take() {
+                true => self.handle_message(),
+                false => self.options.sharing.budget.count_delayed_message(),
+            }
+        }
+        self.start_waiting_queues();
+        self.log_waiting_frontend();
+        if let Some(current) = &self.current {
+            lock(&current.session).end_resume_if_due();
+        }
+        if ready.waiting_left {
+            self.waiting_frontend = None;
+        }
+        if ready.accept {
+            match self.connections.take() {
+                true => self.accept(),
+                false => self.options.sharing.budget.count_delayed_connection(),
+            }
+        }
+    }
+
+    /// Goes on after a panic, which is a bug: it ends this disk's connection, and nobody else's. Returns false if the disk cannot be served
+    /// any more.
+    fn recover(&mut self) -> bool {
+        tracing::error!(disk = self.name(), "the control thread panicked, which is a bug: the disk's connection ends");
+        // A bug that shows itself in every turn must not take a CPU.
+        std::thread::sleep(PANIC_PAUSE);
+        let end = AssertUnwindSafe(|| match self.current {
+            Some(_) => self.disconnect(None),
+            None => self.forget_connection(),
+        });
+        if catch_unwind(end).is_ok() {
+            return true;
+        }
+        // Its queues may still be attached: a next connection could wait for them for ever.
+        tracing::error!(
+            disk = self.name(),
+            "the control thread panicked again: the disk is not served until a restart"
+        );
+        false
     }
 
     fn is_stopped(&self) -> bool {
@@ -199,8 +236,9 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 if !std::mem::replace(&mut self.accept_failed, true) {
                     tracing::warn!(disk = self.name(), "connections cannot be accepted for now: {error}");
                 }
-                // Most likely out of descriptors. The connection stays in the backlog, so do not spin on it.
-                std::thread::sleep(Duration::from_millis(100));
+                // Most likely out of descriptors. The connection stays in the backlog, so do not spin on it; the frontend that is served
+                // goes on meanwhile.
+                self.connections.resume_at = Some(Instant::now() + ACCEPT_RETRY);
                 return;
             }
         };
@@ -250,6 +288,13 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         self.current = Some(Connection { stream: connection, session, handler, waiting: None });
     }
 
+    /// Ends a connection that no session serves: its start panicked.
+    fn forget_connection(&self) {
+        *lock(&self.shared.connection) = None;
+        self.shared.backend_channel.on_disconnect();
+        self.shared.disks.set_session(None);
+    }
+
     /// Handles one message.
     fn handle_message(&mut self) {
         let Some(connection) = &mut self.current else { return };
@@ -258,16 +303,12 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             return self.disconnect(Some(&Error::IncorrectFds));
         }
         let (handler, session) = (&mut connection.handler, &connection.session);
-        // A panic while handling a message is a bug; it ends only this connection.
-        let handled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            if peeked.request == Some(CHECK_DEVICE_STATE) {
-                // Done first because `handle_request` locks the session.
-                device_state::finish_transfer(session);
-            }
-            handler.handle_request()
-        }));
-        match handled {
-            Ok(Ok(())) => {
+        if peeked.request == Some(CHECK_DEVICE_STATE) {
+            // Done first because `handle_request` locks the session.
+            device_state::finish_transfer(session);
+        }
+        match handler.handle_request() {
+            Ok(()) => {
                 // Some messages get an error reply and the connection continues.
                 let complaint = lock(&connection.session).take_rejection();
                 if let Some(why) = complaint {
@@ -275,8 +316,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 }
                 self.update_waiting();
             }
-            Ok(Err(error)) => self.disconnect(Some(&error)),
-            Err(_) => self.disconnect(None),
+            Err(error) => self.disconnect(Some(&error)),
         }
     }
 
@@ -306,7 +346,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         }
     }
 
-    /// Ends the connection and drains its queues. A new connection may arrive during the drain.
+    /// Ends the connection, because of this error or a panic, and drains its queues. A new connection may arrive during the drain.
     fn disconnect(&mut self, error: Option<&Error>) {
         let Some(Connection { session, handler, .. }) = self.current.take() else { return };
         *lock(&self.shared.connection) = None;
@@ -322,9 +362,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 (Some(error), None) => {
                     tracing::warn!(disk = self.name(), "frontend disconnected for its message: {error}");
                 }
-                (None, None) => {
-                    tracing::error!(disk = self.name(), "frontend disconnected: handling its message failed");
-                }
+                // `recover` has said why.
+                (None, None) => {}
             }
             if let Some(loss) = session.memory_loss() {
                 tracing::warn!(disk = self.name(), "shared memory was lost: {loss}");
@@ -341,12 +380,18 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         }
         self.drains.retain(|drain| !drain.is_finished());
         lock(&self.shared.draining).push(Arc::clone(&session));
-        let (shared, inner) = (Arc::clone(&self.shared), Arc::clone(&session));
+        let (shared, inner, name) = (Arc::clone(&self.shared), Arc::clone(&session), self.name().to_owned());
         let work = move || {
-            drain_session(&shared, &inner);
+            if catch_unwind(AssertUnwindSafe(|| drain_session(&shared, &inner))).is_err() {
+                // Its queues may still be attached, so those of the next frontend must not start.
+                tracing::error!(
+                    disk = name,
+                    "a drain panicked, which is a bug: the disk is not served until a restart"
+                );
+            }
             shared.wakeup.signal();
         };
-        match std::thread::Builder::new().name(format!("drain-{}", self.name())).spawn(work) {
+        match spawn(format!("drain-{}", self.name()), work) {
             Ok(thread) => self.drains.push(thread),
             Err(error) => {
                 tracing::warn!(disk = self.name(), "no thread for a drain, so the next frontend waits: {error}");
@@ -364,9 +409,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             drop(session);
         }
         for drain in self.drains {
-            if drain.join().is_err() {
-                tracing::error!(disk = self.options.name, "a drain had panicked");
-            }
+            // It has logged a panic itself.
+            let _ = drain.join();
         }
     }
 }

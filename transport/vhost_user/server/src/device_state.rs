@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
 use mqblk_engine::{EventFd, UringContext};
 use mqblk_virtio::VirtioDevice;
 use mqblk_virtio::state;
@@ -252,8 +253,7 @@ impl TransferThread {
             drop(file);
             let _ = sender.send(result);
         };
-        let thread = std::thread::Builder::new().name(format!("state-{name}")).spawn(work);
-        let thread = thread.map_err(|error| format!("no thread for it: {error}"))?;
+        let thread = spawn(format!("state-{name}"), work).map_err(|error| error.to_string())?;
         Ok(TransferThread { cancel, done, thread: Some(thread) })
     }
 

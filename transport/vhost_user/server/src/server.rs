@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
 use mqblk_core::{BudgetUse, DiskSlot, TenantBudget};
 use mqblk_engine::{
     AttachError, Coalesce, Engine, EventFd, FixedBufferUse, PollPolicy, QueueDisk, QueueStats, StatsRegistry,
@@ -127,10 +128,8 @@ impl Server {
         });
         let budget = Arc::clone(&options.sharing.budget);
         let (inner, name, drain_timeout) = (Arc::clone(&shared), options.name.clone(), options.drain_timeout);
-        let thread = std::thread::Builder::new()
-            .name(format!("vhost-{name}"))
-            .spawn(move || ControlThread::new(listener, device, Arc::new(options), inner).run())
-            .map_err(os_error)?;
+        let control = move || ControlThread::new(listener, device, Arc::new(options), inner).run();
+        let thread = spawn(format!("vhost-{name}"), control).map_err(os_error)?;
         tracing::info!(disk = name, socket = %socket.display(), "listening");
         Ok(Server { shared, thread: Mutex::new(Some(thread)), socket, drain_timeout, budget })
     }

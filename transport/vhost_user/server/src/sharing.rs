@@ -10,6 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use mqblk_core::thread::spawn;
 use mqblk_engine::{QueueStats, StatsRegistry};
 
 use crate::server::ServerOptions;
@@ -54,7 +55,7 @@ impl SharingMonitor {
     ) -> Option<SharingMonitor> {
         let (end, ended) = channel();
         let (options, stats) = (Arc::clone(options), Arc::clone(stats));
-        let name = format!("share-{}", options.name);
+        let (name, disk) = (format!("share-{}", options.name), options.name.clone());
         let at_start = count_available(&stats.report(&options.engine.stats().ok()?)?, control);
         let watch = move || {
             let mut suspect = 0;
@@ -78,7 +79,9 @@ impl SharingMonitor {
             }
         };
         // Without a thread there is only no warning.
-        let thread = std::thread::Builder::new().name(name).spawn(watch).ok()?;
+        let thread = spawn(name, watch)
+            .inspect_err(|error| tracing::debug!(disk, "shared memory is not checked: {error}"))
+            .ok()?;
         Some(SharingMonitor { stop: Some(end), thread: Some(thread) })
     }
 }

@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::GrantBudget;
+use mqblk_core::thread::spawn;
 use mqblk_core::{RateLimit, TokenBucket};
 use mqblk_engine::{Engine, EventFd};
 use mqblk_memory::DomainId;
@@ -113,7 +115,7 @@ impl Backend {
         let mut watcher = Watcher::new(xen, options)?;
         let store = watcher.connect()?;
         let (shared, stop, wakeup) = (Arc::clone(&watcher.shared), Arc::clone(&watcher.stop), watcher.wakeup.clone());
-        let thread = std::thread::Builder::new().name("xen-watch".to_owned()).spawn(move || watcher.run(store))?;
+        let thread = spawn("xen-watch", move || watcher.run(store))?;
         Ok(Backend { shared, stop, wakeup, drain_timeout, thread: Mutex::new(Some(thread)) })
     }
 
@@ -251,30 +253,40 @@ impl Watcher {
     fn run(&mut self, store: Xenstore) {
         let mut store = Some(store);
         while !self.stop.load(Ordering::SeqCst) {
-            self.wakeup.take();
-            while let Ok(ended) = self.results.try_recv() {
-                self.finish_task(store.as_mut(), ended);
-            }
-            let Some(connected) = &mut store else {
-                store = self.connect().inspect_err(|error| tracing::error!(%error, "xenstore")).ok();
-                if store.is_none() {
-                    wait(None, &self.wakeup, Some(RECONNECT_INTERVAL));
-                }
-                continue;
-            };
-            match self.turn(connected) {
-                Ok(pause) => wait(Some(connected), &self.wakeup, pause),
-                Err(error) if error.is_lost() => {
-                    tracing::error!(%error, "the connection to xenstore is lost: rings continue to be served while it reconnects");
-                    store = None;
-                }
-                Err(error) => {
-                    tracing::error!(%error, "xenstore");
-                    wait(Some(connected), &self.wakeup, Some(RECONNECT_INTERVAL));
-                }
+            if catch_unwind(AssertUnwindSafe(|| self.watch(&mut store))).is_err() {
+                // All devices depend on this thread. What it has read of them may be wrong: it reads it again.
+                tracing::error!("the thread that watches xenstore panicked, which is a bug: it connects again");
+                store = None;
+                wait(None, &self.wakeup, Some(RECONNECT_INTERVAL));
             }
         }
         self.stop_devices();
+    }
+
+    /// Connects if necessary, does what is to be done, and waits.
+    fn watch(&mut self, store: &mut Option<Xenstore>) {
+        self.wakeup.take();
+        while let Ok(ended) = self.results.try_recv() {
+            self.finish_task(store.as_mut(), ended);
+        }
+        let Some(connected) = store else {
+            *store = self.connect().inspect_err(|error| tracing::error!(%error, "xenstore")).ok();
+            if store.is_none() {
+                wait(None, &self.wakeup, Some(RECONNECT_INTERVAL));
+            }
+            return;
+        };
+        match self.turn(connected) {
+            Ok(pause) => wait(Some(connected), &self.wakeup, pause),
+            Err(error) if error.is_lost() => {
+                tracing::error!(%error, "the connection to xenstore is lost: rings continue to be served while it reconnects");
+                *store = None;
+            }
+            Err(error) => {
+                tracing::error!(%error, "xenstore");
+                wait(Some(connected), &self.wakeup, Some(RECONNECT_INTERVAL));
+            }
+        }
     }
 
     /// Reads events and checks devices. Returns how long to wait for the next event; `None`: without a limit.
@@ -436,30 +448,38 @@ impl Watcher {
         Ok(())
     }
 
-    /// Runs a device's task on a thread. A device has one task at a time.
+    /// Runs a device's task on a thread. A device has one task at a time. Without a thread a stop is done here, although the other devices
+    /// wait; all else is tried again.
     fn start_task(&mut self, key: (DomainId, u32), device: Device, phase: DevicePhase, task: DeviceTask) {
         let (shared, sender, wakeup) = (Arc::clone(&self.shared), self.result_sender.clone(), self.wakeup.clone());
         let name = format!("vbd-{}-{}", key.0.0, key.1);
         // Recovers the device if the thread cannot be started.
         let slot = Arc::new(Mutex::new(Some(device)));
-        let inner = Arc::clone(&slot);
-        let work = move || {
+        let (inner, is_stop) = (Arc::clone(&slot), matches!(task, DeviceTask::Stop));
+        let work = Arc::new(move || {
             let taken = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
             let Some(mut device) = taken else { return };
-            let run = std::panic::AssertUnwindSafe(|| device.run_task(&shared, phase, &task));
-            let ended = match std::panic::catch_unwind(run) {
+            let ended = match catch_unwind(AssertUnwindSafe(|| device.run_task(&shared, phase, &task))) {
                 Ok(phase) => TaskResult { key, phase, device: Some(device) },
                 Err(_) => TaskResult { key, phase: None, device: None },
             };
             // Fails only after the backend has stopped.
             let _ = sender.send(ended);
             wakeup.signal();
-        };
-        if let Err(error) = std::thread::Builder::new().name(name).spawn(work) {
-            tracing::error!(%error, "a device's thread cannot be started: will retry");
-            let device = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(watched) = self.devices.get_mut(&key) {
-                (watched.device, watched.busy) = (device, false);
+        });
+        let here = Arc::clone(&work);
+        match spawn(name, move || work()) {
+            Ok(_) => {}
+            Err(error) if is_stop => {
+                tracing::warn!(device = ?key, "the device is stopped without a thread, so others wait: {error}");
+                here();
+            }
+            Err(error) => {
+                tracing::error!(device = ?key, "will retry: {error}");
+                let device = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(watched) = self.devices.get_mut(&key) {
+                    (watched.device, watched.busy) = (device, false);
+                }
             }
         }
     }

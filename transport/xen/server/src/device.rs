@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use mqblk_blkif::{GrantBudget, Vbd, VbdOptions};
+use mqblk_core::thread_role::spawn_connector;
 use mqblk_engine::Engine;
 use mqblk_xen::Xen;
 use mqblk_xen::store::{Transaction, Xenstore, XenstoreError};
@@ -483,13 +484,14 @@ impl Device {
         })
     }
 
-    /// Returns the handler for broken rings. It is called on a worker's thread, so it writes to xenstore on a new thread.
+    /// Returns the handler for broken rings. It is called on a worker's thread, which may not connect in the sandbox,
+    /// so a new one writes to xenstore.
     fn broken_handler(&self, shared: &BackendShared) -> BrokenHandler {
         let (name, error, xen) = (self.name.clone(), self.error_path.clone(), Arc::clone(&shared.xen));
         Arc::new(move |ring, why| {
             tracing::warn!(device = %name, ring, "ring retired: {why}");
             let (error, xen, text) = (error.clone(), Arc::clone(&xen), format!("{EINVAL} ring {ring}: {why}"));
-            let spawned = std::thread::Builder::new().name("vbd-error".to_owned()).spawn(move || {
+            let spawned = spawn_connector("vbd-error", move || {
                 let written = xen.store().map_err(|error| error.to_string());
                 let written =
                     written.and_then(|mut store| store.write(&error, &text).map_err(|error| error.to_string()));

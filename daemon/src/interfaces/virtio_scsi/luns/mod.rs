@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::thread::spawn;
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
 
 use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, StateConfig, UnitConfig};
@@ -241,10 +242,8 @@ impl Luns {
             LunState::Ready => {
                 let progress = Arc::new(RemovalProgress::default());
                 let (luns, thread_lun, thread_progress) = (Arc::clone(self), lun.clone(), Arc::clone(&progress));
-                let thread = std::thread::Builder::new().name("lun-removal".into());
-                let thread = thread.spawn(move || luns.finish_removal(thread_lun, &thread_progress));
-                let thread =
-                    thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: no thread: {error}", lun.id)))?;
+                let thread = spawn("lun-removal", move || luns.finish_removal(thread_lun, &thread_progress));
+                let thread = thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: {error}", lun.id)))?;
                 table[at].state = LunState::Removing(Arc::clone(&progress));
                 // Recorded now: the LUN stays removed even if the daemon is killed.
                 self.save(|state| match lun.origin {

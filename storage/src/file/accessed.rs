@@ -7,17 +7,17 @@ const REGION: u64 = 1 << 20;
 
 /// The regions that a channel has accessed, a bit each.
 #[derive(Debug)]
-pub(super) struct TouchedRegions {
+pub(super) struct AccessedRegions {
     bits: Vec<u64>,
 }
 
-impl TouchedRegions {
-    /// Creates the regions of a file of `size`, none of them touched.
-    pub(super) fn new(size: ByteLen) -> TouchedRegions {
-        TouchedRegions { bits: vec![0; words(size.0)] }
+impl AccessedRegions {
+    /// Creates the regions of a file of `size`, none of them accessed.
+    pub(super) fn new(size: ByteLen) -> AccessedRegions {
+        AccessedRegions { bits: vec![0; words(size.0)] }
     }
 
-    /// Returns true if an earlier transfer has touched each region of the range.
+    /// Returns true if an earlier transfer has accessed each region of the range.
     #[inline]
     pub(super) fn contains(&self, at: ByteOffset, len: ByteLen) -> bool {
         regions(at, len)
@@ -52,23 +52,23 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn ranges_touch_whole_regions() {
-        let mut touched = TouchedRegions::new(ByteLen(130 * MIB));
-        let has = |touched: &TouchedRegions, at, len| touched.contains(ByteOffset(at), ByteLen(len));
-        assert!(!has(&touched, 0, 512));
-        touched.insert(ByteOffset(MIB - 512), ByteLen(1024));
-        assert!(has(&touched, 0, 2 * MIB), "both regions");
-        assert!(!has(&touched, 2 * MIB, 512) && !has(&touched, 2 * MIB - 512, 1024));
-        touched.insert(ByteOffset(129 * MIB), ByteLen(512));
-        assert!(has(&touched, 130 * MIB - 512, 512) && !has(&touched, 128 * MIB, 512));
+    fn accesses_are_to_whole_regions() {
+        let mut accessed = AccessedRegions::new(ByteLen(130 * MIB));
+        let has = |accessed: &AccessedRegions, at, len| accessed.contains(ByteOffset(at), ByteLen(len));
+        assert!(!has(&accessed, 0, 512));
+        accessed.insert(ByteOffset(MIB - 512), ByteLen(1024));
+        assert!(has(&accessed, 0, 2 * MIB), "both regions");
+        assert!(!has(&accessed, 2 * MIB, 512) && !has(&accessed, 2 * MIB - 512, 1024));
+        accessed.insert(ByteOffset(129 * MIB), ByteLen(512));
+        assert!(has(&accessed, 130 * MIB - 512, 512) && !has(&accessed, 128 * MIB, 512));
     }
 
     #[test]
     fn a_file_that_has_grown_has_more_regions() {
-        let mut touched = TouchedRegions::new(ByteLen(MIB));
-        assert!(!touched.contains(ByteOffset(1000 * MIB), ByteLen(512)));
-        touched.insert(ByteOffset(1000 * MIB), ByteLen(512));
-        assert!(touched.contains(ByteOffset(1000 * MIB), ByteLen(512)));
-        assert!(!touched.contains(ByteOffset(999 * MIB), ByteLen(512)));
+        let mut accessed = AccessedRegions::new(ByteLen(MIB));
+        assert!(!accessed.contains(ByteOffset(1000 * MIB), ByteLen(512)));
+        accessed.insert(ByteOffset(1000 * MIB), ByteLen(512));
+        assert!(accessed.contains(ByteOffset(1000 * MIB), ByteLen(512)));
+        assert!(!accessed.contains(ByteOffset(999 * MIB), ByteLen(512)));
     }
 }

@@ -1,0 +1,39 @@
+//! How threads are started.
+
+use std::io;
+use std::thread::{Builder, JoinHandle};
+
+/// Starts a thread. Its name should have 15 bytes at most: the kernel cuts longer ones.
+///
+/// # Errors
+/// When the host has no thread, which `std::thread::spawn` would answer with a panic: names the limits to raise.
+pub fn spawn<T: Send + 'static>(
+    name: impl Into<String>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let name = name.into();
+    Builder::new().name(name.clone()).spawn(work).map_err(|error| refused(&name, &error))
+}
+
+/// Returns the error for a thread that the host has refused.
+pub fn refused(name: &str, error: &io::Error) -> io::Error {
+    let text =
+        format!("thread {name:?}: {error}: expected room for one more thread (ulimit -u, LimitNPROC=, TasksMax=)");
+    io::Error::new(error.kind(), text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_has_its_name_and_a_refusal_says_what_to_raise() {
+        let thread = spawn("connect", || std::thread::current().name().map(str::to_owned)).unwrap();
+        assert_eq!(thread.join().unwrap().as_deref(), Some("connect"));
+        let error = refused("vhost-a", &io::Error::from_raw_os_error(11));
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        let text = error.to_string();
+        assert!(text.starts_with("thread \"vhost-a\": Resource temporarily unavailable"), "{text}");
+        assert!(text.ends_with("expected room for one more thread (ulimit -u, LimitNPROC=, TasksMax=)"), "{text}");
+    }
+}

@@ -89,34 +89,34 @@ const GOOD_IMAGES: [&str; 4] = ["direct", "cached", "lun-direct", "lun-cached"];
 /// Bytes of each image, but for the one of giant reads.
 const IMAGE_BYTES: u64 = 8 << 20;
 const GIANT_IMAGE_BYTES: u64 = 1 << 30;
-/// Bytes of the device of the images. The largest image is sparse.
+/// Bytes of the attacked images' device. The largest image is sparse.
 const DEVICE_BYTES: u64 = 128 << 20;
 
 /// The daemon with its images and sockets.
 struct Host {
     daemon: HostileDaemon,
     sockets: TempDir,
-    /// Images of the verifying disks, and of the attacked ones. Each has a device of its own, in memory: what a disk of this machine does for
-    /// other programs, or one disk's guest for another, is not the daemon's to share out.
-    images: LoopFileSystem,
+    images: TempDir,
+    /// Images of the attacked disks. They have a device of their own, in memory: what the verifying disks' device does for others is not the daemon's
+    /// to share out.
     _others: LoopFileSystem,
-    _devices: TempDir,
+    _device: TempDir,
 }
 
 impl Host {
     fn start() -> Host {
         let sockets = tempfile::tempdir().expect("a folder");
-        let devices = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
-        let [images, others] = ["images", "others"].map(|name| {
-            let backing = devices.path().join(name);
-            File::create(&backing).and_then(|file| file.set_len(DEVICE_BYTES)).expect("a device");
-            LoopFileSystem::mount(&backing)
-        });
+        // Direct I/O needs a file system that has it: not tmpfs.
+        let images = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+        let device = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+        let backing = device.path().join("device");
+        File::create(&backing).and_then(|file| file.set_len(DEVICE_BYTES)).expect("a device");
+        let others = LoopFileSystem::mount(&backing);
         for name in GOOD_IMAGES.into_iter().chain(["flushed", "bad", "added"]) {
             let bytes = if name == "bad" { GIANT_IMAGE_BYTES } else { IMAGE_BYTES };
             let file = format!("{name}.img");
             let is_other = name == "flushed" || name == "bad";
-            let path = if is_other { others.path(&file) } else { images.path(&file) };
+            let path = if is_other { others.path(&file) } else { images.path().join(file) };
             let mut image = File::create(path).expect("an image");
             image.set_len(bytes).expect("an image");
             if GOOD_IMAGES.contains(&name) {
@@ -126,7 +126,7 @@ impl Host {
         }
         let at = |settings: &str| {
             let settings = settings.replace("OTHERS", &others.path("").display().to_string());
-            settings.replace("IMAGES", &images.path("").display().to_string())
+            settings.replace("IMAGES", &images.path().display().to_string())
         };
         let inflight = [(INFLIGHT, "storage=null,size=1M")];
         let bad = BAD_DISKS.iter().chain(&inflight).map(|(id, settings)| (*id, format!("{},queues=4", at(settings))));
@@ -134,7 +134,7 @@ impl Host {
         let all: Vec<(&str, &str)> = all.iter().map(|(id, settings)| (*id, settings.as_str())).collect();
         let socket = |name: &str| sockets.path().join(name).display().to_string();
         let mut arguments = vec!["--admin".to_owned(), socket("admin")];
-        arguments.extend(["--sandbox-allow".to_owned(), images.path("").display().to_string()]);
+        arguments.extend(["--sandbox-allow".to_owned(), images.path().display().to_string()]);
         for id in CONTROLLERS {
             arguments.extend(["--controller".to_owned(), format!("id={id},socket={},queues=2", socket(id))]);
         }
@@ -143,7 +143,7 @@ impl Host {
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let daemon = HostileDaemon::start_with(2, &all, &arguments);
-        let host = Host { daemon, sockets, images, _others: others, _devices: devices };
+        let host = Host { daemon, sockets, images, _others: others, _device: device };
         wait_for("the controllers' sockets", || CONTROLLERS.iter().all(|id| host.socket(id).exists()).then_some(()));
         host
     }
@@ -170,7 +170,7 @@ impl Host {
     /// Starts attack `first` and each of `step` after it.
     fn attacks(&self, first: usize, step: usize) -> Vec<RunningAttack> {
         let disk = |id: &str| self.daemon.socket(id);
-        let (admin, added) = (self.socket("admin"), self.images.path("added.img"));
+        let (admin, added) = (self.socket("admin"), self.images.path().join("added.img"));
         let all: Vec<(&'static str, Attack)> = vec![
             ("small-reads", guests::small_reads(disk("small-reads"))),
             ("giant-reads", guests::giant_reads(disk("giant-reads"))),

@@ -1,4 +1,7 @@
 //! Which parts of a file have been accessed, so that the file system has read where their data is.
+//!
+//! A first access costs about 50 us more, once for each region and worker: 4 KiB reads at depth 1, half of them first accesses, took 122 us where they took 94 us (medians of
+//! five interleaved pairs).
 
 use mqblk_core::{ByteLen, ByteOffset};
 

@@ -224,7 +224,7 @@ impl Conversation {
             }
             4 => self.remove_all(false),
             _ if !exists => self.create(false),
-            5 | 6 => self.write(false, "online", *u.choose(&[&b"0"[..], b"1", b"1", b"", b" 0 "])?),
+            5 | 6 => self.write(false, "online", u.choose(&[&b"0"[..], b"1", b"1", b"", b" 0 "])?),
             7 => {
                 let params = u.choose(&["mqblk:disk", "mqblk:disk", "mqblk:absent", "", "disk", "null:0", "file:x"])?;
                 self.write(false, "params", params.as_bytes());

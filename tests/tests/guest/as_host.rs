@@ -1,5 +1,7 @@
 //! The daemon in a guest, which is a host here: for what its kernel has and this one may not.
 
+#![allow(clippy::print_stderr, reason = "figures for people")]
+
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,6 +1,8 @@
 //! The same attacks against another server: `t --test hostile peers:: -- --ignored --nocapture --test-threads=1`. Needs qemu-storage-daemon (Debian's
 //! package qemu-utils), root and /dev/fuse. Prints what became of the server and of a second disk on the same thread.
 
+#![allow(clippy::print_stderr, reason = "figures for people")]
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

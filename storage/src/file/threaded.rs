@@ -10,7 +10,7 @@ use super::inflight::OpStage;
 const MAX_FALLOCATES: usize = 2;
 
 /// What requests of such operations, by index in the channel's table, are in the kernel, and which wait.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ThreadedOps {
     /// The requests that share the flush in the kernel; the first one's index is its cookie.
     syncing: Vec<u32>,
@@ -21,6 +21,12 @@ pub(super) struct ThreadedOps {
 }
 
 impl ThreadedOps {
+    /// Creates it with room for so many requests: none of them allocates.
+    pub(super) fn new(requests: usize) -> ThreadedOps {
+        let list = || Vec::with_capacity(requests);
+        ThreadedOps { syncing: list(), next_sync: list(), fallocates: 0, waiting: VecDeque::with_capacity(requests) }
+    }
+
     /// Returns true for operations that are counted here.
     #[inline]
     pub(super) fn counts(stage: OpStage) -> bool {
@@ -105,7 +111,7 @@ mod tests {
 
     #[test]
     fn flushes_that_come_during_one_share_the_next() {
-        let mut ops = ThreadedOps::default();
+        let mut ops = ThreadedOps::new(16);
         assert!(ops.begin(7, OpStage::Sync));
         assert!(!ops.begin(8, OpStage::Sync) && !ops.begin(9, OpStage::Sync));
         assert_eq!((ops.next(), ops.waiting()), (None, 2), "the one in the kernel may have begun before they came");
@@ -120,7 +126,7 @@ mod tests {
 
     #[test]
     fn few_fallocates_are_in_the_kernel() {
-        let mut ops = ThreadedOps::default();
+        let mut ops = ThreadedOps::new(16);
         assert!(ops.begin(0, OpStage::Punch) && ops.begin(1, OpStage::ZeroRange));
         assert!(!ops.begin(2, OpStage::Punch) && !ops.begin(3, OpStage::Punch));
         assert!(ops.begin(4, OpStage::Sync), "a flush does not wait for them");
@@ -131,7 +137,7 @@ mod tests {
 
     #[test]
     fn waiting_requests_can_be_cancelled() {
-        let mut ops = ThreadedOps::default();
+        let mut ops = ThreadedOps::new(16);
         (0..4).for_each(|index| _ = ops.begin(index, OpStage::Sync));
         (4..8).for_each(|index| _ = ops.begin(index, OpStage::Punch));
         // What is in the kernel stays: request 0, and 4 and 5.

@@ -50,17 +50,27 @@ fn service(unit: &str) -> BTreeSet<String> {
     settings.map(|line| line.replace("/mqblk/%i.toml", "/mqblk.toml").replace("mqblk-%i", "mqblk")).collect()
 }
 
-/// The template differs in its user, and in the capabilities that such a user needs, only.
+/// The template differs only in that systemd changes the user, not the daemon, and in the capabilities that this needs.
 #[test]
 fn the_template_unit_has_what_the_unit_has() {
     let (unit, template) = (service("mqblk.service"), service("mqblk@.service"));
     let only = |these: &BTreeSet<String>, others| these.difference(others).cloned().collect::<Vec<_>>();
     assert_eq!(
         only(&unit, &template),
-        ["CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_IPC_LOCK CAP_SYS_RESOURCE"],
+        [
+            "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_IPC_LOCK CAP_SYS_RESOURCE CAP_SETUID CAP_SETGID",
+            "ExecStart=!/usr/local/bin/mqblk serve --config /etc/mqblk.toml --state ${STATE_DIRECTORY}/state.json --sandbox on --user mqblk"
+        ],
         "in the unit only"
     );
-    assert_eq!(only(&template, &unit), ["CapabilityBoundingSet=", "User=mqblk"], "in the template only");
+    assert_eq!(
+        only(&template, &unit),
+        [
+            "CapabilityBoundingSet=",
+            "ExecStart=/usr/local/bin/mqblk serve --config /etc/mqblk.toml --state ${STATE_DIRECTORY}/state.json --sandbox on"
+        ],
+        "in the template only"
+    );
 }
 
 #[test]

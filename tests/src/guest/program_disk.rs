@@ -69,13 +69,13 @@ impl ProgramDisk {
     /// # Errors
     /// The guest's.
     pub fn install(&self, guest: &mut Guest, device: &str) -> Result<()> {
+        // The libraries that the guest lacks: where the loader finds them without help, as the broker has an environment of its own.
         let script = format!(
-            "set -e; mkdir -p {FOLDER}; mount -t ext4 -o ro {device} {FOLDER}
-             cat >/bin/mqblk <<'END'
-#!/bin/sh
-LD_LIBRARY_PATH={FOLDER} exec {FOLDER}/mqblk.program \"$@\"
-END
-             chmod +x /bin/mqblk; mqblk --version"
+            "set -e; mkdir -p {FOLDER} /lib/x86_64-linux-gnu; mount -t ext4 -o ro {device} {FOLDER}
+             for library in {FOLDER}/*.so*; do
+                 at=/lib/x86_64-linux-gnu/$(basename $library); [ -e $at ] || ln -s $library $at
+             done
+             ln -s {FOLDER}/mqblk.program /bin/mqblk; mqblk --version"
         );
         guest.must(&script).map(drop)
     }

@@ -111,7 +111,7 @@ impl Charged<'_> {
     /// Starts a VMM with `mib` MiB of memory.
     fn start_vmm(&mut self, mib: u64, memory: &str) -> Result<()> {
         let vmm = format!("exec /program/fill_memory /run/a.sock {mib} {memory}");
-        self.guest.start("vmm", &format!("echo $$ >/groups/vmm/cgroup.procs; export LD_LIBRARY_PATH=/program; {vmm}"))
+        self.guest.start("vmm", &format!("echo $$ >/groups/vmm/cgroup.procs; {vmm}"))
     }
 
     /// Waits until the VMM's guest has read into all of its memory. Returns what the daemon and the VMM are charged with, in MiB.
@@ -198,10 +198,7 @@ fn a_hardware_memory_error_ends_the_queue_that_touches_it() -> Result<()> {
     program.install(&mut guest, "/dev/vda")?;
     let ram = |id: &str| format!("--disk id={id},storage=ram,size=8M,socket=/run/{id}.sock,queues=1");
     serve(&mut guest, &format!("--workers 1 {} {}", ram("bad"), ram("good")), "/run/good.sock")?;
-    guest.start(
-        "vmm",
-        "export LD_LIBRARY_PATH=/program; exec /program/fill_memory /run/bad.sock 2 touched /run/again",
-    )?;
+    guest.start("vmm", "exec /program/fill_memory /run/bad.sock 2 touched /run/again")?;
     let wait = |word: &str| {
         format!(
             "for i in $(seq 300); do grep -q {word} /run/jobs/vmm.out && exit; sleep 0.1; done; cat /run/jobs/*.out; exit 1"
@@ -210,7 +207,7 @@ fn a_hardware_memory_error_ends_the_queue_that_touches_it() -> Result<()> {
     guest.must_within(&wait("filled"), WITHIN)?;
     // Frame number: bits 0 to 54 of the page's entry (Linux, Documentation/admin-guide/mm/pagemap.rst). The first MiB is not data.
     guest.must(
-        "set -e; pid=$(pidof mqblk.program)
+        "set -e; pid=$(grep -l memfd:guest /proc/[0-9]*/maps 2>/dev/null | head -n 1 | cut -d/ -f3)
          start=$(grep memfd:guest /proc/$pid/maps | head -n 1 | cut -d- -f1)
          page=$(( (0x$start + (1 << 20)) / 4096 ))
          entry=$(dd if=/proc/$pid/pagemap bs=8 skip=$page count=1 2>/dev/null | od -An -tx1 | awk '{ for (i = 8; i; i--) printf $i }')

@@ -19,7 +19,7 @@ pub struct SteppedBackend {
 }
 
 impl SteppedBackend {
-    /// Creates a backend that has not looked at xenstore yet.
+    /// Creates a backend that has not checked xenstore yet.
     ///
     /// # Errors
     /// [`BackendError`].

@@ -150,6 +150,7 @@ impl ServerState {
             }
         }
     }
+
     /// Serves one client until it disconnects, exceeds a limit, or the server stops.
     fn serve_client(&self, stream: UnixStream) -> io::Result<()> {
         let ServerOptions { line_bytes, timeout, .. } = self.options;

@@ -48,8 +48,8 @@ pub fn open(kind: &str, settings: &mut Settings) -> Result<Arc<dyn Disk<UringCon
     open_with(kind, settings, &opener)
 }
 
-/// Opens the disk that `settings` describe with the backend `kind`, and files by `opener`, now and later. The backend's own keys are taken out of `settings`; the remaining ones
-/// are for others, or unknown.
+/// Opens the disk that `settings` describe with the backend `kind`, and files by `opener`, now and later. The backend's own keys are taken
+/// out of `settings`; the remaining ones are for others, or unknown.
 ///
 /// # Errors
 /// When there is no such backend, a setting does not fit, or the host refuses.

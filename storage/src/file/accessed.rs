@@ -1,40 +1,42 @@
 //! Which parts of a file have been accessed, so that the file system has read where their data is.
 //!
-//! A first access costs about 50 us more, once for each region and worker: 4 KiB reads at depth 1, half of them first accesses, took 122 us where they took 94 us (medians of
-//! five interleaved pairs).
+//! A first access costs about 50 us more, once for each region and worker: 4 KiB reads at depth 1, half of them first accesses, took 122 us
+//! where they took 94 us (medians of five interleaved pairs).
 
 use mqblk_core::{ByteLen, ByteOffset};
+
+use super::{FileKind, OpenFile};
 
 /// Bytes of a region. A block of an ext4 extent tree has 340 extents: one of them covers a region, unless the file is heavily fragmented there.
 const REGION: u64 = 1 << 20;
 
-/// The regions that a channel has accessed, a bit each.
+/// The regions that a channel has accessed, a bit each. `None`: block devices and files in memory are where they are, as if all was accessed.
 #[derive(Debug)]
-pub(super) struct AccessedRegions {
-    bits: Vec<u64>,
-}
+pub(super) struct AccessedRegions(Option<Vec<u64>>);
 
 impl AccessedRegions {
-    /// Creates the regions of a file of `size`, none of them accessed.
-    pub(super) fn new(size: ByteLen) -> AccessedRegions {
-        AccessedRegions { bits: vec![0; words(size.0)] }
+    /// Creates the regions of a file. Of a regular file none is accessed.
+    pub(super) fn of(file: &OpenFile) -> AccessedRegions {
+        AccessedRegions((file.kind == FileKind::Regular).then(|| vec![0; words(file.size.get().0)]))
     }
 
     /// Returns true if an earlier transfer has accessed each region of the range.
     #[inline]
     pub(super) fn contains(&self, at: ByteOffset, len: ByteLen) -> bool {
+        let Some(bits) = &self.0 else { return true };
         regions(at, len)
-            .all(|region| self.bits.get((region / 64) as usize).is_some_and(|word| word >> (region % 64) & 1 == 1))
+            .all(|region| bits.get((region / 64) as usize).is_some_and(|word| word >> (region % 64) & 1 == 1))
     }
 
     /// Adds the regions of a range that was transferred. A file that has grown gets more regions.
     pub(super) fn insert(&mut self, at: ByteOffset, len: ByteLen) {
+        let Some(bits) = &mut self.0 else { return };
         let words = words(at.0 + len.0);
-        if self.bits.len() < words {
-            self.bits.resize(words, 0);
+        if bits.len() < words {
+            bits.resize(words, 0);
         }
         for region in regions(at, len) {
-            self.bits[(region / 64) as usize] |= 1 << (region % 64);
+            bits[(region / 64) as usize] |= 1 << (region % 64);
         }
     }
 }
@@ -56,7 +58,7 @@ mod tests {
 
     #[test]
     fn accesses_are_to_whole_regions() {
-        let mut accessed = AccessedRegions::new(ByteLen(130 * MIB));
+        let mut accessed = AccessedRegions(Some(vec![0; words(130 * MIB)]));
         let has = |accessed: &AccessedRegions, at, len| accessed.contains(ByteOffset(at), ByteLen(len));
         assert!(!has(&accessed, 0, 512));
         accessed.insert(ByteOffset(MIB - 512), ByteLen(1024));
@@ -68,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_file_that_has_grown_has_more_regions() {
-        let mut accessed = AccessedRegions::new(ByteLen(MIB));
+        let mut accessed = AccessedRegions(Some(vec![0; words(MIB)]));
         assert!(!accessed.contains(ByteOffset(1000 * MIB), ByteLen(512)));
         accessed.insert(ByteOffset(1000 * MIB), ByteLen(512));
         assert!(accessed.contains(ByteOffset(1000 * MIB), ByteLen(512)));

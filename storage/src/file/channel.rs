@@ -5,16 +5,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mqblk_core::{ByteLen, ByteOffset, Completion, DiskChannel, Geometry, Op, Outcome, Request, Tag};
+use mqblk_core::{ByteLen, Completion, DiskChannel, Geometry, Op, Outcome, Request, Tag};
 use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{ClientId, FileTransfer, IoCompletion, Refused, RingFile, UringContext};
 use rustix::fs::FallocateFlags;
 
+use super::OpenFile;
 use super::accessed::AccessedRegions;
 use super::inflight::{InflightRequest, NextStep, OpStage, UnsupportedOps};
 use super::inline::InlineIo;
 use super::threaded::ThreadedOps;
-use super::{FileKind, OpenFile};
 use crate::admission;
 
 /// Maximum number of requests in a channel: the maximum of an I/O context.
@@ -40,8 +40,8 @@ pub(super) struct FileChannel {
     ring: RingFile,
     client: ClientId,
     inline: InlineIo,
-    /// Of a regular file.
-    accessed: Option<AccessedRegions>,
+    /// Other transfers are executed by kernel threads.
+    accessed: AccessedRegions,
     pub(super) unsupported: UnsupportedOps,
     inflight: Vec<Option<InflightRequest>>,
     free_indices: Vec<u32>,
@@ -70,7 +70,7 @@ impl FileChannel {
             ring: context.register_file(Arc::clone(&file.fd)),
             client: context.add_client(),
             inline: InlineIo::new(&file),
-            accessed: (file.kind == FileKind::Regular).then(|| AccessedRegions::new(file.size.get())),
+            accessed: AccessedRegions::of(&file),
             unsupported: UnsupportedOps::default(),
             // Reserved, not touched: memory is allocated as requests are in flight at once.
             inflight: Vec::with_capacity(MAX_INFLIGHT),
@@ -129,7 +129,7 @@ impl FileChannel {
             Err(outcome) => return Some(complete(request, outcome)),
         };
         let mut done = 0;
-        if stage == OpStage::Transfer && self.was_accessed(request.start, request.len) {
+        if stage == OpStage::Transfer && self.accessed.contains(request.start, request.len) {
             done = self.inline.transfer(context, &self.file, &request);
             if done == request.len.0 {
                 let outcome = Outcome::Done(request.len);
@@ -149,12 +149,6 @@ impl FileChannel {
         };
         self.admit_or_wait(context, index, stage);
         None
-    }
-
-    /// Returns true if a transfer of this range need not be executed by a kernel thread.
-    #[inline]
-    fn was_accessed(&self, at: ByteOffset, len: ByteLen) -> bool {
-        self.accessed.as_ref().is_none_or(|accessed| accessed.contains(at, len))
     }
 
     /// Issues the operation of a request's current stage, unless it has to wait for others of its kind.
@@ -184,9 +178,9 @@ impl FileChannel {
         let refused = match request.stage {
             OpStage::Transfer => {
                 let Some(buffer) = request.buffer.take() else { return Ok(()) };
-                request.in_thread = self.accessed.as_ref().is_some_and(|accessed| !accessed.contains(at, left));
-                let in_thread = request.in_thread;
-                let transfer = FileTransfer { file: &self.ring, at, skip: request.done, in_thread };
+                request.in_thread = !self.accessed.contains(at, left);
+                let (skip, in_thread) = (request.done, request.in_thread);
+                let transfer = FileTransfer { file: &self.ring, at, skip, in_thread };
                 let refused = match request.op {
                     Op::Write { fua } => context.write(self.client, cookie, transfer, buffer, fua),
                     _ => context.read(self.client, cookie, transfer, buffer),
@@ -216,7 +210,7 @@ impl FileChannel {
         if let (Op::Write { .. }, Some(buffer)) = (request.op, &request.buffer) {
             request.faulted = !context.buffers.copy_range(buffer, request.done, &slice, 0, len);
         }
-        request.in_thread = self.accessed.as_ref().is_some_and(|accessed| !accessed.contains(at, len));
+        request.in_thread = !self.accessed.contains(at, len);
         let transfer = FileTransfer { file: &self.ring, at, skip: 0, in_thread: request.in_thread };
         let issued = match request.op {
             // Of a write whose data was lost nothing is written: a read takes its place, and the request fails when that ends.
@@ -271,8 +265,8 @@ impl FileChannel {
         }
         if request.in_thread {
             request.in_thread = false;
-            if let (Some(accessed), Ok(len)) = (&mut self.accessed, u64::try_from(result)) {
-                accessed.insert(request.at(), ByteLen(len));
+            if let Ok(len) = u64::try_from(result) {
+                self.accessed.insert(request.at(), ByteLen(len));
             }
         }
         self.advance(context, index, result, completions);

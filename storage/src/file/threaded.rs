@@ -1,6 +1,7 @@
-//! Operations that block a kernel thread: `fdatasync` and `fallocate`. A disk with hundreds of flushes in flight would take hundreds of threads, or,
-//! where the kernel has fewer, have the buffered writes of all other disks wait behind these. A channel therefore has one flush in the kernel at a time, and those that come meanwhile share the next one; and few `fallocate`
-//! calls, which the file's lock would make wait for each other anyway. Pure: it decides, the channel acts.
+//! Operations that block a kernel thread: `fdatasync` and `fallocate`. A disk with hundreds of flushes in flight would take hundreds of
+//! threads, or, where the kernel has fewer, have the buffered writes of all other disks wait behind these. A channel therefore has one flush in
+//! the kernel at a time, and those that come meanwhile share the next one; and few `fallocate` calls, which the file's lock would make wait for
+//! each other anyway. Pure: it decides, the channel acts.
 
 use std::collections::VecDeque;
 

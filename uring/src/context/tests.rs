@@ -1,6 +1,6 @@
 use super::*;
-use crate::FileTransfer;
 use crate::{EventFd, FixedBufferUse};
+use crate::{FileTransfer, RingFile};
 use mqblk_core::{ByteLen, ByteOffset};
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use std::io::Write;
@@ -21,6 +21,10 @@ fn wait_for(context: &mut UringContext, owner: ClientId) -> IoCompletion {
     panic!("no completion in 10 s");
 }
 
+fn transfer(file: &RingFile, at: u64, skip: u64) -> FileTransfer<'_> {
+    FileTransfer { file, at: ByteOffset(at), skip, in_thread: false }
+}
+
 #[test]
 fn reads_and_writes_with_and_without_fixed_buffers() {
     for fixed in [FixedBufferUse::Off, FixedBufferUse::Auto, FixedBufferUse::On] {
@@ -36,15 +40,7 @@ fn reads_and_writes_with_and_without_fixed_buffers() {
             for (at, len) in &pieces {
                 context.buffers.push(&buffer, GuestAddress(*at), *len, 8).unwrap();
             }
-            context
-                .write(
-                    owner,
-                    1,
-                    FileTransfer { file: &file, at: ByteOffset(5), skip: 0, in_thread: false },
-                    buffer,
-                    true,
-                )
-                .unwrap();
+            context.write(owner, 1, transfer(&file, 5, 0), buffer, true).unwrap();
             let done = wait_for(&mut context, owner);
             assert_eq!((done.cookie, done.result, done.more), (1, 11, false));
             context.buffers.release(done.buffer.unwrap());
@@ -53,9 +49,7 @@ fn reads_and_writes_with_and_without_fixed_buffers() {
             for (at, len) in &pieces {
                 context.buffers.push(&buffer, GuestAddress(*at + 0x1000), *len, 8).unwrap();
             }
-            context
-                .read(owner, 2, FileTransfer { file: &file, at: ByteOffset(5 + 4), skip: 4, in_thread: false }, buffer)
-                .unwrap();
+            context.read(owner, 2, transfer(&file, 5 + 4, 4), buffer).unwrap();
             let done = wait_for(&mut context, owner);
             assert_eq!(done.result, 7);
             context.buffers.release(done.buffer.unwrap());
@@ -127,9 +121,7 @@ fn a_full_table_refuses_and_returns_the_buffer() {
     }
     let buffer = context.buffers.take(lease);
     context.buffers.push(&buffer, GuestAddress(0), 512, 1).unwrap();
-    let Err(crate::Refused(Some(buffer))) =
-        context.read(owner, 5, FileTransfer { file: &file, at: ByteOffset(0), skip: 0, in_thread: false }, buffer)
-    else {
+    let Err(crate::Refused(Some(buffer))) = context.read(owner, 5, transfer(&file, 0, 0), buffer) else {
         panic!("accepted");
     };
     context.buffers.release(buffer);
@@ -173,20 +165,10 @@ fn more_segments_than_the_kernel_accepts_are_a_short_transfer() {
     for piece in 0..1500 {
         context.buffers.push(&buffer, GuestAddress(piece * 16), 8, 2000).unwrap();
     }
-    context
-        .write(owner, 1, FileTransfer { file: &file, at: ByteOffset(0), skip: 0, in_thread: false }, buffer, false)
-        .unwrap();
+    context.write(owner, 1, transfer(&file, 0, 0), buffer, false).unwrap();
     let done = wait_for(&mut context, owner);
     assert_eq!(done.result, 1024 * 8);
-    context
-        .write(
-            owner,
-            2,
-            FileTransfer { file: &file, at: ByteOffset(8192), skip: 8192, in_thread: false },
-            done.buffer.unwrap(),
-            false,
-        )
-        .unwrap();
+    context.write(owner, 2, transfer(&file, 8192, 8192), done.buffer.unwrap(), false).unwrap();
     let done = wait_for(&mut context, owner);
     assert_eq!(done.result, (1500 - 1024) * 8);
     context.buffers.release(done.buffer.unwrap());

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use mqblk_core::settings::{SettingError, Settings};
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist, setgroups, setresgid, setresuid};
 use rustix::fs::{Access, AtFlags, CWD};
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::sandbox::{self, FileUse};
 
@@ -144,9 +144,7 @@ impl UserConfig {
             .and_then(|()| setresgid(self.gid, self.gid, self.gid))
             .and_then(|()| setresuid(self.uid, self.uid, self.uid));
         changed.map_err(|error| os(error.into()))?;
-        let kept = before.permitted & sandbox::KEPT_CAPABILITIES;
-        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
-        set_capabilities(None, sets).map_err(|error| os(error.into()))?;
+        sandbox::keep_and_use_capabilities(sandbox::KEPT_CAPABILITIES).map_err(os)?;
         rustix::thread::set_keep_capabilities(false).map_err(|error| os(error.into()))?;
         tracing::info!(user = self.name, group = self.group, "serving as this user");
         Ok(())

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
 use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -117,7 +118,7 @@ impl Broker {
     /// If the host refuses.
     pub fn watch(&self) -> io::Result<()> {
         let process = Arc::clone(&self.process);
-        std::thread::Builder::new().name("broker-watch".to_owned()).spawn(move || process.log_end()).map(drop)
+        spawn("broker-watch", move || process.log_end()).map(drop)
     }
 
     /// Sends a request and waits for the answer.

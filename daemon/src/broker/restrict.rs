@@ -1,26 +1,20 @@
 //! What a sealed broker gives up: all but opening images by its rules and passing them.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, PathBeneath, PathFd, Ruleset,
-    RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
-};
+use landlock::{AccessFs, BitFlags, PathFd, RulesetStatus};
 use nix::libc::{self, c_long};
 use rustix::thread::CapabilitySet;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Cmp, SeccompCondition, SeccompFilter,
-    SeccompRule, apply_filter,
-};
+use seccompiler::{SeccompAction, apply_filter};
 
 use super::rules::Rules;
 use super::server::BrokerError;
+use crate::sandbox::calls::{CallRules, add_memory_rules, compile, equal, none_of, rule};
+use crate::sandbox::files::{allow, no_files};
 
 /// Kept, if the broker has it: images of other users are opened by root's.
 const KEPT: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
-const NEWEST: ABI = ABI::V6;
 
 /// The calls of a loop that receives, opens, passes and closes, of the memory allocator, and of the end.
 const CALLS: &[c_long] = &[
@@ -59,17 +53,12 @@ pub(super) fn restrict(rules: &Rules) -> Result<&'static str, BrokerError> {
 /// the daemon resizes files, and asks block devices.
 fn restrict_files(rules: &Rules) -> Result<&'static str, BrokerError> {
     let images: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
-    let mut ruleset = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
-        .scope(Scope::from_all(NEWEST))?
-        .create()?;
+    let mut ruleset = no_files()?;
     for path in rules.paths() {
         ruleset = match path {
-            Ok(folder) => ruleset.add_rule(PathBeneath::new(folder, images).set_compatibility(CompatLevel::BestEffort)),
+            Ok(folder) => allow(ruleset, folder, images),
             Err(path) => match PathFd::new(path) {
-                Ok(file) => ruleset.add_rule(PathBeneath::new(file, images).set_compatibility(CompatLevel::BestEffort)),
+                Ok(file) => allow(ruleset, file, images),
                 // It has gone since it was opened, and cannot be opened again.
                 Err(_) => continue,
             },
@@ -83,26 +72,17 @@ fn restrict_files(rules: &Rules) -> Result<&'static str, BrokerError> {
 }
 
 fn restrict_calls() -> Result<(), seccompiler::Error> {
-    let arch = std::env::consts::ARCH.try_into()?;
     let refuse = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    let filter: BpfProgram = SeccompFilter::new(call_rules()?, refuse, SeccompAction::Allow, arch)?.try_into()?;
-    apply_filter(&filter)
+    apply_filter(&compile(call_rules()?, refuse, SeccompAction::Allow)?)
 }
 
-fn call_rules() -> Result<BTreeMap<c_long, Vec<SeccompRule>>, seccompiler::Error> {
-    let masked = |argument, mask: i32, value: i32| {
-        let (mask, value) = (u64::from(mask.cast_unsigned()), u64::from(value.cast_unsigned()));
-        let condition = SeccompCondition::new(argument, Len::Dword, Cmp::MaskedEq(mask), value)?;
-        Ok::<_, seccompiler::Error>(vec![SeccompRule::new(vec![condition])?])
-    };
-    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
+fn call_rules() -> Result<CallRules, seccompiler::Error> {
+    let mut rules: CallRules = CALLS.iter().map(|call| (*call, Vec::new())).collect();
     // Nothing is created or truncated.
-    rules.insert(libc::SYS_openat, masked(2, libc::O_CREAT | libc::O_TRUNC, 0)?);
-    // No memory that can be executed.
-    rules.insert(libc::SYS_mmap, masked(2, libc::PROT_EXEC, 0)?);
-    rules.insert(libc::SYS_mprotect, masked(2, libc::PROT_EXEC, 0)?);
+    rules.insert(libc::SYS_openat, vec![none_of(2, libc::O_CREAT | libc::O_TRUNC)?]);
+    add_memory_rules(&mut rules)?;
     // The standard library duplicates descriptors by it.
-    rules.insert(libc::SYS_fcntl, masked(1, -1, libc::F_DUPFD_CLOEXEC)?);
+    rules.insert(libc::SYS_fcntl, vec![rule(vec![equal(1, libc::F_DUPFD_CLOEXEC as u64)?])?]);
     Ok(rules)
 }
 

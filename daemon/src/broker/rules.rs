@@ -80,8 +80,14 @@ impl Rules {
     }
 
     /// Takes no more rules.
-    pub(super) fn seal(&mut self) {
-        self.sealed = true;
+    ///
+    /// # Errors
+    /// If it is sealed already.
+    pub(super) fn seal(&mut self) -> Result<(), ImageOpenError> {
+        match std::mem::replace(&mut self.sealed, true) {
+            false => Ok(()),
+            true => Err(ImageOpenError::Refused("the broker is sealed already".to_owned())),
+        }
     }
 
     /// Returns all folders and files, for the broker's own restrictions.

@@ -52,22 +52,19 @@ pub(super) fn serve(
     restrict: impl Fn(&Rules) -> Result<&'static str, BrokerError>,
 ) -> Result<(), BrokerError> {
     let mut rules = Rules::default();
-    let mut sealed = false;
     while let Some((number, request)) = wire::receive_request(socket)? {
         let answer: Answer = match request {
-            Ok(Request::Seal) if !sealed => {
-                rules.seal();
-                sealed = true;
-                Ok((None, restrict(&rules)?.to_owned()))
-            }
-            Ok(Request::Seal) => Err(ImageOpenError::Refused("the broker is sealed already".to_owned())),
+            Ok(Request::Seal) => match rules.seal() {
+                Ok(()) => Ok((None, restrict(&rules)?.to_owned())),
+                Err(sealed) => Err(sealed),
+            },
             Ok(Request::Allow(path)) => rules.allow(path).map(|()| (None, String::new())),
             Ok(Request::Open(path, access)) => {
                 rules.open(&path, access).map(|file| (Some(OwnedFd::from(file)), String::new()))
             }
             Err(why) => Err(ImageOpenError::Refused(why)),
         };
-        match wire::send_response(socket.as_fd(), number, &answer) {
+        match wire::send_response(socket, number, &answer) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
             // A daemon that asks on without reading the answers loses them.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

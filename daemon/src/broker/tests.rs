@@ -271,7 +271,7 @@ fn a_sealed_broker_can_do_nothing_else() {
             let user = rustix::process::getuid();
             let mut rules = Rules::default();
             rules.allow(files.at("in")).unwrap();
-            rules.seal();
+            rules.seal().unwrap();
             let has_landlock = restrict(&rules).unwrap().starts_with("restricted");
             let refused = |result: std::io::Result<()>| {
                 let errno = result.unwrap_err().raw_os_error();

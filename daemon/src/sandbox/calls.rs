@@ -167,7 +167,8 @@ const IOCTL_KINDS: [u8; 4] = [0x12, b'E', b'G', b'B'];
 /// Ioctls by number: is it a terminal (for colours of the log), do not block.
 const IOCTLS: [u64; 2] = [libc::TCGETS, libc::FIONBIO];
 
-type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+/// The allowed calls, with rules for their arguments: any one of them must hold; none: any arguments.
+pub(crate) type CallRules = BTreeMap<c_long, Vec<SeccompRule>>;
 
 /// The compiled filters.
 pub(super) struct CallFilters {
@@ -184,7 +185,7 @@ impl CallFilters {
             _ => SeccompAction::Errno(libc::EPERM as u32),
         };
         let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
-        let clone3 = Rules::from([(libc::SYS_clone3, Vec::new())]);
+        let clone3 = CallRules::from([(libc::SYS_clone3, Vec::new())]);
         Ok(CallFilters {
             no_clone3: compile(clone3, SeccompAction::Allow, unknown)?,
             process: compile(process_rules()?, refused.clone(), SeccompAction::Allow)?,
@@ -208,19 +209,24 @@ impl CallFilters {
     }
 }
 
-fn compile(rules: Rules, mismatch: SeccompAction, matches: SeccompAction) -> Result<BpfProgram, seccompiler::Error> {
+/// Compiles a filter: what happens to calls that no rule has, and to those that one has.
+pub(crate) fn compile(
+    rules: CallRules,
+    mismatch: SeccompAction,
+    matches: SeccompAction,
+) -> Result<BpfProgram, seccompiler::Error> {
     let arch = std::env::consts::ARCH.try_into()?;
     Ok(SeccompFilter::new(rules, mismatch, matches, arch)?.try_into()?)
 }
 
 /// What threads that serve may do: nothing that opens, connects or starts anything.
-fn server_rules() -> Result<Rules, seccompiler::Error> {
+fn server_rules() -> Result<CallRules, seccompiler::Error> {
     let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES]);
     add_argument_rules(&mut rules)?;
     Ok(rules)
 }
 
-fn process_rules() -> Result<Rules, seccompiler::Error> {
+fn process_rules() -> Result<CallRules, seccompiler::Error> {
     let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES, CONTROL, OLD_CONTROL]);
     add_argument_rules(&mut rules)?;
     let unix = libc::AF_UNIX as u64;
@@ -231,16 +237,13 @@ fn process_rules() -> Result<Rules, seccompiler::Error> {
     Ok(rules)
 }
 
-fn unconditional(lists: &[&[c_long]]) -> Rules {
+fn unconditional(lists: &[&[c_long]]) -> CallRules {
     lists.iter().flat_map(|list| list.iter()).map(|call| (*call, Vec::new())).collect()
 }
 
 /// Adds what is allowed with some arguments only.
-fn add_argument_rules(rules: &mut Rules) -> Result<(), seccompiler::Error> {
-    // No memory that can be executed.
-    let no_code = || SeccompCondition::new(2, Len::Dword, Cmp::MaskedEq(libc::PROT_EXEC as u64), 0);
-    rules.insert(libc::SYS_mmap, vec![rule(vec![no_code()?])?]);
-    rules.insert(libc::SYS_mprotect, vec![rule(vec![no_code()?])?]);
+fn add_argument_rules(rules: &mut CallRules) -> Result<(), seccompiler::Error> {
+    add_memory_rules(rules)?;
     // Signals to the own process only: an abort.
     rules.insert(libc::SYS_tgkill, vec![rule(vec![equal(0, std::process::id().into())?])?]);
     let names = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_NO_NEW_PRIVS, libc::PR_SET_VMA];
@@ -254,10 +257,25 @@ fn add_argument_rules(rules: &mut Rules) -> Result<(), seccompiler::Error> {
     Ok(())
 }
 
-fn equal(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::Error> {
+/// Adds the calls that map memory: none that can be executed.
+pub(crate) fn add_memory_rules(rules: &mut CallRules) -> Result<(), seccompiler::Error> {
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        rules.insert(call, vec![none_of(2, libc::PROT_EXEC)?]);
+    }
+    Ok(())
+}
+
+/// Returns the rule that an argument has none of these bits.
+pub(crate) fn none_of(argument: u8, bits: i32) -> Result<SeccompRule, seccompiler::Error> {
+    rule(vec![SeccompCondition::new(argument, Len::Dword, Cmp::MaskedEq(bits.cast_unsigned().into()), 0)?])
+}
+
+/// Returns the condition that an argument has this value.
+pub(crate) fn equal(argument: u8, value: u64) -> Result<SeccompCondition, seccompiler::Error> {
     Ok(SeccompCondition::new(argument, Len::Dword, Cmp::Eq, value)?)
 }
 
-fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, seccompiler::Error> {
+/// Returns the rule that all of these hold.
+pub(crate) fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, seccompiler::Error> {
     Ok(SeccompRule::new(conditions)?)
 }

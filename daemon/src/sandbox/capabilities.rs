@@ -31,6 +31,12 @@ pub(crate) fn keep(kept: CapabilitySet) -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
+/// Gives up all others, and uses these as far as they are permitted: a change of the user has taken them out of use.
+pub(crate) fn keep_and_use(kept: CapabilitySet) -> io::Result<()> {
+    keep(kept)?;
+    use_only(kept)
+}
+
 /// Has the calling thread use only these for now. It may use the others again.
 pub(super) fn use_only(used: CapabilitySet) -> io::Result<()> {
     let now = capabilities(None)?;

@@ -1,12 +1,12 @@
 //! Rules for files (landlock(7)): what may be opened by path while the daemon serves. Files that are open already need no rule.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
-
 use rustix::fs::Access;
 
 use super::SandboxError;
@@ -70,12 +70,7 @@ pub(super) fn inaccessible(uses: &[FileUse]) -> Option<&Path> {
 
 /// Restricts the calling thread and those that it starts to `uses`. Returns how far. Images are opened by the broker.
 pub(super) fn restrict(uses: &[FileUse]) -> Result<&'static str, SandboxError> {
-    let mut rules = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
-        .scope(Scope::from_all(NEWEST))?
-        .create()?;
+    let mut rules = no_files()?;
     for one in uses {
         rules = match one {
             FileUse::Socket(path) => add(rules, folder_of(path), sockets())?,
@@ -115,11 +110,30 @@ fn written() -> BitFlags<AccessFs> {
         | AccessFs::RemoveFile
 }
 
+/// Returns rules that allow nothing: no files, no TCP, and nothing of other processes (as far as this kernel knows these).
+pub(crate) fn no_files() -> Result<RulesetCreated, RulesetError> {
+    Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?
+        .create()
+}
+
+/// Adds a rule for a file or what is beneath a folder, as far as this kernel knows the rights.
+pub(crate) fn allow(
+    rules: RulesetCreated,
+    file: impl AsFd,
+    access: BitFlags<AccessFs>,
+) -> Result<RulesetCreated, RulesetError> {
+    rules.add_rule(PathBeneath::new(file, access).set_compatibility(CompatLevel::BestEffort))
+}
+
 /// Adds a rule. Of a file it has only what applies to files.
 fn add(rules: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> Result<RulesetCreated, SandboxError> {
-    let fd = PathFd::new(path).map_err(|source| SandboxError::Path { path: path.to_owned(), source })?;
+    let file = PathFd::new(path).map_err(|source| SandboxError::Path { path: path.to_owned(), source })?;
     let access = if path.is_dir() { access } else { access & AccessFs::from_file(NEWEST) };
-    Ok(rules.add_rule(PathBeneath::new(fd, access).set_compatibility(CompatLevel::BestEffort))?)
+    Ok(allow(rules, file, access)?)
 }
 
 fn folder_of(path: &Path) -> &Path {

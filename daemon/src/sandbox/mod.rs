@@ -1,13 +1,13 @@
 //! The sandbox: what a process that serves guests gives up before it serves the first one.
 //!
 //! Capabilities, `execve`, sockets of networks, tracing and all other system calls that the daemon does not make (`calls`), files that the
-//! configuration does not name (`files`). Images are opened by another process, the [broker](crate::broker). Workers and threads that make blocking calls to storage give up more when they start: opening
-//! files, sockets, threads.
+//! configuration does not name (`files`). Images are opened by another process, the [broker](crate::broker). Workers and threads that make
+//! blocking calls to storage give up more when they start: opening files, sockets, threads.
 
-mod calls;
+pub(crate) mod calls;
 mod capabilities;
 mod config;
-mod files;
+pub(crate) mod files;
 
 use std::io;
 
@@ -17,7 +17,9 @@ use crate::broker::{Broker, BrokerStartError};
 use crate::config::ServeConfig;
 use calls::CallFilters;
 use capabilities::OTHER_USERS_FILES;
-pub(crate) use capabilities::{KEPT_CAPABILITIES, keep as keep_capabilities};
+pub(crate) use capabilities::{
+    KEPT_CAPABILITIES, keep as keep_capabilities, keep_and_use as keep_and_use_capabilities,
+};
 pub use config::{SandboxConfig, SandboxMode};
 pub use files::FileUse;
 pub(crate) use files::file_uses;
@@ -120,8 +122,7 @@ fn drop_capabilities(mode: SandboxMode, uses: &[FileUse]) -> io::Result<()> {
         }
         _ => rustix::thread::CapabilitySet::empty(),
     };
-    capabilities::keep(KEPT_CAPABILITIES | needed)?;
-    capabilities::use_only(KEPT_CAPABILITIES | needed)
+    keep_and_use_capabilities(KEPT_CAPABILITIES | needed)
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use std::time::Duration;
 use arbitrary::{Result, Unstructured};
 use mqblk_blkif::journal::Journal;
 use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantBudget, GrantMode, PoolScope, RingParts, Vbd, VbdOptions};
-use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, DiskSlot, EventChannel};
 use mqblk_engine::{
     AnyDisk, Coalesce, Kick, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
@@ -20,6 +19,7 @@ use mqblk_xen::EventPort;
 
 use crate::blkif_guest::{BlkifGuest, BlkifMemory, GuestRing, HostileGrants, SharedGuest, lock};
 use crate::blkif_requests::{DeviceRules, PageAccess, SECTOR, SECTORS};
+use crate::memory_disk::open_memory_disk;
 use crate::xen_host::{GUEST, HOST, XenHost};
 
 /// Turns in which a batch must be complete.
@@ -128,17 +128,6 @@ pub(crate) struct BlkifMachine {
     pub(crate) host: XenHost,
 }
 
-fn open_disk(rules: &DeviceRules) -> Arc<AnyDisk> {
-    let mut settings = Settings::new("disk");
-    let bytes = (SECTORS as usize * SECTOR).to_string();
-    let block = (rules.block as usize * SECTOR).to_string();
-    let read_only = if rules.read_only { "on" } else { "off" };
-    for (key, value) in [("size", &*bytes), ("block-size", &*block), ("readonly", read_only)] {
-        settings.insert(key, value).expect("given once");
-    }
-    mqblk_storage::open("ram", &mut settings).expect("a disk in memory")
-}
-
 fn choose_device(u: &mut Unstructured<'_>) -> Result<(DeviceRules, DeviceSetup)> {
     let modes = [
         (PageAccess::Copy, GrantMode::Copy),
@@ -180,7 +169,7 @@ impl BlkifMachine {
         let (rules, setup) = choose_device(u)?;
         let rings = if u.ratio(1, 3)? { 2 } else { 1 };
         let host = XenHost::new();
-        let disk = open_disk(&rules);
+        let disk = open_memory_disk(SECTORS as usize * SECTOR, rules.block as usize * SECTOR, rules.read_only);
         let mut guest_rings = vec![];
         for _ in 0..rings {
             let pages = 1 << *u.choose(&[0, 0, 0, 1, 2, 4])?;

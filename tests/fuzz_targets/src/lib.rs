@@ -11,6 +11,7 @@ mod blkif_requests;
 pub mod config;
 pub mod inflight;
 pub mod journal;
+mod memory_disk;
 mod ring_guest;
 mod scsi_commands;
 mod scsi_control;

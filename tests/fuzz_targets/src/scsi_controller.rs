@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, Call, DiskSlot};
 use mqblk_engine::{
     AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext,
@@ -15,6 +14,7 @@ use mqblk_scsi::{Command, CommandBuffers, Identity, LogicalUnit, LogicalUnitOpti
 use mqblk_virtio::{QueueResources, VirtioDevice};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
+use crate::memory_disk::open_memory_disk;
 use crate::ring_guest::{RING, RingGuest};
 use crate::scsi_commands::DISK;
 use crate::scsi_unit::ScsiUnit;
@@ -45,16 +45,6 @@ pub(crate) struct Controller {
     event_idx: bool,
 }
 
-fn open_disk(block: usize, read_only: bool) -> Arc<AnyDisk> {
-    let mut settings = Settings::new("disk");
-    let (bytes, block) = (DISK.to_string(), block.to_string());
-    let read_only = if read_only { "on" } else { "off" };
-    for (key, value) in [("size", &*bytes), ("block-size", &*block), ("readonly", read_only)] {
-        settings.insert(key, value).expect("given once");
-    }
-    mqblk_storage::open("ram", &mut settings).expect("a disk in memory")
-}
-
 impl Controller {
     /// Creates it, with the sizes of sense data and CDB that the driver chooses.
     pub(crate) fn new(block: usize, sizes: (u32, u32), event_idx: bool) -> Controller {
@@ -64,7 +54,7 @@ impl Controller {
         VirtioDevice::<UringContext>::write_config(&*device, 20, &bytes).expect("sizes in range");
         let (mut disks, mut nexuses) = (vec![], vec![]);
         for (at, (target, lun)) in ADDRESSES.into_iter().enumerate() {
-            let disk = open_disk(block, at + 1 == ADDRESSES.len());
+            let disk = open_memory_disk(DISK, block, at + 1 == ADDRESSES.len());
             let text = |text: &str| text.to_owned();
             let name = format!("unit{at}");
             let identity = Identity {

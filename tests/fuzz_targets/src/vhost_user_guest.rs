@@ -10,6 +10,7 @@ use mqblk_memory::{GuestAddress, GuestMemory, Region, UserAddress, create_memfd}
 
 use crate::vhost_user_session::Attached;
 use crate::vhost_user_wire::wait_until;
+use crate::virtio_blk_requests::{FLUSH, IN, IOERR, OK, OUT, UNSUPP};
 
 pub(crate) const QUEUES: usize = 2;
 /// Largest ring.
@@ -29,14 +30,6 @@ const STATUS: u64 = 0x80;
 const POISON: u8 = 0xee;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
-
-/// Request types and status values. Source: virtio 1.3 section 5.2.6.
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
-const OK: u8 = 0;
-const IOERR: u8 = 1;
-const UNSUPP: u8 = 2;
 
 /// A byte of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

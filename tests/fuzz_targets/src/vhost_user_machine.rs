@@ -8,11 +8,11 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use mqblk_core::DiskSlot;
-use mqblk_core::settings::Settings;
 use mqblk_engine::{Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, UringOptions};
 use mqblk_vhost_user_server::{Server, ServerOptions, SharePolicy};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
+use crate::memory_disk::open_memory_disk;
 use crate::vhost_user_files::InflightFile;
 use crate::vhost_user_guest::{BlkChoice, Guest, QUEUES, RING, RingPlaces, SECTOR, SECTORS};
 use crate::vhost_user_messages::{self as messages, AnyMessage};
@@ -30,9 +30,7 @@ static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir(
 
 fn start_server() -> (Server, PathBuf) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let mut settings = Settings::new("disk");
-    settings.insert("size", &(SECTORS as usize * SECTOR).to_string()).expect("given once");
-    let disk = mqblk_storage::open("ram", &mut settings).expect("a disk in memory");
+    let disk = open_memory_disk(SECTORS as usize * SECTOR, SECTOR, false);
     let options = BlkOptions { serial: "fuzzed".to_owned(), queues: QUEUES as u16, queue_size: RING, writeback: true };
     let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
     let socket = FOLDER.path().join(NEXT.fetch_add(1, Ordering::Relaxed).to_string());

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arbitrary::{Result, Unstructured};
-use mqblk_core::settings::Settings;
 use mqblk_core::{Call, DiskSlot};
 use mqblk_engine::{
     AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedQueue, SteppedWorker,
@@ -16,6 +15,7 @@ use mqblk_ring::virtqueue::{DeviceRing, MappedRing};
 use mqblk_virtio::{QueueResources, VirtioDevice};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
+use crate::memory_disk::open_memory_disk;
 use crate::ring_guest::{INDIRECT, MEMORY, NEXT, RING, RawDescriptor, RingGuest, WRITE, cut};
 use crate::virtio_blk_requests::{BATCH, BlkRequest, DiskRules, PART, SECTOR, SECTORS, SERIAL};
 
@@ -51,23 +51,12 @@ struct Machine {
     model: Vec<u8>,
 }
 
-fn open_disk(rules: DiskRules) -> Arc<AnyDisk> {
-    let mut settings = Settings::new("disk");
-    let bytes = (SECTORS as usize * SECTOR).to_string();
-    let block = (rules.block as usize * SECTOR).to_string();
-    let read_only = if rules.read_only { "on" } else { "off" };
-    for (key, value) in [("size", &*bytes), ("block-size", &*block), ("readonly", read_only)] {
-        settings.insert(key, value).expect("given once");
-    }
-    mqblk_storage::open("ram", &mut settings).expect("a disk in memory")
-}
-
 impl Machine {
     fn new(u: &mut Unstructured<'_>) -> Result<Machine> {
         let block = if u.ratio(1, 3)? { 8 } else { 1 };
         let rules = DiskRules { block, read_only: u.ratio(1, 6)? };
         let event_idx: bool = u.arbitrary()?;
-        let disk = open_disk(rules);
+        let disk = open_memory_disk(SECTORS as usize * SECTOR, block as usize * SECTOR, rules.read_only);
         let options = BlkOptions { serial: SERIAL.to_owned(), queues: 1, queue_size: RING, writeback: u.arbitrary()? };
         let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
         let options = UringOptions { submissions: 64, in_flight: 128, files: 4, buffers: 4 };

@@ -13,16 +13,17 @@ pub(crate) const SECTORS: u64 = PART * BATCH as u64;
 /// Serial of the disk.
 pub(crate) const SERIAL: &str = "fuzzed";
 
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
+/// Request types and status values. Source: virtio 1.3 section 5.2.6.
+pub(crate) const IN: u32 = 0;
+pub(crate) const OUT: u32 = 1;
+pub(crate) const FLUSH: u32 = 4;
 const GET_ID: u32 = 8;
 const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 
-const OK: u8 = 0;
-const IOERR: u8 = 1;
-const UNSUPP: u8 = 2;
+pub(crate) const OK: u8 = 0;
+pub(crate) const IOERR: u8 = 1;
+pub(crate) const UNSUPP: u8 = 2;
 
 /// The properties of the disk.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantMode, PoolScope};
-use mqblk_core::settings::Settings;
 use mqblk_engine::{Coalesce, PlugOptions, PollPolicy};
 use mqblk_ring::blkif::Abi;
 use mqblk_xen::{EventPort, Xen};
@@ -17,6 +16,7 @@ use rustix::io::retry_on_intr;
 use rustix::time::Timespec;
 
 use crate::blkif_guest::GuestRing;
+use crate::memory_disk::open_memory_disk;
 use crate::xen_host::{GuestPages, HOST, PAGE};
 use crate::xenstore_model::{GuestResources, MAX_ORDER, MAX_QUEUES};
 
@@ -54,17 +54,12 @@ impl Opener for MemoryDisks {
         if *params != Params::Disk("disk".to_owned()) {
             return Err(format!("disk: found {params}, expected mqblk:disk"));
         }
-        let mut settings = Settings::new("disk");
-        let (bytes, read_only) = ((SECTORS * SECTOR).to_string(), if read_only { "on" } else { "off" });
-        for (key, value) in [("size", &*bytes), ("readonly", read_only)] {
-            settings.insert(key, value).expect("given once");
-        }
         self.open.fetch_add(1, Ordering::SeqCst);
         self.opened.fetch_add(1, Ordering::SeqCst);
         Ok(DiskBacking {
             id: format!("disk-{}", name.devid),
             storage: "ram".to_owned(),
-            disk: mqblk_storage::open("ram", &mut settings).expect("a disk in memory"),
+            disk: open_memory_disk(SECTORS * SECTOR, SECTOR, read_only),
             plug: PlugOptions::default(),
             health: Arc::default(),
             settings: VbdSettings {

@@ -136,9 +136,18 @@ impl LoopDevice {
     /// # Errors
     /// losetup's.
     pub fn attach(image: &HostImage, block_size: u32) -> Result<Self> {
+        Self::attach_file(image.path(), &["--sector-size", &block_size.to_string()])
+    }
+
+    /// Attaches a free loop device to a file, with these options of losetup.
+    ///
+    /// # Errors
+    /// losetup's.
+    pub fn attach_file(file: &Path, options: &[&str]) -> Result<Self> {
         let output = Command::new("losetup")
-            .args(["--find", "--show", "--sector-size", &block_size.to_string()])
-            .arg(image.path())
+            .args(["--find", "--show"])
+            .args(options)
+            .arg(file)
             .output()
             .context("cannot run losetup (package mount)")?;
         ensure!(

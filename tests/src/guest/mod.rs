@@ -21,7 +21,7 @@ pub(crate) mod line_stream;
 mod machine;
 mod migration;
 pub(crate) mod process;
-mod program_disk;
+pub(crate) mod program_disk;
 mod qmp;
 pub(crate) mod queue_log;
 mod scsi;

@@ -46,9 +46,8 @@ impl ProgramDisk {
         for other in others {
             copy(other, other.file_name().and_then(|name| name.to_str()).unwrap_or_default())?;
         }
-        let libraries = Command::new("ldd").arg(&program).output().context("ldd")?;
-        let text = String::from_utf8_lossy(&libraries.stdout).into_owned();
-        for path in text.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new) {
+        for library in libraries(&program)? {
+            let path = Path::new(&library);
             copy(path, path.file_name().and_then(|name| name.to_str()).unwrap_or_default())?;
         }
         let image = HostImage::sparse(SIZE)?;
@@ -79,4 +78,16 @@ impl ProgramDisk {
         );
         guest.must(&script).map(drop)
     }
+}
+
+/// Returns the files that the dynamic loader maps for `program`.
+///
+/// # Errors
+/// When it lacks one, or ldd fails.
+pub(crate) fn libraries(program: &Path) -> Result<Vec<String>> {
+    let output = Command::new("ldd").arg(program).output().context("cannot run ldd")?;
+    let text = String::from_utf8(output.stdout)?;
+    ensure!(output.status.success(), "ldd {}: {}", program.display(), output.status);
+    ensure!(!text.contains("not found"), "{} lacks libraries:\n{text}", program.display());
+    Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect())
 }

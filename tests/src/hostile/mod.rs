@@ -15,6 +15,7 @@ pub mod hung_device;
 pub mod load;
 pub mod loop_file_system;
 pub mod memory;
+pub mod one_region;
 pub mod queue_load;
 pub mod request;
 pub mod ring;

@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::guest::program_disk::libraries;
+
 /// Writes `archive`: the cpio archive `base`, then one with `programs` in /sbin by these names, and the shared libraries that they need.
 /// The kernel unpacks both in order.
 pub(crate) fn with_programs(base: &Path, programs: &[(String, PathBuf)], archive: &Path) -> Result<()> {
@@ -35,15 +37,6 @@ pub(crate) fn with_programs(base: &Path, programs: &[(String, PathBuf)], archive
     std::fs::copy(base, archive).with_context(|| format!("cannot copy {}", base.display()))?;
     File::options().append(true).open(archive)?.write_all(&more)?;
     Ok(())
-}
-
-/// Returns the files that the dynamic loader maps for `program`.
-fn libraries(program: &Path) -> Result<Vec<String>> {
-    let mut ldd = Command::new("ldd");
-    ldd.arg(program);
-    let text = String::from_utf8(run(ldd, &[])?)?;
-    ensure!(!text.contains("not found"), "{} lacks libraries:\n{text}", program.display());
-    Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect())
 }
 
 /// Runs a command to its end and returns its output.

@@ -3,7 +3,7 @@
 
 #![allow(clippy::print_stderr, reason = "figures for people")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,12 @@ use mqblk_tests::hostile::daemon::mqblk_binary;
 use mqblk_tests::hostile::frontend::{HostileFrontend, SEG_MAX, SIZE_MAX};
 use mqblk_tests::hostile::fuse::HangingFile;
 use mqblk_tests::hostile::load::VhostUserNeighbour;
-use mqblk_tests::hostile::memory::{FileRegion, SharedMemory, mem_table_payload};
-use mqblk_tests::hostile::request::{header, readable, request_type, writable, write_direct, write_indirect};
+use mqblk_tests::hostile::memory::{FileRegion, mem_table_payload};
+use mqblk_tests::hostile::one_region::{DATA, ENTRIES, MEMORY, connect, memory, offer};
+use mqblk_tests::hostile::request::{readable, request_type, writable, write_direct};
 use mqblk_tests::hostile::ring::RingAddresses;
 use mqblk_tests::hostile::socket::{VERSION, VhostUserSocket, message as m};
 use mqblk_tests::hostile::wait_for;
-
-const MEMORY: u64 = 8 << 20;
-const DATA: u64 = 4 << 20;
-const HEADER: u64 = 0x8_0000;
 
 /// A server with two disks, `bad` and `good`, on one thread.
 struct Server {
@@ -90,25 +87,6 @@ impl Drop for Server {
     }
 }
 
-fn memory() -> SharedMemory {
-    SharedMemory { regions: vec![FileRegion::new(0, 0x7f00_0000_0000, MEMORY, 0)] }
-}
-
-fn connect(socket: &Path) -> HostileFrontend {
-    let mut frontend = HostileFrontend::with_memory(socket, SIZE_MAX | SEG_MAX, memory());
-    frontend.add_queue(RingAddresses::pages(0), 64);
-    frontend
-}
-
-fn read_first(frontend: &mut HostileFrontend) {
-    frontend.memory.write(HEADER, &header(request_type::IN, 0));
-    let pieces = [readable(HEADER, 16), writable(DATA, 4096), writable(HEADER + 64, 1)];
-    let queue = &mut frontend.queues[0];
-    let head = write_direct(&queue.ring, &[0, 1, 2], &pieces);
-    queue.ring.offer(head);
-    queue.publish_and_kick();
-}
-
 const SERVERS: [&str; 2] = ["qemu-storage-daemon", "mqblk"];
 const TIME: Duration = Duration::from_secs(3);
 
@@ -129,8 +107,9 @@ fn against_each(what: &str, attack: impl Fn(&mut Server, &VhostUserNeighbour) ->
 #[ignore = "compares with another server"]
 fn a_truncated_memfd() {
     against_each("guest memory cut off", |server, neighbour| {
-        let mut frontend = connect(&server.socket("bad"));
-        read_first(&mut frontend);
+        let mut frontend = connect(&server.socket("bad"), 0);
+        offer(&mut frontend, 0, request_type::IN, 0, &[writable(DATA, 4096)]);
+        frontend.queues[0].publish_and_kick();
         _ = frontend.queues[0].wait_completion();
         frontend.memory.regions[0].file.set_len(0).expect("shorter");
         frontend.queues[0].kick.add(1);
@@ -141,20 +120,11 @@ fn a_truncated_memfd() {
 #[test]
 #[ignore = "compares with another server"]
 fn giant_chains() {
-    const PIECES: u16 = 249;
+    const PIECES: usize = 249;
     against_each("16 reads of 996 MiB", |server, neighbour| {
-        let mut frontend = connect(&server.socket("bad"));
-        for index in 0..16_u16 {
-            let at = HEADER + 0x1000 + 16 * u64::from(index);
-            frontend.memory.write(at, &header(request_type::IN, 0));
-            let mut all = vec![readable(at, 16)];
-            all.extend((0..PIECES).map(|_| writable(DATA, 4 << 20)));
-            all.push(writable(HEADER + u64::from(index), 1));
-            let slots: Vec<u16> = (0..all.len() as u16).collect();
-            let table = 0x9_0000 + 0x2000 * u64::from(index);
-            let descriptor = write_indirect(&frontend.memory, table, all.len() as u16, &slots, &all);
-            frontend.queues[0].ring.write_descriptor(index, descriptor);
-            frontend.queues[0].ring.offer(index);
+        let mut frontend = connect(&server.socket("bad"), SIZE_MAX | SEG_MAX);
+        for index in 0..16 {
+            offer(&mut frontend, index, request_type::IN, 0, &[writable(DATA, 4 << 20); PIECES]);
         }
         frontend.queues[0].publish_and_kick();
         let seen = server.watch(neighbour, 2 * TIME);
@@ -177,7 +147,7 @@ fn memory_that_answers_no_page_fault() {
         let accepted = connection.try_send_acked(m::SET_MEM_TABLE, &mem_table_payload(&regions), &fds) == Some(0);
         let seen = if accepted {
             let mut frontend = HostileFrontend { connection, memory: own.into(), queues: vec![], features: 0 };
-            frontend.add_queue(RingAddresses::pages(0), 64);
+            frontend.add_queue(RingAddresses::pages(0), ENTRIES);
             let hangs = hanging.hang();
             let queue = &mut frontend.queues[0];
             let head = write_direct(&queue.ring, &[0, 1], &[readable(1 << 30, 16), writable(DATA, 513)]);

@@ -1,60 +1,16 @@
 //! One tenant cannot take a worker from the others: what it does costs them a bounded part of it.
 
 use mqblk_tests::hostile::daemon::HostileDaemon;
-use mqblk_tests::hostile::frontend::{FrontendQueue, HostileFrontend, INDIRECT_DESC, SEG_MAX, SIZE_MAX};
+use mqblk_tests::hostile::frontend::{FrontendQueue, HostileFrontend, SEG_MAX, SIZE_MAX};
 use mqblk_tests::hostile::fuse::HangingFile;
 use mqblk_tests::hostile::hung_device::HungFileSystem;
 use mqblk_tests::hostile::load::VhostUserNeighbour;
-use mqblk_tests::hostile::memory::{FileRegion, START, SharedMemory, mem_table_payload};
-use mqblk_tests::hostile::request::{
-    MemorySegment, STATUS_IOERR, STATUS_OK, header, readable, request_type, writable, write_direct, write_indirect,
-};
-use mqblk_tests::hostile::ring::RingAddresses;
+use mqblk_tests::hostile::memory::{FileRegion, START, mem_table_payload};
+use mqblk_tests::hostile::one_region::{DATA, MEMORY, connect, offer, status, statuses};
+use mqblk_tests::hostile::request::{STATUS_IOERR, STATUS_OK, header, readable, request_type, writable, write_direct};
 use mqblk_tests::hostile::session::completes_read;
 use mqblk_tests::hostile::socket::{VhostUserSocket, message as m, vring_state_payload};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
-
-/// Guest memory: rings and tables in its first MiB, data from 4 MiB on.
-const MEMORY: u64 = 8 << 20;
-const DATA: u64 = 4 << 20;
-const HEADERS: u64 = 0x8_0000;
-const TABLES: u64 = 0x9_0000;
-const STATUS: u64 = 0x8_f000;
-
-fn connect(daemon: &HostileDaemon, without: u64) -> HostileFrontend {
-    connect_to(daemon, "bad", without)
-}
-
-fn connect_to(daemon: &HostileDaemon, id: &str, without: u64) -> HostileFrontend {
-    let region = FileRegion::new(0, 0x7f00_0000_0000, MEMORY, 0);
-    let memory = SharedMemory { regions: vec![region] };
-    let mut frontend = HostileFrontend::with_memory(&daemon.socket(id), without, memory);
-    assert_ne!(frontend.features & INDIRECT_DESC, 0);
-    frontend.add_queue(RingAddresses::pages(0), 64);
-    frontend
-}
-
-/// Offers a request of `pieces` at sector 0 as chain `index`.
-fn offer(frontend: &mut HostileFrontend, index: u16, kind: u32, pieces: &[MemorySegment]) {
-    offer_at(frontend, index, kind, 0, pieces);
-}
-
-fn offer_at(frontend: &mut HostileFrontend, index: u16, kind: u32, sector: u64, pieces: &[MemorySegment]) {
-    let (at, status) = (HEADERS + 16 * u64::from(index), STATUS + u64::from(index));
-    frontend.memory.write(at, &header(kind, sector));
-    frontend.memory.write(status, &[0xee]);
-    let all = [&[readable(at, 16)], pieces, &[writable(status, 1)]].concat();
-    let slots: Vec<u16> = (0..all.len() as u16).collect();
-    let table = TABLES + 0x1_0000 / 8 * u64::from(index);
-    let descriptor = write_indirect(&frontend.memory, table, all.len() as u16, &slots, &all);
-    let ring = &mut frontend.queues[0].ring;
-    ring.write_descriptor(index, descriptor);
-    ring.offer(index);
-}
-
-fn statuses(frontend: &HostileFrontend, count: usize) -> Vec<u8> {
-    frontend.memory.read(STATUS, count)
-}
 
 fn take_all(queue: &mut FrontendQueue, count: usize) {
     (0..count).for_each(|_| _ = queue.wait_completion());
@@ -70,10 +26,10 @@ fn giant_requests_do_not_hold_up_other_disks() {
     for (storage, kind) in storages.into_iter().zip([request_type::IN, request_type::IN]) {
         let good = ("good", "storage=ram,size=1M,queues=1");
         let daemon = HostileDaemon::start(1, &[("bad", &format!("{storage},queues=1")), good]);
-        let mut frontend = connect(&daemon, SIZE_MAX | SEG_MAX);
+        let mut frontend = connect(&daemon.socket("bad"), SIZE_MAX | SEG_MAX);
         let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
         for index in 0..CHAINS {
-            offer(&mut frontend, index, kind, &[writable(DATA, 4 << 20); PIECES]);
+            offer(&mut frontend, index, kind, 0, &[writable(DATA, 4 << 20); PIECES]);
         }
         let before = neighbour.rounds();
         frontend.queues[0].publish_and_kick();
@@ -125,11 +81,11 @@ fn an_image_that_hangs_does_not_hold_up_other_disks() {
     let bad = format!("storage=file,path={},queues=1", hanging.path().display());
     // The neighbour's requests go through the ring too: past the page cache.
     let daemon = HostileDaemon::start(1, &[("bad", &bad), ("good", "storage=file,path=IMAGE,queues=1")]);
-    let mut frontend = connect(&daemon, 0);
+    let mut frontend = connect(&daemon.socket("bad"), 0);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 3);
     let hangs = hanging.hang();
     for index in 0..64 {
-        offer(&mut frontend, index, request_type::IN, &[writable(DATA, 4096)]);
+        offer(&mut frontend, index, request_type::IN, 0, &[writable(DATA, 4096)]);
     }
     frontend.queues[0].publish_and_kick();
     wait_for("requests that hang", || (hanging.waiting() >= 4).then_some(()));
@@ -154,20 +110,20 @@ fn a_device_that_hangs(settings: &str, kind: u32) {
     let bad = format!("storage=file,path={},queues=1{settings}", system.image().display());
     let good = format!("storage=file,path=IMAGE,queues=1{settings}");
     let daemon = HostileDaemon::start(1, &[("bad", &bad), ("good", &good)]);
-    let (mut frontend, mut other) = (connect(&daemon, 0), connect_to(&daemon, "good", 0));
+    let (mut frontend, mut other) = (connect(&daemon.socket("bad"), 0), connect(&daemon.socket("good"), 0));
     let hangs = system.hang();
     for index in 0..64_u16 {
         // Far from each other: each has another part of the tree of extents.
-        offer_at(&mut frontend, index, kind, u64::from(index) * 512, &data(kind));
+        offer(&mut frontend, index, kind, u64::from(index) * 512, &data(kind));
     }
     frontend.queues[0].publish_and_kick();
     wait_for("requests that hang", || (system.waiting() >= 1).then_some(()));
     for slot in 0..60_u16 {
         let kind = [request_type::IN, request_type::OUT, request_type::FLUSH][usize::from(slot % 3)];
-        offer_at(&mut other, slot, kind, 0, &data(kind));
+        offer(&mut other, slot, kind, 0, &data(kind));
         other.queues[0].publish_and_kick();
         _ = other.queues[0].wait_completion();
-        assert_eq!(other.memory.read(STATUS + u64::from(slot), 1), [STATUS_OK], "{kind} of the good disk");
+        assert_eq!(status(&other, slot), STATUS_OK, "{kind} of the good disk");
     }
     drop(hangs);
     take_all(&mut frontend.queues[0], 64);
@@ -290,9 +246,9 @@ fn a_driver_that_has_accepted_the_limits_keeps_them() {
         (0, vec![writable(DATA - 512, (4 << 20) + 512)], STATUS_IOERR),
         (SIZE_MAX, vec![writable(DATA - 512, (4 << 20) + 512)], STATUS_OK),
     ] {
-        let mut frontend = connect(&daemon, without);
+        let mut frontend = connect(&daemon.socket("bad"), without);
         let what = format!("without {without:#x}: {} pieces of {}", pieces.len(), pieces[0].len);
-        offer(&mut frontend, 0, request_type::IN, &pieces);
+        offer(&mut frontend, 0, request_type::IN, 0, &pieces);
         frontend.queues[0].publish_and_kick();
         take_all(&mut frontend.queues[0], 1);
         assert_eq!(statuses(&frontend, 1), [want], "{what}");

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::socket::{VhostUserSocket, message};
+use super::usage::ProcessUsage;
 use super::wait_for;
 
 /// A daemon. Killed when dropped, if [`stop`](Self::stop) was not called.
@@ -125,10 +126,8 @@ impl HostileDaemon {
     /// # Panics
     /// When the process is gone.
     pub fn resources(&self) -> HostileDaemonResources {
-        let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
-        let fds = std::fs::read_dir(proc.join("fd")).expect("the daemon's descriptors").count();
-        let maps = std::fs::read_to_string(proc.join("maps")).expect("the daemon's mappings");
-        HostileDaemonResources { fds, shared_maps: maps.lines().filter(|line| line.contains("/memfd:")).count() }
+        let ProcessUsage { fds, shared_maps, .. } = ProcessUsage::of(self.child.id());
+        HostileDaemonResources { fds, shared_maps }
     }
 
     /// Returns the number of threads whose name begins with `name`. The kernel's own threads come and go.

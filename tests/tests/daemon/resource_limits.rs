@@ -13,6 +13,7 @@ use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
 use mqblk_tests::hostile::load::{VhostUserLoad, VhostUserNeighbour};
 use mqblk_tests::hostile::socket::{VhostUserSocket, message as m};
+use mqblk_tests::hostile::usage::ProcessUsage;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use mqblk_tests::unprivileged::{NoThreads, run_unprivileged};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
@@ -34,9 +35,7 @@ fn pid(daemon: &HostileDaemon) -> Pid {
 
 /// Returns the private resident memory of the process, in KiB: without the memory shared with frontends.
 fn own_memory(daemon: &HostileDaemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("its status");
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).expect("a line");
-    line.split_whitespace().nth(1).expect("a number").parse().expect("KiB")
+    ProcessUsage::of(daemon.pid()).memory_kib
 }
 
 /// Returns the limit with which the daemon can open so many more files: it bounds their numbers, of which some below are free.

@@ -77,8 +77,10 @@ impl Pace {
         self.resume_at.is_none()
     }
 
-    fn is_due(&self) -> bool {
-        self.resume_at.is_none_or(|at| Instant::now() >= at)
+    /// Returns the time until the next one may be handled; `None`: it may be now.
+    fn delay(&self) -> Option<Duration> {
+        let delay = self.resume_at?.saturating_duration_since(Instant::now());
+        (!delay.is_zero()).then_some(delay)
     }
 }
 
@@ -194,9 +196,11 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     }
 
     fn wait(&self) -> ReadyEvents {
+        // Asked once: what is not polled for has to end the poll when it may be.
+        let (connection_delay, message_delay) = (self.connections.delay(), self.messages.delay());
         // One frontend is served and one waits; others stay in the socket's backlog.
-        let listening = self.waiting_frontend.is_none() && self.connections.is_due();
-        let reading = self.messages.is_due();
+        let listening = self.waiting_frontend.is_none() && connection_delay.is_none();
+        let reading = message_delay.is_none();
         let listener = self.socket.listener().as_fd();
         let nothing = PollFlags::empty();
         let mut fds = vec![
@@ -209,10 +213,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
         let report = self.waiting_frontend.as_ref().and_then(|second| second.log_at);
         let resume = self.current.as_ref().and_then(|current| lock(&current.session).resume_deadline());
-        let paces = [&self.connections, &self.messages].into_iter().filter_map(|pace| pace.resume_at);
-        let paces = paces.filter(|at| *at > Instant::now());
-        let delays =
-            report.into_iter().chain(resume).chain(paces).map(|at| at.saturating_duration_since(Instant::now()));
+        let delays = report.into_iter().chain(resume).map(|at| at.saturating_duration_since(Instant::now()));
+        let delays = delays.chain(connection_delay).chain(message_delay);
         let limit = waiting.then_some(RETRY).into_iter().chain(delays).min();
         let limit = limit.map(|time| Timespec { tv_sec: 0, tv_nsec: time.min(LOG_AFTER / 2).subsec_nanos().into() });
         if rustix::event::poll(&mut fds, limit.as_ref()).is_err() {

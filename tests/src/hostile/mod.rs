@@ -4,10 +4,13 @@
 //! messages. `daemon` is the `mqblk` binary as a child process. `socket` sends any message on a vhost-user socket; `memory` and `ring` are
 //! guest memory and a split ring of which every byte is under control; `frontend` sets up queues from these; `request` builds virtio-blk
 //! requests. `load` is a well-behaved client that verifies all that it reads, `queue_load` does the same on a raw queue, `timed_load` on any
-//! device with the latency of each request. `attacks` go on until they are stopped. `usage` is what the daemon holds of the host's resources.
+//! device with the latency of each request; `direct_file` is a device without a daemon. `attacks` go on until they are stopped. `usage` is what the daemon holds of the host's resources. `autogroup` has the
+//! kernel schedule threads by their priorities.
 
 pub mod attacks;
+pub mod autogroup;
 pub mod daemon;
+pub mod direct_file;
 pub mod eventfd;
 pub mod frontend;
 pub mod fuse;

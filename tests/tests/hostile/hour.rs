@@ -15,10 +15,11 @@
 //! priority, and cheap attacks are enough to keep its workers busy: an attacker lays its requests out once, and makes 256 of them available
 //! with one store. Undisturbed means that nothing runs beside the verifying disks. These pause for 0.5 ms after each round, as guests do that
 //! have something else to do: if they saturated the workers by themselves, half of the throughput would be a question of how many attackers
-//! there are.
+//! there are. The kernel's autogroups are off in the long form, because priorities mean nothing between them.
 //!
 //! What is compared is what other programs do to the machine, too: on a machine that builds something meanwhile the criteria of the long form
-//! fail, and direct I/O is the first to (its requests wait for the device with everybody else's).
+//! fail, and direct I/O is the first to (its requests wait for the device with everybody else's). One load, `host-direct`, has no daemon: it does
+//! direct I/O by system calls, and is there to compare with.
 
 #![allow(clippy::print_stderr, reason = "a table for people")]
 
@@ -32,7 +33,9 @@ use mqblk_tests::crash::blk::{self, BlkQueues};
 use mqblk_tests::crash::scsi::{self, ScsiQueues};
 use mqblk_tests::crash::stats::print_uncaptured;
 use mqblk_tests::hostile::attacks::{Attack, RunningAttack, admin_clients, controllers, frontends, guests};
+use mqblk_tests::hostile::autogroup::NoAutogroups;
 use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::direct_file::DirectFileQueues;
 use mqblk_tests::hostile::loop_file_system::LoopFileSystem;
 use mqblk_tests::hostile::timed_load::{LoadPhase, RunningTimedLoad};
 use mqblk_tests::hostile::usage::ProcessUsage;
@@ -85,7 +88,9 @@ const LUNS: [&str; 5] = [
     "controller=task-management,target=0,storage=ram,size=1M",
 ];
 /// The images of the verifying disks.
-const GOOD_IMAGES: [&str; 4] = ["direct", "cached", "lun-direct", "lun-cached"];
+const GOOD_IMAGES: [&str; 5] = ["direct", "cached", "lun-direct", "lun-cached", HOST];
+/// The load without a daemon, and its image.
+const HOST: &str = "host-direct";
 /// Bytes of each image, but for the one of giant reads.
 const IMAGE_BYTES: u64 = 8 << 20;
 const GIANT_IMAGE_BYTES: u64 = 1 << 30;
@@ -164,6 +169,8 @@ impl Host {
         }
         let options = scsi::connect_options(self.socket("good-scsi"), 2);
         loads.push(RunningTimedLoad::start("good-scsi", 3, 9, move || ScsiQueues::connect(&options)));
+        let image = self.images.path().join(format!("{HOST}.img"));
+        loads.push(RunningTimedLoad::start(HOST, 1, 10, move || ((), DirectFileQueues::open(&image))));
         loads
     }
 
@@ -293,6 +300,7 @@ fn write_report(report: &Value) {
 fn hostile_hour() {
     let long = std::env::var("MQBLK_HOSTILE_SECONDS").ok().map(|text| text.parse::<u64>().expect("seconds"));
     let attacked = Duration::from_secs(long.unwrap_or(SHORT_SECONDS));
+    let _priorities = long.map(|_| NoAutogroups::begin());
     let mut host = Host::start();
     let loads = host.loads();
     let held = wait_for_rest(&host);
@@ -358,12 +366,13 @@ fn hostile_hour() {
     if long.is_some() {
         let failed: Vec<String> = compared
             .iter()
-            .filter(|one| one.throughput() < 0.5 || one.latency() > 10.0)
+            .filter(|one| one.name != HOST && (one.throughput() < 0.5 || one.latency() > 10.0))
             .map(Comparison::line)
             .collect();
         assert!(
             failed.is_empty(),
-            "the attacks cost more than half, or ten times the worst latency:\n{}",
+            "the attacks cost more than half, or ten times the worst latency{}:\n{}",
+            if NoAutogroups::are_on() { " (autogroups are on: run it as root)" } else { "" },
             failed.join("\n")
         );
     }

@@ -149,6 +149,11 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// A backend that never has anything to say need not do anything.
     fn observe(&self, _observer: Arc<dyn DiskObserver>) {}
 
+    /// Returns the most channels that may be open at a time, if there is a bound: queues of the disk must be on so few workers.
+    fn max_channels(&self) -> Option<u16> {
+        None
+    }
+
     /// A worker's own handle. Called on the worker's thread, which serves other disks: what takes time (a connection) is begun here and
     /// ends later. Until then the channel takes nothing from [`submit`](DiskChannel::submit); then it wakes its worker by a completion.
     ///

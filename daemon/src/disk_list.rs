@@ -40,6 +40,12 @@ pub trait Endpoint: Send + Sync + Sized + 'static {
     /// If the queue map is invalid.
     fn assign_queues(&mut self, settings: &Settings, placement: &mut QueuePlacement) -> Result<(), SettingError>;
 
+    /// Assigns all queues to one worker: the disk's storage has one channel.
+    ///
+    /// # Errors
+    /// If the queue map says otherwise.
+    fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError>;
+
     /// Returns the worker of each queue.
     fn queue_map(&self) -> &[u16];
 
@@ -88,8 +94,13 @@ impl<E: Endpoint> DiskKeys<E> {
     /// # Errors
     /// If the storage cannot be opened, or a key is unknown.
     pub fn open(self, storages: &dyn StorageBackends) -> Result<DiskConfig<E>, ConfigError> {
-        let DiskKeys { position, settings, id, endpoint, storage } = self;
-        Ok(DiskConfig { position, id, endpoint, storage: storage.open(settings, storages)? })
+        let DiskKeys { position, settings, id, mut endpoint, storage } = self;
+        let subject = Settings::new(settings.subject());
+        let storage = storage.open(settings, storages)?;
+        if storage.disk.max_channels() == Some(1) {
+            endpoint.keep_on_one_worker(&subject)?;
+        }
+        Ok(DiskConfig { position, id, endpoint, storage })
     }
 }
 

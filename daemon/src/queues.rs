@@ -47,6 +47,27 @@ impl QueueMap {
         Ok(())
     }
 
+    /// Assigns all queues to the worker of the first one, because the disk's storage has one channel.
+    ///
+    /// # Errors
+    /// If `queue-map` says otherwise.
+    pub fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
+        let Some(first) = self.workers.first().copied() else { return Ok(()) };
+        if self.workers.iter().all(|worker| *worker == first) {
+            return Ok(());
+        }
+        if let Some(text) = &self.requested {
+            let expected = "one worker for all queues: this storage serves one connection at a time";
+            return Err(settings.error(KEY, format!("{text:?}"), expected));
+        }
+        tracing::info!(
+            "{}: all queues are on worker {first}: the storage serves one connection at a time",
+            settings.subject()
+        );
+        self.workers.fill(first);
+        Ok(())
+    }
+
     /// Returns the worker of each queue.
     pub fn workers(&self) -> &[u16] {
         &self.workers

@@ -95,6 +95,14 @@ impl VhostUserEndpoint {
         self.queue_map.assign(settings, self.queues, placement)
     }
 
+    /// Assigns all queues to one worker.
+    ///
+    /// # Errors
+    /// If the queue map says otherwise.
+    pub fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
+        self.queue_map.keep_on_one_worker(settings)
+    }
+
     /// Returns the keys with their values.
     pub fn pairs(&self) -> Vec<Pair> {
         let mut pairs = vec![

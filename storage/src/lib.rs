@@ -12,9 +12,10 @@ pub mod connection;
 pub mod fault;
 pub mod file;
 pub mod host_images;
+pub mod nbd;
 pub mod null;
 pub mod observers;
 pub mod ram;
 pub mod registry;
 
-pub use registry::{TEST_KINDS, backend_names, open, open_with};
+pub use registry::{TEST_KINDS, backend_names, backend_of_path, open, open_with};

@@ -11,11 +11,13 @@ use crate::host_images::HostImages;
 /// Opens a disk and takes the backend's keys out of the settings. Other keys stay. Files are opened by the image opener only.
 type Opener = fn(&mut Settings, &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError>;
 
+/// Name, opener, and the schemes of `path` that choose the backend.
 #[rustfmt::skip] // one line each
-const BACKENDS: &[(&str, Opener)] = &[
-    ("file", crate::file::open),
-    ("null", crate::null::open),
-    ("ram", crate::ram::open),
+const BACKENDS: &[(&str, Opener, &[&str])] = &[
+    ("file", crate::file::open, &[]),
+    ("nbd", crate::nbd::open, &["nbd", "nbds", "nbd+unix", "nbds+unix"]),
+    ("null", crate::null::open, &[]),
+    ("ram", crate::ram::open, &[]),
 ];
 
 /// Backends that exist for tests. They can be opened like all others, and are not among [`kinds`].
@@ -36,7 +38,29 @@ pub const TEST_KINDS: &[&str] = &["blocking", "fault"];
 
 /// Returns the names of the backends that a user is offered.
 pub fn backend_names() -> impl ExactSizeIterator<Item = &'static str> {
-    BACKENDS.iter().map(|(kind, _)| *kind)
+    BACKENDS.iter().map(|(kind, ..)| *kind)
+}
+
+/// Returns the backend that a `path` chooses by its scheme; `None` if it is a path of the file system. A file whose name looks like a URI is
+/// given as `./NAME`.
+///
+/// # Errors
+/// Returns what was found and what is expected, when no backend has the scheme.
+pub fn backend_of_path(path: &str) -> Result<Option<&'static str>, (String, String)> {
+    let Some((scheme, rest)) = path.split_once(':') else { return Ok(None) };
+    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let backend = BACKENDS.iter().find(|(_, _, schemes)| schemes.contains(&scheme));
+    match backend {
+        Some((kind, ..)) => Ok(Some(kind)),
+        None if is_scheme && rest.starts_with("//") => {
+            let known: Vec<&str> = BACKENDS.iter().flat_map(|(_, _, schemes)| schemes.iter().copied()).collect();
+            let expected =
+                format!("a path, or one of the schemes {} (./{path} is a file of that name)", known.join(", "));
+            Err((format!("{path:?}, with an unknown scheme {scheme:?}"), expected))
+        }
+        None => Ok(None),
+    }
 }
 
 /// Opens the disk that `settings` describe with the backend `kind`, and files with the rights of this process.
@@ -58,7 +82,9 @@ pub fn open_with(
     settings: &mut Settings,
     opener: &Arc<dyn ImageOpener>,
 ) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    match BACKENDS.iter().chain(TEST_BACKENDS).chain(UNIT_TEST_BACKENDS).find(|(name, _)| *name == kind) {
+    let backends = BACKENDS.iter().map(|(name, open, _)| (name, open));
+    let test_backends = TEST_BACKENDS.iter().chain(UNIT_TEST_BACKENDS).map(|(name, open)| (name, open));
+    match backends.chain(test_backends).find(|(name, _)| **name == kind) {
         Some((_, open)) => open(settings, opener),
         None => {
             let known = backend_names().collect::<Vec<_>>().join(", ");
@@ -77,6 +103,19 @@ mod tests {
         let text = error.to_string();
         assert!(text.starts_with("disk \"a\": storage: found \"nul\", expected one of "), "{text}");
         assert!(backend_names().all(|kind| text.contains(kind)), "{text}");
+    }
+
+    #[test]
+    fn a_scheme_chooses_the_backend() {
+        for path in ["/a.img", "a.img", "./nbd://host", "a:b", "C:\\a", "/a://b", "1a://b"] {
+            assert_eq!(backend_of_path(path), Ok(None), "{path}");
+        }
+        for path in ["nbd://host/a", "nbd+unix:///?socket=/s", "nbds://host"] {
+            assert_eq!(backend_of_path(path), Ok(Some("nbd")), "{path}");
+        }
+        let (found, expected) = backend_of_path("iscsi://host/1").unwrap_err();
+        assert_eq!(found, "\"iscsi://host/1\", with an unknown scheme \"iscsi\"");
+        assert!(expected.contains("nbd+unix") && expected.contains("./iscsi://host/1"), "{expected}");
     }
 
     #[test]

@@ -3,11 +3,10 @@
 use std::os::fd::AsRawFd;
 
 use io_uring::{opcode, squeue, types};
-use mqblk_core::ByteLen;
 use mqblk_memory::Buffer;
 
 use crate::context::UringContext;
-use crate::ops::{ClientId, MAX_PIECES, append_pieces};
+use crate::ops::{ClientId, MAX_PIECES, append_range};
 use crate::register::RingFile;
 
 /// What a message begins with.
@@ -31,6 +30,8 @@ pub struct Message {
     pub order: MessageOrder,
     /// Bytes that are left out from the start: those that a shorter transfer has moved already.
     pub skip: u64,
+    /// Where the payload ends, if not at its buffer's end.
+    pub payload_end: Option<u64>,
     /// The operation goes on until all is transferred, and is shorter only if the connection ends, or there are more than 1024 pieces.
     pub whole: bool,
 }
@@ -88,16 +89,17 @@ impl UringContext {
         entry: impl FnOnce(Target, *mut libc::msghdr) -> squeue::Entry,
     ) -> Result<(), RefusedMessage> {
         let Some(index) = self.in_flight.take(client, cookie) else { return Err(RefusedMessage(message)) };
-        let Message { header, payload, order, mut skip, .. } = message;
+        let Message { header, payload, order, mut skip, payload_end, .. } = message;
+        let payload_end = payload_end.unwrap_or(u64::MAX);
         let list = self.in_flight.pieces(index);
         list.iovecs.clear();
         let parts = match order {
-            MessageOrder::HeaderFirst => [&header, &payload],
-            MessageOrder::PayloadFirst => [&payload, &header],
+            MessageOrder::HeaderFirst => [(&header, u64::MAX), (&payload, payload_end)],
+            MessageOrder::PayloadFirst => [(&payload, payload_end), (&header, u64::MAX)],
         };
-        for buffer in parts.into_iter().flatten() {
-            let ByteLen(len) = self.buffers.len(buffer);
-            append_pieces(&mut list.iovecs, self.buffers.segments(buffer), skip.min(len));
+        for (buffer, end) in parts.into_iter().filter_map(|(buffer, end)| Some((buffer.as_ref()?, end))) {
+            let len = self.buffers.len(buffer).0.min(end);
+            append_range(&mut list.iovecs, self.buffers.segments(buffer), skip.min(len), len);
             skip -= skip.min(len);
         }
         list.message.msg_iov = list.iovecs.as_mut_ptr();

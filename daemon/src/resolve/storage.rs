@@ -59,9 +59,15 @@ impl StorageKeys {
     }
 }
 
-/// Takes the name of the storage backend.
+/// Takes the name of the storage backend. Without one the scheme of `path` chooses it.
 pub fn take_storage_kind(settings: &mut Settings, kinds: &[&'static str]) -> Result<&'static str, SettingError> {
-    let name = settings.text("storage").unwrap_or_else(|| DEFAULT_STORAGE.to_owned());
+    let name = match settings.text("storage") {
+        Some(name) => name,
+        None => match settings.peek("path").map_or(Ok(None), mqblk_storage::backend_of_path) {
+            Ok(of_path) => of_path.unwrap_or(DEFAULT_STORAGE).to_owned(),
+            Err((found, expected)) => return Err(settings.error("path", found, expected)),
+        },
+    };
     match kinds.iter().find(|backend| **backend == name) {
         Some(backend) => Ok(backend),
         None => Err(settings.error("storage", format!("{name:?}"), format!("one of {}", kinds.join(", ")))),

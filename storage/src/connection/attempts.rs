@@ -4,6 +4,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use mqblk_core::thread_role::spawn_connector;
 use mqblk_uring::RemoteWaker;
@@ -41,10 +42,11 @@ impl<S> Shared<S> {
 pub(super) struct Attempts<S>(Arc<Shared<S>>);
 
 impl<S: Send + 'static> Attempts<S> {
-    /// Starts the first one. The waker is used after each.
+    /// Starts the first one after a pause. The waker is used after each.
     pub(super) fn start<C>(
         connector: &Arc<C>,
         options: ConnectionOptions,
+        pause: Duration,
         waker: RemoteWaker,
     ) -> io::Result<Attempts<S>>
     where
@@ -53,7 +55,7 @@ impl<S: Send + 'static> Attempts<S> {
         let state = Mutex::new(AttemptState { session: None, error: None, abandoned: false });
         let shared = Arc::new(Shared { state, changed: Condvar::new() });
         let (connector, of_thread) = (Arc::clone(connector), Arc::clone(&shared));
-        spawn_connector("connect", move || connect(connector.as_ref(), options, &of_thread, &waker))?;
+        spawn_connector("connect", move || connect(connector.as_ref(), options, pause, &of_thread, &waker))?;
         Ok(Attempts(shared))
     }
 
@@ -74,9 +76,21 @@ impl<S> Drop for Attempts<S> {
     }
 }
 
-fn connect<C: Connector>(connector: &C, options: ConnectionOptions, shared: &Shared<C::Session>, waker: &RemoteWaker) {
-    let mut pause = options.first_pause;
+fn connect<C: Connector>(
+    connector: &C,
+    options: ConnectionOptions,
+    mut pause: Duration,
+    shared: &Shared<C::Session>,
+    waker: &RemoteWaker,
+) {
     loop {
+        if !pause.is_zero() {
+            let state = shared.lock();
+            let waited = shared.changed.wait_timeout_while(state, pause, |state| !state.abandoned);
+            if waited.unwrap_or_else(PoisonError::into_inner).0.abandoned {
+                return;
+            }
+        }
         let attempt = catch_unwind(AssertUnwindSafe(|| connector.connect()));
         let attempt = attempt.unwrap_or_else(|_| Err(io::Error::other("the connector panicked")));
         let mut state = shared.lock();
@@ -96,12 +110,7 @@ fn connect<C: Connector>(connector: &C, options: ConnectionOptions, shared: &Sha
                 waker.wake();
             }
         }
-        let state = shared.lock();
-        let waited = shared.changed.wait_timeout_while(state, pause, |state| !state.abandoned);
-        if waited.unwrap_or_else(PoisonError::into_inner).0.abandoned {
-            return;
-        }
-        pause = (pause * 2).min(options.longest_pause);
+        pause = (pause * 2).clamp(options.first_pause, options.longest_pause);
     }
 }
 

@@ -8,10 +8,11 @@
 //! | a first attempt to connect is under way | wait |
 //! | an attempt has failed, others follow | wait or fail: [`WhileDisconnected`] |
 //! | connected | go to the inner channel |
-//! | lost, the inner channel has requests outstanding | wait until it has ended them, as its backend sees fit |
+//! | lost, the inner channel has requests outstanding | wait until it has given them back |
 //!
-//! Requests wait in front of the channel, in the worker's plug, as for a full ring: nothing is taken. So they are cancelled there, and when
-//! another daemon takes the queue over they are its requests.
+//! Requests that a lost connection leaves unfinished wait here, and are the first on the next connection. Others wait in front of the channel,
+//! in the worker's plug, as for a full ring: nothing is taken. So they are cancelled there, and when another daemon takes the queue over they
+//! are its requests. With [`WhileDisconnected::FailAfter`] they wait here, too, because somebody has to see when their time is over.
 
 mod attempts;
 
@@ -31,6 +32,14 @@ pub use attempts::ConnectionHandle;
 /// ENOTCONN: the outcome of requests that fail because there is no connection.
 const NOT_CONNECTED: Outcome = Outcome::Failed(Errno(107));
 
+/// The channel of a connection.
+pub trait SessionChannel: DiskChannel<UringContext> {
+    /// Gives back requests that are unfinished because the connection is lost, as they were submitted: those that the kernel has released. The
+    /// others are given back by a later call, after a completion. What a request has done may be done again. A channel that ends all its
+    /// requests with an error instead need not do anything.
+    fn take_unfinished(&mut self, _requests: &mut Vec<Request<Buffer>>) {}
+}
+
 /// How a backend connects.
 pub trait Connector: Send + Sync + 'static {
     /// A connection, between [`connect`](Self::connect) and [`open`](Self::open).
@@ -43,16 +52,16 @@ pub trait Connector: Send + Sync + 'static {
     fn connect(&self) -> io::Result<Self::Session>;
 
     /// Makes the channel of a session. Called on the worker's thread: must not block. The channel says by `connection` when the connection is
-    /// lost, and then ends all that it has outstanding.
+    /// lost, and then gives back all that it has outstanding, or ends it.
     ///
     /// # Errors
     /// When the host refuses a resource. It is treated as a failed attempt.
     fn open(
-        &self,
+        self: Arc<Self>,
         session: Self::Session,
         connection: ConnectionHandle,
         context: &mut UringContext,
-    ) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError>;
+    ) -> Result<Box<dyn SessionChannel>, DiskError>;
 }
 
 /// What happens to requests that are submitted while there is no connection and an attempt to connect has failed.
@@ -62,6 +71,8 @@ pub enum WhileDisconnected {
     Wait,
     /// They fail, which the disk's error policy (`on-error`) sees.
     Fail,
+    /// They wait for so long since the connection was lost, then they fail until there is one.
+    FailAfter(Duration),
 }
 
 /// How a channel connects.
@@ -85,6 +96,9 @@ impl Default for ConnectionOptions {
     }
 }
 
+/// Most requests that wait for a connection in the channel.
+const MAX_WAITING: usize = 256;
+
 /// The inner channel, or the way to the next one.
 enum State<S> {
     /// A thread tries to connect. `failed`: an attempt has failed.
@@ -93,12 +107,14 @@ enum State<S> {
         failed: bool,
     },
     Connected {
-        inner: Box<dyn DiskChannel<UringContext>>,
+        inner: Box<dyn SessionChannel>,
         connection: ConnectionHandle,
+        /// A request was completed. Else it does not count: the next attempt waits, and requests have waited since the one before.
+        counts: bool,
     },
     /// The connection is lost; the inner channel has requests outstanding.
     Ending {
-        inner: Box<dyn DiskChannel<UringContext>>,
+        inner: Box<dyn SessionChannel>,
     },
     Closed,
 }
@@ -113,6 +129,12 @@ pub struct ConnectingChannel<C: Connector> {
     state: State<C::Session>,
     /// While the connection is lost.
     lost: Option<LostConnection>,
+    /// Since when there is no connection that counts.
+    disconnected: Option<Instant>,
+    /// Pause before the next attempt.
+    pause: Duration,
+    /// Requests that wait here for a connection.
+    waiting: Vec<Request<Buffer>>,
 }
 
 impl<C: Connector> ConnectingChannel<C> {
@@ -127,13 +149,23 @@ impl<C: Connector> ConnectingChannel<C> {
         context: &mut UringContext,
     ) -> Result<ConnectingChannel<C>, DiskError> {
         let client = context.add_client();
-        let started = Attempts::start(&connector, options, context.remote_waker(client, 0));
+        let started = Attempts::start(&connector, options, Duration::ZERO, context.remote_waker(client, 0));
         let attempts = started.map_err(|source| {
             context.remove_client(client);
             DiskError::Os { what: "thread that connects".to_owned(), source }
         })?;
         let state = State::Connecting { attempts, failed: false };
-        Ok(ConnectingChannel { connector, options, observers, client, state, lost: None })
+        Ok(ConnectingChannel {
+            connector,
+            options,
+            observers,
+            client,
+            state,
+            lost: None,
+            disconnected: Some(Instant::now()),
+            pause: Duration::ZERO,
+            waiting: Vec::with_capacity(MAX_WAITING),
+        })
     }
 
     /// Looks what has become of the connection. Called after everything that can change it.
@@ -147,9 +179,15 @@ impl<C: Connector> ConnectingChannel<C> {
                 }
                 AttemptResult::Connected(session) => self.open(context, session),
             },
-            State::Connected { connection, .. } => {
+            State::Connected { connection, counts, .. } => {
                 if let Some(why) = connection.lost_because() {
                     self.lost.get_or_insert_with(|| self.observers.connection_lost(&why));
+                    if *counts {
+                        (self.disconnected, self.pause) = (None, Duration::ZERO);
+                    } else {
+                        self.pause = (self.pause * 2).clamp(self.options.first_pause, self.options.longest_pause);
+                    }
+                    self.disconnected.get_or_insert_with(Instant::now);
                     if let State::Connected { inner, .. } = std::mem::replace(&mut self.state, State::Closed) {
                         self.state = State::Ending { inner };
                     }
@@ -163,33 +201,76 @@ impl<C: Connector> ConnectingChannel<C> {
 
     fn open(&mut self, context: &mut UringContext, session: C::Session) {
         let connection = ConnectionHandle::new(context.remote_waker(self.client, 0));
-        match self.connector.open(session, connection.clone(), context) {
+        match Arc::clone(&self.connector).open(session, connection.clone(), context) {
             Ok(inner) => {
-                self.state = State::Connected { inner, connection };
+                self.state = State::Connected { inner, connection, counts: false };
                 self.lost = None;
                 self.observers.connection_made();
             }
             Err(error) => {
                 self.lost.get_or_insert_with(|| self.observers.connection_lost(&error.to_string()));
+                self.pause = (self.pause * 2).clamp(self.options.first_pause, self.options.longest_pause);
                 self.reconnect(context, true);
             }
         }
     }
 
-    /// Closes the inner channel of a lost connection as soon as it has ended its requests, and connects again.
+    /// Closes the inner channel of a lost connection as soon as it has given back its requests, and connects again.
     fn end(&mut self, context: &mut UringContext) {
-        if let State::Ending { inner } = &mut self.state
-            && inner.outstanding() == 0
-        {
-            inner.close(context);
-            self.reconnect(context, false);
+        if let State::Ending { inner } = &mut self.state {
+            inner.take_unfinished(&mut self.waiting);
+            if inner.outstanding() == 0 {
+                inner.close(context);
+                self.reconnect(context, false);
+            }
         }
+    }
+
+    /// Submits what waits here, if there is a connection.
+    fn submit_waiting(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) {
+        if let State::Connected { inner, .. } = &mut self.state
+            && !self.waiting.is_empty()
+        {
+            inner.submit(context, &mut self.waiting, completions);
+        }
+    }
+
+    /// Takes requests of a batch to wait here, if somebody has to see when their time is over. Returns how many.
+    fn keep(&mut self, batch: &mut Vec<Request<Buffer>>) -> usize {
+        let keeps = matches!(self.options.while_disconnected, WhileDisconnected::FailAfter(_));
+        let room = if keeps { MAX_WAITING.saturating_sub(self.waiting.len()) } else { 0 };
+        let taken = batch.len().min(room);
+        self.waiting.extend(batch.drain(..taken));
+        taken
+    }
+
+    /// Returns when requests that wait for a connection fail; `None`: never.
+    fn fails_at(&self) -> Option<Instant> {
+        let since = self.disconnected.filter(|_| !matches!(self.state, State::Connected { .. }))?;
+        match self.options.while_disconnected {
+            WhileDisconnected::Wait => None,
+            WhileDisconnected::Fail => {
+                matches!(self.state, State::Connecting { failed: true, .. } | State::Closed).then_some(since)
+            }
+            WhileDisconnected::FailAfter(time) => since.checked_add(time),
+        }
+    }
+
+    /// Fails requests of a batch, and those that wait here, if their time is over. Returns how many of the batch.
+    fn fail_late(&mut self, batch: &mut Vec<Request<Buffer>>, completions: &mut Vec<Completion<Buffer>>) -> usize {
+        if self.fails_at().is_none_or(|at| Instant::now() < at) {
+            return 0;
+        }
+        let taken = batch.len();
+        let failed =
+            |request: Request<Buffer>| Completion { outcome: NOT_CONNECTED, tag: request.tag, buffer: request.buffer };
+        completions.extend(self.waiting.drain(..).chain(batch.drain(..)).map(failed));
+        taken
     }
 
     fn reconnect(&mut self, context: &mut UringContext, failed: bool) {
         let waker = context.remote_waker(self.client, 0);
-        let options = self.options;
-        self.state = match Attempts::start(&self.connector, options, waker) {
+        self.state = match Attempts::start(&self.connector, self.options, self.pause, waker) {
             Ok(attempts) => State::Connecting { attempts, failed },
             Err(error) => {
                 tracing::error!("no thread to connect with: the disk stays disconnected: {error}");
@@ -198,14 +279,14 @@ impl<C: Connector> ConnectingChannel<C> {
         };
     }
 
-    fn inner(&self) -> Option<&dyn DiskChannel<UringContext>> {
+    fn inner(&self) -> Option<&dyn SessionChannel> {
         match &self.state {
             State::Connected { inner, .. } | State::Ending { inner } => Some(inner.as_ref()),
             State::Connecting { .. } | State::Closed => None,
         }
     }
 
-    fn inner_mut(&mut self) -> Option<&mut Box<dyn DiskChannel<UringContext>>> {
+    fn inner_mut(&mut self) -> Option<&mut Box<dyn SessionChannel>> {
         match &mut self.state {
             State::Connected { inner, .. } | State::Ending { inner } => Some(inner),
             State::Connecting { .. } | State::Closed => None,
@@ -220,20 +301,18 @@ impl<C: Connector> DiskChannel<UringContext> for ConnectingChannel<C> {
         batch: &mut Vec<Request<Buffer>>,
         completions: &mut Vec<Completion<Buffer>>,
     ) -> usize {
-        let fails = self.options.while_disconnected == WhileDisconnected::Fail;
+        self.submit_waiting(context, completions);
         let taken = match &mut self.state {
-            State::Connected { inner, .. } => inner.submit(context, batch, completions),
-            State::Connecting { failed: true, .. } | State::Closed if fails => {
-                let taken = batch.len();
-                let failed = |request: Request<Buffer>| Completion {
-                    outcome: NOT_CONNECTED,
-                    tag: request.tag,
-                    buffer: request.buffer,
-                };
-                completions.extend(batch.drain(..).map(failed));
+            State::Connected { inner, counts, .. } if self.waiting.is_empty() => {
+                let before = completions.len();
+                let taken = inner.submit(context, batch, completions);
+                *counts |= completions.len() > before;
                 taken
             }
-            State::Connecting { .. } | State::Ending { .. } | State::Closed => 0,
+            _ => match self.fail_late(batch, completions) {
+                0 => self.keep(batch),
+                failed => failed,
+            },
         };
         self.advance(context);
         taken
@@ -242,24 +321,37 @@ impl<C: Connector> DiskChannel<UringContext> for ConnectingChannel<C> {
     fn reap(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
         // What woke the worker does not matter: everything is checked.
         while context.next(self.client).is_some() {}
+        let before = completions.len();
         let reaped = self.inner_mut().map_or(0, |inner| inner.reap(context, completions));
+        if let State::Connected { counts, .. } = &mut self.state {
+            *counts |= reaped > 0;
+        }
         self.advance(context);
-        reaped
+        self.submit_waiting(context, completions);
+        self.fail_late(&mut Vec::new(), completions);
+        completions.len() - before
     }
 
     fn cancel(&mut self, context: &mut UringContext, tags: &[Tag], completions: &mut Vec<Completion<Buffer>>) {
         if let Some(inner) = self.inner_mut() {
             inner.cancel(context, tags, completions);
         }
+        let cancelled = self.waiting.extract_if(.., |request| tags.binary_search(&request.tag).is_ok());
+        completions.extend(cancelled.map(|Request { tag, buffer, .. }| Completion {
+            outcome: Outcome::Aborted,
+            tag,
+            buffer,
+        }));
         self.advance(context);
     }
 
     fn outstanding(&self) -> u32 {
-        self.inner().map_or(0, DiskChannel::outstanding)
+        self.inner().map_or(0, |inner| inner.outstanding()) + self.waiting.len() as u32
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.inner().and_then(DiskChannel::deadline)
+        let fails = self.fails_at().filter(|_| !self.waiting.is_empty());
+        self.inner().and_then(|inner| inner.deadline()).into_iter().chain(fails).min()
     }
 
     fn close(&mut self, context: &mut UringContext) {

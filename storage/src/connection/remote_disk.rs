@@ -19,7 +19,7 @@ use mqblk_core::{
 use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{ClientId, IoCompletion, Message, RefusedMessage, RingFile, UringContext};
 
-use super::{ConnectingChannel, ConnectionHandle, ConnectionOptions, Connector};
+use super::{ConnectingChannel, ConnectionHandle, ConnectionOptions, Connector, SessionChannel};
 use crate::admission::{self, DiskSize};
 use crate::observers::Observers;
 
@@ -111,11 +111,11 @@ impl Connector for RemoteServer {
     }
 
     fn open(
-        &self,
+        self: Arc<Self>,
         session: UnixStream,
         connection: ConnectionHandle,
         context: &mut UringContext,
-    ) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+    ) -> Result<Box<dyn SessionChannel>, DiskError> {
         let os = |source| DiskError::Os { what: "memory for headers".to_owned(), source };
         // One header is sent and one received at a time.
         let mut headers = BouncePool::new(&mut context.buffers, 2, ByteLen(REQUEST as u64)).map_err(os)?;
@@ -313,6 +313,9 @@ impl RemoteChannel {
         }
     }
 }
+
+/// A server may have executed what it has not answered: requests end with an error.
+impl SessionChannel for RemoteChannel {}
 
 impl DiskChannel<UringContext> for RemoteChannel {
     fn submit(

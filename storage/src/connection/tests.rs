@@ -26,6 +26,8 @@ struct Server {
     /// Sessions that were not used.
     dropped: AtomicU32,
     refuses_channels: AtomicBool,
+    /// Requests of a lost connection are given back, else ended.
+    gives_back: AtomicBool,
 }
 
 struct Session(Arc<Server>, bool);
@@ -52,11 +54,11 @@ impl Connector for TestConnector {
     }
 
     fn open(
-        &self,
+        self: Arc<Self>,
         mut session: Session,
         connection: ConnectionHandle,
         _: &mut UringContext,
-    ) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+    ) -> Result<Box<dyn SessionChannel>, DiskError> {
         if self.server.refuses_channels.load(Ordering::SeqCst) {
             return Err(DiskError::Os { what: "channel".to_owned(), source: io::ErrorKind::OutOfMemory.into() });
         }
@@ -70,6 +72,14 @@ impl Connector for TestConnector {
 struct InnerChannel {
     server: Arc<Server>,
     outstanding: VecDeque<Request<Buffer>>,
+}
+
+impl SessionChannel for InnerChannel {
+    fn take_unfinished(&mut self, requests: &mut Vec<Request<Buffer>>) {
+        if self.server.gives_back.load(Ordering::SeqCst) {
+            requests.extend(self.outstanding.drain(..));
+        }
+    }
 }
 
 impl DiskChannel<UringContext> for InnerChannel {
@@ -235,6 +245,59 @@ fn a_lost_connection_is_replaced_when_its_requests_have_ended() {
     f.channel.reap(&mut f.context, &mut f.completions);
     f.lose();
     f.run_until(|f| f.server.open.load(Ordering::SeqCst) == 0);
+    f.close();
+}
+
+#[test]
+fn unfinished_requests_are_the_first_of_the_next_connection() {
+    let mut f = fixture(WhileDisconnected::Wait);
+    f.server.gives_back.store(true, Ordering::SeqCst);
+    f.attempts.send(Ok(())).unwrap();
+    f.run_until(|f| f.submit(0) == 0 && f.server.open.load(Ordering::SeqCst) == 1);
+    assert_eq!(f.submit(3), 3);
+    f.lose();
+    f.run_until(|f| f.server.open.load(Ordering::SeqCst) == 0);
+    assert_eq!((f.submit(1), f.channel.outstanding()), (0, 3));
+    let mut cancelled = vec![];
+    f.channel.cancel(&mut f.context, &[Tag::new(0, 1), Tag::new(0, 7)], &mut cancelled);
+    assert_eq!(
+        cancelled.iter().map(|one| (one.tag, one.outcome)).collect::<Vec<_>>(),
+        [(Tag::new(0, 1), Outcome::Aborted)]
+    );
+    f.attempts.send(Ok(())).unwrap();
+    f.run_until(|f| f.submit(0) == 1);
+    assert_eq!(f.channel.outstanding(), 3);
+    f.server.answers.store(true, Ordering::SeqCst);
+    f.channel.reap(&mut f.context, &mut f.completions);
+    let tags: Vec<Tag> = f.completions.iter().map(|completion| completion.tag).collect();
+    assert_eq!(tags, [Tag::new(0, 0), Tag::new(0, 2), Tag::new(0, 0)], "the last was submitted last");
+    f.close();
+}
+
+#[test]
+fn requests_fail_after_their_time_and_until_there_is_a_connection() {
+    let mut f = fixture(WhileDisconnected::FailAfter(Duration::from_millis(20)));
+    f.server.gives_back.store(true, Ordering::SeqCst);
+    f.attempts.send(Ok(())).unwrap();
+    f.run_until(|f| f.server.open.load(Ordering::SeqCst) == 1);
+    assert_eq!(f.submit(2), 2);
+    f.lose();
+    // A worker sleeps until the deadline at most.
+    let end = Instant::now() + LONG;
+    while f.completions.len() < 2 {
+        assert!(Instant::now() < end, "they do not fail");
+        let deadline = f.channel.deadline().map_or(LONG, |at| at.saturating_duration_since(Instant::now()));
+        f.context.turn(Wait::AtMost(deadline));
+        f.channel.reap(&mut f.context, &mut f.completions);
+    }
+    assert_eq!((f.outcomes(), f.channel.outstanding()), (vec![NOT_CONNECTED; 2], 0));
+    assert_eq!((f.submit(1), f.outcomes()), (1, vec![NOT_CONNECTED]), "there is none yet");
+    f.attempts.send(Ok(())).unwrap();
+    f.run_until(|f| f.server.open.load(Ordering::SeqCst) == 1);
+    assert_eq!((f.submit(1), f.channel.outstanding()), (1, 1));
+    f.server.answers.store(true, Ordering::SeqCst);
+    f.channel.reap(&mut f.context, &mut f.completions);
+    assert_eq!(f.outcomes(), [DONE]);
     f.close();
 }
 

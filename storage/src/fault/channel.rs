@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::plan::{FaultPlan, FaultRule};
-use crate::connection::ConnectionHandle;
+use crate::connection::{ConnectionHandle, SessionChannel};
 
 const TORN_SLOTS: u32 = 64;
 const TORN_LEN: ByteLen = ByteLen(256 << 10);
@@ -210,6 +210,9 @@ impl FaultChannel {
         }
     }
 }
+
+/// Requests of a lost connection end as the inner disk says.
+impl SessionChannel for FaultChannel {}
 
 impl DiskChannel<UringContext> for FaultChannel {
     fn submit(

@@ -32,7 +32,9 @@ use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits};
 use mqblk_uring::UringContext;
 
-use crate::connection::{ConnectingChannel, ConnectionHandle, ConnectionOptions, Connector, WhileDisconnected};
+use crate::connection::{
+    ConnectingChannel, ConnectionHandle, ConnectionOptions, Connector, SessionChannel, WhileDisconnected,
+};
 use crate::observers::Observers;
 use channel::FaultChannel;
 use plan::FaultPlan;
@@ -77,14 +79,12 @@ impl SharedFaults {
         &self,
         connection: Option<ConnectionHandle>,
         context: &mut UringContext,
-    ) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+    ) -> Result<FaultChannel, DiskError> {
         let stream = self.channels.fetch_add(1, Ordering::Relaxed);
         let inner = self.inner.open_channel(context)?;
         let block = self.inner.geometry().logical_block;
-        match FaultChannel::new(Arc::clone(&self.plan), inner, block, stream, connection, context) {
-            Ok(channel) => Ok(Box::new(channel)),
-            Err(source) => Err(DiskError::Os { what: "memory for torn transfers".to_owned(), source }),
-        }
+        FaultChannel::new(Arc::clone(&self.plan), inner, block, stream, connection, context)
+            .map_err(|source| DiskError::Os { what: "memory for torn transfers".to_owned(), source })
     }
 }
 
@@ -104,12 +104,12 @@ impl Connector for SharedFaults {
     }
 
     fn open(
-        &self,
+        self: Arc<Self>,
         (): (),
         connection: ConnectionHandle,
         context: &mut UringContext,
-    ) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
-        self.open_channel(Some(connection), context)
+    ) -> Result<Box<dyn SessionChannel>, DiskError> {
+        Ok(Box::new(self.open_channel(Some(connection), context)?))
     }
 }
 
@@ -157,7 +157,7 @@ impl Disk<UringContext> for FaultDisk {
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
         let plan = &self.shared.plan;
         if !plan.connects() {
-            return self.shared.open_channel(None, context);
+            return Ok(Box::new(self.shared.open_channel(None, context)?));
         }
         let while_disconnected =
             if plan.fails_disconnected { WhileDisconnected::Fail } else { WhileDisconnected::Wait };

@@ -1,3 +1,4 @@
+use mqblk_core::ByteLen;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;

@@ -63,6 +63,10 @@ impl Endpoint for BlkEndpoint {
         self.0.assign_queues(settings, placement)
     }
 
+    fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
+        self.0.keep_on_one_worker(settings)
+    }
+
     fn queue_map(&self) -> &[u16] {
         self.0.queue_map.workers()
     }

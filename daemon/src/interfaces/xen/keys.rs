@@ -52,6 +52,10 @@ impl Endpoint for XenEndpoint {
         self.queue_map.assign(settings, self.queues, placement)
     }
 
+    fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
+        self.queue_map.keep_on_one_worker(settings)
+    }
+
     fn queue_map(&self) -> &[u16] {
         self.queue_map.workers()
     }

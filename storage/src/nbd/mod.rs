@@ -1,0 +1,364 @@
+//! Network block device: an export of an NBD server.
+//!
+//! | file | |
+//! |---|---|
+//! | `address` | URIs and keys |
+//! | `connect`, `tls` | connections, made by threads that may block |
+//! | `negotiate`, `protocol` | the protocol until the export is known, and its numbers |
+//! | `channel`, `send`, `receive` | requests on the worker's ring |
+
+mod address;
+mod channel;
+mod connect;
+mod negotiate;
+mod protocol;
+mod receive;
+mod send;
+mod tls;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{
+    BlockSize, ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener,
+    Limits, Op,
+};
+use mqblk_uring::UringContext;
+
+use crate::admission::{self, DiskSize};
+use crate::connection::{
+    ConnectingChannel, ConnectionHandle, ConnectionOptions, Connector, SessionChannel, WhileDisconnected,
+};
+use crate::observers::Observers;
+use address::ExportAddress;
+use channel::NbdChannel;
+use connect::{Dialer, Session};
+use negotiate::{ExportInfo, Purpose};
+use protocol::export_flag;
+use tls::TlsClient;
+
+/// How often an error of the server is logged.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Bounds of `reconnect`, in seconds.
+const MAX_RECONNECT: u64 = 24 * 60 * 60;
+const FOREVER: &str = "forever";
+/// Words of `write-zeroes`.
+static WRITE_ZEROES: [&str; 2] = ["any", "fast"];
+
+/// Opens an export: `path` (a URI), or `host`, `port`, `socket-path` and `export`; `readonly`, `reconnect`, `write-zeroes`, `tls`,
+/// `tls-creds`, `tls-hostname`.
+///
+/// # Errors
+/// When a setting is wrong, or the server cannot be reached or refuses.
+pub fn open(settings: &mut Settings, _: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+    let address = ExportAddress::take(settings)?;
+    let keys = Keys::take(settings, &address)?;
+    let tls = if keys.tls { Some(TlsClient::take(settings, &address.server)?) } else { None };
+    let dialer = Dialer::new(address, tls);
+    let session = dialer
+        .dial(Purpose::Transmission)
+        .map_err(|error| settings.error("path", error.to_string(), "an NBD server that serves the export"))?;
+    let export = session.export;
+    let geometry = geometry(settings, &export, keys.read_only)?;
+    tracing::info!(
+        "{}: {}: {} replies, {}, requests up to {} bytes",
+        settings.subject(),
+        dialer.address,
+        export.headers.word(),
+        if export.has(export_flag::CAN_MULTI_CONN) { "a connection for each worker" } else { "one connection" },
+        export.max_payload
+    );
+    let server = NbdServer {
+        dialer,
+        export,
+        geometry,
+        size: Arc::new(DiskSize::new(geometry.size)),
+        found: DiskSize::new(geometry.size),
+        fast_zeroes: keys.fast_zeroes,
+        first: Mutex::new(Some(session)),
+        connected: AtomicBool::new(false),
+        observers: Arc::default(),
+        errors: Mutex::default(),
+    };
+    Ok(Arc::new(NbdDisk { server: Arc::new(server), reconnect: keys.reconnect }))
+}
+
+/// The keys besides the address.
+struct Keys {
+    read_only: bool,
+    /// For how long requests wait for a connection; `None`: for ever.
+    reconnect: Option<Duration>,
+    /// Writes of zeroes fail that would not be faster than writes.
+    fast_zeroes: bool,
+    tls: bool,
+}
+
+impl Keys {
+    fn take(settings: &mut Settings, address: &ExportAddress) -> Result<Keys, SettingError> {
+        let reconnect = match settings.peek("reconnect") {
+            Some(FOREVER) => {
+                settings.text("reconnect");
+                None
+            }
+            _ => settings.number("reconnect", 0..=MAX_RECONNECT)?.map(Duration::from_secs),
+        };
+        let tls = settings.switch("tls")?;
+        if address.tls && tls == Some(false) {
+            return Err(settings.error("tls", "off, and a URI with TLS", "one of the two"));
+        }
+        Ok(Keys {
+            read_only: settings.switch("readonly")?.unwrap_or(false),
+            reconnect,
+            fast_zeroes: settings.choice("write-zeroes", &WRITE_ZEROES)? == Some(WRITE_ZEROES[1]),
+            tls: address.tls || tls == Some(true),
+        })
+    }
+}
+
+/// Checks that the export can be a disk.
+fn geometry(settings: &Settings, export: &ExportInfo, read_only: bool) -> Result<Geometry, SettingError> {
+    if export.has(export_flag::READ_ONLY) && !read_only {
+        return Err(settings.error("readonly", "off, of an export that is read-only", "readonly=on"));
+    }
+    let block = BlockSize::new(export.block.max(BlockSize::B512.bytes()));
+    let size = ByteLen(export.size);
+    match block {
+        Some(block) if size != ByteLen::ZERO && size.is_aligned(block) => {
+            Ok(admission::plain_geometry(size, block, read_only))
+        }
+        _ => {
+            let found = format!("an export of {} bytes", export.size);
+            let block = block.map_or(0, BlockSize::bytes);
+            Err(settings.error("path", found, format!("a multiple of its block size {block} above 0")))
+        }
+    }
+}
+
+/// An export, and how to connect to it.
+#[derive(Debug)]
+struct NbdServer {
+    dialer: Dialer,
+    /// As of the first connection. Later ones must not offer less.
+    export: ExportInfo,
+    geometry: Geometry,
+    size: Arc<DiskSize>,
+    /// The size that the server said last.
+    found: DiskSize,
+    fast_zeroes: bool,
+    /// The connection that the disk was opened with, for the first channel.
+    first: Mutex<Option<Session>>,
+    /// A channel has the connection of a server that wants one only.
+    connected: AtomicBool,
+    observers: Arc<Observers>,
+    /// Errors of the server that were not logged since the last that was.
+    errors: Mutex<SaidErrors>,
+}
+
+/// The errors that a server has replied with.
+#[derive(Debug, Default)]
+struct SaidErrors {
+    logged_at: Option<Instant>,
+    left_out: u64,
+}
+
+impl NbdServer {
+    fn has(&self, flag: u16) -> bool {
+        self.export.has(flag)
+    }
+
+    /// Logs an error of the server in its own words, at most once in [`LOG_INTERVAL`].
+    fn said(&self, op: Op, start: ByteOffset, error: u32, text: &str) {
+        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if errors.logged_at.is_some_and(|at| now < at + LOG_INTERVAL) {
+            errors.left_out += 1;
+            return;
+        }
+        let left_out = std::mem::take(&mut errors.left_out);
+        errors.logged_at = Some(now);
+        drop(errors);
+        let text: String = text.chars().filter(|one| !one.is_control()).take(200).collect();
+        let cause = io::Error::from_raw_os_error(error as i32);
+        tracing::warn!(
+            "{}: {op:?} at {}: the server replies {cause} {text:?} ({left_out} others since the last of these lines)",
+            self.dialer.address,
+            start.0
+        );
+    }
+
+    /// Checks that a new connection has what queues rely on, and takes over the export's size.
+    fn compare(&self, export: &ExportInfo) -> io::Result<()> {
+        let lost = self.export.flags & !export.flags & NEEDED_FLAGS;
+        let became_read_only = export.has(export_flag::READ_ONLY) && !self.geometry.read_only;
+        let refused = |what: String| io::Error::other(format!("{}: {what}", self.dialer.address));
+        if lost != 0 || became_read_only {
+            return Err(refused(format!(
+                "transmission flags: found {:#06x}, expected those of the first connection, {:#06x}",
+                export.flags, self.export.flags
+            )));
+        }
+        if export.block > self.geometry.logical_block.bytes() || export.max_payload < self.export.max_payload {
+            return Err(refused(format!(
+                "block sizes: found {} to {}, expected those of the first connection, {} to {}",
+                export.block, export.max_payload, self.export.block, self.export.max_payload
+            )));
+        }
+        let size = ByteLen(export.size);
+        if self.found.get() != size {
+            self.found.set(size);
+            self.observers.size_changed();
+        }
+        Ok(())
+    }
+}
+
+/// The connection of a server that wants one only, until it is dropped.
+#[derive(Debug)]
+struct OnlyConnection(Arc<NbdServer>);
+
+impl OnlyConnection {
+    fn take(server: &Arc<NbdServer>) -> Result<OnlyConnection, DiskError> {
+        if server.connected.swap(true, Ordering::AcqRel) {
+            let source = io::Error::other("the server takes one connection, and another worker has it (queue-map)");
+            return Err(DiskError::Os { what: server.dialer.address.to_string(), source });
+        }
+        Ok(OnlyConnection(Arc::clone(server)))
+    }
+}
+
+impl Drop for OnlyConnection {
+    fn drop(&mut self) {
+        self.0.connected.store(false, Ordering::Release);
+    }
+}
+
+/// Transmission flags that the disk's limits come from.
+const NEEDED_FLAGS: u16 = export_flag::SEND_FLUSH
+    | export_flag::SEND_FUA
+    | export_flag::SEND_TRIM
+    | export_flag::SEND_WRITE_ZEROES
+    | export_flag::CAN_MULTI_CONN
+    | export_flag::SEND_FAST_ZERO;
+
+impl Connector for NbdServer {
+    type Session = Session;
+
+    fn connect(&self) -> io::Result<Session> {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(session) = first {
+            return Ok(session);
+        }
+        let session = self.dialer.dial(Purpose::Transmission)?;
+        self.compare(&session.export)?;
+        Ok(session)
+    }
+
+    fn open(
+        self: Arc<Self>,
+        session: Session,
+        connection: ConnectionHandle,
+        context: &mut UringContext,
+    ) -> Result<Box<dyn SessionChannel>, DiskError> {
+        let only = if self.has(export_flag::CAN_MULTI_CONN) { None } else { Some(OnlyConnection::take(&self)?) };
+        Ok(Box::new(NbdChannel::new(self, session, only, connection, context)?))
+    }
+}
+
+struct NbdDisk {
+    server: Arc<NbdServer>,
+    reconnect: Option<Duration>,
+}
+
+impl Disk<UringContext> for NbdDisk {
+    fn geometry(&self) -> Geometry {
+        Geometry { size: self.server.size.get(), ..self.server.geometry }
+    }
+
+    fn limits(&self) -> Limits {
+        let server = &self.server;
+        let geometry = server.geometry;
+        let able = |flag| !geometry.read_only && server.has(flag);
+        Limits {
+            max_transfer: ByteLen(u64::from(server.export.max_payload)).min(admission::MAX_TRANSFER),
+            max_segments: u32::from(u16::MAX),
+            discard: able(export_flag::SEND_TRIM).then_some(DiscardLimits {
+                granularity: ByteLen(geometry.logical_block.bytes().into()),
+                max_len: self.geometry().size,
+            }),
+            write_zeroes: able(export_flag::SEND_WRITE_ZEROES).then_some(self.geometry().size),
+            volatile_cache: server.has(export_flag::SEND_FLUSH),
+            cost_per_request: true,
+            pins_memory: false,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        let NbdServer { dialer, geometry, fast_zeroes, .. } = self.server.as_ref();
+        let mut settings = dialer.address.resolved();
+        settings.push(("readonly", admission::on_off(geometry.read_only)));
+        settings.push((
+            "reconnect",
+            match self.reconnect {
+                None => FOREVER.to_owned(),
+                Some(time) => time.as_secs().to_string(),
+            },
+        ));
+        settings.push(("write-zeroes", WRITE_ZEROES[usize::from(*fast_zeroes)].to_owned()));
+        settings.push(("tls", admission::on_off(dialer.tls.is_some())));
+        settings.extend(dialer.tls.iter().flat_map(TlsClient::resolved));
+        settings
+    }
+
+    fn found_size(&self) -> Result<ByteLen, DiskError> {
+        let asked = self.server.dialer.dial(Purpose::Information).map(|session| ByteLen(session.export.size));
+        // A server that serves one client at a time does not answer: the last connection's size is the newest known.
+        let size = asked.unwrap_or_else(|_| self.server.found.get());
+        self.server.found.set(size);
+        Ok(size)
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        if let Some(size) = size {
+            admission::check_resize(&self.server.geometry, size)?;
+        }
+        let found = self.found_size()?;
+        if let Some(size) = size.filter(|size| *size != found) {
+            let expected = format!("{found}, the export's size; NBD cannot resize it: do that at the server");
+            return Err(DiskError::Size { found: size.to_string(), expected });
+        }
+        if found == self.server.size.get() {
+            return Ok(found);
+        }
+        admission::check_resize(&Geometry { read_only: false, ..self.server.geometry }, found)?;
+        self.server.size.set(found);
+        Ok(found)
+    }
+
+    fn max_channels(&self) -> Option<u16> {
+        (!self.server.has(export_flag::CAN_MULTI_CONN)).then_some(1)
+    }
+
+    fn observe(&self, observer: Arc<dyn DiskObserver>) {
+        self.server.observers.set(observer);
+    }
+
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+        let options = ConnectionOptions {
+            while_disconnected: match self.reconnect {
+                None => WhileDisconnected::Wait,
+                Some(time) => WhileDisconnected::FailAfter(time),
+            },
+            ..ConnectionOptions::default()
+        };
+        let observers = Arc::clone(&self.server.observers);
+        Ok(Box::new(ConnectingChannel::new(Arc::clone(&self.server), options, observers, context)?))
+    }
+}
+
+#[cfg(test)]
+mod test_server;
+#[cfg(test)]
+mod tests;

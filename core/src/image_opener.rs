@@ -1,5 +1,5 @@
 //! How storage backends open images: by an opener that the program passes to them, because the process that serves guests may not have the
-//! right to open files itself.
+//! right to open files itself. It also knows which connections the process may make.
 
 use std::fmt;
 use std::fs::File;
@@ -48,6 +48,14 @@ pub trait ImageOpener: fmt::Debug + Send + Sync {
     /// # Errors
     /// If it is neither, the opener's rules do not allow it, or the host refuses.
     fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError>;
+
+    /// Asks to connect to TCP ports of other hosts while the disk is served, not only now.
+    ///
+    /// # Errors
+    /// If the opener's rules do not allow this port.
+    fn use_tcp(&self, _port: u16) -> Result<(), ImageOpenError> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

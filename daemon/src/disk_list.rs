@@ -43,8 +43,15 @@ pub trait Endpoint: Send + Sync + Sized + 'static {
     /// Assigns all queues to one worker: the disk's storage has one channel.
     ///
     /// # Errors
-    /// If the queue map says otherwise.
-    fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError>;
+    /// If the queue map says otherwise, or the interface cannot.
+    fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
+        let map = self.queue_map();
+        if map.windows(2).all(|pair| pair[0] == pair[1]) {
+            return Ok(());
+        }
+        let found = format!("{} of an interface that has no queue-map", self.queues());
+        Err(settings.error("queues", found, "1: this storage serves one connection at a time"))
+    }
 
     /// Returns the worker of each queue.
     fn queue_map(&self) -> &[u16];

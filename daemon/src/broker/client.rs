@@ -52,6 +52,7 @@ pub enum BrokerStartError {
 pub struct Broker {
     connection: Mutex<Connection>,
     process: Arc<BrokerProcess>,
+    tcp: Mutex<TcpPorts>,
 }
 
 #[derive(Debug)]
@@ -89,7 +90,15 @@ impl Broker {
     /// Creates the daemon's end of a broker at the other end of `socket`.
     pub(super) fn over(socket: OwnedFd, child: Option<Child>) -> Broker {
         let process = BrokerProcess { socket, child: Mutex::new(child), stopping: AtomicBool::new(false) };
-        Broker { connection: Mutex::new(Connection { number: 0, timeout: None }), process: Arc::new(process) }
+        let connection = Mutex::new(Connection { number: 0, timeout: None });
+        Broker { connection, process: Arc::new(process), tcp: Mutex::default() }
+    }
+
+    /// Returns the TCP ports that storage connects to. No more are allowed from now on.
+    pub fn seal_tcp(&self) -> Vec<u16> {
+        let mut tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        tcp.sealed = true;
+        tcp.ports.clone()
     }
 
     /// Allows a file, or images beneath a folder, until the [seal](Self::seal). `key` has named it.
@@ -157,12 +166,30 @@ fn hangs() -> ImageOpenError {
     ))
 }
 
+/// The TCP ports that the sandbox lets storage connect to.
+#[derive(Debug, Default)]
+struct TcpPorts {
+    ports: Vec<u16>,
+    /// No more are allowed.
+    sealed: bool,
+}
+
 impl ImageOpener for Broker {
     fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
         let path = std::path::absolute(path)?;
         let (file, _) = self.request(&Request::Open(path, access))?;
         let none = || io::Error::new(io::ErrorKind::InvalidData, "the broker has sent no descriptor");
         Ok(file.ok_or_else(none)?.into())
+    }
+
+    fn use_tcp(&self, port: u16) -> Result<(), ImageOpenError> {
+        let mut tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        if tcp.sealed && !tcp.ports.contains(&port) {
+            let why = format!("the sandbox connects to the TCP ports of the configuration's disks only, not to {port}");
+            return Err(ImageOpenError::Refused(why));
+        }
+        tcp.ports.push(port);
+        Ok(())
     }
 }
 

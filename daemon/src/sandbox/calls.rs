@@ -164,6 +164,8 @@ const THREAD_FLAGS: u64 =
 /// Kinds of ioctls that are used, the second byte of their number: block devices (`linux/fs.h`), event channels, grants and xenbus
 /// (`xen/evtchn.h`, `xen/gntdev.h`, `xen/xenbus_dev.h`).
 const IOCTL_KINDS: [u8; 4] = [0x12, b'E', b'G', b'B'];
+/// The bits of a socket's type without its flags (`linux/net.h`).
+const SOCKET_TYPE: u64 = 0xf;
 /// Ioctls by number: is it a terminal (for colours of the log), do not block.
 const IOCTLS: [u64; 2] = [libc::TCGETS, libc::FIONBIO];
 
@@ -175,6 +177,8 @@ pub(super) struct CallFilters {
     /// Refuses clone3(2) as unknown: its flags are in memory, where a filter cannot look. C libraries use clone(2) then.
     no_clone3: BpfProgram,
     process: BpfProgram,
+    /// The process' with sockets of TCP, for disks behind a network.
+    tcp_process: BpfProgram,
     servers: BpfProgram,
 }
 
@@ -188,23 +192,24 @@ impl CallFilters {
         let clone3 = CallRules::from([(libc::SYS_clone3, Vec::new())]);
         Ok(CallFilters {
             no_clone3: compile(clone3, SeccompAction::Allow, unknown)?,
-            process: compile(process_rules()?, refused.clone(), SeccompAction::Allow)?,
+            process: compile(process_rules(false)?, refused.clone(), SeccompAction::Allow)?,
+            tcp_process: compile(process_rules(true)?, refused.clone(), SeccompAction::Allow)?,
             servers: compile(server_rules()?, refused, SeccompAction::Allow)?,
         })
     }
 
     /// Restricts the calling thread to what the process needs, and the threads that it starts.
-    pub(super) fn apply_to_process(&self) -> Result<(), seccompiler::Error> {
-        apply_filter(&self.process)?;
+    pub(super) fn apply_to_process(&self, uses_tcp: bool) -> Result<(), seccompiler::Error> {
+        apply_filter(if uses_tcp { &self.tcp_process } else { &self.process })?;
         // The error of the newest filter is returned.
         apply_filter(&self.no_clone3)
     }
 
     /// Restricts the calling thread to its role.
-    pub(super) fn apply_to(&self, role: ThreadRole) -> Result<(), seccompiler::Error> {
+    pub(super) fn apply_to(&self, role: ThreadRole, uses_tcp: bool) -> Result<(), seccompiler::Error> {
         match role {
             ThreadRole::Worker | ThreadRole::Storage => apply_filter(&self.servers),
-            ThreadRole::Connector => self.apply_to_process(),
+            ThreadRole::Connector => self.apply_to_process(uses_tcp),
         }
     }
 }
@@ -226,11 +231,16 @@ fn server_rules() -> Result<CallRules, seccompiler::Error> {
     Ok(rules)
 }
 
-fn process_rules() -> Result<CallRules, seccompiler::Error> {
+fn process_rules(uses_tcp: bool) -> Result<CallRules, seccompiler::Error> {
     let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES, CONTROL, OLD_CONTROL]);
     add_argument_rules(&mut rules)?;
     let unix = libc::AF_UNIX as u64;
-    rules.insert(libc::SYS_socket, vec![rule(vec![equal(0, unix)?])?]);
+    let mut sockets = vec![rule(vec![equal(0, unix)?])?];
+    for family in [libc::AF_INET, libc::AF_INET6].into_iter().filter(|_| uses_tcp) {
+        let stream = SeccompCondition::new(1, Len::Dword, Cmp::MaskedEq(SOCKET_TYPE), libc::SOCK_STREAM as u64)?;
+        sockets.push(rule(vec![equal(0, family as u64)?, stream])?);
+    }
+    rules.insert(libc::SYS_socket, sockets);
     rules.insert(libc::SYS_socketpair, vec![rule(vec![equal(0, unix)?])?]);
     let thread = SeccompCondition::new(0, Len::Qword, Cmp::MaskedEq(THREAD_FLAGS), THREAD_FLAGS)?;
     rules.insert(libc::SYS_clone, vec![rule(vec![thread])?]);

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd, Ruleset,
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use rustix::fs::Access;
@@ -68,9 +68,14 @@ pub(super) fn inaccessible(uses: &[FileUse]) -> Option<&Path> {
     uses.iter().map(FileUse::needed_access).find(|(path, access)| !may_access(path, *access)).map(|(path, _)| path)
 }
 
-/// Restricts the calling thread and those that it starts to `uses`. Returns how far. Images are opened by the broker.
-pub(super) fn restrict(uses: &[FileUse]) -> Result<&'static str, SandboxError> {
+/// Restricts the calling thread and those that it starts to `uses`, and to connections to these TCP ports. Returns how far. Images are opened
+/// by the broker.
+pub(super) fn restrict(uses: &[FileUse], ports: &[u16]) -> Result<&'static str, SandboxError> {
     let mut rules = no_files()?;
+    for port in ports {
+        let rule = NetPort::new(*port, AccessNet::ConnectTcp).set_compatibility(CompatLevel::BestEffort);
+        rules = rules.add_rule(rule)?;
+    }
     for one in uses {
         rules = match one {
             FileUse::Socket(path) => add(rules, folder_of(path), sockets())?,

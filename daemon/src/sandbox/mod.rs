@@ -10,6 +10,7 @@ mod config;
 pub(crate) mod files;
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mqblk_core::thread_role;
 
@@ -23,6 +24,9 @@ pub(crate) use capabilities::{
 pub use config::{SandboxConfig, SandboxMode};
 pub use files::FileUse;
 pub(crate) use files::file_uses;
+
+/// Threads that connect may have sockets of TCP: a disk of the configuration is behind one. Set before the first of them is started.
+static USES_TCP: AtomicBool = AtomicBool::new(false);
 
 /// Why the sandbox cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +64,7 @@ pub fn prepare(config: &SandboxConfig) -> Result<(), SandboxError> {
     let filters = CallFilters::compile(config.mode)?;
     thread_role::set_restrictions(move |role| {
         capabilities::drop_for(role)?;
-        filters.apply_to(role).map_err(io::Error::other)
+        filters.apply_to(role, USES_TCP.load(Ordering::Acquire)).map_err(io::Error::other)
     });
     Ok(())
 }
@@ -83,11 +87,14 @@ pub fn enter(config: &ServeConfig) -> Result<(), SandboxError> {
     let uses = file_uses(config);
     let images = config.broker.as_ref().map(|broker| seal(broker, &uses)).transpose()?;
     drop_capabilities(mode, &uses)?;
+    let ports = config.broker.as_ref().map(|broker| broker.seal_tcp()).unwrap_or_default();
+    let uses_tcp = !ports.is_empty();
+    USES_TCP.store(uses_tcp, Ordering::Release);
     let files = match mode {
-        SandboxMode::On => files::restrict(&uses)?,
+        SandboxMode::On => files::restrict(&uses, &ports)?,
         _ => "not restricted (sandbox=log)",
     };
-    filters.apply_to_process()?;
+    filters.apply_to_process(uses_tcp)?;
     if let Some(broker) = &config.broker {
         broker.watch()?;
     }

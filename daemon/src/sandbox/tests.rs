@@ -1,5 +1,5 @@
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
@@ -64,7 +64,7 @@ fn try_what_control_threads_do() {
 fn a_control_thread_opens_and_starts_threads_but_no_programs_and_no_network() {
     let (folder, user) = (tempfile::tempdir().unwrap(), rustix::process::getuid());
     on_a_thread(|| {
-        filters().apply_to_process().unwrap();
+        filters().apply_to_process(false).unwrap();
         try_what_control_threads_do();
         try_what_is_forbidden_to_all(folder.path(), user);
         // Nor may the threads that it starts.
@@ -76,7 +76,7 @@ fn a_control_thread_opens_and_starts_threads_but_no_programs_and_no_network() {
 fn a_connector_opens_and_starts_threads_but_no_programs_and_no_network() {
     let (folder, user) = (tempfile::tempdir().unwrap(), rustix::process::getuid());
     on_a_thread(|| {
-        filters().apply_to(ThreadRole::Connector).unwrap();
+        filters().apply_to(ThreadRole::Connector, false).unwrap();
         try_what_control_threads_do();
         refused(TcpListener::bind("127.0.0.1:0"));
         try_what_is_forbidden_to_all(folder.path(), user);
@@ -90,7 +90,7 @@ fn threads_that_serve_open_nothing() {
         on_a_thread(|| {
             let folder = tempfile::tempdir().unwrap();
             let folder = folder.path();
-            filters().apply_to(role).unwrap();
+            filters().apply_to(role, true).unwrap();
             // What it serves with goes on.
             assert_eq!(rustix::io::pwrite(&file, b"x", 0), Ok(1));
             drop(vec![0_u8; 8 << 20]);
@@ -107,9 +107,30 @@ fn threads_that_serve_open_nothing() {
 }
 
 #[test]
+fn a_connector_of_a_disk_behind_tcp_connects_to_its_port_and_no_other() {
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let [allowed, other] = [0, 1].map(|at| listeners[at].local_addr().unwrap());
+    on_a_thread(|| {
+        let status = restrict(&[], &[allowed.port()]).unwrap();
+        filters().apply_to(ThreadRole::Connector, true).unwrap();
+        TcpStream::connect(allowed).unwrap();
+        // Datagrams, and with landlock of Linux 6.7 other ports and listening.
+        refused(UdpSocket::bind("127.0.0.1:0"));
+        if status == "restricted" {
+            assert_eq!(TcpStream::connect(other).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+            assert_eq!(TcpListener::bind("127.0.0.1:0").unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+        }
+    });
+    on_a_thread(|| {
+        filters().apply_to(ThreadRole::Connector, false).unwrap();
+        refused(TcpStream::connect(allowed));
+    });
+}
+
+#[test]
 fn what_is_logged_only_is_done() {
     on_a_thread(|| {
-        CallFilters::compile(SandboxMode::Log).unwrap().apply_to(ThreadRole::Worker).unwrap();
+        CallFilters::compile(SandboxMode::Log).unwrap().apply_to(ThreadRole::Worker, false).unwrap();
         File::open("/proc/self/stat").unwrap();
     });
 }
@@ -146,7 +167,7 @@ fn only_files_of_the_configuration_are_opened() {
         assert_eq!(opened.unwrap_err().raw_os_error(), Some(Errno::ACCESS.raw_os_error()), "{path:?}");
     };
     on_a_thread(|| {
-        let status = restrict(&uses).unwrap();
+        let status = restrict(&uses, &[]).unwrap();
         if status == "not restricted" {
             // A kernel without landlock.
             return;
@@ -170,7 +191,7 @@ fn only_files_of_the_configuration_are_opened() {
 
 #[test]
 fn a_path_that_is_not_there_is_named() {
-    let error = restrict(&[FileUse::Folder("/nowhere/journals".into())]).unwrap_err().to_string();
+    let error = restrict(&[FileUse::Folder("/nowhere/journals".into())], &[]).unwrap_err().to_string();
     assert!(error.contains("/nowhere/journals"), "{error}");
 }
 

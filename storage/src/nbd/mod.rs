@@ -33,7 +33,7 @@ use crate::connection::{
     ConnectingChannel, ConnectionHandle, ConnectionOptions, Connector, SessionChannel, WhileDisconnected,
 };
 use crate::observers::Observers;
-use address::ExportAddress;
+use address::{ExportAddress, ServerAddress};
 use channel::NbdChannel;
 use connect::{Dialer, Session};
 use negotiate::{ExportInfo, Purpose};
@@ -53,9 +53,12 @@ static WRITE_ZEROES: [&str; 2] = ["any", "fast"];
 ///
 /// # Errors
 /// When a setting is wrong, or the server cannot be reached or refuses.
-pub fn open(settings: &mut Settings, _: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
     let address = ExportAddress::take(settings)?;
     let keys = Keys::take(settings, &address)?;
+    if let ServerAddress::Tcp { port, .. } = address.server {
+        opener.use_tcp(port).map_err(|why| settings.error("path", address.to_string(), why.to_string()))?;
+    }
     let tls = if keys.tls { Some(TlsClient::take(settings, &address.server)?) } else { None };
     let dialer = Dialer::new(address, tls);
     let session = dialer

@@ -1,0 +1,273 @@
+//! Disks of real NBD servers, `nbdkit` and `qemu-nbd`, which are killed and restarted beneath a load that verifies what it reads.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mqblk_driver::virtio_blk::BlkStatus;
+use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
+use mqblk_tests::hostile::load::VhostUserLoad;
+use mqblk_tests::hostile::wait_for;
+use tempfile::TempDir;
+
+const IMAGE_BYTES: u64 = 16 << 20;
+const BLOCKS: usize = 2048;
+
+/// A server. It is killed when it is dropped.
+struct NbdServer {
+    child: Child,
+}
+
+impl NbdServer {
+    /// Starts it, and waits until it listens.
+    fn start(mut command: Command, is_listening: impl Fn() -> bool) -> NbdServer {
+        let name = command.get_program().to_owned();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let child = child.unwrap_or_else(|error| panic!("{name:?}: {error} (apt-get install nbdkit qemu-utils)"));
+        let server = NbdServer { child };
+        wait_for("the NBD server to listen", || is_listening().then_some(()));
+        server
+    }
+
+    /// Kills it with what it has in flight.
+    fn kill(&mut self) {
+        assert!(self.child.try_wait().expect("its state").is_none(), "the server has ended by itself");
+        self.child.kill().expect("a running server");
+        self.child.wait().expect("its end");
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An image and a socket.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().expect("a folder");
+        let image = std::fs::File::create(folder.path().join("image")).expect("an image");
+        image.set_len(IMAGE_BYTES).expect("an image");
+        Place { folder }
+    }
+
+    fn image(&self) -> PathBuf {
+        self.folder.path().join("image")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("nbd.sock")
+    }
+
+    fn uri(&self) -> String {
+        format!("path=nbd+unix:///?socket={}", self.socket().display())
+    }
+
+    /// Starts nbdkit's file plugin with filters and their parameters.
+    fn nbdkit(&self, filters: &[&str], parameters: &[&str]) -> NbdServer {
+        let _ = std::fs::remove_file(self.socket());
+        let mut command = Command::new("nbdkit");
+        command.args(["--foreground", "--unix"]).arg(self.socket());
+        command.args(filters.iter().map(|filter| format!("--filter={filter}")));
+        command.arg("file").arg(self.image()).args(parameters);
+        let socket = self.socket();
+        NbdServer::start(command, move || socket.exists())
+    }
+
+    fn qemu_nbd(&self) -> NbdServer {
+        let _ = std::fs::remove_file(self.socket());
+        let mut command = Command::new("qemu-nbd");
+        command.args(["--persistent", "--format=raw", "--socket"]).arg(self.socket()).arg(self.image());
+        let socket = self.socket();
+        NbdServer::start(command, move || socket.exists())
+    }
+}
+
+fn daemon(disk: &str) -> HostileDaemon {
+    HostileDaemon::start(2, &[("d", &format!("{disk},queues=2"))])
+}
+
+/// Runs rounds for so long.
+fn run(load: &mut VhostUserLoad, time: Duration) -> u32 {
+    let (begin, mut rounds) = (Instant::now(), 0);
+    while begin.elapsed() < time {
+        load.round();
+        rounds += 1;
+    }
+    rounds
+}
+
+/// Kills the server in mid-I/O, several times. The guest sees a slow disk.
+fn kills_are_pauses(place: &Place, start: impl Fn() -> NbdServer) {
+    let mut server = start();
+    let daemon = daemon(&place.uri());
+    let mut load = VhostUserLoad::connect(daemon.socket("d"), 2, BLOCKS, 7);
+    for kill in 0..6 {
+        let is_done = AtomicBool::new(false);
+        // The servers are this thread's: nbdkit ends with the thread that has started it.
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    load.round();
+                }
+            });
+            std::thread::sleep(Duration::from_millis(100 + 37 * kill));
+            server.kill();
+            // Requests that are submitted meanwhile wait.
+            std::thread::sleep(Duration::from_millis(150));
+            server = start();
+            std::thread::sleep(Duration::from_millis(200));
+            is_done.store(true, Ordering::Relaxed);
+            running.join().expect("no request fails or returns wrong data");
+        });
+        load.round();
+    }
+    let log = daemon.log();
+    assert!(log.matches("the connection to the storage is lost").count() >= 3, "the kills were not seen:\n{log}");
+    drop(load);
+    daemon.stop();
+}
+
+#[test]
+fn kills_of_nbdkit_are_pauses() {
+    let place = Place::new();
+    kills_are_pauses(&place, || place.nbdkit(&[], &[]));
+}
+
+/// A server that serves one connection at a time.
+#[test]
+fn kills_of_qemu_nbd_are_pauses() {
+    let place = Place::new();
+    kills_are_pauses(&place, || place.qemu_nbd());
+}
+
+#[test]
+fn a_slow_server_is_a_slow_disk() {
+    let place = Place::new();
+    let filters = ["delay", "rate"];
+    let server = place.nbdkit(&filters, &["delay-read=3ms", "delay-write=5ms", "rate=400M"]);
+    let daemon = daemon(&place.uri());
+    let mut load = VhostUserLoad::connect(daemon.socket("d"), 2, BLOCKS, 7);
+    assert!(run(&mut load, Duration::from_millis(500)) > 0);
+    drop(load);
+    daemon.stop();
+    drop(server);
+}
+
+#[test]
+fn an_error_of_the_server_is_the_requests_and_the_log_has_its_words() {
+    let place = Place::new();
+    let server = place.nbdkit(&["error"], &["error-pread=EIO", "error-pread-rate=100%"]);
+    let daemon = daemon(&place.uri());
+    let mut load = VhostUserLoad::connect(daemon.socket("d"), 1, BLOCKS, 7);
+    assert_eq!(load.try_read(0), BlkStatus::IoError);
+    assert_eq!(load.try_read(5), BlkStatus::IoError);
+    wait_for("a line of the log", || daemon.log().contains("the server replies Input/output error").then_some(()));
+    assert!(!daemon.log().contains("is lost"), "{}", daemon.log());
+    drop(load);
+    daemon.stop();
+    drop(server);
+}
+
+/// In the sandbox a daemon connects to the port of its configuration.
+#[test]
+fn tcp_and_tls_work_in_the_sandbox() {
+    let place = Place::new();
+    let certificates = place.folder.path().join("pki");
+    make_certificates(&certificates);
+    for tls in [false, true] {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
+        let start = || {
+            let mut command = Command::new("nbdkit");
+            command.args(["--foreground", "--ipaddr=127.0.0.1", "--exportname=x", "--port", &port.to_string()]);
+            if tls {
+                command.arg("--tls=require").arg(format!("--tls-certificates={}", certificates.display()));
+            }
+            command.arg("file").arg(place.image());
+            NbdServer::start(command, || TcpStream::connect(("127.0.0.1", port)).is_ok())
+        };
+        let mut server = start();
+        let scheme = if tls { "nbds" } else { "nbd" };
+        let keys = if tls { format!(",tls-creds={}", certificates.display()) } else { String::new() };
+        let daemon = daemon(&format!("path={scheme}://127.0.0.1:{port}/x{keys}"));
+        let mut load = VhostUserLoad::connect(daemon.socket("d"), 2, BLOCKS, 7);
+        assert!(run(&mut load, Duration::from_millis(300)) > 0);
+        server.kill();
+        let server = start();
+        // Whether it connects again is what is tried: both in the sandbox.
+        assert!(run(&mut load, Duration::from_millis(300)) > 0);
+        drop(load);
+        daemon.stop();
+        drop(server);
+    }
+}
+
+/// Makes an authority, and a certificate of the server that it signs.
+fn make_certificates(folder: &Path) {
+    std::fs::create_dir(folder).expect("a folder");
+    let openssl = |arguments: &[&str]| {
+        let output = Command::new("openssl").args(arguments).current_dir(folder).output().expect("openssl");
+        assert!(output.status.success(), "openssl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
+    let authority =
+        ["req", "-x509", "-days", "30", "-subj", "/CN=authority", "-keyout", "ca-key.pem", "-out", "ca-cert.pem"];
+    openssl(&[&authority[..], &key].concat());
+    let request = ["req", "-subj", "/CN=localhost", "-keyout", "server-key.pem", "-out", "server.csr"];
+    openssl(&[&request[..], &key].concat());
+    std::fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1,DNS:localhost\n").expect("a file");
+    openssl(&[
+        "x509",
+        "-req",
+        "-days",
+        "30",
+        "-in",
+        "server.csr",
+        "-CA",
+        "ca-cert.pem",
+        "-CAkey",
+        "ca-key.pem",
+        "-CAcreateserial",
+        "-extfile",
+        "names",
+        "-out",
+        "server-cert.pem",
+    ]);
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named() {
+    let place = Place::new();
+    for (path, expected) in [
+        (place.uri(), "No such file or directory"),
+        ("path=nbd://127.0.0.1:1/x".to_owned(), "NBD server 127.0.0.1:1, export \"x\": Connection refused"),
+        ("path=nbd://127.0.0.1:99999".to_owned(), "the port \"99999\""),
+        ("path=rdb:pool/image".to_owned(), "No such file or directory"),
+        ("path=iscsi://host/1".to_owned(), "an unknown scheme \"iscsi\""),
+    ] {
+        let disk = format!("id=d,socket={},{path}", place.folder.path().join("d.sock").display());
+        let output = Command::new(mqblk_binary()).args(["serve", "--disk", &disk]).output().expect("mqblk");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(expected), "{path}: {text}");
+    }
+}
+
+/// A server that accepts and says nothing.
+#[test]
+fn a_silent_server_is_given_up() {
+    let place = Place::new();
+    let listener = std::os::unix::net::UnixListener::bind(place.socket()).expect("a socket");
+    let disk = format!("id=d,socket={},{}", place.folder.path().join("d.sock").display(), place.uri());
+    let output = Command::new(mqblk_binary()).args(["serve", "--disk", &disk]).output().expect("mqblk");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("no answer within 10 s"), "{text}");
+    drop(listener);
+}

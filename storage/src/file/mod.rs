@@ -7,6 +7,7 @@
 //! | `readonly` | off | |
 //! | `block-size` | the storage's own logical block size | 512 or 4096 |
 //! | `lock` | exclusive | `exclusive`: held while the file is open. `shared-migration`: held while queues run. `off`: nothing keeps others out |
+//! | `format` | auto | `raw`: the file's bytes are the disk's, whatever they are. `auto`: an image of another format is refused |
 //! | `aio` | auto | `io_uring`: requests go through the worker's ring. `threads`: through threads of the disk's own. `auto`: threads where the file system cannot be asked without waiting (FUSE, NFS, SMB) |
 //! | `discard` | unmap | `unmap`: discards punch holes. `ignore`: the disk has no discard, and zeroes keep their space |
 //!
@@ -34,6 +35,7 @@
 
 mod accessed;
 mod channel;
+mod format;
 mod host;
 mod inflight;
 mod inline;
@@ -143,6 +145,7 @@ impl Disk<UringContext> for FileDisk {
     fn resolved(&self) -> Vec<(&'static str, String)> {
         vec![
             ("path", self.open.path.display().to_string()),
+            ("format", "raw".to_owned()),
             ("direct", admission::on_off(self.open.direct.is_some())),
             ("readonly", admission::on_off(self.open.geometry.read_only)),
             ("block-size", self.open.geometry.logical_block.bytes().to_string()),

@@ -12,6 +12,7 @@ use mqblk_core::{BlockSize, ByteLen, Geometry, ImageAccess, ImageOpenError, Imag
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
+use super::format;
 use super::host::{self, BlockDeviceInfo, DirectIo};
 use super::lock::{self, ImageLock, LockError, LockMode};
 use super::{Alignment, FileKind, OpenFile};
@@ -28,6 +29,8 @@ struct FileSettings {
     block: Option<BlockSize>,
     unmap: bool,
     lock: LockMode,
+    /// `format=raw`: whatever the file begins with.
+    raw: bool,
     /// `aio`: threads or not; `None`: as the file system needs it.
     threads: Option<bool>,
 }
@@ -43,12 +46,16 @@ pub(super) fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Re
         block: admission::block_size(settings)?,
         unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
         lock: LockMode::from_settings(settings)?,
+        raw: settings.choice("format", &["auto", "raw"])? == Some("raw"),
         threads: match settings.choice("aio", &["auto", "io_uring", "threads"])? {
             None | Some("auto") => None,
             Some(word) => Some(word == "threads"),
         },
     };
     let (file, kind, direct) = open_file(settings, &config, opener.as_ref())?;
+    if !config.raw {
+        refuse_other_formats(settings, &config, &file, kind)?;
+    }
     if config.lock == LockMode::Exclusive {
         lock_while_open(settings, &config, &file)?;
     }
@@ -138,6 +145,34 @@ fn open_file(
         );
     }
     Ok((file, kind, false))
+}
+
+/// Refuses a file that is an image of another format: a guest that is given its bytes would destroy it.
+///
+/// A guest that encrypts its whole disk writes a LUKS header. On a block device that is what it most likely is, and only logged.
+fn refuse_other_formats(
+    settings: &Settings,
+    config: &FileSettings,
+    file: &File,
+    kind: FileKind,
+) -> Result<(), SettingError> {
+    let size = host::size(file, kind).unwrap_or(ByteLen::ZERO);
+    let Some(format) = format::detect(file, size) else { return Ok(()) };
+    if format.is_of_guests && kind == FileKind::BlockDevice {
+        tracing::info!(
+            "{}: {} begins as a {} device, and is served as it is",
+            settings.subject(),
+            config.path.display(),
+            format.name
+        );
+        return Ok(());
+    }
+    let expected = format!(
+        "a raw image; format=raw serves its bytes as they are, which suits what a guest has written itself; else convert it (`qemu-img convert -f \
+         {0} -O raw`), or export it (`qemu-nbd --persistent --format={0} --socket=SOCKET`) and serve path=nbd+unix:///?socket=SOCKET",
+        format.name
+    );
+    Err(settings.error("path", describe(&config.path, format!("an image of the format {}", format.name)), expected))
 }
 
 /// Returns the host's error number, if it is the host that refused.

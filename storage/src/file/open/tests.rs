@@ -115,6 +115,7 @@ fn in_memory_files_are_not_opened_for_direct_io() {
 fn blocks_smaller_than_direct_io_takes() {
     let settings = mqblk_core::settings::Settings::new("disk \"a\"");
     let config = |block| FileSettings {
+        raw: false,
         path: "/x".into(),
         direct: true,
         read_only: false,
@@ -166,4 +167,22 @@ fn topology_is_that_of_the_device() {
     assert_eq!((file.physical_block, file.alignment_offset), (BlockSize::B4096, 0));
     let unknown = geometry(ByteLen(1 << 20), BlockSize::B4096, false, FileKind::Regular, BlockDeviceInfo::default());
     assert_eq!((unknown.physical_block, unknown.min_io), (BlockSize::B4096, ByteLen::ZERO));
+}
+
+#[test]
+fn an_image_of_another_format_is_refused_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let mut bytes = vec![0; 1 << 20];
+    bytes[..4].copy_from_slice(b"QFI\xfb");
+    std::fs::write(&path, &bytes).unwrap();
+    let open = |more: &[(&str, &str)]| try_open(&[&[("path", path.to_str().unwrap())], more].concat()).map(drop);
+    for direct in ["on", "off"] {
+        let error = open(&[("direct", direct)]).unwrap_err();
+        for part in ["path: found", "an image of the format qcow2", "format=raw", "qemu-img convert -f qcow2"] {
+            assert!(error.contains(part), "{error}");
+        }
+        open(&[("direct", direct), ("format", "raw")]).unwrap();
+    }
+    assert!(open(&[("format", "qcow2")]).unwrap_err().contains("format: found \"qcow2\", expected one of auto, raw"));
 }

@@ -1,0 +1,125 @@
+//! What a file is by its first and last bytes: an image of another format must not be served as if it were raw.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use mqblk_core::ByteLen;
+
+/// Bytes that are read at a time, and their alignment in memory and in the file, which direct I/O needs.
+const BLOCK: usize = 4096;
+/// Bytes of a VHD's footer.
+const VHD_FOOTER: u64 = 512;
+
+/// A format with a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ImageFormat {
+    /// Its name, as `qemu-img` has it.
+    pub name: &'static str,
+    /// It is also what a guest writes to its own disk.
+    pub is_of_guests: bool,
+}
+
+/// Offset, bytes and name of each format's signature in the first block: QEMU's `docs/interop`, `cryptsetup`'s on-disk format, and the formats'
+/// specifications.
+const SIGNATURES: [(usize, &[u8], &str); 12] = [
+    (0, b"QFI\xfb\0\0\0\x01", "qcow"),
+    (0, b"QFI\xfb", "qcow2"),
+    (0, b"QED\0", "qed"),
+    (0, b"KDMV", "vmdk"),
+    (0, b"COWD", "vmdk"),
+    (0, b"# Disk DescriptorFile", "vmdk"),
+    (0, b"vhdxfile", "vhdx"),
+    (0, b"conectix", "vpc"),
+    (64, &0xbeda_107f_u32.to_le_bytes(), "vdi"),
+    (0, b"WithoutFreeSpace", "parallels"),
+    (0, b"WithouFreSpacExt", "parallels"),
+    (0, b"LUKS\xba\xbe", LUKS),
+];
+const LUKS: &str = "luks";
+
+/// Returns the format of a file of this size; `None` if it has no header that is known, or cannot be read.
+pub(super) fn detect(file: &File, size: ByteLen) -> Option<ImageFormat> {
+    let first = read_block(file, 0)?;
+    let has = |(at, bytes, _): &&(usize, &[u8], &str)| first.get(*at..at + bytes.len()) == Some(bytes);
+    if let Some((_, _, name)) = SIGNATURES.iter().find(has) {
+        return Some(ImageFormat { name, is_of_guests: *name == LUKS });
+    }
+    // A VHD of fixed size has a footer only.
+    let footer = size.0.checked_sub(VHD_FOOTER)?;
+    let last = read_block(file, footer / BLOCK as u64 * BLOCK as u64)?;
+    let at = (footer % BLOCK as u64) as usize;
+    last.get(at..)?.starts_with(b"conectix").then_some(ImageFormat { name: "vpc", is_of_guests: false })
+}
+
+/// Reads a block, or what there is of it at the file's end.
+fn read_block(file: &File, at: u64) -> Option<Vec<u8>> {
+    let mut memory = vec![0; 2 * BLOCK];
+    let start = memory.as_ptr().align_offset(BLOCK);
+    let len = file.read_at(memory.get_mut(start..start + BLOCK)?, at).ok()?;
+    Some(memory[start..start + len].to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::Command;
+
+    use super::*;
+
+    fn detected(bytes: &[u8]) -> Option<&'static str> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        detect(&file, ByteLen(bytes.len() as u64)).map(|format| format.name)
+    }
+
+    #[test]
+    fn signatures_are_found_where_they_belong() {
+        assert_eq!(detected(&[]), None);
+        assert_eq!(detected(&[0; 512]), None);
+        assert_eq!(detected(b"QFI\xfb"), Some("qcow2"));
+        assert_eq!(detected(b"QFI\xfb\0\0\0\x01"), Some("qcow"));
+        assert_eq!(detected(b"xQFI\xfb"), None);
+        assert_eq!(detected(b"LUKS\xba\xbe\0\x02"), Some("luks"));
+        let mut vhd = vec![0; 5 * 4096 + 512];
+        let end = vhd.len();
+        vhd[end - 512..end - 504].copy_from_slice(b"conectix");
+        assert_eq!(detected(&vhd), Some("vpc"));
+        vhd.extend_from_slice(&[0; 512]);
+        assert_eq!(detected(&vhd), None, "not at the end");
+    }
+
+    /// Images that another program has made.
+    #[test]
+    fn images_of_qemu_img_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        for (format, options, expected) in [
+            ("raw", "", None),
+            ("qcow2", "compat=0.10", Some("qcow2")),
+            ("qcow2", "compat=1.1", Some("qcow2")),
+            ("qcow", "", Some("qcow")),
+            ("qed", "", Some("qed")),
+            ("vmdk", "", Some("vmdk")),
+            ("vmdk", "subformat=monolithicFlat", Some("vmdk")),
+            ("vhdx", "", Some("vhdx")),
+            ("vdi", "", Some("vdi")),
+            ("vpc", "", Some("vpc")),
+            ("vpc", "subformat=fixed", Some("vpc")),
+            ("parallels", "", Some("parallels")),
+            ("luks", "", Some("luks")),
+        ] {
+            let path = folder.path().join(format!("{format}-{options}"));
+            let mut create = Command::new("qemu-img");
+            create.args(["create", "-q", "-f", format]);
+            if format == "luks" {
+                create.args(["--object", "secret,id=s,data=secret", "-o", "key-secret=s,iter-time=10"]);
+            } else if !options.is_empty() {
+                create.args(["-o", options]);
+            }
+            let status = create.arg(&path).arg("4M").status().expect("qemu-img (apt-get install qemu-utils)");
+            assert!(status.success(), "{format} {options}");
+            let file = File::open(&path).unwrap();
+            let size = ByteLen(file.metadata().unwrap().len());
+            assert_eq!(detect(&file, size).map(|found| found.name), expected, "{format} {options}");
+        }
+    }
+}

@@ -47,25 +47,30 @@ impl QueueMap {
         Ok(())
     }
 
-    /// Assigns all queues to the worker of the first one, because the disk's storage has one channel.
+    /// Assigns all queues to one worker, by default that of the first queue, because a disk's storage has one channel.
     ///
     /// # Errors
     /// If `queue-map` says otherwise.
-    pub fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
-        let Some(first) = self.workers.first().copied() else { return Ok(()) };
-        if self.workers.iter().all(|worker| *worker == first) {
+    pub fn keep_on_one_worker(&mut self, settings: &Settings, worker: Option<u16>) -> Result<(), SettingError> {
+        let Some(worker) = worker.or_else(|| self.workers.first().copied()) else { return Ok(()) };
+        if self.is_on(worker) {
             return Ok(());
         }
         if let Some(text) = &self.requested {
-            let expected = "one worker for all queues: this storage serves one connection at a time";
+            let expected = format!("worker {worker} for all queues: this storage serves one connection at a time");
             return Err(settings.error(KEY, format!("{text:?}"), expected));
         }
         tracing::info!(
-            "{}: all queues are on worker {first}: the storage serves one connection at a time",
+            "{}: all queues are on worker {worker}: the storage serves one connection at a time",
             settings.subject()
         );
-        self.workers.fill(first);
+        self.workers.fill(worker);
         Ok(())
+    }
+
+    /// Returns true if all queues are on this worker.
+    pub fn is_on(&self, worker: u16) -> bool {
+        self.workers.iter().all(|one| *one == worker)
     }
 
     /// Returns the worker of each queue.

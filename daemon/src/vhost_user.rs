@@ -99,8 +99,8 @@ impl VhostUserEndpoint {
     ///
     /// # Errors
     /// If the queue map says otherwise.
-    pub fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
-        self.queue_map.keep_on_one_worker(settings)
+    pub fn keep_on_one_worker(&mut self, settings: &Settings, worker: Option<u16>) -> Result<(), SettingError> {
+        self.queue_map.keep_on_one_worker(settings, worker)
     }
 
     /// Returns the keys with their values.

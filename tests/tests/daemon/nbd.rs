@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mqblk_driver::virtio_blk::BlkStatus;
+use mqblk_tests::crash::scsi::{self, ScsiQueues};
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
 use mqblk_tests::hostile::load::VhostUserLoad;
+use mqblk_tests::hostile::timed_load::RunningTimedLoad;
 use mqblk_tests::hostile::wait_for;
 use tempfile::TempDir;
 
@@ -147,6 +149,36 @@ fn kills_of_nbdkit_are_pauses() {
 fn kills_of_qemu_nbd_are_pauses() {
     let place = Place::new();
     kills_are_pauses(&place, || place.qemu_nbd());
+}
+
+/// A controller whose LUN has one connection has its queues on the worker of its control queue; one that is added must find them there.
+#[test]
+fn a_lun_of_a_server_with_one_connection() {
+    let place = Place::new();
+    let server = place.qemu_nbd();
+    let socket = place.folder.path().join("scsi.sock");
+    let admin = place.folder.path().join("admin.sock").display().to_string();
+    let other = format!("id=wide,queues=2,socket={}", place.folder.path().join("wide.sock").display());
+    let controller = format!("id=c,queues=2,socket={}", socket.display());
+    let lun = format!("controller=c,target=0,{}", place.uri());
+    let arguments = ["--controller", &controller, "--controller", &other, "--lun", &lun, "--admin", &admin];
+    let daemon = HostileDaemon::start_with(2, &[("d", "storage=ram,size=1M")], &arguments);
+    wait_for("the controller's socket", || socket.exists().then_some(()));
+    let options = scsi::connect_options(socket, 2);
+    let load = RunningTimedLoad::start("lun", 1, 5, move || ScsiQueues::connect(&options));
+    wait_for("requests", || {
+        load.assert_runs();
+        (load.end_phase().record.completed() > 0).then_some(())
+    });
+    let second = Place::new();
+    let second_server = second.qemu_nbd();
+    let added = ["lun", "add", &format!("controller=wide,target=0,{}", second.uri()), "--socket", &admin];
+    let output = Command::new(mqblk_binary()).args(added).output().expect("mqblk");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("one connection at a time"), "{text}");
+    load.finish();
+    daemon.stop();
+    drop((server, second_server));
 }
 
 #[test]

@@ -64,7 +64,7 @@ impl Endpoint for BlkEndpoint {
     }
 
     fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
-        self.0.keep_on_one_worker(settings)
+        self.0.keep_on_one_worker(settings, None)
     }
 
     fn queue_map(&self) -> &[u16] {

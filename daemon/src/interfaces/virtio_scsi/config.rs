@@ -61,6 +61,13 @@ pub(super) struct LunConfig {
     pub mapped: bool,
 }
 
+impl LunConfig {
+    /// Returns true if its storage has one channel: all queues must be on the worker of the fixed ones.
+    pub(super) fn has_one_channel(&self) -> bool {
+        matches!(&self.unit, LunUnit::Own(unit) if unit.storage.disk.max_channels() == Some(1))
+    }
+}
+
 /// The origin of a LUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LunOrigin {

@@ -20,7 +20,7 @@ use crate::resolve::{Claim, file_claim};
 use crate::vhost_user::VhostUserEndpoint;
 
 /// The worker of the control and the event queue. Both are idle most of the time.
-const FIXED_WORKER: usize = 0;
+pub(super) const FIXED_WORKER: u16 = 0;
 /// Maximum transfer length that a controller without initial LUNs reports: Linux' own limit for a device that reports none. Each
 /// logical unit reports its own (VPD page B0h).
 const MAX_TRANSFER: ByteLen = ByteLen(32 << 20);
@@ -45,6 +45,11 @@ pub(super) enum LunError {
     /// The shared logical unit does not exist. The configuration check excludes this.
     #[error("its unit is not there")]
     NoUnit,
+    /// Its storage serves one connection at a time, and the controller's queues are on several workers.
+    #[error(
+        "storage: found one connection at a time, expected one for each worker: put the controller's queues on worker 0 (queue-map), or export it by a server that offers multi-conn"
+    )]
+    OneChannel,
 }
 
 /// A served logical unit, which one or several LUNs map.
@@ -227,7 +232,7 @@ impl Controller {
         }
         let disks = luns.iter().map(|lun| lun.unit.queue_disk(lun.slot)).collect();
         let mut options = endpoint.server_options(id, disks, host);
-        options.queue_map.splice(..0, [FIXED_WORKER; FIXED_QUEUES as usize]);
+        options.queue_map.splice(..0, [usize::from(FIXED_WORKER); FIXED_QUEUES as usize]);
         options.host_state = Some(host_state);
         tracing::info!(controller = %id, luns = luns.len(), queues = endpoint.queues, poll = %endpoint.poll, "serving");
         let refused = |source| ControllerError::Socket { id: id.clone(), source };
@@ -261,6 +266,9 @@ impl Controller {
     /// # Errors
     /// If a worker cannot open the disk, or the logical unit refuses the nexus.
     pub(super) fn map(&self, address: TargetLun, slot: DiskSlot, unit: &ServedUnit) -> Result<(), LunError> {
+        if unit.disk().max_channels() == Some(1) && !self.endpoint.queue_map.is_on(FIXED_WORKER) {
+            return Err(LunError::OneChannel);
+        }
         self.server.open_disk(unit.queue_disk(slot))?;
         let mapped = map(&self.device, &self.id, address, slot, unit);
         if mapped.is_err() {

@@ -6,6 +6,7 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::QueuePlacement;
 
 use super::config::{ControllerConfig, LunConfig};
+use super::controller::FIXED_WORKER;
 use crate::interface::{DeviceKeys, ResolveContext};
 use crate::queues::MAX_QUEUES;
 use crate::resolve::{ConfigError, rename_subject, take_id, take_storage_kind, take_u16};
@@ -85,7 +86,10 @@ impl ControllerKeys {
     /// # Errors
     /// If a key is left.
     pub(super) fn finish(self, luns: Vec<LunConfig>) -> Result<ControllerConfig, ConfigError> {
-        let ControllerKeys { settings, id, endpoint, cmd_per_lun, incoming_luns } = self;
+        let ControllerKeys { settings, id, mut endpoint, cmd_per_lun, incoming_luns } = self;
+        if luns.iter().any(LunConfig::has_one_channel) {
+            endpoint.keep_on_one_worker(&settings, Some(FIXED_WORKER))?;
+        }
         settings.finish()?;
         Ok(ControllerConfig { id, endpoint, cmd_per_lun, incoming_luns, luns })
     }

@@ -53,7 +53,7 @@ impl Endpoint for XenEndpoint {
     }
 
     fn keep_on_one_worker(&mut self, settings: &Settings) -> Result<(), SettingError> {
-        self.queue_map.keep_on_one_worker(settings)
+        self.queue_map.keep_on_one_worker(settings, None)
     }
 
     fn queue_map(&self) -> &[u16] {

@@ -8,7 +8,7 @@
 //! | a first attempt to connect is under way | wait |
 //! | an attempt has failed, others follow | wait or fail: [`WhileDisconnected`] |
 //! | connected | go to the inner channel |
-//! | lost, the inner channel has requests outstanding | wait until it has given them back |
+//! | lost, the inner channel has requests outstanding | wait until it has returned them |
 //!
 //! Requests that a lost connection leaves unfinished wait here, and are the first on the next connection. Others wait in front of the channel,
 //! in the worker's plug, as for a full ring: nothing is taken. So they are cancelled there, and when another daemon takes the queue over they
@@ -34,8 +34,8 @@ const NOT_CONNECTED: Outcome = Outcome::Failed(Errno(107));
 
 /// The channel of a connection.
 pub trait SessionChannel: DiskChannel<UringContext> {
-    /// Gives back requests that are unfinished because the connection is lost, as they were submitted: those that the kernel has released. The
-    /// others are given back by a later call, after a completion. What a request has done may be done again. A channel that ends all its
+    /// Returns requests that are unfinished because the connection is lost, as they were submitted: those that the kernel has released. The
+    /// others are returned by a later call, after a completion. What a request has done may be done again. A channel that ends all its
     /// requests with an error instead need not do anything.
     fn take_unfinished(&mut self, _requests: &mut Vec<Request<Buffer>>) {}
 }
@@ -52,7 +52,7 @@ pub trait Connector: Send + Sync + 'static {
     fn connect(&self) -> io::Result<Self::Session>;
 
     /// Makes the channel of a session. Called on the worker's thread: must not block. The channel says by `connection` when the connection is
-    /// lost, and then gives back all that it has outstanding, or ends it.
+    /// lost, and then returns all that it has outstanding, or ends it.
     ///
     /// # Errors
     /// When the host refuses a resource. It is treated as a failed attempt.
@@ -215,7 +215,7 @@ impl<C: Connector> ConnectingChannel<C> {
         }
     }
 
-    /// Closes the inner channel of a lost connection as soon as it has given back its requests, and connects again.
+    /// Closes the inner channel of a lost connection as soon as it has returned its requests, and connects again.
     fn end(&mut self, context: &mut UringContext) {
         if let State::Ending { inner } = &mut self.state {
             inner.take_unfinished(&mut self.waiting);

@@ -26,8 +26,8 @@ struct Server {
     /// Sessions that were not used.
     dropped: AtomicU32,
     refuses_channels: AtomicBool,
-    /// Requests of a lost connection are given back, else ended.
-    gives_back: AtomicBool,
+    /// Requests of a lost connection are returned, else ended.
+    returns_unfinished: AtomicBool,
 }
 
 struct Session(Arc<Server>, bool);
@@ -76,7 +76,7 @@ struct InnerChannel {
 
 impl SessionChannel for InnerChannel {
     fn take_unfinished(&mut self, requests: &mut Vec<Request<Buffer>>) {
-        if self.server.gives_back.load(Ordering::SeqCst) {
+        if self.server.returns_unfinished.load(Ordering::SeqCst) {
             requests.extend(self.outstanding.drain(..));
         }
     }
@@ -251,7 +251,7 @@ fn a_lost_connection_is_replaced_when_its_requests_have_ended() {
 #[test]
 fn unfinished_requests_are_the_first_of_the_next_connection() {
     let mut f = fixture(WhileDisconnected::Wait);
-    f.server.gives_back.store(true, Ordering::SeqCst);
+    f.server.returns_unfinished.store(true, Ordering::SeqCst);
     f.attempts.send(Ok(())).unwrap();
     f.run_until(|f| f.submit(0) == 0 && f.server.open.load(Ordering::SeqCst) == 1);
     assert_eq!(f.submit(3), 3);
@@ -277,7 +277,7 @@ fn unfinished_requests_are_the_first_of_the_next_connection() {
 #[test]
 fn requests_fail_after_their_time_and_until_there_is_a_connection() {
     let mut f = fixture(WhileDisconnected::FailAfter(Duration::from_millis(20)));
-    f.server.gives_back.store(true, Ordering::SeqCst);
+    f.server.returns_unfinished.store(true, Ordering::SeqCst);
     f.attempts.send(Ok(())).unwrap();
     f.run_until(|f| f.server.open.load(Ordering::SeqCst) == 1);
     assert_eq!(f.submit(2), 2);

@@ -270,11 +270,8 @@ impl NbdChannel {
     }
 
     fn receive(&mut self, context: &mut UringContext) {
-        if !self.is_lost
-            && let Err(why) =
-                self.receiver.receive(context, (self.client, RECEIVE), self.sender.socket(), &mut self.requests)
-        {
-            self.lose(context, &why);
+        if !self.is_lost {
+            self.receiver.receive(context, (self.client, RECEIVE), self.sender.socket(), &mut self.requests);
         }
     }
 
@@ -329,6 +326,7 @@ impl DiskChannel<UringContext> for NbdChannel {
                 }
             }
         }
+        self.receive(context);
         self.send(context);
         taken
     }
@@ -346,11 +344,11 @@ impl DiskChannel<UringContext> for NbdChannel {
             let parsed = received.and_then(|()| {
                 self.receiver.parse(context, &mut self.requests, &self.export, &self.server, &mut self.sender)
             });
-            match parsed {
-                Ok(()) => self.receive(context),
-                Err(why) => self.lose(context, &why),
+            if let Err(why) = parsed {
+                self.lose(context, &why);
             }
         }
+        self.receive(context);
         self.send(context);
         let before = completions.len();
         self.requests.complete(completions);

@@ -60,15 +60,15 @@ impl Receiver {
         self.buffer.take().map(|buffer| (buffer, self.slot))
     }
 
-    /// Receives more.
+    /// Receives more, unless an operation does.
     pub(super) fn receive(
         &mut self,
         context: &mut UringContext,
         (client, cookie): (ClientId, u64),
         socket: Option<&RingFile>,
         requests: &mut Requests,
-    ) -> Result<(), Lost> {
-        let (Some(socket), Some(buffer)) = (socket, self.buffer.take()) else { return Ok(()) };
+    ) {
+        let (Some(socket), Some(buffer)) = (socket, self.buffer.take()) else { return };
         let message = match self.take_direct(requests) {
             Some((index, at, left, payload)) => {
                 self.direct = Some((index, left));
@@ -81,15 +81,15 @@ impl Receiver {
                 Message { header: Some(buffer), skip: self.end, ..Message::default() }
             }
         };
-        context.receive(client, cookie, socket, message).map_err(|RefusedMessage(message)| {
+        if let Err(RefusedMessage(message)) = context.receive(client, cookie, socket, message) {
+            // Other channels fill the context: the next turn tries again.
             self.buffer = message.header;
             if let Some((index, _)) = self.direct.take()
                 && let Some(pending) = requests.get(index)
             {
                 pending.request.buffer = message.payload;
             }
-            "too much is in flight to receive".to_owned()
-        })
+        }
     }
 
     /// Takes the buffer of the request whose data comes next, if it is worth it.

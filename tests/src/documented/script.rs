@@ -70,7 +70,10 @@ impl Script {
         while let Some(word) = words.next() {
             match word {
                 "--admin" | "--socket-path" => sockets.extend(words.next().map(str::to_owned)),
-                _ => sockets.extend(word.split(',').filter_map(|pair| pair.strip_prefix("socket=")).map(str::to_owned)),
+                _ => {
+                    let pairs = word.trim_matches(['"', '\'']).split(',');
+                    sockets.extend(pairs.filter_map(|pair| pair.strip_prefix("socket=")).map(str::to_owned));
+                }
             }
         }
         sockets

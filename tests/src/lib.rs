@@ -6,7 +6,7 @@
 //! `migrating_guest` moves from one daemon to another with the state of its devices. `crash` restarts daemons under a verified load.
 //! `in_process` serves a disk from the test's process. `stepped` sets up workers that a test steps. `filter_disk` places a test between the
 //! engine and a disk. `power` models what a disk holds after a power cut; `documented` runs the commands that documents print.
-//! `unprivileged` runs tests of limits that do not bind root.
+//! `unprivileged` runs tests of limits that do not bind root. `nbd_server` starts NBD servers.
 #![forbid(unsafe_code)]
 
 pub mod blkif;
@@ -19,6 +19,7 @@ pub mod hostile;
 pub mod in_process;
 pub mod loopback;
 pub mod migrating_guest;
+pub mod nbd_server;
 pub mod power;
 pub mod stepped;
 pub mod stepped_scsi;

@@ -2,7 +2,7 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,41 +12,11 @@ use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
 use mqblk_tests::hostile::load::VhostUserLoad;
 use mqblk_tests::hostile::timed_load::RunningTimedLoad;
 use mqblk_tests::hostile::wait_for;
+use mqblk_tests::nbd_server::NbdServer;
 use tempfile::TempDir;
 
 const IMAGE_BYTES: u64 = 16 << 20;
 const BLOCKS: usize = 2048;
-
-/// A server. It is killed when it is dropped.
-struct NbdServer {
-    child: Child,
-}
-
-impl NbdServer {
-    /// Starts it, and waits until it listens.
-    fn start(mut command: Command, is_listening: impl Fn() -> bool) -> NbdServer {
-        let name = command.get_program().to_owned();
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-        let child = child.unwrap_or_else(|error| panic!("{name:?}: {error} (apt-get install nbdkit qemu-utils)"));
-        let server = NbdServer { child };
-        wait_for("the NBD server to listen", || is_listening().then_some(()));
-        server
-    }
-
-    /// Kills it with what it has in flight.
-    fn kill(&mut self) {
-        assert!(self.child.try_wait().expect("its state").is_none(), "the server has ended by itself");
-        self.child.kill().expect("a running server");
-        self.child.wait().expect("its end");
-    }
-}
-
-impl Drop for NbdServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// An image and a socket.
 struct Place {
@@ -85,11 +55,7 @@ impl Place {
     }
 
     fn qemu_nbd(&self) -> NbdServer {
-        let _ = std::fs::remove_file(self.socket());
-        let mut command = Command::new("qemu-nbd");
-        command.args(["--persistent", "--format=raw", "--socket"]).arg(self.socket()).arg(self.image());
-        let socket = self.socket();
-        NbdServer::start(command, move || socket.exists())
+        NbdServer::qemu_nbd(&self.image(), &self.socket(), &["--format=raw"])
     }
 }
 

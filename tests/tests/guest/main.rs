@@ -8,6 +8,7 @@ mod defaults;
 mod documented;
 mod lifecycle;
 mod migration;
+mod network;
 mod power_cut;
 mod queues;
 mod resize;

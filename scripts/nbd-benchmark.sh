@@ -19,13 +19,16 @@ for _ in $(seq 100); do [ -S "$folder/nbd" ] && break; sleep 0.05; done
 # serve NAME QUEUES: starts the program in between, with the disk at $folder/disk.
 serve() {
     rm -f "$folder/disk"
+    local disk="id=d,socket=$folder/disk,queues=$2,path=nbd+unix:///?socket=$folder/nbd"
+    local command
     case $1 in
-    mqblk-1) "$mqblk" serve --workers 1 --disk "id=d,socket=$folder/disk,queues=$2,path=nbd+unix:///?socket=$folder/nbd" ;;
-    mqblk-2) "$mqblk" serve --workers 2 --disk "id=d,socket=$folder/disk,queues=$2,path=nbd+unix:///?socket=$folder/nbd" ;;
-    mqblk-unmerged) "$mqblk" serve --workers 2 --disk "id=d,socket=$folder/disk,queues=$2,merge=off,path=nbd+unix:///?socket=$folder/nbd" ;;
-    qemu) qemu-storage-daemon --blockdev "driver=nbd,node-name=d,server.type=unix,server.path=$folder/nbd" \
-        --export "type=vhost-user-blk,id=e,node-name=d,writable=on,num-queues=$2,addr.type=unix,addr.path=$folder/disk" ;;
-    esac 2>"$folder/log" &
+    mqblk-1) command=("$mqblk" serve --workers 1 --disk "$disk") ;;
+    mqblk-2) command=("$mqblk" serve --workers 2 --disk "$disk") ;;
+    mqblk-unmerged) command=("$mqblk" serve --workers 2 --disk "$disk,merge=off") ;;
+    qemu) command=(qemu-storage-daemon --blockdev "driver=nbd,node-name=d,server.type=unix,server.path=$folder/nbd"
+        --export "type=vhost-user-blk,id=e,node-name=d,writable=on,num-queues=$2,addr.type=unix,addr.path=$folder/disk") ;;
+    esac
+    "${command[@]}" 2>"$folder/log" &
     daemon=$!
     for _ in $(seq 100); do [ -S "$folder/disk" ] && break; sleep 0.05; done
     [ -S "$folder/disk" ] || { cat "$folder/log" >&2; exit 1; }

@@ -14,6 +14,7 @@ pub mod file;
 pub mod host_images;
 pub mod null;
 pub mod observers;
+pub mod qcow2;
 pub mod ram;
 pub mod registry;
 

@@ -15,6 +15,7 @@ type Opener = fn(&mut Settings, &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<Ur
 const BACKENDS: &[(&str, Opener)] = &[
     ("file", crate::file::open),
     ("null", crate::null::open),
+    ("qcow2", crate::qcow2::open),
     ("ram", crate::ram::open),
 ];
 

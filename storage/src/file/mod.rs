@@ -37,7 +37,7 @@ mod channel;
 mod host;
 mod inflight;
 mod inline;
-mod lock;
+pub(crate) mod lock;
 mod open;
 mod threaded;
 mod threads;

@@ -64,9 +64,9 @@ condense() {
     '
 }
 
-# install_missing PROGRAM: installs Debian's package of this name. Where that cannot be done the tests that need it fail and say so.
+# install_missing PROGRAM [PACKAGE]: installs Debian's package of this name. Where that cannot be done the tests that need it fail and say so.
 install_missing() {
-    command -v "$1" >/dev/null || { apt-get update -qq && apt-get install -y -qq "$1"; } >/dev/null 2>&1
+    command -v "$1" >/dev/null || { apt-get update -qq && apt-get install -y -qq "${2:-$1}"; } >/dev/null 2>&1
 }
 
 # run NAME EACH COMMAND...: runs one "cargo test" and adds its counts to the totals.
@@ -173,6 +173,7 @@ build
 built=$?
 wait "$preparing"
 install_missing socat # printed commands use it
+install_missing qemu-img qemu-utils
 if [ "$built" -eq 0 ]; then
     wants fast && fast
     wants crash && crash

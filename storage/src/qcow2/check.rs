@@ -99,7 +99,8 @@ fn walk<'a>(
         return Err(TableError::Damaged(format!("the file has {file_len} bytes, more than {bytes}: readonly=on only")));
     }
     let (tables, blocks) = (HashMap::new(), Refcounts::default());
-    let mut check = TableCheck { file, header, file_len, tables, blocks, missing };
+    let names = Names { once: vec![0; if write { clusters.div_ceil(64) as usize } else { 0 }], more: HashMap::new() };
+    let mut check = TableCheck { file, header, file_len, write, tables, blocks, names, missing };
     let l1 = check.read_table(header.l1_offset, u64::from(header.l1_entries))?;
     check.add_metadata(header.l1_offset, l1.len() as u64 * 8, Table::L1)?;
     check.add(0, Table::Header)?;
@@ -119,12 +120,11 @@ fn walk<'a>(
     if write {
         check.check_metadata_refcounts()?;
     }
-    let mut used = if write { vec![0; clusters.div_ceil(64) as usize] } else { Vec::new() };
     for (index, entry) in l1.iter().enumerate().filter(|(_, entry)| *entry & OFFSET != 0) {
         if write && entry & COPIED != 0 && check.refcount((entry & OFFSET) >> header.cluster_bits)? > 1 {
             return Err(TableError::Damaged(format!("the L2 table of L1 entry {index} is shared, and not to be")));
         }
-        check.check_l2(index as u64, entry & OFFSET, write.then_some(&mut used))?;
+        check.check_l2(index as u64, entry & OFFSET)?;
     }
     Ok(check)
 }
@@ -133,9 +133,13 @@ struct TableCheck<'a> {
     file: &'a File,
     header: &'a Header,
     file_len: u64,
+    /// Refcounts are checked too.
+    write: bool,
     /// What each metadata cluster is, by its number in the file.
     tables: HashMap<u64, Table>,
     blocks: Refcounts,
+    /// How often clusters are named; for writing only.
+    names: Names,
     /// How often clusters with refcount 0 are named, if that is to be repaired.
     missing: Option<HashMap<u64, u64>>,
 }
@@ -147,6 +151,33 @@ struct Refcounts {
     offsets: Vec<u64>,
     /// Those that were read last.
     cached: HashMap<u64, Vec<u8>>,
+}
+
+/// How often each cluster is named.
+#[derive(Debug, Default)]
+struct Names {
+    /// A bit for each cluster that is named.
+    once: Vec<u64>,
+    /// How often those are named that are so more than once.
+    more: HashMap<u64, u64>,
+}
+
+impl Names {
+    /// Counts a name of a cluster that lies in the file. Returns how many it has now.
+    fn add(&mut self, cluster: u64) -> u64 {
+        let (word, bit) = ((cluster / 64) as usize, 1 << (cluster % 64));
+        if self.once[word] & bit == 0 {
+            self.once[word] |= bit;
+            return 1;
+        }
+        let count = self.more.entry(cluster).or_insert(1);
+        *count += 1;
+        *count
+    }
+
+    fn count(&self, cluster: u64) -> u64 {
+        self.more.get(&cluster).copied().unwrap_or(1)
+    }
 }
 
 impl TableCheck<'_> {
@@ -181,6 +212,9 @@ impl TableCheck<'_> {
             (Table::SnapshotL2, Table::L2 | Table::SnapshotL2) => true,
             _ => false,
         };
+        if self.write {
+            self.names.add(cluster);
+        }
         match self.tables.insert(cluster, table) {
             Some(before) if !shared(before) => {
                 let offset = cluster << self.header.cluster_bits;
@@ -240,14 +274,15 @@ impl TableCheck<'_> {
     fn check_metadata_refcounts(&mut self) -> Checked {
         let mut clusters: Vec<_> = self.tables.iter().map(|(cluster, table)| (*cluster, *table)).collect();
         clusters.sort_unstable_by_key(|(cluster, _)| *cluster);
-        let bits = self.header.cluster_bits;
-        clusters.into_iter().try_for_each(|(cluster, table)| {
-            self.has_refcount(cluster, || format!("the place of {table:?}, {:#x},", cluster << bits))
-        })
+        for (cluster, table) in clusters {
+            let (count, names) = (self.refcount(cluster)?, self.names.count(cluster));
+            let offset = cluster << self.header.cluster_bits;
+            self.compare(cluster, count, names, || format!("the place of {table:?}, {offset:#x},"))?;
+        }
+        Ok(())
     }
 
-    /// Checks one L2 table. `used`: the data clusters that entries before had for themselves.
-    fn check_l2(&mut self, l1_index: u64, offset: u64, mut used: Option<&mut Vec<u64>>) -> Checked {
+    fn check_l2(&mut self, l1_index: u64, offset: u64) -> Checked {
         let header = self.header;
         let entries = header.cluster() / 8;
         let whole = offset + header.cluster() <= self.file_len;
@@ -257,17 +292,17 @@ impl TableCheck<'_> {
         for (index, entry) in self.read_table(offset, entries)?.into_iter().enumerate() {
             if entry != 0 {
                 let guest = (l1_index * entries + index as u64) << header.cluster_bits;
-                self.check_entry(guest, entry, used.as_deref_mut())?;
+                self.check_entry(guest, entry)?;
             }
         }
         Ok(())
     }
 
-    fn check_entry(&mut self, guest: u64, entry: u64, used: Option<&mut Vec<u64>>) -> Checked {
+    fn check_entry(&mut self, guest: u64, entry: u64) -> Checked {
         let header = self.header;
         let what = || format!("the L2 entry {entry:#x} of the disk's {guest:#x}");
         if entry & COMPRESSED != 0 {
-            return self.check_compressed(entry, used.is_some(), what);
+            return self.check_compressed(entry, what);
         }
         let (offset, zero) = (entry & OFFSET, entry & ZERO != 0);
         if entry & !(OFFSET | COPIED | ZERO) != 0 || zero && header.version < 3 {
@@ -283,20 +318,17 @@ impl TableCheck<'_> {
             return if copied { Err(TableError::Damaged(format!("{} names the header", what()))) } else { Ok(()) };
         }
         let cluster = self.data_cluster(offset, what)?;
-        let Some(used) = used else { return Ok(()) };
-        if entry & COPIED == 0 {
-            return self.has_refcount(cluster, what);
+        if self.write && entry & COPIED != 0 {
+            let count = self.refcount(cluster)?;
+            if count > 1 {
+                let why = format!("{} has a cluster for itself that has refcount {count}", what());
+                return Err(TableError::Damaged(why));
+            }
         }
-        self.is_copied(offset, what)?;
-        let (word, bit) = ((cluster / 64) as usize, 1 << (cluster % 64));
-        if used[word] & bit != 0 {
-            return Err(TableError::Damaged(format!("{} names a cluster that another entry has for itself", what())));
-        }
-        used[word] |= bit;
-        Ok(())
+        self.add_name(cluster, what)
     }
 
-    fn check_compressed(&mut self, entry: u64, write: bool, what: impl Fn() -> String + Copy) -> Checked {
+    fn check_compressed(&mut self, entry: u64, what: impl Fn() -> String + Copy) -> Checked {
         let header = self.header;
         let bits = 62 - (header.cluster_bits - 8);
         let offset = entry & ((1 << bits) - 1) & !(0xff << 56);
@@ -308,9 +340,7 @@ impl TableCheck<'_> {
         }
         for cluster in offset >> header.cluster_bits..=last >> header.cluster_bits {
             self.data_cluster(cluster << header.cluster_bits, what)?;
-            if write {
-                self.has_refcount(cluster, what)?;
-            }
+            self.add_name(cluster, what)?;
         }
         Ok(())
     }
@@ -324,24 +354,28 @@ impl TableCheck<'_> {
         }
     }
 
-    fn has_refcount(&mut self, cluster: u64, what: impl Fn() -> String) -> Checked {
-        if self.refcount(cluster)? > 0 {
+    /// Counts an entry that names a data cluster, and compares that with the refcount.
+    fn add_name(&mut self, cluster: u64, what: impl Fn() -> String) -> Checked {
+        if !self.write {
             return Ok(());
         }
-        match &mut self.missing {
-            Some(missing) => *missing.entry(cluster).or_default() += 1,
-            None => return Err(TableError::Damaged(format!("{} names a cluster with refcount 0", what()))),
-        }
-        Ok(())
+        let names = self.names.add(cluster);
+        let count = self.refcount(cluster)?;
+        self.compare(cluster, count, names, what)
     }
 
-    /// Checks that a cluster may be written in place.
-    fn is_copied(&mut self, offset: u64, what: impl Fn() -> String) -> Checked {
-        let cluster = offset >> self.header.cluster_bits;
-        match self.refcount(cluster)? {
-            1 => Ok(()),
-            0 => self.has_refcount(cluster, what),
-            count => Err(TableError::Damaged(format!("{} has a cluster for itself that has refcount {count}", what()))),
+    /// A cluster with fewer refcounts than names would be given away while it is in use.
+    fn compare(&mut self, cluster: u64, count: u64, names: u64, what: impl Fn() -> String) -> Checked {
+        match &mut self.missing {
+            _ if count >= names => Ok(()),
+            Some(missing) if count == 0 => {
+                missing.insert(cluster, names);
+                Ok(())
+            }
+            _ => {
+                let why = format!("{} has a cluster with refcount {count} that is named {names} times", what());
+                Err(TableError::Damaged(why))
+            }
         }
     }
 

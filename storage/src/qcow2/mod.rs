@@ -169,22 +169,18 @@ impl Disk<UringContext> for Qcow2Disk {
         self.image.close()
     }
 
-    fn found_size(&self) -> Result<ByteLen, DiskError> {
-        let what = || format!("size of {}", self.given.path.display());
-        self.image.size().map_err(|source| DiskError::Os { what: what(), source })
-    }
-
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
         let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(size) = size else {
             // Nobody else changes it: the image is locked.
-            return self.found_size();
+            return Ok(self.size.get());
         };
         admission::check_resize(&self.fixed_geometry(), size)?;
         // Smaller first: no request is started beyond the new end.
         self.size.set(self.size.get().min(size));
         let resized = self.image.set_size(size);
-        self.size.set(self.found_size()?);
+        let what = || format!("size of {}", self.given.path.display());
+        self.size.set(self.image.size().map_err(|source| DiskError::Os { what: what(), source })?);
         match resized {
             Ok(()) => Ok(size),
             Err(error) => {

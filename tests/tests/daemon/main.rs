@@ -8,6 +8,7 @@ mod isolation_kill;
 mod lun_changes;
 mod migrant;
 mod migration;
+mod qcow2;
 mod queue_moves;
 mod resize;
 mod resource_limits;

@@ -153,8 +153,8 @@ fn the_same_seed_tears_the_same_requests() {
 fn settings_that_do_not_fit() {
     for (settings, want) in [
         (&[][..], "inner: found nothing, expected the storage"),
-        (&[("inner", "tape")], "inner: found \"tape\", expected one of file, null, ram"),
-        (&[("inner", "fault")], "inner: found \"fault\", expected one of file, null, ram"),
+        (&[("inner", "tape")], "inner: found \"tape\", expected one of file, null, qcow2, ram"),
+        (&[("inner", "fault")], "inner: found \"fault\", expected one of file, null, qcow2, ram"),
         (&[("inner", "ram")], "size: found nothing"),
         (&[("inner", "ram"), ("size", "1M"), ("fail-read", "all")], "fail-read: found \"all\", expected OFFSET+LEN"),
     ] {

@@ -12,6 +12,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use mqblk_core::Sector512;
+
 use super::header::{Header, be32, be64};
 
 /// Bits of an entry that are an offset.
@@ -332,9 +334,9 @@ impl TableCheck<'_> {
         let header = self.header;
         let bits = 62 - (header.cluster_bits - 8);
         let offset = entry & ((1 << bits) - 1) & !(0xff << 56);
-        let sectors = (entry & !(COMPRESSED | COPIED)) >> bits;
-        // The last sector may be cut off by the end of the file.
-        let last = (offset | 511).saturating_add(sectors * 512) & !511;
+        // Sectors besides the first. The last one may be cut off by the end of the file.
+        let more = Sector512((entry & !(COMPRESSED | COPIED)) >> bits).to_len().map_or(u64::MAX, |len| len.0);
+        let last = (offset | 511).saturating_add(more) & !511;
         if entry & COPIED != 0 || header.external_data || last >= self.file_len {
             return Err(TableError::Damaged(format!("{} is compressed, and not to be", what())));
         }

@@ -142,18 +142,6 @@ fn what_is_not_supported_is_named() {
             assert!(error.contains(expected) && error.contains("qemu-img convert"), "{error}");
         }
     }
-    let secret = ["--object", "secret,id=s,data=abc"];
-    must(
-        "qemu-img",
-        &[
-            &["create", "-q"][..],
-            &secret,
-            &["-f", "qcow2", "-o", "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10", text(&path), "4M"],
-        ]
-        .concat(),
-    );
-    let error = open(&path, &[]).err().expect("it is encrypted");
-    assert!(error.contains("encryption"), "{error}");
 }
 
 /// What QEMU leaves when it is killed with `lazy_refcounts=on`.

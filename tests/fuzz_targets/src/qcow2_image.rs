@@ -31,13 +31,13 @@ fn image() -> Vec<u8> {
     for (at, value) in [(24, SIZE), (40, CLUSTER), (48, 2 * CLUSTER)] {
         put(at, &value.to_be_bytes());
     }
-    put(CLUSTER, &(4 * CLUSTER | COPIED).to_be_bytes());
+    put(CLUSTER, &((4 * CLUSTER) | COPIED).to_be_bytes());
     put(2 * CLUSTER, &(3 * CLUSTER).to_be_bytes());
     for cluster in 0..8 {
         put(3 * CLUSTER + 2 * cluster, &1_u16.to_be_bytes());
     }
     for (entry, cluster) in [(0, 5), (1, 6), (7, 7)] {
-        put(4 * CLUSTER + 8 * entry, &(cluster * CLUSTER | COPIED).to_be_bytes());
+        put(4 * CLUSTER + 8 * entry, &((cluster * CLUSTER) | COPIED).to_be_bytes());
         put(cluster * CLUSTER, &[cluster as u8; CLUSTER as usize]);
     }
     bytes

@@ -15,6 +15,7 @@ pub mod host_images;
 pub mod nbd;
 pub mod null;
 pub mod observers;
+pub mod qcow2;
 pub mod ram;
 pub mod registry;
 

@@ -17,6 +17,7 @@ const BACKENDS: &[(&str, Opener, &[&str])] = &[
     ("file", crate::file::open, &[]),
     ("nbd", crate::nbd::open, &["nbd", "nbds", "nbd+unix", "nbds+unix"]),
     ("null", crate::null::open, &[]),
+    ("qcow2", crate::qcow2::open, &[]),
     ("ram", crate::ram::open, &[]),
 ];
 

@@ -54,7 +54,7 @@ impl LockMode {
 
 /// Error of locking a file.
 #[derive(Debug)]
-pub(super) enum LockError {
+pub(crate) enum LockError {
     /// Another process has it.
     InUse,
     /// The file system does not support locks.
@@ -62,7 +62,7 @@ pub(super) enum LockError {
 }
 
 /// Locks the whole file. Waits a little for a holder that is about to end.
-pub(super) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), LockError> {
+pub(crate) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), LockError> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     let in_use = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
     match retry_while_busy(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(kind))), in_use) {
@@ -73,13 +73,57 @@ pub(super) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(),
 }
 
 fn whole_file(kind: libc::c_int) -> libc::flock {
+    bytes(kind, 0, 0)
+}
+
+fn bytes(kind: libc::c_int, start: i64, len: i64) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
+        l_start: start,
+        l_len: len,
         l_pid: 0,
     }
+}
+
+/// Bytes that QEMU locks (`block/file-posix.c`: `RAW_LOCK_PERM_BASE`, `RAW_LOCK_SHARED_BASE`; permissions: `include/block/block-common.h`):
+/// whoever reads consistently has 100, who does not let others write or resize has 201 and 203. Who writes or resizes has 101 and 103, who
+/// does not let others read has 200.
+const OF_READER: [i64; 3] = [100, 201, 203];
+const EXCLUDES_READER: [i64; 3] = [101, 103, 200];
+
+/// Locks a file for reading together with other readers, QEMU among them, and against writers. Waits a little for a holder that is about to
+/// end.
+pub(crate) fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError> {
+    let in_use = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
+    let attempt = || -> nix::Result<()> {
+        for byte in OF_READER {
+            fcntl(file, FcntlArg::F_OFD_SETLK(&bytes(libc::F_RDLCK, byte, 1)))?;
+        }
+        for byte in EXCLUDES_READER {
+            let mut other = bytes(libc::F_WRLCK, byte, 1);
+            fcntl(file, FcntlArg::F_OFD_GETLK(&mut other))?;
+            // Readers of other disks here have the whole file (`lock`).
+            let whole = other.l_start == 0 && other.l_len == 0;
+            match i32::from(other.l_type) {
+                libc::F_UNLCK => {}
+                libc::F_RDLCK if whole => {}
+                _ => return Err(nix::Error::EAGAIN),
+            }
+        }
+        Ok(())
+    };
+    match retry_while_busy(path, attempt, in_use) {
+        Ok(()) => Ok(()),
+        Err(error) if in_use(&error) => Err(LockError::InUse),
+        Err(error) => Err(LockError::Unsupported(error.into())),
+    }
+}
+
+/// Releases all locks of an open file.
+pub(crate) fn unlock(file: &impl AsFd) {
+    // Without lock support there is nothing to release.
+    let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_UNLCK)));
 }
 
 /// The lock of an open file. With `shared-migration` it is held while the file has users.
@@ -180,8 +224,7 @@ impl ImageLock {
             return;
         }
         last();
-        // Without lock support there is nothing to release.
-        let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_UNLCK)));
+        unlock(file);
         users.claim = None;
         tracing::info!("{}: lock released", self.path.display());
     }

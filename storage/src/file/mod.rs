@@ -39,7 +39,7 @@ mod format;
 mod host;
 mod inflight;
 mod inline;
-mod lock;
+pub(crate) mod lock;
 mod open;
 mod threaded;
 mod threads;

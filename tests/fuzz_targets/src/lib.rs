@@ -12,6 +12,7 @@ pub mod config;
 pub mod inflight;
 pub mod journal;
 mod memory_disk;
+pub mod qcow2_image;
 mod ring_guest;
 mod scsi_commands;
 mod scsi_control;
@@ -37,7 +38,7 @@ mod xenstore_model;
 pub type FuzzTarget = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [FuzzTarget; 10] = [
+pub const TARGETS: [FuzzTarget; 11] = [
     ("virtio_blk", virtio_blk::target),
     ("virtio_scsi", virtio_scsi::target),
     ("blkif", blkif::target),
@@ -48,4 +49,5 @@ pub const TARGETS: [FuzzTarget; 10] = [
     ("inflight", inflight::target),
     ("admin", admin::target),
     ("vhost_user", vhost_user::target),
+    ("qcow2_image", qcow2_image::target),
 ];

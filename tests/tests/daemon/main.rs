@@ -9,6 +9,7 @@ mod lun_changes;
 mod migrant;
 mod migration;
 mod nbd;
+mod qcow2;
 mod queue_moves;
 mod resize;
 mod resource_limits;

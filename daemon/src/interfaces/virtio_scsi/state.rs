@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 /// Maximum size of a state file. Thousands of LUNs need a tenth of it.
 const MAX_BYTES: u64 = 16 << 20;
 /// Settings that name a file. Stored as absolute paths, independent of the daemon's working directory.
-const PATH_KEYS: [&str; 2] = ["path", "reservations"];
+const PATH_KEYS: [&str; 4] = ["path", "reservations", "base", "overlay"];
 
 /// The content of a state file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,0 +1,270 @@
+//! Requests to an open image. Called by the threads of the disk.
+
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use imago::FormatAccess;
+use imago::file::File as ImageFile;
+use imago::format::PreallocateMode;
+use mqblk_core::{ByteLen, ByteOffset};
+
+use super::chain::Chain;
+use super::header::Header;
+use crate::blocking::BlockingStorage;
+use crate::file::lock;
+
+/// Zeroes that are written at once where the image has no zero clusters.
+static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+
+/// An open image.
+///
+/// The library updates tables in memory and writes them when it is told to flush or runs out of room, and the L1 table at once, also before
+/// the refcounts that go with it. So a writer that is killed leaves refcounts missing. Therefore the dirty bit is set, durably, before the
+/// first change, and cleared when the image is [closed](Self::close): whoever opens it meanwhile repairs the refcounts first, QEMU as we.
+pub(super) struct Image {
+    /// Reads and writes share it. What takes mappings away from under them (discard, resize, close) has it alone. `None`: given up.
+    format: RwLock<Option<FormatAccess<ImageFile>>>,
+    header: Header,
+    read_only: bool,
+    path: PathBuf,
+    file: File,
+    data: Option<File>,
+    /// The dirty bit is set.
+    dirty: AtomicBool,
+    /// Serialises changes of the dirty bit.
+    marking: Mutex<()>,
+    /// The library panicked: what it has in memory may be anything, and must not be written.
+    failed: AtomicBool,
+}
+
+impl Image {
+    pub(super) fn new(chain: Chain, path: PathBuf, read_only: bool) -> Image {
+        let Chain { format, header, file, data } = chain;
+        let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
+        let format = RwLock::new(Some(format));
+        Image { format, header, read_only, path, file, data, dirty, marking: Mutex::new(()), failed }
+    }
+
+    pub(super) fn cluster(&self) -> u64 {
+        self.header.cluster()
+    }
+
+    /// Returns true if the content of clusters can be forgotten. Version 2 has no zero clusters: then a backing file would show.
+    pub(super) fn discards(&self) -> bool {
+        self.header.version >= 3 || self.header.backing.is_none()
+    }
+
+    fn shared(&self) -> RwLockReadGuard<'_, Option<FormatAccess<ImageFile>>> {
+        self.format.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn alone(&self) -> RwLockWriteGuard<'_, Option<FormatAccess<ImageFile>>> {
+        self.format.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the library. After a panic of it all requests fail.
+    fn guarded<T>(&self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(gone());
+        }
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+            if !self.failed.swap(true, Ordering::AcqRel) {
+                tracing::error!(
+                    "{}: the qcow2 library panicked: all requests fail from now on, and nothing more is written; `qemu-img check` \
+                     says what is damaged",
+                    self.path.display()
+                );
+            }
+            Err(gone())
+        })
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&FormatAccess<ImageFile>) -> io::Result<T>) -> io::Result<T> {
+        self.guarded(|| call(self.shared().as_ref().ok_or_else(gone)?))
+    }
+
+    /// As [`with`](Self::with), for what changes the image.
+    fn change<T>(&self, call: impl FnOnce(&FormatAccess<ImageFile>) -> io::Result<T>) -> io::Result<T> {
+        self.guarded(|| {
+            let format = self.shared();
+            let format = format.as_ref().ok_or_else(gone)?;
+            self.mark_dirty()?;
+            call(format)
+        })
+    }
+
+    /// As [`change`](Self::change), with no other request in the library.
+    fn change_alone<T>(&self, call: impl FnOnce(&mut FormatAccess<ImageFile>) -> io::Result<T>) -> io::Result<T> {
+        self.guarded(|| {
+            let mut format = self.alone();
+            let format = format.as_mut().ok_or_else(gone)?;
+            self.mark_dirty()?;
+            call(format)
+        })
+    }
+
+    /// Sets the dirty bit, unless it is set. Called with the format held, so that it is not cleared before the change.
+    fn mark_dirty(&self) -> io::Result<()> {
+        if self.dirty.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _one = self.marking.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.dirty.load(Ordering::Acquire) {
+            self.header.write_dirty(&self.file, true)?;
+            self.dirty.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable and clears the dirty bit. The next change sets it again.
+    pub(super) fn close(&self) -> io::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        self.guarded(|| {
+            let format = self.alone();
+            let format = format.as_ref().ok_or_else(gone)?;
+            if self.dirty.load(Ordering::Acquire) {
+                format.flush()?;
+                self.sync_files()?;
+                self.header.write_dirty(&self.file, false)?;
+                self.dirty.store(false, Ordering::Release);
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn size(&self) -> io::Result<ByteLen> {
+        self.with(|format| Ok(ByteLen(format.size())))
+    }
+
+    /// Gives the disk another size, durably. What a larger one has more reads as zeroes.
+    pub(super) fn set_size(&self, size: ByteLen) -> io::Result<()> {
+        if self.header.version < 3 && self.header.snapshots > 0 {
+            let why =
+                "version 2 with internal snapshots keeps its size: `qemu-img amend -o compat=1.1` makes it version 3";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        self.change_alone(|format| {
+            let before = format.size();
+            match size.0 < before {
+                true => format.resize_shrink(size.0)?,
+                false => self.grow(format, before, size.0)?,
+            }
+            format.flush()?;
+            self.sync_files()
+        })
+    }
+
+    /// Makes durable what was given to the host.
+    fn sync_files(&self) -> io::Result<()> {
+        // The library's own sync would keep all other requests waiting.
+        self.data.iter().chain([&self.file]).try_for_each(File::sync_data)
+    }
+
+    /// Panics where the library might.
+    #[cfg(test)]
+    pub(super) fn panics_for_tests(&self) {
+        let result: io::Result<()> = self.change_alone(|_| panic!("a library that panics"));
+        assert!(result.is_err());
+    }
+
+    fn write_plain_zeroes(format: &FormatAccess<ImageFile>, at: u64, len: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < len {
+            let run = (len - done).min(ZEROES.len() as u64);
+            format.write(&ZEROES[..run as usize], at + done)?;
+            done += run;
+        }
+        Ok(())
+    }
+
+    fn grow(&self, format: &mut FormatAccess<ImageFile>, from: u64, to: u64) -> io::Result<()> {
+        // What the backing file has beyond the old end must not show. How long it is, only the library knows: so it always zeroes.
+        let zeroes = self.header.backing.is_some();
+        if zeroes && self.header.version < 3 {
+            let why = "version 2 with a backing file cannot grow: `qemu-img amend -o compat=1.1` makes it version 3";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        format.resize_grow(to, if zeroes { PreallocateMode::Zero } else { PreallocateMode::None })?;
+        // The rest of the last cluster has what was there before the disk was made smaller, or what the backing file has.
+        let rest = from.next_multiple_of(self.cluster()).min(to) - from;
+        let zeroed = match self.header.version {
+            _ if rest == 0 => Ok(()),
+            2 => Image::write_plain_zeroes(format, from, rest),
+            _ => format.write_zeroes(from, rest),
+        };
+        if zeroed.is_err() {
+            // Best effort: the caller reports the first error.
+            let _ = format.resize_shrink(from);
+        }
+        zeroed
+    }
+}
+
+/// The error of all requests once the library has failed.
+fn gone() -> io::Error {
+    io::Error::other("the image was given up after a fault of the qcow2 library")
+}
+
+impl BlockingStorage for Arc<Image> {
+    fn size(&self) -> io::Result<ByteLen> {
+        Image::size(self)
+    }
+
+    fn read_at(&self, bytes: &mut [u8], at: ByteOffset) -> io::Result<()> {
+        self.with(|format| format.read(bytes, at.0))
+    }
+
+    fn write_at(&self, bytes: &[u8], at: ByteOffset) -> io::Result<()> {
+        self.change(|format| format.write(bytes, at.0))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.with(|format| if self.read_only { Ok(()) } else { format.flush() })?;
+        if self.read_only { Ok(()) } else { self.sync_files() }
+    }
+
+    fn discard(&self, at: ByteOffset, len: ByteLen) -> io::Result<()> {
+        self.change_alone(|format| {
+            // Parts of clusters keep their content.
+            let (start, end) = (at.0.next_multiple_of(self.cluster()), at.0 + len.0);
+            let end = if end == format.size() { end } else { end & !(self.cluster() - 1) };
+            if start >= end {
+                return Ok(());
+            }
+            match self.header.version {
+                2 => format.discard_to_backing(start, end - start),
+                _ => format.discard_to_any(start, end - start),
+            }
+        })
+    }
+
+    fn write_zeroes(&self, at: ByteOffset, len: ByteLen, may_unmap: bool) -> io::Result<()> {
+        if self.header.version < 3 {
+            return self.change(|format| Image::write_plain_zeroes(format, at.0, len.0));
+        }
+        // Alone: the library makes a cluster of zeroes of one whose other parts are zero, which a write to one of them may change meanwhile.
+        self.change_alone(|format| match may_unmap {
+            true => format.discard_to_zero(at.0, len.0),
+            false => format.write_zeroes(at.0, len.0),
+        })
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::error!("{}: closing: {error}; its dirty bit stays", self.path.display());
+        }
+        if self.failed.load(Ordering::Acquire) {
+            // Its drop would flush what it has in memory. It keeps its descriptors, but not their locks.
+            std::mem::forget(self.alone().take());
+            self.data.iter().chain([&self.file]).for_each(lock::unlock);
+        }
+    }
+}

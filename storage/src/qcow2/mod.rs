@@ -1,0 +1,205 @@
+//! `storage=qcow2`: an image of QEMU's format, version 2 or 3, by the library `imago`.
+//!
+//! | setting | default | meaning |
+//! |---|---|---|
+//! | `path` | needed | the image, a regular file. Also `overlay` |
+//! | `base` | none | if there is no file at `path`, it is made: as large as this image, which is its backing file |
+//! | `backing` | deny | which files the image may name, as backing file or data file: `allow`, `deny`, or absolute paths of files and folders with colons between. `base` is always allowed |
+//! | `readonly` | off | |
+//! | `block-size` | 512 | 512 or 4096 |
+//! | `lock` | exclusive | `exclusive`: held while the image is open. `off`: nothing keeps others out |
+//! | `threads` | 8 | requests that are with the image at once, 1 to 64 |
+//!
+//! The library's calls block, so threads of the disk's own make them ([`blocking`](crate::blocking)). Why this library and how it is kept
+//! from damaging an image: docs/design/0017-qcow2.md.
+//!
+//! * `header` and `check` read an image before the library does, and refuse what is damaged or not supported.
+//! * `chain` opens all files, `access` says which an image may name, `create` makes overlays.
+//! * `image` carries out requests.
+
+mod access;
+mod chain;
+mod check;
+mod create;
+mod header;
+mod image;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits};
+use mqblk_uring::UringContext;
+
+use crate::admission::{self, DiskSize};
+use crate::blocking::BlockingThreads;
+use access::NamedFiles;
+use chain::ChainOpener;
+use image::Image;
+
+/// Longest range of a discard: bounds how long it has the image alone.
+const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
+/// Longest range of zeroes, as parts of it may have to be written.
+const MAX_ZEROES: ByteLen = ByteLen(32 << 20);
+/// Requests that are with the image at once.
+const THREADS: u64 = 8;
+
+/// Opens an image, and makes it before if `base` is given and it is not there.
+///
+/// # Errors
+/// When a setting does not fit, a file cannot be opened, is in use, or may not be named by the image; when the image is damaged or has what is
+/// not supported.
+pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+    let given = ImageSettings::take(settings)?;
+    let mut named = given.named.clone();
+    if let Some(base) = &given.base {
+        named.add(Path::new(base));
+        create::create_overlay(settings, opener, Path::new(base), &given.path)?;
+    }
+    let chain_opener = ChainOpener { settings, opener, named: &named, lock: given.lock };
+    let chain = chain_opener.open(&given.path, given.read_only)?;
+    let size = ByteLen(chain.header.size);
+    if size == ByteLen::ZERO || !size.is_aligned(given.block) {
+        let found = format!("{} bytes in {:?}", size.0, given.path);
+        let expected = format!("a disk whose size is a multiple of block-size {} above 0", given.block.bytes());
+        return Err(settings.error("path", found, expected).into());
+    }
+    let image = Arc::new(Image::new(chain, given.path.clone(), given.read_only));
+    let start = BlockingThreads::start(Box::new(Arc::clone(&image)), given.threads);
+    let what = || format!("threads for {}", given.path.display());
+    let threads = start.map_err(|source| DiskError::Os { what: what(), source })?;
+    let size = Arc::new(DiskSize::new(size));
+    Ok(Arc::new(Qcow2Disk { threads, image, given, size, resizing: Mutex::new(()) }))
+}
+
+/// The settings, as given.
+struct ImageSettings {
+    path: PathBuf,
+    base: Option<String>,
+    named: NamedFiles,
+    read_only: bool,
+    block: BlockSize,
+    lock: bool,
+    threads: u32,
+}
+
+impl ImageSettings {
+    fn take(settings: &mut Settings) -> Result<ImageSettings, SettingError> {
+        let is_overlay = settings.peek("overlay").is_some();
+        settings.alias("overlay", "path")?;
+        let base = settings.text("base");
+        let Some(path) = settings.text("path") else {
+            return Err(settings.error("path", "nothing", "a qcow2 image"));
+        };
+        if is_overlay && base.is_none() {
+            return Err(settings.error("base", "nothing", "the image beneath the overlay"));
+        }
+        let named = settings.text("backing").unwrap_or_else(|| "deny".to_owned());
+        let named = NamedFiles::parse(&named).map_err(|wrong| {
+            let expected = "allow, deny, or absolute paths of files and folders with colons between";
+            settings.error("backing", format!("{wrong:?}"), expected)
+        })?;
+        Ok(ImageSettings {
+            path: PathBuf::from(path),
+            base,
+            named,
+            read_only: settings.switch("readonly")?.unwrap_or(false),
+            block: admission::block_size(settings)?.unwrap_or(BlockSize::B512),
+            lock: settings.choice("lock", &["exclusive", "off"])? != Some("off"),
+            threads: settings.number("threads", 1..=64)?.unwrap_or(THREADS) as u32,
+        })
+    }
+}
+
+struct Qcow2Disk {
+    /// Ended before the image is closed.
+    threads: BlockingThreads,
+    image: Arc<Image>,
+    given: ImageSettings,
+    size: Arc<DiskSize>,
+    /// Serialises resizes.
+    resizing: Mutex<()>,
+}
+
+impl Qcow2Disk {
+    fn discards(&self) -> bool {
+        !self.given.read_only && self.image.discards()
+    }
+
+    fn fixed_geometry(&self) -> Geometry {
+        let plain = admission::plain_geometry(self.size.get(), self.given.block, self.given.read_only);
+        // The host's page cache writes pages. A cluster is what is allocated at once.
+        Geometry { physical_block: BlockSize::B4096, opt_io: ByteLen(self.image.cluster()), ..plain }
+    }
+}
+
+impl Disk<UringContext> for Qcow2Disk {
+    fn geometry(&self) -> Geometry {
+        self.fixed_geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        let discard = DiscardLimits { granularity: ByteLen(self.image.cluster()), max_len: MAX_DISCARD };
+        Limits {
+            max_transfer: admission::MAX_TRANSFER,
+            max_segments: u32::from(u16::MAX),
+            discard: self.discards().then_some(discard),
+            write_zeroes: (!self.given.read_only).then_some(MAX_ZEROES),
+            volatile_cache: true,
+            cost_per_request: true,
+            pins_memory: false,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        let given = &self.given;
+        let mut all = vec![("path", given.path.display().to_string())];
+        all.extend(given.base.clone().map(|base| ("base", base)));
+        all.extend([
+            ("backing", given.named.text()),
+            ("readonly", admission::on_off(given.read_only)),
+            ("block-size", given.block.bytes().to_string()),
+            ("lock", if given.lock { "exclusive" } else { "off" }.to_owned()),
+            ("threads", given.threads.to_string()),
+        ]);
+        all
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.image.close()
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        let _one = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(size) = size else {
+            // Nobody else changes it: the image is locked.
+            return Ok(self.size.get());
+        };
+        admission::check_resize(&self.fixed_geometry(), size)?;
+        // Smaller first: no request is started beyond the new end.
+        self.size.set(self.size.get().min(size));
+        let resized = self.image.set_size(size);
+        let what = || format!("size of {}", self.given.path.display());
+        self.size.set(self.image.size().map_err(|source| DiskError::Os { what: what(), source })?);
+        match resized {
+            Ok(()) => Ok(size),
+            Err(error) => {
+                let expected = format!("a size that the image can have ({error})");
+                Err(DiskError::Size { found: size.to_string(), expected })
+            }
+        }
+    }
+
+    fn deactivate(&self) {
+        if let Err(error) = self.image.close() {
+            tracing::error!("{}: flush when its queues stopped: {error}", self.given.path.display());
+        }
+    }
+
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+        Ok(self.threads.open_channel(self.fixed_geometry(), &self.size, self.discards(), context))
+    }
+}
+
+#[cfg(test)]
+mod tests;

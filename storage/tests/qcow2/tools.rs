@@ -1,0 +1,67 @@
+//! QEMU's programs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// Runs one of QEMU's programs.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Output {
+    let missing = |error| panic!("{program}: {error}; apt-get install qemu-utils");
+    Command::new(program).args(arguments).output().unwrap_or_else(missing)
+}
+
+/// Runs one that must succeed, and returns what it prints.
+pub(crate) fn must(program: &str, arguments: &[&str]) -> String {
+    let output = run(program, arguments);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {}\n{text}", output.status);
+    text
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+/// A folder on a file system with storage.
+pub(crate) fn folder() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let path = dir.path().canonicalize().expect("a folder");
+    (dir, path)
+}
+
+/// Makes an image.
+pub(crate) fn create(path: &Path, options: &str, more: &[&str], size: u64) {
+    let size = size.to_string();
+    let mut all = vec!["create", "-q", "-f", "qcow2"];
+    if !options.is_empty() {
+        all.extend(["-o", options]);
+    }
+    all.extend(more);
+    all.extend([text(path), &size]);
+    must("qemu-img", &all);
+}
+
+/// Whether clusters that nothing names are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaks {
+    No,
+    /// After a kill.
+    Accepted,
+}
+
+/// `qemu-img check`: 0 is clean, 3 is leaks only (qemu-img(1)).
+pub(crate) fn assert_clean(path: &Path, leaks: Leaks) {
+    let output = run("qemu-img", &["check", text(path)]);
+    let code = output.status.code();
+    let good = code == Some(0) || code == Some(3) && leaks == Leaks::Accepted;
+    assert!(good, "{path:?}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+}
+
+/// Compares an image with a raw file of this content.
+pub(crate) fn assert_equal(path: &Path, content: &[u8]) {
+    let raw = path.with_extension("shadow");
+    std::fs::write(&raw, content).expect("a raw file");
+    must("qemu-img", &["compare", "-f", "raw", "-F", "qcow2", text(&raw), text(path)]);
+    std::fs::remove_file(raw).expect("a raw file");
+}

@@ -11,7 +11,7 @@ pub(crate) mod files;
 
 use std::io;
 
-use mqblk_core::thread_role;
+use mqblk_core::thread_role::{self, ThreadRole};
 
 use crate::broker::{Broker, BrokerStartError};
 use crate::config::ServeConfig;
@@ -57,8 +57,15 @@ pub fn prepare(config: &SandboxConfig) -> Result<(), SandboxError> {
     if config.mode == SandboxMode::Off {
         return Ok(());
     }
-    let filters = CallFilters::compile(config.mode)?;
+    let mode = config.mode;
+    let filters = CallFilters::compile(mode)?;
     thread_role::set_restrictions(move |role| {
+        if role == ThreadRole::Network {
+            rustix::thread::set_no_new_privs(true)?;
+            if mode == SandboxMode::On {
+                files::restrict_to_reading().map_err(io::Error::other)?;
+            }
+        }
         capabilities::drop_for(role)?;
         filters.apply_to(role).map_err(io::Error::other)
     });

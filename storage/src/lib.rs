@@ -12,9 +12,11 @@ pub mod connection;
 pub mod fault;
 pub mod file;
 pub mod host_images;
+mod lock_mode;
 pub mod null;
 pub mod observers;
 pub mod ram;
+pub mod rbd;
 pub mod registry;
 
 pub use registry::{TEST_KINDS, backend_names, open, open_with};

@@ -16,6 +16,7 @@ const BACKENDS: &[(&str, Opener)] = &[
     ("file", crate::file::open),
     ("null", crate::null::open),
     ("ram", crate::ram::open),
+    ("rbd", crate::rbd::open),
 ];
 
 /// Backends that exist for tests. They can be opened like all others, and are not among [`kinds`].

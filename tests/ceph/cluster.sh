@@ -71,7 +71,7 @@ pid_of() { cat "$folder/$1.pid" 2>/dev/null || true; }
 runs() {
     local pid
     pid=$(pid_of "$1")
-    [ -n "$pid" ] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q -- "^ceph-${1%%.*} .*--conf $folder/ceph.conf"
+    [ -n "$pid" ] && { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -q -- "^ceph-${1%%.*} .*--conf $folder/ceph.conf"
 }
 
 launch() {

@@ -4,11 +4,12 @@
 # make test-guest   only those with virtual machines
 # make test-xen     only those on Xen, which QEMU emulates
 # make test-crash   100 kills and 50 stops of the daemon under verified load for each interface (minutes; test-fast has a tenth)
+# make test-ceph    only those on real clusters of Ceph (as root: it installs Ceph with apt)
 # make fuzz         cargo fuzz, 60 seconds each target (FUZZ_SECONDS=600: longer); needs rustup: installs nightly Rust and cargo-fuzz
 # make soak         all tests in their long forms: more seeds, kills, restarts, migrations and power cuts (hours)
 # make clean        remove what was built and downloaded
 
-.PHONY: help quickstart test test-fast test-guest test-xen test-crash fuzz soak clean
+.PHONY: help quickstart test test-fast test-guest test-xen test-crash test-ceph fuzz soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -30,6 +31,9 @@ test-xen:
 
 test-crash:
 	@scripts/test.sh crash
+
+test-ceph:
+	@scripts/test.sh ceph
 
 fuzz:
 	@scripts/fuzz.sh

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [hour] [soak]
+# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [ceph] [hour] [soak]
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only if none failed. The full output of each run is
 # kept in target/test-logs.
@@ -9,16 +9,16 @@ scripts/check-toolchain.sh || exit 1
 
 for part in "$@"; do
     case $part in
-        fast | guest | xen | crash | hour) ;;
+        fast | guest | xen | crash | ceph | hour) ;;
         # All of them, longer: hours.
         soak)
-            set -- fast crash guest xen hour
+            set -- fast crash guest xen ceph hour
             export MQBLK_CRASH=full MQBLK_RESTARTS=12 MQBLK_MIGRATIONS=10 MQBLK_POWER_CUTS=200 MQBLK_XEN_KILLS=10
             export MQBLK_BARRIER_SEEDS=4000 MQBLK_BLKIF_SEEDS=400 MQBLK_CANCEL_SEEDS=400 MQBLK_LAYOUT_SEEDS=4000 MQBLK_MERGE_SEEDS=400
             export MQBLK_TMF_SEEDS=4000 MQBLK_VIRTIO_CRASH_SEEDS=200 MQBLK_FUZZ_BATCHES=20000 MQBLK_ORACLE_SECONDS=600
             ;;
         *)
-            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash, hour or soak" >&2
+            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash, ceph, hour or soak" >&2
             exit 2
             ;;
     esac
@@ -31,9 +31,9 @@ export MQBLK=$PWD/target/checked/mqblk
 export RUST_BACKTRACE=0
 mkdir -p "$logs" && rm -f "$logs/summary" "$logs"/*.counts
 
-# Every run uses the same packages and features, so that nothing is built twice. The test programs guest and xen need a prepared
-# machine.
-selected=(--profile checked --workspace --features mqblk-tests/guest,mqblk-tests/xen)
+# Every run uses the same packages and features, so that nothing is built twice. The test programs guest, xen and ceph need a
+# prepared machine.
+selected=(--profile checked --workspace --features mqblk-tests/guest,mqblk-tests/xen,mqblk-tests/ceph)
 tests=(cargo test "${selected[@]}")
 
 # Debian's mawk buffers its input by default, which would delay lines.
@@ -122,7 +122,7 @@ fast() {
     install_missing valgrind # without it the budget fails with a message
     echo "tests without virtual machines"
     # Several at a time: each waits a good part of its time.
-    run fast '' "${tests[@]}" --test '[!gx]*' --test 'g[!u]*' --no-fail-fast &
+    run fast '' "${tests[@]}" --test '[!cgx]*' --test 'g[!u]*' --test 'c[!e]*' --no-fail-fast &
     local others=($!)
     # Instructions for a request, in a release build.
     run budget '' "${tests[@]}" --test budget -- --include-ignored &
@@ -137,8 +137,11 @@ prepare() {
     if wants xen; then
         # That prepares the guest, too.
         tests/xen/prepare.sh </dev/null || fail prepare "Xen could not be prepared: the tests that need it fail"
-    elif wants guest; then
+    elif wants guest || wants ceph; then
         tests/guest/prepare.sh </dev/null || fail prepare "the guest could not be prepared: the tests that need it fail"
+    fi
+    if wants ceph; then
+        tests/ceph/cluster.sh install </dev/null || fail prepare "Ceph could not be installed: the tests that need it fail"
     fi
 }
 
@@ -157,6 +160,11 @@ crash() {
     rm -f "$logs/crash.json"
     MQBLK_CRASH=full run crash each "${tests[@]}" --test crash --no-fail-fast -- --test-threads=1 --nocapture
     [ ! -f "$logs/crash.json" ] || { echo "statistics, also in $logs/crash.json:"; cat "$logs/crash.json"; }
+}
+
+ceph() {
+    echo "tests on clusters of Ceph, which each test starts for itself"
+    run ceph each "${tests[@]}" --test ceph --no-fail-fast -- --test-threads=1
 }
 
 # With nothing beside it: it compares latencies.
@@ -188,6 +196,7 @@ if [ "$built" -eq 0 ]; then
         wants guest && guest
         wants xen && xen
     fi
+    wants ceph && ceph
     wants hour && hour
 fi
 

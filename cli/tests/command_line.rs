@@ -302,7 +302,7 @@ fn keys_for_tests_are_known_only_when_they_are_asked_for() {
     let pool = disk(folder.path(), ",interface=xen,grants-pool=shared")
         .replace(&format!(",socket={}/disk.sock", folder.path().display()), "");
     for (spec, want) in [
-        (fault, "storage: found \"fault\", expected one of file, nbd, null, qcow2, ram"),
+        (fault, "storage: found \"fault\", expected one of file, nbd, null, qcow2, ram, rbd"),
         (pool.as_str(), "grants-pool: found an unknown key"),
     ] {
         let run = |switch: Option<&str>| {

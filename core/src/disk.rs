@@ -145,6 +145,11 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// all that was written. Blocks.
     fn deactivate(&self) {}
 
+    /// Releases what others may wait for, such as a lock that a server keeps for this client. Called once, after the last flush and when no
+    /// channel is open, before the process ends; requests and other calls fail afterwards. Blocks, with a bound of its own. A disk that is
+    /// dropped without it releases the same later, by another thread.
+    fn close(&self) {}
+
     /// Tells `observer` from now on, and at once if the storage cannot be reached now. There is one observer: another one takes its place.
     /// A backend that never has anything to say need not do anything.
     fn observe(&self, _observer: Arc<dyn DiskObserver>) {}

@@ -3,6 +3,7 @@
 //! The crates that start such threads call [`enter`] as the first thing on them; the daemon decides what that does
 //! ([`set_restrictions`]). Without restrictions nothing happens.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -19,13 +20,20 @@ pub enum ThreadRole {
     Storage,
     /// Connects to storage elsewhere, or to xenstore for a worker.
     Connector,
+    /// Has connections of the network, which a library makes on threads that it starts from this one.
+    Network,
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<ThreadRole>> = const { Cell::new(None) };
 }
 
 /// Restricts the calling thread to what its role needs.
 type Restrict = Box<dyn Fn(ThreadRole) -> io::Result<()> + Send + Sync>;
 
 static RESTRICT: OnceLock<Restrict> = OnceLock::new();
-static CONNECTORS: OnceLock<Mutex<Sender<ConnectorStart>>> = OnceLock::new();
+static CONNECTORS: OnceLock<Mutex<Sender<ThreadStart>>> = OnceLock::new();
+static NETWORK: Mutex<Option<Sender<ThreadStart>>> = Mutex::new(None);
 
 /// The pause before a thread that the host refused is started again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -40,10 +48,16 @@ pub fn set_restrictions(restrict: impl Fn(ThreadRole) -> io::Result<()> + Send +
 /// # Errors
 /// When the kernel refuses. The thread must not serve then.
 pub fn enter(role: ThreadRole) -> io::Result<()> {
+    CURRENT.set(Some(role));
     RESTRICT.get().map_or(Ok(()), |restrict| restrict(role))
 }
 
-struct ConnectorStart {
+/// Returns the role that the calling thread has [entered](enter); `None`: a control thread, which may block.
+pub fn current() -> Option<ThreadRole> {
+    CURRENT.get()
+}
+
+struct ThreadStart {
     name: String,
     work: Box<dyn FnOnce() + Send>,
 }
@@ -61,19 +75,26 @@ pub fn start_connectors_separately() -> io::Result<()> {
     Ok(())
 }
 
-fn start_connectors(starts: &Receiver<ConnectorStart>) {
-    for ConnectorStart { name, work } in starts {
-        let work = std::sync::Arc::new(Mutex::new(Some(work)));
-        loop {
-            let of_thread = std::sync::Arc::clone(&work);
-            let connector = move || {
-                let work = of_thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-                run_connector(work);
-            };
-            match spawn(name.clone(), connector) {
-                Ok(_) => break,
-                Err(_) => std::thread::sleep(RETRY),
+fn start_connectors(starts: &Receiver<ThreadStart>) {
+    for ThreadStart { name, work } in starts {
+        start_thread(&name, move || run_connector(Some(work)));
+    }
+}
+
+/// Starts a thread, as soon as the host has one.
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) {
+    let work = std::sync::Arc::new(Mutex::new(Some(work)));
+    loop {
+        let of_thread = std::sync::Arc::clone(&work);
+        let run = move || {
+            let work = of_thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(work) = work {
+                work();
             }
+        };
+        match spawn(name, run) {
+            Ok(_) => break,
+            Err(_) => std::thread::sleep(RETRY),
         }
     }
 }
@@ -91,7 +112,7 @@ fn run_connector(work: Option<Box<dyn FnOnce() + Send>>) {
 /// # Errors
 /// When the host refuses a thread. With [`start_connectors_separately`] it is asked again every second instead.
 pub fn spawn_connector(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let start = ConnectorStart { name: name.to_owned(), work: Box::new(work) };
+    let start = ThreadStart { name: name.to_owned(), work: Box::new(work) };
     let start = match CONNECTORS.get() {
         Some(sender) => match sender.lock().unwrap_or_else(PoisonError::into_inner).send(start) {
             Ok(()) => return Ok(()),
@@ -102,6 +123,38 @@ pub fn spawn_connector(name: &str, work: impl FnOnce() + Send + 'static) -> io::
     spawn(start.name, move || run_connector(Some(start.work))).map(drop)
 }
 
+/// Runs `work` on a thread of its own with the role [`ThreadRole::Network`], which the threads that it starts have too. All such threads are
+/// started by one that the first call starts: in a process that restricts itself they can connect only if that call came before.
+///
+/// # Errors
+/// When the host refuses a thread, or the role's restrictions.
+pub fn spawn_network(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let mut starter = NETWORK.lock().unwrap_or_else(PoisonError::into_inner);
+    let starts = match &*starter {
+        Some(starts) => starts,
+        None => starter.insert(start_network_threads()?),
+    };
+    let start = ThreadStart { name: name.to_owned(), work: Box::new(work) };
+    starts.send(start).map_err(|_| io::Error::other("the thread that starts threads for the network has ended"))
+}
+
+fn start_network_threads() -> io::Result<Sender<ThreadStart>> {
+    let (sender, starts) = channel::<ThreadStart>();
+    let (entering, entered) = channel();
+    spawn("network", move || {
+        let result = enter(ThreadRole::Network);
+        let may_start = result.is_ok();
+        let _ = entering.send(result);
+        if may_start {
+            for ThreadStart { name, work } in starts {
+                start_thread(&name, work);
+            }
+        }
+    })?;
+    entered.recv().map_err(io::Error::other)??;
+    Ok(sender)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,7 +163,9 @@ mod tests {
     /// by the thread for them, and the first function stays.
     #[test]
     fn roles_are_restricted_by_the_function_that_was_set_first() {
+        assert_eq!(current(), None);
         assert!(enter(ThreadRole::Worker).is_ok(), "no restrictions yet");
+        assert_eq!(current(), Some(ThreadRole::Worker));
         let name = || std::thread::current().name().map(str::to_owned);
         let run = || {
             let (sender, result) = channel();
@@ -135,5 +190,13 @@ mod tests {
         start_connectors_separately().unwrap();
         assert_eq!(run().as_deref(), Some("connector"));
         assert_eq!(roles.recv().unwrap(), (ThreadRole::Connector, Some("connector".to_owned())));
+
+        for thread in ["first", "second"] {
+            let (sender, result) = channel();
+            spawn_network(thread, move || sender.send(name()).unwrap()).unwrap();
+            assert_eq!(result.recv().unwrap().as_deref(), Some(thread));
+        }
+        assert_eq!(roles.recv().unwrap(), (ThreadRole::Network, Some("network".to_owned())));
+        assert!(roles.try_recv().is_err(), "the threads have the role of the one that starts them");
     }
 }

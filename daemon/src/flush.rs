@@ -1,4 +1,4 @@
-//! The final flush of all disks.
+//! The final flush of all disks, and their end.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use mqblk_core::thread::spawn;
 use mqblk_engine::AnyDisk;
 
-/// Flushes all disks in parallel and waits for at most `limit`. Each disk comes with its name for messages.
+/// Flushes and closes all disks in parallel and waits for at most `limit`. Each disk comes with its name for messages.
 ///
 /// # Errors
 /// Returns the error of one failed disk, after all others were flushed. Returns `TimedOut` if a disk does not complete in time: its
@@ -19,7 +19,11 @@ pub(crate) fn flush_all(disks: Vec<(String, Arc<AnyDisk>)>, limit: Duration) -> 
     let mut waiting: Vec<String> = disks.iter().map(|(name, _)| name.clone()).collect();
     for (name, disk) in disks {
         // Sending fails after the time-out, when the receiver is gone.
-        let flush = |name, disk: &AnyDisk, results: &Sender<_>| _ = results.send((name, disk.sync()));
+        let flush = |name, disk: &AnyDisk, results: &Sender<_>| {
+            let flushed = disk.sync();
+            disk.close();
+            _ = results.send((name, flushed));
+        };
         let (thread_disk, thread_name, result_sender) = (Arc::clone(&disk), name.clone(), sender.clone());
         if spawn("flush", move || flush(thread_name, &*thread_disk, &result_sender)).is_err() {
             // Without a thread: flush here, although the other disks wait.

@@ -12,11 +12,13 @@ pub mod connection;
 pub mod fault;
 pub mod file;
 pub mod host_images;
+mod lock_mode;
 pub mod nbd;
 pub mod null;
 pub mod observers;
 pub mod qcow2;
 pub mod ram;
+pub mod rbd;
 pub mod registry;
 
 pub use registry::{TEST_KINDS, backend_names, backend_of_path, open, open_with};

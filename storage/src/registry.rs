@@ -19,6 +19,7 @@ const BACKENDS: &[(&str, Opener, &[&str])] = &[
     ("null", crate::null::open, &[]),
     ("qcow2", crate::qcow2::open, &[]),
     ("ram", crate::ram::open, &[]),
+    ("rbd", crate::rbd::open, &["rbd"]),
 ];
 
 /// Backends that exist for tests. They can be opened like all others, and are not among [`kinds`].

@@ -6,10 +6,11 @@
 //! `migrating_guest` moves from one daemon to another with the state of its devices. `crash` restarts daemons under a verified load.
 //! `in_process` serves a disk from the test's process. `stepped` sets up workers that a test steps. `filter_disk` places a test between the
 //! engine and a disk. `power` models what a disk holds after a power cut; `documented` runs the commands that documents print.
-//! `unprivileged` runs tests of limits that do not bind root. `nbd_server` starts NBD servers.
+//! `ceph` starts a real cluster of Ceph, `nbd_server` NBD servers. `unprivileged` runs tests of limits that do not bind root.
 #![forbid(unsafe_code)]
 
 pub mod blkif;
+pub mod ceph;
 pub mod crash;
 pub mod documented;
 pub mod filter_disk;

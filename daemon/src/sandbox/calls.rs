@@ -157,6 +157,41 @@ const OLD_CONTROL: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CONTROL: &[c_long] = &[];
 
+/// Allowed to threads of a library for network storage besides: what name resolution and the library's start ask.
+const NETWORK: &[c_long] = &[libc::SYS_sendmmsg, libc::SYS_recvmmsg, libc::SYS_sysinfo];
+
+/// As [`OLD_CONTROL`].
+#[cfg(target_arch = "x86_64")]
+const OLD_NETWORK: &[c_long] = &[libc::SYS_epoll_create];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_NETWORK: &[c_long] = &[];
+
+/// Refused to them: what listens, changes files or starts rings.
+const NOT_FOR_NETWORK: &[c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_capset,
+    libc::SYS_copy_file_range,
+    libc::SYS_fallocate,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_ftruncate,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_linkat,
+    libc::SYS_listen,
+    libc::SYS_memfd_create,
+    libc::SYS_mkdirat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_unlinkat,
+];
+
+#[cfg(target_arch = "x86_64")]
+const OLD_NOT_FOR_NETWORK: &[c_long] = &[libc::SYS_chmod, libc::SYS_mkdir, libc::SYS_rename, libc::SYS_unlink];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_NOT_FOR_NETWORK: &[c_long] = &[];
+
 /// The flags of clone(2) with which a C library starts a thread. A process has not all of them.
 const THREAD_FLAGS: u64 =
     (libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD) as u64;
@@ -180,6 +215,7 @@ pub(super) struct CallFilters {
     /// The process' with sockets of TCP, for disks behind a network.
     tcp_process: BpfProgram,
     servers: BpfProgram,
+    network: BpfProgram,
 }
 
 impl CallFilters {
@@ -194,7 +230,8 @@ impl CallFilters {
             no_clone3: compile(clone3, SeccompAction::Allow, unknown)?,
             process: compile(process_rules(false)?, refused.clone(), SeccompAction::Allow)?,
             tcp_process: compile(process_rules(true)?, refused.clone(), SeccompAction::Allow)?,
-            servers: compile(server_rules()?, refused, SeccompAction::Allow)?,
+            servers: compile(server_rules()?, refused.clone(), SeccompAction::Allow)?,
+            network: compile(network_rules()?, refused, SeccompAction::Allow)?,
         })
     }
 
@@ -210,6 +247,10 @@ impl CallFilters {
         match role {
             ThreadRole::Worker | ThreadRole::Storage => apply_filter(&self.servers),
             ThreadRole::Connector => self.apply_to_process(uses_tcp),
+            ThreadRole::Network => {
+                apply_filter(&self.network)?;
+                apply_filter(&self.no_clone3)
+            }
         }
     }
 }
@@ -231,17 +272,35 @@ fn server_rules() -> Result<CallRules, seccompiler::Error> {
     Ok(rules)
 }
 
+/// What the process may do. `uses_tcp`: it has stream sockets of the network besides.
 fn process_rules(uses_tcp: bool) -> Result<CallRules, seccompiler::Error> {
-    let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES, CONTROL, OLD_CONTROL]);
-    add_argument_rules(&mut rules)?;
-    let unix = libc::AF_UNIX as u64;
-    let mut sockets = vec![rule(vec![equal(0, unix)?])?];
+    let mut sockets = vec![rule(vec![equal(0, libc::AF_UNIX as u64)?])?];
     for family in [libc::AF_INET, libc::AF_INET6].into_iter().filter(|_| uses_tcp) {
         let stream = SeccompCondition::new(1, Len::Dword, Cmp::MaskedEq(SOCKET_TYPE), libc::SOCK_STREAM as u64)?;
         sockets.push(rule(vec![equal(0, family as u64)?, stream])?);
     }
+    rules_with_sockets(sockets)
+}
+
+/// What the threads of a library for network storage may do: as the process, and connections of the network. They listen to nobody, change no files
+/// and have no rings.
+fn network_rules() -> Result<CallRules, seccompiler::Error> {
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+    let sockets = families.map(|family| rule(vec![equal(0, family as u64)?]));
+    let mut rules = rules_with_sockets(sockets.into_iter().collect::<Result<_, _>>()?)?;
+    for call in NOT_FOR_NETWORK.iter().chain(OLD_NOT_FOR_NETWORK) {
+        rules.remove(call);
+    }
+    rules.extend(unconditional(&[NETWORK, OLD_NETWORK]));
+    Ok(rules)
+}
+
+/// The calls of the process with these sockets.
+fn rules_with_sockets(sockets: Vec<SeccompRule>) -> Result<CallRules, seccompiler::Error> {
+    let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES, CONTROL, OLD_CONTROL]);
+    add_argument_rules(&mut rules)?;
     rules.insert(libc::SYS_socket, sockets);
-    rules.insert(libc::SYS_socketpair, vec![rule(vec![equal(0, unix)?])?]);
+    rules.insert(libc::SYS_socketpair, vec![rule(vec![equal(0, libc::AF_UNIX as u64)?])?]);
     let thread = SeccompCondition::new(0, Len::Qword, Cmp::MaskedEq(THREAD_FLAGS), THREAD_FLAGS)?;
     rules.insert(libc::SYS_clone, vec![rule(vec![thread])?]);
     Ok(rules)

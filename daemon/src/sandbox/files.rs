@@ -88,14 +88,32 @@ pub(super) fn restrict(uses: &[FileUse], ports: &[u16]) -> Result<&'static str, 
     for path in READ.iter().map(Path::new).filter(|path| path.exists()) {
         rules = add(rules, path, AccessFs::ReadFile | AccessFs::ReadDir)?;
     }
-    Ok(match rules.restrict_self()?.ruleset {
+    Ok(how_far(rules.restrict_self()?.ruleset))
+}
+
+fn how_far(status: RulesetStatus) -> &'static str {
+    match status {
         RulesetStatus::FullyEnforced => "restricted",
         RulesetStatus::PartiallyEnforced => "restricted as far as this kernel can",
         RulesetStatus::NotEnforced => {
             tracing::warn!("sandbox: this kernel has no landlock: files are not restricted");
             "not restricted"
         }
-    })
+    }
+}
+
+/// Restricts the calling thread and those that it starts to reading files, and to connections: it may listen to nobody. What it reads is up to
+/// the library (configuration, keys, names of hosts), and anywhere.
+/// Returns how far, as [`restrict`].
+pub(super) fn restrict_to_reading() -> Result<&'static str, SandboxError> {
+    let rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::BindTcp)?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?;
+    let rules = add(rules, Path::new("/"), AccessFs::ReadFile | AccessFs::ReadDir)?;
+    Ok(how_far(rules.restrict_self()?.ruleset))
 }
 
 fn devices() -> BitFlags<AccessFs> {

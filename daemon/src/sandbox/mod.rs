@@ -12,7 +12,7 @@ pub(crate) mod files;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mqblk_core::thread_role;
+use mqblk_core::thread_role::{self, ThreadRole};
 
 use crate::broker::{Broker, BrokerStartError};
 use crate::config::ServeConfig;
@@ -61,8 +61,15 @@ pub fn prepare(config: &SandboxConfig) -> Result<(), SandboxError> {
     if config.mode == SandboxMode::Off {
         return Ok(());
     }
-    let filters = CallFilters::compile(config.mode)?;
+    let mode = config.mode;
+    let filters = CallFilters::compile(mode)?;
     thread_role::set_restrictions(move |role| {
+        if role == ThreadRole::Network {
+            rustix::thread::set_no_new_privs(true)?;
+            if mode == SandboxMode::On {
+                files::restrict_to_reading().map_err(io::Error::other)?;
+            }
+        }
         capabilities::drop_for(role)?;
         filters.apply_to(role, USES_TCP.load(Ordering::Acquire)).map_err(io::Error::other)
     });

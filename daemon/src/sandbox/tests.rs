@@ -12,7 +12,7 @@ use rustix::process::Uid;
 use rustix::thread::CapabilitySet;
 
 use super::calls::CallFilters;
-use super::files::restrict;
+use super::files::{restrict, restrict_to_reading};
 use super::*;
 
 /// Runs `test` on a thread of its own, whose restrictions end with it.
@@ -80,6 +80,50 @@ fn a_connector_opens_and_starts_threads_but_no_programs_and_no_network() {
         try_what_control_threads_do();
         refused(TcpListener::bind("127.0.0.1:0"));
         try_what_is_forbidden_to_all(folder.path(), user);
+    });
+}
+
+/// The threads of a library for network storage: they connect, and neither listen nor change files.
+#[test]
+fn a_network_thread_connects_and_reads_and_does_nothing_else() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::write(folder.join("file"), "x").unwrap();
+    on_a_thread(|| {
+        rustix::thread::set_no_new_privs(true).unwrap();
+        let files = restrict_to_reading().unwrap();
+        capabilities::drop_for(ThreadRole::Network).unwrap();
+        filters().apply_to(ThreadRole::Network).unwrap();
+        let try_all = || {
+            std::net::TcpStream::connect(address).unwrap();
+            assert_eq!(std::fs::read(folder.join("file")).unwrap(), b"x");
+            refused(Command::new("/bin/true").status());
+            // Bound by the library, a socket may not listen.
+            if let Ok(socket) = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None) {
+                refused(rustix::net::listen(&socket, 1).map_err(Into::into));
+            }
+            for family in [AddressFamily::PACKET, AddressFamily::VSOCK] {
+                refused(rustix::net::socket(family, SocketType::DGRAM, None).map_err(Into::into));
+            }
+            refused(std::fs::remove_file(folder.join("file")));
+            refused(std::fs::rename(folder.join("file"), folder.join("other")));
+            refused(
+                rustix::process::kill_process(rustix::process::Pid::INIT, rustix::process::Signal::CONT)
+                    .map_err(Into::into),
+            );
+            if files != "not restricted" {
+                let written = File::options().write(true).open(folder.join("file"));
+                assert_eq!(written.unwrap_err().raw_os_error(), Some(Errno::ACCESS.raw_os_error()));
+                let made = File::create(folder.join("new"));
+                assert_eq!(made.unwrap_err().raw_os_error(), Some(Errno::ACCESS.raw_os_error()));
+            }
+            assert!(rustix::thread::capabilities(None).unwrap().permitted.is_empty());
+        };
+        try_all();
+        // The library's threads are started from it.
+        on_a_thread(try_all);
     });
 }
 

@@ -12,45 +12,13 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{DiskError, ImageAccess, ImageOpenError, ImageOpener};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::io::Errno;
 
 use super::open::{errno, retry_while_busy};
-
-/// The values of `lock`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LockMode {
-    /// Held while the file is open.
-    Exclusive,
-    /// Held while queues run.
-    SharedMigration,
-    /// Not taken.
-    Off,
-}
-
-impl LockMode {
-    const NAMES: &[&str] = &["exclusive", "shared-migration", "off"];
-
-    pub(super) fn from_settings(settings: &mut Settings) -> Result<LockMode, SettingError> {
-        Ok(match settings.choice("lock", LockMode::NAMES)? {
-            None | Some("exclusive") => LockMode::Exclusive,
-            Some("shared-migration") => LockMode::SharedMigration,
-            Some(_) => LockMode::Off,
-        })
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        LockMode::NAMES[self as usize]
-    }
-
-    /// Returns true if a block device is claimed when it is opened.
-    pub(super) fn claims_on_open(self) -> bool {
-        self == LockMode::Exclusive
-    }
-}
+use crate::lock_mode::LockMode;
 
 /// Error of locking a file.
 #[derive(Debug)]

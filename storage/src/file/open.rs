@@ -14,9 +14,10 @@ use rustix::io::Errno;
 
 use super::format;
 use super::host::{self, BlockDeviceInfo, DirectIo};
-use super::lock::{self, ImageLock, LockError, LockMode};
+use super::lock::{self, ImageLock, LockError};
 use super::{Alignment, FileKind, OpenFile};
 use crate::admission::{self, DiskSize};
+use crate::lock_mode::LockMode;
 
 /// Alignment for direct I/O where the kernel does not report it and no device is visible: no storage demands more.
 const DEFAULT_ALIGNMENT: Alignment = Alignment { memory: 4096, offset: 4096 };

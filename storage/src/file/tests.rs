@@ -198,7 +198,8 @@ fn a_full_device() {
     for kind in [FileKind::Regular, FileKind::InMemory] {
         let path = PathBuf::from("/dev/full");
         let size = Arc::new(DiskSize::new(geometry.size));
-        let lock = super::lock::ImageLock::new(super::lock::LockMode::Exclusive, &path, false, false, &host_images());
+        let lock =
+            super::lock::ImageLock::new(crate::lock_mode::LockMode::Exclusive, &path, false, false, &host_images());
         let open = OpenFile {
             lock,
             path,

@@ -25,6 +25,11 @@ pub const NOT_RUN: &[(&str, &str, &str)] = &[
         "needs the domain 0 of a real Xen; tests/tests/xen/bench.rs runs it there",
     ),
     (
+        "docs/storage/rbd.md",
+        "rbd create vms/disk",
+        "needs a cluster of Ceph; tests/tests/ceph serves images by the same keys",
+    ),
+    (
         "mqblk resize --help",
         "lvextend",
         "needs a volume group; the test lengthens the file that stands in for the volume",

@@ -51,6 +51,8 @@ impl DaemonProgram {
 pub struct DaemonDisk {
     id: String,
     path: PathBuf,
+    /// The settings of other storage.
+    storage: Option<String>,
     queues: u16,
     options: Vec<(String, String)>,
 }
@@ -59,7 +61,15 @@ impl DaemonDisk {
     /// Configures the file or block device at `path`, with `queues` virtqueues.
     #[must_use]
     pub fn new(id: &str, path: &Path, queues: u16) -> Self {
-        Self { id: id.to_owned(), path: path.to_path_buf(), queues, options: Vec::new() }
+        Self { id: id.to_owned(), path: path.to_path_buf(), storage: None, queues, options: Vec::new() }
+    }
+
+    /// Configures a disk on other storage than a file, by the settings of its backend.
+    #[must_use]
+    pub fn on_storage(id: &str, settings: &str, queues: u16) -> Self {
+        let mut disk = DaemonDisk::new(id, Path::new(""), queues);
+        disk.storage = Some(settings.to_owned());
+        disk
     }
 
     /// Adds a `key=value` of `mqblk serve --disk`.
@@ -70,8 +80,11 @@ impl DaemonDisk {
     }
 
     fn for_mqblk(&self, socket: &Path) -> Vec<OsString> {
-        let mut text =
-            format!("id={},path={},socket={},queues={}", self.id, self.path.display(), socket.display(), self.queues);
+        let storage = match &self.storage {
+            Some(settings) => settings.clone(),
+            None => format!("path={}", self.path.display()),
+        };
+        let mut text = format!("id={},{storage},socket={},queues={}", self.id, socket.display(), self.queues);
         for (key, value) in &self.options {
             text.push_str(&format!(",{key}={value}"));
         }
@@ -79,6 +92,7 @@ impl DaemonDisk {
     }
 
     fn for_qemu(&self, socket: &Path) -> Result<Vec<OsString>> {
+        ensure!(self.storage.is_none(), "qemu-storage-daemon serves files only here");
         let (id, path, socket) = (&self.id, self.path.display(), socket.display());
         let driver = if self.path.starts_with("/dev/") { "host_device" } else { "file" };
         let mut node = format!("driver={driver},node-name=file-{id},filename={path},discard=unmap");

@@ -115,6 +115,26 @@ impl VhostUserLoad {
         wait_for("an answer", || self.reap().pop()).status
     }
 
+    /// Reads every block that another client has written in these generations, and verifies it.
+    ///
+    /// # Panics
+    /// When a block differs or cannot be read.
+    pub fn read_all(&mut self, generations: &[u32]) {
+        generations.clone_into(&mut self.generations);
+        for (number, generation) in generations.iter().enumerate().filter(|(_, generation)| **generation > 0) {
+            assert_eq!(self.try_read(number as u64), BlkStatus::Ok, "block {number}");
+            let mut bytes = vec![0; BLOCK];
+            let address = self.segment(0).address;
+            self.set.queues_mut()[0].memory().read(address, &mut bytes).expect("data memory");
+            assert_eq!(block_fault(&bytes, number as u64, *generation), None);
+        }
+    }
+
+    /// Returns the generation last written of each block; 0: never.
+    pub fn generations(&self) -> &[u32] {
+        &self.generations
+    }
+
     /// Expects that another client has written all blocks in this generation.
     pub fn expect_generation(&mut self, generation: u32) {
         self.generations.fill(generation);
@@ -216,7 +236,7 @@ impl VhostUserLoad {
 pub struct VhostUserNeighbour {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
-    thread: Option<JoinHandle<u64>>,
+    thread: Option<JoinHandle<(u64, Vec<u32>)>>,
 }
 
 impl VhostUserNeighbour {
@@ -232,7 +252,7 @@ impl VhostUserNeighbour {
                 // Leaves CPU time to the tests, and lets the daemon go idle as with a real guest.
                 std::thread::sleep(Duration::from_micros(300));
             }
-            load.verified
+            (load.verified, load.generations)
         });
         let neighbour = VhostUserNeighbour { stop, rounds, thread: Some(thread) };
         neighbour.assert_progress("its start");
@@ -261,7 +281,15 @@ impl VhostUserNeighbour {
     ///
     /// # Panics
     /// When it has failed.
-    pub fn finish(mut self) -> u64 {
+    pub fn finish(self) -> u64 {
+        self.finish_with_generations().0
+    }
+
+    /// As [`finish`](Self::finish). Returns also the generation that each block has now; 0: never written.
+    ///
+    /// # Panics
+    /// As [`finish`](Self::finish).
+    pub fn finish_with_generations(mut self) -> (u64, Vec<u32>) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().expect("a running neighbour").join().expect("a good disk's client")
     }

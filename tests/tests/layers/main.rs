@@ -18,7 +18,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("ring", &["core", "memory"]),
     ("engine", &["core", "uring"]),
     ("guest", &["core", "memory", "ring", "guest"]),
-    ("storage", &["core", "memory", "uring"]),
+    ("rbd", &["uring"]),
+    ("storage", &["core", "memory", "uring", "rbd"]),
     ("transport/server", &["core", "memory", "ring", "engine", "guest", "transport/client", "transport/simulation"]),
     ("transport/client", &["core", "memory", "ring", "transport/nodes"]),
     ("transport/nodes", &["core", "memory"]),
@@ -47,7 +48,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 const TESTS: &str = "tests";
 
 /// The rooms that may hold `unsafe`.
-const UNSAFE: [&str; 3] = ["memory", "uring", "transport/nodes"];
+const UNSAFE: [&str; 4] = ["memory", "uring", "transport/nodes", "rbd"];
 /// A test of somebody else's client, whose interface hands out memory that is not initialised.
 const UNSAFE_CLIENT: &str = "tests/tests/daemon/client_blkio.rs";
 

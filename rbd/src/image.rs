@@ -1,0 +1,379 @@
+//! An open image with its connection.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::PathBuf;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::{io, ptr};
+
+use crate::error::{FailedStep, RbdError, check};
+use crate::library::{self, Cluster, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, Libraries, Pool};
+
+/// How long a connection may take that the configuration file has no `client_mount_timeout` for. The library's own 300 s would hold up
+/// a daemon's start.
+const MOUNT_TIMEOUT_S: &str = "30";
+/// The library's default of it, in seconds.
+const DEFAULT_MOUNT_TIMEOUT_S: f64 = 300.0;
+
+/// Which image is opened, and how.
+#[derive(Clone, Debug, Default)]
+pub struct ImageOptions {
+    /// The cluster's configuration file; `None`: where the library looks (`CEPH_CONF`, `/etc/ceph/ceph.conf`).
+    pub conf: Option<PathBuf>,
+    /// The user without `client.`; `None`: `admin`.
+    pub user: Option<String>,
+    /// The pool.
+    pub pool: String,
+    /// The namespace in the pool; empty: none.
+    pub namespace: String,
+    /// The image's name.
+    pub image: String,
+    /// The snapshot to read.
+    pub snapshot: Option<String>,
+    /// Nothing is written, also not the lock.
+    pub read_only: bool,
+}
+
+/// What is known of an open image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageStat {
+    /// Size in bytes.
+    pub size: u64,
+    /// Size of the objects that it is stored in, in bytes.
+    pub object_size: u64,
+    /// It has the feature `exclusive-lock`.
+    pub exclusive_lock: bool,
+}
+
+/// What an open image reports, from any thread.
+#[derive(Debug)]
+pub enum ImageEvent {
+    /// The image's header has changed: its size or its snapshots.
+    Updated,
+    /// Nobody uses it any more: to be closed by a thread that may block.
+    Unused(UnusedImage),
+}
+
+/// An open image. Cheap to clone; all clones are one handle of the library, which has the exclusive lock or has not. Its methods may be
+/// called from all threads, and block until the cluster answers.
+#[derive(Clone, Debug)]
+pub struct Image(pub(crate) Arc<OpenImage>);
+
+/// An image that does not keep it open.
+#[derive(Clone, Debug)]
+pub struct WeakImage(Weak<OpenImage>);
+
+#[derive(Debug)]
+pub(crate) struct OpenImage {
+    handles: Option<Handles>,
+    events: Mutex<Sender<ImageEvent>>,
+}
+
+/// What the callback of the watch has: only a sender.
+type WatchArgument = Mutex<Sender<ImageEvent>>;
+
+/// The library's handles, each made and ended once, in this order and back.
+struct Handles {
+    libraries: &'static Libraries,
+    cluster: Cluster,
+    pool: Pool,
+    image: ImageHandle,
+    /// The watch's handle and the callback's argument, which it owns.
+    watch: Option<(u64, *mut WatchArgument)>,
+}
+
+// SAFETY: librbd and librados may be called from all threads with the same handles (librbd.h, librados.h); `watch` is used by drop only.
+unsafe impl Send for Handles {}
+// SAFETY: as above.
+unsafe impl Sync for Handles {}
+
+impl std::fmt::Debug for Handles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handles").finish_non_exhaustive()
+    }
+}
+
+/// Closes the handles. Blocks until all requests have ended and the cluster has answered.
+impl Drop for Handles {
+    fn drop(&mut self) {
+        let Libraries { rados, rbd } = self.libraries;
+        if let Some((watch, argument)) = self.watch.take() {
+            // SAFETY: the image is open. Afterwards the callback is not called any more.
+            if unsafe { (rbd.rbd_update_unwatch)(self.image, watch) } >= 0 {
+                // SAFETY: it was made by `Box::into_raw` and is not used any more.
+                drop(unsafe { Box::from_raw(argument) });
+            }
+        }
+        // SAFETY: each handle that is not null is open, and not used after this.
+        unsafe {
+            if !self.image.is_null() {
+                (rbd.rbd_close)(self.image);
+            }
+            if !self.pool.is_null() {
+                (rados.rados_ioctx_destroy)(self.pool);
+            }
+            (rados.rados_shutdown)(self.cluster);
+        }
+    }
+}
+
+/// An image that nobody uses any more. Dropping it closes it, which blocks.
+#[derive(Debug)]
+pub struct UnusedImage(#[expect(dead_code, reason = "dropped")] Handles);
+
+impl UnusedImage {
+    /// Closes it: completed writes are flushed, and the lock is released. Blocks until the cluster has answered.
+    pub fn close(self) {}
+}
+
+impl Drop for OpenImage {
+    fn drop(&mut self) {
+        if let Some(handles) = self.handles.take() {
+            let events = self.events.get_mut().unwrap_or_else(PoisonError::into_inner);
+            // Without a receiver it comes back with the error, and is closed here.
+            let _ = events.send(ImageEvent::Unused(UnusedImage(handles)));
+        }
+    }
+}
+
+/// Tells the owner that the image has changed. Called by a thread of the library.
+unsafe extern "C" fn updated(argument: *mut c_void) {
+    // SAFETY: the argument lives until the watch has ended.
+    let events = unsafe { &*argument.cast::<WatchArgument>() };
+    let _ = events.lock().unwrap_or_else(PoisonError::into_inner).send(ImageEvent::Updated);
+}
+
+impl Image {
+    /// Connects to the cluster and opens the image. Blocks, for as long as the cluster's configuration allows a connection to take
+    /// (`client_mount_timeout`; 30 s unless it is set). The threads of the library are started by this call, and have the rights of the
+    /// calling thread.
+    ///
+    /// # Errors
+    /// With the step that failed.
+    pub fn open(options: &ImageOptions, events: &Sender<ImageEvent>) -> Result<Image, RbdError> {
+        let libraries = library::libraries()?;
+        let mut handles = connect(libraries, options)?;
+        find_pool(&mut handles, options)?;
+        let (name, snapshot) = (c_string(&options.image)?, options.snapshot.as_deref().map(c_string).transpose()?);
+        let snapshot = snapshot.as_ref().map_or(ptr::null(), |name| name.as_ptr());
+        let Libraries { rbd, .. } = libraries;
+        let open = if options.read_only { rbd.rbd_open_read_only } else { rbd.rbd_open };
+        // SAFETY: the pool is open, the names end with 0, and the handle has a place.
+        let opened = unsafe { open(handles.pool, name.as_ptr(), &raw mut handles.image, snapshot) };
+        if opened < 0 {
+            handles.image = ptr::null_mut();
+        }
+        check(opened, FailedStep::Image, || "opening the image".to_owned())?;
+        let argument = Box::into_raw(Box::new(Mutex::new(events.clone())));
+        let mut watch = 0;
+        // SAFETY: the argument lives until `rbd_update_unwatch` has returned.
+        let watched = unsafe { (rbd.rbd_update_watch)(handles.image, &raw mut watch, updated, argument.cast()) };
+        if watched < 0 {
+            // SAFETY: nobody else has it.
+            drop(unsafe { Box::from_raw(argument) });
+            check(watched, FailedStep::Image, || "watching the image".to_owned())?;
+        }
+        handles.watch = Some((watch, argument));
+        Ok(Image(Arc::new(OpenImage { handles: Some(handles), events: Mutex::new(events.clone()) })))
+    }
+
+    /// Returns a reference that does not keep the image open.
+    pub fn downgrade(&self) -> WeakImage {
+        WeakImage(Arc::downgrade(&self.0))
+    }
+
+    /// The functions and the handle.
+    pub(crate) fn raw(&self) -> (&'static library::Rbd, ImageHandle) {
+        let handles = self.0.handles.as_ref().expect("taken by drop only");
+        (&handles.libraries.rbd, handles.image)
+    }
+
+    /// Returns size, object size and features.
+    ///
+    /// # Errors
+    /// When the cluster does not tell.
+    pub fn stat(&self) -> Result<ImageStat, RbdError> {
+        let (rbd, image) = self.raw();
+        let mut info = std::mem::MaybeUninit::<ImageInfo>::zeroed();
+        // SAFETY: the image is open, and `info` has the size that is given.
+        let result = unsafe { (rbd.rbd_stat)(image, info.as_mut_ptr(), size_of::<ImageInfo>()) };
+        check(result, FailedStep::Call, || "properties of the image".to_owned())?;
+        // SAFETY: integers, all initialised.
+        let info = unsafe { info.assume_init() };
+        let mut features = 0;
+        // SAFETY: the image is open.
+        let result = unsafe { (rbd.rbd_get_features)(image, &raw mut features) };
+        check(result, FailedStep::Call, || "features of the image".to_owned())?;
+        let exclusive_lock = features & FEATURE_EXCLUSIVE_LOCK != 0;
+        Ok(ImageStat { size: info.size, object_size: info.obj_size, exclusive_lock })
+    }
+
+    /// Returns the size in bytes.
+    ///
+    /// # Errors
+    /// When the cluster does not tell.
+    pub fn size(&self) -> Result<u64, RbdError> {
+        let (rbd, image) = self.raw();
+        let mut size = 0;
+        // SAFETY: the image is open.
+        let result = unsafe { (rbd.rbd_get_size)(image, &raw mut size) };
+        check(result, FailedStep::Call, || "size of the image".to_owned())?;
+        Ok(size)
+    }
+
+    /// Gives the image another size in bytes. What is beyond a smaller one is lost.
+    ///
+    /// # Errors
+    /// When the cluster refuses.
+    pub fn resize(&self, size: u64) -> Result<(), RbdError> {
+        let (rbd, image) = self.raw();
+        // SAFETY: the image is open.
+        let result = unsafe { (rbd.rbd_resize)(image, size) };
+        check(result, FailedStep::Call, || "resizing the image".to_owned()).map(drop)
+    }
+
+    /// Makes durable all writes that were completed.
+    ///
+    /// # Errors
+    /// When the cluster refuses.
+    pub fn flush(&self) -> Result<(), RbdError> {
+        let (rbd, image) = self.raw();
+        // SAFETY: the image is open.
+        let result = unsafe { (rbd.rbd_flush)(image) };
+        check(result, FailedStep::Call, || "flush".to_owned()).map(drop)
+    }
+
+    /// Takes the exclusive lock, to be kept: other clients that ask for it are refused. The lock of a client that the cluster has lost is
+    /// broken, and that client is blocklisted.
+    ///
+    /// # Errors
+    /// EROFS or EBUSY when another client has it and keeps it.
+    pub fn acquire_lock(&self) -> Result<(), RbdError> {
+        let (rbd, image) = self.raw();
+        // SAFETY: the image is open.
+        let result = unsafe { (rbd.rbd_lock_acquire)(image, library::LOCK_EXCLUSIVE) };
+        check(result, FailedStep::Call, || "taking the exclusive lock".to_owned()).map(drop)
+    }
+
+    /// Releases the exclusive lock, after all writes have ended.
+    ///
+    /// # Errors
+    /// When the cluster refuses.
+    pub fn release_lock(&self) -> Result<(), RbdError> {
+        let (rbd, image) = self.raw();
+        // SAFETY: the image is open.
+        let result = unsafe { (rbd.rbd_lock_release)(image) };
+        check(result, FailedStep::Call, || "releasing the exclusive lock".to_owned()).map(drop)
+    }
+
+    /// Whether this client has the exclusive lock.
+    ///
+    /// # Errors
+    /// When the library does not tell.
+    pub fn has_lock(&self) -> Result<bool, RbdError> {
+        let (rbd, image) = self.raw();
+        let mut owner = 0;
+        // SAFETY: the image is open.
+        let result = unsafe { (rbd.rbd_is_exclusive_lock_owner)(image, &raw mut owner) };
+        check(result, FailedStep::Call, || "owner of the exclusive lock".to_owned())?;
+        Ok(owner != 0)
+    }
+
+    /// Returns who has the exclusive lock, as the cluster names it; `None` if nobody has.
+    ///
+    /// # Errors
+    /// When the cluster does not tell.
+    pub fn lock_owner(&self) -> Result<Option<String>, RbdError> {
+        let (rbd, image) = self.raw();
+        let mut mode: c_int = 0;
+        let mut owners: [*mut c_char; 4] = [ptr::null_mut(); 4];
+        let mut count = owners.len();
+        // SAFETY: `owners` has places for `count` pointers.
+        let result = unsafe { (rbd.rbd_lock_get_owners)(image, &raw mut mode, owners.as_mut_ptr(), &raw mut count) };
+        if result == -libc::ENOENT {
+            return Ok(None);
+        }
+        check(result, FailedStep::Call, || "owner of the exclusive lock".to_owned())?;
+        // SAFETY: the first `count` are strings of the library until the cleanup.
+        let owner = (count > 0 && !owners[0].is_null())
+            .then(|| unsafe { std::ffi::CStr::from_ptr(owners[0]) }.to_string_lossy().into_owned());
+        // SAFETY: as above, each is freed once.
+        unsafe { (rbd.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
+        Ok(owner)
+    }
+}
+
+impl WeakImage {
+    /// Returns the image if it is open.
+    pub fn upgrade(&self) -> Option<Image> {
+        self.0.upgrade().map(Image)
+    }
+}
+
+fn c_string(text: &str) -> Result<CString, RbdError> {
+    CString::new(text).map_err(|_| RbdError {
+        step: FailedStep::Configuration,
+        what: format!("{text:?}"),
+        source: io::Error::new(io::ErrorKind::InvalidInput, "a name has no NUL"),
+    })
+}
+
+fn connect(libraries: &'static Libraries, options: &ImageOptions) -> Result<Handles, RbdError> {
+    let Libraries { rados, .. } = libraries;
+    let user = options.user.as_deref().map(c_string).transpose()?;
+    let mut cluster = ptr::null_mut();
+    // SAFETY: the name ends with 0 or is null, and the handle has a place.
+    let made =
+        unsafe { (rados.rados_create)(&raw mut cluster, user.as_ref().map_or(ptr::null(), |user| user.as_ptr())) };
+    check(made, FailedStep::Connection, || "a client of the cluster".to_owned())?;
+    let (pool, image) = (ptr::null_mut(), ptr::null_mut());
+    let handles = Handles { libraries, cluster, pool, image, watch: None };
+    let conf = options.conf.as_ref().map(|path| c_string(&path.to_string_lossy())).transpose()?;
+    // SAFETY: as above.
+    let read =
+        unsafe { (rados.rados_conf_read_file)(cluster, conf.as_ref().map_or(ptr::null(), |path| path.as_ptr())) };
+    check(read, FailedStep::Configuration, || "reading the cluster's configuration".to_owned())?;
+    let default = get(&handles, c"client_mount_timeout").and_then(|value| value.parse::<f64>().ok());
+    if default.is_some_and(|seconds| (seconds - DEFAULT_MOUNT_TIMEOUT_S).abs() < 0.5) {
+        set(&handles, c"client_mount_timeout", MOUNT_TIMEOUT_S)?;
+    }
+    // A request must never wait in the thread that submits it.
+    set(&handles, c"rbd_non_blocking_aio", "true")?;
+    // SAFETY: the cluster is configured, and was not connected before.
+    check(unsafe { (rados.rados_connect)(cluster) }, FailedStep::Connection, || {
+        "connecting to the cluster".to_owned()
+    })?;
+    Ok(handles)
+}
+
+fn find_pool(handles: &mut Handles, options: &ImageOptions) -> Result<(), RbdError> {
+    let Libraries { rados, .. } = handles.libraries;
+    let (pool, namespace) = (c_string(&options.pool)?, c_string(&options.namespace)?);
+    // SAFETY: the cluster is connected, the name ends with 0, and the handle has a place.
+    let found = unsafe { (rados.rados_ioctx_create)(handles.cluster, pool.as_ptr(), &raw mut handles.pool) };
+    if found < 0 {
+        handles.pool = ptr::null_mut();
+    }
+    check(found, FailedStep::Pool, || "opening the pool".to_owned())?;
+    // SAFETY: the pool is open.
+    unsafe { (rados.rados_ioctx_set_namespace)(handles.pool, namespace.as_ptr()) };
+    Ok(())
+}
+
+/// Returns an option of the cluster's configuration.
+fn get(handles: &Handles, key: &std::ffi::CStr) -> Option<String> {
+    let mut value = [0_u8; 64];
+    let rados = &handles.libraries.rados;
+    // SAFETY: `value` has the size that is given.
+    let result =
+        unsafe { (rados.rados_conf_get)(handles.cluster, key.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+    let text = std::ffi::CStr::from_bytes_until_nul(&value).ok()?;
+    (result >= 0).then(|| text.to_string_lossy().into_owned())
+}
+
+fn set(handles: &Handles, key: &std::ffi::CStr, value: &str) -> Result<(), RbdError> {
+    let value = c_string(value)?;
+    // SAFETY: both end with 0.
+    let result = unsafe { (handles.libraries.rados.rados_conf_set)(handles.cluster, key.as_ptr(), value.as_ptr()) };
+    check(result, FailedStep::Configuration, || format!("setting {}", key.to_string_lossy())).map(drop)
+}

@@ -1,0 +1,189 @@
+//! Requests in the library's hands.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use mqblk_uring::RemoteIo;
+
+use crate::image::Image;
+use crate::library::{Completion, ImageHandle, Rbd, ZEROES_ALLOCATED};
+
+/// What is done with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Fill its memory from `at` bytes into the image on.
+    Read {
+        /// Offset in bytes.
+        at: u64,
+    },
+    /// Store its memory from `at` bytes into the image on.
+    Write {
+        /// Offset in bytes.
+        at: u64,
+        /// Followed by a flush.
+        durable: bool,
+    },
+    /// Make completed writes durable.
+    Flush,
+    /// Forget a range.
+    Discard {
+        /// Offset in bytes.
+        at: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Zero a range.
+    WriteZeroes {
+        /// Offset in bytes.
+        at: u64,
+        /// Length in bytes.
+        len: u64,
+        /// Space is allocated for it (`RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`).
+        allocated: bool,
+        /// Followed by a flush.
+        durable: bool,
+    },
+}
+
+impl Operation {
+    fn is_durable(self) -> bool {
+        matches!(self, Operation::Write { durable: true, .. } | Operation::WriteZeroes { durable: true, .. })
+    }
+}
+
+/// A table of requests that the library has, one for each channel. Requests are named by their index; nothing is allocated for them here.
+#[derive(Debug)]
+pub struct Requests {
+    image: Image,
+    table: Arc<[Slot]>,
+}
+
+/// What a callback of the library has as its argument.
+#[derive(Debug, Default)]
+struct Slot(Mutex<Option<InFlight>>);
+
+/// A request that the library has. It keeps open and in place what its callback needs, however the channel ends.
+#[derive(Debug)]
+struct InFlight {
+    io: RemoteIo,
+    /// A flush follows when the operation has succeeded.
+    flushes: bool,
+    image: Image,
+    table: Arc<[Slot]>,
+}
+
+impl Requests {
+    /// Makes a table of `capacity` requests.
+    pub fn new(image: &Image, capacity: usize) -> Requests {
+        Requests { image: image.clone(), table: (0..capacity).map(|_| Slot::default()).collect() }
+    }
+
+    /// Hands a request to the library. It is completed with the bytes transferred, 0, or a negative errno, by a thread of the library; or
+    /// by this one, when the library does not take it. Does not wait for the cluster.
+    ///
+    /// # Panics
+    /// When `index` is not below the capacity, or the request of this index is not completed.
+    pub fn submit(&self, index: usize, operation: Operation, io: RemoteIo) {
+        let slot = &self.table[index];
+        // The list does not move with the `RemoteIo`: it is in memory of its own.
+        let iovecs = io.iovecs();
+        let (iovecs, count) = (iovecs.as_ptr(), iovecs.len());
+        let image = self.image.clone();
+        let in_flight = InFlight { io, flushes: operation.is_durable(), image, table: Arc::clone(&self.table) };
+        let before = slot.lock().replace(in_flight);
+        assert!(before.is_none(), "request {index} is with the library");
+        let (rbd, image) = self.image.raw();
+        start(rbd, slot, |completion| {
+            // SAFETY: the image is open. The iovecs and the memory that they name stay until the `RemoteIo` in the slot is completed, which
+            // the callback of this completion does.
+            unsafe { call(rbd, image, operation, (iovecs, count), completion) }
+        });
+    }
+}
+
+impl Slot {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<InFlight>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn complete(&self, result: isize) {
+        let in_flight = self.lock().take();
+        if let Some(InFlight { io, image, table, .. }) = in_flight {
+            io.complete(i32::try_from(result).unwrap_or(if result < 0 { -libc::EIO } else { i32::MAX }));
+            // Closing the image, if this was its last user, is left to the thread that gets its events.
+            drop(image);
+            // The slot may end with this.
+            drop(table);
+        }
+    }
+}
+
+/// Makes a completion whose callback gets the slot, and starts an operation with it.
+fn start(rbd: &Rbd, slot: &Slot, operation: impl FnOnce(Completion) -> c_int) {
+    let mut completion = std::ptr::null_mut();
+    let argument = std::ptr::from_ref(slot).cast_mut().cast::<c_void>();
+    // SAFETY: the slot lives until its request has been taken out of it, which the callback does last.
+    let made = unsafe { (rbd.rbd_aio_create_completion)(argument, completed, &raw mut completion) };
+    if made < 0 {
+        slot.complete(made as isize);
+        return;
+    }
+    let started = operation(completion);
+    if started < 0 {
+        // SAFETY: an operation that is refused does not call back.
+        unsafe { (rbd.rbd_aio_release)(completion) };
+        slot.complete(started as isize);
+    }
+}
+
+/// Calls the library.
+///
+/// # Safety
+/// The image is open; the iovecs stay in place and their memory mapped until the completion's callback is called.
+unsafe fn call(
+    rbd: &Rbd,
+    image: ImageHandle,
+    operation: Operation,
+    (iovecs, count): (*const libc::iovec, usize),
+    completion: Completion,
+) -> c_int {
+    let count = c_int::try_from(count).unwrap_or(c_int::MAX);
+    // SAFETY: as the caller promises.
+    unsafe {
+        match operation {
+            Operation::Read { at } => (rbd.rbd_aio_readv)(image, iovecs, count, at, completion),
+            Operation::Write { at, .. } => (rbd.rbd_aio_writev)(image, iovecs, count, at, completion),
+            Operation::Flush => (rbd.rbd_aio_flush)(image, completion),
+            Operation::Discard { at, len } => (rbd.rbd_aio_discard)(image, at, len, completion),
+            Operation::WriteZeroes { at, len, allocated, .. } => {
+                let flags = if allocated { ZEROES_ALLOCATED } else { 0 };
+                (rbd.rbd_aio_write_zeroes)(image, at, len as usize, completion, flags, 0)
+            }
+        }
+    }
+}
+
+/// Completes a request, or starts the flush that follows it. Called by a thread of the library, for one request after the other.
+unsafe extern "C" fn completed(completion: Completion, argument: *mut c_void) {
+    // SAFETY: the argument is a slot with a request, which keeps the table that it is in.
+    let slot = unsafe { &*argument.cast::<Slot>() };
+    let Some((image, flushes)) = slot.lock().as_mut().map(|request| {
+        let flushes = std::mem::take(&mut request.flushes);
+        (request.image.clone(), flushes)
+    }) else {
+        return;
+    };
+    let (rbd, handle) = image.raw();
+    // SAFETY: the completion is complete, and released once.
+    let result = unsafe {
+        let result = (rbd.rbd_aio_get_return_value)(completion);
+        (rbd.rbd_aio_release)(completion);
+        result
+    };
+    if flushes && result >= 0 {
+        // SAFETY: the image is open, kept by the request.
+        start(rbd, slot, |completion| unsafe { (rbd.rbd_aio_flush)(handle, completion) });
+    } else {
+        slot.complete(result);
+    }
+}

@@ -1,0 +1,36 @@
+//! `lock=`: what keeps a second writer out.
+
+use mqblk_core::settings::{SettingError, Settings};
+
+/// The values of `lock`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LockMode {
+    /// Held while the disk is open.
+    Exclusive,
+    /// Held while queues run.
+    SharedMigration,
+    /// Not taken.
+    Off,
+}
+
+impl LockMode {
+    const NAMES: &[&str] = &["exclusive", "shared-migration", "off"];
+
+    /// Takes `lock`.
+    pub(crate) fn from_settings(settings: &mut Settings) -> Result<LockMode, SettingError> {
+        Ok(match settings.choice("lock", LockMode::NAMES)? {
+            None | Some("exclusive") => LockMode::Exclusive,
+            Some("shared-migration") => LockMode::SharedMigration,
+            Some(_) => LockMode::Off,
+        })
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        LockMode::NAMES[self as usize]
+    }
+
+    /// Returns true if a block device is claimed when it is opened.
+    pub(crate) fn claims_on_open(self) -> bool {
+        self == LockMode::Exclusive
+    }
+}

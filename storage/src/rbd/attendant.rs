@@ -1,0 +1,158 @@
+//! The thread of an image: it opens it, follows its size, and closes it.
+//!
+//! The library's threads are started from it and have its role ([`ThreadRole::Network`](mqblk_core::thread_role::ThreadRole)): they may have
+//! connections of the network, which no other thread of a daemon in the sandbox may. Closing blocks; the last user of an image may be a
+//! worker or a callback of the library.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use mqblk_core::thread_role::spawn_network;
+use mqblk_core::{ByteLen, DiskError};
+use mqblk_rbd::{Image, ImageEvent, ImageOptions, ImageStat, RbdError};
+use rustix::net::{AddressFamily, SocketType};
+
+use super::RbdState;
+use super::open::place;
+use crate::lock_mode::LockMode;
+
+/// How long a user of the image that is about to end is waited for.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(3);
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Why an image cannot be opened.
+pub(super) enum OpenError {
+    /// The host refuses a thread.
+    Thread(io::Error),
+    Library(RbdError),
+    /// Another client has the lock.
+    Locked(DiskError),
+}
+
+/// An open image.
+pub(super) struct OpenedImage {
+    pub(super) image: Image,
+    pub(super) stat: ImageStat,
+    pub(super) state: Arc<RbdState>,
+    /// Disconnected when the image is closed.
+    pub(super) closed: Receiver<()>,
+}
+
+/// Checks that the threads of images may have connections. Where the sandbox refuses them it refuses loading the library, too, and the
+/// library would try to connect until its time is over.
+pub(super) fn check_network() -> io::Result<()> {
+    let (sender, result) = channel();
+    spawn_network("rbd", move || {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
+        let _ = sender.send(socket.map(drop));
+    })?;
+    Ok(result.recv().map_err(io::Error::other)??)
+}
+
+/// Opens an image on a thread of its own, which attends to it until it is closed. Blocks.
+pub(super) fn open(options: &ImageOptions, lock: LockMode) -> Result<OpenedImage, OpenError> {
+    let (sender, result) = channel();
+    let options = options.clone();
+    spawn_network("rbd", move || attend(&options, lock, &sender)).map_err(OpenError::Thread)?;
+    let ended = |_| OpenError::Thread(io::Error::other("the thread of the image has ended"));
+    result.recv().map_err(ended)?
+}
+
+fn attend(options: &ImageOptions, lock: LockMode, result: &Sender<Result<OpenedImage, OpenError>>) {
+    let (sender, events) = channel();
+    let (closing, closed) = channel::<()>();
+    let weak = match begin(options, lock, &sender) {
+        Ok((image, stat)) => {
+            let state = Arc::new(RbdState::new(place(options), ByteLen(stat.size)));
+            let weak = (image.downgrade(), Arc::downgrade(&state));
+            // Nobody waits any more: the image comes back as unused.
+            let _ = result.send(Ok(OpenedImage { image, stat, state, closed }));
+            weak
+        }
+        Err(error) => {
+            let _ = result.send(Err(error));
+            return;
+        }
+    };
+    for event in events {
+        match event {
+            ImageEvent::Updated => {
+                if let (Some(image), Some(state)) = (weak.0.upgrade(), weak.1.upgrade()) {
+                    follow_size(&image, &state);
+                }
+            }
+            ImageEvent::Unused(image) => {
+                image.close();
+                break;
+            }
+        }
+    }
+    drop(closing);
+}
+
+fn begin(options: &ImageOptions, lock: LockMode, events: &Sender<ImageEvent>) -> Result<(Image, ImageStat), OpenError> {
+    let image = Image::open(options, events).map_err(OpenError::Library)?;
+    let opened = image.stat().map_err(OpenError::Library).and_then(|stat| {
+        if options.read_only || lock == LockMode::Off {
+            return Ok(stat);
+        }
+        if !stat.exclusive_lock {
+            tracing::warn!(
+                "{}: the image lacks the feature exclusive-lock; nothing keeps a second writer out (rbd feature enable IMAGE \
+                 exclusive-lock)",
+                place(options)
+            );
+        } else if lock == LockMode::Exclusive {
+            acquire_lock(&image, &place(options)).map_err(OpenError::Locked)?;
+        }
+        Ok(stat)
+    });
+    match opened {
+        Ok(stat) => Ok((image, stat)),
+        Err(error) => {
+            // Closed by its end here, as nobody receives its events.
+            drop(image);
+            Err(error)
+        }
+    }
+}
+
+/// Takes the exclusive lock and keeps it. Waits a little for a user that is about to end. One that was killed is waited for by the library,
+/// until the cluster has lost it (30 s, `osd_client_watch_timeout`); then it is blocklisted.
+pub(super) fn acquire_lock(image: &Image, place: &str) -> Result<(), DiskError> {
+    let start = Instant::now();
+    tracing::debug!("{place}: taking the exclusive lock");
+    loop {
+        let error = match image.acquire_lock() {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let busy = matches!(error.errno(), nix::libc::EROFS | nix::libc::EBUSY | nix::libc::EAGAIN);
+        if busy && start.elapsed() < BUSY_TIMEOUT {
+            std::thread::sleep(RETRY_INTERVAL);
+            continue;
+        }
+        if !busy {
+            return Err(DiskError::Os { what: format!("{place}: {}", error.what), source: error.source });
+        }
+        let owner = image.lock_owner().ok().flatten().unwrap_or_else(|| "another client".to_owned());
+        let what = format!(
+            "{place}: {owner} has the exclusive lock and keeps it; stop that user of the image (`rbd lock ls` names it), or open it with \
+             readonly=on"
+        );
+        return Err(DiskError::Os { what, source: error.source });
+    }
+}
+
+/// Records the size of an image whose header has changed.
+fn follow_size(image: &Image, state: &RbdState) {
+    match image.size() {
+        Ok(size) => state.set_found_size(ByteLen(size)),
+        Err(error) => {
+            state.check_fenced(error.errno());
+            tracing::warn!("{}: {error}", state.place);
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! `storage=rbd`: an image of a Ceph cluster, by librbd.
+//!
+//! | setting | default | meaning |
+//! |---|---|---|
+//! | `pool`, `image` | needed | where the image is |
+//! | `namespace`, `snap` | none | the pool's namespace; a snapshot, which is read-only |
+//! | `conf`, `user` | Ceph's, `admin` | the cluster's configuration file, and the client's name without `client.` |
+//! | `readonly` | off | nothing is written, and no lock is taken |
+//! | `block-size` | 512 | 512 or 4096 |
+//! | `discard` | unmap | `unmap` or `ignore` |
+//! | `lock` | exclusive | `exclusive`, `shared-migration` or `off` |
+//!
+//! | contract | how it is kept |
+//! |---|---|
+//! | no method of a channel blocks on storage | the library's calls only queue (`rbd_non_blocking_aio`); its threads complete by the worker's port |
+//! | back-pressure | a channel takes at most 1024 requests, and no more than the worker's in-flight table has room for |
+//! | cancellation | the library has none: requests end as they end, while the cluster is away not before it is back |
+//! | flush | `rbd_aio_flush`; a durable write is a write with a flush after it |
+//! | one writer | the image's exclusive lock, taken when it is opened and kept (`attendant.rs`) |
+//!
+//! All workers use one handle of the image, because the lock belongs to a handle, and each image has a connection of its own, because the
+//! cluster blocklists connections. A thread of the image's own opens and closes it and follows its size (`attendant.rs`).
+
+mod attendant;
+mod channel;
+pub mod location;
+mod open;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mqblk_core::settings::Settings;
+use mqblk_core::thread_role::{self, ThreadRole};
+use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits};
+use mqblk_rbd::{Image, RbdError};
+use mqblk_uring::UringContext;
+
+use crate::admission::{self, DiskSize};
+use crate::lock_mode::LockMode;
+use crate::observers::{LostConnection, Observers};
+use attendant::{OpenError, OpenedImage};
+use channel::RbdChannel;
+use open::RbdSettings;
+
+/// Smaller discards are ignored by the library (`rbd_discard_granularity_bytes`).
+const DISCARD_GRANULARITY: ByteLen = ByteLen(64 << 10);
+/// Largest range of one discard, in objects of 4 MiB: 256, each of which is a request to the cluster.
+const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
+/// Largest range of zeroes: bounds how much one request writes where they have to be allocated.
+const MAX_ZEROES: ByteLen = ByteLen(256 << 20);
+/// Most memory segments of one request.
+const MAX_SEGMENTS: u32 = 1024;
+/// How long the end of the process waits for an image to be closed: a cluster that is away would hold it up for ever.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Opens an image. Blocks until the cluster answers.
+///
+/// # Errors
+/// When a setting does not fit, Ceph's libraries are missing, the cluster does not answer or refuses, or another client has the image's lock.
+pub fn open(settings: &mut Settings, _opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+    if let Some(word) = settings.text("path") {
+        let expected = "rbd:POOL[/NAMESPACE]/IMAGE[@SNAP][:conf=FILE][:id=USER]";
+        let keys = location::parse(&word).map_err(|why| settings.error("path", why, expected))?;
+        keys.iter().try_for_each(|(key, value)| settings.insert(key, value))?;
+    }
+    let given = RbdSettings::take(settings)?;
+    attendant::check_network().map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => open::no_network(settings).into(),
+        _ => DiskError::Os { what: open::place(&given.options), source: error },
+    })?;
+    // Here and not on the image's thread, which may not map code.
+    mqblk_rbd::load().map_err(|error| open::not_loaded(settings, &error))?;
+    let opened = attendant::open(&given.options, given.lock).map_err(|error| match error {
+        OpenError::Library(error) => open::refused(settings, &given.options, &error).into(),
+        OpenError::Locked(error) => error,
+        OpenError::Thread(source) => DiskError::Os { what: open::place(&given.options), source },
+    })?;
+    let OpenedImage { image, stat, state, closed } = opened;
+    check_size(ByteLen(stat.size), &given, &state.place)
+        .map_err(|(found, expected)| DiskError::from(settings.error("image", found, expected)))?;
+    let geometry = Geometry {
+        opt_io: ByteLen(stat.object_size),
+        ..admission::plain_geometry(ByteLen(stat.size), given.block, given.options.read_only)
+    };
+    let locks = stat.exclusive_lock && !geometry.read_only;
+    Ok(Arc::new(RbdDisk {
+        given,
+        geometry,
+        locks,
+        state,
+        image: Mutex::new(Some(image)),
+        users: Mutex::new(0),
+        closed: Mutex::new(closed),
+        resizing: Mutex::new(()),
+    }))
+}
+
+/// Returns found and expected of a size that a disk cannot have.
+fn check_size(size: ByteLen, given: &RbdSettings, place: &str) -> Result<(), (String, String)> {
+    if size != ByteLen::ZERO && size.is_aligned(given.block) {
+        return Ok(());
+    }
+    let expected = format!("a multiple of block-size {} above 0", given.block.bytes());
+    Err((format!("{} bytes in {place}", size.0), expected))
+}
+
+/// What a disk, its channels and its thread share.
+#[derive(Debug)]
+struct RbdState {
+    /// The image in one word.
+    place: String,
+    /// The size that guests see.
+    size: DiskSize,
+    /// The size of the image, as far as the cluster has told.
+    found: DiskSize,
+    observers: Arc<Observers>,
+    is_fenced: AtomicBool,
+    fenced: Mutex<Option<LostConnection>>,
+}
+
+impl RbdState {
+    fn new(place: String, size: ByteLen) -> RbdState {
+        RbdState {
+            place,
+            size: DiskSize::new(size),
+            found: DiskSize::new(size),
+            observers: Arc::default(),
+            is_fenced: AtomicBool::new(false),
+            fenced: Mutex::default(),
+        }
+    }
+
+    fn set_found_size(&self, size: ByteLen) {
+        if self.found.get() != size {
+            self.found.set(size);
+            self.observers.size_changed();
+        }
+    }
+
+    /// Reports, once, that the cluster has blocklisted this client.
+    fn check_fenced(&self, errno: i32) {
+        if errno != nix::libc::ESHUTDOWN || self.is_fenced.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let why = format!(
+            "{}: the cluster has blocklisted this client, because another one took the image's lock or an administrator fenced it: all \
+             requests fail. Make sure that nobody else runs a guest on the image (`rbd lock ls`, `rbd status`, `ceph osd blocklist ls`), \
+             then open it again: remove and add the disk, or restart the daemon",
+            self.place
+        );
+        tracing::error!("{why}");
+        let lost = self.observers.connection_lost("blocklisted by the cluster");
+        *lock(&self.fenced) = Some(lost);
+    }
+}
+
+struct RbdDisk {
+    given: RbdSettings,
+    /// The size in it is unused: see `state`.
+    geometry: Geometry,
+    /// The image has an exclusive lock, and is written.
+    locks: bool,
+    state: Arc<RbdState>,
+    /// `None` once closed. Never locked over a call that waits for the cluster: workers lock it.
+    image: Mutex<Option<Image>>,
+    /// Users of the lock, with `shared-migration`.
+    users: Mutex<usize>,
+    /// Disconnected when the image is closed.
+    closed: Mutex<Receiver<()>>,
+    /// Serialises resizes.
+    resizing: Mutex<()>,
+}
+
+impl RbdDisk {
+    fn image(&self) -> Result<Image, DiskError> {
+        lock(&self.image).clone().ok_or_else(|| DiskError::Os {
+            what: self.state.place.clone(),
+            source: io::Error::new(io::ErrorKind::NotConnected, "the image is closed"),
+        })
+    }
+
+    fn os(&self, error: RbdError) -> DiskError {
+        self.state.check_fenced(error.errno());
+        DiskError::Os { what: format!("{}: {}", self.state.place, error.what), source: error.source }
+    }
+
+    fn check_size(&self, size: ByteLen) -> Result<(), DiskError> {
+        let checked = check_size(size, &self.given, &self.state.place);
+        checked.map_err(|(found, expected)| DiskError::Size { found, expected })
+    }
+}
+
+/// Closes the image: a process that ends after an error must not leave its lock behind. A worker does not wait for it.
+impl Drop for RbdDisk {
+    fn drop(&mut self) {
+        if thread_role::current() != Some(ThreadRole::Worker) {
+            self.close();
+        }
+    }
+}
+
+impl Disk<UringContext> for RbdDisk {
+    fn geometry(&self) -> Geometry {
+        Geometry { size: self.state.size.get(), ..self.geometry }
+    }
+
+    fn limits(&self) -> Limits {
+        let writable = !self.geometry.read_only;
+        let discard = DiscardLimits { granularity: DISCARD_GRANULARITY, max_len: MAX_DISCARD };
+        Limits {
+            max_transfer: admission::MAX_TRANSFER,
+            max_segments: MAX_SEGMENTS,
+            discard: (writable && self.given.unmap).then_some(discard),
+            write_zeroes: writable.then_some(MAX_ZEROES),
+            volatile_cache: true,
+            cost_per_request: true,
+            pins_memory: false,
+        }
+    }
+
+    fn resolved(&self) -> Vec<(&'static str, String)> {
+        let options = &self.given.options;
+        let mut all = vec![("pool", options.pool.clone()), ("image", options.image.clone())];
+        all.extend(options.snapshot.iter().map(|snapshot| ("snap", snapshot.clone())));
+        if !options.namespace.is_empty() {
+            all.push(("namespace", options.namespace.clone()));
+        }
+        all.extend(options.conf.iter().map(|conf| ("conf", conf.display().to_string())));
+        all.push(("user", options.user.clone().unwrap_or_else(|| "admin".to_owned())));
+        all.push(("readonly", admission::on_off(options.read_only)));
+        all.push(("block-size", self.given.block.bytes().to_string()));
+        all.push(("discard", if self.given.unmap { "unmap" } else { "ignore" }.to_owned()));
+        all.push(("lock", self.given.lock.name().to_owned()));
+        all
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // Without users what was written was flushed before the lock was released, and a flush would ask for the lock.
+        let handed_over = self.locks && self.given.lock == LockMode::SharedMigration && *lock(&self.users) == 0;
+        if self.geometry.read_only || handed_over {
+            return Ok(());
+        }
+        let image = self.image().map_err(io::Error::other)?;
+        image.flush().map_err(|error| {
+            self.state.check_fenced(error.errno());
+            error.source
+        })
+    }
+
+    fn found_size(&self) -> Result<ByteLen, DiskError> {
+        // What the cluster has told last: a question could wait for it.
+        Ok(self.state.found.get())
+    }
+
+    fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+        let _one = lock(&self.resizing);
+        let image = self.image()?;
+        if let Some(size) = size {
+            admission::check_resize(&self.geometry, size)?;
+            let before = self.state.size.get();
+            // Smaller first: no request is started beyond the new end.
+            self.state.size.set(before.min(size));
+            if let Err(error) = image.resize(size.0) {
+                self.state.size.set(before);
+                return Err(self.os(error));
+            }
+        }
+        let found = ByteLen(image.size().map_err(|error| self.os(error))?);
+        self.check_size(found)?;
+        self.state.found.set(found);
+        self.state.size.set(found);
+        Ok(found)
+    }
+
+    fn activate(&self) -> Result<(), DiskError> {
+        if self.given.lock != LockMode::SharedMigration || !self.locks {
+            return Ok(());
+        }
+        let mut users = lock(&self.users);
+        if *users == 0 {
+            attendant::acquire_lock(&self.image()?, &self.state.place)?;
+        }
+        *users += 1;
+        Ok(())
+    }
+
+    fn deactivate(&self) {
+        if self.given.lock != LockMode::SharedMigration || !self.locks {
+            return;
+        }
+        let mut users = lock(&self.users);
+        *users = users.saturating_sub(1);
+        if *users == 0
+            && let Ok(image) = self.image()
+            && let Err(error) = image.flush().and_then(|()| image.release_lock())
+        {
+            tracing::error!("{}: before the lock is released: {error}", self.state.place);
+        }
+    }
+
+    fn close(&self) {
+        drop(lock(&self.image).take());
+        // Disconnected at once if the image's thread has closed it.
+        if lock(&self.closed).recv_timeout(CLOSE_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                "{}: not closed within {} s: the cluster keeps its lock until it has lost this client",
+                self.state.place,
+                CLOSE_TIMEOUT.as_secs()
+            );
+        }
+    }
+
+    fn observe(&self, observer: Arc<dyn DiskObserver>) {
+        self.state.observers.set(observer);
+    }
+
+    fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+        let image = self.image()?;
+        Ok(Box::new(RbdChannel::new(&image, &self.state, self.geometry, self.given.unmap, context)))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

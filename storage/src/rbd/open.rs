@@ -1,0 +1,112 @@
+//! The settings, and errors of opening in their terms.
+
+use std::path::PathBuf;
+
+use mqblk_core::BlockSize;
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_rbd::{FailedStep, ImageOptions, LoadError, RbdError};
+
+use crate::admission;
+use crate::lock_mode::LockMode;
+
+/// The settings of a disk, as given.
+pub(super) struct RbdSettings {
+    pub(super) options: ImageOptions,
+    pub(super) block: BlockSize,
+    pub(super) unmap: bool,
+    pub(super) lock: LockMode,
+}
+
+impl RbdSettings {
+    pub(super) fn take(settings: &mut Settings) -> Result<RbdSettings, SettingError> {
+        let pool = name(settings, "pool")?;
+        let Some(pool) = pool else {
+            return Err(settings.error("pool", "nothing", "the pool of the image"));
+        };
+        let Some(image) = name(settings, "image")? else {
+            return Err(settings.error("image", "nothing", "the name of an image in the pool"));
+        };
+        let snapshot = name(settings, "snap")?;
+        let namespace = name(settings, "namespace")?.unwrap_or_default();
+        let user = name(settings, "user")?;
+        let conf = settings.text("conf").map(PathBuf::from);
+        let read_only = settings.switch("readonly")?;
+        if snapshot.is_some() && read_only == Some(false) {
+            return Err(settings.error(
+                "readonly",
+                "off, with snap",
+                "readonly=on or nothing: a snapshot is not written",
+            ));
+        }
+        let read_only = read_only.unwrap_or(snapshot.is_some());
+        Ok(RbdSettings {
+            options: ImageOptions { conf, user, pool, namespace, image, snapshot, read_only },
+            block: admission::block_size(settings)?.unwrap_or(BlockSize::B512),
+            unmap: settings.choice("discard", &["unmap", "ignore"])? != Some("ignore"),
+            lock: LockMode::from_settings(settings)?,
+        })
+    }
+}
+
+/// Takes a name. An empty one counts as given.
+fn name(settings: &mut Settings, key: &'static str) -> Result<Option<String>, SettingError> {
+    match settings.text(key) {
+        Some(text) if text.is_empty() && key != "namespace" => Err(settings.error(key, "an empty text", "a name")),
+        text => Ok(text),
+    }
+}
+
+/// Returns the image in one word, for messages.
+pub(super) fn place(options: &ImageOptions) -> String {
+    let ImageOptions { pool, namespace, image, snapshot, .. } = options;
+    let namespace = if namespace.is_empty() { String::new() } else { format!("{namespace}/") };
+    let snapshot = snapshot.as_ref().map_or(String::new(), |snapshot| format!("@{snapshot}"));
+    format!("rbd:{pool}/{namespace}{image}{snapshot}")
+}
+
+/// Returns the error for libraries that cannot be used.
+pub(super) fn not_loaded(settings: &Settings, error: &LoadError) -> SettingError {
+    settings.error("storage", format!("rbd ({error})"), "the libraries of Ceph 16 or later")
+}
+
+/// Returns the error for a process whose sandbox refuses connections.
+pub(super) fn no_network(settings: &Settings) -> SettingError {
+    let expected = "a disk of storage=rbd in the configuration that the daemon was started with: without one its sandbox refuses \
+                    connections of the network";
+    settings.error("storage", "rbd, in a sandbox without it", expected)
+}
+
+/// Returns the error of opening, with the setting that it is about.
+pub(super) fn refused(settings: &Settings, options: &ImageOptions, error: &RbdError) -> SettingError {
+    let conf = options.conf.as_ref().map_or("the default of Ceph".to_owned(), |path| format!("{path:?}"));
+    let user = options.user.as_deref().unwrap_or("admin");
+    let place = place(options);
+    let (key, found, expected) = match error.step {
+        FailedStep::Load => ("storage", "rbd".to_owned(), "the libraries of Ceph 16 or later".to_owned()),
+        FailedStep::Configuration => {
+            ("conf", conf, "the configuration file of a Ceph cluster, which this user may read".to_owned())
+        }
+        FailedStep::Connection => {
+            let expected = format!(
+                "a cluster whose monitors answer in time (client_mount_timeout), and a keyring of client.{user} that this user may \
+                 read"
+            );
+            ("conf", conf, expected)
+        }
+        FailedStep::Pool => {
+            ("pool", format!("{:?}", options.pool), format!("a pool of the cluster that client.{user} may use"))
+        }
+        FailedStep::Image | FailedStep::Call if options.snapshot.is_some() => {
+            ("snap", place, format!("an image and a snapshot of it in the cluster that client.{user} may read"))
+        }
+        FailedStep::Image | FailedStep::Call => {
+            let done = if options.read_only { "read" } else { "write" };
+            (
+                "image",
+                place,
+                format!("an image in the pool that client.{user} may {done}; `rbd ls {}` lists them", options.pool),
+            )
+        }
+    };
+    settings.error(key, format!("{found} ({error})"), expected)
+}

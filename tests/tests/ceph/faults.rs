@@ -1,0 +1,67 @@
+//! Parts of the cluster that fail under a load that verifies what it reads.
+
+use std::time::Duration;
+
+use mqblk_tests::ceph::CephCluster;
+use mqblk_tests::hostile::daemon::HostileDaemon;
+use mqblk_tests::hostile::load::VhostUserNeighbour;
+
+/// An OSD is killed in mid-I/O and comes back, then the other one: each has missed writes that it must get from the other. Meanwhile the
+/// monitor is killed, without which no client learns of a change.
+#[test]
+fn osds_and_the_monitor_are_killed_in_mid_io() {
+    let cluster = CephCluster::start();
+    let settings = format!("{},queues=2", cluster.image("a", 16));
+    let daemon = HostileDaemon::start(2, &[("a", &settings)]);
+    let load = VhostUserNeighbour::start(daemon.socket("a"), 2, 1);
+    for name in ["osd.0", "osd.1", "mon.a"] {
+        cluster.kill(name);
+        load.assert_progress(&format!("{name} was killed"));
+        cluster.revive();
+        load.assert_progress(&format!("{name} was revived"));
+        wait_until_clean(&cluster);
+    }
+    let (verified, generations) = load.finish_with_generations();
+    assert!(verified > 0);
+    assert_eq!(daemon.warnings("a"), [""; 0], "no request has failed");
+    daemon.stop();
+    cluster.check_blocks("a", &generations);
+}
+
+/// Without any OSD requests wait: none fails, and all go on when one is back.
+#[test]
+fn requests_wait_for_a_cluster_that_is_away() {
+    let cluster = CephCluster::start();
+    let settings = format!("{},queues=2", cluster.image("a", 16));
+    let daemon = HostileDaemon::start(1, &[("a", &settings), ("other", "storage=ram,size=4M,queues=1")]);
+    let load = VhostUserNeighbour::start(daemon.socket("a"), 2, 1);
+    let other = VhostUserNeighbour::start(daemon.socket("other"), 1, 2);
+    cluster.kill("osd.0");
+    cluster.kill("osd.1");
+    // What was on its way is through.
+    std::thread::sleep(Duration::from_millis(500));
+    let stuck = load.rounds();
+    other.assert_progress("the OSDs were killed");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(load.rounds(), stuck, "requests complete without storage");
+    other.assert_progress("requests wait");
+    cluster.revive();
+    load.assert_progress("the OSDs were revived");
+    let (_, generations) = load.finish_with_generations();
+    other.finish();
+    assert_eq!(daemon.warnings("a"), [""; 0], "no request has failed");
+    daemon.stop();
+    cluster.check_blocks("a", &generations);
+}
+
+/// Waits until both OSDs have all data again.
+fn wait_until_clean(cluster: &CephCluster) {
+    for _ in 0..300 {
+        let pgs = cluster.ceph(&["pg", "stat"]);
+        if pgs.contains("8 active+clean;") {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    panic!("the cluster does not recover: {}", cluster.ceph(&["pg", "stat"]));
+}

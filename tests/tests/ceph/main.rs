@@ -1,0 +1,9 @@
+//! `storage=rbd` on a real cluster of Ceph, which each test starts for itself (`tests/ceph/cluster.sh`).
+
+mod changes;
+mod conformance;
+mod faults;
+#[cfg(feature = "guest")]
+mod guest;
+mod owners;
+mod sandboxed;

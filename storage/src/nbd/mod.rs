@@ -192,6 +192,15 @@ impl NbdServer {
         );
     }
 
+    /// Asks the server for the export's size, on a connection of its own. A server that serves one client at a time does not answer: the size that
+    /// the last connection has found is the newest known. Blocks: only for control threads.
+    fn ask_size(&self) -> ByteLen {
+        if let Ok(session) = self.dialer.dial(Purpose::Information) {
+            self.found.set(ByteLen(session.export.size));
+        }
+        self.found.get()
+    }
+
     /// Checks that a new connection has what queues rely on, and takes over the export's size.
     fn compare(&self, export: &ExportInfo) -> io::Result<()> {
         let lost = self.export.flags & !export.flags & NEEDED_FLAGS;
@@ -316,18 +325,15 @@ impl Disk<UringContext> for NbdDisk {
     }
 
     fn found_size(&self) -> Result<ByteLen, DiskError> {
-        let asked = self.server.dialer.dial(Purpose::Information).map(|session| ByteLen(session.export.size));
-        // A server that serves one client at a time does not answer: the last connection's size is the newest known.
-        let size = asked.unwrap_or_else(|_| self.server.found.get());
-        self.server.found.set(size);
-        Ok(size)
+        // Called every second: the server is not asked. Each connection finds the size, and a changed one is reported to the observer.
+        Ok(self.server.found.get())
     }
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
         if let Some(size) = size {
             admission::check_resize(&self.server.geometry, size)?;
         }
-        let found = self.found_size()?;
+        let found = self.server.ask_size();
         if let Some(size) = size.filter(|size| *size != found) {
             let expected = format!("{found}, the export's size; NBD cannot resize it: do that at the server");
             return Err(DiskError::Size { found: size.to_string(), expected });

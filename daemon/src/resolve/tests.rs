@@ -28,7 +28,10 @@ impl StorageBackends for FakeBackends {
         }
         let mut resolved = vec![("readonly", readonly.to_owned())];
         match backend {
-            "file" => resolved.push(("path", path)),
+            "file" => {
+                resolved.push(("path", path));
+                resolved.extend(settings.text("format").map(|format| ("format", format)));
+            }
             _ => resolved.push(("size", size.to_string())),
         }
         resolved.extend(settings.text("latency-us").map(|us| ("latency-us", us)));

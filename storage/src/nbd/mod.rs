@@ -78,7 +78,7 @@ pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Ar
         dialer,
         export,
         geometry,
-        size: Arc::new(DiskSize::new(geometry.size)),
+        size: DiskSize::new(geometry.size),
         found: DiskSize::new(geometry.size),
         fast_zeroes: keys.fast_zeroes,
         first: Mutex::new(Some(session)),
@@ -147,7 +147,7 @@ struct NbdServer {
     /// As of the first connection. Later ones must not offer less.
     export: ExportInfo,
     geometry: Geometry,
-    size: Arc<DiskSize>,
+    size: DiskSize,
     /// The size that the server said last.
     found: DiskSize,
     fast_zeroes: bool,
@@ -183,7 +183,7 @@ impl NbdServer {
         let left_out = std::mem::take(&mut errors.left_out);
         errors.logged_at = Some(now);
         drop(errors);
-        let text: String = text.chars().filter(|one| !one.is_control()).take(200).collect();
+        let text = protocol::printable(text);
         let cause = io::Error::from_raw_os_error(error as i32);
         tracing::warn!(
             "{}: {op:?} at {}: the server replies {cause} {text:?} ({left_out} others since the last of these lines)",

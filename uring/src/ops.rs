@@ -217,12 +217,6 @@ pub(crate) const MAX_PIECES: usize = 1024;
 /// Fills the iovec list of a buffer without its first `skip` bytes.
 pub(crate) fn fill_pieces(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], skip: u64) {
     pieces.clear();
-    append_pieces(pieces, segments, skip);
-}
-
-/// Adds the iovecs of a buffer without its first `skip` bytes.
-#[inline]
-pub(crate) fn append_pieces(pieces: &mut Vec<libc::iovec>, segments: &[mqblk_memory::Segment], skip: u64) {
     append_range(pieces, segments, skip, u64::MAX);
 }
 

@@ -28,7 +28,13 @@ impl StorageBackends for FakeBackends {
         }
         let mut resolved = vec![("readonly", readonly.to_owned())];
         match backend {
-            "file" => resolved.push(("path", path)),
+            "file" => {
+                resolved.push(("path", path));
+                // Not among the keys that errors list: not all tests are about files.
+                if settings.peek("format").is_some() {
+                    resolved.extend(settings.text("format").map(|format| ("format", format)));
+                }
+            }
             _ => resolved.push(("size", size.to_string())),
         }
         resolved.extend(settings.text("latency-us").map(|us| ("latency-us", us)));

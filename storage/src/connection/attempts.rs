@@ -110,7 +110,7 @@ fn connect<C: Connector>(
                 waker.wake();
             }
         }
-        pause = (pause * 2).clamp(options.first_pause, options.longest_pause);
+        pause = options.pause_after(pause);
     }
 }
 

@@ -86,6 +86,13 @@ pub struct ConnectionOptions {
     pub longest_pause: Duration,
 }
 
+impl ConnectionOptions {
+    /// Returns the pause that follows one that brought no connection; after none it is the first.
+    fn pause_after(&self, pause: Duration) -> Duration {
+        (pause * 2).clamp(self.first_pause, self.longest_pause)
+    }
+}
+
 impl Default for ConnectionOptions {
     fn default() -> Self {
         ConnectionOptions {
@@ -185,7 +192,7 @@ impl<C: Connector> ConnectingChannel<C> {
                     if *counts {
                         (self.disconnected, self.pause) = (None, Duration::ZERO);
                     } else {
-                        self.pause = (self.pause * 2).clamp(self.options.first_pause, self.options.longest_pause);
+                        self.pause = self.options.pause_after(self.pause);
                     }
                     self.disconnected.get_or_insert_with(Instant::now);
                     if let State::Connected { inner, .. } = std::mem::replace(&mut self.state, State::Closed) {
@@ -209,7 +216,7 @@ impl<C: Connector> ConnectingChannel<C> {
             }
             Err(error) => {
                 self.lost.get_or_insert_with(|| self.observers.connection_lost(&error.to_string()));
-                self.pause = (self.pause * 2).clamp(self.options.first_pause, self.options.longest_pause);
+                self.pause = self.options.pause_after(self.pause);
                 self.reconnect(context, true);
             }
         }

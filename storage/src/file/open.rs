@@ -5,9 +5,11 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::thread::spawn;
 use mqblk_core::{BlockSize, ByteLen, Geometry, ImageAccess, ImageOpenError, ImageOpener};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -148,6 +150,39 @@ fn open_file(
     Ok((file, kind, false))
 }
 
+/// How long reading a file's first and last block may take. What holds them up longer is a device that hangs, and a daemon that comes back while
+/// it does must serve its other disks.
+const DETECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Returns the format of a file, if it has one and the storage says so in time.
+fn detect_in_time(
+    settings: &Settings,
+    config: &FileSettings,
+    file: &File,
+    size: ByteLen,
+) -> Option<format::ImageFormat> {
+    let (sender, found) = channel();
+    let detection = file.try_clone().and_then(|file| {
+        spawn("image-format", move || {
+            // Nobody may be waiting any more.
+            let _ = sender.send(format::detect(&file, size));
+        })
+    });
+    if detection.is_err() {
+        return format::detect(file, size);
+    }
+    found.recv_timeout(DETECT_TIMEOUT).unwrap_or_else(|_| {
+        tracing::warn!(
+            "{}: {}: the storage has not read a block for {} s: whether it is an image of another format is not known (format=raw says that it is \
+             not)",
+            settings.subject(),
+            config.path.display(),
+            DETECT_TIMEOUT.as_secs()
+        );
+        None
+    })
+}
+
 /// Refuses a file that is an image of another format: a guest that is given its bytes would destroy it.
 ///
 /// A guest that encrypts its whole disk writes a LUKS header. On a block device that is what it most likely is, and only logged.
@@ -158,7 +193,7 @@ fn refuse_other_formats(
     kind: FileKind,
 ) -> Result<(), SettingError> {
     let size = host::size(file, kind).unwrap_or(ByteLen::ZERO);
-    let Some(format) = format::detect(file, size) else { return Ok(()) };
+    let Some(format) = detect_in_time(settings, config, file, size) else { return Ok(()) };
     if format.is_of_guests && kind == FileKind::BlockDevice {
         tracing::info!(
             "{}: {} begins as a {} device, and is served as it is",

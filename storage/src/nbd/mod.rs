@@ -78,7 +78,7 @@ pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Ar
         dialer,
         export,
         geometry,
-        size: Arc::new(DiskSize::new(geometry.size)),
+        size: DiskSize::new(geometry.size),
         found: DiskSize::new(geometry.size),
         fast_zeroes: keys.fast_zeroes,
         first: Mutex::new(Some(session)),
@@ -147,7 +147,7 @@ struct NbdServer {
     /// As of the first connection. Later ones must not offer less.
     export: ExportInfo,
     geometry: Geometry,
-    size: Arc<DiskSize>,
+    size: DiskSize,
     /// The size that the server said last.
     found: DiskSize,
     fast_zeroes: bool,
@@ -183,13 +183,22 @@ impl NbdServer {
         let left_out = std::mem::take(&mut errors.left_out);
         errors.logged_at = Some(now);
         drop(errors);
-        let text: String = text.chars().filter(|one| !one.is_control()).take(200).collect();
+        let text = protocol::printable(text);
         let cause = io::Error::from_raw_os_error(error as i32);
         tracing::warn!(
             "{}: {op:?} at {}: the server replies {cause} {text:?} ({left_out} others since the last of these lines)",
             self.dialer.address,
             start.0
         );
+    }
+
+    /// Asks the server for the export's size, on a connection of its own. A server that serves one client at a time does not answer: the size that
+    /// the last connection has found is the newest known. Blocks: only for control threads.
+    fn ask_size(&self) -> ByteLen {
+        if let Ok(session) = self.dialer.dial(Purpose::Information) {
+            self.found.set(ByteLen(session.export.size));
+        }
+        self.found.get()
     }
 
     /// Checks that a new connection has what queues rely on, and takes over the export's size.
@@ -316,18 +325,15 @@ impl Disk<UringContext> for NbdDisk {
     }
 
     fn found_size(&self) -> Result<ByteLen, DiskError> {
-        let asked = self.server.dialer.dial(Purpose::Information).map(|session| ByteLen(session.export.size));
-        // A server that serves one client at a time does not answer: the last connection's size is the newest known.
-        let size = asked.unwrap_or_else(|_| self.server.found.get());
-        self.server.found.set(size);
-        Ok(size)
+        // Called every second: the server is not asked. Each connection finds the size, and a changed one is reported to the observer.
+        Ok(self.server.found.get())
     }
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
         if let Some(size) = size {
             admission::check_resize(&self.server.geometry, size)?;
         }
-        let found = self.found_size()?;
+        let found = self.server.ask_size();
         if let Some(size) = size.filter(|size| *size != found) {
             let expected = format!("{found}, the export's size; NBD cannot resize it: do that at the server");
             return Err(DiskError::Size { found: size.to_string(), expected });

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Read, Write};
 
 use super::protocol::{
     FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Headers, OLDSTYLE_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, SERVER_MAGIC, be32,
-    be64, export_flag, info, option, option_reply,
+    be64, export_flag, info, option, option_reply, printable,
 };
 
 /// Longest reply to an option that is read. The longest that a server has reason to send is a text of 4096 bytes.
@@ -54,10 +54,7 @@ fn refused(what: &str) -> io::Error {
 /// When it is no NBD server, or one without fixed newstyle negotiation.
 pub(super) fn greet(stream: &mut (impl Read + Write)) -> io::Result<bool> {
     let mut magics = [0; 16];
-    stream.read_exact(&mut magics).map_err(|error| match error.kind() {
-        ErrorKind::UnexpectedEof => refused("the server ended the connection before its greeting"),
-        _ => error,
-    })?;
+    read_exact(stream, &mut magics, "the server ended the connection before its greeting")?;
     if be64(&magics, 0) != Some(SERVER_MAGIC) {
         return Err(refused("greeting: found other bytes, expected NBDMAGIC: not an NBD server"));
     }
@@ -157,10 +154,7 @@ fn export_name(
     send_option(stream, option::EXPORT_NAME, export.as_bytes())?;
     let mut reply = [0; 10 + 124];
     let len = if no_zeroes { 10 } else { reply.len() };
-    stream.read_exact(&mut reply[..len]).map_err(|error| match error.kind() {
-        ErrorKind::UnexpectedEof => refused("the server ended the connection: it has no such export"),
-        _ => error,
-    })?;
+    read_exact(stream, &mut reply[..len], "the server ended the connection: it has no such export")?;
     let (size, flags) = (be64(&reply, 0).unwrap_or(0), u16::from_be_bytes([reply[8], reply[9]]));
     check(ExportInfo { size, flags, headers, block: 1, max_payload: DEFAULT_MAX_PAYLOAD })
 }
@@ -207,13 +201,18 @@ fn send_option(stream: &mut impl Write, number: u32, data: &[u8]) -> io::Result<
     stream.write_all(&message)
 }
 
+/// Reads all of `bytes`. `ended` says what it means that the server has ended the connection.
+fn read_exact(stream: &mut impl Read, bytes: &mut [u8], ended: &str) -> io::Result<()> {
+    stream.read_exact(bytes).map_err(|error| match error.kind() {
+        ErrorKind::UnexpectedEof => refused(ended),
+        _ => error,
+    })
+}
+
 /// Reads a reply to an option. Returns its type and its data.
 fn read_reply(stream: &mut impl Read, number: u32) -> io::Result<(u32, Vec<u8>)> {
     let mut header = [0; 20];
-    stream.read_exact(&mut header).map_err(|error| match error.kind() {
-        ErrorKind::UnexpectedEof => refused("the server ended the connection in the negotiation"),
-        _ => error,
-    })?;
+    read_exact(stream, &mut header, "the server ended the connection in the negotiation")?;
     if be64(&header, 0) != Some(OPTION_REPLY_MAGIC) {
         return Err(refused("reply to an option: found other bytes, expected its magic number"));
     }
@@ -235,7 +234,7 @@ fn option_error(what: &str, error: u32, text: &[u8]) -> io::Error {
     if error & option_reply::ERROR == 0 {
         return refused(&format!("{what}: found a reply of type {error}, expected an acknowledgement or an error"));
     }
-    let words: String = String::from_utf8_lossy(text).chars().filter(|one| !one.is_control()).take(200).collect();
+    let words = printable(&String::from_utf8_lossy(text));
     let words = if words.is_empty() { words } else { format!(": {words:?}") };
     refused(&format!("the server refuses {what}: {}{words}", option_reply::describe(error)))
 }

@@ -226,6 +226,11 @@ pub(super) fn be64(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
+/// Returns a server's own words as a log can have them: one line, and not too long.
+pub(super) fn printable(text: &str) -> String {
+    text.chars().filter(|one| !one.is_control()).take(200).collect()
+}
+
 /// Returns the outcome of an error number of the protocol. These are Linux' numbers; unknown ones count as EINVAL, as the protocol says.
 pub(super) fn outcome(error: u32) -> Outcome {
     match error {

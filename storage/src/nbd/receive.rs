@@ -8,7 +8,7 @@ use super::NbdServer;
 use super::channel::{Pending, Requests, Stage};
 use super::negotiate::ExportInfo;
 use super::protocol::{BadHeader, Headers, ReplyHeader, SHUTDOWN, be32, be64, chunk, decode_reply, outcome};
-use super::send::{Lost, Sender};
+use super::send::{FAULT, Lost, Sender};
 use crate::admission;
 
 /// Data of which so much is still to come is received into the request's own buffer. A copy of less takes no longer than an operation, and the
@@ -345,9 +345,6 @@ impl Receiver {
         Ok(parsed(done))
     }
 }
-
-/// EFAULT: a request's memory was lost.
-const FAULT: i32 = -14;
 
 /// The header of a chunk, with the request that it is for.
 struct ChunkHeader {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use mqblk_core::{ByteLen, Op};
+use mqblk_core::{ByteLen, Errno, Op};
 use mqblk_memory::{BouncePool, Buffer};
 use mqblk_uring::{ClientId, IoCompletion, Message, RefusedMessage, RingFile, UringContext};
 
@@ -17,8 +17,8 @@ use crate::admission;
 /// 16 KiB takes about as long as an operation.
 const MAX_COPY: u64 = 16 << 10;
 
-/// EFAULT: a request's memory was lost.
-const FAULT: i32 = -14;
+/// EFAULT as a completion has it: a request's memory was lost.
+pub(super) const FAULT: i32 = -Errno::FAULT.0;
 
 /// A message on its way.
 #[derive(Debug)]

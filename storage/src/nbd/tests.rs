@@ -249,15 +249,16 @@ fn without_a_server_requests_fail_after_the_time_of_reconnect() {
 }
 
 #[test]
-fn a_new_size_is_found_by_asking() {
+fn a_new_size_is_found_by_a_resize() {
     let server = TestServer::start(Offer::default());
     let disk = open(&server, &[]);
     assert_eq!(disk.found_size().unwrap(), ByteLen(8 << 20));
     server.disk.lock().unwrap().resize(16 << 20, 0);
-    assert_eq!(disk.found_size().unwrap(), ByteLen(16 << 20));
-    assert_eq!(disk.geometry().size, ByteLen(8 << 20));
+    assert_eq!(disk.found_size().unwrap(), ByteLen(8 << 20), "the server is not asked every second");
+    assert_eq!(server.connections.load(Ordering::SeqCst), 1);
     let error = disk.resize(Some(ByteLen(32 << 20))).unwrap_err().to_string();
     assert!(error.contains("NBD cannot resize it"), "{error}");
+    assert_eq!((disk.geometry().size, disk.found_size().unwrap()), (ByteLen(8 << 20), ByteLen(16 << 20)));
     assert_eq!(disk.resize(None).unwrap(), ByteLen(16 << 20));
     let mut worker = worker(&disk);
     assert_eq!(worker.run_one(read((16 << 20) - 4096)), DONE);

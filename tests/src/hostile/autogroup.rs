@@ -1,7 +1,5 @@
 //! The kernel's scheduling groups of sessions (autogroups, sched(7)).
 
-use std::path::Path;
-
 const SETTING: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 
 /// No autogroups while this value exists; then as before.
@@ -17,15 +15,19 @@ pub struct NoAutogroups {
 impl NoAutogroups {
     /// Turns them off. Needs root; without it, or on a kernel without autogroups, nothing changes.
     pub fn begin() -> NoAutogroups {
-        let before = std::fs::read_to_string(SETTING).ok().filter(|setting| setting.trim() != "0");
-        let before = before.filter(|_| std::fs::write(SETTING, "0").is_ok());
+        let before = setting_if_on().filter(|_| std::fs::write(SETTING, "0").is_ok());
         NoAutogroups { before }
     }
 
     /// Returns true if the kernel has autogroups now.
     pub fn are_on() -> bool {
-        Path::new(SETTING).exists() && std::fs::read_to_string(SETTING).is_ok_and(|setting| setting.trim() != "0")
+        setting_if_on().is_some()
     }
+}
+
+/// Returns the setting, unless autogroups are off or the kernel has none.
+fn setting_if_on() -> Option<String> {
+    std::fs::read_to_string(SETTING).ok().filter(|setting| setting.trim() != "0")
 }
 
 impl Drop for NoAutogroups {

@@ -118,6 +118,7 @@ impl Guest {
     /// # Errors
     /// When it fails or does not end in time.
     pub fn wait_migration_completed(&mut self, within: Duration) -> Result<MigrationStatus> {
+        let deadline = Instant::now() + within;
         let ended = self.wait_migration_ended(within)?;
         ensure!(
             ended.status == "completed",
@@ -126,6 +127,11 @@ impl Guest {
             ended.details,
             self.qemu_output()
         );
+        // QEMU's migration thread says "completed" before it enters the run state "postmigrate".
+        while self.run_state()? == "finish-migrate" {
+            ensure!(Instant::now() < deadline, "QEMU did not leave the run state finish-migrate within {within:?}");
+            std::thread::sleep(POLL_INTERVAL);
+        }
         Ok(ended)
     }
 

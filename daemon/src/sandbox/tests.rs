@@ -95,7 +95,7 @@ fn a_network_thread_connects_and_reads_and_does_nothing_else() {
         rustix::thread::set_no_new_privs(true).unwrap();
         let files = restrict_to_reading().unwrap();
         capabilities::drop_for(ThreadRole::Network).unwrap();
-        filters().apply_to(ThreadRole::Network).unwrap();
+        filters().apply_to(ThreadRole::Network, false).unwrap();
         let try_all = || {
             std::net::TcpStream::connect(address).unwrap();
             assert_eq!(std::fs::read(folder.join("file")).unwrap(), b"x");

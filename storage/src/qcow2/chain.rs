@@ -186,7 +186,7 @@ impl ChainOpener<'_> {
                 tracing::warn!("{}: was not closed; {repaired} refcounts repaired", path.display());
             }
         }
-        check_tables(file, header, len, !read_only).map_err(damaged)?;
+        header.writes_free = check_tables(file, header, len, !read_only).map_err(damaged)?;
         if header.is_dirty() {
             header.write_dirty(file, false).map_err(|error| self.refused(key, path, error))?;
             header.incompatible &= !1;

@@ -65,10 +65,12 @@ enum Table {
 
 /// Checks the active tables of an image of `file_len` bytes; for writing (`write`) also its refcounts and all other tables.
 ///
+/// Returns true if a write can free a cluster: one that is compressed, or that has no other user although its entry does not say so.
+///
 /// # Errors
 /// At the first entry that is wrong, or if the file cannot be read.
-pub(super) fn check_tables(file: &File, header: &Header, file_len: u64, write: bool) -> Checked {
-    walk(file, header, file_len, write, None).map(drop)
+pub(super) fn check_tables(file: &File, header: &Header, file_len: u64, write: bool) -> Checked<bool> {
+    Ok(walk(file, header, file_len, write, None)?.writes_free)
 }
 
 /// Gives each cluster that the active tables name and that has refcount 0 the refcount that it needs. That is all that a writer which was
@@ -102,7 +104,7 @@ fn walk<'a>(
     }
     let (tables, blocks) = (HashMap::new(), Refcounts::default());
     let names = Names { once: vec![0; if write { clusters.div_ceil(64) as usize } else { 0 }], more: HashMap::new() };
-    let mut check = TableCheck { file, header, file_len, write, tables, blocks, names, missing };
+    let mut check = TableCheck { file, header, file_len, write, tables, blocks, names, missing, writes_free: false };
     let l1 = check.read_table(header.l1_offset, u64::from(header.l1_entries))?;
     check.add_metadata(header.l1_offset, l1.len() as u64 * 8, Table::L1)?;
     check.add(0, Table::Header)?;
@@ -144,6 +146,8 @@ struct TableCheck<'a> {
     names: Names,
     /// How often clusters with refcount 0 are named, if that is to be repaired.
     missing: Option<HashMap<u64, u64>>,
+    /// A write can free a cluster.
+    writes_free: bool,
 }
 
 /// The refcount blocks.
@@ -320,9 +324,11 @@ impl TableCheck<'_> {
             return if copied { Err(TableError::Damaged(format!("{} names the header", what()))) } else { Ok(()) };
         }
         let cluster = self.data_cluster(offset, what)?;
-        if self.write && entry & COPIED != 0 {
+        if self.write {
             let count = self.refcount(cluster)?;
-            if count > 1 {
+            let copied = entry & COPIED != 0;
+            self.writes_free |= !copied && count < 2;
+            if copied && count > 1 {
                 let why = format!("{} has a cluster for itself that has refcount {count}", what());
                 return Err(TableError::Damaged(why));
             }
@@ -331,6 +337,7 @@ impl TableCheck<'_> {
     }
 
     fn check_compressed(&mut self, entry: u64, what: impl Fn() -> String + Copy) -> Checked {
+        self.writes_free = true;
         let header = self.header;
         let bits = 62 - (header.cluster_bits - 8);
         let offset = entry & ((1 << bits) - 1) & !(0xff << 56);

@@ -91,6 +91,8 @@ pub(super) struct Header {
     /// The external data file can be read as a raw image without this one.
     pub(super) raw_data_file: bool,
     pub(super) bitmaps: bool,
+    /// A write can free a cluster. Not of the header, but of the [check](super::check::check_tables).
+    pub(super) writes_free: bool,
 }
 
 impl Header {
@@ -136,6 +138,7 @@ impl Header {
             data_file: None,
             raw_data_file: v3 && be64(&bytes, 88) & RAW_EXTERNAL_DATA != 0,
             bitmaps: false,
+            writes_free: false,
         };
         header.check_tables(file_len)?;
         let names_end = header.read_backing_name(file, be64(&bytes, 8), be32(&bytes, 16))?;

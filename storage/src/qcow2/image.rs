@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use imago::FormatAccess;
 use imago::file::File as ImageFile;
 use imago::format::PreallocateMode;
+use imago::{FormatAccess, Mapping};
 use mqblk_core::{ByteLen, ByteOffset};
 
 use super::chain::Chain;
@@ -107,6 +107,50 @@ impl Image {
         })
     }
 
+    /// As [`change_alone`](Self::change_alone), for what frees clusters: afterwards all tables are durable.
+    ///
+    /// The library gives a free cluster to the next who needs one while the table that names it may be in memory only. A kill or a loss of
+    /// power between would leave an entry that names somebody else's data, or a table. So nobody else is in the library until it is written.
+    fn free_alone(&self, call: impl FnOnce(&mut FormatAccess<ImageFile>) -> io::Result<()>) -> io::Result<()> {
+        self.change_alone(|format| {
+            let freed = call(format);
+            // Also after an error, which may come in the middle.
+            format.flush().and_then(|()| self.sync_files())?;
+            freed
+        })
+    }
+
+    /// Calls `free` for the parts of a range that are described by one table each, as the next one's may take what the first one's freed.
+    fn by_table(
+        &self,
+        format: &mut FormatAccess<ImageFile>,
+        (start, end): (u64, u64),
+        free: impl Fn(&mut FormatAccess<ImageFile>, u64, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut at = start;
+        while at < end {
+            let next = (at + 1).next_multiple_of(self.header.l2_coverage()).min(end);
+            free(format, at, next - at)?;
+            if next < end {
+                format.flush()?;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Returns true if a write to this range can free a cluster.
+    fn write_frees(&self, format: &FormatAccess<ImageFile>, at: u64, len: u64) -> io::Result<bool> {
+        let mut done = 0;
+        while self.header.writes_free && done < len {
+            match format.get_mapping(at + done, len - done)? {
+                (Mapping::Raw { writable: true, .. }, run) if run > 0 => done += run,
+                _ => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
     /// Sets the dirty bit, unless it is set. Called with the format held, so that it is not cleared before the change.
     fn mark_dirty(&self) -> io::Result<()> {
         if self.dirty.load(Ordering::Acquire) {
@@ -149,14 +193,12 @@ impl Image {
                 "version 2 with internal snapshots keeps its size: `qemu-img amend -o compat=1.1` makes it version 3";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
-        self.change_alone(|format| {
+        self.free_alone(|format| {
             let before = format.size();
             match size.0 < before {
-                true => format.resize_shrink(size.0)?,
-                false => self.grow(format, before, size.0)?,
+                true => format.resize_shrink(size.0),
+                false => self.grow(format, before, size.0),
             }
-            format.flush()?;
-            self.sync_files()
         })
     }
 
@@ -221,6 +263,9 @@ impl BlockingStorage for Arc<Image> {
     }
 
     fn write_at(&self, bytes: &[u8], at: ByteOffset) -> io::Result<()> {
+        if self.with(|format| self.write_frees(format, at.0, bytes.len() as u64))? {
+            return self.free_alone(|format| format.write(bytes, at.0));
+        }
         self.change(|format| format.write(bytes, at.0))
     }
 
@@ -230,28 +275,32 @@ impl BlockingStorage for Arc<Image> {
     }
 
     fn discard(&self, at: ByteOffset, len: ByteLen) -> io::Result<()> {
-        self.change_alone(|format| {
+        self.free_alone(|format| {
             // Parts of clusters keep their content.
             let (start, end) = (at.0.next_multiple_of(self.cluster()), at.0 + len.0);
             let end = if end == format.size() { end } else { end & !(self.cluster() - 1) };
             if start >= end {
                 return Ok(());
             }
-            match self.header.version {
-                2 => format.discard_to_backing(start, end - start),
-                _ => format.discard_to_any(start, end - start),
-            }
+            self.by_table(format, (start, end), |format, at, len| match self.header.version {
+                2 => format.discard_to_backing(at, len),
+                _ => format.discard_to_any(at, len),
+            })
         })
     }
 
     fn write_zeroes(&self, at: ByteOffset, len: ByteLen, may_unmap: bool) -> io::Result<()> {
         if self.header.version < 3 {
-            return self.change(|format| Image::write_plain_zeroes(format, at.0, len.0));
+            let zero = |format: &FormatAccess<ImageFile>| Image::write_plain_zeroes(format, at.0, len.0);
+            let frees = self.header.writes_free;
+            return if frees { self.free_alone(|format| zero(format)) } else { self.change(zero) };
         }
         // Alone: the library makes a cluster of zeroes of one whose other parts are zero, which a write to one of them may change meanwhile.
-        self.change_alone(|format| match may_unmap {
-            true => format.discard_to_zero(at.0, len.0),
-            false => format.write_zeroes(at.0, len.0),
+        self.free_alone(|format| {
+            self.by_table(format, (at.0, at.0 + len.0), |format, at, len| match may_unmap {
+                true => format.discard_to_zero(at, len),
+                false => format.write_zeroes(at, len),
+            })
         })
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use mqblk_tests::guest::{
     ControllerConfig, DaemonDisk, FioJobs, Guest, GuestController, GuestDisk, HostImage, LunConfig, VhostUserDaemon,
-    Vmm, wait_for_luns, with_each_vmm,
+    wait_for_luns, with_each_vmm,
 };
 
 const WITHIN: Duration = Duration::from_secs(150);
@@ -45,8 +45,8 @@ fn a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
     })
 }
 
-/// QEMU 7.2 exits if it still sends a message after the connection is closed, else it continues without the disk, as 10.0 always does:
-/// either way the log says what to change.
+/// QEMU exits or continues without the disk, whichever of its messages comes after the connection is closed; 10.0 connects a few times before.
+/// Either way the log says what to change.
 #[test]
 fn fewer_queues_than_the_vmm_sets_up_are_logged() -> Result<()> {
     with_each_vmm(|vmm| {
@@ -61,9 +61,8 @@ fn fewer_queues_than_the_vmm_sets_up_are_logged() -> Result<()> {
         daemon.wait_log("a warning of too many queues", |log| {
             log.contains("queue index: found 3") && log.contains("num_queues=")
         })?;
-        if vmm == Vmm::Trixie {
-            guest?.kill()?;
-        }
+        // QEMU may have ended, before it was ready here or after that.
+        drop(guest);
         daemon.must_run()
     })
 }

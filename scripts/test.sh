@@ -29,7 +29,7 @@ logs=target/test-logs
 export MQBLK=$PWD/target/checked/mqblk
 # The message of a failed test, not 40 lines of frames that push it out of a log's end.
 export RUST_BACKTRACE=0
-mkdir -p "$logs" && rm -f "$logs/summary" "$logs"/*.counts
+mkdir -p "$logs" && rm -f "$logs/summary" "$logs"/*.counts "$logs"/*.log
 
 # Every run uses the same packages and features, so that nothing is built twice. The test programs guest, xen and ceph need a
 # prepared machine.

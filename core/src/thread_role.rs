@@ -77,7 +77,7 @@ pub fn start_connectors_separately() -> io::Result<()> {
 
 fn start_connectors(starts: &Receiver<ThreadStart>) {
     for ThreadStart { name, work } in starts {
-        start_thread(&name, move || run_connector(Some(work)));
+        start_thread(&name, move || run_connector(work));
     }
 }
 
@@ -99,10 +99,8 @@ fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn run_connector(work: Option<Box<dyn FnOnce() + Send>>) {
-    if enter(ThreadRole::Connector).is_ok()
-        && let Some(work) = work
-    {
+fn run_connector(work: impl FnOnce()) {
+    if enter(ThreadRole::Connector).is_ok() {
         work();
     }
 }
@@ -120,7 +118,7 @@ pub fn spawn_connector(name: &str, work: impl FnOnce() + Send + 'static) -> io::
         },
         None => start,
     };
-    spawn(start.name, move || run_connector(Some(start.work))).map(drop)
+    spawn(start.name, move || run_connector(start.work)).map(drop)
 }
 
 /// Runs `work` on a thread of its own with the role [`ThreadRole::Network`], which the threads that it starts have too. All such threads are

@@ -20,5 +20,6 @@ pub mod qcow2;
 pub mod ram;
 pub mod rbd;
 pub mod registry;
+mod remote_requests;
 
 pub use registry::{TEST_KINDS, backend_names, backend_of_path, open, open_with};

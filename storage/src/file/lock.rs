@@ -32,9 +32,14 @@ pub(crate) enum LockError {
 /// Locks the whole file. Waits a little for a holder that is about to end.
 pub(crate) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), LockError> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    take(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(kind))).map(drop))
+}
+
+/// Takes a lock by `attempt`. Waits a little for a holder that is about to end.
+fn take(path: &Path, attempt: impl FnMut() -> nix::Result<()>) -> Result<(), LockError> {
     let in_use = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
-    match retry_while_busy(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(kind))), in_use) {
-        Ok(_) => Ok(()),
+    match retry_while_busy(path, attempt, in_use) {
+        Ok(()) => Ok(()),
         Err(error) if in_use(&error) => Err(LockError::InUse),
         Err(error) => Err(LockError::Unsupported(error.into())),
     }
@@ -63,8 +68,7 @@ const EXCLUDES_READER: [i64; 3] = [101, 103, 200];
 /// Locks a file for reading together with other readers, QEMU among them, and against writers. Waits a little for a holder that is about to
 /// end.
 pub(crate) fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError> {
-    let in_use = |error: &nix::Error| matches!(error, nix::Error::EAGAIN | nix::Error::EACCES);
-    let attempt = || -> nix::Result<()> {
+    take(path, || {
         for byte in OF_READER {
             fcntl(file, FcntlArg::F_OFD_SETLK(&bytes(libc::F_RDLCK, byte, 1)))?;
         }
@@ -80,12 +84,7 @@ pub(crate) fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError
             }
         }
         Ok(())
-    };
-    match retry_while_busy(path, attempt, in_use) {
-        Ok(()) => Ok(()),
-        Err(error) if in_use(&error) => Err(LockError::InUse),
-        Err(error) => Err(LockError::Unsupported(error.into())),
-    }
+    })
 }
 
 /// Releases all locks of an open file.

@@ -324,16 +324,14 @@ impl TableCheck<'_> {
             return if copied { Err(TableError::Damaged(format!("{} names the header", what()))) } else { Ok(()) };
         }
         let cluster = self.data_cluster(offset, what)?;
-        if self.write {
-            let count = self.refcount(cluster)?;
-            let copied = entry & COPIED != 0;
-            self.writes_free |= !copied && count < 2;
-            if copied && count > 1 {
-                let why = format!("{} has a cluster for itself that has refcount {count}", what());
-                return Err(TableError::Damaged(why));
-            }
+        let Some(count) = self.add_name(cluster, what)? else { return Ok(()) };
+        let copied = entry & COPIED != 0;
+        self.writes_free |= !copied && count < 2;
+        if copied && count > 1 {
+            let why = format!("{} has a cluster for itself that has refcount {count}", what());
+            return Err(TableError::Damaged(why));
         }
-        self.add_name(cluster, what)
+        Ok(())
     }
 
     fn check_compressed(&mut self, entry: u64, what: impl Fn() -> String + Copy) -> Checked {
@@ -363,14 +361,15 @@ impl TableCheck<'_> {
         }
     }
 
-    /// Counts an entry that names a data cluster, and compares that with the refcount.
-    fn add_name(&mut self, cluster: u64, what: impl Fn() -> String) -> Checked {
+    /// Counts an entry that names a data cluster, and compares that with the refcount, which is returned. Only for writing.
+    fn add_name(&mut self, cluster: u64, what: impl Fn() -> String) -> Checked<Option<u64>> {
         if !self.write {
-            return Ok(());
+            return Ok(None);
         }
         let names = self.names.add(cluster);
         let count = self.refcount(cluster)?;
-        self.compare(cluster, count, names, what)
+        self.compare(cluster, count, names, what)?;
+        Ok(Some(count))
     }
 
     /// A cluster with fewer refcounts than names would be given away while it is in use.

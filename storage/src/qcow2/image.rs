@@ -115,7 +115,7 @@ impl Image {
         self.change_alone(|format| {
             let freed = call(format);
             // Also after an error, which may come in the middle.
-            format.flush().and_then(|()| self.sync_files())?;
+            self.make_durable(format)?;
             freed
         })
     }
@@ -139,10 +139,10 @@ impl Image {
         Ok(())
     }
 
-    /// Returns true if a write to this range can free a cluster.
-    fn write_frees(&self, format: &FormatAccess<ImageFile>, at: u64, len: u64) -> io::Result<bool> {
+    /// Returns true if a write to this range can free a cluster, in an image where some can. Such a range never arises later.
+    fn write_frees(format: &FormatAccess<ImageFile>, at: u64, len: u64) -> io::Result<bool> {
         let mut done = 0;
-        while self.header.writes_free && done < len {
+        while done < len {
             match format.get_mapping(at + done, len - done)? {
                 (Mapping::Raw { writable: true, .. }, run) if run > 0 => done += run,
                 _ => return Ok(true),
@@ -173,8 +173,7 @@ impl Image {
             let format = self.alone();
             let format = format.as_ref().ok_or_else(gone)?;
             if self.dirty.load(Ordering::Acquire) {
-                format.flush()?;
-                self.sync_files()?;
+                self.make_durable(format)?;
                 self.header.write_dirty(&self.file, false)?;
                 self.dirty.store(false, Ordering::Release);
             }
@@ -200,6 +199,12 @@ impl Image {
                 false => self.grow(format, before, size.0),
             }
         })
+    }
+
+    /// Writes all tables and makes everything durable.
+    fn make_durable(&self, format: &FormatAccess<ImageFile>) -> io::Result<()> {
+        format.flush()?;
+        self.sync_files()
     }
 
     /// Makes durable what was given to the host.
@@ -263,7 +268,7 @@ impl BlockingStorage for Arc<Image> {
     }
 
     fn write_at(&self, bytes: &[u8], at: ByteOffset) -> io::Result<()> {
-        if self.with(|format| self.write_frees(format, at.0, bytes.len() as u64))? {
+        if self.header.writes_free && self.with(|format| Image::write_frees(format, at.0, bytes.len() as u64))? {
             return self.free_alone(|format| format.write(bytes, at.0));
         }
         self.change(|format| format.write(bytes, at.0))

@@ -53,8 +53,10 @@ impl PersistentGrants {
 
     #[inline]
     fn home_index(&self, gref: GrantRef) -> usize {
-        // The high bits of the product are the well-mixed ones.
-        (u64::from(gref.0).wrapping_mul(self.multiplier) >> self.shift) as usize
+        // A frontend's grants are consecutive: one product would place them at equal distances, which some multipliers make less than
+        // an entry. The high bits of a product are the well-mixed ones.
+        let mixed = u64::from(gref.0).wrapping_mul(self.multiplier);
+        ((mixed ^ (mixed >> 32)).wrapping_mul(self.multiplier) >> self.shift) as usize
     }
 
     #[inline]
@@ -210,6 +212,24 @@ mod tests {
         table.acquire(GrantRef(0), u32::MAX);
         table.release(PersistentSlot(0), u32::MAX);
         assert_eq!(table.select_lru(5, 8, |idle| idle == 6), 1);
+    }
+
+    #[test]
+    fn no_multiplier_makes_consecutive_grants_collide() {
+        const GRANTS: u32 = 1056;
+        for multiplier in std::iter::repeat_with(|| rand::random::<u64>() | 1).take(2000) {
+            for stride in [1, 8, 512] {
+                let mut table = PersistentGrants { multiplier, ..PersistentGrants::new(GRANTS) };
+                let grefs = (0..GRANTS).map(|number| GrantRef(8 + number * stride));
+                grefs.clone().for_each(|gref| table.insert(gref, 0));
+                let mask = table.table.len() - 1;
+                let probes = grefs.map(|gref| table.find_index(gref).wrapping_sub(table.home_index(gref)) & mask);
+                let (most, mean) = probes.fold((0, 0.0), |(most, mean), probes| {
+                    (probes.max(most), mean + probes as f64 / f64::from(GRANTS))
+                });
+                assert!(mean < 1.0, "multiplier {multiplier:#x}, stride {stride}: {mean} probes, at most {most}");
+            }
+        }
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! The results of the verbs. docs/admin.md lists every field with its unit and is a promise: fields are added, none is renamed, dropped or
 //! changed in meaning. A field that an older daemon does not send reads as its default.
 
-pub use mqblk_core::counters::{GrantCounters, QueueCounters};
+pub use mqblk_core::counters::{ConnectionCounters, GrantCounters, QueueCounters};
 use serde::{Deserialize, Serialize};
 
 /// One LUN, in the results of `lun.list` and of the verbs that change LUNs.
@@ -99,7 +99,7 @@ pub struct DiskStat {
     pub id: String,
     /// The guest interface: `virtio-blk`, `xen`.
     pub interface: String,
-    /// The kind of storage: `file`, `null`, `ram`.
+    /// The kind of storage: `file`, `nbd`, `qcow2`, ...
     pub storage: String,
     /// Whether adjacent requests are merged, as configured: `auto`, `on` or `off`.
     pub merge: String,
@@ -113,6 +113,9 @@ pub struct DiskStat {
     pub totals: Load,
     /// Its error policy, and whether it is stopped.
     pub health: Health,
+    /// Its connections to its storage. Null for storage that has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<ConnectionsStat>,
     /// True if the VMM keeps an in-flight region, so that requests in flight survive the daemon. Null while no VMM has set queues up, and
     /// for interfaces that need none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -176,6 +179,21 @@ pub struct Health {
     pub stops: u64,
     /// Number of repetitions by `retry`.
     pub retries: u64,
+}
+
+/// A disk's connections to its storage: to an NBD server, or a Ceph cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConnectionsStat {
+    /// Their counters, since the disk was opened.
+    #[serde(flatten)]
+    pub counters: ConnectionCounters,
+    /// For how long the storage has not been reached, in nanoseconds; null while it is.
+    pub unreachable_ns: Option<u64>,
+    /// Why a connection was lost or an attempt to connect failed, the last time.
+    pub last_failure: Option<String>,
+    /// The last error of the storage's own, with the request.
+    pub last_error: Option<String>,
 }
 
 /// Why a disk is stopped.
@@ -256,6 +274,9 @@ pub struct LunStat {
     pub oldest_ms: Option<u64>,
     /// The error policy of its logical unit, and whether that is stopped.
     pub health: Health,
+    /// The connections of its logical unit to its storage. Null for storage that has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<ConnectionsStat>,
     /// Its counters.
     pub counters: LunCounters,
 }

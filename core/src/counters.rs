@@ -124,6 +124,28 @@ counters! {
     }
 }
 
+counters! {
+    /// Counters of a disk's connections to its storage, since the disk was opened. All only grow, except [`connected`](Self::connected).
+    pub struct ConnectionCounters {
+        /// Connections now.
+        pub connected: u64,
+        /// Connections made.
+        pub made: u64,
+        /// Connections lost.
+        pub lost: u64,
+        /// Attempts to connect that failed.
+        pub failed_attempts: u64,
+        /// Requests that a lost connection left unfinished, and that the next one repeats.
+        pub repeated: u64,
+        /// Requests that the storage refused, with an error of its own.
+        pub errors: u64,
+        /// Bytes sent.
+        pub sent_bytes: u64,
+        /// Bytes received.
+        pub received_bytes: u64,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,9 +1,10 @@
 //! The disk side.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::IoContext;
+use crate::counters::ConnectionCounters;
 use crate::request::{Completion, Request, Tag};
 use crate::units::{BlockSize, ByteLen};
 
@@ -92,6 +93,19 @@ pub trait DiskObserver: Send + Sync {
     fn connection_restored(&self);
 }
 
+/// A disk's connections to its storage.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionStats {
+    /// Its counters.
+    pub counters: ConnectionCounters,
+    /// For how long the storage has not been reached; `None` while it is.
+    pub unreachable: Option<Duration>,
+    /// Why a connection was lost or an attempt to connect failed, the last time.
+    pub last_failure: Option<String>,
+    /// The last error of the storage's own, with the request.
+    pub last_error: Option<String>,
+}
+
 /// An open disk. Shared by all workers; holds no state that a request touches.
 ///
 /// Contract: the engine checks ranges at admission, and the channel checks them again (a resize may come between). A backend does not get
@@ -153,6 +167,11 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// Tells `observer` from now on, and at once if the storage cannot be reached now. There is one observer: another one takes its place.
     /// A backend that never has anything to say need not do anything.
     fn observe(&self, _observer: Arc<dyn DiskObserver>) {}
+
+    /// Returns the statistics of its connections; `None` if its storage has none.
+    fn connections(&self) -> Option<ConnectionStats> {
+        None
+    }
 
     /// Returns the most channels that may be open at a time, if there is a bound: queues of the disk must be on so few workers.
     fn max_channels(&self) -> Option<u16> {

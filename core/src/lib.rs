@@ -27,7 +27,7 @@ pub mod thread;
 pub mod thread_role;
 pub mod units;
 
-pub use disk::{DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
+pub use disk::{ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
 pub use image_opener::{ImageAccess, ImageOpenError, ImageOpener};
 pub use queue::{
     ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake,

@@ -1,7 +1,7 @@
 //! The disks of an interface whose devices have one disk each: the stages of [`interface`](crate::interface) that all such interfaces
 //! share. Such an interface supplies an [`Endpoint`] for the keys and a [`DiskExport`] for what is served.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mqblk_admin::model::DiskStat;
@@ -164,6 +164,7 @@ impl<E: Endpoint> DiskConfig<E> {
             storage: self.storage.kind.clone(),
             plug: self.storage.plug,
             health: Arc::clone(health),
+            disk: Some(Arc::downgrade(&self.storage.disk)),
             queue_map: self.endpoint.queue_map().to_vec(),
             settings: sections.filter(|(key, _)| !own.contains(key)).collect(),
         }
@@ -183,6 +184,8 @@ pub struct DiskInfo {
     pub plug: PlugOptions,
     /// Its health.
     pub health: Arc<DiskHealth>,
+    /// Its storage, which reports do not keep open. `None` while there is none.
+    pub disk: Option<Weak<AnyDisk>>,
     /// The worker of each queue.
     pub queue_map: Vec<u16>,
     /// Its settings, without id, interface and storage.

@@ -1,11 +1,15 @@
-//! Who is told what happens to a disk's storage.
+//! Who is told what happens to a disk's storage, and what is counted of it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use mqblk_core::DiskObserver;
+use mqblk_core::counters::ConnectionCounters;
+use mqblk_core::{ConnectionStats, DiskObserver};
 
-/// A disk's observer, and what it was told. Kept by backends that have something to say: [`Disk::observe`](mqblk_core::Disk::observe) calls
-/// [`set`](Self::set).
+/// A disk's observer, what it was told, and the statistics of its connections. Kept by backends that have something to say:
+/// [`Disk::observe`](mqblk_core::Disk::observe) calls [`set`](Self::set), [`Disk::connections`](mqblk_core::Disk::connections)
+/// [`stats`](Self::stats).
 ///
 /// A disk has a connection for each channel. It is lost with the first that is lost, and restored when one is made and no other is lost.
 #[derive(Default)]
@@ -16,8 +20,46 @@ struct ObservedState {
     observer: Option<Arc<dyn DiskObserver>>,
     /// Connections that are lost.
     lost: usize,
-    /// Why the first of them was, until it is restored.
-    why: Option<String>,
+    /// Why the first of them was, and when, until it is restored.
+    why: Option<(String, Instant)>,
+    /// Without the bytes of `traffic`.
+    counters: ConnectionCounters,
+    last_failure: Option<String>,
+    last_error: Option<String>,
+    traffic: Vec<Arc<Traffic>>,
+}
+
+/// The bytes that a channel sends and receives. Its worker alone adds to them.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct Traffic {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Traffic {
+    /// Counts sent bytes.
+    #[inline]
+    pub fn add_sent(&self, bytes: u64) {
+        add(&self.sent, bytes);
+    }
+
+    /// Counts received bytes.
+    #[inline]
+    pub fn add_received(&self, bytes: u64) {
+        add(&self.received, bytes);
+    }
+
+    fn count(&self, counters: &mut ConnectionCounters) {
+        counters.sent_bytes += self.sent.load(Ordering::Relaxed);
+        counters.received_bytes += self.received.load(Ordering::Relaxed);
+    }
+}
+
+/// Adds to a counter of which the calling thread is the only writer.
+#[inline]
+fn add(counter: &AtomicU64, bytes: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
 }
 
 impl Observers {
@@ -28,7 +70,7 @@ impl Observers {
     /// Sets the observer, and tells it at once if a connection is lost.
     pub fn set(&self, observer: Arc<dyn DiskObserver>) {
         let mut state = self.lock();
-        if let Some(why) = &state.why {
+        if let Some((why, _)) = &state.why {
             observer.connection_lost(why);
         }
         state.observer = Some(observer);
@@ -41,13 +83,61 @@ impl Observers {
         }
     }
 
+    /// Returns the counters of a new channel's bytes.
+    pub fn traffic(&self) -> Arc<Traffic> {
+        let mut state = self.lock();
+        let ObservedState { counters, traffic, .. } = &mut *state;
+        traffic.retain(|channel| {
+            let is_open = Arc::strong_count(channel) > 1;
+            if !is_open {
+                channel.count(counters);
+            }
+            is_open
+        });
+        let channel = Arc::new(Traffic::default());
+        traffic.push(Arc::clone(&channel));
+        channel
+    }
+
+    /// Changes the counters, except those of bytes.
+    pub fn count(&self, change: impl FnOnce(&mut ConnectionCounters)) {
+        change(&mut self.lock().counters);
+    }
+
+    /// Counts a connection that was lost, or an attempt to connect that failed, as `change` says.
+    pub fn failure(&self, why: &str, change: impl FnOnce(&mut ConnectionCounters)) {
+        let mut state = self.lock();
+        state.last_failure = Some(why.to_owned());
+        change(&mut state.counters);
+    }
+
+    /// Counts an error of the storage's own.
+    pub fn error(&self, what: &str) {
+        let mut state = self.lock();
+        state.last_error = Some(what.to_owned());
+        state.counters.errors += 1;
+    }
+
+    /// Returns the statistics.
+    pub fn stats(&self) -> ConnectionStats {
+        let state = self.lock();
+        let mut counters = state.counters;
+        state.traffic.iter().for_each(|channel| channel.count(&mut counters));
+        ConnectionStats {
+            counters,
+            unreachable: state.why.as_ref().map(|(_, since)| since.elapsed()),
+            last_failure: state.last_failure.clone(),
+            last_error: state.last_error.clone(),
+        }
+    }
+
     /// A connection is lost, until the value is dropped.
     #[must_use = "the connection counts as lost until this is dropped"]
     pub fn connection_lost(self: &Arc<Self>, why: &str) -> LostConnection {
         let mut state = self.lock();
         state.lost += 1;
         if state.why.is_none() {
-            state.why = Some(why.to_owned());
+            state.why = Some((why.to_owned(), Instant::now()));
             if let Some(observer) = &state.observer {
                 observer.connection_lost(why);
             }
@@ -110,6 +200,26 @@ pub(crate) mod tests {
         fn connection_restored(&self) {
             self.0.lock().unwrap().push("restored".to_owned());
         }
+    }
+
+    #[test]
+    fn bytes_of_channels_that_are_gone_still_count() {
+        let observers = Observers::default();
+        let bytes = || {
+            let ConnectionCounters { sent_bytes, received_bytes, .. } = observers.stats().counters;
+            (sent_bytes, received_bytes)
+        };
+        let first = observers.traffic();
+        first.add_sent(1);
+        first.add_received(20);
+        drop(first);
+        assert_eq!(bytes(), (1, 20));
+        let second = observers.traffic();
+        second.add_sent(300);
+        assert_eq!(bytes(), (301, 20));
+        let _third = observers.traffic();
+        assert_eq!(bytes(), (301, 20));
+        assert_eq!(observers.lock().traffic.len(), 2);
     }
 
     #[test]

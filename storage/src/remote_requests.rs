@@ -25,7 +25,13 @@ pub(crate) struct Submitted {
     tag: Tag,
     /// Bytes that are reported when it succeeds.
     pub(crate) transferred: ByteLen,
-    pub(crate) is_read: bool,
+    pub(crate) op: Op,
+}
+
+impl Submitted {
+    pub(crate) fn is_read(&self) -> bool {
+        self.op == Op::Read
+    }
 }
 
 /// The requests of a channel, by their cookies.
@@ -80,7 +86,7 @@ impl RemoteRequests {
             return Some(Completion { outcome, tag, buffer });
         }
         let transferred = if op.has_data() { len } else { ByteLen::ZERO };
-        let submitted = Submitted { tag, transferred, is_read: op == Op::Read };
+        let submitted = Submitted { tag, transferred, op };
         let index = match self.free.pop() {
             Some(index) => {
                 self.submitted[index as usize] = submitted;

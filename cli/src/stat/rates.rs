@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use mqblk_admin::model::{
-    Distribution, Health, LatencyParts, Load, LunCounters, LunStat, QueueStat, Stat, TenantBudgetStat, WorkerStat,
+    ConnectionsStat, Distribution, Health, LatencyParts, Load, LunCounters, LunStat, QueueStat, Stat, TenantBudgetStat,
+    WorkerStat,
 };
 use mqblk_core::ByteLen;
 use serde::Serialize;
@@ -52,6 +53,9 @@ pub(super) struct DiskRates {
     /// What its VMM uses of its limits. `None` for Xen disks, and if the daemon is too old to report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<TenantBudgetStat>,
+    /// Its connections to its storage, at the end of the interval. `None` for storage that has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<ConnectionsStat>,
     /// Grant operations; Xen disks only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantRates>,
@@ -88,6 +92,9 @@ pub(super) struct LunRates {
     pub state: String,
     /// Its health at the end of the interval. Empty if the daemon is too old to report it.
     pub health: Health,
+    /// The connections of its logical unit, as of a disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<ConnectionsStat>,
     /// `None` as for a disk.
     pub rates: Option<LunIoRates>,
 }
@@ -220,7 +227,8 @@ pub(super) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         let grants_before = grants_before.or_else(|| same_run.is_none().then(Default::default));
         let grants =
             disk.grants.zip(grants_before).and_then(|(now, before)| grants::rates_between(&before, &now, interval_ns));
-        DiskRates { id: disk.id.clone(), totals, health: disk.health.clone(), budget: disk.budget, grants, queues }
+        let (id, health, connections) = (disk.id.clone(), disk.health.clone(), disk.connections.clone());
+        DiskRates { id, totals, health, budget: disk.budget, connections, grants, queues }
     });
     let controllers = now.controllers.iter().map(|controller| {
         let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == controller.id));
@@ -230,8 +238,9 @@ pub(super) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         let luns = controller.luns.iter().map(|lun| {
             let before = found.and_then(|before| before.luns.iter().find(|before| before.id == lun.id));
             let (id, state) = (lun.id.clone(), lun.state.clone());
+            let (health, connections) = (lun.health.clone(), lun.connections.clone());
             let rates = interval.lun_rates(before, lun);
-            LunRates { id, target: lun.target, lun: lun.lun, state, health: lun.health.clone(), rates }
+            LunRates { id, target: lun.target, lun: lun.lun, state, health, connections, rates }
         });
         ControllerRates { id: controller.id.clone(), totals, budget: controller.budget, luns: luns.collect(), queues }
     });

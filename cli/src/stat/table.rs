@@ -1,6 +1,6 @@
 //! Formats a report as tables.
 
-use mqblk_admin::model::{Health, TenantBudgetStat};
+use mqblk_admin::model::{ConnectionsStat, Health, TenantBudgetStat};
 
 use super::grants::GrantRates;
 use super::rates::{IoRates, LunRates, QueueRates, Report, Since, TurnRates};
@@ -72,6 +72,7 @@ pub(super) fn format_report(version: &str, report: &Report) -> String {
     let mut text = format!("mqblk {version}: {what} {seconds:.2} s\n");
     text.push_str(&disks(report));
     text.push_str(&health_lines(report));
+    text.push_str(&connection_lines(report));
     text.push_str(&budget_lines(report));
     text.push('\n');
     if report.disks.iter().any(|disk| disk.grants.is_some()) {
@@ -89,6 +90,31 @@ fn health_lines(report: &Report) -> String {
     let luns = report.controllers.iter().flat_map(|controller| &controller.luns);
     let all = disks.chain(luns.map(|lun| ("lun", &lun.id, &lun.health)));
     all.filter_map(|(kind, id, health)| health_line(kind, id, health)).collect()
+}
+
+/// Formats a line for each disk and LUN whose storage is not reached, or was not, or has replied with errors.
+fn connection_lines(report: &Report) -> String {
+    let disks = report.disks.iter().map(|disk| ("disk", &disk.id, &disk.connections));
+    let luns = report.controllers.iter().flat_map(|controller| &controller.luns);
+    let all = disks.chain(luns.map(|lun| ("lun", &lun.id, &lun.connections)));
+    all.filter_map(|(kind, id, connections)| connection_line(kind, id, connections.as_ref()?)).collect()
+}
+
+fn connection_line(kind: &str, id: &str, connections: &ConnectionsStat) -> Option<String> {
+    let ConnectionsStat { counters, unreachable_ns, last_failure, last_error } = connections;
+    let because = |why: &Option<String>| why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    let mut parts = Vec::new();
+    if let Some(ns) = unreachable_ns {
+        let seconds = *ns as f64 / 1e9;
+        parts.push(format!("its storage is unreachable since {seconds:.1} s{}", because(last_failure)));
+    } else if counters.lost > 0 {
+        let (lost, repeated) = (counters.lost, counters.repeated);
+        parts.push(format!("{lost} connections lost so far, {repeated} requests repeated{}", because(last_failure)));
+    }
+    if counters.errors > 0 {
+        parts.push(format!("{} errors of its storage so far{}", counters.errors, because(last_error)));
+    }
+    (!parts.is_empty()).then(|| format!("{kind} {id}: {}\n", parts.join("; ")))
 }
 
 /// Formats a line for each disk and controller whose VMM was refused something.

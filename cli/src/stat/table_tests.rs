@@ -1,6 +1,6 @@
 //! The layout of the tables.
 
-use mqblk_admin::model::{HealthStop, ResourceStat};
+use mqblk_admin::model::{ConnectionCounters, HealthStop, ResourceStat};
 
 use super::super::rates::{ControllerRates, DiskRates, LunIoRates, LunRates, QueueRates, WorkerRates};
 use super::*;
@@ -32,6 +32,7 @@ fn report() -> Report {
                 totals: Some(load),
                 health: Health::default(),
                 budget: None,
+                connections: None,
                 grants: None,
                 queues: vec![QueueRates {
                     role: "request".to_owned(),
@@ -45,6 +46,7 @@ fn report() -> Report {
                 totals: None,
                 health: Health::default(),
                 budget: None,
+                connections: None,
                 grants: None,
                 queues: Vec::new(),
             },
@@ -81,6 +83,7 @@ fn a_controller_has_rows_for_its_luns_and_queues() {
         lun: 0,
         state: state.to_owned(),
         health: Health::default(),
+        connections: None,
         rates,
     };
     let controller = ControllerRates {
@@ -177,6 +180,7 @@ fn xen_disks_have_a_table_of_grants() {
         totals: None,
         health: Health::default(),
         budget: None,
+        connections: None,
         grants: Some(grants),
         queues: Vec::new(),
     });
@@ -215,5 +219,29 @@ fn a_vmm_that_was_refused_memory_has_a_line() {
     report.disks[1].budget = Some(TenantBudgetStat::default());
     let want = "disk database: its VMM was refused more memory: max-mappings 3 times\n";
     assert_eq!(budget_lines(&report), want);
+    assert!(format_report("1", &report).contains(want));
+}
+
+#[test]
+fn storage_that_is_or_was_not_reached_has_a_line() {
+    let mut report = report();
+    let counters = ConnectionCounters { connected: 2, made: 2, ..ConnectionCounters::default() };
+    report.disks[0].connections = Some(ConnectionsStat { counters, ..ConnectionsStat::default() });
+    assert_eq!(connection_lines(&report), "");
+    let lost = ConnectionsStat {
+        counters: ConnectionCounters { lost: 3, repeated: 5, ..counters },
+        unreachable_ns: None,
+        last_failure: Some("nbd://a/: reset".to_owned()),
+        last_error: None,
+    };
+    report.disks[0].connections = Some(ConnectionsStat { unreachable_ns: Some(2_500_000_000), ..lost.clone() });
+    report.disks[1].connections = Some(ConnectionsStat {
+        counters: ConnectionCounters { errors: 2, ..lost.counters },
+        last_error: Some("Flush at 0: no".to_owned()),
+        ..lost
+    });
+    let want = "disk database: its storage is unreachable since 2.5 s: nbd://a/: reset\n\
+                disk b: 3 connections lost so far, 5 requests repeated: nbd://a/: reset; 2 errors of its storage so far: Flush at 0: no\n";
+    assert_eq!(connection_lines(&report), want);
     assert!(format_report("1", &report).contains(want));
 }

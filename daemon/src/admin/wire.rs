@@ -1,12 +1,14 @@
 //! Converts the engine's statistics to those of the admin socket. Every field is named on both sides, so that a field added to the engine
 //! does not compile until it is reported here.
 
+use std::sync::Weak;
+
 use mqblk_admin::model::{
-    DiskStat, Distribution, Health, HealthStop, Latency, LatencyParts, Load, QueueStat, ResourceStat, TenantBudgetStat,
-    WorkerStat,
+    ConnectionsStat, DiskStat, Distribution, Health, HealthStop, Latency, LatencyParts, Load, QueueStat, ResourceStat,
+    TenantBudgetStat, WorkerStat,
 };
-use mqblk_core::{BudgetUse, ResourceUse};
-use mqblk_engine::{DiskHealth, HealthStats, LatencyHistogram, QueueLatency, QueueStats, WorkerStats};
+use mqblk_core::{BudgetUse, ConnectionStats, ResourceUse};
+use mqblk_engine::{AnyDisk, DiskHealth, HealthStats, LatencyHistogram, QueueLatency, QueueStats, WorkerStats};
 
 use crate::disk_list::DiskInfo;
 use crate::interface::StatDetail;
@@ -33,6 +35,7 @@ pub fn disk(about: &DiskInfo, queues: &[QueueStats], detail: StatDetail) -> Disk
         queue_count: about.queue_map.len() as u32,
         totals: io_stats(&totals, detail),
         health: health(&about.health),
+        connections: about.disk.as_ref().and_then(Weak::upgrade).and_then(|disk| connections(&*disk)),
         in_flight_region: None,
         budget: None,
         grants: None,
@@ -73,6 +76,13 @@ pub fn health(of: &DiskHealth) -> Health {
         stops,
         retries,
     }
+}
+
+/// Converts the statistics of a disk's connections.
+pub fn connections(disk: &AnyDisk) -> Option<ConnectionsStat> {
+    let ConnectionStats { counters, unreachable, last_failure, last_error } = disk.connections()?;
+    let unreachable_ns = unreachable.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    Some(ConnectionsStat { counters, unreachable_ns, last_failure, last_error })
 }
 
 /// Converts a request's age to milliseconds.

@@ -16,6 +16,7 @@ fn about() -> DiskInfo {
         storage: "file".to_owned(),
         plug: PlugOptions::default(),
         health: Arc::default(),
+        disk: None,
         queue_map: vec![1, 0],
         settings: Vec::new(),
     }

@@ -182,12 +182,17 @@ impl<C: Connector> ConnectingChannel<C> {
                 AttemptResult::Pending => {}
                 AttemptResult::Failed(why) => {
                     *failed = true;
+                    self.observers.failure(&why, |counters| counters.failed_attempts += 1);
                     self.lost.get_or_insert_with(|| self.observers.connection_lost(&why));
                 }
                 AttemptResult::Connected(session) => self.open(context, session),
             },
             State::Connected { connection, counts, .. } => {
                 if let Some(why) = connection.lost_because() {
+                    self.observers.failure(&why, |counters| {
+                        counters.connected -= 1;
+                        counters.lost += 1;
+                    });
                     self.lost.get_or_insert_with(|| self.observers.connection_lost(&why));
                     if *counts {
                         (self.disconnected, self.pause) = (None, Duration::ZERO);
@@ -212,10 +217,16 @@ impl<C: Connector> ConnectingChannel<C> {
             Ok(inner) => {
                 self.state = State::Connected { inner, connection, counts: false };
                 self.lost = None;
+                self.observers.count(|counters| {
+                    counters.connected += 1;
+                    counters.made += 1;
+                });
                 self.observers.connection_made();
             }
             Err(error) => {
-                self.lost.get_or_insert_with(|| self.observers.connection_lost(&error.to_string()));
+                let why = error.to_string();
+                self.observers.failure(&why, |counters| counters.failed_attempts += 1);
+                self.lost.get_or_insert_with(|| self.observers.connection_lost(&why));
                 self.pause = self.options.pause_after(self.pause);
                 self.reconnect(context, true);
             }
@@ -225,7 +236,10 @@ impl<C: Connector> ConnectingChannel<C> {
     /// Closes the inner channel of a lost connection as soon as it has returned its requests, and connects again.
     fn end(&mut self, context: &mut UringContext) {
         if let State::Ending { inner } = &mut self.state {
+            let waited = self.waiting.len();
             inner.take_unfinished(&mut self.waiting);
+            let unfinished = (self.waiting.len() - waited) as u64;
+            self.observers.count(|counters| counters.repeated += unfinished);
             if inner.outstanding() == 0 {
                 inner.close(context);
                 self.reconnect(context, false);
@@ -364,6 +378,9 @@ impl<C: Connector> DiskChannel<UringContext> for ConnectingChannel<C> {
     fn close(&mut self, context: &mut UringContext) {
         if let Some(inner) = self.inner_mut() {
             inner.close(context);
+        }
+        if matches!(self.state, State::Connected { .. }) {
+            self.observers.count(|counters| counters.connected -= 1);
         }
         // A thread that connects is told to stop, and not waited for.
         self.state = State::Closed;

@@ -3,6 +3,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use mqblk_core::counters::ConnectionCounters;
 use mqblk_core::{ByteLen, ByteOffset, Op};
 use mqblk_uring::{FixedBufferUse, UringOptions, Wait};
 
@@ -119,6 +120,7 @@ struct Fixture {
     channel: ConnectingChannel<TestConnector>,
     server: Arc<Server>,
     attempts: Sender<io::Result<()>>,
+    observers: Arc<Observers>,
     log: Arc<Log>,
     waiting: Vec<Request<Buffer>>,
     completions: Vec<Completion<Buffer>>,
@@ -133,8 +135,8 @@ fn fixture(while_disconnected: WhileDisconnected) -> Fixture {
     let options = ConnectionOptions { while_disconnected, first_pause: short, longest_pause: short };
     let (observers, log) = (Arc::new(Observers::default()), Arc::new(Log::default()));
     observers.set(log.clone());
-    let channel = ConnectingChannel::new(connector, options, observers, &mut context).unwrap();
-    Fixture { context, channel, server, attempts, log, waiting: vec![], completions: vec![] }
+    let channel = ConnectingChannel::new(connector, options, Arc::clone(&observers), &mut context).unwrap();
+    Fixture { context, channel, server, attempts, observers, log, waiting: vec![], completions: vec![] }
 }
 
 impl Fixture {
@@ -167,6 +169,13 @@ impl Fixture {
 
     fn outcomes(&mut self) -> Vec<Outcome> {
         self.completions.drain(..).map(|completion| completion.outcome).collect()
+    }
+
+    /// Returns how many connections there are, were made and were lost, how many attempts failed, and how many requests are repeated.
+    fn counted(&self) -> [u64; 5] {
+        let ConnectionCounters { connected, made, lost, failed_attempts, repeated, .. } =
+            self.observers.stats().counters;
+        [connected, made, lost, failed_attempts, repeated]
     }
 
     fn close(mut self) -> Fixture {
@@ -241,10 +250,14 @@ fn a_lost_connection_is_replaced_when_its_requests_have_ended() {
     f.attempts.send(Ok(())).unwrap();
     f.run_until(|f| f.submit(0) == 1);
     assert_eq!(f.log.take(), ["restored"]);
+    assert_eq!((f.counted(), f.observers.stats().unreachable), ([1, 2, 1, 0, 0], None));
     // Lost again, with nothing to be ended.
     f.channel.reap(&mut f.context, &mut f.completions);
     f.lose();
     f.run_until(|f| f.server.open.load(Ordering::SeqCst) == 0);
+    assert_eq!(f.counted(), [0, 2, 2, 0, 0]);
+    let stats = f.observers.stats();
+    assert!(stats.unreachable.is_some() && stats.last_failure.as_deref() == Some("reset by peer"));
     f.close();
 }
 
@@ -271,7 +284,8 @@ fn unfinished_requests_are_the_first_of_the_next_connection() {
     f.channel.reap(&mut f.context, &mut f.completions);
     let tags: Vec<Tag> = f.completions.iter().map(|completion| completion.tag).collect();
     assert_eq!(tags, [Tag::new(0, 0), Tag::new(0, 2), Tag::new(0, 0)], "the last was submitted last");
-    f.close();
+    assert_eq!(f.counted(), [1, 2, 1, 0, 3]);
+    assert_eq!(f.close().counted(), [0, 2, 1, 0, 3], "a connection that is closed is not lost");
 }
 
 #[test]
@@ -312,6 +326,7 @@ fn a_session_that_makes_no_channel_is_a_failed_attempt() {
     f.server.refuses_channels.store(false, Ordering::SeqCst);
     f.attempts.send(Ok(())).unwrap();
     f.run_until(|f| f.server.open.load(Ordering::SeqCst) == 1);
+    assert_eq!(f.counted(), [1, 1, 0, 1, 0]);
     f.close();
 }
 

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits};
+use mqblk_core::{ByteLen, ConnectionStats, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits};
 use mqblk_uring::UringContext;
 
 use crate::connection::{
@@ -145,6 +145,11 @@ impl Disk<UringContext> for FaultDisk {
     fn observe(&self, observer: Arc<dyn DiskObserver>) {
         self.shared.observers.set(Arc::clone(&observer));
         self.shared.inner.observe(observer);
+    }
+
+    fn connections(&self) -> Option<ConnectionStats> {
+        let own = self.shared.plan.connects().then(|| self.shared.observers.stats());
+        own.or_else(|| self.shared.inner.connections())
     }
 
     fn resolved(&self) -> Vec<(&'static str, String)> {

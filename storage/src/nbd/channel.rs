@@ -15,6 +15,7 @@ use super::send::Sender;
 use super::{NbdServer, OnlyConnection};
 use crate::admission;
 use crate::connection::{ConnectionHandle, SessionChannel};
+use crate::observers::Traffic;
 
 /// Most requests in a channel.
 pub(super) const MAX_INFLIGHT: usize = 256;
@@ -225,6 +226,7 @@ pub(super) struct NbdChannel {
     /// `None` once it is closed.
     staging: Option<BouncePool>,
     is_lost: bool,
+    traffic: Arc<Traffic>,
     _only: Option<OnlyConnection>,
 }
 
@@ -254,6 +256,7 @@ impl NbdChannel {
             receiver: Receiver::new(export.headers, buffer, slot),
             staging: Some(staging),
             is_lost: false,
+            traffic: server.observers.traffic(),
             _only: only,
             server,
         };
@@ -334,12 +337,15 @@ impl DiskChannel<UringContext> for NbdChannel {
     fn reap(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
         while let Some(done) = context.next(self.client) {
             let Some(staging) = &mut self.staging else { break };
+            let bytes = u64::try_from(done.result).unwrap_or(0);
             if done.cookie == SEND {
+                self.traffic.add_sent(bytes);
                 if let Err(why) = self.sender.has_sent(context, staging, done, &mut self.requests, self.is_lost) {
                     self.lose(context, &why);
                 }
                 continue;
             }
+            self.traffic.add_received(bytes);
             let received = self.receiver.has_received(done, &mut self.requests, self.is_lost);
             let parsed = received.and_then(|()| {
                 self.receiver.parse(context, &mut self.requests, &self.export, &self.server, &mut self.sender)

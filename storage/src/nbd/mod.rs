@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{
-    BlockSize, ByteLen, ByteOffset, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener,
-    Limits, Op,
+    BlockSize, ByteLen, ByteOffset, ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver,
+    Geometry, ImageOpener, Limits, Op,
 };
 use mqblk_uring::UringContext;
 
@@ -172,8 +172,12 @@ impl NbdServer {
         self.export.has(flag)
     }
 
-    /// Logs an error of the server in its own words, at most once in [`LOG_INTERVAL`].
+    /// Counts an error of the server, and logs it in its own words, at most once in [`LOG_INTERVAL`].
     fn said(&self, op: Op, start: ByteOffset, error: u32, text: &str) {
+        let text = protocol::printable(text);
+        let cause = io::Error::from_raw_os_error(error as i32);
+        let what = format!("{op:?} at {}: the server replies {cause} {text:?}", start.0);
+        self.observers.error(&what);
         let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if errors.logged_at.is_some_and(|at| now < at + LOG_INTERVAL) {
@@ -183,13 +187,7 @@ impl NbdServer {
         let left_out = std::mem::take(&mut errors.left_out);
         errors.logged_at = Some(now);
         drop(errors);
-        let text = protocol::printable(text);
-        let cause = io::Error::from_raw_os_error(error as i32);
-        tracing::warn!(
-            "{}: {op:?} at {}: the server replies {cause} {text:?} ({left_out} others since the last of these lines)",
-            self.dialer.address,
-            start.0
-        );
+        tracing::warn!("{}: {what} ({left_out} others since the last of these lines)", self.dialer.address);
     }
 
     /// Asks the server for the export's size, on a connection of its own. A server that serves one client at a time does not answer: the size that
@@ -352,6 +350,10 @@ impl Disk<UringContext> for NbdDisk {
 
     fn observe(&self, observer: Arc<dyn DiskObserver>) {
         self.server.observers.set(observer);
+    }
+
+    fn connections(&self) -> Option<ConnectionStats> {
+        Some(self.server.observers.stats())
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {

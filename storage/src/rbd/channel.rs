@@ -1,5 +1,6 @@
 //! A worker's channel: requests go to the library by the table of `mqblk-rbd`, and come back through the worker's port.
 
+use std::io;
 use std::sync::Arc;
 
 use mqblk_core::{ByteLen, ByteOffset, Completion, DiskChannel, Geometry, Op, Outcome, Request};
@@ -8,6 +9,7 @@ use mqblk_rbd::{Image, Operation, Requests};
 use mqblk_uring::UringContext;
 
 use super::RbdState;
+use crate::observers::Traffic;
 use crate::remote_requests::{MAX_INFLIGHT, RemoteRequests};
 
 pub(super) struct RbdChannel {
@@ -15,6 +17,7 @@ pub(super) struct RbdChannel {
     started: Requests,
     requests: RemoteRequests,
     state: Arc<RbdState>,
+    traffic: Arc<Traffic>,
 }
 
 impl RbdChannel {
@@ -29,6 +32,7 @@ impl RbdChannel {
             started: Requests::new(image, MAX_INFLIGHT),
             requests: RemoteRequests::new(geometry, discards, context),
             state: Arc::clone(state),
+            traffic: state.observers.traffic(),
         }
     }
 }
@@ -59,17 +63,22 @@ impl DiskChannel<UringContext> for RbdChannel {
     }
 
     fn reap(&mut self, context: &mut UringContext, completions: &mut Vec<Completion<Buffer>>) -> usize {
-        let state = &self.state;
+        let (state, traffic) = (&self.state, &self.traffic);
         self.requests.reap(context, completions, |result, submitted| match result {
             failed if failed < 0 => {
                 state.check_fenced(-failed);
+                state.observers.error(&format!("{:?}: {}", submitted.op, io::Error::from_raw_os_error(-failed)));
                 Outcome::from_errno(-failed)
             }
             // The image has shrunk.
-            read if submitted.is_read && u64::from(read.unsigned_abs()) < submitted.transferred.0 => {
+            read if submitted.is_read() && u64::from(read.unsigned_abs()) < submitted.transferred.0 => {
                 Outcome::OutOfRange
             }
-            _ => Outcome::Done(submitted.transferred),
+            _ => {
+                let count = if submitted.is_read() { Traffic::add_received } else { Traffic::add_sent };
+                count(traffic, submitted.transferred.0);
+                Outcome::Done(submitted.transferred)
+            }
         })
     }
 

@@ -34,7 +34,9 @@ use std::time::Duration;
 
 use mqblk_core::settings::Settings;
 use mqblk_core::thread_role::{self, ThreadRole};
-use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits};
+use mqblk_core::{
+    ByteLen, ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits,
+};
 use mqblk_rbd::{Image, RbdError};
 use mqblk_uring::UringContext;
 
@@ -123,11 +125,14 @@ struct RbdState {
 
 impl RbdState {
     fn new(place: String, size: ByteLen) -> RbdState {
+        let observers = Arc::new(Observers::default());
+        // The library's own connections, to each server of the cluster, come and go unseen: the image counts as one.
+        observers.count(|counters| (counters.connected, counters.made) = (1, 1));
         RbdState {
             place,
             size: DiskSize::new(size),
             found: DiskSize::new(size),
-            observers: Arc::default(),
+            observers,
             is_fenced: AtomicBool::new(false),
             fenced: Mutex::default(),
         }
@@ -152,7 +157,9 @@ impl RbdState {
             self.place
         );
         tracing::error!("{why}");
-        let lost = self.observers.connection_lost("blocklisted by the cluster");
+        let why = "blocklisted by the cluster";
+        self.observers.failure(why, |counters| (counters.connected, counters.lost) = (0, 1));
+        let lost = self.observers.connection_lost(why);
         *lock(&self.fenced) = Some(lost);
     }
 }
@@ -315,6 +322,10 @@ impl Disk<UringContext> for RbdDisk {
 
     fn observe(&self, observer: Arc<dyn DiskObserver>) {
         self.state.observers.set(observer);
+    }
+
+    fn connections(&self) -> Option<ConnectionStats> {
+        Some(self.state.observers.stats())
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {

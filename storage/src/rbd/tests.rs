@@ -68,4 +68,8 @@ fn a_new_size_and_the_blocklist_are_reported_once() {
     state.observers.set(Arc::clone(&late) as Arc<dyn DiskObserver>);
     assert_eq!(late.take(), ["lost: blocklisted by the cluster"]);
     assert!(Mutex::lock(&state.fenced).unwrap().is_some());
+    let stats = state.observers.stats();
+    assert_eq!((stats.counters.connected, stats.counters.made, stats.counters.lost), (0, 1, 1));
+    assert_eq!(stats.last_failure.as_deref(), Some("blocklisted by the cluster"));
+    assert!(stats.unreachable.is_some());
 }

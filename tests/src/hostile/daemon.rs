@@ -5,12 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 
+use mqblk_admin::model::DiskStat;
+use mqblk_admin::{Client, StatQuery};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::socket::{VhostUserSocket, message};
 use super::usage::ProcessUsage;
 use super::wait_for;
+
+/// The name of the admin socket in the folder.
+const ADMIN_SOCKET: &str = "admin.sock";
 
 /// A daemon. Killed when dropped, if [`stop`](Self::stop) was not called.
 #[derive(Debug)]
@@ -67,6 +72,9 @@ impl HostileDaemon {
         if !arguments.contains(&"--sandbox") {
             command.args(["--sandbox", "on"]);
         }
+        if !arguments.contains(&"--admin") {
+            command.arg("--admin").arg(folder.path().join(ADMIN_SOCKET));
+        }
         command.env_remove("RUST_LOG").stdin(Stdio::null());
         for (id, settings) in disks {
             let image = folder.path().join(format!("{id}.img"));
@@ -93,6 +101,16 @@ impl HostileDaemon {
     /// Returns a disk's socket.
     pub fn socket(&self, id: &str) -> PathBuf {
         self.folder.path().join(format!("{id}.sock"))
+    }
+
+    /// Returns a disk's statistics. Not of a daemon that was started with an admin socket of the caller's.
+    ///
+    /// # Panics
+    /// When the daemon does not respond.
+    pub fn stat(&self, id: &str) -> DiskStat {
+        let query = StatQuery { disk: Some(id.to_owned()), ..StatQuery::default() };
+        let stat = Client::connect(&self.folder.path().join(ADMIN_SOCKET)).and_then(|mut client| client.stat(&query));
+        stat.expect("the daemon responds").disks.remove(0)
     }
 
     /// Returns the directory of the sockets.

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use mqblk_admin::model::{ConnectionCounters, ConnectionsStat, QueueCounters};
 use mqblk_driver::virtio_blk::BlkStatus;
 use mqblk_tests::crash::scsi::{self, ScsiQueues};
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
@@ -100,6 +101,17 @@ fn kills_are_pauses(place: &Place, start: impl Fn() -> NbdServer) {
     }
     let log = daemon.log();
     assert!(log.matches("the connection to the storage is lost").count() >= 3, "the kills were not seen:\n{log}");
+    let stat = daemon.stat("d");
+    let ConnectionsStat { counters, unreachable_ns, last_failure, last_error } = stat.connections.expect("connections");
+    let ConnectionCounters { connected, made, lost, repeated, .. } = counters;
+    assert!(connected > 0 && lost >= 6 && made == lost + connected && repeated > 0, "{counters:?}");
+    assert_eq!((unreachable_ns, last_error, counters.errors), (None, None, 0));
+    assert!(last_failure.is_some_and(|why| why.contains("nbd.sock")));
+    let QueueCounters { read_bytes, written_bytes, .. } = stat.totals.counters;
+    assert!(
+        counters.received_bytes > read_bytes && counters.sent_bytes > written_bytes,
+        "payload and headers: {counters:?}"
+    );
     drop(load);
     daemon.stop();
 }
@@ -170,6 +182,10 @@ fn an_error_of_the_server_is_the_requests_and_the_log_has_its_words() {
     assert_eq!(load.try_read(5), BlkStatus::IoError);
     wait_for("a line of the log", || daemon.log().contains("the server replies Input/output error").then_some(()));
     assert!(!daemon.log().contains("is lost"), "{}", daemon.log());
+    let connections = daemon.stat("d").connections.expect("connections");
+    assert_eq!((connections.counters.errors, connections.counters.lost), (2, 0));
+    let words = connections.last_error.expect("an error");
+    assert!(words.starts_with("Read at ") && words.contains("Input/output error"), "{words}");
     drop(load);
     daemon.stop();
     drop(server);

@@ -9,7 +9,7 @@ use mqblk_engine::{AnyDisk, DiskCounters, DiskHealth, QueueStats, WorkerStats};
 
 use super::WORD;
 use super::luns::{LunEntry, LunSelector, LunState, Luns};
-use crate::admin::wire::{REQUEST, health, io_stats, ns_to_ms, tenant_budget};
+use crate::admin::wire::{REQUEST, connections, health, io_stats, ns_to_ms, tenant_budget};
 use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StatDetail};
 use crate::resize::{ChangeError, ResizeOutcome};
 
@@ -149,6 +149,7 @@ fn lun(lun: &LunEntry, counted: DiskCounters) -> LunStat {
         in_flight: counted.in_flight.into(),
         oldest_ms: ns_to_ms(counted.oldest_ns),
         health: lun.unit.as_ref().map(|unit| health(unit.health())).unwrap_or_default(),
+        connections: lun.unit.as_ref().and_then(|unit| connections(&**unit.disk())),
         counters: lun_counters(&counted),
     }
 }

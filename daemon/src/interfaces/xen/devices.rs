@@ -149,6 +149,7 @@ impl ToolstackDevice {
             storage: device.storage.clone(),
             plug: device.plug,
             health: Arc::clone(&device.health),
+            disk: device.disk().as_ref().map(Arc::downgrade),
             queue_map: device.queue_map.clone(),
             settings: Vec::new(),
         };

@@ -21,5 +21,6 @@ pub mod ram;
 pub mod rbd;
 pub mod registry;
 mod remote_requests;
+mod zeroes;
 
 pub use registry::{TEST_KINDS, backend_names, backend_of_path, open, open_with};

@@ -5,7 +5,7 @@
 
 use mqblk_core::{ByteLen, ByteOffset};
 
-use super::{FileKind, OpenFile};
+use super::{FileKind, OpenFile, UNBOUNDED};
 
 /// Bytes of a region. A block of an ext4 extent tree has 340 extents: one of them covers a region, unless the file is heavily fragmented there.
 const REGION: u64 = 1 << 20;
@@ -17,7 +17,9 @@ pub(super) struct AccessedRegions(Option<Vec<u64>>);
 impl AccessedRegions {
     /// Creates the regions of a file. Of a regular file none is accessed.
     pub(super) fn of(file: &OpenFile) -> AccessedRegions {
-        AccessedRegions((file.kind == FileKind::Regular).then(|| vec![0; words(file.size.get().0)]))
+        // The file of an image has no size of its own that requests know: then it grows.
+        let words = if file.size.get() < UNBOUNDED { words(file.size.get().0) } else { 0 };
+        AccessedRegions((file.kind == FileKind::Regular).then(|| vec![0; words]))
     }
 
     /// Returns true if an earlier transfer has accessed each region of the range.

@@ -33,7 +33,7 @@ const SUBMIT_BATCH: usize = 4;
 const STALL_RETRY: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
-pub(super) struct FileChannel {
+pub(crate) struct FileChannel {
     file: Arc<OpenFile>,
     /// With the size as of the last batch.
     geometry: Geometry,

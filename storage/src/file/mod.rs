@@ -44,21 +44,24 @@ mod open;
 mod threaded;
 mod threads;
 
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits};
+use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits};
 use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
 use crate::blocking::BlockingThreads;
-use channel::FileChannel;
+use crate::lock_mode::LockMode;
+pub(crate) use channel::FileChannel;
 use threads::FileCalls;
 
 /// Maximum number of segments of one operation (UIO_MAXIOV).
-const MAX_SEGMENTS: u32 = 1024;
+pub(crate) const MAX_SEGMENTS: u32 = 1024;
 /// Largest range of one discard. Punching a fragmented file takes the host about a second per 100 000 extents.
 const MAX_DISCARD: ByteLen = ByteLen(1 << 30);
 /// Largest range of zeroes: bounds how much one request writes where the host cannot zero without data.
@@ -116,6 +119,53 @@ struct Alignment {
     memory: u32,
     /// Of file offsets, and of the length of each memory segment.
     offset: u32,
+}
+
+/// The size of a file whose end is nobody's concern here.
+const UNBOUNDED: ByteLen = ByteLen(1 << 62);
+
+/// A file of an image of another format. The format's backend knows what is where, and gives channels offsets of the file. Through the host's
+/// page cache; opened, and locked, by the backend.
+#[derive(Debug)]
+pub(crate) struct HostFile(Arc<OpenFile>);
+
+impl HostFile {
+    /// Takes an open file. `None`: its file system cannot be asked for what it can do without waiting, so that a worker should not ask it.
+    ///
+    /// # Errors
+    /// When the host does not say what it is, or refuses a descriptor.
+    pub(crate) fn new(
+        path: &Path,
+        file: &File,
+        read_only: bool,
+        opener: &Arc<dyn ImageOpener>,
+    ) -> io::Result<Option<HostFile>> {
+        let Ok(kind) = host::file_kind(file)? else { return Ok(None) };
+        if kind == FileKind::Regular && !host::has_nowait(file) {
+            return Ok(None);
+        }
+        let is_device = kind == FileKind::BlockDevice;
+        Ok(Some(HostFile(Arc::new(OpenFile {
+            lock: lock::ImageLock::new(LockMode::Off, path, read_only, is_device, opener),
+            path: path.to_owned(),
+            fd: Arc::new(file.try_clone()?.into()),
+            geometry: admission::plain_geometry(UNBOUNDED, BlockSize::B512, read_only),
+            size: Arc::new(DiskSize::new(UNBOUNDED)),
+            kind,
+            direct: None,
+            uses_threads: false,
+            unmap: false,
+            discard: None,
+        }))))
+    }
+
+    /// Opens a worker's channel, for reads and writes.
+    ///
+    /// # Errors
+    /// When the host refuses memory.
+    pub(crate) fn open_channel(&self, context: &mut UringContext) -> io::Result<FileChannel> {
+        FileChannel::new(Arc::clone(&self.0), context)
+    }
 }
 
 struct FileDisk {

@@ -9,7 +9,7 @@ use super::channel::{Pending, Requests, Stage};
 use super::negotiate::ExportInfo;
 use super::protocol::{BadHeader, Headers, ReplyHeader, SHUTDOWN, be32, be64, chunk, decode_reply, outcome};
 use super::send::{FAULT, Lost, Sender};
-use crate::admission;
+use crate::{admission, zeroes};
 
 /// Data of which so much is still to come is received into the request's own buffer. A copy of less takes no longer than an operation, and the
 /// replies behind it come with it.
@@ -18,8 +18,6 @@ const MIN_DIRECT: u64 = 32 << 10;
 const MAX_ERROR: u64 = 4096 + 14;
 /// Bytes of a reply that are decoded at a time: a header, and the numbers of a chunk.
 const WINDOW: usize = 48;
-
-const ZEROES: [u8; 4096] = [0; 4096];
 
 /// What the next bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -312,7 +310,8 @@ impl Receiver {
                     return unexpected("the hole is not of the request");
                 };
                 self.start += header_len + 12;
-                let is_filled = pending.request.buffer.as_ref().is_some_and(|to| fill(context, to, at, hole.into()));
+                let is_filled =
+                    pending.request.buffer.as_ref().is_some_and(|to| zeroes::fill(context, to, at, hole.into()));
                 if !is_filled {
                     pending.error.get_or_insert(admission::FAULT);
                 }
@@ -379,14 +378,6 @@ fn check_length(pending: &Pending) -> Result<(), Lost> {
         return Err(format!("reply to a read: found {received} bytes, expected {expected}"));
     }
     Ok(())
-}
-
-/// Fills a part of a buffer with zeroes.
-fn fill(context: &UringContext, buffer: &Buffer, at: u64, len: u64) -> bool {
-    (0..len).step_by(ZEROES.len()).all(|done| {
-        let run = (len - done).min(ZEROES.len() as u64) as usize;
-        context.buffers.copy_in(buffer, at + done, &ZEROES[..run])
-    })
 }
 
 /// Notes the server's error for a request.

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use imago::file::File as ImageFile;
 use imago::qcow2::Qcow2;
 use imago::raw::Raw;
-use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder as _};
+use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder as _, StorageOpenOptions};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{ImageAccess, ImageOpener};
 
 use super::access::{NamedFiles, named_path};
 use super::check::{TableError, check_tables, repair_refcounts};
+use super::direct::Direct;
 use super::header::{self, Header};
 use crate::file::lock::{self, LockError};
 
@@ -30,6 +31,8 @@ pub(super) struct Chain {
     /// The disk's own image, and its external data file.
     pub(super) file: File,
     pub(super) data: Option<File>,
+    /// Requests may go past the library.
+    pub(super) direct: Option<Arc<Direct>>,
 }
 
 /// One image of a chain.
@@ -38,7 +41,7 @@ struct Layer {
     file: File,
     /// `None`: raw.
     header: Option<Header>,
-    data: Option<File>,
+    data: Option<(PathBuf, File)>,
 }
 
 /// What opening needs all the way.
@@ -48,6 +51,8 @@ pub(super) struct ChainOpener<'a> {
     pub(super) named: &'a NamedFiles,
     /// Take locks.
     pub(super) lock: bool,
+    /// Let requests go past the library.
+    pub(super) direct: bool,
 }
 
 impl ChainOpener<'_> {
@@ -203,7 +208,7 @@ impl ChainOpener<'_> {
         header: &Header,
         read_only: bool,
         seen: &mut HashSet<(u64, u64)>,
-    ) -> Result<File, SettingError> {
+    ) -> Result<(PathBuf, File), SettingError> {
         if header.raw_data_file && !read_only {
             let found = format!("{image:?} (data_file_raw=on: the data file must stay a raw image)");
             return Err(self.settings.error("path", found, "readonly=on, or `qemu-img amend -o data_file_raw=off`"));
@@ -220,7 +225,7 @@ impl ChainOpener<'_> {
             let found = format!("{path:?} (the data file of {image:?})");
             return Err(self.settings.error("backing", found, "a regular file that nothing else of the disk is"));
         }
-        Ok(file)
+        Ok((path, file))
     }
 
     fn named_path(&self, image: &Path, name: &str) -> Result<PathBuf, SettingError> {
@@ -238,38 +243,56 @@ impl ChainOpener<'_> {
 
     /// Gives the files to the library, the last one first.
     fn build(&self, layers: Vec<Layer>, read_only: bool) -> Result<Chain, SettingError> {
+        let direct = self.direct(&layers, read_only)?;
         let mut below: Option<FormatAccess<ImageFile>> = None;
         for (index, layer) in layers.into_iter().enumerate().rev() {
-            let Layer { path, file, header, data } = layer;
             let write = index == 0 && !read_only;
             let backing = below.take();
-            let clones = (file.try_clone(), data.as_ref().map(File::try_clone).transpose());
-            let built = catch_unwind(AssertUnwindSafe(|| build(clones, header.is_some(), write, backing)));
+            let built = catch_unwind(AssertUnwindSafe(|| build(&layer, write, backing)));
             let key = if index == 0 { "path" } else { "backing" };
             let built = built.unwrap_or_else(|_| Err(io::Error::other("the library panicked")));
+            let Layer { path, file, header, data } = layer;
             let format = built.map_err(|error| self.refused(key, &path, error))?;
             match header {
-                Some(header) if index == 0 => return Ok(Chain { format, header, file, data }),
+                Some(header) if index == 0 => {
+                    let data = data.map(|(_, file)| file);
+                    return Ok(Chain { format, header, file, data, direct });
+                }
                 _ => below = Some(format),
             }
         }
         Err(self.settings.error("path", "no image", "a qcow2 image"))
     }
+
+    /// Returns what requests need that go past the library.
+    fn direct(&self, layers: &[Layer], read_only: bool) -> Result<Option<Arc<Direct>>, SettingError> {
+        let Some(Layer { path, header: Some(header), .. }) = layers.first().filter(|_| self.direct) else {
+            return Ok(None);
+        };
+        // The one with the data of each. Of an image with a data file the image itself has tables only.
+        let with_data = layers.iter().map(|Layer { path, file, data, .. }| match data {
+            Some((path, file)) => (path.clone(), file),
+            None => (path.clone(), file),
+        });
+        let (files, shape) = (with_data.collect::<Vec<_>>(), (header.size, header.cluster_bits));
+        let direct = Direct::new(&files, shape, read_only, self.opener);
+        Ok(direct.map_err(|error| self.refused("path", path, error))?.map(Arc::new))
+    }
 }
 
-/// A file and its data file, of which the library gets descriptors of its own with the same locks.
-type Clones = (io::Result<File>, io::Result<Option<File>>);
-
+/// Opens an image with the library, which gets descriptors of its own with the same locks, and the paths for its errors.
 fn build(
-    (file, data): Clones,
-    is_qcow2: bool,
+    Layer { path, file, header, data }: &Layer,
     write: bool,
     backing: Option<FormatAccess<ImageFile>>,
 ) -> io::Result<FormatAccess<ImageFile>> {
-    let file = ImageFile::try_from(file?)?;
-    let data = data?.map(ImageFile::try_from).transpose()?;
+    let open = |path: &Path, file: &File| {
+        ImageFile::from_open_file(file.try_clone()?, StorageOpenOptions::new().filename(path).write(write))
+    };
+    let file = open(path, file)?;
     let deny = DenyImplicitOpenGate::default();
-    if is_qcow2 {
+    if header.is_some() {
+        let data = data.as_ref().map(|(path, file)| open(path, file)).transpose()?;
         let image = Qcow2::<ImageFile>::builder(file).write(write).backing(backing).data_file(data);
         return Ok(FormatAccess::new(image.open(deny)?));
     }

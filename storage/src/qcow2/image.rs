@@ -9,14 +9,19 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 
 use imago::file::File as ImageFile;
 use imago::format::PreallocateMode;
-use imago::{FormatAccess, Mapping};
+use imago::{FormatAccess, Mapping, Storage as _};
 use mqblk_core::{ByteLen, ByteOffset};
 
 use super::chain::Chain;
+use super::direct::Direct;
+use super::direct::gate::ShutGate;
+use super::direct::map::Place;
 use super::header::Header;
 use crate::blocking::BlockingStorage;
 use crate::file::lock;
 
+/// How far beyond a request is learnt where clusters are.
+const LEARN_AHEAD: u64 = 1 << 20;
 /// Zeroes that are written at once where the image has no zero clusters.
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -39,14 +44,23 @@ pub(super) struct Image {
     marking: Mutex<()>,
     /// The library panicked: what it has in memory may be anything, and must not be written.
     failed: AtomicBool,
+    /// Requests of workers that go past the library. `None`: there are none.
+    direct: Option<Arc<Direct>>,
+}
+
+/// Keeps an image from all others.
+struct Alone<'a> {
+    format: RwLockWriteGuard<'a, Option<FormatAccess<ImageFile>>>,
+    /// Opens after the lock is released.
+    _shut: Option<ShutGate<'a>>,
 }
 
 impl Image {
     pub(super) fn new(chain: Chain, path: PathBuf, read_only: bool) -> Image {
-        let Chain { format, header, file, data } = chain;
+        let Chain { format, header, file, data, direct } = chain;
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
         let format = RwLock::new(Some(format));
-        Image { format, header, read_only, path, file, data, dirty, marking: Mutex::new(()), failed }
+        Image { format, header, read_only, path, file, data, dirty, marking: Mutex::new(()), failed, direct }
     }
 
     pub(super) fn cluster(&self) -> u64 {
@@ -62,8 +76,70 @@ impl Image {
         self.format.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn alone(&self) -> RwLockWriteGuard<'_, Option<FormatAccess<ImageFile>>> {
-        self.format.write().unwrap_or_else(PoisonError::into_inner)
+    fn alone(&self) -> Alone<'_> {
+        let shut = self.direct.as_ref().map(|direct| direct.gate.shut());
+        Alone { format: self.format.write().unwrap_or_else(PoisonError::into_inner), _shut: shut }
+    }
+
+    /// Returns what requests need that go past the library.
+    pub(super) fn direct(&self) -> Option<&Arc<Direct>> {
+        self.direct.as_ref()
+    }
+
+    /// Returns true if the dirty bit is set.
+    #[inline]
+    pub(super) fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::Acquire)
+    }
+
+    /// Learns where the clusters of a range are, and some more behind it. Called by who shares the image, after the request, whatever has
+    /// become of that. `written`: clusters of the range may have got another place.
+    fn learn(&self, format: &FormatAccess<ImageFile>, at: u64, len: u64, written: bool) {
+        let Some(direct) = &self.direct else { return };
+        let (cluster, size) = (self.cluster(), format.size());
+        let own = at / cluster..(at + len).div_ceil(cluster);
+        let is_known = direct
+            .map
+            .find(at, len)
+            .is_some_and(|place| !written || matches!(place, Place::Data { writable: true, .. }));
+        if is_known {
+            return;
+        }
+        let end = (own.end * cluster).max(at + LEARN_AHEAD).min(size);
+        let mut next = own.start;
+        while next * cluster < end {
+            let start = next * cluster;
+            let Ok((mapping, run)) = format.get_mapping(start, end - start) else { break };
+            let place = match mapping {
+                Mapping::Raw { offset: at, writable: true, .. } => Some(Place::Data { file: 0, at, writable: true }),
+                Mapping::Raw { storage, offset: at, .. } => {
+                    let file = storage.get_filename().and_then(|path| direct.file(&path));
+                    file.map(|file| Place::Data { file, at, writable: false })
+                }
+                Mapping::Zero { .. } => Some(Place::Zero),
+                _ => None,
+            };
+            // A part of a cluster is one only at the end of the disk.
+            let whole = if start + run >= size { run.div_ceil(cluster) } else { run / cluster };
+            for number in 0..whole.max(1) {
+                match place.filter(|_| whole > 0) {
+                    Some(place) => direct.map.learn(next + number, place.skip(number * cluster)),
+                    None if written && own.contains(&(next + number)) => direct.map.never_learn(next + number),
+                    None => {}
+                }
+            }
+            next += whole.max(1);
+        }
+        if written {
+            (next..own.end).for_each(|cluster| direct.map.never_learn(cluster));
+        }
+    }
+
+    /// Forgets where the clusters of a range are. Called by who has the image alone, before it changes that.
+    fn forget(&self, start: u64, end: u64) {
+        if let Some(direct) = &self.direct {
+            direct.map.forget(start / self.cluster()..end.div_ceil(self.cluster()));
+        }
     }
 
     /// Calls the library. After a panic of it all requests fail.
@@ -73,6 +149,9 @@ impl Image {
         }
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
             if !self.failed.swap(true, Ordering::AcqRel) {
+                if let Some(direct) = &self.direct {
+                    direct.gate.shut_for_ever();
+                }
                 tracing::error!(
                     "{}: the qcow2 library panicked: all requests fail from now on, and nothing more is written; `qemu-img check` \
                      says what is damaged",
@@ -100,8 +179,8 @@ impl Image {
     /// As [`change`](Self::change), with no other request in the library.
     fn change_alone<T>(&self, call: impl FnOnce(&mut FormatAccess<ImageFile>) -> io::Result<T>) -> io::Result<T> {
         self.guarded(|| {
-            let mut format = self.alone();
-            let format = format.as_mut().ok_or_else(gone)?;
+            let mut alone = self.alone();
+            let format = alone.format.as_mut().ok_or_else(gone)?;
             self.mark_dirty()?;
             call(format)
         })
@@ -111,8 +190,14 @@ impl Image {
     ///
     /// The library gives a free cluster to the next who needs one while the table that names it may be in memory only. A kill or a loss of
     /// power between would leave an entry that names somebody else's data, or a table. So nobody else is in the library until it is written.
-    fn free_alone(&self, call: impl FnOnce(&mut FormatAccess<ImageFile>) -> io::Result<()>) -> io::Result<()> {
+    /// `range`: the clusters, of which nobody knows afterwards where they are.
+    fn free_alone(
+        &self,
+        (start, end): (u64, u64),
+        call: impl FnOnce(&mut FormatAccess<ImageFile>) -> io::Result<()>,
+    ) -> io::Result<()> {
         self.change_alone(|format| {
+            self.forget(start, end);
             let freed = call(format);
             // Also after an error, which may come in the middle.
             self.make_durable(format)?;
@@ -170,8 +255,8 @@ impl Image {
             return Ok(());
         }
         self.guarded(|| {
-            let format = self.alone();
-            let format = format.as_ref().ok_or_else(gone)?;
+            let alone = self.alone();
+            let format = alone.format.as_ref().ok_or_else(gone)?;
             if self.dirty.load(Ordering::Acquire) {
                 self.make_durable(format)?;
                 self.header.write_dirty(&self.file, false)?;
@@ -192,7 +277,8 @@ impl Image {
                 "version 2 with internal snapshots keeps its size: `qemu-img amend -o compat=1.1` makes it version 3";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
-        self.free_alone(|format| {
+        // What is beyond the new end, and the cluster in which one of both ends is. No other request is with the image.
+        self.free_alone((0, u64::MAX), |format| {
             let before = format.size();
             match size.0 < before {
                 true => format.resize_shrink(size.0),
@@ -211,6 +297,12 @@ impl Image {
     fn sync_files(&self) -> io::Result<()> {
         // The library's own sync would keep all other requests waiting.
         self.data.iter().chain([&self.file]).try_for_each(File::sync_data)
+    }
+
+    /// Keeps all requests waiting that need the library.
+    #[cfg(test)]
+    pub(super) fn keep_library(&self) -> impl Drop + '_ {
+        self.format.write().unwrap()
     }
 
     /// Panics where the library might.
@@ -264,14 +356,24 @@ impl BlockingStorage for Arc<Image> {
     }
 
     fn read_at(&self, bytes: &mut [u8], at: ByteOffset) -> io::Result<()> {
-        self.with(|format| format.read(bytes, at.0))
+        let len = bytes.len() as u64;
+        self.with(|format| {
+            let done = format.read(bytes, at.0);
+            self.learn(format, at.0, len, false);
+            done
+        })
     }
 
     fn write_at(&self, bytes: &[u8], at: ByteOffset) -> io::Result<()> {
-        if self.header.writes_free && self.with(|format| Image::write_frees(format, at.0, bytes.len() as u64))? {
-            return self.free_alone(|format| format.write(bytes, at.0));
+        let len = bytes.len() as u64;
+        if self.header.writes_free && self.with(|format| Image::write_frees(format, at.0, len))? {
+            return self.free_alone((at.0, at.0 + len), |format| format.write(bytes, at.0));
         }
-        self.change(|format| format.write(bytes, at.0))
+        self.change(|format| {
+            let done = format.write(bytes, at.0);
+            self.learn(format, at.0, len, true);
+            done
+        })
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -280,7 +382,7 @@ impl BlockingStorage for Arc<Image> {
     }
 
     fn discard(&self, at: ByteOffset, len: ByteLen) -> io::Result<()> {
-        self.free_alone(|format| {
+        self.free_alone((at.0, at.0 + len.0), |format| {
             // Parts of clusters keep their content.
             let (start, end) = (at.0.next_multiple_of(self.cluster()), at.0 + len.0);
             let end = if end == format.size() { end } else { end & !(self.cluster() - 1) };
@@ -298,10 +400,17 @@ impl BlockingStorage for Arc<Image> {
         if self.header.version < 3 {
             let zero = |format: &FormatAccess<ImageFile>| Image::write_plain_zeroes(format, at.0, len.0);
             let frees = self.header.writes_free;
-            return if frees { self.free_alone(|format| zero(format)) } else { self.change(zero) };
+            if frees {
+                return self.free_alone((at.0, at.0 + len.0), |format| zero(format));
+            }
+            return self.change(|format| {
+                let done = zero(format);
+                self.learn(format, at.0, len.0, true);
+                done
+            });
         }
         // Alone: the library makes a cluster of zeroes of one whose other parts are zero, which a write to one of them may change meanwhile.
-        self.free_alone(|format| {
+        self.free_alone((at.0, at.0 + len.0), |format| {
             self.by_table(format, (at.0, at.0 + len.0), |format, at, len| match may_unmap {
                 true => format.discard_to_zero(at, len),
                 false => format.write_zeroes(at, len),
@@ -317,7 +426,7 @@ impl Drop for Image {
         }
         if self.failed.load(Ordering::Acquire) {
             // Its drop would flush what it has in memory. It keeps its descriptors, but not their locks.
-            std::mem::forget(self.alone().take());
+            std::mem::forget(self.alone().format.take());
             self.data.iter().chain([&self.file]).for_each(lock::unlock);
         }
     }

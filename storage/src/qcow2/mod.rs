@@ -8,10 +8,11 @@
 //! | `readonly` | off | |
 //! | `block-size` | 512 | 512 or 4096 |
 //! | `lock` | exclusive | `exclusive`: held while the image is open. `off`: nothing keeps others out |
-//! | `threads` | 8 | requests that are with the image at once, 1 to 64 |
+//! | `aio` | auto | `auto`: requests to data that has a place in a file go through the worker's ring. `threads`: all go through threads |
+//! | `threads` | 8 | requests that are with the library at once, 1 to 64 |
 //!
-//! The library's calls block, so threads of the disk's own make them ([`blocking`](crate::blocking)). Why this library and how it is kept
-//! from damaging an image: docs/design/0017-qcow2.md.
+//! The library's calls block, so threads of the disk's own make them ([`blocking`](crate::blocking)). Reads and writes of clusters that are
+//! allocated do without (`direct`). Why this library and how it is kept from damaging an image: docs/design/0017-qcow2.md.
 //!
 //! * `header` and `check` read an image before the library does, and refuse what is damaged or not supported.
 //! * `chain` opens all files, `access` says which an image may name, `create` makes overlays.
@@ -21,6 +22,7 @@ mod access;
 mod chain;
 mod check;
 mod create;
+mod direct;
 mod header;
 mod image;
 
@@ -33,8 +35,10 @@ use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
 use crate::blocking::BlockingThreads;
+use crate::file::MAX_SEGMENTS;
 use access::NamedFiles;
 use chain::ChainOpener;
+use direct::channel::Qcow2Channel;
 use image::Image;
 
 /// Longest range of a discard: bounds how long it has the image alone.
@@ -50,13 +54,17 @@ const THREADS: u64 = 8;
 /// When a setting does not fit, a file cannot be opened, is in use, or may not be named by the image; when the image is damaged or has what is
 /// not supported.
 pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
+    Ok(Arc::new(open_disk(settings, opener)?))
+}
+
+fn open_disk(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Qcow2Disk, DiskError> {
     let given = ImageSettings::take(settings)?;
     let mut named = given.named.clone();
     if let Some(base) = &given.base {
         named.add(Path::new(base));
         create::create_overlay(settings, opener, Path::new(base), &given.path)?;
     }
-    let chain_opener = ChainOpener { settings, opener, named: &named, lock: given.lock };
+    let chain_opener = ChainOpener { settings, opener, named: &named, lock: given.lock, direct: given.direct };
     let chain = chain_opener.open(&given.path, given.read_only)?;
     let size = ByteLen(chain.header.size);
     if size == ByteLen::ZERO || !size.is_aligned(given.block) {
@@ -69,7 +77,7 @@ pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Ar
     let what = || format!("threads for {}", given.path.display());
     let threads = start.map_err(|source| DiskError::Os { what: what(), source })?;
     let size = Arc::new(DiskSize::new(size));
-    Ok(Arc::new(Qcow2Disk { threads, image, given, size, resizing: Mutex::new(()) }))
+    Ok(Qcow2Disk { threads, image, given, size, resizing: Mutex::new(()) })
 }
 
 /// The settings, as given.
@@ -80,6 +88,7 @@ struct ImageSettings {
     read_only: bool,
     block: BlockSize,
     lock: bool,
+    direct: bool,
     threads: u32,
 }
 
@@ -106,6 +115,7 @@ impl ImageSettings {
             read_only: settings.switch("readonly")?.unwrap_or(false),
             block: admission::block_size(settings)?.unwrap_or(BlockSize::B512),
             lock: settings.choice("lock", &["exclusive", "off"])? != Some("off"),
+            direct: settings.choice("aio", &["auto", "threads"])? != Some("threads"),
             threads: settings.number("threads", 1..=64)?.unwrap_or(THREADS) as u32,
         })
     }
@@ -142,7 +152,7 @@ impl Disk<UringContext> for Qcow2Disk {
         let discard = DiscardLimits { granularity: ByteLen(self.image.cluster()), max_len: MAX_DISCARD };
         Limits {
             max_transfer: admission::MAX_TRANSFER,
-            max_segments: u32::from(u16::MAX),
+            max_segments: MAX_SEGMENTS,
             discard: self.discards().then_some(discard),
             write_zeroes: (!self.given.read_only).then_some(MAX_ZEROES),
             volatile_cache: true,
@@ -160,6 +170,7 @@ impl Disk<UringContext> for Qcow2Disk {
             ("readonly", admission::on_off(given.read_only)),
             ("block-size", given.block.bytes().to_string()),
             ("lock", if given.lock { "exclusive" } else { "off" }.to_owned()),
+            ("aio", if self.image.direct().is_some() { "auto" } else { "threads" }.to_owned()),
             ("threads", given.threads.to_string()),
         ]);
         all
@@ -197,7 +208,11 @@ impl Disk<UringContext> for Qcow2Disk {
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
-        Ok(self.threads.open_channel(self.fixed_geometry(), &self.size, self.discards(), context))
+        let geometry = self.fixed_geometry();
+        let threads = self.threads.open_channel(geometry, &self.size, self.discards(), context);
+        let Some(direct) = self.image.direct() else { return Ok(threads) };
+        let (image, direct, sized) = (Arc::clone(&self.image), Arc::clone(direct), (geometry, Arc::clone(&self.size)));
+        Ok(Box::new(Qcow2Channel::new(image, direct, sized, threads, context)?))
     }
 }
 

@@ -16,23 +16,23 @@ const MIB: u64 = 1 << 20;
 const WRITE: Op = Op::Write { fua: false };
 
 /// A folder with `base.raw` of `len` bytes, all `0xb5`.
-fn folder(len: u64) -> (TempDir, PathBuf) {
+pub(super) fn folder(len: u64) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("base.raw"), vec![0xb5; len as usize]).unwrap();
     let path = dir.path().canonicalize().unwrap();
     (dir, path)
 }
 
-fn open_with(settings: &[(&str, &str)]) -> Result<Arc<dyn Disk<UringContext>>, String> {
+pub(super) fn open_with(settings: &[(&str, &str)]) -> Result<Arc<dyn Disk<UringContext>>, String> {
     TestTarget { kind: "qcow2", settings, keeps_data: true, seed: 0 }.open(&[]).map_err(|error| error.to_string())
 }
 
-fn text(path: &Path) -> &str {
+pub(super) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
 /// An image of 8 MiB over a raw base.
-fn overlay(len: u64) -> (TempDir, PathBuf) {
+pub(super) fn overlay(len: u64) -> (TempDir, PathBuf) {
     let (dir, root) = folder(len);
     let path = root.join("disk.qcow2");
     let base = root.join("base.raw");
@@ -57,14 +57,14 @@ fn header(path: &Path) -> Header {
     Header::read(&file, len).unwrap()
 }
 
-fn write_one(disk: &dyn Disk<UringContext>, at: u64, len: u64, byte: u8) {
+pub(super) fn write_one(disk: &dyn Disk<UringContext>, at: u64, len: u64, byte: u8) {
     let mut worker = TestWorker::new(disk, 8, FixedBufferUse::Off);
     worker.write_memory(0, &vec![byte; len as usize]);
     assert_eq!(worker.run_one(TestRequest::with_data(WRITE, at, len, 0)), Outcome::Done(ByteLen(len)));
     worker.close();
 }
 
-fn read_one(disk: &dyn Disk<UringContext>, at: u64, len: u64) -> Vec<u8> {
+pub(super) fn read_one(disk: &dyn Disk<UringContext>, at: u64, len: u64) -> Vec<u8> {
     let mut worker = TestWorker::new(disk, 8, FixedBufferUse::Off);
     assert_eq!(worker.run_one(TestRequest::with_data(Op::Read, at, len, 0)), Outcome::Done(ByteLen(len)));
     let bytes = worker.read_memory(0, len as usize);
@@ -72,7 +72,7 @@ fn read_one(disk: &dyn Disk<UringContext>, at: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-fn do_one(disk: &dyn Disk<UringContext>, op: Op, at: u64, len: u64) -> Outcome {
+pub(super) fn do_one(disk: &dyn Disk<UringContext>, op: Op, at: u64, len: u64) -> Outcome {
     let mut worker = TestWorker::new(disk, 8, FixedBufferUse::Off);
     let outcome = worker.run_one(TestRequest::without_data(op, at, len));
     worker.close();
@@ -215,6 +215,10 @@ fn the_dirty_bit_is_set_while_the_image_changes_and_missing_refcounts_are_repair
     std::fs::copy(&path, &killed).unwrap();
     disk.sync().unwrap();
     assert!(!header(&path).is_dirty());
+    write_one(disk.as_ref(), 0, 4096, 8);
+    assert!(header(&path).is_dirty());
+    disk.sync().unwrap();
+    // Where the data has a place already, too.
     write_one(disk.as_ref(), 0, 4096, 8);
     assert!(header(&path).is_dirty());
     drop(disk);
@@ -414,7 +418,8 @@ fn a_panic_of_the_library_fails_the_disk_and_nothing_else() {
     given.insert("path", text(&path)).unwrap();
     let opener: Arc<dyn mqblk_core::ImageOpener> = Arc::new(HostImages);
     let named = super::access::NamedFiles::Allow;
-    let chain = super::chain::ChainOpener { settings: &given, opener: &opener, named: &named, lock: true };
+    let chain =
+        super::chain::ChainOpener { settings: &given, opener: &opener, named: &named, lock: true, direct: true };
     let image = super::image::Image::new(chain.open(&path, false).unwrap(), path.clone(), false);
     image.panics_for_tests();
     assert!(image.size().is_err(), "all requests fail");

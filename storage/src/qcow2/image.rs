@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use imago::file::File as ImageFile;
@@ -46,6 +46,8 @@ pub(super) struct Image {
     failed: AtomicBool,
     /// Requests of workers that go past the library. `None`: there are none.
     direct: Option<Arc<Direct>>,
+    /// A length that the file with the data has at least.
+    file_len: AtomicU64,
 }
 
 /// Keeps an image from all others.
@@ -60,7 +62,19 @@ impl Image {
         let Chain { format, header, file, data, direct } = chain;
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
         let format = RwLock::new(Some(format));
-        Image { format, header, read_only, path, file, data, dirty, marking: Mutex::new(()), failed, direct }
+        Image {
+            format,
+            header,
+            read_only,
+            path,
+            file,
+            data,
+            dirty,
+            marking: Mutex::new(()),
+            failed,
+            direct,
+            file_len: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn cluster(&self) -> u64 {
@@ -122,21 +136,36 @@ impl Image {
             // A part of a cluster is one only at the end of the disk.
             let whole = if start + run >= size { run.div_ceil(cluster) } else { run / cluster };
             for number in 0..whole.max(1) {
-                match place.filter(|_| whole > 0) {
-                    Some(place) => direct.map.learn(next + number, place.skip(number * cluster)),
-                    None if written && own.contains(&(next + number)) => direct.map.never_learn(next + number),
+                let place = place.filter(|_| whole > 0).map(|place| place.skip(number * cluster));
+                match place.filter(|place| self.may_go(*place)) {
+                    Some(place) => direct.map.learn(next + number, place),
+                    None if written && own.contains(&(next + number)) => direct.map.mark_written(next + number),
                     None => {}
                 }
             }
             next += whole.max(1);
         }
         if written {
-            (next..own.end).for_each(|cluster| direct.map.never_learn(cluster));
+            (next..own.end).for_each(|cluster| direct.map.mark_written(cluster));
         }
+    }
+
+    /// Returns true if workers may go to the cluster at this place. A write must not make the file longer: the library knows how long it is, and
+    /// cuts off what lies behind when it zeroes there.
+    fn may_go(&self, place: Place) -> bool {
+        let Place::Data { at, writable: true, .. } = place else { return true };
+        let end = at + self.cluster();
+        if end > self.file_len.load(Ordering::Relaxed) {
+            let len = self.data.as_ref().unwrap_or(&self.file).metadata().map_or(0, |data| data.len());
+            self.file_len.store(len, Ordering::Relaxed);
+            return end <= len;
+        }
+        true
     }
 
     /// Forgets where the clusters of a range are. Called by who has the image alone, before it changes that.
     fn forget(&self, start: u64, end: u64) {
+        self.file_len.store(0, Ordering::Relaxed);
         if let Some(direct) = &self.direct {
             direct.map.forget(start / self.cluster()..end.div_ceil(self.cluster()));
         }

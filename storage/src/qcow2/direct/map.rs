@@ -23,8 +23,8 @@ const READABLE: u64 = 1;
 /// At an offset of the image's own data file, and of no other cluster.
 const WRITABLE: u64 = 2;
 const ZERO: u64 = 3;
-/// Not known, and not learnt before it is forgotten.
-const UNKNOWABLE: u64 = 1 << 2;
+/// Not known, and no longer elsewhere: only that it is in the image can be learnt.
+const WRITTEN: u64 = 1 << 2;
 const FILE_SHIFT: u32 = 2;
 /// Offsets are multiples of 512, the smallest cluster.
 const OFFSET: u64 = !0x1ff;
@@ -113,7 +113,7 @@ impl ClusterMap {
 
     /// Learns where a whole cluster is. Called by threads that share the image.
     pub(in super::super) fn learn(&self, cluster: u64, place: Place) {
-        let Some(packed) = place.pack() else { return self.never_learn(cluster) };
+        let Some(packed) = place.pack() else { return self.mark_written(cluster) };
         let Some(entry) = self.entry(cluster) else { return };
         if packed & KIND == WRITABLE {
             entry.store(packed, Ordering::Release);
@@ -122,10 +122,11 @@ impl ClusterMap {
         }
     }
 
-    /// Makes a cluster unknown until it is forgotten: somebody may have changed where it is, and could not find out.
-    pub(in super::super) fn never_learn(&self, cluster: u64) {
+    /// Makes a cluster unknown: somebody has written it, and could not find out where it is, or it may not be written there by others yet. What was
+    /// true before is not learnt any more.
+    pub(in super::super) fn mark_written(&self, cluster: u64) {
         if let Some(entry) = self.entry(cluster) {
-            entry.store(UNKNOWABLE, Ordering::Release);
+            entry.store(WRITTEN, Ordering::Release);
         }
     }
 
@@ -198,9 +199,11 @@ mod tests {
         map.learn(9, data(1, 0));
         map.learn(9, Place::Zero);
         assert_eq!(map.find(9 * CLUSTER, 512), Some(own(CLUSTER)));
-        map.never_learn(9);
+        map.mark_written(9);
         map.learn(9, Place::Zero);
         assert_eq!(map.find(9 * CLUSTER, 512), None);
+        map.learn(9, own(CLUSTER));
+        assert_eq!(map.find(9 * CLUSTER, 512), Some(own(CLUSTER)));
         map.forget(9..10);
         map.learn(9, Place::Zero);
         assert_eq!(map.find(9 * CLUSTER, 512), Some(Place::Zero));

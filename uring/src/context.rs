@@ -147,7 +147,7 @@ impl UringContext {
             self.queues.len() - 1
         });
         self.queues[index].used = true;
-        ClientId(index as u16)
+        ClientId(index as u32)
     }
 
     /// Removes a client. What it has in flight (a receive that waits for a peer) is cancelled, and its buffers are released when it has ended.
@@ -185,7 +185,7 @@ impl UringContext {
     }
 
     pub(crate) fn client_generation(&self, client: ClientId) -> u32 {
-        self.queues[usize::from(client.0)].generation
+        self.queues[client.0 as usize].generation
     }
 
     /// Takes the next completion from a client's queue.

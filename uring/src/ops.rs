@@ -12,7 +12,7 @@ use crate::register::RingFile;
 
 /// A client of a context: each has a completion queue of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ClientId(pub(crate) u16);
+pub struct ClientId(pub(crate) u32);
 
 /// The completion of an operation.
 #[derive(Debug)]

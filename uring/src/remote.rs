@@ -94,13 +94,13 @@ impl PortReceiver {
                     (client, IoCompletion { cookie, result, buffer, header: None, more: false })
                 }
                 RemoteEvent::Woken { client, generation, cookie } => {
-                    if !queues[usize::from(client.0)].is_of(generation) {
+                    if !queues[client.0 as usize].is_of(generation) {
                         continue;
                     }
                     (client, IoCompletion { cookie, result: 0, buffer: None, header: None, more: true })
                 }
             };
-            queues[usize::from(client.0)].completions.push_back(message);
+            queues[client.0 as usize].completions.push_back(message);
             count += 1;
         }
         count

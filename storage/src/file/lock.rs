@@ -1,6 +1,7 @@
 //! Image locking: `lock=exclusive`, `shared-migration` or `off`.
 //!
-//! The lock is an open-file-description lock on the whole file, shared for readers and exclusive for a writer. For a block device it is
+//! The lock is an open-file-description lock: of a writer on the whole file, of a reader on the bytes that QEMU's readers lock, so that both read
+//! the same file, and nobody writes it. For a block device it is
 //! also the kernel's claim (`O_EXCL`), which excludes file systems and other users of that claim. It ends with the open file at the latest.
 //!
 //! `exclusive` holds it from the opening on. `shared-migration` holds it while the disk is [active](mqblk_core::Disk::activate): the
@@ -29,10 +30,12 @@ pub(crate) enum LockError {
     Unsupported(io::Error),
 }
 
-/// Locks the whole file. Waits a little for a holder that is about to end.
+/// Locks a file: all of it for a writer, as readers do (QEMU's among them) for a reader. Waits a little for a holder that is about to end.
 pub(crate) fn lock(path: &Path, file: &impl AsFd, read_only: bool) -> Result<(), LockError> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    take(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(kind))).map(drop))
+    if read_only {
+        return lock_shared(path, file);
+    }
+    take(path, || fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_WRLCK))).map(drop))
 }
 
 /// Takes a lock by `attempt`. Waits a little for a holder that is about to end.
@@ -65,9 +68,8 @@ fn bytes(kind: libc::c_int, start: i64, len: i64) -> libc::flock {
 const OF_READER: [i64; 3] = [100, 201, 203];
 const EXCLUDES_READER: [i64; 3] = [101, 103, 200];
 
-/// Locks a file for reading together with other readers, QEMU among them, and against writers. Waits a little for a holder that is about to
-/// end.
-pub(crate) fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError> {
+/// Locks a file for reading together with other readers, and against writers.
+fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError> {
     take(path, || {
         for byte in OF_READER {
             fcntl(file, FcntlArg::F_OFD_SETLK(&bytes(libc::F_RDLCK, byte, 1)))?;
@@ -75,7 +77,7 @@ pub(crate) fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError
         for byte in EXCLUDES_READER {
             let mut other = bytes(libc::F_WRLCK, byte, 1);
             fcntl(file, FcntlArg::F_OFD_GETLK(&mut other))?;
-            // Readers of other disks here have the whole file (`lock`).
+            // Readers of daemons before this one have the whole file.
             let whole = other.l_start == 0 && other.l_len == 0;
             match i32::from(other.l_type) {
                 libc::F_UNLCK => {}

@@ -11,8 +11,8 @@
 //! | `aio` | auto | `io_uring`: requests go through the worker's ring. `threads`: through threads of the disk's own. `auto`: threads where the file system cannot be asked without waiting (FUSE, NFS, SMB) |
 //! | `discard` | unmap | `unmap`: discards punch holes. `ignore`: the disk has no discard, and zeroes keep their space |
 //!
-//! The whole file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon on the same image
-//! is refused, and several may read it (`lock.rs`). A mounted block device is refused for writing.
+//! The file is locked (an open-file-description lock) for writing, or for reading with `readonly`: a second daemon or QEMU on the same image is
+//! refused, and several may read it (`lock.rs`). A mounted block device is refused for writing.
 //!
 //! How requests are executed:
 //! * Reads and writes transfer directly to or from guest memory. Only memory that direct I/O cannot use (less aligned than `statx` demands)

@@ -103,8 +103,7 @@ impl ChainOpener<'_> {
         let opened = self.opener.open(path, ImageAccess { write, ..ImageAccess::default() });
         let file = opened.map_err(|error| self.settings.error(key, format!("{path:?} ({error})"), expected))?;
         if self.lock {
-            let locked = if write { lock::lock(path, &file, false) } else { lock::lock_shared(path, &file) };
-            match locked {
+            match lock::lock(path, &file, !write) {
                 Ok(()) => {}
                 Err(LockError::InUse) => {
                     let expected = if write { "an image that nobody else uses" } else { "an image that nobody writes" };

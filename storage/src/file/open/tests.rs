@@ -1,3 +1,5 @@
+use std::process::Command;
+
 use mqblk_core::Disk;
 use mqblk_uring::UringContext;
 
@@ -48,6 +50,25 @@ fn files_that_cannot_be_a_disk_are_refused_in_one_line() {
         assert!(error.starts_with("disk \"trial\": ") && error.contains(want), "{settings:?}: {error}");
         assert!(!error.contains('\n'), "{error}");
     }
+}
+
+#[test]
+fn a_reader_shares_the_file_with_readers_of_qemu() {
+    let (_dir, path) = image(&on_disk(), 1 << 20);
+    let file = path.to_str().unwrap();
+    let reader = try_open(&[("path", file), ("readonly", "on")]).unwrap();
+    let qemu_io = |arguments: &[&str]| {
+        let mut command = Command::new("qemu-io");
+        command.args(["-f", "raw"]).args(arguments).arg(file);
+        command.output().expect("qemu-io (apt-get install qemu-utils)").status.success()
+    };
+    assert!(qemu_io(&["-r", "-c", "read 0 512"]), "another reader");
+    assert!(!qemu_io(&["-c", "write 0 512"]), "a writer");
+    drop(reader);
+    let writer = try_open(&[("path", file)]).unwrap();
+    assert!(!qemu_io(&["-r", "-c", "read 0 512"]), "a reader of what is written");
+    drop(writer);
+    assert!(qemu_io(&["-c", "write 0 512"]));
 }
 
 #[test]

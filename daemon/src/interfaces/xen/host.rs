@@ -20,8 +20,6 @@ use crate::interface::HostContext;
 
 /// Grant mappings that Xen tracks for a domain by default: `gnttab_max_maptrack_frames` of 1024, each with 256 entries.
 const MAPTRACK: u64 = 1024 * 256;
-/// The default of `vm.max_map_count`.
-const MAX_MAP_COUNT: u64 = 65_530;
 
 /// Why the backend could not start.
 #[derive(Debug, thiserror::Error)]
@@ -81,11 +79,9 @@ impl XenHost {
         context: &HostContext,
     ) -> Result<XenHost, XenStartError> {
         let xen = config.host.connect()?;
-        let max_map_count = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-        let max_map_count = max_map_count.and_then(|text| text.trim().parse().ok()).unwrap_or(MAX_MAP_COUNT);
         let budget = match config.mapped_pages {
             Some(pages) => GrantBudget::new(pages),
-            None => GrantBudget::for_host(MAPTRACK, max_map_count),
+            None => GrantBudget::for_host(MAPTRACK, config.max_map_count),
         };
         let default = vbd_settings(&config.default_endpoint, false);
         let opener = DiskOpener::new(config.watch, default, disks, Arc::clone(&context.storages));

@@ -36,6 +36,14 @@ impl NbdServer {
         NbdServer::start(command, || socket.exists())
     }
 
+    /// Waits until it has ended by itself.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn wait_end(&mut self) {
+        wait_for("the NBD server to end", || self.child.try_wait().expect("its state"));
+    }
+
     /// Kills it with what it has in flight.
     ///
     /// # Panics

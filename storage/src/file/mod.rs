@@ -159,6 +159,19 @@ impl HostFile {
         }))))
     }
 
+    /// Returns how long it is now.
+    ///
+    /// # Errors
+    /// When the host does not say.
+    pub(crate) fn len(&self) -> io::Result<ByteLen> {
+        Ok(host::size(&self.0.fd, self.0.kind)?)
+    }
+
+    /// Releases the locks that its owner has taken.
+    pub(crate) fn unlock(&self) {
+        lock::unlock(&self.0.fd);
+    }
+
     /// Opens a worker's channel, for reads and writes.
     ///
     /// # Errors

@@ -4,24 +4,21 @@ use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use imago::file::File as ImageFile;
 use imago::format::PreallocateMode;
-use imago::{FormatAccess, Mapping, Storage as _};
+use imago::{FormatAccess, Mapping};
 use mqblk_core::{ByteLen, ByteOffset};
 
 use super::chain::Chain;
 use super::direct::Direct;
 use super::direct::gate::ShutGate;
-use super::direct::map::Place;
 use super::header::Header;
 use crate::blocking::BlockingStorage;
 use crate::file::lock;
 
-/// How far beyond a request is learnt where clusters are.
-const LEARN_AHEAD: u64 = 1 << 20;
 /// Zeroes that are written at once where the image has no zero clusters.
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -46,8 +43,6 @@ pub(super) struct Image {
     failed: AtomicBool,
     /// Requests of workers that go past the library. `None`: there are none.
     direct: Option<Arc<Direct>>,
-    /// A length that the file with the data has at least.
-    file_len: AtomicU64,
 }
 
 /// Keeps an image from all others.
@@ -62,19 +57,7 @@ impl Image {
         let Chain { format, header, file, data, direct } = chain;
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
         let format = RwLock::new(Some(format));
-        Image {
-            format,
-            header,
-            read_only,
-            path,
-            file,
-            data,
-            dirty,
-            marking: Mutex::new(()),
-            failed,
-            direct,
-            file_len: AtomicU64::new(0),
-        }
+        Image { format, header, read_only, path, file, data, dirty, marking: Mutex::new(()), failed, direct }
     }
 
     pub(super) fn cluster(&self) -> u64 {
@@ -106,68 +89,10 @@ impl Image {
         self.dirty.load(Ordering::Acquire)
     }
 
-    /// Learns where the clusters of a range are, and some more behind it. Called by who shares the image, after the request, whatever has
-    /// become of that. `written`: clusters of the range may have got another place.
+    /// Lets workers know where the clusters of a range are. Called by who shares the image, after the request, whatever has become of that.
     fn learn(&self, format: &FormatAccess<ImageFile>, at: u64, len: u64, written: bool) {
-        let Some(direct) = &self.direct else { return };
-        let (cluster, size) = (self.cluster(), format.size());
-        let own = at / cluster..(at + len).div_ceil(cluster);
-        let is_known = direct
-            .map
-            .find(at, len)
-            .is_some_and(|place| !written || matches!(place, Place::Data { writable: true, .. }));
-        if is_known {
-            return;
-        }
-        let end = (own.end * cluster).max(at + LEARN_AHEAD).min(size);
-        let mut next = own.start;
-        while next * cluster < end {
-            let start = next * cluster;
-            let Ok((mapping, run)) = format.get_mapping(start, end - start) else { break };
-            let place = match mapping {
-                Mapping::Raw { offset: at, writable: true, .. } => Some(Place::Data { file: 0, at, writable: true }),
-                Mapping::Raw { storage, offset: at, .. } => {
-                    let file = storage.get_filename().and_then(|path| direct.file(&path));
-                    file.map(|file| Place::Data { file, at, writable: false })
-                }
-                Mapping::Zero { .. } => Some(Place::Zero),
-                _ => None,
-            };
-            // A part of a cluster is one only at the end of the disk.
-            let whole = if start + run >= size { run.div_ceil(cluster) } else { run / cluster };
-            for number in 0..whole.max(1) {
-                let place = place.filter(|_| whole > 0).map(|place| place.skip(number * cluster));
-                match place.filter(|place| self.may_go(*place)) {
-                    Some(place) => direct.map.learn(next + number, place),
-                    None if written && own.contains(&(next + number)) => direct.map.mark_written(next + number),
-                    None => {}
-                }
-            }
-            next += whole.max(1);
-        }
-        if written {
-            (next..own.end).for_each(|cluster| direct.map.mark_written(cluster));
-        }
-    }
-
-    /// Returns true if workers may go to the cluster at this place. A write must not make the file longer: the library knows how long it is, and
-    /// cuts off what lies behind when it zeroes there.
-    fn may_go(&self, place: Place) -> bool {
-        let Place::Data { at, writable: true, .. } = place else { return true };
-        let end = at + self.cluster();
-        if end > self.file_len.load(Ordering::Relaxed) {
-            let len = self.data.as_ref().unwrap_or(&self.file).metadata().map_or(0, |data| data.len());
-            self.file_len.store(len, Ordering::Relaxed);
-            return end <= len;
-        }
-        true
-    }
-
-    /// Forgets where the clusters of a range are. Called by who has the image alone, before it changes that.
-    fn forget(&self, start: u64, end: u64) {
-        self.file_len.store(0, Ordering::Relaxed);
         if let Some(direct) = &self.direct {
-            direct.map.forget(start / self.cluster()..end.div_ceil(self.cluster()));
+            direct.learn(format, at, len, written);
         }
     }
 
@@ -226,7 +151,9 @@ impl Image {
         call: impl FnOnce(&mut FormatAccess<ImageFile>) -> io::Result<()>,
     ) -> io::Result<()> {
         self.change_alone(|format| {
-            self.forget(start, end);
+            if let Some(direct) = &self.direct {
+                direct.forget(start, end);
+            }
             let freed = call(format);
             // Also after an error, which may come in the middle.
             self.make_durable(format)?;
@@ -453,10 +380,17 @@ impl Drop for Image {
         if let Err(error) = self.close() {
             tracing::error!("{}: closing: {error}; its dirty bit stays", self.path.display());
         }
+        let library = self.alone().format.take();
         if self.failed.load(Ordering::Acquire) {
             // Its drop would flush what it has in memory. It keeps its descriptors, but not their locks.
-            std::mem::forget(self.alone().format.take());
-            self.data.iter().chain([&self.file]).for_each(lock::unlock);
+            std::mem::forget(library);
+        } else {
+            drop(library);
+        }
+        // A worker's ring may have a file for a moment after it was unregistered, and with it the lock.
+        self.data.iter().chain([&self.file]).for_each(lock::unlock);
+        if let Some(direct) = &self.direct {
+            direct.unlock();
         }
     }
 }

@@ -191,6 +191,20 @@ fn an_error_of_the_server_is_the_requests_and_the_log_has_its_words() {
     drop(server);
 }
 
+/// A server that ends when nobody is connected any more: the daemon stays connected while it serves, and leaves when it stops.
+#[test]
+fn a_server_that_ends_with_its_last_client() {
+    let place = Place::new();
+    let mut server = place.nbdkit(&["exitlast"], &[]);
+    let daemon = daemon(&place.uri());
+    let mut load = VhostUserLoad::connect(daemon.socket("d"), 2, BLOCKS, 7);
+    assert!(run(&mut load, Duration::from_millis(300)) > 0);
+    drop(load);
+    assert_eq!(daemon.stat("d").connections.expect("connections").counters.lost, 0);
+    daemon.stop();
+    server.wait_end();
+}
+
 /// In the sandbox a daemon connects to the port of its configuration.
 #[test]
 fn tcp_and_tls_work_in_the_sandbox() {

@@ -253,3 +253,13 @@ impl DiskChannel<UringContext> for Qcow2Channel {
         }
     }
 }
+
+impl Drop for Qcow2Channel {
+    fn drop(&mut self) {
+        if self.inside() > 0 {
+            // The storage hangs, and the kernel still has writes. Nobody else may have the image before they have ended: it is not closed, and its
+            // locks stay, until the process ends.
+            std::mem::forget(Arc::clone(&self.image));
+        }
+    }
+}

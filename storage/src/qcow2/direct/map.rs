@@ -15,7 +15,7 @@ const MAX_CHUNKS: usize = 2048;
 /// A disk that grows beyond so many times its size has unknown clusters at its end.
 const GROWTH: u64 = 4;
 /// Files that an entry can name.
-pub(super) const MAX_FILES: usize = 64;
+const MAX_FILES: usize = 64;
 
 const KIND: u64 = 0b11;
 /// At an offset of a file; a write needs a cluster of its own first.
@@ -31,7 +31,7 @@ const OFFSET: u64 = !0x1ff;
 
 /// Where data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Place {
+pub(super) enum Place {
     /// At this offset of a file of the chain. Only in file 0, the image's own, it may be writable.
     Data { file: usize, at: u64, writable: bool },
     /// Nowhere: it reads as zeroes.
@@ -64,7 +64,7 @@ impl Place {
     }
 
     /// Returns the place so many bytes further on.
-    pub(in super::super) fn skip(self, bytes: u64) -> Place {
+    pub(super) fn skip(self, bytes: u64) -> Place {
         match self {
             Place::Data { file, at, writable } => Place::Data { file, at: at + bytes, writable },
             Place::Zero => Place::Zero,
@@ -76,7 +76,7 @@ type Chunk = Box<[AtomicU64]>;
 
 /// The map of an image.
 #[derive(Debug)]
-pub(in super::super) struct ClusterMap {
+pub(super) struct ClusterMap {
     cluster_bits: u32,
     chunks: Box<[OnceLock<Chunk>]>,
     /// Number of chunks that are allocated.
@@ -112,7 +112,7 @@ impl ClusterMap {
     }
 
     /// Learns where a whole cluster is. Called by threads that share the image.
-    pub(in super::super) fn learn(&self, cluster: u64, place: Place) {
+    pub(super) fn learn(&self, cluster: u64, place: Place) {
         let Some(packed) = place.pack() else { return self.mark_written(cluster) };
         let Some(entry) = self.entry(cluster) else { return };
         if packed & KIND == WRITABLE {
@@ -124,14 +124,14 @@ impl ClusterMap {
 
     /// Makes a cluster unknown: somebody has written it, and could not find out where it is, or it may not be written there by others yet. What was
     /// true before is not learnt any more.
-    pub(in super::super) fn mark_written(&self, cluster: u64) {
+    pub(super) fn mark_written(&self, cluster: u64) {
         if let Some(entry) = self.entry(cluster) {
             entry.store(WRITTEN, Ordering::Release);
         }
     }
 
     /// Forgets clusters. Called by who has the image alone.
-    pub(in super::super) fn forget(&self, clusters: Range<u64>) {
+    pub(super) fn forget(&self, clusters: Range<u64>) {
         for index in clusters.start / CHUNK..clusters.end.div_ceil(CHUNK).min(self.chunks.len() as u64) {
             let Some(chunk) = self.chunks[index as usize].get() else { continue };
             let first = index * CHUNK;
@@ -144,7 +144,7 @@ impl ClusterMap {
 
     /// Returns where a range is: in one place, without a gap.
     #[inline]
-    pub(in super::super) fn find(&self, at: u64, len: u64) -> Option<Place> {
+    pub(super) fn find(&self, at: u64, len: u64) -> Option<Place> {
         let look_up = |cluster| Place::unpack(self.known(cluster)?.load(Ordering::Acquire));
         let (first, last) = (at >> self.cluster_bits, (at + len - 1) >> self.cluster_bits);
         let place = look_up(first)?;

@@ -9,25 +9,35 @@
 
 pub(super) mod channel;
 pub(super) mod gate;
-pub(super) mod map;
+mod map;
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use imago::file::File as ImageFile;
+use imago::{FormatAccess, Mapping, Storage as _};
 use mqblk_core::ImageOpener;
 
 use crate::file::HostFile;
 use gate::Gate;
-use map::{ClusterMap, MAX_FILES};
+use map::{ClusterMap, Place};
+
+/// How far beyond a request is learnt where clusters are.
+const LEARN_AHEAD: u64 = 1 << 20;
 
 /// What workers need to go past the library.
 #[derive(Debug)]
 pub(super) struct Direct {
-    pub(super) map: ClusterMap,
+    map: ClusterMap,
     pub(super) gate: Gate,
+    cluster: u64,
     /// The image's own data file, and those beneath, with the paths that the library knows them by.
     files: Vec<(PathBuf, HostFile)>,
+    /// A length that the first of them has at least.
+    file_len: AtomicU64,
 }
 
 impl Direct {
@@ -38,21 +48,83 @@ impl Direct {
         (size, cluster_bits): (u64, u32),
         read_only: bool,
         opener: &Arc<dyn ImageOpener>,
-    ) -> std::io::Result<Option<Direct>> {
-        let mut opened = Vec::new();
+    ) -> io::Result<Option<Direct>> {
+        let mut opened = Vec::with_capacity(files.len());
         for (index, (path, file)) in files.iter().enumerate() {
-            let Some(opened_file) = HostFile::new(path, file, read_only || index > 0, opener)? else { return Ok(None) };
-            opened.push((path.clone(), opened_file));
+            let Some(host_file) = HostFile::new(path, file, read_only || index > 0, opener)? else { return Ok(None) };
+            opened.push((path.clone(), host_file));
         }
-        // More are possible with data files beneath: what is in those stays unknown.
-        opened.truncate(MAX_FILES);
         let (map, gate) = (ClusterMap::new(size, cluster_bits), Gate::default());
-        Ok(Some(Direct { map, gate, files: opened }))
+        Ok(Some(Direct { map, gate, cluster: 1 << cluster_bits, files: opened, file_len: AtomicU64::new(0) }))
     }
 
-    /// Returns the index of the file that the library knows by this path.
-    pub(super) fn file(&self, path: &Path) -> Option<usize> {
-        self.files.iter().position(|(known, _)| known == path)
+    /// Learns where the clusters of a range are, and some more behind it. Called by who shares the image, after a request. `written`: it may
+    /// have given clusters of the range another place.
+    pub(super) fn learn(&self, format: &FormatAccess<ImageFile>, at: u64, len: u64, written: bool) {
+        let is_known = |place| !written || matches!(place, Place::Data { writable: true, .. });
+        if self.map.find(at, len).is_some_and(is_known) {
+            return;
+        }
+        let (cluster, size) = (self.cluster, format.size());
+        let own = at / cluster..(at + len).div_ceil(cluster);
+        let end = (own.end * cluster).max(at + LEARN_AHEAD).min(size);
+        let mut next = own.start;
+        while next * cluster < end {
+            let start = next * cluster;
+            let Ok((mapping, run)) = format.get_mapping(start, end - start) else { break };
+            let place = self.place(&mapping);
+            // A part of a cluster is one only at the end of the disk.
+            let whole = if start + run >= size { run.div_ceil(cluster) } else { run / cluster };
+            for number in 0..whole.max(1) {
+                let place = place.filter(|_| whole > 0).map(|place| place.skip(number * cluster));
+                match place.filter(|place| self.may_go(*place)) {
+                    Some(place) => self.map.learn(next + number, place),
+                    None if written && own.contains(&(next + number)) => self.map.mark_written(next + number),
+                    None => {}
+                }
+            }
+            next += whole.max(1);
+        }
+        if written {
+            (next..own.end).for_each(|cluster| self.map.mark_written(cluster));
+        }
+    }
+
+    /// Returns the place of a mapping, if workers can go there.
+    fn place(&self, mapping: &Mapping<'_, ImageFile>) -> Option<Place> {
+        match *mapping {
+            Mapping::Raw { offset: at, writable: true, .. } => Some(Place::Data { file: 0, at, writable: true }),
+            Mapping::Raw { storage, offset: at, .. } => {
+                let path = storage.get_filename()?;
+                let file = self.files.iter().position(|(known, _)| *known == path)?;
+                Some(Place::Data { file, at, writable: false })
+            }
+            Mapping::Zero { .. } => Some(Place::Zero),
+            _ => None,
+        }
+    }
+
+    /// Returns true if workers may go to the cluster at this place. A write must not make the file longer: the library knows how long it is,
+    /// and relies on that where it zeroes or discards.
+    fn may_go(&self, place: Place) -> bool {
+        let Place::Data { at, writable: true, .. } = place else { return true };
+        let end = at + self.cluster;
+        if end > self.file_len.load(Ordering::Relaxed) {
+            let len = self.files.first().and_then(|(_, file)| file.len().ok());
+            self.file_len.store(len.map_or(0, |len| len.0), Ordering::Relaxed);
+        }
+        end <= self.file_len.load(Ordering::Relaxed)
+    }
+
+    /// Releases the locks of all files.
+    pub(super) fn unlock(&self) {
+        self.files.iter().for_each(|(_, file)| file.unlock());
+    }
+
+    /// Forgets where the clusters of a range are. Called by who has the image alone, before it changes that.
+    pub(super) fn forget(&self, start: u64, end: u64) {
+        self.file_len.store(0, Ordering::Relaxed);
+        self.map.forget(start / self.cluster..end.div_ceil(self.cluster));
     }
 }
 

@@ -5,7 +5,7 @@
 
 use mqblk_core::{ByteLen, ByteOffset};
 
-use super::{FileKind, OpenFile, UNBOUNDED};
+use super::FileKind;
 
 /// Bytes of a region. A block of an ext4 extent tree has 340 extents: one of them covers a region, unless the file is heavily fragmented there.
 const REGION: u64 = 1 << 20;
@@ -15,11 +15,9 @@ const REGION: u64 = 1 << 20;
 pub(super) struct AccessedRegions(Option<Vec<u64>>);
 
 impl AccessedRegions {
-    /// Creates the regions of a file. Of a regular file none is accessed.
-    pub(super) fn of(file: &OpenFile) -> AccessedRegions {
-        // The file of an image has no size of its own that requests know: then it grows.
-        let words = if file.size.get() < UNBOUNDED { words(file.size.get().0) } else { 0 };
-        AccessedRegions((file.kind == FileKind::Regular).then(|| vec![0; words]))
+    /// Creates the regions of a file that is `len` long now. Of a regular file none is accessed.
+    pub(super) fn of(kind: FileKind, len: ByteLen) -> AccessedRegions {
+        AccessedRegions((kind == FileKind::Regular).then(|| vec![0; words(len.0)]))
     }
 
     /// Returns true if an earlier transfer has accessed each region of the range.

@@ -61,7 +61,7 @@ pub(crate) struct FileChannel {
 struct Stalled;
 
 impl FileChannel {
-    pub(super) fn new(file: Arc<OpenFile>, context: &mut UringContext) -> io::Result<FileChannel> {
+    pub(super) fn new(file: Arc<OpenFile>, len: ByteLen, context: &mut UringContext) -> io::Result<FileChannel> {
         let bounce =
             file.direct.map(|_| BouncePool::new(&mut context.buffers, BOUNCE_SLOTS, BOUNCE_LEN)).transpose()?;
         let writable = !file.geometry.read_only;
@@ -70,7 +70,7 @@ impl FileChannel {
             ring: context.register_file(Arc::clone(&file.fd)),
             client: context.add_client(),
             inline: InlineIo::new(&file),
-            accessed: AccessedRegions::of(&file),
+            accessed: AccessedRegions::of(file.kind, len),
             unsupported: UnsupportedOps::default(),
             // Reserved, not touched: memory is allocated as requests are in flight at once.
             inflight: Vec::with_capacity(MAX_INFLIGHT),

@@ -56,8 +56,8 @@ use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
 use crate::blocking::BlockingThreads;
-use crate::lock_mode::LockMode;
 pub(crate) use channel::FileChannel;
+use lock::ImageLock;
 use threads::FileCalls;
 
 /// Maximum number of segments of one operation (UIO_MAXIOV).
@@ -75,18 +75,18 @@ const THREADS: u32 = 16;
 /// # Errors
 /// When a setting does not fit the file, the file cannot be opened, or another process has locked it.
 pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Arc<dyn Disk<UringContext>>, DiskError> {
-    let open = Arc::new(open::open(settings, opener)?);
+    let (open, lock) = open::open(settings, opener)?;
+    let open = Arc::new(open);
     let start = || BlockingThreads::start(Box::new(FileCalls(Arc::clone(&open))), THREADS);
     let threads = open.uses_threads.then(start).transpose();
     let what = || format!("threads for {}", open.path.display());
     let threads = threads.map_err(|source| DiskError::Os { what: what(), source })?;
-    Ok(Arc::new(FileDisk { open, threads }))
+    Ok(Arc::new(FileDisk { open, lock, threads }))
 }
 
 /// An open file and its properties. Shared by all channels; constant except for the size.
 #[derive(Debug)]
 struct OpenFile {
-    lock: lock::ImageLock,
     path: PathBuf,
     fd: Arc<OwnedFd>,
     /// The size in it is unused: see `size`.
@@ -101,6 +101,17 @@ struct OpenFile {
     unmap: bool,
     /// Granularity of discards in bytes; `None` when they are not possible.
     discard: Option<ByteLen>,
+    /// It holds the lock of its file while it is open.
+    locked: bool,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if self.locked {
+            // A worker's ring may have a file for a moment after it was unregistered, and with it the lock.
+            lock::unlock(&self.fd);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,19 +145,12 @@ impl HostFile {
     ///
     /// # Errors
     /// When the host does not say what it is, or refuses a descriptor.
-    pub(crate) fn new(
-        path: &Path,
-        file: &File,
-        read_only: bool,
-        opener: &Arc<dyn ImageOpener>,
-    ) -> io::Result<Option<HostFile>> {
+    pub(crate) fn new(path: &Path, file: &File, read_only: bool) -> io::Result<Option<HostFile>> {
         let Ok(kind) = host::file_kind(file)? else { return Ok(None) };
         if kind == FileKind::Regular && !host::has_nowait(file) {
             return Ok(None);
         }
-        let is_device = kind == FileKind::BlockDevice;
         Ok(Some(HostFile(Arc::new(OpenFile {
-            lock: lock::ImageLock::new(LockMode::Off, path, read_only, is_device, opener),
             path: path.to_owned(),
             fd: Arc::new(file.try_clone()?.into()),
             geometry: admission::plain_geometry(UNBOUNDED, BlockSize::B512, read_only),
@@ -156,6 +160,7 @@ impl HostFile {
             uses_threads: false,
             unmap: false,
             discard: None,
+            locked: false,
         }))))
     }
 
@@ -175,14 +180,15 @@ impl HostFile {
     /// Opens a worker's channel, for reads and writes.
     ///
     /// # Errors
-    /// When the host refuses memory.
+    /// When the host refuses memory, or does not say how long the file is.
     pub(crate) fn open_channel(&self, context: &mut UringContext) -> io::Result<FileChannel> {
-        FileChannel::new(Arc::clone(&self.0), context)
+        FileChannel::new(Arc::clone(&self.0), self.len()?, context)
     }
 }
 
 struct FileDisk {
     open: Arc<OpenFile>,
+    lock: ImageLock,
     /// With `aio=threads`.
     threads: Option<BlockingThreads>,
 }
@@ -212,7 +218,7 @@ impl Disk<UringContext> for FileDisk {
             ("direct", admission::on_off(self.open.direct.is_some())),
             ("readonly", admission::on_off(self.open.geometry.read_only)),
             ("block-size", self.open.geometry.logical_block.bytes().to_string()),
-            ("lock", self.open.lock.mode.name().to_owned()),
+            ("lock", self.lock.mode.name().to_owned()),
             ("aio", if self.threads.is_some() { "threads" } else { "io_uring" }.to_owned()),
             ("discard", if self.open.unmap { "unmap" } else { "ignore" }.to_owned()),
         ]
@@ -267,9 +273,9 @@ impl Disk<UringContext> for FileDisk {
     }
 
     fn activate(&self) -> Result<(), DiskError> {
-        let OpenFile { lock, fd, direct, .. } = self.open.as_ref();
+        let OpenFile { fd, direct, .. } = self.open.as_ref();
         // If it has grown meanwhile, the new size is left to `resize`, whose caller notifies guests.
-        lock.acquire(fd, || {
+        self.lock.acquire(fd, || {
             if direct.is_none() {
                 // The cached pages of this host may be older than writes of another host.
                 let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
@@ -278,8 +284,8 @@ impl Disk<UringContext> for FileDisk {
     }
 
     fn deactivate(&self) {
-        let OpenFile { lock, fd, path, .. } = self.open.as_ref();
-        lock.release(fd, || {
+        let OpenFile { fd, path, .. } = self.open.as_ref();
+        self.lock.release(fd, || {
             if let Err(error) = self.sync() {
                 tracing::error!("{}: flush before the lock is released: {error}", path.display());
             }
@@ -290,7 +296,7 @@ impl Disk<UringContext> for FileDisk {
         if let Some(threads) = &self.threads {
             return Ok(threads.open_channel(self.open.geometry, &self.open.size, self.open.discard.is_some(), context));
         }
-        match FileChannel::new(Arc::clone(&self.open), context) {
+        match FileChannel::new(Arc::clone(&self.open), self.open.size.get(), context) {
             Ok(channel) => Ok(Box::new(channel)),
             Err(source) => {
                 Err(DiskError::Os { what: format!("bounce memory for {}", self.open.path.display()), source })

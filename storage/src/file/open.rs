@@ -38,7 +38,10 @@ struct FileSettings {
     threads: Option<bool>,
 }
 
-pub(super) fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<OpenFile, SettingError> {
+pub(super) fn open(
+    settings: &mut Settings,
+    opener: &Arc<dyn ImageOpener>,
+) -> Result<(OpenFile, ImageLock), SettingError> {
     let Some(path) = settings.text("path") else {
         return Err(settings.error("path", "nothing", "a regular file or a block device"));
     };
@@ -79,7 +82,9 @@ pub(super) fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Re
     }
     let size = Arc::new(DiskSize::new(size));
     let lock = ImageLock::new(lock, &path, read_only, kind == FileKind::BlockDevice, opener);
-    Ok(OpenFile { lock, path, fd: Arc::new(file.into()), geometry, size, kind, direct, uses_threads, unmap, discard })
+    let fd = Arc::new(file.into());
+    let locked = lock.mode == LockMode::Exclusive;
+    Ok((OpenFile { path, fd, geometry, size, kind, direct, uses_threads, unmap, discard, locked }, lock))
 }
 
 fn describe(path: &Path, reason: impl std::fmt::Display) -> String {

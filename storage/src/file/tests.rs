@@ -10,10 +10,11 @@ use mqblk_uring::{FixedBufferUse, UringContext};
 use tempfile::TempDir;
 
 use super::channel::FileChannel;
-use super::{FileDisk, FileKind, OpenFile};
+use super::{FileDisk, FileKind, ImageLock, OpenFile};
 use crate::admission::DiskSize;
 use crate::conformance::{TestRequest, TestTarget, TestWorker, cancel, run};
 use crate::host_images::HostImages;
+use crate::lock_mode::LockMode;
 
 /// Opens images with the rights of this process.
 fn host_images() -> Arc<dyn ImageOpener> {
@@ -198,10 +199,8 @@ fn a_full_device() {
     for kind in [FileKind::Regular, FileKind::InMemory] {
         let path = PathBuf::from("/dev/full");
         let size = Arc::new(DiskSize::new(geometry.size));
-        let lock =
-            super::lock::ImageLock::new(crate::lock_mode::LockMode::Exclusive, &path, false, false, &host_images());
+        let lock = ImageLock::new(LockMode::Exclusive, &path, false, false, &host_images());
         let open = OpenFile {
-            lock,
             path,
             fd: Arc::clone(&fd),
             geometry,
@@ -211,8 +210,9 @@ fn a_full_device() {
             uses_threads: false,
             unmap: true,
             discard: None,
+            locked: false,
         };
-        let disk = FileDisk { open: Arc::new(open), threads: None };
+        let disk = FileDisk { open: Arc::new(open), lock, threads: None };
         let mut worker = TestWorker::new(&disk, 64, FixedBufferUse::Off);
         for op in [Op::Write { fua: false }, Op::Write { fua: true }] {
             assert_eq!(worker.run_one(TestRequest::with_data(op, 0, 4096, 0)), Outcome::NoSpace);
@@ -296,7 +296,8 @@ fn zeroes_without_fallocate() {
         for (key, value) in [("path", path.to_str().unwrap()), ("direct", direct)] {
             settings.insert(key, value).unwrap();
         }
-        let disk = NoFallocateDisk(Arc::new(super::open::open(&mut settings, &host_images()).unwrap()));
+        let (open, lock) = super::open::open(&mut settings, &host_images()).unwrap();
+        let disk = NoFallocateDisk(FileDisk { open: Arc::new(open), lock, threads: None });
         let mut worker = TestWorker::new(&disk, 16, FixedBufferUse::Auto);
         worker.write_memory(0, &vec![7; 12 << 20]);
         let half = 12 << 20;
@@ -325,19 +326,19 @@ fn zeroes_without_fallocate() {
 }
 
 /// A file disk on a host without the two modes of `fallocate`.
-struct NoFallocateDisk(Arc<OpenFile>);
+struct NoFallocateDisk(FileDisk);
 
 impl Disk<UringContext> for NoFallocateDisk {
     fn geometry(&self) -> mqblk_core::Geometry {
-        self.0.geometry
+        self.0.geometry()
     }
 
     fn limits(&self) -> mqblk_core::Limits {
-        FileDisk { open: Arc::clone(&self.0), threads: None }.limits()
+        self.0.limits()
     }
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
-        FileDisk { open: Arc::clone(&self.0), threads: None }.resize(size)
+        self.0.resize(size)
     }
 
     fn resolved(&self) -> Vec<(&'static str, String)> {
@@ -345,7 +346,7 @@ impl Disk<UringContext> for NoFallocateDisk {
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
-        let mut channel = FileChannel::new(Arc::clone(&self.0), context).unwrap();
+        let mut channel = FileChannel::new(Arc::clone(&self.0.open), self.0.geometry().size, context).unwrap();
         channel.unsupported = super::inflight::UnsupportedOps { punch: true, zero_range: true };
         Ok(Box::new(channel))
     }

@@ -274,7 +274,7 @@ impl ChainOpener<'_> {
             None => (path.clone(), file),
         });
         let (files, shape) = (with_data.collect::<Vec<_>>(), (header.size, header.cluster_bits));
-        let direct = Direct::new(&files, shape, read_only, self.opener);
+        let direct = Direct::new(&files, shape, read_only);
         Ok(direct.map_err(|error| self.refused("path", path, error))?.map(Arc::new))
     }
 }

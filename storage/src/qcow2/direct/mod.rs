@@ -14,12 +14,10 @@ mod map;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use imago::file::File as ImageFile;
 use imago::{FormatAccess, Mapping, Storage as _};
-use mqblk_core::ImageOpener;
 
 use crate::file::HostFile;
 use gate::Gate;
@@ -47,11 +45,10 @@ impl Direct {
         files: &[(PathBuf, &File)],
         (size, cluster_bits): (u64, u32),
         read_only: bool,
-        opener: &Arc<dyn ImageOpener>,
     ) -> io::Result<Option<Direct>> {
         let mut opened = Vec::with_capacity(files.len());
         for (index, (path, file)) in files.iter().enumerate() {
-            let Some(host_file) = HostFile::new(path, file, read_only || index > 0, opener)? else { return Ok(None) };
+            let Some(host_file) = HostFile::new(path, file, read_only || index > 0)? else { return Ok(None) };
             opened.push((path.clone(), host_file));
         }
         let (map, gate) = (ClusterMap::new(size, cluster_bits), Gate::default());

@@ -2,6 +2,8 @@
 # Measures disks of NBD servers, qcow2 images and Ceph clusters: mqblk's beside those of qemu-storage-daemon (for Ceph: QEMU's rbd driver in it), at the
 # defaults of both, interleaved. Prints medians of IOPS and of the CPU time of the program in between for each request, and the medians of the rounds' ratios.
 #   scripts/storage-benchmark.sh nbd|qcow2|rbd [ROUNDS [SECONDS]]
+# The client is mqblk's, which hands over whole batches. With CLIENT=blkio it is the driver of libblkio, which shares no code with mqblk and hands over
+# requests one by one (cargo build --release -p mqblk-tests --example blkio_load); the row of sequential writes is left out then.
 # Needs target/release/mqblk (or MQBLK), qemu-storage-daemon, python3, and nbdkit, qemu-img or Ceph (tests/ceph/cluster.sh install), on a machine that does nothing else.
 set -euo pipefail
 kind=${1:-} rounds=${2:-5} seconds=${3:-3}
@@ -10,7 +12,7 @@ case $kind in
 nbd) packages="nbdkit qemu-system-common python3" tools=(nbdkit) ;;
 qcow2) packages="qemu-utils qemu-system-common python3" tools=(qemu-img) ;;
 rbd) packages="qemu-block-extra qemu-system-common ceph-common python3" tools=(rbd) ;;
-*) sed -n '4,5s/^# *//p' "$0" >&2; exit 2 ;;
+*) sed -n '4,4s/^# *//p' "$0" >&2; exit 2 ;;
 esac
 for tool in qemu-storage-daemon python3 "${tools[@]}"; do
     command -v "$tool" >/dev/null || { echo "storage-benchmark: $tool is missing: apt-get install $packages" >&2; exit 1; }
@@ -100,6 +102,13 @@ run() {
         warmup=0
     fi
     serve "$1" "$2"
+    if [ "${CLIENT:-mqblk}" = blkio ]; then
+        target/release/examples/blkio_load "$folder/disk" "$daemon" "$4" "$5" "$2" "$3" "$seconds" "$warmup" >>"$folder/of-$1"
+        kill "$daemon"
+        wait "$daemon" || true
+        daemon=
+        return
+    fi
     "$mqblk" bench --socket "$folder/disk" --queues "$2" --iodepth "$3" --rw "$4" --bs "$5" --allow-write --runtime "$seconds" --warmup "$warmup" --runs 1 \
         --json "$folder/json" >"$folder/out" 2>&1 || { cat "$folder/out" >&2; exit 1; }
     kill "$daemon"
@@ -142,6 +151,7 @@ END
 "prepare_$kind"
 printf '%-10s %5s %7s %7s %-10s  %s\n' rw bs queues iodepth image "program: IOPS (us of CPU a request), x qemu's"
 while read -r rw bs queues depth image cold names; do
+    [ "${CLIENT:-mqblk} $rw" != "blkio write" ] || continue
     rm -f "$folder"/of-*
     for _ in $(seq "$rounds"); do
         for name in $names; do run "$name" "$queues" "$depth" "$rw" "$bs" </dev/null; done

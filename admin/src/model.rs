@@ -179,6 +179,20 @@ pub struct Health {
     pub stops: u64,
     /// Number of repetitions by `retry`.
     pub retries: u64,
+    /// Number of requests that were completed with an error. One that a guest has cancelled is none.
+    pub failed: u64,
+    /// The last of them; null without any.
+    pub last_failure: Option<FailedRequest>,
+}
+
+/// A request that was completed with an error.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FailedRequest {
+    /// Operation, offset in bytes, and error.
+    pub what: String,
+    /// How long ago it was, in nanoseconds.
+    pub ago_ns: u64,
 }
 
 /// A disk's connections to its storage: to an NBD server, or a Ceph cluster.
@@ -206,6 +220,92 @@ pub struct HealthStop {
     pub reason: String,
     /// It was a lack of space.
     pub enospc: bool,
+}
+
+/// The result of `config.diff` and `config.apply`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConfigDifferences {
+    /// What the file has otherwise than the daemon.
+    pub changes: Vec<ConfigDifference>,
+}
+
+/// A difference between a configuration file and the daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConfigDifference {
+    /// The difference.
+    pub what: String,
+    /// It can be applied while the daemon serves.
+    pub can_apply: bool,
+    /// It was applied.
+    pub applied: bool,
+    /// Why it was not applied, if that was tried.
+    pub error: Option<String>,
+}
+
+/// A disk or LUN, in the result of `disk.list`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListedDisk {
+    /// Its id.
+    pub id: String,
+    /// The controller of a LUN; null for a disk.
+    pub controller: Option<String>,
+    /// The guest interface.
+    pub interface: String,
+    /// The kind of storage; null while that is being opened.
+    pub storage: Option<String>,
+    /// Its size, in bytes; null while its storage is not open.
+    pub size_bytes: Option<u64>,
+    /// Its logical block, in bytes.
+    pub block_bytes: Option<u32>,
+    /// True if it refuses writes.
+    pub read_only: Option<bool>,
+    /// Its error policy, whether it is stopped, and its failed requests.
+    pub health: Option<Health>,
+    /// The connected VMM; null without one, and for interfaces whose guests do not connect to the daemon.
+    pub frontend: Option<FrontendInfo>,
+}
+
+/// A connected VMM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FrontendInfo {
+    /// Its process id, 0 if unknown.
+    pub pid: i32,
+    /// For how long it has been connected, in nanoseconds.
+    pub connected_ns: u64,
+    /// The virtio and vhost-user feature bits that the driver has accepted; 0 before.
+    pub features: u64,
+    /// Queues that are started.
+    pub queues: u32,
+}
+
+/// The result of `disk.list`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskList {
+    /// The disks and LUNs, in the order of the configuration; those that were added follow.
+    pub disks: Vec<ListedDisk>,
+}
+
+/// The result of `disk.add`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskAdded {
+    /// The id of the disk or LUN.
+    pub id: String,
+    /// The next daemon serves it too: this one has a state file.
+    pub survives_restart: bool,
+}
+
+/// The result of `disk.remove`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskRemoved {
+    /// The id of the disk or LUN.
+    pub id: String,
 }
 
 /// The result of `resume`.

@@ -2,7 +2,11 @@
 #![forbid(unsafe_code)]
 
 mod broker;
+mod call;
+mod config;
+mod disk;
 mod failure;
+mod log;
 mod logging;
 mod lun;
 mod resize;
@@ -27,6 +31,10 @@ struct Cli {
     /// What is logged on standard error: off, error, warn, info, debug or trace [default: RUST_LOG, else info]
     #[arg(long, global = true, value_name = "LEVEL")]
     log: Option<String>,
+
+    /// How log lines look [default: journald if standard error is systemd's journal, else text]
+    #[arg(long, global = true, value_name = "FORMAT")]
+    log_format: Option<logging::LogFormat>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -49,6 +57,15 @@ enum Command {
     /// Add, remove, resize and list the LUNs of a running daemon
     Lun(lun::LunArgs),
 
+    /// Add and remove disks of a running daemon, and list them
+    Disk(disk::DiskArgs),
+
+    /// Compare a running daemon with its configuration file, and apply what has changed
+    Config(config::ConfigArgs),
+
+    /// Show the level of a running daemon's log, or change it
+    Log(log::LogArgs),
+
     /// Have a stopped disk of a running daemon go on
     Resume(resume::ResumeArgs),
 
@@ -68,16 +85,20 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
     let mut matches = command.get_matches();
     let given = serve::InterfaceOptions::of(matches.subcommand_matches("serve"), interfaces);
     let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
-    if let Err(error) = logging::start(cli.log.as_deref()) {
-        return failure::report(&error, failure::BAD_USAGE);
-    }
+    let log = match logging::start(cli.log.as_deref(), cli.log_format) {
+        Ok(log) => log,
+        Err(error) => return failure::report(&error, failure::BAD_USAGE),
+    };
     match cli.command {
-        Command::Serve(args) => serve::run(*args, &given, interfaces),
+        Command::Serve(args) => serve::run(*args, given, interfaces, log),
         Command::Bench(args) => mqblk_bench::run(*args),
         Command::Plot(args) => mqblk_bench::plot::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Resize(args) => resize::run(args),
         Command::Lun(args) => lun::run(args),
+        Command::Disk(args) => disk::run(args),
+        Command::Config(args) => config::run(args),
+        Command::Log(args) => log::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Xen(args) => xen::run(args),
         Command::Broker => broker::run(),

@@ -1,44 +1,115 @@
 //! Log lines, on standard error. Nobody waits for whoever reads them, and a disk whose guest or VMM causes too many of them loses the rest.
 
+mod journald;
 mod limit;
 mod writer;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::IsTerminal as _;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::settings::{SettingError, Settings};
-use tracing_subscriber::EnvFilter;
+use mqblk_daemon::LogLevel;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 const EXPECTED: &str = "off, error, warn, info, debug or trace, or TARGET=LEVEL,...";
 
-/// Starts logging at `level`, by default at that of `RUST_LOG`, by default at info.
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Time, level, message and fields, in colours on a terminal
+    Text,
+    /// A JSON object a line
+    Json,
+    /// As systemd's journal reads standard error: the level as <N>, no time
+    Journald,
+}
+
+impl LogFormat {
+    /// Returns the format for whoever reads standard error.
+    fn detect() -> LogFormat {
+        let stderr = rustix::fs::fstat(std::io::stderr());
+        let journal = std::env::var("JOURNAL_STREAM").ok();
+        let is_journal = |journal: &str| stderr.is_ok_and(|file| journal == format!("{}:{}", file.st_dev, file.st_ino));
+        if journal.as_deref().is_some_and(is_journal) { LogFormat::Journald } else { LogFormat::Text }
+    }
+
+    /// Returns a line of the logger's own, without its end.
+    fn note(self, text: &str) -> String {
+        match self {
+            LogFormat::Text => format!("({text})"),
+            LogFormat::Json => serde_json::json!({ "level": "WARN", "message": text }).to_string(),
+            LogFormat::Journald => format!("<{}>({text})", journald::WARNING),
+        }
+    }
+}
+
+/// The level of the log, which can be changed.
+struct ReloadableLevel {
+    filter: reload::Handle<EnvFilter, Registry>,
+    directives: Mutex<String>,
+}
+
+impl LogLevel for ReloadableLevel {
+    fn get(&self) -> String {
+        self.directives.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, directives: &str) -> Result<(), SettingError> {
+        let filter = parse("log", "level", directives)?;
+        let mut current = self.directives.lock().unwrap_or_else(PoisonError::into_inner);
+        let unchanged =
+            |error: reload::Error| Settings::new("log").error("level", error.to_string(), "a daemon that logs");
+        self.filter.reload(filter).map_err(unchanged)?;
+        directives.clone_into(&mut current);
+        Ok(())
+    }
+}
+
+/// Starts logging at `level`, by default at that of `RUST_LOG`, by default at info; by default in the format for whoever reads it.
 ///
 /// # Errors
 /// If the level is not valid.
-pub(crate) fn start(level: Option<&str>) -> Result<(), SettingError> {
+pub(crate) fn start(level: Option<&str>, format: Option<LogFormat>) -> Result<Arc<dyn LogLevel>, SettingError> {
     let from_environment = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
     let (subject, key, directives) = match (level, from_environment.as_deref()) {
         (Some(level), _) => ("mqblk", "log", level),
         (None, Some(value)) => ("environment", "RUST_LOG", value),
         (None, None) => ("mqblk", "log", "info"),
     };
-    let invalid = || Settings::new(subject).error(key, format!("{directives:?}"), EXPECTED);
-    if level.is_some() && !directives.split(',').all(is_directive) {
-        return Err(invalid());
-    }
-    let filter = EnvFilter::try_new(directives).map_err(|_| invalid())?;
+    let (filter, handle) = reload::Layer::new(parse(subject, key, directives)?);
+    let format = format.unwrap_or_else(LogFormat::detect);
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(|| writer::Lines)
+        .with_writer(move || writer::Lines(format))
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         // Writing to a closed terminal fails; that must not panic.
-        .log_internal_errors(false)
-        .map_event_format(limit::LimitedLines::new);
+        .log_internal_errors(false);
+    let limited = |inner| limit::LimitedLines::new(inner, format);
+    let lines = match format {
+        LogFormat::Text => lines.map_event_format(limited).boxed(),
+        LogFormat::Json => {
+            let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+            lines.map_event_format(|inner| limit::LimitedLines::new(inner, format)).boxed()
+        }
+        LogFormat::Journald => lines
+            .with_ansi(false)
+            .map_event_format(|_| limit::LimitedLines::new(journald::JournaldLines, format))
+            .boxed(),
+    };
     tracing_subscriber::registry().with(filter).with(lines).init();
-    Ok(())
+    Ok(Arc::new(ReloadableLevel { filter: handle, directives: Mutex::new(directives.to_owned()) }))
+}
+
+fn parse(subject: &str, key: &'static str, directives: &str) -> Result<EnvFilter, SettingError> {
+    let invalid = || Settings::new(subject).error(key, format!("{directives:?}"), EXPECTED);
+    if !directives.split(',').all(is_directive) {
+        return Err(invalid());
+    }
+    EnvFilter::try_new(directives).map_err(|_| invalid())
 }
 
 /// Logs panics from now on. Rust's own message waits for whoever reads standard error: a worker that panicked would neither go on nor end
@@ -62,9 +133,13 @@ pub(crate) fn log_panics() {
 /// Returns true if `text` is a level or `TARGET=LEVEL`. `EnvFilter` takes any other word as a target, which disables all other targets.
 fn is_directive(text: &str) -> bool {
     match text.split_once('=') {
-        Some((target, level)) => !target.is_empty() && LEVELS.contains(&level),
-        None => LEVELS.contains(&text),
+        Some((target, level)) => !target.is_empty() && is_level(level),
+        None => is_level(text),
     }
+}
+
+fn is_level(text: &str) -> bool {
+    LEVELS.iter().any(|level| level.eq_ignore_ascii_case(text))
 }
 
 #[cfg(test)]
@@ -104,7 +179,7 @@ mod tests {
             assert!(!lines.contains("second"), "there was no room for it");
             return;
         }
-        start(Some("error")).unwrap();
+        start(Some("error"), None).unwrap();
         log_panics();
         let panicked = |name: &str, text: &'static str| {
             let thread = std::thread::Builder::new().name(name.to_owned());
@@ -120,7 +195,7 @@ mod tests {
 
     #[test]
     fn directives() {
-        for good in ["info", "off", "mqblk_engine=trace"] {
+        for good in ["info", "INFO", "off", "mqblk_engine=trace"] {
             assert!(is_directive(good), "{good}");
         }
         for bad in ["", "loud", "=info", "mqblk=loud", "INFO "] {

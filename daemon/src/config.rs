@@ -5,11 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqblk_engine::{AnyDisk, ErrorPolicy, PlugOptions};
+use mqblk_core::settings::SettingError;
+use mqblk_engine::{AnyDisk, ErrorPolicy, PlugOptions, QueuePlacement};
 
 use crate::broker::Broker;
-use crate::interface::ConfiguredInterface;
+use crate::file::RawConfig;
+use crate::interface::{ConfiguredInterface, Interfaces};
+use crate::reload::ConfigSource;
 use crate::sandbox::SandboxConfig;
+use crate::state_file::SavedState;
 use crate::storage_backends::StorageBackends;
 use crate::user::UserConfig;
 
@@ -29,12 +33,36 @@ pub struct ServeConfig {
     pub sandbox: SandboxConfig,
     /// The user that the process becomes; `None`: it stays the one that started it.
     pub user: Option<UserConfig>,
+    /// What was changed at run time before, and the file that it is kept in.
+    pub state: Option<SavedState>,
+    /// The workers of the queues, for disks that are added at run time.
+    pub placement: QueuePlacement,
     /// The storage backends, for disks that are added at run time.
     pub storages: Arc<dyn StorageBackends>,
     /// The process that opens images for this one, in the sandbox.
     pub broker: Option<Arc<Broker>>,
+    /// The level of the log; `None`: it cannot be changed.
+    pub log: Option<Arc<dyn LogLevel>>,
+    /// The configuration as it was given.
+    pub given: RawConfig,
+    /// Where it is read again; `None`: nowhere.
+    pub source: Option<Arc<dyn ConfigSource>>,
+    /// All guest interfaces, in the order of `interfaces`.
+    pub table: Interfaces,
     /// The guest interfaces with their disks. Ids are unique among all disks, controllers and LUNs.
     pub interfaces: Vec<Box<dyn ConfiguredInterface>>,
+}
+
+/// The level of the log of the program.
+pub trait LogLevel: Send + Sync {
+    /// Returns the level, or the levels of targets.
+    fn get(&self) -> String;
+
+    /// Changes it from now on.
+    ///
+    /// # Errors
+    /// If it is not a level.
+    fn set(&self, level: &str) -> Result<(), SettingError>;
 }
 
 /// The admin socket.

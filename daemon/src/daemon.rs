@@ -1,9 +1,11 @@
 //! The running daemon.
 
 use std::io;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use mqblk_core::thread::spawn;
 use mqblk_engine::{Engine, EngineOptions, UringOptions, Watchdog};
 use mqblk_vhost_user_server::{ListenSocket, SocketError};
 
@@ -13,7 +15,8 @@ use crate::flush::flush_all;
 use crate::interface::{HostContext, StartFailure};
 use crate::resolve::UniqueNames;
 use crate::sandbox::{self, SandboxError};
-use crate::state::DaemonState;
+use crate::state::{AppliedChange, DaemonControl, DaemonState};
+use crate::state_file::StateFile;
 use crate::watch::SizeWatch;
 
 /// Why the daemon could not start.
@@ -25,6 +28,16 @@ pub enum StartError {
     /// The size watch thread could not be started.
     #[error("size watch: {0}")]
     Watch(#[source] io::Error),
+    /// The state file could not be locked or written.
+    #[error(
+        "serve: state: found {path:?}: {source}, expected a file that this daemon alone can write, in an existing folder"
+    )]
+    State {
+        /// Its path.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// The admin socket could not be created.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
@@ -64,12 +77,25 @@ impl Daemon {
         }
         let watchdog = config.hang_warning.map(|age| engine.watch(age)).transpose().map_err(StartError::Workers)?;
         let drain_timeout = config.drain_timeout;
-        let storages = config.storages;
-        let host = HostContext { engine: Arc::clone(&engine), drain_timeout, names, storages };
+        let state = config.state.map(|saved| {
+            let path = saved.path().to_owned();
+            StateFile::open(saved).map(Arc::new).map_err(|source| StartError::State { path, source })
+        });
+        let host = HostContext {
+            engine: Arc::clone(&engine),
+            drain_timeout,
+            names: Arc::new(Mutex::new(names)),
+            placement: Arc::new(Mutex::new(config.placement)),
+            state: state.transpose()?,
+            storages: config.storages,
+        };
+        let file = host.state.clone();
         let interfaces = config.interfaces.into_iter().map(|interface| interface.start(&host));
         let interfaces = interfaces.collect::<Result<Vec<_>, _>>()?;
         drop(host);
-        let state = Arc::new(DaemonState::new(engine, interfaces));
+        let (table, log, given, source) = (config.table, config.log, config.given, config.source);
+        let control = DaemonControl { table, log, file, given, source };
+        let state = Arc::new(DaemonState::new(engine, interfaces, control));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &state)).transpose();
         let admin = admin.map_err(StartError::Admin)?;
         let watch = SizeWatch::start(&state).map_err(StartError::Watch)?;
@@ -78,6 +104,25 @@ impl Daemon {
             interface.publish()?;
         }
         Ok(daemon)
+    }
+
+    /// Reads the configuration again and applies what has changed, as far as that can change now, on a thread of its own: it may wait for
+    /// storage. The log says what came of it.
+    pub fn reload(&self) {
+        let state = Arc::downgrade(&self.state);
+        let reload = move || {
+            let Some(state) = state.upgrade() else { return };
+            match state.apply_config(None, true) {
+                Ok(changes) if changes.is_empty() => {
+                    tracing::info!("the configuration was read again: nothing has changed")
+                }
+                Ok(changes) => changes.iter().for_each(log_change),
+                Err(error) => tracing::error!("the configuration was read again, and nothing is changed: {error}"),
+            }
+        };
+        if let Err(error) = spawn("reload", reload) {
+            tracing::error!("the configuration is not read again: {error}");
+        }
     }
 
     /// Drains requests in flight, flushes and closes the disks, and removes the sockets.
@@ -93,10 +138,19 @@ impl Daemon {
         self.state.interfaces().iter().for_each(|interface| interface.begin_stop());
         let disks = self.state.flush_targets();
         self.state.interfaces().iter().for_each(|interface| interface.stop(deadline));
+        self.state.log_failures(true);
         // The last reference, unless a verb still waits for storage.
         drop(self.state);
         drop(self.watchdog);
         flush_all(disks, self.drain_timeout)
+    }
+}
+
+fn log_change(AppliedChange { change, result }: &AppliedChange) {
+    match result {
+        Some(Ok(())) => tracing::info!("the configuration was read again: {change}: done"),
+        Some(Err(error)) => tracing::error!("the configuration was read again: {change}: {error}"),
+        None => tracing::warn!("the configuration was read again: {change}"),
     }
 }
 

@@ -5,9 +5,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mqblk_admin::model::DiskStat;
-use mqblk_core::Resize;
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{AnyDisk, DiskHealth, PlugOptions, QueuePlacement, QueueStats, WorkerStats};
+
+use mqblk_vhost_user_server::Frontend;
 
 use crate::admin::wire;
 use crate::config::StorageConfig;
@@ -17,7 +19,7 @@ use crate::interface::{
 };
 use crate::print::{Pair, Section, backend_pairs, storage_pairs};
 use crate::resize::{ChangeError, ResizeOutcome};
-use crate::resolve::{ConfigError, StorageKeys, rename_subject, take_id, take_storage_kind};
+use crate::resolve::{Claim, ConfigError, StorageKeys, rename_subject, take_id, take_storage_kind};
 use crate::storage_backends::StorageBackends;
 
 /// How guests reach a disk over one interface: the interface's own keys.
@@ -58,6 +60,11 @@ pub trait Endpoint: Send + Sync + Sized + 'static {
 
     /// Returns the keys with their values.
     fn pairs(&self) -> Vec<Pair>;
+
+    /// Returns its unique values.
+    fn claims(&self) -> Vec<Claim> {
+        Vec::new()
+    }
 }
 
 /// The keys of a disk whose storage is not open yet.
@@ -83,6 +90,16 @@ impl<E: Endpoint> DiskKeys<E> {
         let endpoint = E::take(&mut settings, context)?;
         let storage = StorageKeys::take(&mut settings, kind, &id, E::SERIAL_BYTES)?;
         Ok(DiskKeys { position, settings, id, endpoint, storage })
+    }
+
+    /// Returns the id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Returns the unique values that it has claimed.
+    pub fn claims(&self) -> Vec<Claim> {
+        std::iter::once(("id", self.id.clone())).chain(self.endpoint.claims()).collect()
     }
 
     /// Returns the device with its position.
@@ -197,6 +214,11 @@ pub trait DiskExport: Send + Sync {
     /// Returns the statistics of each queue, out of those of the workers. `None` if a queue was attached or detached meanwhile.
     fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>>;
 
+    /// Returns the connected frontend: see [`ServedDevice::frontend`].
+    fn frontend(&self) -> Option<Frontend> {
+        None
+    }
+
     /// Adds the members that only this interface has.
     fn annotate(&self, _stat: &mut DiskStat) {}
 
@@ -267,6 +289,10 @@ impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
         self.info.id.clone()
     }
 
+    fn frontend(&self) -> Option<Frontend> {
+        self.export.frontend()
+    }
+
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
         self.export.move_queue(queue, worker, timeout)
     }
@@ -279,6 +305,10 @@ impl<X: DiskExport + ?Sized + 'static> Export for ServedDisk<X> {
 
     fn health(&self) -> Option<Arc<DiskHealth>> {
         Some(Arc::clone(&self.info.health))
+    }
+
+    fn geometry(&self) -> Option<Geometry> {
+        self.info.disk.as_ref()?.upgrade().map(|disk| disk.geometry())
     }
 
     fn watched(&self) -> Option<Arc<AnyDisk>> {

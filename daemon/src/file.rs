@@ -10,13 +10,14 @@ use crate::interface::{ConfigTable, Interfaces};
 use crate::key_values::is_key;
 
 /// The top-level keys of the daemon itself.
-const OWN_KEYS: [&str; 10] = [
+const OWN_KEYS: [&str; 11] = [
     "workers",
     "pin",
     "hang-warning-s",
     "admin",
     "admin-mode",
     "drain-timeout-s",
+    "state",
     "sandbox",
     "sandbox-allow",
     "user",
@@ -250,7 +251,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, sandbox, sandbox-allow, user, group, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

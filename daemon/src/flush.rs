@@ -19,15 +19,17 @@ pub(crate) fn flush_all(disks: Vec<(String, Arc<AnyDisk>)>, limit: Duration) -> 
     let mut waiting: Vec<String> = disks.iter().map(|(name, _)| name.clone()).collect();
     for (name, disk) in disks {
         // Sending fails after the time-out, when the receiver is gone.
-        let flush = |name, disk: &AnyDisk, results: &Sender<_>| {
+        let flush = |name, disk: Arc<AnyDisk>, results: &Sender<_>| {
             let flushed = disk.sync();
             disk.close();
+            // Whoever waits for the result may open it again.
+            drop(disk);
             _ = results.send((name, flushed));
         };
         let (thread_disk, thread_name, result_sender) = (Arc::clone(&disk), name.clone(), sender.clone());
-        if spawn("flush", move || flush(thread_name, &*thread_disk, &result_sender)).is_err() {
+        if spawn("flush", move || flush(thread_name, thread_disk, &result_sender)).is_err() {
             // Without a thread: flush here, although the other disks wait.
-            flush(name, &*disk, &sender);
+            flush(name, disk, &sender);
         }
     }
     drop(sender);

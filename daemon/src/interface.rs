@@ -6,14 +6,15 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mqblk_admin::Verb;
 use mqblk_admin::model::{ControllerStat, DiskStat};
-use mqblk_core::Resize;
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{AnyDisk, DiskHealth, Engine, QueuePlacement, WorkerStats};
+use mqblk_vhost_user_server::Frontend;
 
 use crate::cpus::Cpus;
 use crate::file::RawTable;
@@ -21,6 +22,7 @@ use crate::print::{Pair, Section};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::resolve::{ConfigError, UniqueNames};
 use crate::sandbox::FileUse;
+use crate::state_file::{SavedState, StateFile};
 use crate::storage_backends::StorageBackends;
 
 /// Why an interface could not be started.
@@ -92,6 +94,8 @@ pub struct ResolveContext<'a> {
     pub kinds: &'a [&'static str],
     /// The unique values that were claimed already.
     pub names: &'a mut UniqueNames,
+    /// What was changed at run time before; `None`: that is not kept.
+    pub saved: Option<&'a SavedState>,
 }
 
 /// The position of a device in lists: reports and printed configurations sort by it.
@@ -205,6 +209,15 @@ pub trait ConfiguredInterface: Send {
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure>;
 }
 
+/// By what a disk is added or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeSource {
+    /// The configuration: the next daemon reads it there.
+    Configuration,
+    /// A verb of the admin socket, to this daemon or a previous one: the state file keeps it.
+    RunTime,
+}
+
 /// What an interface runs on.
 #[derive(Clone)]
 pub struct HostContext {
@@ -212,8 +225,12 @@ pub struct HostContext {
     pub engine: Arc<Engine>,
     /// How long a stop waits for storage.
     pub drain_timeout: Duration,
-    /// The ids of all disks and controllers.
-    pub names: UniqueNames,
+    /// The ids and sockets of all disks and controllers.
+    pub names: Arc<Mutex<UniqueNames>>,
+    /// The workers of their queues.
+    pub placement: Arc<Mutex<QueuePlacement>>,
+    /// What the next daemon is told of changes at run time; `None`: nothing.
+    pub state: Option<Arc<StateFile>>,
     /// The storage backends, for disks that are added.
     pub storages: Arc<dyn StorageBackends>,
 }
@@ -222,6 +239,29 @@ pub struct HostContext {
 pub trait ServedInterface: Send + Sync {
     /// Returns its devices, each with its position: those of the configuration, and those that guests have now.
     fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)>;
+
+    /// Returns true if it adds the disk that these keys describe: they have one that only its disks have. Those of other interfaces are added
+    /// by the key `interface`.
+    fn adds(&self, _settings: &Settings) -> bool {
+        false
+    }
+
+    /// Adds the disk that `settings` describe, as a table of the configuration would, while it serves. `ids`: those of all disks and LUNs.
+    ///
+    /// # Errors
+    /// If a value is invalid or claimed already, the storage cannot be opened, or disks of this interface are added in another way.
+    fn add_disk(&self, settings: Settings, _ids: &[String], _source: ChangeSource) -> Result<String, ChangeError> {
+        let expected =
+            "one whose disks are added here; those of others are configured, or attached by the guest's tools";
+        let found = format!("{:?}", settings.peek("interface").unwrap_or_default());
+        Err(ChangeError::Setting(settings.error("interface", found, expected)))
+    }
+
+    /// Removes the disk or LUN of this id: takes it from its guest, waits for its requests in flight, flushes and closes its storage.
+    /// `force`: also while a guest is connected. `None`: it has no such disk or LUN.
+    fn remove_disk(&self, _id: &str, _force: bool, _source: ChangeSource) -> Option<Result<(), ChangeError>> {
+        None
+    }
 
     /// Returns its own verbs of the admin socket.
     fn verbs(self: Arc<Self>) -> Vec<Verb> {
@@ -262,6 +302,11 @@ pub trait ServedDevice: Send + Sync {
         self.describe().id
     }
 
+    /// Returns the connected frontend. `None`: there is none, or its interface has no frontends that connect.
+    fn frontend(&self) -> Option<Frontend> {
+        None
+    }
+
     /// Moves one of its request queues to another worker while its guest uses it. Returns false if the queue stays where it is: it is not
     /// attached, or its requests in flight take longer than `timeout`.
     ///
@@ -279,6 +324,14 @@ pub trait Export: Send + Sync {
 
     /// Returns the health of its storage; `None` while that is being opened.
     fn health(&self) -> Option<Arc<DiskHealth>>;
+
+    /// Returns the storage backend, if it is not the device's.
+    fn storage(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns the geometry of the disk; `None` while its storage is not open.
+    fn geometry(&self) -> Option<Geometry>;
 
     /// Returns the disk, if the size of its storage is watched.
     fn watched(&self) -> Option<Arc<AnyDisk>>;

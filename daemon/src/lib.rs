@@ -18,17 +18,20 @@ pub mod interfaces;
 pub mod key_values;
 pub mod print;
 pub mod queues;
+pub mod reload;
 pub mod resize;
 pub mod resolve;
 mod rights;
 pub mod sandbox;
 mod state;
+pub mod state_file;
 pub mod storage_backends;
 pub mod test_keys;
 pub mod user;
 pub mod vhost_user;
 mod watch;
 
+pub use config::LogLevel;
 pub use daemon::{Daemon, StartError};
 pub use state::DaemonState;
 
@@ -43,8 +46,9 @@ use resolve::ConfigError;
 /// # Errors
 /// Names the first value that cannot be used.
 pub fn configure(raw: RawConfig, interfaces: Interfaces) -> Result<ServeConfig, ConfigError> {
+    let given = raw.clone();
     let closed = resolve::resolve(raw, interfaces, &Cpus::of_this_host(), &storage_backends::kinds())?;
-    let config = rights::open(closed)?;
+    let config = ServeConfig { given, ..rights::open(closed)? };
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;
     }

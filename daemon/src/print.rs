@@ -36,6 +36,9 @@ pub fn to_toml(config: &ServeConfig) -> String {
         line("admin-mode", &string(&admin.mode.to_string()));
     }
     line("drain-timeout-s", &config.drain_timeout.as_secs());
+    if let Some(state) = &config.state {
+        line("state", &string(&state.path().to_string_lossy()));
+    }
     line("sandbox", &string(config.sandbox.mode.word()));
     if let Some(allow) = config.sandbox.allow_text() {
         line("sandbox-allow", &string(&allow));

@@ -1,17 +1,23 @@
 //! The state of a running daemon: its workers and its served interfaces.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_admin::VerbError;
 use mqblk_core::Resize;
-use mqblk_core::settings::Settings;
+use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{AnyDisk, Engine, WorkerStats};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::interface::{DeviceStat, Export, ServedDevice, ServedInterface, StatDetail};
+use crate::config::LogLevel;
+use crate::file::RawConfig;
+use crate::interface::{ChangeSource, DeviceStat, Export, Interfaces, ServedDevice, ServedInterface, StatDetail};
+use crate::reload::{self, ConfigChange, ConfigSource};
 use crate::resize::{ChangeError, ResizeOutcome};
+use crate::state_file::StateFile;
+use crate::storage_backends;
 use crate::watch::WatchedDisk;
 
 /// Maximum number of ids that a message lists.
@@ -20,17 +26,91 @@ const LISTED: usize = 16;
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// What is changed at run time besides disks, and by what.
+pub struct DaemonControl {
+    /// All guest interfaces.
+    pub table: Interfaces,
+    /// The level of the log, if it can be changed.
+    pub log: Option<Arc<dyn LogLevel>>,
+    /// The state file, if there is one.
+    pub file: Option<Arc<StateFile>>,
+    /// The configuration as it was given.
+    pub given: RawConfig,
+    /// Where it is read again.
+    pub source: Option<Arc<dyn ConfigSource>>,
+}
+
+/// A difference of a configuration that was read again.
+pub struct AppliedChange {
+    /// The difference.
+    pub change: ConfigChange,
+    /// What came of it; `None`: nothing was tried.
+    pub result: Option<Result<(), String>>,
+}
+
 /// The state of the daemon that the verbs use.
 pub struct DaemonState {
     engine: Arc<Engine>,
+    table: Interfaces,
+    log: Option<Arc<dyn LogLevel>>,
+    file: Option<Arc<StateFile>>,
+    /// The configuration that the daemon has, and where it is read again. Held while changes are applied.
+    config: Mutex<RawConfig>,
+    source: Option<Arc<dyn ConfigSource>>,
     interfaces: Vec<Arc<dyn ServedInterface>>,
     started_ns: u64,
 }
 
 impl DaemonState {
-    /// Creates the state of a daemon that starts now.
-    pub fn new(engine: Arc<Engine>, interfaces: Vec<Arc<dyn ServedInterface>>) -> DaemonState {
-        DaemonState { engine, interfaces, started_ns: monotonic_ns() }
+    /// Creates the state of a daemon that starts now. `interfaces` are those of `control.table`, served.
+    pub fn new(engine: Arc<Engine>, interfaces: Vec<Arc<dyn ServedInterface>>, control: DaemonControl) -> DaemonState {
+        let DaemonControl { table, log, file, given, source } = control;
+        let config = Mutex::new(given);
+        DaemonState { engine, table, log, file, config, source, interfaces, started_ns: monotonic_ns() }
+    }
+
+    /// Returns true if the configuration can be read again.
+    pub fn reads_config(&self) -> bool {
+        self.source.is_some()
+    }
+
+    /// Reads the configuration again, from `file` instead of the one of the start if it is given, and returns what is different. `apply`:
+    /// applies what can be changed.
+    ///
+    /// # Errors
+    /// If it cannot be read. Nothing is changed then.
+    pub fn apply_config(&self, file: Option<&Path>, apply: bool) -> Result<Vec<AppliedChange>, SettingError> {
+        let Some(source) = &self.source else { return Ok(Vec::new()) };
+        let mut current = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = source.read(file)?;
+        let kinds = storage_backends::kinds();
+        let changes = reload::plan(&current, &new, self.table, &kinds)?;
+        let applied = changes.into_iter().map(|change| {
+            let result = match &change {
+                _ if !apply => None,
+                ConfigChange::AddDisk { settings, .. } => {
+                    Some(self.add_disk(settings.clone(), ChangeSource::Configuration).map(|_| ()))
+                }
+                ConfigChange::RemoveDisk { id } => Some(self.remove_disk(id, false, ChangeSource::Configuration)),
+                ConfigChange::Unchangeable { .. } => None,
+            };
+            let result = result.map(|result| result.map_err(|error| error.to_string()));
+            if result == Some(Ok(())) {
+                reload::record(&mut current, &change, &kinds);
+            }
+            AppliedChange { change, result }
+        });
+        Ok(applied.collect())
+    }
+
+    /// Returns true if the next daemon will serve what is added now.
+    pub fn keeps_changes(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.is_written())
+    }
+
+    /// Returns the level of the log, if it can be changed.
+    pub fn log(&self) -> Option<&dyn LogLevel> {
+        self.log.as_deref()
     }
 
     /// Returns the workers.
@@ -65,17 +145,10 @@ impl DaemonState {
     /// # Errors
     /// If nothing has this id, or it cannot have that size.
     pub fn resize(&self, id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
-        let exports = self.exports();
-        if let Some(export) = exports.iter().find(|export| export.id() == id) {
-            return export.resize(request);
+        match self.exports().iter().find(|export| export.id() == id) {
+            Some(export) => export.resize(request),
+            None => Err(ChangeError::Setting(self.no_such("id", id))),
         }
-        let ids: Vec<_> = exports.iter().map(|export| export.id()).collect();
-        let expected = match ids.len() {
-            0 => "the id of a disk or LUN, of which there is none".to_owned(),
-            1..=LISTED => format!("one of {}", ids.join(", ")),
-            many => format!("the id of one of the {many} disks and LUNs that disks and lun.list tell"),
-        };
-        Err(ChangeError::Setting(Settings::new("resize").error("id", format!("{id:?}"), expected)))
     }
 
     /// Returns the disks whose storage size is watched, without duplicates, each with an id that [`resize`](Self::resize) accepts.
@@ -83,6 +156,70 @@ impl DaemonState {
         let mut seen = HashSet::new();
         let watched = self.exports().into_iter().filter_map(|export| Some((export.id().to_owned(), export.watched()?)));
         watched.filter(|(_, disk)| seen.insert(Arc::as_ptr(disk).cast::<()>())).collect()
+    }
+
+    /// Adds the disk that `settings` describe: a `[[disk]]` table, or a LUN by the key `controller`. Returns its id.
+    ///
+    /// # Errors
+    /// If a value is invalid, or the disk cannot be served.
+    pub fn add_disk(&self, mut settings: Settings, source: ChangeSource) -> Result<String, ChangeError> {
+        let ids = self.ids();
+        let interface = match self.interfaces.iter().find(|interface| interface.adds(&settings)) {
+            Some(interface) => interface,
+            None => {
+                let given = settings.clone();
+                let at = self.table.take(&mut settings)?;
+                let Some(interface) = self.interfaces.get(at) else {
+                    let expected = "an interface of this daemon";
+                    return Err(ChangeError::Setting(given.error(
+                        "interface",
+                        self.table.words().join(", "),
+                        expected,
+                    )));
+                };
+                interface
+            }
+        };
+        interface.add_disk(settings, &ids, source)
+    }
+
+    /// Removes the disk or LUN of this id, with `force` also while a guest is connected.
+    ///
+    /// # Errors
+    /// If nothing has this id, a guest is connected, or its storage cannot be flushed.
+    pub fn remove_disk(&self, id: &str, force: bool, source: ChangeSource) -> Result<(), ChangeError> {
+        if let Some(removed) = self.interfaces.iter().find_map(|interface| interface.remove_disk(id, force, source)) {
+            return removed;
+        }
+        if let Some(device) = self.devices().iter().find(|device| device.id() == id) {
+            let interface = device.describe().interface;
+            return Err(ChangeError::Failed(format!("{id:?}: it is of {interface}, which does not remove it here")));
+        }
+        Err(ChangeError::Setting(self.no_such("id", id)))
+    }
+
+    /// Returns the ids of all devices and LUNs.
+    fn ids(&self) -> Vec<String> {
+        let devices = self.devices();
+        let exports = devices.iter().flat_map(|device| device.exports()).map(|export| export.id().to_owned());
+        devices.iter().map(|device| device.id()).chain(exports).collect()
+    }
+
+    /// Returns the error that no disk or LUN has this id.
+    fn no_such(&self, key: &str, id: &str) -> SettingError {
+        let exports = self.exports();
+        let ids: Vec<_> = exports.iter().map(|export| export.id()).collect();
+        let expected = match ids.len() {
+            0 => "the id of a disk or LUN, of which there is none".to_owned(),
+            1..=LISTED => format!("one of {}", ids.join(", ")),
+            many => format!("the id of one of the {many} disks and LUNs that disks and lun.list tell"),
+        };
+        Settings::new("disk").error(key, format!("{id:?}"), expected)
+    }
+
+    /// Logs how many requests failed since the last line about them, of each disk for which that is due; with `all` of all.
+    pub fn log_failures(&self, all: bool) {
+        self.exports().iter().filter_map(|export| export.health()).for_each(|health| health.log_failures(all));
     }
 
     /// Returns the disks to flush when the daemon stops, each with its name for messages.

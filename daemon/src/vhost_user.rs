@@ -14,7 +14,7 @@ use crate::config::SocketMode;
 use crate::interface::{HostContext, ResolveContext};
 use crate::print::{Pair, number, string};
 use crate::queues::{QueueMap, queue_pairs, take_coalesce, take_poll};
-use crate::resolve::{ConfigError, take_u16, with_similar_key};
+use crate::resolve::{Claim, ConfigError, file_claim, take_u16, with_similar_key};
 use crate::sandbox::FileUse;
 
 /// Maximum length of a Unix socket's path, without the terminating NUL (unix(7)).
@@ -61,6 +61,11 @@ impl VhostUserEndpoint {
         let owner = settings.subject().rsplit(": ").next().unwrap_or_default().to_owned();
         context.names.claim_file(settings, "socket", &endpoint.socket, owner)?;
         Ok(endpoint)
+    }
+
+    /// Returns its unique values.
+    pub fn claims(&self) -> Vec<Claim> {
+        vec![file_claim("socket", &self.socket)]
     }
 
     /// Returns the files that are opened by path while it is served.

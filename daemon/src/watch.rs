@@ -2,7 +2,7 @@
 //!
 //! Polls the size of each storage every second, also of files: inotify reports a new file size by the same event as a write, so that
 //! each write of a guest would wake this thread. Storage that reports a new size itself is checked at once. Lost connections that storage
-//! reports are logged here.
+//! reports are logged here, and how many requests failed after the first one.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -94,6 +94,9 @@ trait WatchedDisks {
 
     /// Adopts the size that was found.
     fn grow(&self, id: &str, found: ByteLen);
+
+    /// Logs the requests that failed, as far as that is due.
+    fn log_failures(&self);
 }
 
 impl WatchedDisks for DaemonState {
@@ -103,6 +106,10 @@ impl WatchedDisks for DaemonState {
 
     fn grow(&self, id: &str, found: ByteLen) {
         grow(self, id, found);
+    }
+
+    fn log_failures(&self) {
+        DaemonState::log_failures(self, false);
     }
 }
 
@@ -124,6 +131,7 @@ impl<S: WatchedDisks> Watch<S> {
                 next_poll = Instant::now() + interval;
                 let Some(source) = self.source.upgrade() else { return };
                 let disks = source.watched_disks();
+                source.log_failures();
                 drop(source);
                 self.observe(&disks);
                 self.seen.retain(|id, _| disks.iter().any(|(other, _)| other == id));
@@ -303,6 +311,8 @@ mod tests {
         fn grow(&self, id: &str, found: ByteLen) {
             self.grown.send((id.to_owned(), found)).unwrap();
         }
+
+        fn log_failures(&self) {}
     }
 
     #[test]

@@ -46,6 +46,16 @@ impl QueuePlacement {
             }
         }
     }
+
+    /// Takes the queues of a device away again.
+    pub fn remove(&mut self, map: &[u16]) {
+        for (queue, worker) in map.iter().enumerate() {
+            if let Some(placed) = self.0.get_mut(usize::from(*worker)) {
+                placed.first = placed.first.saturating_sub(u32::from(queue == 0));
+                placed.all = placed.all.saturating_sub(1);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -83,5 +93,9 @@ mod tests {
         placement.place(&[0, 0]);
         placement.place(&[1]);
         assert_eq!(placement.round_robin(2), [2, 0]);
+        placement.remove(&[0, 0]);
+        assert_eq!(placement.round_robin(2), [2, 0], "the fewest of all");
+        placement.place(&[2, 0]);
+        assert_eq!(placement.round_robin(1), [0]);
     }
 }

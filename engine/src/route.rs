@@ -65,6 +65,18 @@ impl<'a> Route<'a> {
         }
     }
 
+    /// Counts and logs a request that is completed with an error. One that was cancelled is none.
+    #[cold]
+    pub(crate) fn failed(&self, disk: DiskSlot, op: Op, start: ByteOffset, outcome: Outcome) {
+        // A pull, whose route this may be, completes nothing.
+        let Route::Any { disks, channels } = self else { return };
+        if outcome != Outcome::Aborted
+            && let Some(open) = disks.channel(disk).and_then(|at| channels.find(at))
+        {
+            open.health.failed(outcome, op, start);
+        }
+    }
+
     #[inline]
     pub(crate) fn refuse(&mut self, ended: AnyCompletion) {
         match self {

@@ -252,9 +252,9 @@ struct QueueIntake<'a, 'd, T> {
 
 impl<T> QueueIntake<'_, '_, T> {
     #[inline(always)] // else the token would travel through memory
-    fn tag(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16) -> Tag {
+    fn tag(&mut self, token: T, what: (DiskSlot, Op, ByteOffset), parts: u16) -> Tag {
         let index =
-            self.tags.take(token, disk, op, parts, self.submit.now).expect("a queue checks room() before each request");
+            self.tags.take(token, what, parts, self.submit.now).expect("a queue checks room() before each request");
         Tag::new(self.submit.slot, index)
     }
 }
@@ -268,7 +268,7 @@ impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
     #[inline(always)] // else the token would travel through memory
     fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
         let checked = self.submit.route.check(disk, op, start, len);
-        let tag = self.tag(token, disk, op, 1);
+        let tag = self.tag(token, (disk, op, start), 1);
         match checked {
             Ok(at) => self.submit.route.plug(at, Request { op, start, len, tag, buffer }),
             Err(outcome) => self.submit.route.refuse(Completion { outcome, tag, buffer }),
@@ -286,7 +286,8 @@ impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
             }
         }
         let count = if checked.is_err() { 1 } else { parts.len() as u16 };
-        let tag = self.tag(token, disk, op, count);
+        let first = parts.first().map_or(ByteOffset(0), |(start, _)| *start);
+        let tag = self.tag(token, (disk, op, first), count);
         match checked {
             Ok(at) => {
                 for &(start, len) in parts {
@@ -356,7 +357,12 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             };
             let transferred = match outcome {
                 Outcome::Done(len) => Some(len),
-                _ => None,
+                failure => {
+                    if let Some((disk, start)) = self.tags.place(done.tag.index()) {
+                        submit.route.failed(disk, op, start, failure);
+                    }
+                    None
+                }
             };
             let class = self.counters.count(op, transferred);
             match self.ended.last_mut() {

@@ -51,6 +51,11 @@ impl StatsRegistry {
         }
     }
 
+    /// Returns how many queues are attached.
+    pub fn attached_count(&self) -> usize {
+        self.lock().iter().filter(|history| history.current.is_some()).count()
+    }
+
     /// Drops the earlier counters of the disk in `slot`: another disk is opened there.
     pub fn forget(&self, slot: DiskSlot) {
         let mut histories = self.lock();

@@ -1,6 +1,6 @@
 //! The tag table: the requests of a queue that are in flight. Its occupancy *is* the in-flight count.
 
-use mqblk_core::{ByteLen, DiskSlot, Op, Outcome};
+use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Op, Outcome};
 
 use crate::clock::Ticks;
 
@@ -22,6 +22,8 @@ struct Slot<T> {
     remaining: u16,
     op: Op,
     disk: DiskSlot,
+    /// Where its first range starts.
+    start: ByteOffset,
     stamps: Timestamps,
     /// The first failure, or the length done so far. Not used for a request of one part, which ends with that part's outcome.
     outcome: Outcome,
@@ -80,6 +82,7 @@ impl<T> TagTable<T> {
             remaining: 0,
             op: Op::Flush,
             disk: DiskSlot::FIRST,
+            start: ByteOffset(0),
             stamps: Timestamps::default(),
             outcome: Outcome::Done(ByteLen::ZERO),
         });
@@ -98,15 +101,21 @@ impl<T> TagTable<T> {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a tag for a request of `parts` ranges; `None` when the table is full.
+    /// Takes a tag for a request of `parts` ranges, the first of which starts at `start`; `None` when the table is full.
     #[inline(always)] // else the token would travel through memory
-    pub(crate) fn take(&mut self, token: T, disk: DiskSlot, op: Op, parts: u16, now: Ticks) -> Option<u16> {
+    pub(crate) fn take(
+        &mut self,
+        token: T,
+        (disk, op, start): (DiskSlot, Op, ByteOffset),
+        parts: u16,
+        now: Ticks,
+    ) -> Option<u16> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => self.grow()?,
         };
         let slot = &mut self.slots[usize::from(index)];
-        (slot.token, slot.disk, slot.op) = (Some(token), disk, op);
+        (slot.token, slot.disk, slot.op, slot.start) = (Some(token), disk, op, start);
         slot.stamps = Timestamps { pulled: now, submitted: now };
         (slot.parts, slot.remaining) = (parts, parts);
         if parts > 1 {
@@ -126,6 +135,11 @@ impl<T> TagTable<T> {
         let Slot { parts, remaining: left, op, disk, stamps, .. } = *slot;
         let outcome = if parts > 1 { slot.outcome } else { Outcome::Done(ByteLen::ZERO) };
         Some(TagEntry { disk, op, parts, remaining: left, outcome, stamps })
+    }
+
+    /// Returns disk and start of the request that has, or had last, this index.
+    pub(crate) fn place(&self, index: u16) -> Option<(DiskSlot, ByteOffset)> {
+        self.slots.get(usize::from(index)).map(|slot| (slot.disk, slot.start))
     }
 
     /// Drops a part that will never complete. With the last part the tag is freed and the token returned.
@@ -203,7 +217,7 @@ mod tests {
     #[test]
     fn a_request_of_several_parts_completes_once_with_its_first_failure() {
         let mut tags = TagTable::new(2);
-        let tag = tags.take("a", DiskSlot::FIRST, Op::Discard { secure: false }, 3, Ticks(5)).unwrap();
+        let tag = tags.take("a", (DiskSlot::FIRST, Op::Discard { secure: false }, ByteOffset(0)), 3, Ticks(5)).unwrap();
         tags.submitted(tag, Ticks(7));
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
         assert!(tags.finish_part(tag, Outcome::Failed(Errno(5))).is_none());
@@ -217,13 +231,13 @@ mod tests {
     #[test]
     fn a_request_is_forgotten_with_its_last_part() {
         let mut tags = TagTable::new(2);
-        let tag = tags.take("a", DiskSlot(3), Op::Discard { secure: false }, 3, Ticks(5)).unwrap();
+        let tag = tags.take("a", (DiskSlot(3), Op::Discard { secure: false }, ByteOffset(0)), 3, Ticks(5)).unwrap();
         assert!(tags.finish_part(tag, Outcome::Done(ByteLen(5))).is_none());
         assert_eq!((tags.forget_part(tag), tags.get(tag).map(|entry| entry.remaining)), (None, Some(1)));
         assert_eq!(tags.pulls().collect::<Vec<_>>(), [(DiskSlot(3), Ticks(5))]);
         assert_eq!((tags.of_disk(DiskSlot(3)).collect::<Vec<_>>(), tags.of_disk(DiskSlot(0)).count()), (vec![tag], 0));
         assert_eq!((tags.forget_part(tag), tags.in_flight()), (Some("a"), 0));
-        let one = tags.take("b", DiskSlot(3), Op::Read, 1, Ticks(6)).unwrap();
+        let one = tags.take("b", (DiskSlot(3), Op::Read, ByteOffset(0)), 1, Ticks(6)).unwrap();
         assert_eq!((tags.forget_part(one), tags.in_flight()), (Some("b"), 0));
     }
 
@@ -235,7 +249,7 @@ mod tests {
             let mut model: Vec<(u16, usize)> = Vec::new();
             for (number, (put, pick)) in steps.into_iter().enumerate() {
                 if put {
-                    match tags.take(number, DiskSlot::FIRST, Op::Read, 1, Ticks(0)) {
+                    match tags.take(number, (DiskSlot::FIRST, Op::Read, ByteOffset(0)), 1, Ticks(0)) {
                         Some(tag) => {
                             prop_assert!(model.iter().all(|(other, _)| *other != tag));
                             model.push((tag, number));

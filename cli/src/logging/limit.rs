@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use super::LogFormat;
 use mqblk_core::{RateLimit, TokenBucket};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
@@ -63,12 +64,13 @@ impl Visit for Subject {
 /// Formats events as `inner` does, and leaves out those beyond the limit of their disk.
 pub(super) struct LimitedLines<F> {
     inner: F,
+    format: LogFormat,
     subjects: Mutex<HashMap<String, DiskLines>>,
 }
 
 impl<F> LimitedLines<F> {
-    pub(super) fn new(inner: F) -> LimitedLines<F> {
-        LimitedLines { inner, subjects: Mutex::default() }
+    pub(super) fn new(inner: F, format: LogFormat) -> LimitedLines<F> {
+        LimitedLines { inner, format, subjects: Mutex::default() }
     }
 
     fn take(&self, mut subject: String, now: Instant) -> Option<u64> {
@@ -93,10 +95,8 @@ where
             None => Ok(()),
             Some(0) => self.inner.format_event(context, writer, event),
             Some(left_out) => {
-                writeln!(
-                    writer,
-                    "({left_out} lines of the next one's disk were left out: more than {PER_SECOND} a second)"
-                )?;
+                let why = format!("lines of the next one's disk were left out: more than {PER_SECOND} a second");
+                writeln!(writer, "{}", self.format.note(&format!("{left_out} {why}")))?;
                 self.inner.format_event(context, writer, event)
             }
         }
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn each_disk_has_a_limit_of_its_own() {
-        let (lines, start) = (LimitedLines::new(()), Instant::now());
+        let (lines, start) = (LimitedLines::new((), LogFormat::Text), Instant::now());
         let take = |disk: &str, at: Instant| lines.take(disk.to_owned(), at);
         for _ in 0..1000 {
             assert_eq!(take("loud", start), Some(0));
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn the_number_of_disks_is_bounded() {
-        let (lines, now) = (LimitedLines::new(()), Instant::now());
+        let (lines, now) = (LimitedLines::new((), LogFormat::Text), Instant::now());
         for at in 0..MAX_SUBJECTS + 10 {
             lines.take(at.to_string(), now);
         }

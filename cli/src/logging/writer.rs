@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::LogFormat;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::AsFd;
 
@@ -14,7 +15,7 @@ const LONGEST: usize = 4096;
 static LOST: AtomicU64 = AtomicU64::new(0);
 
 /// Standard error, for whole lines.
-pub(super) struct Lines;
+pub(super) struct Lines(pub(super) LogFormat);
 
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
@@ -23,12 +24,14 @@ impl Write for Lines {
         let lost = LOST.load(Ordering::Relaxed);
         if lost > 0 && has_room(&stderr) {
             LOST.store(0, Ordering::Relaxed);
-            writeln!(stderr, "({lost} lines were lost: nobody read standard error)")?;
+            writeln!(stderr, "{}", self.0.note(&format!("{lost} lines were lost: nobody read standard error")))?;
         }
         if !has_room(&stderr) {
             LOST.fetch_add(1, Ordering::Relaxed);
         } else if line.len() <= LONGEST {
             stderr.write_all(line)?;
+        } else if self.0 == LogFormat::Json {
+            writeln!(stderr, "{}", self.0.note(&format!("a line of {} bytes was left out", line.len())))?;
         } else {
             stderr.write_all(&line[..LONGEST - 1])?;
             stderr.write_all(b"\n")?;

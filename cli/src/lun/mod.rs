@@ -12,6 +12,7 @@ use mqblk_core::settings::{SettingError, Settings};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::disk::absolute_settings;
 use crate::failure;
 use crate::table;
 
@@ -148,8 +149,8 @@ pub(crate) fn run(args: LunArgs) -> ExitCode {
 fn execute(action: &Action) -> Result<String, CallError> {
     match action {
         Action::Add { daemon, settings } => {
-            let params = json!({ "settings": settings });
-            change(daemon, "add", &params, "added")
+            let settings = absolute_settings("lun add", settings).map_err(CallError::Usage)?;
+            change(daemon, "add", &json!({ "settings": settings }), "added")
         }
         Action::Remove { daemon, selector } => change(daemon, "remove", &selector.params(), "removed"),
         Action::Resize { daemon, selector, size, shrink } => {

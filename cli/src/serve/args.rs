@@ -11,7 +11,7 @@ const TABLES_ORDER: usize = 1;
 const KEYS_ORDER: usize = 10;
 
 /// The options of `mqblk serve`.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Keys of --disk, --controller and --lun, and examples: mqblk serve --help")]
 pub(crate) struct ServeArgs {
     /// A disk to serve; may be repeated
@@ -43,6 +43,12 @@ pub(crate) struct ServeArgs {
     /// The admin socket's permissions, octal [default: 0600]
     #[arg(long, value_name = "BITS", display_order = 8)]
     pub admin_mode: Option<String>,
+
+    /// Keep what is added and removed while the daemon runs in this file, for the next start [default: it is lost]
+    ///
+    /// Made when it is not there. What does not go together with the configuration is left out, with a warning.
+    #[arg(long, value_name = "FILE", display_order = 9)]
+    pub state: Option<String>,
 
     /// How long a stop waits for storage, 1 to 3600 seconds; then requests stay for whoever serves the queues next [default: 30]
     #[arg(long, value_name = "SECONDS", display_order = 9)]

@@ -4,14 +4,17 @@ mod args;
 mod signals;
 
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_daemon::Daemon;
 use mqblk_daemon::config::ServeConfig;
 use mqblk_daemon::file::{self, RawConfig, RawTable};
 use mqblk_daemon::interface::Interfaces;
+use mqblk_daemon::reload::ConfigSource;
 use mqblk_daemon::resolve::ConfigError;
+use mqblk_daemon::{Daemon, LogLevel};
 use mqblk_daemon::{key_values, print};
 
 use crate::failure::{self, BAD_USAGE, FAILED};
@@ -24,11 +27,16 @@ use signals::StopSignals;
 const CAPABILITIES: &str = r#"{"type":"block","features":["read-only","blk-file"]}"#;
 
 /// Serves until a signal stops the daemon.
-pub(crate) fn run(args: ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) -> ExitCode {
+pub(crate) fn run(
+    args: ServeArgs,
+    given: InterfaceOptions,
+    interfaces: Interfaces,
+    log: Arc<dyn LogLevel>,
+) -> ExitCode {
     if args.print_capabilities {
         return show(&format!("{CAPABILITIES}\n"));
     }
-    let gathered = gather(&args, given, interfaces).map_err(ConfigError::from);
+    let gathered = gather(&args, &given, interfaces).map_err(ConfigError::from);
     let config = match gathered.and_then(|raw| mqblk_daemon::configure(raw, interfaces)) {
         Ok(config) => config,
         Err(error) => return failure::report(&error, BAD_USAGE),
@@ -36,7 +44,8 @@ pub(crate) fn run(args: ServeArgs, given: &InterfaceOptions, interfaces: Interfa
     if args.print_config {
         return show(&print::to_toml(&config));
     }
-    match serve(config) {
+    let source = Arc::new(CommandLine { args, given, interfaces });
+    match serve(ServeConfig { log: Some(log), source: Some(source), ..config }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure::report(&*error, FAILED),
     }
@@ -47,16 +56,34 @@ fn serve(config: ServeConfig) -> Result<(), Box<dyn std::error::Error>> {
     let mut signals = StopSignals::install()?;
     let queues: usize = config.interfaces.iter().map(|interface| interface.queues()).sum();
     let more_to_come = config.interfaces.iter().any(|interface| interface.expects_more());
-    if usize::from(config.workers) > queues && !more_to_come {
+    if usize::from(config.workers) > queues && queues > 0 && !more_to_come {
         tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
     }
     raise_descriptor_limit();
     let daemon = Daemon::start(config)?;
-    let signal = signals.wait();
+    let signal = signals.wait(|| daemon.reload());
     tracing::info!(signal, "stopping; the same signal again ends at once");
     daemon.stop()?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// The command line that the daemon was started with.
+struct CommandLine {
+    args: ServeArgs,
+    given: InterfaceOptions,
+    interfaces: Interfaces,
+}
+
+impl ConfigSource for CommandLine {
+    fn file(&self) -> Option<PathBuf> {
+        self.args.config.clone()
+    }
+
+    fn read(&self, file: Option<&Path>) -> Result<RawConfig, SettingError> {
+        let config = file.map(Path::to_owned).or_else(|| self.args.config.clone());
+        gather(&ServeArgs { config, ..self.args.clone() }, &self.given, self.interfaces)
+    }
 }
 
 /// Raises the limit of open files to the hard limit: each queue needs four, and the usual soft limit is 1024.
@@ -84,6 +111,7 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),
         ("drain-timeout-s", &args.drain_timeout_s),
+        ("state", &args.state),
         ("sandbox", &args.sandbox),
         ("sandbox-allow", &sandbox_allow),
         ("user", &args.user),

@@ -1,4 +1,4 @@
-//! The signals that stop the daemon.
+//! The signals that stop the daemon, and the one that has it read its configuration again.
 
 use std::io;
 use std::sync::Arc;
@@ -13,8 +13,7 @@ pub(super) struct StopSignals(Signals);
 
 impl StopSignals {
     /// Installs handlers for SIGTERM, SIGINT and SIGHUP. [`StopSignals::wait`] returns at the first SIGTERM or SIGINT; a second one ends
-    /// the process at once, with the shell's exit code for that signal. SIGHUP (from a closing terminal, or sent to reload a
-    /// configuration) is only logged: guests would lose their disks.
+    /// the process at once, with the shell's exit code for that signal.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -30,15 +29,13 @@ impl StopSignals {
         Ok(StopSignals(Signals::new([SIGTERM, SIGINT, SIGHUP])?))
     }
 
-    /// Waits for the first signal that stops the daemon, and returns its name.
-    pub(super) fn wait(&mut self) -> &'static str {
+    /// Waits for the first signal that stops the daemon, and returns its name. Calls `reload` at each SIGHUP, also if it comes from a closing
+    /// terminal.
+    pub(super) fn wait(&mut self, reload: impl Fn()) -> &'static str {
         for signal in self.0.forever() {
             match signal {
                 SIGTERM => return "SIGTERM",
-                SIGHUP => tracing::info!(
-                    "SIGHUP: nothing is read again and all disks are served on; LUNs and sizes are changed by mqblk lun and mqblk \
-                     resize, other settings need a restart"
-                ),
+                SIGHUP => reload(),
                 _ => break,
             }
         }

@@ -1,6 +1,9 @@
 //! The verbs of the admin socket that all interfaces have. Each has its own file, and is registered in [`verbs`].
 
+mod config;
+mod disk;
 mod disks;
+mod log;
 mod move_queue;
 pub mod resize;
 mod resume;
@@ -10,10 +13,11 @@ pub mod wire;
 
 use std::sync::Arc;
 
-use mqblk_admin::{Params, VerbError, Verbs};
-use mqblk_core::settings::SettingError;
+use mqblk_admin::{Params, VerbError, Verbs, found};
+use mqblk_core::settings::{SettingError, Settings};
 use serde_json::{Map, Value};
 
+use crate::key_values::{self, is_key};
 use crate::print::Pair;
 use crate::resize::ChangeError;
 use crate::state::DaemonState;
@@ -23,11 +27,53 @@ use crate::test_keys;
 pub fn verbs(state: &Arc<DaemonState>) -> Verbs {
     let mut verbs = vec![stat::verb(state), disks::verb(state), version::verb(), resize::verb(state)];
     verbs.push(resume::verb(state));
+    verbs.extend(disk::verbs(state));
+    verbs.extend(log::verb(state));
+    verbs.extend(config::verbs(state));
     verbs.extend(state.interfaces().iter().flat_map(|interface| Arc::clone(interface).verbs()));
     if test_keys::are_enabled() {
         verbs.push(move_queue::verb(state));
     }
     Verbs::new(verbs)
+}
+
+/// Takes `settings`: the keys of a disk or LUN, as an object or as `KEY=VALUE,...`.
+///
+/// # Errors
+/// If it has another form.
+pub fn take_settings(params: &Params) -> Result<Settings, VerbError> {
+    let settings = match params.value("settings") {
+        Some(Value::String(text)) => key_values::parse("settings", text),
+        Some(Value::Object(object)) => from_object(object),
+        _ => Ok(Settings::new("settings")),
+    };
+    settings.map_err(|error| setting_error(error, params))
+}
+
+/// Converts an object to settings: texts, numbers and booleans, as in the configuration file.
+fn from_object(object: &Map<String, Value>) -> Result<Settings, SettingError> {
+    let mut settings = Settings::new("settings");
+    for (key, value) in object {
+        if !is_key(key) {
+            let found = found(&Value::String(key.clone()));
+            return Err(settings.error("syntax", found, "a key of letters, digits, - and _"));
+        }
+        let text = match value {
+            Value::String(text) if text.is_empty() => {
+                return Err(settings.error(
+                    key,
+                    "an empty value",
+                    "a number, a boolean or a string with something in it",
+                ));
+            }
+            Value::String(text) => text.clone(),
+            Value::Number(number) if !number.is_f64() => number.to_string(),
+            Value::Bool(switch) => switch.to_string(),
+            other => return Err(settings.error(key, found(other), "a whole number, a boolean or a string")),
+        };
+        settings.insert(key, &text)?;
+    }
+    Ok(settings)
 }
 
 /// Converts settings to a JSON object.

@@ -2,10 +2,11 @@
 //! does not compile until it is reported here.
 
 use std::sync::Weak;
+use std::time::Duration;
 
 use mqblk_admin::model::{
-    ConnectionsStat, DiskStat, Distribution, Health, HealthStop, Latency, LatencyParts, Load, QueueStat, ResourceStat,
-    TenantBudgetStat, WorkerStat,
+    ConnectionsStat, DiskStat, Distribution, FailedRequest, Health, HealthStop, Latency, LatencyParts, Load, QueueStat,
+    ResourceStat, TenantBudgetStat, WorkerStat,
 };
 use mqblk_core::{BudgetUse, ConnectionStats, ResourceUse};
 use mqblk_engine::{AnyDisk, DiskHealth, HealthStats, LatencyHistogram, QueueLatency, QueueStats, WorkerStats};
@@ -61,12 +62,10 @@ pub fn tenant_budget(used: &BudgetUse) -> TenantBudgetStat {
 
 /// Converts a disk's health.
 pub fn health(of: &DiskHealth) -> Health {
-    let HealthStats { stopped, parked, stops, retries } = of.stats();
-    let stopped = stopped.map(|stop| HealthStop {
-        stopped_ns: u64::try_from(stop.time.as_nanos()).unwrap_or(u64::MAX),
-        reason: stop.why,
-        enospc: stop.no_space,
-    });
+    let HealthStats { stopped, parked, stops, retries, failed, last_failure } = of.stats();
+    let stopped =
+        stopped.map(|stop| HealthStop { stopped_ns: nanoseconds(stop.time), reason: stop.why, enospc: stop.no_space });
+    let last_failure = last_failure.map(|(what, ago)| FailedRequest { what, ago_ns: nanoseconds(ago) });
     Health {
         state: if stopped.is_some() { "stopped" } else { "running" }.to_owned(),
         on_error: of.policy().on_error.to_string(),
@@ -75,13 +74,20 @@ pub fn health(of: &DiskHealth) -> Health {
         parked,
         stops,
         retries,
+        failed,
+        last_failure,
     }
+}
+
+/// Returns a time in nanoseconds.
+pub fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Converts the statistics of a disk's connections.
 pub fn connections(disk: &AnyDisk) -> Option<ConnectionsStat> {
     let ConnectionStats { counters, unreachable, last_failure, last_error } = disk.connections()?;
-    let unreachable_ns = unreachable.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    let unreachable_ns = unreachable.map(nanoseconds);
     Some(ConnectionsStat { counters, unreachable_ns, last_failure, last_error })
 }
 

@@ -146,7 +146,8 @@ fn a_disk_reports_its_health() {
     let about = DiskInfo { health: Arc::new(DiskHealth::new("vm1", errors)), ..about() };
     let reported = serde_json::to_value(disk(&about, &[], ALL)).unwrap();
     let want = serde_json::json!({
-        "state": "running", "on_error": "stop", "on_enospc": "stop", "stopped": null, "parked": 0, "stops": 0, "retries": 0,
+        "state": "running", "on_error": "stop", "on_enospc": "stop", "stopped": null, "parked": 0, "stops": 0, "retries": 0, "failed": 0,
+        "last_failure": null,
     });
     assert_eq!(reported["health"], want);
 }

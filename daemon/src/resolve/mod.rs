@@ -22,6 +22,7 @@ use crate::cpus::Cpus;
 use crate::file::{RawConfig, RawTable};
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
 use crate::sandbox::{SandboxConfig, SandboxError};
+use crate::state_file::SavedState;
 use crate::storage_backends::StorageBackends;
 use crate::user::{UserConfig, UserError};
 pub use names::{Claim, UniqueNames, canonical_path, check_id, file_claim, rename_subject, take_id};
@@ -75,6 +76,9 @@ pub struct ClosedConfig {
     drain_timeout: Duration,
     sandbox: SandboxConfig,
     user: Option<UserConfig>,
+    state: Option<SavedState>,
+    placement: QueuePlacement,
+    table: Interfaces,
     interfaces: Vec<Box<dyn InterfaceKeys>>,
 }
 
@@ -94,8 +98,21 @@ impl ClosedConfig {
     /// # Errors
     /// If the storage cannot be opened, or a key is unknown.
     pub fn open(self, storages: Arc<dyn StorageBackends>) -> Result<ServeConfig, ConfigError> {
-        let ClosedConfig { workers, pin, hang_warning, admin, drain_timeout, sandbox, user, interfaces } = self;
-        let interfaces = interfaces.into_iter().map(|keys| keys.open(storages.as_ref())).collect::<Result<_, _>>()?;
+        let ClosedConfig {
+            workers,
+            pin,
+            hang_warning,
+            admin,
+            drain_timeout,
+            sandbox,
+            user,
+            state,
+            placement,
+            table,
+            ..
+        } = self;
+        let interfaces =
+            self.interfaces.into_iter().map(|keys| keys.open(storages.as_ref())).collect::<Result<_, _>>()?;
         let broker = None;
         Ok(ServeConfig {
             workers,
@@ -105,8 +122,14 @@ impl ClosedConfig {
             drain_timeout,
             sandbox,
             user,
+            state,
+            placement,
             storages,
             broker,
+            log: None,
+            given: RawConfig::new("serve"),
+            source: None,
+            table,
             interfaces,
         })
     }
@@ -122,11 +145,13 @@ pub fn resolve(
     cpus: &Cpus,
     kinds: &[&'static str],
 ) -> Result<ClosedConfig, ConfigError> {
-    if raw.is_empty(interfaces) {
+    // With an admin socket disks may be added later.
+    if raw.is_empty(interfaces) && raw.process.peek("admin").is_none() {
         return Err(nothing_to_serve(&raw.process, interfaces).into());
     }
     let mut names = UniqueNames::default();
-    let mut context = ResolveContext { cpus, kinds, names: &mut names };
+    let state = process::take_state(&mut raw.process)?;
+    let mut context = ResolveContext { cpus, kinds, names: &mut names, saved: state.as_ref() };
     let mut taken: Vec<Box<dyn InterfaceKeys>> = interfaces.0.iter().map(|interface| interface.keys()).collect();
     take_devices(&mut raw, interfaces, &mut taken, &mut context)?;
     for keys in &mut taken {
@@ -137,7 +162,12 @@ pub fn resolve(
         taken.iter_mut().flat_map(|keys| keys.devices()).collect();
     devices.sort_by_key(|(position, _)| *position);
     let queues: u64 = devices.iter().map(|(_, device)| u64::from(device.queues())).sum();
-    let (workers, pin) = process::take_workers(&mut raw.process, cpus, queues.max(expected))?;
+    let expected = match queues.max(expected) {
+        // Those of disks that are added.
+        0 => cpus.count.into(),
+        expected => expected,
+    };
+    let (workers, pin) = process::take_workers(&mut raw.process, cpus, expected)?;
     let admin = process::take_admin(&mut raw.process, &names)?;
     let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
@@ -149,7 +179,19 @@ pub fn resolve(
         device.assign_queues(&mut placement)?;
     }
     drop(devices);
-    Ok(ClosedConfig { workers, pin, hang_warning, admin, drain_timeout, sandbox, user, interfaces: taken })
+    Ok(ClosedConfig {
+        workers,
+        pin,
+        hang_warning,
+        admin,
+        drain_timeout,
+        sandbox,
+        user,
+        state,
+        placement,
+        table: interfaces,
+        interfaces: taken,
+    })
 }
 
 /// Has each interface take its tables, and its disks in the order given.
@@ -180,7 +222,7 @@ fn nothing_to_serve(process: &Settings, interfaces: Interfaces) -> SettingError 
     let serves = interfaces.process_keys().filter(|key| key.serves);
     let serves: String = serves.map(|key| format!(", or --{}", key.key)).collect();
     let expected = format!(
-        "at least one {} KEY=VALUE,..., or a {} table in --config FILE{serves}",
+        "at least one {} KEY=VALUE,..., or a {} table in --config FILE{serves}, or --admin PATH to add disks later",
         list(|name| format!("--{name}")),
         list(|name| format!("[[{name}]]")),
     );

@@ -1,5 +1,6 @@
 //! The keys of the process: workers and their CPUs, admin socket, time-outs.
 
+use std::path::Path;
 use std::time::Duration;
 
 use mqblk_core::settings::{SettingError, Settings};
@@ -9,6 +10,7 @@ use super::take_u16;
 use crate::config::{AdminConfig, SocketMode};
 use crate::cpus::{self, Cpus};
 use crate::queues::MAX_QUEUES;
+use crate::state_file::SavedState;
 use crate::vhost_user::{check_socket_path, take_socket_mode};
 
 /// Takes `admin` and `admin-mode`. `names` has the sockets of all devices.
@@ -26,6 +28,11 @@ pub(super) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result
         return Err(settings.error("admin", found, "a path of its own"));
     }
     Ok(Some(AdminConfig { socket, mode: mode.unwrap_or(SocketMode::OWNER_ONLY) }))
+}
+
+/// Takes `state`, and reads the file.
+pub(super) fn take_state(settings: &mut Settings) -> Result<Option<SavedState>, SettingError> {
+    settings.text("state").map(|path| SavedState::read(Path::new(&path))).transpose()
 }
 
 /// The default of `drain-timeout-s`: well below the 90 s after which systemd kills a service.

@@ -374,7 +374,7 @@ fn disks_with_equal_names() {
     for (disks, want) in [
         (
             &[][..],
-            "serve: disk: found none, expected at least one --disk or --controller KEY=VALUE,..., or a [[disk]] or [[controller]] table in --config FILE, or --xen-watch",
+            "serve: disk: found none, expected at least one --disk or --controller KEY=VALUE,..., or a [[disk]] or [[controller]] table in --config FILE, or --xen-watch, or --admin PATH to add disks later",
         ),
         (
             &["path=/a,socket=/tmp/1", "path=/b/a.img,socket=/tmp/2"][..],

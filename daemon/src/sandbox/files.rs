@@ -29,6 +29,8 @@ pub enum FileUse {
     Device(PathBuf),
     /// A folder with images, which the broker opens.
     Images(PathBuf),
+    /// A configuration file, which is read again: also one that has replaced it.
+    Config(PathBuf),
 }
 
 impl FileUse {
@@ -39,6 +41,8 @@ impl FileUse {
             FileUse::Folder(path) => (path, Access::WRITE_OK | Access::EXEC_OK),
             FileUse::Device(path) => (path, Access::READ_OK | Access::WRITE_OK),
             FileUse::Images(path) => (path, Access::EXISTS),
+            // Whether it may be read is told when it is read again.
+            FileUse::Config(path) => (folder_of(path), Access::EXISTS),
         }
     }
 
@@ -50,6 +54,7 @@ impl FileUse {
             FileUse::Folder(_) => "the folder of journals",
             FileUse::Device(_) => "a device",
             FileUse::Images(_) => "a folder of images",
+            FileUse::Config(_) => "the folder of the configuration",
         }
     }
 }
@@ -60,7 +65,13 @@ const READ: [&str; 2] = ["/sys/dev/block", "/sys/devices"];
 /// Returns the files that the daemon of this configuration opens while it serves.
 pub(crate) fn file_uses(config: &ServeConfig) -> Vec<FileUse> {
     let admin = config.admin.iter().map(|admin| FileUse::Socket(admin.socket.clone()));
-    admin.chain(config.interfaces.iter().flat_map(|interface| interface.files())).collect()
+    let state = config.state.iter().map(|state| FileUse::Replaced(state.path().to_owned()));
+    let read_again = config.source.iter().filter_map(|source| source.file()).map(FileUse::Config);
+    admin
+        .chain(state)
+        .chain(read_again)
+        .chain(config.interfaces.iter().flat_map(|interface| interface.files()))
+        .collect()
 }
 
 /// Returns the first file that the calling thread may not use with the capabilities that it has now.
@@ -83,6 +94,7 @@ pub(super) fn restrict(uses: &[FileUse], ports: &[u16]) -> Result<&'static str, 
             FileUse::Folder(path) => add(rules, path, written())?,
             FileUse::Device(path) => add(rules, path, devices())?,
             FileUse::Images(_) => rules,
+            FileUse::Config(path) => add(rules, folder_of(path), AccessFs::ReadFile | AccessFs::ReadDir)?,
         };
     }
     for path in READ.iter().map(Path::new).filter(|path| path.exists()) {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::{ByteOffset, Op, Outcome};
 
+use super::failures::{FailedRequest, FailureLog};
 use super::policy::{ErrorPolicy, OnError};
 
 /// Shortest time between two log lines about requests of a disk that are repeated.
@@ -23,14 +24,14 @@ pub struct DiskHealth {
     parked: AtomicU64,
     retries: AtomicU64,
     retry_logged: Mutex<Option<Instant>>,
+    /// Requests that failed for the guest.
+    failures: Mutex<FailureLog>,
 }
 
 /// Why and since when a disk is stopped.
 #[derive(Clone, Copy, Debug)]
 struct Stop {
-    outcome: Outcome,
-    op: Op,
-    start: ByteOffset,
+    request: FailedRequest,
     since: Instant,
 }
 
@@ -45,6 +46,10 @@ pub struct HealthStats {
     pub stops: u64,
     /// Number of repetitions by `retry`.
     pub retries: u64,
+    /// Number of requests that were completed with an error.
+    pub failed: u64,
+    /// The last of them, and how long ago it was.
+    pub last_failure: Option<(String, Duration)>,
 }
 
 /// Why a disk is stopped.
@@ -84,15 +89,18 @@ impl DiskHealth {
     /// Returns a snapshot.
     pub fn stats(&self) -> HealthStats {
         let stop = *lock(&self.stop);
+        let failures = lock(&self.failures);
         HealthStats {
             stopped: stop.map(|stop| StopReport {
                 time: stop.since.elapsed(),
-                why: stop.to_string(),
-                no_space: stop.outcome == Outcome::NoSpace,
+                why: stop.request.to_string(),
+                no_space: stop.request.outcome == Outcome::NoSpace,
             }),
             parked: self.parked.load(Ordering::Relaxed),
             stops: self.stops.load(Ordering::Relaxed),
             retries: self.retries.load(Ordering::Relaxed),
+            failed: failures.total(),
+            last_failure: failures.last().map(|(request, at)| (request.to_string(), at.elapsed())),
         }
     }
 
@@ -102,7 +110,8 @@ impl DiskHealth {
         if stop.is_some() {
             return;
         }
-        let why = *stop.insert(Stop { outcome, op, start, since: Instant::now() });
+        let why = FailedRequest { outcome, op, start };
+        *stop = Some(Stop { request: why, since: Instant::now() });
         self.stopped.store(true, Ordering::Relaxed);
         self.stops.fetch_add(1, Ordering::Relaxed);
         drop(stop);
@@ -114,12 +123,12 @@ impl DiskHealth {
         let mut stop = lock(&self.stop);
         let was = stop.take()?;
         self.stopped.store(false, Ordering::Relaxed);
-        Some(was.outcome)
+        Some(was.request.outcome)
     }
 
     /// Returns the outcome that stopped it, if it is stopped.
     pub(crate) fn stop_outcome(&self) -> Option<Outcome> {
-        lock(&self.stop).map(|stop| stop.outcome)
+        lock(&self.stop).map(|stop| stop.request.outcome)
     }
 
     pub(crate) fn parked(&self, more: usize) {
@@ -137,28 +146,24 @@ impl DiskHealth {
         if logged.is_some_and(|at| at.elapsed() < RETRY_LOG) {
             return;
         }
-        let now = *logged.insert(Instant::now());
+        *logged = Some(Instant::now());
         drop(logged);
-        let why = Stop { outcome, op, start, since: now };
+        let why = FailedRequest { outcome, op, start };
         let OnError::Retry(time) = self.policy.on_error else { return };
         tracing::warn!(disk = %self.name, why = %why, "a request failed and is tried again for up to {} s", time.as_secs());
     }
-}
 
-impl std::fmt::Display for Stop {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.op {
-            Op::Read => write!(f, "read at {}", self.start.0)?,
-            Op::Write { .. } => write!(f, "write at {}", self.start.0)?,
-            Op::Flush => f.write_str("flush")?,
-            Op::Discard { .. } => write!(f, "discard at {}", self.start.0)?,
-            Op::WriteZeroes { .. } => write!(f, "write-zeroes at {}", self.start.0)?,
-        }
-        match self.outcome {
-            Outcome::NoSpace => f.write_str(": no space left on the host's storage"),
-            Outcome::Failed(errno) => write!(f, ": {}", std::io::Error::from_raw_os_error(errno.0)),
-            other => write!(f, ": {other:?}"),
-        }
+    /// Counts a request that is completed with an error, and logs it unless one was logged lately.
+    #[cold]
+    pub(crate) fn failed(&self, outcome: Outcome, op: Op, start: ByteOffset) {
+        let line = lock(&self.failures).add(FailedRequest { outcome, op, start }, Instant::now());
+        line.into_iter().for_each(|line| line.log(&self.name));
+    }
+
+    /// Logs how many requests failed since the last line about them, once that is due; with `all` at once. To be called now and then.
+    pub fn log_failures(&self, all: bool) {
+        let line = lock(&self.failures).summary(Instant::now(), all);
+        line.into_iter().for_each(|line| line.log(&self.name));
     }
 }
 

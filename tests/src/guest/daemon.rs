@@ -370,8 +370,8 @@ fn launch(server: DaemonProgram, arguments: &[OsString], folder: &Path) -> Resul
         DaemonProgram::Mqblk => process::command(mqblk_binary()?),
         DaemonProgram::QemuStorageDaemon => process::command("qemu-storage-daemon"),
     };
-    // Our server logs its counters at level info, the default without this variable.
-    command.args(arguments).env_remove("RUST_LOG");
+    // Of each queue that stops our server logs the counters.
+    command.args(arguments).env("RUST_LOG", "info,mqblk_vhost_user_server::vring=debug");
     Process::start("the vhost-user server", command, &folder.join("log"))
 }
 

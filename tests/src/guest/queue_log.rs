@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn lines_are_parsed_with_and_without_colours() -> anyhow::Result<()> {
         let log = "2026 INFO listening on /x\n\
-                   2026 INFO queue stopped disk=a queue=0 requests=123 reads=100 flushes=1\n\
+                   2026 DEBUG queue stopped disk=a queue=0 requests=123 reads=100 flushes=1\n\
                    \x1b[32m INFO\x1b[0m queue stopped \x1b[3mdisk\x1b[0m=\"b\" \x1b[3mqueue\x1b[0m=1 \x1b[3mrequests\x1b[0m=7\n\
                    INFO queue stopped disk=c requests=1\n";
         let found = stopped_queues(log);

@@ -221,13 +221,22 @@ impl HostileDaemon {
     ///
     /// # Panics
     /// When it does not.
-    pub fn stop(mut self) {
+    pub fn stop(self) {
+        self.stop_and_log();
+    }
+
+    /// As [`stop`](Self::stop). Returns its whole log.
+    ///
+    /// # Panics
+    /// As [`stop`](Self::stop).
+    pub fn stop_and_log(mut self) -> String {
         self.begin_stop();
         let status = self.wait_end();
         assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
         for id in &self.ids {
             assert!(!self.socket(id).exists(), "the socket of {id} was left behind");
         }
+        self.log()
     }
 }
 

@@ -3,6 +3,7 @@
 mod broker;
 mod client_blkio;
 mod device_state;
+mod disk_changes;
 mod fourth_interface;
 mod isolation_kill;
 mod lun_changes;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_admin::model::DiskStat;
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
 use mqblk_engine::{AnyDisk, QueueStats, WorkerStats};
-use mqblk_vhost_user_server::Server;
+use mqblk_vhost_user_server::{Frontend, Server};
 use mqblk_virtio_blk::VirtioBlk;
 
 use crate::admin::wire::tenant_budget;
@@ -31,6 +31,11 @@ impl BlkDisk {
     /// Creates the disk `id`, which `server` serves as `device`.
     pub(super) fn new(id: String, device: Arc<VirtioBlk>, storage: StorageConfig, server: Server) -> BlkDisk {
         BlkDisk { id, device, storage, server, resize_lock: Mutex::new(()) }
+    }
+
+    /// Returns true if a guest is connected.
+    pub(super) fn is_connected(&self) -> bool {
+        self.server.is_connected()
     }
 
     /// Starts to drain its queues, as the first step of a stop.
@@ -60,6 +65,10 @@ impl SizeUsers for Users<'_> {
 impl DiskExport for BlkDisk {
     fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         self.server.stats(workers)
+    }
+
+    fn frontend(&self) -> Option<Frontend> {
+        self.server.frontend()
     }
 
     fn annotate(&self, stat: &mut DiskStat) {

@@ -1,29 +1,34 @@
-//! virtio-blk over vhost-user: each disk is a device with a socket of its own.
+//! virtio-blk over vhost-user: each disk is a device with a socket of its own. Disks are also added and removed while others are served.
+//!
+//! `disk` is a served disk, `disks` has all of them at run time, `saved` is what the state file says of them.
 
 mod disk;
+mod disks;
+mod saved;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{AnyDisk, DiskHealth, QueueDisk, QueuePlacement};
+use mqblk_engine::{DiskHealth, QueueDisk, QueuePlacement};
 use mqblk_vhost_user_server::{Server, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use crate::config::CacheMode;
 use crate::disk_list::{DiskConfig, DiskKeys, Endpoint, ServedDisk};
 use crate::interface::{
-    ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
-    ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ChangeSource, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
+    ResolveContext, ServedInterface, StartFailure,
 };
 use crate::print::{Pair, Section};
 use crate::queues::MAX_QUEUES;
-use crate::resolve::ConfigError;
+use crate::resolve::{Claim, ConfigError};
 use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
 use crate::vhost_user::VhostUserEndpoint;
 use disk::BlkDisk;
+use disks::ServedDisks;
+use saved::SavedDisks;
 
 /// The word of the interface.
 const WORD: &str = "virtio-blk";
@@ -74,58 +79,98 @@ impl Endpoint for BlkEndpoint {
     fn pairs(&self) -> Vec<Pair> {
         self.0.pairs()
     }
+
+    fn claims(&self) -> Vec<Claim> {
+        self.0.claims()
+    }
 }
 
 /// The keys of all disks.
 #[derive(Default)]
-struct BlkKeys(Vec<DiskKeys<BlkEndpoint>>);
+struct BlkKeys {
+    disks: Vec<DiskToOpen>,
+    saved: SavedDisks,
+}
+
+/// The keys of a disk, with its origin.
+struct DiskToOpen {
+    keys: DiskKeys<BlkEndpoint>,
+    origin: ChangeSource,
+}
 
 impl InterfaceKeys for BlkKeys {
     fn take_disk(&mut self, disk: DiskTable, context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
-        self.0.push(DiskKeys::take(disk, context)?);
+        self.disks.push(DiskToOpen { keys: DiskKeys::take(disk, context)?, origin: ChangeSource::Configuration });
+        Ok(())
+    }
+
+    fn take_process(&mut self, _process: &mut Settings, context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
+        if let Some(saved) = context.saved {
+            self.saved = saved.section(WORD)?;
+            saved::apply(&mut self.saved, &mut self.disks, context);
+        }
         Ok(())
     }
 
     fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)> {
-        self.0.iter_mut().map(DiskKeys::device).collect()
+        self.disks.iter_mut().map(|disk| disk.keys.device()).collect()
     }
 
     fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {
-        let disks = self.0.into_iter().map(|disk| disk.open(storages)).collect::<Result<_, _>>()?;
-        Ok(Box::new(BlkConfig(disks)))
+        let mut disks = Vec::new();
+        for DiskToOpen { keys, origin } in self.disks {
+            match keys.open(storages) {
+                Ok(config) => disks.push(ConfiguredDisk { config, origin }),
+                Err(error) if origin == ChangeSource::RunTime => saved::not_served(&error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Box::new(BlkConfig { disks, saved: self.saved }))
     }
 }
 
-/// All disks of the configuration.
-struct BlkConfig(Vec<DiskConfig<BlkEndpoint>>);
+/// A disk with its origin.
+struct ConfiguredDisk {
+    config: DiskConfig<BlkEndpoint>,
+    origin: ChangeSource,
+}
+
+/// All disks of the configuration, and those that were added at run time before.
+struct BlkConfig {
+    disks: Vec<ConfiguredDisk>,
+    saved: SavedDisks,
+}
+
+impl BlkConfig {
+    fn configs(&self) -> impl Iterator<Item = &DiskConfig<BlkEndpoint>> {
+        self.disks.iter().map(|disk| &disk.config)
+    }
+}
 
 impl ConfiguredInterface for BlkConfig {
     fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
-        self.0.iter().map(|disk| disk.section(None)).collect()
+        self.configs().map(|disk| disk.section(None)).collect()
     }
 
     fn ids(&self) -> Vec<(&'static str, String)> {
-        self.0.iter().map(DiskConfig::named).collect()
+        self.configs().map(DiskConfig::named).collect()
     }
 
     fn queues(&self) -> usize {
-        self.0.iter().map(|disk| usize::from(disk.endpoint.queues())).sum()
+        self.configs().map(|disk| usize::from(disk.endpoint.queues())).sum()
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        self.0.iter().try_for_each(|disk| disk.endpoint.0.check(format!("disk {:?}", disk.id)))
+        let configured = self.disks.iter().filter(|disk| disk.origin == ChangeSource::Configuration);
+        configured.map(|disk| &disk.config).try_for_each(|disk| disk.endpoint.0.check(format!("disk {:?}", disk.id)))
     }
 
     fn files(&self) -> Vec<FileUse> {
-        self.0.iter().flat_map(|disk| disk.endpoint.0.files()).collect()
+        self.configs().flat_map(|disk| disk.endpoint.0.files()).collect()
     }
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
-        let disks = self.0.into_iter().map(|disk| {
-            let (position, flush_target) = (disk.position, disk.flush_target());
-            Ok(ListedDisk { position, flush_target, served: serve(disk, host)? })
-        });
-        Ok(Arc::new(ServedDisks(disks.collect::<Result<_, StartFailure>>()?)))
+        Ok(Arc::new(ServedDisks::start(self.disks, self.saved, host)?))
     }
 }
 
@@ -166,32 +211,4 @@ fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<Served
     let server =
         Server::start(Arc::clone(&device), options).map_err(|source| BlkStartError { id: id.clone(), source })?;
     Ok(ServedDisk::new(info, Arc::new(BlkDisk::new(id, device, storage, server))))
-}
-
-/// A served disk and its position.
-struct ListedDisk {
-    position: ListPosition,
-    flush_target: (String, Arc<AnyDisk>),
-    served: Arc<ServedDisk<BlkDisk>>,
-}
-
-/// All disks, served.
-struct ServedDisks(Vec<ListedDisk>);
-
-impl ServedInterface for ServedDisks {
-    fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)> {
-        self.0.iter().map(|disk| (disk.position, Arc::clone(&disk.served) as _)).collect()
-    }
-
-    fn begin_stop(&self) {
-        self.0.iter().for_each(|disk| disk.served.export().begin_stop());
-    }
-
-    fn stop(&self, _deadline: Instant) {
-        self.0.iter().for_each(|disk| disk.served.export().stop());
-    }
-
-    fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {
-        self.0.iter().map(|disk| disk.flush_target.clone()).collect()
-    }
 }

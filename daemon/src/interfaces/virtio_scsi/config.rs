@@ -3,18 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::state::SavedLuns;
 use crate::config::StorageConfig;
 use crate::vhost_user::VhostUserEndpoint;
-
-/// The state file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StateConfig {
-    /// Its path. The file may not exist yet.
-    pub path: PathBuf,
-    /// Its content.
-    pub saved: SavedLuns,
-}
 
 /// One virtio-scsi controller.
 #[derive(Clone)]

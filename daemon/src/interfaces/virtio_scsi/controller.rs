@@ -8,7 +8,7 @@ use mqblk_core::{BudgetUse, ByteLen, DiskSlot};
 use mqblk_engine::{AnyDisk, AttachError, DiskHealth, QueueDisk, QueueStats, WorkerStats};
 use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus};
-use mqblk_vhost_user_server::{HostState, Server, SocketError};
+use mqblk_vhost_user_server::{Frontend, HostState, Server, SocketError};
 use mqblk_virtio_scsi::{FIXED_QUEUES, LunAddress, LunInUse, ScsiOptions, VirtioScsi};
 
 use super::config::{ControllerConfig, TargetLun, UnitConfig};
@@ -315,6 +315,11 @@ impl Controller {
     /// Waits for its requests in flight, for the drain timeout at most, and stops serving it.
     pub(super) fn stop(&self) {
         self.server.stop();
+    }
+
+    /// Returns the connected frontend.
+    pub(super) fn frontend(&self) -> Option<Frontend> {
+        self.server.frontend()
     }
 
     /// Returns true if a guest is connected.

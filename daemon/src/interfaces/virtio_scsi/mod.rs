@@ -25,17 +25,19 @@ use mqblk_engine::{AnyDisk, Engine};
 
 use crate::file::RawTable;
 use crate::interface::{
-    ConfigTable, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys, ListPosition,
-    ProcessKey, ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    ChangeSource, ConfigTable, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys,
+    ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
-use crate::print::{Pair, Section};
+use crate::print::Section;
+use crate::resize::ChangeError;
 use crate::resolve::ConfigError;
 use crate::sandbox::FileUse;
 use crate::storage_backends::StorageBackends;
-use config::{ControllerConfig, LunUnit, StateConfig};
+use config::{ControllerConfig, LunUnit};
 use controller_keys::ControllerKeys;
-use luns::Luns;
+use luns::{LunSelector, Luns};
 use saved_luns::LunToOpen;
+use state::SavedLuns;
 
 /// The word of the interface.
 const WORD: &str = "virtio-scsi";
@@ -54,15 +56,6 @@ const CONTROLLER_TABLE: ConfigTable = ConfigTable {
     help: include_str!("controller_help.txt"),
     inner: &[LUN_TABLE],
 };
-const STATE_KEY: ProcessKey = ProcessKey {
-    key: "state",
-    value_name: "FILE",
-    value_if_omitted: None,
-    about: "Keep LUNs that are added and removed while the daemon runs in this file, for the next start [default: they are lost]",
-    more: "Made when it is not there. What does not go together with the configuration is left out, with a warning.",
-    heading: None,
-    serves: false,
-};
 
 /// virtio-scsi.
 #[derive(Debug)]
@@ -71,10 +64,6 @@ pub struct VirtioScsiInterface;
 impl GuestInterface for VirtioScsiInterface {
     fn word(&self) -> &'static str {
         WORD
-    }
-
-    fn process_keys(&self) -> &'static [ProcessKey] {
-        &[STATE_KEY]
     }
 
     fn tables(&self) -> &'static [ConfigTable] {
@@ -100,7 +89,7 @@ struct ScsiKeys {
     raw_luns: Vec<RawLun>,
     /// The LUNs of each controller, once all are known.
     luns: Vec<Vec<LunToOpen>>,
-    state: Option<StateConfig>,
+    saved: Option<SavedLuns>,
 }
 
 impl InterfaceKeys for ScsiKeys {
@@ -124,13 +113,12 @@ impl InterfaceKeys for ScsiKeys {
         Ok(())
     }
 
-    fn take_process(&mut self, process: &mut Settings, context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
-        self.state = saved_luns::take_state(process)?;
+    fn take_process(&mut self, _process: &mut Settings, context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
+        self.saved = context.saved.map(|saved| saved.section(WORD)).transpose()?;
         let raw = std::mem::take(&mut self.raw_luns);
         let (kinds, names) = (context.kinds, &mut *context.names);
         let luns = lun_keys::take_all(raw, &self.controllers, kinds, names)?;
-        let saved = self.state.as_mut().map(|state| &mut state.saved);
-        self.luns = saved_luns::apply_saved(luns, saved, &self.controllers, kinds, names);
+        self.luns = saved_luns::apply_saved(luns, self.saved.as_mut(), &self.controllers, kinds, names);
         Ok(())
     }
 
@@ -149,21 +137,17 @@ impl ScsiKeys {
         let luns = saved_luns::open(self.luns, storages)?;
         let controllers = self.controllers.into_iter().zip(luns);
         let controllers = controllers.map(|(keys, luns)| keys.finish(luns)).collect::<Result<_, _>>()?;
-        Ok(ScsiConfig { controllers, state: self.state })
+        Ok(ScsiConfig { controllers, saved: self.saved })
     }
 }
 
 /// All controllers and LUNs of the configuration.
 struct ScsiConfig {
     controllers: Vec<ControllerConfig>,
-    state: Option<StateConfig>,
+    saved: Option<SavedLuns>,
 }
 
 impl ConfiguredInterface for ScsiConfig {
-    fn process_pairs(&self) -> Vec<Pair> {
-        self.state.iter().map(|state| (STATE_KEY.key, crate::print::string(&state.path.to_string_lossy()))).collect()
-    }
-
     fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
         let controllers = self.controllers.iter().enumerate();
         controllers.map(|(index, controller)| (ListPosition::Controller(index), print::sections(controller))).collect()
@@ -194,7 +178,6 @@ impl ConfiguredInterface for ScsiConfig {
     }
 
     fn files(&self) -> Vec<FileUse> {
-        let state = self.state.iter().map(|state| FileUse::Replaced(state.path.clone()));
         let controllers = self.controllers.iter().flat_map(|controller| {
             let incoming = controller.incoming_luns.iter().map(|folder| FileUse::Images(folder.clone()));
             controller.endpoint.files().into_iter().chain(incoming)
@@ -203,11 +186,11 @@ impl ConfiguredInterface for ScsiConfig {
             LunUnit::Own(unit) => unit.reservations.clone().map(FileUse::Replaced),
             LunUnit::Shared(_) => None,
         });
-        state.chain(controllers).chain(luns).collect()
+        controllers.chain(luns).collect()
     }
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
-        let luns = Arc::new(Luns::start(&self.controllers, host, self.state)?);
+        let luns = Arc::new(Luns::start(&self.controllers, host, self.saved.unwrap_or_default())?);
         Ok(Arc::new(ServedControllers { luns, engine: Arc::clone(&host.engine) }))
     }
 }
@@ -223,6 +206,35 @@ impl ServedInterface for ServedControllers {
         let controllers = 0..self.luns.controllers().len();
         let device = |index| Arc::new(stat::ServedController::new(Arc::clone(&self.luns), index)) as _;
         controllers.map(|index| (ListPosition::Controller(index), device(index))).collect()
+    }
+
+    fn adds(&self, settings: &Settings) -> bool {
+        settings.peek("controller").is_some()
+    }
+
+    fn add_disk(&self, settings: Settings, ids: &[String], _source: ChangeSource) -> Result<String, ChangeError> {
+        // A controller with one LUN is added neither.
+        if !self.adds(&settings) {
+            let expected = "controller=ID: a disk becomes a LUN of a controller of the configuration";
+            return Err(ChangeError::Setting(settings.error("controller", "nothing", expected)));
+        }
+        if let Some(id) = settings.peek("id").filter(|id| ids.iter().any(|other| other == id)) {
+            return Err(ChangeError::Setting(settings.error(
+                "id",
+                format!("{id:?}, the id of another disk"),
+                "a name of its own",
+            )));
+        }
+        Ok(self.luns.add(settings)?.id)
+    }
+
+    fn remove_disk(&self, id: &str, force: bool, _source: ChangeSource) -> Option<Result<(), ChangeError>> {
+        let lun = self.luns.list().into_iter().find(|lun| lun.id == id)?;
+        if !force && self.luns.controllers()[lun.controller].is_connected() {
+            let why = "a guest is connected, which would lose the LUN: detach it there, or say so (--force)";
+            return Some(Err(ChangeError::Failed(format!("lun {id:?}: {why}"))));
+        }
+        Some(verbs::remove_lun(&self.luns, &self.engine, &LunSelector::Id(id.to_owned())).map(|_| ()))
     }
 
     fn verbs(self: Arc<Self>) -> Vec<Verb> {

@@ -3,23 +3,14 @@
 //! The configuration has priority: saved changes that conflict with it are dropped with a warning, and the daemon starts. One LUN that
 //! cannot be served must not prevent the others from being served.
 
-use std::path::PathBuf;
+use mqblk_core::settings::SettingError;
 
-use mqblk_core::settings::{SettingError, Settings};
-
-use super::config::{LunConfig, LunOrigin, LunUnit, StateConfig};
+use super::config::{LunConfig, LunOrigin, LunUnit};
 use super::controller_keys::ControllerKeys;
 use super::lun_keys::{LunKeys, UsedAddresses, check_shared};
 use super::state::{AddedLun, SavedLuns};
 use crate::resolve::{ConfigError, UniqueNames};
 use crate::storage_backends::StorageBackends;
-
-/// Takes `state`, and reads the file.
-pub(super) fn take_state(settings: &mut Settings) -> Result<Option<StateConfig>, SettingError> {
-    let Some(path) = settings.text("state").map(PathBuf::from) else { return Ok(None) };
-    let saved = SavedLuns::read(&path)?;
-    Ok(Some(StateConfig { path, saved }))
-}
 
 /// A LUN to open, with its origin and whether guests see it.
 pub(super) struct LunToOpen {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_admin::model::{ControllerStat, LunCounters, LunStat, QueueStat};
-use mqblk_core::Resize;
+use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{AnyDisk, DiskCounters, DiskHealth, QueueStats, WorkerStats};
+use mqblk_vhost_user_server::Frontend;
 
 use super::WORD;
 use super::luns::{LunEntry, LunSelector, LunState, Luns};
@@ -51,6 +52,10 @@ impl ServedDevice for ServedController {
         self.luns.controllers()[self.index].move_queue(queue, worker, timeout)
     }
 
+    fn frontend(&self) -> Option<Frontend> {
+        self.luns.controllers()[self.index].frontend()
+    }
+
     fn exports(&self) -> Vec<Arc<dyn Export>> {
         let export = |lun| Arc::new(ServedLun { luns: Arc::clone(&self.luns), lun }) as _;
         self.own_luns().into_iter().map(export).collect()
@@ -70,6 +75,14 @@ impl Export for ServedLun {
 
     fn health(&self) -> Option<Arc<DiskHealth>> {
         self.lun.unit.as_ref().map(|unit| Arc::clone(unit.health()))
+    }
+
+    fn storage(&self) -> Option<String> {
+        self.lun.unit.as_ref().map(|unit| unit.config().storage.kind.clone())
+    }
+
+    fn geometry(&self) -> Option<Geometry> {
+        self.lun.unit.as_ref().map(|unit| unit.disk().geometry())
     }
 
     fn watched(&self) -> Option<Arc<AnyDisk>> {

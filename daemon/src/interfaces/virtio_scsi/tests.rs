@@ -32,7 +32,7 @@ fn given(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<RawConfi
 fn configured(disks: &[&str], controllers: &[&str], luns: &[&str]) -> Result<ScsiConfig, ConfigError> {
     let given = given(disks, controllers, luns)?;
     let (cpus, mut names) = (cpus(), UniqueNames::default());
-    let mut context = ResolveContext { cpus: &cpus, kinds: &["file", "null"], names: &mut names };
+    let mut context = ResolveContext { cpus: &cpus, kinds: &["file", "null"], names: &mut names, saved: None };
     let mut keys = ScsiKeys::default();
     keys.take_tables(given.tables, &mut context)?;
     for (index, mut settings) in given.disks.into_iter().enumerate() {
@@ -383,7 +383,7 @@ fn files() {
         ),
         (
             "[[lun]]\ntarget = 1",
-            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, sandbox, sandbox-allow, user, group, state, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
         ),
     ] {
         let found = file::parse("m.toml", text, INTERFACES).map_err(ConfigError::from);

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use mqblk_admin::model::{Lun, LunChange, LunList};
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
-use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::Engine;
 use serde_json::{Map, Value};
 
@@ -14,8 +13,8 @@ use super::config::{LunConfig, LunUnit, TargetLun};
 use super::luns::{LunEntry, LunSelector, Luns, Removal};
 use super::{print, stat};
 use crate::admin::resize::{SHRINK, SIZE, take_resize};
-use crate::admin::{change_error, setting_error, settings_json};
-use crate::key_values::{self, is_key};
+use crate::admin::{change_error, setting_error, settings_json, take_settings};
+use crate::resize::ChangeError;
 
 /// How long `lun.remove` waits for the removal before it responds that the removal continues. Clients wait longer for a response.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,13 +58,7 @@ pub(super) fn verbs(luns: &Arc<Luns>, engine: &Arc<Engine>) -> Vec<Verb> {
 }
 
 fn add(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
-    let mut settings = match params.value("settings") {
-        Some(Value::String(text)) => {
-            key_values::parse("settings", text).map_err(|error| setting_error(error, params))?
-        }
-        Some(Value::Object(object)) => from_object(object).map_err(|error| setting_error(error, params))?,
-        _ => Settings::new("settings"),
-    };
+    let mut settings = take_settings(params)?;
     let own_params = [
         ("controller", params.text("controller").map(str::to_owned)),
         ("target", params.number("target").map(|number| number.to_string())),
@@ -81,19 +74,25 @@ fn add(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
 }
 
 fn remove(luns: &Arc<Luns>, engine: &Engine, params: &Params) -> Result<Value, VerbError> {
-    let removal = luns.remove(&take_selector(params)?, REMOVAL_TIMEOUT).map_err(|error| change_error(error, params))?;
-    match removal {
-        Removal::Done(lun) => {
-            let lun = Lun { state: "removed".to_owned(), ..lun_model(luns, &lun) };
-            to_json(LunChange { lun })
-        }
+    let removed = remove_lun(luns, engine, &take_selector(params)?).map_err(|error| change_error(error, params))?;
+    let lun = Lun { state: "removed".to_owned(), ..lun_model(luns, &removed) };
+    to_json(LunChange { lun })
+}
+
+/// Removes a LUN, and waits for that, for [`REMOVAL_TIMEOUT`] at most.
+///
+/// # Errors
+/// If there is no such LUN, its storage could not be flushed, or the removal takes longer: it continues.
+pub(super) fn remove_lun(luns: &Arc<Luns>, engine: &Engine, which: &LunSelector) -> Result<LunEntry, ChangeError> {
+    match luns.remove(which, REMOVAL_TIMEOUT)? {
+        Removal::Done(lun) => Ok(lun),
         Removal::Pending(lun, progress) => {
             let reason = if progress.flushing.load(Ordering::Relaxed) {
                 "is still being flushed".to_owned()
             } else {
                 format!("has not completed {}", pending_requests(luns, engine, &lun))
             };
-            Err(VerbError::Failed(format!(
+            Err(ChangeError::Failed(format!(
                 "lun {:?}: guests no longer see it, but its storage {reason}; the removal continues, and lun.list shows the state \
                  removing until it is done",
                 lun.id,
@@ -154,32 +153,6 @@ fn in_range(name: &str, number: u64, max: u16) -> Result<u16, VerbError> {
     let expected = || format!("a whole number from 0 to {max}");
     let valid = u16::try_from(number).ok().filter(|number| *number <= max);
     valid.ok_or_else(|| VerbError::params(format!("params.{name}"), format!("the number {number}"), expected()))
-}
-
-/// Converts an object to settings: texts, numbers and booleans, as in the configuration file.
-fn from_object(object: &Map<String, Value>) -> Result<Settings, SettingError> {
-    let mut settings = Settings::new("settings");
-    for (key, value) in object {
-        if !is_key(key) {
-            let found = found(&Value::String(key.clone()));
-            return Err(settings.error("syntax", found, "a key of letters, digits, - and _"));
-        }
-        let text = match value {
-            Value::String(text) if text.is_empty() => {
-                return Err(settings.error(
-                    key,
-                    "an empty value",
-                    "a number, a boolean or a string with something in it",
-                ));
-            }
-            Value::String(text) => text.clone(),
-            Value::Number(number) if !number.is_f64() => number.to_string(),
-            Value::Bool(switch) => switch.to_string(),
-            other => return Err(settings.error(key, found(other), "a whole number, a boolean or a string")),
-        };
-        settings.insert(key, &text)?;
-    }
-    Ok(settings)
 }
 
 fn to_json(model: impl serde::Serialize) -> Result<Value, VerbError> {

@@ -17,7 +17,7 @@ use crate::resolve::tests::{assert_round_trip, cpus, error_of, from_words, print
 fn resolve(process: &[(&str, &str)], disks: &[&str]) -> XenKeys {
     let mut names = UniqueNames::default();
     let cpus = cpus();
-    let mut context = ResolveContext { cpus: &cpus, kinds: &["file"], names: &mut names };
+    let mut context = ResolveContext { cpus: &cpus, kinds: &["file"], names: &mut names, saved: None };
     let mut keys = XenKeys::default();
     for (index, words) in disks.iter().enumerate() {
         let mut settings = key_values::parse("disk", words).unwrap();

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -272,7 +272,9 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 return;
             }
         };
-        tracing::debug!(disk = self.name(), frontend = peer(&connection), "frontend connected");
+        let frontend = peer(&connection);
+        tracing::info!(disk = self.name(), frontend, "frontend connected");
+        let features = Arc::new(AtomicU64::new(0));
         let Shared { stats, disks, gate, .. } = &*self.shared;
         let session = Session::new(
             Arc::clone(&self.device),
@@ -280,12 +282,20 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             Arc::clone(stats),
             Arc::clone(disks),
             Arc::clone(gate),
+            frontend,
+            Arc::clone(&features),
         );
         let session = Arc::new(Mutex::new(session));
         let shared: SharedSession = Arc::clone(&session) as SharedSession;
         self.shared.disks.set_session(Some(Arc::clone(&shared)));
         self.shared.backend_channel.on_connect();
-        *lock(&self.shared.connection) = Some(SharedConnection { stream: Arc::clone(&connection), session: shared });
+        *lock(&self.shared.connection) = Some(SharedConnection {
+            stream: Arc::clone(&connection),
+            session: shared,
+            frontend,
+            since: Instant::now(),
+            features,
+        });
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
         self.current = Some(Connection { stream: connection, session, handler, waiting: None });
     }
@@ -358,14 +368,15 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         drop(handler);
         {
             let mut session = lock(&session);
-            match (error, session.take_rejection()) {
-                (_, Some(why)) => tracing::warn!(disk = self.name(), "frontend disconnected for its message: {why}"),
-                (Some(error), None) if is_hang_up(error) => tracing::debug!(disk = self.name(), "frontend left"),
-                (Some(error), None) => {
-                    tracing::warn!(disk = self.name(), "frontend disconnected for its message: {error}");
-                }
+            let why = match (error, session.take_rejection()) {
+                (_, Some(why)) => Some(why),
+                (Some(error), None) => (!is_hang_up(error)).then(|| error.to_string()),
                 // `recover` has said why.
-                (None, None) => {}
+                (None, None) => None,
+            };
+            if let Some(why) = why {
+                tracing::warn!(disk = self.name(), "frontend disconnected for its message: {why}");
+                session.set_end_logged();
             }
             if let Some(loss) = session.memory_loss() {
                 tracing::warn!(disk = self.name(), "shared memory was lost: {loss}");

@@ -37,4 +37,4 @@ pub use backend_channel::ConfigChangeResult;
 pub use device_state::{HostState, PendingHostState};
 pub use listen::{ListenSocket, SocketError, probe_socket};
 pub use memory::SharePolicy;
-pub use server::{Server, ServerOptions};
+pub use server::{Frontend, Server, ServerOptions};

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -84,6 +84,24 @@ pub(crate) struct Shared {
 pub(crate) struct SharedConnection {
     pub(crate) stream: Arc<UnixStream>,
     pub(crate) session: SharedSession,
+    /// The process id of the frontend, 0 if unknown.
+    pub(crate) frontend: i32,
+    pub(crate) since: Instant,
+    /// The features that the driver has accepted; 0 before.
+    pub(crate) features: Arc<AtomicU64>,
+}
+
+/// A connected frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frontend {
+    /// Its process id, 0 if unknown.
+    pub pid: i32,
+    /// For how long it has been connected.
+    pub connected: Duration,
+    /// The features that the driver has accepted; 0 before.
+    pub features: u64,
+    /// Queues that are started.
+    pub queues: usize,
 }
 
 impl Shared {
@@ -182,6 +200,18 @@ impl Server {
     /// Returns true if a frontend is connected.
     pub fn is_connected(&self) -> bool {
         self.shared.backend_channel.is_connected()
+    }
+
+    /// Returns the connected frontend.
+    pub fn frontend(&self) -> Option<Frontend> {
+        let connection = lock(&self.shared.connection);
+        let SharedConnection { frontend, since, features, .. } = connection.as_ref()?;
+        Some(Frontend {
+            pid: *frontend,
+            connected: since.elapsed(),
+            features: features.load(Ordering::Relaxed),
+            queues: self.shared.stats.attached_count(),
+        })
     }
 
     /// Returns true if the frontend keeps an in-flight region. `None` before the first queue of the connection starts.

@@ -6,9 +6,11 @@ mod queues;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mqblk_core::GuestMemoryCharge;
+use mqblk_core::counters::QueueCounters;
 use mqblk_engine::{EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::virtqueue::{MAX_BASE, MAX_QUEUE_SIZE};
@@ -71,6 +73,13 @@ pub(crate) struct Session<D: VirtioDevice<UringContext>> {
     backend: Option<Backend>,
     /// Why the last message was rejected, for its log line.
     rejection: Option<String>,
+    /// The process id of the frontend, 0 if unknown, and when it connected.
+    frontend: i32,
+    since: Instant,
+    /// The accepted features, for others.
+    shown_features: Arc<AtomicU64>,
+    /// The log has a line about the end of the connection.
+    end_logged: bool,
 }
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
@@ -84,6 +93,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         stats: Arc<StatsRegistry>,
         disks: Arc<DeviceDisks>,
         gate: Arc<StartGate>,
+        frontend: i32,
+        shown_features: Arc<AtomicU64>,
     ) -> Self {
         device.reset();
         gate.set_tracked(None);
@@ -107,7 +118,16 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             resume_deadline: None,
             backend: None,
             rejection: None,
+            frontend,
+            since: Instant::now(),
+            shown_features,
+            end_logged: false,
         }
+    }
+
+    /// Suppresses the log line about the end of the connection: another one says why it ends.
+    pub(crate) fn set_end_logged(&mut self) {
+        self.end_logged = true;
     }
 
     /// Takes the reason why the last message was rejected.
@@ -244,6 +264,15 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             let resumed = self.inflight.as_ref().is_some_and(|region| region.was_used());
             self.device.driver_started(resumed || self.state_transfer.loaded);
             self.resume_deadline = resumed.then(|| Instant::now() + RESUME_TIMEOUT);
+            let (disk, frontend, features) = (&self.options.name, self.frontend, self.features);
+            let in_flight_region = self.inflight.is_some();
+            tracing::info!(
+                disk,
+                frontend,
+                features = format_args!("{features:#x}"),
+                in_flight_region,
+                "the driver starts"
+            );
         }
         // Not above: the driver has also started when a frontend resets the device before any queue starts.
         self.gate.set_tracked(Some(self.inflight.is_some()));
@@ -333,6 +362,23 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     }
 }
 
+/// Logs the end of the connection. The last reference is dropped when the queues have stopped.
+impl<D: VirtioDevice<UringContext>> Drop for Session<D> {
+    fn drop(&mut self) {
+        if self.end_logged {
+            return;
+        }
+        let (mut queues, mut c) = (0, QueueCounters::default());
+        for served in self.vrings.iter().map(Vring::served).filter(|served| served.starts > 0) {
+            queues += 1;
+            c.add(&served.counters);
+        }
+        let (disk, frontend, seconds) = (&self.options.name, self.frontend, self.since.elapsed().as_secs());
+        let QueueCounters { requests, errors, malformed, .. } = c;
+        tracing::info!(disk, frontend, seconds, queues, requests, errors, malformed, "frontend disconnected");
+    }
+}
+
 impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D> {
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
@@ -346,9 +392,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         if !self.stop_all() {
             return self.reject_late("RESET_DEVICE");
         }
-        for vring in &mut self.vrings {
-            *vring = Vring::new(vring.index);
-        }
+        self.vrings.iter_mut().for_each(Vring::reset);
         self.features = 0;
         self.logging = DirtyLogging::default();
         self.state_transfer.cancel();
@@ -380,6 +424,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         }
         let changed = (self.features ^ accepted) & !LOG_ALL;
         self.features = accepted;
+        self.shown_features.store(accepted, Ordering::Relaxed);
         // Otherwise only LOG_ALL has changed, while the device runs.
         if changed != 0 || accepted == 0 {
             self.device.set_features(accepted & !TRANSPORT_FEATURES);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::sharing::SHARE_HINT;
+use mqblk_core::counters::QueueCounters;
 use mqblk_core::{Call, Wake};
 use mqblk_engine::{
     Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy, QueueDisk,
@@ -63,6 +64,15 @@ pub(crate) struct Vring<Q> {
     tracked: bool,
     /// The queue is draining.
     draining: Option<DrainingVring>,
+    /// What it counted each time that it was attached, and how often that was.
+    served: ServedQueue,
+}
+
+/// The counters of a queue that has stopped.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ServedQueue {
+    pub(crate) starts: u32,
+    pub(crate) counters: QueueCounters,
 }
 
 /// A draining queue.
@@ -88,7 +98,18 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             attached: None,
             tracked: false,
             draining: None,
+            served: ServedQueue::default(),
         }
+    }
+
+    /// Forgets what the frontend has set up.
+    pub(crate) fn reset(&mut self) {
+        *self = Vring { served: self.served, ..Vring::new(self.index) };
+    }
+
+    /// Returns what it has counted until it was stopped.
+    pub(crate) fn served(&self) -> ServedQueue {
+        self.served
     }
 
     /// Translates the ring's addresses with this memory table.
@@ -361,7 +382,9 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         self.base = detached.position.base;
         stats.detached(index, &detached.report);
         let c = detached.report.counters;
-        tracing::info!(
+        self.served.starts += 1;
+        self.served.counters.add(&c);
+        tracing::debug!(
             disk = name,
             queue = index,
             requests = c.requests,

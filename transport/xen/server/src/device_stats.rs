@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
+use mqblk_core::counters::QueueCounters;
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{
     AnyDisk, Detached, DiskHealth, Draining, Engine, MoveResult, PlugOptions, QueueHandle, QueueStats, StatsRegistry,
@@ -175,10 +176,13 @@ impl DeviceStats {
             (draining, counters)
         };
         let draining: Vec<_> = handles.into_iter().map(drain).collect();
-        let count = draining.len();
+        let (count, mut total) = (draining.len(), QueueCounters::default());
         for ((draining, counters), index) in draining.into_iter().zip(0..) {
             match draining.and_then(|draining| self.wait_drained(index, draining, deadline)) {
-                Ok(Some(detached)) => self.ring_detached(index, &detached),
+                Ok(Some(detached)) => {
+                    self.ring_detached(index, &detached);
+                    total.add(&detached.report.counters);
+                }
                 Ok(None) => {
                     let what = match resumes {
                         true => "its requests in flight are left to the next process",
@@ -191,6 +195,10 @@ impl DeviceStats {
             // Nothing is mapped or buffered any more.
             let ended = GrantCounters { mapped_pages: 0, buffer_pages: 0, ..counters };
             self.lock().earlier.add(&ended);
+        }
+        if count > 0 {
+            let QueueCounters { requests, errors, malformed, .. } = total;
+            tracing::info!(device = %self.name, rings = count, requests, errors, malformed, "frontend disconnected");
         }
         count
     }
@@ -215,7 +223,7 @@ impl DeviceStats {
     fn ring_detached(&self, index: u16, detached: &Detached<RingPosition>) {
         self.registry.detached(index, &detached.report);
         let c = detached.report.counters;
-        tracing::info!(
+        tracing::debug!(
             device = %self.name,
             ring = index,
             requests = c.requests,

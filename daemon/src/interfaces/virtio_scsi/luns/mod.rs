@@ -7,7 +7,6 @@ mod lun;
 mod migration;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -17,13 +16,15 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::thread::spawn;
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
 
-use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, StateConfig, UnitConfig};
+use super::WORD;
+use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, UnitConfig};
 use super::controller::{Controller, ControllerError, InitialLun, LunError, ServedUnit};
 use super::lun_keys::{LunKeys, UsedAddresses, find_controller};
-use super::state::{AddedLun, SavedLuns, StateFile};
+use super::state::{AddedLun, SavedLuns};
 use crate::interface::HostContext;
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
 use crate::resolve::UniqueNames;
+use crate::state_file::StateFile;
 use crate::storage_backends::StorageBackends;
 pub(super) use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
 use migration::LunMigration;
@@ -35,14 +36,15 @@ const REMOVAL_CHECK: Duration = Duration::from_millis(1);
 pub(super) struct Luns {
     controllers: Vec<Controller>,
     /// The claims of disks and controllers.
-    names: UniqueNames,
+    names: Arc<Mutex<UniqueNames>>,
     /// Open the disks of LUNs that are added.
     storages: Arc<dyn StorageBackends>,
     table: Mutex<Vec<LunEntry>>,
     changed: Condvar,
     removals: Mutex<Vec<JoinHandle<()>>>,
-    /// The state file for the next daemon. Lock order: after the table.
-    state_file: Option<Mutex<StateFile>>,
+    /// What the next daemon will serve. Lock order: after the table.
+    saved: Mutex<SavedLuns>,
+    state_file: Option<Arc<StateFile>>,
     /// The LUNs' part of the migration state, of each controller.
     migrations: Vec<Arc<LunMigration>>,
 }
@@ -55,15 +57,10 @@ impl Luns {
     pub(super) fn start(
         configs: &[ControllerConfig],
         host: &HostContext,
-        state: Option<StateConfig>,
-    ) -> Result<Luns, LunsError> {
-        let saved = state.iter().flat_map(|state| &state.saved.added);
-        let saved: HashMap<String, BTreeMap<String, String>> =
-            saved.map(|lun| (lun.id.clone(), lun.settings.clone())).collect();
-        let state = state.map(|StateConfig { path, saved }| {
-            StateFile::open(&path, saved).map(Mutex::new).map_err(|source| LunsError::State { path, source })
-        });
-        let state = state.transpose()?;
+        saved: SavedLuns,
+    ) -> Result<Luns, ControllerError> {
+        let added: HashMap<String, BTreeMap<String, String>> =
+            saved.added.iter().map(|lun| (lun.id.clone(), lun.settings.clone())).collect();
         let mut units = HashMap::new();
         for (config, lun) in configs.iter().flat_map(|config| config.luns.iter().map(move |lun| (config, lun))) {
             if let LunUnit::Own(unit) = &lun.unit {
@@ -92,7 +89,7 @@ impl Luns {
                     unit: Some(Arc::clone(unit)),
                     claims: vec![("id", lun.id.clone())],
                     origin: lun.origin,
-                    added_settings: saved.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
+                    added_settings: added.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
                 });
             }
             let migration = Arc::new(LunMigration::new(&config.id, config.incoming_luns.clone()));
@@ -100,16 +97,20 @@ impl Luns {
             carried.push(migration);
         }
         let (changed, removals) = (Condvar::new(), Mutex::default());
-        Ok(Luns {
+        let luns = Luns {
             controllers,
-            names: host.names.clone(),
+            names: Arc::clone(&host.names),
             storages: Arc::clone(&host.storages),
             table: Mutex::new(table),
             changed,
             removals,
-            state_file: state,
+            saved: Mutex::new(saved),
+            state_file: host.state.clone(),
             migrations: carried,
-        })
+        };
+        // Without what did not fit the configuration.
+        luns.save(|_| {});
+        Ok(luns)
     }
 
     /// Enables or disables the migration of guests. Waits for incoming migrations.
@@ -192,7 +193,7 @@ impl Luns {
         let ids = self.ids();
         let controller = find_controller(&mut settings, &ids)?;
         let mut table = self.table();
-        let mut names = self.names.clone();
+        let mut names = lock(&self.names).clone();
         for lun in &*table {
             let owner = format!("lun {:?}", lun.id);
             let of_unit = lun.unit.iter().flat_map(|unit| unit.claims());
@@ -277,13 +278,15 @@ impl Luns {
     /// Records a change in the state file, if there is one.
     fn save(&self, change: impl FnOnce(&mut SavedLuns)) {
         if let Some(state) = &self.state_file {
-            lock(state).update(change);
+            let mut saved = lock(&self.saved);
+            change(&mut saved);
+            state.set(WORD, &*saved);
         }
     }
 
     /// Returns true if the next daemon will serve a LUN too.
     pub(super) fn survives_restart(&self, lun: &LunEntry) -> bool {
-        let saved = || self.state_file.as_ref().is_some_and(|state| lock(state).is_written());
+        let saved = || self.state_file.as_ref().is_some_and(|state| state.is_written());
         lun.origin == LunOrigin::Configuration || saved()
     }
 
@@ -411,24 +414,6 @@ impl SizeUsers for Users<'_> {
     fn refresh(&mut self) {
         self.paths.iter().for_each(|path| self.luns.controllers[path.controller].refresh(path.slot));
     }
-}
-
-/// Why the controllers cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum LunsError {
-    /// A controller cannot be served.
-    #[error(transparent)]
-    Controller(#[from] ControllerError),
-    /// The state file cannot be locked or written.
-    #[error(
-        "serve: state: found {path:?}: {source}, expected a file that this daemon alone can write, in an existing folder"
-    )]
-    State {
-        /// Its path.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
 }
 
 /// The table entry of a LUN that is being added. Dropping it without [`PendingLun::commit`] removes the entry.

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use mqblk_core::{Disk, DiskChannel, DiskError, Geometry, Limits};
-use mqblk_engine::{AnyDisk, Engine, EngineOptions, UringContext, UringOptions};
+use mqblk_engine::{AnyDisk, Engine, EngineOptions, QueuePlacement, UringContext, UringOptions};
 
 use super::super::config::TargetLun;
 use super::*;
@@ -99,10 +99,12 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     let host = HostContext {
         engine,
         drain_timeout: Duration::from_secs(30),
-        names: UniqueNames::default(),
+        names: Arc::default(),
+        placement: Arc::new(Mutex::new(QueuePlacement::new(1))),
+        state: None,
         storages: Arc::new(Registry::of_this_process()),
     };
-    Arc::new(Luns::start(&[controller], &host, None).unwrap())
+    Arc::new(Luns::start(&[controller], &host, SavedLuns::default()).unwrap())
 }
 
 const AT_ONCE: Duration = Duration::ZERO;

@@ -1,0 +1,115 @@
+//! `mqblk disk`: adds, removes, resizes and lists disks of a running daemon.
+
+mod list;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use mqblk_admin::model::{DiskAdded, DiskRemoved};
+use mqblk_core::settings::SettingError;
+use mqblk_daemon::key_values;
+use mqblk_daemon::state_file::absolute_setting;
+use serde_json::{Map, Value, json};
+
+use crate::call::{CallError, DaemonArgs, call, read};
+use crate::{failure, resize};
+
+/// The names for messages.
+const ADD: &str = "disk add";
+const REMOVE: &str = "disk remove";
+
+/// The actions of `mqblk disk`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = include_str!("help.txt"), after_help = "Examples: mqblk disk --help")]
+pub(crate) struct DiskArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Serve one more disk, or with controller=ID add a LUN
+    Add {
+        #[command(flatten)]
+        daemon: DaemonArgs,
+
+        /// The keys of the disk, as for --disk; with controller=ID those of --lun: see `mqblk serve --help`
+        #[arg(value_name = "KEY=VALUE,...")]
+        settings: String,
+    },
+
+    /// Take a disk or LUN away, when its requests have ended, and close its storage
+    Remove {
+        #[command(flatten)]
+        daemon: DaemonArgs,
+
+        /// The disk's or LUN's id
+        #[arg(value_name = "ID")]
+        id: String,
+
+        /// Also while a guest is connected, which loses the disk
+        #[arg(long)]
+        force: bool,
+    },
+
+    /// Give a disk or LUN another size; its guest goes on working
+    Resize(resize::ResizeArgs),
+
+    /// Show the disks and LUNs: what they are made of, and who uses them
+    List {
+        #[command(flatten)]
+        daemon: DaemonArgs,
+    },
+}
+
+/// Sends the request to the daemon and prints the result.
+pub(crate) fn run(args: DiskArgs) -> ExitCode {
+    let result = match args.action {
+        Action::Add { daemon, settings } => add(&daemon, &settings),
+        Action::Remove { daemon, id, force } => remove(&daemon, &id, force),
+        Action::Resize(args) => return resize::run(args),
+        Action::List { daemon } => list::list(&daemon),
+    };
+    failure::show(result, CallError::is_usage)
+}
+
+fn add(daemon: &DaemonArgs, settings: &str) -> Result<String, CallError> {
+    let settings = absolute_settings(ADD, settings)?;
+    let response = call(ADD, &daemon.socket, "disk.add", &json!({ "settings": settings }))?;
+    if daemon.json {
+        return Ok(format!("{response}\n"));
+    }
+    let DiskAdded { id, survives_restart } = read(ADD, response)?;
+    let lost =
+        if survives_restart { "" } else { "; it does not survive a restart of the daemon, which has no --state" };
+    Ok(format!("added {id}{lost}\n"))
+}
+
+fn remove(daemon: &DaemonArgs, id: &str, force: bool) -> Result<String, CallError> {
+    let response = call(REMOVE, &daemon.socket, "disk.remove", &json!({ "id": id, "force": force }))?;
+    if daemon.json {
+        return Ok(format!("{response}\n"));
+    }
+    let DiskRemoved { id } = read(REMOVE, response)?;
+    Ok(format!("removed {id}\n"))
+}
+
+/// Returns settings whose paths do not depend on the working directory: that of the daemon is another one.
+pub(crate) fn absolute_settings(subject: &str, text: &str) -> Result<Value, SettingError> {
+    let settings = key_values::parse(subject, text)?;
+    let pairs = settings.pairs().map(|(key, value)| (key.to_owned(), absolute_setting(key, value).into()));
+    Ok(Value::Object(pairs.collect::<Map<_, _>>()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_resolved_where_they_are_typed() {
+        let settings = absolute_settings(ADD, "path=vm.img,socket=/run/vm.sock,size=1M").unwrap();
+        let path = std::path::absolute("vm.img").unwrap();
+        assert_eq!(settings, json!({ "path": path, "size": "1M", "socket": "/run/vm.sock" }));
+        assert_eq!(absolute_settings(ADD, "path").unwrap_err().key, "syntax");
+    }
+}

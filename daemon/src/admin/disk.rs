@@ -1,0 +1,92 @@
+//! `disk.list`, and `disk.add` and `disk.remove`: disks and LUNs at run time, of every interface that can.
+
+use std::sync::Arc;
+
+use mqblk_admin::model::{DiskAdded, DiskList, DiskRemoved, FrontendInfo, ListedDisk};
+use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
+use serde_json::Value;
+
+use super::wire::{health, nanoseconds};
+use super::{change_error, take_settings};
+use crate::interface::{ChangeSource, Export, ServedDevice};
+use crate::state::DaemonState;
+
+const ADD: &[Param] = &[Param {
+    name: "settings",
+    kind: ParamKind::Settings,
+    about: "The keys of --disk, or with controller=ID those of --lun, as an object or as KEY=VALUE,...",
+}];
+
+const REMOVE: &[Param] = &[
+    Param { name: "id", kind: ParamKind::Text, about: "The id of the disk or LUN" },
+    Param { name: "force", kind: ParamKind::Boolean, about: "Also while a guest is connected, which loses it [false]" },
+];
+
+/// Returns the verbs.
+pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 3] {
+    let (listing, adding, removing) = (Arc::clone(state), Arc::clone(state), Arc::clone(state));
+    [
+        Verb::new("disk.list", "The disks and LUNs, and who uses them", &[], move |_| to_json(list(&listing))),
+        Verb::new("disk.add", "Serves one more disk, or adds a LUN to a controller", ADD, move |params| {
+            add(&adding, params)
+        }),
+        Verb::new(
+            "disk.remove",
+            "Takes a disk or LUN away, when its requests have ended, and closes its storage",
+            REMOVE,
+            move |params| remove(&removing, params),
+        ),
+    ]
+}
+
+fn add(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
+    let id =
+        state.add_disk(take_settings(params)?, ChangeSource::RunTime).map_err(|error| change_error(error, params))?;
+    let survives_restart = state.keeps_changes();
+    to_json(DiskAdded { id, survives_restart })
+}
+
+fn remove(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
+    let Some(id) = params.text("id") else {
+        return Err(VerbError::params("params.id", "nothing", "the id of a disk or LUN"));
+    };
+    state
+        .remove_disk(id, params.is_set("force"), ChangeSource::RunTime)
+        .map_err(|error| change_error(error, params))?;
+    to_json(DiskRemoved { id: id.to_owned() })
+}
+
+fn list(state: &DaemonState) -> DiskList {
+    let devices = state.devices();
+    let of_device = |device: &Arc<dyn ServedDevice>| {
+        let exports = device.exports();
+        exports.iter().map(|export| listed(device.as_ref(), export.as_ref())).collect::<Vec<_>>()
+    };
+    DiskList { disks: devices.iter().flat_map(of_device).collect() }
+}
+
+fn listed(device: &dyn ServedDevice, export: &dyn Export) -> ListedDisk {
+    let about = device.describe();
+    let frontend = device.frontend().map(|frontend| FrontendInfo {
+        pid: frontend.pid,
+        connected_ns: nanoseconds(frontend.connected),
+        features: frontend.features,
+        queues: frontend.queues as u32,
+    });
+    let geometry = export.geometry();
+    ListedDisk {
+        id: export.id().to_owned(),
+        controller: about.storage.is_none().then(|| about.id.clone()),
+        interface: about.interface.to_owned(),
+        storage: export.storage().or(about.storage),
+        size_bytes: geometry.map(|geometry| geometry.size.0),
+        block_bytes: geometry.map(|geometry| geometry.logical_block.bytes()),
+        read_only: geometry.map(|geometry| geometry.read_only),
+        health: export.health().map(|of| health(&of)),
+        frontend,
+    }
+}
+
+fn to_json(model: impl serde::Serialize) -> Result<Value, VerbError> {
+    serde_json::to_value(model).map_err(|error| VerbError::Failed(error.to_string()))
+}

@@ -1,0 +1,236 @@
+//! All virtio-blk disks at run time.
+//!
+//! The table is locked for short times only. Slow steps (opening storage, waiting for requests) run without the lock, while the disk's claims
+//! reserve its id and its socket.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use mqblk_core::settings::Settings;
+use mqblk_engine::{AnyDisk, QueuePlacement};
+
+use super::disk::BlkDisk;
+use super::saved::{self, AddedDisk, SavedDisks};
+use super::{BlkEndpoint, BlkStartError, ConfiguredDisk, WORD, serve};
+use crate::cpus::Cpus;
+use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _, ServedDisk};
+use crate::flush::flush_all;
+use crate::interface::{
+    ChangeSource, DiskTable, HostContext, ListPosition, ResolveContext, ServedDevice, ServedInterface,
+};
+use crate::resize::ChangeError;
+use crate::resolve::{Claim, UniqueNames};
+
+/// A served disk.
+#[derive(Clone)]
+struct ListedDisk {
+    position: ListPosition,
+    origin: ChangeSource,
+    claims: Vec<Claim>,
+    queue_map: Vec<u16>,
+    flush_target: (String, Arc<AnyDisk>),
+    served: Arc<ServedDisk<BlkDisk>>,
+    /// Somebody removes it.
+    removing: bool,
+}
+
+/// All disks, served.
+pub(super) struct ServedDisks {
+    host: HostContext,
+    /// The CPUs of the host: the default number of queues.
+    cpus: Cpus,
+    disks: Mutex<Vec<ListedDisk>>,
+    /// What the next daemon will serve. Lock order: after the table.
+    saved: Mutex<SavedDisks>,
+}
+
+impl ServedDisks {
+    /// Serves the disks of a configuration, and those that were added before.
+    ///
+    /// # Errors
+    /// If a disk of the configuration cannot be served.
+    pub(super) fn start(
+        disks: Vec<ConfiguredDisk>,
+        saved: SavedDisks,
+        host: &HostContext,
+    ) -> Result<ServedDisks, BlkStartError> {
+        let mut served = Vec::new();
+        for ConfiguredDisk { config, origin } in disks {
+            match listed(config, origin, host) {
+                Ok(disk) => served.push(disk),
+                Err(error) if origin == ChangeSource::RunTime => saved::not_served(&error),
+                Err(error) => return Err(error),
+            }
+        }
+        let (host, cpus) = (host.clone(), Cpus::of_this_host());
+        let disks = ServedDisks { host, cpus, disks: Mutex::new(served), saved: Mutex::new(saved) };
+        // Without what did not fit the configuration.
+        disks.save(|_| {});
+        Ok(disks)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Vec<ListedDisk>> {
+        lock(&self.disks)
+    }
+
+    /// Records a change in the state file, if there is one.
+    fn save(&self, change: impl FnOnce(&mut SavedDisks)) {
+        if let Some(state) = &self.host.state {
+            let mut saved = lock(&self.saved);
+            change(&mut saved);
+            state.set(WORD, &*saved);
+        }
+    }
+
+    /// Checks the settings of a disk, and reserves its id and its socket.
+    fn begin_add(
+        &self,
+        settings: Settings,
+        ids: &[String],
+    ) -> Result<(DiskKeys<BlkEndpoint>, Reservation), ChangeError> {
+        let after = |disk: &ListedDisk| match disk.position {
+            ListPosition::Added(number) => number + 1,
+            _ => 0,
+        };
+        let position = ListPosition::Added(self.table().iter().map(after).max().unwrap_or(0));
+        let mut names = lock(&self.host.names);
+        let mut attempt = names.clone();
+        ids.iter().for_each(|id| attempt.insert(&("id", id.clone()), &format!("disk or LUN {id:?}")));
+        let kinds = self.host.storages.kinds();
+        let mut context = ResolveContext { cpus: &self.cpus, kinds: &kinds, names: &mut attempt, saved: None };
+        let owner = settings.subject().to_owned();
+        let keys = DiskKeys::<BlkEndpoint>::take(DiskTable { settings, owner, position }, &mut context)?;
+        let (claims, owner) = (keys.claims(), format!("disk {:?}", keys.id()));
+        claims.iter().for_each(|claim| names.insert(claim, &owner));
+        Ok((keys, Reservation { names: Arc::clone(&self.host.names), claims }))
+    }
+
+    fn add(&self, settings: Settings, ids: &[String], source: ChangeSource) -> Result<String, ChangeError> {
+        let given = settings.clone();
+        let (mut keys, reservation) = self.begin_add(settings, ids)?;
+        // On a copy: the real one counts the disk when it is served.
+        let mut placement: QueuePlacement = lock(&self.host.placement).clone();
+        keys.device().1.assign_queues(&mut placement)?;
+        let config = keys.open(self.host.storages.as_ref())?;
+        let disk = listed(config, source, &self.host);
+        let disk = disk.map_err(|error| ChangeError::Failed(error.to_string()))?;
+        lock(&self.host.placement).place(&disk.queue_map);
+        let id = disk.served.id().to_owned();
+        let mut table = self.table();
+        table.push(ListedDisk { claims: reservation.keep(), ..disk });
+        if source == ChangeSource::RunTime {
+            self.save(|saved| saved.add(AddedDisk::new(&id, &given)));
+        }
+        tracing::info!(disk = id, "disk added");
+        Ok(id)
+    }
+
+    /// Marks a disk as being removed. `None` if there is no such disk.
+    fn begin_remove(&self, id: &str, force: bool, source: ChangeSource) -> Option<Result<ListedDisk, ChangeError>> {
+        let refused = |why: &str| Some(Err(ChangeError::Failed(format!("disk {id:?}: {why}"))));
+        let mut table = self.table();
+        let disk = table.iter_mut().find(|disk| disk.served.id() == id)?;
+        if disk.removing {
+            return refused("it is being removed");
+        }
+        if !force && disk.served.export().is_connected() {
+            return refused("a guest is connected, which would lose the disk: detach it there, or say so (--force)");
+        }
+        disk.removing = true;
+        let disk = disk.clone();
+        // Recorded now: the disk stays removed even if the daemon is killed.
+        if source == ChangeSource::RunTime {
+            self.save(|saved| saved.remove(id, disk.origin));
+        }
+        Some(Ok(disk))
+    }
+
+    fn remove(&self, disk: ListedDisk) -> Result<(), ChangeError> {
+        let export = disk.served.export();
+        export.begin_stop();
+        export.stop();
+        self.table().retain(|other| other.served.id() != disk.served.id());
+        let ListedDisk { claims, queue_map, flush_target, served, .. } = disk;
+        let id = served.id().to_owned();
+        drop(served);
+        lock(&self.host.placement).remove(&queue_map);
+        let flushed = flush_all(vec![flush_target], self.host.drain_timeout);
+        // Only now: a disk that is added under its id may have the same image.
+        drop(Reservation { names: Arc::clone(&self.host.names), claims });
+        match flushed {
+            Ok(()) => {
+                tracing::info!(disk = id, "disk removed");
+                Ok(())
+            }
+            Err(error) => {
+                let why = format!("{error}; it is gone, but what was written may be lost");
+                tracing::error!(disk = id, "{why}");
+                Err(ChangeError::Failed(why))
+            }
+        }
+    }
+}
+
+impl ServedInterface for ServedDisks {
+    fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)> {
+        self.table().iter().map(|disk| (disk.position, Arc::clone(&disk.served) as _)).collect()
+    }
+
+    fn add_disk(&self, settings: Settings, ids: &[String], source: ChangeSource) -> Result<String, ChangeError> {
+        self.add(settings, ids, source)
+    }
+
+    fn remove_disk(&self, id: &str, force: bool, source: ChangeSource) -> Option<Result<(), ChangeError>> {
+        Some(self.begin_remove(id, force, source)?.and_then(|disk| self.remove(disk)))
+    }
+
+    fn begin_stop(&self) {
+        self.table().iter().for_each(|disk| disk.served.export().begin_stop());
+    }
+
+    fn stop(&self, _deadline: Instant) {
+        let disks = self.table().clone();
+        disks.iter().for_each(|disk| disk.served.export().stop());
+    }
+
+    fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {
+        self.table().iter().map(|disk| disk.flush_target.clone()).collect()
+    }
+}
+
+/// Serves a disk. Its claims are the caller's.
+fn listed(
+    config: DiskConfig<BlkEndpoint>,
+    origin: ChangeSource,
+    host: &HostContext,
+) -> Result<ListedDisk, BlkStartError> {
+    let (position, flush_target) = (config.position, config.flush_target());
+    let queue_map = config.endpoint.queue_map().to_vec();
+    let claims = std::iter::once(("id", config.id.clone())).chain(config.endpoint.claims()).collect();
+    let served = serve(config, host)?;
+    Ok(ListedDisk { position, origin, claims, queue_map, flush_target, served, removing: false })
+}
+
+/// Claims that are released when this is dropped.
+struct Reservation {
+    names: Arc<Mutex<UniqueNames>>,
+    claims: Vec<Claim>,
+}
+
+impl Reservation {
+    /// Leaves the claims where they are, and returns them.
+    fn keep(mut self) -> Vec<Claim> {
+        std::mem::take(&mut self.claims)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut names = lock(&self.names);
+        self.claims.iter().for_each(|claim| names.release(claim));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

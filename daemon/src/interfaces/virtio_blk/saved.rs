@@ -1,0 +1,167 @@
+//! The disks that were added and removed at run time: the interface's section of the state file.
+//!
+//! The configuration has priority: what does not fit it is dropped with a warning, and the daemon starts. One disk that cannot be served
+//! must not prevent the others from being served.
+
+use std::collections::BTreeMap;
+
+use mqblk_core::settings::{SettingError, Settings};
+use serde::{Deserialize, Serialize};
+
+use super::{BlkEndpoint, DiskToOpen};
+use crate::disk_list::DiskKeys;
+use crate::interface::{ChangeSource, DiskTable, ListPosition, ResolveContext};
+use crate::state_file::saved_settings;
+
+/// The section.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SavedDisks {
+    /// Disks that were added, in the order of their addition.
+    pub added: Vec<AddedDisk>,
+    /// The ids of disks of the configuration that were removed.
+    pub removed: Vec<String>,
+}
+
+/// A disk that was added at run time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AddedDisk {
+    /// Its id.
+    pub id: String,
+    /// The other settings that it was added with.
+    pub settings: BTreeMap<String, String>,
+}
+
+impl AddedDisk {
+    /// Returns the record of a disk that was added with `settings`.
+    pub(super) fn new(id: &str, settings: &Settings) -> AddedDisk {
+        AddedDisk { id: id.to_owned(), settings: saved_settings(settings, &["id"]) }
+    }
+
+    /// Returns its settings, as in a `[[disk]]` table of the configuration.
+    fn to_settings(&self) -> Result<Settings, SettingError> {
+        let mut settings = Settings::new(format!("disk {:?} of the state file", self.id));
+        settings.insert("id", &self.id)?;
+        self.settings.iter().try_for_each(|(key, value)| settings.insert(key, value))?;
+        Ok(settings)
+    }
+}
+
+impl SavedDisks {
+    /// Records that a disk was added.
+    pub(super) fn add(&mut self, disk: AddedDisk) {
+        self.added.retain(|other| other.id != disk.id);
+        self.added.push(disk);
+    }
+
+    /// Records that a disk was removed.
+    pub(super) fn remove(&mut self, id: &str, origin: ChangeSource) {
+        match origin {
+            ChangeSource::RunTime => self.added.retain(|disk| disk.id != id),
+            ChangeSource::Configuration if self.removed.iter().any(|removed| removed == id) => {}
+            ChangeSource::Configuration => self.removed.push(id.to_owned()),
+        }
+    }
+}
+
+/// Takes the disks away that were removed, and adds those that were added. Drops entries of `saved` that do not fit the configuration.
+pub(super) fn apply(saved: &mut SavedDisks, disks: &mut Vec<DiskToOpen>, context: &mut ResolveContext<'_>) {
+    saved.removed.retain(|id| disks.iter().any(|disk| disk.keys.id() == id));
+    for removed in disks.extract_if(.., |disk| saved.removed.iter().any(|id| id == disk.keys.id())) {
+        removed.keys.claims().iter().for_each(|claim| context.names.release(claim));
+    }
+    let mut number = 0;
+    saved.added.retain(|disk| match take(disk, number, context) {
+        Ok(keys) => {
+            number += 1;
+            disks.push(DiskToOpen { keys, origin: ChangeSource::RunTime });
+            true
+        }
+        Err(error) => {
+            tracing::warn!("{error}; the configuration has priority: the disk is dropped from the state file");
+            false
+        }
+    });
+}
+
+fn take(
+    disk: &AddedDisk,
+    number: usize,
+    context: &mut ResolveContext<'_>,
+) -> Result<DiskKeys<BlkEndpoint>, SettingError> {
+    let (settings, position) = (disk.to_settings()?, ListPosition::Added(number));
+    let owner = settings.subject().to_owned();
+    let mut names = context.names.clone();
+    let mut attempt = ResolveContext { cpus: context.cpus, kinds: context.kinds, names: &mut names, saved: None };
+    let keys = DiskKeys::take(DiskTable { settings, owner, position }, &mut attempt)?;
+    *context.names = names;
+    Ok(keys)
+}
+
+/// Logs why a disk of the state file is not served.
+pub(super) fn not_served(error: &dyn std::error::Error) {
+    tracing::error!("not served: {error}; the state file keeps it for the next start");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::cpus::Cpus;
+    use crate::resolve::UniqueNames;
+
+    fn disk(id: &str) -> AddedDisk {
+        let settings =
+            crate::key_values::parse("disk", &format!("storage=null,size=1M,socket=/run/{id}.sock")).unwrap();
+        AddedDisk::new(id, &settings)
+    }
+
+    /// The ids that are served of a configuration with disks `a` and `b`.
+    fn applied(saved: &mut SavedDisks) -> Vec<String> {
+        let cpus = Cpus { count: 1, pinnable: BTreeSet::new() };
+        let mut names = UniqueNames::default();
+        let mut context = ResolveContext { cpus: &cpus, kinds: &["null"], names: &mut names, saved: None };
+        let mut disks = Vec::new();
+        for id in ["a", "b"] {
+            let table = DiskTable {
+                settings: disk(id).to_settings().unwrap(),
+                owner: id.to_owned(),
+                position: ListPosition::Disk(0),
+            };
+            let keys = DiskKeys::take(table, &mut context).unwrap();
+            disks.push(DiskToOpen { keys, origin: ChangeSource::Configuration });
+        }
+        apply(saved, &mut disks, &mut context);
+        disks.iter().map(|disk| disk.keys.id().to_owned()).collect()
+    }
+
+    #[test]
+    fn changes_are_applied_to_a_configuration() {
+        let mut saved = SavedDisks::default();
+        assert_eq!(applied(&mut saved), ["a", "b"]);
+        saved.add(disk("c"));
+        saved.remove("a", ChangeSource::Configuration);
+        saved.remove("a", ChangeSource::Configuration);
+        assert_eq!((applied(&mut saved), saved.removed.len()), (vec!["b".to_owned(), "c".to_owned()], 1));
+        // One that was removed may come back as another one.
+        saved.add(disk("a"));
+        assert_eq!(applied(&mut saved), ["b", "c", "a"]);
+        saved.remove("c", ChangeSource::RunTime);
+        assert_eq!(applied(&mut saved), ["b", "a"]);
+        let json = serde_json::to_value(&saved).unwrap();
+        assert_eq!(serde_json::from_value::<SavedDisks>(json).unwrap(), saved);
+    }
+
+    #[test]
+    fn the_configuration_has_priority() {
+        let mut saved = SavedDisks::default();
+        saved.add(disk("b"));
+        saved.add(AddedDisk { settings: disk("a").settings, id: "other".to_owned() });
+        saved.add(disk("c"));
+        saved.remove("gone", ChangeSource::Configuration);
+        assert_eq!(applied(&mut saved), ["a", "b", "c"], "its id, or its socket, is another disk's");
+        assert_eq!((saved.added, saved.removed), (vec![disk("c")], Vec::new()));
+    }
+}

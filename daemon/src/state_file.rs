@@ -1,0 +1,278 @@
+//! The state file: what was changed at run time, for the next daemon. Each guest interface has a section of its own.
+//!
+//! Each change replaces the whole file atomically: a new file is written, fsynced and renamed, and the directory is fsynced. After a kill
+//! the file has the content from before or after the change.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use mqblk_core::settings::{SettingError, Settings};
+use rustix::fs::{FlockOperation, OFlags};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The value of the `format` member.
+const FORMAT: &str = "mqblk-state";
+const VERSION: u64 = 2;
+/// The version whose document was the section of virtio-scsi.
+const LUNS_VERSION: u64 = 1;
+const LUNS_SECTION: &str = "virtio-scsi";
+/// Maximum size of a state file. Thousands of disks need a tenth of it.
+const MAX_BYTES: u64 = 16 << 20;
+/// Settings that name a file. Stored as absolute paths, independent of the daemon's working directory.
+const PATH_KEYS: [&str; 5] = ["path", "socket", "reservations", "base", "overlay"];
+
+/// What a state file contains: a section for each interface, by its word.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SavedState {
+    path: PathBuf,
+    sections: BTreeMap<String, Value>,
+}
+
+/// The JSON document of the file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StateDocument {
+    format: String,
+    version: u64,
+    interfaces: BTreeMap<String, Value>,
+}
+
+fn invalid(path: &Path, why: &dyn std::fmt::Display) -> SettingError {
+    let expected = "a state file that mqblk has written, or no file there, to begin with the configuration alone";
+    Settings::new("serve").error("state", format!("{path:?}: {why}"), expected)
+}
+
+impl SavedState {
+    /// Reads the file at `path`. Without a file the state is empty.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or was not written by a daemon.
+    pub fn read(path: &Path) -> Result<SavedState, SettingError> {
+        let invalid = |why: &dyn std::fmt::Display| invalid(path, why);
+        let saved = |sections| SavedState { path: path.to_owned(), sections };
+        let text = match path.metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(saved(BTreeMap::new())),
+            Err(error) => return Err(invalid(&error)),
+            Ok(file) if !file.is_file() => return Err(invalid(&"no regular file")),
+            Ok(file) if file.len() > MAX_BYTES => return Err(invalid(&format!("{} bytes", file.len()))),
+            Ok(_) => std::fs::read_to_string(path).map_err(|error| invalid(&error))?,
+        };
+        let mut value: Value = serde_json::from_str(&text).map_err(|error| invalid(&error))?;
+        match (value["format"].as_str(), value["version"].as_u64()) {
+            (Some(FORMAT), Some(VERSION)) => {
+                let document: StateDocument = serde_json::from_value(value).map_err(|error| invalid(&error))?;
+                Ok(saved(document.interfaces))
+            }
+            (Some(FORMAT), Some(LUNS_VERSION)) => {
+                if let Some(members) = value.as_object_mut() {
+                    members.retain(|member, _| member != "format" && member != "version");
+                }
+                Ok(saved(BTreeMap::from([(LUNS_SECTION.to_owned(), value)])))
+            }
+            (Some(FORMAT), version) => {
+                Err(invalid(&format!("version {version:?} of the format, not {LUNS_VERSION} or {VERSION}")))
+            }
+            _ => Err(invalid(&format!("no \"format\": \"{FORMAT}\""))),
+        }
+    }
+
+    /// Returns the path of its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the section of an interface.
+    ///
+    /// # Errors
+    /// If the section has another form.
+    pub fn section<T: DeserializeOwned + Default>(&self, interface: &str) -> Result<T, SettingError> {
+        match self.sections.get(interface) {
+            Some(section) => T::deserialize(section).map_err(|error| invalid(&self.path, &error)),
+            None => Ok(T::default()),
+        }
+    }
+}
+
+/// The state file, locked against other daemons.
+#[derive(Debug)]
+pub struct StateFile {
+    inner: Mutex<OpenState>,
+    _lock: File,
+}
+
+#[derive(Debug)]
+struct OpenState {
+    saved: SavedState,
+    /// True if the file has the content of `saved`.
+    is_written: bool,
+}
+
+impl StateFile {
+    /// Locks the file of a state and writes the state to it.
+    ///
+    /// # Errors
+    /// If another daemon has locked it, or it cannot be written.
+    pub fn open(saved: SavedState) -> io::Result<StateFile> {
+        let mut options = OpenOptions::new();
+        // No symbolic link that somebody else has put there is followed.
+        options.create(true).truncate(false).write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+        let lock = options.open(with_suffix(&saved.path, ".lock"))?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+            rustix::io::Errno::WOULDBLOCK => {
+                io::Error::new(io::ErrorKind::ResourceBusy, "another daemon uses it; give each a file of its own")
+            }
+            error => error.into(),
+        })?;
+        let mut state = OpenState { saved, is_written: false };
+        state.write()?;
+        Ok(StateFile { inner: Mutex::new(state), _lock: lock })
+    }
+
+    /// Replaces the section of an interface, and writes the file. [`is_written`](Self::is_written) says whether that succeeded.
+    pub fn set(&self, interface: &str, section: &impl Serialize) {
+        let mut state = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = serde_json::to_value(section).map_err(io::Error::from).and_then(|section| {
+            state.saved.sections.insert(interface.to_owned(), section);
+            state.write()
+        });
+        if let Err(error) = written {
+            let path = state.saved.path.display();
+            tracing::error!(%path, "the state file cannot be written, so a restart loses changes at run time: {error}");
+        }
+    }
+
+    /// Returns true if the file is up to date: the next daemon finds the current state.
+    pub fn is_written(&self) -> bool {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_written
+    }
+}
+
+impl OpenState {
+    fn write(&mut self) -> io::Result<()> {
+        self.is_written = false;
+        let SavedState { path, sections } = &self.saved;
+        let document = StateDocument { format: FORMAT.to_owned(), version: VERSION, interfaces: sections.clone() };
+        let mut text = serde_json::to_vec_pretty(&document)?;
+        text.push(b'\n');
+        let new = with_suffix(path, ".new");
+        match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&new)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)?;
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        File::open(folder)?.sync_all()?;
+        self.is_written = true;
+        Ok(())
+    }
+}
+
+/// Returns `path` with a suffix: an auxiliary file next to it.
+fn with_suffix(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+/// Returns settings for a state file, except those of `own`: those that name a file are absolute paths.
+pub fn saved_settings(settings: &Settings, own: &[&str]) -> BTreeMap<String, String> {
+    let others = settings.pairs().filter(|(key, _)| !own.contains(key));
+    others.map(|(key, value)| (key.to_owned(), absolute_setting(key, value))).collect()
+}
+
+/// Returns the value of a setting, independent of the working directory if it names a file. Addresses of servers stay as they are.
+pub fn absolute_setting(key: &str, value: &str) -> String {
+    let is_path = PATH_KEYS.contains(&key) && mqblk_storage::backend_of_path(value) == Ok(None);
+    let absolute = || std::path::absolute(value).ok()?.to_str().map(str::to_owned);
+    is_path.then(absolute).flatten().unwrap_or_else(|| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_written_state_is_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let empty = SavedState::read(&path).unwrap();
+        assert!(empty.section::<Vec<u32>>("a").unwrap().is_empty());
+        let file = StateFile::open(empty.clone()).unwrap();
+        let busy = StateFile::open(empty).unwrap_err();
+        assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);
+        file.set("a", &[1, 2]);
+        file.set("b", &"text");
+        file.set("a", &[3]);
+        assert!(file.is_written());
+        let read = SavedState::read(&path).unwrap();
+        assert_eq!(read.section::<Vec<u32>>("a").unwrap(), [3]);
+        assert_eq!(read.section::<String>("b").unwrap(), "text");
+        assert!(read.section::<Vec<u32>>("b").unwrap_err().to_string().contains("invalid type: string"));
+        // An incomplete new file, left by a killed daemon, is ignored.
+        std::fs::write(with_suffix(&path, ".new"), "{\"form").unwrap();
+        assert_eq!(SavedState::read(&path).unwrap(), read);
+        drop(file);
+        assert!(StateFile::open(read).unwrap().is_written());
+    }
+
+    #[test]
+    fn a_file_of_version_1_has_luns() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        std::fs::write(&path, r#"{"format":"mqblk-state","version":1,"added":[1],"removed":[]}"#).unwrap();
+        let luns: Value = SavedState::read(&path).unwrap().section(LUNS_SECTION).unwrap();
+        assert_eq!(luns, json!({ "added": [1], "removed": [] }));
+    }
+
+    #[test]
+    fn relative_paths_are_stored_absolute() {
+        let settings = crate::key_values::parse("disk", "path=a.img,socket=/run/a,id=a.img,size=1M").unwrap();
+        let saved = saved_settings(&settings, &["id"]);
+        let absolute = std::path::absolute("a.img").unwrap().display().to_string();
+        assert_eq!(
+            saved.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect::<Vec<_>>(),
+            [("path", absolute.as_str()), ("size", "1M"), ("socket", "/run/a")]
+        );
+        for address in ["nbd://host/export", "nbd+unix:///export?socket=/run/nbd", "rbd:pool/image@snap:conf=/etc/x"] {
+            assert_eq!(absolute_setting("path", address), address);
+        }
+        let odd = std::path::absolute("nbd:x").unwrap().display().to_string();
+        assert_eq!(absolute_setting("path", "./nbd:x"), odd);
+    }
+
+    #[test]
+    fn foreign_and_damaged_files_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        for (text, want) in [
+            ("", "EOF while parsing"),
+            ("\0\0\0\0", "expected value at line 1 column 1"),
+            ("workers = 2\n", "expected value at line 1 column 1"),
+            ("{\"format\":\"mqblk-state\",\"version\":1,\"added\":[", "EOF while parsing"),
+            ("[]", "no \"format\": \"mqblk-state\""),
+            ("{\"format\":\"other\",\"version\":1}", "no \"format\": \"mqblk-state\""),
+            ("{\"format\":\"mqblk-state\",\"version\":3}", "version Some(3) of the format, not 1 or 2"),
+            ("{\"format\":\"mqblk-state\",\"version\":2}", "missing field `interfaces`"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = SavedState::read(&path).unwrap_err();
+            assert_eq!((error.subject.as_str(), error.key.as_str()), ("serve", "state"));
+            assert!(error.found.contains(want), "{text:?}: {error}");
+        }
+        assert!(SavedState::read(folder.path()).unwrap_err().to_string().contains("no regular file"));
+    }
+}

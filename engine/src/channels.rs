@@ -11,6 +11,7 @@ use mqblk_uring::UringContext;
 
 use crate::AnyDisk;
 use crate::errors::{DiskHealth, EngineChannel, SharedGuard, guarded};
+use crate::limits::Throttle;
 use crate::options::PlugOptions;
 use crate::plug::{Merger, Merges, PlugCounters};
 use crate::queue_options::QueueDisk;
@@ -19,6 +20,7 @@ use crate::request::{AnyCompletion, AnyRequest, cancelled};
 use crate::slices::{SliceBudget, SlicedChannel};
 
 mod parked;
+mod throttled;
 
 /// An open channel and the requests that wait to be submitted to it.
 pub(crate) struct OpenChannel {
@@ -35,8 +37,12 @@ pub(crate) struct OpenChannel {
     busy: bool,
     /// Merges plugged requests; `None` when they are submitted as they are.
     merger: Option<Box<Merger>>,
+    /// Holds requests back until the disk's limits allow them; `None` when nothing is limited.
+    throttle: Option<Box<Throttle>>,
     /// Most requests outstanding; 0: any number.
     depth: u32,
+    /// It has a depth or a throttle.
+    is_bounded: bool,
     /// How it was opened.
     options: PlugOptions,
     users: usize,
@@ -52,10 +58,10 @@ impl OpenChannel {
     /// Returns true if more requests should be pulled into the plug in this turn.
     #[inline]
     pub(crate) fn wants_more(&self) -> bool {
-        self.merger.as_ref().is_some_and(|merger| merger.wants_more(self.plug.len()))
+        self.merger.as_ref().is_some_and(|merger| merger.wants_more(self.plug.len() + self.throttled()))
     }
 
-    /// Returns how many requests wait to be offered.
+    /// Returns how many requests wait to be offered, without those that are throttled.
     #[inline]
     fn waiting(&self) -> usize {
         self.plug.len() + self.merger.as_ref().map_or(0, |merger| merger.ready())
@@ -132,6 +138,7 @@ impl OpenChannel {
             }
             self.left = !plug.is_empty();
         }
+        self.end_pass_throttle();
         happened
     }
 }
@@ -162,6 +169,8 @@ pub(crate) struct Channels {
     part: Vec<AnyRequest>,
     /// What all channels may submit of long requests in a turn.
     slices: SliceBudget,
+    /// Channels with a throttle.
+    throttles: usize,
 }
 
 impl Channels {
@@ -186,9 +195,26 @@ impl Channels {
         let (channel, guard) = guarded(sliced, health, &limits);
         let merger = Merger::new(options, &limits, &disk.geometry(), PLUG_ROOM);
         let plug = Vec::with_capacity(PLUG_ROOM);
+        let throttle = Throttle::new(health.limits(), 0);
+        self.throttles += usize::from(throttle.is_some());
         let (disk, health, depth, options) = (Arc::clone(disk), Arc::clone(health), options.depth, *options);
+        let is_bounded = depth > 0 || throttle.is_some();
         let (left, busy, users) = (false, true, 1);
-        let open = OpenChannel { disk, health, channel, guard, plug, left, busy, merger, depth, options, users };
+        let open = OpenChannel {
+            disk,
+            health,
+            channel,
+            guard,
+            plug,
+            left,
+            busy,
+            merger,
+            throttle,
+            depth,
+            is_bounded,
+            options,
+            users,
+        };
         let at = self.open.iter().position(Option::is_none).unwrap_or_else(|| {
             self.open.push(None);
             self.open.len() - 1
@@ -209,7 +235,10 @@ impl Channels {
         open.users -= 1;
         if open.users == 0 {
             debug_assert!(open.plug.is_empty() && open.merger.as_ref().is_none_or(|merger| merger.is_idle()));
+            debug_assert!(open.throttled() == 0, "throttled requests of a queue that leaves pass at once");
             open.channel.close(context);
+            let throttles = usize::from(open.throttle.is_some());
+            self.throttles -= throttles;
             self.open[at] = None;
             self.count -= 1;
             self.busy.retain(|busy| *busy != at);
@@ -307,10 +336,13 @@ impl Channels {
         self.left = false;
         let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
         let merger = open.merger.as_ref();
-        let happened = if open.depth == 0 && merger.is_none_or(|merger| merger.passes_through(&open.plug)) {
+        let happened = if !open.is_bounded && merger.is_none_or(|merger| merger.passes_through(&open.plug)) {
             // `submit_within` would do the same for 50 instructions more in each turn.
             open.submit_all(context, &mut stamp, &mut self.completions)
         } else {
+            if open.throttle.is_some() {
+                open.pass_throttle();
+            }
             let most = if open.depth == 0 { usize::MAX } else { open.budget(context, false, false) };
             let quota = SubmitQuota { most, bytes: &mut { ByteQuota::UNLIMITED }, part: &mut self.part };
             open.submit_within(context, quota, &mut stamp, &mut self.counts, &mut self.completions)
@@ -328,6 +360,9 @@ impl Channels {
         let (mut happened, mut bytes) = (0, TurnBytes::new());
         for at in first.iter().chain(last) {
             let Some(open) = self.open[*at].as_mut() else { continue };
+            if open.throttle.is_some() {
+                open.pass_throttle();
+            }
             let quota = bytes.of_channel();
             let mut left = quota;
             let most = open.budget(context, true, contended);
@@ -345,6 +380,7 @@ impl Channels {
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
         let finished = &mut self.completions;
         let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
+        open.cancel_throttled(chosen, finished);
         finished.extend(open.plug.extract_if(.., |request| chosen(request.tag)).map(cancelled));
         let Some(merger) = &mut open.merger else {
             open.channel.cancel(context, tags, finished);
@@ -397,12 +433,15 @@ impl Channels {
                 again += open.reap(context, &mut self.counts, &mut self.completions);
                 outstanding = open.channel.outstanding();
             }
-            if outstanding == 0 && self.count > 1 && open.waiting() == 0 {
+            if outstanding == 0 && self.count > 1 && open.waiting() == 0 && open.throttled() == 0 {
                 open.busy = false;
                 self.busy.remove(nth);
             } else {
                 nth += 1;
             }
+        }
+        if self.throttles > 0 {
+            again += self.due_throttles();
         }
         self.left |= again > 0;
         again > 0
@@ -421,7 +460,8 @@ impl Channels {
 
     /// The earliest time that a channel wants to be reaped without a completion.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.busy().filter_map(|open| open.channel.deadline()).min()
+        let throttles = self.busy().filter_map(OpenChannel::throttle_deadline);
+        self.busy().filter_map(|open| open.channel.deadline()).chain(throttles).min()
     }
 
     fn busy(&self) -> impl Iterator<Item = &OpenChannel> {

@@ -109,6 +109,17 @@ impl Engine {
         self.workers.iter().map(|worker| &worker.mailbox)
     }
 
+    /// Has all workers use the limits that disks and groups have now. When it returns, all do.
+    ///
+    /// # Errors
+    /// When a worker has ended, or does not respond: it uses them when it does. The others use them already.
+    pub fn limits_changed(&self) -> Result<(), WorkerError> {
+        let reload = |mailbox: &Mailbox<Worker>| mailbox.begin_send(|worker| worker.channels.reload_limits());
+        // All are told before the first is waited for.
+        let sent: Vec<_> = self.mailboxes().map(reload).collect();
+        sent.into_iter().try_for_each(|sent| sent?.wait())
+    }
+
     /// Returns the statistics of all workers and their queues, each read between two turns of its worker.
     ///
     /// # Errors

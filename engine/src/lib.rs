@@ -4,7 +4,8 @@
 //! - `request`, `options`, `clock`, `latency`, `attach_error`: plain types.
 //! - `tags` is a queue's request table, `counters` and `per_disk` its statistics; `poll` decides how long a queue is polled, `poll_list`
 //!   which queues are polled and when the worker may sleep, `coalesce` defers calls, `quota` bounds what a disk may use of its worker.
-//! - `plug` merges requests of one disk, `errors` parks or repeats those that failed, `channels` are a worker's handles to disks.
+//! - `plug` merges requests of one disk, `limits` throttles them, `errors` parks or repeats those that failed, `channels` are a worker's
+//!   handles to disks.
 //! - `attached_disks` are the disks of one queue, `route` is the way of its requests there, `runner` connects the queue to its tags.
 //! - `worker` runs the turns; `mailbox` carries messages to it.
 //! - `engine` starts workers and attaches queues, `draining` detaches them, `moving` moves them, `resume` resumes stopped disks, `watchdog`
@@ -23,6 +24,7 @@ mod draining;
 mod engine;
 mod errors;
 mod latency;
+mod limits;
 mod mailbox;
 mod moving;
 mod options;
@@ -52,6 +54,7 @@ pub use draining::{ClosingDisk, Draining};
 pub use engine::{Engine, EngineOptions, QueueHandle};
 pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopReport};
 pub use latency::{LatencyHistogram, percentile_ns};
+pub use limits::{Burst, DiskLimits, IoLimit, IoLimits, LimitClock, LimitGroup, LimitKind, ThrottleStats};
 pub use moving::{Extracted, Inserted, MoveResult, QueueState};
 pub use mqblk_uring::{EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};

@@ -135,10 +135,22 @@ impl<W: 'static> Mailbox<W> {
         &self,
         message: impl FnOnce(&mut W) -> R + Send + 'static,
     ) -> Result<R, WorkerError> {
+        self.begin_send(message)?.wait()
+    }
+
+    /// As [`send`](Self::send), and returns what its caller waits with until the worker has run `message`; several workers can be sent to
+    /// at once.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub(crate) fn begin_send<R: Send + 'static>(
+        &self,
+        message: impl FnOnce(&mut W) -> R + Send + 'static,
+    ) -> Result<Sent<R>, WorkerError> {
         let (result, wait) = sync_channel(1);
         // The caller may be gone; nobody else waits for the result.
         self.send(Box::new(move |worker| _ = result.send(message(worker))))?;
-        wait.recv_timeout(UNRESPONSIVE_AFTER).map_err(|error| unavailable(self.worker, error))
+        Ok(Sent { worker: self.worker, deadline: Instant::now() + UNRESPONSIVE_AFTER, wait })
     }
 
     /// Runs `call` on the worker and waits for its result.
@@ -169,6 +181,24 @@ impl<W: 'static> Mailbox<W> {
             }
         }))?;
         Ok(Call { worker: self.worker, deadline: Instant::now() + UNRESPONSIVE_AFTER, wait, state })
+    }
+}
+
+/// A message that a worker will run.
+pub(crate) struct Sent<R> {
+    worker: u32,
+    deadline: Instant,
+    wait: Receiver<R>,
+}
+
+impl<R> Sent<R> {
+    /// Waits until the worker has run it.
+    ///
+    /// # Errors
+    /// When the worker has ended, or has not replied in time. It runs the message nevertheless.
+    pub(crate) fn wait(self) -> Result<R, WorkerError> {
+        let rest = self.deadline.saturating_duration_since(Instant::now());
+        self.wait.recv_timeout(rest).map_err(|error| unavailable(self.worker, error))
     }
 }
 

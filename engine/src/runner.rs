@@ -50,8 +50,8 @@ pub(crate) trait AnyQueue: Any {
     fn uses(&self, disk: DiskSlot) -> bool;
     /// Returns the queue's statistics.
     fn stats(&self, now: Ticks) -> QueueStats;
-    /// Calls `show` with the disk and the pull time of each request in flight.
-    fn for_each_in_flight(&self, show: &mut dyn FnMut(DiskSlot, Ticks));
+    /// Calls `show` with the tag table's index, the disk and the timestamps of each request in flight.
+    fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps));
     /// Returns the tag table's indexes of the requests in flight to a disk.
     fn indexes_of_disk(&self, disk: DiskSlot) -> Vec<u16>;
     /// Returns the queue for access by its type.
@@ -441,8 +441,8 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.tags.uses(disk)
     }
 
-    fn for_each_in_flight(&self, show: &mut dyn FnMut(DiskSlot, Ticks)) {
-        self.tags.pulls().for_each(|(disk, pulled)| show(disk, pulled));
+    fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps)) {
+        self.tags.all().for_each(|(index, disk, stamps)| show(index, disk, stamps));
     }
 
     fn indexes_of_disk(&self, disk: DiskSlot) -> Vec<u16> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
 
 use mqblk_core::{DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{UringContext, UringOptions};
@@ -109,6 +110,18 @@ impl SteppedWorker {
         let outcome = health.clear_stop()?;
         self.worker.resume(health, how, outcome);
         Some(parked)
+    }
+
+    /// Uses the limits that disks and groups have now, as [`Engine::limits_changed`](crate::Engine::limits_changed) has workers do.
+    pub fn limits_changed(&mut self) {
+        self.worker.channels.reload_limits();
+    }
+
+    /// Returns for how long the worker would sleep if nothing arrived, as far as its disks are concerned; `None`: for ever.
+    pub fn sleep_time(&mut self) -> Option<Duration> {
+        self.worker.channels.begin_sleep();
+        let deadline = self.worker.channels.deadline();
+        deadline.map(|due| due.saturating_duration_since(Instant::now()))
     }
 
     /// Returns the statistics of the worker and its queues.

@@ -160,6 +160,12 @@ impl<T> TagTable<T> {
         taken.map(|slot| (slot.disk, slot.stamps.pulled))
     }
 
+    /// Returns index, disk and timestamps of each request in flight.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u16, DiskSlot, Timestamps)> {
+        let taken = (0..).zip(&self.slots).filter(|(_, slot)| slot.token.is_some());
+        taken.map(|(index, slot)| (index, slot.disk, slot.stamps))
+    }
+
     /// Returns the indexes of the requests in flight to a disk.
     pub(crate) fn of_disk(&self, disk: DiskSlot) -> impl Iterator<Item = u16> {
         (0..)

@@ -448,6 +448,7 @@ impl Worker {
 
     /// Sleeps until a kick, a message or a completion arrives, or a deadline passes.
     fn sleep(&mut self) {
+        self.channels.begin_sleep();
         // A full channel has space again after its next completion, which arrives in the ring, or at its deadline.
         let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
         let calls = self.deferred_calls.iter().map(|(_, due)| *due);
@@ -457,6 +458,7 @@ impl Worker {
         let wait = [storage, clock, eventfd].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
         let before = self.now;
         self.context.turn(wait);
+        self.channels.end_sleep();
         self.now = self.clock.now();
         self.counters.sleeps += 1;
         self.counters.slept_ns += self.now.since(before);
@@ -501,6 +503,9 @@ impl Worker {
             let tags: Vec<Tag> =
                 attached.runner.indexes_of_disk(disk).into_iter().map(|index| Tag::new(slot, index)).collect();
             attached.disks.begin_close(disk, left);
+            if let Some(at) = channel {
+                self.channels.let_go(at, slot, false);
+            }
             // Otherwise it would wait for requests that are parked, or will be, until the disk is resumed.
             if let Some(at) = channel.filter(|at| !tags.is_empty() && self.channels.get(*at).guard.is_some()) {
                 self.channels.cancel(&mut self.context, at, &tags);
@@ -567,14 +572,23 @@ impl Worker {
         }
     }
 
-    /// Returns the number of requests in flight and the age of the oldest, for each disk that has any.
+    /// Returns the number of requests in flight and the age of the oldest, for each disk that has any. Requests that its limits hold back are
+    /// left out: the storage does not have them.
     pub(crate) fn ages(&self) -> Vec<Age> {
         let now = self.clock.now();
+        let mut throttled: Vec<Tag> = self.channels.all().flat_map(|(_, open)| open.throttled_tags()).collect();
+        throttled.sort_unstable();
         let mut ages: Vec<Age> = Vec::new();
-        for attached in self.queues.iter().flatten() {
-            attached.runner.for_each_in_flight(&mut |disk, pulled| {
+        for (slot, attached) in (0..).zip(&self.queues) {
+            let Some(attached) = attached else { continue };
+            attached.runner.for_each_in_flight(&mut |index, disk, stamps| {
                 let Some(open) = attached.disks.channel(disk).and_then(|at| self.channels.find(at)) else { return };
-                let oldest = Duration::from_nanos(now.since(pulled));
+                if throttled.binary_search(&Tag::new(slot, index)).is_ok() {
+                    return;
+                }
+                // Where limits apply the storage may have it long after the pull.
+                let since = if open.has_throttle() { stamps.submitted } else { stamps.pulled };
+                let oldest = Duration::from_nanos(now.since(since));
                 match ages.iter_mut().find(|age| Arc::ptr_eq(&age.health, &open.health)) {
                     Some(age) => {
                         age.oldest = age.oldest.max(oldest);
@@ -639,3 +653,5 @@ mod signals;
 mod stopping;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod throttling;

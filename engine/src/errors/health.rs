@@ -1,22 +1,24 @@
 //! A disk's health, which all its workers share. Written when a request fails; workers of a disk that may stop read one flag per batch.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mqblk_core::{ByteOffset, Op, Outcome};
 
 use super::failures::{FailedRequest, FailureLog};
 use super::policy::{ErrorPolicy, OnError};
+use crate::limits::DiskLimits;
 
 /// Shortest time between two log lines about requests of a disk that are repeated.
 const RETRY_LOG: Duration = Duration::from_secs(10);
 
-/// A disk's name, its error policy, and whether it is stopped.
+/// A disk's name, its error policy, its limits, and whether it is stopped.
 #[derive(Debug, Default)]
 pub struct DiskHealth {
     name: String,
     policy: ErrorPolicy,
+    limits: Arc<DiskLimits>,
     stopped: AtomicBool,
     /// Why it is stopped, while it is.
     stop: Mutex<Option<Stop>>,
@@ -64,9 +66,19 @@ pub struct StopReport {
 }
 
 impl DiskHealth {
-    /// Returns the health of a disk that runs. `name`: for the log.
+    /// Returns the health of a disk that runs, without limits. `name`: for the log.
     pub fn new(name: impl Into<String>, policy: ErrorPolicy) -> DiskHealth {
-        DiskHealth { name: name.into(), policy, ..DiskHealth::default() }
+        DiskHealth::with_limits(name, policy, DiskLimits::default())
+    }
+
+    /// Returns the health of a disk that runs.
+    pub fn with_limits(name: impl Into<String>, policy: ErrorPolicy, limits: DiskLimits) -> DiskHealth {
+        DiskHealth { name: name.into(), policy, limits: Arc::new(limits), ..DiskHealth::default() }
+    }
+
+    /// Returns its limits.
+    pub fn limits(&self) -> &Arc<DiskLimits> {
+        &self.limits
     }
 
     /// Returns the disk's name.

@@ -41,10 +41,12 @@ impl Worker {
         }
     }
 
-    /// Drains a queue as [`drain`](Self::drain) does, but leaves parked requests to the caller.
+    /// Drains a queue as [`drain`](Self::drain) does, but leaves parked requests to the caller. Throttled requests are not waited for: they
+    /// are submitted.
     pub(crate) fn drain_keeping_parked(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
         let Some((attached, _)) = self.find(slot, generation) else { return };
         attached.on_drained = Some(OnDrained::Detach(done));
+        self.channels.begin_leave_throttles(slot);
         self.poll_list.drain(slot);
         self.end_drained();
     }
@@ -58,6 +60,7 @@ impl Worker {
             return;
         }
         attached.on_drained = Some(OnDrained::Move(phase, take));
+        self.channels.begin_leave_throttles(slot);
         self.poll_list.drain(slot);
         self.end_drained();
     }
@@ -69,6 +72,7 @@ impl Worker {
             attached.on_drained.take_if(|drained| matches!(drained, OnDrained::Move(..)))
         {
             self.poll_list.resume(slot, phase);
+            self.channels.end_leave_throttles(slot);
         }
     }
 
@@ -99,6 +103,7 @@ impl Worker {
             self.poll_list.remove(slot);
             self.deferred_calls.retain(|(deferred, _)| *deferred != slot);
             self.channels.end_leave(slot);
+            self.channels.end_leave_throttles(slot);
             let disks = attached.disks.queue_disks(&self.channels);
             attached.disks.close_all(&mut self.context, &mut self.channels);
             let merges = self.channels.take_merges(slot);

@@ -19,21 +19,21 @@ use crate::request::Buffer;
 use crate::resume::Resume;
 use crate::trial::TrialDisk;
 
-const WRITE: Op = Op::Write { fua: false };
-const DISCARD: Op = Op::Discard { secure: false };
-const EIO: Outcome = Outcome::Failed(Errno(5));
-const SECTOR: u64 = 512;
+pub(super) const WRITE: Op = Op::Write { fua: false };
+pub(super) const DISCARD: Op = Op::Discard { secure: false };
+pub(super) const EIO: Outcome = Outcome::Failed(Errno(5));
+pub(super) const SECTOR: u64 = 512;
 
 /// A guest: its requests and their completions.
 #[derive(Default)]
-struct Guest {
-    waiting: VecDeque<(Op, u64)>,
-    completed: Vec<(u64, Outcome)>,
+pub(super) struct Guest {
+    pub(super) waiting: VecDeque<(Op, u64)>,
+    pub(super) completed: Vec<(u64, Outcome)>,
     /// The request to cancel at the next wake.
-    cancel: Option<u64>,
+    pub(super) cancel: Option<u64>,
 }
 
-type SharedGuest = Arc<Mutex<Guest>>;
+pub(super) type SharedGuest = Arc<Mutex<Guest>>;
 
 /// A queue whose tokens are the sectors where the requests start.
 struct Queue(SharedGuest);
@@ -95,12 +95,12 @@ impl GuestQueue for Queue {
 
 /// The storage: how it behaves, and the requests it got.
 #[derive(Default)]
-struct Storage {
+pub(super) struct Storage {
     /// Sectors whose requests fail, and how.
     bad: Vec<(u64, Outcome)>,
-    seen: Vec<(Op, u64, u64)>,
+    pub(super) seen: Vec<(Op, u64, u64)>,
     /// It completes nothing.
-    hangs: bool,
+    pub(super) hangs: bool,
     /// It takes no more than this of an offer.
     most: Option<usize>,
 }
@@ -114,7 +114,7 @@ impl Storage {
     }
 }
 
-type SharedStorage = Arc<Mutex<Storage>>;
+pub(super) type SharedStorage = Arc<Mutex<Storage>>;
 
 struct Channel(SharedStorage, Vec<Request<Buffer>>);
 
@@ -149,27 +149,28 @@ impl DiskChannel<UringContext> for Channel {
 }
 
 /// A worker with a queue of a disk.
-struct Rig {
-    worker: Worker,
-    guest: SharedGuest,
-    storage: SharedStorage,
-    health: Arc<DiskHealth>,
-    attached_at: (u16, u32),
-    waker: Arc<dyn mqblk_core::Wake>,
+pub(super) struct Rig {
+    pub(super) worker: Worker,
+    pub(super) guest: SharedGuest,
+    pub(super) storage: SharedStorage,
+    pub(super) health: Arc<DiskHealth>,
+    pub(super) attached_at: (u16, u32),
+    pub(super) waker: Arc<dyn mqblk_core::Wake>,
     _mailbox: Mailbox<Worker>,
 }
 
-const STOP: ErrorPolicy = ErrorPolicy { on_error: OnError::Stop, on_enospc: OnNoSpace::Stop };
+pub(super) const STOP: ErrorPolicy = ErrorPolicy { on_error: OnError::Stop, on_enospc: OnNoSpace::Stop };
 
-impl Rig {
-    fn new(policy: ErrorPolicy, merge: MergeMode) -> Rig {
-        Rig::of(&Arc::new(DiskHealth::new("trial", policy)), merge)
-    }
+/// A queue of a disk that is attached to a worker.
+pub(super) struct Attached {
+    pub(super) guest: SharedGuest,
+    pub(super) storage: SharedStorage,
+    attached_at: (u16, u32),
+    waker: Arc<dyn mqblk_core::Wake>,
+}
 
-    fn of(health: &Arc<DiskHealth>, merge: MergeMode) -> Rig {
-        let (mailbox, receiver) = Mailbox::new(0).expect("a mailbox");
-        let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
-        let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
+impl Attached {
+    pub(super) fn new(worker: &mut Worker, health: &Arc<DiskHealth>, merge: MergeMode) -> Attached {
         let (guest, storage) = (SharedGuest::default(), SharedStorage::default());
         let of_disk = Arc::clone(&storage);
         let disk =
@@ -194,16 +195,30 @@ impl Rig {
         };
         let attached_at = worker.attach_queue(options, make, |_, _| {}).expect("attached");
         let waker = waker.expect("it was made");
+        Attached { guest, storage, attached_at, waker }
+    }
+}
+
+impl Rig {
+    fn new(policy: ErrorPolicy, merge: MergeMode) -> Rig {
+        Rig::of(&Arc::new(DiskHealth::new("trial", policy)), merge)
+    }
+
+    pub(super) fn of(health: &Arc<DiskHealth>, merge: MergeMode) -> Rig {
+        let (mailbox, receiver) = Mailbox::new(0).expect("a mailbox");
+        let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
+        let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
+        let Attached { guest, storage, attached_at, waker } = Attached::new(&mut worker, health, merge);
         Rig { worker, guest, storage, health: Arc::clone(health), attached_at, waker, _mailbox: mailbox }
     }
 
     /// Submits requests, runs turns until the worker is idle, and takes the completions.
-    fn submit(&mut self, discards: &[(Op, u64)]) -> Vec<(u64, Outcome)> {
+    pub(super) fn submit(&mut self, discards: &[(Op, u64)]) -> Vec<(u64, Outcome)> {
         self.guest.lock().unwrap().waiting.extend(discards);
         self.run_until_idle()
     }
 
-    fn run_until_idle(&mut self) -> Vec<(u64, Outcome)> {
+    pub(super) fn run_until_idle(&mut self) -> Vec<(u64, Outcome)> {
         let mut quiet = 0;
         while quiet < 3 {
             quiet = if self.worker.turn() { 0 } else { quiet + 1 };
@@ -213,12 +228,12 @@ impl Rig {
         completed
     }
 
-    fn bad(&self, bad: &[(u64, Outcome)]) {
+    pub(super) fn bad(&self, bad: &[(u64, Outcome)]) {
         self.storage.lock().unwrap().bad = bad.to_vec();
     }
 
     /// Takes the first sectors of the requests that the storage got since the last time.
-    fn seen(&self) -> Vec<u64> {
+    pub(super) fn seen(&self) -> Vec<u64> {
         std::mem::take(&mut self.storage.lock().unwrap().seen).iter().map(|seen| seen.1).collect()
     }
 
@@ -233,12 +248,12 @@ impl Rig {
         self.health.stats().parked
     }
 
-    fn in_flight(&self) -> u32 {
+    pub(super) fn in_flight(&self) -> u32 {
         self.worker.stats(0).queues[0].1.in_flight
     }
 }
 
-const DONE: Outcome = Outcome::Done(ByteLen(SECTOR));
+pub(super) const DONE: Outcome = Outcome::Done(ByteLen(SECTOR));
 
 #[test]
 fn a_stopped_disk_parks_what_failed_and_what_follows_and_replays_in_the_order_of_arrival() {

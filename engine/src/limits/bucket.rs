@@ -1,0 +1,292 @@
+//! A token bucket that several workers draw from, without a lock and without a shared cache line for each request.
+//!
+//! Tokens are numbered as they accrue: at the rate of the limit, from the start of the clock. A worker draws a *lease*: it takes the next
+//! free numbers by one atomic operation, and may use each as soon as it has accrued. Tokens not accrued yet can be leased too, so workers
+//! that wait stand in a line, in the order in which they came: one that always runs cannot overtake one that sleeps until its time. The
+//! bucket keeps at most `depth` tokens that nobody has taken.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::io_limits::{IoLimit, LimitKind};
+
+/// Tokens of a request, where requests are counted: a lease may be of a part of one.
+const REQUEST_TOKENS: u64 = 1024;
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// The default depth is the rate of so long, and that of a burst's height too: long enough for a worker that is late.
+const DEPTH_NS: u64 = NS_PER_S / 10;
+
+/// Everybody who waits for a bucket gets a lease in about this time.
+const CYCLE_NS: u64 = 4_000_000;
+/// The smallest lease: one in so many of a request's tokens, or so many bytes.
+const SMALLEST_PART: u64 = 16;
+const SMALLEST_BYTES: u64 = 512;
+
+/// A worker that sleeps until tokens accrue sleeps for at least so long, unless fewer are enough for all that waits.
+const SLICE_NS: u64 = 100_000;
+
+/// On a cache line of its own, and its neighbour: CPUs fetch lines in pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+struct OwnLine(AtomicU64);
+
+/// Which of a limit's two rates a bucket enforces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BucketRole {
+    /// The sustained rate.
+    Sustained,
+    /// The rate of a burst.
+    Height,
+}
+
+/// The tokens of one limit.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    pub(crate) kind: LimitKind,
+    pub(crate) role: BucketRole,
+    /// Tokens a second.
+    rate: u64,
+    /// Tokens in 2^`shift` nanoseconds, rounded up. The shift is the largest with which this fits.
+    per_2_shift_ns: u64,
+    shift: u32,
+    /// Most tokens that accrue while nobody takes them.
+    depth: u64,
+    /// The number of the next free token. Wraps.
+    next: OwnLine,
+}
+
+/// Returns the tokens of so many requests or bytes.
+const fn tokens(kind: LimitKind, amount: u64) -> u64 {
+    if kind.is_bandwidth() { amount } else { amount.saturating_mul(REQUEST_TOKENS) }
+}
+
+impl Bucket {
+    /// Returns the buckets of a limit, full. At the time `now_ns`.
+    pub(crate) fn of_limit(kind: LimitKind, limit: IoLimit, now_ns: u64) -> impl Iterator<Item = Bucket> {
+        let short = |rate: u64| of_time(tokens(kind, rate), DEPTH_NS).max(tokens(kind, 1));
+        let (rate, burst) = (limit.rate, limit.burst);
+        let above = burst.map_or(0, |burst| burst.rate.saturating_sub(rate).saturating_mul(burst.seconds.into()));
+        // What passes above the sustained rate while the burst lasts.
+        let depth = short(rate).saturating_add(tokens(kind, above));
+        let sustained = Bucket::new(kind, BucketRole::Sustained, rate, depth, now_ns);
+        let height = burst.map(|burst| Bucket::new(kind, BucketRole::Height, burst.rate, short(burst.rate), now_ns));
+        std::iter::once(sustained).chain(height)
+    }
+
+    fn new(kind: LimitKind, role: BucketRole, rate: u64, depth: u64, now_ns: u64) -> Bucket {
+        let rate = tokens(kind, rate.clamp(1, IoLimit::max_rate(kind)));
+        let scaled = |shift: u32| (u128::from(rate) << shift).div_ceil(u128::from(NS_PER_S));
+        // From the lowest rate to the highest, of 2^37 tokens a second.
+        let shift = (56..=93).rev().find(|shift| scaled(*shift) <= u128::from(u64::MAX)).unwrap_or(56);
+        // Levels are signed.
+        let depth = depth.min(i64::MAX as u64 / 4);
+        let per_2_shift_ns = scaled(shift) as u64;
+        let bucket = Bucket { kind, role, rate, per_2_shift_ns, shift, depth, next: OwnLine(AtomicU64::new(0)) };
+        bucket.set_level(depth, now_ns);
+        bucket
+    }
+
+    /// Returns the number of tokens that have accrued. Wraps.
+    #[inline]
+    fn accrued(&self, now_ns: u64) -> u64 {
+        ((u128::from(now_ns) * u128::from(self.per_2_shift_ns)) >> self.shift) as u64
+    }
+
+    /// Returns how many tokens are free now; negative when tokens are leased that have not accrued.
+    pub(crate) fn level(&self, now_ns: u64) -> i64 {
+        let level = self.accrued(now_ns).wrapping_sub(self.next.0.load(Ordering::Relaxed)) as i64;
+        level.min(self.depth as i64)
+    }
+
+    /// Sets how many tokens are free. For a bucket that nobody uses yet.
+    pub(crate) fn set_level(&self, level: u64, now_ns: u64) {
+        self.next.0.store(self.accrued(now_ns).wrapping_sub(level.min(self.depth)), Ordering::Relaxed);
+    }
+
+    /// Takes the next `count` tokens. Returns the number of the first.
+    fn take(&self, count: u64, now_ns: u64) -> u64 {
+        // Tokens before this one were lost: the bucket was full.
+        let oldest = self.accrued(now_ns).wrapping_sub(self.depth);
+        let mut next = self.next.0.load(Ordering::Relaxed);
+        loop {
+            let first = if oldest.wrapping_sub(next) as i64 > 0 { oldest } else { next };
+            // Relaxed: the number itself is all that is shared.
+            let taken = self.next.0.compare_exchange_weak(
+                next,
+                first.wrapping_add(count),
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+            match taken {
+                Ok(_) => return first,
+                Err(other) => next = other,
+            }
+        }
+    }
+
+    /// Gives tokens back, or with a negative number takes those that were used on credit.
+    fn give_back(&self, count: i64) {
+        self.next.0.fetch_sub(count as u64, Ordering::Relaxed);
+    }
+
+    /// Returns the tokens that a request of so many bytes costs.
+    #[inline]
+    pub(crate) fn cost(&self, bytes: u64) -> u64 {
+        if self.kind.is_bandwidth() { bytes } else { REQUEST_TOKENS }
+    }
+
+    /// Returns the tokens that requests of so many bytes cost.
+    #[inline]
+    fn demand(&self, demand: Demand) -> u64 {
+        tokens(self.kind, if self.kind.is_bandwidth() { demand.bytes } else { demand.requests })
+    }
+
+    /// Returns how many tokens must be there before a request of this cost may pass: one that costs more than the bucket holds passes
+    /// when it is full, on credit.
+    #[inline]
+    fn needed(&self, cost: u64) -> u64 {
+        cost.min(self.depth)
+    }
+
+    /// Returns the tokens of the lease that each of so many get in turn.
+    pub(crate) fn quantum(&self, sharers: u64) -> u64 {
+        let smallest = if self.kind.is_bandwidth() { SMALLEST_BYTES } else { REQUEST_TOKENS / SMALLEST_PART };
+        (of_time(self.rate, CYCLE_NS) / sharers.max(1)).max(smallest)
+    }
+
+    /// Returns when all tokens before `number` will have accrued.
+    fn time_of(&self, number: u64, now_ns: u64) -> u64 {
+        let missing = (number.wrapping_sub(self.accrued(now_ns)) as i64).max(0) as u64;
+        if missing == 0 {
+            return now_ns;
+        }
+        // Without what has accrued of the next token. 34 bits of seconds fit, whatever the rate.
+        let part = (u128::from(now_ns) * u128::from(self.per_2_shift_ns)) & ((1 << self.shift) - 1);
+        let scaled = u128::from(missing).checked_mul(1 << self.shift).map_or(u128::MAX, |scaled| scaled - part);
+        let wait = scaled.div_ceil(u128::from(self.per_2_shift_ns));
+        now_ns.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the tokens that a bucket holds when it is full.
+    #[cfg(test)]
+    pub(crate) fn depth(&self) -> u64 {
+        self.depth
+    }
+
+    /// Returns the tokens that accrue in a second.
+    #[cfg(test)]
+    pub(crate) fn rate(&self) -> u64 {
+        self.rate
+    }
+}
+
+/// Returns the tokens that accrue in so many nanoseconds.
+const fn of_time(rate: u64, ns: u64) -> u64 {
+    (rate as u128 * ns as u128 / NS_PER_S as u128) as u64
+}
+
+/// Requests that wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Demand {
+    pub(crate) requests: u64,
+    pub(crate) bytes: u64,
+}
+
+impl std::ops::Add for Demand {
+    type Output = Demand;
+
+    fn add(self, other: Demand) -> Demand {
+        Demand { requests: self.requests + other.requests, bytes: self.bytes.saturating_add(other.bytes) }
+    }
+}
+
+/// One worker's tokens of a bucket.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lease {
+    /// Tokens that may be used; negative: tokens used on credit, for a request that costs more than the bucket holds.
+    ready: i64,
+    /// The number of the next leased token that has not accrued, and how many of these there are.
+    next: u64,
+    left: u64,
+}
+
+impl Lease {
+    /// Moves the tokens that have accrued to the ready ones.
+    #[inline]
+    fn accrue(&mut self, bucket: &Bucket, now_ns: u64) {
+        if self.left > 0 {
+            let count = (bucket.accrued(now_ns).wrapping_sub(self.next) as i64).clamp(0, self.left as i64);
+            self.ready += count;
+            self.next = self.next.wrapping_add(count as u64);
+            self.left -= count as u64;
+        }
+    }
+
+    /// Returns true if a request of this cost may pass now. Otherwise tokens are leased whose time [`ready_at`](Self::ready_at) returns.
+    /// `waiting` is all that waits, this request included; `sharers` how many draw from the bucket.
+    #[inline]
+    pub(crate) fn affords(
+        &mut self,
+        bucket: &Bucket,
+        cost: u64,
+        waiting: Demand,
+        sharers: impl Fn() -> u64,
+        now_ns: u64,
+    ) -> bool {
+        let needed = bucket.needed(cost) as i64;
+        if self.ready >= needed {
+            return true;
+        }
+        self.accrue(bucket, now_ns);
+        while self.ready < needed && self.left == 0 {
+            self.draw(bucket, (needed - self.ready) as u64, bucket.demand(waiting), sharers(), now_ns);
+        }
+        self.ready >= needed
+    }
+
+    #[cold]
+    fn draw(&mut self, bucket: &Bucket, missing: u64, demand: u64, sharers: u64, now_ns: u64) {
+        let quantum = bucket.quantum(sharers);
+        let wanted = missing.max(demand);
+        let count = if bucket.level(now_ns) >= 2 * quantum.max(missing) as i64 {
+            // There are more than anybody waits for: enough for a while, so that not each request draws.
+            quantum.max(missing)
+        } else if sharers > 1 {
+            // In equal parts, also of a request that costs more than one part.
+            wanted.min(quantum)
+        } else {
+            wanted.min(quantum).max(missing)
+        };
+        self.next = bucket.take(count, now_ns);
+        self.left = count;
+        self.accrue(bucket, now_ns);
+    }
+
+    /// Uses the tokens of a request.
+    #[inline]
+    pub(crate) fn spend(&mut self, cost: u64) {
+        self.ready -= cost as i64;
+    }
+
+    /// Returns when a request of this cost may pass or more tokens can be drawn; `None`: now, or no tokens are leased for it. So late that
+    /// several of those that wait may pass then.
+    pub(crate) fn ready_at(&self, bucket: &Bucket, cost: u64, waiting: Demand, now_ns: u64) -> Option<u64> {
+        let needed = bucket.needed(cost);
+        if self.ready >= needed as i64 || self.left == 0 {
+            return None;
+        }
+        let several = bucket.demand(waiting).min(of_time(bucket.rate, SLICE_NS));
+        let missing = (needed.max(several) as i64 - self.ready) as u64;
+        Some(bucket.time_of(self.next.wrapping_add(missing.min(self.left)), now_ns))
+    }
+
+    /// Gives all tokens back to the bucket.
+    pub(crate) fn give_back(&mut self, bucket: &Bucket) {
+        let Lease { ready, left, .. } = std::mem::take(self);
+        let count = ready + left as i64;
+        if count != 0 {
+            bucket.give_back(count);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Groups that share limits, and the limits of a disk: those of its own, and those of the group that it is in.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::bucket::Bucket;
+use super::io_limits::IoLimits;
+use super::limit_clock::LimitClock;
+
+/// Limits that several disks share.
+#[derive(Debug, Default)]
+pub struct LimitGroup {
+    name: String,
+    clock: LimitClock,
+    current: Mutex<Current>,
+    /// Disks with requests that wait.
+    waiting_disks: AtomicI32,
+}
+
+/// The limits in force.
+#[derive(Debug, Default)]
+struct Current {
+    limits: IoLimits,
+    buckets: Vec<Arc<Bucket>>,
+}
+
+impl LimitGroup {
+    /// Returns a group. Its disks may use the bursts at once.
+    pub fn new(name: impl Into<String>, limits: IoLimits) -> LimitGroup {
+        LimitGroup::with_clock(name, limits, LimitClock::default())
+    }
+
+    /// Returns a group of this clock, which must be the one of its disks.
+    pub fn with_clock(name: impl Into<String>, limits: IoLimits, clock: LimitClock) -> LimitGroup {
+        let group = LimitGroup { name: name.into(), clock, ..LimitGroup::default() };
+        group.set(limits);
+        group
+    }
+
+    /// Returns its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns its limits.
+    pub fn limits(&self) -> IoLimits {
+        lock(&self.current).limits
+    }
+
+    /// Replaces its limits. Workers use the new ones once they have been [told](crate::Engine::limits_changed). A limit that is changed
+    /// keeps the burst that was left of it, as far as the new one allows.
+    pub fn set(&self, limits: IoLimits) {
+        let now_ns = self.clock.now_ns();
+        let mut current = lock(&self.current);
+        let fresh = limits.iter().flat_map(|(kind, limit)| Bucket::of_limit(kind, limit, now_ns));
+        let fresh: Vec<_> = fresh.map(Arc::new).collect();
+        for bucket in &fresh {
+            let same = |old: &&Arc<Bucket>| (old.kind, old.role) == (bucket.kind, bucket.role);
+            if let Some(old) = current.buckets.iter().find(same) {
+                // What was used on credit is not owed at the new rate: it could be a long time.
+                bucket.set_level(old.level(now_ns).max(0) as u64, now_ns);
+            }
+        }
+        *current = Current { limits, buckets: fresh };
+    }
+
+    pub(super) fn buckets(&self) -> Vec<Arc<Bucket>> {
+        lock(&self.current).buckets.clone()
+    }
+}
+
+/// A disk's membership of a group: how many workers have requests of the disk that wait.
+#[derive(Debug)]
+pub(super) struct Membership {
+    group: Arc<LimitGroup>,
+    waiting_workers: AtomicI32,
+}
+
+impl Membership {
+    fn new(group: &Arc<LimitGroup>) -> Arc<Membership> {
+        Arc::new(Membership { group: Arc::clone(group), waiting_workers: AtomicI32::new(0) })
+    }
+
+    pub(super) fn buckets(&self) -> Vec<Arc<Bucket>> {
+        self.group.buckets()
+    }
+
+    /// A worker begins to have requests that wait.
+    pub(super) fn begin_waiting(&self) {
+        if self.waiting_workers.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.group.waiting_disks.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn end_waiting(&self) {
+        if self.waiting_workers.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.group.waiting_disks.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns in how many parts the group's tokens are shared, of which a worker of this disk gets one: disks get equal parts, whatever
+    /// the number of their workers. Approximate while that changes.
+    pub(super) fn sharers(&self) -> u64 {
+        let at_least_one = |count: &AtomicI32| count.load(Ordering::Relaxed).max(1) as u64;
+        at_least_one(&self.group.waiting_disks) * at_least_one(&self.waiting_workers)
+    }
+}
+
+/// The limits of a disk, which all its workers share, and what they counted.
+#[derive(Debug)]
+pub struct DiskLimits {
+    pub(super) clock: LimitClock,
+    /// The disk's own limits are a group with one member.
+    own: Arc<Membership>,
+    group: Mutex<Option<Arc<Membership>>>,
+    throttled: AtomicU64,
+    throttled_ns: AtomicU64,
+    waiting: AtomicU64,
+}
+
+/// What a disk's limits did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThrottleStats {
+    /// Requests that had to wait, and do not any more.
+    pub throttled: u64,
+    /// For how long they waited, in nanoseconds: the sum.
+    pub throttled_ns: u64,
+    /// Requests that wait now.
+    pub waiting: u64,
+}
+
+impl Default for DiskLimits {
+    fn default() -> DiskLimits {
+        DiskLimits::new(IoLimits::default(), None)
+    }
+}
+
+impl DiskLimits {
+    /// Returns the limits of a disk: its own, and those of a group.
+    pub fn new(own: IoLimits, group: Option<&Arc<LimitGroup>>) -> DiskLimits {
+        DiskLimits::with_clock(own, group, LimitClock::default())
+    }
+
+    /// Returns limits of this clock.
+    pub fn with_clock(own: IoLimits, group: Option<&Arc<LimitGroup>>, clock: LimitClock) -> DiskLimits {
+        let own = Arc::new(LimitGroup::with_clock("", own, clock.clone()));
+        DiskLimits {
+            clock,
+            own: Membership::new(&own),
+            group: Mutex::new(group.map(Membership::new)),
+            throttled: AtomicU64::new(0),
+            throttled_ns: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the disk's own limits.
+    pub fn own(&self) -> IoLimits {
+        self.own.group.limits()
+    }
+
+    /// Returns the group that it is in.
+    pub fn group(&self) -> Option<Arc<LimitGroup>> {
+        lock(&self.group).as_ref().map(|member| Arc::clone(&member.group))
+    }
+
+    /// Replaces its own limits, as [`LimitGroup::set`].
+    pub fn set_own(&self, limits: IoLimits) {
+        self.own.group.set(limits);
+    }
+
+    /// Moves it to another group, or to none. Workers learn of it as of [`LimitGroup::set`].
+    pub fn set_group(&self, group: Option<&Arc<LimitGroup>>) {
+        let mut current = lock(&self.group);
+        let same = match (current.as_ref(), group) {
+            (Some(current), Some(group)) => Arc::ptr_eq(&current.group, group),
+            (current, group) => current.is_none() && group.is_none(),
+        };
+        if !same {
+            *current = group.map(Membership::new);
+        }
+    }
+
+    /// Returns true if anything is limited.
+    pub fn is_limited(&self) -> bool {
+        !self.own().is_empty() || self.group().is_some_and(|group| !group.limits().is_empty())
+    }
+
+    /// Returns what was counted.
+    pub fn stats(&self) -> ThrottleStats {
+        ThrottleStats {
+            throttled: self.throttled.load(Ordering::Relaxed),
+            throttled_ns: self.throttled_ns.load(Ordering::Relaxed),
+            waiting: self.waiting.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn memberships(&self) -> impl Iterator<Item = Arc<Membership>> {
+        std::iter::once(Arc::clone(&self.own)).chain(lock(&self.group).clone())
+    }
+
+    /// Counts requests that waited for so long together.
+    pub(super) fn count_released(&self, requests: u64, waited_ns: u64) {
+        self.throttled.fetch_add(requests, Ordering::Relaxed);
+        self.throttled_ns.fetch_add(waited_ns, Ordering::Relaxed);
+    }
+
+    /// Sets how many requests wait on a worker, which were `before`.
+    pub(super) fn count_waiting(&self, before: usize, now: usize) {
+        self.waiting.fetch_add((now as u64).wrapping_sub(before as u64), Ordering::Relaxed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

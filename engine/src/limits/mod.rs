@@ -1,0 +1,19 @@
+//! Rate limits: requests and bytes a second of a disk, and of a group of disks.
+//!
+//! `io_limits` says what is limited, `bucket` is what workers draw tokens from, `group` what the workers of a disk and the disks of a group
+//! share, `throttle` holds a worker's requests of a disk back. Throttled requests wait in the engine, in front of the plug: they are not
+//! merged yet, and the storage does not know them. docs/design/0019-rate-limits.md says why it is so.
+
+mod bucket;
+mod group;
+mod io_limits;
+mod limit_clock;
+mod throttle;
+
+pub use group::{DiskLimits, LimitGroup, ThrottleStats};
+pub use io_limits::{Burst, IoLimit, IoLimits, LimitKind};
+pub use limit_clock::LimitClock;
+pub(crate) use throttle::Throttle;
+
+#[cfg(test)]
+mod bucket_tests;

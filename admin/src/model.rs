@@ -183,6 +183,9 @@ pub struct Health {
     pub failed: u64,
     /// The last of them; null without any.
     pub last_failure: Option<FailedRequest>,
+    /// Its limits and what they did. Null while nothing is limited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<ThrottleStat>,
 }
 
 /// A request that was completed with an error.
@@ -193,6 +196,58 @@ pub struct FailedRequest {
     pub what: String,
     /// How long ago it was, in nanoseconds.
     pub ago_ns: u64,
+}
+
+/// The limits of a disk, and what they did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ThrottleStat {
+    /// Its own limits and the name of its group, with the keys of the configuration.
+    pub limits: serde_json::Map<String, serde_json::Value>,
+    /// Requests that had to wait for a limit and were submitted then. Only grows.
+    pub throttled: u64,
+    /// For how long these waited, in nanoseconds: the sum. Only grows.
+    pub throttled_ns: u64,
+    /// Requests that wait for a limit now.
+    pub waiting: u64,
+}
+
+/// The result of `disk.set`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskSettings {
+    /// The disk or LUN.
+    pub id: String,
+    /// The settings that can be changed while guests use it, as they are now. Of limits those that are set.
+    pub settings: serde_json::Map<String, serde_json::Value>,
+}
+
+/// A group of disks that share limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitGroupStat {
+    /// Its name.
+    pub name: String,
+    /// Its limits, with the keys of the configuration: those that are set.
+    pub limits: serde_json::Map<String, serde_json::Value>,
+    /// The ids of the disks and LUNs that are in it.
+    pub disks: Vec<String>,
+}
+
+/// The result of `limit-group.set`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitGroupChange {
+    /// The group as it is now.
+    pub group: LimitGroupStat,
+}
+
+/// The result of `limit-group.list`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitGroupList {
+    /// The groups, in the order of the configuration.
+    pub groups: Vec<LimitGroupStat>,
 }
 
 /// A disk's connections to its storage: to an NBD server, or a Ceph cluster.

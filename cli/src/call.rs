@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_admin::{Client, ClientError};
 use mqblk_core::settings::{SettingError, Settings};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// How long to wait for the daemon's response: longer than any time-out of the daemon itself, which waits for storage for at most
 /// `drain-timeout-s` and flushes as long again.
@@ -72,4 +72,11 @@ pub(crate) fn call(subcommand: &'static str, socket: &Path, verb: &str, params: 
 pub(crate) fn read<T: DeserializeOwned>(subcommand: &'static str, response: Value) -> Result<T, CallError> {
     let malformed = |error| ClientError::Strange(format!("malformed response ({error})"));
     serde_json::from_value(response).map_err(|error| CallError::Client(subcommand, malformed(error)))
+}
+
+/// Formats settings as a user writes them.
+pub(crate) fn settings_text(settings: &Map<String, Value>) -> String {
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let pairs: Vec<String> = settings.iter().map(|(key, value)| format!("{key}={}", text(value))).collect();
+    if pairs.is_empty() { "no limits".to_owned() } else { pairs.join(",") }
 }

@@ -6,6 +6,7 @@ mod call;
 mod config;
 mod disk;
 mod failure;
+mod limit_group;
 mod log;
 mod logging;
 mod lun;
@@ -57,7 +58,7 @@ enum Command {
     /// Add, remove, resize and list the LUNs of a running daemon
     Lun(lun::LunArgs),
 
-    /// Add and remove disks of a running daemon, and list them
+    /// Add and remove disks of a running daemon, change their settings, and list them
     Disk(disk::DiskArgs),
 
     /// Compare a running daemon with its configuration file, and apply what has changed
@@ -65,6 +66,9 @@ enum Command {
 
     /// Show the level of a running daemon's log, or change it
     Log(log::LogArgs),
+
+    /// Show and change the limits that disks of a running daemon share
+    LimitGroup(limit_group::LimitGroupArgs),
 
     /// Have a stopped disk of a running daemon go on
     Resume(resume::ResumeArgs),
@@ -99,6 +103,7 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
         Command::Disk(args) => disk::run(args),
         Command::Config(args) => config::run(args),
         Command::Log(args) => log::run(args),
+        Command::LimitGroup(args) => limit_group::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Xen(args) => xen::run(args),
         Command::Broker => broker::run(),

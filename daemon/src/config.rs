@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::settings::SettingError;
-use mqblk_engine::{AnyDisk, ErrorPolicy, PlugOptions, QueuePlacement};
+use mqblk_engine::{AnyDisk, DiskHealth, DiskLimits, ErrorPolicy, IoLimits, LimitGroup, PlugOptions, QueuePlacement};
 
 use crate::broker::Broker;
 use crate::file::RawConfig;
@@ -87,12 +87,31 @@ pub struct StorageConfig {
     pub watch_size: bool,
     /// How requests that the storage failed are handled.
     pub errors: ErrorPolicy,
+    /// The limits of its requests.
+    pub limits: StorageLimits,
     /// The storage backend: a name in the registry.
     pub kind: String,
     /// The backend's own settings with all defaults filled in, for printing.
     pub resolved_settings: Vec<(&'static str, String)>,
     /// The open disk.
     pub disk: Arc<AnyDisk>,
+}
+
+/// The limits of a storage's requests.
+#[derive(Clone, Debug, Default)]
+pub struct StorageLimits {
+    /// Its own.
+    pub own: IoLimits,
+    /// The group that it is in, if any.
+    pub group: Option<Arc<LimitGroup>>,
+}
+
+impl StorageConfig {
+    /// Creates the state that all workers share of the disk or logical unit `name`: its error policy and its limits.
+    pub fn new_health(&self, name: &str) -> Arc<DiskHealth> {
+        let limits = DiskLimits::new(self.limits.own, self.limits.group.as_ref());
+        Arc::new(DiskHealth::with_limits(name, self.errors, limits))
+    }
 }
 
 /// Permission bits of a socket, `0000` to `0777`.

@@ -81,6 +81,7 @@ impl Daemon {
             let path = saved.path().to_owned();
             StateFile::open(saved).map(Arc::new).map_err(|source| StartError::State { path, source })
         });
+        let limit_groups = config.storages.limit_groups();
         let host = HostContext {
             engine: Arc::clone(&engine),
             drain_timeout,
@@ -94,7 +95,7 @@ impl Daemon {
         let interfaces = interfaces.collect::<Result<Vec<_>, _>>()?;
         drop(host);
         let (table, log, given, source) = (config.table, config.log, config.given, config.source);
-        let control = DaemonControl { table, log, file, given, source };
+        let control = DaemonControl { table, log, file, given, source, limit_groups };
         let state = Arc::new(DaemonState::new(engine, interfaces, control));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &state)).transpose();
         let admin = admin.map_err(StartError::Admin)?;

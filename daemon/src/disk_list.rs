@@ -17,7 +17,8 @@ use crate::interface::{
     DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, ListPosition, ResolveContext, ServedDevice,
     StatDetail,
 };
-use crate::print::{Pair, Section, backend_pairs, storage_pairs};
+use crate::limits::{LIMIT_GROUP, is_limit_key};
+use crate::print::{Pair, Section, backend_pairs, current_limit_pairs, storage_pairs};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::resolve::{Claim, ConfigError, StorageKeys, rename_subject, take_id, take_storage_kind};
 use crate::storage_backends::StorageBackends;
@@ -183,7 +184,10 @@ impl<E: Endpoint> DiskConfig<E> {
             health: Arc::clone(health),
             disk: Some(Arc::downgrade(&self.storage.disk)),
             queue_map: self.endpoint.queue_map().to_vec(),
-            settings: sections.filter(|(key, _)| !own.contains(key)).collect(),
+            // Limits may be changed while it is served.
+            settings: sections
+                .filter(|(key, _)| !own.contains(key) && !is_limit_key(key) && *key != LIMIT_GROUP)
+                .collect(),
         }
     }
 }
@@ -205,7 +209,7 @@ pub struct DiskInfo {
     pub disk: Option<Weak<AnyDisk>>,
     /// The worker of each queue.
     pub queue_map: Vec<u16>,
-    /// Its settings, without id, interface and storage.
+    /// Its settings, without id, interface, storage and limits.
     pub settings: Vec<Pair>,
 }
 
@@ -271,7 +275,8 @@ impl<X: ?Sized> Clone for ServedDisk<X> {
 
 impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
     fn describe(&self) -> DeviceDescription {
-        let DiskInfo { id, interface, storage, settings, .. } = self.info.clone();
+        let DiskInfo { id, interface, storage, mut settings, health, .. } = self.info.clone();
+        settings.extend(current_limit_pairs(health.limits()));
         DeviceDescription { id, interface, storage: Some(storage), settings }
     }
 

@@ -8,6 +8,7 @@ use toml::{Table, Value};
 
 use crate::interface::{ConfigTable, Interfaces};
 use crate::key_values::is_key;
+use crate::limits::LIMIT_GROUP;
 
 /// The top-level keys of the daemon itself.
 const OWN_KEYS: [&str; 11] = [
@@ -31,6 +32,8 @@ pub struct RawConfig {
     pub process: Settings,
     /// One for each disk.
     pub disks: Vec<Settings>,
+    /// One for each group of limits.
+    pub limit_groups: Vec<Settings>,
     /// One for each table that an interface owns.
     pub tables: Vec<RawTable>,
 }
@@ -51,7 +54,7 @@ pub struct RawTable {
 impl RawConfig {
     /// Creates an empty configuration; `name` is the subject of errors in the top-level keys.
     pub fn new(name: &str) -> RawConfig {
-        RawConfig { process: Settings::new(name), disks: Vec::new(), tables: Vec::new() }
+        RawConfig { process: Settings::new(name), disks: Vec::new(), limit_groups: Vec::new(), tables: Vec::new() }
     }
 
     /// Returns true if there is nothing to serve.
@@ -86,6 +89,10 @@ pub fn parse(name: &str, text: &str, interfaces: Interfaces) -> Result<RawConfig
             for (number, table) in tables_of(&raw.process, "disk", "disk", value)? {
                 raw.disks.push(settings_of(format!("{name}: disk #{number}"), table.iter())?);
             }
+        } else if key == LIMIT_GROUP {
+            for (number, table) in tables_of(&raw.process, LIMIT_GROUP, LIMIT_GROUP, value)? {
+                raw.limit_groups.push(settings_of(format!("{name}: {LIMIT_GROUP} #{number}"), table.iter())?);
+            }
         } else if let Some((interface, own)) = interfaces.tables().find(|(_, own)| own.name == key) {
             read_tables(&mut raw, interface, own, name, value)?;
         } else if let ("pin", Value::Array(cpus)) = (key.as_str(), value) {
@@ -106,7 +113,7 @@ pub fn parse(name: &str, text: &str, interfaces: Interfaces) -> Result<RawConfig
 
 fn unknown_key(process: &Settings, key: &str, interfaces: Interfaces) -> SettingError {
     let keys: Vec<_> = OWN_KEYS.into_iter().chain(interfaces.process_keys().map(|own| own.key)).collect();
-    let tables = ["disk"].into_iter().chain(interfaces.tables().map(|(_, own)| own.name));
+    let tables = ["disk", LIMIT_GROUP].into_iter().chain(interfaces.tables().map(|(_, own)| own.name));
     let tables: Vec<_> = tables.map(|table| format!("[[{table}]]")).collect();
     let expected = format!("{}, or {} tables", keys.join(", "), tables.join(" or "));
     process.error("syntax", format!("an unknown key {key:?} at the top"), expected)
@@ -251,7 +258,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

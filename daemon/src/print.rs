@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
+use mqblk_engine::DiskLimits;
 use toml::Value;
 
 use crate::config::{ServeConfig, StorageConfig};
+use crate::limits::{LIMIT_GROUP, limit_pairs};
 
 /// A key and its value.
 pub type Pair = (&'static str, Value);
@@ -52,7 +54,9 @@ pub fn to_toml(config: &ServeConfig) -> String {
     }
     let mut sections: Vec<_> = config.interfaces.iter().flat_map(|interface| interface.sections()).collect();
     sections.sort_by_key(|(position, _)| *position);
-    for Section { heading, pairs } in sections.into_iter().flat_map(|(_, sections)| sections) {
+    let groups = config.storages.limit_groups().sections();
+    for Section { heading, pairs } in groups.into_iter().chain(sections.into_iter().flat_map(|(_, sections)| sections))
+    {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "\n[[{heading}]]");
         for (key, value) in pairs {
@@ -69,9 +73,9 @@ pub fn backend_pairs(storage: &StorageConfig) -> Vec<Pair> {
     pairs
 }
 
-/// Returns the keys of a storage that all backends have, with their values.
+/// Returns the keys of a storage that all backends have, with their values. Of limits those that are set.
 pub fn storage_pairs(storage: &StorageConfig) -> Vec<Pair> {
-    vec![
+    let mut pairs = vec![
         ("merge", string(storage.plug.merge.word())),
         ("merge-bytes", number_or_text(&storage.plug.merge_bytes.to_string())),
         ("merge-segments", Value::Integer(storage.plug.merge_segments.into())),
@@ -81,7 +85,17 @@ pub fn storage_pairs(storage: &StorageConfig) -> Vec<Pair> {
         ("on-enospc", string(storage.errors.on_enospc.word())),
         ("cache", string(storage.cache.word())),
         ("serial", string(&storage.serial)),
-    ]
+    ];
+    pairs.extend(limit_pairs(&storage.limits.own));
+    pairs.extend(storage.limits.group.iter().map(|group| (LIMIT_GROUP, string(group.name()))));
+    pairs
+}
+
+/// Returns the limits that a disk has now, as [`storage_pairs`] those of its configuration.
+pub fn current_limit_pairs(limits: &DiskLimits) -> Vec<Pair> {
+    let mut pairs = limit_pairs(&limits.own());
+    pairs.extend(limits.group().iter().map(|group| (LIMIT_GROUP, string(group.name()))));
+    pairs
 }
 
 /// Returns a text as a value.

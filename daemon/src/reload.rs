@@ -106,6 +106,11 @@ pub fn plan(
         let why = format!("other values of {}, which apply at a restart", different.join(", "));
         changes.push(ConfigChange::Unchangeable { subject: "serve".to_owned(), why });
     }
+    let groups = |raw: &RawConfig| raw.limit_groups.iter().map(keys_of).collect::<Vec<_>>();
+    if groups(old) != groups(new) {
+        let why = "different tables, which apply at a restart; `mqblk limit-group` changes limits".to_owned();
+        changes.push(ConfigChange::Unchangeable { subject: "[[limit-group]]".to_owned(), why });
+    }
     for name in
         interfaces.tables().flat_map(|(_, outer)| [outer].into_iter().chain(outer.inner)).map(|table| table.name)
     {

@@ -14,6 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::config::LogLevel;
 use crate::file::RawConfig;
 use crate::interface::{ChangeSource, DeviceStat, Export, Interfaces, ServedDevice, ServedInterface, StatDetail};
+use crate::limits::LimitGroups;
 use crate::reload::{self, ConfigChange, ConfigSource};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::state_file::StateFile;
@@ -38,6 +39,8 @@ pub struct DaemonControl {
     pub given: RawConfig,
     /// Where it is read again.
     pub source: Option<Arc<dyn ConfigSource>>,
+    /// The groups of limits.
+    pub limit_groups: LimitGroups,
 }
 
 /// A difference of a configuration that was read again.
@@ -58,15 +61,17 @@ pub struct DaemonState {
     config: Mutex<RawConfig>,
     source: Option<Arc<dyn ConfigSource>>,
     interfaces: Vec<Arc<dyn ServedInterface>>,
+    limit_groups: LimitGroups,
     started_ns: u64,
 }
 
 impl DaemonState {
     /// Creates the state of a daemon that starts now. `interfaces` are those of `control.table`, served.
     pub fn new(engine: Arc<Engine>, interfaces: Vec<Arc<dyn ServedInterface>>, control: DaemonControl) -> DaemonState {
-        let DaemonControl { table, log, file, given, source } = control;
+        let DaemonControl { table, log, file, given, source, limit_groups } = control;
         let config = Mutex::new(given);
-        DaemonState { engine, table, log, file, config, source, interfaces, started_ns: monotonic_ns() }
+        let started_ns = monotonic_ns();
+        DaemonState { engine, table, log, file, config, source, interfaces, limit_groups, started_ns }
     }
 
     /// Returns true if the configuration can be read again.
@@ -111,6 +116,11 @@ impl DaemonState {
     /// Returns the level of the log, if it can be changed.
     pub fn log(&self) -> Option<&dyn LogLevel> {
         self.log.as_deref()
+    }
+
+    /// Returns the groups of limits.
+    pub fn limit_groups(&self) -> &LimitGroups {
+        &self.limit_groups
     }
 
     /// Returns the workers.
@@ -206,7 +216,7 @@ impl DaemonState {
     }
 
     /// Returns the error that no disk or LUN has this id.
-    fn no_such(&self, key: &str, id: &str) -> SettingError {
+    pub(crate) fn no_such(&self, key: &str, id: &str) -> SettingError {
         let exports = self.exports();
         let ids: Vec<_> = exports.iter().map(|export| export.id()).collect();
         let expected = match ids.len() {

@@ -8,6 +8,7 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::AnyDisk;
 use mqblk_storage::host_images::HostImages;
 
+use crate::limits::LimitGroups;
 use crate::test_keys;
 
 /// An open disk, and the settings of its storage with all defaults filled in.
@@ -23,6 +24,38 @@ pub trait StorageBackends: Send + Sync {
     /// # Errors
     /// If a value is invalid or the host refuses.
     fn open(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError>;
+
+    /// Returns the groups of limits that disks may be in.
+    fn limit_groups(&self) -> LimitGroups {
+        LimitGroups::default()
+    }
+}
+
+/// Storage backends, and the groups of limits of a configuration.
+pub struct LimitedStorages {
+    inner: Arc<dyn StorageBackends>,
+    groups: LimitGroups,
+}
+
+impl LimitedStorages {
+    /// Combines both.
+    pub fn new(inner: Arc<dyn StorageBackends>, groups: LimitGroups) -> LimitedStorages {
+        LimitedStorages { inner, groups }
+    }
+}
+
+impl StorageBackends for LimitedStorages {
+    fn kinds(&self) -> Vec<&'static str> {
+        self.inner.kinds()
+    }
+
+    fn open(&self, kind: &str, settings: &mut Settings) -> Result<OpenedDisk, DiskError> {
+        self.inner.open(kind, settings)
+    }
+
+    fn limit_groups(&self) -> LimitGroups {
+        self.groups.clone()
+    }
 }
 
 /// Returns the names of the backends of `mqblk-storage`.

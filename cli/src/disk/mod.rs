@@ -1,6 +1,7 @@
-//! `mqblk disk`: adds, removes, resizes and lists disks of a running daemon.
+//! `mqblk disk`: adds, removes, resizes, changes and lists disks of a running daemon.
 
 mod list;
+mod set;
 
 use std::process::ExitCode;
 
@@ -55,6 +56,9 @@ enum Action {
     /// Give a disk or LUN another size; its guest goes on working
     Resize(resize::ResizeArgs),
 
+    /// Change settings of a disk or LUN while its guest works
+    Set(set::SetArgs),
+
     /// Show the disks and LUNs: what they are made of, and who uses them
     List {
         #[command(flatten)]
@@ -68,6 +72,7 @@ pub(crate) fn run(args: DiskArgs) -> ExitCode {
         Action::Add { daemon, settings } => add(&daemon, &settings),
         Action::Remove { daemon, id, force } => remove(&daemon, &id, force),
         Action::Resize(args) => return resize::run(args),
+        Action::Set(args) => set::set(&args),
         Action::List { daemon } => list::list(&daemon),
     };
     failure::show(result, CallError::is_usage)

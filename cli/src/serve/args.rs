@@ -18,7 +18,11 @@ pub(crate) struct ServeArgs {
     #[arg(long = "disk", value_name = "KEY=VALUE,...", display_order = 0)]
     pub disks: Vec<String>,
 
-    /// A TOML file with the same keys: [[disk]], [[controller]] and [[controller.lun]] tables; workers, pin, admin, state at the top
+    /// Limits that all disks with limit-group=NAME share: name=NAME and the keys of limits; may be repeated
+    #[arg(long = "limit-group", value_name = "name=NAME,KEY=VALUE,...", display_order = 2)]
+    pub limit_groups: Vec<String>,
+
+    /// A TOML file with the same keys: [[disk]], [[limit-group]], [[controller]] and [[controller.lun]] tables; workers, pin, admin, state at the top
     ///
     /// Its disks, controllers and LUNs come before those of the command line; --workers, --pin and --admin override its own.
     #[arg(long, value_name = "FILE.toml", display_order = 3)]

@@ -127,6 +127,9 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
     for (index, text) in args.disks.iter().enumerate() {
         raw.disks.push(key_values::parse(&format!("--disk #{}", index + 1), text)?);
     }
+    for (index, text) in args.limit_groups.iter().enumerate() {
+        raw.limit_groups.push(key_values::parse(&format!("--limit-group #{}", index + 1), text)?);
+    }
     for (interface, name, texts) in &given.tables {
         for (index, text) in texts.iter().enumerate() {
             let settings = key_values::parse(&format!("--{name} #{}", index + 1), text)?;

@@ -1,9 +1,10 @@
 //! Formats a report as tables.
 
-use mqblk_admin::model::{ConnectionsStat, Health, TenantBudgetStat};
+use mqblk_admin::model::{ConnectionsStat, Health, TenantBudgetStat, ThrottleStat};
 
 use super::grants::GrantRates;
 use super::rates::{IoRates, LunRates, QueueRates, Report, Since, TurnRates};
+use crate::call::settings_text;
 use crate::table::align;
 
 /// The table cell for an unknown value.
@@ -72,6 +73,7 @@ pub(super) fn format_report(version: &str, report: &Report) -> String {
     let mut text = format!("mqblk {version}: {what} {seconds:.2} s\n");
     text.push_str(&disks(report));
     text.push_str(&health_lines(report));
+    text.push_str(&throttle_lines(report));
     text.push_str(&connection_lines(report));
     text.push_str(&budget_lines(report));
     text.push('\n');
@@ -86,10 +88,30 @@ pub(super) fn format_report(version: &str, report: &Report) -> String {
 
 /// Formats a line for each disk and LUN that is stopped or retries requests. LUNs that share a logical unit have a line each.
 fn health_lines(report: &Report) -> String {
+    lines_by_health(report, health_line)
+}
+
+/// Formats a line for each disk and LUN with limits. LUNs that share a logical unit have a line each.
+fn throttle_lines(report: &Report) -> String {
+    lines_by_health(report, throttle_line)
+}
+
+fn lines_by_health(report: &Report, line: fn(&str, &str, &Health) -> Option<String>) -> String {
     let disks = report.disks.iter().map(|disk| ("disk", &disk.id, &disk.health));
     let luns = report.controllers.iter().flat_map(|controller| &controller.luns);
     let all = disks.chain(luns.map(|lun| ("lun", &lun.id, &lun.health)));
-    all.filter_map(|(kind, id, health)| health_line(kind, id, health)).collect()
+    all.filter_map(|(kind, id, health)| line(kind, id, health)).collect()
+}
+
+/// Formats the line of a disk with limits.
+fn throttle_line(kind: &str, id: &str, health: &Health) -> Option<String> {
+    let ThrottleStat { limits, throttled, throttled_ns, waiting } = health.throttle.as_ref()?;
+    let mean_us = *throttled_ns as f64 / 1e3 / (*throttled).max(1) as f64;
+    let so_far = match throttled {
+        0 => "none throttled so far".to_owned(),
+        throttled => format!("{throttled} throttled so far, for {} us on average", number(mean_us)),
+    };
+    Some(format!("{kind} {id} is limited ({}): {so_far}, {waiting} waiting\n", settings_text(limits)))
 }
 
 /// Formats a line for each disk and LUN whose storage is not reached, or was not, or has replied with errors.
@@ -135,6 +157,7 @@ fn budget_lines(report: &Report) -> String {
     .collect()
 }
 
+/// Formats the line of a disk that is stopped or retries requests.
 fn health_line(kind: &str, id: &str, health: &Health) -> Option<String> {
     let retries = if health.retries > 0 { format!(", {} retries so far", health.retries) } else { String::new() };
     if let Some(stop) = &health.stopped {

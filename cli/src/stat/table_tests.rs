@@ -245,3 +245,21 @@ fn storage_that_is_or_was_not_reached_has_a_line() {
     assert_eq!(connection_lines(&report), want);
     assert!(format_report("1", &report).contains(want));
 }
+
+#[test]
+fn a_disk_with_limits_has_a_line() {
+    let mut report = report();
+    assert!(!format_report("1", &report).contains("limited"));
+    let limits = [("bandwidth".to_owned(), "64M".into()), ("iops".to_owned(), 1000.into())].into_iter().collect();
+    let throttle = ThrottleStat { limits, throttled: 0, throttled_ns: 0, waiting: 3 };
+    report.disks[0].health.throttle = Some(throttle.clone());
+    let line =
+        |report: &Report| format_report("1", report).lines().find(|line| line.contains("limited")).map(str::to_owned);
+    let want = "disk database is limited (bandwidth=64M,iops=1000): none throttled so far, 3 waiting";
+    assert_eq!(line(&report).as_deref(), Some(want));
+    let throttle = ThrottleStat { throttled: 4, throttled_ns: 10_000_000, waiting: 0, ..throttle };
+    report.disks[0].health.throttle = Some(throttle);
+    let want =
+        "disk database is limited (bandwidth=64M,iops=1000): 4 throttled so far, for 2500 us on average, 0 waiting";
+    assert_eq!(line(&report).as_deref(), Some(want));
+}

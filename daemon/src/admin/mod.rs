@@ -2,7 +2,9 @@
 
 mod config;
 mod disk;
+mod disk_set;
 mod disks;
+mod limit_group;
 mod log;
 mod move_queue;
 pub mod resize;
@@ -30,6 +32,8 @@ pub fn verbs(state: &Arc<DaemonState>) -> Verbs {
     verbs.extend(disk::verbs(state));
     verbs.extend(log::verb(state));
     verbs.extend(config::verbs(state));
+    verbs.push(disk_set::verb(state));
+    verbs.extend(limit_group::verbs(state));
     verbs.extend(state.interfaces().iter().flat_map(|interface| Arc::clone(interface).verbs()));
     if test_keys::are_enabled() {
         verbs.push(move_queue::verb(state));

@@ -6,13 +6,18 @@ use std::time::Duration;
 
 use mqblk_admin::model::{
     ConnectionsStat, DiskStat, Distribution, FailedRequest, Health, HealthStop, Latency, LatencyParts, Load, QueueStat,
-    ResourceStat, TenantBudgetStat, WorkerStat,
+    ResourceStat, TenantBudgetStat, ThrottleStat, WorkerStat,
 };
 use mqblk_core::{BudgetUse, ConnectionStats, ResourceUse};
-use mqblk_engine::{AnyDisk, DiskHealth, HealthStats, LatencyHistogram, QueueLatency, QueueStats, WorkerStats};
+use mqblk_engine::{
+    AnyDisk, DiskHealth, DiskLimits, HealthStats, LatencyHistogram, QueueLatency, QueueStats, ThrottleStats,
+    WorkerStats,
+};
 
+use super::settings_json;
 use crate::disk_list::DiskInfo;
 use crate::interface::StatDetail;
+use crate::print::current_limit_pairs;
 
 /// The role of request queues.
 pub const REQUEST: &str = "request";
@@ -76,12 +81,19 @@ pub fn health(of: &DiskHealth) -> Health {
         retries,
         failed,
         last_failure,
+        throttle: throttle(of.limits()),
     }
 }
 
 /// Returns a time in nanoseconds.
 pub fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn throttle(limits: &DiskLimits) -> Option<ThrottleStat> {
+    let ThrottleStats { throttled, throttled_ns, waiting } = limits.stats();
+    let pairs = current_limit_pairs(limits);
+    (!pairs.is_empty()).then(|| ThrottleStat { limits: settings_json(pairs), throttled, throttled_ns, waiting })
 }
 
 /// Converts the statistics of a disk's connections.

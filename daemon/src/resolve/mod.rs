@@ -21,9 +21,10 @@ use crate::config::{AdminConfig, ServeConfig};
 use crate::cpus::Cpus;
 use crate::file::{RawConfig, RawTable};
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
+use crate::limits::LimitGroups;
 use crate::sandbox::{SandboxConfig, SandboxError};
 use crate::state_file::SavedState;
-use crate::storage_backends::StorageBackends;
+use crate::storage_backends::{LimitedStorages, StorageBackends};
 use crate::user::{UserConfig, UserError};
 pub use names::{Claim, UniqueNames, canonical_path, check_id, file_claim, rename_subject, take_id};
 pub use storage::{StorageKeys, is_printable, take_printable, take_storage_kind};
@@ -79,6 +80,7 @@ pub struct ClosedConfig {
     state: Option<SavedState>,
     placement: QueuePlacement,
     table: Interfaces,
+    limit_groups: LimitGroups,
     interfaces: Vec<Box<dyn InterfaceKeys>>,
 }
 
@@ -109,8 +111,10 @@ impl ClosedConfig {
             state,
             placement,
             table,
+            limit_groups,
             ..
         } = self;
+        let storages: Arc<dyn StorageBackends> = Arc::new(LimitedStorages::new(storages, limit_groups));
         let interfaces =
             self.interfaces.into_iter().map(|keys| keys.open(storages.as_ref())).collect::<Result<_, _>>()?;
         let broker = None;
@@ -149,6 +153,7 @@ pub fn resolve(
     if raw.is_empty(interfaces) && raw.process.peek("admin").is_none() {
         return Err(nothing_to_serve(&raw.process, interfaces).into());
     }
+    let limit_groups = LimitGroups::take(raw.limit_groups.drain(..))?;
     let mut names = UniqueNames::default();
     let state = process::take_state(&mut raw.process)?;
     let mut context = ResolveContext { cpus, kinds, names: &mut names, saved: state.as_ref() };
@@ -190,6 +195,7 @@ pub fn resolve(
         state,
         placement,
         table: interfaces,
+        limit_groups,
         interfaces: taken,
     })
 }

@@ -3,10 +3,11 @@
 use mqblk_core::ByteLen;
 use mqblk_core::disk::DiskError;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{ErrorPolicy, MergeMode, OnError, OnNoSpace, PlugOptions};
+use mqblk_engine::{ErrorPolicy, IoLimits, MergeMode, OnError, OnNoSpace, PlugOptions};
 
 use super::{ConfigError, take_u16, with_similar_key};
-use crate::config::{CacheMode, StorageConfig};
+use crate::config::{CacheMode, StorageConfig, StorageLimits};
+use crate::limits::take_limits;
 use crate::storage_backends::StorageBackends;
 
 /// Bounds of `merge-bytes`: a page, and the maximum length of a request.
@@ -24,6 +25,7 @@ pub struct StorageKeys {
     plug: PlugOptions,
     watch_size: bool,
     errors: ErrorPolicy,
+    limits: IoLimits,
     kind: &'static str,
 }
 
@@ -42,20 +44,23 @@ impl StorageKeys {
         let cache = settings.choice("cache", CacheMode::WORDS)?.map_or(CacheMode::Writeback, CacheMode::from_word);
         let watch_size = settings.switch("watch-size")?.unwrap_or(true);
         let errors = take_errors(settings)?;
-        Ok(StorageKeys { serial, cache, plug: take_plug(settings)?, watch_size, errors, kind })
+        let limits = take_limits(settings, IoLimits::default())?;
+        Ok(StorageKeys { serial, cache, plug: take_plug(settings)?, watch_size, errors, limits, kind })
     }
 
     /// Opens the storage, which takes its own keys. Fails if a key is left then.
     pub fn open(self, mut settings: Settings, storages: &dyn StorageBackends) -> Result<StorageConfig, ConfigError> {
+        let group = storages.limit_groups().take_group(&mut settings)?.flatten();
+        let limits = StorageLimits { own: self.limits, group };
         let (disk, resolved_settings) = match storages.open(self.kind, &mut settings) {
             Ok(opened) => opened,
             Err(DiskError::Setting(error)) => return Err(with_similar_key(error, &settings).into()),
             Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
         };
         settings.finish()?;
-        let StorageKeys { serial, cache, plug, watch_size, errors, kind } = self;
+        let StorageKeys { serial, cache, plug, watch_size, errors, kind, .. } = self;
         let (kind, resolved_settings) = (kind.to_owned(), resolved_settings);
-        Ok(StorageConfig { serial, cache, plug, watch_size, errors, kind, resolved_settings, disk })
+        Ok(StorageConfig { serial, cache, plug, watch_size, errors, limits, kind, resolved_settings, disk })
     }
 }
 

@@ -264,7 +264,7 @@ fn malformed_disk_settings() {
         ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
         ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
         ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
-        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, latency-us, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-mode, storage, watch-size"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of bandwidth, bandwidth-burst-s, bandwidth-max, bandwidth-read, bandwidth-read-burst-s, bandwidth-read-max, bandwidth-write, bandwidth-write-burst-s, bandwidth-write-max, cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, iops, iops-burst-s, iops-max, iops-read, iops-read-burst-s, iops-read-max, iops-write, iops-write-burst-s, iops-write-max, latency-us, limit-group, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-mode, storage, watch-size"),
     ]
     .into_iter()
     .map(|(words, want)| (words.to_owned(), want.to_owned()))

@@ -21,7 +21,7 @@ use mqblk_daemon::print::{Pair, Section, number};
 use mqblk_daemon::resolve::ConfigError;
 use mqblk_daemon::sandbox::FileUse;
 use mqblk_daemon::storage_backends::StorageBackends;
-use mqblk_engine::{AnyDisk, DiskHealth};
+use mqblk_engine::AnyDisk;
 use serde_json::json;
 
 use endpoint::LineEndpoint;
@@ -118,7 +118,7 @@ impl ConfiguredInterface for LineConfig {
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
         let mut served = Vec::new();
         for disk in self.disks {
-            let health = Arc::new(DiskHealth::new(&disk.id, disk.storage.errors));
+            let health = disk.storage.new_health(&disk.id);
             let (position, target, info) = (disk.position, disk.flush_target(), disk.info(WORD, &health));
             let server = LineServer::start(disk, health, self.max_bytes, &host.engine)?;
             served.push((position, target, ServedDisk::new(info, Arc::new(server))));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{DiskHealth, QueueDisk, QueuePlacement};
+use mqblk_engine::{QueueDisk, QueuePlacement};
 use mqblk_vhost_user_server::{Server, SocketError};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
@@ -183,7 +183,7 @@ struct BlkStartError {
 }
 
 fn serve(disk: DiskConfig<BlkEndpoint>, host: &HostContext) -> Result<Arc<ServedDisk<BlkDisk>>, BlkStartError> {
-    let health = Arc::new(DiskHealth::new(&disk.id, disk.storage.errors));
+    let health = disk.storage.new_health(&disk.id);
     let info = disk.info(WORD, &health);
     let DiskConfig { id, endpoint: BlkEndpoint(endpoint), storage, .. } = disk;
     let geometry = storage.disk.geometry();

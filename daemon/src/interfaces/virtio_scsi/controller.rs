@@ -86,7 +86,7 @@ impl ServedUnit {
             writeback: config.storage.cache == CacheMode::Writeback,
             reservations,
         });
-        let health = Arc::new(DiskHealth::new(name, config.storage.errors));
+        let health = config.storage.new_health(name);
         Ok(ServedUnit {
             name: name.to_owned(),
             logical_unit: Arc::new(logical),

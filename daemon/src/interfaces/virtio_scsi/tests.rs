@@ -229,13 +229,13 @@ fn malformed_controllers() {
             &["path=/d,socket=/tmp/d,interface=virtio-scsi,seral=1"],
             &[],
             &[],
-            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, incoming-luns, interface, latency-us, lun, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, product, queue-map, queue-size, queues, readonly, require-seals, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor, watch-size",
+            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of bandwidth, bandwidth-burst-s, bandwidth-max, bandwidth-read, bandwidth-read-burst-s, bandwidth-read-max, bandwidth-write, bandwidth-write-burst-s, bandwidth-write-max, cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, incoming-luns, interface, iops, iops-burst-s, iops-max, iops-read, iops-read-burst-s, iops-read-max, iops-write, iops-write-burst-s, iops-write-max, latency-us, limit-group, lun, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, product, queue-map, queue-size, queues, readonly, require-seals, reservations, serial, size, socket, socket-mode, storage, target, unit, unit-name, vendor, watch-size",
         ),
         (
             &["path=/d,socket=/tmp/d,vendor=x"],
             &[],
             &[],
-            "disk \"d\": vendor: found an unknown key (with value \"x\"), expected one of cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, latency-us, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-mode, storage, watch-size",
+            "disk \"d\": vendor: found an unknown key (with value \"x\"), expected one of bandwidth, bandwidth-burst-s, bandwidth-max, bandwidth-read, bandwidth-read-burst-s, bandwidth-read-max, bandwidth-write, bandwidth-write-burst-s, bandwidth-write-max, cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, iops, iops-burst-s, iops-max, iops-read, iops-read-burst-s, iops-read-max, iops-write, iops-write-burst-s, iops-write-max, latency-us, limit-group, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-mode, storage, watch-size",
         ),
     ];
     for (disks, controllers, luns, want) in table {
@@ -250,7 +250,7 @@ fn malformed_luns() {
     let at = folder.path().display().to_string();
     let long = "x".repeat(65);
     const UNKNOWN: &str = "the id of a LUN with storage of its own";
-    const UNKNOWN_KEYS: &str = "expected one of cache, controller, depth, id, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor, watch-size";
+    const UNKNOWN_KEYS: &str = "expected one of bandwidth, bandwidth-burst-s, bandwidth-max, bandwidth-read, bandwidth-read-burst-s, bandwidth-read-max, bandwidth-write, bandwidth-write-burst-s, bandwidth-write-max, cache, controller, depth, id, iops, iops-burst-s, iops-max, iops-read, iops-read-burst-s, iops-read-max, iops-write, iops-write-burst-s, iops-write-max, latency-us, limit-group, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor, watch-size";
     let table: Vec<(&[&str], String)> = vec![
         (&["controller=c,path=/a,unit-name=é"], "lun \"c:0:0\": unit-name: found \"é\" (2 bytes), expected 1 to 64 bytes of printable ASCII".into()),
         (&["controller=c,path=/a,id=a,target=0", "controller=c,unit=a,target=0,lun=1"], "lun \"c:0:1\": unit: found \"a\", which target 0 has already: \"a\", expected another target: a unit is once in each".into()),
@@ -362,7 +362,7 @@ fn files() {
         ),
         (
             "[[controller]]\nsocket = '/tmp/c'\n[[controller.lun]]\ncontroller = 'd'",
-            "m.toml: lun \"c:0:0\": controller: found an unknown key (with value \"d\"), expected one of cache, depth, id, latency-us, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor, watch-size",
+            "m.toml: lun \"c:0:0\": controller: found an unknown key (with value \"d\"), expected one of bandwidth, bandwidth-burst-s, bandwidth-max, bandwidth-read, bandwidth-read-burst-s, bandwidth-read-max, bandwidth-write, bandwidth-write-burst-s, bandwidth-write-max, cache, depth, id, iops, iops-burst-s, iops-max, iops-read, iops-read-burst-s, iops-read-max, iops-write, iops-write-burst-s, iops-write-max, latency-us, limit-group, lun, merge, merge-bytes, merge-segments, on-enospc, on-error, path, product, readonly, reservations, serial, size, storage, target, unit, unit-name, vendor, watch-size",
         ),
         ("[[controller]]\nsocket = '/tmp/c'\n[controller.lun]\ntarget = 1", "syntax"),
         (
@@ -383,7 +383,7 @@ fn files() {
         ),
         (
             "[[lun]]\ntarget = 1",
-            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[controller]] tables",
+            "m.toml: syntax: found an unknown key \"lun\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
         ),
     ] {
         let found = file::parse("m.toml", text, INTERFACES).map_err(ConfigError::from);

@@ -14,6 +14,7 @@ use super::luns::{LunEntry, LunSelector, Luns, Removal};
 use super::{print, stat};
 use crate::admin::resize::{SHRINK, SIZE, take_resize};
 use crate::admin::{change_error, setting_error, settings_json, take_settings};
+use crate::config::StorageLimits;
 use crate::resize::ChangeError;
 
 /// How long `lun.remove` waits for the removal before it responds that the removal continues. Clients wait longer for a response.
@@ -185,6 +186,8 @@ fn settings(lun: &LunEntry) -> Option<Map<String, Value>> {
     let unit = if unit.name() == lun.id {
         let mut own = unit.config().clone();
         own.storage.resolved_settings = unit.disk().resolved();
+        let limits = unit.health().limits();
+        own.storage.limits = StorageLimits { own: limits.own(), group: limits.group() };
         LunUnit::Own(Box::new(own))
     } else {
         LunUnit::Shared(unit.name().to_owned())

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{AnyDisk, DiskHealth};
+use mqblk_engine::AnyDisk;
 
 use crate::cpus::Cpus;
 use crate::disk_list::{DiskConfig, DiskKeys, ServedDisk};
@@ -137,7 +137,7 @@ impl ConfiguredInterface for XenInterfaceConfig {
             .disks
             .into_iter()
             .map(|disk| {
-                let health = Arc::new(DiskHealth::new(&disk.id, disk.storage.errors));
+                let health = disk.storage.new_health(&disk.id);
                 (disk, health)
             })
             .collect();

@@ -137,7 +137,10 @@ fn errors_name_invalid_values() {
         ("grants-pool=own", "disk \"a\": grants-pool: found \"own\", expected one of per-ring, shared"),
         ("journal=maybe", "disk \"a\": journal: found \"maybe\", expected on or off"),
         ("persistent-idle=-1", "disk \"a\": persistent-idle: found \"-1\", expected a whole number"),
-        ("socket=/tmp/s", "disk \"a\": socket: found an unknown key (with value \"/tmp/s\"), expected one of cache, "),
+        (
+            "socket=/tmp/s",
+            "disk \"a\": socket: found an unknown key (with value \"/tmp/s\"), expected one of bandwidth, ",
+        ),
         ("queue-size=64", "disk \"a\": queue-size: found an unknown key"),
     ] {
         let error = error_of(from_words(&[], &[&format!("path=/a,interface=xen,{words}")]));

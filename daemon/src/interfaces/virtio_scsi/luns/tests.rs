@@ -63,6 +63,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         unit: LunUnit::Own(Box::new(UnitConfig {
             storage: StorageConfig {
                 errors: mqblk_engine::ErrorPolicy::default(),
+                limits: Default::default(),
                 serial: "S".to_owned(),
                 cache: CacheMode::Writeback,
                 plug: Default::default(),

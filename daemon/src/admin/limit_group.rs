@@ -1,0 +1,75 @@
+//! `limit-group.set` and `limit-group.list`: the limits that several disks share.
+
+use std::sync::Arc;
+
+use mqblk_admin::model::{LimitGroupChange, LimitGroupList, LimitGroupStat};
+use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
+use mqblk_core::settings::Settings;
+use mqblk_engine::LimitGroup;
+use serde_json::Value;
+
+use super::disk_set::describe;
+use super::{setting_error, settings_json, take_settings};
+use crate::limits::{limit_pairs, take_limits};
+use crate::state::DaemonState;
+
+const SET: &[Param] = &[
+    Param { name: "name", kind: ParamKind::Text, about: "The name of the group" },
+    Param {
+        name: "settings",
+        kind: ParamKind::Settings,
+        about: "The keys of limits to change, as an object or as KEY=VALUE,...",
+    },
+];
+
+/// Returns the verbs.
+pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 2] {
+    let (setting, listing) = (Arc::clone(state), Arc::clone(state));
+    [
+        Verb::new("limit-group.set", "Changes the limits of a group of disks", SET, move |params| {
+            set(&setting, params)
+        }),
+        Verb::new("limit-group.list", "The groups of disks that share limits", &[], move |_| list(&listing)),
+    ]
+}
+
+fn set(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
+    let name = params.text("name").unwrap_or_default();
+    let found = if name.is_empty() { "nothing".to_owned() } else { found(&name.into()) };
+    let group = state.limit_groups().find(&Settings::new("limit-group"), "name", name);
+    let group = group.map_err(|error| VerbError::params("params.name", found, error.expected))?;
+    let error = |error| setting_error(error, params);
+    let mut settings = take_settings(params)?;
+    settings.set_subject(format!("limit-group {name:?}"));
+    let before = group.limits();
+    let limits = take_limits(&mut settings, before).map_err(error)?;
+    settings.finish().map_err(error)?;
+    if limits != before {
+        group.set(limits);
+    }
+    tracing::info!(group = name, limits = %describe(&limit_pairs(&limits)), "limits set");
+    state.engine().limits_changed().map_err(|gone| VerbError::Failed(gone.to_string()))?;
+    to_json(LimitGroupChange { group: group_stat(state, group) })
+}
+
+fn list(state: &DaemonState) -> Result<Value, VerbError> {
+    let groups = state.limit_groups();
+    to_json(LimitGroupList { groups: groups.iter().map(|group| group_stat(state, group)).collect() })
+}
+
+fn group_stat(state: &DaemonState, group: &Arc<LimitGroup>) -> LimitGroupStat {
+    let exports = state.exports();
+    let is_member = |health: Arc<mqblk_engine::DiskHealth>| {
+        health.limits().group().is_some_and(|of_disk| Arc::ptr_eq(&of_disk, group))
+    };
+    let members = exports.iter().filter(|export| export.health().is_some_and(is_member));
+    LimitGroupStat {
+        name: group.name().to_owned(),
+        limits: settings_json(limit_pairs(&group.limits())),
+        disks: members.map(|export| export.id().to_owned()).collect(),
+    }
+}
+
+fn to_json(model: impl serde::Serialize) -> Result<Value, VerbError> {
+    serde_json::to_value(model).map_err(|error| VerbError::Failed(error.to_string()))
+}

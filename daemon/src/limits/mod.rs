@@ -1,0 +1,10 @@
+//! Rate limits in the configuration and at run time: their keys, and the groups that share them. The engine enforces them.
+
+mod groups;
+mod keys;
+#[cfg(test)]
+mod tests;
+
+pub use groups::LimitGroups;
+pub(crate) use keys::is_limit_key;
+pub use keys::{LIMIT_GROUP, limit_pairs, take_limits};

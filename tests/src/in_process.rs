@@ -7,8 +7,8 @@ use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice, BlkQueueSet};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueStats,
-    UringContext, UringOptions,
+    AnyDisk, Coalesce, DiskHealth, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk,
+    QueueStats, UringContext, UringOptions, WorkerStats,
 };
 use mqblk_vhost_user_server::{Server, ServerOptions};
 use mqblk_virtio::VirtioDevice;
@@ -26,6 +26,8 @@ pub struct Plan {
     pub plug: PlugOptions,
     /// When its guest is called.
     pub coalesce: Coalesce,
+    /// Its error policy and its limits.
+    pub health: Arc<DiskHealth>,
 }
 
 /// A served disk and its driver.
@@ -84,7 +86,7 @@ pub fn serve_device<D: VirtioDevice<UringContext>>(
         sharing: mqblk_vhost_user_server::SharePolicy::default(),
         fixed_buffers: FixedBufferUse::Off,
         drain_timeout: Duration::from_secs(30),
-        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: Arc::default() }],
+        disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: plan.health }],
         engine: Arc::clone(&engine),
         host_state: None,
     };
@@ -110,6 +112,16 @@ impl Rig {
         let mut device = BlkDevice::connect(&options).expect("connected again");
         let queues = device.take_queues();
         (Rig { device, options, server, engine, _folder }, queues)
+    }
+
+    /// Has the workers use limits that were changed.
+    pub fn limits_changed(&self) {
+        self.engine.limits_changed().expect("the workers run");
+    }
+
+    /// Returns the workers' statistics.
+    pub fn worker_stats(&self) -> Vec<WorkerStats> {
+        self.engine.stats().expect("the workers run")
     }
 
     /// Enables or disables the device's write cache.

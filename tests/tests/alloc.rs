@@ -16,7 +16,8 @@ use mqblk_driver::virtio_blk::{
     BlkConnectOptions, BlkQueue, BlkQueueSet, BlkStatus, DataSegment, DescriptorLayout, SectorRange, SubmitError,
 };
 use mqblk_engine::{
-    AnyDisk, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext, UringOptions,
+    AnyDisk, DiskHealth, DiskLimits, ErrorPolicy, IoLimit, IoLimits, LimitKind, MergeMode, PlugOptions, PollPolicy,
+    QueueDisk, QueueOptions, SteppedWorker, UringContext, UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId};
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
@@ -161,6 +162,11 @@ fn run(set: &mut BlkQueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
 /// Returns the allocations and reallocations of the whole process during `requests` requests, half of them with direct descriptors, half
 /// with indirect ones.
 fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
+    allocations_limited(disk, &Arc::default(), mix, requests)
+}
+
+/// As [`allocations`], of a disk with limits.
+fn allocations_limited(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, mix: Mix, requests: u64) -> usize {
     let mut found = 0;
     for shape in [DescriptorLayout::Direct, DescriptorLayout::Indirect] {
         let merge = if mix == Mix::Sequential { MergeMode::On } else { MergeMode::Auto };
@@ -171,6 +177,7 @@ fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
             poll: PollPolicy::default(),
             plug,
             coalesce: Default::default(),
+            health: Arc::clone(health),
         };
         let choose = |options: &mut BlkConnectOptions| {
             options.queues = QUEUES;
@@ -225,6 +232,13 @@ fn a_million_requests_allocate_nothing() {
     none("null with a latency", || allocations(&latent, Mix::All, MILLION / 10));
     none("file in memory", || file("/dev/shm", Mix::All, MILLION));
     none("file in memory, merged requests", || file("/dev/shm", Mix::Sequential, MILLION));
+    let limits = IoLimits::default()
+        .with(LimitKind::Iops, IoLimit { rate: 100_000, burst: None })
+        .with(LimitKind::BandwidthWrite, IoLimit { rate: 100 << 20, burst: None });
+    let health = DiskHealth::with_limits("limited", ErrorPolicy::default(), DiskLimits::new(limits, None));
+    let (health, null) = (Arc::new(health), disk("null", &[("size", "16M")]));
+    none("null with limits", || allocations_limited(&null, &health, Mix::All, MILLION / 10));
+    assert!(health.limits().stats().throttled > 0, "the limits were not met");
     none("a queue of several disks", || many_disks(MILLION));
     // Each operation in flight has an iovec list. How many are in flight at once depends on the storage, and lists are allocated when
     // there are more than before: not per request.

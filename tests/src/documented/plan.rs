@@ -42,6 +42,8 @@ pub const SYNOPSES: &[(&str, &str, &str)] = &[
     ("docs/admin.md", "mqblk stat --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk lun add    --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk resume ID --socket ADMIN [", "synopsis"),
+    ("docs/admin.md", "mqblk disk set ID KEY=VALUE", "synopsis"),
+    ("docs/admin.md", "mqblk limit-group set NAME KEY=VALUE", "synopsis"),
 ];
 
 /// Pages whose sections stand alone, as they say: a reader ends the servers of one before the next.
@@ -54,7 +56,7 @@ pub const INSTALL: (&str, &str) = ("README.md", "Install");
 const LANGUAGES: [&str; 6] = ["sh", "text", "json", "toml", "xml", "rust"];
 
 /// What help texts there are: `mqblk WORD --help`.
-const HELP: [&str; 8] = ["serve", "bench", "plot", "stat", "lun", "resize", "resume", "xen"];
+const HELP: [&str; 10] = ["serve", "bench", "plot", "stat", "lun", "resize", "resume", "disk", "limit-group", "xen"];
 
 /// What a reader has, and a test must make: the page, how the command begins before which it is made (with a `$`, the whole
 /// command), and with what.
@@ -110,6 +112,8 @@ const PREPARATIONS: &[(&str, &str, &str)] = &[
     ),
     ("mqblk resume --help", "mqblk resume vm1 --socket /run/mqblk/admin.sock$", FULL),
     ("mqblk resume --help", "mqblk resume vm1 --socket /run/mqblk/admin.sock --report", STOPPED),
+    ("mqblk disk --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 10G /srv/vm1.img /srv/vm2.img"),
+    ("mqblk limit-group --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 10G /srv/vm1.img /srv/vm2.img"),
     ("mqblk xen --help", "mqblk serve --xen-watch", "truncate -s 10G /srv/data.img /dev/sdb"),
 ];
 

@@ -6,6 +6,7 @@ mod device_state;
 mod disk_changes;
 mod fourth_interface;
 mod isolation_kill;
+mod limits;
 mod lun_changes;
 mod migrant;
 mod migration;

@@ -127,6 +127,7 @@ fn a_frontend_is_answered_while_a_disk_is_closed_that_hangs() {
         poll: PollPolicy::Off,
         plug: PlugOptions::default(),
         coalesce: Coalesce::default(),
+        health: Default::default(),
     };
     let folder = tempfile::tempdir().expect("a folder");
     let options = BlkConnectOptions::new(folder.path().join("socket"));

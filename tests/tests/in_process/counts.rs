@@ -102,7 +102,8 @@ fn run(merge: MergeMode, coalesce: Coalesce, seed: u64) {
     let path = file.path().to_str().expect("a plain path");
     let plug = PlugOptions { merge, ..PlugOptions::default() };
     let poll = PollPolicy::Static(Duration::from_micros(20));
-    let plan = Plan { disk: disk("file", &[("path", path)]), workers: 2, poll, plug, coalesce };
+    let plan =
+        Plan { disk: disk("file", &[("path", path)]), workers: 2, poll, plug, coalesce, health: Default::default() };
     let (mut rig, mut sets) = Rig::new(plan, |options| {
         options.queues = QUEUES as u16;
         options.depth = DEPTH as u16;

@@ -120,6 +120,7 @@ fn a_panic_of_the_control_thread_ends_one_connection() {
         poll: PollPolicy::default(),
         plug: PlugOptions::default(),
         coalesce: Coalesce::default(),
+        health: Default::default(),
     };
     let fault = Arc::new(Fault::default());
     let inner = Arc::clone(&fault);

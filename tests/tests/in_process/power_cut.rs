@@ -66,6 +66,7 @@ fn load(writeback: bool) -> (Arc<PowerLog>, WriteHistory) {
         poll: PollPolicy::default(),
         plug: PlugOptions::default(),
         coalesce: Default::default(),
+        health: Default::default(),
     };
     let (mut rig, mut sets) = Rig::new(plan, |options: &mut BlkConnectOptions| {
         options.queues = QUEUES;

@@ -204,7 +204,14 @@ fn verify(queue: &mut impl Full, size: u16) {
 }
 
 fn with_blk(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(&mut Blk)) {
-    let plan = Plan { disk, workers: 1, poll, plug: PlugOptions::default(), coalesce: Coalesce::default() };
+    let plan = Plan {
+        disk,
+        workers: 1,
+        poll,
+        plug: PlugOptions::default(),
+        coalesce: Coalesce::default(),
+        health: Default::default(),
+    };
     let (rig, mut sets) = Rig::new(plan, |options| {
         options.queue_size = size;
         options.descriptors = DescriptorLayout::Indirect;

@@ -206,6 +206,7 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
         poll: policy,
         plug: PlugOptions::default(),
         coalesce: Default::default(),
+        health: Default::default(),
     };
     let (rig, mut sets) = Rig::new(plan, |options| {
         options.queues = QUEUES;

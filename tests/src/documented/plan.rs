@@ -42,7 +42,7 @@ pub const SYNOPSES: &[(&str, &str, &str)] = &[
     ("docs/admin.md", "mqblk stat --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk lun add    --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk resume ID --socket ADMIN [", "synopsis"),
-    ("docs/admin.md", "mqblk disk set ID KEY=VALUE", "synopsis"),
+    ("docs/admin.md", "mqblk disk add    --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk limit-group set NAME KEY=VALUE", "synopsis"),
 ];
 
@@ -112,7 +112,7 @@ const PREPARATIONS: &[(&str, &str, &str)] = &[
     ),
     ("mqblk resume --help", "mqblk resume vm1 --socket /run/mqblk/admin.sock$", FULL),
     ("mqblk resume --help", "mqblk resume vm1 --socket /run/mqblk/admin.sock --report", STOPPED),
-    ("mqblk disk --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 10G /srv/vm1.img /srv/vm2.img"),
+    ("mqblk disk --help", "mqblk serve", "mkdir -p /run/mqblk /var/lib/mqblk; truncate -s 10G /srv/vm1.img"),
     ("mqblk limit-group --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 10G /srv/vm1.img /srv/vm2.img"),
     ("mqblk xen --help", "mqblk serve --xen-watch", "truncate -s 10G /srv/data.img /dev/sdb"),
 ];

@@ -481,6 +481,8 @@ pub struct QueueStat {
 pub struct Load {
     /// Requests in flight now.
     pub in_flight: u64,
+    /// Requests that its ring has slots for; 0 while no guest has set it up.
+    pub slots: u64,
     /// Age of the oldest request in flight, in milliseconds; null without any.
     pub oldest_ms: Option<u64>,
     /// Its counters.

@@ -71,6 +71,8 @@ counters! {
         pub arms: u64,
         /// Time spent polling without finding anything, in nanoseconds.
         pub poll_ns: u64,
+        /// Time in which requests were in flight, in nanoseconds.
+        pub busy_ns: u64,
     }
 }
 

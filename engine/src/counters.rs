@@ -136,6 +136,8 @@ pub struct QueueStats {
     pub latency: Box<QueueLatency>,
     /// Requests in flight now.
     pub in_flight: u32,
+    /// Requests that its ring has slots for; 0 while it is detached.
+    pub slots: u32,
     /// Age of the oldest request in flight, in nanoseconds.
     pub oldest_ns: Option<u64>,
     /// Of each of the queue's disks, in the order of their slots. The counters of a closed disk stay until another is opened in its slot,
@@ -189,6 +191,7 @@ impl QueueStats {
         self.latency.writes.add(&other.latency.writes);
         self.latency.others.add(&other.latency.others);
         self.in_flight += other.in_flight;
+        self.slots += other.slots;
         self.oldest_ns = self.oldest_ns.max(other.oldest_ns);
         for disk in &other.disks {
             match self.disks.binary_search_by_key(&disk.slot, |disk| disk.slot) {

@@ -96,6 +96,8 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     ended: Vec<EndedRequests>,
     calls: CallCoalescer,
     poll: PollState,
+    /// Since when requests have been in flight.
+    busy_since: Option<Ticks>,
     options: RunnerOptions,
 }
 
@@ -136,6 +138,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             ended: Vec::with_capacity(depth.into()),
             calls: CallCoalescer::new(coalesce),
             poll: PollState::new(policy, now),
+            busy_since: None,
             options: RunnerOptions { poll: policy, coalesce },
         }
     }
@@ -316,12 +319,14 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     #[inline]
     fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<'_>) -> PullResult {
         let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
+        let now = submit.now;
         let (tags, counters) = (&mut self.tags, &mut self.counters);
         let pulled = self.queue.pull(context, &mut QueueIntake { submit, tags, counters });
         if let PullEnd::Broken(why) = pulled {
             PullResult::Broken(why)
         } else if self.tags.in_flight() as u64 + self.counters.answered_alone > before {
             self.counters.turns += 1;
+            self.busy_since.get_or_insert(now);
             if pulled == PullEnd::MoreWaiting { PullResult::More } else { PullResult::Requests }
         } else {
             self.counters.empty_turns += 1;
@@ -390,6 +395,11 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         }
         let at = clock.now();
         self.record_latencies(finished, at);
+        if self.tags.in_flight() == 0
+            && let Some(since) = self.busy_since.take()
+        {
+            self.counters.busy_ns += at.since(since);
+        }
         Published { at, call_due }
     }
 
@@ -457,9 +467,14 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             parts.queued.record(0, parts.total.count() - parts.queued.count());
         }
         QueueStats {
-            counters: QueueCounters { poll_ns: self.counters.poll_ns + self.poll.empty_poll_ns(), ..self.counters },
+            counters: QueueCounters {
+                poll_ns: self.counters.poll_ns + self.poll.empty_poll_ns(),
+                busy_ns: self.counters.busy_ns + self.busy_since.map_or(0, |since| now.since(since)),
+                ..self.counters
+            },
             latency,
             in_flight: self.tags.in_flight() as u32,
+            slots: self.queue.depth().into(),
             oldest_ns,
             disks: match &self.per_disk {
                 Some(per_disk) => per_disk.stats(ages()),

@@ -46,7 +46,9 @@ impl StatsRegistry {
     /// Records that queue `index` is detached, with the statistics of that attachment.
     pub fn detached(&self, index: u16, last: &QueueStats) {
         if let Some(history) = self.lock().get_mut(usize::from(index)) {
-            history.earlier.get_or_insert_default().add(last);
+            let earlier = history.earlier.get_or_insert_default();
+            earlier.add(last);
+            earlier.slots = 0;
             history.current = None;
         }
     }

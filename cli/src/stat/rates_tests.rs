@@ -41,7 +41,7 @@ fn load_after(times: u64) -> Load {
         ),
     };
     let latency = Latency { reads: parts(100), writes: parts(50), others: parts(20) };
-    Load { in_flight: 3 * times, oldest_ms: Some(times), counters, latency }
+    Load { in_flight: 3 * times, oldest_ms: Some(times), counters, latency, ..Load::default() }
 }
 
 fn stat_after(times: u64) -> Stat {

@@ -125,7 +125,7 @@ pub fn worker(number: u32, stats: &WorkerStats) -> WorkerStat {
 
 /// Converts the statistics of a queue, or their sum.
 pub fn io_stats(stats: &QueueStats, detail: StatDetail) -> Load {
-    let QueueStats { counters, latency, in_flight, oldest_ns, disks: _ } = stats;
+    let QueueStats { counters, latency, in_flight, slots, oldest_ns, disks: _ } = stats;
     let QueueLatency { reads, writes, others } = &**latency;
     let parts = |parts: &mqblk_engine::LatencyParts| {
         let mqblk_engine::LatencyParts { queued, device, publish, total } = parts;
@@ -138,6 +138,7 @@ pub fn io_stats(stats: &QueueStats, detail: StatDetail) -> Load {
     };
     Load {
         in_flight: (*in_flight).into(),
+        slots: (*slots).into(),
         oldest_ms: ns_to_ms(*oldest_ns),
         counters: *counters,
         latency: Latency { reads: parts(reads), writes: parts(writes), others: parts(others) },

@@ -42,6 +42,7 @@ pub fn distinct_stats(times: u64) -> QueueStats {
         empty_turns: 15 * times,
         arms: 16 * times,
         poll_ns: 17 * times,
+        busy_ns: 24 * times,
         requests: 18 * times,
         read_merges: 19 * times,
         write_merges: 20 * times,
@@ -51,7 +52,8 @@ pub fn distinct_stats(times: u64) -> QueueStats {
         read_errors: 2 * times,
         write_errors: 3 * times,
     };
-    let mut stats = QueueStats { counters, in_flight: 24, oldest_ns: Some(1_999_999 * times), ..QueueStats::default() };
+    let mut stats =
+        QueueStats { counters, in_flight: 24, slots: 26, oldest_ns: Some(1_999_999 * times), ..QueueStats::default() };
     let latency = &mut stats.latency;
     let parts = [&mut latency.reads, &mut latency.writes, &mut latency.others];
     for (kind, parts) in parts.into_iter().enumerate() {
@@ -71,7 +73,7 @@ fn counters_are_not_mixed_up() {
     let reported = serde_json::to_value(distinct_stats(1).counters).unwrap();
     let reported = reported.as_object().unwrap();
     let numbers: BTreeSet<u64> = reported.values().map(|value| value.as_u64().unwrap()).collect();
-    assert_eq!(numbers, (1..=23).collect());
+    assert_eq!(numbers, (1..=24).collect());
     for (name, number) in [("reads", 1), ("read_bytes", 8), ("errors", 10), ("read_merges", 19), ("poll_ns", 17)] {
         assert_eq!(reported[name], number, "{name}");
     }

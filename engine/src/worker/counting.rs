@@ -195,6 +195,25 @@ fn every_request_is_once_in_each_latency_part() {
 }
 
 #[test]
+fn a_queue_is_busy_while_it_has_requests_in_flight() {
+    let (mut worker, state, _open) = fixture(Coalesce::default());
+    let busy = |worker: &Worker| worker.stats(0).queues[0].1.counters.busy_ns;
+    release(&mut worker, &state, 0);
+    assert_eq!(busy(&worker), 0, "nothing was in flight");
+    push(&state, [Op::Read, Op::Read]);
+    release(&mut worker, &state, 1);
+    let first = busy(&worker);
+    release(&mut worker, &state, 0);
+    let second = busy(&worker);
+    assert!(0 < first && first < second, "{first} {second}: one is in flight");
+    release(&mut worker, &state, 1);
+    let last = busy(&worker);
+    release(&mut worker, &state, 0);
+    assert!(second < last && busy(&worker) == last, "nothing is in flight any more");
+    assert_eq!(worker.stats(0).queues[0].1.slots, 64);
+}
+
+#[test]
 fn calls_are_deferred_while_requests_are_in_flight() {
     let (mut worker, state, _open) = fixture(Coalesce { delay: Duration::from_secs(3600), answers: 3 });
     push(&state, [Op::Read]);

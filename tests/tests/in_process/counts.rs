@@ -89,6 +89,7 @@ fn known(report: &QueueStats) -> QueueCounters {
         empty_turns: 0,
         arms: 0,
         poll_ns: 0,
+        busy_ns: 0,
         read_merges: 0,
         write_merges: 0,
         other_merges: 0,

@@ -184,6 +184,7 @@ install_missing socat # printed commands use it
 install_missing nbdkit
 install_missing qemu-nbd qemu-utils
 install_missing openssl
+install_missing promtool prometheus # has promtool
 if [ "$built" -eq 0 ]; then
     wants fast && fast
     wants crash && crash

@@ -22,6 +22,8 @@ pub enum ThreadRole {
     Connector,
     /// Has connections of the network, which a library makes on threads that it starts from this one.
     Network,
+    /// Answers scrapers of metrics on a socket that listens already.
+    Metrics,
 }
 
 thread_local! {

@@ -1,6 +1,7 @@
 //! The configuration of `mqblk serve` as plain data: all defaults filled in, all values checked.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,8 @@ pub struct ServeConfig {
     pub hang_warning: Option<Duration>,
     /// The admin socket, if any.
     pub admin: Option<AdminConfig>,
+    /// The metrics endpoint, if any.
+    pub metrics: Option<MetricsConfig>,
     /// How long a stop waits for storage.
     pub drain_timeout: Duration,
     /// What the process gives up before it serves.
@@ -72,6 +75,33 @@ pub struct AdminConfig {
     pub socket: PathBuf,
     /// Its permission bits.
     pub mode: SocketMode,
+}
+
+/// The metrics endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricsConfig {
+    /// Where scrapers connect to.
+    pub address: MetricsAddress,
+    /// The permission bits of a Unix socket.
+    pub mode: SocketMode,
+}
+
+/// Where scrapers connect to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// An address and port of TCP.
+    Tcp(SocketAddr),
+    /// A Unix socket. Differs from all disks' sockets and the admin socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for MetricsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricsAddress::Tcp(address) => write!(f, "{address}"),
+            MetricsAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
 }
 
 /// The storage of a disk or a logical unit, independent of the guest interface.

@@ -13,6 +13,7 @@ use crate::admin;
 use crate::config::{AdminConfig, ServeConfig};
 use crate::flush::flush_all;
 use crate::interface::{HostContext, StartFailure};
+use crate::metrics::{MetricsEndpoint, MetricsSocket, MetricsStartError};
 use crate::resolve::UniqueNames;
 use crate::sandbox::{self, SandboxError};
 use crate::state::{AppliedChange, DaemonControl, DaemonState};
@@ -41,6 +42,9 @@ pub enum StartError {
     /// The admin socket could not be created.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
+    /// Metrics could not be served.
+    #[error("serve: metrics: {0}")]
+    Metrics(#[from] MetricsStartError),
     /// The sandbox could not be set up.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -52,6 +56,7 @@ pub enum StartError {
 /// A running daemon: serves all disks and controllers until [`Daemon::stop`].
 pub struct Daemon {
     admin: Option<AdminSocket>,
+    metrics: Option<MetricsEndpoint>,
     state: Arc<DaemonState>,
     watchdog: Option<Watchdog>,
     watch: SizeWatch,
@@ -64,6 +69,8 @@ impl Daemon {
     /// # Errors
     /// If the host refuses a resource.
     pub fn start(config: ServeConfig) -> Result<Daemon, StartError> {
+        // Before the sandbox, in which no socket of TCP can be made.
+        let metrics = config.metrics.as_ref().map(MetricsSocket::bind).transpose()?;
         sandbox::enter(&config)?;
         let options = EngineOptions {
             workers: config.workers.into(),
@@ -99,8 +106,9 @@ impl Daemon {
         let state = Arc::new(DaemonState::new(engine, interfaces, control));
         let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &state)).transpose();
         let admin = admin.map_err(StartError::Admin)?;
+        let metrics = metrics.map(|socket| MetricsEndpoint::start(socket, &state)).transpose()?;
         let watch = SizeWatch::start(&state).map_err(StartError::Watch)?;
-        let daemon = Daemon { admin, state, watchdog, watch, drain_timeout };
+        let daemon = Daemon { admin, metrics, state, watchdog, watch, drain_timeout };
         for interface in daemon.state.interfaces() {
             interface.publish()?;
         }
@@ -133,6 +141,7 @@ impl Daemon {
     pub fn stop(self) -> io::Result<()> {
         // No change at run time can start after this.
         drop(self.admin);
+        drop(self.metrics);
         drop(self.watch);
         let deadline = Instant::now() + self.drain_timeout;
         // In parallel: each takes as long as its storage.

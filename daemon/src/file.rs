@@ -11,12 +11,14 @@ use crate::key_values::is_key;
 use crate::limits::LIMIT_GROUP;
 
 /// The top-level keys of the daemon itself.
-const OWN_KEYS: [&str; 11] = [
+const OWN_KEYS: [&str; 13] = [
     "workers",
     "pin",
     "hang-warning-s",
     "admin",
     "admin-mode",
+    "metrics",
+    "metrics-mode",
     "drain-timeout-s",
     "state",
     "sandbox",
@@ -177,7 +179,7 @@ fn insert(settings: &mut Settings, key: &str, value: &Value) -> Result<(), Setti
     if !is_key(key) {
         return Err(settings.error("syntax", format!("{key:?}"), "a key of letters, digits, - and _"));
     }
-    if let ("socket-mode" | "admin-mode", Value::Integer(number)) = (key, value) {
+    if let ("socket-mode" | "admin-mode" | "metrics-mode", Value::Integer(number)) = (key, value) {
         // TOML integers have no leading zeros: a bare 660 would be decimal.
         let expected = "a string of octal digits such as \"0660\"";
         return Err(settings.error(key, format!("the number {number}"), expected));
@@ -258,7 +260,7 @@ mod tests {
             ("pin = [\"0\"]", "f: pin: found [\"0\"], expected an array of CPU numbers"),
             (
                 "queues = 2",
-                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, drain-timeout-s, state, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
+                "f: syntax: found an unknown key \"queues\" at the top, expected workers, pin, hang-warning-s, admin, admin-mode, metrics, metrics-mode, drain-timeout-s, state, sandbox, sandbox-allow, user, group, xen, xen-watch, xen-state, xen-mapped-pages, or [[disk]] or [[limit-group]] or [[controller]] tables",
             ),
             (
                 "admin-mode = 660",

@@ -17,6 +17,7 @@ pub mod interface;
 pub mod interfaces;
 pub mod key_values;
 pub mod limits;
+mod metrics;
 pub mod print;
 pub mod queues;
 pub mod reload;
@@ -36,7 +37,7 @@ pub use config::LogLevel;
 pub use daemon::{Daemon, StartError};
 pub use state::DaemonState;
 
-use config::ServeConfig;
+use config::{MetricsAddress, MetricsConfig, ServeConfig};
 use cpus::Cpus;
 use file::RawConfig;
 use interface::Interfaces;
@@ -52,6 +53,9 @@ pub fn configure(raw: RawConfig, interfaces: Interfaces) -> Result<ServeConfig, 
     let config = ServeConfig { given, ..rights::open(closed)? };
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;
+    }
+    if let Some(MetricsConfig { address: MetricsAddress::Unix(path), .. }) = &config.metrics {
+        mqblk_vhost_user_server::probe_socket(path).map_err(ConfigError::Metrics)?;
     }
     for interface in &config.interfaces {
         interface.check()?;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use mqblk_engine::DiskLimits;
 use toml::Value;
 
-use crate::config::{ServeConfig, StorageConfig};
+use crate::config::{MetricsAddress, ServeConfig, StorageConfig};
 use crate::limits::{LIMIT_GROUP, limit_pairs};
 
 /// A key and its value.
@@ -36,6 +36,12 @@ pub fn to_toml(config: &ServeConfig) -> String {
     if let Some(admin) = &config.admin {
         line("admin", &string(&admin.socket.to_string_lossy()));
         line("admin-mode", &string(&admin.mode.to_string()));
+    }
+    if let Some(metrics) = &config.metrics {
+        line("metrics", &string(&metrics.address.to_string()));
+        if let MetricsAddress::Unix(_) = metrics.address {
+            line("metrics-mode", &string(&metrics.mode.to_string()));
+        }
     }
     line("drain-timeout-s", &config.drain_timeout.as_secs());
     if let Some(state) = &config.state {

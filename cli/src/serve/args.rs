@@ -54,6 +54,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", display_order = 9)]
     pub state: Option<String>,
 
+    /// Serve metrics there over HTTP, for Prometheus and others: at IP:PORT, or at unix:PATH; without authentication [default: none]
+    #[arg(long, value_name = "IP:PORT|unix:PATH", display_order = 9)]
+    pub metrics: Option<String>,
+
+    /// The permissions of the Unix socket for metrics, octal [default: 0600]
+    #[arg(long, value_name = "BITS", display_order = 9)]
+    pub metrics_mode: Option<String>,
+
     /// How long a stop waits for storage, 1 to 3600 seconds; then requests stay for whoever serves the queues next [default: 30]
     #[arg(long, value_name = "SECONDS", display_order = 9)]
     pub drain_timeout_s: Option<String>,

@@ -110,6 +110,8 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
         ("hang-warning-s", &args.hang_warning_s),
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),
+        ("metrics", &args.metrics),
+        ("metrics-mode", &args.metrics_mode),
         ("drain-timeout-s", &args.drain_timeout_s),
         ("state", &args.state),
         ("sandbox", &args.sandbox),

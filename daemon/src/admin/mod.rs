@@ -9,7 +9,7 @@ mod log;
 mod move_queue;
 pub mod resize;
 mod resume;
-mod stat;
+pub(crate) mod stat;
 mod version;
 pub mod wire;
 

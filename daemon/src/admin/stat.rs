@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mqblk_admin::model::Stat;
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError, found};
+use mqblk_engine::WorkerStats;
 
 use super::wire;
 use crate::interface::{DeviceStat, StatDetail};
@@ -32,6 +33,15 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     )
 }
 
+/// Returns the statistics of all workers and devices at one moment.
+///
+/// # Errors
+/// As [`DaemonState::snapshot`].
+pub(crate) fn sample(state: &DaemonState, detail: StatDetail) -> Result<Stat, VerbError> {
+    let (workers, stats) = state.snapshot(detail)?;
+    Ok(stat_of(state, &workers, stats))
+}
+
 fn read(state: &DaemonState, params: &Params) -> Result<Stat, VerbError> {
     let detail = StatDetail { queues: params.is_set("queues"), latency: params.is_set("latency") };
     let (workers, mut stats) = state.snapshot(detail)?;
@@ -47,6 +57,10 @@ fn read(state: &DaemonState, params: &Params) -> Result<Stat, VerbError> {
         }
         stats.retain_mut(|stat| is_wanted(stat, id));
     }
+    Ok(stat_of(state, &workers, stats))
+}
+
+fn stat_of(state: &DaemonState, workers: &[WorkerStats], stats: Vec<DeviceStat>) -> Stat {
     let (mut disks, mut controllers) = (Vec::new(), Vec::new());
     for stat in stats {
         match stat {
@@ -55,14 +69,14 @@ fn read(state: &DaemonState, params: &Params) -> Result<Stat, VerbError> {
         }
     }
     let time_ns = monotonic_ns();
-    Ok(Stat {
+    Stat {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         time_ns,
         uptime_ns: time_ns.saturating_sub(state.started_ns()),
         disks,
         controllers,
         workers: workers.iter().zip(0..).map(|(worker, number)| wire::worker(number, worker)).collect(),
-    })
+    }
 }
 
 /// Returns true if the device has this id, or has a LUN of this id. Removes its other LUNs then.

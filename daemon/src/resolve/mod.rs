@@ -17,7 +17,7 @@ use mqblk_engine::QueuePlacement;
 use mqblk_vhost_user_server::SocketError;
 
 use crate::broker::BrokerStartError;
-use crate::config::{AdminConfig, ServeConfig};
+use crate::config::{AdminConfig, MetricsConfig, ServeConfig};
 use crate::cpus::Cpus;
 use crate::file::{RawConfig, RawTable};
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
@@ -46,6 +46,9 @@ pub enum ConfigError {
     /// The admin socket cannot be created at its path.
     #[error("serve: admin: {0}")]
     Admin(#[source] SocketError),
+    /// The socket for metrics cannot be created at its path.
+    #[error("serve: metrics: {0}")]
+    Metrics(#[source] SocketError),
     /// The sandbox cannot be prepared.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -74,6 +77,7 @@ pub struct ClosedConfig {
     pin: Option<Vec<u16>>,
     hang_warning: Option<Duration>,
     admin: Option<AdminConfig>,
+    metrics: Option<MetricsConfig>,
     drain_timeout: Duration,
     sandbox: SandboxConfig,
     user: Option<UserConfig>,
@@ -105,6 +109,7 @@ impl ClosedConfig {
             pin,
             hang_warning,
             admin,
+            metrics,
             drain_timeout,
             sandbox,
             user,
@@ -123,6 +128,7 @@ impl ClosedConfig {
             pin,
             hang_warning,
             admin,
+            metrics,
             drain_timeout,
             sandbox,
             user,
@@ -174,6 +180,7 @@ pub fn resolve(
     };
     let (workers, pin) = process::take_workers(&mut raw.process, cpus, expected)?;
     let admin = process::take_admin(&mut raw.process, &names)?;
+    let metrics = process::take_metrics(&mut raw.process, admin.as_ref(), &names)?;
     let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
     let sandbox = SandboxConfig::take(&mut raw.process)?;
@@ -189,6 +196,7 @@ pub fn resolve(
         pin,
         hang_warning,
         admin,
+        metrics,
         drain_timeout,
         sandbox,
         user,

@@ -1,5 +1,6 @@
 //! The keys of the process: workers and their CPUs, admin socket, time-outs.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use mqblk_core::settings::{SettingError, Settings};
 
 use super::names::{UniqueNames, file_claim};
 use super::take_u16;
-use crate::config::{AdminConfig, SocketMode};
+use crate::config::{AdminConfig, MetricsAddress, MetricsConfig, SocketMode};
 use crate::cpus::{self, Cpus};
 use crate::queues::MAX_QUEUES;
 use crate::state_file::SavedState;
@@ -33,6 +34,58 @@ pub(super) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result
 /// Takes `state`, and reads the file.
 pub(super) fn take_state(settings: &mut Settings) -> Result<Option<SavedState>, SettingError> {
     settings.text("state").map(|path| SavedState::read(Path::new(&path))).transpose()
+}
+
+/// The prefix of a path in `metrics`.
+const UNIX: &str = "unix:";
+/// The host that needs no name service.
+const LOCALHOST: &str = "localhost:";
+
+/// Takes `metrics` and `metrics-mode`. `names` has the sockets of all devices.
+pub(super) fn take_metrics(
+    settings: &mut Settings,
+    admin: Option<&AdminConfig>,
+    names: &UniqueNames,
+) -> Result<Option<MetricsConfig>, SettingError> {
+    let mode = take_socket_mode(settings, "metrics-mode")?;
+    let text = settings.text("metrics");
+    let without = |found: &str| settings.error("metrics-mode", found.to_owned(), "metrics=unix:PATH with it");
+    let Some(text) = text else {
+        return mode.map_or(Ok(None), |mode| Err(without(&format!("\"{mode}\", but no metrics"))));
+    };
+    let address = match text.strip_prefix(UNIX) {
+        Some(path) => {
+            let path = check_socket_path(settings, "metrics", path.to_owned())?;
+            let claim = file_claim("socket", &path);
+            let is_admin = admin.is_some_and(|admin| file_claim("socket", &admin.socket) == claim);
+            let owner = names.owner(&claim).or(is_admin.then_some("the daemon for administration"));
+            if let Some(owner) = owner {
+                let found = format!("{:?}, the socket of {owner}", path.display().to_string());
+                return Err(settings.error("metrics", found, "a path of its own"));
+            }
+            MetricsAddress::Unix(path)
+        }
+        None => MetricsAddress::Tcp(parse_address(&text).ok_or_else(|| {
+            let expected = "IP:PORT such as 127.0.0.1:9471 or [::1]:9471, localhost:PORT or unix:PATH";
+            settings.error("metrics", format!("{text:?}"), expected)
+        })?),
+    };
+    match (&address, mode) {
+        (MetricsAddress::Tcp(_), Some(mode)) => Err(without(&format!("\"{mode}\", but metrics={address}"))),
+        _ => Ok(Some(MetricsConfig { address, mode: mode.unwrap_or(SocketMode::OWNER_ONLY) })),
+    }
+}
+
+/// Parses an address and a port. Names are not resolved but for that of this host.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    match text.strip_prefix(LOCALHOST) {
+        Some(port) => {
+            let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+            let port = port.parse().ok().filter(|_| is_number)?;
+            Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+        }
+        None => text.parse().ok(),
+    }
 }
 
 /// The default of `drain-timeout-s`: well below the 90 s after which systemd kills a service.

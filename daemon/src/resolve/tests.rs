@@ -364,6 +364,30 @@ fn malformed_process_settings() {
             &[("admin", long.as_str())][..],
             "serve: admin: found a path of 108 bytes, expected at most 107 bytes, none of them NUL",
         ),
+        (
+            &[("metrics", "9471")][..],
+            "serve: metrics: found \"9471\", expected IP:PORT such as 127.0.0.1:9471 or [::1]:9471, localhost:PORT or unix:PATH",
+        ),
+        (
+            &[("metrics", "localhost:+1")][..],
+            "serve: metrics: found \"localhost:+1\", expected IP:PORT such as 127.0.0.1:9471 or [::1]:9471, localhost:PORT or unix:PATH",
+        ),
+        (
+            &[("metrics", "unix:/tmp/s")][..],
+            "serve: metrics: found \"/tmp/s\", the socket of disk \"a\", expected a path of its own",
+        ),
+        (
+            &[("metrics", "unix:/tmp/../tmp/admin"), ("admin", "/tmp/admin")][..],
+            "serve: metrics: found \"/tmp/../tmp/admin\", the socket of the daemon for administration, expected a path of its own",
+        ),
+        (
+            &[("metrics-mode", "0660")][..],
+            "serve: metrics-mode: found \"0660\", but no metrics, expected metrics=unix:PATH with it",
+        ),
+        (
+            &[("metrics", "localhost:9471"), ("metrics-mode", "0660")][..],
+            "serve: metrics-mode: found \"0660\", but metrics=127.0.0.1:9471, expected metrics=unix:PATH with it",
+        ),
     ] {
         assert_eq!(error_of(from_words(process, &[disk])), want, "{process:?}");
     }
@@ -413,6 +437,8 @@ fn a_printed_configuration_round_trips() {
         &[("pin", "2,1")][..],
         &[("admin", "/tmp/ad\"min")][..],
         &[("admin", "admin.sock"), ("admin-mode", "0666")][..],
+        &[("metrics", "[::1]:0")][..],
+        &[("metrics", "unix:metrics.sock"), ("metrics-mode", "0660")][..],
     ] {
         assert_round_trip(&from_words(process, &disks).unwrap());
     }

@@ -215,6 +215,7 @@ pub(super) struct CallFilters {
     /// The process' with sockets of TCP, for disks behind a network.
     tcp_process: BpfProgram,
     servers: BpfProgram,
+    metrics: BpfProgram,
     network: BpfProgram,
 }
 
@@ -231,6 +232,7 @@ impl CallFilters {
             process: compile(process_rules(false)?, refused.clone(), SeccompAction::Allow)?,
             tcp_process: compile(process_rules(true)?, refused.clone(), SeccompAction::Allow)?,
             servers: compile(server_rules()?, refused.clone(), SeccompAction::Allow)?,
+            metrics: compile(metrics_rules()?, refused.clone(), SeccompAction::Allow)?,
             network: compile(network_rules()?, refused, SeccompAction::Allow)?,
         })
     }
@@ -246,6 +248,7 @@ impl CallFilters {
     pub(super) fn apply_to(&self, role: ThreadRole, uses_tcp: bool) -> Result<(), seccompiler::Error> {
         match role {
             ThreadRole::Worker | ThreadRole::Storage => apply_filter(&self.servers),
+            ThreadRole::Metrics => apply_filter(&self.metrics),
             ThreadRole::Connector => self.apply_to_process(uses_tcp),
             ThreadRole::Network => {
                 apply_filter(&self.network)?;
@@ -269,6 +272,13 @@ pub(crate) fn compile(
 fn server_rules() -> Result<CallRules, seccompiler::Error> {
     let mut rules = unconditional(&[OPEN_FILES, OLD_OPEN_FILES]);
     add_argument_rules(&mut rules)?;
+    Ok(rules)
+}
+
+/// What the thread that answers scrapers may do: as threads that serve, and accept connections.
+fn metrics_rules() -> Result<CallRules, seccompiler::Error> {
+    let mut rules = server_rules()?;
+    rules.extend(unconditional(&[&[libc::SYS_accept4]]));
     Ok(rules)
 }
 

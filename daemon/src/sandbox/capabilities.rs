@@ -17,7 +17,7 @@ pub(super) fn drop_for(role: ThreadRole) -> io::Result<()> {
     match role {
         ThreadRole::Worker | ThreadRole::Storage => keep(KEPT_BY_SERVERS),
         ThreadRole::Connector => keep(KEPT_CAPABILITIES),
-        ThreadRole::Network => keep(CapabilitySet::empty()),
+        ThreadRole::Network | ThreadRole::Metrics => keep(CapabilitySet::empty()),
     }
 }
 

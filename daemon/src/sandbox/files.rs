@@ -10,7 +10,7 @@ use landlock::{
 use rustix::fs::Access;
 
 use super::SandboxError;
-use crate::config::ServeConfig;
+use crate::config::{MetricsAddress, ServeConfig};
 use crate::user::may_access;
 
 /// The newest rules that are asked for. Older kernels have fewer, which are used then.
@@ -65,9 +65,15 @@ const READ: [&str; 2] = ["/sys/dev/block", "/sys/devices"];
 /// Returns the files that the daemon of this configuration opens while it serves.
 pub(crate) fn file_uses(config: &ServeConfig) -> Vec<FileUse> {
     let admin = config.admin.iter().map(|admin| FileUse::Socket(admin.socket.clone()));
+    let metrics = config.metrics.as_ref().and_then(|metrics| match &metrics.address {
+        MetricsAddress::Unix(path) => Some(FileUse::Socket(path.clone())),
+        // Listens before the sandbox is entered.
+        MetricsAddress::Tcp(_) => None,
+    });
     let state = config.state.iter().map(|state| FileUse::Replaced(state.path().to_owned()));
     let read_again = config.source.iter().filter_map(|source| source.file()).map(FileUse::Config);
     admin
+        .chain(metrics)
         .chain(state)
         .chain(read_again)
         .chain(config.interfaces.iter().flat_map(|interface| interface.files()))

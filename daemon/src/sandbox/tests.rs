@@ -1,4 +1,5 @@
 use std::fs::File;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -148,6 +149,36 @@ fn threads_that_serve_open_nothing() {
             try_what_is_forbidden_to_all(folder, user);
         });
     }
+}
+
+#[test]
+fn a_thread_for_scrapers_accepts_and_opens_nothing() {
+    let (folder, user) = (tempfile::tempdir().unwrap(), rustix::process::getuid());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    on_a_thread(|| {
+        // As the process has done when the thread starts.
+        rustix::thread::set_no_new_privs(true).unwrap();
+        capabilities::drop_for(ThreadRole::Metrics).unwrap();
+        assert!(rustix::thread::capabilities(None).unwrap().permitted.is_empty());
+        filters().apply_to(ThreadRole::Metrics, false).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream.write_all(b"x").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        refused(File::open("/proc/self/stat"));
+        refused(std::thread::Builder::new().spawn(|| ()));
+        refused(Command::new("/bin/true").status());
+        refused(std::fs::remove_file(folder.path().join("never")));
+        refused(TcpListener::bind("127.0.0.1:0"));
+        refused(TcpStream::connect("127.0.0.1:1"));
+        refused(rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).map_err(Into::into));
+        refused(rustix::net::listen(&listener, 1).map_err(Into::into));
+        try_what_is_forbidden_to_all(folder.path(), user);
+    });
+    let mut text = String::new();
+    client.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "x");
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod fourth_interface;
 mod isolation_kill;
 mod limits;
 mod lun_changes;
+mod metrics;
 mod migrant;
 mod migration;
 mod nbd;

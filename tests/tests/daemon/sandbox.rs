@@ -56,7 +56,7 @@ const OF_SERVERS: u64 = 1 << 14;
 fn every_thread_has_given_up_its_rights_and_the_disks_are_served() {
     let disks =
         [("file", "path=IMAGE,queues=2"), ("blocking", "storage=blocking,path=IMAGE"), ("ram", "storage=ram,size=1M")];
-    let mut daemon = HostileDaemon::start(2, &disks);
+    let mut daemon = HostileDaemon::start_with(2, &disks, &["--metrics", "127.0.0.1:0"]);
     let mut file = VhostUserLoad::connect(daemon.socket("file"), 2, 64, 1);
     let mut blocking = VhostUserLoad::connect(daemon.socket("blocking"), 1, 64, 2);
     for _ in 0..20 {
@@ -69,18 +69,23 @@ fn every_thread_has_given_up_its_rights_and_the_disks_are_served() {
         // Threads of the kernel that work for a ring (iou-wrk-...) have the rights of its owner.
         let worker = name.starts_with("worker-") || name.starts_with("iou-");
         let serves = worker || name.starts_with("storage-");
-        let kept = if serves { OF_SERVERS } else { OF_DAEMON };
+        let kept = match name.as_str() {
+            "metrics" => 0,
+            _ if serves => OF_SERVERS,
+            _ => OF_DAEMON,
+        };
         assert_eq!((rights.seccomp, rights.no_new_privs), (2, 1), "{name}: {rights:?}");
         assert_eq!((rights.permitted | rights.effective) & !kept, 0, "{name}: {rights:?}");
-        // clone3 and the process' filter; workers have one more, and storage threads, which are started before, only theirs.
+        // clone3 and the process' filter; workers and the thread for metrics have one more, and storage threads, which are started before, only theirs.
         let filters = match (worker, serves) {
             (true, _) => 3,
+            _ if name == "metrics" => 3,
             (false, true) => 1,
             (false, false) => 2,
         };
         assert_eq!(rights.filters, filters, "{name}: {rights:?}");
     }
-    for name in ["mqblk", "worker-0", "worker-1", "storage-0", "connectors", "broker-watch"] {
+    for name in ["mqblk", "worker-0", "worker-1", "storage-0", "connectors", "broker-watch", "metrics"] {
         assert!(threads.contains_key(name), "{name}: found {names:?}");
     }
     daemon.assert_alive("I/O");

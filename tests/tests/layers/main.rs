@@ -27,7 +27,11 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("driver", &["core", "memory", "ring", "transport/client", "transport/simulation"]),
     ("admin", &["core"]),
     ("bench", &["core", "memory", "driver", "transport/client", "transport/simulation", "admin"]),
-    ("daemon", &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin"]),
+    ("metrics", &["core", "admin"]),
+    (
+        "daemon",
+        &["core", "memory", "engine", "guest", "storage", "transport/server", "transport/client", "admin", "metrics"],
+    ),
     (
         "cli",
         &[

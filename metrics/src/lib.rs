@@ -1,0 +1,22 @@
+//! The metrics endpoint of the daemon: what `stat` answers, in the text formats that Prometheus and others scrape, over HTTP.
+//!
+//! ```text
+//! server: one thread for all clients -> connection (bounded, with deadlines) -> request (httparse, accept)
+//! exposition: Stat -> families (tables) -> text (prometheus-client)
+//! ```
+//!
+//! The crate knows neither engine nor disks: the server is started with a function that takes a sample.
+#![forbid(unsafe_code)]
+
+mod accept;
+mod connection;
+mod exposition;
+mod listener;
+mod request;
+mod server;
+
+pub use accept::TextFormat;
+pub use exposition::{ProcessSample, encode};
+pub use listener::MetricsListener;
+pub use request::Detail;
+pub use server::{Sample, Server, ServerLimits};

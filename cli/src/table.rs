@@ -20,3 +20,40 @@ pub(crate) fn align(rows: &[Vec<String>]) -> String {
     }
     text
 }
+
+/// Wraps a line between words, with the lines after the first indented. Each ends with a newline. A word that is longer than `width` is cut
+/// nowhere.
+pub(crate) fn wrap(line: &str, width: usize) -> String {
+    const INDENT: &str = "    ";
+    let mut text = String::new();
+    let mut length = 0;
+    for (number, word) in line.split(' ').enumerate() {
+        let count = word.chars().count();
+        if number > 0 && length > 0 && length + 1 + count > width {
+            text.push('\n');
+            text.push_str(INDENT);
+            length = INDENT.len();
+        } else if number > 0 {
+            text.push(' ');
+            length += 1;
+        }
+        text.push_str(word);
+        length += count;
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_wrapped_between_words() {
+        assert_eq!(wrap("one two three", 80), "one two three\n");
+        assert_eq!(wrap("one two three", 8), "one two\n    three\n");
+        assert_eq!(wrap("one two three", 3), "one\n    two\n    three\n");
+        assert_eq!(wrap("", 3), "\n");
+        assert_eq!(wrap("  * one two", 8), "  * one\n    two\n");
+    }
+}

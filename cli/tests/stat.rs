@@ -25,9 +25,11 @@ fn tables() {
     let workers = ["", "worker", "0", "1", ""];
     for (args, disks) in [
         (&[][..], &["mqblk", "disk", "a", "b"][..]),
-        (&["--queues"][..], &["mqblk", "disk", "a", "queue", "queue", "b", "queue"][..]),
+        (&["--queues"][..], &["mqblk", "disk", "a", "q0", "q1", "b", "q0"][..]),
         (&["--disk", "b"][..], &["mqblk", "disk", "b"][..]),
-        (&["--disk", "a", "--queues"][..], &["mqblk", "disk", "a", "queue", "queue"][..]),
+        (&["--disk", "a", "--queues"][..], &["mqblk", "disk", "a", "q0", "q1"][..]),
+        (&["--disk", "[bc]", "--disk", "a"][..], &["mqblk", "disk", "a", "b"][..]),
+        (&["--sort", "name"][..], &["mqblk", "disk", "a", "b"][..]),
     ] {
         let (code, stdout, stderr) = stat(&daemon, args);
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{args:?}");
@@ -38,6 +40,8 @@ fn tables() {
         assert_eq!(columns.len(), row.len(), "{stdout}");
         assert_eq!(&columns[..3], ["disk", "r/s", "w/s"]);
     }
+    let (code, stdout, _) = stat(&daemon, &["-z", "--queues"]);
+    assert_eq!((code, first_words(&stdout)), (Some(0), [&["mqblk", "disk"][..], &workers].concat()), "{stdout}");
 }
 
 #[test]
@@ -78,6 +82,46 @@ fn json_is_a_line_for_each_report() {
 }
 
 #[test]
+fn a_report_has_the_width_that_is_asked_for() {
+    let daemon = Daemon::start(&[]);
+    let columns = |width: &str| {
+        let admin = daemon.admin().display().to_string();
+        let mut command = mqblk(&["stat", "--socket", &admin, "--queues"]);
+        command.env_remove("COLUMNS");
+        match width {
+            "" => {}
+            width if width.starts_with('=') => _ = command.env("COLUMNS", &width[1..]),
+            width => _ = command.args(["--width", width]),
+        }
+        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+        (widest, text.lines().nth(1).unwrap().split_whitespace().count())
+    };
+    let (widest, standard) = columns("");
+    assert!(widest <= 80 && standard == 10, "{widest} characters, {standard} columns");
+    let (widest, wide) = columns("=120");
+    assert!((100..=120).contains(&widest) && wide > standard, "{widest} characters, {wide} columns");
+    assert_eq!(columns("80"), columns(""));
+    assert_eq!(columns("120"), columns("=120"));
+    assert!(columns("300").1 > wide);
+}
+
+#[test]
+fn headings_have_the_time_if_it_is_asked_for() {
+    let daemon = Daemon::start(&[]);
+    let (_, stdout, _) = stat(&daemon, &["--timestamps"]);
+    let first = stdout.split_whitespace().next().unwrap();
+    assert!(first.len() == 20 && first.starts_with("20") && first.ends_with('Z'), "{stdout}");
+    let (_, stdout, _) = stat(&daemon, &["--timestamps", "--json", "--disk", "b*"]);
+    let line: Value = serde_json::from_str(&stdout).unwrap();
+    assert!(line["time"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(line["stat"]["disks"].as_array().unwrap().len(), 1);
+    assert_eq!(line["rates"]["disks"][0]["id"], "b");
+    let (_, stdout, _) = stat(&daemon, &["--json"]);
+    assert_eq!(serde_json::from_str::<Value>(&stdout).unwrap()["time"], Value::Null);
+}
+
+#[test]
 fn usage_errors_are_code_2_and_a_missing_daemon_code_1() {
     let daemon = Daemon::start(&[]);
     for (args, want) in [
@@ -89,6 +133,14 @@ fn usage_errors_are_code_2_and_a_missing_daemon_code_1() {
         (&["--watch", "1s"][..], "stat: watch: found \"1s\""),
         (&["--watch", "1", "--count", "0"][..], "stat: count: found \"0\", expected a whole number of intervals"),
         (&["--watch", "1", "--count", "1.5"][..], "stat: count: found \"1.5\""),
+        (
+            &["--disk", "c*"][..],
+            "stat: disk: found \"c*\", expected the id of one of a, b, or a pattern for some of them",
+        ),
+        (&["--disk", "a", "--disk", "c"][..], "stat: disk: found \"c\", expected the id of one of a, b"),
+        (&["--disk", "a["][..], "stat: disk: found \"a[\" ("),
+        (&["--sort", "await"][..], "stat: sort: found \"await\", expected name or a column: r/s, "),
+        (&["--width", "10"][..], "stat: width: found \"10\", expected a number from 40 to 1000"),
         (&["--disk", "c"][..], "stat: disk: found \"c\", expected one of a, b"),
         (&["--disk", "c", "--watch", "1"][..], "stat: disk: found \"c\", expected one of a, b"),
     ] {

@@ -7,7 +7,7 @@ const NS_PER_S: f64 = 1e9;
 
 /// Grant operations of a Xen disk's rings in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct GrantRates {
+pub(crate) struct GrantRates {
     /// Pages copied per second.
     pub copies_per_s: f64,
     /// Mean number of pages copied per hypercall. 0 if there were none.
@@ -31,7 +31,7 @@ pub(super) struct GrantRates {
 }
 
 /// Returns the rates between two samples; `None` if a counter was reset.
-pub(super) fn rates_between(before: &GrantCounters, now: &GrantCounters, interval_ns: u64) -> Option<GrantRates> {
+pub(crate) fn rates_between(before: &GrantCounters, now: &GrantCounters, interval_ns: u64) -> Option<GrantRates> {
     let delta = |of: fn(&GrantCounters) -> u64| of(now).checked_sub(of(before));
     let seconds = interval_ns as f64 / NS_PER_S;
     let per_s = |count: u64| count as f64 / seconds;

@@ -1,25 +1,34 @@
 //! `mqblk stat`: reads the counters of a running daemon and prints rates.
 
-mod grants;
-mod rates;
+pub(crate) mod columns;
+pub(crate) mod grants;
+pub(crate) mod notes;
+pub(crate) mod rates;
+mod screen;
+pub(crate) mod selection;
+pub(crate) mod source;
 mod table;
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use mqblk_admin::ClientError;
 use mqblk_admin::model::{Load, Stat};
-use mqblk_admin::{Client, ClientError, StatQuery};
 use mqblk_core::settings::{SettingError, Settings};
 use serde::Serialize;
 
 use crate::failure::{self, BAD_USAGE, FAILED};
 use rates::Report;
+use screen::{Screen, timestamp};
+use selection::{DiskPatterns, SortKey, drop_idle};
+use source::StatSource;
 
 /// Shortest and longest interval, in seconds.
 const SHORTEST_S: f64 = 0.1;
 const LONGEST_S: f64 = 86_400.0;
+/// The narrowest and the widest that `--width` may be.
+const WIDTHS: std::ops::RangeInclusive<usize> = 40..=1000;
 /// JSON-RPC's code for a parameter that cannot be used.
 const INVALID_PARAMS: i64 = -32602;
 
@@ -43,9 +52,29 @@ pub(crate) struct StatArgs {
     #[arg(long)]
     queues: bool,
 
-    /// Only this disk, controller or LUN
+    /// Only this disk, controller or LUN, or those of a pattern such as 'vm*'; may be repeated
     #[arg(long, value_name = "ID")]
-    disk: Option<String>,
+    disk: Vec<String>,
+
+    /// Leave out what had nothing to do
+    #[arg(short = 'z', long)]
+    skip_idle: bool,
+
+    /// Sort by a column, the largest first, or by name [default: the order of the configuration]
+    #[arg(long, value_name = "COLUMN")]
+    sort: Option<String>,
+
+    /// The time in each heading, in UTC
+    #[arg(long)]
+    timestamps: bool,
+
+    /// How wide a report may be; columns that do not fit are left out [default: the terminal's width, COLUMNS, or 80]
+    #[arg(long, value_name = "N")]
+    width: Option<String>,
+
+    /// On a terminal too, print each report below the one before
+    #[arg(long)]
+    append: bool,
 
     /// One JSON object a line for each report: the counters, and the rates computed of them
     #[arg(long)]
@@ -81,11 +110,62 @@ pub(crate) fn run(args: StatArgs) -> ExitCode {
     }
 }
 
+/// What the options ask for, checked.
+struct StatOptions<'a> {
+    args: &'a StatArgs,
+    patterns: DiskPatterns,
+    sort: Option<SortKey>,
+    screen: Screen,
+}
+
+impl<'a> StatOptions<'a> {
+    fn parse(args: &'a StatArgs, watches: bool) -> Result<StatOptions<'a>, SettingError> {
+        let width = match &args.width {
+            None => None,
+            Some(text) => Some(text.parse().ok().filter(|width| WIDTHS.contains(width)).ok_or_else(|| {
+                let expected = format!("a number from {} to {}", WIDTHS.start(), WIDTHS.end());
+                Settings::new("stat").error("width", format!("{text:?}"), expected)
+            })?),
+        };
+        Ok(StatOptions {
+            args,
+            patterns: DiskPatterns::parse("stat", &args.disk)?,
+            sort: args.sort.as_ref().map(|text| SortKey::parse("stat", text)).transpose()?,
+            screen: Screen::new(width, watches && !args.append && !args.json),
+        })
+    }
+
+    /// Prints a report of what is selected.
+    fn print(&mut self, mut report: Report, stat: Stat) -> Result<(), StatError> {
+        if !self.args.queues {
+            report.disks.iter_mut().for_each(|disk| disk.queues.clear());
+            report.controllers.iter_mut().for_each(|controller| controller.queues.clear());
+        }
+        if self.args.skip_idle {
+            drop_idle(&mut report);
+        }
+        if let Some(key) = self.sort {
+            key.sort(&mut report);
+        }
+        let time = self.args.timestamps.then(timestamp);
+        let text = if self.args.json {
+            json_line(time, report, stat, self.args.queues)?
+        } else {
+            let time = time.map(|time| format!("{time} ")).unwrap_or_default();
+            table::format_report(&format!("{time}mqblk {}", stat.version), &report, self.screen.width())
+        };
+        Ok(self.screen.print(&text)?)
+    }
+}
+
 fn show(args: &StatArgs) -> Result<(), StatError> {
     let (watch, count) = parse_watch(args)?;
-    let mut daemon = StatClient::new(args);
-    let first = daemon.read().map_err(|error| map_error(error, args))?;
-    let Some(interval) = watch else { return print(args, rates::compare(None, &first), first) };
+    let mut options = StatOptions::parse(args, watch.is_some())?;
+    let mut daemon = StatSource::new(args.socket.clone(), options.patterns.only_id());
+    let mut first = daemon.read().map_err(|error| map_error(error, args))?;
+    options.patterns.check("stat", &first)?;
+    options.patterns.apply(&mut first);
+    let Some(interval) = watch else { return options.print(rates::compare(None, &first), first) };
     let mut next = Instant::now();
     let mut before = first;
     let mut last_error: Option<ClientError> = None;
@@ -97,7 +177,8 @@ fn show(args: &StatArgs) -> Result<(), StatError> {
         next = (next + interval).max(Instant::now());
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
         match daemon.read() {
-            Ok(now) => {
+            Ok(mut now) => {
+                options.patterns.apply(&mut now);
                 let report = rates::compare(Some(&before), &now);
                 if report.restarted {
                     print_note(
@@ -107,7 +188,7 @@ fn show(args: &StatArgs) -> Result<(), StatError> {
                     print_note("the daemon answers again, and the next report is since the one before");
                 }
                 last_error = None;
-                print(args, report, now.clone())?;
+                options.print(report, now.clone())?;
                 before = now;
             }
             Err(error) => {
@@ -148,7 +229,7 @@ fn parse_watch(args: &StatArgs) -> Result<(Option<Duration>, Option<u64>), Setti
 
 /// Maps the error. An unknown id in `--disk` is a usage error.
 fn map_error(error: ClientError, args: &StatArgs) -> StatError {
-    if let (ClientError::Refused(refused), Some(id)) = (&error, &args.disk)
+    if let (ClientError::Refused(refused), Some(id)) = (&error, args.disk.first())
         && refused.code == INVALID_PARAMS
         && let Some(expected) = refused.data.as_ref().and_then(|data| data["expected"].as_str())
     {
@@ -157,56 +238,30 @@ fn map_error(error: ClientError, args: &StatArgs) -> StatError {
     error.into()
 }
 
-/// The connection to the daemon. Reconnects after an error.
-struct StatClient<'a> {
-    args: &'a StatArgs,
-    query: StatQuery,
-    client: Option<Client>,
-}
-
-impl<'a> StatClient<'a> {
-    fn new(args: &'a StatArgs) -> StatClient<'a> {
-        // The histogram buckets are needed for the percentiles of an interval.
-        let query = StatQuery { queues: args.queues, latency: true, disk: args.disk.clone() };
-        StatClient { args, query, client: None }
-    }
-
-    fn read(&mut self) -> Result<Stat, ClientError> {
-        let mut client = match self.client.take() {
-            Some(client) => client,
-            None => Client::connect(&self.args.socket)?,
-        };
-        let stat = client.stat(&self.query)?;
-        self.client = Some(client);
-        Ok(stat)
-    }
-}
-
 /// A line of `--json` output.
 #[derive(Serialize)]
 struct JsonLine {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<String>,
     rates: Report,
     stat: Stat,
 }
 
-fn print(args: &StatArgs, report: Report, mut stat: Stat) -> Result<(), StatError> {
-    let text = if args.json {
-        stat.disks.iter_mut().for_each(|disk| {
-            drop_buckets(&mut disk.totals);
-            disk.queues.iter_mut().for_each(|queue| drop_buckets(&mut queue.load));
-        });
-        stat.controllers.iter_mut().for_each(|controller| {
-            drop_buckets(&mut controller.totals);
-            controller.queues.iter_mut().for_each(|queue| drop_buckets(&mut queue.load));
-        });
-        let line = serde_json::to_string(&JsonLine { rates: report, stat }).map_err(std::io::Error::other)?;
-        line + "\n"
-    } else {
-        table::format_report(&stat.version, &report)
-    };
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    Ok(stdout.flush()?)
+fn json_line(time: Option<String>, rates: Report, mut stat: Stat, queues: bool) -> Result<String, StatError> {
+    for (totals, of_queues) in stat
+        .disks
+        .iter_mut()
+        .map(|disk| (&mut disk.totals, &mut disk.queues))
+        .chain(stat.controllers.iter_mut().map(|controller| (&mut controller.totals, &mut controller.queues)))
+    {
+        drop_buckets(totals);
+        if !queues {
+            of_queues.clear();
+        }
+        of_queues.iter_mut().for_each(|queue| drop_buckets(&mut queue.load));
+    }
+    let line = serde_json::to_string(&JsonLine { time, rates, stat }).map_err(std::io::Error::other)?;
+    Ok(line + "\n")
 }
 
 /// Removes the histogram buckets: they would be most of every line. The admin socket has them.

@@ -17,7 +17,7 @@ const NS_PER_US: f64 = 1e3;
 /// The start of a report's interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Since {
+pub(crate) enum Since {
     /// The daemon's start.
     Start,
     /// The previous sample.
@@ -26,7 +26,7 @@ pub(super) enum Since {
 
 /// The rates between two samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Report {
+pub(crate) struct Report {
     /// The start of the interval.
     pub since: Since,
     /// Length of the interval in nanoseconds.
@@ -43,7 +43,7 @@ pub(super) struct Report {
 
 /// One disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct DiskRates {
+pub(crate) struct DiskRates {
     /// Its name.
     pub id: String,
     /// Sum of all its queues. `None` if the previous sample lacks the disk, or a counter was reset since.
@@ -65,7 +65,7 @@ pub(super) struct DiskRates {
 
 /// One controller.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct ControllerRates {
+pub(crate) struct ControllerRates {
     /// Its name.
     pub id: String,
     /// Sum of all its request queues. `None` as for a disk.
@@ -81,7 +81,7 @@ pub(super) struct ControllerRates {
 
 /// One LUN.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct LunRates {
+pub(crate) struct LunRates {
     /// Its name.
     pub id: String,
     /// Its target.
@@ -101,7 +101,7 @@ pub(super) struct LunRates {
 
 /// I/O rates of a LUN in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct LunIoRates {
+pub(crate) struct LunIoRates {
     /// Reads completed per second.
     pub reads_per_s: f64,
     /// Writes completed per second.
@@ -118,6 +118,14 @@ pub(super) struct LunIoRates {
     pub queue_size: f64,
     /// Mean time of a request, in microseconds. 0 if there were none.
     pub await_us: f64,
+    /// Mean time of a read.
+    pub read_await_us: f64,
+    /// Mean time of a write.
+    pub write_await_us: f64,
+    /// Mean length of a read, in bytes. 0 if there were none.
+    pub read_request_bytes: f64,
+    /// Mean length of a write, in bytes.
+    pub write_request_bytes: f64,
     /// Requests in flight at the end of the interval.
     pub in_flight: u64,
     /// Age of the oldest of them, in milliseconds. `None` if there are none.
@@ -128,7 +136,7 @@ pub(super) struct LunIoRates {
 
 /// One queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct QueueRates {
+pub(crate) struct QueueRates {
     /// Its role: `request`, `control` or `event`.
     pub role: String,
     /// Its number among those of its role.
@@ -141,7 +149,7 @@ pub(super) struct QueueRates {
 
 /// I/O rates of a queue, or of all queues of a disk, in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct IoRates {
+pub(crate) struct IoRates {
     /// Reads of the guest completed per second.
     pub reads_per_s: f64,
     /// Writes of the guest completed per second.
@@ -170,8 +178,23 @@ pub(super) struct IoRates {
     pub device_us: f64,
     /// Its part after the storage.
     pub publish_us: f64,
-    /// 99th percentile of request latencies, in microseconds. `None` if there were none.
+    /// Mean time of a read, in microseconds. 0 if there were none.
+    pub read_await_us: f64,
+    /// Mean time of a write.
+    pub write_await_us: f64,
+    /// Mean length of a read, in bytes. 0 if there were none.
+    pub read_request_bytes: f64,
+    /// Mean length of a write, in bytes.
+    pub write_request_bytes: f64,
+    /// Median of request latencies, in microseconds. `None` if there were none.
+    pub p50_us: Option<f64>,
+    /// 99th percentile of request latencies.
     pub p99_us: Option<f64>,
+    /// 99.9th percentile of request latencies.
+    pub p999_us: Option<f64>,
+    /// Time in which requests were in flight, in percent of the interval. For a disk: an estimate from its queues
+    /// ([`busy_percent_of_all`]). `None` if the daemon is too old to count it.
+    pub util_percent: Option<f64>,
     /// Time spent polling without finding a request, in percent of the interval. For a disk: the mean of its queues.
     pub poll_percent: f64,
     /// Kicks by the guest per second.
@@ -188,7 +211,7 @@ pub(super) struct IoRates {
 
 /// One worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct WorkerRates {
+pub(crate) struct WorkerRates {
     /// Its number.
     pub worker: u32,
     /// Queues that it serves at the end of the interval.
@@ -199,7 +222,7 @@ pub(super) struct WorkerRates {
 
 /// Rates of a worker in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct TurnRates {
+pub(crate) struct TurnRates {
     /// CPU time, in percent of the interval.
     pub cpu_percent: f64,
     /// Turns that found work, per second.
@@ -215,7 +238,7 @@ pub(super) struct TurnRates {
 }
 
 /// Returns the rates between `before` and `now`. Without a sample of the same run before: since the daemon's start.
-pub(super) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
+pub(crate) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
     let same_run = before.filter(|before| before.started_ns() == now.started_ns() && before.time_ns <= now.time_ns);
     let interval_ns = same_run.map_or(now.uptime_ns, |before| now.time_ns - before.time_ns).max(1);
     let interval = Interval { since_start: same_run.is_none(), ns: interval_ns };
@@ -287,9 +310,8 @@ impl Interval {
         let [reads, writes, others] =
             [delta(|counters| counters.reads)?, delta(|counters| counters.writes)?, delta(|counters| counters.others)?];
         let (read, written) = (delta(|counters| counters.read_bytes)?, delta(|counters| counters.written_bytes)?);
-        let ns = delta(|counters| counters.read_ns)?
-            + delta(|counters| counters.write_ns)?
-            + delta(|counters| counters.other_ns)?;
+        let (read_ns, write_ns) = (delta(|counters| counters.read_ns)?, delta(|counters| counters.write_ns)?);
+        let ns = read_ns + write_ns + delta(|counters| counters.other_ns)?;
         Some(LunIoRates {
             reads_per_s: per_s(reads),
             writes_per_s: per_s(writes),
@@ -299,6 +321,10 @@ impl Interval {
             request_sectors: mean(ByteLen(read + written).sectors().0 as f64, reads + writes),
             queue_size: ns as f64 / self.ns as f64,
             await_us: mean(ns as f64 / NS_PER_US, reads + writes + others),
+            read_await_us: mean(read_ns as f64 / NS_PER_US, reads),
+            write_await_us: mean(write_ns as f64 / NS_PER_US, writes),
+            read_request_bytes: mean(read as f64, reads),
+            write_request_bytes: mean(written as f64, writes),
             in_flight: now.in_flight,
             oldest_ms: now.oldest_ms,
             errors: delta(|counters| counters.errors)?,
@@ -314,14 +340,19 @@ impl Interval {
         let sums = self.io_rates(before.map(|(totals, _)| totals), totals);
         // The queues of a worker are polled at the same time: their sum could exceed 100 percent.
         let mean = |sums: IoRates| sums.poll_percent / f64::from(queue_count.max(1));
-        let totals = sums.map(|sums| IoRates { poll_percent: mean(sums), ..sums });
         let queues = queues.iter().map(|queue| {
             let same = |other: &&QueueStat| (&other.role, other.queue) == (&queue.role, queue.queue);
             let before = before.and_then(|(_, queues)| queues.iter().find(same));
             let rates = self.io_rates(before.map(|queue| &queue.load), &queue.load);
             QueueRates { role: queue.role.clone(), queue: queue.queue, worker: queue.worker, rates }
         });
-        (totals, queues.collect())
+        let queues: Vec<QueueRates> = queues.collect();
+        let totals = sums.map(|sums| IoRates {
+            poll_percent: mean(sums),
+            util_percent: busy_percent_of_all(&queues).or(sums.util_percent.filter(|_| queue_count <= 1)),
+            ..sums
+        });
+        (totals, queues)
     }
 }
 
@@ -334,6 +365,12 @@ fn io_rates(before: &Load, now: &Load, interval_ns: u64) -> Option<IoRates> {
     let bytes = (new.read_bytes + new.written_bytes).checked_sub(old.read_bytes + old.written_bytes)?;
     let part = |get: fn(&LatencyParts) -> &Distribution| LatencySum::between(before, now, get);
     let total = part(|parts| &parts.total)?;
+    let (reads, writes) = (new.reads.checked_sub(old.reads)?, new.writes.checked_sub(old.writes)?);
+    let class = |get: fn(&Load) -> &LatencyParts| LatencySum::of_class(&get(before).total, &get(now).total);
+    let buckets = interval_buckets(before, now)?;
+    let percentile = |percent| percentile_ns(&buckets, percent).map(|ns| ns as f64 / NS_PER_US);
+    // All requests take time: without any busy time the daemon does not count it.
+    let counts_busy = new.busy_ns > 0 || new.requests == 0;
     Some(IoRates {
         reads_per_s: per_s(new.reads, old.reads)?,
         writes_per_s: per_s(new.writes, old.writes)?,
@@ -349,7 +386,14 @@ fn io_rates(before: &Load, now: &Load, interval_ns: u64) -> Option<IoRates> {
         queued_us: part(|parts| &parts.queued)?.mean_us(),
         device_us: part(|parts| &parts.device)?.mean_us(),
         publish_us: part(|parts| &parts.publish)?.mean_us(),
-        p99_us: percentile_ns(before, now, 99.0)?.map(|ns| ns as f64 / NS_PER_US),
+        read_await_us: class(|load| &load.latency.reads)?.mean_us(),
+        write_await_us: class(|load| &load.latency.writes)?.mean_us(),
+        read_request_bytes: mean(new.read_bytes.checked_sub(old.read_bytes)? as f64, reads),
+        write_request_bytes: mean(new.written_bytes.checked_sub(old.written_bytes)? as f64, writes),
+        p50_us: percentile(50.0),
+        p99_us: percentile(99.0),
+        p999_us: percentile(99.9),
+        util_percent: counts_busy.then_some(percent(new.busy_ns, old.busy_ns, interval_ns)?.min(100.0)),
         poll_percent: percent(new.poll_ns, old.poll_ns, interval_ns)?,
         kicks_per_s: per_s(new.kicks, old.kicks)?,
         calls_per_s: per_s(new.calls, old.calls)?,
@@ -398,14 +442,35 @@ impl LatencySum {
         Some(LatencySum { count: count.checked_sub(old_count)?, sum_ns: sum.checked_sub(old_sum)? })
     }
 
+    fn of_class(before: &Distribution, now: &Distribution) -> Option<LatencySum> {
+        let (count, sum_ns) = (now.count.checked_sub(before.count)?, now.sum_ns.checked_sub(before.sum_ns)?);
+        Some(LatencySum { count, sum_ns })
+    }
+
     fn mean_us(&self) -> f64 {
         mean(self.sum_ns as f64 / NS_PER_US, self.count)
     }
 }
 
-/// Returns a percentile of the total latency in the interval: the middle of its bucket. `None` if a counter was reset; `Some(None)` if
-/// there were no requests.
-fn percentile_ns(before: &Load, now: &Load, percent: f64) -> Option<Option<u64>> {
+/// Returns for how much of the interval any of these queues had requests in flight, in percent: 1 - (1 - a)(1 - b)..., as if the queues were
+/// busy independently of each other. It is exact where one queue is used, or one is always busy. `None` if no queue is known, or one does
+/// not say.
+fn busy_percent_of_all(queues: &[QueueRates]) -> Option<f64> {
+    let requests = queues.iter().filter(|queue| ["request", ""].contains(&queue.role.as_str()));
+    let busy: Option<Vec<f64>> = requests.map(|queue| queue.rates?.util_percent).collect();
+    let busy = busy.filter(|busy| !busy.is_empty())?;
+    let idle: f64 = busy.iter().map(|percent| 1.0 - percent / 100.0).product();
+    Some(100.0 * (1.0 - idle))
+}
+
+/// Returns the latency in nanoseconds below which `percent` of the requests lie: the middle of its bucket. `None` if there were none.
+fn percentile_ns(buckets: &BTreeMap<(u64, u64), u64>, percent: f64) -> Option<u64> {
+    let buckets = buckets.iter().map(|((lower, upper), count)| (*lower, *upper, *count));
+    mqblk_engine::percentile_ns(buckets, percent)
+}
+
+/// Returns the buckets of the total latencies of all requests in the interval, by their bounds. `None` if a counter was reset.
+fn interval_buckets(before: &Load, now: &Load) -> Option<BTreeMap<(u64, u64), u64>> {
     let buckets = |load: &Load| {
         let mut all = BTreeMap::new();
         for parts in [&load.latency.reads, &load.latency.writes, &load.latency.others] {
@@ -420,8 +485,7 @@ fn percentile_ns(before: &Load, now: &Load, percent: f64) -> Option<Option<u64>>
         let entry = left.entry(bounds).or_insert(0);
         *entry = entry.checked_sub(count)?;
     }
-    let left = left.iter().map(|((lower, upper), count)| (*lower, *upper, *count));
-    Some(mqblk_engine::percentile_ns(left, percent))
+    Some(left)
 }
 
 #[cfg(test)]

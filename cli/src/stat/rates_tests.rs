@@ -27,6 +27,7 @@ fn load_after(times: u64) -> Load {
         kicks: 20 * times,
         calls: 25 * times,
         poll_ns: SECOND / 4 * times,
+        busy_ns: SECOND / 2 * times,
         ..QueueCounters::default()
     };
     let part = |count: u64, each_ns: u64| distribution(count * times, count * each_ns * times, &[]);
@@ -90,8 +91,15 @@ fn expected(seconds: u64, in_flight: u64) -> IoRates {
         queued_us: 1.0,
         device_us: 7.0,
         publish_us: 2.0,
+        read_await_us: 10.0,
+        write_await_us: 10.0,
+        read_request_bytes: 4096.0,
+        write_request_bytes: 8192.0,
+        p50_us: Some(10.0),
         // 3 of 170 are the slow ones: more than one percent.
         p99_us: Some(100.0),
+        p999_us: Some(100.0),
+        util_percent: Some(50.0),
         poll_percent: 25.0,
         kicks_per_s: 20.0,
         calls_per_s: 25.0,
@@ -180,6 +188,10 @@ fn controllers_have_totals_and_queues_by_role() {
         // 5 ms of requests in a second
         queue_size: 0.005,
         await_us: 100.0,
+        read_await_us: 1000.0 / 30.0,
+        write_await_us: 200.0,
+        read_request_bytes: 4096.0,
+        write_request_bytes: 8192.0,
         in_flight: 8,
         oldest_ms: Some(77),
         errors: 3,
@@ -199,7 +211,10 @@ fn an_idle_interval_has_zero_rates() {
     later.time_ns += SECOND;
     later.uptime_ns += SECOND;
     let report = compare(Some(&stat_after(1)), &later);
-    assert_eq!(report.disks[0].totals, Some(IoRates { in_flight: 3, oldest_ms: Some(1), ..IoRates::default() }));
+    assert_eq!(
+        report.disks[0].totals,
+        Some(IoRates { in_flight: 3, oldest_ms: Some(1), util_percent: Some(0.0), ..IoRates::default() })
+    );
     assert_eq!(report.workers[0].rates, Some(TurnRates::default()));
     // The same sample twice: no division by zero.
     let report = compare(Some(&later), &later);
@@ -280,8 +295,35 @@ fn percentiles_cover_the_interval_only() {
         ((0, 50), (100, 50), Some(1100)),
         ((100, 0), (100, 1), Some(10_000)),
     ] {
-        let found = percentile_ns(&load(before.0, before.1), &load(now.0, now.1), 99.0);
-        assert_eq!(found, Some(p99), "{before:?} {now:?}");
+        let buckets = interval_buckets(&load(before.0, before.1), &load(now.0, now.1)).unwrap();
+        assert_eq!(percentile_ns(&buckets, 99.0), p99, "{before:?} {now:?}");
     }
-    assert_eq!(percentile_ns(&load(2, 0), &load(1, 5), 99.0), None);
+    assert_eq!(interval_buckets(&load(2, 0), &load(1, 5)), None);
+}
+
+#[test]
+fn a_disk_is_busy_when_any_of_its_queues_is() {
+    let queue = |role: &str, util_percent| {
+        let rates = Some(IoRates { util_percent, ..IoRates::default() });
+        QueueRates { role: role.to_owned(), queue: 0, worker: 0, rates }
+    };
+    let all = |queues: &[QueueRates]| busy_percent_of_all(queues).map(|percent| (percent * 1e6).round() / 1e6);
+    assert_eq!(all(&[]), None);
+    assert_eq!(all(&[queue("control", Some(50.0))]), None, "no request queue");
+    assert_eq!(
+        all(&[queue("request", Some(30.0)), queue("request", Some(0.0)), queue("event", Some(90.0))]),
+        Some(30.0)
+    );
+    assert_eq!(all(&[queue("request", Some(50.0)), queue("request", Some(50.0))]), Some(75.0));
+    assert_eq!(all(&[queue("request", Some(100.0)), queue("request", Some(5.0))]), Some(100.0));
+    assert_eq!(all(&[queue("request", Some(50.0)), queue("request", None)]), None, "an old daemon");
+}
+
+#[test]
+fn a_daemon_that_does_not_count_busy_time_is_recognised() {
+    let mut now = stat_after(2);
+    now.disks[0].totals.counters.busy_ns = 0;
+    now.disks[0].queues[0].load.counters.busy_ns = 0;
+    let report = compare(None, &now);
+    assert_eq!(report.disks[0].totals.unwrap().util_percent, None);
 }

@@ -1,21 +1,26 @@
 //! The layout of the tables.
 
-use mqblk_admin::model::{ConnectionCounters, HealthStop, ResourceStat};
+use mqblk_admin::model::{Health, HealthStop};
 
-use super::super::rates::{ControllerRates, DiskRates, LunIoRates, LunRates, QueueRates, WorkerRates};
+use super::super::columns::COLUMNS;
+use super::super::rates::{ControllerRates, DiskRates, IoRates, LunIoRates, WorkerRates};
 use super::*;
 
 fn report() -> Report {
     let load = IoRates {
         reads_per_s: 123_456.7,
         read_bytes_per_s: 1024.0 * 999.94,
-        request_sectors: 8.0,
+        read_request_bytes: 4096.0,
         queue_size: 31.97,
         await_us: 105.25,
+        read_await_us: 105.25,
         queued_us: 5.0,
         device_us: 99.5,
         publish_us: 0.75,
+        p50_us: Some(100.0),
         p99_us: Some(250.0),
+        p999_us: Some(1250.0),
+        util_percent: Some(99.97),
         in_flight: 32,
         oldest_ms: Some(12_000),
         errors: 1,
@@ -59,11 +64,65 @@ fn report() -> Report {
     }
 }
 
+fn format(report: &Report, width: usize) -> String {
+    format_report("mqblk 1", report, width)
+}
+
 #[test]
 fn whole_report() {
     let want = include_str!("table_expected.txt");
-    let found = format_report("1.2", &report());
+    let report = report();
+    let found = format(&report, 80) + &format(&report, 120);
     assert_eq!(found, want, "{found}");
+}
+
+/// Numbers as large and names as long as they get.
+fn extreme_report() -> Report {
+    let mut report = report();
+    let large = IoRates {
+        reads_per_s: 99_999_999.0,
+        writes_per_s: 9_999_999.4,
+        discards_per_s: 1.0,
+        flushes_per_s: 99_999.4,
+        read_bytes_per_s: 9e12,
+        written_bytes_per_s: 9e9,
+        read_await_us: 999_999_000.0,
+        write_await_us: 59_999_000.0,
+        p99_us: Some(137_438_953.0),
+        queue_size: 65_535.0,
+        util_percent: Some(100.0),
+        ..IoRates::default()
+    };
+    report.disks[0].totals = Some(large);
+    report.disks[1].id = "x".repeat(64);
+    report.disks[1].totals = Some(large);
+    report.disks[1].health.stopped = Some(HealthStop {
+        reason: "write of 4096 bytes at 123456789: Input/output error (os error 5)".to_owned(),
+        ..HealthStop::default()
+    });
+    report
+}
+
+#[test]
+fn a_report_is_no_wider_than_it_may_be() {
+    for width in [80, 100, 120, 132, 160, 200, 400] {
+        let text = format(&extreme_report(), width);
+        let widest = text.lines().max_by_key(|line| line.chars().count()).unwrap();
+        assert!(widest.chars().count() <= width, "{width}: {widest:?}\n{text}");
+    }
+    // More room has more columns, and all at last.
+    let columns = |width| format(&extreme_report(), width).lines().nth(1).unwrap().split_whitespace().count();
+    assert_eq!(columns(80), 10);
+    assert!(columns(120) > columns(80) + 3 && columns(160) > columns(120));
+    assert_eq!(columns(400), COLUMNS.len() + 1);
+}
+
+#[test]
+fn a_name_that_is_too_long_has_a_line_of_its_own() {
+    let text = format(&extreme_report(), 80);
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("xxx"));
+    assert_eq!(lines.next(), Some("x".repeat(64).as_str()));
+    assert!(lines.next().unwrap().starts_with("             100.0M"), "{text}");
 }
 
 #[test]
@@ -72,7 +131,7 @@ fn a_controller_has_rows_for_its_luns_and_queues() {
     let rates = LunIoRates {
         reads_per_s: 12.5,
         others_per_s: 3.0,
-        await_us: 77.0,
+        read_await_us: 77.0,
         in_flight: 5,
         oldest_ms: Some(70),
         ..LunIoRates::default()
@@ -93,20 +152,20 @@ fn a_controller_has_rows_for_its_luns_and_queues() {
         luns: vec![lun("vm1:0:0", "ready", Some(rates)), lun("data", "removing", None)],
         queues: vec![queue("control", 0, 0), queue("event", 0, 0), queue("request", 0, 1), queue("request", 1, 0)],
     };
-    let found = disks(&Report { controllers: vec![controller], ..report() });
+    let found = devices(&Report { controllers: vec![controller], ..report() }, 400);
     let names: Vec<&str> = found.lines().map(|line| line.split("   ").next().unwrap().trim_end()).collect();
     let want = [
         "disk",
         "database",
-        "  queue 12 worker 3",
+        "  q12 w3",
         "b",
         "vm1",
         "  lun vm1:0:0",
         "  lun data (removing)",
-        "  control worker 0",
-        "  event worker 0",
-        "  queue 0 worker 1",
-        "  queue 1 worker 0",
+        "  control w0",
+        "  event w0",
+        "  q0 w1",
+        "  q1 w0",
     ];
     assert_eq!(names, want, "{found}");
     assert!(found.lines().next().unwrap().contains(" f/s "), "the controller's flushes");
@@ -118,11 +177,12 @@ fn a_controller_has_rows_for_its_luns_and_queues() {
     for (head, cell) in heads.iter().skip(1).zip(&lun) {
         let want = match head.as_str() {
             "r/s" => "12.50",
-            "await-us" => "77.00",
+            "r_await" => "0.077",
+            "w_await" => "0.000",
             "inflight" => "5",
             "errors" => "0",
             "oldest-ms" => "70",
-            "w/s" | "rkB/s" | "wkB/s" | "avgrq-sz(512B)" | "avgqu-sz" => "0.00",
+            "w/s" | "rkB/s" | "wkB/s" | "rareq-sz" | "wareq-sz" | "aqu-sz" => "0.00",
             _ => "-",
         };
         assert_eq!(cell, want, "{head}");
@@ -131,33 +191,29 @@ fn a_controller_has_rows_for_its_luns_and_queues() {
 
 #[test]
 fn discards_and_flushes_are_shown_only_if_there_are_any() {
-    let heads = |report: &Report| disks(report).lines().next().unwrap().to_owned();
+    let heads = |report: &Report| devices(report, 400).lines().next().unwrap().to_owned();
     let mut report = report();
     assert!(!heads(&report).contains("d/s") && !heads(&report).contains("f/s"));
     report.disks[0].totals.as_mut().unwrap().flushes_per_s = 0.1;
     assert!(!heads(&report).contains("d/s") && heads(&report).contains(" f/s "));
     report.disks[0].totals.as_mut().unwrap().discards_per_s = 0.1;
     assert!(heads(&report).contains(" d/s "));
-    assert_eq!(disks(&report).lines().map(|line| line.chars().count()).max(), Some(heads(&report).chars().count()));
+    assert_eq!(
+        devices(&report, 400).lines().map(|line| line.chars().count()).max(),
+        Some(heads(&report).chars().count())
+    );
 }
 
 #[test]
 fn averages_since_the_start_are_labelled() {
-    let found = format_report("1", &Report { since: Since::Start, ..report() });
-    assert!(found.starts_with("mqblk 1: averages since the daemon started, over 1.50 s\n"), "{found}");
-}
-
-#[test]
-fn digits() {
-    for (value, want) in [(0.0, "0.00"), (99.994, "99.99"), (100.0, "100.0"), (999.94, "999.9"), (1e6, "1000000")] {
-        assert_eq!(number(value), want);
-    }
+    let found = format(&Report { since: Since::Start, ..report() }, 80);
+    assert!(found.starts_with("mqblk 1: averages since the daemon started, over 1.50 s; times in ms\n"), "{found}");
 }
 
 #[test]
 fn the_help_explains_every_column() {
     let help = include_str!("help.txt");
-    for name in IO_COLUMNS.iter().map(|(name, _)| *name).chain(WORKER_COLUMNS.iter().map(|(name, _)| *name)) {
+    for name in COLUMNS.iter().map(|column| column.name).chain(WORKER_COLUMNS.iter().map(|(name, _)| *name)) {
         assert!(help.split_whitespace().any(|word| word == name), "{name} is not in the help");
     }
 }
@@ -165,7 +221,7 @@ fn the_help_explains_every_column() {
 #[test]
 fn xen_disks_have_a_table_of_grants() {
     let mut report = Report { disks: Vec::new(), controllers: Vec::new(), workers: Vec::new(), ..report() };
-    assert!(!format_report("1", &report).contains("grants"));
+    assert!(!format(&report, 80).contains("grants"));
     let grants = GrantRates {
         copies_per_s: 1.5,
         copies_per_call: 16.0,
@@ -184,7 +240,7 @@ fn xen_disks_have_a_table_of_grants() {
         grants: Some(grants),
         queues: Vec::new(),
     });
-    let text = format_report("1", &report);
+    let text = format(&report, 80);
     let lines: Vec<Vec<&str>> = text
         .lines()
         .skip_while(|line| !line.starts_with("grants"))
@@ -192,74 +248,7 @@ fn xen_disks_have_a_table_of_grants() {
         .collect();
     assert_eq!(
         lines[0],
-        ["grants", "copies/s", "per", "call", "maps/s", "unmaps/s", "%hits", "indirect/s", "held", "over", "errors"]
+        ["grants", "copies/s", "/call", "maps/s", "unmaps/s", "%hits", "indir/s", "held", "over", "errors"]
     );
     assert_eq!(lines[1], ["vm1", "1.50", "16.00", "0.00", "0.00", "99.00", "0.00", "33", "3", "0"]);
-}
-
-#[test]
-fn a_stopped_or_retrying_disk_has_a_line() {
-    let mut report = report();
-    assert_eq!(health_lines(&report), "");
-    let stopped = HealthStop { stopped_ns: 12_340_000_000, reason: "write at 4096: why".to_owned(), enospc: true };
-    report.disks[0].health = Health { stopped: Some(stopped), parked: 5, ..Health::default() };
-    report.disks[1].health = Health { retries: 7, ..Health::default() };
-    let want = "disk database is stopped since 12.3 s, 5 requests parked: write at 4096: why\n\
-                disk b runs, 7 retries so far\n";
-    assert_eq!(health_lines(&report), want);
-    assert!(format_report("1", &report).contains(want));
-}
-
-#[test]
-fn a_vmm_that_was_refused_memory_has_a_line() {
-    let mut report = report();
-    assert_eq!(budget_lines(&report), "");
-    let refused = ResourceStat { refused: 3, ..ResourceStat::default() };
-    report.disks[0].budget = Some(TenantBudgetStat { mappings: refused, ..TenantBudgetStat::default() });
-    report.disks[1].budget = Some(TenantBudgetStat::default());
-    let want = "disk database: its VMM was refused more memory: max-mappings 3 times\n";
-    assert_eq!(budget_lines(&report), want);
-    assert!(format_report("1", &report).contains(want));
-}
-
-#[test]
-fn storage_that_is_or_was_not_reached_has_a_line() {
-    let mut report = report();
-    let counters = ConnectionCounters { connected: 2, made: 2, ..ConnectionCounters::default() };
-    report.disks[0].connections = Some(ConnectionsStat { counters, ..ConnectionsStat::default() });
-    assert_eq!(connection_lines(&report), "");
-    let lost = ConnectionsStat {
-        counters: ConnectionCounters { lost: 3, repeated: 5, ..counters },
-        unreachable_ns: None,
-        last_failure: Some("nbd://a/: reset".to_owned()),
-        last_error: None,
-    };
-    report.disks[0].connections = Some(ConnectionsStat { unreachable_ns: Some(2_500_000_000), ..lost.clone() });
-    report.disks[1].connections = Some(ConnectionsStat {
-        counters: ConnectionCounters { errors: 2, ..lost.counters },
-        last_error: Some("Flush at 0: no".to_owned()),
-        ..lost
-    });
-    let want = "disk database: its storage is unreachable since 2.5 s: nbd://a/: reset\n\
-                disk b: 3 connections lost so far, 5 requests repeated: nbd://a/: reset; 2 errors of its storage so far: Flush at 0: no\n";
-    assert_eq!(connection_lines(&report), want);
-    assert!(format_report("1", &report).contains(want));
-}
-
-#[test]
-fn a_disk_with_limits_has_a_line() {
-    let mut report = report();
-    assert!(!format_report("1", &report).contains("limited"));
-    let limits = [("bandwidth".to_owned(), "64M".into()), ("iops".to_owned(), 1000.into())].into_iter().collect();
-    let throttle = ThrottleStat { limits, throttled: 0, throttled_ns: 0, waiting: 3 };
-    report.disks[0].health.throttle = Some(throttle.clone());
-    let line =
-        |report: &Report| format_report("1", report).lines().find(|line| line.contains("limited")).map(str::to_owned);
-    let want = "disk database is limited (bandwidth=64M,iops=1000): none throttled so far, 3 waiting";
-    assert_eq!(line(&report).as_deref(), Some(want));
-    let throttle = ThrottleStat { throttled: 4, throttled_ns: 10_000_000, waiting: 0, ..throttle };
-    report.disks[0].health.throttle = Some(throttle);
-    let want =
-        "disk database is limited (bandwidth=64M,iops=1000): 4 throttled so far, for 2500 us on average, 0 waiting";
-    assert_eq!(line(&report).as_deref(), Some(want));
 }

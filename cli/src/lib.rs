@@ -5,6 +5,7 @@ mod broker;
 mod call;
 mod config;
 mod disk;
+mod explain;
 mod failure;
 mod limit_group;
 mod log;
@@ -15,6 +16,7 @@ mod resume;
 mod serve;
 mod stat;
 mod table;
+mod top;
 mod xen;
 
 use std::process::ExitCode;
@@ -51,6 +53,12 @@ enum Command {
 
     /// Show what a running daemon does: requests, merges, latencies, CPU
     Stat(stat::StatArgs),
+
+    /// Show what a running daemon does on a whole terminal: disks, queues, workers, and the reasons for latency
+    Top(top::TopArgs),
+
+    /// Say in sentences what limits a disk of a running daemon now
+    Explain(explain::ExplainArgs),
 
     /// Give a disk or LUN of a running daemon another size; its guest goes on working
     Resize(resize::ResizeArgs),
@@ -98,6 +106,8 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
         Command::Bench(args) => mqblk_bench::run(*args),
         Command::Plot(args) => mqblk_bench::plot::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Top(args) => top::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Resize(args) => resize::run(args),
         Command::Lun(args) => lun::run(args),
         Command::Disk(args) => disk::run(args),

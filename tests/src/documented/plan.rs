@@ -39,10 +39,12 @@ pub const NOT_RUN: &[(&str, &str, &str)] = &[
 /// Blocks of other languages than `sh` that have a line with the command: the page, how the block begins, and why it is none.
 pub const SYNOPSES: &[(&str, &str, &str)] = &[
     ("docs/serve.md", "mqblk serve [--disk", "synopsis"),
-    ("docs/admin.md", "mqblk stat --socket ADMIN [", "synopsis"),
+    ("docs/stat.md", "mqblk stat --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk lun add    --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk resume ID --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk disk add    --socket ADMIN [", "synopsis"),
+    ("docs/admin.md", "mqblk log [LEVEL] --socket ADMIN [", "synopsis"),
+    ("docs/admin.md", "mqblk config diff  --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk limit-group set NAME KEY=VALUE", "synopsis"),
 ];
 
@@ -56,7 +58,9 @@ pub const INSTALL: (&str, &str) = ("README.md", "Install");
 const LANGUAGES: [&str; 6] = ["sh", "text", "json", "toml", "xml", "rust"];
 
 /// What help texts there are: `mqblk WORD --help`.
-const HELP: [&str; 10] = ["serve", "bench", "plot", "stat", "lun", "resize", "resume", "disk", "limit-group", "xen"];
+const HELP: [&str; 14] = [
+    "serve", "bench", "plot", "stat", "top", "explain", "lun", "resize", "resume", "disk", "config", "log", "limit-group", "xen",
+];
 
 /// What a reader has, and a test must make: the page, how the command begins before which it is made (with a `$`, the whole
 /// command), and with what.
@@ -92,6 +96,8 @@ const PREPARATIONS: &[(&str, &str, &str)] = &[
          cp sizes.json after.json",
     ),
     ("mqblk stat --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 1G vm1.img"),
+    ("mqblk top --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 1G vm1.img"),
+    ("mqblk explain --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 1G vm1.img"),
     ("mqblk lun --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 10G /srv/vm1.img /srv/data.img"),
     (
         "mqblk lun --help",

@@ -33,6 +33,9 @@ for device in null zero full random urandom tty fuse kvm; do
     touch "$place/dev/$device"
     mount --bind /dev/$device "$place/dev/$device"
 done
+mkdir "$place/dev/pts"
+mount -t devpts -o newinstance,ptmxmode=0666 pts "$place/dev/pts"
+ln -s pts/ptmx "$place/dev/ptmx"
 mkdir "$place/dev/shm"
 mount -t tmpfs shm "$place/dev/shm"
 ln -s /proc/self/fd "$place/dev/fd"
@@ -70,6 +73,8 @@ given() { local word; for word in "${words[@]}"; do [[ $word != "$1" && $word !=
 words=("$@") more=()
 case ${1-} in
     serve) if ! given --xen && { given --xen-watch || [[ $* == *interface=xen* ]]; }; then more=(--xen /media/xen); fi ;;
+    # The terminals of the test are none: one is made.
+    top) exec script --quiet --flush --return --command "stty rows 24 cols 80; $(printf '%q ' DAEMON "$@")" /dev/null ;;
     xen) given --xen || given --help || more=(--xen /media/xen) ;;
     bench)
         if given --vdev && ! given --xen; then more=(--xen /media/xen); fi
@@ -124,7 +129,7 @@ impl Sandbox {
     /// # Errors
     /// When something is missing that this needs, which is named.
     pub fn new(daemon: &Path, install: bool, guests: Option<Guests>) -> Result<Sandbox> {
-        for program in ["unshare", "nsenter", "setpriv", "setsid", "mount", "ip", "socat"] {
+        for program in ["unshare", "nsenter", "setpriv", "setsid", "mount", "ip", "socat", "script"] {
             let found = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"]
                 .iter()
                 .any(|folder| Path::new(folder).join(program).exists());

@@ -9,7 +9,7 @@ pub enum Kind {
     Daemon,
     /// A virtual machine.
     Qemu,
-    /// `mqblk stat --watch` without an end.
+    /// `mqblk stat --watch` without an end, and `mqblk top`.
     Watch,
 }
 
@@ -115,6 +115,7 @@ fn kind(command: &str) -> Option<Kind> {
             (!has("--print-config") && !has("--print-capabilities") && !has("--help")).then_some(Kind::Daemon)
         }
         ["mqblk", "stat", ..] => (has("--watch") && !has("--count")).then_some(Kind::Watch),
+        ["mqblk", "top", ..] => (!has("--help")).then_some(Kind::Watch),
         [program, ..] => program.starts_with("qemu-system-").then_some(Kind::Qemu),
         [] => None,
     }
@@ -148,6 +149,7 @@ mod tests {
             ("mqblk serve --print-config", None),
             ("mqblk stat --watch 1", Some(Kind::Watch)),
             ("mqblk stat --watch 1 --count 3", None),
+            ("mqblk top --socket a", Some(Kind::Watch)),
             ("qemu-system-x86_64 -m 1G", Some(Kind::Qemu)),
             ("mqblk bench --disk path=a", None),
         ] {

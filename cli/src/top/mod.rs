@@ -1,0 +1,164 @@
+//! `mqblk top`: what a running daemon does, on a whole terminal.
+
+mod app;
+mod rows;
+mod view;
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use mqblk_admin::ClientError;
+use mqblk_admin::model::Stat;
+use mqblk_core::settings::{SettingError, Settings};
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGTERM};
+
+use crate::failure::{self, BAD_USAGE, FAILED};
+use crate::stat::source::StatSource;
+use app::{App, Flow};
+
+/// Shortest and longest interval, in seconds, and the default.
+const SHORTEST_S: f64 = 0.1;
+const LONGEST_S: f64 = 3600.0;
+const DEFAULT_S: f64 = 1.0;
+/// How long a key, a sample or a signal may wait.
+const TICK: Duration = Duration::from_millis(50);
+
+/// The options of `mqblk top`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = include_str!("help.txt"), after_help = "Keys, and examples: mqblk top --help")]
+pub(crate) struct TopArgs {
+    /// The daemon's admin socket: the path given to `mqblk serve --admin`
+    #[arg(long, value_name = "ADMIN")]
+    socket: PathBuf,
+
+    /// How many seconds a sample covers; 0.1 or more [default: 1]
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
+    interval: Option<String>,
+
+    /// Sort by this column of `mqblk stat` at first, or by name [default: aqu-sz]
+    #[arg(long, value_name = "COLUMN")]
+    sort: Option<String>,
+}
+
+/// Why the screen was not shown, or not any more.
+#[derive(Debug, thiserror::Error)]
+enum TopError {
+    #[error(transparent)]
+    Usage(#[from] SettingError),
+    #[error("top: socket: {0}")]
+    Client(#[from] ClientError),
+    #[error("top: terminal: {0}")]
+    Terminal(#[from] io::Error),
+}
+
+/// Shows the screen until the user quits.
+pub(crate) fn run(args: &TopArgs) -> ExitCode {
+    match show(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error @ TopError::Usage(_)) => failure::report(&error, BAD_USAGE),
+        Err(error) => failure::report(&error, FAILED),
+    }
+}
+
+fn show(args: &TopArgs) -> Result<(), TopError> {
+    let (interval, mut app) = parse(args)?;
+    if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+        let expected = "a terminal; `mqblk stat --watch 1` prints to files and pipes";
+        return Err(Settings::new("top").error("terminal", "none", expected).into());
+    }
+    let mut daemon = StatSource::new(args.socket.clone(), None);
+    // A daemon that is not there is reported before the screen is taken.
+    app.sampled(Ok(daemon.read()?));
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))?;
+    }
+    let (sender, samples) = sync_channel(1);
+    std::thread::Builder::new().name("samples".to_owned()).spawn(move || sample(daemon, interval, &sender))?;
+    let _screen = ScreenGuard;
+    let mut terminal = ratatui::try_init()?;
+    Ok(serve_keys(&mut terminal, &mut app, &samples, &ended)?)
+}
+
+/// Gives the terminal back as it was, also after an error. A panic does that by a hook of `ratatui::try_init`.
+struct ScreenGuard;
+
+impl Drop for ScreenGuard {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+fn parse(args: &TopArgs) -> Result<(Duration, App), SettingError> {
+    let interval = match &args.interval {
+        None => Duration::from_secs_f64(DEFAULT_S),
+        Some(text) => match text.parse::<f64>() {
+            Ok(seconds) if (SHORTEST_S..=LONGEST_S).contains(&seconds) => Duration::from_secs_f64(seconds),
+            _ => return Err(Settings::new("top").error("interval", format!("{text:?}"), "seconds from 0.1 to 3600")),
+        },
+    };
+    let mut app = App::new();
+    if let Some(sort) = &args.sort {
+        app.sort_by("top", sort)?;
+    }
+    Ok((interval, app))
+}
+
+/// Takes a sample each interval, for as long as somebody waits for them. A daemon that does not answer stops nothing else.
+fn sample(mut daemon: StatSource, interval: Duration, samples: &SyncSender<Result<Stat, String>>) {
+    loop {
+        std::thread::sleep(interval);
+        if samples.send(daemon.read().map_err(|error| error.to_string())).is_err() {
+            return;
+        }
+    }
+}
+
+fn serve_keys(
+    terminal: &mut ratatui::DefaultTerminal,
+    app: &mut App,
+    samples: &Receiver<Result<Stat, String>>,
+    ended: &AtomicBool,
+) -> io::Result<()> {
+    let mut is_drawn = false;
+    while !ended.load(Ordering::Relaxed) {
+        loop {
+            match samples.try_recv() {
+                Ok(sample) => {
+                    app.sampled(sample);
+                    is_drawn = false;
+                }
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    return Err(io::Error::other("the thread that takes samples has ended"));
+                }
+            }
+        }
+        if !is_drawn {
+            terminal.draw(|frame| view::draw(app, frame))?;
+            is_drawn = true;
+        }
+        if !event::poll(TICK)? {
+            continue;
+        }
+        // A terminal that has another size is drawn again.
+        let key = match event::read()? {
+            Event::Key(key) if key.kind == KeyEventKind::Press => Some(key),
+            _ => None,
+        };
+        if key.is_some_and(|key| app.pressed(key) == Flow::Quit) {
+            return Ok(());
+        }
+        is_drawn = false;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
+use mqblk_core::settings::{EXPECTED_CPUS, EXPECTED_SIZE, parse_cpu_list};
 use mqblk_driver::DescriptorLayout;
 
 use crate::experiment::{self, Experiment};
@@ -170,8 +171,8 @@ pub struct BenchArgs {
     pub allow_write: bool,
 
     /// CPUs of the client's threads, in turn [default: not pinned]
-    #[arg(long, value_delimiter = ',', value_name = "CPU,...")]
-    pub pin: Vec<u16>,
+    #[arg(long, value_name = "CPU,...", value_parser = parse_cpus)]
+    pub pin: Option<CpuList>,
 
     /// Entries of each virtqueue [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(4..=32768))]
@@ -196,6 +197,10 @@ impl BenchArgs {
         self.interfaces.of(self.interface.unwrap_or(&interface::TABLE[0]))
     }
 }
+
+/// CPUs in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuList(pub Vec<u16>);
 
 /// What a job does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -393,8 +398,11 @@ fn experiment_parser() -> impl TypedValueParser<Value = &'static dyn Experiment>
 }
 
 fn parse_size(text: &str) -> Result<ByteLen, String> {
-    mqblk_core::settings::parse_size(text)
-        .ok_or_else(|| "expected a size in bytes such as 4096, 512K, 64M or 10G".into())
+    mqblk_core::settings::parse_size(text).ok_or_else(|| format!("expected {EXPECTED_SIZE}"))
+}
+
+fn parse_cpus(text: &str) -> Result<CpuList, String> {
+    parse_cpu_list(text).map(CpuList).ok_or_else(|| format!("expected {EXPECTED_CPUS}"))
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

@@ -284,7 +284,7 @@ impl Plan {
             offset_increment: args.offset_increment,
             fill: args.fill || defaults.fill && in_memory,
             verify: args.verify,
-            pin: args.pin.clone(),
+            pin: args.pin.clone().map(|list| list.0).unwrap_or_default(),
             server_cpus: args.server_cpus.clone(),
             queue_size,
             descriptors: args.descriptors,

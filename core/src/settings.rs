@@ -140,7 +140,7 @@ impl Settings {
         }
     }
 
-    /// Takes a size: a number of bytes with an optional suffix K, M, G or T (powers of 1024).
+    /// Takes a size: see [`parse_size`].
     ///
     /// # Errors
     /// When it is not a size, or does not fit in 63 bits (the largest file offset).
@@ -148,11 +148,7 @@ impl Settings {
         let Some(text) = self.text(key) else { return Ok(None) };
         match parse_size(&text) {
             Some(size) if size.0 <= i64::MAX as u64 => Ok(Some(size)),
-            _ => Err(self.error(
-                key,
-                format!("{text:?}"),
-                "a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P",
-            )),
+            _ => Err(self.error(key, format!("{text:?}"), EXPECTED_SIZE)),
         }
     }
 
@@ -189,20 +185,54 @@ impl Settings {
     }
 }
 
-/// Parses `NUMBER[K|M|G|T]` (either case; powers of 1024). `None` when it is not a size or does not fit in 64 bits.
+/// What messages say that a size is.
+pub const EXPECTED_SIZE: &str =
+    "a size in bytes such as 4096, 512K, 64MiB, 10G (binary) or 10GB (decimal), below 8192P";
+
+/// The prefixes of units, each 1024 or 1000 times the one before.
+const SIZE_PREFIXES: &[u8] = b"KMGTPE";
+
+/// Parses a number of bytes with an optional unit: `K`, `M`, `G`, `T`, `P`, `E` and `Ki`, `KiB`, ... are powers of 1024, as QEMU has them;
+/// `KB`, `MB`, ... are powers of 1000, as the makers of disks have them; `B` is a byte. Letters of either case. `None` when it is not a size
+/// or does not fit in 64 bits.
 pub fn parse_size(text: &str) -> Option<ByteLen> {
-    let (digits, shift) = match text.as_bytes().last()? {
-        b'k' | b'K' => (&text[..text.len() - 1], 10),
-        b'm' | b'M' => (&text[..text.len() - 1], 20),
-        b'g' | b'G' => (&text[..text.len() - 1], 30),
-        b't' | b'T' => (&text[..text.len() - 1], 40),
-        _ => (text, 0),
-    };
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
+    let end = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
     let number: u64 = digits.parse().ok()?;
-    number.checked_mul(1 << shift).map(ByteLen)
+    let unit = unit.to_ascii_uppercase();
+    let (prefix, rest) = match unit.as_bytes() {
+        [] | [b'B'] => return Some(ByteLen(number)),
+        [prefix, rest @ ..] => (prefix, rest),
+    };
+    let base: u64 = match rest {
+        [] | b"I" | b"IB" => 1024,
+        b"B" => 1000,
+        _ => return None,
+    };
+    let exponent = SIZE_PREFIXES.iter().position(|known| known == prefix)? as u32 + 1;
+    number.checked_mul(base.pow(exponent)).map(ByteLen)
+}
+
+/// What messages say that a list of CPUs is.
+pub const EXPECTED_CPUS: &str = "CPU numbers and ranges separated by commas, such as 0,1 or 0-3,8";
+
+/// Parses CPUs and ranges in the order given: `0-3,8`. `None` if an item is malformed. An item is a CPU of at most 16 bits, so that the list of
+/// a short text stays short; one that is listed twice is returned twice.
+pub fn parse_cpu_list(text: &str) -> Option<Vec<u16>> {
+    let number = |text: &str| text.parse::<u16>().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let mut cpus = Vec::new();
+    for item in text.split(',') {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last {
+            return None;
+        }
+        cpus.extend(first..=last);
+        if cpus.len() > usize::from(u16::MAX) {
+            return None;
+        }
+    }
+    Some(cpus)
 }
 
 #[cfg(test)]
@@ -225,8 +255,57 @@ mod tests {
             ("1.5G", None),
             ("1 G", None),
             ("99999999999999999999", None),
+            ("10GiB", Some(10 << 30)),
+            ("10Gi", Some(10 << 30)),
+            ("10gib", Some(10 << 30)),
+            ("10GB", Some(10_000_000_000)),
+            ("10gb", Some(10_000_000_000)),
+            ("1kB", Some(1000)),
+            ("1KiB", Some(1024)),
+            ("512B", Some(512)),
+            ("1P", Some(1 << 50)),
+            ("1PB", Some(1_000_000_000_000_000)),
+            ("1PiB", Some(1 << 50)),
+            ("7E", Some(7 << 60)),
+            ("15EiB", Some(15 << 60)),
+            ("16E", None),
+            ("18EB", Some(18_000_000_000_000_000_000)),
+            ("19EB", None),
+            ("1iB", None),
+            ("1i", None),
+            ("1BB", None),
+            ("1Bi", None),
+            ("1KBi", None),
+            ("1KK", None),
+            ("1Z", None),
+            ("B", None),
+            ("GiB", None),
+            ("1GiB ", None),
+            ("\u{661}G", None),
         ] {
             assert_eq!(parse_size(text), want.map(ByteLen), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn cpu_lists() {
+        for (text, want) in [
+            ("0", Some(vec![0])),
+            ("8,0-3", Some(vec![8, 0, 1, 2, 3])),
+            ("2-2", Some(vec![2])),
+            ("1,1", Some(vec![1, 1])),
+            ("3-1", None),
+            ("", None),
+            ("1,", None),
+            ("-1", None),
+            ("1-", None),
+            ("0-1-2", None),
+            ("+1", None),
+            ("0 - 1", None),
+            ("65536", None),
+            ("0-65535,0-65535", None),
+        ] {
+            assert_eq!(parse_cpu_list(text), want, "{text:?}");
         }
     }
 

@@ -136,7 +136,7 @@ pub const fn in_range(start: ByteOffset, len: ByteLen, size: ByteLen) -> bool {
 impl fmt::Display for ByteLen {
     /// Exact: the largest power-of-1024 suffix that divides the length, for example `1G` or `1536K`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (shift, suffix) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
+        for (shift, suffix) in [(60, "E"), (50, "P"), (40, "T"), (30, "G"), (20, "M"), (10, "K")] {
             if self.0 != 0 && self.0.trailing_zeros() >= shift {
                 return write!(f, "{}{}", self.0 >> shift, suffix);
             }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
-use mqblk_core::settings::{SettingError, Settings, parse_size};
+use mqblk_core::settings::{EXPECTED_SIZE, SettingError, Settings, parse_size};
 use mqblk_core::{ByteLen, Resize, Sector512};
 use mqblk_daemon::interfaces::xen::selector::{DEFAULT_TYPE, XenSelector, check_type};
 use mqblk_xen::XenError;
@@ -184,10 +184,10 @@ fn execute(action: &Action) -> Result<String, CallError> {
             let name = device.name("resize")?;
             let size = match size {
                 None => None,
-                Some(text) => Some(parse_size(text).ok_or_else(|| {
-                    let expected = "a size in bytes such as 4096, 512K, 64M, 10G or 1T";
-                    Settings::new("xen resize").error("size", format!("{text:?}"), expected)
-                })?),
+                Some(text) => Some(
+                    parse_size(text)
+                        .ok_or_else(|| Settings::new("xen resize").error("size", format!("{text:?}"), EXPECTED_SIZE))?,
+                ),
             };
             let request = Resize { size, shrink: *shrink };
             let (mut store, own) = connect(&device.host)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqblk_admin::model::ResizeResult;
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
-use mqblk_core::settings::parse_size;
+use mqblk_core::settings::{EXPECTED_SIZE, parse_size};
 use mqblk_core::{ByteLen, Resize};
 use serde_json::Value;
 
@@ -52,9 +52,8 @@ pub fn verb(state: &Arc<DaemonState>) -> Verb {
 pub fn take_resize(params: &Params) -> Result<Resize, VerbError> {
     let size = match params.value("size") {
         Some(Value::String(text)) => {
-            let expected = "a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P";
             let size = parse_size(text).filter(|size| size.0 <= i64::MAX as u64);
-            Some(size.ok_or_else(|| VerbError::params("params.size", format!("{text:?}"), expected))?)
+            Some(size.ok_or_else(|| VerbError::params("params.size", format!("{text:?}"), EXPECTED_SIZE))?)
         }
         Some(value) => value.as_u64().map(ByteLen),
         None => None,

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod default_socket;
 mod lines;
 pub mod model;
 mod params;
@@ -18,6 +19,7 @@ mod server;
 mod verbs;
 
 pub use client::{Client, ClientError, StatQuery};
+pub use default_socket::{SOCKET_VARIABLE, default_socket, names_a_socket};
 pub use params::{Param, ParamKind, Params, found};
 pub use protocol::{ErrorObject, respond};
 pub use server::{Server, ServerOptions};

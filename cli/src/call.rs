@@ -1,12 +1,14 @@
 //! Calls of a daemon's admin socket by subcommands.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use mqblk_admin::{Client, ClientError};
 use mqblk_core::settings::{SettingError, Settings};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+
+use crate::admin_socket::AdminSocket;
 
 /// How long to wait for the daemon's response: longer than any time-out of the daemon itself, which waits for storage for at most
 /// `drain-timeout-s` and flushes as long again.
@@ -17,9 +19,8 @@ const INVALID_PARAMS: i64 = -32602;
 /// The options of subcommands that call a daemon.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DaemonArgs {
-    /// The daemon's admin socket: the path given to `mqblk serve --admin`
-    #[arg(long, value_name = "ADMIN")]
-    pub(crate) socket: PathBuf,
+    #[command(flatten)]
+    pub(crate) admin: AdminSocket,
 
     /// Print what the daemon answers, as one JSON object
     #[arg(long)]

@@ -1,6 +1,7 @@
 //! The command line of the `mqblk` program: parses it and runs a subcommand. The guest interfaces are a parameter.
 #![forbid(unsafe_code)]
 
+mod admin_socket;
 mod broker;
 mod call;
 mod config;

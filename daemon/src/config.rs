@@ -14,6 +14,7 @@ use crate::file::RawConfig;
 use crate::interface::{ConfiguredInterface, Interfaces};
 use crate::reload::ConfigSource;
 use crate::sandbox::SandboxConfig;
+use crate::sockets::SocketPermissions;
 use crate::state_file::SavedState;
 use crate::storage_backends::StorageBackends;
 use crate::user::UserConfig;
@@ -73,8 +74,10 @@ pub trait LogLevel: Send + Sync {
 pub struct AdminConfig {
     /// Its path. Differs from all disks' sockets.
     pub socket: PathBuf,
-    /// Its permission bits.
-    pub mode: SocketMode,
+    /// Its permissions.
+    pub permissions: SocketPermissions,
+    /// True if its folder is made if there is none.
+    pub makes_folder: bool,
 }
 
 /// The metrics endpoint.

@@ -173,7 +173,7 @@ struct AdminSocket {
 
 impl AdminSocket {
     fn start(config: &AdminConfig, state: &Arc<DaemonState>) -> Result<AdminSocket, SocketError> {
-        let socket = ListenSocket::bind(&config.socket, config.mode.bits())?;
+        let socket = ListenSocket::bind(&config.socket, &config.permissions.access())?;
         let listener = socket.listener().try_clone();
         let server = listener
             .and_then(|listener| mqblk_admin::Server::start(listener, admin::verbs(state), Default::default()))

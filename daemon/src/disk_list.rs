@@ -108,7 +108,17 @@ impl<E: Endpoint> DiskKeys<E> {
         (self.position, self)
     }
 
+    /// Returns the disk's name for messages.
+    pub fn subject(&self) -> String {
+        self.settings.subject().to_owned()
+    }
+
     /// Returns the endpoint.
+    pub fn endpoint(&self) -> &E {
+        &self.endpoint
+    }
+
+    /// Returns the endpoint alone.
     #[cfg(test)]
     pub fn into_endpoint(self) -> E {
         self.endpoint
@@ -232,6 +242,9 @@ pub trait DiskExport: Send + Sync {
     /// If the disk cannot have that size.
     fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError>;
 
+    /// Returns true if a guest is connected to it.
+    fn is_connected(&self) -> bool;
+
     /// Returns its disk, if the size of its storage is watched.
     fn watched(&self) -> Option<Arc<AnyDisk>>;
 
@@ -296,6 +309,10 @@ impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
 
     fn frontend(&self) -> Option<Frontend> {
         self.export.frontend()
+    }
+
+    fn is_connected(&self) -> bool {
+        self.export.is_connected()
     }
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {

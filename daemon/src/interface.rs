@@ -22,6 +22,7 @@ use crate::print::{Pair, Section};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::resolve::{ConfigError, UniqueNames};
 use crate::sandbox::FileUse;
+use crate::sockets::PlannedSocket;
 use crate::state_file::{SavedState, StateFile};
 use crate::storage_backends::StorageBackends;
 
@@ -150,6 +151,11 @@ pub trait InterfaceKeys {
 
     /// Returns the devices, each with its position.
     fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)>;
+
+    /// Returns the sockets that guests' VMMs will connect to.
+    fn sockets(&self) -> Vec<PlannedSocket> {
+        Vec::new()
+    }
 
     /// Opens the storage, and fails if a key is left.
     ///
@@ -306,6 +312,9 @@ pub trait ServedDevice: Send + Sync {
     fn frontend(&self) -> Option<Frontend> {
         None
     }
+
+    /// Returns true if a guest is connected to it.
+    fn is_connected(&self) -> bool;
 
     /// Moves one of its request queues to another worker while its guest uses it. Returns false if the queue stays where it is: it is not
     /// attached, or its requests in flight take longer than `timeout`.

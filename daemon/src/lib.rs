@@ -5,6 +5,7 @@
 //! is shared by interfaces whose devices have one disk each, `vhost_user` by the virtio interfaces, `limits` are the rate limits of disks.
 #![forbid(unsafe_code)]
 
+pub mod activation;
 pub mod admin;
 pub mod broker;
 pub mod config;
@@ -25,6 +26,7 @@ pub mod resize;
 pub mod resolve;
 mod rights;
 pub mod sandbox;
+pub mod sockets;
 mod state;
 pub mod state_file;
 pub mod storage_backends;
@@ -50,6 +52,7 @@ use resolve::ConfigError;
 pub fn configure(raw: RawConfig, interfaces: Interfaces) -> Result<ServeConfig, ConfigError> {
     let given = raw.clone();
     let closed = resolve::resolve(raw, interfaces, &Cpus::of_this_host(), &storage_backends::kinds())?;
+    activation::check_all_are_used()?;
     let config = ServeConfig { given, ..rights::open(closed)? };
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;

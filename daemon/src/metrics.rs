@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mqblk_metrics::{Detail, MetricsListener, ProcessSample, Server, ServerLimits, TextFormat, encode};
-use mqblk_vhost_user_server::{ListenSocket, SocketError};
+use mqblk_vhost_user_server::{ListenSocket, SocketAccess, SocketError};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::admin::stat::sample;
@@ -55,7 +55,7 @@ impl MetricsSocket {
                 (MetricsListener::Tcp(listener), None, bound)
             }
             MetricsAddress::Unix(path) => {
-                let socket = ListenSocket::bind(path, config.mode.bits())?;
+                let socket = ListenSocket::bind(path, &SocketAccess::with_mode(config.mode.bits()))?;
                 let listener = socket.listener().try_clone().map_err(error)?;
                 (MetricsListener::Unix(listener), Some(socket), config.address.clone())
             }

@@ -3,10 +3,12 @@
 use std::fmt::Write as _;
 
 use mqblk_engine::DiskLimits;
+use mqblk_vhost_user_server::is_passed;
 use toml::Value;
 
 use crate::config::{MetricsAddress, ServeConfig, StorageConfig};
 use crate::limits::{LIMIT_GROUP, limit_pairs};
+use crate::sockets::ADMIN_KEYS;
 
 /// A key and its value.
 pub type Pair = (&'static str, Value);
@@ -35,7 +37,9 @@ pub fn to_toml(config: &ServeConfig) -> String {
     line("hang-warning-s", &config.hang_warning.map_or(0, |time| time.as_secs()));
     if let Some(admin) = &config.admin {
         line("admin", &string(&admin.socket.to_string_lossy()));
-        line("admin-mode", &string(&admin.mode.to_string()));
+        if !is_passed(&admin.socket) {
+            ADMIN_KEYS.pairs(&admin.permissions).iter().for_each(|(key, value)| line(key, value));
+        }
     }
     if let Some(metrics) = &config.metrics {
         line("metrics", &string(&metrics.address.to_string()));

@@ -1,12 +1,18 @@
 //! The rights with which storage is opened, and those that are left after it.
 
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 use std::sync::Arc;
+
+use mqblk_vhost_user_server::SocketError;
 
 use crate::broker::Broker;
 use crate::config::ServeConfig;
 use crate::resolve::{ClosedConfig, ConfigError};
 use crate::sandbox::{self, SandboxMode};
+use crate::sockets::PlannedSocket;
 use crate::storage_backends::Registry;
+use crate::user::UserConfig;
 
 /// Opens the storage of a configuration with the rights that the process was started with, and makes the process that of the user that the
 /// configuration names.
@@ -20,6 +26,7 @@ pub(crate) fn open(closed: ClosedConfig) -> Result<ServeConfig, ConfigError> {
     let user = closed.user().cloned();
     let become_user = || user.as_ref().map_or(Ok(()), |user| user.become_user());
     sandbox::prepare(closed.sandbox())?;
+    make_sockets_early(&closed, user.as_ref())?;
     let config = match closed.sandbox().mode {
         SandboxMode::On => {
             let broker = Broker::start()?;
@@ -41,4 +48,33 @@ pub(crate) fn open(closed: ClosedConfig) -> Result<ServeConfig, ConfigError> {
         user.check(&sandbox::file_uses(&config))?;
     }
     Ok(config)
+}
+
+/// Makes what takes rights that are given up later: the folder of the admin socket, and sockets with an owner or group of their own.
+fn make_sockets_early(closed: &ClosedConfig, user: Option<&UserConfig>) -> Result<(), ConfigError> {
+    if let Some(admin) = closed.admin() {
+        if admin.makes_folder {
+            make_folder(&admin.socket, user).map_err(ConfigError::Admin)?;
+        }
+        let (subject, permissions) = ("serve".to_owned(), admin.permissions.clone());
+        PlannedSocket { subject, path: admin.socket.clone(), permissions }
+            .make_early(user)
+            .map_err(ConfigError::Admin)?;
+    }
+    for socket in closed.sockets() {
+        socket.make_early(user).map_err(|source| ConfigError::Socket { subject: socket.subject.clone(), source })?;
+    }
+    Ok(())
+}
+
+/// Makes the folder of a socket, if there is none, as that of `user`.
+fn make_folder(socket: &Path, user: Option<&UserConfig>) -> Result<(), SocketError> {
+    let os = |source| SocketError::Os { path: socket.to_owned(), source };
+    let Some(folder) = socket.parent() else { return Ok(()) };
+    match std::fs::DirBuilder::new().mode(0o755).create(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
+        made => made.map_err(os)?,
+    }
+    let (uid, gid) = user.map(UserConfig::ids).unzip();
+    std::os::unix::fs::lchown(folder, uid, gid).map_err(os)
 }

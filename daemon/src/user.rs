@@ -121,6 +121,11 @@ impl UserConfig {
         &self.group
     }
 
+    /// Returns the UID and the GID.
+    pub fn ids(&self) -> (u32, u32) {
+        (self.uid.as_raw(), self.gid.as_raw())
+    }
+
     /// Makes this process that of the user, for ever. Of its capabilities it keeps those that the sandbox names; nothing changes if it is the
     /// user's already.
     ///

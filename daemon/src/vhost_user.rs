@@ -7,26 +7,23 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{BudgetLimits, ByteLen, TenantBudget};
 use mqblk_engine::{Coalesce, FixedBufferUse, PollPolicy, QueueDisk, QueuePlacement};
 use mqblk_memory::SharedFileRules;
-use mqblk_vhost_user_server::{ServerOptions, SharePolicy};
+use mqblk_vhost_user_server::{ServerOptions, SharePolicy, is_passed};
 use toml::Value;
 
-use crate::config::SocketMode;
 use crate::interface::{HostContext, ResolveContext};
 use crate::print::{Pair, number, string};
 use crate::queues::{QueueMap, queue_pairs, take_coalesce, take_poll};
 use crate::resolve::{Claim, ConfigError, file_claim, take_u16, with_similar_key};
 use crate::sandbox::FileUse;
-
-/// Maximum length of a Unix socket's path, without the terminating NUL (unix(7)).
-const SOCKET_PATH_BYTES: usize = 107;
+use crate::sockets::{PlannedSocket, SocketPermissions, VHOST_USER_KEYS, file_of_socket};
 
 /// The vhost-user endpoint of a device: its socket and its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostUserEndpoint {
     /// Path of the vhost-user socket. Unique.
     pub socket: PathBuf,
-    /// The socket's permission bits.
-    pub socket_mode: SocketMode,
+    /// The socket's permissions.
+    pub permissions: SocketPermissions,
     /// Number of request queues offered, at least 1.
     pub queues: u16,
     /// Maximum ring size accepted, in entries: a power of two from 2 to 32768.
@@ -70,7 +67,12 @@ impl VhostUserEndpoint {
 
     /// Returns the files that are opened by path while it is served.
     pub fn files(&self) -> Vec<FileUse> {
-        vec![FileUse::Socket(self.socket.clone())]
+        file_of_socket(&self.socket).into_iter().collect()
+    }
+
+    /// Returns the socket, for the device `subject`.
+    pub fn planned_socket(&self, subject: String) -> PlannedSocket {
+        PlannedSocket { subject, path: self.socket.clone(), permissions: self.permissions.clone() }
     }
 
     fn take_keys(settings: &mut Settings, queues: u16, max_queues: u16) -> Result<VhostUserEndpoint, SettingError> {
@@ -78,7 +80,7 @@ impl VhostUserEndpoint {
         settings.alias("queue_size", "queue-size")?;
         Ok(VhostUserEndpoint {
             socket: take_socket(settings)?,
-            socket_mode: take_socket_mode(settings, "socket-mode")?.unwrap_or(SocketMode::OWNER_ONLY),
+            permissions: VHOST_USER_KEYS.take_permissions(settings)?,
             queues: take_u16(settings, "queues", 1, max_queues)?.unwrap_or(queues.min(max_queues)),
             queue_size: take_queue_size(settings)?,
             poll: take_poll(settings)?,
@@ -110,12 +112,12 @@ impl VhostUserEndpoint {
 
     /// Returns the keys with their values.
     pub fn pairs(&self) -> Vec<Pair> {
-        let mut pairs = vec![
-            ("socket", string(&self.socket.to_string_lossy())),
-            ("socket-mode", string(&self.socket_mode.to_string())),
-            ("queues", Value::Integer(self.queues.into())),
-            ("queue-size", Value::Integer(self.queue_size.into())),
-        ];
+        let mut pairs = vec![("socket", string(&self.socket.to_string_lossy()))];
+        if !is_passed(&self.socket) {
+            pairs.extend(VHOST_USER_KEYS.pairs(&self.permissions));
+        }
+        pairs.push(("queues", Value::Integer(self.queues.into())));
+        pairs.push(("queue-size", Value::Integer(self.queue_size.into())));
         pairs.extend(queue_pairs(&self.queue_map, self.poll, self.coalesce));
         pairs.push(("fixed-buffers", string(self.fixed_buffers.word())));
         let SharedFileRules { any_file_system, require_seals } = self.shared_files;
@@ -143,7 +145,7 @@ impl VhostUserEndpoint {
         ServerOptions {
             name: name.to_owned(),
             socket: self.socket.clone(),
-            socket_mode: self.socket_mode.bits(),
+            socket_access: self.permissions.access(),
             queue_map: self.queue_map.to_engine(),
             poll: self.poll,
             coalesce: self.coalesce,
@@ -194,25 +196,7 @@ fn take_socket(settings: &mut Settings) -> Result<PathBuf, SettingError> {
     let Some(path) = settings.text("socket") else {
         return Err(settings.error("socket", "nothing", "the path of the vhost-user socket to make"));
     };
-    check_socket_path(settings, "socket", path)
-}
-
-/// Checks the path of a socket.
-pub fn check_socket_path(settings: &Settings, key: &str, path: String) -> Result<PathBuf, SettingError> {
-    if path.len() > SOCKET_PATH_BYTES || path.contains('\0') {
-        let found = format!("a path of {} bytes", path.len());
-        return Err(settings.error(key, found, format!("at most {SOCKET_PATH_BYTES} bytes, none of them NUL")));
-    }
-    Ok(PathBuf::from(path))
-}
-
-/// Takes the permission bits of a socket.
-pub fn take_socket_mode(settings: &mut Settings, key: &'static str) -> Result<Option<SocketMode>, SettingError> {
-    let Some(text) = settings.text(key) else { return Ok(None) };
-    match SocketMode::parse(&text) {
-        Some(mode) => Ok(Some(mode)),
-        None => Err(settings.error(key, format!("{text:?}"), "octal permission bits from 0000 to 0777")),
-    }
+    VHOST_USER_KEYS.check_path(settings, path)
 }
 
 /// The default of `queue-size`. Since 10.0 QEMU sets up each vhost-user ring with 1024 entries, whatever it is configured to, and supports

@@ -10,7 +10,7 @@ use mqblk_engine::{
     AnyDisk, Coalesce, DiskHealth, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk,
     QueueStats, UringContext, UringOptions, WorkerStats,
 };
-use mqblk_vhost_user_server::{Server, ServerOptions};
+use mqblk_vhost_user_server::{Server, ServerOptions, SocketAccess};
 use mqblk_virtio::VirtioDevice;
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
@@ -79,7 +79,7 @@ pub fn serve_device<D: VirtioDevice<UringContext>>(
     let serve = ServerOptions {
         name: "rig".to_owned(),
         socket: options.socket.clone(),
-        socket_mode: 0o600,
+        socket_access: SocketAccess::with_mode(0o600),
         queue_map: vec![],
         poll: plan.poll,
         coalesce: plan.coalesce,

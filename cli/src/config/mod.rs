@@ -56,7 +56,7 @@ fn execute(name: &'static str, verb: &str, FileArgs { file, daemon }: &FileArgs)
         Some(file) => json!({ "file": std::path::absolute(file)? }),
         None => json!({}),
     };
-    let response = call(name, &daemon.socket, verb, &params)?;
+    let response = call(name, &daemon.admin.path(), verb, &params)?;
     let failed = |changes: &[ConfigDifference]| changes.iter().filter(|change| change.error.is_some()).count();
     let Ok(ConfigDifferences { changes }) = serde_json::from_value(response.clone()) else {
         return read::<ConfigDifferences>(name, response).map(|_| String::new());

@@ -16,7 +16,7 @@ const NONE: &str = "-";
 
 /// Shows the disks and LUNs.
 pub(super) fn list(daemon: &DaemonArgs) -> Result<String, CallError> {
-    let response = call(LIST, &daemon.socket, "disk.list", &json!({}))?;
+    let response = call(LIST, &daemon.admin.path(), "disk.list", &json!({}))?;
     if daemon.json {
         return Ok(format!("{response}\n"));
     }

@@ -80,7 +80,7 @@ pub(crate) fn run(args: DiskArgs) -> ExitCode {
 
 fn add(daemon: &DaemonArgs, settings: &str) -> Result<String, CallError> {
     let settings = absolute_settings(ADD, settings)?;
-    let response = call(ADD, &daemon.socket, "disk.add", &json!({ "settings": settings }))?;
+    let response = call(ADD, &daemon.admin.path(), "disk.add", &json!({ "settings": settings }))?;
     if daemon.json {
         return Ok(format!("{response}\n"));
     }
@@ -91,7 +91,7 @@ fn add(daemon: &DaemonArgs, settings: &str) -> Result<String, CallError> {
 }
 
 fn remove(daemon: &DaemonArgs, id: &str, force: bool) -> Result<String, CallError> {
-    let response = call(REMOVE, &daemon.socket, "disk.remove", &json!({ "id": id, "force": force }))?;
+    let response = call(REMOVE, &daemon.admin.path(), "disk.remove", &json!({ "id": id, "force": force }))?;
     if daemon.json {
         return Ok(format!("{response}\n"));
     }

@@ -24,7 +24,7 @@ pub(super) struct SetArgs {
 pub(super) fn set(args: &SetArgs) -> Result<String, CallError> {
     const SET: &str = "disk set";
     let params = json!({ "id": args.id, "settings": args.settings.join(",") });
-    let response = call(SET, &args.daemon.socket, "disk.set", &params)?;
+    let response = call(SET, &args.daemon.admin.path(), "disk.set", &params)?;
     if args.daemon.json {
         return Ok(format!("{response}\n"));
     }

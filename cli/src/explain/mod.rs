@@ -3,7 +3,6 @@
 mod findings;
 mod subject;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use mqblk_admin::model::Stat;
 use mqblk_core::settings::{SettingError, Settings};
 use serde::Serialize;
 
+use crate::admin_socket::AdminSocket;
 use crate::failure;
 use crate::stat::rates::{self, Report};
 use crate::stat::source::StatSource;
@@ -34,9 +34,8 @@ pub(crate) struct ExplainArgs {
     #[arg(value_name = "DISK")]
     disk: String,
 
-    /// The daemon's admin socket: the path given to `mqblk serve --admin`
-    #[arg(long, value_name = "ADMIN")]
-    socket: PathBuf,
+    #[command(flatten)]
+    admin: AdminSocket,
 
     /// How many seconds it is watched; 0.1 or more [default: 2]
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
@@ -76,7 +75,7 @@ pub(crate) fn run(args: &ExplainArgs) -> ExitCode {
 fn explain(args: &ExplainArgs) -> Result<String, ExplainError> {
     let interval = parse_seconds(args.seconds.as_deref())?;
     // The whole daemon is read: other disks may share the workers.
-    let mut daemon = StatSource::new(args.socket.clone(), None);
+    let mut daemon = StatSource::new(args.admin.path(), None);
     let before = daemon.read()?;
     if let Err(known) = Subject::find(&before, &args.disk) {
         return Err(Settings::new("explain").error("disk", format!("{:?}", args.disk), known).into());

@@ -54,7 +54,7 @@ fn execute(action: &Action) -> Result<String, CallError> {
         Action::Set { daemon, name, settings } => {
             const WHAT: &str = "limit-group set";
             let params = json!({ "name": name, "settings": settings.join(",") });
-            let response = call(WHAT, &daemon.socket, "limit-group.set", &params)?;
+            let response = call(WHAT, &daemon.admin.path(), "limit-group.set", &params)?;
             if daemon.json {
                 return Ok(format!("{response}\n"));
             }
@@ -63,7 +63,7 @@ fn execute(action: &Action) -> Result<String, CallError> {
         }
         Action::List { daemon } => {
             const WHAT: &str = "limit-group list";
-            let response = call(WHAT, &daemon.socket, "limit-group.list", &json!({}))?;
+            let response = call(WHAT, &daemon.admin.path(), "limit-group.list", &json!({}))?;
             if daemon.json {
                 return Ok(format!("{response}\n"));
             }

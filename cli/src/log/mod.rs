@@ -36,7 +36,7 @@ pub(crate) fn run(args: LogArgs) -> ExitCode {
 
 fn execute(LogArgs { level, daemon }: &LogArgs) -> Result<String, CallError> {
     let params = level.as_ref().map_or(json!({}), |level| json!({ "level": level }));
-    let response = call(LOG, &daemon.socket, "log", &params)?;
+    let response = call(LOG, &daemon.admin.path(), "log", &params)?;
     if daemon.json {
         return Ok(format!("{response}\n"));
     }

@@ -1,6 +1,6 @@
 //! `mqblk lun`: adds, removes, resizes and lists the LUNs of a running daemon.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use mqblk_core::settings::{SettingError, Settings};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::admin_socket::AdminSocket;
 use crate::disk::absolute_settings;
 use crate::failure;
 use crate::table;
@@ -82,9 +83,8 @@ enum Action {
 
 #[derive(Debug, clap::Args)]
 struct DaemonArgs {
-    /// The daemon's admin socket: the path given to `mqblk serve --admin`
-    #[arg(long, value_name = "ADMIN")]
-    socket: PathBuf,
+    #[command(flatten)]
+    admin: AdminSocket,
 
     /// Print what the daemon answers, as one JSON object
     #[arg(long)]
@@ -163,7 +163,7 @@ fn execute(action: &Action) -> Result<String, CallError> {
         }
         Action::List { daemon, controller } => {
             let params = controller.as_ref().map_or(json!({}), |id| json!({ "controller": id }));
-            let response = call(&daemon.socket, "list", &params)?;
+            let response = call(&daemon.admin.path(), "list", &params)?;
             if daemon.json {
                 return Ok(format!("{response}\n"));
             }
@@ -173,7 +173,7 @@ fn execute(action: &Action) -> Result<String, CallError> {
 }
 
 fn change(daemon: &DaemonArgs, action: &'static str, params: &Value, done: &str) -> Result<String, CallError> {
-    let response = call(&daemon.socket, action, params)?;
+    let response = call(&daemon.admin.path(), action, params)?;
     if daemon.json {
         return Ok(format!("{response}\n"));
     }

@@ -1,6 +1,5 @@
 //! `mqblk resize`: resizes a disk of a running daemon.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use mqblk_core::ByteLen;
 use mqblk_core::settings::{SettingError, Settings};
 use serde_json::json;
 
+use crate::admin_socket::AdminSocket;
 use crate::failure;
 
 /// How long to wait for the daemon's response. Longer than any time-out of the daemon itself.
@@ -29,9 +29,8 @@ pub(crate) struct ResizeArgs {
     #[arg(value_name = "SIZE")]
     size: Option<String>,
 
-    /// The daemon's admin socket: the path given to `mqblk serve --admin`
-    #[arg(long, value_name = "ADMIN")]
-    socket: PathBuf,
+    #[command(flatten)]
+    admin: AdminSocket,
 
     /// The disk may become smaller; what lies beyond its new end is lost
     #[arg(long)]
@@ -65,7 +64,8 @@ fn execute(args: &ResizeArgs) -> Result<String, CallError> {
     if let Some(size) = &args.size {
         params["size"] = json!(size);
     }
-    let result = Client::connect_with(&args.socket, TIMEOUT).and_then(|mut client| client.call("resize", &params));
+    let result =
+        Client::connect_with(&args.admin.path(), TIMEOUT).and_then(|mut client| client.call("resize", &params));
     let response = result.map_err(|error| match error {
         ClientError::Refused(refused) => {
             let data_member = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);

@@ -1,6 +1,5 @@
 //! `mqblk resume`: resumes a stopped disk of a running daemon.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use mqblk_admin::{Client, ClientError};
 use mqblk_core::settings::{SettingError, Settings};
 use serde_json::json;
 
+use crate::admin_socket::AdminSocket;
 use crate::failure;
 
 /// How long to wait for the daemon's response. Generous: a busy daemon needs less.
@@ -24,9 +24,8 @@ pub(crate) struct ResumeArgs {
     #[arg(value_name = "ID")]
     id: String,
 
-    /// The daemon's admin socket: the path given to `mqblk serve --admin`
-    #[arg(long, value_name = "ADMIN")]
-    socket: PathBuf,
+    #[command(flatten)]
+    admin: AdminSocket,
 
     /// Give the parked requests back to the guest as errors, in place of doing them
     #[arg(long)]
@@ -57,7 +56,8 @@ pub(crate) fn run(args: ResumeArgs) -> ExitCode {
 
 fn execute(args: &ResumeArgs) -> Result<String, ResumeError> {
     let params = json!({ "id": args.id, "report": args.report });
-    let result = Client::connect_with(&args.socket, TIMEOUT).and_then(|mut client| client.call("resume", &params));
+    let result =
+        Client::connect_with(&args.admin.path(), TIMEOUT).and_then(|mut client| client.call("resume", &params));
     let response = result.map_err(|error| match error {
         ClientError::Refused(refused) => {
             let data_member = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);

@@ -32,7 +32,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", display_order = 4)]
     pub workers: Option<String>,
 
-    /// The CPU of each worker, in order [default: not pinned]
+    /// The CPU of each worker, in order, such as 0-3,8 [default: not pinned]
     #[arg(long, value_name = "CPU,...", display_order = 5)]
     pub pin: Option<String>,
 
@@ -40,8 +40,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "S", display_order = 6)]
     pub hang_warning_s: Option<String>,
 
-    /// Make an admin socket there, for `mqblk stat` and others: JSON-RPC, one message a line [default: none]
-    #[arg(long, value_name = "PATH", display_order = 7)]
+    /// Make an admin socket for `mqblk stat` and others; without PATH where they look [default: none]
+    ///
+    /// JSON-RPC, one message a line. Without PATH it is $MQBLK_ADMIN, else /run/mqblk/admin.sock for root and
+    /// $XDG_RUNTIME_DIR/mqblk/admin.sock for others. fd:NAME: the socket of that name that systemd has made.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "on", display_order = 7)]
     pub admin: Option<String>,
 
     /// The admin socket's permissions, octal [default: 0600]
@@ -53,6 +56,14 @@ pub(crate) struct ServeArgs {
     /// Made when it is not there. What does not go together with the configuration is left out, with a warning.
     #[arg(long, value_name = "FILE", display_order = 9)]
     pub state: Option<String>,
+
+    /// The admin socket's owner [default: the user of the daemon]
+    #[arg(long, value_name = "NAME|UID", display_order = 8)]
+    pub admin_owner: Option<String>,
+
+    /// The admin socket's group [default: that of the daemon]
+    #[arg(long, value_name = "NAME|GID", display_order = 8)]
+    pub admin_group: Option<String>,
 
     /// Serve metrics there over HTTP, for Prometheus and others: at IP:PORT, or at unix:PATH; without authentication [default: none]
     #[arg(long, value_name = "IP:PORT|unix:PATH", display_order = 9)]

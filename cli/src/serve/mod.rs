@@ -36,7 +36,16 @@ pub(crate) fn run(
     if args.print_capabilities {
         return show(&format!("{CAPABILITIES}\n"));
     }
-    let gathered = gather(&args, &given, interfaces).map_err(ConfigError::from);
+    let code = run_configured(args, given, interfaces, log);
+    // Of a daemon that does not serve.
+    mqblk_daemon::sockets::discard();
+    code
+}
+
+fn run_configured(args: ServeArgs, given: InterfaceOptions, interfaces: Interfaces, log: Arc<dyn LogLevel>) -> ExitCode {
+    // While this is the only thread.
+    let received = mqblk_daemon::activation::receive();
+    let gathered = received.and_then(|()| gather(&args, &given, interfaces)).map_err(ConfigError::from);
     let config = match gathered.and_then(|raw| mqblk_daemon::configure(raw, interfaces)) {
         Ok(config) => config,
         Err(error) => return failure::report(&error, BAD_USAGE),
@@ -110,6 +119,8 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
         ("hang-warning-s", &args.hang_warning_s),
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),
+        ("admin-owner", &args.admin_owner),
+        ("admin-group", &args.admin_group),
         ("metrics", &args.metrics),
         ("metrics-mode", &args.metrics_mode),
         ("drain-timeout-s", &args.drain_timeout_s),

@@ -9,7 +9,6 @@ pub(crate) mod selection;
 pub(crate) mod source;
 mod table;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use mqblk_admin::model::{Load, Stat};
 use mqblk_core::settings::{SettingError, Settings};
 use serde::Serialize;
 
+use crate::admin_socket::AdminSocket;
 use crate::failure::{self, BAD_USAGE, FAILED};
 use rates::Report;
 use screen::{Screen, timestamp};
@@ -36,9 +36,8 @@ const INVALID_PARAMS: i64 = -32602;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "What the columns are, and examples: mqblk stat --help")]
 pub(crate) struct StatArgs {
-    /// The daemon's admin socket: the path given to `mqblk serve --admin`
-    #[arg(long, value_name = "ADMIN")]
-    socket: PathBuf,
+    #[command(flatten)]
+    admin: AdminSocket,
 
     /// A report every S seconds, each of that interval, until interrupted; 0.1 or more
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
@@ -161,7 +160,7 @@ impl<'a> StatOptions<'a> {
 fn show(args: &StatArgs) -> Result<(), StatError> {
     let (watch, count) = parse_watch(args)?;
     let mut options = StatOptions::parse(args, watch.is_some())?;
-    let mut daemon = StatSource::new(args.socket.clone(), options.patterns.only_id());
+    let mut daemon = StatSource::new(args.admin.path(), options.patterns.only_id());
     let mut first = daemon.read().map_err(|error| map_error(error, args))?;
     options.patterns.check("stat", &first)?;
     options.patterns.apply(&mut first);

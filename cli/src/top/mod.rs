@@ -5,7 +5,6 @@ mod rows;
 mod view;
 
 use std::io::{self, IsTerminal};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +17,7 @@ use mqblk_core::settings::{SettingError, Settings};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
+use crate::admin_socket::AdminSocket;
 use crate::failure::{self, BAD_USAGE, FAILED};
 use crate::stat::source::StatSource;
 use app::{App, Flow};
@@ -33,9 +33,8 @@ const TICK: Duration = Duration::from_millis(50);
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "Keys, and examples: mqblk top --help")]
 pub(crate) struct TopArgs {
-    /// The daemon's admin socket: the path given to `mqblk serve --admin`
-    #[arg(long, value_name = "ADMIN")]
-    socket: PathBuf,
+    #[command(flatten)]
+    admin: AdminSocket,
 
     /// How many seconds a sample covers; 0.1 or more [default: 1]
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
@@ -72,7 +71,7 @@ fn show(args: &TopArgs) -> Result<(), TopError> {
         let expected = "a terminal; `mqblk stat --watch 1` prints to files and pipes";
         return Err(Settings::new("top").error("terminal", "none", expected).into());
     }
-    let mut daemon = StatSource::new(args.socket.clone(), None);
+    let mut daemon = StatSource::new(args.admin.path(), None);
     // A daemon that is not there is reported before the screen is taken.
     app.sampled(Ok(daemon.read()?));
     let ended = Arc::new(AtomicBool::new(false));

@@ -23,6 +23,7 @@ use crate::file::{RawConfig, RawTable};
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
 use crate::limits::LimitGroups;
 use crate::sandbox::{SandboxConfig, SandboxError};
+use crate::sockets::PlannedSocket;
 use crate::state_file::SavedState;
 use crate::storage_backends::{LimitedStorages, StorageBackends};
 use crate::user::{UserConfig, UserError};
@@ -97,6 +98,16 @@ impl ClosedConfig {
     /// Returns the user that the process becomes.
     pub fn user(&self) -> Option<&UserConfig> {
         self.user.as_ref()
+    }
+
+    /// Returns the admin socket.
+    pub fn admin(&self) -> Option<&AdminConfig> {
+        self.admin.as_ref()
+    }
+
+    /// Returns the sockets of all devices.
+    pub fn sockets(&self) -> Vec<PlannedSocket> {
+        self.interfaces.iter().flat_map(|interface| interface.sockets()).collect()
     }
 
     /// Opens the storage of each disk and LUN.

@@ -1,34 +1,38 @@
 //! The keys of the process: workers and their CPUs, admin socket, time-outs.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::settings::{EXPECTED_CPUS, SettingError, Settings, parse_cpu_list};
 
 use super::names::{UniqueNames, file_claim};
 use super::take_u16;
 use crate::config::{AdminConfig, MetricsAddress, MetricsConfig, SocketMode};
 use crate::cpus::{self, Cpus};
 use crate::queues::MAX_QUEUES;
+use crate::sockets::{ADMIN_KEYS, METRICS_KEYS, take_mode};
 use crate::state_file::SavedState;
-use crate::vhost_user::{check_socket_path, take_socket_mode};
 
-/// Takes `admin` and `admin-mode`. `names` has the sockets of all devices.
+/// Takes `admin` and the keys of its permissions. `names` has the sockets of all devices.
 pub(super) fn take_admin(settings: &mut Settings, names: &UniqueNames) -> Result<Option<AdminConfig>, SettingError> {
-    let mode = take_socket_mode(settings, "admin-mode")?;
-    let Some(path) = settings.text("admin") else {
-        return match mode {
-            Some(mode) => Err(settings.error("admin-mode", format!("\"{mode}\", but no admin"), "admin with it")),
-            None => Ok(None),
-        };
+    let given = settings.text("admin").filter(|word| !matches!(word.as_str(), "off" | "false"));
+    let Some(given) = given else {
+        let Some(key) = ADMIN_KEYS.given_permission(settings) else { return Ok(None) };
+        let found = format!("{:?}, but no admin", settings.peek(key).unwrap_or_default());
+        return Err(settings.error(key, found, "admin with it"));
     };
-    let socket = check_socket_path(settings, "admin", path)?;
+    let (path, makes_folder) = match given.as_str() {
+        "on" | "true" => (mqblk_admin::default_socket(), !mqblk_admin::names_a_socket()),
+        _ => (PathBuf::from(given), false),
+    };
+    let socket = ADMIN_KEYS.check_path(settings, path.to_string_lossy().into_owned())?;
     if let Some(owner) = names.owner(&file_claim("socket", &socket)) {
         let found = format!("{:?}, the socket of {owner}", socket.display().to_string());
         return Err(settings.error("admin", found, "a path of its own"));
     }
-    Ok(Some(AdminConfig { socket, mode: mode.unwrap_or(SocketMode::OWNER_ONLY) }))
+    let permissions = ADMIN_KEYS.take_permissions(settings)?;
+    Ok(Some(AdminConfig { socket, permissions, makes_folder }))
 }
 
 /// Takes `state`, and reads the file.
@@ -47,7 +51,7 @@ pub(super) fn take_metrics(
     admin: Option<&AdminConfig>,
     names: &UniqueNames,
 ) -> Result<Option<MetricsConfig>, SettingError> {
-    let mode = take_socket_mode(settings, "metrics-mode")?;
+    let mode = take_mode(settings, METRICS_KEYS.mode)?;
     let text = settings.text("metrics");
     let without = |found: &str| settings.error("metrics-mode", found.to_owned(), "metrics=unix:PATH with it");
     let Some(text) = text else {
@@ -55,7 +59,7 @@ pub(super) fn take_metrics(
     };
     let address = match text.strip_prefix(UNIX) {
         Some(path) => {
-            let path = check_socket_path(settings, "metrics", path.to_owned())?;
+            let path = METRICS_KEYS.check_path(settings, path.to_owned())?;
             let claim = file_claim("socket", &path);
             let is_admin = admin.is_some_and(|admin| file_claim("socket", &admin.socket) == claim);
             let owner = names.owner(&claim).or(is_admin.then_some("the daemon for administration"));
@@ -137,10 +141,7 @@ pub(super) fn take_workers(
 
 fn parse_pin(settings: &Settings, text: &str, cpus: &Cpus) -> Result<Vec<u16>, SettingError> {
     let mut pin = Vec::new();
-    for item in text.split(',') {
-        let Some(cpu) = item.parse::<u16>().ok().filter(|_| item.bytes().all(|byte| byte.is_ascii_digit())) else {
-            return Err(settings.error("pin", format!("{text:?}"), "CPU numbers separated by commas, such as 0,1"));
-        };
+    for cpu in parse_cpu_list(text).ok_or_else(|| settings.error("pin", format!("{text:?}"), EXPECTED_CPUS))? {
         if !cpus.pinnable.contains(&cpu) {
             let expected =
                 format!("CPUs of this host that this process may use: {}", cpus::display_list(&cpus.pinnable));

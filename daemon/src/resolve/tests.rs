@@ -189,6 +189,7 @@ fn workers_and_pins() {
         (&[("pin", "3")][..], 1, Some(vec![3])),
         (&[("pin", "3,0,1")][..], 3, Some(vec![3, 0, 1])),
         (&[("pin", "1,0"), ("workers", "2")][..], 2, Some(vec![1, 0])),
+        (&[("pin", "2-3,0")][..], 3, Some(vec![2, 3, 0])),
     ] {
         let config = from_words(process, &[two]).unwrap();
         assert_eq!((config.workers, config.pin), (workers, pin), "{process:?}");
@@ -260,11 +261,11 @@ fn malformed_disk_settings() {
         ("queue-map=0:0,0:1", "disk \"a\": queue-map: found queue 0 twice, expected each queue once"),
         ("queue-map=0:0", "disk \"a\": queue-map: found no worker for queue 1, expected one for each of the 2 queues"),
         ("readonly=2", "disk \"a\": readonly: found \"2\", expected on or off"),
-        ("size=1Q", "disk \"a\": size: found \"1Q\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
-        ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64M, 10G or 1T, below 8192P"),
+        ("size=1Q", "disk \"a\": size: found \"1Q\", expected a size in bytes such as 4096, 512K, 64MiB, 10G (binary) or 10GB (decimal), below 8192P"),
+        ("size=16777215T", "disk \"a\": size: found \"16777215T\", expected a size in bytes such as 4096, 512K, 64MiB, 10G (binary) or 10GB (decimal), below 8192P"),
         ("storage=tape", "--disk #1: storage: found \"tape\", expected one of file, null"),
         ("path=/b", "--disk #1: path: found \"/a\" and \"/b\", expected one value"),
-        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of bandwidth, bandwidth-burst-s, bandwidth-max, bandwidth-read, bandwidth-read-burst-s, bandwidth-read-max, bandwidth-write, bandwidth-write-burst-s, bandwidth-write-max, cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, iops, iops-burst-s, iops-max, iops-read, iops-read-burst-s, iops-read-max, iops-write, iops-write-burst-s, iops-write-max, latency-us, limit-group, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-mode, storage, watch-size"),
+        ("qeues=2", "disk \"a\": qeues: found an unknown key (with value \"2\"), expected one of bandwidth, bandwidth-burst-s, bandwidth-max, bandwidth-read, bandwidth-read-burst-s, bandwidth-read-max, bandwidth-write, bandwidth-write-burst-s, bandwidth-write-max, cache, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, interface, iops, iops-burst-s, iops-max, iops-read, iops-read-burst-s, iops-read-max, iops-write, iops-write-burst-s, iops-write-max, latency-us, limit-group, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, queue-map, queue-size, queues, readonly, require-seals, serial, size, socket, socket-group, socket-mode, socket-owner, storage, watch-size"),
     ]
     .into_iter()
     .map(|(words, want)| (words.to_owned(), want.to_owned()))
@@ -340,12 +341,29 @@ fn malformed_process_settings() {
         (&[("workers", "0")][..], "serve: workers: found \"0\", expected a whole number from 1 to 256"),
         (&[("workers", "257")][..], "serve: workers: found \"257\", expected a whole number from 1 to 256"),
         (&[("workers", "many")][..], "serve: workers: found \"many\", expected a whole number from 1 to 256"),
-        (&[("pin", "")][..], "serve: pin: found \"\", expected CPU numbers separated by commas, such as 0,1"),
-        (&[("pin", "0,")][..], "serve: pin: found \"0,\", expected CPU numbers separated by commas, such as 0,1"),
-        (&[("pin", "0-1")][..], "serve: pin: found \"0-1\", expected CPU numbers separated by commas, such as 0,1"),
-        (&[("pin", "+1")][..], "serve: pin: found \"+1\", expected CPU numbers separated by commas, such as 0,1"),
-        (&[("pin", "99999")][..], "serve: pin: found \"99999\", expected CPU numbers separated by commas, such as 0,1"),
+        (
+            &[("pin", "")][..],
+            "serve: pin: found \"\", expected CPU numbers and ranges separated by commas, such as 0,1 or 0-3,8",
+        ),
+        (
+            &[("pin", "0,")][..],
+            "serve: pin: found \"0,\", expected CPU numbers and ranges separated by commas, such as 0,1 or 0-3,8",
+        ),
+        (
+            &[("pin", "1-0")][..],
+            "serve: pin: found \"1-0\", expected CPU numbers and ranges separated by commas, such as 0,1 or 0-3,8",
+        ),
+        (
+            &[("pin", "+1")][..],
+            "serve: pin: found \"+1\", expected CPU numbers and ranges separated by commas, such as 0,1 or 0-3,8",
+        ),
+        (
+            &[("pin", "99999")][..],
+            "serve: pin: found \"99999\", expected CPU numbers and ranges separated by commas, such as 0,1 or 0-3,8",
+        ),
         (&[("pin", "4")][..], "serve: pin: found CPU 4, expected CPUs of this host that this process may use: 0-3"),
+        (&[("pin", "2-4")][..], "serve: pin: found CPU 4, expected CPUs of this host that this process may use: 0-3"),
+        (&[("pin", "0-1,1")][..], "serve: pin: found CPU 1 twice, expected a CPU of its own for each worker"),
         (&[("pin", "1,1")][..], "serve: pin: found CPU 1 twice, expected a CPU of its own for each worker"),
         (
             &[("pin", "0,1"), ("workers", "3")][..],

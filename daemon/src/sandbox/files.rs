@@ -11,6 +11,7 @@ use rustix::fs::Access;
 
 use super::SandboxError;
 use crate::config::{MetricsAddress, ServeConfig};
+use crate::sockets::file_of_socket;
 use crate::user::may_access;
 
 /// The newest rules that are asked for. Older kernels have fewer, which are used then.
@@ -64,7 +65,7 @@ const READ: [&str; 2] = ["/sys/dev/block", "/sys/devices"];
 
 /// Returns the files that the daemon of this configuration opens while it serves.
 pub(crate) fn file_uses(config: &ServeConfig) -> Vec<FileUse> {
-    let admin = config.admin.iter().map(|admin| FileUse::Socket(admin.socket.clone()));
+    let admin = config.admin.iter().filter_map(|admin| file_of_socket(&admin.socket));
     let metrics = config.metrics.as_ref().and_then(|metrics| match &metrics.address {
         MetricsAddress::Unix(path) => Some(FileUse::Socket(path.clone())),
         // Listens before the sandbox is entered.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mqblk_core::DiskSlot;
 use mqblk_engine::{Coalesce, Engine, EngineOptions, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, UringOptions};
-use mqblk_vhost_user_server::{Server, ServerOptions, SharePolicy};
+use mqblk_vhost_user_server::{Server, ServerOptions, SharePolicy, SocketAccess};
 use mqblk_virtio_blk::{BlkOptions, VirtioBlk};
 
 use crate::memory_disk::open_memory_disk;
@@ -37,7 +37,7 @@ fn start_server() -> (Server, PathBuf) {
     let options = ServerOptions {
         name: "fuzzed".to_owned(),
         socket: socket.clone(),
-        socket_mode: 0o600,
+        socket_access: SocketAccess::with_mode(0o600),
         queue_map: vec![],
         poll: PollPolicy::Off,
         coalesce: Coalesce::default(),

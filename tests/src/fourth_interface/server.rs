@@ -168,6 +168,11 @@ impl DiskExport for LineServer {
         Ok(ResizeOutcome { resized, guest })
     }
 
+    /// Clients come and go with each command.
+    fn is_connected(&self) -> bool {
+        false
+    }
+
     fn watched(&self) -> Option<Arc<AnyDisk>> {
         self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
     }

@@ -15,7 +15,7 @@ use mqblk_engine::{
 };
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory};
 use mqblk_tests::stepped_scsi::logical_unit;
-use mqblk_vhost_user_server::{Server, ServerOptions};
+use mqblk_vhost_user_server::{Server, ServerOptions, SocketAccess};
 use mqblk_virtio_scsi::{LunAddress, ScsiOptions, VirtioScsi};
 
 use mqblk_tests::in_process::{Plan, Rig, disk};
@@ -235,7 +235,7 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
     let serve = ServerOptions {
         name: "rig".to_owned(),
         socket: socket.clone(),
-        socket_mode: 0o600,
+        socket_access: SocketAccess::with_mode(0o600),
         queue_map: vec![],
         poll,
         coalesce: Coalesce::default(),

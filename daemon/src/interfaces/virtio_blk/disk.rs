@@ -76,6 +76,10 @@ impl DiskExport for BlkDisk {
         stat.budget = Some(tenant_budget(&self.server.budget()));
     }
 
+    fn is_connected(&self) -> bool {
+        self.server.is_connected()
+    }
+
     fn watched(&self) -> Option<Arc<AnyDisk>> {
         self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
     }

@@ -24,6 +24,7 @@ use crate::print::{Pair, Section};
 use crate::queues::MAX_QUEUES;
 use crate::resolve::{Claim, ConfigError};
 use crate::sandbox::FileUse;
+use crate::sockets::PlannedSocket;
 use crate::storage_backends::StorageBackends;
 use crate::vhost_user::VhostUserEndpoint;
 use disk::BlkDisk;
@@ -114,6 +115,10 @@ impl InterfaceKeys for BlkKeys {
 
     fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)> {
         self.disks.iter_mut().map(|disk| disk.keys.device()).collect()
+    }
+
+    fn sockets(&self) -> Vec<PlannedSocket> {
+        self.disks.iter().map(|disk| disk.keys.endpoint().0.planned_socket(disk.keys.subject())).collect()
     }
 
     fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {

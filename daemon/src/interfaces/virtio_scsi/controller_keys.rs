@@ -10,6 +10,7 @@ use super::controller::FIXED_WORKER;
 use crate::interface::{DeviceKeys, ResolveContext};
 use crate::queues::MAX_QUEUES;
 use crate::resolve::{ConfigError, rename_subject, take_id, take_storage_kind, take_u16};
+use crate::sockets::PlannedSocket;
 use crate::vhost_user::VhostUserEndpoint;
 
 /// Maximum number of request queues of a controller, which also has a control and an event queue.
@@ -79,6 +80,11 @@ impl ControllerKeys {
     /// Returns its id and its socket, which its LUNs' defaults depend on.
     pub(super) fn lun_defaults(&self) -> (&str, &Path) {
         (&self.id, &self.endpoint.socket)
+    }
+
+    /// Returns its socket.
+    pub(super) fn planned_socket(&self) -> PlannedSocket {
+        self.endpoint.planned_socket(self.settings.subject().to_owned())
     }
 
     /// Returns the controller with its LUNs.

@@ -32,6 +32,7 @@ use crate::print::Section;
 use crate::resize::ChangeError;
 use crate::resolve::ConfigError;
 use crate::sandbox::FileUse;
+use crate::sockets::PlannedSocket;
 use crate::storage_backends::StorageBackends;
 use config::{ControllerConfig, LunUnit};
 use controller_keys::ControllerKeys;
@@ -125,6 +126,10 @@ impl InterfaceKeys for ScsiKeys {
     fn devices(&mut self) -> Vec<(ListPosition, &mut dyn DeviceKeys)> {
         let controllers = self.controllers.iter_mut().enumerate();
         controllers.map(|(index, keys)| (ListPosition::Controller(index), keys as _)).collect()
+    }
+
+    fn sockets(&self) -> Vec<PlannedSocket> {
+        self.controllers.iter().map(ControllerKeys::planned_socket).collect()
     }
 
     fn open(self: Box<Self>, storages: &dyn StorageBackends) -> Result<Box<dyn ConfiguredInterface>, ConfigError> {

@@ -56,6 +56,10 @@ impl ServedDevice for ServedController {
         self.luns.controllers()[self.index].frontend()
     }
 
+    fn is_connected(&self) -> bool {
+        self.luns.controllers()[self.index].is_connected()
+    }
+
     fn exports(&self) -> Vec<Arc<dyn Export>> {
         let export = |lun| Arc::new(ServedLun { luns: Arc::clone(&self.luns), lun }) as _;
         self.own_luns().into_iter().map(export).collect()

@@ -112,6 +112,10 @@ impl DiskExport for XenDisk {
         stat.grants = Some(counters);
     }
 
+    fn is_connected(&self) -> bool {
+        self.device().is_some_and(|device| device.rings() > 0)
+    }
+
     fn watched(&self) -> Option<Arc<AnyDisk>> {
         self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
     }
@@ -168,6 +172,10 @@ impl DiskExport for ToolstackDevice {
 
     fn annotate(&self, stat: &mut DiskStat) {
         stat.grants = Some(self.device.grant_counters());
+    }
+
+    fn is_connected(&self) -> bool {
+        self.device.rings() > 0
     }
 
     fn watched(&self) -> Option<Arc<AnyDisk>> {

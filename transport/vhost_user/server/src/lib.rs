@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `listen` | the listening socket |
+//! | `listen`, `prepared` | the listening socket; those that are there before they are served |
 //! | `server` | starts and stops a device |
 //! | `control` | the device's control thread: one frontend at a time |
 //! | `gate` | when queues may start |
@@ -28,6 +28,7 @@ mod gate;
 mod inflight;
 mod listen;
 mod memory;
+mod prepared;
 mod server;
 mod session;
 mod sharing;
@@ -35,6 +36,7 @@ mod vring;
 
 pub use backend_channel::ConfigChangeResult;
 pub use device_state::{HostState, PendingHostState};
-pub use listen::{ListenSocket, SocketError, probe_socket};
+pub use listen::{ListenSocket, SocketAccess, SocketError, probe_socket};
 pub use memory::SharePolicy;
+pub use prepared::{PASSED_PREFIX, adopt, claim_passed, discard, is_passed, make_early, passed_names};
 pub use server::{Frontend, Server, ServerOptions};

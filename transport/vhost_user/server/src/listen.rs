@@ -8,12 +8,37 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::prepared;
+
 /// Backlog of the socket. One frontend is served at a time; the others wait for their first reply.
 const BACKLOG: i32 = 8;
+
+/// Who may connect to a socket: the permissions of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// Permission bits, as for `chmod`.
+    pub mode: u32,
+    /// The UID of the owner; `None`: that of the process.
+    pub owner: Option<u32>,
+    /// The GID of the group; `None`: that of the process.
+    pub group: Option<u32>,
+}
+
+impl SocketAccess {
+    /// Returns the access of a socket of the process' own user and group.
+    pub const fn with_mode(mode: u32) -> SocketAccess {
+        SocketAccess { mode, owner: None, group: None }
+    }
+
+    /// Returns true if the file gets another owner or group than the process' own.
+    pub const fn changes_owner(&self) -> bool {
+        self.owner.is_some() || self.group.is_some()
+    }
+}
 
 /// Why a socket cannot be at a path.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +56,16 @@ pub enum SocketError {
     NotASocket {
         /// The path.
         path: PathBuf,
+    },
+    /// The file cannot get its owner or group.
+    #[error(
+        "found {path:?}, whose owner or group cannot be changed: {source}, expected a start as root, or a group that this process is in"
+    )]
+    Owner {
+        /// The path.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
     },
     /// A system call failed.
     #[error("found {path:?}: {source}, expected a path in an existing folder that can be written to")]
@@ -56,6 +91,9 @@ pub enum SocketPathState {
 /// # Errors
 /// When no socket can be created there.
 pub fn probe_socket(path: &Path) -> Result<SocketPathState, SocketError> {
+    if prepared::has(path) {
+        return Ok(SocketPathState::Free);
+    }
     let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
     if !folder_of(path).metadata().map_err(os)?.is_dir() {
         return Err(os(io::ErrorKind::NotADirectory.into()));
@@ -78,39 +116,86 @@ pub fn probe_socket(path: &Path) -> Result<SocketPathState, SocketError> {
     }
 }
 
-/// A listening socket and its file, which is removed on drop.
+/// A listening socket and its file, which is removed on drop unless another process has made it.
 #[derive(Debug)]
 pub struct ListenSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of the socket file: a later server's file at the same path is not removed.
-    identity: (u64, u64),
+    /// Device and inode of the socket file: a later server's file at the same path is not removed. `None`: this process did not make it.
+    identity: Option<(u64, u64)>,
 }
 
 impl ListenSocket {
-    /// Listens at `path` and replaces a stale socket. The file never has wider permissions than `mode`.
+    /// Listens at `path` and replaces a stale socket; or takes the socket that was [prepared](crate::prepared) for the path. Nobody can connect
+    /// before the file has its permissions.
     ///
     /// # Errors
     /// When another process listens there, another kind of file exists, or a system call fails.
-    pub fn bind(path: &Path, mode: u32) -> Result<ListenSocket, SocketError> {
+    pub fn bind(path: &Path, access: &SocketAccess) -> Result<ListenSocket, SocketError> {
+        let socket = match prepared::take(path)? {
+            Some(prepared) => prepared,
+            None => {
+                let (_folder, socket) = ListenSocket::make(path, access)?;
+                socket.listen()?;
+                return Ok(socket);
+            }
+        };
+        if socket.identity.is_some() {
+            let _folder = lock_folder(folder_of(path));
+            socket.listen()?;
+        }
+        Ok(socket)
+    }
+
+    /// Makes the socket's file. Connections are refused until [`listen`](Self::listen). Returns the lock of its folder, to be held until then:
+    /// two daemons that start together could both find a stale socket, and one remove the other's. A folder that cannot be locked is used
+    /// without the lock.
+    pub(crate) fn make(path: &Path, access: &SocketAccess) -> Result<(Option<OwnedFd>, ListenSocket), SocketError> {
         let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
-        // Held until the socket listens: two daemons that start together could both find a stale socket, and one remove the
-        // other's. A folder that cannot be locked is used without the lock.
-        let _folder = lock_folder(folder_of(path));
+        let folder = lock_folder(folder_of(path));
         if probe_socket(path)? == SocketPathState::Stale {
             std::fs::remove_file(path).map_err(os)?;
         }
         let socket = stream_socket(SocketFlags::empty()).map_err(os)?;
-        let bits = Mode::from_bits_truncate(mode);
+        let bits = Mode::from_bits_truncate(access.mode);
         // bind gives the file the mode of the unbound socket, less the umask (Linux, net/unix/af_unix.c).
         rustix::fs::fchmod(&socket, bits).map_err(|error| os(error.into()))?;
         let address = SocketAddrUnix::new(path).map_err(|error| os(error.into()))?;
         rustix::net::bind(&socket, &address).map_err(|error| os(error.into()))?;
         let file = std::fs::symlink_metadata(path).map_err(os)?;
-        let bound = ListenSocket { listener: socket.into(), path: path.to_owned(), identity: (file.dev(), file.ino()) };
-        set_mode(path, bits, bound.identity).map_err(os)?;
-        rustix::net::listen(&bound.listener, BACKLOG).map_err(|error| os(error.into()))?;
-        Ok(bound)
+        let identity = (file.dev(), file.ino());
+        let bound = ListenSocket { listener: socket.into(), path: path.to_owned(), identity: Some(identity) };
+        let file = open_file(path, identity).map_err(os)?;
+        // A descriptor of O_PATH has no fchmod; its entry in procfs names the same file (open(2)).
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        // The mode first: a file of another owner takes CAP_FOWNER.
+        rustix::fs::chmod(link, bits).map_err(|error| os(error.into()))?;
+        if access.changes_owner() {
+            let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
+            rustix::fs::chownat(&file, "", owner, group, AtFlags::EMPTY_PATH)
+                .map_err(|error| SocketError::Owner { path: path.to_owned(), source: error.into() })?;
+        }
+        Ok((folder, bound))
+    }
+
+    /// Lets clients connect.
+    fn listen(&self) -> Result<(), SocketError> {
+        let os = |source: io::Error| SocketError::Os { path: self.path.clone(), source };
+        if !self.is_at_its_path() {
+            return Err(os(io::Error::other("another file has taken the place of the socket")));
+        }
+        rustix::net::listen(&self.listener, BACKLOG).map_err(|error| os(error.into()))
+    }
+
+    /// Returns a socket that another process has made, and that listens already. Its file stays when this is dropped.
+    pub(crate) fn of_another_process(listener: UnixListener, path: PathBuf) -> ListenSocket {
+        ListenSocket { listener, path, identity: None }
+    }
+
+    /// Returns true if the file that this process made is at its path.
+    fn is_at_its_path(&self) -> bool {
+        let file = std::fs::symlink_metadata(&self.path).ok();
+        file.is_some_and(|file| Some((file.dev(), file.ino())) == self.identity)
     }
 
     /// Returns the listener to accept on.
@@ -121,8 +206,9 @@ impl ListenSocket {
 
 impl Drop for ListenSocket {
     fn drop(&mut self) {
-        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.identity);
-        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+        if self.is_at_its_path()
+            && let Err(error) = std::fs::remove_file(&self.path)
+        {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
         }
     }
@@ -139,16 +225,15 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Sets the mode of the socket file that was just bound, which the umask has reduced. Nothing else is changed if another file has taken its
-/// place, such as a symbolic link by somebody who may write to the folder.
-fn set_mode(path: &Path, mode: Mode, identity: (u64, u64)) -> io::Result<()> {
+/// Opens the socket file that was just bound, to change its permissions. Fails if another file has taken its place, such as a symbolic link by
+/// somebody who may write to the folder.
+fn open_file(path: &Path, identity: (u64, u64)) -> io::Result<OwnedFd> {
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     if (stat.st_dev, stat.st_ino) != identity {
         return Err(io::Error::other("another file has taken the place of the socket"));
     }
-    // A descriptor of O_PATH has no fchmod; its entry in procfs names the same file (open(2)).
-    Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?)
+    Ok(file)
 }
 
 /// How long another process may hold the lock of a folder. Whoever may read the folder can lock it for ever; a daemon that starts needs
@@ -189,7 +274,7 @@ mod tests {
         let path = folder.path().join("s");
         for mode in [0o600, 0o660, 0o777] {
             assert_eq!(probe_socket(&path).unwrap(), SocketPathState::Free);
-            let socket = ListenSocket::bind(&path, mode).unwrap();
+            let socket = ListenSocket::bind(&path, &SocketAccess::with_mode(mode)).unwrap();
             let bits = std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
             assert_eq!(bits, mode);
             let _client = UnixStream::connect(&path).unwrap();
@@ -205,9 +290,9 @@ mod tests {
         let path = folder.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
         assert_eq!(probe_socket(&path).unwrap(), SocketPathState::Stale);
-        let live = ListenSocket::bind(&path, 0o600).unwrap();
+        let live = ListenSocket::bind(&path, &SocketAccess::with_mode(0o600)).unwrap();
         assert!(matches!(probe_socket(&path), Err(SocketError::InUse { .. })));
-        assert!(matches!(ListenSocket::bind(&path, 0o600), Err(SocketError::InUse { .. })));
+        assert!(matches!(ListenSocket::bind(&path, &SocketAccess::with_mode(0o600)), Err(SocketError::InUse { .. })));
         drop(live);
         assert!(!path.exists());
     }
@@ -216,7 +301,7 @@ mod tests {
     fn a_full_backlog_is_live() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let _live = ListenSocket::bind(&path, 0o600).unwrap();
+        let _live = ListenSocket::bind(&path, &SocketAccess::with_mode(0o600)).unwrap();
         for _ in 0..BACKLOG * 2 {
             assert!(matches!(probe_socket(&path), Err(SocketError::InUse { .. })));
         }
@@ -227,7 +312,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "kept").unwrap();
-        assert!(matches!(ListenSocket::bind(&file, 0o600), Err(SocketError::NotASocket { .. })));
+        assert!(matches!(
+            ListenSocket::bind(&file, &SocketAccess::with_mode(0o600)),
+            Err(SocketError::NotASocket { .. })
+        ));
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
         let datagram = folder.path().join("datagram");
         let _bound = UnixDatagram::bind(&datagram).unwrap();
@@ -242,32 +330,49 @@ mod tests {
         let other = std::fs::File::open(folder.path()).unwrap();
         rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
         let path = folder.path().join("s");
-        let socket = ListenSocket::bind(&path, 0o600).unwrap();
+        let socket = ListenSocket::bind(&path, &SocketAccess::with_mode(0o600)).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         drop(socket);
     }
 
     #[test]
-    fn the_mode_of_another_file_is_not_changed() {
+    fn another_file_is_not_opened_in_its_place() {
         let folder = tempfile::tempdir().unwrap();
         let (target, link) = (folder.path().join("target"), folder.path().join("link"));
         std::fs::write(&target, "").unwrap();
         std::os::unix::fs::symlink(&target, &link).unwrap();
         let before = std::fs::metadata(&target).unwrap();
         let identity = (before.dev(), before.ino());
-        assert!(set_mode(&link, Mode::RWXO, identity).is_err(), "a link to it");
-        assert_eq!(std::fs::metadata(&target).unwrap().permissions(), before.permissions());
-        set_mode(&target, Mode::RUSR, identity).unwrap();
-        assert_eq!(std::fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o400);
+        assert!(open_file(&link, identity).is_err(), "a link to it");
+        open_file(&target, identity).unwrap();
+    }
+
+    /// Needs root for a group that the process is not in.
+    #[test]
+    fn a_socket_has_its_owner_and_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let access = SocketAccess { mode: 0o660, owner: Some(65_534), group: Some(12_345) };
+        let made = ListenSocket::bind(&path, &access);
+        if rustix::process::geteuid().is_root() {
+            let socket = made.unwrap();
+            let file = std::fs::metadata(&path).unwrap();
+            assert_eq!((file.uid(), file.gid(), file.permissions().mode() & 0o7777), (65_534, 12_345, 0o660));
+            let _client = UnixStream::connect(&path).unwrap();
+            drop(socket);
+        } else {
+            assert!(matches!(made, Err(SocketError::Owner { .. })), "{made:?}");
+        }
+        assert!(!path.exists());
     }
 
     #[test]
     fn a_later_servers_socket_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let first = ListenSocket::bind(&path, 0o600).unwrap();
+        let first = ListenSocket::bind(&path, &SocketAccess::with_mode(0o600)).unwrap();
         std::fs::rename(&path, folder.path().join("elsewhere")).unwrap();
-        let second = ListenSocket::bind(&path, 0o600).unwrap();
+        let second = ListenSocket::bind(&path, &SocketAccess::with_mode(0o600)).unwrap();
         drop(first);
         assert!(path.exists());
         drop(second);

@@ -20,7 +20,7 @@ use crate::control::ControlThread;
 use crate::device_state::HostState;
 use crate::disks::{DeviceDisks, SharedSession};
 use crate::gate::StartGate;
-use crate::listen::{ListenSocket, SocketError};
+use crate::listen::{ListenSocket, SocketAccess, SocketError};
 use crate::memory::SharePolicy;
 
 /// Options of a served device.
@@ -29,8 +29,8 @@ pub struct ServerOptions {
     pub name: String,
     /// Path of the socket.
     pub socket: PathBuf,
-    /// Permission bits of the socket.
-    pub socket_mode: u32,
+    /// Permissions of the socket.
+    pub socket_access: SocketAccess,
     /// Worker of each queue; further queues are assigned round-robin.
     pub queue_map: Vec<usize>,
     /// Polling of the queues.
@@ -129,7 +129,7 @@ impl Server {
             options.fixed_buffers = FixedBufferUse::Off;
         }
         let socket = options.socket.clone();
-        let listener = ListenSocket::bind(&socket, options.socket_mode)?;
+        let listener = ListenSocket::bind(&socket, &options.socket_access)?;
         let os_error = |source| SocketError::Os { path: socket.clone(), source };
         let wakeup = EventFd::new().map_err(os_error)?;
         let disks = Arc::new(DeviceDisks::new(disks));

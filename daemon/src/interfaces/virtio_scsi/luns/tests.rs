@@ -8,7 +8,7 @@ use mqblk_engine::{AnyDisk, Engine, EngineOptions, QueuePlacement, UringContext,
 
 use super::super::config::TargetLun;
 use super::*;
-use crate::config::{CacheMode, SocketMode, StorageConfig};
+use crate::config::{CacheMode, StorageConfig};
 use crate::storage_backends::Registry;
 use crate::vhost_user::VhostUserEndpoint;
 
@@ -82,7 +82,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         id: "c".to_owned(),
         endpoint: VhostUserEndpoint {
             socket: folder.join("c.sock"),
-            socket_mode: SocketMode::OWNER_ONLY,
+            permissions: Default::default(),
             queues: 1,
             queue_size: 64,
             queue_map: vec![0].into(),

@@ -1,0 +1,66 @@
+//! Socket activation: sockets that the service manager has made and passes at the start (sd_listen_fds(3)).
+//!
+//! A socket is named by `fd:NAME`, NAME being its `FileDescriptorName=`, or by the path that it is bound to.
+
+use std::env;
+
+use listenfd::ListenFd;
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_vhost_user_server::{adopt, passed_names};
+
+/// The number of sockets, and their names with colons between.
+const COUNT: &str = "LISTEN_FDS";
+const NAMES: &str = "LISTEN_FDNAMES";
+/// The name of a socket that nobody has named (sd_listen_fds(3)).
+const UNNAMED: &str = "unknown";
+/// Most sockets: a service's limit of descriptors, which is 65536 in our unit, is more.
+const MAX_SOCKETS: usize = 4096;
+
+/// Takes over the sockets that this process was started with. Called once, before any thread is started, because it takes the variables out of
+/// the environment: child processes have none of the sockets.
+///
+/// # Errors
+/// If one is not a listening Unix stream socket, or two have the same name.
+pub fn receive() -> Result<(), SettingError> {
+    let environment = Settings::new("environment");
+    let Some(count) = env::var_os(COUNT) else { return Ok(()) };
+    let count = count.to_string_lossy().into_owned();
+    match count.parse::<usize>() {
+        Ok(0..=MAX_SOCKETS) => {}
+        _ => return Err(environment.error(COUNT, format!("{count:?}"), format!("a number from 0 to {MAX_SOCKETS}"))),
+    }
+    let names = env::var(NAMES).unwrap_or_default();
+    let names: Vec<&str> = names.split(':').filter(|name| !name.is_empty()).collect();
+    // Empty if they are another process' (LISTEN_PID).
+    let mut sockets = ListenFd::from_env();
+    for index in 0..sockets.len() {
+        let name = names.get(index).copied().unwrap_or(UNNAMED);
+        let invalid = |found: String| {
+            environment.error(
+                NAMES,
+                format!("{name:?}: {found}"),
+                "listening Unix stream sockets (ListenStream=), each with a name of its own",
+            )
+        };
+        let socket = sockets.take_unix_listener(index).map_err(|error| invalid(error.to_string()))?;
+        if let Some(socket) = socket {
+            adopt(name, socket).map_err(|error| invalid(error.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the configuration names each of them: a client of one that nobody serves would wait for ever.
+///
+/// # Errors
+/// Names those that it does not.
+pub(crate) fn check_all_are_used() -> Result<(), SettingError> {
+    let unused = passed_names(true);
+    if unused.is_empty() {
+        return Ok(());
+    }
+    let found = format!("{:?}, which nothing is served on", unused.join(", "));
+    let expected =
+        "a disk or controller with socket=fd:NAME, or admin=fd:NAME, for each socket that the process was started with";
+    Err(Settings::new("environment").error(NAMES, found, expected))
+}

@@ -1,0 +1,267 @@
+//! Where the daemon listens, and who may connect: the keys of vhost-user sockets and of the admin socket.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+use mqblk_core::settings::{SettingError, Settings};
+pub use mqblk_vhost_user_server::discard;
+use mqblk_vhost_user_server::{
+    PASSED_PREFIX, SocketAccess, SocketError, claim_passed, is_passed, make_early, passed_names,
+};
+use nix::unistd::{Gid, Group, Uid, User};
+
+use crate::config::SocketMode;
+use crate::print::{Pair, string};
+use crate::sandbox::FileUse;
+use crate::user::UserConfig;
+
+/// Maximum length of a Unix socket's path, without the terminating NUL (unix(7)).
+const SOCKET_PATH_BYTES: usize = 107;
+
+/// A user or group of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostId {
+    /// As it was given: a name or a number.
+    pub name: String,
+    /// Its number.
+    pub id: u32,
+}
+
+/// The permissions of a socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketPermissions {
+    /// Its permission bits.
+    pub mode: SocketMode,
+    /// Its owner; `None`: the daemon's user.
+    pub owner: Option<HostId>,
+    /// Its group; `None`: the daemon's.
+    pub group: Option<HostId>,
+}
+
+impl Default for SocketPermissions {
+    fn default() -> SocketPermissions {
+        SocketPermissions { mode: SocketMode::OWNER_ONLY, owner: None, group: None }
+    }
+}
+
+/// The names of the keys of a socket.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketKeys {
+    /// The key of its path.
+    pub path: &'static str,
+    /// The key of its permission bits.
+    pub mode: &'static str,
+    /// The key of its owner.
+    pub owner: &'static str,
+    /// The key of its group.
+    pub group: &'static str,
+}
+
+/// Those of a vhost-user socket.
+pub const VHOST_USER_KEYS: SocketKeys =
+    SocketKeys { path: "socket", mode: "socket-mode", owner: "socket-owner", group: "socket-group" };
+/// Those of the admin socket.
+pub const ADMIN_KEYS: SocketKeys =
+    SocketKeys { path: "admin", mode: "admin-mode", owner: "admin-owner", group: "admin-group" };
+
+/// Those of the socket for metrics, of which the owner and group are the daemon's.
+pub const METRICS_KEYS: SocketKeys =
+    SocketKeys { path: "metrics", mode: "metrics-mode", owner: "metrics-owner", group: "metrics-group" };
+
+impl SocketKeys {
+    /// Returns the first key of permissions that was given.
+    pub fn given_permission(&self, settings: &Settings) -> Option<&'static str> {
+        [self.mode, self.owner, self.group].into_iter().find(|key| settings.peek(key).is_some())
+    }
+
+    /// Checks the path of a socket, and claims the socket that the process was started with, if it names one. Permissions are not taken yet.
+    ///
+    /// # Errors
+    /// If the path cannot be one, or there are permissions for a socket that another process has made.
+    pub fn check_path(&self, settings: &Settings, path: String) -> Result<PathBuf, SettingError> {
+        if path.len() > SOCKET_PATH_BYTES || path.contains('\0') {
+            let found = format!("a path of {} bytes", path.len());
+            return Err(settings.error(
+                self.path,
+                found,
+                format!("at most {SOCKET_PATH_BYTES} bytes, none of them NUL"),
+            ));
+        }
+        let is_passed = claim_passed(Path::new(&path));
+        if !is_passed && path.starts_with(PASSED_PREFIX) {
+            let names = passed_names(false);
+            let expected = match names.is_empty() {
+                true => "a socket that the process was started with, of which there is none (LISTEN_FDS)".to_owned(),
+                false => format!("a socket that the process was started with: fd:{}", names.join(", fd:")),
+            };
+            return Err(settings.error(self.path, format!("{path:?}"), expected));
+        }
+        if let Some(key) = self.given_permission(settings).filter(|_| is_passed) {
+            let found =
+                format!("{:?} for a socket that the process was started with", settings.peek(key).unwrap_or_default());
+            let expected =
+                "the permissions where the socket is made (SocketMode=, SocketUser= and SocketGroup= of its unit)";
+            return Err(settings.error(key, found, expected));
+        }
+        Ok(PathBuf::from(path))
+    }
+
+    /// Takes the permissions of a socket.
+    ///
+    /// # Errors
+    /// If one is invalid.
+    pub fn take_permissions(&self, settings: &mut Settings) -> Result<SocketPermissions, SettingError> {
+        Ok(SocketPermissions {
+            mode: take_mode(settings, self.mode)?.unwrap_or(SocketMode::OWNER_ONLY),
+            owner: take_id(settings, self.owner, "user", find_user)?,
+            group: take_id(settings, self.group, "group", find_group)?,
+        })
+    }
+
+    /// Returns the permissions of a socket as keys with their values.
+    pub fn pairs(&self, permissions: &SocketPermissions) -> Vec<Pair> {
+        let SocketPermissions { mode, owner, group } = permissions;
+        let mut pairs = vec![(self.mode, string(&mode.to_string()))];
+        pairs.extend(owner.as_ref().map(|owner| (self.owner, string(&owner.name))));
+        pairs.extend(group.as_ref().map(|group| (self.group, string(&group.name))));
+        pairs
+    }
+}
+
+/// Takes permission bits.
+pub fn take_mode(settings: &mut Settings, key: &'static str) -> Result<Option<SocketMode>, SettingError> {
+    let Some(text) = settings.text(key) else { return Ok(None) };
+    match SocketMode::parse(&text) {
+        Some(mode) => Ok(Some(mode)),
+        None => Err(settings.error(key, format!("{text:?}"), "octal permission bits from 0000 to 0777")),
+    }
+}
+
+/// Takes a user or group, by name or number.
+fn take_id(
+    settings: &mut Settings,
+    key: &'static str,
+    noun: &str,
+    find: impl Fn(&str) -> nix::Result<Option<u32>>,
+) -> Result<Option<HostId>, SettingError> {
+    let Some(name) = settings.text(key) else { return Ok(None) };
+    let failed = |why: &dyn Display| {
+        settings.error(key, format!("{name:?}{why}"), format!("a {noun} of this host, or its number"))
+    };
+    // The largest number stands for "no change" (chown(2)).
+    let number = name.parse().ok().filter(|id| *id != u32::MAX && name.bytes().all(|byte| byte.is_ascii_digit()));
+    let id = match number {
+        Some(id) => id,
+        None => find(&name).map_err(|error| failed(&format!(": {error}")))?.ok_or_else(|| failed(&""))?,
+    };
+    Ok(Some(HostId { name, id }))
+}
+
+fn find_user(name: &str) -> nix::Result<Option<u32>> {
+    Ok(User::from_name(name)?.map(|user| Uid::as_raw(user.uid)))
+}
+
+fn find_group(name: &str) -> nix::Result<Option<u32>> {
+    Ok(Group::from_name(name)?.map(|group| Gid::as_raw(group.gid)))
+}
+
+impl SocketPermissions {
+    /// Returns them with their numbers.
+    pub fn access(&self) -> SocketAccess {
+        SocketAccess {
+            mode: self.mode.bits(),
+            owner: self.owner.as_ref().map(|owner| owner.id),
+            group: self.group.as_ref().map(|group| group.id),
+        }
+    }
+}
+
+/// A socket that will be made.
+#[derive(Clone, Debug)]
+pub struct PlannedSocket {
+    /// Whose it is, for messages: a disk or controller.
+    pub subject: String,
+    /// Its path.
+    pub path: PathBuf,
+    /// Its permissions.
+    pub permissions: SocketPermissions,
+}
+
+impl PlannedSocket {
+    /// Makes the socket if it has an owner or a group, while the process may still change them. What is not set is that of `user`, which the
+    /// process becomes.
+    ///
+    /// # Errors
+    /// If the socket cannot be made so.
+    pub(crate) fn make_early(&self, user: Option<&UserConfig>) -> Result<(), SocketError> {
+        let access = self.permissions.access();
+        if !access.changes_owner() || is_passed(&self.path) {
+            return Ok(());
+        }
+        let (uid, gid) = user.map(UserConfig::ids).unzip();
+        make_early(&self.path, &SocketAccess { owner: access.owner.or(uid), group: access.group.or(gid), ..access })
+    }
+}
+
+/// Returns what a socket needs of the file system while it is served: nothing, if another process has made it.
+pub fn file_of_socket(path: &Path) -> Option<FileUse> {
+    (!is_passed(path)).then(|| FileUse::Socket(path.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn permissions(pairs: &[(&str, &str)]) -> Result<SocketPermissions, String> {
+        let mut settings = Settings::new("disk \"a\"");
+        pairs.iter().for_each(|(key, value)| settings.insert(key, value).unwrap());
+        VHOST_USER_KEYS.take_permissions(&mut settings).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn owners_and_groups_are_names_or_numbers() {
+        let taken =
+            permissions(&[("socket-owner", "root"), ("socket-group", "4711"), ("socket-mode", "0660")]).unwrap();
+        assert_eq!(taken.access(), SocketAccess { mode: 0o660, owner: Some(0), group: Some(4711) });
+        let printed = VHOST_USER_KEYS.pairs(&taken);
+        let texts: Vec<_> = printed.iter().map(|(key, value)| (*key, value.as_str().unwrap())).collect();
+        assert_eq!(texts, [("socket-mode", "0660"), ("socket-owner", "root"), ("socket-group", "4711")]);
+        assert_eq!(permissions(&[]).unwrap(), SocketPermissions::default());
+    }
+
+    #[test]
+    fn owners_and_groups_that_this_host_does_not_have_are_refused() {
+        for (key, value, want) in [
+            (
+                "socket-owner",
+                "no such user",
+                "socket-owner: found \"no such user\", expected a user of this host, or its number",
+            ),
+            (
+                "socket-group",
+                "no such group",
+                "socket-group: found \"no such group\", expected a group of this host, or its number",
+            ),
+            (
+                "socket-group",
+                "4294967295",
+                "socket-group: found \"4294967295\", expected a group of this host, or its number",
+            ),
+            ("socket-group", "-1", "socket-group: found \"-1\", expected a group of this host, or its number"),
+        ] {
+            assert_eq!(permissions(&[(key, value)]).unwrap_err(), format!("disk \"a\": {want}"));
+        }
+    }
+
+    #[test]
+    fn a_socket_that_was_not_passed_is_refused() {
+        let error = VHOST_USER_KEYS.check_path(&Settings::new("disk \"a\""), "fd:none".to_owned()).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.starts_with(
+                "disk \"a\": socket: found \"fd:none\", expected a socket that the process was started with"
+            ),
+            "{error}"
+        );
+    }
+}

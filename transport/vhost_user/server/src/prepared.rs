@@ -1,0 +1,198 @@
+//! Sockets that exist before they are served: those that the process was started with, and those that are made while it still has the rights for
+//! their owner and group. Of the whole process, as file descriptors and rights are.
+//!
+//! [`ListenSocket::bind`] takes the one of its path.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::listen::{ListenSocket, SocketAccess, SocketError};
+
+/// What a path begins with that names a socket which the process was started with.
+pub const PASSED_PREFIX: &str = "fd:";
+
+static PREPARED: Mutex<Vec<Prepared>> = Mutex::new(Vec::new());
+
+struct Prepared {
+    /// `None` once it is served. One that was passed stays known: the configuration may be read again.
+    socket: Option<ListenSocket>,
+    /// The path that it is found by.
+    path: PathBuf,
+    /// Of one that the process was started with.
+    passed: Option<Passed>,
+}
+
+/// A socket that the process was started with.
+struct Passed {
+    name: String,
+    /// Where it is bound, if it is bound to a path.
+    bound: Option<PathBuf>,
+    /// True once the configuration has named it.
+    is_claimed: bool,
+}
+
+impl Prepared {
+    fn is_for(&self, path: &Path) -> bool {
+        let bound = self.passed.as_ref().and_then(|passed| passed.bound.as_deref());
+        self.path == path || bound.is_some_and(|bound| is_same_socket(bound, path))
+    }
+}
+
+fn prepared() -> MutexGuard<'static, Vec<Prepared>> {
+    PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_same_socket(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        let file = std::fs::symlink_metadata(path).ok().filter(|file| file.file_type().is_socket())?;
+        Some((file.dev(), file.ino()))
+    };
+    one == other || identity(one).is_some_and(|one| Some(one) == identity(other))
+}
+
+/// Makes a socket for the [`ListenSocket::bind`] of its path. Connections are refused until then.
+///
+/// # Errors
+/// As [`ListenSocket::bind`].
+pub fn make_early(path: &Path, access: &SocketAccess) -> Result<(), SocketError> {
+    let (_folder, socket) = ListenSocket::make(path, access)?;
+    prepared().push(Prepared { socket: Some(socket), path: path.to_owned(), passed: None });
+    Ok(())
+}
+
+/// Takes over a listening socket that the process was started with as `fd:NAME`, and as the path that it is bound to. Its file is never removed.
+///
+/// # Errors
+/// If the socket does not listen, or another one has the name.
+pub fn adopt(name: &str, listener: UnixListener) -> io::Result<()> {
+    if !rustix::net::sockopt::socket_acceptconn(&listener)? {
+        return Err(io::Error::other("it does not listen"));
+    }
+    let bound = listener.local_addr()?.as_pathname().map(Path::to_owned);
+    let path = PathBuf::from(format!("{PASSED_PREFIX}{name}"));
+    // A listener that would not block is asked by threads that poll it first.
+    listener.set_nonblocking(false)?;
+    let mut all = prepared();
+    if all.iter().any(|other| other.path == path) {
+        return Err(io::Error::other("another one has the same name"));
+    }
+    let socket = ListenSocket::of_another_process(listener, bound.clone().unwrap_or_else(|| path.clone()));
+    let passed = Passed { name: name.to_owned(), bound, is_claimed: false };
+    all.push(Prepared { socket: Some(socket), path, passed: Some(passed) });
+    Ok(())
+}
+
+/// Returns true if the process was started with the socket of this path, which the configuration names.
+pub fn claim_passed(path: &Path) -> bool {
+    let mut all = prepared();
+    let found = all.iter_mut().find(|one| one.is_for(path)).and_then(|one| one.passed.as_mut());
+    found.is_some_and(|passed| {
+        passed.is_claimed = true;
+        true
+    })
+}
+
+/// Returns true if the process was started with the socket of this path.
+pub fn is_passed(path: &Path) -> bool {
+    prepared().iter().any(|one| one.passed.is_some() && one.is_for(path))
+}
+
+/// Returns the names of the sockets that the process was started with and that nothing has taken; with `unclaimed`, of those alone that the
+/// configuration has not named.
+pub fn passed_names(unclaimed: bool) -> Vec<String> {
+    let all = prepared();
+    let passed = all.iter().filter_map(|one| one.passed.as_ref());
+    passed.filter(|passed| !unclaimed || !passed.is_claimed).map(|passed| passed.name.clone()).collect()
+}
+
+/// Gives up the sockets that nothing has taken: removes those that this process made.
+pub fn discard() {
+    // Outside of the lock, because it takes system calls.
+    let all = std::mem::take(&mut *prepared());
+    drop(all);
+}
+
+/// Returns true if there is one for this path that nothing has taken.
+pub(crate) fn has(path: &Path) -> bool {
+    prepared().iter().any(|one| one.socket.is_some() && one.is_for(path))
+}
+
+/// Takes the one of this path, if there is one.
+///
+/// # Errors
+/// If it was passed, and has been taken before.
+pub(crate) fn take(path: &Path) -> Result<Option<ListenSocket>, SocketError> {
+    let mut all = prepared();
+    let Some(index) = all.iter().position(|one| one.is_for(path)) else { return Ok(None) };
+    if all[index].passed.is_none() {
+        return Ok(all.swap_remove(index).socket);
+    }
+    let closed = || SocketError::Os {
+        path: path.to_owned(),
+        source: io::Error::other("the process was started with it, and has served it already"),
+    };
+    all[index].socket.take().map(Some).ok_or_else(closed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::listen::probe_socket;
+
+    const ACCESS: SocketAccess = SocketAccess::with_mode(0o600);
+
+    #[test]
+    fn a_socket_that_was_passed_is_served_and_never_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("passed.sock");
+        let (alias, named) = (folder.path().join("./passed.sock"), PathBuf::from("fd:a-passed-one"));
+        for by in [&path, &alias, &named] {
+            let listener = UnixListener::bind(&path).unwrap();
+            adopt("a-passed-one", listener.try_clone().unwrap()).unwrap();
+            assert!(adopt("a-passed-one", listener).is_err(), "a name twice");
+            assert!(passed_names(true).contains(&"a-passed-one".to_owned()));
+            assert!(is_passed(by) && probe_socket(by).is_ok());
+            assert!(claim_passed(by) && !passed_names(true).contains(&"a-passed-one".to_owned()));
+            let socket = ListenSocket::bind(by, &ACCESS).unwrap();
+            assert!(is_passed(by) && claim_passed(by), "the configuration may be read again");
+            assert!(matches!(ListenSocket::bind(by, &ACCESS), Err(SocketError::Os { .. })), "served once");
+            let _client = UnixStream::connect(&path).unwrap();
+            socket.listener().accept().unwrap();
+            drop(socket);
+            assert!(path.exists());
+            std::fs::remove_file(&path).unwrap();
+            discard();
+        }
+    }
+
+    #[test]
+    fn a_socket_that_does_not_listen_is_refused() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let listener = UnixListener::from(rustix::fd::OwnedFd::from(one));
+        assert_eq!(adopt("a-connected-one", listener).unwrap_err().to_string(), "it does not listen");
+    }
+
+    #[test]
+    fn a_socket_that_is_made_early_refuses_connections_until_it_is_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("early.sock");
+        make_early(&path, &ACCESS).unwrap();
+        assert!(path.exists() && UnixStream::connect(&path).is_err());
+        assert!(probe_socket(&path).is_ok() && !claim_passed(&path));
+        let socket = ListenSocket::bind(&path, &ACCESS).unwrap();
+        let _client = UnixStream::connect(&path).unwrap();
+        drop(socket);
+        assert!(!path.exists());
+        // Another process has replaced it meanwhile.
+        make_early(&path, &ACCESS).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        assert!(matches!(ListenSocket::bind(&path, &ACCESS), Err(SocketError::Os { .. })));
+        assert!(path.exists(), "that of another process");
+    }
+}

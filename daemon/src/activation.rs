@@ -3,10 +3,14 @@
 //! A socket is named by `fd:NAME`, NAME being its `FileDescriptorName=`, or by the path that it is bound to.
 
 use std::env;
+use std::io;
+use std::os::unix::net::UnixListener;
 
 use listenfd::ListenFd;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_vhost_user_server::{adopt, passed_names};
+use mqblk_vhost_user_server::{PASSED_PREFIX, adopt, passed_names};
+use rustix::fd::OwnedFd;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 /// The number of sockets, and their names with colons between.
 const COUNT: &str = "LISTEN_FDS";
@@ -48,6 +52,24 @@ pub fn receive() -> Result<(), SettingError> {
         }
     }
     Ok(())
+}
+
+/// Takes over the listening socket of a descriptor that this process was started with. Returns what `socket` is then.
+///
+/// # Errors
+/// If it is not one.
+pub fn take_descriptor(number: i32) -> Result<String, SettingError> {
+    let name = format!("descriptor-{number}");
+    let adopted = own(number).and_then(|socket| adopt(&name, UnixListener::from(socket)));
+    let expected = "the descriptor of a listening Unix stream socket";
+    adopted.map_err(|error| Settings::new("vhost-user").error("fd", format!("{number}: {error}"), expected))?;
+    Ok(format!("{PASSED_PREFIX}{name}"))
+}
+
+/// Returns a descriptor of what `number` is one of.
+fn own(number: i32) -> io::Result<OwnedFd> {
+    let process = pidfd_open(getpid(), PidfdFlags::empty())?;
+    Ok(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?)
 }
 
 /// Checks that the configuration names each of them: a client of one that nobody serves would wait for ever.

@@ -16,6 +16,7 @@ use crate::interface::{HostContext, StartFailure};
 use crate::metrics::{MetricsEndpoint, MetricsSocket, MetricsStartError};
 use crate::resolve::UniqueNames;
 use crate::sandbox::{self, SandboxError};
+use crate::service_notifier::{Reporting, ServiceNotifier};
 use crate::state::{AppliedChange, DaemonControl, DaemonState};
 use crate::state_file::StateFile;
 use crate::watch::SizeWatch;
@@ -116,9 +117,10 @@ impl Daemon {
     }
 
     /// Reads the configuration again and applies what has changed, as far as that can change now, on a thread of its own: it may wait for
-    /// storage. The log says what came of it.
-    pub fn reload(&self) {
-        let state = Arc::downgrade(&self.state);
+    /// storage. The log says what came of it, and the service manager is told of its begin and its end.
+    pub fn reload(&self, notifier: &Arc<ServiceNotifier>) {
+        notifier.reloading();
+        let (state, of_thread) = (Arc::downgrade(&self.state), Arc::clone(notifier));
         let reload = move || {
             let Some(state) = state.upgrade() else { return };
             match state.apply_config(None, true) {
@@ -128,10 +130,20 @@ impl Daemon {
                 Ok(changes) => changes.iter().for_each(log_change),
                 Err(error) => tracing::error!("the configuration was read again, and nothing is changed: {error}"),
             }
+            of_thread.ready();
         };
         if let Err(error) = spawn("reload", reload) {
             tracing::error!("the configuration is not read again: {error}");
+            notifier.ready();
         }
+    }
+
+    /// Reports to the service manager from now on, until the result is dropped: the status, and signs of life while all workers respond.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn report_to(&self, notifier: &Arc<ServiceNotifier>) -> io::Result<Reporting> {
+        Reporting::start(notifier, &self.state)
     }
 
     /// Drains requests in flight, flushes and closes the disks, and removes the sockets.

@@ -26,6 +26,8 @@ pub mod resize;
 pub mod resolve;
 mod rights;
 pub mod sandbox;
+
+pub mod service_notifier;
 pub mod sockets;
 mod state;
 pub mod state_file;

@@ -9,7 +9,7 @@
 //! - `attached_disks` are the disks of one queue, `route` is the way of its requests there, `runner` connects the queue to its tags.
 //! - `worker` runs the turns; `mailbox` carries messages to it.
 //! - `engine` starts workers and attaches queues, `draining` detaches them, `moving` moves them, `resume` resumes stopped disks, `watchdog`
-//!   logs storage that hangs, `stepped` is a worker without a thread.
+//!   logs storage that hangs, `liveness` says whether workers respond, `stepped` is a worker without a thread.
 //!
 //! The engine knows neither guest interfaces nor storage backends.
 #![forbid(unsafe_code)]
@@ -25,6 +25,7 @@ mod engine;
 mod errors;
 mod latency;
 mod limits;
+mod liveness;
 mod mailbox;
 mod moving;
 mod options;
@@ -55,6 +56,7 @@ pub use engine::{Engine, EngineOptions, QueueHandle};
 pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopReport};
 pub use latency::{LatencyHistogram, percentile_ns};
 pub use limits::{Burst, DiskLimits, IoLimit, IoLimits, LimitClock, LimitGroup, LimitKind, ThrottleStats};
+pub use liveness::LivenessProbe;
 pub use moving::{Extracted, Inserted, MoveResult, QueueState};
 pub use mqblk_uring::{EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions};
 pub use options::{Coalesce, MergeMode, PlugOptions};

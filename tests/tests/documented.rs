@@ -58,8 +58,8 @@ fn the_template_unit_has_what_the_unit_has() {
     assert_eq!(
         only(&unit, &template),
         [
-            "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_IPC_LOCK CAP_SYS_RESOURCE CAP_SETUID CAP_SETGID",
-            "ExecStart=!/usr/local/bin/mqblk serve --config /etc/mqblk.toml --state ${STATE_DIRECTORY}/state.json --sandbox on --user mqblk"
+            "CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_IPC_LOCK CAP_SYS_RESOURCE CAP_SETUID CAP_SETGID",
+            "ExecStart=!/usr/local/bin/mqblk serve --config /etc/mqblk.toml --admin ${RUNTIME_DIRECTORY}/admin.sock --state ${STATE_DIRECTORY}/state.json --sandbox on --user mqblk"
         ],
         "in the unit only"
     );
@@ -67,7 +67,7 @@ fn the_template_unit_has_what_the_unit_has() {
         only(&template, &unit),
         [
             "CapabilityBoundingSet=",
-            "ExecStart=/usr/local/bin/mqblk serve --config /etc/mqblk.toml --state ${STATE_DIRECTORY}/state.json --sandbox on"
+            "ExecStart=/usr/local/bin/mqblk serve --config /etc/mqblk.toml --admin ${RUNTIME_DIRECTORY}/admin.sock --state ${STATE_DIRECTORY}/state.json --sandbox on"
         ],
         "in the template only"
     );

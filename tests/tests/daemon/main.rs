@@ -17,6 +17,7 @@ mod queue_moves;
 mod resize;
 mod resource_limits;
 mod sandbox;
+mod service;
 mod slow_storage;
 mod user;
 mod vmm_mistakes;

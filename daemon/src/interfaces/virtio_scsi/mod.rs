@@ -45,7 +45,7 @@ const WORD: &str = "virtio-scsi";
 /// The tables of LUNs, inside those of controllers.
 const LUN_TABLE: ConfigTable = ConfigTable {
     name: "lun",
-    value_name: "controller=ID,KEY=VALUE,...",
+    value_name: "KEY=VALUE,...",
     about: "A LUN of a controller; may be repeated",
     help: include_str!("lun_help.txt"),
     inner: &[],

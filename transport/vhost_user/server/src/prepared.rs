@@ -148,16 +148,17 @@ mod tests {
 
     #[test]
     fn a_socket_that_was_passed_is_served_and_never_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("passed.sock");
-        let (alias, named) = (folder.path().join("./passed.sock"), PathBuf::from("fd:a-passed-one"));
-        for by in [&path, &alias, &named] {
+        for number in 0..3 {
+            let folder = tempfile::tempdir().unwrap();
+            let (path, name) = (folder.path().join("passed.sock"), format!("passed-{number}"));
+            let spellings = [path.clone(), folder.path().join("./passed.sock"), PathBuf::from(format!("fd:{name}"))];
+            let by = &spellings[number];
             let listener = UnixListener::bind(&path).unwrap();
-            adopt("a-passed-one", listener.try_clone().unwrap()).unwrap();
-            assert!(adopt("a-passed-one", listener).is_err(), "a name twice");
-            assert!(passed_names(true).contains(&"a-passed-one".to_owned()));
+            adopt(&name, listener.try_clone().unwrap()).unwrap();
+            assert!(adopt(&name, listener).is_err(), "a name twice");
+            assert!(passed_names(true).contains(&name));
             assert!(is_passed(by) && probe_socket(by).is_ok());
-            assert!(claim_passed(by) && !passed_names(true).contains(&"a-passed-one".to_owned()));
+            assert!(claim_passed(by) && !passed_names(true).contains(&name));
             let socket = ListenSocket::bind(by, &ACCESS).unwrap();
             assert!(is_passed(by) && claim_passed(by), "the configuration may be read again");
             assert!(matches!(ListenSocket::bind(by, &ACCESS), Err(SocketError::Os { .. })), "served once");
@@ -165,8 +166,6 @@ mod tests {
             socket.listener().accept().unwrap();
             drop(socket);
             assert!(path.exists());
-            std::fs::remove_file(&path).unwrap();
-            discard();
         }
     }
 

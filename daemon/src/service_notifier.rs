@@ -1,0 +1,273 @@
+//! What the service manager is told: that the daemon serves, what it does, and that its workers respond (sd_notify(3)).
+//!
+//! The socket is connected before the sandbox: afterwards an abstract socket of another process is out of reach. A library that connects for
+//! each message would fail there.
+
+use std::env;
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_core::thread::spawn;
+use mqblk_engine::LivenessProbe;
+
+use crate::state::{DaemonState, monotonic_ns};
+
+/// The path of its socket; an abstract one begins with `@`.
+const SOCKET: &str = "NOTIFY_SOCKET";
+/// The time in which it wants to hear that all is well, in microseconds, and the process that it wants to hear it from.
+const WATCHDOG_TIME: &str = "WATCHDOG_USEC";
+const WATCHDOG_PROCESS: &str = "WATCHDOG_PID";
+
+/// How long a message waits for room in the manager's socket.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often the status is checked.
+const STATUS_INTERVAL: Duration = Duration::from_secs(2);
+/// Signs of life in the time that the manager waits for one.
+const SIGNS: u32 = 3;
+
+/// Notifies the service manager that has started this process, if one has.
+#[derive(Debug)]
+pub struct ServiceNotifier {
+    socket: Option<UnixDatagram>,
+    /// The time after which the manager restarts a daemon that gives no sign of life.
+    watchdog: Option<Duration>,
+    has_failed: AtomicBool,
+}
+
+impl ServiceNotifier {
+    /// Connects to the manager that the environment names.
+    ///
+    /// # Errors
+    /// If the environment is not what a manager sets, or its socket is not there.
+    pub fn connect() -> Result<ServiceNotifier, SettingError> {
+        let environment = Settings::new("environment");
+        let socket = match env::var_os(SOCKET).filter(|name| !name.is_empty()) {
+            None => None,
+            Some(name) => {
+                let socket = connect(name.as_bytes());
+                let expected = "the socket of a service manager: an absolute path, or a name after @";
+                Some(socket.map_err(|error| environment.error(SOCKET, format!("{name:?}: {error}"), expected))?)
+            }
+        };
+        let number = |variable: &str| match env::var(variable) {
+            Ok(text) => {
+                text.parse::<u64>().map(Some).map_err(|_| environment.error(variable, format!("{text:?}"), "a number"))
+            }
+            Err(_) => Ok(None),
+        };
+        let is_ours = number(WATCHDOG_PROCESS)?.is_none_or(|process| process == u64::from(std::process::id()));
+        let watchdog = number(WATCHDOG_TIME)?.filter(|time| *time > 0 && is_ours && socket.is_some());
+        Ok(ServiceNotifier {
+            socket,
+            watchdog: watchdog.map(Duration::from_micros),
+            has_failed: AtomicBool::new(false),
+        })
+    }
+
+    /// The daemon serves: after its start, and after it has read its configuration again.
+    pub fn ready(&self) {
+        self.send("READY=1");
+    }
+
+    /// The daemon reads its configuration again. [`ready`](Self::ready) follows, also when that has failed.
+    pub fn reloading(&self) {
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_ns() / 1000));
+    }
+
+    /// The daemon stops.
+    pub fn stopping(&self) {
+        self.send("STOPPING=1\nSTATUS=Stopping: waits for requests in flight, and flushes");
+    }
+
+    fn send(&self, message: &str) {
+        let Some(socket) = &self.socket else { return };
+        match socket.send(message.as_bytes()) {
+            Ok(_) => self.has_failed.store(false, Ordering::Relaxed),
+            Err(error) if !self.has_failed.swap(true, Ordering::Relaxed) => {
+                tracing::warn!("the service manager cannot be told {message:?}: {error}");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn connect(name: &[u8]) -> io::Result<UnixDatagram> {
+    let address = match name {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        [b'/', ..] => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(name))?,
+        _ => return Err(io::ErrorKind::InvalidInput.into()),
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address)?;
+    socket.set_write_timeout(Some(SEND_TIMEOUT))?;
+    Ok(socket)
+}
+
+/// Reports to the service manager until it is dropped: the status when it changes, and signs of life while all workers respond.
+#[derive(Debug)]
+pub struct Reporting {
+    threads: Vec<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Reporting {
+    /// Starts to report on a daemon that serves.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub(crate) fn start(notifier: &Arc<ServiceNotifier>, state: &Arc<DaemonState>) -> io::Result<Reporting> {
+        let mut threads = Vec::new();
+        if notifier.socket.is_some() {
+            let mut status =
+                Status { notifier: Arc::clone(notifier), state: Arc::downgrade(state), last: String::new() };
+            status.update();
+            threads.push(every(STATUS_INTERVAL, "status", move || status.update())?);
+        }
+        if let Some(time) = notifier.watchdog {
+            // A thread of its own: nothing that the status waits for delays it.
+            let pause = time / SIGNS;
+            let (notifier, probe) = (Arc::clone(notifier), state.engine().liveness());
+            let mut life =
+                SignsOfLife { notifier, state: Arc::downgrade(state), probe, wait: pause / 2, silent: Vec::new() };
+            life.give();
+            threads.push(every(pause, "signs-of-life", move || life.give())?);
+        }
+        Ok(Reporting { threads })
+    }
+}
+
+impl Drop for Reporting {
+    fn drop(&mut self) {
+        for (stop, thread) in self.threads.drain(..) {
+            drop(stop);
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Runs `work` on a thread at this interval, until the sender is dropped.
+fn every(
+    interval: Duration,
+    name: &str,
+    mut work: impl FnMut() + Send + 'static,
+) -> io::Result<(Sender<()>, JoinHandle<()>)> {
+    let (stop, stopped) = channel::<()>();
+    let thread = spawn(name, move || {
+        while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            work();
+        }
+    })?;
+    Ok((stop, thread))
+}
+
+struct Status {
+    notifier: Arc<ServiceNotifier>,
+    state: Weak<DaemonState>,
+    last: String,
+}
+
+impl Status {
+    fn update(&mut self) {
+        let Some(state) = self.state.upgrade() else { return };
+        let devices = state.devices();
+        let guests = devices.iter().filter(|device| device.is_connected()).count();
+        drop(state);
+        let line = status_line(devices.len(), guests);
+        if line != self.last {
+            self.notifier.send(&format!("STATUS={line}"));
+            self.last = line;
+        }
+    }
+}
+
+/// Returns what `systemctl status` shows. Devices are disks and controllers, and each has a guest at most.
+fn status_line(devices: usize, guests: usize) -> String {
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    format!("Serving {devices} device{}; {guests} guest{} connected", plural(devices), plural(guests))
+}
+
+struct SignsOfLife {
+    notifier: Arc<ServiceNotifier>,
+    state: Weak<DaemonState>,
+    probe: LivenessProbe,
+    wait: Duration,
+    silent: Vec<usize>,
+}
+
+impl SignsOfLife {
+    fn give(&mut self) {
+        let silent = self.probe.unresponsive(self.wait);
+        // A daemon that stops has no workers at its end; the manager bounds the stop by itself.
+        let is_stopping = self.state.strong_count() == 0;
+        if silent.is_empty() || is_stopping {
+            self.notifier.send("WATCHDOG=1");
+        } else if silent != self.silent {
+            tracing::warn!(workers = ?silent, "no sign of life to the service manager: these workers do not respond");
+        }
+        self.silent = silent;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn received(socket: &UnixDatagram) -> String {
+        let mut buffer = [0; 512];
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let len = socket.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..len].to_vec()).unwrap()
+    }
+
+    fn notifier(socket: UnixDatagram) -> ServiceNotifier {
+        ServiceNotifier { socket: Some(socket), watchdog: None, has_failed: AtomicBool::new(false) }
+    }
+
+    #[test]
+    fn sockets_by_path_and_by_abstract_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let by_path = UnixDatagram::bind(&path).unwrap();
+        notifier(connect(path.as_os_str().as_bytes()).unwrap()).ready();
+        assert_eq!(received(&by_path), "READY=1");
+        let name = format!("mqblk-notify-{}", std::process::id());
+        let abstract_one = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        notifier(connect(format!("@{name}").as_bytes()).unwrap()).stopping();
+        assert!(received(&abstract_one).starts_with("STOPPING=1\nSTATUS="));
+        for wrong in ["relative", "", "/nonexistent/notify", "@mqblk-nobody-listens-here"] {
+            assert!(connect(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_reload_has_the_time_of_the_monotonic_clock() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        let before = monotonic_ns() / 1000;
+        notifier(ours).reloading();
+        let message = received(&theirs);
+        let time = message.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap().parse::<u64>().unwrap();
+        assert!((before..=monotonic_ns() / 1000).contains(&time), "{message}");
+    }
+
+    #[test]
+    fn a_manager_that_is_gone_keeps_nobody_waiting() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        drop(theirs);
+        let notifier = notifier(ours);
+        notifier.ready();
+        assert!(notifier.has_failed.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn status_lines() {
+        assert_eq!(status_line(1, 0), "Serving 1 device; 0 guests connected");
+        assert_eq!(status_line(3, 1), "Serving 3 devices; 1 guest connected");
+    }
+}

@@ -8,6 +8,8 @@ mod config;
 mod disk;
 mod explain;
 mod failure;
+mod generate;
+mod help;
 mod limit_group;
 mod log;
 mod logging;
@@ -18,6 +20,7 @@ mod serve;
 mod stat;
 mod table;
 mod top;
+mod vhost_user;
 mod xen;
 
 use std::process::ExitCode;
@@ -25,25 +28,27 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use mqblk_daemon::interface::Interfaces;
 
+use help::HelpStyle;
+
 /// Serves disks to virtual machines over many queues, and measures how fast.
 #[derive(Debug, Parser)]
-#[command(name = "mqblk", version, arg_required_else_help = true, max_term_width = 120)]
+#[command(name = "mqblk", version, arg_required_else_help = true, max_term_width = 120, after_help = "All options and examples of a command: mqblk COMMAND --help", after_long_help = include_str!("help.txt"))]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 
     /// What is logged on standard error: off, error, warn, info, debug or trace [default: RUST_LOG, else info]
-    #[arg(long, global = true, value_name = "LEVEL")]
+    #[arg(long, global = true, value_name = "LEVEL", hide_short_help = true)]
     log: Option<String>,
 
     /// How log lines look [default: journald if standard error is systemd's journal, else text]
-    #[arg(long, global = true, value_name = "FORMAT")]
+    #[arg(long, global = true, hide_short_help = true, value_name = "FORMAT")]
     log_format: Option<logging::LogFormat>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve disk images and block devices: virtio-blk and virtio-scsi over vhost-user sockets, and Xen guests
+    /// Serve images and block devices to guests, by vhost-user and Xen
     Serve(Box<serve::ServeArgs>),
 
     /// Load a disk through the userspace driver and measure it
@@ -52,16 +57,16 @@ enum Command {
     /// Draw the results of benchmarks
     Plot(mqblk_bench::plot::PlotArgs),
 
-    /// Show what a running daemon does: requests, merges, latencies, CPU
+    /// Show what a running daemon does: requests, latencies, CPU
     Stat(stat::StatArgs),
 
-    /// Show what a running daemon does on a whole terminal: disks, queues, workers, and the reasons for latency
+    /// Show it on a whole terminal: disks, queues, workers, and reasons for latency
     Top(top::TopArgs),
 
-    /// Say in sentences what limits a disk of a running daemon now
+    /// Say in sentences what limits a disk now
     Explain(explain::ExplainArgs),
 
-    /// Give a disk or LUN of a running daemon another size; its guest goes on working
+    /// Give a disk or LUN of a running daemon another size
     Resize(resize::ResizeArgs),
 
     /// Add, remove, resize and list the LUNs of a running daemon
@@ -70,7 +75,7 @@ enum Command {
     /// Add and remove disks of a running daemon, change their settings, and list them
     Disk(disk::DiskArgs),
 
-    /// Compare a running daemon with its configuration file, and apply what has changed
+    /// Compare a daemon with its configuration file, and apply changes
     Config(config::ConfigArgs),
 
     /// Show the level of a running daemon's log, or change it
@@ -85,17 +90,30 @@ enum Command {
     /// Attach, detach, resize and list disks of Xen guests
     Xen(xen::XenArgs),
 
+    /// Serve one file by the vhost-user program conventions
+    VhostUser(vhost_user::VhostUserArgs),
+
+    /// Write man pages and completions of shells
+    #[command(hide = true)]
+    Generate(generate::GenerateArgs),
+
     /// Open images for a daemon in the sandbox, which starts this itself
     #[command(hide = true)]
     Broker,
+}
+
+/// Returns the options of a program with these guest interfaces.
+fn command(interfaces: Interfaces, style: HelpStyle) -> clap::Command {
+    help::arrange(Cli::command().mut_subcommand("serve", |serve| serve::add_interfaces(serve, interfaces)), style)
 }
 
 /// Parses the command line of a program with these guest interfaces, and runs it.
 pub fn run(interfaces: Interfaces) -> ExitCode {
     // The benchmark serves disks of simulated machines.
     mqblk_daemon::interfaces::xen::selector::provide_simulated(mqblk_xen_simulation::connect_dom0);
-    let command = Cli::command().mut_subcommand("serve", |serve| serve::add_interfaces(serve, interfaces));
-    let mut matches = command.get_matches();
+    let arguments = vhost_user::with_word(std::env::args_os());
+    let command = command(interfaces, HelpStyle::of(&arguments));
+    let mut matches = command.clone().get_matches_from(arguments);
     let given = serve::InterfaceOptions::of(matches.subcommand_matches("serve"), interfaces);
     let cli = Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
     let log = match logging::start(cli.log.as_deref(), cli.log_format) {
@@ -117,6 +135,8 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
         Command::LimitGroup(args) => limit_group::run(args),
         Command::Resume(args) => resume::run(args),
         Command::Xen(args) => xen::run(args),
+        Command::VhostUser(args) => serve::run_conventional(&args, interfaces, log),
+        Command::Generate(args) => generate::run(&args, command),
         Command::Broker => broker::run(),
     }
 }

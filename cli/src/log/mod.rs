@@ -12,7 +12,10 @@ const LOG: &str = "log";
 
 /// The options of `mqblk log`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: mqblk log debug --socket /run/mqblk/admin.sock")]
+#[command(
+    after_long_help = "Examples:\n\n  mqblk log\n  mqblk log debug --socket /run/mqblk/admin.sock",
+    after_help = "Examples: mqblk log --help"
+)]
 pub(crate) struct LogArgs {
     /// off, error, warn, info, debug or trace, or TARGET=LEVEL,... [default: only show it]
     #[arg(value_name = "LEVEL")]

@@ -14,11 +14,13 @@ use mqblk_daemon::file::{self, RawConfig, RawTable};
 use mqblk_daemon::interface::Interfaces;
 use mqblk_daemon::reload::ConfigSource;
 use mqblk_daemon::resolve::ConfigError;
+use mqblk_daemon::service_notifier::ServiceNotifier;
 use mqblk_daemon::{Daemon, LogLevel};
 use mqblk_daemon::{key_values, print};
 
 use crate::failure::{self, BAD_USAGE, FAILED};
 use crate::logging;
+use crate::vhost_user::VhostUserArgs;
 use args::ConventionArgs;
 pub(crate) use args::{InterfaceOptions, ServeArgs, add_interfaces};
 use signals::StopSignals;
@@ -42,19 +44,52 @@ pub(crate) fn run(
     code
 }
 
-fn run_configured(args: ServeArgs, given: InterfaceOptions, interfaces: Interfaces, log: Arc<dyn LogLevel>) -> ExitCode {
+/// Serves one disk by the conventions for vhost-user programs.
+pub(crate) fn run_conventional(args: &VhostUserArgs, interfaces: Interfaces, log: Arc<dyn LogLevel>) -> ExitCode {
+    if args.print_capabilities {
+        return show(&format!("{CAPABILITIES}\n"));
+    }
+    let raw = args.disk().map(|disk| {
+        let mut raw = RawConfig::new("vhost-user");
+        raw.disks.push(disk);
+        raw
+    });
+    let code = run_raw(raw, false, interfaces, |config| ServeConfig { log: Some(log), ..config });
+    mqblk_daemon::sockets::discard();
+    code
+}
+
+fn run_configured(
+    args: ServeArgs,
+    given: InterfaceOptions,
+    interfaces: Interfaces,
+    log: Arc<dyn LogLevel>,
+) -> ExitCode {
     // While this is the only thread.
     let received = mqblk_daemon::activation::receive();
-    let gathered = received.and_then(|()| gather(&args, &given, interfaces)).map_err(ConfigError::from);
-    let config = match gathered.and_then(|raw| mqblk_daemon::configure(raw, interfaces)) {
+    let raw = received.and_then(|()| gather(&args, &given, interfaces));
+    let is_printed = args.print_config;
+    run_raw(raw, is_printed, interfaces, move |config| {
+        let source = Arc::new(CommandLine { args, given, interfaces });
+        ServeConfig { log: Some(log), source: Some(source), ..config }
+    })
+}
+
+/// Serves a configuration, or prints it. `complete` adds what changes it at run time.
+fn run_raw(
+    raw: Result<RawConfig, SettingError>,
+    is_printed: bool,
+    interfaces: Interfaces,
+    complete: impl FnOnce(ServeConfig) -> ServeConfig,
+) -> ExitCode {
+    let config = match raw.map_err(ConfigError::from).and_then(|raw| mqblk_daemon::configure(raw, interfaces)) {
         Ok(config) => config,
         Err(error) => return failure::report(&error, BAD_USAGE),
     };
-    if args.print_config {
+    if is_printed {
         return show(&print::to_toml(&config));
     }
-    let source = Arc::new(CommandLine { args, given, interfaces });
-    match serve(ServeConfig { log: Some(log), source: Some(source), ..config }) {
+    match serve(complete(config)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure::report(&*error, FAILED),
     }
@@ -69,8 +104,14 @@ fn serve(config: ServeConfig) -> Result<(), Box<dyn std::error::Error>> {
         tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
     }
     raise_descriptor_limit();
+    // Before the sandbox, in which it would be out of reach.
+    let notifier = Arc::new(ServiceNotifier::connect()?);
     let daemon = Daemon::start(config)?;
-    let signal = signals.wait(|| daemon.reload());
+    // Also while it stops.
+    let _reporting = daemon.report_to(&notifier)?;
+    notifier.ready();
+    let signal = signals.wait(|| daemon.reload(&notifier));
+    notifier.stopping();
     tracing::info!(signal, "stopping; the same signal again ends at once");
     daemon.stop()?;
     tracing::info!("stopped");

@@ -1,0 +1,146 @@
+//! Help texts, man pages and completions.
+
+use std::process::{Command, Output, Stdio};
+
+/// A screen of a terminal.
+const LINES: usize = 24;
+const COLUMNS: usize = 80;
+
+/// All subcommands that a user types.
+const COMMANDS: [&[&str]; 24] = [
+    &[],
+    &["serve"],
+    &["bench"],
+    &["plot"],
+    &["stat"],
+    &["resize"],
+    &["resume"],
+    &["vhost-user"],
+    &["disk"],
+    &["disk", "add"],
+    &["disk", "remove"],
+    &["disk", "resize"],
+    &["disk", "list"],
+    &["config"],
+    &["log"],
+    &["lun"],
+    &["lun", "add"],
+    &["lun", "remove"],
+    &["lun", "resize"],
+    &["lun", "list"],
+    &["xen"],
+    &["xen", "attach"],
+    &["xen", "detach"],
+    &["xen", "resize"],
+];
+
+fn mqblk(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
+    command.args(words).env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+fn output(words: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = mqblk(words).output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+fn help(words: &[&str], option: &str) -> String {
+    let mut command = mqblk(words);
+    let output = command.arg(option).env("COLUMNS", COLUMNS.to_string()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{words:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn short_help_is_one_screen() {
+    for words in COMMANDS {
+        let text = help(words, "-h");
+        let lines = text.lines().count();
+        let widest = text.lines().map(|line| line.chars().count()).max().unwrap_or_default();
+        assert!(lines <= LINES && widest <= COLUMNS, "{words:?}: {lines} lines, {widest} columns\n{text}");
+        assert!(text.contains("Usage: mqblk"), "{text}");
+        assert!(words.len() > 1 || text.contains("--help"), "{words:?} does not say where there is more:\n{text}");
+    }
+}
+
+#[test]
+fn long_help_begins_with_examples() {
+    for words in COMMANDS.iter().filter(|words| words.len() < 2) {
+        let text = help(words, "--help");
+        let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("{words:?}: no {what:?}\n{text}"));
+        assert!(at("Usage:") < at("\nExamples:\n") && at("\nExamples:\n") < at("\nOptions:\n"), "{words:?}:\n{text}");
+        assert_eq!(text.matches("Examples:\n").count(), 1, "{words:?}");
+        assert!(text.contains("  mqblk "), "{words:?}");
+    }
+}
+
+#[test]
+fn options_of_long_help_are_in_groups() {
+    for (word, groups) in [
+        ("serve", &["Workers:", "Admin socket:", "Storage that takes long:", "Rights:", "Information:", "Xen:"][..]),
+        ("bench", &["Load:", "Range and data:", "Runs:", "The server of --disk:", "virtio-scsi:", "Xen:"]),
+    ] {
+        let text = help(&[word], "--help");
+        for group in groups {
+            assert!(text.lines().any(|line| line == *group), "{word}: {group}\n{text}");
+        }
+        // What is in no group is listed first: few.
+        let options = text.split("\nOptions:\n").nth(1).unwrap();
+        let ungrouped = options.lines().take_while(|line| line.is_empty() || line.starts_with(' '));
+        let count = ungrouped.filter(|line| line.trim_start().starts_with('-')).count();
+        assert!((2..=10).contains(&count), "{word}: {count} options below no heading of their own");
+    }
+}
+
+#[test]
+fn man_pages_have_all_that_help_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    assert_eq!(output(&["generate", "man", at]), (Some(0), String::new(), String::new()));
+    for words in COMMANDS {
+        let name = std::iter::once("mqblk").chain(words.iter().copied()).collect::<Vec<_>>().join("-");
+        let page = std::fs::read_to_string(folder.path().join(format!("{name}.1"))).expect(&name);
+        assert!(page.contains(".SH SYNOPSIS"), "{name}");
+        assert!(words.len() > 1 || page.contains(".SH EXAMPLES"), "{name}");
+        for option in help(words, "--help").split_whitespace().filter(|word| word.starts_with("--")) {
+            let option = option.trim_matches(|char: char| !char.is_ascii_alphanumeric() && char != '-');
+            // As groff wants dashes.
+            let escaped = option.replace('-', "\\-");
+            assert!(option == "--" || page.contains(&escaped) || page.contains(option), "{name}: {option}");
+        }
+    }
+    assert!(!folder.path().join("mqblk-broker.1").exists(), "what nobody types");
+    // groff says what it does not understand.
+    if let Ok(groff) =
+        Command::new("groff").args(["-man", "-Tutf8", "-ww", "-z"]).arg(folder.path().join("mqblk-serve.1")).output()
+    {
+        assert!(groff.status.success() && groff.stderr.is_empty(), "{}", String::from_utf8_lossy(&groff.stderr));
+    }
+}
+
+#[test]
+fn completions_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path().to_str().unwrap();
+    assert_eq!(output(&["generate", "completions", at]), (Some(0), String::new(), String::new()));
+    let script = "source mqblk.bash; COMP_WORDS=(mqblk serve --dis); COMP_CWORD=2; _mqblk mqblk --dis serve; printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let bash = Command::new("bash")
+        .args(["--norc", "-c", script])
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&bash.stdout), "--disk\n", "{}", String::from_utf8_lossy(&bash.stderr));
+    for (shell, file) in [("zsh", "_mqblk"), ("fish", "mqblk.fish")] {
+        let text = std::fs::read_to_string(folder.path().join(file)).unwrap();
+        assert!(text.contains("queue-size") && text.contains("admin-group"), "{file}");
+        // Where the shell is installed it reads the file.
+        if let Ok(checked) = Command::new(shell).arg("-n").arg(folder.path().join(file)).output() {
+            assert!(checked.status.success(), "{shell}: {}", String::from_utf8_lossy(&checked.stderr));
+        }
+    }
+    let (code, _, stderr) = output(&["generate", "man", "/nonexistent"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.starts_with("mqblk: generate: \"/nonexistent\": "), "{stderr}");
+}

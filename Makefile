@@ -5,11 +5,13 @@
 # make test-xen     only those on Xen, which QEMU emulates
 # make test-crash   100 kills and 50 stops of the daemon under verified load for each interface (minutes; test-fast has a tenth)
 # make test-ceph    only those on real clusters of Ceph (as root: it installs Ceph with apt)
+# make deb         a Debian package, in target/deb
+# make test-deb    the package in a fresh system (as root: it installs debootstrap and lintian with apt; minutes)
 # make fuzz         cargo fuzz, 60 seconds each target (FUZZ_SECONDS=600: longer); needs rustup: installs nightly Rust and cargo-fuzz
 # make soak         all tests in their long forms: more seeds, kills, restarts, migrations and power cuts (hours)
 # make clean        remove what was built and downloaded
 
-.PHONY: help quickstart test test-fast test-guest test-xen test-crash test-ceph fuzz soak clean
+.PHONY: help quickstart test test-fast test-guest test-xen test-crash test-ceph deb test-deb fuzz soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -34,6 +36,12 @@ test-crash:
 
 test-ceph:
 	@scripts/test.sh ceph
+
+deb:
+	@scripts/deb.sh
+
+test-deb:
+	@scripts/test-deb.sh
 
 fuzz:
 	@scripts/fuzz.sh

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [ceph] [hour] [soak]
+# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [ceph] [hour] [deb] [soak]
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only if none failed. The full output of each run is
 # kept in target/test-logs.
@@ -9,16 +9,16 @@ scripts/check-toolchain.sh || exit 1
 
 for part in "$@"; do
     case $part in
-        fast | guest | xen | crash | ceph | hour) ;;
+        fast | guest | xen | crash | ceph | hour | deb) ;;
         # All of them, longer: hours.
         soak)
-            set -- fast crash guest xen ceph hour
+            set -- fast crash guest xen ceph hour deb
             export MQBLK_CRASH=full MQBLK_RESTARTS=12 MQBLK_MIGRATIONS=10 MQBLK_POWER_CUTS=200 MQBLK_XEN_KILLS=10
             export MQBLK_BARRIER_SEEDS=4000 MQBLK_BLKIF_SEEDS=400 MQBLK_CANCEL_SEEDS=400 MQBLK_LAYOUT_SEEDS=4000 MQBLK_MERGE_SEEDS=400
             export MQBLK_TMF_SEEDS=4000 MQBLK_VIRTIO_CRASH_SEEDS=200 MQBLK_FUZZ_BATCHES=20000 MQBLK_ORACLE_SECONDS=600
             ;;
         *)
-            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash, ceph, hour or soak" >&2
+            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash, ceph, hour, deb or soak" >&2
             exit 2
             ;;
     esac
@@ -174,6 +174,15 @@ hour() {
     [ ! -f "$logs/hostile-hour.json" ] || echo "statistics are in $logs/hostile-hour.json"
 }
 
+deb() {
+    echo "the Debian package in a fresh system"
+    if scripts/test-deb.sh 2>&1 | tee "$logs/deb.log"; then
+        echo "1 0 0" >"$logs/deb.counts"
+    else
+        fail deb "the package fails its test: $logs/deb.log"
+    fi
+}
+
 parts=("$@")
 prepare &
 preparing=$!
@@ -185,6 +194,7 @@ install_missing nbdkit
 install_missing qemu-nbd qemu-utils
 install_missing openssl
 install_missing promtool prometheus # has promtool
+install_missing systemd-analyze systemd # measures the units
 if [ "$built" -eq 0 ]; then
     wants fast && fast
     wants crash && crash
@@ -199,6 +209,7 @@ if [ "$built" -eq 0 ]; then
     fi
     wants ceph && ceph
     wants hour && hour
+    wants deb && deb
 fi
 
 # Each failed test once more, with the begin of its message: the end of a log is what people see first.

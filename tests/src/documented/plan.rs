@@ -20,6 +20,19 @@ pub const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "cargo build --release", "scripts/test.sh gives the same command, and its result to this test"),
     ("README.md", "cloud-hypervisor", "Debian has no package of it"),
     (
+        "docs/install.md",
+        "make deb",
+        "takes a release build; scripts/test-deb.sh installs the package in a fresh system",
+    ),
+    ("docs/install.md", "cargo install", "takes a release build"),
+    ("docs/install.md", "podman build", "takes a registry of images, which tests do not have"),
+    (
+        "docs/systemd.md",
+        "mkdir -p /run/mqblk",
+        "waits for the first connection; tests/tests/daemon/service.rs starts a daemon with sockets",
+    ),
+    ("docs/install.md", "podman run", "takes the image"),
+    (
         "docs/bench.md",
         "mqblk bench --interface xen --xen auto",
         "needs the domain 0 of a real Xen; tests/tests/xen/bench.rs runs it there",
@@ -58,8 +71,9 @@ pub const INSTALL: (&str, &str) = ("README.md", "Install");
 const LANGUAGES: [&str; 6] = ["sh", "text", "json", "toml", "xml", "rust"];
 
 /// What help texts there are: `mqblk WORD --help`.
-const HELP: [&str; 14] = [
+const HELP: [&str; 15] = [
     "serve", "bench", "plot", "stat", "top", "explain", "lun", "resize", "resume", "disk", "config", "log", "limit-group", "xen",
+    "vhost-user",
 ];
 
 /// What a reader has, and a test must make: the page, how the command begins before which it is made (with a `$`, the whole
@@ -95,6 +109,7 @@ const PREPARATIONS: &[(&str, &str, &str)] = &[
          cp sizes.json before.json
          cp sizes.json after.json",
     ),
+    ("mqblk vhost-user --help", "mqblk vhost-user --socket-path", "mkdir -p /run/mqblk; truncate -s 1G /srv/vm1.img"),
     ("mqblk stat --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 1G vm1.img"),
     ("mqblk top --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 1G vm1.img"),
     ("mqblk explain --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 1G vm1.img"),

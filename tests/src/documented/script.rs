@@ -2,6 +2,9 @@
 
 use super::markdown::Block;
 
+/// The admin socket of a daemon that is not told where, for root and for others of these tests.
+const DEFAULT_ADMIN: &str = "/run/mqblk/admin.sock";
+
 /// A command that runs until Ctrl-C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -66,9 +69,16 @@ impl Script {
             return Vec::new();
         }
         let mut sockets = Vec::new();
-        let mut words = self.last().split_whitespace();
+        let mut words = self.last().split_whitespace().peekable();
         while let Some(word) = words.next() {
+            if let Some(path) = word.strip_prefix("--socket-path=") {
+                sockets.push(path.to_owned());
+                continue;
+            }
             match word {
+                "--admin" if words.peek().is_none_or(|next| next.starts_with("--")) => {
+                    sockets.push(DEFAULT_ADMIN.to_owned())
+                }
                 "--admin" | "--socket-path" => sockets.extend(words.next().map(str::to_owned)),
                 _ => {
                     let pairs = word.trim_matches(['"', '\'']).split(',');
@@ -111,7 +121,7 @@ fn kind(command: &str) -> Option<Kind> {
     let words: Vec<&str> = command.split_whitespace().collect();
     let has = |option: &str| words.iter().any(|word| word.split('=').next() == Some(option));
     match words[..] {
-        ["mqblk", "serve", ..] => {
+        ["mqblk", "serve" | "vhost-user", ..] => {
             (!has("--print-config") && !has("--print-capabilities") && !has("--help")).then_some(Kind::Daemon)
         }
         ["mqblk", "stat", ..] => (has("--watch") && !has("--count")).then_some(Kind::Watch),

@@ -1,0 +1,77 @@
+#!/bin/bash
+# Tests the Debian package in a fresh system:  scripts/test-deb.sh [PACKAGE]
+#
+# As root. Makes a Debian with debootstrap in a temporary folder, installs the package there (by default the one that scripts/deb.sh builds), runs
+# what it has installed, and purges it: nothing of it may be left. Takes minutes, and installs debootstrap and lintian with apt.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+package=${1:-$(scripts/deb.sh)}
+
+install_missing() { command -v "$1" >/dev/null || apt-get install -y -qq --no-install-recommends "$1" >/dev/null; }
+install_missing debootstrap
+install_missing lintian
+install_missing jq
+
+fail() {
+    echo "scripts/test-deb.sh: $*" >&2
+    exit 1
+}
+
+echo "lintian"
+lintian --fail-on error "$package"
+
+# The system that this machine has, from where it has it.
+suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+mirror=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' | awk -v suite="$suite" '$2 == suite { print $1; exit }')
+work=$(mktemp -d)
+system=$work/system
+trap 'umount "$system/proc" 2>/dev/null || true; rm -rf "$work"' EXIT
+echo "debootstrap"
+debootstrap --variant=minbase "$suite" "$system" "$mirror" >"$work/log" 2>&1 || { tail -n 20 "$work/log"; fail "no system"; }
+mount -t proc proc "$system/proc"
+inside() { chroot "$system" "$@"; }
+
+# All that a package may leave behind: files, users and groups. Without what dpkg keeps for itself, and the backups that useradd makes.
+state() {
+    (cd "$system" && find . -xdev \( -path ./proc -o -path ./var/lib/dpkg -o -path ./var/log -o -path ./var/cache -o -name 'passwd-' -o -name 'group-' -o -name 'shadow-' -o -name 'gshadow-' \) -prune -o -print) | sort
+    inside getent passwd
+    inside getent group
+}
+
+state >"$work/before"
+cp "$package" "$system/mqblk.deb"
+inside dpkg --install /mqblk.deb >/dev/null || fail "the package cannot be installed: libraries that it depends on are not in a minimal system?"
+rm "$system/mqblk.deb"
+
+echo "what was installed"
+inside mqblk --version
+inside getent passwd mqblk >/dev/null || fail "found no user mqblk"
+for file in /usr/share/man/man1/mqblk.1.gz /usr/share/man/man1/mqblk-serve.1.gz /usr/share/bash-completion/completions/mqblk \
+    /usr/share/zsh/vendor-completions/_mqblk /usr/share/fish/vendor_completions.d/mqblk.fish /usr/lib/systemd/system/mqblk@.service \
+    /usr/lib/tmpfiles.d/mqblk.conf /usr/share/doc/mqblk/examples/mqblk.toml; do
+    [ -s "$system$file" ] || fail "found no $file"
+done
+gzip -dc "$system/usr/share/man/man1/mqblk-serve.1.gz" | grep -q '^.SH EXAMPLES' || fail "found no examples in the man page of serve"
+inside bash -n /usr/share/bash-completion/completions/mqblk
+grep -q '^ExecStart=!/usr/bin/mqblk serve' "$system/usr/lib/systemd/system/mqblk.service" || fail "the unit starts another program"
+
+# As QEMU's management does: the descriptor, what the program can do, and a disk.
+descriptor=$system/usr/share/qemu/vhost-user/50-mqblk-blk.json
+[ "$(jq -r .type "$descriptor")" = block ] || fail "the descriptor is of another type"
+program=$(jq -r .binary "$descriptor")
+inside "$program" --print-capabilities | jq -e '.type == "block" and (.features | index("blk-file"))' >/dev/null || fail "$program says something else"
+truncate -s 16M "$system/disk.img"
+chroot "$system" "$program" --socket-path=/disk.sock --blk-file=/disk.img 2>"$system/log" &
+daemon=$!
+for _ in $(seq 300); do [ ! -S "$system/disk.sock" ] || break; sleep 0.1; done
+inside mqblk bench --socket /disk.sock --rw randwrite --bs 4k --queues 1 --iodepth 4 --size 4M --verify crc32c --allow-write >"$system/bench" ||
+    fail "the disk does not verify: $(cat "$system/log" "$system/bench")"
+kill "$daemon"
+wait "$daemon" || fail "the daemon ended with code $?: $(cat "$system/log")"
+rm -f "$system"/{disk.img,disk.sock,log,bench}
+
+inside dpkg --purge mqblk >/dev/null
+state >"$work/after"
+left=$(diff "$work/before" "$work/after" || true)
+[ -z "$left" ] || fail "the package leaves behind or takes away: $left"
+echo "the package installs, runs and purges"

@@ -42,6 +42,7 @@ const ARRANGEMENTS: &[Arrangement] = &[
         groups: &[
             ("Workers", &["workers", "pin"]),
             ("Admin socket", &["admin", "admin_mode", "admin_owner", "admin_group", "state"]),
+            ("Metrics", &["metrics", "metrics_mode"]),
             ("Storage that takes long", &["drain_timeout_s", "hang_warning_s"]),
             ("Rights", &["sandbox", "sandbox_allow", "user", "group"]),
             ("Information", &["print_config", "print_capabilities"]),

@@ -82,7 +82,27 @@ fn responses_match_the_handbook() {
     let verbs: Vec<_> = verbs.filter(|verb| *verb != "queue.move").collect();
     assert_eq!(
         verbs,
-        ["stat", "disks", "version", "resize", "resume", "lun.add", "lun.remove", "lun.resize", "lun.list", "help"]
+        [
+            "stat",
+            "disks",
+            "version",
+            "resize",
+            "resume",
+            "disk.list",
+            "disk.add",
+            "disk.remove",
+            "log",
+            "config.diff",
+            "config.apply",
+            "disk.set",
+            "limit-group.set",
+            "limit-group.list",
+            "lun.add",
+            "lun.remove",
+            "lun.resize",
+            "lun.list",
+            "help"
+        ]
     );
     let handbook = include_str!("../../docs/admin.md");
     for verb in &verbs {

@@ -347,8 +347,8 @@ fn a_lun_stops_is_resumed_and_is_removed_with_parked_requests() {
 }
 
 #[test]
-fn resume_names_a_missing_option() {
-    let Output { status, stderr, .. } = mqblk(&["resume", "a"]).output().unwrap();
+fn resume_names_a_missing_disk() {
+    let Output { status, stderr, .. } = mqblk(&["resume"]).output().unwrap();
     assert_eq!(status.code(), Some(2));
-    assert!(String::from_utf8(stderr).unwrap().contains("--socket"));
+    assert!(String::from_utf8(stderr).unwrap().contains("<ID>"));
 }

@@ -148,7 +148,7 @@ fn usage_errors_are_code_2_and_a_missing_daemon_code_1() {
         assert_eq!((code, stdout.as_str()), (Some(2), ""), "{args:?}: {stderr}");
         assert!(stderr.starts_with(&format!("mqblk: {want}")) && stderr.matches('\n').count() == 1, "{stderr}");
     }
-    for args in [&["stat"][..], &["stat", "--socket", "x", "--count", "1"][..], &["stat", "--socket", "x", "y"][..]] {
+    for args in [&["stat", "--socket", "x", "--count", "1"][..], &["stat", "--socket", "x", "y"][..]] {
         assert_eq!(output(args).0, Some(2), "{args:?}");
     }
     let missing = daemon.path().join("gone").display().to_string();

@@ -259,8 +259,7 @@ pub trait ServedInterface: Send + Sync {
     fn add_disk(&self, settings: Settings, _ids: &[String], _source: ChangeSource) -> Result<String, ChangeError> {
         let expected =
             "one whose disks are added here; those of others are configured, or attached by the guest's tools";
-        let found = format!("{:?}", settings.peek("interface").unwrap_or_default());
-        Err(ChangeError::Setting(settings.error("interface", found, expected)))
+        Err(ChangeError::Setting(settings.error("interface", "an interface that adds none", expected)))
     }
 
     /// Removes the disk or LUN of this id: takes it from its guest, waits for its requests in flight, flushes and closes its storage.

@@ -174,6 +174,7 @@ impl DaemonState {
     /// If a value is invalid, or the disk cannot be served.
     pub fn add_disk(&self, mut settings: Settings, source: ChangeSource) -> Result<String, ChangeError> {
         let ids = self.ids();
+        let word = settings.peek("interface").unwrap_or_default().to_owned();
         let interface = match self.interfaces.iter().find(|interface| interface.adds(&settings)) {
             Some(interface) => interface,
             None => {
@@ -190,7 +191,12 @@ impl DaemonState {
                 interface
             }
         };
-        interface.add_disk(settings, &ids, source)
+        interface.add_disk(settings, &ids, source).map_err(|error| match error {
+            ChangeError::Setting(SettingError { subject, key, expected, .. }) if key == "interface" => {
+                ChangeError::Setting(SettingError { subject, key, found: format!("{word:?}"), expected })
+            }
+            error => error,
+        })
     }
 
     /// Removes the disk or LUN of this id, with `force` also while a guest is connected.

@@ -13,7 +13,7 @@ const LOG: &str = "log";
 /// The options of `mqblk log`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_long_help = "Examples:\n\n  mqblk log\n  mqblk log debug --socket /run/mqblk/admin.sock",
+    after_long_help = "Examples:\n\n  mqblk serve --admin --disk path=/srv/vm1.img,socket=/run/mqblk/vm1.sock\n  mqblk log\n  mqblk log debug --socket /run/mqblk/admin.sock",
     after_help = "Examples: mqblk log --help"
 )]
 pub(crate) struct LogArgs {

@@ -39,7 +39,7 @@ pub(crate) struct StatArgs {
     #[command(flatten)]
     admin: AdminSocket,
 
-    /// A report every S seconds, each of that interval, until interrupted; 0.1 or more
+    /// A report of every S seconds, until interrupted; 0.1 or more
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
     watch: Option<String>,
 
@@ -67,15 +67,21 @@ pub(crate) struct StatArgs {
     #[arg(long)]
     timestamps: bool,
 
-    /// How wide a report may be; columns that do not fit are left out [default: the terminal's width, COLUMNS, or 80]
+    /// How wide a report may be [default: the terminal, COLUMNS, or 80]
+    ///
+    /// Columns that do not fit are left out.
     #[arg(long, value_name = "N")]
     width: Option<String>,
 
-    /// On a terminal too, print each report below the one before
+    /// Print each report below the one before
+    ///
+    /// Otherwise it replaces the one before on a terminal.
     #[arg(long)]
     append: bool,
 
-    /// One JSON object a line for each report: the counters, and the rates computed of them
+    /// A JSON object a line for each report
+    ///
+    /// It has the counters, and the rates computed of them.
     #[arg(long)]
     json: bool,
 }

@@ -7,7 +7,11 @@ use crate::call::settings_text;
 
 /// Formats a line for each trouble of a disk, LUN or controller.
 pub(crate) fn notes(report: &Report) -> String {
-    health_lines(report) + &throttle_lines(report) + &connection_lines(report) + &error_lines(report) + &budget_lines(report)
+    health_lines(report)
+        + &throttle_lines(report)
+        + &connection_lines(report)
+        + &error_lines(report)
+        + &budget_lines(report)
 }
 
 /// Formats a line for each disk, controller and LUN with requests that failed in the interval.
@@ -205,8 +209,7 @@ mod tests {
         assert_eq!(notes(&report), want);
         let throttle = ThrottleStat { throttled: 4, throttled_ns: 10_000_000, waiting: 0, ..throttle };
         report.disks[0].health.throttle = Some(throttle);
-        let want =
-            "disk database is limited (bandwidth=64M,iops=1000): 4 throttled so far, for 2.50 ms on average, 0 waiting\n";
+        let want = "disk database is limited (bandwidth=64M,iops=1000): 4 throttled so far, for 2.50 ms on average, 0 waiting\n";
         assert_eq!(notes(&report), want);
     }
 }

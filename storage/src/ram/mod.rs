@@ -250,7 +250,7 @@ mod tests {
                 &[("size", "1M"), ("max-size", "512K")],
                 "max-size: found 512K, expected a multiple of block-size 512 that is",
             ),
-            (&[("size", "8191P")], "size: found \"8191P\""),
+            (&[("size", "8191P")], "size: found 8191P, expected a size that the host can map"),
             (&[("size", "8388607T")], "size: found 8388607T, expected a size that the host can map"),
         ] {
             let trial = TestTarget { kind: "ram", settings, keeps_data: true, seed: 0 };

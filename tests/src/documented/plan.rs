@@ -72,7 +72,20 @@ const LANGUAGES: [&str; 6] = ["sh", "text", "json", "toml", "xml", "rust"];
 
 /// What help texts there are: `mqblk WORD --help`.
 const HELP: [&str; 15] = [
-    "serve", "bench", "plot", "stat", "top", "explain", "lun", "resize", "resume", "disk", "config", "log", "limit-group", "xen",
+    "serve",
+    "bench",
+    "plot",
+    "stat",
+    "top",
+    "explain",
+    "lun",
+    "resize",
+    "resume",
+    "disk",
+    "config",
+    "log",
+    "limit-group",
+    "xen",
     "vhost-user",
 ];
 
@@ -134,6 +147,8 @@ const PREPARATIONS: &[(&str, &str, &str)] = &[
     ("mqblk resume --help", "mqblk resume vm1 --socket /run/mqblk/admin.sock$", FULL),
     ("mqblk resume --help", "mqblk resume vm1 --socket /run/mqblk/admin.sock --report", STOPPED),
     ("mqblk disk --help", "mqblk serve", "mkdir -p /run/mqblk /var/lib/mqblk; truncate -s 10G /srv/vm1.img"),
+    ("mqblk log --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 1G /srv/vm1.img"),
+    ("mqblk config --help", "mqblk serve", "mkdir -p /etc/mqblk /run/mqblk; echo 'admin = true' >/etc/mqblk/mqblk.toml"),
     ("mqblk limit-group --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 10G /srv/vm1.img /srv/vm2.img"),
     ("mqblk xen --help", "mqblk serve --xen-watch", "truncate -s 10G /srv/data.img /dev/sdb"),
 ];

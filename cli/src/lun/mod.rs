@@ -1,26 +1,20 @@
 //! `mqblk lun`: adds, removes, resizes and lists the LUNs of a running daemon.
 
-use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Subcommand;
 use mqblk_admin::model::{Lun, LunChange, LunList};
-use mqblk_admin::{Client, ClientError};
 use mqblk_core::ByteLen;
-use mqblk_core::settings::{SettingError, Settings};
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::admin_socket::AdminSocket;
+use crate::call::{CallError, DaemonArgs, call, read};
 use crate::disk::absolute_settings;
 use crate::failure;
 use crate::table;
 
-/// How long to wait for the daemon's response. Longer than any time-out of the daemon itself.
-const TIMEOUT: Duration = Duration::from_secs(60);
-/// JSON-RPC's code for a parameter that cannot be used.
-const INVALID_PARAMS: i64 = -32602;
+/// The names for messages.
+const ADD: &str = "lun add";
+const LIST: &str = "lun list";
 /// The table cell for an unknown value.
 const UNKNOWN: &str = "-";
 
@@ -81,16 +75,6 @@ enum Action {
     },
 }
 
-#[derive(Debug, clap::Args)]
-struct DaemonArgs {
-    #[command(flatten)]
-    admin: AdminSocket,
-
-    /// Print what the daemon answers, as one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
 /// Which LUN is meant.
 #[derive(Debug, clap::Args)]
 struct LunSelector {
@@ -128,87 +112,59 @@ impl LunSelector {
     }
 }
 
-/// Why the action failed, or its result was not printed.
-#[derive(Debug, thiserror::Error)]
-enum CallError {
-    #[error(transparent)]
-    Usage(SettingError),
-    #[error("lun {0}: {1}")]
-    Client(&'static str, #[source] ClientError),
-    #[error("lun {0}: {1}")]
-    Refused(&'static str, String),
-    #[error("lun: standard output: {0}")]
-    Output(#[from] std::io::Error),
-}
-
 /// Sends the request to the daemon and prints the result.
 pub(crate) fn run(args: LunArgs) -> ExitCode {
-    failure::show(execute(&args.action), |error| matches!(error, CallError::Usage(_)))
+    failure::show(execute(&args.action), CallError::is_usage)
 }
 
 fn execute(action: &Action) -> Result<String, CallError> {
     match action {
         Action::Add { daemon, settings } => {
-            let settings = absolute_settings("lun add", settings).map_err(CallError::Usage)?;
-            change(daemon, "add", &json!({ "settings": settings }), "added")
+            let settings = absolute_settings(ADD, settings)?;
+            change(daemon, ADD, "lun.add", &json!({ "settings": settings }), "added")
         }
-        Action::Remove { daemon, selector } => change(daemon, "remove", &selector.params(), "removed"),
+        Action::Remove { daemon, selector } => {
+            change(daemon, "lun remove", "lun.remove", &selector.params(), "removed")
+        }
         Action::Resize { daemon, selector, size, shrink } => {
             let mut params = selector.params();
             params["shrink"] = json!(shrink);
             if let Some(size) = size {
                 params["size"] = json!(size);
             }
-            change(daemon, "resize", &params, "resized")
+            change(daemon, "lun resize", "lun.resize", &params, "resized")
         }
         Action::List { daemon, controller } => {
             let params = controller.as_ref().map_or(json!({}), |id| json!({ "controller": id }));
-            let response = call(&daemon.admin.path(), "list", &params)?;
+            let response = call(LIST, &daemon.admin.path(), "lun.list", &params)?;
             if daemon.json {
                 return Ok(format!("{response}\n"));
             }
-            Ok(lun_table(&read::<LunList>("list", response)?.luns))
+            Ok(lun_table(&read::<LunList>(LIST, response)?.luns))
         }
     }
 }
 
-fn change(daemon: &DaemonArgs, action: &'static str, params: &Value, done: &str) -> Result<String, CallError> {
-    let response = call(&daemon.admin.path(), action, params)?;
+fn change(
+    daemon: &DaemonArgs,
+    subcommand: &'static str,
+    verb: &str,
+    params: &Value,
+    done: &str,
+) -> Result<String, CallError> {
+    let response = call(subcommand, &daemon.admin.path(), verb, params)?;
     if daemon.json {
         return Ok(format!("{response}\n"));
     }
     let Lun { id, controller, target, lun, size_bytes, survives_restart, .. } =
-        read::<LunChange>(action, response)?.lun;
+        read::<LunChange>(subcommand, response)?.lun;
     let size = size_bytes.map_or(String::new(), |bytes| format!(", {}", ByteLen(bytes)));
-    let lost = if action == "add" && !survives_restart {
+    let lost = if subcommand == ADD && !survives_restart {
         "; it does not survive a restart of the daemon, which has no --state"
     } else {
         ""
     };
     Ok(format!("{done} {id}: target {target} lun {lun} of controller {controller}{size}{lost}\n"))
-}
-
-fn call(socket: &Path, action: &'static str, params: &Value) -> Result<Value, CallError> {
-    let result =
-        Client::connect_with(socket, TIMEOUT).and_then(|mut client| client.call(&format!("lun.{action}"), params));
-    result.map_err(|error| match error {
-        ClientError::Refused(refused) => {
-            let data_member = |name: &str| refused.data.as_ref()?.get(name)?.as_str().map(str::to_owned);
-            match (data_member("field"), data_member("found"), data_member("expected")) {
-                (Some(field), Some(found), Some(expected)) if refused.code == INVALID_PARAMS => {
-                    let key = field.rsplit('.').next().unwrap_or_default();
-                    CallError::Usage(Settings::new(format!("lun {action}")).error(key, found, expected))
-                }
-                _ => CallError::Refused(action, refused.message),
-            }
-        }
-        error => CallError::Client(action, error),
-    })
-}
-
-fn read<T: DeserializeOwned>(action: &'static str, response: Value) -> Result<T, CallError> {
-    let malformed = |error| CallError::Client(action, ClientError::Strange(format!("malformed response ({error})")));
-    serde_json::from_value(response).map_err(malformed)
 }
 
 fn lun_table(luns: &[Lun]) -> String {

@@ -34,7 +34,9 @@ fn start(images: &Images, disks: &[(&str, &str)], more: &[&str]) -> HostileDaemo
 }
 
 fn call(daemon: &HostileDaemon, verb: &str, params: &Value) -> Result<Value, String> {
-    let mut client = Client::connect_with(&daemon.folder().join("admin.sock"), TIMEOUT).expect("the admin socket");
+    // It is made after the sockets of the disks.
+    let connect = || Client::connect_with(&daemon.folder().join("admin.sock"), TIMEOUT).ok();
+    let mut client = mqblk_tests::hostile::wait_for("the admin socket", connect);
     client.call(verb, params).map_err(|error| error.to_string())
 }
 

@@ -334,7 +334,10 @@ fn fuzz(disk: &str, rules: Rules, without: u64, seed: u64, batches: usize) {
         drop(frontend);
         assert!(read_disk(&daemon.socket("fuzzed"), DISK) == model, "the disk's content");
     }
-    assert_eq!(daemon.warnings("fuzzed"), Vec::<String>::new());
+    // That requests fail, those past the end of the disk, is told now and then.
+    let mut others = daemon.warnings("fuzzed");
+    others.retain(|line| !line.contains("I/O error"));
+    assert_eq!(others, Vec::<String>::new());
     daemon.stop();
 }
 

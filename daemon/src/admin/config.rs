@@ -45,5 +45,5 @@ fn call(state: &DaemonState, params: &Params, apply: bool) -> Result<Value, Verb
         error: result.and_then(Result::err),
     });
     let differences = ConfigDifferences { changes: differences.collect() };
-    serde_json::to_value(differences).map_err(|error| VerbError::Failed(error.to_string()))
+    super::response(differences)
 }

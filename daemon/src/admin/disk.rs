@@ -7,7 +7,7 @@ use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
 use serde_json::Value;
 
 use super::wire::{health, nanoseconds};
-use super::{change_error, take_settings};
+use super::{change_error, response, take_settings};
 use crate::interface::{ChangeSource, Export, ServedDevice};
 use crate::state::DaemonState;
 
@@ -26,7 +26,7 @@ const REMOVE: &[Param] = &[
 pub(super) fn verbs(state: &Arc<DaemonState>) -> [Verb; 3] {
     let (listing, adding, removing) = (Arc::clone(state), Arc::clone(state), Arc::clone(state));
     [
-        Verb::new("disk.list", "The disks and LUNs, and who uses them", &[], move |_| to_json(list(&listing))),
+        Verb::new("disk.list", "The disks and LUNs, and who uses them", &[], move |_| response(list(&listing))),
         Verb::new("disk.add", "Serves one more disk, or adds a LUN to a controller", ADD, move |params| {
             add(&adding, params)
         }),
@@ -43,7 +43,7 @@ fn add(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
     let id =
         state.add_disk(take_settings(params)?, ChangeSource::RunTime).map_err(|error| change_error(error, params))?;
     let survives_restart = state.keeps_changes();
-    to_json(DiskAdded { id, survives_restart })
+    response(DiskAdded { id, survives_restart })
 }
 
 fn remove(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
@@ -53,7 +53,7 @@ fn remove(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
     state
         .remove_disk(id, params.is_set("force"), ChangeSource::RunTime)
         .map_err(|error| change_error(error, params))?;
-    to_json(DiskRemoved { id: id.to_owned() })
+    response(DiskRemoved { id: id.to_owned() })
 }
 
 fn list(state: &DaemonState) -> DiskList {
@@ -85,8 +85,4 @@ fn listed(device: &dyn ServedDevice, export: &dyn Export) -> ListedDisk {
         health: export.health().map(|of| health(&of)),
         frontend,
     }
-}
-
-fn to_json(model: impl serde::Serialize) -> Result<Value, VerbError> {
-    serde_json::to_value(model).map_err(|error| VerbError::Failed(error.to_string()))
 }

@@ -41,7 +41,7 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
     Verb::new("disk.set", "Changes settings of a disk or LUN while guests use it", PARAMS, move |params| {
         let set = set(&state, params)?;
-        serde_json::to_value(set).map_err(|error| VerbError::Failed(error.to_string()))
+        super::response(set)
     })
 }
 

@@ -9,7 +9,7 @@ use mqblk_engine::LimitGroup;
 use serde_json::Value;
 
 use super::disk_set::describe;
-use super::{setting_error, settings_json, take_settings};
+use super::{response, setting_error, settings_json, take_settings};
 use crate::limits::{limit_pairs, take_limits};
 use crate::state::DaemonState;
 
@@ -49,12 +49,12 @@ fn set(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
     }
     tracing::info!(group = name, limits = %describe(&limit_pairs(&limits)), "limits set");
     state.engine().limits_changed().map_err(|gone| VerbError::Failed(gone.to_string()))?;
-    to_json(LimitGroupChange { group: group_stat(state, group) })
+    response(LimitGroupChange { group: group_stat(state, group) })
 }
 
 fn list(state: &DaemonState) -> Result<Value, VerbError> {
     let groups = state.limit_groups();
-    to_json(LimitGroupList { groups: groups.iter().map(|group| group_stat(state, group)).collect() })
+    response(LimitGroupList { groups: groups.iter().map(|group| group_stat(state, group)).collect() })
 }
 
 fn group_stat(state: &DaemonState, group: &Arc<LimitGroup>) -> LimitGroupStat {
@@ -68,8 +68,4 @@ fn group_stat(state: &DaemonState, group: &Arc<LimitGroup>) -> LimitGroupStat {
         limits: settings_json(limit_pairs(&group.limits())),
         disks: members.map(|export| export.id().to_owned()).collect(),
     }
-}
-
-fn to_json(model: impl serde::Serialize) -> Result<Value, VerbError> {
-    serde_json::to_value(model).map_err(|error| VerbError::Failed(error.to_string()))
 }

@@ -80,6 +80,14 @@ fn from_object(object: &Map<String, Value>) -> Result<Settings, SettingError> {
     Ok(settings)
 }
 
+/// Converts the result of a verb.
+///
+/// # Errors
+/// If it cannot be JSON.
+pub fn response(result: impl serde::Serialize) -> Result<Value, VerbError> {
+    serde_json::to_value(result).map_err(|error| VerbError::Failed(error.to_string()))
+}
+
 /// Converts settings to a JSON object.
 pub fn settings_json(pairs: impl IntoIterator<Item = Pair>) -> Map<String, Value> {
     pairs.into_iter().map(|(key, value)| (key.to_owned(), to_json(value))).collect()

@@ -41,7 +41,7 @@ pub fn verb(state: &Arc<DaemonState>) -> Verb {
             size_bytes: changed.resized.size.0,
             guest: changed.guest.word().to_owned(),
         };
-        serde_json::to_value(result).map_err(|error| VerbError::Failed(error.to_string()))
+        super::response(result)
     })
 }
 

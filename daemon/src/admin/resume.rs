@@ -21,7 +21,7 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
     let state = Arc::clone(state);
     Verb::new("resume", "Has a stopped disk do its parked requests and go on", PARAMS, move |params| {
         let resumed = resume(&state, params)?;
-        serde_json::to_value(resumed).map_err(|error| VerbError::Failed(error.to_string()))
+        super::response(resumed)
     })
 }
 

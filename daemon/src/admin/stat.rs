@@ -28,7 +28,7 @@ pub(super) fn verb(state: &Arc<DaemonState>) -> Verb {
         PARAMS,
         move |params| {
             let stat = read(&state, params)?;
-            serde_json::to_value(stat).map_err(|error| VerbError::Failed(error.to_string()))
+            super::response(stat)
         },
     )
 }

@@ -2,11 +2,8 @@
 
 use mqblk_admin::model::GrantCounters;
 
-use super::family::{Family, Value};
-
-fn number(value: u64) -> Option<Value> {
-    Some(Value::Number(value))
-}
+use super::family::Family;
+use super::load::number;
 
 pub(super) const GRANTS: &[Family<GrantCounters>] = &[
     Family::counter("grant_copied_pages", "Pages copied by the hypervisor", |it| number(it.copies)),

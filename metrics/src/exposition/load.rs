@@ -5,7 +5,8 @@ use mqblk_admin::model::{Latency, LatencyParts, Load};
 use super::family::{Family, HistogramValue, Item, Labels, MetricWriter, Value};
 use super::histogram::histogram;
 
-fn number(value: u64) -> Option<Value> {
+/// Converts a number.
+pub(super) fn number(value: u64) -> Option<Value> {
     Some(Value::Number(value))
 }
 

@@ -3,11 +3,7 @@
 use mqblk_admin::model::{ConnectionsStat, Health, LunStat};
 
 use super::family::{Family, Value};
-use super::load::age;
-
-fn number(value: u64) -> Option<Value> {
-    Some(Value::Number(value))
-}
+use super::load::{age, number};
 
 /// Of a disk or a LUN.
 pub(super) const HEALTH: &[Family<Health>] = &[

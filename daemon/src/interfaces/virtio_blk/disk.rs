@@ -33,11 +33,6 @@ impl BlkDisk {
         BlkDisk { id, device, storage, server, resize_lock: Mutex::new(()) }
     }
 
-    /// Returns true if a guest is connected.
-    pub(super) fn is_connected(&self) -> bool {
-        self.server.is_connected()
-    }
-
     /// Starts to drain its queues, as the first step of a stop.
     pub(super) fn begin_stop(&self) {
         self.server.begin_stop();

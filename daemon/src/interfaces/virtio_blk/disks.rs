@@ -13,7 +13,7 @@ use super::disk::BlkDisk;
 use super::saved::{self, AddedDisk, SavedDisks};
 use super::{BlkEndpoint, BlkStartError, ConfiguredDisk, WORD, serve};
 use crate::cpus::Cpus;
-use crate::disk_list::{DiskConfig, DiskKeys, Endpoint as _, ServedDisk};
+use crate::disk_list::{DiskConfig, DiskExport as _, DiskKeys, Endpoint as _, ServedDisk};
 use crate::flush::flush_all;
 use crate::interface::{
     ChangeSource, DiskTable, HostContext, ListPosition, ResolveContext, ServedDevice, ServedInterface,

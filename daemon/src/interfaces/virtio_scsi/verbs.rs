@@ -13,7 +13,7 @@ use super::config::{LunConfig, LunUnit, TargetLun};
 use super::luns::{LunEntry, LunSelector, Luns, Removal};
 use super::{print, stat};
 use crate::admin::resize::{SHRINK, SIZE, take_resize};
-use crate::admin::{change_error, setting_error, settings_json, take_settings};
+use crate::admin::{change_error, response, setting_error, settings_json, take_settings};
 use crate::config::StorageLimits;
 use crate::resize::ChangeError;
 
@@ -71,13 +71,13 @@ fn add(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
         }
     }
     let lun = luns.add(settings).map_err(|error| change_error(error, params))?;
-    to_json(LunChange { lun: lun_model(luns, &lun) })
+    response(LunChange { lun: lun_model(luns, &lun) })
 }
 
 fn remove(luns: &Arc<Luns>, engine: &Engine, params: &Params) -> Result<Value, VerbError> {
     let removed = remove_lun(luns, engine, &take_selector(params)?).map_err(|error| change_error(error, params))?;
     let lun = Lun { state: "removed".to_owned(), ..lun_model(luns, &removed) };
-    to_json(LunChange { lun })
+    response(LunChange { lun })
 }
 
 /// Removes a LUN, and waits for that, for [`REMOVAL_TIMEOUT`] at most.
@@ -105,7 +105,7 @@ pub(super) fn remove_lun(luns: &Arc<Luns>, engine: &Engine, which: &LunSelector)
 fn resize(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
     let request = take_resize(params)?;
     let (lun, _) = luns.resize(&take_selector(params)?, request).map_err(|error| change_error(error, params))?;
-    to_json(LunChange { lun: lun_model(luns, &lun) })
+    response(LunChange { lun: lun_model(luns, &lun) })
 }
 
 fn list(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
@@ -115,7 +115,7 @@ fn list(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
     };
     let all = luns.list();
     let all = all.iter().filter(|lun| wanted.is_none_or(|wanted| lun.controller == wanted));
-    to_json(LunList { luns: all.map(|lun| lun_model(luns, lun)).collect() })
+    response(LunList { luns: all.map(|lun| lun_model(luns, lun)).collect() })
 }
 
 /// Describes how many requests the removal of a LUN waits for, as far as that can be determined.
@@ -154,10 +154,6 @@ fn in_range(name: &str, number: u64, max: u16) -> Result<u16, VerbError> {
     let expected = || format!("a whole number from 0 to {max}");
     let valid = u16::try_from(number).ok().filter(|number| *number <= max);
     valid.ok_or_else(|| VerbError::params(format!("params.{name}"), format!("the number {number}"), expected()))
-}
-
-fn to_json(model: impl serde::Serialize) -> Result<Value, VerbError> {
-    serde_json::to_value(model).map_err(|error| VerbError::Failed(error.to_string()))
 }
 
 /// Returns a LUN as the socket reports it.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::IoContext;
 use crate::counters::ConnectionCounters;
+use crate::image_opener::OpenImage;
 use crate::request::{Completion, Request, Tag};
 use crate::units::{BlockSize, ByteLen};
 
@@ -163,6 +164,15 @@ pub trait Disk<L: IoContext>: Send + Sync {
     /// channel is open, before the process ends; requests and other calls fail afterwards. Blocks, with a bound of its own. A disk that is
     /// dropped without it releases the same later, by another thread.
     fn close(&self) {}
+
+    /// Returns the open images that another process of the host needs to take the disk over: it opens the disk while this one still has it,
+    /// and runs its queues after the [`deactivate`](Self::deactivate) here.
+    ///
+    /// # Errors
+    /// When no other process can: what is here would be lost or used twice. In words that follow "its storage".
+    fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
+        Err("cannot be handed over".to_owned())
+    }
 
     /// Tells `observer` from now on, and at once if the storage cannot be reached now. There is one observer: another one takes its place.
     /// A backend that never has anything to say need not do anything.

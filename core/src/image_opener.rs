@@ -4,7 +4,8 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 
 /// How an image is opened. It is always opened for reading, and never created, truncated or waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,6 +16,17 @@ pub struct ImageAccess {
     pub direct: bool,
     /// Claim a block device, so that nobody else can (`O_EXCL`). Nothing for a regular file.
     pub exclusive: bool,
+}
+
+/// An open image, for another process of the host that opens the same disk: its locks are those of the open file, and stay held.
+#[derive(Debug)]
+pub struct OpenImage {
+    /// Its path, as it was opened.
+    pub path: PathBuf,
+    /// How it was opened.
+    pub access: ImageAccess,
+    /// A descriptor of the same open file.
+    pub file: OwnedFd,
 }
 
 /// Why an image was not opened.

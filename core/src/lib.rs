@@ -28,7 +28,7 @@ pub mod thread_role;
 pub mod units;
 
 pub use disk::{ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
-pub use image_opener::{ImageAccess, ImageOpenError, ImageOpener};
+pub use image_opener::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
 pub use queue::{
     ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake,
 };

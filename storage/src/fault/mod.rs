@@ -29,7 +29,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use mqblk_core::settings::Settings;
-use mqblk_core::{ByteLen, ConnectionStats, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits};
+use mqblk_core::{
+    ByteLen, ConnectionStats, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits, OpenImage,
+};
 use mqblk_uring::UringContext;
 
 use crate::connection::{
@@ -132,6 +134,10 @@ impl Disk<UringContext> for FaultDisk {
 
     fn resize(&self, size: Option<ByteLen>) -> Result<ByteLen, DiskError> {
         self.shared.inner.resize(size)
+    }
+
+    fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
+        self.shared.inner.hand_over()
     }
 
     fn activate(&self) -> Result<(), DiskError> {

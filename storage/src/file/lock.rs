@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqblk_core::{DiskError, ImageAccess, ImageOpenError, ImageOpener};
@@ -89,8 +90,23 @@ fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError> {
     })
 }
 
+/// Set while another process has the same open files: their locks are its own too.
+static SHARED_WITH_ANOTHER_PROCESS: AtomicBool = AtomicBool::new(false);
+
+/// Says whether another process has the open files of this one, handed over in either direction. Locks are not released then.
+pub fn set_shared_with_another_process(shared: bool) {
+    SHARED_WITH_ANOTHER_PROCESS.store(shared, Ordering::SeqCst);
+}
+
+/// Releases all locks of an open file that is closed.
+pub(crate) fn unlock_closed(file: &impl AsFd) {
+    if !SHARED_WITH_ANOTHER_PROCESS.load(Ordering::SeqCst) {
+        unlock(file);
+    }
+}
+
 /// Releases all locks of an open file.
-pub(crate) fn unlock(file: &impl AsFd) {
+fn unlock(file: &impl AsFd) {
     // Without lock support there is nothing to release.
     let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_UNLCK)));
 }

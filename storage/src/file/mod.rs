@@ -50,8 +50,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use lock::set_shared_with_another_process;
 use mqblk_core::settings::Settings;
-use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits};
+use mqblk_core::{
+    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageAccess, ImageOpener, Limits,
+    OpenImage,
+};
 use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
@@ -109,7 +113,7 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         if self.locked {
             // A worker's ring may have a file for a moment after it was unregistered, and with it the lock.
-            lock::unlock(&self.fd);
+            lock::unlock_closed(&self.fd);
         }
     }
 }
@@ -174,7 +178,7 @@ impl HostFile {
 
     /// Releases the locks that its owner has taken.
     pub(crate) fn unlock(&self) {
-        lock::unlock(&self.0.fd);
+        lock::unlock_closed(&self.0.fd);
     }
 
     /// Opens a worker's channel, for reads and writes.
@@ -281,6 +285,15 @@ impl Disk<UringContext> for FileDisk {
                 let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
             }
         })
+    }
+
+    fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
+        let OpenFile { path, fd, geometry, direct, .. } = self.open.as_ref();
+        let write = !geometry.read_only;
+        let access =
+            ImageAccess { write, direct: direct.is_some(), exclusive: write && self.lock.mode.claims_on_open() };
+        let file = fd.try_clone().map_err(|error| format!("has no descriptor for another process: {error}"))?;
+        Ok(vec![OpenImage { path: path.clone(), access, file }])
     }
 
     fn deactivate(&self) {

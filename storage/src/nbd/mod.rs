@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{
     BlockSize, ByteLen, ByteOffset, ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver,
-    Geometry, ImageOpener, Limits, Op,
+    Geometry, ImageOpener, Limits, Op, OpenImage,
 };
 use mqblk_uring::UringContext;
 
@@ -320,6 +320,13 @@ impl Disk<UringContext> for NbdDisk {
         settings.push(("tls", admission::on_off(dialer.tls.is_some())));
         settings.extend(dialer.tls.iter().flat_map(TlsClient::resolved));
         settings
+    }
+
+    fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
+        match self.max_channels() {
+            None => Ok(Vec::new()),
+            Some(_) => Err("is behind an NBD server that serves one connection at a time (no multi-conn)".to_owned()),
+        }
     }
 
     fn found_size(&self) -> Result<ByteLen, DiskError> {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use mqblk_core::settings::Settings;
 use mqblk_core::{
     BlockSize, ByteLen, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits,
-    Outcome, Request, Tag,
+    OpenImage, Outcome, Request, Tag,
 };
 use mqblk_memory::Buffer;
 use mqblk_uring::UringContext;
@@ -80,6 +80,10 @@ impl Disk<UringContext> for NullDisk {
             self.size.set(size);
         }
         Ok(self.size.get())
+    }
+
+    fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
+        Ok(Vec::new())
     }
 
     fn open_channel(&self, _context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {

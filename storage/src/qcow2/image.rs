@@ -388,7 +388,7 @@ impl Drop for Image {
             drop(library);
         }
         // A worker's ring may have a file for a moment after it was unregistered, and with it the lock.
-        self.data.iter().chain([&self.file]).for_each(lock::unlock);
+        self.data.iter().chain([&self.file]).for_each(lock::unlock_closed);
         if let Some(direct) = &self.direct {
             direct.unlock();
         }

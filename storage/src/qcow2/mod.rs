@@ -30,7 +30,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_core::{BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits};
+use mqblk_core::{
+    BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener, Limits, OpenImage,
+};
 use mqblk_uring::UringContext;
 
 use crate::admission::{self, DiskSize};
@@ -199,6 +201,10 @@ impl Disk<UringContext> for Qcow2Disk {
                 Err(DiskError::Size { found: size.to_string(), expected })
             }
         }
+    }
+
+    fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
+        Err("is a qcow2 image, whose tables are in the memory of this process".to_owned())
     }
 
     fn deactivate(&self) {

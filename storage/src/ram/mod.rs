@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mqblk_core::settings::Settings;
 use mqblk_core::{
     BlockSize, ByteLen, ByteOffset, Completion, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageOpener,
-    Limits, Op, Outcome, Request,
+    Limits, Op, OpenImage, Outcome, Request,
 };
 use mqblk_memory::{Buffer, Mapping};
 use mqblk_uring::UringContext;
@@ -115,6 +115,10 @@ impl Disk<UringContext> for RamDisk {
         }
         self.size.set(size);
         Ok(size)
+    }
+
+    fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
+        Err("is in the memory of this process, and ends with it".to_owned())
     }
 
     fn open_channel(&self, _context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {

@@ -36,6 +36,7 @@ use mqblk_core::settings::Settings;
 use mqblk_core::thread_role::{self, ThreadRole};
 use mqblk_core::{
     ByteLen, ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, ImageOpener, Limits,
+    OpenImage,
 };
 use mqblk_rbd::{Image, RbdError};
 use mqblk_uring::UringContext;
@@ -280,6 +281,14 @@ impl Disk<UringContext> for RbdDisk {
         self.state.found.set(found);
         self.state.size.set(found);
         Ok(found)
+    }
+
+    fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
+        // Without a lock nothing says when what is in this client's cache has arrived.
+        match self.geometry.read_only || self.given.lock == LockMode::SharedMigration {
+            true => Ok(Vec::new()),
+            false => Err("belongs to this client of the cluster (lock=shared-migration passes it on)".to_owned()),
+        }
     }
 
     fn activate(&self) -> Result<(), DiskError> {

@@ -1,6 +1,7 @@
 //! The client.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -100,13 +101,30 @@ impl Client {
     /// # Errors
     /// When the daemon refuses, is gone or does not respond in time. Only after [`ClientError::Refused`] the connection can be used again.
     pub fn call(&mut self, method: &str, params: &Value) -> Result<Value, ClientError> {
+        self.call_with(method, params, None)
+    }
+
+    /// Calls a verb, and sends it a descriptor.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn call_with(
+        &mut self,
+        method: &str,
+        params: &Value,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<Value, ClientError> {
         self.last_id += 1;
         let mut request = json!({ "jsonrpc": "2.0", "id": self.last_id, "method": method });
         if !params.is_null() {
             request["params"] = params.clone();
         }
         let deadline = Instant::now() + self.timeout;
-        let written = self.lines.write(format!("{request}\n").as_bytes(), deadline);
+        let request = format!("{request}\n");
+        let written = match descriptor {
+            Some(descriptor) => self.lines.write_with(request.as_bytes(), descriptor),
+            None => self.lines.write(request.as_bytes(), deadline),
+        };
         // A server that closes at once, because it has too many clients, has sent the reason before.
         let line = match (self.lines.read(LineDeadline::Until(deadline)), written) {
             (Ok(Line::Whole(line)), _) => line,

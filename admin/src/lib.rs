@@ -23,4 +23,4 @@ pub use default_socket::{SOCKET_VARIABLE, default_socket, names_a_socket};
 pub use params::{Param, ParamKind, Params, found};
 pub use protocol::{ErrorObject, respond};
 pub use server::{Server, ServerOptions};
-pub use verbs::{Verb, VerbError, Verbs};
+pub use verbs::{Caller, Verb, VerbError, Verbs};

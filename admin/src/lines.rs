@@ -1,12 +1,18 @@
 //! Lines over a stream socket: bounded in length and in time, and abandoned at once when the server stops.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 
 /// Bytes of one read.
 const CHUNK: usize = 16 << 10;
@@ -49,13 +55,15 @@ pub(crate) struct Lines {
     stop: Option<Arc<UnixStream>>,
     limit: usize,
     pending: Vec<u8>,
+    /// The descriptor that came with the last bytes.
+    descriptor: Option<OwnedFd>,
 }
 
 impl Lines {
     /// Wraps a socket, for lines of at most `limit` bytes without the newline.
     pub(crate) fn new(stream: UnixStream, stop: Option<Arc<UnixStream>>, limit: usize) -> io::Result<Lines> {
         stream.set_nonblocking(true)?;
-        Ok(Lines { stream, stop, limit, pending: Vec::new() })
+        Ok(Lines { stream, stop, limit, pending: Vec::new(), descriptor: None })
     }
 
     /// Reads the next line.
@@ -86,7 +94,7 @@ impl Lines {
                 WaitResult::Stopped => return Ok(Line::Stopped),
             }
             self.pending.resize(searched + CHUNK, 0);
-            let got = self.stream.read(&mut self.pending[searched..]);
+            let got = self.receive(searched);
             self.pending.truncate(searched + *got.as_ref().unwrap_or(&0));
             match got {
                 Ok(0) => return Ok(Line::Closed),
@@ -95,6 +103,43 @@ impl Lines {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Receives bytes behind the first `start` pending ones, and the descriptor that comes with them. Of several one is kept.
+    fn receive(&mut self, start: usize) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let bytes = &mut [IoSliceMut::new(&mut self.pending[start..])];
+        let received = recvmsg(&self.stream, bytes, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut descriptors) = message {
+                self.descriptor = descriptors.next();
+            }
+        }
+        Ok(received.bytes)
+    }
+
+    /// Takes the descriptor that came with the last line.
+    pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptor.take()
+    }
+
+    /// Returns the socket.
+    pub(crate) fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// Writes a short line at once, with a descriptor.
+    ///
+    /// # Errors
+    /// When the socket does not take it all.
+    pub(crate) fn write_with(&mut self, line: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let descriptors = [descriptor];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let sent = sendmsg(&self.stream, &[IoSlice::new(line)], &mut control, SendFlags::NOSIGNAL)?;
+        if sent == line.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
     }
 
     /// Writes all of `bytes` before `deadline`.

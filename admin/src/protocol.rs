@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::params::{found, quoted};
-use crate::verbs::{CallError, VerbError, Verbs};
+use crate::verbs::{CallError, Caller, VerbError, Verbs};
 
 /// The line is not JSON.
 pub(crate) const PARSE_ERROR: i64 = -32700;
@@ -62,13 +62,18 @@ struct Request {
     params: Option<Value>,
 }
 
-/// Handles one line. Returns the response with its newline; `None` for a notification.
+/// Handles one line of an unknown client. Returns the response with its newline; `None` for a notification.
 pub fn respond(line: &[u8], verbs: &Verbs) -> Option<Vec<u8>> {
+    respond_to(line, verbs, Caller::default())
+}
+
+/// Handles one line.
+pub(crate) fn respond_to(line: &[u8], verbs: &Verbs, caller: Caller) -> Option<Vec<u8>> {
     let request = match parse(line) {
         Ok(request) => request,
         Err((id, error)) => return Some(error_line(&id, error)),
     };
-    let result = call(&request.method, request.params, verbs);
+    let result = call(&request.method, request.params, verbs, caller);
     let Some(id) = request.id else {
         if let Err(error) = result {
             tracing::debug!("an admin client's notification failed: {error}");
@@ -98,9 +103,9 @@ pub(crate) fn no_thread(error: &std::io::Error) -> Vec<u8> {
     error_line(&Value::Null, ErrorObject::new(TOO_MANY_CLIENTS, format!("{error}; try again")))
 }
 
-fn call(method: &str, params: Option<Value>, verbs: &Verbs) -> Result<Value, ErrorObject> {
+fn call(method: &str, params: Option<Value>, verbs: &Verbs, caller: Caller) -> Result<Value, ErrorObject> {
     // A panic in a verb is a bug, but must fail only this call.
-    match catch_unwind(AssertUnwindSafe(|| verbs.call(method, params))) {
+    match catch_unwind(AssertUnwindSafe(|| verbs.call(method, params, caller))) {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(CallError::Verb(error))) => Err(error.into()),
         Ok(Err(CallError::Unknown)) => {

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::lines::{Line, LineDeadline, Lines, timespec};
 use crate::protocol;
-use crate::verbs::Verbs;
+use crate::verbs::{Caller, Verbs};
 
 /// Pause after a failed accept: most likely the process is out of descriptors, and the connection stays in the backlog.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -157,7 +157,10 @@ impl ServerState {
         let mut lines = Lines::new(stream, Some(Arc::clone(&self.stopped)), line_bytes)?;
         loop {
             let response = match lines.read(LineDeadline::FromFirstByte(timeout))? {
-                Line::Whole(line) => protocol::respond(&line, &self.verbs),
+                Line::Whole(line) => {
+                    let descriptor = lines.take_descriptor();
+                    protocol::respond_to(&line, &self.verbs, Caller { descriptor, ..caller_of(lines.stream()) })
+                }
                 Line::TooLong => {
                     // The start of the next request is not known.
                     return lines.write(&protocol::too_long(line_bytes), Instant::now() + timeout);
@@ -169,6 +172,16 @@ impl ServerState {
                 lines.write(&response, Instant::now() + timeout)?;
             }
         }
+    }
+}
+
+/// Returns the process at the other end.
+fn caller_of(stream: &UnixStream) -> Caller {
+    let peer = rustix::net::sockopt::socket_peercred(stream).ok();
+    Caller {
+        uid: peer.map(|peer| peer.uid.as_raw()),
+        pid: peer.map(|peer| peer.pid.as_raw_nonzero().get()),
+        descriptor: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The registry of verbs.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 
 use serde_json::{Value, json};
 
@@ -34,7 +35,18 @@ impl VerbError {
     }
 }
 
-type Run = dyn Fn(&Params) -> Result<Value, VerbError> + Send + Sync;
+/// Who calls a verb, and what came with the call.
+#[derive(Debug, Default)]
+pub struct Caller {
+    /// The user of the client's process; `None` if it is unknown.
+    pub uid: Option<u32>,
+    /// Its process id; `None` if it is unknown.
+    pub pid: Option<i32>,
+    /// The descriptor that was sent with the request.
+    pub descriptor: Option<OwnedFd>,
+}
+
+type Run = dyn Fn(&Params, Caller) -> Result<Value, VerbError> + Send + Sync;
 
 /// A method that clients may call.
 pub struct Verb {
@@ -53,7 +65,32 @@ impl Verb {
         params: &'static [Param],
         run: impl Fn(&Params) -> Result<Value, VerbError> + Send + Sync + 'static,
     ) -> Verb {
+        Verb::with_caller(name, about, params, move |params, _| run(params))
+    }
+
+    /// Returns a verb for which it matters who calls it.
+    pub fn with_caller(
+        name: &'static str,
+        about: &'static str,
+        params: &'static [Param],
+        run: impl Fn(&Params, Caller) -> Result<Value, VerbError> + Send + Sync + 'static,
+    ) -> Verb {
         Verb { name, about, params, run: Box::new(run) }
+    }
+
+    /// Returns its name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the verb with a check before it, whose result is dropped after it.
+    pub fn guarded<G>(self, guard: impl Fn() -> Result<G, VerbError> + Send + Sync + 'static) -> Verb {
+        let run = self.run;
+        let guarded = move |params: &Params, caller: Caller| {
+            let _guard = guard()?;
+            run(params, caller)
+        };
+        Verb { run: Box::new(guarded), ..self }
     }
 }
 
@@ -87,12 +124,12 @@ impl Verbs {
         self.0.iter().map(|verb| verb.name).chain([HELP])
     }
 
-    pub(crate) fn call(&self, name: &str, params: Option<Value>) -> Result<Value, CallError> {
+    pub(crate) fn call(&self, name: &str, params: Option<Value>, caller: Caller) -> Result<Value, CallError> {
         if name == HELP {
             return Params::check(params, &[]).map(|_| self.help()).map_err(CallError::Verb);
         }
         let verb = self.0.iter().find(|verb| verb.name == name).ok_or(CallError::Unknown)?;
-        Params::check(params, verb.params).and_then(|params| (verb.run)(&params)).map_err(CallError::Verb)
+        Params::check(params, verb.params).and_then(|params| (verb.run)(&params, caller)).map_err(CallError::Verb)
     }
 
     fn help(&self) -> Value {

@@ -17,6 +17,7 @@ use crate::sandbox::SandboxConfig;
 use crate::sockets::SocketPermissions;
 use crate::state_file::SavedState;
 use crate::storage_backends::StorageBackends;
+use crate::takeover::Predecessor;
 use crate::user::UserConfig;
 
 /// The whole configuration.
@@ -51,6 +52,10 @@ pub struct ServeConfig {
     pub given: RawConfig,
     /// Where it is read again; `None`: nowhere.
     pub source: Option<Arc<dyn ConfigSource>>,
+    /// The daemon that hands over to this one.
+    pub predecessor: Option<Predecessor>,
+    /// Ends the wait of the program for a signal: another process has taken over.
+    pub end: Option<Arc<dyn Fn() + Send + Sync>>,
     /// All guest interfaces, in the order of `interfaces`.
     pub table: Interfaces,
     /// The guest interfaces with their disks. Ids are unique among all disks, controllers and LUNs.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use crate::sandbox::{self, SandboxError};
 use crate::service_notifier::{Reporting, ServiceNotifier};
 use crate::state::{AppliedChange, DaemonControl, DaemonState};
 use crate::state_file::StateFile;
+use crate::takeover::{ProcessListeners, TakeoverError};
 use crate::watch::SizeWatch;
 
 /// Why the daemon could not start.
@@ -49,6 +51,9 @@ pub enum StartError {
     /// The sandbox could not be set up.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    /// The daemon before this one does not hand over.
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
     /// A guest interface could not be served.
     #[error(transparent)]
     Interface(#[from] StartFailure),
@@ -71,7 +76,10 @@ impl Daemon {
     /// If the host refuses a resource.
     pub fn start(config: ServeConfig) -> Result<Daemon, StartError> {
         // Before the sandbox, in which no socket of TCP can be made.
-        let metrics = config.metrics.as_ref().map(MetricsSocket::bind).transpose()?;
+        let predecessor = config.predecessor;
+        let bind = |config| MetricsSocket::take_or_bind(config, predecessor.as_ref());
+        let metrics = config.metrics.as_ref().map(bind).transpose()?;
+        let config = ServeConfig { predecessor: None, ..config };
         sandbox::enter(&config)?;
         let options = EngineOptions {
             workers: config.workers.into(),
@@ -87,8 +95,14 @@ impl Daemon {
         let drain_timeout = config.drain_timeout;
         let state = config.state.map(|saved| {
             let path = saved.path().to_owned();
-            StateFile::open(saved).map(Arc::new).map_err(|source| StartError::State { path, source })
+            let handed = predecessor.as_ref().and_then(|one| one.take_state_lock(&path));
+            let opened = match handed {
+                Some(lock) => Ok(StateFile::open_handed(saved, lock)),
+                None => StateFile::open(saved),
+            };
+            opened.map(Arc::new).map_err(|source| StartError::State { path, source })
         });
+        let stands_by = Arc::new(AtomicBool::new(predecessor.is_some()));
         let limit_groups = config.storages.limit_groups();
         let host = HostContext {
             engine: Arc::clone(&engine),
@@ -97,23 +111,49 @@ impl Daemon {
             placement: Arc::new(Mutex::new(config.placement)),
             state: state.transpose()?,
             storages: config.storages,
+            stands_by: Arc::clone(&stands_by),
         };
         let file = host.state.clone();
         let interfaces = config.interfaces.into_iter().map(|interface| interface.start(&host));
         let interfaces = interfaces.collect::<Result<Vec<_>, _>>()?;
         drop(host);
-        let (table, log, given, source) = (config.table, config.log, config.given, config.source);
-        let control = DaemonControl { table, log, file, given, source, limit_groups };
+        let (table, log, given, source, end) = (config.table, config.log, config.given, config.source, config.end);
+        let control = DaemonControl { table, log, file, given, source, limit_groups, drain_timeout, end };
         let state = Arc::new(DaemonState::new(engine, interfaces, control));
-        let admin = config.admin.as_ref().map(|admin| AdminSocket::start(admin, &state)).transpose();
-        let admin = admin.map_err(StartError::Admin)?;
+        if let Some(predecessor) = &predecessor {
+            predecessor.take_over(&state)?;
+            stands_by.store(false, Ordering::SeqCst);
+            state.state_file().iter().for_each(|file| file.begin());
+        }
+        let start = |admin: &AdminConfig| {
+            let takes_file = predecessor.as_ref().is_some_and(|one| one.leaves_admin(&admin.socket));
+            AdminSocket::start(admin, takes_file, &state)
+        };
+        let admin = config.admin.as_ref().map(start).transpose().map_err(StartError::Admin)?;
+        if let Some(socket) = &metrics {
+            state.listeners().metrics = Some(socket.handed().map_err(StartError::Watch)?);
+        }
         let metrics = metrics.map(|socket| MetricsEndpoint::start(socket, &state)).transpose()?;
         let watch = SizeWatch::start(&state).map_err(StartError::Watch)?;
         let daemon = Daemon { admin, metrics, state, watchdog, watch, drain_timeout };
         for interface in daemon.state.interfaces() {
             interface.publish()?;
         }
+        if let Some(predecessor) = &predecessor {
+            predecessor.end();
+        }
         Ok(daemon)
+    }
+
+    /// Returns true if another process has taken over all that this one served.
+    pub fn is_handed_over(&self) -> bool {
+        self.state.is_handed_over()
+    }
+
+    /// Leaves everything to the process that has taken over. This one ends next.
+    pub fn leave(self) {
+        // Not dropped: that would remove sockets and flush disks that are the other process' now.
+        std::mem::forget(self);
     }
 
     /// Reads the configuration again and applies what has changed, as far as that can change now, on a thread of its own: it may wait for
@@ -151,7 +191,13 @@ impl Daemon {
     /// # Errors
     /// If the storage of a disk or a logical unit cannot be flushed, or does not complete in time. The others are flushed nevertheless.
     pub fn stop(self) -> io::Result<()> {
+        self.state.end_hand_over();
+        if self.state.is_handed_over() {
+            self.leave();
+            return Ok(());
+        }
         // No change at run time can start after this.
+        *self.state.listeners() = ProcessListeners::default();
         drop(self.admin);
         drop(self.metrics);
         drop(self.watch);
@@ -184,8 +230,15 @@ struct AdminSocket {
 }
 
 impl AdminSocket {
-    fn start(config: &AdminConfig, state: &Arc<DaemonState>) -> Result<AdminSocket, SocketError> {
-        let socket = ListenSocket::bind(&config.socket, &config.permissions.access())?;
+    /// `takes_file`: the file is taken over from another process, which has made it.
+    fn start(config: &AdminConfig, takes_file: bool, state: &Arc<DaemonState>) -> Result<AdminSocket, SocketError> {
+        let mut socket = ListenSocket::bind(&config.socket, &config.permissions.access())?;
+        if takes_file {
+            socket.own_file();
+        }
+        let os = |source| SocketError::Os { path: config.socket.clone(), source };
+        let handed = socket.listener().try_clone().map_err(os)?.into();
+        state.listeners().admin = Some((config.socket.clone(), handed, socket.owns_file()));
         let listener = socket.listener().try_clone();
         let server = listener
             .and_then(|listener| mqblk_admin::Server::start(listener, admin::verbs(state), Default::default()))

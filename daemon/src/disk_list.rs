@@ -9,7 +9,7 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{AnyDisk, DiskHealth, PlugOptions, QueuePlacement, QueueStats, WorkerStats};
 
-use mqblk_vhost_user_server::Frontend;
+use mqblk_vhost_user_server::{Frontend, Server};
 
 use crate::admin::wire;
 use crate::config::StorageConfig;
@@ -248,6 +248,11 @@ pub trait DiskExport: Send + Sync {
     /// Returns its disk, if the size of its storage is watched.
     fn watched(&self) -> Option<Arc<AnyDisk>>;
 
+    /// Returns its server: see [`ServedDevice::server`].
+    fn server(&self) -> Option<Arc<Server>> {
+        None
+    }
+
     /// Moves a queue to another worker: see [`ServedDevice::move_queue`].
     ///
     /// # Errors
@@ -313,6 +318,10 @@ impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
 
     fn is_connected(&self) -> bool {
         self.export.is_connected()
+    }
+
+    fn server(&self) -> Option<Arc<Server>> {
+        self.export.server()
     }
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {

@@ -6,6 +6,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use mqblk_admin::model::{ControllerStat, DiskStat};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{AnyDisk, DiskHealth, Engine, QueuePlacement, WorkerStats};
-use mqblk_vhost_user_server::Frontend;
+use mqblk_vhost_user_server::{Frontend, Server};
 
 use crate::cpus::Cpus;
 use crate::file::RawTable;
@@ -239,6 +240,8 @@ pub struct HostContext {
     pub state: Option<Arc<StateFile>>,
     /// The storage backends, for disks that are added.
     pub storages: Arc<dyn StorageBackends>,
+    /// True until the process before this one has handed over: devices that VMMs connect to stand by.
+    pub stands_by: Arc<AtomicBool>,
 }
 
 /// An interface that is served.
@@ -287,6 +290,10 @@ pub trait ServedInterface: Send + Sync {
     /// Waits until its queues are drained, until `deadline` at most, and stops serving. What it waits for is logged.
     fn stop(&self, deadline: Instant);
 
+    /// Leaves its guests to another process, as the last step of a takeover: as [`stop`](Self::stop), for devices that have no
+    /// [server](ServedDevice::server). The others have been handed over.
+    fn leave(&self, _deadline: Instant) {}
+
     /// Returns the disks to flush at the end, each with its name for messages.
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)>;
 }
@@ -314,6 +321,11 @@ pub trait ServedDevice: Send + Sync {
 
     /// Returns true if a guest is connected to it.
     fn is_connected(&self) -> bool;
+
+    /// Returns what VMMs connect to, which another process can take over with its connections. `None` if its interface has no such.
+    fn server(&self) -> Option<Arc<Server>> {
+        None
+    }
 
     /// Moves one of its request queues to another worker while its guest uses it. Returns false if the queue stays where it is: it is not
     /// attached, or its requests in flight take longer than `timeout`.

@@ -8,6 +8,7 @@
 pub mod activation;
 pub mod admin;
 pub mod broker;
+mod changes;
 pub mod config;
 pub mod cpus;
 mod daemon;
@@ -32,6 +33,7 @@ pub mod sockets;
 mod state;
 pub mod state_file;
 pub mod storage_backends;
+mod takeover;
 pub mod test_keys;
 pub mod user;
 pub mod vhost_user;
@@ -40,6 +42,7 @@ mod watch;
 pub use config::LogLevel;
 pub use daemon::{Daemon, StartError};
 pub use state::DaemonState;
+pub use takeover::{Predecessor, TakeoverError};
 
 use config::{MetricsAddress, MetricsConfig, ServeConfig};
 use cpus::Cpus;
@@ -49,17 +52,26 @@ use resolve::ConfigError;
 
 /// Resolves a configuration for this host and opens its storage, after all checks that are possible before anything is created.
 ///
+/// `predecessor`: the daemon whose sockets and images it takes over.
+///
 /// # Errors
 /// Names the first value that cannot be used.
-pub fn configure(raw: RawConfig, interfaces: Interfaces) -> Result<ServeConfig, ConfigError> {
+pub fn configure(
+    raw: RawConfig,
+    interfaces: Interfaces,
+    predecessor: Option<Predecessor>,
+) -> Result<ServeConfig, ConfigError> {
     let given = raw.clone();
     let closed = resolve::resolve(raw, interfaces, &Cpus::of_this_host(), &storage_backends::kinds())?;
     activation::check_all_are_used()?;
-    let config = ServeConfig { given, ..rights::open(closed)? };
+    let handed = predecessor.as_ref().map(Predecessor::take_images).unwrap_or_default();
+    let config = ServeConfig { given, predecessor, ..rights::open(closed, handed)? };
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;
     }
-    if let Some(MetricsConfig { address: MetricsAddress::Unix(path), .. }) = &config.metrics {
+    if let Some(MetricsConfig { address: MetricsAddress::Unix(path), .. }) = &config.metrics
+        && config.predecessor.is_none()
+    {
         mqblk_vhost_user_server::probe_socket(path).map_err(ConfigError::Metrics)?;
     }
     for interface in &config.interfaces {

@@ -2,17 +2,19 @@
 
 use std::io;
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use mqblk_metrics::{Detail, MetricsListener, ProcessSample, Server, ServerLimits, TextFormat, encode};
-use mqblk_vhost_user_server::{ListenSocket, SocketAccess, SocketError};
+use mqblk_vhost_user_server::{ListenSocket, SocketAccess, SocketError, adopt_handed};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::admin::stat::sample;
 use crate::config::{MetricsAddress, MetricsConfig};
 use crate::interface::StatDetail;
 use crate::state::{DaemonState, monotonic_ns};
+use crate::takeover::{MetricsFile, Predecessor};
 
 /// Why metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +40,10 @@ pub(crate) struct MetricsSocket {
     listener: MetricsListener,
     /// The Unix socket, whose file is removed on drop.
     file: Option<ListenSocket>,
+    /// The address of the configuration.
+    address: String,
+    /// The file is taken over from another process, which has made it.
+    takes_file: bool,
 }
 
 impl MetricsSocket {
@@ -61,7 +67,42 @@ impl MetricsSocket {
             }
         };
         tracing::info!(%address, "metrics");
-        Ok(MetricsSocket { listener, file })
+        Ok(MetricsSocket { listener, file, address: config.address.to_string(), takes_file: false })
+    }
+
+    /// Takes over the listener of the process before this one, if it has one at this address; or listens there.
+    ///
+    /// # Errors
+    /// If the host refuses.
+    pub(crate) fn take_or_bind(
+        config: &MetricsConfig,
+        predecessor: Option<&Predecessor>,
+    ) -> Result<MetricsSocket, MetricsStartError> {
+        let address = config.address.to_string();
+        let Some((handed, takes_file)) = predecessor.and_then(|one| one.take_metrics(&address)) else {
+            return MetricsSocket::bind(config);
+        };
+        let (listener, file) = match (handed, &config.address) {
+            (MetricsFile::Tcp(listener), _) => (MetricsListener::Tcp(listener), None),
+            (MetricsFile::Unix(listener), MetricsAddress::Tcp(_)) => (MetricsListener::Unix(listener), None),
+            (MetricsFile::Unix(listener), MetricsAddress::Unix(path)) => {
+                let os = |source| SocketError::Os { path: path.clone(), source };
+                let listens = listener.try_clone().map_err(os)?;
+                adopt_handed(path.clone(), listener).map_err(os)?;
+                let socket = ListenSocket::bind(path, &SocketAccess::with_mode(config.mode.bits()))?;
+                (MetricsListener::Unix(listens), Some(socket))
+            }
+        };
+        Ok(MetricsSocket { listener, file, address, takes_file })
+    }
+
+    /// Returns its address, a duplicate of its listener, and true if its file is this process' own: for the process after this one.
+    pub(crate) fn handed(&self) -> io::Result<(String, OwnedFd, bool)> {
+        let listener = match &self.listener {
+            MetricsListener::Tcp(listener) => listener.try_clone()?.into(),
+            MetricsListener::Unix(listener) => listener.try_clone()?.into(),
+        };
+        Ok((self.address.clone(), listener, self.takes_file || self.file.as_ref().is_some_and(ListenSocket::owns_file)))
     }
 }
 
@@ -78,7 +119,10 @@ impl MetricsEndpoint {
     /// # Errors
     /// If the host has no thread.
     pub(crate) fn start(socket: MetricsSocket, state: &Arc<DaemonState>) -> Result<MetricsEndpoint, MetricsStartError> {
-        let MetricsSocket { listener, file } = socket;
+        let MetricsSocket { listener, mut file, takes_file, .. } = socket;
+        if takes_file {
+            file.iter_mut().for_each(ListenSocket::own_file);
+        }
         let (state, start_time_s) = (Arc::downgrade(state), start_time_s(state));
         let text = move |format, detail| {
             // Gone when the daemon stops.

@@ -4,6 +4,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use mqblk_core::{ImageOpener, OpenImage};
+use mqblk_storage::host_images::HostImages;
 use mqblk_vhost_user_server::SocketError;
 
 use crate::broker::Broker;
@@ -12,17 +14,26 @@ use crate::resolve::{ClosedConfig, ConfigError};
 use crate::sandbox::{self, SandboxMode};
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::Registry;
+use crate::takeover::HandedImages;
 use crate::user::UserConfig;
 
 /// Opens the storage of a configuration with the rights that the process was started with, and makes the process that of the user that the
 /// configuration names.
+///
+/// `handed` are images that another process has open, and hands over.
 ///
 /// In the sandbox a broker opens it, and keeps these rights. The process changes its user before, because the threads that some storage has
 /// are not allowed to.
 ///
 /// # Errors
 /// If the storage cannot be opened, or the host refuses.
-pub(crate) fn open(closed: ClosedConfig) -> Result<ServeConfig, ConfigError> {
+pub(crate) fn open(closed: ClosedConfig, handed: Vec<OpenImage>) -> Result<ServeConfig, ConfigError> {
+    let opener = |others: Arc<dyn ImageOpener>| -> Arc<dyn ImageOpener> {
+        match handed.is_empty() {
+            true => others,
+            false => Arc::new(HandedImages::new(handed, others)),
+        }
+    };
     let user = closed.user().cloned();
     let become_user = || user.as_ref().map_or(Ok(()), |user| user.become_user());
     sandbox::prepare(closed.sandbox())?;
@@ -35,11 +46,11 @@ pub(crate) fn open(closed: ClosedConfig) -> Result<ServeConfig, ConfigError> {
             }
             become_user()?;
             let broker = Arc::new(broker);
-            let config = closed.open(Arc::new(Registry::new(Arc::clone(&broker) as _)))?;
+            let config = closed.open(Arc::new(Registry::new(opener(Arc::clone(&broker) as _))))?;
             ServeConfig { broker: Some(broker), ..config }
         }
         SandboxMode::Off | SandboxMode::Log => {
-            let config = closed.open(Arc::new(Registry::of_this_process()))?;
+            let config = closed.open(Arc::new(Registry::new(opener(Arc::new(HostImages)))))?;
             become_user()?;
             config
         }

@@ -5,6 +5,7 @@
 
 use std::env;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -72,6 +73,20 @@ impl ServiceNotifier {
         })
     }
 
+    /// Takes over the socket of the process before this one, if this one was started without. `watchdog`: the time in which the manager
+    /// expects signs of life.
+    pub fn adopt(&mut self, handed: Option<(UnixDatagram, Option<Duration>)>) {
+        if let (None, Some((socket, watchdog))) = (&self.socket, handed) {
+            (self.socket, self.watchdog) = (Some(socket), watchdog);
+        }
+    }
+
+    /// Returns a duplicate of its socket and the time in which signs of life are expected, for the process after this one.
+    pub(crate) fn handed(&self) -> Option<(OwnedFd, Option<Duration>)> {
+        let socket = self.socket.as_ref()?.try_clone().ok()?;
+        Some((socket.into(), self.watchdog))
+    }
+
     /// The daemon serves: after its start, and after it has read its configuration again.
     pub fn ready(&self) {
         self.send("READY=1");
@@ -87,7 +102,7 @@ impl ServiceNotifier {
         self.send("STOPPING=1\nSTATUS=Stopping: waits for requests in flight, and flushes");
     }
 
-    fn send(&self, message: &str) {
+    pub(crate) fn send(&self, message: &str) {
         let Some(socket) = &self.socket else { return };
         match socket.send(message.as_bytes()) {
             Ok(_) => self.has_failed.store(false, Ordering::Relaxed),
@@ -123,6 +138,7 @@ impl Reporting {
     /// # Errors
     /// If a thread cannot be started.
     pub(crate) fn start(notifier: &Arc<ServiceNotifier>, state: &Arc<DaemonState>) -> io::Result<Reporting> {
+        state.set_notifier(Arc::clone(notifier));
         let mut threads = Vec::new();
         if notifier.socket.is_some() {
             let mut status =

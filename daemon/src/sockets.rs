@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use mqblk_core::settings::{SettingError, Settings};
 pub use mqblk_vhost_user_server::discard;
 use mqblk_vhost_user_server::{
-    PASSED_PREFIX, SocketAccess, SocketError, claim_passed, is_passed, make_early, passed_names,
+    PASSED_PREFIX, SocketAccess, SocketError, claim_passed, is_passed, is_prepared, make_early, passed_names,
 };
 use nix::unistd::{Gid, Group, Uid, User};
 
@@ -195,7 +195,7 @@ impl PlannedSocket {
     /// If the socket cannot be made so.
     pub(crate) fn make_early(&self, user: Option<&UserConfig>) -> Result<(), SocketError> {
         let access = self.permissions.access();
-        if !access.changes_owner() || is_passed(&self.path) {
+        if !access.changes_owner() || is_prepared(&self.path) {
             return Ok(());
         }
         let (uid, gid) = user.map(UserConfig::ids).unzip();

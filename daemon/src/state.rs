@@ -1,8 +1,10 @@
 //! The state of a running daemon: its workers and its served interfaces.
 
 use std::collections::HashSet;
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use mqblk_admin::VerbError;
@@ -11,14 +13,17 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{AnyDisk, Engine, WorkerStats};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::changes::{Alone, Change, Changes};
 use crate::config::LogLevel;
 use crate::file::RawConfig;
 use crate::interface::{ChangeSource, DeviceStat, Export, Interfaces, ServedDevice, ServedInterface, StatDetail};
 use crate::limits::LimitGroups;
 use crate::reload::{self, ConfigChange, ConfigSource};
 use crate::resize::{ChangeError, ResizeOutcome};
+use crate::service_notifier::ServiceNotifier;
 use crate::state_file::StateFile;
 use crate::storage_backends;
+use crate::takeover::ProcessListeners;
 use crate::watch::WatchedDisk;
 
 /// Maximum number of ids that a message lists.
@@ -41,6 +46,10 @@ pub struct DaemonControl {
     pub source: Option<Arc<dyn ConfigSource>>,
     /// The groups of limits.
     pub limit_groups: LimitGroups,
+    /// How long a stop waits for storage.
+    pub drain_timeout: Duration,
+    /// Ends the wait of the program for a signal.
+    pub end: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 /// A difference of a configuration that was read again.
@@ -62,16 +71,104 @@ pub struct DaemonState {
     source: Option<Arc<dyn ConfigSource>>,
     interfaces: Vec<Arc<dyn ServedInterface>>,
     limit_groups: LimitGroups,
+    drain_timeout: Duration,
+    changes: Changes,
+    listeners: Mutex<ProcessListeners>,
+    notifier: OnceLock<Arc<ServiceNotifier>>,
+    end: Option<Arc<dyn Fn() + Send + Sync>>,
+    handed_over: AtomicBool,
     started_ns: u64,
 }
 
 impl DaemonState {
     /// Creates the state of a daemon that starts now. `interfaces` are those of `control.table`, served.
     pub fn new(engine: Arc<Engine>, interfaces: Vec<Arc<dyn ServedInterface>>, control: DaemonControl) -> DaemonState {
-        let DaemonControl { table, log, file, given, source, limit_groups } = control;
-        let config = Mutex::new(given);
-        let started_ns = monotonic_ns();
-        DaemonState { engine, table, log, file, config, source, interfaces, limit_groups, started_ns }
+        let DaemonControl { table, log, file, given, source, limit_groups, drain_timeout, end } = control;
+        DaemonState {
+            engine,
+            table,
+            log,
+            file,
+            config: Mutex::new(given),
+            source,
+            interfaces,
+            limit_groups,
+            drain_timeout,
+            changes: Changes::default(),
+            listeners: Mutex::default(),
+            notifier: OnceLock::new(),
+            end,
+            handed_over: AtomicBool::new(false),
+            started_ns: monotonic_ns(),
+        }
+    }
+
+    /// Begins a change at run time.
+    ///
+    /// # Errors
+    /// If the daemon hands over to another process, which has the same state then.
+    pub fn begin_change(&self) -> Result<Change, String> {
+        self.changes.begin()
+    }
+
+    /// Keeps changes away, for a takeover. Waits for those that run.
+    ///
+    /// # Errors
+    /// If one takes long, or a takeover runs already.
+    pub(crate) fn begin_hand_over(&self) -> Result<Alone, String> {
+        self.changes.begin_alone()
+    }
+
+    /// Lets no takeover begin any more, and waits for one that has got far.
+    pub(crate) fn end_hand_over(&self) {
+        // Each device may take its drain timeout.
+        self.changes.end(self.drain_timeout.saturating_mul(2));
+    }
+
+    /// Returns how long a stop waits for storage.
+    pub(crate) fn drain_timeout(&self) -> Duration {
+        self.drain_timeout
+    }
+
+    /// Returns the listening sockets of the process.
+    pub(crate) fn listeners(&self) -> MutexGuard<'_, ProcessListeners> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the state file.
+    pub(crate) fn state_file(&self) -> Option<&StateFile> {
+        self.file.as_deref()
+    }
+
+    /// Sets what the service manager is told by.
+    pub(crate) fn set_notifier(&self, notifier: Arc<ServiceNotifier>) {
+        // There is one.
+        let _ = self.notifier.set(notifier);
+    }
+
+    /// Returns the socket of the service manager, and the time in which it expects signs of life.
+    pub(crate) fn service_manager(&self) -> Option<(OwnedFd, Option<Duration>)> {
+        self.notifier.get()?.handed()
+    }
+
+    /// Tells the service manager something.
+    pub(crate) fn tell_service_manager(&self, message: &str) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.send(message);
+        }
+    }
+
+    /// Ends the program: another process serves all.
+    pub(crate) fn set_handed_over(&self) {
+        self.handed_over.store(true, Ordering::SeqCst);
+        if let Some(end) = &self.end {
+            end();
+        }
+    }
+
+    /// Returns true if another process serves all.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::SeqCst)
     }
 
     /// Returns true if the configuration can be read again.
@@ -86,6 +183,8 @@ impl DaemonState {
     /// If it cannot be read. Nothing is changed then.
     pub fn apply_config(&self, file: Option<&Path>, apply: bool) -> Result<Vec<AppliedChange>, SettingError> {
         let Some(source) = &self.source else { return Ok(Vec::new()) };
+        let _change =
+            self.begin_change().map_err(|why| Settings::new("config").error("config", why, "a daemon that stays"))?;
         let mut current = self.config.lock().unwrap_or_else(PoisonError::into_inner);
         let new = source.read(file)?;
         let kinds = storage_backends::kinds();
@@ -155,6 +254,8 @@ impl DaemonState {
     /// # Errors
     /// If nothing has this id, or it cannot have that size.
     pub fn resize(&self, id: &str, request: Resize) -> Result<ResizeOutcome, ChangeError> {
+        // The size watch asks for it too.
+        let _change = self.begin_change().map_err(ChangeError::Failed)?;
         match self.exports().iter().find(|export| export.id() == id) {
             Some(export) => export.resize(request),
             None => Err(ChangeError::Setting(self.no_such("id", id))),

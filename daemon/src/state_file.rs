@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mqblk_core::settings::{SettingError, Settings};
 use rustix::fs::{FlockOperation, OFlags};
@@ -103,7 +103,7 @@ impl SavedState {
 #[derive(Debug)]
 pub struct StateFile {
     inner: Mutex<OpenState>,
-    _lock: File,
+    lock: File,
 }
 
 #[derive(Debug)]
@@ -111,6 +111,8 @@ struct OpenState {
     saved: SavedState,
     /// True if the file has the content of `saved`.
     is_written: bool,
+    /// True while another process, which will hand over, has the file.
+    is_held: bool,
 }
 
 impl StateFile {
@@ -129,32 +131,68 @@ impl StateFile {
             }
             error => error.into(),
         })?;
-        let mut state = OpenState { saved, is_written: false };
+        let mut state = OpenState { saved, is_written: false, is_held: false };
         state.write()?;
-        Ok(StateFile { inner: Mutex::new(state), _lock: lock })
+        Ok(StateFile { inner: Mutex::new(state), lock })
+    }
+
+    /// Takes the lock over of a process that has the file, and hands over later. Nothing is written before [`begin`](Self::begin).
+    pub fn open_handed(saved: SavedState, lock: File) -> StateFile {
+        StateFile { inner: Mutex::new(OpenState { saved, is_written: true, is_held: true }), lock }
+    }
+
+    /// Writes the state, which the other process does no more.
+    pub fn begin(&self) {
+        let mut state = self.state();
+        if std::mem::take(&mut state.is_held)
+            && let Err(error) = state.write()
+        {
+            log_failure(&state.saved.path, &error);
+        }
+    }
+
+    /// Returns the path of the file.
+    pub fn path(&self) -> PathBuf {
+        self.state().saved.path.clone()
+    }
+
+    /// Returns the locked file.
+    pub fn lock(&self) -> &File {
+        &self.lock
+    }
+
+    fn state(&self) -> MutexGuard<'_, OpenState> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the section of an interface, and writes the file. [`is_written`](Self::is_written) says whether that succeeded.
     pub fn set(&self, interface: &str, section: &impl Serialize) {
-        let mut state = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         let written = serde_json::to_value(section).map_err(io::Error::from).and_then(|section| {
             state.saved.sections.insert(interface.to_owned(), section);
             state.write()
         });
         if let Err(error) = written {
-            let path = state.saved.path.display();
-            tracing::error!(%path, "the state file cannot be written, so a restart loses changes at run time: {error}");
+            log_failure(&state.saved.path, &error);
         }
     }
 
     /// Returns true if the file is up to date: the next daemon finds the current state.
     pub fn is_written(&self) -> bool {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_written
+        self.state().is_written
     }
+}
+
+fn log_failure(path: &Path, error: &io::Error) {
+    let path = path.display();
+    tracing::error!(%path, "the state file cannot be written, so a restart loses changes at run time: {error}");
 }
 
 impl OpenState {
     fn write(&mut self) -> io::Result<()> {
+        if self.is_held {
+            return Ok(());
+        }
         self.is_written = false;
         let SavedState { path, sections } = &self.saved;
         let document = StateDocument { format: FORMAT.to_owned(), version: VERSION, interfaces: sections.clone() };

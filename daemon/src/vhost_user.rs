@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{BudgetLimits, ByteLen, TenantBudget};
@@ -155,6 +156,7 @@ impl VhostUserEndpoint {
             disks,
             engine: Arc::clone(&host.engine),
             host_state: None,
+            standby: host.stands_by.load(Ordering::SeqCst),
         }
     }
 }

@@ -12,6 +12,7 @@
 //! `unsafe` is needed because submission entries carry raw pointers that outlive the call.
 
 mod context;
+mod descriptor;
 mod event;
 mod inflight;
 mod inline;
@@ -24,6 +25,7 @@ mod restrictions;
 mod socket;
 
 pub use context::{UringContext, UringOptions, Wait};
+pub use descriptor::redirect;
 pub use event::{EventFd, Kick};
 pub use notifier::Notifier;
 pub use ops::{ClientId, FileTransfer, IoCompletion, Refused};

@@ -77,6 +77,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", display_order = 9)]
     pub drain_timeout_s: Option<String>,
 
+    /// Take over from the daemon at this admin socket, with all guests that it serves: they notice nothing, and it ends. Without PATH it is the
+    /// one that --admin without PATH makes
+    ///
+    /// The configuration is that of the running daemon; only the program, and what no guest depends on, may be new. If this daemon cannot start,
+    /// the other one goes on.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "", display_order = 9)]
+    pub takeover: Option<PathBuf>,
+
     /// Give up before serving what the daemon does not need: system calls, capabilities, files that the configuration does not name. log:
     /// only log the system calls [default: off]
     #[arg(long, value_name = "on|off|log", display_order = 50)]

@@ -15,7 +15,7 @@ use mqblk_daemon::interface::Interfaces;
 use mqblk_daemon::reload::ConfigSource;
 use mqblk_daemon::resolve::ConfigError;
 use mqblk_daemon::service_notifier::ServiceNotifier;
-use mqblk_daemon::{Daemon, LogLevel};
+use mqblk_daemon::{Daemon, LogLevel, Predecessor, TakeoverError};
 use mqblk_daemon::{key_values, print};
 
 use crate::failure::{self, BAD_USAGE, FAILED};
@@ -54,7 +54,7 @@ pub(crate) fn run_conventional(args: &VhostUserArgs, interfaces: Interfaces, log
         raw.disks.push(disk);
         raw
     });
-    let code = run_raw(raw, false, interfaces, |config| ServeConfig { log: Some(log), ..config });
+    let code = run_raw(raw, false, None, interfaces, |config| ServeConfig { log: Some(log), ..config });
     mqblk_daemon::sockets::discard();
     code
 }
@@ -69,23 +69,42 @@ fn run_configured(
     let received = mqblk_daemon::activation::receive();
     let raw = received.and_then(|()| gather(&args, &given, interfaces));
     let is_printed = args.print_config;
-    run_raw(raw, is_printed, interfaces, move |config| {
+    let predecessor = match (&args.takeover, &raw) {
+        (Some(path), Ok(_)) if !is_printed => match take_over(path) {
+            Ok(predecessor) => Some(predecessor),
+            Err(error) => return failure::report(&error, FAILED),
+        },
+        _ => None,
+    };
+    run_raw(raw, is_printed, predecessor, interfaces, move |config| {
         let source = Arc::new(CommandLine { args, given, interfaces });
         ServeConfig { log: Some(log), source: Some(source), ..config }
     })
+}
+
+/// Asks the daemon at an admin socket to hand over; without a path the one at the default path.
+fn take_over(path: &Path) -> Result<Predecessor, TakeoverError> {
+    // Its sockets are many.
+    raise_descriptor_limit();
+    match path.as_os_str().is_empty() {
+        true => Predecessor::connect(&mqblk_admin::default_socket()),
+        false => Predecessor::connect(path),
+    }
 }
 
 /// Serves a configuration, or prints it. `complete` adds what changes it at run time.
 fn run_raw(
     raw: Result<RawConfig, SettingError>,
     is_printed: bool,
+    predecessor: Option<Predecessor>,
     interfaces: Interfaces,
     complete: impl FnOnce(ServeConfig) -> ServeConfig,
 ) -> ExitCode {
-    let config = match raw.map_err(ConfigError::from).and_then(|raw| mqblk_daemon::configure(raw, interfaces)) {
-        Ok(config) => config,
-        Err(error) => return failure::report(&error, BAD_USAGE),
-    };
+    let config =
+        match raw.map_err(ConfigError::from).and_then(|raw| mqblk_daemon::configure(raw, interfaces, predecessor)) {
+            Ok(config) => config,
+            Err(error) => return failure::report(&error, BAD_USAGE),
+        };
     if is_printed {
         return show(&print::to_toml(&config));
     }
@@ -105,12 +124,17 @@ fn serve(config: ServeConfig) -> Result<(), Box<dyn std::error::Error>> {
     }
     raise_descriptor_limit();
     // Before the sandbox, in which it would be out of reach.
-    let notifier = Arc::new(ServiceNotifier::connect()?);
-    let daemon = Daemon::start(config)?;
+    let mut notifier = ServiceNotifier::connect()?;
+    notifier.adopt(config.predecessor.as_ref().and_then(Predecessor::take_service_manager));
+    let notifier = Arc::new(notifier);
+    let daemon = Daemon::start(ServeConfig { end: Some(signals.ender()), ..config })?;
     // Also while it stops.
     let _reporting = daemon.report_to(&notifier)?;
     notifier.ready();
-    let signal = signals.wait(|| daemon.reload(&notifier));
+    let Some(signal) = signals.wait(|| daemon.reload(&notifier)) else {
+        daemon.leave();
+        return Ok(());
+    };
     notifier.stopping();
     tracing::info!(signal, "stopping; the same signal again ends at once");
     daemon.stop()?;

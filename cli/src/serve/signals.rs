@@ -29,16 +29,22 @@ impl StopSignals {
         Ok(StopSignals(Signals::new([SIGTERM, SIGINT, SIGHUP])?))
     }
 
-    /// Waits for the first signal that stops the daemon, and returns its name. Calls `reload` at each SIGHUP, also if it comes from a closing
+    /// Returns what ends a wait without a signal.
+    pub(super) fn ender(&self) -> Arc<dyn Fn() + Send + Sync> {
+        let handle = self.0.handle();
+        Arc::new(move || handle.close())
+    }
+
+    /// Waits for the first signal that stops the daemon, and returns its name; `None` if the wait was ended without one. Calls `reload` at each SIGHUP, also if it comes from a closing
     /// terminal.
-    pub(super) fn wait(&mut self, reload: impl Fn()) -> &'static str {
+    pub(super) fn wait(&mut self, reload: impl Fn()) -> Option<&'static str> {
         for signal in self.0.forever() {
             match signal {
-                SIGTERM => return "SIGTERM",
+                SIGTERM => return Some("SIGTERM"),
                 SIGHUP => reload(),
-                _ => break,
+                _ => return Some("SIGINT"),
             }
         }
-        "SIGINT"
+        None
     }
 }

@@ -10,6 +10,7 @@ mod move_queue;
 pub mod resize;
 mod resume;
 pub(crate) mod stat;
+mod takeover;
 mod version;
 pub mod wire;
 
@@ -25,6 +26,10 @@ use crate::resize::ChangeError;
 use crate::state::DaemonState;
 use crate::test_keys;
 
+/// Verbs that change nothing a successor would have to know: they are answered during a takeover.
+const READING: &[&str] =
+    &["stat", "disks", "version", "log", "config.diff", "disk.list", "limit-group.list", "lun.list", "takeover"];
+
 /// Returns all verbs: those below, and those of the interfaces.
 pub fn verbs(state: &Arc<DaemonState>) -> Verbs {
     let mut verbs = vec![stat::verb(state), disks::verb(state), version::verb(), resize::verb(state)];
@@ -38,7 +43,15 @@ pub fn verbs(state: &Arc<DaemonState>) -> Verbs {
     if test_keys::are_enabled() {
         verbs.push(move_queue::verb(state));
     }
-    Verbs::new(verbs)
+    verbs.push(takeover::verb(state));
+    let verbs = verbs.into_iter().map(|verb| {
+        let state = Arc::clone(state);
+        match READING.contains(&verb.name()) {
+            true => verb,
+            false => verb.guarded(move || state.begin_change().map_err(VerbError::Failed)),
+        }
+    });
+    Verbs::new(verbs.collect())
 }
 
 /// Takes `settings`: the keys of a disk or LUN, as an object or as `KEY=VALUE,...`.

@@ -150,6 +150,8 @@ impl ClosedConfig {
             log: None,
             given: RawConfig::new("serve"),
             source: None,
+            predecessor: None,
+            end: None,
             table,
             interfaces,
         })

@@ -22,7 +22,7 @@ pub(super) struct BlkDisk {
     id: String,
     device: Arc<VirtioBlk>,
     storage: StorageConfig,
-    server: Server,
+    server: Arc<Server>,
     /// Serialises size changes.
     resize_lock: Mutex<()>,
 }
@@ -30,7 +30,7 @@ pub(super) struct BlkDisk {
 impl BlkDisk {
     /// Creates the disk `id`, which `server` serves as `device`.
     pub(super) fn new(id: String, device: Arc<VirtioBlk>, storage: StorageConfig, server: Server) -> BlkDisk {
-        BlkDisk { id, device, storage, server, resize_lock: Mutex::new(()) }
+        BlkDisk { id, device, storage, server: Arc::new(server), resize_lock: Mutex::new(()) }
     }
 
     /// Starts to drain its queues, as the first step of a stop.
@@ -77,6 +77,10 @@ impl DiskExport for BlkDisk {
 
     fn watched(&self) -> Option<Arc<AnyDisk>> {
         self.storage.watch_size.then(|| Arc::clone(&self.storage.disk))
+    }
+
+    fn server(&self) -> Option<Arc<Server>> {
+        Some(Arc::clone(&self.server))
     }
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {

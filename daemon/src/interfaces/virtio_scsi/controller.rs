@@ -165,7 +165,7 @@ pub(super) struct Controller {
     endpoint: VhostUserEndpoint,
     settings: Vec<Pair>,
     device: Arc<VirtioScsi>,
-    server: Server,
+    server: Arc<Server>,
 }
 
 /// A LUN that a controller starts with.
@@ -242,7 +242,7 @@ impl Controller {
             endpoint: endpoint.clone(),
             settings: print::controller_pairs(config),
             device,
-            server,
+            server: Arc::new(server),
         })
     }
 
@@ -320,6 +320,11 @@ impl Controller {
     /// Returns the connected frontend.
     pub(super) fn frontend(&self) -> Option<Frontend> {
         self.server.frontend()
+    }
+
+    /// Returns its server.
+    pub(super) fn server(&self) -> Arc<Server> {
+        Arc::clone(&self.server)
     }
 
     /// Returns true if a guest is connected.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mqblk_admin::model::{ControllerStat, LunCounters, LunStat, QueueStat};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{AnyDisk, DiskCounters, DiskHealth, QueueStats, WorkerStats};
-use mqblk_vhost_user_server::Frontend;
+use mqblk_vhost_user_server::{Frontend, Server};
 
 use super::WORD;
 use super::luns::{LunEntry, LunSelector, LunState, Luns};
@@ -54,6 +54,10 @@ impl ServedDevice for ServedController {
 
     fn frontend(&self) -> Option<Frontend> {
         self.luns.controllers()[self.index].frontend()
+    }
+
+    fn server(&self) -> Option<Arc<Server>> {
+        Some(self.luns.controllers()[self.index].server())
     }
 
     fn is_connected(&self) -> bool {

@@ -182,6 +182,10 @@ impl ServedInterface for ServedXen {
         self.host.iter().for_each(|host| host.stop());
     }
 
+    fn leave(&self, deadline: Instant) {
+        self.stop(deadline);
+    }
+
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {
         self.disks.iter().map(|(disk, _)| disk.flush_target()).collect()
     }

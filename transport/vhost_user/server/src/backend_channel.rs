@@ -17,7 +17,10 @@ use vhost::vhost_user::message::MAX_ATTACHED_FD_ENTRIES;
 /// Bytes of a message header: request, flags, payload size; each a u32 in host byte order.
 const HEADER: usize = 12;
 /// Messages from the frontend. Source: QEMU's vhost-user.rst, "Front-end message types".
-const SET_PROTOCOL_FEATURES: u32 = 16;
+pub(crate) const GET_FEATURES: u32 = 1;
+pub(crate) const SET_FEATURES: u32 = 2;
+pub(crate) const GET_PROTOCOL_FEATURES: u32 = 15;
+pub(crate) const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
@@ -80,6 +83,19 @@ impl BackendChannel {
     /// Starts over for a new connection.
     pub(crate) fn on_connect(&self) {
         *lock(&self.state) = ChannelState { connected: true, ..ChannelState::default() };
+    }
+
+    /// Returns the negotiated protocol features, the socket, and whether the frontend has not read the last configuration: what
+    /// [`restore`](Self::restore) needs.
+    pub(crate) fn saved(&self) -> (u64, Option<Arc<OwnedFd>>, bool) {
+        let ChannelState { protocol_features, socket, config_stale, .. } = &*lock(&self.state);
+        (*protocol_features, socket.clone(), *config_stale)
+    }
+
+    /// Continues with the channel of another process.
+    pub(crate) fn restore(&self, protocol_features: u64, socket: Option<OwnedFd>, config_stale: bool) {
+        let socket = socket.map(Arc::new);
+        *lock(&self.state) = ChannelState { connected: true, protocol_features, socket, config_stale };
     }
 
     /// Drops the socket: the frontend has disconnected.
@@ -167,6 +183,13 @@ impl BackendChannel {
 fn usable_socket(connection: &ChannelState) -> Option<Arc<OwnedFd>> {
     let agreed = connection.protocol_features & (BACKEND_REQ | CONFIG) == BACKEND_REQ | CONFIG;
     connection.socket.clone().filter(|_| agreed)
+}
+
+/// Returns a frontend's message, with a payload of a u64 or none.
+pub(crate) fn message_of_frontend(request: u32, payload: Option<u64>) -> Vec<u8> {
+    let header = [request, VERSION, if payload.is_some() { 8 } else { 0 }];
+    let payload = payload.into_iter().flat_map(u64::to_ne_bytes);
+    header.into_iter().flat_map(u32::to_ne_bytes).chain(payload).collect()
 }
 
 fn config_change_message(flags: u32) -> [u8; HEADER] {

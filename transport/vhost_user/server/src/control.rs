@@ -1,5 +1,7 @@
 //! The control thread of a device: accepts connections, passes messages to the session, detects disconnects and a second frontend.
 
+mod hand_over;
+
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,6 +20,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use crate::backend_channel::CHECK_DEVICE_STATE;
 use crate::device_state;
 use crate::disks::SharedSession;
+use crate::hand_over::adopted::StandbyMessages;
 use crate::listen::ListenSocket;
 use crate::server::{ServerOptions, Shared, SharedConnection, lock};
 use crate::session::{RETRY, Session};
@@ -54,6 +57,8 @@ pub(crate) struct ControlThread<D: VirtioDevice<UringContext>> {
     drains: Vec<JoinHandle<()>>,
     connections: Pace,
     messages: Pace,
+    /// Another process serves the device now.
+    is_released: bool,
 }
 
 /// The rate limit of connections or of messages.
@@ -119,12 +124,16 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             drains: Vec::new(),
             connections: Pace::new(CONNECTIONS),
             messages: Pace::new(MESSAGES),
+            is_released: false,
         }
     }
 
-    /// Serves one frontend after the other until the server stops.
-    pub(crate) fn run(mut self) {
-        while !self.is_stopped() {
+    /// Serves one frontend after the other until the server stops. `standby`: after what another process hands over.
+    pub(crate) fn run(mut self, standby: Option<StandbyMessages>) {
+        if let Some(messages) = standby {
+            self.stand_by(&messages);
+        }
+        while !self.is_stopped() && !self.is_released {
             let turn = catch_unwind(AssertUnwindSafe(|| self.turn()));
             if turn.is_err() && !self.recover() {
                 break;
@@ -143,6 +152,11 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let ready = self.wait();
         if self.is_stopped() {
             return;
+        }
+        let hold = lock(&self.shared.hold).take();
+        if let Some(hold) = hold {
+            // What is ready is found again by the next turn.
+            return self.hold(hold);
         }
         if ready.message {
             match self.messages.take() {
@@ -272,8 +286,13 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 return;
             }
         };
+        tracing::info!(disk = self.name(), frontend = peer(&connection), "frontend connected");
+        self.set_session(connection, stream, Instant::now());
+    }
+
+    /// Makes the session of a connection: `connection` since when. Its messages come from `stream`.
+    fn set_session(&mut self, connection: Arc<UnixStream>, stream: UnixStream, since: Instant) {
         let frontend = peer(&connection);
-        tracing::info!(disk = self.name(), frontend, "frontend connected");
         let features = Arc::new(AtomicU64::new(0));
         let Shared { stats, disks, gate, .. } = &*self.shared;
         let session = Session::new(
@@ -289,13 +308,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let shared: SharedSession = Arc::clone(&session) as SharedSession;
         self.shared.disks.set_session(Some(Arc::clone(&shared)));
         self.shared.backend_channel.on_connect();
-        *lock(&self.shared.connection) = Some(SharedConnection {
-            stream: Arc::clone(&connection),
-            session: shared,
-            frontend,
-            since: Instant::now(),
-            features,
-        });
+        *lock(&self.shared.connection) =
+            Some(SharedConnection { stream: Arc::clone(&connection), session: shared, frontend, since, features });
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
         self.current = Some(Connection { stream: connection, session, handler, waiting: None });
     }

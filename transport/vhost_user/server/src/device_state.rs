@@ -149,6 +149,11 @@ impl StateTransfer {
         Ok(())
     }
 
+    /// Returns true if a transfer runs, or its result has not been read.
+    pub(crate) fn is_running(&self) -> bool {
+        self.transfer.is_some() || self.result.is_some()
+    }
+
     /// Cancels a running transfer and drops its result.
     pub(crate) fn cancel(&mut self) {
         self.transfer = None;

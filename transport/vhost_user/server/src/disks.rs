@@ -30,6 +30,12 @@ pub(crate) trait SessionQueues: Send {
     fn wait_drained(&mut self, end: Option<Instant>) -> bool;
     /// Stops waiting for the draining queues: their requests in flight never complete.
     fn freeze(&mut self);
+    /// As [`freeze`](Self::freeze), if the in-flight region has the requests of all queues.
+    fn freeze_recorded(&mut self) -> Result<(), String>;
+    /// Returns the positions of the drained queues, for another process.
+    fn save_drained(&mut self) -> Result<String, String>;
+    /// Starts the drained queues again.
+    fn resume(&mut self);
 }
 
 /// A session as threads other than its control thread see it.

@@ -132,6 +132,13 @@ impl InflightRegion {
         self.fence.as_ref().is_none_or(Fence::acquire)
     }
 
+    /// Releases the fence: nothing of these rings is in flight.
+    pub(crate) fn release_fence(&self) {
+        if let Some(fence) = &self.fence {
+            fence.release();
+        }
+    }
+
     /// Returns the file that a worker keeps registered while it has requests in flight for these rings.
     pub(crate) fn fence(&self) -> Option<&Arc<OwnedFd>> {
         self.fence.as_ref().map(|fence| &fence.file)
@@ -150,6 +157,11 @@ impl Fence {
         let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Fence { file: Arc::new(file) })
+    }
+
+    fn release(&self) {
+        // A lock that stays is released with the file.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::NonBlockingUnlock);
     }
 
     /// Tries to lock. Returns true if the lock is held, also if it was held before.

@@ -11,6 +11,7 @@
 //! | `inflight` | the in-flight region, which outlives this process |
 //! | `disks`, `active` | the device's disks, added and removed at run time; which of them are activated |
 //! | `dirty_log`, `device_state` | live migration: the dirty log, the device's state |
+//! | `hand_over` | the device goes to another process, with its connection |
 //! | `sharing` | warns when the guest's memory is not shared |
 //! | `backend_channel` | messages from the backend to the frontend |
 //!
@@ -25,6 +26,7 @@ mod device_state;
 mod dirty_log;
 mod disks;
 mod gate;
+mod hand_over;
 mod inflight;
 mod listen;
 mod memory;
@@ -36,7 +38,10 @@ mod vring;
 
 pub use backend_channel::ConfigChangeResult;
 pub use device_state::{HostState, PendingHostState};
+pub use hand_over::{HandedConnection, HeldDevice};
 pub use listen::{ListenSocket, SocketAccess, SocketError, probe_socket};
 pub use memory::SharePolicy;
-pub use prepared::{PASSED_PREFIX, adopt, claim_passed, discard, is_passed, make_early, passed_names};
+pub use prepared::{
+    PASSED_PREFIX, adopt, adopt_handed, claim_passed, discard, has as is_prepared, is_passed, make_early, passed_names,
+};
 pub use server::{Frontend, Server, ServerOptions};

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
@@ -119,7 +120,7 @@ pub fn probe_socket(path: &Path) -> Result<SocketPathState, SocketError> {
 /// A listening socket and its file, which is removed on drop unless another process has made it.
 #[derive(Debug)]
 pub struct ListenSocket {
-    listener: UnixListener,
+    listener: Arc<UnixListener>,
     path: PathBuf,
     /// Device and inode of the socket file: a later server's file at the same path is not removed. `None`: this process did not make it.
     identity: Option<(u64, u64)>,
@@ -164,7 +165,7 @@ impl ListenSocket {
         rustix::net::bind(&socket, &address).map_err(|error| os(error.into()))?;
         let file = std::fs::symlink_metadata(path).map_err(os)?;
         let identity = (file.dev(), file.ino());
-        let bound = ListenSocket { listener: socket.into(), path: path.to_owned(), identity: Some(identity) };
+        let bound = ListenSocket { listener: Arc::new(socket.into()), path: path.to_owned(), identity: Some(identity) };
         let file = open_file(path, identity).map_err(os)?;
         // A descriptor of O_PATH has no fchmod; its entry in procfs names the same file (open(2)).
         let link = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -184,12 +185,33 @@ impl ListenSocket {
         if !self.is_at_its_path() {
             return Err(os(io::Error::other("another file has taken the place of the socket")));
         }
-        rustix::net::listen(&self.listener, BACKLOG).map_err(|error| os(error.into()))
+        rustix::net::listen(&*self.listener, BACKLOG).map_err(|error| os(error.into()))
     }
 
     /// Returns a socket that another process has made, and that listens already. Its file stays when this is dropped.
     pub(crate) fn of_another_process(listener: UnixListener, path: PathBuf) -> ListenSocket {
-        ListenSocket { listener, path, identity: None }
+        ListenSocket { listener: Arc::new(listener), path, identity: None }
+    }
+
+    /// Takes the file over that is at the path: it is removed on drop.
+    pub fn own_file(&mut self) {
+        let file = std::fs::symlink_metadata(&self.path).ok().filter(|file| file.file_type().is_socket());
+        self.identity = file.map(|file| (file.dev(), file.ino()));
+    }
+
+    /// Leaves the file to another process: it stays when this is dropped. Returns true if this process has made it.
+    pub fn leave_file(&mut self) -> bool {
+        self.identity.take().is_some()
+    }
+
+    /// Returns true if this process has made the file.
+    pub fn owns_file(&self) -> bool {
+        self.identity.is_some()
+    }
+
+    /// Returns the listener without keeping it open.
+    pub(crate) fn downgrade(&self) -> Weak<UnixListener> {
+        Arc::downgrade(&self.listener)
     }
 
     /// Returns true if the file that this process made is at its path.

@@ -20,10 +20,18 @@ pub struct SharePolicy {
     pub budget: Arc<TenantBudget>,
 }
 
-/// A memory table and its charge.
+/// A memory table, its charge, and the files behind it.
 pub(crate) struct ChargedMemory {
     pub(crate) table: GuestMemory,
     pub(crate) charge: GuestMemoryCharge,
+    pub(crate) files: Vec<SharedFile>,
+}
+
+/// A slot of a memory table and the file that the frontend shares as it: another process maps it from these.
+#[derive(Clone)]
+pub(crate) struct SharedFile {
+    pub(crate) slot: VhostUserMemoryRegion,
+    pub(crate) file: Arc<File>,
 }
 
 impl SharePolicy {
@@ -52,16 +60,12 @@ impl SharePolicy {
     ///
     /// # Errors
     /// As [`map`](Self::map), or when regions overlap.
-    pub(crate) fn new_table(
-        &self,
-        slots: &[VhostUserMemoryRegion],
-        files: &[File],
-    ) -> Result<ChargedMemory, MemoryError> {
-        let bytes = slots.iter().fold(0, |sum: u64, slot| sum.saturating_add(slot.memory_size));
+    pub(crate) fn new_table(&self, files: Vec<SharedFile>) -> Result<ChargedMemory, MemoryError> {
+        let bytes = files.iter().fold(0, |sum: u64, shared| sum.saturating_add(shared.slot.memory_size));
         let charge = self.budget.charge_guest_memory(ByteLen(bytes))?;
         let regions: Result<Vec<_>, _> =
-            slots.iter().zip(files).map(|(slot, file)| self.map_slot(slot, file).map(Arc::new)).collect();
-        Ok(ChargedMemory { table: GuestMemory::new(regions?)?, charge })
+            files.iter().map(|shared| self.map_slot(&shared.slot, &shared.file).map(Arc::new)).collect();
+        Ok(ChargedMemory { table: GuestMemory::new(regions?)?, charge, files })
     }
 
     /// Returns `table` with one more region (ADD_MEM_REG).
@@ -71,11 +75,13 @@ impl SharePolicy {
     pub(crate) fn with_region(
         &self,
         table: &GuestMemory,
-        slot: &VhostUserMemoryRegion,
-        file: &File,
+        files: &[SharedFile],
+        added: SharedFile,
     ) -> Result<ChargedMemory, MemoryError> {
-        let charge = self.budget.charge_guest_memory(ByteLen(table.bytes().saturating_add(slot.memory_size)))?;
-        Ok(ChargedMemory { table: table.with_region(self.map_slot(slot, file)?)?, charge })
+        let bytes = table.bytes().saturating_add(added.slot.memory_size);
+        let charge = self.budget.charge_guest_memory(ByteLen(bytes))?;
+        let table = table.with_region(self.map_slot(&added.slot, &added.file)?)?;
+        Ok(ChargedMemory { table, charge, files: files.iter().cloned().chain([added]).collect() })
     }
 
     /// Returns `table` without a region (REM_MEM_REG), matched by guest address, user address and size.
@@ -85,10 +91,13 @@ impl SharePolicy {
     pub(crate) fn without_region(
         &self,
         table: &GuestMemory,
+        files: &[SharedFile],
         slot: &VhostUserMemoryRegion,
     ) -> Result<ChargedMemory, MemoryError> {
         let (guest, user) = (GuestAddress(slot.guest_phys_addr), UserAddress(slot.user_addr));
         let table = table.without_region(guest, user, slot.memory_size)?;
-        Ok(ChargedMemory { charge: self.budget.charge_guest_memory(ByteLen(table.bytes()))?, table })
+        let key = |slot: &VhostUserMemoryRegion| (slot.guest_phys_addr, slot.user_addr, slot.memory_size);
+        let files = files.iter().filter(|shared| key(&shared.slot) != key(slot)).cloned().collect();
+        Ok(ChargedMemory { charge: self.budget.charge_guest_memory(ByteLen(table.bytes()))?, table, files })
     }
 }

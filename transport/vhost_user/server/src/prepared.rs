@@ -85,6 +85,20 @@ pub fn adopt(name: &str, listener: UnixListener) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes over the listening socket of the process that hands over to this one, by the path that its configuration has. Its file is left to that
+/// process, until [`ListenSocket::own_file`].
+pub fn adopt_handed(path: PathBuf, listener: UnixListener) -> io::Result<()> {
+    if let Some(name) = path.to_str().and_then(|path| path.strip_prefix(PASSED_PREFIX)) {
+        return adopt(name, listener);
+    }
+    if !rustix::net::sockopt::socket_acceptconn(&listener)? {
+        return Err(io::Error::other("it does not listen"));
+    }
+    let socket = ListenSocket::of_another_process(listener, path.clone());
+    prepared().push(Prepared { socket: Some(socket), path, passed: None });
+    Ok(())
+}
+
 /// Returns true if the process was started with the socket of this path, which the configuration names.
 pub fn claim_passed(path: &Path) -> bool {
     let mut all = prepared();
@@ -116,7 +130,7 @@ pub fn discard() {
 }
 
 /// Returns true if there is one for this path that nothing has taken.
-pub(crate) fn has(path: &Path) -> bool {
+pub fn has(path: &Path) -> bool {
     prepared().iter().any(|one| one.socket.is_some() && one.is_for(path))
 }
 

@@ -1,9 +1,11 @@
 //! Starts and stops a device.
 
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,8 @@ use crate::control::ControlThread;
 use crate::device_state::HostState;
 use crate::disks::{DeviceDisks, SharedSession};
 use crate::gate::StartGate;
+use crate::hand_over::HoldRequest;
+use crate::hand_over::adopted::StandbyMessage;
 use crate::listen::{ListenSocket, SocketAccess, SocketError};
 use crate::memory::SharePolicy;
 
@@ -50,11 +54,18 @@ pub struct ServerOptions {
     pub engine: Arc<Engine>,
     /// The host's part of the migration state, beside the device's own.
     pub host_state: Option<Arc<dyn HostState>>,
+    /// Nothing is accepted before [`Server::serve`]: another process still serves the device.
+    pub standby: bool,
 }
 
 /// A device that listens on its socket. Stopped by [`stop`](Self::stop) or on drop.
 pub struct Server {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
+    /// To the control thread in standby.
+    pub(crate) standby: Mutex<Option<Sender<StandbyMessage>>>,
+    listener: Weak<UnixListener>,
+    /// This process has made the file of the socket.
+    pub(crate) owns_file: AtomicBool,
     /// `None` once it has stopped.
     thread: Mutex<Option<JoinHandle<()>>>,
     socket: PathBuf,
@@ -77,6 +88,10 @@ pub(crate) struct Shared {
     pub(crate) stats: Arc<StatsRegistry>,
     pub(crate) disks: Arc<DeviceDisks>,
     pub(crate) backend_channel: BackendChannel,
+    /// Another process still serves the device.
+    pub(crate) stands_by: AtomicBool,
+    /// Another process takes the device.
+    pub(crate) hold: Mutex<Option<HoldRequest>>,
 }
 
 /// A connection and its session.
@@ -143,13 +158,27 @@ impl Server {
             stats: Arc::new(StatsRegistry::new(device.num_queues().into())),
             disks,
             backend_channel: BackendChannel::default(),
+            stands_by: AtomicBool::new(options.standby),
+            hold: Mutex::default(),
         });
+        let (standby, messages) = options.standby.then(channel).unzip();
+        let (listens, owns_file) = (listener.downgrade(), AtomicBool::new(listener.owns_file()));
         let budget = Arc::clone(&options.sharing.budget);
         let (inner, name, drain_timeout) = (Arc::clone(&shared), options.name.clone(), options.drain_timeout);
-        let control = move || ControlThread::new(listener, device, Arc::new(options), inner).run();
+        let control = move || ControlThread::new(listener, device, Arc::new(options), inner).run(messages);
         let thread = spawn(format!("vhost-{name}"), control).map_err(os_error)?;
-        tracing::info!(disk = name, socket = %socket.display(), "listening");
-        Ok(Server { shared, thread: Mutex::new(Some(thread)), socket, drain_timeout, budget })
+        if standby.is_none() {
+            tracing::info!(disk = name, socket = %socket.display(), "listening");
+        }
+        let (thread, standby) = (Mutex::new(Some(thread)), Mutex::new(standby));
+        Ok(Server { shared, standby, listener: listens, owns_file, thread, socket, drain_timeout, budget })
+    }
+
+    /// Returns the path of the socket, a duplicate of its listener, for another process, and true if this process has made its file. `None`
+    /// once the server has stopped.
+    pub fn listener(&self) -> Option<(PathBuf, OwnedFd, bool)> {
+        let listener = self.listener.upgrade()?.try_clone().ok()?;
+        Some((self.socket.clone(), listener.into(), self.owns_file.load(Ordering::Relaxed)))
     }
 
     /// Returns the statistics of each queue since the server started, over all connections. `workers` are the workers' ([`Engine::stats`]).
@@ -246,7 +275,10 @@ impl Server {
             drain_or_freeze(session, end);
         }
         self.shared.stopped.store(true, Ordering::SeqCst);
-        if let Some(SharedConnection { stream, .. }) = connected {
+        if let Some(SharedConnection { stream, .. }) = connected
+            // That of another process is left alone.
+            && !self.shared.stands_by.load(Ordering::SeqCst)
+        {
             // The connection may be closed already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }

@@ -1,5 +1,6 @@
 //! One connection: handles its messages.
 
+mod hand_over;
 mod migration;
 mod queues;
 
@@ -30,10 +31,11 @@ use crate::dirty_log::{DirtyLogging, LOG_ALL};
 use crate::disks::{DeviceDisks, SessionQueues};
 use crate::gate::StartGate;
 use crate::inflight::InflightRegion;
-use crate::memory::{self, ChargedMemory};
+use crate::memory::{self, ChargedMemory, SharedFile};
 use crate::server::ServerOptions;
 use crate::sharing::SharingMonitor;
 use crate::vring::{StartParams, UserAddresses, Vring};
+pub(crate) use hand_over::KickEvents;
 
 /// Interval at which a queue that waits for earlier requests of its ring re-checks them.
 pub(crate) const RETRY: Duration = Duration::from_millis(10);
@@ -55,8 +57,12 @@ pub(crate) struct Session<D: VirtioDevice<UringContext>> {
     gate: Arc<StartGate>,
     memory: Arc<GuestMemory>,
     memory_charge: Option<GuestMemoryCharge>,
+    /// The files behind `memory`.
+    shared_files: Vec<SharedFile>,
     /// The in-flight region, if the frontend keeps one.
     inflight: Option<Arc<InflightRegion>>,
+    /// As the frontend passed it.
+    inflight_file: Option<(VhostUserInflight, File)>,
     /// Checks that the guest's memory is shared.
     sharing: Option<SharingMonitor>,
     vrings: Vec<Vring<D::Queue>>,
@@ -107,7 +113,9 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             gate,
             memory: Arc::new(GuestMemory::default()),
             memory_charge: None,
+            shared_files: Vec::new(),
             inflight: None,
+            inflight_file: None,
             sharing: None,
             vrings,
             features: 0,
@@ -306,8 +314,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
 
     /// Applies a new memory table, also to running queues.
     fn apply_memory(&mut self, table: std::result::Result<ChargedMemory, mqblk_memory::MemoryError>) -> Result<()> {
-        let (table, charge) = match table {
-            Ok(ChargedMemory { table, charge }) => (Arc::new(table), charge),
+        let (table, charge, files) = match table {
+            Ok(ChargedMemory { table, charge, files }) => (Arc::new(table), charge, files),
             Err(error) => return self.reject(error.to_string()),
         };
         if let Err(error) = self.logging.check(&table) {
@@ -326,6 +334,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         }
         self.memory = table;
         self.memory_charge = Some(charge);
+        self.shared_files = files;
         Ok(())
     }
 
@@ -442,7 +451,8 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let table = self.options.sharing.new_table(regions, &files);
+        let files = regions.iter().zip(files).map(|(slot, file)| SharedFile { slot: *slot, file: Arc::new(file) });
+        let table = self.options.sharing.new_table(files.collect());
         self.apply_memory(table)?;
         Ok(None)
     }
@@ -521,6 +531,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         // A stopped ring starts again with the next SET_VRING_KICK.
         vring.kick = None;
         vring.call = None;
+        vring.call_event = None;
         let base = vring.base;
         if was_served {
             self.device.queue_stopped();
@@ -542,11 +553,13 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let queue = self.check_index(index.into())?;
-        let call = match self.eventfd("call", index, file)?.map(|event| Notifier::new(&event)).transpose() {
+        let event = self.eventfd("call", index, file)?;
+        let call = match event.as_ref().map(Notifier::new).transpose() {
             Ok(call) => call,
             Err(error) => return self.reject(format!("queue {index}: call: {error}")),
         };
         let vring = &mut self.vrings[queue];
+        vring.call_event = event;
         let Some(attached) = &vring.attached else {
             vring.call = call;
             return Ok(());
@@ -626,13 +639,14 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         if self.memory.regions().len() >= memory::MAX_SLOTS {
             return self.reject(format!("memory slots: found one more than {}", memory::MAX_SLOTS));
         }
-        let table = self.options.sharing.with_region(&self.memory, region, &file);
+        let added = SharedFile { slot: **region, file: Arc::new(file) };
+        let table = self.options.sharing.with_region(&self.memory, &self.shared_files, added);
         self.apply_memory(table)?;
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        let table = self.options.sharing.without_region(&self.memory, region);
+        let table = self.options.sharing.without_region(&self.memory, &self.shared_files, region);
         self.apply_memory(table)
     }
 
@@ -669,6 +683,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
                     self.sharing = None; // the rings are resumed
                 }
                 self.inflight = Some(Arc::new(region));
+                self.inflight_file = Some((*inflight, file));
                 self.record_driver_config();
                 Ok(())
             }

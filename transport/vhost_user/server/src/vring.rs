@@ -57,6 +57,8 @@ pub(crate) struct Vring<Q> {
     pub(crate) kick: Option<Option<EventFd>>,
     /// Moved into the queue when it starts.
     pub(crate) call: Option<Notifier>,
+    /// What `call` signals.
+    pub(crate) call_event: Option<EventFd>,
     pub(crate) err: Option<EventFd>,
     pub(crate) enabled: bool,
     pub(crate) attached: Option<QueueHandle<Q>>,
@@ -93,6 +95,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             base: 0,
             kick: None,
             call: None,
+            call_event: None,
             err: None,
             enabled: false,
             attached: None,
@@ -100,6 +103,15 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             draining: None,
             served: ServedQueue::default(),
         }
+    }
+
+    /// Makes the notifier again that the queue took with it.
+    pub(crate) fn renew_call(&mut self) -> Result<(), String> {
+        if self.is_stopped() {
+            let call = self.call_event.as_ref().map(Notifier::new).transpose();
+            self.call = call.map_err(|error| format!("call: {error}"))?;
+        }
+        Ok(())
     }
 
     /// Forgets what the frontend has set up.

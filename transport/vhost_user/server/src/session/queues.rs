@@ -53,6 +53,22 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
         drained
     }
 
+    fn freeze_recorded(&mut self) -> std::result::Result<(), String> {
+        if self.inflight.is_none() {
+            return Err("requests are in flight, and its VMM keeps no in-flight region".to_owned());
+        }
+        self.freeze();
+        Ok(())
+    }
+
+    fn save_drained(&mut self) -> std::result::Result<String, String> {
+        self.drained_state()
+    }
+
+    fn resume(&mut self) {
+        self.resume_queues();
+    }
+
     fn freeze(&mut self) {
         let tracked = self.inflight.is_some();
         for vring in &mut self.vrings {

@@ -1,0 +1,138 @@
+//! Changes at run time, and the takeover that keeps them away: the other process has read the configuration and the state.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a takeover waits for changes that run.
+const WAIT: Duration = Duration::from_secs(5);
+const CHECK: Duration = Duration::from_millis(5);
+
+const STOPS: &str = "the daemon stops";
+
+/// Which changes run.
+#[derive(Debug, Default)]
+pub(crate) struct Changes(Arc<Mutex<Running>>);
+
+#[derive(Debug, Default)]
+struct Running {
+    changes: usize,
+    is_alone: bool,
+    /// The daemon stops.
+    is_ended: bool,
+}
+
+/// A change that runs, until it is dropped.
+#[derive(Debug)]
+pub struct Change(Arc<Mutex<Running>>);
+
+/// Keeps changes away until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Alone(Arc<Mutex<Running>>);
+
+fn lock(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Changes {
+    /// Begins a change.
+    ///
+    /// # Errors
+    /// During a takeover.
+    pub(crate) fn begin(&self) -> Result<Change, String> {
+        let mut running = lock(&self.0);
+        if running.is_alone {
+            return Err(
+                "found a takeover by another process, which has the configuration already: try again when it has ended"
+                    .to_owned(),
+            );
+        }
+        running.changes += 1;
+        Ok(Change(Arc::clone(&self.0)))
+    }
+
+    /// Lets no takeover begin any more, has one that has not got far end, and waits for it.
+    pub(crate) fn end(&self, timeout: Duration) {
+        let end = Instant::now() + timeout;
+        lock(&self.0).is_ended = true;
+        while lock(&self.0).is_alone && Instant::now() < end {
+            std::thread::sleep(CHECK);
+        }
+    }
+
+    /// Keeps changes away.
+    ///
+    /// # Errors
+    /// If the daemon stops, another takeover runs, or a change does not end.
+    pub(crate) fn begin_alone(&self) -> Result<Alone, String> {
+        let end = Instant::now() + WAIT;
+        loop {
+            let mut running = lock(&self.0);
+            match *running {
+                Running { is_ended: true, .. } => return Err(STOPS.to_owned()),
+                Running { is_alone: true, .. } => return Err("found another takeover, which has not ended".to_owned()),
+                Running { changes: 0, .. } => {
+                    running.is_alone = true;
+                    return Ok(Alone(Arc::clone(&self.0)));
+                }
+                Running { changes, .. } if Instant::now() >= end => {
+                    let seconds = WAIT.as_secs();
+                    return Err(format!("found {changes} changes at run time that do not end within {seconds} s"));
+                }
+                _ => drop(running),
+            }
+            std::thread::sleep(CHECK);
+        }
+    }
+}
+
+impl Alone {
+    /// Fails if the daemon stops.
+    ///
+    /// # Errors
+    /// Then.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if lock(&self.0).is_ended { Err(STOPS.to_owned()) } else { Ok(()) }
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        lock(&self.0).changes -= 1;
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        lock(&self.0).is_alone = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_takeover_excludes_changes_and_waits_for_them() {
+        let changes = Changes::default();
+        let (first, second) = (changes.begin().unwrap(), changes.begin().unwrap());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| changes.begin_alone());
+            drop((first, second));
+            let alone = waiting.join().unwrap().unwrap();
+            assert!(changes.begin().is_err() && changes.begin_alone().is_err());
+            drop(alone);
+        });
+        drop(changes.begin().unwrap());
+        let alone = changes.begin_alone().unwrap();
+        alone.check().unwrap();
+        std::thread::scope(|scope| {
+            let ending = scope.spawn(|| changes.end(Duration::from_secs(60)));
+            while alone.check().is_ok() {
+                std::thread::sleep(CHECK);
+            }
+            drop(alone);
+            ending.join().unwrap();
+        });
+        assert_eq!(changes.begin_alone().unwrap_err(), STOPS);
+    }
+}

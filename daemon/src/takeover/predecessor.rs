@@ -1,0 +1,253 @@
+//! The predecessor, as this process takes over from it.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mqblk_admin::{Client, ClientError};
+use mqblk_core::OpenImage;
+use mqblk_vhost_user_server::{HandedConnection, adopt_handed};
+use serde_json::json;
+
+use super::channel::Channel;
+use super::{Message, Offer, OfferedDevice, OfferedMetrics, OfferedSocket, PROTOCOL, TakeoverError, VERB, images};
+use crate::state::DaemonState;
+
+/// How long the predecessor is waited for: it may drain until its own time-out of at most an hour.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3700);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the answer to the verb and the offer are waited for.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// JSON-RPC's "no such method".
+const NO_SUCH_VERB: i64 = -32601;
+
+/// A running daemon that hands over to this process.
+pub struct Predecessor {
+    channel: Channel,
+    version: String,
+    devices: Vec<OfferedDevice>,
+    admin: Option<OfferedSocket>,
+    parts: Mutex<Parts>,
+}
+
+/// What is used once.
+#[derive(Default)]
+struct Parts {
+    images: Vec<OpenImage>,
+    metrics: Option<(OfferedMetrics, OwnedFd)>,
+    state_lock: Option<(PathBuf, File)>,
+    service_manager: Option<(UnixDatagram, Option<Duration>)>,
+}
+
+impl Predecessor {
+    /// Asks the daemon at an admin socket to hand over, and takes over its listening sockets. It goes on serving until
+    /// [`take_over`](Self::take_over), and if this is dropped.
+    ///
+    /// # Errors
+    /// If it cannot, or has another version.
+    pub fn connect(admin: &Path) -> Result<Predecessor, TakeoverError> {
+        let (channel, theirs) = Channel::pair()?;
+        let params = json!({ "protocol": PROTOCOL, "version": env!("CARGO_PKG_VERSION") });
+        let mut client = Client::connect_with(admin, BEGIN_TIMEOUT)?;
+        client.call_with(VERB, &params, Some(theirs.as_fd())).map_err(|error| match error {
+            ClientError::Refused(error) if error.code == NO_SUCH_VERB => TakeoverError::unexpected(
+                "a daemon that cannot hand over",
+                "one of a later version: restart it instead, once",
+            ),
+            error => error.into(),
+        })?;
+        drop(theirs);
+        let (message, descriptors) = channel.receive(BEGIN_TIMEOUT)?;
+        let Message::Offer(offer) = message else {
+            return Err(TakeoverError::unexpected("another message", "an offer"));
+        };
+        Predecessor::of(channel, offer, descriptors)
+    }
+
+    fn of(channel: Channel, offer: Offer, descriptors: Vec<OwnedFd>) -> Result<Predecessor, TakeoverError> {
+        if offer.protocol != PROTOCOL {
+            let found = format!("protocol {} (mqblk {})", offer.protocol, offer.version);
+            return Err(TakeoverError::unexpected(found, format!("{PROTOCOL}: restart the daemon instead, once")));
+        }
+        let mut descriptors = descriptors.into_iter();
+        let mut next =
+            || descriptors.next().ok_or_else(|| TakeoverError::unexpected("too few descriptors", "one of each"));
+        let adopt = |socket: &OfferedSocket, listener: OwnedFd| {
+            let adopted = adopt_handed(socket.path.clone(), UnixListener::from(listener));
+            adopted.map_err(|error| TakeoverError::Failed(format!("socket {:?}: {error}", socket.path)))
+        };
+        for device in &offer.devices {
+            adopt(&device.socket, next()?)?;
+        }
+        if let Some(admin) = &offer.admin {
+            adopt(admin, next()?)?;
+        }
+        let mut parts = Parts::default();
+        if let Some(metrics) = offer.metrics {
+            parts.metrics = Some((metrics, next()?));
+        }
+        if let Some(path) = offer.state {
+            parts.state_lock = Some((path, File::from(next()?)));
+        }
+        for image in offer.images {
+            parts.images.push(images::received(image, next()?));
+        }
+        if let Some(manager) = offer.service_manager {
+            let watchdog = manager.watchdog_us.map(Duration::from_micros);
+            parts.service_manager = Some((UnixDatagram::from(next()?), watchdog));
+        }
+        mqblk_storage::file::set_shared_with_another_process(true);
+        tracing::info!(version = offer.version, devices = offer.devices.len(), "a running daemon hands over");
+        let parts = Mutex::new(parts);
+        Ok(Predecessor { channel, version: offer.version, devices: offer.devices, admin: offer.admin, parts })
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes its open images.
+    pub(crate) fn take_images(&self) -> Vec<OpenImage> {
+        std::mem::take(&mut self.parts().images)
+    }
+
+    /// Takes its listener for metrics, if it has one at this address. With true if the file of the socket goes with it.
+    pub(crate) fn take_metrics(&self, address: &str) -> Option<(MetricsFile, bool)> {
+        let (offered, listener) = self.parts().metrics.take_if(|(offered, _)| offered.address == address)?;
+        let listener = match address.starts_with("unix:") {
+            true => MetricsFile::Unix(UnixListener::from(listener)),
+            false => MetricsFile::Tcp(TcpListener::from(listener)),
+        };
+        Some((listener, offered.owns_file))
+    }
+
+    /// Takes its lock of the state file at `path`.
+    pub(crate) fn take_state_lock(&self, path: &Path) -> Option<File> {
+        let absolute = |path: &Path| std::path::absolute(path).ok();
+        let mut parts = self.parts();
+        parts.state_lock.take_if(|(locked, _)| absolute(locked) == absolute(path)).map(|(_, lock)| lock)
+    }
+
+    /// Takes its socket of the service manager, with the time in which that expects a sign of life.
+    pub fn take_service_manager(&self) -> Option<(UnixDatagram, Option<Duration>)> {
+        self.parts().service_manager.take()
+    }
+
+    /// Returns true if the file of the admin socket goes with the socket.
+    pub(crate) fn leaves_admin(&self, path: &Path) -> bool {
+        self.admin.as_ref().is_some_and(|admin| admin.owns_file && admin.path == path)
+    }
+
+    /// Takes over all devices. Those of `state` stand by; afterwards they serve.
+    ///
+    /// # Errors
+    /// If a device does not fit, or the predecessor gives up. Then it goes on serving.
+    pub(crate) fn take_over(&self, state: &DaemonState) -> Result<(), TakeoverError> {
+        let checked = self.check(state);
+        if let Err(error) = &checked {
+            let why = error.to_string();
+            // It notices the end of the connection as well.
+            let _ = self.channel.send(&Message::Failed { why }, &[], SEND_TIMEOUT);
+        }
+        checked?;
+        let devices = state.devices().iter().map(|device| device.id()).collect();
+        self.channel.send(&Message::StandsBy { devices }, &[], SEND_TIMEOUT)?;
+        let start = Instant::now();
+        let mut served = HashSet::new();
+        loop {
+            let (message, descriptors) = self.channel.receive(MESSAGE_TIMEOUT)?;
+            let result = match message {
+                Message::Connection { device, state: connection, waits } => {
+                    self.adopt(state, &device, connection, waits, descriptors)
+                }
+                Message::Serve { device, positions } => {
+                    let result = self.serve(state, &device, positions);
+                    served.insert(device);
+                    result
+                }
+                Message::Finished => break,
+                _ => Err("found another message, expected a device".to_owned()),
+            };
+            let answer = match result {
+                Ok(()) => Message::Done,
+                Err(why) => Message::Failed { why },
+            };
+            self.channel.send(&answer, &[], SEND_TIMEOUT)?;
+        }
+        mqblk_storage::file::set_shared_with_another_process(false);
+        self.serve_others(state, &served);
+        tracing::info!(version = self.version, devices = served.len(), ms = start.elapsed().as_millis(), "taken over");
+        Ok(())
+    }
+
+    /// Tells it that this process serves all. It ends then.
+    pub(crate) fn end(&self) {
+        if let Err(error) = self.channel.send(&Message::Done, &[], SEND_TIMEOUT) {
+            tracing::warn!("the daemon before this one has ended early: {error}");
+        }
+    }
+
+    /// Checks that no guest would lose its device.
+    fn check(&self, state: &DaemonState) -> Result<(), TakeoverError> {
+        let devices = state.devices();
+        for offered in &self.devices {
+            let found = devices.iter().find(|device| device.id() == offered.id);
+            let is_same = found.is_some_and(|device| device.describe().interface == offered.interface);
+            if offered.is_connected && !is_same {
+                let OfferedDevice { id, interface, .. } = offered;
+                return Err(TakeoverError::Failed(format!(
+                    "found {id:?} ({interface}) of the running daemon, which a guest uses, and not here, expected it in the configuration \
+                     (what was added at run time is in its --state file)"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn adopt(
+        &self,
+        state: &DaemonState,
+        id: &str,
+        connection: Option<String>,
+        waits: bool,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        let waiting = if waits { descriptors.pop() } else { None };
+        let connection = HandedConnection { state: connection, descriptors, waiting };
+        let server = server(state, id)?;
+        server.adopt(connection).map_err(|why| format!("{id:?}: {why}"))
+    }
+
+    fn serve(&self, state: &DaemonState, id: &str, positions: Option<String>) -> Result<(), String> {
+        let owns_file = self.devices.iter().any(|device| device.id == id && device.socket.owns_file);
+        server(state, id)?.serve(positions, owns_file).map_err(|why| format!("{id:?}: {why}"))
+    }
+
+    /// Serves the devices that the predecessor does not have.
+    fn serve_others(&self, state: &DaemonState, served: &HashSet<String>) {
+        for device in state.devices().iter().filter(|device| !served.contains(&device.id())) {
+            if let Some(Err(why)) = device.server().map(|server| server.serve(None, false)) {
+                tracing::error!(disk = device.id(), "not served: {why}");
+            }
+        }
+    }
+}
+
+fn server(state: &DaemonState, id: &str) -> Result<Arc<mqblk_vhost_user_server::Server>, String> {
+    let devices = state.devices();
+    let found = devices.iter().find(|device| device.id() == id).and_then(|device| device.server());
+    found.ok_or_else(|| format!("{id:?}: no such device here"))
+}
+
+/// A listener for metrics.
+pub(crate) enum MetricsFile {
+    /// Of a Unix socket.
+    Unix(UnixListener),
+    /// Of a port.
+    Tcp(TcpListener),
+}

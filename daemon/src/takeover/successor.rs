@@ -1,0 +1,317 @@
+//! The successor, as this process hands over to it.
+
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqblk_admin::{Caller, VerbError};
+use mqblk_core::thread::spawn;
+use mqblk_vhost_user_server::HeldDevice;
+
+use super::channel::Channel;
+use super::{
+    Message, Offer, OfferedDevice, OfferedMetrics, OfferedServiceManager, OfferedSocket, PROTOCOL, TakeoverError,
+    images,
+};
+use crate::changes::Alone;
+use crate::state::DaemonState;
+
+/// How long the successor takes to open its storage and to start.
+const START_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long it takes to prepare or to start a device, and at the end.
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is checked whether the daemon stops, while the successor starts.
+const STOP_CHECK: Duration = Duration::from_millis(100);
+/// How long a control thread may be busy with a message.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a device's requests are waited for before the next device's turn comes.
+const FIRST_DRAIN: Duration = Duration::from_millis(200);
+
+/// The listening sockets of the process, besides those of devices.
+#[derive(Default)]
+pub(crate) struct ProcessListeners {
+    /// The admin socket, and whether its file is the process' own.
+    pub(crate) admin: Option<(PathBuf, OwnedFd, bool)>,
+    /// That for metrics, by its address.
+    pub(crate) metrics: Option<(String, OwnedFd, bool)>,
+}
+
+/// Begins to hand over to the process that has called.
+///
+/// # Errors
+/// If it may not take over, has another version, or something of this process cannot be handed over.
+pub(crate) fn start(
+    state: &Arc<DaemonState>,
+    protocol: Option<u64>,
+    version: &str,
+    caller: Caller,
+) -> Result<(), VerbError> {
+    let own = rustix::process::geteuid().as_raw();
+    if caller.uid.is_none_or(|uid| uid != 0 && uid != own) {
+        let found = caller.uid.map_or("an unknown user".to_owned(), |uid| format!("user {uid}"));
+        return Err(VerbError::Failed(format!(
+            "found {found}, expected root or user {own}: a successor gets the memory of all guests"
+        )));
+    }
+    if protocol != Some(PROTOCOL) {
+        let found = protocol.map_or("nothing".to_owned(), |protocol| format!("{protocol} (mqblk {version})"));
+        let expected =
+            format!("{PROTOCOL}, that of mqblk {}: restart the daemon instead, once", env!("CARGO_PKG_VERSION"));
+        return Err(VerbError::params("params.protocol", found, expected));
+    }
+    let Some(descriptor) = caller.descriptor else {
+        return Err(VerbError::Failed("found no descriptor with the request, expected one end of a socket pair: this verb is for mqblk serve --takeover".to_owned()));
+    };
+    let failed = |error: &dyn std::fmt::Display| VerbError::Failed(error.to_string());
+    let channel = Channel::of(descriptor).map_err(|error| failed(&error))?;
+    let alone = state.begin_hand_over().map_err(|why| failed(&why))?;
+    let (offer, descriptors) = offer(state).map_err(|why| failed(&why))?;
+    let (state, pid) = (Arc::clone(state), caller.pid);
+    let work = move || hand_over(&state, &Successor { channel, pid }, (offer, descriptors), alone);
+    spawn("hand-over", work).map(drop).map_err(|error| failed(&error))
+}
+
+/// Collects what the successor needs before it is ready.
+fn offer(state: &DaemonState) -> Result<(Offer, Vec<OwnedFd>), String> {
+    let mut descriptors = Vec::new();
+    let mut devices = Vec::new();
+    for device in state.devices() {
+        let Some(server) = device.server() else { continue };
+        let id = device.id();
+        let Some((path, listener, owns_file)) = server.listener() else { return Err(format!("{id:?}: it stops")) };
+        let interface = device.describe().interface.to_owned();
+        let socket = OfferedSocket { path, owns_file };
+        devices.push(OfferedDevice { id, interface, socket, is_connected: server.is_connected() });
+        descriptors.push(listener);
+    }
+    let failed = |error: std::io::Error| format!("descriptors: {error}");
+    let listeners = state.listeners();
+    let mut admin = None;
+    if let Some((path, listener, owns_file)) = &listeners.admin {
+        admin = Some(OfferedSocket { path: path.clone(), owns_file: *owns_file });
+        descriptors.push(listener.try_clone().map_err(failed)?);
+    }
+    let mut metrics = None;
+    if let Some((address, listener, owns_file)) = &listeners.metrics {
+        metrics = Some(OfferedMetrics { address: address.clone(), owns_file: *owns_file });
+        descriptors.push(listener.try_clone().map_err(failed)?);
+    }
+    drop(listeners);
+    let mut state_file = None;
+    if let Some(file) = state.state_file() {
+        state_file = Some(file.path());
+        descriptors.push(file.lock().try_clone().map_err(failed)?.into());
+    }
+    let mut offered_images = Vec::new();
+    for (name, disk) in state.flush_targets() {
+        for image in disk.hand_over().map_err(|why| format!("{name}: its storage {why}: it cannot be taken over"))? {
+            let (image, file) = images::offered(image);
+            offered_images.push(image);
+            descriptors.push(file);
+        }
+    }
+    let mut service_manager = None;
+    if let Some((socket, watchdog)) = state.service_manager() {
+        let watchdog_us = watchdog.and_then(|time| u64::try_from(time.as_micros()).ok());
+        service_manager = Some(OfferedServiceManager { watchdog_us });
+        descriptors.push(socket);
+    }
+    let offer = Offer {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        devices,
+        admin,
+        metrics,
+        state: state_file,
+        images: offered_images,
+        service_manager,
+    };
+    Ok((offer, descriptors))
+}
+
+struct Successor {
+    channel: Channel,
+    pid: Option<i32>,
+}
+
+/// A device whose connections the successor has.
+struct PreparedDevice {
+    id: String,
+    held: HeldDevice,
+}
+
+/// Hands over, or goes on serving.
+fn hand_over(state: &Arc<DaemonState>, successor: &Successor, offer: (Offer, Vec<OwnedFd>), alone: Alone) {
+    tracing::info!(successor = successor.pid, "handing over");
+    mqblk_storage::file::set_shared_with_another_process(true);
+    let prepared = successor.prepare(state, offer, &alone);
+    let prepared = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            mqblk_storage::file::set_shared_with_another_process(false);
+            tracing::error!("not handed over, and served on: {error}");
+            let why = error.to_string();
+            let _ = successor.channel.send(&Message::Failed { why }, &[], SEND_TIMEOUT);
+            return;
+        }
+    };
+    let count = prepared.len();
+    match successor.serve_all(state, prepared) {
+        Ok(longest) => {
+            tracing::info!(devices = count, longest_pause_us = longest.as_micros(), "handed over; this process ends");
+            state.set_handed_over();
+            // Nothing changes any more.
+            std::mem::forget(alone);
+        }
+        Err(error) => {
+            mqblk_storage::file::set_shared_with_another_process(false);
+            tracing::error!("the successor has ended before it served all, and devices are served here again: {error}");
+        }
+    }
+}
+
+impl Successor {
+    fn send(&self, message: &Message, descriptors: &[OwnedFd]) -> Result<(), TakeoverError> {
+        self.channel.send(message, descriptors, SEND_TIMEOUT)
+    }
+
+    /// Waits until the last message has been followed.
+    fn wait_done(&self) -> Result<(), TakeoverError> {
+        match self.channel.receive(STEP_TIMEOUT)? {
+            (Message::Done, _) => Ok(()),
+            _ => Err(TakeoverError::unexpected("another message", "the end of a step")),
+        }
+    }
+
+    /// Waits for the successor's start, holds the devices, and has it prepare their connections. Queues run meanwhile.
+    fn prepare(
+        &self,
+        state: &DaemonState,
+        (offer, descriptors): (Offer, Vec<OwnedFd>),
+        alone: &Alone,
+    ) -> Result<Vec<PreparedDevice>, TakeoverError> {
+        self.send(&Message::Offer(offer), &descriptors)?;
+        drop(descriptors);
+        let taken = self.wait_ready(alone)?;
+        let mut held = Vec::new();
+        for device in state.devices() {
+            let (id, Some(server)) = (device.id(), device.server()) else { continue };
+            let device = server.hold(HOLD_TIMEOUT).map_err(|why| TakeoverError::Failed(format!("{id:?}: {why}")))?;
+            if taken.contains(&id) {
+                held.push(PreparedDevice { id, held: device });
+            } else if device.is_connected() {
+                return Err(TakeoverError::Failed(format!(
+                    "{id:?}: a guest uses it now, and the successor does not have it"
+                )));
+            }
+        }
+        for PreparedDevice { id, held } in &mut held {
+            let mut connection = held.take_connection().unwrap_or_default();
+            let waits = connection.waiting.is_some();
+            connection.descriptors.extend(connection.waiting.take());
+            let message = Message::Connection { device: id.clone(), state: connection.state, waits };
+            self.send(&message, &connection.descriptors)?;
+            self.wait_done()?;
+        }
+        Ok(held)
+    }
+
+    /// Waits until the successor stands by. Returns the ids of its devices.
+    fn wait_ready(&self, alone: &Alone) -> Result<Vec<String>, TakeoverError> {
+        let end = Instant::now() + START_TIMEOUT;
+        loop {
+            alone.check().map_err(TakeoverError::Failed)?;
+            match self.channel.receive(STOP_CHECK) {
+                Ok((Message::StandsBy { devices }, _)) => return Ok(devices),
+                Ok(_) => return Err(TakeoverError::unexpected("another message", "that it stands by")),
+                Err(TakeoverError::Io(error)) if error.kind() == ErrorKind::TimedOut && Instant::now() < end => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Drains each device, and has the successor serve it. Returns the longest time for which a device's queues were served by neither.
+    fn serve_all(&self, state: &DaemonState, devices: Vec<PreparedDevice>) -> Result<Duration, TakeoverError> {
+        let (mut longest, mut slow, mut served) = (Duration::ZERO, Vec::new(), Vec::new());
+        let ids: Vec<String> = devices.iter().map(|device| device.id.clone()).collect();
+        let mut result = Ok(());
+        let mut devices = devices.into_iter();
+        for mut device in devices.by_ref() {
+            let begin = Instant::now();
+            device.held.begin_drain();
+            if !device.held.wait_drained(begin + FIRST_DRAIN) {
+                slow.push((device, begin));
+                continue;
+            }
+            result = self.serve(&device);
+            longest = longest.max(begin.elapsed());
+            served.push(device.held);
+            if result.is_err() {
+                break;
+            }
+        }
+        for (device, begin) in slow {
+            if result.is_err() {
+                // Served on when it is dropped.
+                continue;
+            }
+            if !device.held.wait_drained(begin + state.drain_timeout()) {
+                result = device.held.freeze().map_err(|why| TakeoverError::Failed(format!("{:?}: {why}", device.id)));
+            }
+            result = result.and_then(|()| self.serve(&device));
+            longest = longest.max(begin.elapsed());
+            served.push(device.held);
+        }
+        result = result.and_then(|()| self.finish(state));
+        match result {
+            Ok(()) => {
+                self.stop_others(state, &ids);
+                served.into_iter().for_each(HeldDevice::release);
+                Ok(longest)
+            }
+            Err(error) => {
+                // What it has served meanwhile is found in the rings, after the frontends have connected again.
+                served.into_iter().for_each(HeldDevice::disconnect);
+                Err(error)
+            }
+        }
+    }
+
+    /// Has the successor serve a drained device.
+    fn serve(&self, device: &PreparedDevice) -> Result<(), TakeoverError> {
+        let failed = |why: String| TakeoverError::Failed(format!("{:?}: {why}", device.id));
+        let positions = device.held.positions().map_err(failed)?;
+        self.send(&Message::Serve { device: device.id.clone(), positions }, &[])?;
+        match self.wait_done() {
+            // It has ended this frontend's connection, and goes on.
+            Err(TakeoverError::Refused(why)) => {
+                tracing::error!(disk = device.id, "its frontend has to connect again: {why}");
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    /// Stops the devices that the successor does not have: no guest uses them.
+    fn stop_others(&self, state: &DaemonState, served: &[String]) {
+        for device in state.devices().iter().filter(|device| !served.contains(&device.id())) {
+            if let Some(server) = device.server() {
+                server.stop();
+            }
+        }
+    }
+
+    /// Stops what has no connections, and waits until the successor serves that too.
+    fn finish(&self, state: &DaemonState) -> Result<(), TakeoverError> {
+        let deadline = Instant::now() + state.drain_timeout();
+        state.interfaces().iter().for_each(|interface| interface.leave(deadline));
+        if let Some(pid) = self.pid {
+            state.tell_service_manager(&format!("MAINPID={pid}"));
+        }
+        self.send(&Message::Finished, &[])?;
+        self.wait_done()
+    }
+}

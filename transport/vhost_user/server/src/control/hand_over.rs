@@ -1,0 +1,165 @@
+//! The control thread's part in the hand-over of its device: see `hand_over`.
+
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use mqblk_engine::{UringContext, redirect};
+use mqblk_virtio::VirtioDevice;
+
+use super::{ControlThread, LOG_AFTER, WaitingFrontend, peer};
+use crate::backend_channel::{
+    GET_FEATURES, GET_PROTOCOL_FEATURES, SET_FEATURES, SET_PROTOCOL_FEATURES, message_of_frontend,
+};
+use crate::hand_over::adopted::{HandedConnection, StandbyMessage, StandbyMessages};
+use crate::hand_over::state::{ConnectionState, ReceivedDescriptors};
+use crate::hand_over::{HoldEnd, HoldRequest};
+use crate::server::lock;
+use crate::session::KickEvents;
+
+/// How often a thread that waits for the other process looks whether the server stops.
+const STOP_CHECK: Duration = Duration::from_millis(20);
+
+/// A connection whose queues start with the next message.
+struct PreparedConnection {
+    state: ConnectionState,
+    kicks: KickEvents,
+}
+
+impl<D: VirtioDevice<UringContext>> ControlThread<D> {
+    /// Waits while another process takes the device, and until it is known which of both serves it.
+    pub(super) fn hold(&mut self, request: HoldRequest) {
+        let held = self.held_connection();
+        let is_held = held.is_ok();
+        // The other side may have given up waiting; then `end` is disconnected.
+        let is_awaited = request.reply.send(held).is_ok();
+        while is_held && is_awaited && !self.is_stopped() {
+            match request.end.recv_timeout(STOP_CHECK) {
+                Ok(HoldEnd::Release) => return self.release(),
+                Ok(HoldEnd::Disconnect) => return self.disconnect(None),
+                Ok(HoldEnd::Resume) | Err(RecvTimeoutError::Disconnected) => return self.update_waiting(),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    fn held_connection(&self) -> Result<HandedConnection, String> {
+        if self.shared.disks.is_draining() {
+            return Err(
+                "requests of an earlier connection are in flight: try again when storage has answered".to_owned()
+            );
+        }
+        let waiting = self.waiting_frontend.as_ref().map(|second| second.stream.try_clone()).transpose();
+        let waiting = waiting.map_err(|error| error.to_string())?.map(Into::into);
+        let Some(current) = &self.current else { return Ok(HandedConnection { waiting, ..Default::default() }) };
+        let saved = lock(&current.session).save_connection(&current.stream, &self.shared.backend_channel);
+        let (state, descriptors) = saved?;
+        Ok(HandedConnection { state: Some(state), descriptors, waiting })
+    }
+
+    /// Ends: another process has the connections, and the file of the socket.
+    fn release(&mut self) {
+        self.is_released = true;
+        self.socket.leave_file();
+        if let Some(current) = &self.current {
+            lock(&current.session).set_end_logged();
+        }
+    }
+
+    /// Takes what another process hands over, until this one is to serve or the server stops.
+    pub(super) fn stand_by(&mut self, messages: &StandbyMessages) {
+        let mut prepared = None;
+        while !self.is_stopped() {
+            match messages.recv_timeout(STOP_CHECK) {
+                Ok(StandbyMessage::Adopt(connection, reply)) => {
+                    let adopted = self.adopt(connection).map(|connection| prepared = connection);
+                    let _ = reply.send(adopted);
+                }
+                Ok(StandbyMessage::Serve(positions, owns_file, reply)) => {
+                    if owns_file {
+                        self.socket.own_file();
+                    }
+                    self.shared.stands_by.store(false, Ordering::SeqCst);
+                    let started = self.start_adopted(prepared.take(), positions);
+                    let _ = reply.send(started);
+                    return;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn adopt(&mut self, connection: HandedConnection) -> Result<Option<PreparedConnection>, String> {
+        let HandedConnection { state, descriptors, waiting } = connection;
+        if let Some(waiting) = waiting {
+            let log_at = Some(Instant::now() + LOG_AFTER);
+            self.waiting_frontend = Some(WaitingFrontend { stream: UnixStream::from(waiting), log_at });
+        }
+        let Some(state) = state else { return Ok(None) };
+        let state: ConnectionState = serde_json::from_str(&state).map_err(|error| format!("connection: {error}"))?;
+        let expected = self.device.device_type();
+        if state.device != expected {
+            return Err(format!("device: found {:?}, expected {expected:?}", state.device));
+        }
+        let mut descriptors = ReceivedDescriptors::new(descriptors);
+        self.adopt_session(&state, &mut descriptors)?;
+        let channel = state.backend_channel.map(|index| descriptors.take(index)).transpose()?;
+        self.shared.backend_channel.restore(state.protocol_features, channel, state.config_stale);
+        let Some(current) = &self.current else { return Ok(None) };
+        let kicks = lock(&current.session).load_connection(&state, &mut descriptors)?;
+        Ok(Some(PreparedConnection { state, kicks }))
+    }
+
+    /// Makes the session, with a handler that knows the features. The library's handler learns them by messages only, so it gets those over
+    /// another socket first.
+    fn adopt_session(&mut self, state: &ConnectionState, descriptors: &mut ReceivedDescriptors) -> Result<(), String> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+        let stream = Arc::new(UnixStream::from(descriptors.take(state.socket)?));
+        let (ours, mut frontends) = UnixStream::pair().map_err(|error| failed("socket", &error))?;
+        let since = Instant::now().checked_sub(Duration::from_millis(state.connected_ms)).unwrap_or_else(Instant::now);
+        self.set_session(Arc::clone(&stream), ours, since);
+        let Some(current) = &mut self.current else { return Ok(()) };
+        let set = |request, value: u64| (value != 0).then(|| message_of_frontend(request, Some(value)));
+        let messages = [
+            Some(message_of_frontend(GET_FEATURES, None)),
+            set(SET_FEATURES, state.features),
+            Some(message_of_frontend(GET_PROTOCOL_FEATURES, None)),
+            set(SET_PROTOCOL_FEATURES, state.protocol_features),
+        ];
+        for message in messages.into_iter().flatten() {
+            frontends.write_all(&message).map_err(|error| failed("socket", &error))?;
+            let handled = current.handler.handle_request();
+            handled.map_err(|error| lock(&current.session).take_rejection().unwrap_or_else(|| error.to_string()))?;
+        }
+        redirect(&mut current.handler, stream.as_fd()).map_err(|error| failed("socket", &error))
+    }
+
+    fn start_adopted(&mut self, prepared: Option<PreparedConnection>, positions: Option<String>) -> Result<(), String> {
+        let Some(current) = &self.current else {
+            return positions.map_or(Ok(()), |_| Err("positions: found some without a connection".to_owned()));
+        };
+        let started = match (prepared, positions) {
+            (Some(PreparedConnection { state, kicks }), Some(positions)) => {
+                lock(&current.session).load_positions(&state, kicks, &positions)
+            }
+            _ => Err("positions: found none, expected those of the connection".to_owned()),
+        };
+        let frontend = peer(&current.stream);
+        match &started {
+            Ok(()) => {
+                tracing::info!(disk = self.name(), frontend, "frontend taken over");
+                self.update_waiting();
+            }
+            Err(why) => {
+                tracing::error!(disk = self.name(), frontend, "the frontend has to connect again: {why}");
+                self.disconnect(None);
+            }
+        }
+        started
+    }
+}

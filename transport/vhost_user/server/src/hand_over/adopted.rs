@@ -1,0 +1,73 @@
+//! A device that another process hands over.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use crate::server::{Server, lock};
+
+/// A device's connections, on their way to another process.
+#[derive(Debug, Default)]
+pub struct HandedConnection {
+    /// That of the frontend that is served, as JSON; `None` without one.
+    pub state: Option<String>,
+    /// The descriptors that the state refers to.
+    pub descriptors: Vec<OwnedFd>,
+    /// That of a second frontend, which waits until the first has left.
+    pub waiting: Option<OwnedFd>,
+}
+
+/// What a control thread in standby is told.
+pub(crate) enum StandbyMessage {
+    /// Prepare to serve a connection.
+    Adopt(HandedConnection, SyncSender<Result<(), String>>),
+    /// Serve, with the positions of the connection's queues. True: the file of the socket is this process' own from now on.
+    Serve(Option<String>, bool, SyncSender<Result<(), String>>),
+}
+
+/// How long a control thread takes for a message at most. It maps the guest's memory, or starts the queues.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
+
+impl Server {
+    /// Prepares to serve the connection of another process, in standby: maps the guest's memory, and starts no queue.
+    ///
+    /// # Errors
+    /// When the connection is not one that this device can have.
+    pub fn adopt(&self, connection: HandedConnection) -> Result<(), String> {
+        self.tell_standby(|reply| StandbyMessage::Adopt(connection, reply))
+    }
+
+    /// Ends the standby: starts the queues of the connection at these positions, if there is one, and serves. `owns_file`: the file of the
+    /// socket is removed at the end.
+    ///
+    /// # Errors
+    /// When the positions are not those of the connection, or a queue cannot start. Then the frontend has to connect again.
+    pub fn serve(&self, positions: Option<String>, owns_file: bool) -> Result<(), String> {
+        self.owns_file.fetch_or(owns_file, Ordering::Relaxed);
+        let result = self.tell_standby(|reply| StandbyMessage::Serve(positions, owns_file, reply));
+        lock(&self.standby).take();
+        result
+    }
+
+    fn tell_standby(
+        &self,
+        message: impl FnOnce(SyncSender<Result<(), String>>) -> StandbyMessage,
+    ) -> Result<(), String> {
+        let (reply, replied) = sync_channel(1);
+        let gone = || "its control thread has ended".to_owned();
+        match &*lock(&self.standby) {
+            Some(standby) => standby.send(message(reply)).map_err(|_| gone())?,
+            None => return Err("found it in service, expected it in standby".to_owned()),
+        }
+        match replied.recv_timeout(REPLY_TIMEOUT) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(format!("its control thread has not answered within {} s", REPLY_TIMEOUT.as_secs()))
+            }
+        }
+    }
+}
+
+pub(crate) type StandbyMessages = Receiver<StandbyMessage>;

@@ -1,0 +1,131 @@
+//! A device that is handed over to another process.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use super::adopted::HandedConnection;
+use crate::disks::SharedSession;
+use crate::server::{Server, lock};
+
+/// Asks a control thread to hold its device.
+pub(crate) struct HoldRequest {
+    pub(crate) reply: SyncSender<Result<HandedConnection, String>>,
+    /// What follows. Disconnected: the device is served on.
+    pub(crate) end: Receiver<HoldEnd>,
+}
+
+/// The end of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HoldEnd {
+    /// The device is served on.
+    Resume,
+    /// Another process serves the device.
+    Release,
+    /// The device is served on, but not the connection: the frontend connects again.
+    Disconnect,
+}
+
+/// A device whose control thread waits, while its queues still run. Served on when it is dropped.
+pub struct HeldDevice {
+    end: Sender<HoldEnd>,
+    session: Option<SharedSession>,
+    connection: Option<HandedConnection>,
+    is_draining: bool,
+    has_ended: bool,
+}
+
+impl Server {
+    /// Holds the device for another process: no message of its frontend is read from now on. Its queues run on.
+    ///
+    /// # Errors
+    /// When the device cannot be handed over now, and why; then it is served on.
+    pub fn hold(&self, timeout: Duration) -> Result<HeldDevice, String> {
+        let ((reply, replied), (end, ended)) = (sync_channel(1), channel());
+        *lock(&self.shared.hold) = Some(HoldRequest { reply, end: ended });
+        self.shared.wakeup.signal();
+        let connection = match replied.recv_timeout(timeout) {
+            Ok(held) => held?,
+            Err(RecvTimeoutError::Disconnected) => return Err("it stops".to_owned()),
+            Err(RecvTimeoutError::Timeout) => {
+                lock(&self.shared.hold).take();
+                let seconds = timeout.as_secs();
+                return Err(format!("its control thread is busy for {seconds} s: a VMM's message waits for storage"));
+            }
+        };
+        let session = lock(&self.shared.connection).as_ref().map(|connection| Arc::clone(&connection.session));
+        Ok(HeldDevice { end, session, connection: Some(connection), is_draining: false, has_ended: false })
+    }
+}
+
+impl HeldDevice {
+    /// Takes what the other process needs to prepare. `None` when it was taken before.
+    pub fn take_connection(&mut self) -> Option<HandedConnection> {
+        self.connection.take()
+    }
+
+    /// Returns true if a frontend is connected.
+    pub fn is_connected(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Starts to drain the queues: nothing more is taken off them here.
+    pub fn begin_drain(&mut self) {
+        if let Some(session) = &self.session {
+            self.is_draining = true;
+            lock(session).begin_drain();
+        }
+    }
+
+    /// Waits for the requests in flight, until `end` at most. Returns true if none is left.
+    pub fn wait_drained(&self, end: Instant) -> bool {
+        self.session.as_ref().is_none_or(|session| lock(session).wait_drained(Some(end)))
+    }
+
+    /// Leaves the requests that are still in flight to the other process.
+    ///
+    /// # Errors
+    /// When there are some, and the VMM keeps no in-flight region that they are recorded in.
+    pub fn freeze(&self) -> Result<(), String> {
+        match &self.session {
+            Some(session) => lock(session).freeze_recorded(),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the positions of the drained queues, for the other process. `None` without a connection.
+    ///
+    /// # Errors
+    /// When the device's state cannot be saved.
+    pub fn positions(&self) -> Result<Option<String>, String> {
+        self.session.as_ref().map(|session| lock(session).save_drained()).transpose()
+    }
+
+    /// Gives the device up: another process serves it. The files of its socket and its storage are left to that.
+    pub fn release(self) {
+        self.end(HoldEnd::Release);
+    }
+
+    /// Serves the device on, and ends the frontend's connection: another process has served its queues, and has ended.
+    pub fn disconnect(self) {
+        self.end(HoldEnd::Disconnect);
+    }
+
+    fn end(mut self, end: HoldEnd) {
+        self.has_ended = true;
+        // Its thread may have ended with the server.
+        let _ = self.end.send(end);
+    }
+}
+
+impl Drop for HeldDevice {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        if let (true, Some(session)) = (self.is_draining, &self.session) {
+            lock(session).resume();
+        }
+        let _ = self.end.send(HoldEnd::Resume);
+    }
+}

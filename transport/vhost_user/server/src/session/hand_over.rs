@@ -1,0 +1,232 @@
+//! The session's part in the hand-over to another process: see `hand_over`.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mqblk_engine::{EventFd, Notifier, UringContext};
+use mqblk_memory::UserAddress;
+use mqblk_ring::virtqueue::MAX_BASE;
+use mqblk_virtio::VirtioDevice;
+use serde_json::value::RawValue;
+use vhost::vhost_user::VhostUserBackendReqHandlerMut as _;
+use vhost::vhost_user::message::{VhostUserInflight, VhostUserMemoryRegion};
+
+use super::Session;
+use crate::backend_channel::BackendChannel;
+use crate::dirty_log::LOG_ALL;
+use crate::hand_over::state::{
+    ConnectionState, DrainedState, InFlightLayout, MemorySlot, QueueSetup, ReceivedDescriptors, SavedDescriptors,
+};
+use crate::memory::SharedFile;
+use crate::vring::{UserAddresses, Vring};
+
+/// The descriptors by which a frontend kicks its queues, until these start.
+pub(crate) type KickEvents = Vec<Option<EventFd>>;
+
+impl<D: VirtioDevice<UringContext>> Session<D> {
+    /// Saves all that the frontend has set up, except the positions of its queues.
+    ///
+    /// # Errors
+    /// When the connection cannot be handed over now: the guest is being migrated, or the process is out of descriptors.
+    pub(crate) fn save_connection(
+        &self,
+        socket: &impl AsFd,
+        channel: &BackendChannel,
+    ) -> Result<(String, Vec<OwnedFd>), String> {
+        if self.features & LOG_ALL != 0 || self.state_transfer.is_running() {
+            return Err("its guest is being migrated: try again when that has ended".to_owned());
+        }
+        let mut descriptors = SavedDescriptors::default();
+        let (protocol_features, backend_channel, config_stale) = channel.saved();
+        let state = ConnectionState {
+            device: self.device.device_type().to_owned(),
+            socket: descriptors.add(socket)?,
+            connected_ms: u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX),
+            features: self.features,
+            protocol_features,
+            memory: self
+                .shared_files
+                .iter()
+                .map(|shared| save_slot(shared, &mut descriptors))
+                .collect::<Result<_, _>>()?,
+            in_flight: self
+                .inflight_file
+                .as_ref()
+                .map(|(layout, file)| {
+                    let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *layout;
+                    let file = descriptors.add(file)?;
+                    let (bytes, offset) = (mmap_size, mmap_offset);
+                    Ok::<_, String>(InFlightLayout { bytes, offset, queues: num_queues, queue_size, file })
+                })
+                .transpose()?,
+            queues: self.vrings.iter().map(|vring| save_queue(vring, &mut descriptors)).collect::<Result<_, _>>()?,
+            is_started: self.driver_started,
+            backend_channel: backend_channel.map(|socket| descriptors.add(&socket)).transpose()?,
+            config_stale,
+        };
+        let text = serde_json::to_string(&state).map_err(|error| error.to_string())?;
+        Ok((text, descriptors.into_inner()))
+    }
+
+    /// Saves the positions of the drained queues and the device's state.
+    ///
+    /// # Errors
+    /// When a queue runs.
+    pub(super) fn drained_state(&mut self) -> Result<String, String> {
+        if let Some(vring) = self.vrings.iter().find(|vring| !vring.is_stopped()) {
+            return Err(format!("found queue {} started, expected all queues drained", vring.index));
+        }
+        if let Some(region) = &self.inflight {
+            region.release_fence();
+        }
+        let device = self.driver_started.then(|| RawValue::from_string(self.device.save_state())).transpose();
+        let state = DrainedState {
+            bases: self.vrings.iter().map(|vring| vring.base).collect(),
+            config_bits: self.device.config_bits(),
+            device: device.map_err(|error| error.to_string())?,
+        };
+        serde_json::to_string(&state).map_err(|error| error.to_string())
+    }
+
+    /// Starts the drained queues again where they have stopped: the other process did not take them.
+    pub(super) fn resume_queues(&mut self) {
+        for queue in 0..self.vrings.len() {
+            let started = self.vrings[queue].renew_call().and_then(|()| {
+                let started = self.start_if_ready(queue);
+                started.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))
+            });
+            if let Err(why) = started {
+                tracing::error!(disk = self.options.name, queue, "the queue does not start again: {why}");
+            }
+        }
+    }
+
+    /// Sets up what the frontend has set up with another process, except the features, which the connection's handler knows too. No queue
+    /// starts.
+    ///
+    /// # Errors
+    /// When it is not what this device can have.
+    pub(crate) fn load_connection(
+        &mut self,
+        state: &ConnectionState,
+        descriptors: &mut ReceivedDescriptors,
+    ) -> Result<KickEvents, String> {
+        if state.queues.len() > self.vrings.len() {
+            let (found, expected) = (state.queues.len(), self.vrings.len());
+            return Err(format!("queues: found {found}, expected at most {expected} (queues=)"));
+        }
+        let files = state.memory.iter().map(|slot| load_slot(slot, descriptors)).collect::<Result<Vec<_>, _>>()?;
+        if !files.is_empty() {
+            let table = self.options.sharing.new_table(files);
+            let applied = self.apply_memory(table);
+            applied.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))?;
+            // The process before has watched that.
+            self.sharing = None;
+        }
+        if let Some(in_flight) = &state.in_flight {
+            let file = File::from(descriptors.take(in_flight.file)?);
+            let InFlightLayout { bytes, offset, queues, queue_size, .. } = *in_flight;
+            let layout = VhostUserInflight::new(bytes, offset, queues, queue_size);
+            let set = self.set_inflight_fd(&layout, file);
+            set.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))?;
+        }
+        self.driver_started = false;
+        self.since = Instant::now().checked_sub(Duration::from_millis(state.connected_ms)).unwrap_or(self.since);
+        let max = self.device.max_ring_size();
+        let queues = self.vrings.iter_mut().zip(&state.queues);
+        let kicks = queues.map(|(vring, setup)| {
+            load_queue(vring, setup, max, descriptors).map_err(|why| format!("queue {}: {why}", vring.index))
+        });
+        kicks.collect()
+    }
+
+    /// Starts the queues of a connection that another process had, where they have stopped there.
+    ///
+    /// # Errors
+    /// When the state is not one of this device, or a queue cannot start.
+    pub(crate) fn load_positions(
+        &mut self,
+        state: &ConnectionState,
+        kicks: KickEvents,
+        positions: &str,
+    ) -> Result<(), String> {
+        let DrainedState { bases, config_bits, device } =
+            serde_json::from_str(positions).map_err(|error| format!("positions: {error}"))?;
+        if bases.len() != state.queues.len() || bases.iter().any(|base| *base > MAX_BASE) {
+            return Err(format!("positions: found {bases:?}, expected one of each queue, at most {MAX_BASE}"));
+        }
+        self.device.restore_config_bits(config_bits);
+        if let Some(device) = device.filter(|_| state.is_started) {
+            let apply = self.device.load_state(device.get()).map_err(|why| format!("device.{why}"))?;
+            apply()?;
+            self.mark_resumed();
+        }
+        for (queue, ((setup, kick), base)) in state.queues.iter().zip(kicks).zip(bases).enumerate() {
+            let vring = &mut self.vrings[queue];
+            vring.base = base;
+            vring.kick = setup.is_kicked.then_some(kick);
+            let started = self.start_if_ready(queue);
+            started.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))?;
+        }
+        // All that run have started: none waits for another one.
+        self.resume_deadline = None;
+        self.device.end_replay_wait();
+        self.shown_features.store(self.features, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn save_slot(shared: &SharedFile, descriptors: &mut SavedDescriptors) -> Result<MemorySlot, String> {
+    let VhostUserMemoryRegion { guest_phys_addr, memory_size, user_addr, mmap_offset } = shared.slot;
+    let (guest, user, bytes, offset) = (guest_phys_addr, user_addr, memory_size, mmap_offset);
+    Ok(MemorySlot { guest, user, bytes, offset, file: descriptors.add(&shared.file)? })
+}
+
+fn load_slot(slot: &MemorySlot, descriptors: &mut ReceivedDescriptors) -> Result<SharedFile, String> {
+    let MemorySlot { guest, user, bytes, offset, file } = *slot;
+    let file = Arc::new(File::from(descriptors.take(file)?));
+    Ok(SharedFile { slot: VhostUserMemoryRegion::new(guest, bytes, user, offset), file })
+}
+
+fn save_queue<Q>(vring: &Vring<Q>, descriptors: &mut SavedDescriptors) -> Result<QueueSetup, String> {
+    let mut add = |event: Option<&EventFd>| event.map(|event| descriptors.add(event)).transpose();
+    Ok(QueueSetup {
+        size: vring.size,
+        addresses: vring.addresses.map(|UserAddresses { desc, used, avail }| [desc.0, avail.0, used.0]),
+        enabled: vring.enabled,
+        is_kicked: vring.kick.is_some(),
+        kick: add(vring.kick.as_ref().and_then(Option::as_ref))?,
+        call: add(vring.call_event.as_ref())?,
+        err: add(vring.err.as_ref())?,
+    })
+}
+
+fn load_queue<Q>(
+    vring: &mut Vring<Q>,
+    setup: &QueueSetup,
+    max: u16,
+    descriptors: &mut ReceivedDescriptors,
+) -> Result<Option<EventFd>, String> {
+    if let Some(size) = setup.size.filter(|size| !size.is_power_of_two() || *size < 2 || *size > max) {
+        return Err(format!("size: found {size}, expected a power of two from 2 to {max} (queue-size=)"));
+    }
+    let mut event = |index: Option<_>| {
+        let descriptor = index.map(|index| descriptors.take(index)).transpose()?;
+        descriptor.map(EventFd::try_from).transpose().map_err(|error| error.to_string())
+    };
+    vring.size = setup.size;
+    vring.addresses = setup.addresses.map(|[desc, avail, used]| UserAddresses {
+        desc: UserAddress(desc),
+        used: UserAddress(used),
+        avail: UserAddress(avail),
+    });
+    vring.enabled = setup.enabled;
+    let kick = event(setup.kick)?;
+    vring.call_event = event(setup.call)?;
+    vring.call = vring.call_event.as_ref().map(Notifier::new).transpose().map_err(|error| format!("call: {error}"))?;
+    vring.err = event(setup.err)?;
+    Ok(kick)
+}

@@ -89,6 +89,7 @@ pub fn serve_device<D: VirtioDevice<UringContext>>(
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk: plan.disk, plug: plan.plug, health: plan.health }],
         engine: Arc::clone(&engine),
         host_state: None,
+        standby: false,
     };
     let server = Server::start(device, serve).expect("the socket can be made");
     (server, engine)

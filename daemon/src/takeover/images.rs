@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
@@ -24,8 +24,8 @@ impl HandedImages {
 
 impl ImageOpener for HandedImages {
     fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
-        let absolute = absolute(path);
-        match self.images.iter().find(|image| image.path == absolute && image.access == access) {
+        let found = self.images.iter().find(|image| image.access == access && is_same(image, path));
+        match found {
             Some(image) => Ok(File::from(image.file.try_clone()?)),
             None => self.others.open(path, access),
         }
@@ -36,14 +36,17 @@ impl ImageOpener for HandedImages {
     }
 }
 
-fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+/// Returns true if the image was opened by this path, or is the file there. Another file may have taken the path meanwhile.
+fn is_same(image: &OpenImage, path: &Path) -> bool {
+    let identity = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+    let (open, there) = (rustix::fs::fstat(&image.file), rustix::fs::stat(path));
+    image.path == path || matches!((open, there), (Ok(open), Ok(there)) if identity(open) == identity(there))
 }
 
 /// Returns what is offered of an image, and its descriptor.
 pub(super) fn offered(image: OpenImage) -> (OfferedImage, OwnedFd) {
     let OpenImage { path, access: ImageAccess { write, direct, exclusive }, file } = image;
-    (OfferedImage { path: absolute(&path), write, direct, exclusive }, file)
+    (OfferedImage { path, write, direct, exclusive }, file)
 }
 
 /// Returns an image that was offered.

@@ -108,6 +108,21 @@ impl SimulatedHost {
         });
     }
 
+    /// Has a new daemon take over, whose admin socket `admin` in the folder is, and waits for the end of the old one.
+    ///
+    /// # Panics
+    /// When one of them fails.
+    pub fn take_over(&mut self) {
+        let admin = self.folder.path().join("admin").display().to_string();
+        let before = self.arguments.clone();
+        self.arguments.extend(["--takeover".to_owned(), admin]);
+        let mut old = self.daemon.take().expect("a daemon");
+        self.spawn();
+        self.arguments = before;
+        let status = wait_for("the old daemon's end", || old.try_wait().expect("wait"));
+        assert!(status.success(), "{status}:\n{}", self.log());
+    }
+
     fn log_path(&self) -> PathBuf {
         self.folder.path().join("log")
     }

@@ -58,11 +58,45 @@ impl RestartableDaemon {
     /// # Panics
     /// When it cannot be started.
     pub fn spawn(&mut self) {
+        self.child = Some(self.spawn_with(&self.arguments, &[]));
+    }
+
+    fn spawn_with(&self, arguments: &[String], more: &[&str]) -> Child {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
         let mut command = Command::new(mqblk_binary());
-        command.arg("serve").args(&self.arguments).env_remove("RUST_LOG");
+        command.arg("serve").args(arguments).args(more).env_remove("RUST_LOG");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        self.child = Some(command.spawn().expect("the daemon"));
+        command.spawn().expect("the daemon")
+    }
+
+    /// Starts a daemon that takes over from this one, whose admin socket is `admin` in its folder. `arguments` in place of this one's, if given.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn spawn_successor(&self, arguments: Option<&[String]>) -> Child {
+        let admin = self.folder.path().join("admin").display().to_string();
+        self.spawn_with(arguments.unwrap_or(&self.arguments), &["--takeover", &admin])
+    }
+
+    /// Has a new daemon take over, and waits for the end of the old one.
+    ///
+    /// # Panics
+    /// When one of them fails.
+    pub fn take_over(&mut self) {
+        let mut successor = self.spawn_successor(None);
+        let mut old = self.child.take().expect("a daemon");
+        let status = wait_for("the old daemon's end", || {
+            let ended = successor.try_wait().expect("wait");
+            assert!(ended.is_none(), "the new daemon ended with {ended:?}:\n{}", tail(&self.log()));
+            old.try_wait().expect("wait")
+        });
+        self.child = Some(successor);
+        assert!(status.success(), "the old daemon ended with {status}:\n{}", tail(&self.log()));
+    }
+
+    /// Returns the arguments of `mqblk serve`.
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
     }
 
     fn signal(&self, signal: Signal) {

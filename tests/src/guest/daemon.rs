@@ -161,6 +161,14 @@ impl VhostUserDaemon {
         Self::serve(DaemonProgram::Mqblk, &[], controllers, &[])
     }
 
+    /// Starts our server with these disks and controllers and waits until it listens on every socket.
+    ///
+    /// # Errors
+    /// As [`VhostUserDaemon::start_server`].
+    pub fn start_all(disks: &[DaemonDisk], controllers: &[ControllerConfig]) -> Result<Self> {
+        Self::serve(DaemonProgram::Mqblk, disks, controllers, &[])
+    }
+
     fn serve(
         server: DaemonProgram,
         disks: &[DaemonDisk],
@@ -230,6 +238,20 @@ impl VhostUserDaemon {
         ensure!(status.success(), "the vhost-user server ended with {status}:\n{}", self.log());
         self.process = launch(self.program, &self.arguments, self.folder.path())?;
         self.wait_listening()
+    }
+
+    /// Has another server take over, with the same arguments and a new log, and waits for the end of this one.
+    ///
+    /// # Errors
+    /// When one of them ends with another code than 0, or the takeover does not end.
+    pub fn take_over(&mut self) -> Result<()> {
+        let mut arguments = self.arguments.clone();
+        arguments.extend(["--takeover".into(), self.folder.path().join(ADMIN_SOCKET).into()]);
+        let successor = launch(self.program, &arguments, self.folder.path())?;
+        let mut old = std::mem::replace(&mut self.process, successor);
+        let ended = old.wait(SERVER_TIMEOUT).with_context(|| format!("the successor's log:\n{}", self.log()))?;
+        ensure!(ended.success(), "the old vhost-user server ended with {ended}");
+        self.wait_log("the end of the takeover", |log| log.contains("taken over version"))
     }
 
     /// Runs `mqblk VERB ... --socket ADMIN MORE`, which must succeed. Returns its output.

@@ -19,5 +19,6 @@ mod resource_limits;
 mod sandbox;
 mod service;
 mod slow_storage;
+mod takeover;
 mod user;
 mod vmm_mistakes;

@@ -1,6 +1,7 @@
 //! A daemon under a service manager: sockets that it is started with, what it says, and sockets for others than its user.
 
 use std::fs::Permissions;
+use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -13,13 +14,16 @@ use mqblk_admin::Client;
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use mqblk_tests::hostile::load::VhostUserLoad;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Only a failing test waits that long.
 const LONG: Duration = Duration::from_secs(60);
 /// A user and a group that nothing else has to do with.
 const NOBODY: u32 = 65_534;
 const GROUP: u32 = 54_321;
+
+/// The images in `run`, of 1 MiB.
+const IMAGES: [&str; 2] = ["own.img", "vm1.img"];
 
 /// A daemon and its manager's end of the notifications.
 struct Service {
@@ -36,6 +40,10 @@ impl Service {
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("permissions");
         for name in ["passed", "run"] {
             std::fs::create_dir(folder.path().join(name)).expect("a folder");
+        }
+        for image in IMAGES {
+            let image = std::fs::File::create(folder.path().join("run").join(image));
+            image.and_then(|image| image.set_len(1 << 20)).expect("an image");
         }
         std::os::unix::fs::chown(folder.path().join("run"), owner, owner).expect("an owner");
         let notified = match notify.strip_prefix('@') {
@@ -133,7 +141,7 @@ fn serves_under_a_manager(notify: &str, more: &[&str], owner: Option<u32>) {
         names
     };
     assert_eq!(names("passed"), ["admin.sock", "vm1.sock"], "they are the manager's");
-    assert_eq!(names("run"), [""; 0]);
+    assert_eq!(names("run"), IMAGES);
 }
 
 #[test]
@@ -150,6 +158,49 @@ fn a_service_that_changes_its_user_reports_to_an_abstract_socket() {
     }
 }
 
+/// The successor is not started by the manager, and has none of its variables.
+#[test]
+fn a_successor_takes_over_what_the_manager_has_passed() {
+    let group = if is_root() { ",socket-group=54321" } else { "" };
+    let own = format!("id=own,path=run/own.img,queues=1,socket=run/own.sock,socket-mode=0660{group}");
+    let mut arguments = vec!["--disk", "id=vm1,path=run/vm1.img,queues=1,socket=fd:vm1", "--disk", &own];
+    arguments.extend(["--admin", "fd:control", "--metrics", "unix:run/metrics.sock", "--state", "run/state"]);
+    let mut service = Service::start("notify.sock", &arguments, None);
+    service.wait_for("READY=1");
+    let mut load = VhostUserLoad::connect(service.at("passed/vm1.sock"), 1, 64, 1);
+    load.round();
+    let mut client = Client::connect(&service.at("passed/admin.sock")).expect("the admin socket");
+    let added = json!({ "settings": "id=added,storage=null,size=1M,queues=1,socket=run/added.sock" });
+    client.call("disk.add", &added).expect("a disk at run time");
+    for _ in 0..2 {
+        let mut command = Command::new(mqblk_binary());
+        command.args(["serve", "--sandbox", "on", "--workers", "1"]).args(&arguments);
+        command.args(["--takeover", "passed/admin.sock"]).current_dir(service.folder.path()).env_remove("RUST_LOG");
+        let successor = command.stdin(Stdio::null()).spawn().expect("the successor");
+        service.wait_for(&format!("MAINPID={}", successor.id()));
+        let mut old = std::mem::replace(&mut service.child, successor);
+        service.wait_for("READY=1");
+        assert_eq!(old.wait().expect("the end").code(), Some(0));
+        service.wait_for("WATCHDOG=1");
+        load.round();
+        let mut metrics = UnixStream::connect(service.at("run/metrics.sock")).expect("the metrics");
+        metrics.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("a request");
+        let mut text = String::new();
+        metrics.read_to_string(&mut text).expect("an answer");
+        assert!(text.contains("mqblk_build_info"), "{text}");
+        let mut client = Client::connect(&service.at("passed/admin.sock")).expect("the admin socket");
+        let version = client.call("version", &Value::Null).expect("an answer");
+        assert_eq!(version["pid"].as_u64(), Some(service.child.id().into()));
+        let disks = client.call("disk.list", &Value::Null).expect("an answer").to_string();
+        assert!(disks.contains("\"added\"") && service.at("run/added.sock").exists(), "{disks}");
+    }
+    drop(load);
+    let folder = service.stop();
+    let left = |name: &str| folder.path().join(name).exists();
+    assert!(left("passed/admin.sock") && left("passed/vm1.sock"), "they are the manager's");
+    assert!(!left("run/own.sock") && !left("run/added.sock") && !left("run/metrics.sock"));
+}
+
 /// Waits for the end of a daemon that refuses its configuration.
 fn wait_refused(mut service: Service) {
     let status = service.child.wait().expect("the end");
@@ -157,7 +208,7 @@ fn wait_refused(mut service: Service) {
     for name in ["passed/vm1.sock", "passed/admin.sock"] {
         assert!(service.at(name).exists(), "{name} is the manager's");
     }
-    assert_eq!(std::fs::read_dir(service.at("run")).expect("a folder").count(), 0, "nothing is left");
+    assert_eq!(std::fs::read_dir(service.at("run")).expect("a folder").count(), IMAGES.len(), "nothing else is left");
 }
 
 #[test]

@@ -17,4 +17,5 @@ mod scsi;
 mod scsi_commands;
 mod scsi_paths;
 mod stat;
+mod takeover;
 mod vmm;

@@ -245,6 +245,7 @@ fn with_scsi(size: u16, poll: PollPolicy, disk: Arc<AnyDisk>, test: impl FnOnce(
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default(), health: Arc::default() }],
         engine,
         host_state: None,
+        standby: false,
     };
     let server = Server::start(device, serve).expect("the socket can be made");
     let mut device = virtio_scsi::ScsiController::connect(&virtio_scsi::ScsiConnectOptions {

@@ -10,7 +10,8 @@ pub mod selector;
 mod tests;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use mqblk_core::settings::{SettingError, Settings};
@@ -131,7 +132,7 @@ impl ConfiguredInterface for XenInterfaceConfig {
     fn start(self: Box<Self>, context: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
         // A configuration with disks has a host.
         let Some(host) = self.host else {
-            return Ok(Arc::new(ServedXen { host: None, disks: Vec::new(), served: Vec::new() }));
+            return Ok(Arc::new(ServedXen { disks: Vec::new(), pending: Mutex::default(), started: OnceLock::new() }));
         };
         let disks: Vec<XenDiskConfig> = self
             .disks
@@ -141,28 +142,55 @@ impl ConfiguredInterface for XenInterfaceConfig {
                 (disk, health)
             })
             .collect();
-        let host = XenHost::start(&host, &disks, context)?;
-        let served = disks.iter().map(|(disk, health)| {
+        let served = ServedXen { disks, pending: Mutex::default(), started: OnceLock::new() };
+        if context.stands_by.load(Ordering::SeqCst) {
+            // Xenstore already has the devices, which the other process serves: a backend would take them from it.
+            *served.pending() = Some((host, context.clone()));
+        } else {
+            served.start(&host, context)?;
+        }
+        Ok(Arc::new(served))
+    }
+}
+
+/// The disks of the configuration, and the backend, if there is one.
+struct ServedXen {
+    disks: Vec<XenDiskConfig>,
+    /// What the backend is started with, once another process has left the devices.
+    pending: Mutex<Option<(XenConfig, HostContext)>>,
+    started: OnceLock<StartedXen>,
+}
+
+/// The backend, and the disks of the configuration as it serves them.
+struct StartedXen {
+    host: XenHost,
+    served: Vec<(ListPosition, Arc<ServedDisk<XenDisk>>)>,
+}
+
+impl ServedXen {
+    fn pending(&self) -> MutexGuard<'_, Option<(XenConfig, HostContext)>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the backend.
+    fn start(&self, config: &XenConfig, context: &HostContext) -> Result<(), StartFailure> {
+        let host = XenHost::start(config, &self.disks, context)?;
+        let served = self.disks.iter().map(|(disk, health)| {
             let queues = disk.endpoint.queues.into();
             let export = XenDisk::new(host.devices(), disk.id.clone(), queues, disk.storage.clone());
             (disk.position, ServedDisk::new(disk.info(WORD, health), Arc::new(export)))
         });
         let served = served.collect();
-        Ok(Arc::new(ServedXen { host: Some(host), disks, served }))
+        // Called once.
+        let _ = self.started.set(StartedXen { host, served });
+        Ok(())
     }
-}
-
-/// The backend, if there is one, and the disks of the configuration.
-struct ServedXen {
-    host: Option<XenHost>,
-    disks: Vec<XenDiskConfig>,
-    served: Vec<(ListPosition, Arc<ServedDisk<XenDisk>>)>,
 }
 
 impl ServedInterface for ServedXen {
     fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)> {
-        let Some(host) = &self.host else { return Vec::new() };
-        let configured = self.served.iter().map(|(position, disk)| (*position, Arc::clone(disk) as _));
+        let Some(StartedXen { host, served }) = self.started.get() else { return Vec::new() };
+        let configured = served.iter().map(|(position, disk)| (*position, Arc::clone(disk) as _));
         let is_configured = |id: &str| self.disks.iter().any(|(disk, _)| disk.id == id);
         let others = host.devices().list().into_iter().filter(|device| !is_configured(&device.id)).enumerate();
         let others = others.map(|(index, device)| {
@@ -172,14 +200,20 @@ impl ServedInterface for ServedXen {
     }
 
     fn publish(&self) -> Result<(), StartFailure> {
-        self.host.iter().try_for_each(|host| Ok(host.attach(&self.disks)?))
+        let pending = self.pending().take();
+        if let Some((config, context)) = pending {
+            self.start(&config, &context)?;
+        }
+        self.started.get().map_or(Ok(()), |started| Ok(started.host.attach(&self.disks)?))
     }
 
     /// The backend drains its rings when it stops.
     fn begin_stop(&self) {}
 
     fn stop(&self, _deadline: Instant) {
-        self.host.iter().for_each(|host| host.stop());
+        if let Some(started) = self.started.get() {
+            started.host.stop();
+        }
     }
 
     fn leave(&self, deadline: Instant) {

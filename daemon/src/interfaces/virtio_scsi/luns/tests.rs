@@ -104,6 +104,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
         placement: Arc::new(Mutex::new(QueuePlacement::new(1))),
         state: None,
         storages: Arc::new(Registry::of_this_process()),
+        stands_by: Arc::default(),
     };
     Arc::new(Luns::start(&[controller], &host, SavedLuns::default()).unwrap())
 }

@@ -1,0 +1,52 @@
+//! New daemons take over under real guests that write and verify. QEMU is not told to connect again, so a connection that ends would show.
+
+use anyhow::{Context, Result, ensure};
+use mqblk_tests::guest::{
+    ControllerConfig, DaemonDisk, FioLoop, Guest, GuestController, GuestDisk, HostImage, LunConfig, VhostUserDaemon,
+    wait_for_luns, with_each_vmm,
+};
+
+/// Takeovers of each test.
+const TAKEOVERS: u32 = 5;
+
+fn take_over(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
+    guest.must("dmesg -c >/dev/null")?;
+    let loops = nodes.iter().map(|node| FioLoop::start(guest, node, 32, 4)).collect::<Result<Vec<_>>>()?;
+    for round in 0..TAKEOVERS {
+        daemon.take_over().with_context(|| format!("takeover {round}"))?;
+        for looping in &loops {
+            looping.another_pass(guest).with_context(|| format!("round {round}; the daemon:\n{}", daemon.log()))?;
+        }
+        ensure!(!daemon.log().contains("frontend connected"), "a frontend has connected again:\n{}", daemon.log());
+    }
+    for looping in loops {
+        looping.end(guest)?;
+    }
+    let errors = guest.must("dmesg | grep -iE 'I/O error|blk_update_request|timed out|abort|reset' | head || true")?;
+    ensure!(errors.is_empty(), "the guest's kernel says:\n{errors}");
+    Ok(())
+}
+
+#[test]
+fn disks_and_a_controller() -> Result<()> {
+    with_each_vmm(|vmm| {
+        let images = [HostImage::sparse(16)?, HostImage::sparse(16)?, HostImage::sparse(16)?];
+        let disks = [
+            DaemonDisk::new("direct", images[0].path(), 2),
+            DaemonDisk::new("cached", images[1].path(), 2).option("direct", "off"),
+        ];
+        let luns = vec![LunConfig::new(0, 0, images[2].path())];
+        let mut daemon = VhostUserDaemon::start_all(&disks, &[ControllerConfig::new("c", 0, luns)])?;
+        let disk = |id: &str| GuestDisk::with_defaults(id, &daemon.socket(id));
+        let controller = GuestController::with_defaults("c", &daemon.socket("c"));
+        let builder = Guest::builder().vmm(vmm).disk(disk("direct")).disk(disk("cached"));
+        let mut guest = builder.controller(controller).boot()?;
+        let lun = wait_for_luns(&mut guest, &[(0, 0)])?[&(0, 0)].node();
+        take_over(&mut daemon, &mut guest, &["/dev/vda".to_owned(), "/dev/vdb".to_owned(), lun])?;
+        // The guest's VMM changes the connection of the last daemon: it resets the devices and starts them again.
+        guest.reset()?;
+        guest.must("dd if=/dev/vda of=/dev/null bs=1M count=4 iflag=direct")?;
+        guest.power_off()?;
+        daemon.stop().map(drop)
+    })
+}

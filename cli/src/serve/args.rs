@@ -85,6 +85,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "", display_order = 9)]
     pub takeover: Option<PathBuf>,
 
+    /// With --takeover: serve in the background, and return when the takeover has ended: for ExecReload= of a systemd unit
+    #[arg(long, requires = "takeover", display_order = 9)]
+    pub background: bool,
+
     /// Give up before serving what the daemon does not need: system calls, capabilities, files that the configuration does not name. log:
     /// only log the system calls [default: off]
     #[arg(long, value_name = "on|off|log", display_order = 50)]

@@ -1,6 +1,7 @@
 //! `mqblk serve`.
 
 mod args;
+mod background;
 mod signals;
 
 use std::io::Write as _;
@@ -37,6 +38,9 @@ pub(crate) fn run(
 ) -> ExitCode {
     if args.print_capabilities {
         return show(&format!("{CAPABILITIES}\n"));
+    }
+    if let (Some(admin), true) = (&args.takeover, args.background) {
+        return background::run(&admin_path(admin));
     }
     let code = run_configured(args, given, interfaces, log);
     // Of a daemon that does not serve.
@@ -82,13 +86,18 @@ fn run_configured(
     })
 }
 
-/// Asks the daemon at an admin socket to hand over; without a path the one at the default path.
+/// Asks the daemon at an admin socket to hand over.
 fn take_over(path: &Path) -> Result<Predecessor, TakeoverError> {
     // Its sockets are many.
     raise_descriptor_limit();
-    match path.as_os_str().is_empty() {
-        true => Predecessor::connect(&mqblk_admin::default_socket()),
-        false => Predecessor::connect(path),
+    Predecessor::connect(&admin_path(path))
+}
+
+/// Returns the path of the admin socket that `--takeover` names; the default one if it names none.
+fn admin_path(given: &Path) -> PathBuf {
+    match given.as_os_str().is_empty() {
+        true => mqblk_admin::default_socket(),
+        false => given.to_owned(),
     }
 }
 

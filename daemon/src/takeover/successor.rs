@@ -173,6 +173,13 @@ fn hand_over(state: &Arc<DaemonState>, successor: &Successor, offer: (Offer, Vec
     }
 }
 
+/// Logs and returns for how long a device was served by neither.
+fn log_pause(id: &str, begin: Instant) -> Duration {
+    let pause = begin.elapsed();
+    tracing::debug!(disk = id, pause_us = pause.as_micros(), "device handed over");
+    pause
+}
+
 impl Successor {
     fn send(&self, message: &Message, descriptors: &[OwnedFd]) -> Result<(), TakeoverError> {
         self.channel.send(message, descriptors, SEND_TIMEOUT)
@@ -247,7 +254,7 @@ impl Successor {
                 continue;
             }
             result = self.serve(&device);
-            longest = longest.max(begin.elapsed());
+            longest = longest.max(log_pause(&device.id, begin));
             served.push(device.held);
             if result.is_err() {
                 break;
@@ -262,7 +269,7 @@ impl Successor {
                 result = device.held.freeze().map_err(|why| TakeoverError::Failed(format!("{:?}: {why}", device.id)));
             }
             result = result.and_then(|()| self.serve(&device));
-            longest = longest.max(begin.elapsed());
+            longest = longest.max(log_pause(&device.id, begin));
             served.push(device.held);
         }
         result = result.and_then(|()| self.finish(state));

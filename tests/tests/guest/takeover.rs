@@ -2,17 +2,24 @@
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{
-    ControllerConfig, DaemonDisk, FioLoop, Guest, GuestController, GuestDisk, HostImage, LunConfig, VhostUserDaemon,
-    wait_for_luns, with_each_vmm,
+    ControllerConfig, DaemonDisk, FioLoop, Guest, GuestController, GuestDisk, HostImage, LunConfig, Shell,
+    VhostUserDaemon, wait_for_luns, with_each_vmm,
 };
 
-/// Takeovers of each test.
-const TAKEOVERS: u32 = 5;
+/// Takeovers of each guest; `MQBLK_TAKEOVERS` says otherwise.
+const TAKEOVERS: u32 = 3;
+
+fn takeovers() -> Result<u32> {
+    match std::env::var("MQBLK_TAKEOVERS") {
+        Ok(text) => text.parse().with_context(|| format!("MQBLK_TAKEOVERS: found {text:?}, expected a number")),
+        Err(_) => Ok(TAKEOVERS),
+    }
+}
 
 fn take_over(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
     guest.must("dmesg -c >/dev/null")?;
     let loops = nodes.iter().map(|node| FioLoop::start(guest, node, 32, 4)).collect::<Result<Vec<_>>>()?;
-    for round in 0..TAKEOVERS {
+    for round in 0..takeovers()? {
         daemon.take_over().with_context(|| format!("takeover {round}"))?;
         for looping in &loops {
             looping.another_pass(guest).with_context(|| format!("round {round}; the daemon:\n{}", daemon.log()))?;

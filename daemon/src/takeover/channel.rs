@@ -165,10 +165,12 @@ mod tests {
         let descriptors: Vec<OwnedFd> =
             (0..600).map(|_| rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap()).collect();
         std::thread::scope(|scope| {
-            let sending = scope.spawn(|| one.send(&Message::StandsBy { devices: devices.clone() }, &descriptors, LONG));
+            let sending = scope.spawn(|| {
+                one.send(&Message::StandsBy { devices: devices.clone(), sockets: Vec::new() }, &descriptors, LONG)
+            });
             let (message, received) = other.receive(LONG).unwrap();
             sending.join().unwrap().unwrap();
-            let Message::StandsBy { devices: found } = message else { panic!("another message") };
+            let Message::StandsBy { devices: found, .. } = message else { panic!("another message") };
             assert_eq!((found == devices, received.len()), (true, 600));
             let inode = |file: &OwnedFd| rustix::fs::fstat(file).unwrap().st_ino;
             assert!(received.iter().map(inode).eq(descriptors.iter().map(inode)), "in order");

@@ -82,6 +82,8 @@ enum Message {
     StandsBy {
         /// The ids of its devices.
         devices: Vec<String>,
+        /// The paths of their sockets.
+        sockets: Vec<PathBuf>,
     },
     /// From the predecessor: the connections of a device. Descriptors: those of `state`, and then that of a frontend that waits.
     Connection {

@@ -155,8 +155,10 @@ impl Predecessor {
             let _ = self.channel.send(&Message::Failed { why }, &[], SEND_TIMEOUT);
         }
         checked?;
-        let devices = state.devices().iter().map(|device| device.id()).collect();
-        self.channel.send(&Message::StandsBy { devices }, &[], SEND_TIMEOUT)?;
+        let devices = state.devices();
+        let sockets = devices.iter().filter_map(|device| Some(device.server()?.listener()?.0)).collect();
+        let devices = devices.iter().map(|device| device.id()).collect();
+        self.channel.send(&Message::StandsBy { devices, sockets }, &[], SEND_TIMEOUT)?;
         let start = Instant::now();
         let mut served = HashSet::new();
         loop {
@@ -231,7 +233,11 @@ impl Predecessor {
     /// Serves the devices that the predecessor does not have.
     fn serve_others(&self, state: &DaemonState, served: &HashSet<String>) {
         for device in state.devices().iter().filter(|device| !served.contains(&device.id())) {
-            if let Some(Err(why)) = device.server().map(|server| server.serve(None, false)) {
+            let Some(server) = device.server() else { continue };
+            let path = server.listener().map(|(path, ..)| path);
+            // Another device had the socket.
+            let offered = self.devices.iter().find(|offered| path.as_ref() == Some(&offered.socket.path));
+            if let Err(why) = server.serve(None, offered.is_some_and(|offered| offered.socket.owns_file)) {
                 tracing::error!(disk = device.id(), "not served: {why}");
             }
         }

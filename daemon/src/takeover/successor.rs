@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_admin::{Caller, VerbError};
 use mqblk_core::thread::spawn;
-use mqblk_vhost_user_server::HeldDevice;
+use mqblk_vhost_user_server::{HeldDevice, Server};
 
 use super::channel::Channel;
 use super::{
@@ -143,12 +143,31 @@ struct PreparedDevice {
     held: HeldDevice,
 }
 
+/// A device that the successor does not have, and no guest uses.
+struct OtherDevice {
+    held: HeldDevice,
+    server: Arc<Server>,
+    /// The successor has another device at its socket.
+    keeps_file: bool,
+}
+
+impl OtherDevice {
+    fn stop(self) {
+        if self.keeps_file {
+            self.held.release();
+        } else {
+            drop(self.held);
+            self.server.stop();
+        }
+    }
+}
+
 /// Hands over, or goes on serving.
 fn hand_over(state: &Arc<DaemonState>, successor: &Successor, offer: (Offer, Vec<OwnedFd>), alone: Alone) {
     tracing::info!(successor = successor.pid, "handing over");
     mqblk_storage::file::set_shared_with_another_process(true);
     let prepared = successor.prepare(state, offer, &alone);
-    let prepared = match prepared {
+    let (prepared, others) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             mqblk_storage::file::set_shared_with_another_process(false);
@@ -159,7 +178,7 @@ fn hand_over(state: &Arc<DaemonState>, successor: &Successor, offer: (Offer, Vec
         }
     };
     let count = prepared.len();
-    match successor.serve_all(state, prepared) {
+    match successor.serve_all(state, prepared, others) {
         Ok(longest) => {
             tracing::info!(devices = count, longest_pause_us = longest.as_micros(), "handed over; this process ends");
             state.set_handed_over();
@@ -199,11 +218,11 @@ impl Successor {
         state: &DaemonState,
         (offer, descriptors): (Offer, Vec<OwnedFd>),
         alone: &Alone,
-    ) -> Result<Vec<PreparedDevice>, TakeoverError> {
+    ) -> Result<(Vec<PreparedDevice>, Vec<OtherDevice>), TakeoverError> {
         self.send(&Message::Offer(offer), &descriptors)?;
         drop(descriptors);
-        let taken = self.wait_ready(alone)?;
-        let mut held = Vec::new();
+        let (taken, sockets) = self.wait_ready(alone)?;
+        let (mut held, mut others) = (Vec::new(), Vec::new());
         for device in state.devices() {
             let (id, Some(server)) = (device.id(), device.server()) else { continue };
             let device = server.hold(HOLD_TIMEOUT).map_err(|why| TakeoverError::Failed(format!("{id:?}: {why}")))?;
@@ -213,6 +232,10 @@ impl Successor {
                 return Err(TakeoverError::Failed(format!(
                     "{id:?}: a guest uses it now, and the successor does not have it"
                 )));
+            } else {
+                // Its socket may be that of another device now.
+                let keeps_file = server.listener().is_some_and(|(path, ..)| sockets.contains(&path));
+                others.push(OtherDevice { held: device, server, keeps_file });
             }
         }
         for PreparedDevice { id, held } in &mut held {
@@ -223,16 +246,16 @@ impl Successor {
             self.send(&message, &connection.descriptors)?;
             self.wait_done()?;
         }
-        Ok(held)
+        Ok((held, others))
     }
 
-    /// Waits until the successor stands by. Returns the ids of its devices.
-    fn wait_ready(&self, alone: &Alone) -> Result<Vec<String>, TakeoverError> {
+    /// Waits until the successor stands by. Returns the ids of its devices, and the paths of their sockets.
+    fn wait_ready(&self, alone: &Alone) -> Result<(Vec<String>, Vec<PathBuf>), TakeoverError> {
         let end = Instant::now() + START_TIMEOUT;
         loop {
             alone.check().map_err(TakeoverError::Failed)?;
             match self.channel.receive(STOP_CHECK) {
-                Ok((Message::StandsBy { devices }, _)) => return Ok(devices),
+                Ok((Message::StandsBy { devices, sockets }, _)) => return Ok((devices, sockets)),
                 Ok(_) => return Err(TakeoverError::unexpected("another message", "that it stands by")),
                 Err(TakeoverError::Io(error)) if error.kind() == ErrorKind::TimedOut && Instant::now() < end => {}
                 Err(error) => return Err(error),
@@ -241,9 +264,13 @@ impl Successor {
     }
 
     /// Drains each device, and has the successor serve it. Returns the longest time for which a device's queues were served by neither.
-    fn serve_all(&self, state: &DaemonState, devices: Vec<PreparedDevice>) -> Result<Duration, TakeoverError> {
+    fn serve_all(
+        &self,
+        state: &DaemonState,
+        devices: Vec<PreparedDevice>,
+        others: Vec<OtherDevice>,
+    ) -> Result<Duration, TakeoverError> {
         let (mut longest, mut slow, mut served) = (Duration::ZERO, Vec::new(), Vec::new());
-        let ids: Vec<String> = devices.iter().map(|device| device.id.clone()).collect();
         let mut result = Ok(());
         let mut devices = devices.into_iter();
         for mut device in devices.by_ref() {
@@ -275,7 +302,7 @@ impl Successor {
         result = result.and_then(|()| self.finish(state));
         match result {
             Ok(()) => {
-                self.stop_others(state, &ids);
+                others.into_iter().for_each(OtherDevice::stop);
                 served.into_iter().for_each(HeldDevice::release);
                 Ok(longest)
             }
@@ -299,15 +326,6 @@ impl Successor {
                 Ok(())
             }
             result => result,
-        }
-    }
-
-    /// Stops the devices that the successor does not have: no guest uses them.
-    fn stop_others(&self, state: &DaemonState, served: &[String]) {
-        for device in state.devices().iter().filter(|device| !served.contains(&device.id())) {
-            if let Some(server) = device.server() {
-                server.stop();
-            }
         }
     }
 

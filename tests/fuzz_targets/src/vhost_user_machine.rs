@@ -47,6 +47,7 @@ fn start_server() -> (Server, PathBuf) {
         disks: vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug: PlugOptions::default(), health: Arc::default() }],
         engine: Arc::clone(&ENGINE),
         host_state: None,
+        standby: false,
     };
     (Server::start(device, options).expect("the socket can be made"), socket)
 }

@@ -83,7 +83,20 @@ impl RestartableDaemon {
     /// # Panics
     /// When one of them fails.
     pub fn take_over(&mut self) {
-        let mut successor = self.spawn_successor(None);
+        let successor = self.spawn_successor(None);
+        self.wait_taken_over(successor);
+    }
+
+    /// Has a new daemon with these arguments take over.
+    ///
+    /// # Panics
+    /// As [`take_over`](Self::take_over).
+    pub fn take_over_with(&mut self, arguments: &[String]) {
+        let successor = self.spawn_successor(Some(arguments));
+        self.wait_taken_over(successor);
+    }
+
+    fn wait_taken_over(&mut self, mut successor: Child) {
         let mut old = self.child.take().expect("a daemon");
         let status = wait_for("the old daemon's end", || {
             let ended = successor.try_wait().expect("wait");

@@ -98,7 +98,7 @@ impl Rig {
             history.check_disk(0, &image(id)).unwrap_or_else(|why| panic!("the image of {id}: {why}"));
             requests += history.stats.requests;
         }
-        for (mut history, port) in units {
+        if let Some((mut history, port)) = units {
             drop(port);
             for (disk, (name, _)) in UNITS.iter().enumerate() {
                 history.check_disk(disk, &image(name)).unwrap_or_else(|why| panic!("the image of {name}: {why}"));
@@ -156,6 +156,74 @@ fn takeovers_under_verified_load() {
 #[test]
 fn fifty_takeovers_in_the_sandbox_under_verified_load() {
     takeovers(50, &["--sandbox", "on", "--state", "FOLDER/state"]);
+}
+
+/// Storage that takes longer than a drain may: what is in flight is left to the successor, which replays it when the old daemon has ended.
+#[test]
+fn requests_on_slow_storage_are_left_to_the_successor() {
+    let seed = kills::seed();
+    let settings = "storage=fault,inner=file,direct=off,fault-latency-us=1500000,fault-jitter-us=500000";
+    let disk = |id: &str, settings: &str| {
+        ["--disk".to_owned(), format!("id={id},socket=FOLDER/{id}.sock,path=FOLDER/{id}.img,queues=2,{settings}")]
+    };
+    let mut arguments: Vec<String> =
+        ["--workers", "2", "--admin", "FOLDER/admin", "--drain-timeout-s", "1"].map(str::to_owned).into();
+    arguments.extend(disk("slow", settings).into_iter().chain(disk("cache", "direct=off")));
+    let mut daemon = RestartableDaemon::start(&arguments, &["slow.img", "cache.img"]);
+    let connect = |id: &str| BlkQueues::connect(&blk::connect_options(daemon.folder().join(format!("{id}.sock")), 2));
+    let (slow, fast) = (connect("slow"), connect("cache"));
+    let mut loads = [("slow", slow.1, seed), ("cache", fast.1, seed + 1)]
+        .map(|(id, port, seed)| RunningLoad::start(id, port, LoadHistory::new(1), seed));
+    for _ in 0..3 {
+        loads[0].wait_completions(1);
+        daemon.take_over();
+        loads[1].wait_completions(100);
+    }
+    loads[0].wait_completions(20);
+    let histories = loads.map(RunningLoad::finish);
+    daemon.stop();
+    for ((mut history, port), id) in histories.into_iter().zip(["slow", "cache"]) {
+        drop(port);
+        let image = std::fs::read(daemon.folder().join(format!("{id}.img"))).expect("the image");
+        history.check_disk(0, &image).unwrap_or_else(|why| panic!("the image of {id}: {why}"));
+    }
+    let log = daemon.log();
+    assert!(kills::replayed_requests(&log) > 0, "{log}");
+    assert_eq!((count(&log, "frontend connected"), count(&log, "frontend taken over")), (2, 6), "{log}");
+}
+
+/// A device without a guest may go, and another one have its socket.
+#[test]
+fn devices_without_guests_come_and_go() {
+    let disk = |id: &str, socket: &str| {
+        ["--disk".to_owned(), format!("id={id},socket=FOLDER/{socket}.sock,storage=null,size=1M,queues=1")]
+    };
+    let base = ["--workers", "1", "--admin", "FOLDER/admin"].map(str::to_owned);
+    let arguments: Vec<String> =
+        base.iter().cloned().chain(disk("a", "one")).chain(disk("b", "two")).chain(disk("c", "three")).collect();
+    let mut daemon = RestartableDaemon::start(&arguments, &[]);
+    let folder = daemon.folder().to_owned();
+    let admin = || wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT).ok());
+    drop(admin());
+    let place = folder.display().to_string();
+    let next: Vec<String> =
+        base.iter().cloned().chain(disk("a", "one")).chain(disk("d", "two")).chain(disk("e", "four")).collect();
+    let next: Vec<String> = next.iter().map(|argument| argument.replace("FOLDER", &place)).collect();
+    daemon.take_over_with(&next);
+    let stat = admin().stat(&StatQuery::default()).expect("statistics");
+    let ids: Vec<&str> = stat.disks.iter().map(|disk| disk.id.as_str()).collect();
+    assert_eq!(ids, ["a", "d", "e"]);
+    for (socket, wanted) in [("one", true), ("two", true), ("three", false), ("four", true)] {
+        let path = folder.join(format!("{socket}.sock"));
+        assert_eq!(path.exists(), wanted, "{socket}");
+        if wanted {
+            let (device, _port) = BlkQueues::connect(&blk::connect_options(path, 1));
+            drop(device);
+        }
+    }
+    daemon.stop();
+    let left = std::fs::read_dir(&folder).expect("the folder").map(|entry| entry.expect("an entry").file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["log"], "all sockets are removed");
 }
 
 /// Waits for the end of a successor that cannot start.
@@ -349,9 +417,9 @@ fn a_hostile_successor_is_refused_or_given_up() {
         assert_eq!((&offer["message"], offer["devices"].as_array().unwrap().len()), (&json!("offer"), all.len()));
         match step {
             "garbage" => successor.send_packet(b"x"),
-            "stranger" => successor.send(&json!({ "message": "stands-by", "devices": ["none"] })),
+            "stranger" => successor.send(&json!({ "message": "stands-by", "devices": ["none"], "sockets": [] })),
             "connections" | "refuse" => {
-                successor.send(&json!({ "message": "stands-by", "devices": all }));
+                successor.send(&json!({ "message": "stands-by", "devices": all, "sockets": [] }));
                 let connection = successor.receive();
                 assert_eq!(connection["message"], "connection");
                 if step == "refuse" {
@@ -368,7 +436,7 @@ fn a_hostile_successor_is_refused_or_given_up() {
     let (successor, answer) = FakeSuccessor::begin(&mut admin, 1);
     answer.expect("an answer");
     successor.receive();
-    successor.send(&json!({ "message": "stands-by", "devices": all }));
+    successor.send(&json!({ "message": "stands-by", "devices": all, "sockets": [] }));
     for _ in &all {
         assert_eq!(successor.receive()["message"], "connection");
         successor.send(&json!({ "message": "done" }));

@@ -86,6 +86,8 @@ pub(crate) struct Session<D: VirtioDevice<UringContext>> {
     shown_features: Arc<AtomicU64>,
     /// The log has a line about the end of the connection.
     end_logged: bool,
+    /// Requests were left in flight.
+    is_frozen: bool,
 }
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
@@ -130,6 +132,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             since: Instant::now(),
             shown_features,
             end_logged: false,
+            is_frozen: false,
         }
     }
 

@@ -79,7 +79,8 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         if let Some(vring) = self.vrings.iter().find(|vring| !vring.is_stopped()) {
             return Err(format!("found queue {} started, expected all queues drained", vring.index));
         }
-        if let Some(region) = &self.inflight {
+        // Else it is released when this process has ended, and the kernel all its requests.
+        if let Some(region) = self.inflight.as_ref().filter(|_| !self.is_frozen) {
             region.release_fence();
         }
         let device = self.driver_started.then(|| RawValue::from_string(self.device.save_state())).transpose();
@@ -93,6 +94,13 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
 
     /// Starts the drained queues again where they have stopped: the other process did not take them.
     pub(super) fn resume_queues(&mut self) {
+        if self.is_frozen {
+            tracing::error!(
+                disk = self.options.name,
+                "requests were left to the other process: the frontend has to connect again"
+            );
+            return;
+        }
         for queue in 0..self.vrings.len() {
             let started = self.vrings[queue].renew_call().and_then(|()| {
                 let started = self.start_if_ready(queue);

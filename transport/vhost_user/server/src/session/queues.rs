@@ -73,6 +73,7 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
         let tracked = self.inflight.is_some();
         for vring in &mut self.vrings {
             if vring.freeze() {
+                self.is_frozen = true;
                 self.active.leave_active();
                 let what = match tracked {
                     true => "its requests in flight are left to whoever serves the queue next",

@@ -298,7 +298,10 @@ impl<P: DeviceQueues> CrashLoad<P> {
     fn send_one(&mut self, queue: usize, slot: usize) -> bool {
         let disk = self.random.random_range(0..self.history.disks.len());
         let mut work = self.request_mix[self.random.random_range(0..self.request_mix.len())];
-        if work == RequestType::CompareAndWrite && !self.history.disks[disk].never_cancels_compare {
+        // A task management function that takes long may find the next request of the same tag.
+        if work == RequestType::CompareAndWrite
+            && (!self.history.disks[disk].never_cancels_compare || self.queues.is_managing())
+        {
             work = RequestType::Write;
         }
         let mut request =

@@ -5,13 +5,14 @@
 # make test-xen     only those on Xen, which QEMU emulates
 # make test-crash   100 kills and 50 stops of the daemon under verified load for each interface (minutes; test-fast has a tenth)
 # make test-ceph    only those on real clusters of Ceph (as root: it installs Ceph with apt)
-# make deb         a Debian package, in target/deb
-# make test-deb    the package in a fresh system (as root: it installs debootstrap and lintian with apt; minutes)
+# make test-libvirt only a domain of libvirt on the packaged service (as root)
+# make deb          a Debian package, in target/deb
+# make test-deb     the package in a fresh system (as root: it installs debootstrap and lintian with apt; minutes)
 # make fuzz         cargo fuzz, 60 seconds each target (FUZZ_SECONDS=600: longer); needs rustup: installs nightly Rust and cargo-fuzz
 # make soak         all tests in their long forms: more seeds, kills, restarts, migrations and power cuts (hours)
 # make clean        remove what was built and downloaded
 
-.PHONY: help quickstart test test-fast test-guest test-xen test-crash test-ceph deb test-deb fuzz soak clean
+.PHONY: help quickstart test test-fast test-guest test-xen test-crash test-ceph test-libvirt deb test-deb fuzz soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -20,7 +21,7 @@ quickstart:
 	@scripts/quickstart.sh
 
 test:
-	@scripts/test.sh fast guest xen
+	@scripts/test.sh fast guest xen libvirt
 
 test-fast:
 	@scripts/test.sh fast
@@ -36,6 +37,9 @@ test-crash:
 
 test-ceph:
 	@scripts/test.sh ceph
+
+test-libvirt:
+	@scripts/test.sh libvirt
 
 deb:
 	@scripts/deb.sh

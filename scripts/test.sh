@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [ceph] [hour] [deb] [soak]
+# Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [ceph] [hour] [deb] [libvirt] [soak]
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only if none failed. The full output of each run is
 # kept in target/test-logs.
@@ -9,16 +9,16 @@ scripts/check-toolchain.sh || exit 1
 
 for part in "$@"; do
     case $part in
-        fast | guest | xen | crash | ceph | hour | deb) ;;
+        fast | guest | xen | crash | ceph | hour | deb | libvirt) ;;
         # All of them, longer: hours.
         soak)
-            set -- fast crash guest xen ceph hour deb
+            set -- fast crash guest xen ceph hour deb libvirt
             export MQBLK_CRASH=full MQBLK_RESTARTS=12 MQBLK_MIGRATIONS=10 MQBLK_POWER_CUTS=200 MQBLK_XEN_KILLS=10
             export MQBLK_BARRIER_SEEDS=4000 MQBLK_BLKIF_SEEDS=400 MQBLK_CANCEL_SEEDS=400 MQBLK_LAYOUT_SEEDS=4000 MQBLK_MERGE_SEEDS=400
             export MQBLK_TMF_SEEDS=4000 MQBLK_VIRTIO_CRASH_SEEDS=200 MQBLK_FUZZ_BATCHES=20000 MQBLK_ORACLE_SECONDS=600
             ;;
         *)
-            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash, ceph, hour, deb or soak" >&2
+            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash, ceph, hour, deb, libvirt or soak" >&2
             exit 2
             ;;
     esac
@@ -137,7 +137,7 @@ prepare() {
     if wants xen; then
         # That prepares the guest, too.
         tests/xen/prepare.sh </dev/null || fail prepare "Xen could not be prepared: the tests that need it fail"
-    elif wants guest || wants ceph; then
+    elif wants guest || wants ceph || wants libvirt; then
         tests/guest/prepare.sh </dev/null || fail prepare "the guest could not be prepared: the tests that need it fail"
     fi
     if wants ceph; then
@@ -183,6 +183,16 @@ deb() {
     fi
 }
 
+# With the daemon that the other tests use.
+libvirt() {
+    echo "a domain of libvirt on the packaged service"
+    if scripts/test-libvirt.sh 2>&1 | tee "$logs/libvirt.log"; then
+        echo "1 0 0" >"$logs/libvirt.counts"
+    else
+        fail libvirt "the domain fails its test: $logs/libvirt.log"
+    fi
+}
+
 parts=("$@")
 prepare &
 preparing=$!
@@ -210,6 +220,7 @@ if [ "$built" -eq 0 ]; then
     wants ceph && ceph
     wants hour && hour
     wants deb && deb
+    wants libvirt && libvirt
 fi
 
 # Each failed test once more, with the begin of its message: the end of a log is what people see first.

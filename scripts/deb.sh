@@ -2,7 +2,7 @@
 # Builds a Debian package of this tree:  scripts/deb.sh
 #
 # The package is target/deb/mqblk_VERSION_ARCHITECTURE.deb. Its version is that of Cargo.toml, and its times are the commit's, so that the same
-# tree and toolchain give the same package. MQBLK=PROGRAM packages a program that is built already. DEBFULLNAME and DEBEMAIL are the maintainer, as
+# tree and toolchain give the same package, in any folder. MQBLK=PROGRAM packages a program that is built already. DEBFULLNAME and DEBEMAIL are the maintainer, as
 # for other tools of Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,6 +23,14 @@ root=$work/root
 rm -rf "$root" "$work/debian"
 mkdir -p "$root/DEBIAN" "$work/debian"
 strip --strip-unneeded -o "$work/mqblk" "$MQBLK"
+# The build ID depends on the folder of the build, by the debug information that is stripped now: it becomes the SHA-1 of what is left. In place,
+# since a program without the section loses its RELRO segment too (binutils 2.40). 16 bytes of the note come before the ID of 20.
+note=$(readelf -SW "$work/mqblk" | sed -n 's/.* \.note\.gnu\.build-id  *NOTE  *[0-9a-f]* \([0-9a-f]*\) .*/\1/p')
+if [ -n "$note" ]; then
+    write_id() { dd of="$work/mqblk" bs=1 seek=$((16#$note + 16)) count=20 conv=notrunc status=none; }
+    write_id </dev/zero
+    printf "$(sha1sum <"$work/mqblk" | sed 's/ .*//; s/../\\x&/g')" | write_id
+fi
 scripts/install.sh "$PWD/$work/mqblk" "$root"
 
 doc=$root/usr/share/doc/mqblk
@@ -36,12 +44,15 @@ install -m 644 packaging/debian/copyright "$doc/copyright"
 printf 'Source: mqblk\n\nPackage: mqblk\nArchitecture: any\nDepends: ${shlibs:Depends}\n' >"$work/debian/control"
 libraries=$(cd "$work" && dpkg-shlibdeps -O root/usr/bin/mqblk 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
 
+# In KiB, as dpkg-gencontrol counts: not what a file system makes of it.
+size=$(find "$root" -path "$root/DEBIAN" -prune -o -type f -printf '%s\n' -o -printf '1\n' | awk '{ n += int(($1 + 1023) / 1024) } END { print n }')
+
 cat >"$root/DEBIAN/control" <<CONTROL
 Package: mqblk
 Version: $version
 Architecture: $architecture
 Maintainer: $maintainer
-Installed-Size: $(du -sk --exclude=DEBIAN "$root" | cut -f1)
+Installed-Size: $size
 Depends: $libraries, passwd
 Suggests: qemu-system, libvirt-daemon-system, librbd1
 Section: admin

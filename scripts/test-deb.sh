@@ -7,10 +7,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 package=${1:-$(scripts/deb.sh)}
 
-install_missing() { command -v "$1" >/dev/null || apt-get install -y -qq --no-install-recommends "$1" >/dev/null; }
+install_missing() { command -v "$1" >/dev/null || apt-get install -y -qq --no-install-recommends "${2:-$1}" >/dev/null; }
 install_missing debootstrap
 install_missing lintian
 install_missing jq
+install_missing readelf binutils
 
 fail() {
     echo "scripts/test-deb.sh: $*" >&2
@@ -45,6 +46,7 @@ rm "$system/mqblk.deb"
 
 echo "what was installed"
 inside mqblk --version
+readelf -lW "$system/usr/bin/mqblk" | grep -q GNU_RELRO || fail "the program has lost its RELRO segment: stripping made its headers anew"
 inside getent passwd mqblk >/dev/null || fail "found no user mqblk"
 for file in /usr/share/man/man1/mqblk.1.gz /usr/share/man/man1/mqblk-serve.1.gz /usr/share/bash-completion/completions/mqblk \
     /usr/share/zsh/vendor-completions/_mqblk /usr/share/fish/vendor_completions.d/mqblk.fish /usr/lib/systemd/system/mqblk@.service \

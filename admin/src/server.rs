@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
-use mqblk_core::thread::{refused, spawn};
+use mqblk_core::thread::{join_within, refused, spawn};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::lines::{Line, LineDeadline, Lines, timespec};
@@ -39,9 +39,8 @@ impl Default for ServerOptions {
     }
 }
 
-/// How long a stop waits for verbs that are running, such as one whose storage does not answer, and how often it checks.
+/// How long a stop waits for verbs that are running, such as one whose storage does not answer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-const STOP_CHECK: Duration = Duration::from_millis(1);
 
 /// A server on an admin socket. Stopped by dropping it, which waits for the verbs that are running, but not for ever.
 #[derive(Debug)]
@@ -69,15 +68,10 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop = None;
-        let Some(thread) = self.thread.take() else { return };
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while !thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(STOP_CHECK);
-        }
-        if !thread.is_finished() {
-            tracing::warn!("a verb of the admin socket does not end: it waits for storage, and is left behind");
-        } else if thread.join().is_err() {
-            tracing::error!("a thread of the admin socket had panicked");
+        match self.thread.take().map(|thread| join_within(thread, STOP_TIMEOUT)) {
+            None | Some(Some(Ok(()))) => {}
+            Some(Some(Err(_))) => tracing::error!("a thread of the admin socket had panicked"),
+            Some(None) => tracing::warn!("a verb of the admin socket does not end: it waits for storage, and is left behind"),
         }
     }
 }

@@ -5,6 +5,8 @@ mod daemon;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use daemon::{Daemon, LONG, output};
 use mqblk_admin::{Client, ClientError, StatQuery};
@@ -36,10 +38,20 @@ fn the_socket_has_its_mode_and_is_removed_on_stop() {
     }
 }
 
+/// Leaves a socket that nobody listens on. The child of another test's thread has the listener too, between its fork and its exec.
+fn leave_socket(path: &Path) {
+    drop(UnixListener::bind(path).unwrap());
+    let deadline = Instant::now() + LONG;
+    while UnixStream::connect(path).is_ok() {
+        assert!(Instant::now() < deadline, "somebody listens on {}", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_stale_socket_is_replaced_and_a_live_one_refused() {
     let folder = tempfile::tempdir().unwrap();
-    drop(UnixListener::bind(folder.path().join("admin.sock")).unwrap());
+    leave_socket(&folder.path().join("admin.sock"));
     let daemon = Daemon::start_in(folder, &[]);
     let admin = daemon.admin().display().to_string();
     let other = format!("storage=null,size=1M,socket={}/other.sock", daemon.path().display());

@@ -1,7 +1,11 @@
-//! How threads are started.
+//! How threads are started, and waited for.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How often [`join_within`] looks whether the thread has ended.
+const JOIN_CHECK: Duration = Duration::from_millis(1);
 
 /// Starts a thread. Its name should have 15 bytes at most: the kernel cuts longer ones.
 ///
@@ -15,6 +19,18 @@ pub fn spawn<T: Send + 'static>(
     Builder::new().name(name.clone()).spawn(work).map_err(|error| refused(&name, &error))
 }
 
+/// Waits for a thread's end, for `timeout` at most. Returns its result as [`JoinHandle::join`] does; `None` if it still runs: it is left behind.
+pub fn join_within<T>(thread: JoinHandle<T>, timeout: Duration) -> Option<std::thread::Result<T>> {
+    let deadline = Instant::now() + timeout;
+    while !thread.is_finished() {
+        if Instant::now() >= deadline {
+            return None;
+        }
+        std::thread::sleep(JOIN_CHECK);
+    }
+    Some(thread.join())
+}
+
 /// Returns the error for a thread that the host has refused.
 pub fn refused(name: &str, error: &io::Error) -> io::Error {
     let text =
@@ -25,6 +41,17 @@ pub fn refused(name: &str, error: &io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_is_waited_for_and_left_behind_when_it_does_not_end() {
+        let ended = join_within(spawn("ends", || 7).unwrap(), Duration::from_secs(60));
+        assert_eq!(ended.unwrap().unwrap(), 7);
+        let panicked = join_within(spawn("panics", || assert_eq!(1, 2)).unwrap(), Duration::from_secs(60));
+        assert!(panicked.unwrap().is_err());
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        assert!(join_within(spawn("stays", move || wait.recv()).unwrap(), Duration::ZERO).is_none());
+        drop(end);
+    }
 
     #[test]
     fn a_thread_has_its_name_and_a_refusal_says_what_to_raise() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mqblk_core::thread::spawn;
+use mqblk_core::thread::{join_within, spawn};
 use mqblk_core::thread_role::{self, ThreadRole};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -17,9 +17,8 @@ use crate::request::{self, Detail};
 
 /// Pause after a failed accept: most likely the process is out of descriptors, and the connection stays in the backlog.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How long a stop waits for a sample that is being taken, and how often it checks.
+/// How long a stop waits for a sample that is being taken.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-const STOP_CHECK: Duration = Duration::from_millis(1);
 
 /// The limits for clients.
 #[derive(Clone, Copy, Debug)]
@@ -92,15 +91,10 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop = None;
-        let Some(thread) = self.thread.take() else { return };
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while !thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(STOP_CHECK);
-        }
-        if !thread.is_finished() {
-            tracing::warn!("the metrics thread does not end: it waits for a worker, and is left behind");
-        } else if thread.join().is_err() {
-            tracing::error!("the metrics thread had panicked");
+        match self.thread.take().map(|thread| join_within(thread, STOP_TIMEOUT)) {
+            None | Some(Some(Ok(()))) => {}
+            Some(Some(Err(_))) => tracing::error!("the metrics thread had panicked"),
+            Some(None) => tracing::warn!("the metrics thread does not end: it waits for a worker, and is left behind"),
         }
     }
 }

@@ -6,6 +6,7 @@ use mqblk_admin::model::Stat;
 use serde::Serialize;
 
 use super::subject::Subject;
+use super::throttle::{self, throttled};
 use crate::stat::rates::{IoRates, QueueRates, Report, WorkerRates};
 
 /// A request in flight for so long is worth a sentence, in milliseconds.
@@ -38,18 +39,18 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    fn new(kind: &'static str, sentence: String, figures: &[(&'static str, f64)]) -> Finding {
+    pub(super) fn new(kind: &'static str, sentence: String, figures: &[(&'static str, f64)]) -> Finding {
         Finding { kind, sentence, figures: figures.iter().copied().collect() }
     }
 }
 
 /// What the rules see.
-struct Evidence<'a> {
-    subject: &'a Subject<'a>,
+pub(super) struct Evidence<'a> {
+    pub(super) subject: &'a Subject<'a>,
     /// The rates of its device.
-    rates: IoRates,
+    pub(super) rates: IoRates,
     queues: Vec<&'a QueueRates>,
-    report: &'a Report,
+    pub(super) report: &'a Report,
     stat: &'a Stat,
 }
 
@@ -59,9 +60,9 @@ type Rule = fn(&Evidence<'_>) -> Vec<Finding>;
 const BLOCKERS: [Rule; 2] = [stopped, unreachable];
 /// What is said in any case.
 const TROUBLES: [Rule; 3] = [oldest, errors, refused];
-/// What limits a disk that works, in the order of the sentences. A limit of rates belongs first: requests that it holds back are `queued`.
-const LIMITS: [Rule; 8] =
-    [queue_full, parts_of_latency, one_at_a_time, worker_busy, queues_unused, one_worker, polling, unmerged];
+/// What limits a disk that works, in the order of the sentences. A limit of rates is first: the others follow from it where requests wait.
+const LIMITS: [Rule; 9] =
+    [throttled, queue_full, parts_of_latency, one_at_a_time, worker_busy, queues_unused, one_worker, polling, unmerged];
 
 /// Returns what is found, at least one sentence. `None` if the device is new in the second sample, or its counters began again.
 pub(super) fn findings(subject: &Subject<'_>, stat: &Stat, report: &Report) -> Option<Vec<Finding>> {
@@ -79,6 +80,7 @@ pub(super) fn findings(subject: &Subject<'_>, stat: &Stat, report: &Report) -> O
     found.truncate(1);
     found.extend(all(&TROUBLES));
     if requests_per_s(&evidence.rates) <= 0.0 {
+        found.extend(throttled(&evidence));
         found.extend(without_requests(&evidence).filter(|_| found.is_empty()));
     } else {
         found.extend(all(&LIMITS));
@@ -89,12 +91,12 @@ pub(super) fn findings(subject: &Subject<'_>, stat: &Stat, report: &Report) -> O
     Some(found)
 }
 
-fn requests_per_s(rates: &IoRates) -> f64 {
+pub(super) fn requests_per_s(rates: &IoRates) -> f64 {
     rates.reads_per_s + rates.writes_per_s + rates.discards_per_s + rates.flushes_per_s
 }
 
 /// Formats a time.
-fn time(us: f64) -> String {
+pub(super) fn time(us: f64) -> String {
     match us {
         us if us >= 1e6 => format!("{:.1} s", us / 1e6),
         us if us >= 1e3 => format!("{:.2} ms", us / 1e3),
@@ -200,6 +202,10 @@ fn parts_of_latency(evidence: &Evidence<'_>) -> Vec<Finding> {
         return Vec::new();
     }
     let share = |part: f64| 100.0 * part / await_us;
+    // The wait for a rate limit has a sentence of its own.
+    let limited_us = throttle::rates(evidence)
+        .map_or(0.0, |rates| rates.throttled_await_us * rates.throttled_per_s / requests_per_s(&evidence.rates));
+    let queued_us = (queued_us - limited_us).max(0.0);
     let figures = |part_us: f64| {
         [("await_us", await_us), ("part_us", part_us), ("percent", share(part_us)), ("in_flight_requests", queue_size)]
     };

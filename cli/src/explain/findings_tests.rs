@@ -2,8 +2,9 @@
 
 use mqblk_admin::model::{
     ConnectionsStat, DiskStat, Distribution, Health, HealthStop, Load, QueueStat, ResourceStat, TenantBudgetStat,
-    WorkerStat,
+    ThrottleStat, WorkerStat,
 };
+use serde_json::{Value, json};
 
 use super::*;
 use crate::stat::rates::compare;
@@ -158,6 +159,61 @@ fn time_before_and_after_the_storage_is_named() {
     let work = Work { parts_us: [100, 300, 600], ..EASY };
     let text = sentence(&stat(vec![disk("vm1", &[(0, work)])]), "publish");
     assert!(text.starts_with("Requests wait 600.0 us of 1.00 ms (60 percent) after the storage"), "{text}");
+}
+
+/// A disk that has these limits and has made 400 of its 1000 requests wait for 600 us each.
+fn limited(limits: Value, work: Work) -> Stat {
+    let mut now = stat(vec![disk("vm1", &[(0, work)])]);
+    now.disks[0].health.throttle = Some(ThrottleStat {
+        limits: limits.as_object().cloned().unwrap(),
+        throttled: 400,
+        throttled_ns: 400 * 600_000,
+        waiting: 3,
+    });
+    now
+}
+
+#[test]
+fn a_rate_limit_is_named_with_its_share() {
+    let work = Work { parts_us: [260, 300, 20], ..EASY };
+    let now = limited(json!({"bandwidth": "1G", "iops": 1000}), work);
+    let found = explained(&now);
+    assert_eq!(found[0].kind, "throttled");
+    assert_eq!(
+        found[0].sentence,
+        "40 percent of its requests waited for iops=1000 (used to 100 percent), for 600.0 us on average; 3 wait now."
+    );
+    let figures =
+        ["throttled_percent", "throttled_per_s", "throttled_await_us", "waiting_requests", "limit_used_percent"];
+    assert_eq!(figures.map(|figure| found[0].figures[figure]), [40.0, 400.0, 600.0, 3.0, 100.0]);
+    // 240 of the 260 us before the storage are the limit's.
+    assert_eq!(kinds(&now), ["throttled", "storage"]);
+    let slow = Work { parts_us: [560, 300, 20], ..EASY };
+    assert!(
+        sentence(&limited(json!({"iops": 1000}), slow), "queued").starts_with("Requests wait 320.0 us of 880.0 us")
+    );
+}
+
+#[test]
+fn a_limit_of_a_group_is_named_where_no_other_is_used_up() {
+    let work = Work { parts_us: [260, 300, 20], ..EASY };
+    let text = sentence(&limited(json!({"iops": 4000, "limit-group": "gold"}), work), "throttled");
+    assert!(text.starts_with("40 percent of its requests waited for a limit of its group gold, for "), "{text}");
+    let text = sentence(&limited(json!({"iops-read": 1000, "limit-group": "gold"}), work), "throttled");
+    assert!(text.starts_with("40 percent of its requests waited for iops-read=1000 (used to 100 percent)"), "{text}");
+    let mut now = limited(json!({"iops": 4000}), work);
+    now.disks[0].health.throttle = Some(ThrottleStat { throttled: 4, ..ThrottleStat::default() });
+    assert!(!kinds(&now).contains(&"throttled"), "0.4 percent");
+}
+
+#[test]
+fn requests_that_only_wait_for_a_limit_are_no_fault_of_the_storage() {
+    let mut now = limited(json!({"bandwidth": "4K"}), IDLE);
+    now.disks[0].health.throttle.as_mut().unwrap().throttled = 0;
+    now.disks[0].totals.in_flight = 3;
+    let found = explained(&now);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].sentence, "Requests wait for bandwidth=4K; 3 wait now.");
 }
 
 #[test]

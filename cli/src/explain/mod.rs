@@ -2,6 +2,7 @@
 
 mod findings;
 mod subject;
+mod throttle;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -8,6 +8,7 @@ mod screen;
 pub(crate) mod selection;
 pub(crate) mod source;
 mod table;
+pub(crate) mod throttle;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

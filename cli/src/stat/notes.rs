@@ -129,6 +129,7 @@ mod tests {
             budget: None,
             connections: None,
             grants: None,
+            throttle: None,
             queues: Vec::new(),
         };
         let (controllers, workers) = (Vec::new(), Vec::new());

@@ -10,6 +10,7 @@ use mqblk_core::ByteLen;
 use serde::Serialize;
 
 use super::grants::{self, GrantRates};
+use super::throttle::{self, ThrottleRates};
 
 const NS_PER_S: f64 = 1e9;
 const NS_PER_US: f64 = 1e3;
@@ -59,6 +60,9 @@ pub(crate) struct DiskRates {
     /// Grant operations; Xen disks only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grants: Option<GrantRates>,
+    /// What its rate limits did. `None` without limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<ThrottleRates>,
     /// Its queues, if they were requested.
     pub queues: Vec<QueueRates>,
 }
@@ -95,6 +99,9 @@ pub(crate) struct LunRates {
     /// The connections of its logical unit, as of a disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<ConnectionsStat>,
+    /// What the rate limits of its logical unit did. `None` without limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<ThrottleRates>,
     /// `None` as for a disk.
     pub rates: Option<LunIoRates>,
 }
@@ -251,7 +258,8 @@ pub(crate) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
         let grants =
             disk.grants.zip(grants_before).and_then(|(now, before)| grants::rates_between(&before, &now, interval_ns));
         let (id, health, connections) = (disk.id.clone(), disk.health.clone(), disk.connections.clone());
-        DiskRates { id, totals, health, budget: disk.budget, connections, grants, queues }
+        let throttle = interval.throttle_rates(found.map(|disk| &disk.health), &disk.health);
+        DiskRates { id, totals, health, budget: disk.budget, connections, grants, throttle, queues }
     });
     let controllers = now.controllers.iter().map(|controller| {
         let found = same_run.and_then(|before| before.controllers.iter().find(|before| before.id == controller.id));
@@ -263,7 +271,8 @@ pub(crate) fn compare(before: Option<&Stat>, now: &Stat) -> Report {
             let (id, state) = (lun.id.clone(), lun.state.clone());
             let (health, connections) = (lun.health.clone(), lun.connections.clone());
             let rates = interval.lun_rates(before, lun);
-            LunRates { id, target: lun.target, lun: lun.lun, state, health, connections, rates }
+            let throttle = interval.throttle_rates(before.map(|lun| &lun.health), &lun.health);
+            LunRates { id, target: lun.target, lun: lun.lun, state, health, connections, throttle, rates }
         });
         ControllerRates { id: controller.id.clone(), totals, budget: controller.budget, luns: luns.collect(), queues }
     });
@@ -300,6 +309,12 @@ impl Interval {
     /// Returns `None` for an item that the previous sample lacks: its counters at the start of the interval are unknown.
     fn io_rates(&self, before: Option<&Load>, now: &Load) -> Option<IoRates> {
         if self.since_start { io_rates(&Load::default(), now, self.ns) } else { io_rates(before?, now, self.ns) }
+    }
+
+    fn throttle_rates(&self, before: Option<&Health>, now: &Health) -> Option<ThrottleRates> {
+        let nothing = Health::default();
+        let before = if self.since_start { &nothing } else { before? };
+        throttle::rates_between(before.throttle.as_ref(), now.throttle.as_ref(), self.ns)
     }
 
     fn lun_rates(&self, before: Option<&LunStat>, now: &LunStat) -> Option<LunIoRates> {

@@ -80,6 +80,7 @@ fn report() -> Report {
         budget: None,
         connections: None,
         grants: None,
+        throttle: None,
         queues: Vec::new(),
     };
     let lun = |(id, reads_per_s): (&str, f64)| LunRates {
@@ -89,6 +90,7 @@ fn report() -> Report {
         state: "ready".to_owned(),
         health: Health::default(),
         connections: None,
+        throttle: None,
         rates: Some(LunIoRates { reads_per_s, ..LunIoRates::default() }),
     };
     let controller = |id: &str, luns: &[(&str, f64)]| ControllerRates {

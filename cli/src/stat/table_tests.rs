@@ -39,6 +39,7 @@ fn report() -> Report {
                 budget: None,
                 connections: None,
                 grants: None,
+                throttle: None,
                 queues: vec![QueueRates {
                     role: "request".to_owned(),
                     queue: 12,
@@ -53,6 +54,7 @@ fn report() -> Report {
                 budget: None,
                 connections: None,
                 grants: None,
+                throttle: None,
                 queues: Vec::new(),
             },
         ],
@@ -143,6 +145,7 @@ fn a_controller_has_rows_for_its_luns_and_queues() {
         state: state.to_owned(),
         health: Health::default(),
         connections: None,
+        throttle: None,
         rates,
     };
     let controller = ControllerRates {
@@ -238,6 +241,7 @@ fn xen_disks_have_a_table_of_grants() {
         budget: None,
         connections: None,
         grants: Some(grants),
+        throttle: None,
         queues: Vec::new(),
     });
     let text = format(&report, 80);

@@ -16,6 +16,19 @@ pub(super) const HEALTH: &[Family<Health>] = &[
     Family::gauge("parked_requests", "Requests that wait for mqblk resume", |it| number(it.parked)),
     Family::counter("stops", "Times that an error policy stopped the disk", |it| number(it.stops)),
     Family::counter("retries", "Times that a request was tried again", |it| number(it.retries)),
+    Family::counter("failed_requests", "Requests completed with an error of the storage", |it| number(it.failed)),
+    Family::gauge("last_failure_age", "Time since the last request that was completed with an error", |it| {
+        it.last_failure.as_ref().map(|last| Value::Nanoseconds(last.ago_ns))
+    }),
+    Family::counter("throttled_requests", "Requests that waited for a rate limit", |it| {
+        number(it.throttle.as_ref()?.throttled)
+    }),
+    Family::counter("throttled", "Total time that requests waited for a rate limit", |it| {
+        Some(Value::Nanoseconds(it.throttle.as_ref()?.throttled_ns))
+    }),
+    Family::gauge("throttle_waiting_requests", "Requests that wait for a rate limit now", |it| {
+        number(it.throttle.as_ref()?.waiting)
+    }),
 ];
 
 /// Of a disk or a LUN whose storage has connections.

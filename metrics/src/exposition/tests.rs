@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use mqblk_admin::model::{
-    ConnectionsStat, ControllerStat, DiskStat, Distribution, GrantCounters, HealthStop, LunStat, QueueStat,
-    TenantBudgetStat,
+    ConnectionsStat, ControllerStat, DiskStat, Distribution, FailedRequest, GrantCounters, HealthStop, LunStat,
+    QueueStat, TenantBudgetStat, ThrottleStat,
 };
 use proptest::prelude::*;
 
@@ -36,6 +36,10 @@ fn full() -> Stat {
     disk.totals.latency.reads.total =
         Distribution { count: 1, sum_ns: 5000, buckets: vec![(4608, 5120, 1)], ..Distribution::default() };
     disk.health.stopped = Some(HealthStop { enospc: true, ..HealthStop::default() });
+    disk.health.failed = 3;
+    disk.health.last_failure = Some(FailedRequest { ago_ns: 2_500_000_000, ..FailedRequest::default() });
+    disk.health.throttle =
+        Some(ThrottleStat { throttled: 8, throttled_ns: 500_000_000, waiting: 2, ..ThrottleStat::default() });
     let lun =
         LunStat { id: "l".to_owned(), target: 3, connections: Some(ConnectionsStat::default()), ..LunStat::default() };
     let controller = ControllerStat {
@@ -70,6 +74,12 @@ fn values_have_base_units_and_labels() {
         "mqblk_disk_latency_seconds_bucket{le=\"+Inf\",disk=\"vm1\",op=\"other\"} 0",
         "mqblk_disk_stopped{disk=\"vm1\"} 1",
         "mqblk_disk_out_of_space{disk=\"vm1\"} 1",
+        "mqblk_disk_failed_requests_total{disk=\"vm1\"} 3",
+        "mqblk_disk_last_failure_age_seconds{disk=\"vm1\"} 2.5",
+        "mqblk_disk_throttled_requests_total{disk=\"vm1\"} 8",
+        "mqblk_disk_throttled_seconds_total{disk=\"vm1\"} 0.5",
+        "mqblk_disk_throttle_waiting_requests{disk=\"vm1\"} 2",
+        "mqblk_lun_failed_requests_total{lun=\"l\",controller=\"c\"} 0",
         "mqblk_disk_in_flight_region{disk=\"vm1\"} 1",
         "mqblk_disk_storage_reachable{disk=\"vm1\"} 0",
         "mqblk_disk_storage_unreachable_seconds{disk=\"vm1\"} 1.5",
@@ -84,7 +94,9 @@ fn values_have_base_units_and_labels() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
-    assert!(!text.contains("mappings_limit"), "there is none");
+    for none in ["mappings_limit", "mqblk_lun_last_failure", "mqblk_lun_throttle"] {
+        assert!(!text.contains(none), "there is no {none}");
+    }
     assert!(!super::tests::text(full(), TextFormat::OpenMetrics, Detail::default()).contains("_queue_"));
 }
 

@@ -12,11 +12,13 @@ use std::process::{Child, Command, Output, Stdio};
 use mqblk_admin::model::Load;
 use mqblk_admin::{Client, StatQuery};
 use mqblk_driver::virtio_blk::BlkStatus;
+use mqblk_memory::DomainId;
 use mqblk_tests::documented::repository;
 use mqblk_tests::hostile::daemon::{HostileDaemon, mqblk_binary};
 use mqblk_tests::hostile::load::{VhostUserLoad, VhostUserNeighbour};
 use mqblk_tests::hostile::wait_for;
 use mqblk_tests::nbd_server::NbdServer;
+use mqblk_xen_simulation::Machine;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -62,6 +64,10 @@ impl Samples {
     fn get(&self, series: &str) -> f64 {
         let series = in_order(series);
         *self.0.get(&series).unwrap_or_else(|| panic!("{series} is missing"))
+    }
+
+    fn has(&self, series: &str) -> bool {
+        self.0.contains_key(&in_order(series))
     }
 }
 
@@ -195,6 +201,42 @@ fn metrics_agree_with_stat() {
         assert!(find("turns_total") <= worker.turns as f64 && find("cpu_seconds_total") <= worker.cpu_ns as f64 / 1e9);
     }
     assert_eq!(samples.get(&format!("mqblk_build_info{{version=\"{}\"}}", stat.version)), 1.0);
+    daemon.stop();
+}
+
+/// Requests that the storage fails, and those that wait for a limit, are those of `stat`.
+#[test]
+fn failed_and_throttled_requests_are_counted() {
+    let disks = [
+        ("bad", "storage=fault,inner=ram,size=1M,fail-read=0+64K:EIO"),
+        ("slow", "storage=ram,size=1M,iops=500,queues=2"),
+    ];
+    let daemon = HostileDaemon::start_with(2, &disks, &["--metrics", "127.0.0.1:0"]);
+    let address = address(&daemon);
+    let before = scrape(address);
+    assert_eq!(before.get("mqblk_disk_failed_requests_total{disk=\"bad\"}"), 0.0);
+    assert!(!before.has("mqblk_disk_last_failure_age_seconds{disk=\"bad\"}"));
+    assert!(!before.has("mqblk_disk_throttled_requests_total{disk=\"bad\"}"), "it has no limits");
+
+    let mut bad = VhostUserLoad::connect(daemon.socket("bad"), 1, 16, 1);
+    assert_eq!([bad.try_read(0), bad.try_read(1)], [BlkStatus::IoError; 2]);
+    let mut slow = VhostUserLoad::connect(daemon.socket("slow"), 2, 64, 1);
+    let throttle = || daemon.stat("slow").health.throttle.expect("it has limits");
+    wait_for("a request that waited for the limit", || {
+        slow.round();
+        (throttle().throttled > 0).then_some(())
+    });
+    let samples = scrape(address);
+    let find = |name: &str, disk: &str| samples.get(&format!("mqblk_disk_{name}{{disk=\"{disk}\"}}"));
+    assert_eq!((find("failed_requests_total", "bad"), find("failed_requests_total", "slow")), (2.0, 0.0));
+    let health = daemon.stat("bad").health;
+    let last = health.last_failure.expect("a failure");
+    assert!(find("last_failure_age_seconds", "bad") <= last.ago_ns as f64 / 1e9, "{last:?}");
+    let throttle = throttle();
+    assert_eq!(find("throttled_requests_total", "slow"), throttle.throttled as f64);
+    assert!((find("throttled_seconds_total", "slow") - throttle.throttled_ns as f64 / 1e9).abs() < 1e-9);
+    assert_eq!((find("throttle_waiting_requests", "slow"), throttle.waiting), (0.0, 0));
+    drop((bad, slow));
     daemon.stop();
 }
 
@@ -461,15 +503,28 @@ fn prometheus_has_data_for_the_dashboard_and_the_alerts() {
     let (_server, uri) = nbd_server(folder.path());
     let controller = format!("id=c,queues=2,socket={}", folder.path().join("c.sock").display());
     let lun = format!("controller=c,id=l,path={uri}");
-    let disks = [("file", "path=IMAGE,queues=2"), ("net", &format!("path={uri}"))];
-    let daemon =
-        HostileDaemon::start_with(2, &disks, &["--metrics", "127.0.0.1:0", "--controller", &controller, "--lun", &lun]);
+    let disks = [("file", "path=IMAGE,queues=2,iops=100000"), ("net", &format!("path={uri}"))];
+    std::fs::create_dir(folder.path().join("xen")).expect("a folder");
+    let machine = Machine::start(&folder.path().join("xen")).expect("a simulated Xen");
+    machine.create_domain(DomainId(1)).expect("a domain");
+    let xen = machine.folder().display().to_string();
+    let of_xen = "id=xen,storage=ram,size=1M,interface=xen,domid=1,vdev=xvda,queues=1";
+    let daemon = HostileDaemon::start_with(
+        2,
+        &disks,
+        &[
+            &["--metrics", "127.0.0.1:0", "--controller", &controller, "--lun", &lun][..],
+            &["--xen", &xen, "--xen-state", "off", "--disk", of_xen],
+        ]
+        .concat(),
+    );
     let neighbour = VhostUserNeighbour::start(daemon.socket("file"), 2, 7);
     let prometheus = Prometheus::start(address(&daemon));
     prometheus.has_data("up{job=\"mqblk\"} == 1");
     for query in dashboard_queries() {
         prometheus.has_data(&query);
     }
+    prometheus.has_data("mqblk_disk_grant_pages{disk=\"xen\"}");
     // Under load the numbers are some.
     prometheus.has_data("sum(rate(mqblk_disk_reads_completed_total{disk=\"file\"}[10s])) > 0");
     prometheus.has_data(

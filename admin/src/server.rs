@@ -71,7 +71,9 @@ impl Drop for Server {
         match self.thread.take().map(|thread| join_within(thread, STOP_TIMEOUT)) {
             None | Some(Some(Ok(()))) => {}
             Some(Some(Err(_))) => tracing::error!("a thread of the admin socket had panicked"),
-            Some(None) => tracing::warn!("a verb of the admin socket does not end: it waits for storage, and is left behind"),
+            Some(None) => {
+                tracing::warn!("a verb of the admin socket does not end: it waits for storage, and is left behind")
+            }
         }
     }
 }

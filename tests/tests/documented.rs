@@ -191,11 +191,10 @@ fn is_part_of(block: &str, source: &str) -> bool {
     wanted.all(|line| lines.any(|other| other == line))
 }
 
-#[test]
-fn rust_that_is_printed_is_in_the_sources() -> Result<()> {
+/// The texts of all sources in these folders.
+fn sources(folders: &[&str]) -> Result<Vec<String>> {
     let mut sources = Vec::new();
-    let mut folders: Vec<_> =
-        ["storage/src", "daemon/src", "core/src", "guest", "tests/src"].map(|it| repository().join(it)).into();
+    let mut folders: Vec<_> = folders.iter().map(|it| repository().join(it)).collect();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder)? {
             let path = entry?.path();
@@ -206,6 +205,45 @@ fn rust_that_is_printed_is_in_the_sources() -> Result<()> {
             }
         }
     }
+    Ok(sources)
+}
+
+/// A source without the ends of lines that a string goes over.
+fn with_whole_strings(source: &str) -> String {
+    let mut whole = String::with_capacity(source.len());
+    let mut lines = source.lines();
+    while let Some(mut line) = lines.next() {
+        while let Some(begin) = line.strip_suffix('\\') {
+            whole.push_str(begin);
+            line = lines.next().unwrap_or_default().trim_start();
+        }
+        whole.push_str(line);
+        whole.push('\n');
+    }
+    whole
+}
+
+/// What troubleshooting.md has of the log is what the daemon says. `...` stands for what differs.
+#[test]
+fn messages_of_troubleshooting_are_in_the_sources() -> Result<()> {
+    const PAGE: &str = "docs/troubleshooting.md";
+    let folders =
+        ["cli/src", "core/src", "daemon/src", "engine/src", "memory/src", "storage/src", "transport", "uring/src"];
+    let sources: Vec<String> = sources(&folders)?.iter().map(|source| with_whole_strings(source)).collect();
+    let text = &plan::documents(&[PAGE])?[0].1;
+    let blocks = plan::blocks(PAGE, text)?;
+    let messages = blocks.iter().filter(|block| block.language == "text").flat_map(|block| block.text.lines());
+    let parts: Vec<&str> =
+        messages.flat_map(|line| line.split("...")).map(str::trim).filter(|part| !part.is_empty()).collect();
+    ensure!(parts.len() > 20, "found {} messages in {PAGE}", parts.len());
+    let unknown: Vec<_> = parts.iter().filter(|part| !sources.iter().any(|source| source.contains(**part))).collect();
+    ensure!(unknown.is_empty(), "{PAGE}: found messages that are in no source: {unknown:#?}");
+    Ok(())
+}
+
+#[test]
+fn rust_that_is_printed_is_in_the_sources() -> Result<()> {
+    let sources = sources(&["storage/src", "daemon/src", "core/src", "guest", "tests/src"])?;
     let mut found = 0;
     for (page, text) in plan::pages(&mqblk_binary())? {
         for block in plan::blocks(&page, &text)?.iter().filter(|block| block.language == "rust") {
@@ -232,6 +270,26 @@ fn a_page_finds_nothing_that_it_does_not_make() -> Result<()> {
     let error =
         format!("{:?}", run(&plan::scripts(&blocks)?, true).expect_err("mqblk was there before it was installed"));
     assert!(error.contains("README.md:3: found exit code 127"), "{error}");
+    Ok(())
+}
+
+/// A reader finds each page: the index has it, or that of its folder.
+#[test]
+fn every_page_is_in_an_index() -> Result<()> {
+    let pages = plan::documents(&["docs"])?;
+    let index_of = |folder: &str| pages.iter().find(|(page, _)| *page == format!("{folder}/README.md"));
+    let mut checked = 0;
+    for (page, _) in pages.iter().filter(|(page, _)| page != "docs/README.md") {
+        let is_in = |folder: &str, (_, text): &(String, String)| {
+            page.strip_prefix(&format!("{folder}/"))
+                .is_some_and(|name| [")", "#"].iter().any(|end| text.contains(&format!("]({name}{end}"))))
+        };
+        let folder = page.rsplit_once('/').map_or("docs", |(folder, _)| folder);
+        let found = ["docs", folder].iter().any(|of| index_of(of).is_some_and(|index| is_in(of, index)));
+        ensure!(found, "{page}: found in no index, expected a link in docs/README.md");
+        checked += 1;
+    }
+    ensure!(checked > 40, "{checked} pages were checked");
     Ok(())
 }
 

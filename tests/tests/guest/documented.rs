@@ -69,7 +69,7 @@ fn each_page_with_guests_has_its_test() -> Result<()> {
         }
     }
     ensure!(
-        found == ["README.md", "docs/migration.md"],
+        found == ["README.md", "docs/migration.md", "docs/tutorial.md"],
         "found commands with guests in {found:?}, expected them where the tests below run them"
     );
     Ok(())
@@ -125,6 +125,46 @@ fn targets(session: &mut Session, wanted: &str) -> Result<()> {
          echo \"found disks at the targets $found, expected {wanted}\"; exit 1"
     );
     session.visitor(0)?.must_within(&script, WITHIN).map(drop)
+}
+
+/// What a page prints to be typed in the guest in this section: its block that is no command of the host.
+fn typed_in_the_guest(page: &str, section: &str) -> Result<String> {
+    let text = plan::documents(&[page])?.remove(0).1;
+    let blocks = plan::blocks(page, &text)?;
+    let found: Vec<_> = blocks.iter().filter(|block| block.section == section && block.language == "text").collect();
+    ensure!(found.len() == 1, "{page}: found {} blocks of text in {section:?}, expected one", found.len());
+    Ok(found[0].text.clone())
+}
+
+#[test]
+fn tutorial() -> Result<()> {
+    const PAGE: &str = "docs/tutorial.md";
+    let verify = typed_in_the_guest(PAGE, "Verify it in the guest")?;
+    let size = typed_in_the_guest(PAGE, "Give it another size")?;
+    let finds_disk = verify.lines().next().unwrap_or_default().to_owned();
+    with_each_vmm(|vmm| {
+        let mut checked = BTreeSet::new();
+        run(PAGE, vmm, |session, script| {
+            if script.stays == Some(Kind::Qemu) {
+                let said = session.visitor(0)?.must_within(&format!("set -e\n{verify}"), WITHIN)?;
+                ensure!(
+                    said.lines().last() == Some("verified"),
+                    "in the guest: found {said:?}, expected verified at its end"
+                );
+                checked.insert("verified");
+            }
+            if script.block.text.contains("disk resize") {
+                let sees = format!(
+                    "{finds_disk}\nfor try in $(seq 100); do [ \"$({size})\" = 4194304 ] && exit 0; sleep 0.1; done; {size}; exit 1"
+                );
+                session.visitor(0)?.must_within(&sees, WITHIN)?;
+                checked.insert("resized");
+            }
+            Ok(())
+        })?;
+        ensure!(checked.len() == 2, "{PAGE}: only {checked:?} was checked: sections or blocks have other names now");
+        Ok(())
+    })
 }
 
 /// QEMU 10.0: 7.2 knows no `reconnect-ms`, and moves few emulated guests well.

@@ -2,7 +2,10 @@
 
 mod daemon;
 
-use daemon::{Daemon, output};
+use std::process::Stdio;
+use std::time::Instant;
+
+use daemon::{Daemon, LONG, mqblk, output};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -43,4 +46,41 @@ fn mistakes_are_named() {
     assert_eq!(output(&["explain"]).0, Some(2));
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().0, Some(0));
+}
+
+/// A bench that is ended with the test.
+struct Load(std::process::Child);
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_disk_at_its_rate_limit_says_which() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("c.sock").display().to_string();
+    let disk = format!("storage=null,size=1G,id=c,queues=1,socket={socket},iops=200,bandwidth=1G");
+    let daemon = Daemon::start_in(folder, &["--disk", &disk]);
+    let args = ["bench", "--socket", &socket, "--rw", "randread", "--bs", "4k", "--queues", "1", "--iodepth", "8"];
+    let mut bench = mqblk(&args);
+    bench.args(["--runtime", "120", "--warmup", "0", "--runs", "1"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let _load = Load(bench.spawn().unwrap());
+    let deadline = Instant::now() + LONG;
+    let finding = loop {
+        let (code, stdout, stderr) = explain(&daemon, &["c", "--seconds", "0.5", "--json"]);
+        assert_eq!(code, Some(0), "{stderr}");
+        let found: Value = serde_json::from_str(&stdout).unwrap();
+        // It is at its limit when the burst is over.
+        let first = found["findings"][0].clone();
+        if first["kind"] == "throttled" && first["figures"]["throttled_percent"].as_f64() > Some(50.0) {
+            break first;
+        }
+        assert!(Instant::now() < deadline, "{stdout}");
+    };
+    let sentence = finding["sentence"].as_str().unwrap();
+    assert!(sentence.contains(" percent of its requests waited for iops=200"), "{sentence}");
+    assert!(finding["figures"]["throttled_await_us"].as_f64() > Some(0.0), "{finding}");
 }

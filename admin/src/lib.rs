@@ -12,6 +12,7 @@
 mod client;
 mod default_socket;
 mod lines;
+mod live_model;
 pub mod model;
 mod params;
 mod protocol;

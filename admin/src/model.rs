@@ -1,6 +1,10 @@
 //! The results of the verbs. docs/admin.md lists every field with its unit and is a promise: fields are added, none is renamed, dropped or
 //! changed in meaning. A field that an older daemon does not send reads as its default.
 
+pub use crate::live_model::{
+    ControllerList, DiskSettings, ListedController, ListedQueue, ListedWorker, QueueList, QueueMoved, WorkerChange,
+    WorkerList,
+};
 pub use mqblk_core::counters::{ConnectionCounters, GrantCounters, QueueCounters};
 use serde::{Deserialize, Serialize};
 
@@ -212,16 +216,6 @@ pub struct ThrottleStat {
     pub waiting: u64,
 }
 
-/// The result of `disk.set`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DiskSettings {
-    /// The disk or LUN.
-    pub id: String,
-    /// The settings that can be changed while guests use it, as they are now. Of limits those that are set.
-    pub settings: serde_json::Map<String, serde_json::Value>,
-}
-
 /// A group of disks that share limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -240,6 +234,8 @@ pub struct LimitGroupStat {
 pub struct LimitGroupChange {
     /// The group as it is now.
     pub group: LimitGroupStat,
+    /// The next daemon has these limits too.
+    pub survives_restart: bool,
 }
 
 /// The result of `limit-group.list`.

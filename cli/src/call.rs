@@ -75,6 +75,11 @@ pub(crate) fn read<T: DeserializeOwned>(subcommand: &'static str, response: Valu
     serde_json::from_value(response).map_err(|error| CallError::Client(subcommand, malformed(error)))
 }
 
+/// Returns what a message about a change says of a restart.
+pub(crate) fn lost_unless(survives_restart: bool) -> &'static str {
+    if survives_restart { "" } else { "; it does not survive a restart of the daemon, which has no --state" }
+}
+
 /// Formats settings as a user writes them.
 pub(crate) fn settings_text(settings: &Map<String, Value>) -> String {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);

@@ -5,6 +5,7 @@ mod admin_socket;
 mod broker;
 mod call;
 mod config;
+mod controller;
 mod disk;
 mod explain;
 mod failure;
@@ -14,6 +15,7 @@ mod limit_group;
 mod log;
 mod logging;
 mod lun;
+mod queue;
 mod resize;
 mod resume;
 mod serve;
@@ -21,6 +23,7 @@ mod stat;
 mod table;
 mod top;
 mod vhost_user;
+mod worker;
 mod xen;
 
 use std::process::ExitCode;
@@ -72,8 +75,17 @@ enum Command {
     /// Add, remove, resize and list the LUNs of a running daemon
     Lun(lun::LunArgs),
 
-    /// Add and remove disks of a running daemon, change their settings, and list them
+    /// Add, change, remove and list the disks of a running daemon
     Disk(disk::DiskArgs),
+
+    /// Add, change, remove and list the controllers of a running daemon
+    Controller(controller::ControllerArgs),
+
+    /// Show which worker serves which queue, and move queues
+    Queue(queue::QueueArgs),
+
+    /// Add and remove workers of a running daemon, and list them
+    Worker(worker::WorkerArgs),
 
     /// Compare a daemon with its configuration file, and apply changes
     Config(config::ConfigArgs),
@@ -130,6 +142,9 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
         Command::Resize(args) => resize::run(args),
         Command::Lun(args) => lun::run(args),
         Command::Disk(args) => disk::run(args),
+        Command::Controller(args) => controller::run(args),
+        Command::Queue(args) => queue::run(args),
+        Command::Worker(args) => worker::run(args),
         Command::Config(args) => config::run(args),
         Command::Log(args) => log::run(args),
         Command::LimitGroup(args) => limit_group::run(args),

@@ -7,7 +7,7 @@ const LINES: usize = 24;
 const COLUMNS: usize = 80;
 
 /// All subcommands that a user types.
-const COMMANDS: [&[&str]; 24] = [
+const COMMANDS: [&[&str]; 37] = [
     &[],
     &["serve"],
     &["bench"],
@@ -21,6 +21,19 @@ const COMMANDS: [&[&str]; 24] = [
     &["disk", "remove"],
     &["disk", "resize"],
     &["disk", "list"],
+    &["disk", "set"],
+    &["controller"],
+    &["controller", "add"],
+    &["controller", "remove"],
+    &["controller", "set"],
+    &["controller", "list"],
+    &["queue"],
+    &["queue", "move"],
+    &["queue", "list"],
+    &["worker"],
+    &["worker", "add"],
+    &["worker", "remove"],
+    &["worker", "list"],
     &["config"],
     &["log"],
     &["lun"],

@@ -12,6 +12,7 @@ use mqblk_engine::{AnyDisk, DiskHealth, DiskLimits, ErrorPolicy, IoLimits, Limit
 use crate::broker::Broker;
 use crate::file::RawConfig;
 use crate::interface::{ConfiguredInterface, Interfaces};
+use crate::live::saved::SavedChanges;
 use crate::reload::ConfigSource;
 use crate::sandbox::SandboxConfig;
 use crate::sockets::SocketPermissions;
@@ -40,6 +41,8 @@ pub struct ServeConfig {
     pub user: Option<UserConfig>,
     /// What was changed at run time before, and the file that it is kept in.
     pub state: Option<SavedState>,
+    /// What was changed of settings at run time before.
+    pub saved: SavedChanges,
     /// The workers of the queues, for disks that are added at run time.
     pub placement: QueuePlacement,
     /// The storage backends, for disks that are added at run time.

@@ -14,6 +14,7 @@ use crate::admin;
 use crate::config::{AdminConfig, ServeConfig};
 use crate::flush::flush_all;
 use crate::interface::{HostContext, StartFailure};
+use crate::live::saved::KeptChanges;
 use crate::metrics::{MetricsEndpoint, MetricsSocket, MetricsStartError};
 use crate::resolve::UniqueNames;
 use crate::sandbox::{self, SandboxError};
@@ -104,25 +105,34 @@ impl Daemon {
         });
         let stands_by = Arc::new(AtomicBool::new(predecessor.is_some()));
         let limit_groups = config.storages.limit_groups();
+        let state = state.transpose()?;
+        let kept = Arc::new(KeptChanges::new(config.saved, state.clone()));
         let host = HostContext {
             engine: Arc::clone(&engine),
             drain_timeout,
             names: Arc::new(Mutex::new(names)),
             placement: Arc::new(Mutex::new(config.placement)),
-            state: state.transpose()?,
+            state,
+            kept: Arc::clone(&kept),
             storages: config.storages,
             stands_by: Arc::clone(&stands_by),
         };
         let file = host.state.clone();
         let interfaces = config.interfaces.into_iter().map(|interface| interface.start(&host));
         let interfaces = interfaces.collect::<Result<Vec<_>, _>>()?;
+        let placement = Arc::clone(&host.placement);
         drop(host);
         let (table, log, given, source, end) = (config.table, config.log, config.given, config.source, config.end);
-        let control = DaemonControl { table, log, file, given, source, limit_groups, drain_timeout, end };
+        let control =
+            DaemonControl { table, log, file, given, source, limit_groups, placement, kept, drain_timeout, end };
         let state = Arc::new(DaemonState::new(engine, interfaces, control));
+        // Before guests are taken over: their queues start as they were set.
+        state.restore_live();
         if let Some(predecessor) = &predecessor {
             predecessor.take_over(&state)?;
             stands_by.store(false, Ordering::SeqCst);
+            // Those of interfaces that began only now.
+            state.restore_live();
             state.state_file().iter().for_each(|file| file.begin());
         }
         let start = |admin: &AdminConfig| {

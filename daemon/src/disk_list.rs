@@ -7,18 +7,22 @@ use std::time::Duration;
 use mqblk_admin::model::DiskStat;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{Geometry, Resize};
-use mqblk_engine::{AnyDisk, DiskHealth, PlugOptions, QueuePlacement, QueueStats, WorkerStats};
+use mqblk_engine::{
+    AnyDisk, Coalesce, DiskHealth, PlugOptions, PollPolicy, QueueMove, QueuePlacement, QueueSettings, QueueStats,
+    WorkerStats,
+};
 
 use mqblk_vhost_user_server::{Frontend, Server};
 
 use crate::admin::wire;
 use crate::config::StorageConfig;
 use crate::interface::{
-    DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, ListPosition, ResolveContext, ServedDevice,
-    StatDetail,
+    DeviceDescription, DeviceKeys, DeviceStat, DiskTable, Export, FIXED_QUEUES, ListPosition, ResolveContext,
+    ServedDevice, StatDetail,
 };
 use crate::limits::{LIMIT_GROUP, is_limit_key};
-use crate::print::{Pair, Section, backend_pairs, current_limit_pairs, storage_pairs};
+use crate::print::{Pair, Section, backend_pairs, current_limit_pairs, plug_pairs, storage_pairs};
+use crate::queues::queue_settings_pairs;
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::resolve::{Claim, ConfigError, StorageKeys, rename_subject, take_id, take_storage_kind};
 use crate::storage_backends::StorageBackends;
@@ -55,6 +59,9 @@ pub trait Endpoint: Send + Sync + Sized + 'static {
         let found = format!("{} of an interface that has no queue-map", self.queues());
         Err(settings.error("queues", found, "1: this storage serves one connection at a time"))
     }
+
+    /// Forgets what the queue map says.
+    fn forget_queue_map(&mut self) {}
 
     /// Returns the worker of each queue.
     fn queue_map(&self) -> &[u16];
@@ -147,6 +154,11 @@ impl<E: Endpoint> DeviceKeys for DiskKeys<E> {
     fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError> {
         self.endpoint.assign_queues(&self.settings, placement)
     }
+
+    fn forget_queue_map(&mut self) -> bool {
+        self.endpoint.forget_queue_map();
+        matches!(self.position, ListPosition::Added(_))
+    }
 }
 
 /// A disk of the configuration.
@@ -217,10 +229,17 @@ pub struct DiskInfo {
     pub health: Arc<DiskHealth>,
     /// Its storage, which reports do not keep open. `None` while there is none.
     pub disk: Option<Weak<AnyDisk>>,
-    /// The worker of each queue.
+    /// The worker of each queue, of an interface whose queues stay there.
     pub queue_map: Vec<u16>,
     /// Its settings, without id, interface, storage and limits.
     pub settings: Vec<Pair>,
+}
+
+impl DiskInfo {
+    /// Returns how requests are merged now.
+    pub fn current_plug(&self) -> PlugOptions {
+        self.health.plug().unwrap_or(self.plug)
+    }
 }
 
 /// The guest side of a served disk.
@@ -248,6 +267,19 @@ pub trait DiskExport: Send + Sync {
     /// Returns its disk, if the size of its storage is watched.
     fn watched(&self) -> Option<Arc<AnyDisk>>;
 
+    /// Returns how its queues are served: see [`ServedDevice::queue_settings`].
+    fn queue_settings(&self) -> Option<QueueSettings> {
+        None
+    }
+
+    /// Changes how its queues are polled: see [`ServedDevice::set_polling`].
+    ///
+    /// # Errors
+    /// If that cannot be changed, or a worker does not respond.
+    fn set_polling(&self, _poll: PollPolicy, _coalesce: Coalesce) -> Result<(), String> {
+        Err(FIXED_QUEUES.to_owned())
+    }
+
     /// Returns its server: see [`ServedDevice::server`].
     fn server(&self) -> Option<Arc<Server>> {
         None
@@ -257,8 +289,8 @@ pub trait DiskExport: Send + Sync {
     ///
     /// # Errors
     /// If queues of this interface cannot move, or the worker refuses the queue.
-    fn move_queue(&self, _queue: u16, _worker: usize, _timeout: Duration) -> Result<bool, String> {
-        Err("queues of this interface stay at their workers".to_owned())
+    fn move_queue(&self, _queue: u16, _worker: usize, _timeout: Duration) -> Result<QueueMove, String> {
+        Err(FIXED_QUEUES.to_owned())
     }
 }
 
@@ -294,12 +326,19 @@ impl<X: ?Sized> Clone for ServedDisk<X> {
 impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
     fn describe(&self) -> DeviceDescription {
         let DiskInfo { id, interface, storage, mut settings, health, .. } = self.info.clone();
+        // They may have been changed while it is served.
+        let mut current = plug_pairs(&self.info.current_plug());
+        current.extend(self.export.queue_settings().iter().flat_map(queue_settings_pairs));
+        settings.retain(|(key, _)| !current.iter().any(|(other, _)| other == key));
+        settings.extend(current);
         settings.extend(current_limit_pairs(health.limits()));
         DeviceDescription { id, interface, storage: Some(storage), settings }
     }
 
     fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat> {
-        let mut stat = wire::disk(&self.info, &self.export.queue_stats(workers)?, detail);
+        let fixed = || self.info.queue_map.iter().map(|worker| usize::from(*worker)).collect();
+        let map = self.export.queue_settings().map_or_else(fixed, |queues| queues.map);
+        let mut stat = wire::disk(&self.info, &map, &self.export.queue_stats(workers)?, detail);
         self.export.annotate(&mut stat);
         Some(DeviceStat::Disk(Box::new(stat)))
     }
@@ -324,7 +363,15 @@ impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
         self.export.server()
     }
 
-    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+    fn queue_settings(&self) -> Option<QueueSettings> {
+        self.export.queue_settings()
+    }
+
+    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
+        self.export.set_polling(poll, coalesce)
+    }
+
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.export.move_queue(queue, worker, timeout)
     }
 }
@@ -336,6 +383,14 @@ impl<X: DiskExport + ?Sized + 'static> Export for ServedDisk<X> {
 
     fn health(&self) -> Option<Arc<DiskHealth>> {
         Some(Arc::clone(&self.info.health))
+    }
+
+    fn plug(&self) -> Option<PlugOptions> {
+        Some(self.info.current_plug())
+    }
+
+    fn has_one_channel(&self) -> bool {
+        self.info.disk.as_ref().and_then(Weak::upgrade).is_some_and(|disk| disk.max_channels() == Some(1))
     }
 
     fn geometry(&self) -> Option<Geometry> {

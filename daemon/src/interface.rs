@@ -14,11 +14,15 @@ use mqblk_admin::Verb;
 use mqblk_admin::model::{ControllerStat, DiskStat};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{Geometry, Resize};
-use mqblk_engine::{AnyDisk, DiskHealth, Engine, QueuePlacement, WorkerStats};
+use mqblk_engine::{
+    AnyDisk, Coalesce, DiskHealth, Engine, PlugOptions, PollPolicy, QueueMove, QueuePlacement, QueueSettings,
+    WorkerStats,
+};
 use mqblk_vhost_user_server::{Frontend, Server};
 
 use crate::cpus::Cpus;
 use crate::file::RawTable;
+use crate::live::saved::KeptChanges;
 use crate::print::{Pair, Section};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::resolve::{ConfigError, UniqueNames};
@@ -26,6 +30,9 @@ use crate::sandbox::FileUse;
 use crate::sockets::PlannedSocket;
 use crate::state_file::{SavedState, StateFile};
 use crate::storage_backends::StorageBackends;
+
+/// Why the queues of an interface cannot be changed.
+pub const FIXED_QUEUES: &str = "queues of this interface are served as they were set up";
 
 /// Why an interface could not be started.
 pub type StartFailure = Box<dyn Error + Send + Sync>;
@@ -43,6 +50,15 @@ pub trait GuestInterface: Sync {
     /// Returns the tables that it owns, besides `[[disk]]`. Each is also an option of the command line.
     fn tables(&self) -> &'static [ConfigTable] {
         &[]
+    }
+
+    /// Returns the keys of each of its tables with what identifies it filled in: `id`, and of an inner table the id of the outer one, under that
+    /// one's name. A configuration that is read again is compared by these.
+    ///
+    /// # Errors
+    /// If one has no valid id.
+    fn identify(&self, tables: &[RawTable]) -> Result<Vec<Settings>, SettingError> {
+        Ok(tables.iter().map(|table| table.settings.clone()).collect())
     }
 
     /// Returns the help text on the keys of its disks, with a trailing empty line.
@@ -175,6 +191,11 @@ pub trait DeviceKeys {
     /// # Errors
     /// If its queue map is invalid.
     fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError>;
+
+    /// Forgets its queue map. Returns true if that is not the configuration's: the device was added at run time.
+    fn forget_queue_map(&mut self) -> bool {
+        false
+    }
 }
 
 /// An interface with all defaults filled in, and its storage open.
@@ -238,6 +259,8 @@ pub struct HostContext {
     pub placement: Arc<Mutex<QueuePlacement>>,
     /// What the next daemon is told of changes at run time; `None`: nothing.
     pub state: Option<Arc<StateFile>>,
+    /// What is kept of changed settings: forgotten of what is added or removed.
+    pub kept: Arc<KeptChanges>,
     /// The storage backends, for disks that are added.
     pub storages: Arc<dyn StorageBackends>,
     /// True until the process before this one has handed over: devices that VMMs connect to stand by.
@@ -268,6 +291,22 @@ pub trait ServedInterface: Send + Sync {
     /// Removes the disk or LUN of this id: takes it from its guest, waits for its requests in flight, flushes and closes its storage.
     /// `force`: also while a guest is connected. `None`: it has no such disk or LUN.
     fn remove_disk(&self, _id: &str, _force: bool, _source: ChangeSource) -> Option<Result<(), ChangeError>> {
+        None
+    }
+
+    /// Adds the controller that `settings` describe, as a table of the configuration would, without LUNs. `ids`: those of all disks and LUNs.
+    /// `None`: the interface has no controllers.
+    fn add_controller(
+        &self,
+        _settings: &Settings,
+        _ids: &[String],
+        _source: ChangeSource,
+    ) -> Option<Result<String, ChangeError>> {
+        None
+    }
+
+    /// Removes the controller of this id with its LUNs, as [`remove_disk`](Self::remove_disk) a disk. `None`: it has no such controller.
+    fn remove_controller(&self, _id: &str, _force: bool, _source: ChangeSource) -> Option<Result<(), ChangeError>> {
         None
     }
 
@@ -327,13 +366,26 @@ pub trait ServedDevice: Send + Sync {
         None
     }
 
-    /// Moves one of its request queues to another worker while its guest uses it. Returns false if the queue stays where it is: it is not
-    /// attached, or its requests in flight take longer than `timeout`.
+    /// Returns how its request queues are served; `None`: that cannot be changed.
+    fn queue_settings(&self) -> Option<QueueSettings> {
+        None
+    }
+
+    /// Changes how its request queues are polled, and how their calls are coalesced, while its guest uses them.
+    ///
+    /// # Errors
+    /// If that cannot be changed, or a worker does not respond.
+    fn set_polling(&self, _poll: PollPolicy, _coalesce: Coalesce) -> Result<(), String> {
+        Err(FIXED_QUEUES.to_owned())
+    }
+
+    /// Moves one of its request queues to another worker while its guest uses it, unless its requests in flight take longer than `timeout`.
+    /// It begins there from now on, also when it is set up again.
     ///
     /// # Errors
     /// If queues of this interface cannot move, or the worker refuses the queue.
-    fn move_queue(&self, _queue: u16, _worker: usize, _timeout: Duration) -> Result<bool, String> {
-        Err("queues of this interface stay at their workers".to_owned())
+    fn move_queue(&self, _queue: u16, _worker: usize, _timeout: Duration) -> Result<QueueMove, String> {
+        Err(FIXED_QUEUES.to_owned())
     }
 }
 
@@ -344,6 +396,14 @@ pub trait Export: Send + Sync {
 
     /// Returns the health of its storage; `None` while that is being opened.
     fn health(&self) -> Option<Arc<DiskHealth>>;
+
+    /// Returns how its requests are plugged; `None` while its storage is being opened.
+    fn plug(&self) -> Option<PlugOptions>;
+
+    /// Returns true if its storage can be open on one worker only.
+    fn has_one_channel(&self) -> bool {
+        false
+    }
 
     /// Returns the storage backend, if it is not the device's.
     fn storage(&self) -> Option<String> {

@@ -2,7 +2,8 @@
 //!
 //! `interface` has the traits between the daemon and the guest interfaces; `interfaces` has a folder for each interface and the table of
 //! them. `file`, `key_values` and `resolve` read the configuration, `daemon` runs it, `state` is what the verbs of `admin` use. `disk_list`
-//! is shared by interfaces whose devices have one disk each, `vhost_user` by the virtio interfaces, `limits` are the rate limits of disks.
+//! is shared by interfaces whose devices have one disk each, `vhost_user` by the virtio interfaces, `limits` are the rate limits of disks,
+//! `live` the settings that change while guests use them.
 #![forbid(unsafe_code)]
 
 pub mod activation;
@@ -19,6 +20,7 @@ pub mod interface;
 pub mod interfaces;
 pub mod key_values;
 pub mod limits;
+pub mod live;
 mod metrics;
 pub mod print;
 pub mod queues;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use mqblk_engine::DiskLimits;
+use mqblk_engine::{DiskLimits, PlugOptions};
 use mqblk_vhost_user_server::is_passed;
 use toml::Value;
 
@@ -85,20 +85,27 @@ pub fn backend_pairs(storage: &StorageConfig) -> Vec<Pair> {
 
 /// Returns the keys of a storage that all backends have, with their values. Of limits those that are set.
 pub fn storage_pairs(storage: &StorageConfig) -> Vec<Pair> {
-    let mut pairs = vec![
-        ("merge", string(storage.plug.merge.word())),
-        ("merge-bytes", number_or_text(&storage.plug.merge_bytes.to_string())),
-        ("merge-segments", Value::Integer(storage.plug.merge_segments.into())),
-        ("depth", Value::Integer(storage.plug.depth.into())),
+    let mut pairs = plug_pairs(&storage.plug);
+    pairs.extend([
         ("watch-size", string(if storage.watch_size { "on" } else { "off" })),
         ("on-error", string(&storage.errors.on_error.to_string())),
         ("on-enospc", string(storage.errors.on_enospc.word())),
         ("cache", string(storage.cache.word())),
         ("serial", string(&storage.serial)),
-    ];
+    ]);
     pairs.extend(limit_pairs(&storage.limits.own));
     pairs.extend(storage.limits.group.iter().map(|group| (LIMIT_GROUP, string(group.name()))));
     pairs
+}
+
+/// Returns the keys of merging and `depth` with their values.
+pub fn plug_pairs(plug: &PlugOptions) -> Vec<Pair> {
+    vec![
+        ("merge", string(plug.merge.word())),
+        ("merge-bytes", number_or_text(&plug.merge_bytes.to_string())),
+        ("merge-segments", Value::Integer(plug.merge_segments.into())),
+        ("depth", Value::Integer(plug.depth.into())),
+    ]
 }
 
 /// Returns the limits that a disk has now, as [`storage_pairs`] those of its configuration.

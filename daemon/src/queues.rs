@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement};
+use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement, QueueSettings};
 use toml::Value;
 
 use crate::print::{Pair, string};
 use crate::resolve::take_u16;
 
-const KEY: &str = "queue-map";
+/// The key of the map.
+pub const QUEUE_MAP: &str = "queue-map";
 /// Maximum number of virtqueues of a device in vhost-user, and of workers of the process.
 pub const MAX_QUEUES: u16 = 256;
 /// Maximum of `coalesce-us`: 10 ms.
@@ -26,7 +27,12 @@ pub struct QueueMap {
 impl QueueMap {
     /// Takes `queue-map`. The queues have no workers yet.
     pub fn take(settings: &mut Settings) -> QueueMap {
-        QueueMap { requested: settings.text(KEY), workers: Vec::new() }
+        QueueMap { requested: settings.text(QUEUE_MAP), workers: Vec::new() }
+    }
+
+    /// Forgets what `queue-map` says.
+    pub fn forget_request(&mut self) {
+        self.requested = None;
     }
 
     /// Assigns `queues` queues: as `queue-map` says, else as `placement` does.
@@ -58,7 +64,7 @@ impl QueueMap {
         }
         if let Some(text) = &self.requested {
             let expected = format!("worker {worker} for all queues: this storage serves one connection at a time");
-            return Err(settings.error(KEY, format!("{text:?}"), expected));
+            return Err(settings.error(QUEUE_MAP, format!("{text:?}"), expected));
         }
         tracing::info!(
             "{}: all queues are on worker {worker}: the storage serves one connection at a time",
@@ -90,14 +96,18 @@ impl From<Vec<u16>> for QueueMap {
     }
 }
 
-/// Takes `poll`, or `poll_queue`, the option of cloud-hypervisor's vhost_user_block.
+/// Takes `poll`, or `poll_queue`, the option of cloud-hypervisor's vhost_user_block. Without either it stays as it is in `current`.
 ///
 /// # Errors
 /// If the value is invalid.
-pub fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
+pub fn take_poll(settings: &mut Settings, current: PollPolicy) -> Result<PollPolicy, SettingError> {
     let switch = settings.switch("poll_queue")?;
     let Some(text) = settings.text("poll") else {
-        return Ok(if switch == Some(false) { PollPolicy::Off } else { PollPolicy::default() });
+        return Ok(match switch {
+            None => current,
+            Some(false) => PollPolicy::Off,
+            Some(true) => PollPolicy::default(),
+        });
     };
     if let Some(on) = switch {
         let found = format!("{text:?}, and poll_queue={on}");
@@ -106,14 +116,15 @@ pub fn take_poll(settings: &mut Settings) -> Result<PollPolicy, SettingError> {
     text.parse().map_err(|expected: String| settings.error("poll", format!("{text:?}"), expected))
 }
 
-/// Takes `coalesce-us` and `coalesce-max`.
+/// Takes `coalesce-us` and `coalesce-max`. What is not given stays as it is in `current`; without `coalesce-us` there is no `coalesce-max`.
 ///
 /// # Errors
 /// If a value is invalid.
-pub fn take_coalesce(settings: &mut Settings) -> Result<Coalesce, SettingError> {
-    let us = settings.number("coalesce-us", 0..=MAX_COALESCE_US)?.unwrap_or(0);
+pub fn take_coalesce(settings: &mut Settings, current: Coalesce) -> Result<Coalesce, SettingError> {
+    let us = settings.number("coalesce-us", 0..=MAX_COALESCE_US)?;
+    let delay = us.map_or(current.delay, Duration::from_micros);
     let answers = take_u16(settings, "coalesce-max", 0, u16::MAX)?;
-    if us == 0 && answers.is_some_and(|answers| answers > 0) {
+    if delay.is_zero() && answers.is_some_and(|answers| answers > 0) {
         let found = "a number of answers, but coalesce-us is 0";
         return Err(settings.error(
             "coalesce-max",
@@ -121,17 +132,32 @@ pub fn take_coalesce(settings: &mut Settings) -> Result<Coalesce, SettingError> 
             "coalesce-us with it: the longest time that a call is put off",
         ));
     }
-    Ok(Coalesce { delay: Duration::from_micros(us), answers: answers.unwrap_or(0).into() })
+    let answers = answers.map_or(current.answers, u32::from);
+    Ok(Coalesce { delay, answers: if delay.is_zero() { 0 } else { answers } })
 }
 
-/// Returns the keys of queues with their values.
-pub fn queue_pairs(map: &QueueMap, poll: PollPolicy, coalesce: Coalesce) -> Vec<Pair> {
+/// Returns the keys of queues with their values. `map`: the worker of each queue.
+pub fn queue_pairs(map: &[u16], poll: PollPolicy, coalesce: Coalesce) -> Vec<Pair> {
     vec![
-        ("queue-map", string(&display(map.workers()))),
+        (QUEUE_MAP, string(&display(map))),
         ("poll", string(&poll.to_string())),
         ("coalesce-us", Value::Integer(coalesce.delay.as_micros() as i64)),
         ("coalesce-max", Value::Integer(coalesce.answers.into())),
     ]
+}
+
+/// Returns the keys of queues that are served, with their values.
+pub fn queue_settings_pairs(queues: &QueueSettings) -> Vec<Pair> {
+    let map: Vec<u16> = queues.map.iter().map(|worker| *worker as u16).collect();
+    queue_pairs(&map, queues.poll, queues.coalesce)
+}
+
+/// Takes `queue-map` of a device with `queues` queues. `None`: it was not given.
+///
+/// # Errors
+/// If the value is invalid.
+pub fn take_queue_map(settings: &mut Settings, queues: u16, workers: u16) -> Result<Option<Vec<u16>>, SettingError> {
+    settings.text(QUEUE_MAP).map(|text| parse(settings, &text, queues, workers)).transpose()
 }
 
 /// Parses `QUEUE:WORKER,...`. Each of the `queues` queues must appear once.
@@ -144,25 +170,33 @@ fn parse(settings: &Settings, text: &str, queues: u16, workers: u16) -> Result<V
         let numbers = pair.split_once(':').and_then(|(queue, worker)| Some((number(queue)?, number(worker)?)));
         let Some((queue, worker)) = numbers else {
             return Err(settings.error(
-                KEY,
+                QUEUE_MAP,
                 format!("{pair:?}"),
                 "QUEUE:WORKER pairs separated by commas, such as 0:0,1:1",
             ));
         };
         if worker >= workers {
-            return Err(settings.error(KEY, format!("worker {worker}"), format!("workers from 0 to {}", workers - 1)));
+            return Err(settings.error(
+                QUEUE_MAP,
+                format!("worker {worker}"),
+                format!("workers from 0 to {}", workers - 1),
+            ));
         }
         match map.get_mut(usize::from(queue)) {
             None => {
-                return Err(settings.error(KEY, format!("queue {queue}"), format!("queues from 0 to {}", queues - 1)));
+                return Err(settings.error(
+                    QUEUE_MAP,
+                    format!("queue {queue}"),
+                    format!("queues from 0 to {}", queues - 1),
+                ));
             }
-            Some(Some(_)) => return Err(settings.error(KEY, format!("queue {queue} twice"), "each queue once")),
+            Some(Some(_)) => return Err(settings.error(QUEUE_MAP, format!("queue {queue} twice"), "each queue once")),
             Some(slot) => *slot = Some(worker),
         }
     }
     if let Some(queue) = map.iter().position(Option::is_none) {
         return Err(settings.error(
-            KEY,
+            QUEUE_MAP,
             format!("no worker for queue {queue}"),
             format!("one for each of the {queues} queues"),
         ));

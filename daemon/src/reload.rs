@@ -1,16 +1,19 @@
 //! A configuration that is read again while the daemon serves: what has changed is applied if it can be, and nothing else is touched.
 //!
-//! [`plan`] compares two configurations as they were given and is pure. Disks are compared by id. A disk with other settings, controllers and
-//! their LUNs, and what belongs to the process stay as they are, and are reported.
+//! [`plan`] compares two configurations as they were given and is pure. Disks, controllers and LUNs are compared by id, groups of limits by name.
+//! What belongs to the process, and keys that cannot change while guests use them, stay as they are and are reported.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::PollPolicy;
 
-use crate::file::RawConfig;
+use crate::file::{RawConfig, RawTable};
 use crate::interface::Interfaces;
+use crate::live::{configured_value, is_live_key, keys_set_with};
+use crate::queues::MAX_QUEUES;
 use crate::resolve::{take_id, take_storage_kind};
 use crate::state_file::absolute_setting;
 
@@ -26,21 +29,64 @@ pub trait ConfigSource: Send + Sync {
     fn read(&self, file: Option<&Path>) -> Result<RawConfig, SettingError>;
 }
 
+/// What a configuration describes, by which its differences are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigItem {
+    /// A `[[disk]]`.
+    Disk,
+    /// A `[[limit-group]]`.
+    LimitGroup,
+    /// A table of an interface: the interface's index, and the table's name.
+    Table(usize, &'static str),
+    /// A table inside one of an interface.
+    InnerTable(usize, &'static str),
+}
+
+impl ConfigItem {
+    fn noun(self) -> &'static str {
+        match self {
+            ConfigItem::Disk => "disk",
+            ConfigItem::LimitGroup => "limit-group",
+            ConfigItem::Table(_, name) | ConfigItem::InnerTable(_, name) => name,
+        }
+    }
+
+    /// The key that names it.
+    fn name_key(self) -> &'static str {
+        if self == ConfigItem::LimitGroup { "name" } else { "id" }
+    }
+}
+
 /// A difference between two configurations.
 #[derive(Clone, Debug)]
 pub enum ConfigChange {
-    /// A disk that only the new one has.
-    AddDisk {
+    /// What only the new one has.
+    Add {
+        /// What it is.
+        item: ConfigItem,
         /// Its id.
         id: String,
         /// Its keys.
         settings: Settings,
     },
-    /// A disk that only the old one has.
-    RemoveDisk {
+    /// What only the old one has.
+    Remove {
+        /// What it is.
+        item: ConfigItem,
         /// Its id.
         id: String,
     },
+    /// Other values of keys that can change while guests use it.
+    Set {
+        /// What it is.
+        item: ConfigItem,
+        /// Its id, or the group's name.
+        id: String,
+        /// The keys with the values that they get, and `None` of those that the new configuration does not have.
+        keys: BTreeMap<String, Option<String>>,
+    },
+    /// Another number of workers.
+    Workers(u16),
     /// What cannot be changed while the daemon serves.
     Unchangeable {
         /// What it belongs to.
@@ -53,8 +99,14 @@ pub enum ConfigChange {
 impl fmt::Display for ConfigChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConfigChange::AddDisk { id, .. } => write!(f, "disk {id:?}: add"),
-            ConfigChange::RemoveDisk { id } => write!(f, "disk {id:?}: remove"),
+            ConfigChange::Add { item, id, .. } => write!(f, "{} {id:?}: add", item.noun()),
+            ConfigChange::Remove { item, id } => write!(f, "{} {id:?}: remove", item.noun()),
+            ConfigChange::Set { item, id, keys } => {
+                let shown =
+                    keys.iter().map(|(key, value)| format!("{key}={}", value.as_deref().unwrap_or("(default)")));
+                write!(f, "{} {id:?}: set {}", item.noun(), shown.collect::<Vec<_>>().join(","))
+            }
+            ConfigChange::Workers(count) => write!(f, "serve: set workers={count}"),
             ConfigChange::Unchangeable { subject, why } => write!(f, "{subject}: {why}"),
         }
     }
@@ -65,80 +117,187 @@ impl ConfigChange {
     pub fn can_apply(&self) -> bool {
         !matches!(self, ConfigChange::Unchangeable { .. })
     }
+
+    /// Returns the settings that make a [`Set`](Self::Set) change: with the default of what is not configured any more.
+    ///
+    /// # Errors
+    /// Never: keys are unique.
+    pub(crate) fn live_settings(&self) -> Result<Settings, SettingError> {
+        let mut settings = Settings::new("the configuration");
+        if let ConfigChange::Set { keys, .. } = self {
+            for (key, value) in keys {
+                if let Some(value) = value.clone().or_else(|| configured_value(key, keys)) {
+                    settings.insert(key, &value)?;
+                }
+            }
+        }
+        Ok(settings)
+    }
 }
 
 /// Keys with their values, paths in absolute form.
-type Keys = BTreeMap<String, String>;
+pub(crate) type Keys = BTreeMap<String, String>;
 
-fn keys_of(settings: &Settings) -> Keys {
+/// Returns the keys with their values, paths in absolute form.
+pub(crate) fn keys_of(settings: &Settings) -> Keys {
     settings.pairs().map(|(key, value)| (key.to_owned(), absolute_setting(key, value))).collect()
+}
+
+/// Something that a configuration describes.
+struct Described {
+    item: ConfigItem,
+    id: String,
+    /// Of an inner table: the id of the outer one.
+    parent: Option<String>,
+    settings: Settings,
 }
 
 /// Returns what is different in `new`, removals first. `kinds` are the names of the storage backends.
 ///
 /// # Errors
-/// If a disk of one of them has no valid id, or two have the same.
+/// If a disk or table of one of them has no valid id, or two have the same.
 pub fn plan(
     old: &RawConfig,
     new: &RawConfig,
     interfaces: Interfaces,
     kinds: &[&'static str],
 ) -> Result<Vec<ConfigChange>, SettingError> {
-    let (before, after) = (disks_by_id(old, kinds)?, disks_by_id(new, kinds)?);
-    let mut changes = Vec::new();
-    let removed = before.iter().filter(|(id, _)| !after.iter().any(|(other, _)| other == id));
-    changes.extend(removed.map(|(id, _)| ConfigChange::RemoveDisk { id: id.clone() }));
-    for (id, settings) in &after {
-        match before.iter().find(|(other, _)| other == id) {
-            None => changes.push(ConfigChange::AddDisk { id: id.clone(), settings: (*settings).clone() }),
-            Some((_, was)) => {
-                let different = different_keys(&keys_of(was), &keys_of(settings));
-                if !different.is_empty() {
-                    let what = "apply when the disk is removed and added again, or at a restart";
-                    let why = format!("other values of {}, which {what}", different.join(", "));
-                    changes.push(ConfigChange::Unchangeable { subject: format!("disk {id:?}"), why });
-                }
-            }
+    let (before, after) = (describe(old, interfaces, kinds)?, describe(new, interfaces, kinds)?);
+    let find = |all: &'_ [Described], one: &Described| {
+        all.iter().position(|other| other.item == one.item && other.id == one.id)
+    };
+    let (mut changes, mut others) = (Vec::new(), Vec::new());
+    for one in before.iter().filter(|one| find(&after, one).is_none()) {
+        // With its outer table it goes by itself.
+        let stays = |parent: &String| {
+            after.iter().any(|other| matches!(other.item, ConfigItem::Table(..)) && other.id == *parent)
+        };
+        if one.parent.as_ref().is_none_or(stays) {
+            changes.push(removal(one));
         }
     }
-    let different = different_keys(&keys_of(&old.process), &keys_of(&new.process));
+    for one in &after {
+        match find(&before, one) {
+            None => others.push(addition(one)),
+            Some(at) => others.extend(differences(&before[at], one)),
+        }
+    }
+    changes.extend(others);
+    let mut different = different_keys(&keys_of(&old.process), &keys_of(&new.process));
+    // With `pin` there is a CPU for each, which is another key.
+    let is_pinned = [old, new].iter().any(|raw| raw.process.peek("pin").is_some());
+    let count = new.process.peek("workers").and_then(|count| count.parse().ok()).filter(|_| !is_pinned);
+    if let Some(count) = count.filter(|count| (1..=MAX_QUEUES).contains(count))
+        && different.iter().any(|key| key == "workers")
+    {
+        different.retain(|key| key != "workers");
+        changes.push(ConfigChange::Workers(count));
+    }
     if !different.is_empty() {
         let why = format!("other values of {}, which apply at a restart", different.join(", "));
         changes.push(ConfigChange::Unchangeable { subject: "serve".to_owned(), why });
     }
-    let groups = |raw: &RawConfig| raw.limit_groups.iter().map(keys_of).collect::<Vec<_>>();
-    if groups(old) != groups(new) {
-        let why = "different tables, which apply at a restart; `mqblk limit-group` changes limits".to_owned();
-        changes.push(ConfigChange::Unchangeable { subject: "[[limit-group]]".to_owned(), why });
-    }
-    for name in
-        interfaces.tables().flat_map(|(_, outer)| [outer].into_iter().chain(outer.inner)).map(|table| table.name)
-    {
-        let of = |raw: &RawConfig| -> Vec<(Option<usize>, Keys)> {
-            let own = raw.tables.iter().filter(|table| table.name == name);
-            own.map(|table| (table.parent, keys_of(&table.settings))).collect()
-        };
-        if of(old) != of(new) {
-            let why = "different tables, which apply at a restart; `mqblk disk` and `mqblk lun` change LUNs".to_owned();
-            changes.push(ConfigChange::Unchangeable { subject: format!("[[{name}]]"), why });
-        }
-    }
     Ok(changes)
 }
 
-/// Returns the ids of the disks of a configuration, in its order.
-fn disks_by_id<'a>(raw: &'a RawConfig, kinds: &[&'static str]) -> Result<Vec<(String, &'a Settings)>, SettingError> {
-    let mut disks: Vec<(String, &Settings)> = Vec::new();
+fn fixed(one: &Described, why: String) -> ConfigChange {
+    ConfigChange::Unchangeable { subject: format!("{} {:?}", one.item.noun(), one.id), why }
+}
+
+fn removal(one: &Described) -> ConfigChange {
+    match one.item {
+        ConfigItem::LimitGroup => fixed(one, "it is gone, which applies at a restart".to_owned()),
+        item => ConfigChange::Remove { item, id: one.id.clone() },
+    }
+}
+
+fn addition(one: &Described) -> ConfigChange {
+    match one.item {
+        ConfigItem::LimitGroup => fixed(one, "it is new, which applies at a restart".to_owned()),
+        item => ConfigChange::Add { item, id: one.id.clone(), settings: one.settings.clone() },
+    }
+}
+
+/// Returns what is different of one thing.
+fn differences(was: &Described, is: &Described) -> Vec<ConfigChange> {
+    let (old, new) = (keys_of(&was.settings), keys_of(&is.settings));
+    let can_change = |key: &String| is_live_key(key) && (key != crate::queues::QUEUE_MAP || new.contains_key(key));
+    let (live, others): (Vec<String>, Vec<String>) = different_keys(&old, &new).into_iter().partition(can_change);
+    let mut changes = Vec::new();
+    if !live.is_empty() {
+        let keys = live.iter().flat_map(|key| keys_set_with(key)).map(|key| (key.to_owned(), new.get(key).cloned()));
+        changes.push(ConfigChange::Set { item: is.item, id: is.id.clone(), keys: keys.collect() });
+    }
+    if !others.is_empty() {
+        let noun = is.item.noun();
+        let what = format!("apply when the {noun} is removed and added again, or at a restart");
+        changes.push(fixed(is, format!("other values of {}, which {what}", others.join(", "))));
+    }
+    changes
+}
+
+/// Returns settings with `poll` in the place of its other form.
+fn with_poll(settings: &Settings) -> Result<Settings, SettingError> {
+    let Some(switch) = settings.peek("poll_queue").filter(|_| settings.peek("poll").is_none()) else {
+        return Ok(settings.clone());
+    };
+    let poll = if matches!(switch, "false" | "off") { PollPolicy::Off } else { PollPolicy::default() };
+    let mut plain = Settings::new(settings.subject());
+    settings.pairs().filter(|(key, _)| *key != "poll_queue").try_for_each(|(key, value)| plain.insert(key, value))?;
+    plain.insert("poll", &poll.to_string())?;
+    Ok(plain)
+}
+
+/// Returns all that a configuration describes.
+fn describe(raw: &RawConfig, interfaces: Interfaces, kinds: &[&'static str]) -> Result<Vec<Described>, SettingError> {
+    let mut all: Vec<Described> = Vec::new();
+    for settings in &raw.limit_groups {
+        let id = settings.peek("name").unwrap_or_default().to_owned();
+        all.push(Described { item: ConfigItem::LimitGroup, id, parent: None, settings: settings.clone() });
+    }
     for settings in &raw.disks {
         let mut own = settings.clone();
         let kind = take_storage_kind(&mut own, kinds)?;
         let id = take_id(&mut own, "path", kind)?;
-        if disks.iter().any(|(other, _)| *other == id) {
-            return Err(settings.error("id", format!("{id:?} twice"), "a name of its own for each disk"));
-        }
-        disks.push((id, settings));
+        all.push(Described { item: ConfigItem::Disk, id, parent: None, settings: settings.clone() });
     }
-    Ok(disks)
+    for (at, outer) in interfaces.tables() {
+        let tables: Vec<RawTable> = raw.tables.iter().filter(|table| table.interface == at).cloned().collect();
+        let identified = interfaces.0[at].identify(&tables)?;
+        for (table, settings) in tables.iter().zip(identified) {
+            let is_outer = table.name == outer.name;
+            let item =
+                if is_outer { ConfigItem::Table(at, table.name) } else { ConfigItem::InnerTable(at, table.name) };
+            let id = settings.peek("id").unwrap_or_default().to_owned();
+            let parent = if is_outer { None } else { settings.peek(outer.name).map(str::to_owned) };
+            all.push(Described { item, id, parent, settings });
+        }
+    }
+    for one in &mut all {
+        one.settings = with_poll(&one.settings)?;
+    }
+    // Outer tables before those inside them.
+    all.sort_by_key(|one| matches!(one.item, ConfigItem::InnerTable(..)));
+    for (at, one) in all.iter().enumerate() {
+        if all[..at].iter().any(|other| other.item == one.item && other.id == one.id) {
+            let expected = format!("a name of its own for each {}", one.item.noun());
+            return Err(one.settings.error(one.item.name_key(), format!("{:?} twice", one.id), expected));
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the disks of a configuration, and what its tables describe, each with its id.
+///
+/// # Errors
+/// If one has no valid id, or two have the same.
+pub(crate) fn identified(
+    raw: &RawConfig,
+    interfaces: Interfaces,
+    kinds: &[&'static str],
+) -> Result<Vec<(String, Settings)>, SettingError> {
+    let all = describe(raw, interfaces, kinds)?.into_iter().filter(|one| one.item != ConfigItem::LimitGroup);
+    Ok(all.map(|one| (one.id, one.settings)).collect())
 }
 
 fn different_keys(old: &Keys, new: &Keys) -> Vec<String> {
@@ -149,17 +308,59 @@ fn different_keys(old: &Keys, new: &Keys) -> Vec<String> {
 }
 
 /// Records a change in the configuration that the daemon has.
-pub(crate) fn record(current: &mut RawConfig, change: &ConfigChange, kinds: &[&'static str]) {
+///
+/// # Errors
+/// Never: the configuration was compared before.
+pub(crate) fn record(
+    current: &mut RawConfig,
+    change: &ConfigChange,
+    interfaces: Interfaces,
+    kinds: &[&'static str],
+) -> Result<(), SettingError> {
+    let mut all = describe(current, interfaces, kinds)?;
     match change {
-        ConfigChange::AddDisk { settings, .. } => current.disks.push(settings.clone()),
-        ConfigChange::RemoveDisk { id } => {
-            let at = disks_by_id(current, kinds).ok().and_then(|disks| disks.iter().position(|(other, _)| other == id));
-            if let Some(at) = at {
-                current.disks.remove(at);
+        ConfigChange::Add { item, id, settings } => {
+            all.push(Described { item: *item, id: id.clone(), parent: None, settings: settings.clone() });
+        }
+        ConfigChange::Remove { item, id } => {
+            let is_outer = matches!(item, ConfigItem::Table(..));
+            all.retain(|one| (one.item != *item || one.id != *id) && !(is_outer && one.parent.as_ref() == Some(id)));
+        }
+        ConfigChange::Set { item, id, keys } => {
+            for one in all.iter_mut().filter(|one| one.item == *item && one.id == *id) {
+                let mut settings = Settings::new(one.settings.subject());
+                for (key, value) in one.settings.pairs().filter(|(key, _)| !keys.contains_key(*key)) {
+                    settings.insert(key, value)?;
+                }
+                for (key, value) in keys.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))) {
+                    settings.insert(key, value)?;
+                }
+                one.settings = settings;
             }
         }
-        ConfigChange::Unchangeable { .. } => {}
+        ConfigChange::Workers(count) => {
+            let mut process = Settings::new(current.process.subject());
+            for (key, value) in current.process.pairs().filter(|(key, _)| *key != "workers") {
+                process.insert(key, value)?;
+            }
+            process.insert("workers", &count.to_string())?;
+            current.process = process;
+            return Ok(());
+        }
+        ConfigChange::Unchangeable { .. } => return Ok(()),
     }
+    (current.disks, current.limit_groups, current.tables) = (Vec::new(), Vec::new(), Vec::new());
+    for Described { item, settings, .. } in all {
+        match item {
+            ConfigItem::Disk => current.disks.push(settings),
+            ConfigItem::LimitGroup => current.limit_groups.push(settings),
+            // Inner tables name the outer one by a key.
+            ConfigItem::Table(interface, name) | ConfigItem::InnerTable(interface, name) => {
+                current.tables.push(RawTable { interface, name, parent: None, settings });
+            }
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -195,7 +396,7 @@ mod tests {
         assert_eq!(planned(TWO, &new), ["disk \"a\": remove", "disk \"d\": add"]);
         let mut current = raw(TWO);
         for change in plan(&raw(TWO), &raw(&new), INTERFACES, KINDS).unwrap() {
-            record(&mut current, &change, KINDS);
+            record(&mut current, &change, INTERFACES, KINDS).unwrap();
         }
         assert!(plan(&current, &raw(&new), INTERFACES, KINDS).unwrap().is_empty(), "it is applied");
     }
@@ -203,16 +404,63 @@ mod tests {
     #[test]
     fn what_cannot_change_is_told() {
         let new =
-            TWO.replace("workers = 2", "workers = 3").replace("socket = \"/b\"", "socket = \"/x\"\npoll = \"off\"");
-        let new = new.replace("path = \"/l\"", "path = \"/m\"");
-        assert_eq!(
-            planned(TWO, &new),
-            [
-                "disk \"b\": other values of poll, socket, which apply when the disk is removed and added again, or at a restart",
-                "serve: other values of workers, which apply at a restart",
-                "[[lun]]: different tables, which apply at a restart; `mqblk disk` and `mqblk lun` change LUNs",
-            ]
-        );
+            TWO.replace("workers = 2", "admin = true").replace("socket = \"/b\"", "socket = \"/x\"\npoll = \"off\"");
+        let new = new.replace("path = \"/l\"", "path = \"/m\"\ndepth = 3");
+        let changes = [
+            "disk \"b\": set poll=off",
+            "disk \"b\": other values of socket, which apply when the disk is removed and added again, or at a restart",
+            "lun \"c:0:0\": set depth=3",
+            "lun \"c:0:0\": other values of path, which apply when the lun is removed and added again, or at a restart",
+            "serve: other values of admin, workers, which apply at a restart",
+        ];
+        assert_eq!(planned(TWO, &new), changes);
+        let mut current = raw(TWO);
+        for change in plan(&raw(TWO), &raw(&new), INTERFACES, KINDS).unwrap() {
+            record(&mut current, &change, INTERFACES, KINDS).unwrap();
+        }
+        let left: Vec<String> =
+            plan(&current, &raw(&new), INTERFACES, KINDS).unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(left, [changes[1], changes[3], changes[4]]);
+    }
+
+    #[test]
+    fn controllers_and_luns_come_and_go() {
+        let new = TWO.replace("[[controller.lun]]\npath = \"/l\"\n", "")
+            + "[[controller.lun]]\ntarget = 4\npath = \"/m\"\n[[controller]]\nsocket = \"/run/d.sock\"\n[[controller.lun]]\npath = \"/n\"\n";
+        let changes = ["lun \"c:0:0\": remove", "controller \"d\": add", "lun \"c:4:0\": add", "lun \"d:0:0\": add"];
+        assert_eq!(planned(TWO, &new), changes);
+        let mut current = raw(TWO);
+        for change in plan(&raw(TWO), &raw(&new), INTERFACES, KINDS).unwrap() {
+            record(&mut current, &change, INTERFACES, KINDS).unwrap();
+        }
+        assert!(plan(&current, &raw(&new), INTERFACES, KINDS).unwrap().is_empty(), "it is applied");
+        // Its LUNs go with it.
+        let back = plan(&current, &raw(TWO), INTERFACES, KINDS).unwrap();
+        let shown: Vec<String> = back.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["controller \"d\": remove", "lun \"c:4:0\": remove", "lun \"c:0:0\": add"]);
+        back.iter().for_each(|change| record(&mut current, change, INTERFACES, KINDS).unwrap());
+        assert!(plan(&current, &raw(TWO), INTERFACES, KINDS).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_not_configured_any_more_gets_its_default() {
+        let with = TWO.replace(
+            "socket = \"/b\"",
+            "socket = \"/b\"\npoll = \"busy\"\niops = 9\niops-max = 20\nqueue-map = \"0:0\"",
+        ) + "[[limit-group]]\nname = \"g\"\niops = 5\n";
+        let changes = plan(&raw(&with), &raw(TWO), INTERFACES, KINDS).unwrap();
+        let ConfigChange::Set { id, .. } = &changes[1] else { panic!("{changes:?}") };
+        let settings = changes[1].live_settings().unwrap();
+        let pairs: Vec<_> = settings.pairs().collect();
+        assert_eq!((id.as_str(), pairs), ("b", vec![("iops", "off"), ("iops-max", "off"), ("poll", "static:50")]));
+        let told: Vec<String> = changes.iter().map(ToString::to_string).collect();
+        assert_eq!(told[0], "limit-group \"g\": it is gone, which applies at a restart");
+        assert!(told[2].starts_with("disk \"b\": other values of queue-map, which apply"), "{told:?}");
+        let other = with.replace("iops = 5\n", "bandwidth = \"1M\"\n");
+        let change = &plan(&raw(&with), &raw(&other), INTERFACES, KINDS).unwrap()[0];
+        assert!(change.to_string().starts_with("limit-group \"g\": set bandwidth=1M,"), "{change}");
+        let settings = change.live_settings().unwrap();
+        assert_eq!((settings.peek("iops"), settings.peek("bandwidth")), (Some("off"), Some("1M")));
     }
 
     #[test]

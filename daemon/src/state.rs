@@ -10,7 +10,7 @@ use std::time::Duration;
 use mqblk_admin::VerbError;
 use mqblk_core::Resize;
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{AnyDisk, Engine, WorkerStats};
+use mqblk_engine::{AnyDisk, Engine, QueuePlacement, WorkerStats};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::changes::{Alone, Change, Changes};
@@ -18,7 +18,9 @@ use crate::config::LogLevel;
 use crate::file::RawConfig;
 use crate::interface::{ChangeSource, DeviceStat, Export, Interfaces, ServedDevice, ServedInterface, StatDetail};
 use crate::limits::LimitGroups;
-use crate::reload::{self, ConfigChange, ConfigSource};
+use crate::live::saved::{ConfiguredValues, KeptChanges, SavedChanges};
+use crate::live::{self, Keeping};
+use crate::reload::{self, ConfigChange, ConfigItem, ConfigSource};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::service_notifier::ServiceNotifier;
 use crate::state_file::StateFile;
@@ -46,6 +48,10 @@ pub struct DaemonControl {
     pub source: Option<Arc<dyn ConfigSource>>,
     /// The groups of limits.
     pub limit_groups: LimitGroups,
+    /// The workers of all queues.
+    pub placement: Arc<Mutex<QueuePlacement>>,
+    /// What is kept of changed settings.
+    pub kept: Arc<KeptChanges>,
     /// How long a stop waits for storage.
     pub drain_timeout: Duration,
     /// Ends the wait of the program for a signal.
@@ -66,9 +72,15 @@ pub struct DaemonState {
     table: Interfaces,
     log: Option<Arc<dyn LogLevel>>,
     file: Option<Arc<StateFile>>,
-    /// The configuration that the daemon has, and where it is read again. Held while changes are applied.
+    /// The configuration that the daemon has, and where it is read again.
     config: Mutex<RawConfig>,
     source: Option<Arc<dyn ConfigSource>>,
+    /// Held while a configuration is applied.
+    applying: Mutex<()>,
+    /// Held while settings are changed. Lock order: after `applying`, before all others.
+    changing: Mutex<()>,
+    placement: Arc<Mutex<QueuePlacement>>,
+    kept: Arc<KeptChanges>,
     interfaces: Vec<Arc<dyn ServedInterface>>,
     limit_groups: LimitGroups,
     drain_timeout: Duration,
@@ -83,7 +95,8 @@ pub struct DaemonState {
 impl DaemonState {
     /// Creates the state of a daemon that starts now. `interfaces` are those of `control.table`, served.
     pub fn new(engine: Arc<Engine>, interfaces: Vec<Arc<dyn ServedInterface>>, control: DaemonControl) -> DaemonState {
-        let DaemonControl { table, log, file, given, source, limit_groups, drain_timeout, end } = control;
+        let DaemonControl { table, log, file, given, source, limit_groups, placement, kept, drain_timeout, end } =
+            control;
         DaemonState {
             engine,
             table,
@@ -91,6 +104,10 @@ impl DaemonState {
             file,
             config: Mutex::new(given),
             source,
+            applying: Mutex::default(),
+            changing: Mutex::default(),
+            placement,
+            kept,
             interfaces,
             limit_groups,
             drain_timeout,
@@ -185,26 +202,131 @@ impl DaemonState {
         let Some(source) = &self.source else { return Ok(Vec::new()) };
         let _change =
             self.begin_change().map_err(|why| Settings::new("config").error("config", why, "a daemon that stays"))?;
-        let mut current = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&self.applying);
         let new = source.read(file)?;
         let kinds = storage_backends::kinds();
-        let changes = reload::plan(&current, &new, self.table, &kinds)?;
+        let changes = reload::plan(&lock(&self.config), &new, self.table, &kinds)?;
         let applied = changes.into_iter().map(|change| {
             let result = match &change {
                 _ if !apply => None,
-                ConfigChange::AddDisk { settings, .. } => {
+                ConfigChange::Add { item: ConfigItem::Table(..), settings, .. } => {
+                    Some(self.add_controller(settings, ChangeSource::Configuration).map(|_| ()))
+                }
+                ConfigChange::Add { settings, .. } => {
                     Some(self.add_disk(settings.clone(), ChangeSource::Configuration).map(|_| ()))
                 }
-                ConfigChange::RemoveDisk { id } => Some(self.remove_disk(id, false, ChangeSource::Configuration)),
+                ConfigChange::Remove { item: ConfigItem::Table(..), id } => {
+                    Some(self.remove_controller(id, false, ChangeSource::Configuration))
+                }
+                ConfigChange::Remove { id, .. } => Some(self.remove_disk(id, false, ChangeSource::Configuration)),
+                ConfigChange::Set { item, id, .. } => Some(self.apply_set(*item, id, &change)),
+                ConfigChange::Workers(count) => Some(self.set_workers(*count, &[], Keeping::Forget)),
                 ConfigChange::Unchangeable { .. } => None,
             };
             let result = result.map(|result| result.map_err(|error| error.to_string()));
             if result == Some(Ok(())) {
-                reload::record(&mut current, &change, &kinds);
+                // What was compared can be compared again.
+                let _ = reload::record(&mut lock(&self.config), &change, self.table, &kinds);
             }
             AppliedChange { change, result }
         });
         Ok(applied.collect())
+    }
+
+    /// Sets what the configuration has otherwise.
+    fn apply_set(&self, item: ConfigItem, id: &str, change: &ConfigChange) -> Result<(), ChangeError> {
+        let settings = change.live_settings()?;
+        let target = match item {
+            ConfigItem::LimitGroup => return self.set_limit_group(id, settings, Keeping::Forget),
+            ConfigItem::Table(..) => self.live_controller(id)?,
+            ConfigItem::Disk if self.live_disk(id).is_err() => return self.set_disk_behind_controller(id, &settings),
+            ConfigItem::Disk | ConfigItem::InnerTable(..) => self.live_disk(id)?,
+        };
+        self.set_live(&target, settings, Keeping::Forget)
+    }
+
+    /// Sets what belongs to a controller that was configured as a disk, and to its LUN.
+    fn set_disk_behind_controller(&self, id: &str, settings: &Settings) -> Result<(), ChangeError> {
+        let controller = self.live_controller(id).map_err(|_| self.no_such("id", id))?;
+        let (mut of_queues, mut of_lun) = (Settings::new(id), Settings::new(id));
+        for (key, value) in settings.pairs() {
+            let own = if live::is_queue_key(key) { &mut of_queues } else { &mut of_lun };
+            own.insert(key, value)?;
+        }
+        let luns = controller.luns();
+        if of_lun.pairs().next().is_some()
+            && let Some(lun) = luns.first()
+        {
+            self.set_live(&self.live_disk(lun)?, of_lun, Keeping::Forget)?;
+        }
+        self.set_live(&controller, of_queues, Keeping::Forget)
+    }
+
+    /// Waits until no other change of settings goes on, and keeps others out.
+    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
+        lock(&self.changing)
+    }
+
+    /// Returns the workers of all queues.
+    pub(crate) fn placement(&self) -> MutexGuard<'_, QueuePlacement> {
+        lock(&self.placement)
+    }
+
+    /// Returns what is kept of changed settings. [`write_saved`](Self::write_saved) writes it.
+    pub(crate) fn saved(&self) -> MutexGuard<'_, SavedChanges> {
+        self.kept.lock()
+    }
+
+    /// Writes what is kept of changed settings to the state file, if there is one.
+    pub(crate) fn write_saved(&self) {
+        self.kept.write();
+    }
+
+    /// Returns what the configuration says of a disk, LUN or controller.
+    pub(crate) fn configured_settings(&self, id: &str) -> ConfiguredValues {
+        let config = lock(&self.config);
+        let identified = reload::identified(&config, self.table, &storage_backends::kinds());
+        let own = identified.unwrap_or_default().into_iter().find(|(other, _)| other == id);
+        own.map(|(_, settings)| reload::keys_of(&settings)).unwrap_or_default()
+    }
+
+    /// Returns the number of workers that the configuration says, as it says it.
+    pub(crate) fn configured_workers(&self) -> Option<String> {
+        lock(&self.config).process.peek("workers").map(str::to_owned)
+    }
+
+    /// Returns what the configuration says of a group of limits.
+    pub(crate) fn configured_group(&self, name: &str) -> ConfiguredValues {
+        let config = lock(&self.config);
+        let own = config.limit_groups.iter().find(|group| group.peek("name") == Some(name));
+        own.map(reload::keys_of).unwrap_or_default()
+    }
+
+    /// Returns the controllers: the devices without storage of their own.
+    pub(crate) fn controllers(&self) -> Vec<Arc<dyn ServedDevice>> {
+        self.devices().into_iter().filter(|device| device.describe().storage.is_none()).collect()
+    }
+
+    /// Returns the error that no controller has this id.
+    pub(crate) fn no_such_controller(&self, key: &str, id: &str) -> SettingError {
+        let ids: Vec<String> = self.controllers().iter().map(|controller| controller.id()).collect();
+        let expected = match ids.len() {
+            0 => "the id of a controller, of which there is none".to_owned(),
+            1..=LISTED => format!("one of {}", ids.join(", ")),
+            many => format!("the id of one of the {many} controllers that disks tells"),
+        };
+        Settings::new("controller").error(key, format!("{id:?}"), expected)
+    }
+
+    /// Returns the error that no disk or controller has this id.
+    pub(crate) fn no_such_device(&self, id: &str) -> SettingError {
+        let ids: Vec<String> = self.devices().iter().map(|device| device.id()).collect();
+        let expected = match ids.len() {
+            0 => "the id of a disk or controller, of which there is none".to_owned(),
+            1..=LISTED => format!("one of {}", ids.join(", ")),
+            many => format!("the id of one of the {many} disks and controllers that disks tells"),
+        };
+        Settings::new("queue").error("id", format!("{id:?}"), expected)
     }
 
     /// Returns true if the next daemon will serve what is added now.
@@ -315,6 +437,25 @@ impl DaemonState {
         Err(ChangeError::Setting(self.no_such("id", id)))
     }
 
+    /// Adds the controller that `settings` describe, without LUNs. Returns its id.
+    ///
+    /// # Errors
+    /// If a value is invalid, or it cannot be served.
+    pub fn add_controller(&self, settings: &Settings, source: ChangeSource) -> Result<String, ChangeError> {
+        let ids = self.ids();
+        let added = self.interfaces.iter().find_map(|interface| interface.add_controller(settings, &ids, source));
+        added.unwrap_or_else(|| Err(ChangeError::Failed("no interface has controllers".to_owned())))
+    }
+
+    /// Removes the controller of this id with its LUNs, with `force` also while a guest is connected.
+    ///
+    /// # Errors
+    /// If no controller has this id, a guest is connected, or storage cannot be flushed.
+    pub fn remove_controller(&self, id: &str, force: bool, source: ChangeSource) -> Result<(), ChangeError> {
+        let removed = self.interfaces.iter().find_map(|interface| interface.remove_controller(id, force, source));
+        removed.unwrap_or_else(|| Err(self.no_such_controller("id", id).into()))
+    }
+
     /// Returns the ids of all devices and LUNs.
     fn ids(&self) -> Vec<String> {
         let devices = self.devices();
@@ -359,6 +500,10 @@ impl DaemonState {
         }
         Err(VerbError::Failed("queues are attached and detached all the time; try again".to_owned()))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the host's monotonic clock in nanoseconds.

@@ -25,7 +25,7 @@ const LUNS_SECTION: &str = "virtio-scsi";
 /// Maximum size of a state file. Thousands of disks need a tenth of it.
 const MAX_BYTES: u64 = 16 << 20;
 /// Settings that name a file. Stored as absolute paths, independent of the daemon's working directory.
-const PATH_KEYS: [&str; 5] = ["path", "socket", "reservations", "base", "overlay"];
+const PATH_KEYS: [&str; 6] = ["path", "socket", "reservations", "base", "overlay", "incoming-luns"];
 
 /// What a state file contains: a section for each interface, by its word.
 #[derive(Clone, Debug, Default, PartialEq)]

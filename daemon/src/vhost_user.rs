@@ -84,8 +84,8 @@ impl VhostUserEndpoint {
             permissions: VHOST_USER_KEYS.take_permissions(settings)?,
             queues: take_u16(settings, "queues", 1, max_queues)?.unwrap_or(queues.min(max_queues)),
             queue_size: take_queue_size(settings)?,
-            poll: take_poll(settings)?,
-            coalesce: take_coalesce(settings)?,
+            poll: take_poll(settings, PollPolicy::default())?,
+            coalesce: take_coalesce(settings, Coalesce::default())?,
             shared_files: take_shared_files(settings)?,
             budget: take_budget(settings)?,
             fixed_buffers: settings
@@ -119,7 +119,7 @@ impl VhostUserEndpoint {
         }
         pairs.push(("queues", Value::Integer(self.queues.into())));
         pairs.push(("queue-size", Value::Integer(self.queue_size.into())));
-        pairs.extend(queue_pairs(&self.queue_map, self.poll, self.coalesce));
+        pairs.extend(queue_pairs(self.queue_map.workers(), self.poll, self.coalesce));
         pairs.push(("fixed-buffers", string(self.fixed_buffers.word())));
         let SharedFileRules { any_file_system, require_seals } = self.shared_files;
         pairs.push(("guest-memory", string(GUEST_MEMORY[usize::from(any_file_system)])));

@@ -19,6 +19,7 @@ use crate::quota::{ByteQuota, Quota, SubmitQuota, TurnBytes};
 use crate::request::{AnyCompletion, AnyRequest, cancelled};
 use crate::slices::{SliceBudget, SlicedChannel};
 
+mod changing;
 mod parked;
 mod throttled;
 
@@ -43,7 +44,7 @@ pub(crate) struct OpenChannel {
     depth: u32,
     /// It has a depth or a throttle.
     is_bounded: bool,
-    /// How it was opened.
+    /// How requests are plugged.
     options: PlugOptions,
     users: usize,
 }
@@ -171,6 +172,8 @@ pub(crate) struct Channels {
     slices: SliceBudget,
     /// Channels with a throttle.
     throttles: usize,
+    /// A channel has a merger that merges nothing more.
+    retired: bool,
 }
 
 impl Channels {
@@ -190,6 +193,7 @@ impl Channels {
             self.get(at).users += 1;
             return Ok(at);
         }
+        let options = &health.plug().unwrap_or(*options);
         let limits = disk.limits();
         let sliced = SlicedChannel::new(disk.open_channel(context)?, options, &limits, self.slices.clone());
         let (channel, guard) = guarded(sliced, health, &limits);

@@ -3,11 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use mqblk_core::thread::spawn;
-use mqblk_core::thread_role::{ThreadRole, enter};
 use mqblk_core::{DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{Kick, UringContext, UringOptions};
 
@@ -15,9 +11,12 @@ use crate::attach_error::{AttachError, WorkerError};
 use crate::counters::{QueueId, WorkerStats};
 use crate::draining::{ClosingDisk, Draining};
 use crate::mailbox::Mailbox;
+use crate::options::Coalesce;
+use crate::poll::PollPolicy;
 use crate::queue_options::{QueueDisk, QueueOptions};
 use crate::runner::QueueRunner;
 use crate::worker::{LeftQueue, Worker};
+use crate::workers::{RemoveWorkerError, WorkerList};
 
 /// The number of workers, their CPUs and their sizes.
 #[derive(Clone, Debug)]
@@ -30,18 +29,10 @@ pub struct EngineOptions {
     pub context: UringOptions,
 }
 
-struct WorkerThread {
-    mailbox: Mailbox<Worker>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// How long the workers have to end, and how often that is checked. One that waits in a system call or a page fault is left behind.
-const END_TIMEOUT: Duration = Duration::from_secs(5);
-const END_CHECK: Duration = Duration::from_millis(1);
-
 /// The worker threads.
 pub struct Engine {
-    workers: Vec<WorkerThread>,
+    workers: Arc<WorkerList>,
+    context: UringOptions,
 }
 
 /// A handle to a queue that a worker serves.
@@ -61,10 +52,10 @@ impl Engine {
     /// # Errors
     /// When a thread or its io_uring cannot be created; the text says which.
     pub fn start(options: &EngineOptions) -> std::io::Result<Engine> {
-        let mut engine = Engine { workers: Vec::new() };
+        let engine = Engine { workers: Arc::default(), context: options.context };
         for number in 0..options.workers.max(1) {
             let cpu = (!options.pin.is_empty()).then(|| options.pin[number % options.pin.len()]);
-            engine.workers.push(spawn_worker(number, cpu, options.context)?);
+            engine.add_worker(cpu)?;
         }
         Ok(engine)
     }
@@ -72,6 +63,27 @@ impl Engine {
     /// Returns the number of worker threads.
     pub fn workers(&self) -> usize {
         self.workers.len()
+    }
+
+    /// Returns the CPU that each worker is pinned to.
+    pub fn cpus(&self) -> Vec<Option<usize>> {
+        self.workers.cpus()
+    }
+
+    /// Starts one more worker, pinned to `cpu` if given. Returns its number.
+    ///
+    /// # Errors
+    /// When a thread or its io_uring cannot be created, or it cannot be pinned; the text says which.
+    pub fn add_worker(&self, cpu: Option<usize>) -> std::io::Result<usize> {
+        self.workers.add(cpu, self.context)
+    }
+
+    /// Ends the last worker, which serves no queue. Returns its number.
+    ///
+    /// # Errors
+    /// When it serves one, is the only one, or does not respond: it goes on then.
+    pub fn remove_last_worker(&self) -> Result<usize, RemoveWorkerError> {
+        self.workers.remove_last()
     }
 
     /// Attaches a queue to worker `worker` (modulo their number). `make` builds it on the worker's thread, with the worker's context and
@@ -90,33 +102,32 @@ impl Engine {
         Q: GuestQueue<Context = UringContext> + Send + 'static,
         Q::Position: Send + 'static,
     {
-        let worker = worker % self.workers.len();
-        let mailbox = self.workers[worker].mailbox.clone();
-        let number = worker as u32;
+        let _attaching = self.workers.begin_attach();
+        let (number, mailbox) = self.workers.mailbox(worker);
         let slot_and_generation = mailbox.call(move |worker| worker.attach_queue(options, make, leave))?;
         let (slot, generation) = slot_and_generation?;
         Ok(QueueHandle { mailbox, worker: number, slot, generation, _queue: PhantomData })
     }
 
-    /// Returns the number and the mailbox of worker `worker` (modulo their number).
-    pub(crate) fn mailbox(&self, worker: usize) -> (u32, &Mailbox<Worker>) {
-        let number = worker % self.workers.len();
-        (number as u32, &self.workers[number].mailbox)
+    /// Returns the workers.
+    pub(crate) fn worker_list(&self) -> &Arc<WorkerList> {
+        &self.workers
     }
 
     /// Returns the workers' mailboxes.
-    pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Mailbox<Worker>> {
-        self.workers.iter().map(|worker| &worker.mailbox)
+    pub(crate) fn mailboxes(&self) -> Vec<Mailbox<Worker>> {
+        self.workers.mailboxes()
     }
 
-    /// Has all workers use the limits that disks and groups have now. When it returns, all do.
+    /// Has all workers use the limits that disks and groups have now, and the disks' [plug options](crate::DiskHealth::set_plug). When it
+    /// returns, all do.
     ///
     /// # Errors
     /// When a worker has ended, or does not respond: it uses them when it does. The others use them already.
-    pub fn limits_changed(&self) -> Result<(), WorkerError> {
-        let reload = |mailbox: &Mailbox<Worker>| mailbox.begin_send(|worker| worker.channels.reload_limits());
+    pub fn disks_changed(&self) -> Result<(), WorkerError> {
+        let reload = |mailbox: &Mailbox<Worker>| mailbox.begin_send(|worker| worker.channels.reload_settings());
         // All are told before the first is waited for.
-        let sent: Vec<_> = self.mailboxes().map(reload).collect();
+        let sent: Vec<_> = self.mailboxes().iter().map(reload).collect();
         sent.into_iter().try_for_each(|sent| sent?.wait())
     }
 
@@ -127,7 +138,7 @@ impl Engine {
     pub fn stats(&self) -> Result<Vec<WorkerStats>, WorkerError> {
         // All are asked before the first is waited for.
         let asked: Vec<_> = (0..)
-            .zip(self.mailboxes())
+            .zip(&self.mailboxes())
             .map(|(number, mailbox)| mailbox.begin_call(move |worker| worker.stats(number)))
             .collect();
         asked.into_iter().map(|call| call?.wait()).collect()
@@ -181,6 +192,15 @@ where
         self.mailbox.call(move |worker| worker.set_enabled(slot, generation, enabled))
     }
 
+    /// Changes how the queue is polled, and how its calls are deferred. A queue without a kick stays polled.
+    ///
+    /// # Errors
+    /// When the worker has ended, or does not respond: it uses the new ones when it does.
+    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError> {
+        let (slot, generation) = (self.slot, self.generation);
+        self.mailbox.send_and_wait(move |worker| worker.set_polling(slot, generation, poll, coalesce))
+    }
+
     /// Replaces the queue's kick descriptor.
     ///
     /// # Errors
@@ -231,65 +251,5 @@ where
         self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
         let (mailbox, drop_parked) = (self.mailbox, None);
         Ok(Draining { left, mailbox, slot, generation, drop_parked, position: PhantomData })
-    }
-}
-
-/// Starts one worker thread and waits until its io_uring is set up.
-fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std::io::Result<WorkerThread> {
-    let (mailbox, receiver) = Mailbox::new(number as u32)?;
-    let (ready, started) = sync_channel(1);
-    let thread = spawn(format!("worker-{number}"), move || {
-        let made = pin(cpu).and_then(|()| enter(ThreadRole::Worker)).and_then(|()| Worker::new(context, receiver));
-        let mut worker = match made {
-            Ok(worker) => worker,
-            Err(error) => {
-                let _ = ready.send(Err(error));
-                return;
-            }
-        };
-        let _ = ready.send(Ok(()));
-        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.run()));
-        if ran.is_err() {
-            // A bug in the daemon. Its queues would hang for ever; a daemon that died is restarted and resumes.
-            tracing::error!(worker = number, "a worker thread panicked: the process ends");
-            std::process::abort();
-        }
-    })?;
-    match started.recv() {
-        Ok(Ok(())) => Ok(WorkerThread { mailbox, thread: Some(thread) }),
-        Ok(Err(error)) => Err(std::io::Error::new(error.kind(), format!("worker {number}: {error}"))),
-        Err(_) => Err(std::io::Error::other(format!("worker {number} ended while starting"))),
-    }
-}
-
-fn pin(cpu: Option<usize>) -> std::io::Result<()> {
-    let Some(cpu) = cpu else { return Ok(()) };
-    if cpu >= rustix::thread::CpuSet::MAX_CPU {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("no CPU {cpu}")));
-    }
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set)
-        .map_err(|error| std::io::Error::new(error.kind(), format!("pinning to CPU {cpu}: {error}")))
-}
-
-impl Drop for Engine {
-    /// Stops the workers. Queues that are still attached are cut off: their contexts cancel what is in flight.
-    fn drop(&mut self) {
-        for worker in &self.workers {
-            let _ = worker.mailbox.send(Box::new(Worker::stop));
-        }
-        let deadline = Instant::now() + END_TIMEOUT;
-        for (number, worker) in self.workers.iter_mut().enumerate() {
-            let Some(thread) = worker.thread.take() else { continue };
-            while !thread.is_finished() && Instant::now() < deadline {
-                std::thread::sleep(END_CHECK);
-            }
-            if thread.is_finished() {
-                let _ = thread.join();
-            } else {
-                tracing::error!(worker = number, "a worker does not end: it waits for storage or memory");
-            }
-        }
     }
 }

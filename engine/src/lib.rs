@@ -1,14 +1,14 @@
 //! Worker threads: they own queues, disk channels and one io_uring each, and nothing on the data path is shared between them.
 //!
 //! From the bottom up, each module uses only those above it in this list:
-//! - `request`, `options`, `clock`, `latency`, `attach_error`: plain types.
+//! - `request`, `options`, `clock`, `latency`, `attach_error`: plain types; `queue_settings`: what a transport and those who change its queues share.
 //! - `tags` is a queue's request table, `counters` and `per_disk` its statistics; `poll` decides how long a queue is polled, `poll_list`
 //!   which queues are polled and when the worker may sleep, `coalesce` defers calls, `quota` bounds what a disk may use of its worker.
 //! - `plug` merges requests of one disk, `limits` throttles them, `errors` parks or repeats those that failed, `channels` are a worker's
 //!   handles to disks.
 //! - `attached_disks` are the disks of one queue, `route` is the way of its requests there, `runner` connects the queue to its tags.
 //! - `worker` runs the turns; `mailbox` carries messages to it.
-//! - `engine` starts workers and attaches queues, `draining` detaches them, `moving` moves them, `resume` resumes stopped disks, `watchdog`
+//! - `workers` are the threads, `engine` starts them and attaches queues, `draining` detaches them, `moving` moves them, `resume` resumes stopped disks, `watchdog`
 //!   logs storage that hangs, `liveness` says whether workers respond, `stepped` is a worker without a thread.
 //!
 //! The engine knows neither guest interfaces nor storage backends.
@@ -35,6 +35,7 @@ mod plug;
 mod poll;
 mod poll_list;
 mod queue_options;
+mod queue_settings;
 mod quota;
 mod request;
 mod resume;
@@ -48,6 +49,7 @@ mod tags;
 mod trial;
 mod watchdog;
 mod worker;
+mod workers;
 
 pub use attach_error::{AttachError, WorkerError};
 pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueStats, WorkerStats};
@@ -63,11 +65,13 @@ pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use placement::QueuePlacement;
 pub use poll::PollPolicy;
 pub use queue_options::{QueueDisk, QueueOptions};
+pub use queue_settings::{QueueMove, QueueSettings, SharedQueueSettings};
 pub use resume::Resume;
 pub use stats_registry::StatsRegistry;
 pub use stepped::{SteppedQueue, SteppedWorker};
 pub use watchdog::Watchdog;
 pub use worker::Detached;
+pub use workers::RemoveWorkerError;
 
 /// A disk as the engine holds it.
 pub type AnyDisk = dyn mqblk_core::Disk<UringContext>;

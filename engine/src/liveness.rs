@@ -1,14 +1,17 @@
 //! Whether all workers respond: for a service manager that restarts a daemon which does not.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
 use crate::mailbox::Mailbox;
 use crate::worker::Worker;
+use crate::workers::WorkerList;
 
 /// Asks the workers, each by one message at a time.
 pub struct LivenessProbe {
+    list: Weak<WorkerList>,
     workers: Vec<ProbedWorker>,
 }
 
@@ -21,15 +24,31 @@ struct ProbedWorker {
 impl Engine {
     /// Returns a probe of all workers.
     pub fn liveness(&self) -> LivenessProbe {
-        let workers = self.mailboxes().map(|mailbox| ProbedWorker { mailbox: mailbox.clone(), pending: None });
-        LivenessProbe { workers: workers.collect() }
+        let mut probe = LivenessProbe { list: Arc::downgrade(self.worker_list()), workers: Vec::new() };
+        probe.follow_workers();
+        probe
     }
 }
 
 impl LivenessProbe {
+    /// Asks the workers that there are now. After the engine's end it asks those that there were.
+    fn follow_workers(&mut self) {
+        let Some(list) = self.list.upgrade() else { return };
+        let mailboxes = list.mailboxes();
+        self.workers.truncate(mailboxes.len());
+        for (number, mailbox) in mailboxes.into_iter().enumerate() {
+            match self.workers.get_mut(number) {
+                Some(probed) if probed.mailbox.is_same(&mailbox) => {}
+                Some(probed) => *probed = ProbedWorker { mailbox, pending: None },
+                None => self.workers.push(ProbedWorker { mailbox, pending: None }),
+            }
+        }
+    }
+
     /// Returns the workers, by number, that do not respond within `wait`, or have ended. One that has not replied to an earlier message is not
     /// sent another one.
     pub fn unresponsive(&mut self, wait: Duration) -> Vec<usize> {
+        self.follow_workers();
         let deadline = Instant::now() + wait;
         // All are asked before the first is waited for.
         self.workers.iter_mut().for_each(ProbedWorker::ask);
@@ -82,7 +101,7 @@ mod tests {
         assert_eq!(probe.unresponsive(LONG), [0; 0]);
         let (release, wait) = channel::<()>();
         let (entered, is_in) = channel();
-        let blocked = engine.mailboxes().nth(1).unwrap().clone();
+        let blocked = engine.mailboxes()[1].clone();
         let block = move |_: &mut Worker| {
             entered.send(()).unwrap();
             let _ = wait.recv();

@@ -3,7 +3,7 @@
 //! The channel has no bound, because what must reach the worker (a drain) may not be lost while the worker does not respond. What is in it is
 //! bounded: each control thread waits for its reply, and gives up after a time that only few messages fit in.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -96,13 +96,15 @@ impl Wake for WakerHandle {
 #[derive(Debug)]
 pub(crate) struct Mailbox<W> {
     worker: u32,
+    /// Distinguishes the workers that ever had this number.
+    id: u64,
     sender: Sender<Message<W>>,
     eventfd: EventFd,
 }
 
 impl<W> Clone for Mailbox<W> {
     fn clone(&self) -> Mailbox<W> {
-        Mailbox { worker: self.worker, sender: self.sender.clone(), eventfd: self.eventfd.clone() }
+        Mailbox { worker: self.worker, id: self.id, sender: self.sender.clone(), eventfd: self.eventfd.clone() }
     }
 }
 
@@ -117,7 +119,14 @@ impl<W: 'static> Mailbox<W> {
         let (sender, messages) = channel();
         let eventfd = EventFd::new()?;
         let receiver = MailboxReceiver { messages, eventfd: eventfd.clone(), woken: Arc::default() };
-        Ok((Mailbox { worker, sender, eventfd }, receiver))
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok((Mailbox { worker, id, sender, eventfd }, receiver))
+    }
+
+    /// Returns true if it is the mailbox of the same worker.
+    pub(crate) fn is_same(&self, other: &Mailbox<W>) -> bool {
+        self.id == other.id
     }
 
     /// Sends a message, which the worker runs even if it does not respond for now.

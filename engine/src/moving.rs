@@ -169,10 +169,11 @@ impl Engine {
         Q::Position: Send + 'static,
         C: Send + 'static,
     {
-        let (number, mailbox) = self.mailbox(worker);
+        let _attaching = self.worker_list().begin_attach();
+        let (number, mailbox) = self.worker_list().mailbox(worker);
         let inserted = mailbox.call(move |worker| state.insert(worker, enter))?;
         Ok(inserted.map(|(slot, generation)| QueueHandle {
-            mailbox: mailbox.clone(),
+            mailbox,
             worker: number,
             slot,
             generation,

@@ -24,6 +24,16 @@ impl QueuePlacement {
         self.0.len() as u16
     }
 
+    /// Changes the number of workers, at least 1. What was placed on those that are gone is forgotten.
+    pub fn set_workers(&mut self, workers: u16) {
+        self.0.resize(usize::from(workers.max(1)), PlacedQueues::default());
+    }
+
+    /// Returns the worker with the fewest queues.
+    pub fn least_loaded(&self) -> u16 {
+        (0..self.workers()).min_by_key(|worker| self.0[usize::from(*worker)].all).unwrap_or(0)
+    }
+
     /// Returns the workers of a device's queues: from the worker on that has the fewest first queues, and there where the workers have the
     /// fewest of all.
     pub fn round_robin(&self, queues: u16) -> Vec<u16> {

@@ -17,7 +17,7 @@ pub struct QueueDisk {
     pub slot: DiskSlot,
     /// The disk.
     pub disk: Arc<AnyDisk>,
-    /// How its requests are plugged. The first of a disk's queues on a worker decides.
+    /// How its requests are plugged, until [`DiskHealth::set_plug`]. The first of a disk's queues on a worker decides.
     pub plug: PlugOptions,
     /// The policy for its failed requests, its limits, and whether it is stopped. All queues of a disk share it; no two disks do.
     pub health: Arc<DiskHealth>,

@@ -42,6 +42,8 @@ pub(crate) trait AnyQueue: Any {
     fn poll_or_arm(&mut self, now: Ticks) -> IdleResult;
     /// Handles a kick: disarms the queue, which is polled from here on.
     fn kicked(&mut self);
+    /// Changes how it is polled and how its calls are deferred. It is disarmed, and polled from here on. A deferred call is sent.
+    fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce, now: Ticks);
     /// Returns the number of requests in flight, including those that the queue has blocked.
     fn in_flight(&self) -> usize;
     /// Starts the counters of a disk that was opened in this slot.
@@ -428,6 +430,15 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
 
     fn kicked(&mut self) {
         self.counters.kicks += 1;
+        self.queue.disarm();
+    }
+
+    fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce, now: Ticks) {
+        self.send_due_call(Ticks(u64::MAX));
+        self.calls = CallCoalescer::resume(coalesce, self.counters.requests);
+        self.counters.poll_ns += self.poll.empty_poll_ns();
+        self.poll = PollState::new(poll, now);
+        self.options = RunnerOptions { poll, coalesce };
         self.queue.disarm();
     }
 

@@ -147,6 +147,11 @@ impl SlicedChannel {
         }
     }
 
+    /// Uses other options. Slices that are at the channel stay as they are.
+    pub(crate) fn set_options(&mut self, options: &PlugOptions, limits: &Limits) {
+        self.lengths = SliceLengths::new(options, limits);
+    }
+
     #[inline]
     fn is_long(&self, request: &AnyRequest) -> bool {
         request.len.0 > DATA_SLICE && request.len.0 > self.lengths.of(request.op)

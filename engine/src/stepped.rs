@@ -112,9 +112,9 @@ impl SteppedWorker {
         Some(parked)
     }
 
-    /// Uses the limits that disks and groups have now, as [`Engine::limits_changed`](crate::Engine::limits_changed) has workers do.
-    pub fn limits_changed(&mut self) {
-        self.worker.channels.reload_limits();
+    /// Uses the limits that disks and groups have now, as [`Engine::disks_changed`](crate::Engine::disks_changed) has workers do.
+    pub fn disks_changed(&mut self) {
+        self.worker.channels.reload_settings();
     }
 
     /// Returns for how long the worker would sleep if nothing arrived, as far as its disks are concerned; `None`: for ever.

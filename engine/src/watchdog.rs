@@ -2,8 +2,8 @@
 //! call. Once for each hang, and once when it is over.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::engine::Engine;
 use crate::errors::DiskHealth;
 use crate::mailbox::Mailbox;
 use crate::worker::{Age, Worker};
+use crate::workers::WorkerList;
 
 /// Checks within the configured time, and the bounds of the pause between two.
 const CHECKS: u32 = 4;
@@ -33,9 +34,8 @@ impl Engine {
     /// # Errors
     /// When the thread cannot be started.
     pub fn watch(&self, long: Duration) -> std::io::Result<Watchdog> {
-        let workers =
-            self.mailboxes().map(|mailbox| WatchedWorker { mailbox: mailbox.clone(), pending: None, stuck: false });
-        let mut monitor = Monitor { long, workers: workers.collect(), hung: HashMap::new() };
+        let list = Arc::downgrade(self.worker_list());
+        let mut monitor = Monitor { long, list, workers: Vec::new(), hung: HashMap::new() };
         let (stop, stopped) = channel();
         let pause = (long / CHECKS).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
         let thread = spawn("watchdog", move || {
@@ -64,6 +64,10 @@ struct WatchedWorker {
 }
 
 impl WatchedWorker {
+    fn new(mailbox: Mailbox<Worker>) -> WatchedWorker {
+        WatchedWorker { mailbox, pending: None, stuck: false }
+    }
+
     /// Queries the ages of the worker's requests. `None`: it has not replied within 20 ms, or has ended.
     fn query(&mut self, number: usize, long: Duration) -> Option<Vec<Age>> {
         const REPLY_TIME: Duration = Duration::from_millis(20);
@@ -103,13 +107,29 @@ impl WatchedWorker {
 /// The watchdog's state.
 struct Monitor {
     long: Duration,
+    list: Weak<WorkerList>,
     workers: Vec<WatchedWorker>,
     /// Disks with a request that hangs, by the address of their health, and since when.
     hung: HashMap<usize, (Arc<DiskHealth>, Instant)>,
 }
 
 impl Monitor {
+    /// Watches the workers that there are now.
+    fn follow_workers(&mut self) {
+        let Some(list) = self.list.upgrade() else { return };
+        let mailboxes = list.mailboxes();
+        self.workers.truncate(mailboxes.len());
+        for (number, mailbox) in mailboxes.into_iter().enumerate() {
+            match self.workers.get_mut(number) {
+                Some(watched) if watched.mailbox.is_same(&mailbox) => {}
+                Some(watched) => *watched = WatchedWorker::new(mailbox),
+                None => self.workers.push(WatchedWorker::new(mailbox)),
+            }
+        }
+    }
+
     fn check(&mut self) {
+        self.follow_workers();
         let mut ages: HashMap<usize, Age> = HashMap::new();
         let mut all = true;
         for (number, worker) in self.workers.iter_mut().enumerate() {
@@ -170,8 +190,8 @@ mod tests {
     fn a_worker_that_waits_in_a_system_call_is_stuck_until_it_replies() {
         let options = EngineOptions { workers: 1, pin: Vec::new(), context: UringOptions::default() };
         let engine = Engine::start(&options).unwrap();
-        let mailbox = engine.mailboxes().next().unwrap().clone();
-        let mut watched = WatchedWorker { mailbox: mailbox.clone(), pending: None, stuck: false };
+        let mailbox = engine.mailboxes()[0].clone();
+        let mut watched = WatchedWorker::new(mailbox.clone());
         let long = Duration::from_millis(1);
         while watched.query(0, long).is_none() {}
         let (release, wait) = channel::<()>();

@@ -14,7 +14,9 @@ use crate::clock::{Clock, Ticks};
 use crate::counters::{QueueId, QueueStats, WorkerStats};
 use crate::errors::DiskHealth;
 use crate::mailbox::MailboxReceiver;
+use crate::options::Coalesce;
 use crate::plug::Merges;
+use crate::poll::PollPolicy;
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
 use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
@@ -125,6 +127,13 @@ impl Worker {
     /// Ends [`run`](Self::run) after this turn.
     pub(crate) fn stop(&mut self) {
         self.stopping = true;
+    }
+
+    /// As [`stop`](Self::stop), unless it serves queues. Returns how many.
+    pub(crate) fn stop_if_unused(&mut self) -> usize {
+        let queues = self.queues.iter().flatten().count();
+        self.stopping |= queues == 0;
+        queues
     }
 
     /// Runs one turn. Returns true if anything happened.
@@ -540,6 +549,16 @@ impl Worker {
         if self.find(slot, generation).is_some() {
             self.poll_list.enable(slot, enabled);
         }
+    }
+
+    /// Changes how a queue is polled, and how its calls are deferred. Without a kick it is polled for ever.
+    pub(crate) fn set_polling(&mut self, slot: u16, generation: u32, poll: PollPolicy, coalesce: Coalesce) {
+        let now = self.clock.now();
+        let Some((attached, _)) = self.find(slot, generation) else { return };
+        let poll = if attached.kick.is_some() { poll } else { PollPolicy::Busy };
+        attached.runner.set_polling(poll, coalesce, now);
+        // As after a kick: its new window begins now.
+        self.poll_list.kicked(slot);
     }
 
     /// Replaces a queue's kick descriptor.

@@ -116,8 +116,8 @@ impl Rig {
     }
 
     /// Has the workers use limits that were changed.
-    pub fn limits_changed(&self) {
-        self.engine.limits_changed().expect("the workers run");
+    pub fn disks_changed(&self) {
+        self.engine.disks_changed().expect("the workers run");
     }
 
     /// Returns the workers' statistics.

@@ -9,7 +9,7 @@ use mqblk_core::RateLimit;
 use mqblk_core::settings::Settings;
 use mqblk_driver::blkfront::toolstack::Vbd;
 use mqblk_driver::blkfront::{BlkfrontDevice, BlkfrontOptions};
-use mqblk_engine::{Coalesce, Engine, EngineOptions, PlugOptions, PollPolicy, UringOptions};
+use mqblk_engine::{Engine, EngineOptions, PlugOptions, PollPolicy, QueueSettings, SharedQueueSettings, UringOptions};
 use mqblk_memory::DomainId;
 use mqblk_tests::blkif::BlkfrontLoad;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
@@ -46,10 +46,11 @@ impl Opener for Ram {
                 persistent_idle: DEFAULT_PERSISTENT_IDLE,
                 journal: true,
                 write_through: false,
-                queue_map: Vec::new(),
-                poll: PollPolicy::Off,
-                coalesce: Coalesce::default(),
             },
+            queues: Arc::new(SharedQueueSettings::new(QueueSettings {
+                poll: PollPolicy::Off,
+                ..QueueSettings::default()
+            })),
             guard: Box::new(()),
         })
     }

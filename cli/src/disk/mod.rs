@@ -3,6 +3,8 @@
 mod list;
 mod set;
 
+pub(crate) use set::set_settings;
+
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -12,7 +14,7 @@ use mqblk_daemon::key_values;
 use mqblk_daemon::state_file::absolute_setting;
 use serde_json::{Map, Value, json};
 
-use crate::call::{CallError, DaemonArgs, call, read};
+use crate::call::{CallError, DaemonArgs, call, lost_unless, read};
 use crate::{failure, resize};
 
 /// The names for messages.
@@ -85,9 +87,7 @@ fn add(daemon: &DaemonArgs, settings: &str) -> Result<String, CallError> {
         return Ok(format!("{response}\n"));
     }
     let DiskAdded { id, survives_restart } = read(ADD, response)?;
-    let lost =
-        if survives_restart { "" } else { "; it does not survive a restart of the daemon, which has no --state" };
-    Ok(format!("added {id}{lost}\n"))
+    Ok(format!("added {id}{}\n", lost_unless(survives_restart)))
 }
 
 fn remove(daemon: &DaemonArgs, id: &str, force: bool) -> Result<String, CallError> {

@@ -1,9 +1,10 @@
 //! `mqblk disk set`: changes settings of a disk or LUN of a running daemon.
 
 use mqblk_admin::model::DiskSettings;
-use serde_json::json;
+use mqblk_daemon::key_values;
+use serde_json::{Map, Value, json};
 
-use crate::call::{CallError, DaemonArgs, call, read, settings_text};
+use crate::call::{CallError, DaemonArgs, call, lost_unless, read};
 
 /// The options of `mqblk disk set`.
 #[derive(Debug, clap::Args)]
@@ -12,7 +13,7 @@ pub(super) struct SetArgs {
     #[arg(value_name = "ID")]
     id: String,
 
-    /// What is changed, such as iops=5000 or bandwidth=off
+    /// What is changed, such as iops=5000, bandwidth=off, merge=off, poll=busy or queue-map=0:0,1:1
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<String>,
 
@@ -22,12 +23,51 @@ pub(super) struct SetArgs {
 
 /// Sends the request to the daemon. Returns what to print.
 pub(super) fn set(args: &SetArgs) -> Result<String, CallError> {
-    const SET: &str = "disk set";
-    let params = json!({ "id": args.id, "settings": args.settings.join(",") });
-    let response = call(SET, &args.daemon.admin.path(), "disk.set", &params)?;
-    if args.daemon.json {
+    set_settings("disk set", "disk.set", &args.daemon, &args.id, &args.settings)
+}
+
+/// Has the daemon change settings by `verb`. Returns what to print; `what` names the subcommand in messages.
+pub(crate) fn set_settings(
+    what: &'static str,
+    verb: &str,
+    daemon: &DaemonArgs,
+    id: &str,
+    settings: &[String],
+) -> Result<String, CallError> {
+    let given = settings.join(",");
+    let response = call(what, &daemon.admin.path(), verb, &json!({ "id": id, "settings": given }))?;
+    if daemon.json {
         return Ok(format!("{response}\n"));
     }
-    let DiskSettings { id, settings } = read(SET, response)?;
-    Ok(format!("set {id}: {}\n", settings_text(&settings)))
+    let DiskSettings { id, settings, survives_restart } = read(what, response)?;
+    Ok(format!("set {id}: {}{}\n", set_text(&given, &settings), lost_unless(survives_restart)))
+}
+
+/// Formats those of the settings that were given, with the values that they have now.
+fn set_text(given: &str, settings: &Map<String, Value>) -> String {
+    let parsed = key_values::parse("settings", given);
+    let keys: Vec<String> = parsed.iter().flat_map(|parsed| parsed.keys_left().map(str::to_owned)).collect();
+    let value = |key: &str| match settings.get(key) {
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+        // A limit that was removed.
+        None => "off".to_owned(),
+    };
+    let pairs: Vec<String> = keys.iter().map(|key| format!("{key}={}", value(key))).collect();
+    pairs.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_given_is_shown_as_it_is_now() {
+        let settings = json!({ "iops": 5, "poll": "off", "queue-map": "0:1,1:0", "merge": "auto" });
+        let settings = settings.as_object().unwrap();
+        assert_eq!(
+            set_text("queue-map=0:1,1:0,iops=5,bandwidth=0", settings),
+            "bandwidth=off,iops=5,queue-map=0:1,1:0"
+        );
+    }
 }

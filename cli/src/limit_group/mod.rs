@@ -6,7 +6,7 @@ use clap::Subcommand;
 use mqblk_admin::model::{LimitGroupChange, LimitGroupList, LimitGroupStat};
 use serde_json::json;
 
-use crate::call::{CallError, DaemonArgs, call, read, settings_text};
+use crate::call::{CallError, DaemonArgs, call, lost_unless, read, settings_text};
 use crate::failure;
 use crate::table;
 
@@ -58,8 +58,9 @@ fn execute(action: &Action) -> Result<String, CallError> {
             if daemon.json {
                 return Ok(format!("{response}\n"));
             }
-            let LimitGroupStat { name, limits, .. } = read::<LimitGroupChange>(WHAT, response)?.group;
-            Ok(format!("set {name}: {}\n", settings_text(&limits)))
+            let LimitGroupChange { group, survives_restart } = read(WHAT, response)?;
+            let LimitGroupStat { name, limits, .. } = group;
+            Ok(format!("set {name}: {}{}\n", settings_text(&limits), lost_unless(survives_restart)))
         }
         Action::List { daemon } => {
             const WHAT: &str = "limit-group list";

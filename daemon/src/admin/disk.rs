@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mqblk_admin::model::{DiskAdded, DiskList, DiskRemoved, FrontendInfo, ListedDisk};
 use mqblk_admin::{Param, ParamKind, Params, Verb, VerbError};
+use mqblk_vhost_user_server::Frontend;
 use serde_json::Value;
 
 use super::wire::{health, nanoseconds};
@@ -65,14 +66,19 @@ fn list(state: &DaemonState) -> DiskList {
     DiskList { disks: devices.iter().flat_map(of_device).collect() }
 }
 
-fn listed(device: &dyn ServedDevice, export: &dyn Export) -> ListedDisk {
-    let about = device.describe();
-    let frontend = device.frontend().map(|frontend| FrontendInfo {
+/// Converts a connected frontend.
+pub(super) fn frontend_info(frontend: Frontend) -> FrontendInfo {
+    FrontendInfo {
         pid: frontend.pid,
         connected_ns: nanoseconds(frontend.connected),
         features: frontend.features,
         queues: frontend.queues as u32,
-    });
+    }
+}
+
+fn listed(device: &dyn ServedDevice, export: &dyn Export) -> ListedDisk {
+    let about = device.describe();
+    let frontend = device.frontend().map(frontend_info);
     let geometry = export.geometry();
     ListedDisk {
         id: export.id().to_owned(),

@@ -8,9 +8,9 @@ use mqblk_core::settings::Settings;
 use mqblk_engine::LimitGroup;
 use serde_json::Value;
 
-use super::disk_set::describe;
-use super::{response, setting_error, settings_json, take_settings};
-use crate::limits::{limit_pairs, take_limits};
+use super::{change_error, response, settings_json, take_settings};
+use crate::limits::limit_pairs;
+use crate::live::Keeping;
 use crate::state::DaemonState;
 
 const SET: &[Param] = &[
@@ -38,18 +38,9 @@ fn set(state: &DaemonState, params: &Params) -> Result<Value, VerbError> {
     let found = if name.is_empty() { "nothing".to_owned() } else { found(&name.into()) };
     let group = state.limit_groups().find(&Settings::new("limit-group"), "name", name);
     let group = group.map_err(|error| VerbError::params("params.name", found, error.expected))?;
-    let error = |error| setting_error(error, params);
-    let mut settings = take_settings(params)?;
-    settings.set_subject(format!("limit-group {name:?}"));
-    let before = group.limits();
-    let limits = take_limits(&mut settings, before).map_err(error)?;
-    settings.finish().map_err(error)?;
-    if limits != before {
-        group.set(limits);
-    }
-    tracing::info!(group = name, limits = %describe(&limit_pairs(&limits)), "limits set");
-    state.engine().limits_changed().map_err(|gone| VerbError::Failed(gone.to_string()))?;
-    response(LimitGroupChange { group: group_stat(state, group) })
+    let settings = take_settings(params)?;
+    state.set_limit_group(name, settings, Keeping::Record).map_err(|error| change_error(error, params))?;
+    response(LimitGroupChange { group: group_stat(state, group), survives_restart: state.keeps_changes() })
 }
 
 fn list(state: &DaemonState) -> Result<Value, VerbError> {

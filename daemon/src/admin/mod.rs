@@ -1,6 +1,7 @@
 //! The verbs of the admin socket that all interfaces have. Each has its own file, and is registered in [`verbs`].
 
 mod config;
+mod controller;
 mod disk;
 mod disk_set;
 mod disks;
@@ -13,6 +14,7 @@ pub(crate) mod stat;
 mod takeover;
 mod version;
 pub mod wire;
+mod worker;
 
 use std::sync::Arc;
 
@@ -24,25 +26,36 @@ use crate::key_values::{self, is_key};
 use crate::print::Pair;
 use crate::resize::ChangeError;
 use crate::state::DaemonState;
-use crate::test_keys;
 
 /// Verbs that change nothing a successor would have to know: they are answered during a takeover.
-const READING: &[&str] =
-    &["stat", "disks", "version", "log", "config.diff", "disk.list", "limit-group.list", "lun.list", "takeover"];
+const READING: &[&str] = &[
+    "stat",
+    "disks",
+    "version",
+    "log",
+    "config.diff",
+    "disk.list",
+    "controller.list",
+    "queue.list",
+    "worker.list",
+    "limit-group.list",
+    "lun.list",
+    "takeover",
+];
 
 /// Returns all verbs: those below, and those of the interfaces.
 pub fn verbs(state: &Arc<DaemonState>) -> Verbs {
     let mut verbs = vec![stat::verb(state), disks::verb(state), version::verb(), resize::verb(state)];
     verbs.push(resume::verb(state));
     verbs.extend(disk::verbs(state));
+    verbs.extend(controller::verbs(state));
+    verbs.extend(worker::verbs(state));
     verbs.extend(log::verb(state));
     verbs.extend(config::verbs(state));
-    verbs.push(disk_set::verb(state));
+    verbs.extend(disk_set::verbs(state));
+    verbs.extend(move_queue::verbs(state));
     verbs.extend(limit_group::verbs(state));
     verbs.extend(state.interfaces().iter().flat_map(|interface| Arc::clone(interface).verbs()));
-    if test_keys::are_enabled() {
-        verbs.push(move_queue::verb(state));
-    }
     verbs.push(takeover::verb(state));
     let verbs = verbs.into_iter().map(|verb| {
         let state = Arc::clone(state);

@@ -21,24 +21,25 @@ use crate::print::current_limit_pairs;
 
 /// The role of request queues.
 pub const REQUEST: &str = "request";
-/// Returns the statistics of a disk, out of those of its queues in order.
-pub fn disk(about: &DiskInfo, queues: &[QueueStats], detail: StatDetail) -> DiskStat {
+/// Returns the statistics of a disk, out of those of its queues in order. `map`: the worker of each queue.
+pub fn disk(about: &DiskInfo, map: &[usize], queues: &[QueueStats], detail: StatDetail) -> DiskStat {
+    let plug = about.current_plug();
     let mut totals = QueueStats::default();
     queues.iter().for_each(|stats| totals.add(stats));
     let queue = |(stats, number): (&QueueStats, u32)| QueueStat {
         role: REQUEST.to_owned(),
         queue: number,
-        worker: about.queue_map.get(number as usize).copied().unwrap_or_default().into(),
+        worker: map.get(number as usize).copied().unwrap_or_default() as u32,
         load: io_stats(stats, detail),
     };
     DiskStat {
         id: about.id.clone(),
         interface: about.interface.to_owned(),
         storage: about.storage.clone(),
-        merge: about.plug.merge.word().to_owned(),
-        merge_bytes: about.plug.merge_bytes.0,
-        merge_segments: about.plug.merge_segments,
-        queue_count: about.queue_map.len() as u32,
+        merge: plug.merge.word().to_owned(),
+        merge_bytes: plug.merge_bytes.0,
+        merge_segments: plug.merge_segments,
+        queue_count: map.len() as u32,
         totals: io_stats(&totals, detail),
         health: health(&about.health),
         connections: about.disk.as_ref().and_then(Weak::upgrade).and_then(|disk| connections(&*disk)),

@@ -81,7 +81,7 @@ fn counters_are_not_mixed_up() {
 
 #[test]
 fn a_disk_is_the_sum_of_its_queues() {
-    let disk = disk(&about(), &[distinct_stats(1), distinct_stats(10)], ALL);
+    let disk = disk(&about(), &[1, 0], &[distinct_stats(1), distinct_stats(10)], ALL);
     assert_eq!((disk.id.as_str(), disk.interface.as_str(), disk.storage.as_str()), ("vm1", "virtio-blk", "file"));
     assert_eq!((disk.merge.as_str(), disk.merge_bytes, disk.merge_segments), ("auto", 1 << 20, 1024));
     assert_eq!((disk.queue_count, disk.queues.len()), (2, 2));
@@ -102,8 +102,9 @@ fn a_disk_is_the_sum_of_its_queues() {
 
 #[test]
 fn details_are_included_only_on_request() {
-    let reported =
-        |shape| serde_json::to_value(disk(&about(), &[distinct_stats(1), QueueStats::default()], shape)).unwrap();
+    let reported = |shape| {
+        serde_json::to_value(disk(&about(), &[1, 0], &[distinct_stats(1), QueueStats::default()], shape)).unwrap()
+    };
     let short = reported(StatDetail { queues: false, latency: false });
     assert!(short.get("queues").is_none());
     let total = &short["totals"]["latency"]["reads"]["total"];
@@ -114,7 +115,7 @@ fn details_are_included_only_on_request() {
     let whole = reported(ALL);
     assert!(whole["queues"][0]["latency"]["reads"]["total"]["buckets"].is_array());
     let back: DiskStat = serde_json::from_value(whole).unwrap();
-    assert_eq!(back, disk(&about(), &[distinct_stats(1), QueueStats::default()], ALL));
+    assert_eq!(back, disk(&about(), &[1, 0], &[distinct_stats(1), QueueStats::default()], ALL));
 }
 
 #[test]
@@ -146,7 +147,7 @@ fn a_disk_reports_its_health() {
     use mqblk_engine::{ErrorPolicy, OnError, OnNoSpace};
     let errors = ErrorPolicy { on_error: OnError::Stop, on_enospc: OnNoSpace::Stop };
     let about = DiskInfo { health: Arc::new(DiskHealth::new("vm1", errors)), ..about() };
-    let reported = serde_json::to_value(disk(&about, &[], ALL)).unwrap();
+    let reported = serde_json::to_value(disk(&about, &[1, 0], &[], ALL)).unwrap();
     let want = serde_json::json!({
         "state": "running", "on_error": "stop", "on_enospc": "stop", "stopped": null, "parked": 0, "stops": 0, "retries": 0, "failed": 0,
         "last_failure": null,

@@ -129,7 +129,12 @@ pub fn limit_pairs(limits: &IoLimits) -> Vec<Pair> {
     pairs
 }
 
+/// Returns the keys of the limit that `key` is one of: its rate, its burst's rate and its burst's length.
+pub(crate) fn keys_of_limit(key: &str) -> Option<[&'static str; 3]> {
+    KEYS.iter().map(|keys| [keys.rate, keys.max, keys.burst_s]).find(|keys| keys.contains(&key))
+}
+
 /// Returns true if `key` is one that [`limit_pairs`] may return.
 pub(crate) fn is_limit_key(key: &str) -> bool {
-    KEYS.iter().any(|keys| [keys.rate, keys.max, keys.burst_s].contains(&key))
+    keys_of_limit(key).is_some()
 }

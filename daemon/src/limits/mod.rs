@@ -6,5 +6,5 @@ mod keys;
 mod tests;
 
 pub use groups::LimitGroups;
-pub(crate) use keys::is_limit_key;
 pub use keys::{LIMIT_GROUP, limit_pairs, take_limits};
+pub(crate) use keys::{is_limit_key, keys_of_limit};

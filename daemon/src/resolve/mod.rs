@@ -22,13 +22,14 @@ use crate::cpus::Cpus;
 use crate::file::{RawConfig, RawTable};
 use crate::interface::{DeviceKeys, DiskTable, InterfaceKeys, Interfaces, ListPosition, ResolveContext};
 use crate::limits::LimitGroups;
+use crate::live::saved::{SECTION, SavedChanges};
 use crate::sandbox::{SandboxConfig, SandboxError};
 use crate::sockets::PlannedSocket;
 use crate::state_file::SavedState;
 use crate::storage_backends::{LimitedStorages, StorageBackends};
 use crate::user::{UserConfig, UserError};
 pub use names::{Claim, UniqueNames, canonical_path, check_id, file_claim, rename_subject, take_id};
-pub use storage::{StorageKeys, is_printable, take_printable, take_storage_kind};
+pub use storage::{StorageKeys, is_printable, take_plug, take_printable, take_storage_kind};
 
 /// Why a configuration cannot be served. Each message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +84,7 @@ pub struct ClosedConfig {
     sandbox: SandboxConfig,
     user: Option<UserConfig>,
     state: Option<SavedState>,
+    saved: SavedChanges,
     placement: QueuePlacement,
     table: Interfaces,
     limit_groups: LimitGroups,
@@ -125,6 +127,7 @@ impl ClosedConfig {
             sandbox,
             user,
             state,
+            saved,
             placement,
             table,
             limit_groups,
@@ -144,6 +147,7 @@ impl ClosedConfig {
             sandbox,
             user,
             state,
+            saved,
             placement,
             storages,
             broker,
@@ -175,6 +179,7 @@ pub fn resolve(
     let limit_groups = LimitGroups::take(raw.limit_groups.drain(..))?;
     let mut names = UniqueNames::default();
     let state = process::take_state(&mut raw.process)?;
+    let saved = state.as_ref().map(|state| state.section(SECTION)).transpose()?.unwrap_or_default();
     let mut context = ResolveContext { cpus, kinds, names: &mut names, saved: state.as_ref() };
     let mut taken: Vec<Box<dyn InterfaceKeys>> = interfaces.0.iter().map(|interface| interface.keys()).collect();
     take_devices(&mut raw, interfaces, &mut taken, &mut context)?;
@@ -201,7 +206,13 @@ pub fn resolve(
     raw.process.finish()?;
     let mut placement = QueuePlacement::new(workers);
     for (_, device) in &mut devices {
-        device.assign_queues(&mut placement)?;
+        if let Err(error) = device.assign_queues(&mut placement) {
+            if !device.forget_queue_map() {
+                return Err(error.into());
+            }
+            tracing::warn!("{error}; it was added at run time, and its queues are placed anew");
+            device.assign_queues(&mut placement)?;
+        }
     }
     drop(devices);
     Ok(ClosedConfig {
@@ -214,6 +225,7 @@ pub fn resolve(
         sandbox,
         user,
         state,
+        saved,
         placement,
         table: interfaces,
         limit_groups,

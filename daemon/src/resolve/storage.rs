@@ -45,7 +45,15 @@ impl StorageKeys {
         let watch_size = settings.switch("watch-size")?.unwrap_or(true);
         let errors = take_errors(settings)?;
         let limits = take_limits(settings, IoLimits::default())?;
-        Ok(StorageKeys { serial, cache, plug: take_plug(settings)?, watch_size, errors, limits, kind })
+        Ok(StorageKeys {
+            serial,
+            cache,
+            plug: take_plug(settings, PlugOptions::default())?,
+            watch_size,
+            errors,
+            limits,
+            kind,
+        })
     }
 
     /// Opens the storage, which takes its own keys. Fails if a key is left then.
@@ -105,8 +113,12 @@ fn take_errors(settings: &mut Settings) -> Result<ErrorPolicy, SettingError> {
     Ok(ErrorPolicy { on_error, on_enospc })
 }
 
-fn take_plug(settings: &mut Settings) -> Result<PlugOptions, SettingError> {
-    let mut plug = PlugOptions::default();
+/// Takes the keys of merging and `depth`. What is not given stays as it is in `current`.
+///
+/// # Errors
+/// Returns the first invalid value.
+pub fn take_plug(settings: &mut Settings, current: PlugOptions) -> Result<PlugOptions, SettingError> {
+    let mut plug = current;
     if let Some(word) = settings.choice("merge", MergeMode::WORDS)? {
         plug.merge = MergeMode::from_word(word);
     }

@@ -56,7 +56,7 @@ impl OpenChannel {
     }
 
     /// Uses the disk's current limits.
-    fn reload_limits(&mut self) {
+    pub(super) fn reload_limits(&mut self) {
         match &mut self.throttle {
             Some(throttle) => {
                 if !throttle.reload() {
@@ -77,16 +77,10 @@ impl Channels {
         self.busy().filter(|open| open.throttle.as_ref().is_some_and(|throttle| throttle.is_due())).count()
     }
 
-    /// The worker is about to sleep: what idle disks have leased of their limits is given back.
-    #[inline]
-    pub(crate) fn begin_sleep(&mut self) {
-        if self.throttles > 0 {
-            self.open
-                .iter_mut()
-                .flatten()
-                .filter_map(|open| open.throttle.as_mut())
-                .for_each(|throttle| throttle.rest());
-        }
+    /// Returns what idle disks have leased of their limits.
+    pub(super) fn rest_throttles(&mut self) {
+        let throttles = self.open.iter_mut().flatten().filter_map(|open| open.throttle.as_mut());
+        throttles.for_each(|throttle| throttle.rest());
     }
 
     /// The worker has slept: requests may pass whose time has come.
@@ -120,17 +114,5 @@ impl Channels {
             self.left = true;
             self.mark_busy(at);
         }
-    }
-
-    /// Uses the disks' current limits.
-    pub(crate) fn reload_limits(&mut self) {
-        for at in 0..self.open.len() {
-            let Some(open) = &mut self.open[at] else { continue };
-            open.reload_limits();
-            open.left = true;
-            self.mark_busy(at);
-        }
-        self.throttles = self.open.iter().flatten().filter(|open| open.throttle.is_some()).count();
-        self.left = true;
     }
 }

@@ -213,6 +213,16 @@ pub(crate) enum EngineChannel {
     Guarded(GuardedChannel),
 }
 
+impl EngineChannel {
+    /// Returns the channel below the guard.
+    pub(crate) fn sliced(&mut self) -> &mut SlicedChannel {
+        match self {
+            EngineChannel::Plain(channel) => channel,
+            EngineChannel::Guarded(channel) => &mut channel.inner,
+        }
+    }
+}
+
 impl DiskChannel<UringContext> for EngineChannel {
     #[inline]
     fn submit(

@@ -9,6 +9,7 @@ use mqblk_core::{ByteOffset, Op, Outcome};
 use super::failures::{FailedRequest, FailureLog};
 use super::policy::{ErrorPolicy, OnError};
 use crate::limits::DiskLimits;
+use crate::options::PlugOptions;
 
 /// Shortest time between two log lines about requests of a disk that are repeated.
 const RETRY_LOG: Duration = Duration::from_secs(10);
@@ -19,6 +20,8 @@ pub struct DiskHealth {
     name: String,
     policy: ErrorPolicy,
     limits: Arc<DiskLimits>,
+    /// How its requests are plugged, once that was changed.
+    plug: Mutex<Option<PlugOptions>>,
     stopped: AtomicBool,
     /// Why it is stopped, while it is.
     stop: Mutex<Option<Stop>>,
@@ -79,6 +82,17 @@ impl DiskHealth {
     /// Returns its limits.
     pub fn limits(&self) -> &Arc<DiskLimits> {
         &self.limits
+    }
+
+    /// Returns how its requests are plugged, if that was [changed](Self::set_plug). Else each queue says it
+    /// ([`QueueDisk::plug`](crate::QueueDisk)).
+    pub fn plug(&self) -> Option<PlugOptions> {
+        *lock(&self.plug)
+    }
+
+    /// Changes how its requests are plugged. Workers use it once they have been [told](crate::Engine::disks_changed).
+    pub fn set_plug(&self, plug: PlugOptions) {
+        *lock(&self.plug) = Some(plug);
     }
 
     /// Returns the disk's name.

@@ -47,7 +47,7 @@ impl LimitGroup {
         lock(&self.current).limits
     }
 
-    /// Replaces its limits. Workers use the new ones once they have been [told](crate::Engine::limits_changed). A limit that is changed
+    /// Replaces its limits. Workers use the new ones once they have been [told](crate::Engine::disks_changed). A limit that is changed
     /// keeps the burst that was left of it, as far as the new one allows.
     pub fn set(&self, limits: IoLimits) {
         let now_ns = self.clock.now_ns();

@@ -70,17 +70,14 @@ pub(crate) struct Merger {
     unmerged_plugs: u32,
     /// Requests at the head of the plug that were planned, and stayed there because none touches another.
     planned: usize,
+    /// Nothing more is merged; what is merged already ends as usual.
+    retired: bool,
 }
 
 impl Merger {
     /// Returns a merger; `None` when requests of this disk are not merged.
     pub(crate) fn new(options: &PlugOptions, limits: &Limits, geometry: &Geometry, room: usize) -> Option<Box<Merger>> {
-        let merge = match options.merge {
-            MergeMode::Auto => limits.cost_per_request,
-            MergeMode::On => true,
-            MergeMode::Off => false,
-        };
-        merge.then(|| {
+        merges(options, limits).then(|| {
             Box::new(Merger {
                 bounds: Bounds::new(options, limits, geometry.logical_block),
                 planner: Planner::with_capacity(room),
@@ -88,8 +85,22 @@ impl Merger {
                 merged: MergedTable::with_room(),
                 unmerged_plugs: 0,
                 planned: 0,
+                retired: false,
             })
         })
+    }
+
+    /// Uses other options from the next plug on. With options that merge nothing it is [retired](Self::is_retired).
+    pub(crate) fn set_options(&mut self, options: &PlugOptions, limits: &Limits, geometry: &Geometry) {
+        self.retired = !merges(options, limits);
+        self.bounds = Bounds::new(options, limits, geometry.logical_block);
+        // One that is retired never wants more.
+        (self.planned, self.unmerged_plugs) = (0, u32::from(self.retired));
+    }
+
+    /// Returns true if it merges nothing more: it is needed until it [is idle](Self::is_idle).
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired
     }
 
     /// Returns true if a plug of so many requests wants more from a queue in this turn.
@@ -183,7 +194,9 @@ impl Merger {
         finished: &mut Vec<AnyCompletion>,
     ) -> usize {
         let mut merged = 0;
-        if !self.will_plan(plug) {
+        if self.retired {
+            self.planned = 0;
+        } else if !self.will_plan(plug) {
             quota.most = quota.most.min(self.planned);
         } else if plug.len() > 1 {
             self.planned = plug.len();
@@ -315,6 +328,15 @@ impl Merger {
             Some(buffer) => context.buffers.split(buffer, |member| each(Some(member))),
             None => (0..merged.members.len()).for_each(|_| each(None)),
         }
+    }
+}
+
+/// Returns true if requests of a disk with these options and limits are merged.
+fn merges(options: &PlugOptions, limits: &Limits) -> bool {
+    match options.merge {
+        MergeMode::Auto => limits.cost_per_request,
+        MergeMode::On => true,
+        MergeMode::Off => false,
     }
 }
 

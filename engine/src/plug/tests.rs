@@ -192,3 +192,27 @@ fn a_turn_pulls_deep_while_requests_are_merged() {
     fixture.submit();
     assert!(fixture.merger.wants_more(0));
 }
+
+#[test]
+fn a_merger_that_merges_nothing_more_ends_what_it_has_merged() {
+    let mut fixture = Fixture::new();
+    fixture.plug(&[0, 1]);
+    fixture.submit();
+    assert_eq!(fixture.storage.taken.len(), 1, "one merged request");
+    let off = PlugOptions { merge: MergeMode::Off, ..PlugOptions::default() };
+    fixture.merger.set_options(&off, &LIMITS, &GEOMETRY);
+    assert!(fixture.merger.is_retired() && !fixture.merger.is_idle() && !fixture.merger.wants_more(1));
+    fixture.plug(&[2, 3]);
+    fixture.submit();
+    assert_eq!(fixture.storage.taken.len(), 3, "the later ones as they are");
+    fixture.reap(Outcome::Done(ByteLen(1)));
+    let mut tags: Vec<u16> = fixture.finished.iter().map(|done| done.tag.index()).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, [0, 1, 2, 3]);
+    assert!(fixture.merger.is_idle());
+    fixture.merger.set_options(&PlugOptions::default(), &LIMITS, &GEOMETRY);
+    assert!(!fixture.merger.is_retired() && fixture.merger.wants_more(1));
+    fixture.plug(&[4, 5]);
+    fixture.submit();
+    assert_eq!(fixture.storage.taken.len(), 1, "it merges again");
+}

@@ -261,3 +261,44 @@ fn a_detached_queue_has_no_deferred_call() {
     assert_eq!(left.try_recv().expect("it is detached").report.counters.calls, 1);
     assert!(worker.deferred_calls.is_empty());
 }
+
+#[test]
+fn polling_and_coalescing_change_while_requests_are_in_flight() {
+    let (mut worker, state, _open) = fixture(Coalesce { delay: Duration::from_secs(3600), answers: 0 });
+    let generation = worker.queues[0].as_ref().unwrap().generation;
+    push(&state, [Op::Read; 4]);
+    assert_eq!(release(&mut worker, &state, 1), (1, 0), "the call is deferred");
+    let poll_ns = worker.stats(0).queues[0].1.counters.poll_ns;
+    worker.set_polling(0, generation, PollPolicy::Off, Coalesce::default());
+    assert_eq!(state.lock().unwrap().calls, 1, "a call that was deferred is sent at the change");
+    assert_eq!(release(&mut worker, &state, 1), (2, 2), "no call is deferred any more");
+    assert!(worker.stats(0).queues[0].1.counters.poll_ns >= poll_ns);
+    worker.set_polling(0, generation, PollPolicy::Busy, Coalesce { delay: Duration::from_secs(3600), answers: 2 });
+    assert_eq!(release(&mut worker, &state, 1), (3, 2));
+    assert_eq!(release(&mut worker, &state, 1), (4, 3), "the last one");
+    worker.set_polling(0, generation + 1, PollPolicy::Off, Coalesce::default());
+    push(&state, [Op::Read; 2]);
+    assert_eq!(release(&mut worker, &state, 1), (5, 3), "another queue was meant");
+}
+
+#[test]
+fn a_disk_gets_another_depth_while_requests_wait() {
+    let (mut worker, state, _open) = fixture(Coalesce::default());
+    let at_storage = |worker: &Worker| worker.channels.all().map(|(_, open)| open.at_storage()).sum::<u32>();
+    let set = |worker: &mut Worker, depth| {
+        let health = Arc::clone(&worker.channels.all().next().unwrap().1.health);
+        health.set_plug(PlugOptions { depth, ..PlugOptions::default() });
+        worker.channels.reload_settings();
+    };
+    set(&mut worker, 2);
+    push(&state, [Op::Read; 8]);
+    release(&mut worker, &state, 0);
+    assert_eq!(at_storage(&worker), 2);
+    set(&mut worker, 5);
+    release(&mut worker, &state, 0);
+    assert_eq!(at_storage(&worker), 5);
+    set(&mut worker, 0);
+    release(&mut worker, &state, 0);
+    assert_eq!(at_storage(&worker), 8);
+    assert_eq!(release(&mut worker, &state, 8).0, 8);
+}

@@ -238,7 +238,7 @@ fn limits_change_while_requests_wait() {
     limited.rig.submit(&reads(30));
     let set = |limited: &mut Limited, limits: IoLimits| {
         limited.rig.health.limits().set_own(limits);
-        limited.rig.worker.channels.reload_limits();
+        limited.rig.worker.channels.reload_settings();
         sectors(&limited.rig.run_until_idle()).len()
     };
     // A change gives no new burst.
@@ -313,7 +313,7 @@ fn disks_of_a_group_share_its_limits() {
     assert!(done[0].abs_diff(done[1]) <= all / 20, "{done:?}");
     // One leaves the group, and has no limit any more.
     rigs[0].health.limits().set_group(None);
-    rigs[0].worker.channels.reload_limits();
+    rigs[0].worker.channels.reload_settings();
     assert_eq!(rigs[0].run_until_idle().len(), 40);
     assert_eq!(group.limits(), limits);
 }

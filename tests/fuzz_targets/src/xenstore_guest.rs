@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arbitrary::{Result, Unstructured};
 use mqblk_blkif::{DEFAULT_PERSISTENT_MAX, GrantMode, PoolScope};
-use mqblk_engine::{Coalesce, PlugOptions, PollPolicy};
+use mqblk_engine::{PlugOptions, PollPolicy, QueueSettings, SharedQueueSettings};
 use mqblk_ring::blkif::Abi;
 use mqblk_xen::{EventPort, Xen};
 use mqblk_xen_server::{DeviceName, DiskBacking, Opener, Params, RingLimits, VbdSettings};
@@ -71,10 +71,11 @@ impl Opener for MemoryDisks {
                 persistent_idle: Duration::ZERO,
                 journal: self.journal,
                 write_through: false,
-                queue_map: vec![],
-                poll: PollPolicy::Off,
-                coalesce: Coalesce::default(),
             },
+            queues: Arc::new(SharedQueueSettings::new(QueueSettings {
+                poll: PollPolicy::Off,
+                ..QueueSettings::default()
+            })),
             guard: Box::new(OpenGuard(Arc::clone(&self.open))),
         })
     }

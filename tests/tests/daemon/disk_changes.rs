@@ -237,8 +237,10 @@ fn a_changed_configuration_is_applied() {
     // What cannot be changed is told, and what is wrong changes nothing.
     write(&format!("hang-warning-s = 3\n{}", disk("one", "poll = \"off\"\n")));
     let told = changes("config.apply");
-    assert!(told[0].0.starts_with("disk \"one\": other values of poll,") && !told[0].1, "{told:?}");
+    assert!(told[0].0 == "disk \"one\": set poll=off" && told[0].1, "{told:?}");
     assert!(told[1].0.starts_with("serve: other values of hang-warning-s,") && told.len() == 2, "{told:?}");
+    write(&disk("one", ""));
+    assert_eq!(changes("config.apply")[0].0, "disk \"one\": set poll=(default)");
     write("[[disk]\n");
     assert!(call(&daemon, "config.apply", &Value::Null).expect_err("no TOML").contains("syntax"));
     write(&format!(

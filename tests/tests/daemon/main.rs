@@ -7,6 +7,7 @@ mod disk_changes;
 mod fourth_interface;
 mod isolation_kill;
 mod limits;
+mod live;
 mod lun_changes;
 mod metrics;
 mod migrant;

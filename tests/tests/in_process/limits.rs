@@ -167,7 +167,7 @@ fn a_limit_is_changed_under_load() {
         wait_for(200);
         for limits in [iops(1), iops(100_000), IoLimits::default(), iops(1000)] {
             group.set(limits);
-            rig.limits_changed();
+            rig.disks_changed();
             let (start, before) = (Instant::now(), completed.load(Ordering::Relaxed));
             match limits.get(LimitKind::Iops) {
                 Some(IoLimit { rate: 1, .. }) => {
@@ -230,7 +230,7 @@ fn limits_are_exact() {
         let (rig, mut sets) = serve(&health, workers, queues, depth);
         let free = measure(&mut sets, depth, WARM_UP, Duration::from_secs(2)).per_second();
         health.limits().set_own(iops(rate));
-        rig.limits_changed();
+        rig.disks_changed();
         let cpu = || rig.worker_stats().iter().map(|worker| worker.cpu_ns).sum::<u64>() as f64 / 1e9;
         let before = cpu();
         let measured = measure(&mut sets, depth, WARM_UP, Duration::from_secs(10)).per_second();

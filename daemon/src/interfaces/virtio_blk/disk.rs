@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_admin::model::DiskStat;
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
-use mqblk_engine::{AnyDisk, QueueStats, WorkerStats};
+use mqblk_engine::{AnyDisk, Coalesce, PollPolicy, QueueMove, QueueSettings, QueueStats, WorkerStats};
 use mqblk_vhost_user_server::{Frontend, Server};
 use mqblk_virtio_blk::VirtioBlk;
 
@@ -83,7 +83,15 @@ impl DiskExport for BlkDisk {
         Some(Arc::clone(&self.server))
     }
 
-    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+    fn queue_settings(&self) -> Option<QueueSettings> {
+        Some(self.server.queue_settings())
+    }
+
+    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
+        self.server.set_polling(poll, coalesce).map_err(|error| error.to_string())
+    }
+
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.server.move_queue(queue, worker, timeout)
     }
 

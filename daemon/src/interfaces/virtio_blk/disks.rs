@@ -27,7 +27,6 @@ struct ListedDisk {
     position: ListPosition,
     origin: ChangeSource,
     claims: Vec<Claim>,
-    queue_map: Vec<u16>,
     flush_target: (String, Arc<AnyDisk>),
     served: Arc<ServedDisk<BlkDisk>>,
     /// Somebody removes it.
@@ -114,13 +113,14 @@ impl ServedDisks {
         let config = keys.open(self.host.storages.as_ref())?;
         let disk = listed(config, source, &self.host);
         let disk = disk.map_err(|error| ChangeError::Failed(error.to_string()))?;
-        lock(&self.host.placement).place(&disk.queue_map);
+        lock(&self.host.placement).place(&current_map(disk.served.export()));
         let id = disk.served.id().to_owned();
         let mut table = self.table();
         table.push(ListedDisk { claims: reservation.keep(), ..disk });
         if source == ChangeSource::RunTime {
             self.save(|saved| saved.add(AddedDisk::new(&id, &given)));
         }
+        self.host.kept.forget(&id);
         tracing::info!(disk = id, "disk added");
         Ok(id)
     }
@@ -150,9 +150,11 @@ impl ServedDisks {
         export.begin_stop();
         export.stop();
         self.table().retain(|other| other.served.id() != disk.served.id());
-        let ListedDisk { claims, queue_map, flush_target, served, .. } = disk;
+        let queue_map = current_map(export);
+        let ListedDisk { claims, flush_target, served, .. } = disk;
         let id = served.id().to_owned();
         drop(served);
+        self.host.kept.forget(&id);
         lock(&self.host.placement).remove(&queue_map);
         let flushed = flush_all(vec![flush_target], self.host.drain_timeout);
         // Only now: a disk that is added under its id may have the same image.
@@ -198,6 +200,12 @@ impl ServedInterface for ServedDisks {
     }
 }
 
+/// Returns the worker of each queue.
+fn current_map(disk: &BlkDisk) -> Vec<u16> {
+    let map = disk.queue_settings().map(|queues| queues.map).unwrap_or_default();
+    map.into_iter().map(|worker| worker as u16).collect()
+}
+
 /// Serves a disk. Its claims are the caller's.
 fn listed(
     config: DiskConfig<BlkEndpoint>,
@@ -205,10 +213,9 @@ fn listed(
     host: &HostContext,
 ) -> Result<ListedDisk, BlkStartError> {
     let (position, flush_target) = (config.position, config.flush_target());
-    let queue_map = config.endpoint.queue_map().to_vec();
     let claims = std::iter::once(("id", config.id.clone())).chain(config.endpoint.claims()).collect();
     let served = serve(config, host)?;
-    Ok(ListedDisk { position, origin, claims, queue_map, flush_target, served, removing: false })
+    Ok(ListedDisk { position, origin, claims, flush_target, served, removing: false })
 }
 
 /// Claims that are released when this is dropped.

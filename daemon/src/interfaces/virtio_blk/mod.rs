@@ -73,6 +73,10 @@ impl Endpoint for BlkEndpoint {
         self.0.keep_on_one_worker(settings, None)
     }
 
+    fn forget_queue_map(&mut self) {
+        self.0.queue_map.forget_request();
+    }
+
     fn queue_map(&self) -> &[u16] {
         self.0.queue_map.workers()
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::config::StorageConfig;
+use crate::interface::ChangeSource;
 use crate::vhost_user::VhostUserEndpoint;
 
 /// One virtio-scsi controller.
@@ -19,6 +20,8 @@ pub(super) struct ControllerConfig {
     pub incoming_luns: Option<PathBuf>,
     /// Its LUNs, in the order given. Their addresses are unique.
     pub luns: Vec<LunConfig>,
+    /// Its origin.
+    pub origin: ChangeSource,
 }
 
 /// The address of a LUN on its controller, shown as `TARGET:LUN`.
@@ -65,6 +68,15 @@ pub(super) enum LunOrigin {
     Configuration,
     /// Added at run time, to this daemon or a previous one.
     RunTime,
+}
+
+impl From<ChangeSource> for LunOrigin {
+    fn from(source: ChangeSource) -> LunOrigin {
+        match source {
+            ChangeSource::Configuration => LunOrigin::Configuration,
+            ChangeSource::RunTime => LunOrigin::RunTime,
+        }
+    }
 }
 
 impl LunOrigin {

@@ -1,20 +1,25 @@
 //! Virtio-scsi controllers and their logical units: creation, and LUN hot-plug, resize and unplug.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqblk_core::{BudgetUse, ByteLen, DiskSlot};
-use mqblk_engine::{AnyDisk, AttachError, DiskHealth, QueueDisk, QueueStats, WorkerStats};
+use mqblk_engine::{
+    AnyDisk, AttachError, Coalesce, DiskHealth, PlugOptions, PollPolicy, QueueDisk, QueueMove, QueueSettings,
+    QueueStats, WorkerStats,
+};
 use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions, Nexus};
-use mqblk_vhost_user_server::{Frontend, HostState, Server, SocketError};
+use mqblk_vhost_user_server::{Frontend, Server, SocketError};
 use mqblk_virtio_scsi::{FIXED_QUEUES, LunAddress, LunInUse, ScsiOptions, VirtioScsi};
 
 use super::config::{ControllerConfig, TargetLun, UnitConfig};
+use super::luns::LunMigration;
 use super::print;
 use crate::config::CacheMode;
-use crate::interface::HostContext;
+use crate::interface::{ChangeSource, HostContext};
 use crate::print::Pair;
 use crate::resolve::{Claim, file_claim};
 use crate::vhost_user::VhostUserEndpoint;
@@ -123,6 +128,11 @@ impl ServedUnit {
         &self.health
     }
 
+    /// Returns how its requests are plugged now.
+    pub(super) fn plug(&self) -> PlugOptions {
+        self.health.plug().unwrap_or(self.config.storage.plug)
+    }
+
     /// Runs `change` while holding the lock of the size and the mapped LUNs.
     pub(super) fn with_resize_lock<R>(&self, change: impl FnOnce() -> R) -> R {
         let _guard = self.resize_lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,7 +171,14 @@ pub(super) fn open_reservations(path: &Path) -> Result<Arc<Reservations>, String
 
 /// A served controller.
 pub(super) struct Controller {
+    /// Its position among all controllers there ever were.
+    number: usize,
     id: String,
+    origin: ChangeSource,
+    claims: Vec<Claim>,
+    migration: Arc<LunMigration>,
+    /// Somebody removes it.
+    removing: AtomicBool,
     endpoint: VhostUserEndpoint,
     settings: Vec<Pair>,
     device: Arc<VirtioScsi>,
@@ -209,17 +226,18 @@ impl ControllerError {
 }
 
 impl Controller {
-    /// Serves the controller of `config` with `luns` (not those of `config`). `host_state` is part of the migration state of its guest.
+    /// Serves the controller of `config` with `luns` (not those of `config`). `number`: larger than that of any before.
     ///
     /// # Errors
     /// If the socket cannot be created, or a LUN cannot be mapped.
     pub(super) fn start(
         config: &ControllerConfig,
+        number: usize,
         luns: &[InitialLun],
         host: &HostContext,
-        host_state: Arc<dyn HostState>,
     ) -> Result<Controller, ControllerError> {
-        let ControllerConfig { id, endpoint, cmd_per_lun, .. } = config;
+        let ControllerConfig { id, endpoint, cmd_per_lun, origin, .. } = config;
+        let migration = Arc::new(LunMigration::new(id, config.incoming_luns.clone()));
         let max_transfer = luns.iter().map(|lun| lun.unit.disk().limits().max_transfer).min();
         let device = Arc::new(VirtioScsi::new(ScsiOptions {
             queues: endpoint.queues,
@@ -233,12 +251,17 @@ impl Controller {
         let disks = luns.iter().map(|lun| lun.unit.queue_disk(lun.slot)).collect();
         let mut options = endpoint.server_options(id, disks, host);
         options.queue_map.splice(..0, [usize::from(FIXED_WORKER); FIXED_QUEUES as usize]);
-        options.host_state = Some(host_state);
+        options.host_state = Some(Arc::clone(&migration) as _);
         tracing::info!(controller = %id, luns = luns.len(), queues = endpoint.queues, poll = %endpoint.poll, "serving");
         let refused = |source| ControllerError::Socket { id: id.clone(), source };
         let server = Server::start(Arc::clone(&device), options).map_err(refused)?;
         Ok(Controller {
+            number,
             id: id.clone(),
+            origin: *origin,
+            claims: std::iter::once(("id", id.clone())).chain(endpoint.claims()).collect(),
+            migration,
+            removing: AtomicBool::new(false),
             endpoint: endpoint.clone(),
             settings: print::controller_pairs(config),
             device,
@@ -246,9 +269,39 @@ impl Controller {
         })
     }
 
+    /// Returns its position among all controllers there ever were.
+    pub(super) fn number(&self) -> usize {
+        self.number
+    }
+
     /// Returns its id.
     pub(super) fn id(&self) -> &str {
         &self.id
+    }
+
+    /// Returns its origin.
+    pub(super) fn origin(&self) -> ChangeSource {
+        self.origin
+    }
+
+    /// Returns its unique values.
+    pub(super) fn claims(&self) -> &[Claim] {
+        &self.claims
+    }
+
+    /// Returns the LUNs' part of the migration state of its guest.
+    pub(super) fn migration(&self) -> &LunMigration {
+        &self.migration
+    }
+
+    /// Returns true if somebody removes it. Read and written while the table of LUNs is locked.
+    pub(super) fn is_removing(&self) -> bool {
+        self.removing.load(Ordering::Relaxed)
+    }
+
+    /// Marks it as being removed.
+    pub(super) fn set_removing(&self) {
+        self.removing.store(true, Ordering::Relaxed);
     }
 
     /// Returns its vhost-user endpoint.
@@ -266,7 +319,9 @@ impl Controller {
     /// # Errors
     /// If a worker cannot open the disk, or the logical unit refuses the nexus.
     pub(super) fn map(&self, address: TargetLun, slot: DiskSlot, unit: &ServedUnit) -> Result<(), LunError> {
-        if unit.disk().max_channels() == Some(1) && !self.endpoint.queue_map.is_on(FIXED_WORKER) {
+        if unit.disk().max_channels() == Some(1)
+            && self.queue_settings().map.iter().any(|worker| *worker != usize::from(FIXED_WORKER))
+        {
             return Err(LunError::OneChannel);
         }
         self.server.open_disk(unit.queue_disk(slot))?;
@@ -298,8 +353,23 @@ impl Controller {
     ///
     /// # Errors
     /// When the worker refuses the queue.
-    pub(super) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+    pub(super) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.server.move_queue(queue.saturating_add(FIXED_QUEUES), worker, timeout)
+    }
+
+    /// Returns how its request queues are served.
+    pub(super) fn queue_settings(&self) -> QueueSettings {
+        let mut settings = self.server.queue_settings();
+        settings.map.drain(..usize::from(FIXED_QUEUES));
+        settings
+    }
+
+    /// Changes the polling and the coalescing of its request queues: see [`Server::set_polling`].
+    ///
+    /// # Errors
+    /// If a worker does not respond.
+    pub(super) fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
+        self.server.set_polling(poll, coalesce).map_err(|error| error.to_string())
     }
 
     /// Returns true if its VMM has set an in-flight region: see [`Server::in_flight_region`].

@@ -7,9 +7,9 @@ use mqblk_engine::QueuePlacement;
 
 use super::config::{ControllerConfig, LunConfig};
 use super::controller::FIXED_WORKER;
-use crate::interface::{DeviceKeys, ResolveContext};
+use crate::interface::{ChangeSource, DeviceKeys, ResolveContext};
 use crate::queues::MAX_QUEUES;
-use crate::resolve::{ConfigError, rename_subject, take_id, take_storage_kind, take_u16};
+use crate::resolve::{Claim, ConfigError, rename_subject, take_id, take_storage_kind, take_u16};
 use crate::sockets::PlannedSocket;
 use crate::vhost_user::VhostUserEndpoint;
 
@@ -29,6 +29,7 @@ pub(super) struct ControllerKeys {
     endpoint: VhostUserEndpoint,
     cmd_per_lun: u16,
     incoming_luns: Option<PathBuf>,
+    origin: ChangeSource,
 }
 
 impl ControllerKeys {
@@ -74,7 +75,28 @@ impl ControllerKeys {
         let endpoint = VhostUserEndpoint::take(settings, (queues, MAX_SCSI_QUEUES), context)?;
         let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
         let incoming_luns = take_directory(settings, "incoming-luns")?;
-        Ok(ControllerKeys { settings: Settings::new(settings.subject()), id, endpoint, cmd_per_lun, incoming_luns })
+        let (settings, origin) = (Settings::new(settings.subject()), ChangeSource::Configuration);
+        Ok(ControllerKeys { settings, id, endpoint, cmd_per_lun, incoming_luns, origin })
+    }
+
+    /// Marks it as added at run time.
+    pub(super) fn added(self) -> ControllerKeys {
+        ControllerKeys { origin: ChangeSource::RunTime, ..self }
+    }
+
+    /// Returns its origin.
+    pub(super) fn origin(&self) -> ChangeSource {
+        self.origin
+    }
+
+    /// Returns its id.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Returns the unique values that it has claimed.
+    pub(super) fn claims(&self) -> Vec<Claim> {
+        std::iter::once(("id", self.id.clone())).chain(self.endpoint.claims()).collect()
     }
 
     /// Returns its id and its socket, which its LUNs' defaults depend on.
@@ -92,12 +114,12 @@ impl ControllerKeys {
     /// # Errors
     /// If a key is left.
     pub(super) fn finish(self, luns: Vec<LunConfig>) -> Result<ControllerConfig, ConfigError> {
-        let ControllerKeys { settings, id, mut endpoint, cmd_per_lun, incoming_luns } = self;
+        let ControllerKeys { settings, id, mut endpoint, cmd_per_lun, incoming_luns, origin } = self;
         if luns.iter().any(LunConfig::has_one_channel) {
             endpoint.keep_on_one_worker(&settings, Some(FIXED_WORKER))?;
         }
         settings.finish()?;
-        Ok(ControllerConfig { id, endpoint, cmd_per_lun, incoming_luns, luns })
+        Ok(ControllerConfig { id, endpoint, cmd_per_lun, incoming_luns, luns, origin })
     }
 }
 
@@ -108,6 +130,11 @@ impl DeviceKeys for ControllerKeys {
 
     fn assign_queues(&mut self, placement: &mut QueuePlacement) -> Result<(), SettingError> {
         self.endpoint.assign_queues(&self.settings, placement)
+    }
+
+    fn forget_queue_map(&mut self) -> bool {
+        self.endpoint.queue_map.forget_request();
+        self.origin == ChangeSource::RunTime
     }
 }
 

@@ -264,7 +264,11 @@ fn default_unit_name(socket: &Path, address: TargetLun) -> String {
     format!("{address}:{:016x}", locally_assigned(&path))
 }
 
-fn take_address(settings: &mut Settings, addresses: &UsedAddresses) -> Result<TargetLun, SettingError> {
+/// Takes `target` and `lun`. Without `target` it is the first without a LUN.
+///
+/// # Errors
+/// If a value is invalid, or no target is free.
+pub(super) fn take_address(settings: &mut Settings, addresses: &UsedAddresses) -> Result<TargetLun, SettingError> {
     let target = take_u16(settings, "target", 0, u8::MAX.into())?;
     let lun = take_u16(settings, "lun", 0, MAX_LUN)?.unwrap_or(0);
     let target = match target.map(u8::try_from) {

@@ -1,14 +1,16 @@
 //! virtio-scsi over vhost-user: controllers with LUNs, which also change at run time.
 //!
-//! `controller_keys` and `lun_keys` take the keys, `saved_luns` applies the state file (`state`) to them, `controller` serves, `luns` has
+//! `controller_keys` and `lun_keys` take the keys, `saved_controllers` and `saved_luns` apply the state file (`state`) to them, `controller` serves, `luns` has
 //! all LUNs at run time, `verbs` are those of the admin socket, `stat` their statistics.
 
 mod config;
 mod controller;
 mod controller_keys;
+mod identify;
 mod lun_keys;
 mod luns;
 mod print;
+mod saved_controllers;
 mod saved_luns;
 mod stat;
 mod state;
@@ -35,6 +37,7 @@ use crate::sandbox::FileUse;
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::StorageBackends;
 use config::{ControllerConfig, LunUnit};
+use controller::Controller;
 use controller_keys::ControllerKeys;
 use luns::{LunSelector, Luns};
 use saved_luns::LunToOpen;
@@ -69,6 +72,10 @@ impl GuestInterface for VirtioScsiInterface {
 
     fn tables(&self) -> &'static [ConfigTable] {
         &[CONTROLLER_TABLE]
+    }
+
+    fn identify(&self, tables: &[RawTable]) -> Result<Vec<Settings>, SettingError> {
+        identify::identify(tables)
     }
 
     fn keys(&self) -> Box<dyn InterfaceKeys> {
@@ -116,7 +123,10 @@ impl InterfaceKeys for ScsiKeys {
 
     fn take_process(&mut self, _process: &mut Settings, context: &mut ResolveContext<'_>) -> Result<(), SettingError> {
         self.saved = context.saved.map(|saved| saved.section(WORD)).transpose()?;
-        let raw = std::mem::take(&mut self.raw_luns);
+        let mut raw = std::mem::take(&mut self.raw_luns);
+        if let Some(saved) = &mut self.saved {
+            saved_controllers::apply(saved, &mut self.controllers, &mut raw, context);
+        }
         let (kinds, names) = (context.kinds, &mut *context.names);
         let luns = lun_keys::take_all(raw, &self.controllers, kinds, names)?;
         self.luns = saved_luns::apply_saved(luns, self.saved.as_mut(), &self.controllers, kinds, names);
@@ -141,12 +151,25 @@ impl ScsiKeys {
     fn into_config(self, storages: &dyn StorageBackends) -> Result<ScsiConfig, ConfigError> {
         let luns = saved_luns::open(self.luns, storages)?;
         let controllers = self.controllers.into_iter().zip(luns);
-        let controllers = controllers.map(|(keys, luns)| keys.finish(luns)).collect::<Result<_, _>>()?;
-        Ok(ScsiConfig { controllers, saved: self.saved })
+        let mut configs = Vec::new();
+        for (keys, luns) in controllers {
+            let origin = keys.origin();
+            match keys.finish(luns) {
+                Ok(config) => configs.push(config),
+                Err(error) if origin == ChangeSource::RunTime => not_served(&error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ScsiConfig { controllers: configs, saved: self.saved })
     }
 }
 
-/// All controllers and LUNs of the configuration.
+/// Logs why a controller of the state file is not served.
+fn not_served(error: &dyn std::error::Error) {
+    tracing::error!("not served: {error}; the state file keeps it for the next start");
+}
+
+/// All controllers and LUNs of the configuration, and those that were added before.
 struct ScsiConfig {
     controllers: Vec<ControllerConfig>,
     saved: Option<SavedLuns>,
@@ -154,7 +177,8 @@ struct ScsiConfig {
 
 impl ConfiguredInterface for ScsiConfig {
     fn sections(&self) -> Vec<(ListPosition, Vec<Section>)> {
-        let controllers = self.controllers.iter().enumerate();
+        let configured = |controller: &&ControllerConfig| controller.origin == ChangeSource::Configuration;
+        let controllers = self.controllers.iter().filter(configured).enumerate();
         controllers.map(|(index, controller)| (ListPosition::Controller(index), print::sections(controller))).collect()
     }
 
@@ -179,6 +203,7 @@ impl ConfiguredInterface for ScsiConfig {
         }
         self.controllers
             .iter()
+            .filter(|controller| controller.origin == ChangeSource::Configuration)
             .try_for_each(|controller| controller.endpoint.check(format!("controller {:?}", controller.id)))
     }
 
@@ -208,19 +233,21 @@ struct ServedControllers {
 
 impl ServedInterface for ServedControllers {
     fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)> {
-        let controllers = 0..self.luns.controllers().len();
-        let device = |index| Arc::new(stat::ServedController::new(Arc::clone(&self.luns), index)) as _;
-        controllers.map(|index| (ListPosition::Controller(index), device(index))).collect()
+        let device = |controller: Arc<Controller>| {
+            let position = ListPosition::Controller(controller.number());
+            (position, Arc::new(stat::ServedController::new(Arc::clone(&self.luns), controller)) as _)
+        };
+        self.luns.controllers().into_iter().map(device).collect()
     }
 
     fn adds(&self, settings: &Settings) -> bool {
         settings.peek("controller").is_some()
     }
 
-    fn add_disk(&self, settings: Settings, ids: &[String], _source: ChangeSource) -> Result<String, ChangeError> {
+    fn add_disk(&self, settings: Settings, ids: &[String], source: ChangeSource) -> Result<String, ChangeError> {
         // A controller with one LUN is added neither.
         if !self.adds(&settings) {
-            let expected = "controller=ID: a disk becomes a LUN of a controller of the configuration";
+            let expected = "controller=ID: a disk becomes a LUN of a controller, which `mqblk controller add` makes";
             return Err(ChangeError::Setting(settings.error("controller", "nothing", expected)));
         }
         if let Some(id) = settings.peek("id").filter(|id| ids.iter().any(|other| other == id)) {
@@ -230,16 +257,29 @@ impl ServedInterface for ServedControllers {
                 "a name of its own",
             )));
         }
-        Ok(self.luns.add(settings)?.id)
+        Ok(self.luns.add(settings, source)?.id)
     }
 
-    fn remove_disk(&self, id: &str, force: bool, _source: ChangeSource) -> Option<Result<(), ChangeError>> {
+    fn remove_disk(&self, id: &str, force: bool, source: ChangeSource) -> Option<Result<(), ChangeError>> {
         let lun = self.luns.list().into_iter().find(|lun| lun.id == id)?;
-        if !force && self.luns.controllers()[lun.controller].is_connected() {
+        if !force && lun.controller.is_connected() {
             let why = "a guest is connected, which would lose the LUN: detach it there, or say so (--force)";
             return Some(Err(ChangeError::Failed(format!("lun {id:?}: {why}"))));
         }
-        Some(verbs::remove_lun(&self.luns, &self.engine, &LunSelector::Id(id.to_owned())).map(|_| ()))
+        Some(verbs::remove_lun(&self.luns, &self.engine, &LunSelector::Id(id.to_owned()), source).map(|_| ()))
+    }
+
+    fn add_controller(
+        &self,
+        settings: &Settings,
+        ids: &[String],
+        source: ChangeSource,
+    ) -> Option<Result<String, ChangeError>> {
+        Some(self.luns.add_controller(settings, ids, source))
+    }
+
+    fn remove_controller(&self, id: &str, force: bool, source: ChangeSource) -> Option<Result<(), ChangeError>> {
+        self.luns.remove_controller(id, force, source)
     }
 
     fn verbs(self: Arc<Self>) -> Vec<Verb> {

@@ -5,63 +5,80 @@ use std::time::Duration;
 
 use mqblk_admin::model::{ControllerStat, LunCounters, LunStat, QueueStat};
 use mqblk_core::{Geometry, Resize};
-use mqblk_engine::{AnyDisk, DiskCounters, DiskHealth, QueueStats, WorkerStats};
+use mqblk_engine::{
+    AnyDisk, Coalesce, DiskCounters, DiskHealth, PlugOptions, PollPolicy, QueueMove, QueueSettings, QueueStats,
+    WorkerStats,
+};
 use mqblk_vhost_user_server::{Frontend, Server};
 
 use super::WORD;
+use super::controller::Controller;
 use super::luns::{LunEntry, LunSelector, LunState, Luns};
 use crate::admin::wire::{REQUEST, connections, health, io_stats, ns_to_ms, tenant_budget};
 use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StatDetail};
+use crate::queues::queue_settings_pairs;
 use crate::resize::{ChangeError, ResizeOutcome};
 
-/// A served controller, by its index.
+/// A served controller.
 pub(super) struct ServedController {
     luns: Arc<Luns>,
-    index: usize,
+    controller: Arc<Controller>,
 }
 
 impl ServedController {
     /// Creates the handle of a controller.
-    pub(super) fn new(luns: Arc<Luns>, index: usize) -> ServedController {
-        ServedController { luns, index }
+    pub(super) fn new(luns: Arc<Luns>, controller: Arc<Controller>) -> ServedController {
+        ServedController { luns, controller }
     }
 
     fn own_luns(&self) -> Vec<LunEntry> {
-        self.luns.list().into_iter().filter(|lun| lun.controller == self.index).collect()
+        self.luns.list().into_iter().filter(|lun| Arc::ptr_eq(&lun.controller, &self.controller)).collect()
     }
 }
 
 impl ServedDevice for ServedController {
     fn describe(&self) -> DeviceDescription {
-        let controller = &self.luns.controllers()[self.index];
-        let settings = controller.settings().iter().filter(|(key, _)| *key != "id").cloned().collect();
+        let controller = &self.controller;
+        // These may have been changed while it is served.
+        let current = queue_settings_pairs(&controller.queue_settings());
+        let is_fixed = |key: &str| key != "id" && !current.iter().any(|(other, _)| *other == key);
+        let settings = controller.settings().iter().filter(|(key, _)| is_fixed(key)).cloned().chain(current.clone());
+        let settings = settings.collect();
         DeviceDescription { id: controller.id().to_owned(), interface: WORD, storage: None, settings }
     }
 
     fn stat(&self, workers: &[WorkerStats], detail: StatDetail) -> Option<DeviceStat> {
-        let served = &self.luns.controllers()[self.index];
+        let served = &self.controller;
         let luns = self.own_luns();
         let queues = served.stats(workers)?;
-        let mut stat = controller(served.id(), served.endpoint().queue_map.workers(), &luns, &queues, detail);
+        let mut stat = controller(served.id(), &served.queue_settings().map, &luns, &queues, detail);
         stat.in_flight_region = served.in_flight_region();
         stat.budget = Some(tenant_budget(&served.budget()));
         Some(DeviceStat::Controller(Box::new(stat)))
     }
 
-    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
-        self.luns.controllers()[self.index].move_queue(queue, worker, timeout)
+    fn queue_settings(&self) -> Option<QueueSettings> {
+        Some(self.controller.queue_settings())
+    }
+
+    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
+        self.controller.set_polling(poll, coalesce)
+    }
+
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
+        self.controller.move_queue(queue, worker, timeout)
     }
 
     fn frontend(&self) -> Option<Frontend> {
-        self.luns.controllers()[self.index].frontend()
+        self.controller.frontend()
     }
 
     fn server(&self) -> Option<Arc<Server>> {
-        Some(self.luns.controllers()[self.index].server())
+        Some(self.controller.server())
     }
 
     fn is_connected(&self) -> bool {
-        self.luns.controllers()[self.index].is_connected()
+        self.controller.is_connected()
     }
 
     fn exports(&self) -> Vec<Arc<dyn Export>> {
@@ -83,6 +100,14 @@ impl Export for ServedLun {
 
     fn health(&self) -> Option<Arc<DiskHealth>> {
         self.lun.unit.as_ref().map(|unit| Arc::clone(unit.health()))
+    }
+
+    fn plug(&self) -> Option<PlugOptions> {
+        self.lun.unit.as_ref().map(|unit| unit.plug())
+    }
+
+    fn has_one_channel(&self) -> bool {
+        self.lun.unit.as_ref().is_some_and(|unit| unit.disk().max_channels() == Some(1))
     }
 
     fn storage(&self) -> Option<String> {
@@ -110,14 +135,14 @@ const FIXED_ROLES: [&str; 2] = ["control", "event"];
 /// Returns the statistics of a controller with these LUNs, out of those of its queues in order.
 fn controller(
     id: &str,
-    queue_map: &[u16],
+    queue_map: &[usize],
     luns: &[LunEntry],
     queues: &[QueueStats],
     detail: StatDetail,
 ) -> ControllerStat {
     let totals = request_totals(queues);
     let numbers = FIXED_ROLES.into_iter().map(|role| (role, 0, 0));
-    let numbers = numbers.chain(queue_map.iter().zip(0..).map(|(worker, queue)| (REQUEST, queue, (*worker).into())));
+    let numbers = numbers.chain(queue_map.iter().zip(0..).map(|(worker, queue)| (REQUEST, queue, *worker as u32)));
     let queues = queues.iter().zip(numbers).map(|(stats, (role, queue, worker))| QueueStat {
         role: role.to_owned(),
         queue,
@@ -156,7 +181,7 @@ fn disk_counters(totals: &QueueStats, lun: &LunEntry) -> DiskCounters {
 
 fn lun(lun: &LunEntry, counted: DiskCounters) -> LunStat {
     let storage = lun.unit.as_ref().map(|unit| &unit.config().storage);
-    let plug = storage.map(|storage| storage.plug).unwrap_or_default();
+    let plug = lun.unit.as_ref().map(|unit| unit.plug()).unwrap_or_default();
     LunStat {
         id: lun.id.clone(),
         target: lun.address.target.into(),

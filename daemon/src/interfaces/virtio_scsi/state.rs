@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use mqblk_core::settings::{SettingError, Settings};
 use serde::{Deserialize, Serialize};
 
+use crate::interface::ChangeSource;
 use crate::state_file::saved_settings;
 
 /// The section.
@@ -15,6 +16,40 @@ pub(super) struct SavedLuns {
     pub added: Vec<AddedLun>,
     /// LUNs of the configuration that were removed.
     pub removed: Vec<RemovedLun>,
+    /// Controllers that were added, in the order of their addition.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub controllers: Vec<AddedController>,
+    /// The ids of controllers of the configuration that were removed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed_controllers: Vec<String>,
+}
+
+/// A controller that was added at run time. Its LUNs are among those that were added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AddedController {
+    /// Its id.
+    pub id: String,
+    /// The other settings that it was added with.
+    pub settings: BTreeMap<String, String>,
+}
+
+impl AddedController {
+    /// Returns the record of a controller that was added with `settings`.
+    pub(super) fn new(id: &str, settings: &Settings) -> AddedController {
+        AddedController { id: id.to_owned(), settings: saved_settings(settings, &["id"]) }
+    }
+
+    /// Returns its settings, as in a `[[controller]]` table of the configuration.
+    ///
+    /// # Errors
+    /// If an edited file has `id` among the other settings too.
+    pub(super) fn to_settings(&self) -> Result<Settings, SettingError> {
+        let mut settings = Settings::new(format!("controller {:?} of the state file", self.id));
+        settings.insert("id", &self.id)?;
+        self.settings.iter().try_for_each(|(key, value)| settings.insert(key, value))?;
+        Ok(settings)
+    }
 }
 
 /// A LUN that was added at run time.
@@ -90,6 +125,22 @@ impl SavedLuns {
             self.added.iter().filter(|lun| !lun.gone).filter_map(|lun| lun.shared_unit().map(str::to_owned)).collect();
         self.added.retain(|lun| !lun.gone || shared.contains(&lun.id));
         was_there
+    }
+
+    /// Records that a controller was added.
+    pub(super) fn add_controller(&mut self, controller: AddedController) {
+        self.controllers.retain(|other| other.id != controller.id);
+        self.controllers.push(controller);
+    }
+
+    /// Records that a controller was removed, with its LUNs.
+    pub(super) fn remove_controller(&mut self, id: &str, origin: ChangeSource) {
+        self.added.retain(|lun| lun.controller != id);
+        self.removed.retain(|lun| lun.controller != id);
+        self.controllers.retain(|controller| controller.id != id);
+        if origin == ChangeSource::Configuration && !self.removed_controllers.iter().any(|removed| removed == id) {
+            self.removed_controllers.push(id.to_owned());
+        }
     }
 
     /// Records that a LUN of the configuration was removed.

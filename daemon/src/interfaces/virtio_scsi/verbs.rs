@@ -15,6 +15,7 @@ use super::{print, stat};
 use crate::admin::resize::{SHRINK, SIZE, take_resize};
 use crate::admin::{change_error, response, setting_error, settings_json, take_settings};
 use crate::config::StorageLimits;
+use crate::interface::ChangeSource;
 use crate::resize::ChangeError;
 
 /// How long `lun.remove` waits for the removal before it responds that the removal continues. Clients wait longer for a response.
@@ -70,12 +71,13 @@ fn add(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
             settings.insert(key, &value).map_err(|error| setting_error(error, params))?;
         }
     }
-    let lun = luns.add(settings).map_err(|error| change_error(error, params))?;
+    let lun = luns.add(settings, ChangeSource::RunTime).map_err(|error| change_error(error, params))?;
     response(LunChange { lun: lun_model(luns, &lun) })
 }
 
 fn remove(luns: &Arc<Luns>, engine: &Engine, params: &Params) -> Result<Value, VerbError> {
-    let removed = remove_lun(luns, engine, &take_selector(params)?).map_err(|error| change_error(error, params))?;
+    let removed = remove_lun(luns, engine, &take_selector(params)?, ChangeSource::RunTime);
+    let removed = removed.map_err(|error| change_error(error, params))?;
     let lun = Lun { state: "removed".to_owned(), ..lun_model(luns, &removed) };
     response(LunChange { lun })
 }
@@ -84,14 +86,19 @@ fn remove(luns: &Arc<Luns>, engine: &Engine, params: &Params) -> Result<Value, V
 ///
 /// # Errors
 /// If there is no such LUN, its storage could not be flushed, or the removal takes longer: it continues.
-pub(super) fn remove_lun(luns: &Arc<Luns>, engine: &Engine, which: &LunSelector) -> Result<LunEntry, ChangeError> {
-    match luns.remove(which, REMOVAL_TIMEOUT)? {
+pub(super) fn remove_lun(
+    luns: &Arc<Luns>,
+    engine: &Engine,
+    which: &LunSelector,
+    source: ChangeSource,
+) -> Result<LunEntry, ChangeError> {
+    match luns.remove(which, REMOVAL_TIMEOUT, source)? {
         Removal::Done(lun) => Ok(lun),
         Removal::Pending(lun, progress) => {
             let reason = if progress.flushing.load(Ordering::Relaxed) {
                 "is still being flushed".to_owned()
             } else {
-                format!("has not completed {}", pending_requests(luns, engine, &lun))
+                format!("has not completed {}", pending_requests(engine, &lun))
             };
             Err(ChangeError::Failed(format!(
                 "lun {:?}: guests no longer see it, but its storage {reason}; the removal continues, and lun.list shows the state \
@@ -111,17 +118,17 @@ fn resize(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
 fn list(luns: &Arc<Luns>, params: &Params) -> Result<Value, VerbError> {
     let wanted = match params.text("controller") {
         None => None,
-        Some(id) => Some(luns.controller(id).map_err(|error| setting_error(error, params))?),
+        Some(id) => Some(luns.controller(id).map_err(|error| setting_error(error, params))?.number()),
     };
     let all = luns.list();
-    let all = all.iter().filter(|lun| wanted.is_none_or(|wanted| lun.controller == wanted));
+    let all = all.iter().filter(|lun| wanted.is_none_or(|wanted| lun.controller.number() == wanted));
     response(LunList { luns: all.map(|lun| lun_model(luns, lun)).collect() })
 }
 
 /// Describes how many requests the removal of a LUN waits for, as far as that can be determined.
-fn pending_requests(luns: &Luns, engine: &Engine, lun: &LunEntry) -> String {
+fn pending_requests(engine: &Engine, lun: &LunEntry) -> String {
     let workers = engine.stats().ok();
-    let queues = workers.and_then(|workers| luns.controllers()[lun.controller].stats(&workers));
+    let queues = workers.and_then(|workers| lun.controller.stats(&workers));
     match queues.map(|queues| stat::in_flight(lun, &queues)) {
         Some(1) => "a request".to_owned(),
         Some(count @ 2..) => format!("{count} requests"),
@@ -161,7 +168,7 @@ fn lun_model(luns: &Luns, lun: &LunEntry) -> Lun {
     let geometry = lun.unit.as_ref().map(|unit| unit.disk().geometry());
     Lun {
         id: lun.id.clone(),
-        controller: luns.controllers()[lun.controller].id().to_owned(),
+        controller: lun.controller.id().to_owned(),
         target: lun.address.target.into(),
         lun: lun.address.lun.into(),
         state: lun.state.word().to_owned(),
@@ -182,6 +189,7 @@ fn settings(lun: &LunEntry) -> Option<Map<String, Value>> {
     let unit = if unit.name() == lun.id {
         let mut own = unit.config().clone();
         own.storage.resolved_settings = unit.disk().resolved();
+        own.storage.plug = unit.plug();
         let limits = unit.health().limits();
         own.storage.limits = StorageLimits { own: limits.own(), group: limits.group() };
         LunUnit::Own(Box::new(own))

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use mqblk_admin::model::DiskStat;
 use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
-use mqblk_engine::{AnyDisk, Engine, QueueStats, WorkerStats};
+use mqblk_engine::{
+    AnyDisk, Coalesce, Engine, PollPolicy, QueueMove, QueueSettings, QueueStats, SharedQueueSettings, WorkerStats,
+};
 use mqblk_xen::Xen;
 use mqblk_xen_server::toolstack::{self, ToolstackError};
 use mqblk_xen_server::{Backend, DeviceStats};
@@ -74,13 +76,18 @@ impl SizeUsers for NoUsers {
 pub(super) struct XenDisk {
     devices: XenDevices,
     id: String,
-    queues: usize,
+    queues: Arc<SharedQueueSettings>,
     storage: StorageConfig,
 }
 
 impl XenDisk {
-    /// Creates the disk `id`, which offers `queues` rings.
-    pub(super) fn new(devices: XenDevices, id: String, queues: usize, storage: StorageConfig) -> XenDisk {
+    /// Creates the disk `id`. `queues`: how its rings are served, with the worker of each offered one.
+    pub(super) fn new(
+        devices: XenDevices,
+        id: String,
+        queues: Arc<SharedQueueSettings>,
+        storage: StorageConfig,
+    ) -> XenDisk {
         XenDisk { devices, id, queues, storage }
     }
 
@@ -92,10 +99,27 @@ impl XenDisk {
 }
 
 impl DiskExport for XenDisk {
-    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+    fn queue_settings(&self) -> Option<QueueSettings> {
+        Some(self.queues.get())
+    }
+
+    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
+        match self.device() {
+            Some(device) => device.set_polling(poll, coalesce).map_err(|error| error.to_string()),
+            None => {
+                self.queues.set_polling(poll, coalesce);
+                Ok(())
+            }
+        }
+    }
+
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         match self.device() {
             Some(device) => device.move_ring(&self.devices.engine, queue, worker, timeout),
-            None => Ok(false),
+            None => {
+                self.queues.set_worker(queue, worker);
+                Ok(QueueMove::AtStart)
+            }
         }
     }
 
@@ -103,7 +127,7 @@ impl DiskExport for XenDisk {
     fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         match self.device() {
             Some(device) => device.queue_stats(workers),
-            None => Some(vec![QueueStats::default(); self.queues]),
+            None => Some(vec![QueueStats::default(); self.queues.get().map.len()]),
         }
     }
 
@@ -153,8 +177,8 @@ impl ToolstackDevice {
             storage: device.storage.clone(),
             plug: device.plug,
             health: Arc::clone(&device.health),
+            queue_map: Vec::new(),
             disk: device.disk().as_ref().map(Arc::downgrade),
-            queue_map: device.queue_map.clone(),
             settings: Vec::new(),
         };
         ServedDisk::new(info, Arc::new(ToolstackDevice { devices, device }))
@@ -162,7 +186,15 @@ impl ToolstackDevice {
 }
 
 impl DiskExport for ToolstackDevice {
-    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+    fn queue_settings(&self) -> Option<QueueSettings> {
+        Some(self.device.queue_settings())
+    }
+
+    fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
+        self.device.set_polling(poll, coalesce).map_err(|error| error.to_string())
+    }
+
+    fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.device.move_ring(&self.devices.engine, queue, worker, timeout)
     }
 

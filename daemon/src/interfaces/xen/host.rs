@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_blkif::GrantBudget;
-use mqblk_engine::{DiskHealth, Engine};
+use mqblk_engine::{DiskHealth, Engine, QueueSettings, SharedQueueSettings};
 use mqblk_memory::DomainId;
 use mqblk_xen::{Xen, XenError};
 use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice, ToolstackError};
@@ -48,8 +48,21 @@ pub(super) struct XenHost {
     type_name: String,
 }
 
-/// A disk of the configuration and its health.
-pub(super) type XenDiskConfig = (DiskConfig<XenEndpoint>, Arc<DiskHealth>);
+/// A disk of the configuration, its health, and how its rings are served.
+pub(super) struct XenDiskConfig {
+    pub config: DiskConfig<XenEndpoint>,
+    pub health: Arc<DiskHealth>,
+    pub queues: Arc<SharedQueueSettings>,
+}
+
+impl XenDiskConfig {
+    /// Creates the state of a disk of the configuration.
+    pub(super) fn new(config: DiskConfig<XenEndpoint>) -> XenDiskConfig {
+        let health = config.storage.new_health(&config.id);
+        let queues = Arc::new(SharedQueueSettings::new(queue_settings(&config.endpoint)));
+        XenDiskConfig { config, health, queues }
+    }
+}
 
 /// Returns the settings of a device. `write_through`: each write is durable before it is completed.
 pub(super) fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSettings {
@@ -62,10 +75,12 @@ pub(super) fn vbd_settings(endpoint: &XenEndpoint, write_through: bool) -> VbdSe
         persistent_idle: endpoint.persistent_idle,
         journal: endpoint.journal,
         write_through,
-        queue_map: endpoint.queue_map.to_engine(),
-        poll: endpoint.poll,
-        coalesce: endpoint.coalesce,
     }
+}
+
+/// Returns how the rings of a device are served at first.
+pub(super) fn queue_settings(endpoint: &XenEndpoint) -> QueueSettings {
+    QueueSettings { map: endpoint.queue_map.to_engine(), poll: endpoint.poll, coalesce: endpoint.coalesce }
 }
 
 impl XenHost {
@@ -83,7 +98,7 @@ impl XenHost {
             Some(pages) => GrantBudget::new(pages),
             None => GrantBudget::for_host(MAPTRACK, config.max_map_count),
         };
-        let default = vbd_settings(&config.default_endpoint, false);
+        let default = (vbd_settings(&config.default_endpoint, false), queue_settings(&config.default_endpoint));
         let opener = DiskOpener::new(config.watch, default, disks, Arc::clone(&context.storages));
         let options = BackendOptions {
             type_name: config.type_name.clone(),
@@ -107,7 +122,7 @@ impl XenHost {
     /// If a device cannot be created. Those created before are removed again.
     pub(super) fn attach(&self, disks: &[XenDiskConfig]) -> Result<(), XenStartError> {
         let mut created = Vec::new();
-        for (disk, _) in disks {
+        for disk in disks.iter().map(|disk| &disk.config) {
             let Some(XenAttachment { domid, devid }) = disk.endpoint.attachment else { continue };
             let name = DeviceName { type_name: self.type_name.clone(), frontend_id: DomainId(domid), devid };
             match self.attach_one(disk, &name) {

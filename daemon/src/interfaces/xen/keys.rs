@@ -8,7 +8,7 @@ use mqblk_blkif::{
     PoolScope,
 };
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::QueuePlacement;
+use mqblk_engine::{Coalesce, PollPolicy, QueuePlacement};
 use mqblk_xen::vbd;
 use toml::Value;
 
@@ -81,7 +81,7 @@ impl Endpoint for XenEndpoint {
         if self.grants_pool != PoolScope::PerRing {
             pairs.push(("grants-pool", string(self.grants_pool.word())));
         }
-        pairs.extend(queue_pairs(&self.queue_map, self.poll, self.coalesce));
+        pairs.extend(queue_pairs(self.queue_map.workers(), self.poll, self.coalesce));
         pairs
     }
 }
@@ -105,8 +105,8 @@ fn take_endpoint(settings: &mut Settings, cpus: &Cpus) -> Result<XenEndpoint, Se
         persistent_grants: persistent.map_or(DEFAULT_PERSISTENT_MAX, |pages| pages as u32),
         persistent_idle: idle.unwrap_or(DEFAULT_PERSISTENT_IDLE),
         journal: settings.switch("journal")?.unwrap_or(true),
-        poll: take_poll(settings)?,
-        coalesce: take_coalesce(settings)?,
+        poll: take_poll(settings, PollPolicy::default())?,
+        coalesce: take_coalesce(settings, Coalesce::default())?,
         queue_map: QueueMap::take(settings),
     })
 }

@@ -134,14 +134,7 @@ impl ConfiguredInterface for XenInterfaceConfig {
         let Some(host) = self.host else {
             return Ok(Arc::new(ServedXen { disks: Vec::new(), pending: Mutex::default(), started: OnceLock::new() }));
         };
-        let disks: Vec<XenDiskConfig> = self
-            .disks
-            .into_iter()
-            .map(|disk| {
-                let health = disk.storage.new_health(&disk.id);
-                (disk, health)
-            })
-            .collect();
+        let disks: Vec<XenDiskConfig> = self.disks.into_iter().map(XenDiskConfig::new).collect();
         let served = ServedXen { disks, pending: Mutex::default(), started: OnceLock::new() };
         if context.stands_by.load(Ordering::SeqCst) {
             // Xenstore already has the devices, which the other process serves: a backend would take them from it.
@@ -175,9 +168,8 @@ impl ServedXen {
     /// Starts the backend.
     fn start(&self, config: &XenConfig, context: &HostContext) -> Result<(), StartFailure> {
         let host = XenHost::start(config, &self.disks, context)?;
-        let served = self.disks.iter().map(|(disk, health)| {
-            let queues = disk.endpoint.queues.into();
-            let export = XenDisk::new(host.devices(), disk.id.clone(), queues, disk.storage.clone());
+        let served = self.disks.iter().map(|XenDiskConfig { config: disk, health, queues }| {
+            let export = XenDisk::new(host.devices(), disk.id.clone(), Arc::clone(queues), disk.storage.clone());
             (disk.position, ServedDisk::new(disk.info(WORD, health), Arc::new(export)))
         });
         let served = served.collect();
@@ -191,7 +183,7 @@ impl ServedInterface for ServedXen {
     fn devices(&self) -> Vec<(ListPosition, Arc<dyn ServedDevice>)> {
         let Some(StartedXen { host, served }) = self.started.get() else { return Vec::new() };
         let configured = served.iter().map(|(position, disk)| (*position, Arc::clone(disk) as _));
-        let is_configured = |id: &str| self.disks.iter().any(|(disk, _)| disk.id == id);
+        let is_configured = |id: &str| self.disks.iter().any(|disk| disk.config.id == id);
         let others = host.devices().list().into_iter().filter(|device| !is_configured(&device.id)).enumerate();
         let others = others.map(|(index, device)| {
             (ListPosition::Added(index), ToolstackDevice::served(host.devices(), device, WORD) as _)
@@ -221,6 +213,6 @@ impl ServedInterface for ServedXen {
     }
 
     fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {
-        self.disks.iter().map(|(disk, _)| disk.flush_target()).collect()
+        self.disks.iter().map(|disk| disk.config.flush_target()).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::settings::Settings;
-use mqblk_engine::{AnyDisk, DiskHealth, ErrorPolicy, PlugOptions};
+use mqblk_engine::{AnyDisk, DiskHealth, ErrorPolicy, PlugOptions, QueueSettings, SharedQueueSettings};
 use mqblk_xen_server::{DeviceName, DiskBacking, Opener, Params, VbdSettings};
 
 use super::config::XenAttachment;
@@ -29,18 +29,20 @@ struct OfferedDisk {
     health: Arc<DiskHealth>,
     storage: String,
     settings: VbdSettings,
+    queues: Arc<SharedQueueSettings>,
     attachment: Option<XenAttachment>,
     used_by: Arc<Mutex<Option<DeviceName>>>,
 }
 
 impl OfferedDisk {
-    fn new((disk, health): &XenDiskConfig) -> OfferedDisk {
+    fn new(XenDiskConfig { config: disk, health, queues }: &XenDiskConfig) -> OfferedDisk {
         OfferedDisk {
             disk: Arc::clone(&disk.storage.disk),
             plug: disk.storage.plug,
             health: Arc::clone(health),
             storage: disk.storage.kind.clone(),
             settings: vbd_settings(&disk.endpoint, disk.storage.cache == CacheMode::Writethrough),
+            queues: Arc::clone(queues),
             attachment: disk.endpoint.attachment,
             used_by: Arc::default(),
         }
@@ -51,7 +53,8 @@ impl OfferedDisk {
 pub(super) struct DiskOpener {
     /// True if every device of the type is served.
     watch: bool,
-    default: VbdSettings,
+    /// Of devices that name no disk.
+    default: (VbdSettings, QueueSettings),
     offered: BTreeMap<String, OfferedDisk>,
     storages: Arc<dyn StorageBackends>,
 }
@@ -79,7 +82,8 @@ impl Opener for DiskOpener {
             disk,
             plug: PlugOptions::default(),
             health: Arc::new(DiskHealth::new(name.to_string(), ErrorPolicy::default())),
-            settings: self.default.clone(),
+            settings: self.default.0.clone(),
+            queues: Arc::new(SharedQueueSettings::new(self.default.1.clone())),
             guard: Box::new(()),
         })
     }
@@ -89,11 +93,11 @@ impl DiskOpener {
     /// Creates the opener of these disks. `watch`: every device of the type is served, with the settings `default` if it names no disk.
     pub(super) fn new(
         watch: bool,
-        default: VbdSettings,
+        default: (VbdSettings, QueueSettings),
         disks: &[XenDiskConfig],
         storages: Arc<dyn StorageBackends>,
     ) -> DiskOpener {
-        let offered = disks.iter().map(|disk| (disk.0.id.clone(), OfferedDisk::new(disk))).collect();
+        let offered = disks.iter().map(|disk| (disk.config.id.clone(), OfferedDisk::new(disk))).collect();
         DiskOpener { watch, default, offered, storages }
     }
 
@@ -123,6 +127,7 @@ impl DiskOpener {
             plug: disk.plug,
             health: Arc::clone(&disk.health),
             settings: disk.settings.clone(),
+            queues: Arc::clone(&disk.queues),
             guard: Box::new(DiskUse(Arc::clone(&disk.used_by), Arc::clone(&disk.disk))),
         })
     }

@@ -4,7 +4,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
-use mqblk_engine::{AttachError, ClosingDisk, QueueDisk};
+use mqblk_engine::{
+    AttachError, ClosingDisk, Coalesce, PollPolicy, QueueDisk, QueueMove, QueueSettings, SharedQueueSettings,
+    WorkerError,
+};
 
 /// How long the close of a disk that nobody uses waits for a worker.
 const UNUSED_CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,8 +25,10 @@ pub(crate) trait SessionQueues: Send {
     fn end_close_disk(&mut self, slot: DiskSlot);
     /// Updates a disk's size on all queues.
     fn refresh_disk(&mut self, slot: DiskSlot);
-    /// Moves a queue to another worker. Returns false if it stays where it is: it is not attached, or its requests in flight take longer.
-    fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String>;
+    /// Moves a queue to another worker, unless its requests in flight take longer.
+    fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String>;
+    /// Changes the polling and the coalescing of the request queues.
+    fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError>;
     /// Starts to drain all queues.
     fn begin_drain(&mut self);
     /// Waits until the draining queues have no request in flight, until `end` at most. Returns true if none is left.
@@ -41,7 +46,7 @@ pub(crate) trait SessionQueues: Send {
 /// A session as threads other than its control thread see it.
 pub(crate) type SharedSession = Arc<Mutex<dyn SessionQueues>>;
 
-/// The disks of a device and the session that uses them.
+/// The disks of a device, how its queues are served, and the session that uses them.
 ///
 /// Lock order: `session`, then the session itself, then `list`.
 #[derive(Default)]
@@ -51,11 +56,18 @@ pub(crate) struct DeviceDisks {
     /// Disconnected sessions with requests in flight: they still use the disks.
     draining_sessions: Mutex<usize>,
     drained: Condvar,
+    queues: SharedQueueSettings,
 }
 
 impl DeviceDisks {
-    pub(crate) fn new(list: Vec<QueueDisk>) -> DeviceDisks {
-        DeviceDisks { list: Mutex::new(list), ..DeviceDisks::default() }
+    pub(crate) fn new(list: Vec<QueueDisk>, queues: QueueSettings) -> DeviceDisks {
+        let queues = SharedQueueSettings::new(queues);
+        DeviceDisks { list: Mutex::new(list), queues, ..DeviceDisks::default() }
+    }
+
+    /// Returns how the queues are served.
+    pub(crate) fn queues(&self) -> &SharedQueueSettings {
+        &self.queues
     }
 
     /// Returns the current disks.
@@ -118,11 +130,24 @@ impl DeviceDisks {
         drop(self.drained.wait_while(draining, |count| *count > 0));
     }
 
-    pub(crate) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
-        match &*lock(&self.session) {
-            Some(session) => lock(session).move_queue(queue, worker, timeout),
-            None => Ok(false),
+    pub(crate) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
+        let current = lock(&self.session);
+        // Locked until the worker is recorded: a queue that starts in between would begin at the one of before.
+        let mut session = current.as_ref().map(|session| lock(session));
+        let moved =
+            session.as_mut().map_or(Ok(QueueMove::AtStart), |session| session.move_queue(queue, worker, timeout))?;
+        if moved != QueueMove::Busy {
+            self.queues.set_worker(queue, worker);
         }
+        Ok(moved)
+    }
+
+    pub(crate) fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError> {
+        let current = lock(&self.session);
+        // Locked, as while a queue moves.
+        let mut session = current.as_ref().map(|session| lock(session));
+        self.queues.set_polling(poll, coalesce);
+        session.as_mut().map_or(Ok(()), |session| session.set_polling(poll, coalesce))
     }
 
     pub(crate) fn refresh(&self, slot: DiskSlot) {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use mqblk_core::thread::spawn;
 use mqblk_core::{BudgetUse, DiskSlot, TenantBudget};
 use mqblk_engine::{
-    AttachError, Coalesce, Engine, EventFd, FixedBufferUse, PollPolicy, QueueDisk, QueueStats, StatsRegistry,
-    UringContext, WorkerStats,
+    AttachError, Coalesce, Engine, EventFd, FixedBufferUse, PollPolicy, QueueDisk, QueueMove, QueueSettings,
+    QueueStats, StatsRegistry, UringContext, WorkerError, WorkerStats,
 };
 use mqblk_virtio::VirtioDevice;
 
@@ -35,11 +35,11 @@ pub struct ServerOptions {
     pub socket: PathBuf,
     /// Permissions of the socket.
     pub socket_access: SocketAccess,
-    /// Worker of each queue; further queues are assigned round-robin.
+    /// Worker of each queue at first; further queues are assigned round-robin.
     pub queue_map: Vec<usize>,
-    /// Polling of the queues.
+    /// Polling of the request queues at first.
     pub poll: PollPolicy,
-    /// Coalescing of calls.
+    /// Coalescing of calls at first.
     pub coalesce: Coalesce,
     /// What a frontend may share.
     pub sharing: SharePolicy,
@@ -147,7 +147,11 @@ impl Server {
         let listener = ListenSocket::bind(&socket, &options.socket_access)?;
         let os_error = |source| SocketError::Os { path: socket.clone(), source };
         let wakeup = EventFd::new().map_err(os_error)?;
-        let disks = Arc::new(DeviceDisks::new(disks));
+        let map = std::mem::take(&mut options.queue_map).into_iter();
+        let further = map.len()..device.num_queues().into();
+        let queues =
+            QueueSettings { map: map.chain(further).collect(), poll: options.poll, coalesce: options.coalesce };
+        let disks = Arc::new(DeviceDisks::new(disks, queues));
         let shared = Arc::new(Shared {
             gate: Arc::new(StartGate::new(Arc::clone(&disks))),
             wakeup,
@@ -207,13 +211,26 @@ impl Server {
     }
 
     /// Moves a queue to another worker (modulo their number) while its guest uses it. The guest sees a pause as long as the queue's requests
-    /// in flight. Returns false if the queue stays where it is: it is not attached, or its requests take longer than `timeout`, such as
-    /// those parked at a stopped disk. A queue that is set up again begins at the worker of its queue map.
+    /// in flight. It stays where it is if these take longer than `timeout`, such as those parked at a stopped disk. Else it begins at the
+    /// other worker from now on, also when it is set up again.
     ///
     /// # Errors
     /// When the other worker refuses the queue, which is served by its former one again.
-    pub fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+    pub fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.shared.disks.move_queue(queue, worker, timeout)
+    }
+
+    /// Returns how its queues are served.
+    pub fn queue_settings(&self) -> QueueSettings {
+        self.shared.disks.queues().get()
+    }
+
+    /// Changes how the request queues are polled, and how their calls are coalesced: of those that are served, and of those that start.
+    ///
+    /// # Errors
+    /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already.
+    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError> {
+        self.shared.disks.set_polling(poll, coalesce)
     }
 
     /// Notifies the frontend that the device's configuration has changed, and waits at most `timeout` for its reply.

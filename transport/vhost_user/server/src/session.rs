@@ -34,7 +34,7 @@ use crate::inflight::InflightRegion;
 use crate::memory::{self, ChargedMemory, SharedFile};
 use crate::server::ServerOptions;
 use crate::sharing::SharingMonitor;
-use crate::vring::{StartParams, UserAddresses, Vring};
+use crate::vring::{UserAddresses, Vring};
 pub(crate) use hand_over::KickEvents;
 
 /// Interval at which a queue that waits for earlier requests of its ring re-checks them.
@@ -287,32 +287,11 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         }
         // Not above: the driver has also started when a frontend resets the device before any queue starts.
         self.gate.set_tracked(Some(self.inflight.is_some()));
-        let worker = self.options.queue_map.get(queue).copied().unwrap_or(queue);
-        let (vrings, start) = self.start_params(worker);
+        let (vrings, start) = self.start_params(self.disks.queues().worker(queue));
         match vrings[queue].start(&start) {
             Ok(()) => Ok(()),
             Err(why) => self.reject(why),
         }
-    }
-
-    /// Returns the queues, and what those that start on `worker` have in common.
-    fn start_params(&mut self, worker: usize) -> (&mut [Vring<D::Queue>], StartParams<'_, D>) {
-        let start = StartParams {
-            device: &self.device,
-            engine: &self.options.engine,
-            disks: self.disks.list(),
-            name: &self.options.name,
-            memory: &self.memory,
-            inflight: self.inflight.as_ref(),
-            features: self.features,
-            poll: self.options.poll,
-            coalesce: self.options.coalesce,
-            fixed_buffers: self.options.fixed_buffers,
-            worker,
-            stats: &self.stats,
-            logging: &self.logging,
-        };
-        (&mut self.vrings, start)
     }
 
     /// Applies a new memory table, also to running queues.

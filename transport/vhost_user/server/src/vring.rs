@@ -8,7 +8,7 @@ use mqblk_core::counters::QueueCounters;
 use mqblk_core::{Call, Wake};
 use mqblk_engine::{
     Coalesce, Detached, Draining, Engine, EventFd, FixedBufferUse, Kick, MoveResult, Notifier, PollPolicy, QueueDisk,
-    QueueHandle, QueueOptions, StatsRegistry, UringContext,
+    QueueHandle, QueueMove, QueueOptions, StatsRegistry, UringContext,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingState};
@@ -221,13 +221,12 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         Ok(())
     }
 
-    /// Moves an attached queue to another worker. Returns false if it is not attached, or its requests in flight take longer than `timeout`:
-    /// it stays where it is.
-    pub(crate) fn move_to<D>(&mut self, start: &StartParams<'_, D>, timeout: Duration) -> Result<bool, String>
+    /// Moves an attached queue to another worker, unless its requests in flight take longer than `timeout`.
+    pub(crate) fn move_to<D>(&mut self, start: &StartParams<'_, D>, timeout: Duration) -> Result<QueueMove, String>
     where
         D: VirtioDevice<UringContext, Queue = Q>,
     {
-        let Some(attached) = self.attached.take() else { return Ok(false) };
+        let Some(attached) = self.attached.take() else { return Ok(QueueMove::AtStart) };
         let depth = self.size.map_or(0, usize::from);
         let (memory, fixed, log) = (Arc::clone(start.memory), start.fixed_buffers, start.logging.active().cloned());
         let fence = start.inflight.and_then(|region| region.fence()).cloned();
@@ -252,8 +251,8 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             Ok(())
         };
         let (handle, result) = match attached.move_to(start.engine, start.worker, timeout, leave, enter) {
-            Ok(MoveResult::Moved(handle)) => (handle, Ok(true)),
-            Ok(MoveResult::Busy(handle)) => (handle, Ok(false)),
+            Ok(MoveResult::Moved(handle)) => (handle, Ok(QueueMove::Moved)),
+            Ok(MoveResult::Busy(handle)) => (handle, Ok(QueueMove::Busy)),
             Ok(MoveResult::Refused(handle, why)) => (handle, Err(format!("queue {}: {why}", self.index))),
             Ok(MoveResult::Stranded(state, why)) => {
                 self.base = state.position().base;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_blkif::journal::{Journal, JournalSlot};
 use mqblk_blkif::{BlkifQueue, RingParts, Vbd};
 use mqblk_core::{DiskSlot, Wake};
-use mqblk_engine::{Engine, Kick, QueueDisk, QueueHandle, QueueOptions, UringContext};
+use mqblk_engine::{Engine, Kick, QueueDisk, QueueHandle, QueueOptions, QueueSettings, UringContext};
 use mqblk_memory::{DomainId, GrantAccess, GuestAddress, PageArena, PageSlot};
 use mqblk_ring::blkif::{Abi, BackRing, BlkifRing, RawRequest};
 use mqblk_xen::Xen;
@@ -63,7 +63,8 @@ pub(crate) struct RingConnector<'a> {
     pub(crate) engine: &'a Engine,
     pub(crate) name: &'a DeviceName,
     pub(crate) backing: &'a DiskBacking,
-    pub(crate) queue_map: &'a [u16],
+    /// How the rings are served.
+    pub(crate) queues: QueueSettings,
     pub(crate) journals: Option<&'a JournalDir>,
     /// An earlier process served these rings.
     pub(crate) resume: bool,
@@ -114,7 +115,7 @@ impl RingConnector<'_> {
             // The earlier process may have been killed before it sent the event for published responses.
             port.channel.notify();
         }
-        let (on_broken, settings) = (Arc::clone(&self.on_broken), &self.backing.settings);
+        let (on_broken, settings) = (Arc::clone(&self.on_broken), &self.queues);
         let options = QueueOptions {
             disks: vec![QueueDisk {
                 slot: DiskSlot::FIRST,
@@ -136,8 +137,8 @@ impl RingConnector<'_> {
             vbd.open_queue(context, parts).map_err(|error| error.to_string())
         };
         let close = |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| queue.close(context);
-        let worker = self.queue_map.get(index).copied().unwrap_or_default();
-        self.engine.attach(worker.into(), options, open, close).map_err(|error| error.to_string())
+        let worker = self.queues.map.get(index).copied().unwrap_or_default();
+        self.engine.attach(worker, options, open, close).map_err(|error| error.to_string())
     }
 
     /// Returns how the ring starts: from the journal of an earlier process if there is one, else from the ring's content.

@@ -120,12 +120,12 @@ impl Device {
     fn stats_for(&mut self, shared: &BackendShared, backing: &DiskBacking) -> Arc<DeviceStats> {
         let queues = usize::from(backing.settings.ring_limits.queues);
         if let Some(stats) = &self.last_stats
-            && (stats.id == backing.id && stats.queue_map.len() == queues)
+            && (stats.id == backing.id && stats.rings_offered() == queues)
         {
             return Arc::clone(stats);
         }
         self.unregister_stats(shared);
-        let queue_map = shared.registry.queue_map(&backing.settings, shared.engine.workers());
+        shared.registry.assign_rings(&backing.queues, queues, shared.engine.workers());
         let (id, storage) = (backing.id.clone(), backing.storage.clone());
         let stats = Arc::new(DeviceStats::new(
             self.name.clone(),
@@ -133,7 +133,7 @@ impl Device {
             storage,
             backing.plug,
             Arc::clone(&backing.health),
-            queue_map,
+            Arc::clone(&backing.queues),
         ));
         shared.registry.add(&stats);
         Arc::clone(self.last_stats.insert(stats))
@@ -384,7 +384,7 @@ impl Device {
             %params,
             size = %geometry.size,
             read_only = geometry.read_only || read_only,
-            queues = stats.queue_map.len(),
+            queues = stats.rings_offered(),
             "serving"
         );
         self.open_disk = Some(OpenDisk { backing, stats, read_only, discard, cdrom, removable });
@@ -446,12 +446,13 @@ impl Device {
             engine: &shared.engine,
             name: &self.name,
             backing: &opened.backing,
-            queue_map: &opened.stats.queue_map,
+            queues: opened.stats.queue_settings(),
             journals: shared.journal_dir.as_ref().filter(|_| settings.journal),
             resume,
             on_broken: self.broken_handler(shared),
         };
         let handles = connect.connect_all(&vbd, &published).map_err(|why| EffectError::Failed(EINVAL, why))?;
+        let connected_with = (connect.queues.poll, connect.queues.coalesce);
         tracing::info!(
             device = %self.name,
             rings = handles.len(),
@@ -461,7 +462,7 @@ impl Device {
             resume,
             "rings"
         );
-        opened.stats.set_rings(vbd, handles);
+        opened.stats.set_rings(vbd, handles, connected_with);
         Ok(())
     }
 

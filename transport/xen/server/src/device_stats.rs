@@ -7,8 +7,8 @@ use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
 use mqblk_core::counters::QueueCounters;
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, Detached, DiskHealth, Draining, Engine, MoveResult, PlugOptions, QueueHandle, QueueStats, StatsRegistry,
-    UringContext, WorkerError, WorkerStats,
+    AnyDisk, Coalesce, Detached, DiskHealth, Draining, Engine, MoveResult, PlugOptions, PollPolicy, QueueHandle,
+    QueueMove, QueueSettings, QueueStats, SharedQueueSettings, StatsRegistry, UringContext, WorkerError, WorkerStats,
 };
 use mqblk_ring::blkif::RingPosition;
 
@@ -35,8 +35,7 @@ pub struct DeviceStats {
     pub plug: PlugOptions,
     /// Error policy, and whether the disk is stopped.
     pub health: Arc<DiskHealth>,
-    /// The worker of each offered ring.
-    pub queue_map: Vec<u16>,
+    queues: Arc<SharedQueueSettings>,
     registry: StatsRegistry,
     rings: Mutex<AttachedRings>,
     /// The device keeps the disk open.
@@ -50,11 +49,11 @@ impl DeviceStats {
         storage: String,
         plug: PlugOptions,
         health: Arc<DiskHealth>,
-        queue_map: Vec<u16>,
+        queues: Arc<SharedQueueSettings>,
     ) -> DeviceStats {
-        let registry = StatsRegistry::new(queue_map.len());
+        let registry = StatsRegistry::new(queues.get().map.len());
         let (rings, disk) = (Mutex::default(), Mutex::default());
-        DeviceStats { name, id, storage, plug, health, queue_map, registry, rings, disk }
+        DeviceStats { name, id, storage, plug, health, queues, registry, rings, disk }
     }
 
     fn lock(&self) -> MutexGuard<'_, AttachedRings> {
@@ -84,17 +83,39 @@ impl DeviceStats {
         self.lock().handles.len()
     }
 
-    /// Moves a ring to another worker (modulo their number) while the guest uses it. Returns false if the ring stays where it is: it is not
-    /// attached, or its requests in flight take longer than `timeout`.
+    /// Returns how its rings are served, with the worker of each offered one.
+    pub fn queue_settings(&self) -> QueueSettings {
+        self.queues.get()
+    }
+
+    /// Returns the number of rings offered.
+    pub(crate) fn rings_offered(&self) -> usize {
+        self.queues.get().map.len()
+    }
+
+    /// Changes how the rings are polled, and how events to the guest are coalesced.
+    ///
+    /// # Errors
+    /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already.
+    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError> {
+        // Locked first: rings that connect meanwhile are told when they have.
+        let served = self.lock();
+        self.queues.set_polling(poll, coalesce);
+        served.handles.iter().try_for_each(|handle| handle.set_polling(poll, coalesce))
+    }
+
+    /// Moves a ring to another worker (modulo their number) while the guest uses it, unless its requests in flight take longer than
+    /// `timeout`. It begins there from now on, also when the guest connects again.
     ///
     /// # Errors
     /// When the other worker refuses the ring, which is served by its former one again.
-    pub fn move_ring(&self, engine: &Engine, ring: u16, worker: usize, timeout: Duration) -> Result<bool, String> {
+    pub fn move_ring(&self, engine: &Engine, ring: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         let at = usize::from(ring);
         // Locked all the time: a detach waits for the ring.
         let mut served = self.lock();
         if at >= served.handles.len() {
-            return Ok(false);
+            self.queues.set_worker(ring, worker);
+            return Ok(QueueMove::AtStart);
         }
         let handle = served.handles.swap_remove(at);
         let leave = |queue: &mut BlkifQueue<UringContext>, context: &mut UringContext| queue.leave_context(context);
@@ -103,13 +124,16 @@ impl DeviceStats {
             Ok(())
         };
         let (handle, result) = match handle.move_to(engine, worker, timeout, leave, enter) {
-            Ok(MoveResult::Moved(handle)) => (handle, Ok(true)),
-            Ok(MoveResult::Busy(handle)) => (handle, Ok(false)),
+            Ok(MoveResult::Moved(handle)) => (handle, Ok(QueueMove::Moved)),
+            Ok(MoveResult::Busy(handle)) => (handle, Ok(QueueMove::Busy)),
             Ok(MoveResult::Refused(handle, why)) => (handle, Err(format!("ring {ring}: {why}"))),
             // Without its handle the ring cannot be detached; the guest's requests stay in it.
             Ok(MoveResult::Stranded(_, why)) => return Err(format!("ring {ring}: no worker takes it: {why}")),
             Err(gone) => return Err(format!("ring {ring}: {gone}")),
         };
+        if result == Ok(QueueMove::Moved) {
+            self.queues.set_worker(ring, worker);
+        }
         self.registry.attached(ring, handle.id());
         served.handles.push(handle);
         let last = served.handles.len() - 1;
@@ -117,12 +141,22 @@ impl DeviceStats {
         result
     }
 
-    /// Registers the attached rings of a connection.
-    pub(crate) fn set_rings(&self, vbd: Arc<Vbd>, handles: Vec<QueueHandle<BlkifQueue<UringContext>>>) {
+    /// Registers the attached rings of a connection. `connected_with`: how they are polled and coalesced.
+    pub(crate) fn set_rings(
+        &self,
+        vbd: Arc<Vbd>,
+        handles: Vec<QueueHandle<BlkifQueue<UringContext>>>,
+        connected_with: (PollPolicy, Coalesce),
+    ) {
         for (handle, index) in handles.iter().zip(0..) {
             self.registry.attached(index, handle.id());
         }
         let mut served = self.lock();
+        let QueueSettings { poll, coalesce, .. } = self.queues.get();
+        for handle in handles.iter().filter(|_| (poll, coalesce) != connected_with) {
+            // A worker that has ended serves nothing.
+            let _ = handle.set_polling(poll, coalesce);
+        }
         (served.vbd, served.handles) = (Some(vbd), handles);
     }
 

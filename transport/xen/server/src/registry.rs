@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mqblk_engine::QueuePlacement;
+use mqblk_engine::{QueuePlacement, SharedQueueSettings};
 
 use crate::device_stats::DeviceStats;
-use crate::storage::VbdSettings;
 
 /// The devices with open disks, and the workers of their rings.
 #[derive(Default)]
@@ -34,16 +33,17 @@ impl DeviceRegistry {
         list
     }
 
-    /// Returns the worker of each ring that a disk may have.
-    pub(crate) fn queue_map(&self, settings: &VbdSettings, workers: usize) -> Vec<u16> {
-        let rings = usize::from(settings.ring_limits.queues);
-        let mut map: Vec<u16> = settings.queue_map.iter().take(rings).map(|worker| *worker as u16).collect();
+    /// Assigns each ring that a disk may have to a worker.
+    pub(crate) fn assign_rings(&self, queues: &SharedQueueSettings, rings: usize, workers: usize) {
+        let mut map: Vec<u16> = queues.get().map.iter().take(rings).map(|worker| *worker as u16).collect();
         let mut placement = self.placement.lock().unwrap_or_else(PoisonError::into_inner);
         let placement =
             placement.get_or_insert_with(|| QueuePlacement::new(u16::try_from(workers).unwrap_or(u16::MAX)));
+        // They come and go.
+        placement.set_workers(u16::try_from(workers).unwrap_or(u16::MAX));
         let given = map.len();
         map.extend(placement.round_robin((rings - given) as u16));
         placement.place(&map);
-        map
+        queues.set_map(map.into_iter().map(usize::from).collect());
     }
 }

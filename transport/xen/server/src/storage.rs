@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_blkif::{GrantMode, PoolScope};
-use mqblk_engine::{AnyDisk, Coalesce, DiskHealth, PlugOptions, PollPolicy};
+use mqblk_engine::{AnyDisk, DiskHealth, PlugOptions, SharedQueueSettings};
 
 use crate::frontend::RingLimits;
 use crate::name::DeviceName;
@@ -30,12 +30,6 @@ pub struct VbdSettings {
     pub journal: bool,
     /// Every write is durable before its response.
     pub write_through: bool,
-    /// The worker of each ring; rings past its end are assigned round-robin.
-    pub queue_map: Vec<usize>,
-    /// Poll policy of the rings.
-    pub poll: PollPolicy,
-    /// Coalescing of notifications.
-    pub coalesce: Coalesce,
 }
 
 /// An open disk and how it is served.
@@ -52,6 +46,8 @@ pub struct DiskBacking {
     pub health: Arc<DiskHealth>,
     /// Settings of the device.
     pub settings: VbdSettings,
+    /// How its rings are served; those past the end of the map are assigned round-robin.
+    pub queues: Arc<SharedQueueSettings>,
     /// Dropped when the disk is no longer served.
     pub guard: Box<dyn Any + Send>,
 }

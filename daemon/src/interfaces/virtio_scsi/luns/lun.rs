@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use mqblk_core::DiskSlot;
 
 use super::super::config::{LunOrigin, TargetLun};
-use super::super::controller::ServedUnit;
+use super::super::controller::{Controller, ServedUnit};
 use crate::resolve::Claim;
 
 /// The state of a LUN.
@@ -46,8 +46,8 @@ impl LunState {
 pub(crate) struct LunEntry {
     /// Its id.
     pub id: String,
-    /// The index of its controller in [`Luns::controllers`].
-    pub controller: usize,
+    /// Its controller.
+    pub controller: Arc<Controller>,
     /// Its address.
     pub address: TargetLun,
     /// The engine's slot of its disk, unique for the controller.
@@ -68,6 +68,11 @@ impl LunEntry {
     /// Returns true if guests use it.
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.state, LunState::Ready)
+    }
+
+    /// Returns true if it has this controller.
+    pub(super) fn is_of(&self, controller: &Controller) -> bool {
+        std::ptr::eq(&*self.controller, controller)
     }
 
     pub(super) fn maps(&self, unit: &ServedUnit) -> bool {

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::config::TargetLun;
 use super::{LunEntry, LunSelector, Luns, Removal, lock};
+use crate::interface::ChangeSource;
 
 /// How long to wait for the removal of a LUN. It has no requests in flight.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -56,7 +57,7 @@ impl LunRecord {
 }
 
 /// The migration state of a controller's LUNs, a part of its device state.
-pub(super) struct LunMigration {
+pub(crate) struct LunMigration {
     controller: String,
     /// The directory of files that may be opened for an incoming guest.
     folder: Option<PathBuf>,
@@ -66,7 +67,7 @@ pub(super) struct LunMigration {
 
 impl LunMigration {
     /// Creates the migration state of `controller`, without LUNs yet.
-    pub(super) fn new(controller: &str, folder: Option<PathBuf>) -> LunMigration {
+    pub(crate) fn new(controller: &str, folder: Option<PathBuf>) -> LunMigration {
         LunMigration { controller: controller.to_owned(), folder, luns: Mutex::default() }
     }
 
@@ -104,7 +105,7 @@ impl LunMigration {
         {
             settings.insert(key, value).map_err(|error| error.to_string())?;
         }
-        luns.add(settings).map(drop).map_err(|error| error.to_string())
+        luns.add(settings, ChangeSource::RunTime).map(drop).map_err(|error| error.to_string())
     }
 }
 
@@ -229,7 +230,7 @@ struct IncomingLuns<'a> {
 
 impl IncomingLuns<'_> {
     fn remove(&self, id: &str) -> Result<(), String> {
-        match self.luns.remove(&LunSelector::Id(id.to_owned()), REMOVAL_TIMEOUT) {
+        match self.luns.remove(&LunSelector::Id(id.to_owned()), REMOVAL_TIMEOUT, ChangeSource::RunTime) {
             Ok(Removal::Done(_) | Removal::Pending(..)) => Ok(()),
             Err(error) => Err(error.to_string()),
         }

@@ -3,6 +3,7 @@
 //! The table is locked for short times only. Slow steps (opening storage, waiting for commands) run without the lock, while the LUN's entry
 //! reserves its address and names.
 
+mod controllers;
 mod lun;
 mod migration;
 
@@ -19,34 +20,26 @@ use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
 use super::WORD;
 use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, UnitConfig};
 use super::controller::{Controller, ControllerError, InitialLun, LunError, ServedUnit};
-use super::lun_keys::{LunKeys, UsedAddresses, find_controller};
+use super::lun_keys::{LunKeys, UsedAddresses};
 use super::state::{AddedLun, SavedLuns};
-use crate::interface::HostContext;
+use crate::interface::{ChangeSource, HostContext};
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
-use crate::resolve::UniqueNames;
-use crate::state_file::StateFile;
-use crate::storage_backends::StorageBackends;
 pub(super) use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
-use migration::LunMigration;
+pub(super) use migration::LunMigration;
 
 /// Interval of the checks while a stop waits for a removal.
 const REMOVAL_CHECK: Duration = Duration::from_millis(1);
 
 /// All controllers and their LUNs.
 pub(super) struct Luns {
-    controllers: Vec<Controller>,
-    /// The claims of disks and controllers.
-    names: Arc<Mutex<UniqueNames>>,
-    /// Open the disks of LUNs that are added.
-    storages: Arc<dyn StorageBackends>,
+    /// Lock order: after the table.
+    controllers: Mutex<Vec<Arc<Controller>>>,
+    host: HostContext,
     table: Mutex<Vec<LunEntry>>,
     changed: Condvar,
     removals: Mutex<Vec<JoinHandle<()>>>,
     /// What the next daemon will serve. Lock order: after the table.
     saved: Mutex<SavedLuns>,
-    state_file: Option<Arc<StateFile>>,
-    /// The LUNs' part of the migration state, of each controller.
-    migrations: Vec<Arc<LunMigration>>,
 }
 
 impl Luns {
@@ -69,10 +62,9 @@ impl Luns {
                 units.insert(lun.id.as_str(), Arc::new(unit));
             }
         }
-        let (mut controllers, mut carried) = (Vec::new(), Vec::new());
-        let mut table = Vec::new();
-        for (controller, config) in configs.iter().enumerate() {
-            let mut first = Vec::new();
+        let (mut controllers, mut table) = (Vec::new(), Vec::new());
+        for (number, config) in configs.iter().enumerate() {
+            let (mut first, mut mapped) = (Vec::new(), Vec::new());
             for (slot, lun) in (0..).map(DiskSlot).zip(config.luns.iter().filter(|lun| lun.mapped)) {
                 let unit = match &lun.unit {
                     LunUnit::Own(_) => units.get(lun.id.as_str()),
@@ -80,33 +72,39 @@ impl Luns {
                 };
                 let unit = unit.ok_or_else(|| ControllerError::lun(&config.id, lun.address, LunError::NoUnit))?;
                 first.push(InitialLun { address: lun.address, slot, unit: Arc::clone(unit) });
+                mapped.push((lun, slot, Arc::clone(unit)));
+            }
+            let controller = match Controller::start(config, number, &first, host) {
+                Ok(controller) => Arc::new(controller),
+                Err(error) if config.origin == ChangeSource::RunTime => {
+                    super::not_served(&error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            for (lun, slot, unit) in mapped {
                 table.push(LunEntry {
                     id: lun.id.clone(),
-                    controller,
+                    controller: Arc::clone(&controller),
                     address: lun.address,
                     slot,
                     state: LunState::Ready,
-                    unit: Some(Arc::clone(unit)),
+                    unit: Some(unit),
                     claims: vec![("id", lun.id.clone())],
                     origin: lun.origin,
                     added_settings: added.get(&lun.id).filter(|_| lun.origin == LunOrigin::RunTime).cloned(),
                 });
             }
-            let migration = Arc::new(LunMigration::new(&config.id, config.incoming_luns.clone()));
-            controllers.push(Controller::start(config, &first, host, Arc::clone(&migration) as _)?);
-            carried.push(migration);
+            controllers.push(controller);
         }
         let (changed, removals) = (Condvar::new(), Mutex::default());
         let luns = Luns {
-            controllers,
-            names: Arc::clone(&host.names),
-            storages: Arc::clone(&host.storages),
+            controllers: Mutex::new(controllers),
+            host: host.clone(),
             table: Mutex::new(table),
             changed,
             removals,
             saved: Mutex::new(saved),
-            state_file: host.state.clone(),
-            migrations: carried,
         };
         // Without what did not fit the configuration.
         luns.save(|_| {});
@@ -116,38 +114,19 @@ impl Luns {
     /// Enables or disables the migration of guests. Waits for incoming migrations.
     pub(super) fn set_migratable(self: &Arc<Luns>, on: bool) {
         let luns = if on { Arc::downgrade(self) } else { Weak::new() };
-        self.migrations.iter().for_each(|migration| migration.set_luns(Weak::clone(&luns)));
+        self.controllers().iter().for_each(|controller| controller.migration().set_luns(Weak::clone(&luns)));
     }
 
     /// Returns the ready LUNs of the controller `id`, sorted by address.
     fn ready_luns(&self, id: &str) -> Vec<LunEntry> {
-        let own = |lun: &LunEntry| lun.is_ready() && self.controllers[lun.controller].id() == id;
+        let own = |lun: &LunEntry| lun.is_ready() && lun.controller.id() == id;
         self.list().into_iter().filter(own).collect()
-    }
-
-    /// Returns the controllers, in the order of the configuration.
-    pub(super) fn controllers(&self) -> &[Controller] {
-        &self.controllers
-    }
-
-    /// Returns the index of the controller `id`.
-    ///
-    /// # Errors
-    /// If there is none.
-    pub(super) fn controller(&self, id: &str) -> Result<usize, SettingError> {
-        let mut named = Settings::new("lun");
-        named.insert("controller", id)?;
-        find_controller(&mut named, &self.ids())
-    }
-
-    fn ids(&self) -> Vec<&str> {
-        self.controllers.iter().map(Controller::id).collect()
     }
 
     /// Returns all LUNs, sorted by controller and address.
     pub(super) fn list(&self) -> Vec<LunEntry> {
         let mut luns = self.table().clone();
-        luns.sort_by_key(|lun| (lun.controller, lun.address));
+        luns.sort_by_key(|lun| (lun.controller.number(), lun.address));
         luns
     }
 
@@ -163,24 +142,27 @@ impl Luns {
     ///
     /// # Errors
     /// If a value is invalid or already claimed, or the storage cannot be opened.
-    pub(super) fn add(&self, settings: Settings) -> Result<LunEntry, ChangeError> {
+    pub(super) fn add(&self, settings: Settings, source: ChangeSource) -> Result<LunEntry, ChangeError> {
         let added_settings = settings.clone();
-        let (keys, pending, shared) = self.begin_add(settings)?;
+        let (keys, pending, shared) = self.begin_add(settings, source)?;
         let name = keys.id().to_owned();
         let failed = |error: LunError| ChangeError::Failed(format!("lun {name:?}: {error}"));
-        let LunConfig { id, address, unit, .. } = keys.open(self.storages.as_ref())?;
+        let LunConfig { id, address, unit, .. } = keys.open(self.host.storages.as_ref())?;
         let unit = match (unit, shared) {
             (LunUnit::Own(config), _) => Arc::new(ServedUnit::new(&id, *config).map_err(failed)?),
             (LunUnit::Shared(_), Some(unit)) => unit,
             (LunUnit::Shared(_), None) => return Err(failed(LunError::NoUnit)),
         };
         unit.with_resize_lock(|| {
-            self.controllers[pending.controller].map(address, pending.slot, &unit).map_err(failed)?;
-            let controller = self.controllers[pending.controller].id();
-            let added = AddedLun::new(controller, &id, (address.target, address.lun), &added_settings);
+            let controller = Arc::clone(&pending.controller);
+            controller.map(address, pending.slot, &unit).map_err(failed)?;
+            let added = AddedLun::new(controller.id(), &id, (address.target, address.lun), &added_settings);
             let lun = pending.commit(&unit, added.settings.clone());
-            self.save(|state| state.add(added));
-            tracing::info!(lun = id, controller, address = %address, "LUN added");
+            if source == ChangeSource::RunTime {
+                self.save(|state| state.add(added));
+            }
+            self.host.kept.forget(&id);
+            tracing::info!(lun = id, controller = controller.id(), address = %address, "LUN added");
             Ok(lun)
         })
     }
@@ -189,37 +171,37 @@ impl Luns {
     fn begin_add(
         &self,
         mut settings: Settings,
+        source: ChangeSource,
     ) -> Result<(LunKeys, PendingLun<'_>, Option<Arc<ServedUnit>>), ChangeError> {
-        let ids = self.ids();
-        let controller = find_controller(&mut settings, &ids)?;
         let mut table = self.table();
-        let mut names = lock(&self.names).clone();
+        let controller = self.find_controller(&mut settings)?;
+        let mut names = lock(&self.host.names).clone();
         for lun in &*table {
             let owner = format!("lun {:?}", lun.id);
             let of_unit = lun.unit.iter().flat_map(|unit| unit.claims());
             lun.claims.iter().cloned().chain(of_unit).for_each(|claim| names.insert(&claim, &owner));
         }
-        let own = || table.iter().filter(|lun| lun.controller == controller);
+        let own = || table.iter().filter(|lun| lun.is_of(&controller));
         let mut addresses: UsedAddresses = own().map(|lun| (lun.address, lun.id.clone())).collect();
-        let seen = (ids[controller], self.controllers[controller].endpoint().socket.as_path());
-        let keys = LunKeys::take(settings, seen, &self.storages.kinds(), &mut addresses, &mut names)?;
-        let shared = keys.shared_unit().map(|unit| find_shared_unit(&table, controller, &keys, unit)).transpose()?;
+        let seen = (controller.id(), controller.endpoint().socket.as_path());
+        let keys = LunKeys::take(settings, seen, &self.host.storages.kinds(), &mut addresses, &mut names)?;
+        let shared = keys.shared_unit().map(|unit| find_shared_unit(&table, &controller, &keys, unit)).transpose()?;
         let taken: HashSet<DiskSlot> = own().map(|lun| lun.slot).collect();
         let Some(slot) = (0..=u16::MAX).map(DiskSlot).find(|slot| !taken.contains(slot)) else {
             return Err(ChangeError::Failed(format!(
                 "controller {:?}: it has as many LUNs as it can",
-                ids[controller]
+                controller.id()
             )));
         };
         table.push(LunEntry {
             id: keys.id().to_owned(),
-            controller,
+            controller: Arc::clone(&controller),
             address: keys.address(),
             slot,
             state: LunState::Adding,
             unit: shared.clone(),
             claims: keys.claims().to_vec(),
-            origin: LunOrigin::RunTime,
+            origin: source.into(),
             added_settings: None,
         });
         let pending = PendingLun { luns: self, controller, slot, committed: false };
@@ -230,7 +212,12 @@ impl Luns {
     ///
     /// # Errors
     /// If there is no such LUN, it is still being added, or its storage could not be flushed after the removal.
-    pub(super) fn remove(self: &Arc<Luns>, which: &LunSelector, timeouts: Duration) -> Result<Removal, ChangeError> {
+    pub(super) fn remove(
+        self: &Arc<Luns>,
+        which: &LunSelector,
+        timeouts: Duration,
+        source: ChangeSource,
+    ) -> Result<Removal, ChangeError> {
         let deadline = Instant::now() + timeouts;
         let mut table = self.table();
         let at = self.find(&table, which)?;
@@ -247,12 +234,12 @@ impl Luns {
                 let thread = thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: {error}", lun.id)))?;
                 table[at].state = LunState::Removing(Arc::clone(&progress));
                 // Recorded now: the LUN stays removed even if the daemon is killed.
-                self.save(|state| match lun.origin {
-                    LunOrigin::Configuration => {
-                        state.remove_configured(self.controllers[lun.controller].id(), &lun.id);
-                    }
-                    LunOrigin::RunTime => drop(state.remove_added(&lun.id)),
-                });
+                if source == ChangeSource::RunTime {
+                    self.save(|state| match lun.origin {
+                        LunOrigin::Configuration => state.remove_configured(lun.controller.id(), &lun.id),
+                        LunOrigin::RunTime => drop(state.remove_added(&lun.id)),
+                    });
+                }
                 let mut removals = lock(&self.removals);
                 removals.retain(|thread| !thread.is_finished());
                 removals.push(thread);
@@ -277,7 +264,7 @@ impl Luns {
 
     /// Records a change in the state file, if there is one.
     fn save(&self, change: impl FnOnce(&mut SavedLuns)) {
-        if let Some(state) = &self.state_file {
+        if let Some(state) = &self.host.state {
             let mut saved = lock(&self.saved);
             change(&mut saved);
             state.set(WORD, &*saved);
@@ -286,17 +273,18 @@ impl Luns {
 
     /// Returns true if the next daemon will serve a LUN too.
     pub(super) fn survives_restart(&self, lun: &LunEntry) -> bool {
-        let saved = || self.state_file.as_ref().is_some_and(|state| state.is_written());
+        let saved = || self.host.state.as_ref().is_some_and(|state| state.is_written());
         lun.origin == LunOrigin::Configuration || saved()
     }
 
     /// Removes a LUN whose state is `Removing`. Takes as long as its storage.
     fn finish_removal(&self, lun: LunEntry, progress: &RemovalProgress) {
-        self.controllers[lun.controller].unmap(lun.address);
+        lun.controller.unmap(lun.address);
         progress.flushing.store(true, Ordering::Relaxed);
         let flushed = lun.unit.as_ref().map_or(Ok(()), |unit| unit.disk().sync());
-        self.table().retain(|other| (other.controller, other.slot) != (lun.controller, lun.slot));
+        self.table().retain(|other| !other.is_of(&lun.controller) || other.slot != lun.slot);
         let id = lun.id.clone();
+        self.host.kept.forget(&id);
         // Closes the storage before the removal is reported as done.
         drop(lun);
         let result = flushed
@@ -332,13 +320,13 @@ impl Luns {
                 table.iter().filter(|lun| lun.is_ready() && lun.maps(&unit)).cloned().collect()
             };
             let paths = ready(&self.table());
-            let result = request.carry_out(unit.disk().as_ref(), &mut Users { luns: self, unit: &unit, paths: &paths });
+            let result = request.carry_out(unit.disk().as_ref(), &mut Users { unit: &unit, paths: &paths });
             let resized = result.map_err(|error| resize::resize_error(&format!("lun {:?}", lun.id), request, error))?;
             if !resized.is_change() {
                 return Ok((lun.clone(), ResizeOutcome { resized, guest: GuestNotice::Unchanged }));
             }
-            paths.iter().for_each(|path| self.controllers[path.controller].resized(path.address));
-            let connected = paths.iter().any(|path| self.controllers[path.controller].is_connected());
+            paths.iter().for_each(|path| path.controller.resized(path.address));
+            let connected = paths.iter().any(|path| path.controller.is_connected());
             let guest = if connected { GuestNotice::Notified } else { GuestNotice::NoGuest };
             tracing::info!(lun = lun.id, before = %resized.before, size = %resized.size, guest = guest.word(), "LUN resized");
             Ok((lun.clone(), ResizeOutcome { resized, guest }))
@@ -385,7 +373,7 @@ impl Luns {
             }),
             LunSelector::Address(id, address) => {
                 let controller = self.controller(id)?;
-                let found = table.iter().position(|lun| lun.controller == controller && lun.address == *address);
+                let found = table.iter().position(|lun| lun.is_of(&controller) && lun.address == *address);
                 found.ok_or_else(|| {
                     let found = format!("target {} lun {}, where no LUN is", address.target, address.lun);
                     error_settings.error("target", found, format!("the place of a LUN of controller {id:?}"))
@@ -401,7 +389,6 @@ impl Luns {
 
 /// The users of a logical unit's size.
 struct Users<'a> {
-    luns: &'a Luns,
     unit: &'a ServedUnit,
     paths: &'a [LunEntry],
 }
@@ -412,14 +399,14 @@ impl SizeUsers for Users<'_> {
     }
 
     fn refresh(&mut self) {
-        self.paths.iter().for_each(|path| self.luns.controllers[path.controller].refresh(path.slot));
+        self.paths.iter().for_each(|path| path.controller.refresh(path.slot));
     }
 }
 
 /// The table entry of a LUN that is being added. Dropping it without [`PendingLun::commit`] removes the entry.
 struct PendingLun<'a> {
     luns: &'a Luns,
-    controller: usize,
+    controller: Arc<Controller>,
     slot: DiskSlot,
     committed: bool,
 }
@@ -429,7 +416,7 @@ impl PendingLun<'_> {
     fn commit(mut self, unit: &Arc<ServedUnit>, added_settings: BTreeMap<String, String>) -> LunEntry {
         self.committed = true;
         let mut table = self.luns.table();
-        let at = table.iter().position(|lun| (lun.controller, lun.slot) == (self.controller, self.slot));
+        let at = table.iter().position(|lun| lun.is_of(&self.controller) && lun.slot == self.slot);
         // Always found: only this object removes the entry.
         let lun = &mut table[at.unwrap_or_default()];
         lun.state = LunState::Ready;
@@ -443,7 +430,7 @@ impl PendingLun<'_> {
 impl Drop for PendingLun<'_> {
     fn drop(&mut self) {
         if !self.committed {
-            self.luns.table().retain(|lun| (lun.controller, lun.slot) != (self.controller, self.slot));
+            self.luns.table().retain(|lun| !lun.is_of(&self.controller) || lun.slot != self.slot);
         }
     }
 }
@@ -451,7 +438,7 @@ impl Drop for PendingLun<'_> {
 /// Returns the logical unit `name`, to share with a new LUN of a controller.
 fn find_shared_unit(
     table: &[LunEntry],
-    controller: usize,
+    controller: &Controller,
     keys: &LunKeys,
     name: &str,
 ) -> Result<Arc<ServedUnit>, SettingError> {
@@ -467,7 +454,7 @@ fn find_shared_unit(
         return Err(keys.no_such_unit(name, &found));
     };
     let target = keys.address().target;
-    let twice = table.iter().find(|lun| lun.controller == controller && lun.address.target == target && lun.maps(unit));
+    let twice = table.iter().find(|lun| lun.is_of(controller) && lun.address.target == target && lun.maps(unit));
     match twice {
         Some(other) => Err(keys.unit_twice(name, &other.id)),
         None => Ok(Arc::clone(unit)),

@@ -80,6 +80,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     };
     let controller = ControllerConfig {
         id: "c".to_owned(),
+        origin: ChangeSource::Configuration,
         endpoint: VhostUserEndpoint {
             socket: folder.join("c.sock"),
             permissions: Default::default(),
@@ -98,6 +99,7 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     };
     let engine = Arc::new(Engine::start(&engine).unwrap());
     let host = HostContext {
+        kept: Arc::default(),
         engine,
         drain_timeout: Duration::from_secs(30),
         names: Arc::default(),
@@ -119,7 +121,7 @@ fn states(luns: &Luns) -> Vec<(String, &'static str)> {
 
 fn add(luns: &Luns, words: &str) -> Result<LunEntry, String> {
     let settings = crate::key_values::parse("lun", &format!("controller=c,storage=ram,size=1M,{words}")).unwrap();
-    luns.add(settings).map_err(|error| error.to_string())
+    luns.add(settings, ChangeSource::RunTime).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -129,7 +131,9 @@ fn a_pending_removal_does_not_block_others() {
     let luns = start(folder.path(), &[disk]);
     let which = LunSelector::Id("slow-0".to_owned());
     for _ in 0..2 {
-        let Ok(Removal::Pending(lun, _)) = luns.remove(&which, AT_ONCE) else { panic!("it is gone") };
+        let Ok(Removal::Pending(lun, _)) = luns.remove(&which, AT_ONCE, ChangeSource::RunTime) else {
+            panic!("it is gone")
+        };
         assert_eq!(lun.id, "slow-0");
     }
     assert_eq!(states(&luns), [("slow-0".to_owned(), "removing")]);
@@ -146,15 +150,18 @@ fn a_pending_removal_does_not_block_others() {
     let error = luns.resize(&which, Resize::GROW).err().unwrap().to_string();
     assert_eq!(error, "lun \"slow-0\": its state is removing");
     let settings = crate::key_values::parse("lun", "controller=c,unit=slow-0").unwrap();
-    let error = luns.add(settings).err().unwrap().to_string();
+    let error = luns.add(settings, ChangeSource::RunTime).err().unwrap().to_string();
     assert!(error.contains("\"slow-0\", whose state is removing"), "{error}");
     assert_eq!(add(&luns, "id=other").unwrap().address, TargetLun { target: 1, lun: 0 });
-    assert!(matches!(luns.remove(&LunSelector::Id("other".to_owned()), LONG), Ok(Removal::Done(_))));
+    assert!(matches!(
+        luns.remove(&LunSelector::Id("other".to_owned()), LONG, ChangeSource::RunTime),
+        Ok(Removal::Done(_))
+    ));
 
     let again = {
         let luns = Arc::clone(&luns);
         let which = which.clone();
-        std::thread::spawn(move || luns.remove(&which, LONG))
+        std::thread::spawn(move || luns.remove(&which, LONG, ChangeSource::RunTime))
     };
     finish_flush.send(Ok(())).unwrap();
     // A client that waits is notified of the end; a later one does not find the LUN.
@@ -174,7 +181,8 @@ fn a_failed_flush_is_reported_and_the_lun_is_removed() {
     let (disk, finish_flush) = slow_flush();
     let luns = start(folder.path(), &[disk]);
     finish_flush.send(Err(std::io::Error::from_raw_os_error(5))).unwrap();
-    let error = luns.remove(&LunSelector::Id("slow-0".to_owned()), LONG).err().unwrap().to_string();
+    let error =
+        luns.remove(&LunSelector::Id("slow-0".to_owned()), LONG, ChangeSource::RunTime).err().unwrap().to_string();
     let want = "lun \"slow-0\": it is gone, but what was written may be lost: flush: Input/output error (os error 5)";
     assert_eq!(error, want);
     assert_eq!(states(&luns), []);
@@ -185,7 +193,10 @@ fn a_stop_does_not_wait_for_ever_for_a_removal() {
     let folder = tempfile::tempdir().unwrap();
     let (disk, finish_flush) = slow_flush();
     let luns = start(folder.path(), &[disk]);
-    assert!(matches!(luns.remove(&LunSelector::Id("slow-0".to_owned()), AT_ONCE), Ok(Removal::Pending(..))));
+    assert!(matches!(
+        luns.remove(&LunSelector::Id("slow-0".to_owned()), AT_ONCE, ChangeSource::RunTime),
+        Ok(Removal::Pending(..))
+    ));
     luns.wait_for_removals(Instant::now());
     assert_eq!(states(&luns).len(), 1, "it is still being removed");
     finish_flush.send(Ok(())).unwrap();
@@ -197,7 +208,10 @@ fn a_stop_waits_for_removals() {
     let (disks, finish_flush): (Vec<_>, Vec<_>) = [slow_flush(), slow_flush()].into_iter().unzip();
     let luns = start(folder.path(), &disks);
     for id in ["slow-0", "slow-1"] {
-        assert!(matches!(luns.remove(&LunSelector::Id(id.to_owned()), AT_ONCE), Ok(Removal::Pending(..))));
+        assert!(matches!(
+            luns.remove(&LunSelector::Id(id.to_owned()), AT_ONCE, ChangeSource::RunTime),
+            Ok(Removal::Pending(..))
+        ));
     }
     let waiter = Arc::clone(&luns);
     let waiter = std::thread::spawn(move || waiter.wait_for_removals(Instant::now() + LONG));

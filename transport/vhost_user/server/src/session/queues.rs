@@ -3,11 +3,37 @@
 use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
-use mqblk_engine::{AttachError, ClosingDisk, QueueDisk, UringContext};
+use mqblk_engine::{
+    AttachError, ClosingDisk, Coalesce, PollPolicy, QueueDisk, QueueMove, QueueSettings, UringContext, WorkerError,
+};
 use mqblk_virtio::VirtioDevice;
 
 use super::Session;
 use crate::disks::SessionQueues;
+use crate::vring::{StartParams, Vring};
+
+impl<D: VirtioDevice<UringContext>> Session<D> {
+    /// Returns the queues, and what those that start on `worker` have in common.
+    pub(super) fn start_params(&mut self, worker: usize) -> (&mut [Vring<D::Queue>], StartParams<'_, D>) {
+        let QueueSettings { poll, coalesce, .. } = self.disks.queues().get();
+        let start = StartParams {
+            device: &self.device,
+            engine: &self.options.engine,
+            disks: self.disks.list(),
+            name: &self.options.name,
+            memory: &self.memory,
+            inflight: self.inflight.as_ref(),
+            features: self.features,
+            poll,
+            coalesce,
+            fixed_buffers: self.options.fixed_buffers,
+            worker,
+            stats: &self.stats,
+            logging: &self.logging,
+        };
+        (&mut self.vrings, start)
+    }
+}
 
 impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
     fn open_disk(&mut self, disk: &QueueDisk) -> std::result::Result<(), AttachError> {
@@ -30,12 +56,16 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
         }
     }
 
-    fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> std::result::Result<bool, String> {
+    fn move_queue(&mut self, queue: u16, worker: usize, timeout: Duration) -> std::result::Result<QueueMove, String> {
         let (vrings, start) = self.start_params(worker);
         match vrings.get_mut(usize::from(queue)) {
             Some(vring) => vring.move_to(&start, timeout),
             None => Err(format!("queue {queue}: found a number past the device's last queue")),
         }
+    }
+
+    fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce) -> std::result::Result<(), WorkerError> {
+        self.request_queues().try_for_each(|queue| queue.set_polling(poll, coalesce))
     }
 
     fn begin_drain(&mut self) {

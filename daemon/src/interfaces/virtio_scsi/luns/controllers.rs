@@ -1,0 +1,190 @@
+//! Controllers that are added and removed while others are served.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use mqblk_core::settings::{SettingError, Settings};
+use mqblk_engine::QueuePlacement;
+
+use super::super::controller::Controller;
+use super::super::controller_keys::ControllerKeys;
+use super::super::lun_keys::find_controller;
+use super::super::state::AddedController;
+use super::{LunEntry, Luns, lock};
+use crate::cpus::Cpus;
+use crate::flush::flush_all;
+use crate::interface::{ChangeSource, DeviceKeys as _, ResolveContext};
+use crate::resize::ChangeError;
+use crate::resolve::{Claim, UniqueNames};
+
+impl Luns {
+    /// Returns the controllers, in the order in which they came.
+    pub(crate) fn controllers(&self) -> Vec<Arc<Controller>> {
+        lock(&self.controllers).clone()
+    }
+
+    /// Returns the controller `id`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn controller(&self, id: &str) -> Result<Arc<Controller>, SettingError> {
+        let mut named = Settings::new("lun");
+        named.insert("controller", id)?;
+        self.find_controller(&mut named)
+    }
+
+    /// Takes `controller`, and returns the controller of that id, unless it is being removed.
+    pub(super) fn find_controller(&self, settings: &mut Settings) -> Result<Arc<Controller>, SettingError> {
+        let mut controllers = self.controllers();
+        controllers.retain(|controller| !controller.is_removing());
+        let ids: Vec<&str> = controllers.iter().map(|controller| controller.id()).collect();
+        let at = find_controller(settings, &ids)?;
+        Ok(controllers.swap_remove(at))
+    }
+
+    /// Serves the controller that `settings` describe, without LUNs.
+    ///
+    /// # Errors
+    /// If a value is invalid or already claimed, or its socket cannot be made.
+    pub(crate) fn add_controller(
+        self: &Arc<Luns>,
+        settings: &Settings,
+        ids: &[String],
+        source: ChangeSource,
+    ) -> Result<String, ChangeError> {
+        let (mut keys, claims) = self.claim_controller(settings, ids, source)?;
+        let id = keys.id().to_owned();
+        let release = |error: ChangeError| {
+            let mut names = lock(&self.host.names);
+            claims.iter().for_each(|claim| names.release(claim));
+            error
+        };
+        // On a copy: the real one counts it when it is served.
+        let mut placement: QueuePlacement = lock(&self.host.placement).clone();
+        keys.assign_queues(&mut placement).map_err(|error| release(error.into()))?;
+        let config = keys.finish(Vec::new()).map_err(|error| release(error.into()))?;
+        let number = lock(&self.controllers).iter().map(|controller| controller.number() + 1).max().unwrap_or(0);
+        let controller = Controller::start(&config, number, &[], &self.host);
+        let controller = controller.map_err(|error| release(ChangeError::Failed(error.to_string())))?;
+        controller.migration().set_luns(Arc::downgrade(self));
+        lock(&self.host.placement).place(&worker_map(&controller));
+        lock(&self.controllers).push(Arc::new(controller));
+        if source == ChangeSource::RunTime {
+            self.save(|state| state.add_controller(AddedController::new(&id, settings)));
+        }
+        self.host.kept.forget(&id);
+        tracing::info!(controller = id, "controller added");
+        Ok(id)
+    }
+
+    /// Checks the settings of a controller, and reserves its id and its socket.
+    fn claim_controller(
+        &self,
+        settings: &Settings,
+        ids: &[String],
+        source: ChangeSource,
+    ) -> Result<(ControllerKeys, Vec<Claim>), ChangeError> {
+        // Asked now: it takes milliseconds, in which a daemon that starts would keep guests waiting.
+        let cpus = Cpus::of_this_host();
+        let mut names = lock(&self.host.names);
+        let mut attempt: UniqueNames = names.clone();
+        ids.iter().for_each(|id| attempt.insert(&("id", id.clone()), &format!("disk or LUN {id:?}")));
+        let kinds = self.host.storages.kinds();
+        let mut context = ResolveContext { cpus: &cpus, kinds: &kinds, names: &mut attempt, saved: None };
+        let keys = ControllerKeys::take(settings.clone(), &mut context, settings.subject().to_owned())?;
+        let (claims, owner) = (keys.claims(), format!("controller {:?}", keys.id()));
+        claims.iter().for_each(|claim| names.insert(claim, &owner));
+        Ok((if source == ChangeSource::RunTime { keys.added() } else { keys }, claims))
+    }
+
+    /// Removes a controller with its LUNs: waits for its requests in flight, flushes and closes the storage that no other LUN uses, and
+    /// removes its socket. `None`: there is no such controller.
+    pub(crate) fn remove_controller(
+        &self,
+        id: &str,
+        force: bool,
+        source: ChangeSource,
+    ) -> Option<Result<(), ChangeError>> {
+        let controller = self.controllers().into_iter().find(|controller| controller.id() == id)?;
+        if let Err(why) = self.begin_remove_controller(&controller, force, source) {
+            return Some(Err(ChangeError::Failed(format!("controller {id:?}: {why}"))));
+        }
+        controller.begin_stop();
+        controller.stop();
+        // Waits for a guest that arrives at this moment.
+        controller.migration().set_luns(std::sync::Weak::new());
+        let own: Vec<LunEntry> = self.table().extract_if(.., |lun| lun.is_of(&controller)).collect();
+        lock(&self.controllers).retain(|other| !Arc::ptr_eq(other, &controller));
+        lock(&self.host.placement).remove(&worker_map(&controller));
+        let claims = controller.claims().to_vec();
+        drop(controller);
+        own.iter().map(|lun| lun.id.as_str()).chain([id]).for_each(|id| self.host.kept.forget(id));
+        let kept: HashSet<String> = self.units().iter().map(|unit| unit.name().to_owned()).collect();
+        let units: Vec<_> =
+            own.iter().filter_map(|lun| lun.unit.clone()).filter(|unit| !kept.contains(unit.name())).collect();
+        drop(own);
+        let disks = units.iter().map(|unit| (format!("lun {:?}", unit.name()), Arc::clone(unit.disk()))).collect();
+        drop(units);
+        let flushed = flush_all(disks, self.host.drain_timeout);
+        // Only now: one that is added under its id may have the same images.
+        let mut names = lock(&self.host.names);
+        claims.iter().for_each(|claim| names.release(claim));
+        drop(names);
+        Some(match flushed {
+            Ok(()) => {
+                tracing::info!(controller = id, "controller removed");
+                Ok(())
+            }
+            Err(error) => {
+                let why = format!("{error}; the controller is gone, but what was written may be lost");
+                tracing::error!(controller = id, "{why}");
+                Err(ChangeError::Failed(why))
+            }
+        })
+    }
+
+    /// Marks a controller as being removed, unless it must not be.
+    fn begin_remove_controller(
+        &self,
+        controller: &Controller,
+        force: bool,
+        source: ChangeSource,
+    ) -> Result<(), String> {
+        let table = self.table();
+        if controller.is_removing() {
+            return Err("it is being removed".to_owned());
+        }
+        if !force && controller.is_connected() {
+            return Err(
+                "a guest is connected, which would lose its LUNs: detach it there, or say so (--force)".to_owned()
+            );
+        }
+        if let Some(lun) = table.iter().find(|lun| lun.is_of(controller) && !lun.is_ready()) {
+            return Err(format!("LUN {:?} is {}; try again", lun.id, lun.state.word()));
+        }
+        let names = {
+            let saved = lock(&self.saved);
+            let own = table.iter().filter(|lun| lun.is_of(controller)).map(|lun| lun.id.clone());
+            let added = saved.added.iter().filter(|lun| lun.controller == controller.id()).map(|lun| lun.id.clone());
+            let removed =
+                saved.removed.iter().filter(|lun| lun.controller == controller.id()).map(|lun| lun.id.clone());
+            own.chain(added).chain(removed).collect::<HashSet<String>>()
+        };
+        let shares = |lun: &&LunEntry| lun.unit.as_ref().is_some_and(|unit| names.contains(unit.name()));
+        if let Some(other) = table.iter().filter(|lun| !lun.is_of(controller)).find(shares) {
+            let of = other.controller.id();
+            return Err(format!("LUN {:?} of controller {of:?} shares a unit of it: remove that one first", other.id));
+        }
+        controller.set_removing();
+        // Recorded now: it stays removed even if the daemon is killed.
+        if source == ChangeSource::RunTime {
+            self.save(|state| state.remove_controller(controller.id(), controller.origin()));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the worker of each request queue.
+fn worker_map(controller: &Controller) -> Vec<u16> {
+    controller.queue_settings().map.into_iter().map(|worker| worker as u16).collect()
+}

@@ -1,0 +1,220 @@
+//! Settings that are changed while guests use what they belong to: those of a disk, of a LUN, of a controller's queues, and of a group of
+//! limits.
+//!
+//! [`LIVE`] is the table of them. All keys of a change are checked before the first is applied. `queues` are the keys of queues, `storage` those of
+//! a disk's requests, `saved` is what the state file says of changes.
+
+mod queues;
+pub mod saved;
+mod storage;
+mod workers;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub use queues::MovedQueue;
+pub(crate) use saved::keys_set_with;
+
+use mqblk_core::settings::{SettingError, Settings};
+
+use crate::interface::{ChangeSource, Export, ServedDevice};
+use crate::limits::{limit_pairs, take_limits};
+use crate::print::Pair;
+use crate::resize::ChangeError;
+use crate::state::DaemonState;
+
+/// What has settings that can be changed: a disk, a LUN, or a controller.
+pub struct LiveTarget {
+    id: String,
+    device: Arc<dyn ServedDevice>,
+    /// Its storage; `None` for a controller.
+    export: Option<Arc<dyn Export>>,
+}
+
+impl LiveTarget {
+    /// Returns the device whose queues are its own; `None` for a LUN, whose queues are its controller's.
+    fn queues(&self) -> Option<&dyn ServedDevice> {
+        (!self.is_lun()).then_some(self.device.as_ref())
+    }
+
+    fn is_lun(&self) -> bool {
+        self.export.is_some() && self.device.id() != self.id
+    }
+
+    /// Returns its name for messages.
+    fn subject(&self) -> String {
+        let noun = match &self.export {
+            None => "controller",
+            Some(_) if self.is_lun() => "lun",
+            Some(_) => "disk",
+        };
+        format!("{noun} {:?}", self.id)
+    }
+
+    /// Returns the ids of its LUNs, or of its disk.
+    pub fn luns(&self) -> Vec<String> {
+        self.device.exports().iter().map(|export| export.id().to_owned()).collect()
+    }
+
+    /// Returns the keys that can be changed, with the values that it has now.
+    pub fn current(&self) -> Vec<Pair> {
+        LIVE.iter().flat_map(|live| (live.current)(self)).collect()
+    }
+
+    /// Fails if a key is left: says why it cannot be changed.
+    fn check_left(&self, settings: Settings) -> Result<(), SettingError> {
+        let Some(key) = settings.keys_left().next().map(str::to_owned) else { return Ok(()) };
+        let value = format!("{:?}", settings.peek(&key).unwrap_or_default());
+        let expected = if self.is_lun() && queues::KEYS.contains(&key.as_str()) {
+            let id = self.device.id();
+            format!("a key of a LUN; {key} is one of its controller: mqblk controller set {id} {key}=...")
+        } else if self.export.is_none() && storage::is_key(&key) {
+            format!("a key of a controller; {key} is one of its LUNs: mqblk disk set LUN {key}=...")
+        } else if queues::KEYS.contains(&key.as_str()) {
+            format!("another key: {}", crate::interface::FIXED_QUEUES)
+        } else if self.fixed_keys().contains(&key) {
+            let noun = if self.export.is_none() { "controller" } else { "disk" };
+            format!(
+                "a key that can be changed while it is served; {key} cannot: remove the {noun} and add it with the new value"
+            )
+        } else {
+            return settings.finish();
+        };
+        Err(settings.error(&key, value, expected))
+    }
+
+    /// Returns the keys that it was configured with and that stay as they are.
+    fn fixed_keys(&self) -> Vec<String> {
+        let about = self.device.describe();
+        let own = ["id", "storage", "interface", "controller", "target", "lun", "unit", "unit-name", "serial", "cache"];
+        let more = ["path", "size", "on-error", "on-enospc", "readonly", "block-size", "direct", "reservations"];
+        let pairs = about.settings.into_iter().map(|(key, _)| key);
+        pairs.chain(own).chain(more).map(str::to_owned).collect()
+    }
+}
+
+/// Returns true if a key can be changed while guests use what it belongs to.
+pub(crate) fn is_live_key(key: &str) -> bool {
+    storage::is_key(key) || is_queue_key(key)
+}
+
+/// Returns true if a key is one of a device's queues.
+pub(crate) fn is_queue_key(key: &str) -> bool {
+    queues::KEYS.contains(&key)
+}
+
+/// Returns the value that stands for a key without one in the configuration; `None`: none needs to be given. `keys`: the others that are set.
+pub(crate) fn configured_value(key: &str, keys: &BTreeMap<String, Option<String>>) -> Option<String> {
+    storage::default_value(key, keys).or_else(|| queues::default_value(key, keys))
+}
+
+/// Settings that belong together.
+struct LiveSetting {
+    /// Takes the keys that were given, checks them against the present values, and returns what changes them. `None`: none was given.
+    prepare: fn(&DaemonState, &LiveTarget, &mut Settings) -> Result<Option<Apply>, ChangeError>,
+    /// Returns the keys with the present values.
+    current: fn(&LiveTarget) -> Vec<Pair>,
+}
+
+/// Makes a change that was checked.
+type Apply = Box<dyn FnOnce(&DaemonState) -> Result<(), ChangeError>>;
+
+/// All of them. Queues move last: that may fail half-way.
+const LIVE: &[LiveSetting] = &[
+    LiveSetting { prepare: storage::prepare_limits, current: storage::current_limits },
+    LiveSetting { prepare: storage::prepare_plug, current: storage::current_plug },
+    LiveSetting { prepare: queues::prepare_polling, current: queues::current_polling },
+    LiveSetting { prepare: queues::prepare_map, current: queues::current_map },
+];
+
+/// What becomes of a change in the state file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeping {
+    /// It is recorded: it was made at run time.
+    Record,
+    /// What was recorded of these keys is forgotten: they are as in the configuration again.
+    Forget,
+    /// Nothing: it comes from there.
+    Nothing,
+}
+
+impl From<ChangeSource> for Keeping {
+    fn from(source: ChangeSource) -> Keeping {
+        match source {
+            ChangeSource::Configuration => Keeping::Forget,
+            ChangeSource::RunTime => Keeping::Record,
+        }
+    }
+}
+
+impl DaemonState {
+    /// Returns the disk or LUN of this id.
+    ///
+    /// # Errors
+    /// An error of the key `id` if there is none.
+    pub fn live_disk(&self, id: &str) -> Result<LiveTarget, SettingError> {
+        let found = self.devices().into_iter().find_map(|device| {
+            let export = device.exports().into_iter().find(|export| export.id() == id)?;
+            Some(LiveTarget { id: id.to_owned(), device, export: Some(export) })
+        });
+        found.ok_or_else(|| self.no_such("id", id))
+    }
+
+    /// Returns the controller of this id.
+    ///
+    /// # Errors
+    /// An error of the key `id` if there is none.
+    pub fn live_controller(&self, id: &str) -> Result<LiveTarget, SettingError> {
+        let device = self.controllers().into_iter().find(|device| device.id() == id);
+        let device = device.ok_or_else(|| self.no_such_controller("id", id))?;
+        Ok(LiveTarget { id: id.to_owned(), device, export: None })
+    }
+
+    /// Returns the disk, LUN or controller of this id.
+    pub(crate) fn live_any(&self, id: &str) -> Option<LiveTarget> {
+        self.live_disk(id).or_else(|_| self.live_controller(id)).ok()
+    }
+
+    /// Changes settings. Everything is checked before anything is changed.
+    ///
+    /// # Errors
+    /// If a value is invalid, cannot be changed, or a worker does not respond or refuses a queue. What was changed before that stays.
+    pub fn set_live(&self, target: &LiveTarget, mut settings: Settings, keeping: Keeping) -> Result<(), ChangeError> {
+        let _alone = self.changing();
+        settings.set_subject(target.subject());
+        let given: Vec<String> = settings.keys_left().map(str::to_owned).collect();
+        let prepared: Result<Vec<_>, _> = LIVE.iter().map(|live| (live.prepare)(self, target, &mut settings)).collect();
+        let prepared = prepared?;
+        target.check_left(settings)?;
+        let applied = prepared.into_iter().flatten().try_for_each(|apply| apply(self));
+        // Also after an error: what was changed stays.
+        self.keep_live(target, &given, keeping);
+        applied
+    }
+
+    /// Changes the limits of a group.
+    ///
+    /// # Errors
+    /// If there is no such group, a value is invalid, or a worker does not respond.
+    pub fn set_limit_group(&self, name: &str, mut settings: Settings, keeping: Keeping) -> Result<(), ChangeError> {
+        let _alone = self.changing();
+        settings.set_subject(format!("limit-group {name:?}"));
+        let given: Vec<String> = settings.keys_left().map(str::to_owned).collect();
+        let group = self.limit_groups().find(&settings, "name", name)?;
+        let before = group.limits();
+        let limits = take_limits(&mut settings, before)?;
+        settings.finish()?;
+        if limits != before {
+            group.set(limits);
+        }
+        tracing::info!(group = name, limits = %describe(&limit_pairs(&limits)), "limits set");
+        self.keep_group(name, &given, &limit_pairs(&limits), keeping);
+        self.engine().disks_changed().map_err(|gone| ChangeError::Failed(gone.to_string()))
+    }
+}
+
+/// Formats settings for the log.
+pub(crate) fn describe(pairs: &[Pair]) -> String {
+    let pairs: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    if pairs.is_empty() { "off".to_owned() } else { pairs.join(",") }
+}

@@ -1,0 +1,287 @@
+//! What was changed at run time besides disks: the daemon's own section of the state file.
+//!
+//! A value is kept with the one that the configuration had. When the configuration has another one at the next start, it was edited since:
+//! it has priority, and the kept value is forgotten.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use mqblk_core::settings::{SettingError, Settings};
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+use super::workers::SavedWorkers;
+use super::{Keeping, LiveTarget};
+use crate::limits::{LIMIT_GROUP, keys_of_limit};
+use crate::print::Pair;
+use crate::resize::ChangeError;
+use crate::state::DaemonState;
+use crate::state_file::StateFile;
+
+/// The name of the section. No interface has this word.
+pub const SECTION: &str = "daemon";
+
+/// The section.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedChanges {
+    /// Settings of disks, LUNs and controllers, by id.
+    #[serde(default)]
+    pub settings: BTreeMap<String, SavedSettings>,
+    /// Limits of groups, by name.
+    #[serde(default)]
+    pub limit_groups: BTreeMap<String, SavedSettings>,
+    /// The number of workers, if that was changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<SavedWorkers>,
+}
+
+/// What was changed, and the state file that keeps it if there is one.
+#[derive(Debug, Default)]
+pub struct KeptChanges {
+    changes: Mutex<SavedChanges>,
+    file: Option<Arc<StateFile>>,
+}
+
+impl KeptChanges {
+    /// Creates it with what a daemon before this one has kept.
+    pub fn new(changes: SavedChanges, file: Option<Arc<StateFile>>) -> KeptChanges {
+        KeptChanges { changes: Mutex::new(changes), file }
+    }
+
+    /// Returns the changes. [`write`](Self::write) writes them.
+    pub fn lock(&self) -> MutexGuard<'_, SavedChanges> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes them to the state file, if there is one.
+    pub fn write(&self) {
+        if let Some(file) = &self.file {
+            file.set(SECTION, &*self.lock());
+        }
+    }
+
+    /// Forgets all that was set of a disk, LUN or controller: it is gone, or another one.
+    pub fn forget(&self, id: &str) {
+        if self.lock().settings.remove(id).is_some() {
+            self.write();
+        }
+    }
+}
+
+/// Settings with the values that they were given at run time.
+pub type SavedSettings = BTreeMap<String, SavedValue>;
+
+/// A value that a setting was given at run time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedValue {
+    /// The value.
+    pub value: String,
+    /// What the configuration said then, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configured: Option<String>,
+}
+
+/// The values of a configuration.
+pub type ConfiguredValues = BTreeMap<String, String>;
+
+/// Returns the keys that are set or kept with `key`: those that are checked together.
+pub(crate) fn keys_set_with(key: &str) -> Vec<&str> {
+    match key {
+        "poll_queue" => vec!["poll"],
+        "coalesce-us" | "coalesce-max" => vec!["coalesce-us", "coalesce-max"],
+        key => keys_of_limit(key).map_or_else(|| vec![key], |keys| keys.to_vec()),
+    }
+}
+
+/// Returns the value of a key that has no present value: it was removed. `None`: without a value it is not given.
+fn removed(key: &str) -> Option<String> {
+    let is_limit = keys_of_limit(key).is_some();
+    (key == LIMIT_GROUP || (is_limit && !key.ends_with("-burst-s"))).then(|| "off".to_owned())
+}
+
+/// Records the present values of what was given.
+fn record(saved: &mut SavedSettings, given: &[String], current: &[Pair], configured: &ConfiguredValues) {
+    for key in given.iter().flat_map(|key| keys_set_with(key)) {
+        let current = current.iter().find(|(other, _)| *other == key).map(|(_, value)| match value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        });
+        let configured = configured.get(key).cloned();
+        match current.or_else(|| removed(key)) {
+            Some(value) if configured.as_ref() != Some(&value) => {
+                saved.insert(key.to_owned(), SavedValue { value, configured });
+            }
+            _ => _ = saved.remove(key),
+        }
+    }
+}
+
+fn forget(saved: &mut SavedSettings, given: &[String]) {
+    for key in given.iter().flat_map(|key| keys_set_with(key)) {
+        saved.remove(key);
+    }
+}
+
+/// Drops the values whose key has another value in the configuration than when they were recorded.
+fn drop_edited(subject: &str, saved: &mut SavedSettings, configured: &ConfiguredValues) {
+    saved.retain(|key, value| {
+        let is_same = value.configured.as_ref() == configured.get(key);
+        if !is_same {
+            let kept = &value.value;
+            tracing::info!("{subject}: {key}: the configuration was edited: {kept:?} of the state file is forgotten");
+        }
+        is_same
+    });
+}
+
+fn to_settings(saved: &SavedSettings) -> Result<Settings, SettingError> {
+    let mut settings = Settings::new("the state file");
+    saved.iter().try_for_each(|(key, value)| settings.insert(key, &value.value))?;
+    Ok(settings)
+}
+
+/// Applies kept settings. Those that cannot be used any more are dropped from `saved`.
+fn restore(subject: &str, saved: &mut SavedSettings, mut apply: impl FnMut(Settings) -> Result<(), ChangeError>) {
+    while !saved.is_empty() {
+        match to_settings(saved).map_err(ChangeError::from).and_then(&mut apply) {
+            Ok(()) => return,
+            Err(ChangeError::Setting(error)) => {
+                tracing::warn!(
+                    "{error}; the state file does not fit the configuration, which has priority: this is forgotten"
+                );
+                if saved.remove(&error.key).is_none() {
+                    saved.clear();
+                }
+            }
+            Err(ChangeError::Failed(why)) => {
+                tracing::error!("{subject}: {why}; the state file keeps what could not be set");
+                return;
+            }
+        }
+    }
+}
+
+impl DaemonState {
+    /// Applies what a daemon before this one has kept.
+    pub(crate) fn restore_live(&self) {
+        // First: queue maps name them.
+        self.restore_workers();
+        let mut saved = self.saved().clone();
+        for (name, settings) in &mut saved.limit_groups {
+            let subject = format!("limit-group {name:?}");
+            drop_edited(&subject, settings, &self.configured_group(name));
+            restore(&subject, settings, |settings| self.set_limit_group(name, settings, Keeping::Nothing));
+        }
+        for (id, settings) in &mut saved.settings {
+            // One that could not be opened is kept for the next start.
+            let Some(target) = self.live_any(id) else { continue };
+            let subject = target.subject();
+            drop_edited(&subject, settings, &self.configured_settings(id));
+            restore(&subject, settings, |settings| self.set_live(&target, settings, Keeping::Nothing));
+        }
+        saved.limit_groups.retain(|_, settings| !settings.is_empty());
+        saved.settings.retain(|_, settings| !settings.is_empty());
+        *self.saved() = saved;
+        self.write_saved();
+    }
+
+    /// Records what was changed of a disk, LUN or controller, or forgets it.
+    pub(super) fn keep_live(&self, target: &LiveTarget, given: &[String], keeping: Keeping) {
+        let configured = self.configured_settings(&target.id);
+        self.keep(keeping, |saved| {
+            let settings = saved.settings.entry(target.id.clone()).or_default();
+            match keeping {
+                Keeping::Record => record(settings, given, &target.current(), &configured),
+                _ => forget(settings, given),
+            }
+            saved.settings.retain(|_, settings| !settings.is_empty());
+        });
+    }
+
+    /// Records the limits of a group, or forgets them.
+    pub(super) fn keep_group(&self, name: &str, given: &[String], current: &[Pair], keeping: Keeping) {
+        let configured = self.configured_group(name);
+        self.keep(keeping, |saved| {
+            let settings = saved.limit_groups.entry(name.to_owned()).or_default();
+            match keeping {
+                Keeping::Record => record(settings, given, current, &configured),
+                _ => forget(settings, given),
+            }
+            saved.limit_groups.retain(|_, settings| !settings.is_empty());
+        });
+    }
+
+    fn keep(&self, keeping: Keeping, change: impl FnOnce(&mut SavedChanges)) {
+        if keeping != Keeping::Nothing {
+            change(&mut self.saved());
+            self.write_saved();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::print::{number, string};
+
+    fn given(keys: &[&str]) -> Vec<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    fn values(pairs: &[(&str, &str)]) -> ConfiguredValues {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn kept(saved: &SavedSettings) -> Vec<(&str, &str)> {
+        saved.iter().map(|(key, value)| (key.as_str(), value.value.as_str())).collect()
+    }
+
+    #[test]
+    fn a_limit_is_kept_with_its_burst() {
+        let mut saved = SavedSettings::new();
+        let burst =
+            [("iops", number(5000)), ("iops-max", number(9000)), ("iops-burst-s", number(2)), ("depth", number(3))];
+        record(&mut saved, &given(&["iops-max"]), &burst, &values(&[("iops", "5000")]));
+        assert_eq!(kept(&saved), [("iops-burst-s", "2"), ("iops-max", "9000")], "iops is as configured");
+        record(&mut saved, &given(&["iops"]), &[], &values(&[("iops", "5000")]));
+        assert_eq!(kept(&saved), [("iops", "off"), ("iops-max", "off")]);
+        assert_eq!(saved["iops"].configured.as_deref(), Some("5000"));
+        record(&mut saved, &given(&["depth", LIMIT_GROUP]), &burst[3..], &values(&[]));
+        assert_eq!(kept(&saved), [("depth", "3"), ("iops", "off"), ("iops-max", "off"), ("limit-group", "off")]);
+        forget(&mut saved, &given(&["iops-burst-s", "limit-group"]));
+        assert_eq!(kept(&saved), [("depth", "3")]);
+    }
+
+    #[test]
+    fn a_value_is_forgotten_when_the_configuration_was_edited() {
+        let mut saved = SavedSettings::new();
+        let current = [("poll", string("off")), ("merge", string("on"))];
+        record(&mut saved, &given(&["poll_queue", "merge"]), &current, &values(&[("merge", "off")]));
+        assert_eq!(kept(&saved), [("merge", "on"), ("poll", "off")]);
+        drop_edited("disk", &mut saved, &values(&[("merge", "off")]));
+        assert_eq!(saved.len(), 2);
+        drop_edited("disk", &mut saved, &values(&[("merge", "auto"), ("poll", "busy")]));
+        assert!(saved.is_empty());
+    }
+
+    #[test]
+    fn what_does_not_fit_any_more_is_dropped_key_by_key() {
+        let mut saved = SavedSettings::new();
+        let current = [("depth", number(3)), ("queue-map", string("0:7"))];
+        record(&mut saved, &given(&["depth", "queue-map"]), &current, &values(&[]));
+        let mut applied = Vec::new();
+        restore("disk", &mut saved, |settings| {
+            applied.push(settings.pairs().map(|(key, _)| key.to_owned()).collect::<Vec<_>>());
+            match settings.peek("queue-map") {
+                Some(map) => Err(settings.error("queue-map", map, "another").into()),
+                None => Ok(()),
+            }
+        });
+        assert_eq!(applied, [given(&["depth", "queue-map"]), given(&["depth"])]);
+        assert_eq!(kept(&saved), [("depth", "3")]);
+        restore("disk", &mut saved, |_| Err(ChangeError::Failed("busy".to_owned())));
+        assert_eq!(kept(&saved), [("depth", "3")], "it is tried again at the next start");
+    }
+}

@@ -1,0 +1,71 @@
+//! How a device's queues are served. It can be changed while they are.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::options::Coalesce;
+use crate::poll::PollPolicy;
+
+/// How the queues of a device are served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueSettings {
+    /// The worker of each queue, by the queue's number.
+    pub map: Vec<usize>,
+    /// How they are polled.
+    pub poll: PollPolicy,
+    /// How calls to the guest are coalesced.
+    pub coalesce: Coalesce,
+}
+
+/// The settings of a device's queues, for its transport and for those who change them. A queue that starts uses the ones of that moment.
+#[derive(Debug, Default)]
+pub struct SharedQueueSettings(Mutex<QueueSettings>);
+
+impl SharedQueueSettings {
+    /// Returns settings to share.
+    pub fn new(settings: QueueSettings) -> SharedQueueSettings {
+        SharedQueueSettings(Mutex::new(settings))
+    }
+
+    /// Returns the current settings.
+    pub fn get(&self) -> QueueSettings {
+        self.lock().clone()
+    }
+
+    /// Returns the worker of a queue: of one past the end of the map the one of its number.
+    pub fn worker(&self, queue: usize) -> usize {
+        self.lock().map.get(queue).copied().unwrap_or(queue)
+    }
+
+    /// Sets how the queues are polled, and how their calls are coalesced.
+    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) {
+        let mut settings = self.lock();
+        (settings.poll, settings.coalesce) = (poll, coalesce);
+    }
+
+    /// Sets the workers of all queues.
+    pub fn set_map(&self, map: Vec<usize>) {
+        self.lock().map = map;
+    }
+
+    /// Sets the worker of a queue. A queue past the end of the map gets none.
+    pub fn set_worker(&self, queue: u16, worker: usize) {
+        if let Some(place) = self.lock().map.get_mut(usize::from(queue)) {
+            *place = worker;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, QueueSettings> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What became of a queue that was to move to another worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueMove {
+    /// The other worker serves it.
+    Moved,
+    /// No guest uses it: it starts at the other worker.
+    AtStart,
+    /// It stays where it is: its requests in flight took longer than the time-out.
+    Busy,
+}

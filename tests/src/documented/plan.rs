@@ -71,6 +71,9 @@ pub const SYNOPSES: &[(&str, &str, &str)] = &[
     ("docs/admin.md", "mqblk log [LEVEL] --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk config diff  --socket ADMIN [", "synopsis"),
     ("docs/admin.md", "mqblk limit-group set NAME KEY=VALUE", "synopsis"),
+    ("docs/admin.md", "mqblk controller add    --socket ADMIN [", "synopsis"),
+    ("docs/admin.md", "mqblk worker add    --socket ADMIN [", "synopsis"),
+    ("docs/admin.md", "mqblk queue move --socket ADMIN [", "synopsis"),
 ];
 
 /// Pages whose sections stand alone, as they say: a reader ends the servers of one before the next.
@@ -83,7 +86,7 @@ pub const INSTALL: (&str, &str) = ("README.md", "Install");
 const LANGUAGES: [&str; 6] = ["sh", "text", "json", "toml", "xml", "rust"];
 
 /// What help texts there are: `mqblk WORD --help`.
-const HELP: [&str; 15] = [
+const HELP: [&str; 18] = [
     "serve",
     "bench",
     "plot",
@@ -94,6 +97,9 @@ const HELP: [&str; 15] = [
     "resize",
     "resume",
     "disk",
+    "controller",
+    "queue",
+    "worker",
     "config",
     "log",
     "limit-group",
@@ -161,6 +167,9 @@ const PREPARATIONS: &[(&str, &str, &str)] = &[
     ("mqblk resume --help", "mqblk resume vm1 --socket /run/mqblk/admin.sock$", FULL),
     ("mqblk resume --help", "mqblk resume vm1 --socket /run/mqblk/admin.sock --report", STOPPED),
     ("mqblk disk --help", "mqblk serve", "mkdir -p /run/mqblk /var/lib/mqblk; truncate -s 10G /srv/vm1.img"),
+    ("mqblk controller --help", "mqblk serve", "mkdir -p /run/mqblk /var/lib/mqblk; truncate -s 10G /srv/vm1.img"),
+    ("mqblk queue --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 10G /srv/vm1.img"),
+    ("mqblk worker --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 10G /srv/vm1.img"),
     ("mqblk log --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 1G /srv/vm1.img"),
     ("mqblk config --help", "mqblk serve", "mkdir -p /etc/mqblk /run/mqblk; echo 'admin = true' >/etc/mqblk/mqblk.toml"),
     ("mqblk limit-group --help", "mqblk serve", "mkdir -p /run/mqblk; truncate -s 10G /srv/vm1.img /srv/vm2.img"),

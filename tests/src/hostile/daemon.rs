@@ -109,8 +109,9 @@ impl HostileDaemon {
     /// When the daemon does not respond.
     pub fn stat(&self, id: &str) -> DiskStat {
         let query = StatQuery { disk: Some(id.to_owned()), ..StatQuery::default() };
-        let stat = Client::connect(&self.folder.path().join(ADMIN_SOCKET)).and_then(|mut client| client.stat(&query));
-        stat.expect("the daemon responds").disks.remove(0)
+        // It is made after the sockets of the disks.
+        let mut client = wait_for("the admin socket", || Client::connect(&self.folder.path().join(ADMIN_SOCKET)).ok());
+        client.stat(&query).expect("the daemon responds").disks.remove(0)
     }
 
     /// Returns the directory of the sockets.

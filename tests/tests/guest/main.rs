@@ -7,6 +7,7 @@ mod block;
 mod defaults;
 mod documented;
 mod lifecycle;
+mod live;
 mod migration;
 mod network;
 mod power_cut;

@@ -123,7 +123,7 @@ struct Offer {
     /// The path of the state file whose lock is passed.
     state: Option<PathBuf>,
     images: Vec<OfferedImage>,
-    service_manager: Option<OfferedServiceManager>,
+    service_manager: Option<OfferedNotifications>,
 }
 
 /// A device that guests' VMMs connect to.
@@ -163,7 +163,7 @@ struct OfferedImage {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct OfferedServiceManager {
+struct OfferedNotifications {
     /// The time in which it expects a sign of life, in microseconds.
     watchdog_us: Option<u64>,
 }

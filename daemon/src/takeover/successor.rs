@@ -12,8 +12,7 @@ use mqblk_vhost_user_server::{HeldDevice, Server};
 
 use super::channel::Channel;
 use super::{
-    Message, Offer, OfferedDevice, OfferedMetrics, OfferedServiceManager, OfferedSocket, PROTOCOL, TakeoverError,
-    images,
+    Message, Offer, OfferedDevice, OfferedMetrics, OfferedNotifications, OfferedSocket, PROTOCOL, TakeoverError, images,
 };
 use crate::changes::Alone;
 use crate::state::DaemonState;
@@ -116,7 +115,7 @@ fn offer(state: &DaemonState) -> Result<(Offer, Vec<OwnedFd>), String> {
     let mut service_manager = None;
     if let Some((socket, watchdog)) = state.service_manager() {
         let watchdog_us = watchdog.and_then(|time| u64::try_from(time.as_micros()).ok());
-        service_manager = Some(OfferedServiceManager { watchdog_us });
+        service_manager = Some(OfferedNotifications { watchdog_us });
         descriptors.push(socket);
     }
     let offer = Offer {

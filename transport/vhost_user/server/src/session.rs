@@ -1,5 +1,6 @@
 //! One connection: handles its messages.
 
+mod end;
 mod hand_over;
 mod migration;
 mod queues;
@@ -11,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mqblk_core::GuestMemoryCharge;
-use mqblk_core::counters::QueueCounters;
 use mqblk_engine::{EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::virtqueue::{MAX_BASE, MAX_QUEUE_SIZE};
@@ -134,11 +134,6 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             end_logged: false,
             is_frozen: false,
         }
-    }
-
-    /// Suppresses the log line about the end of the connection: another one says why it ends.
-    pub(crate) fn set_end_logged(&mut self) {
-        self.end_logged = true;
     }
 
     /// Takes the reason why the last message was rejected.
@@ -350,23 +345,6 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
 
     fn reject_unsupported<T>(&mut self, what: &str) -> Result<T> {
         self.reject(format!("{what}: its feature was not offered"))
-    }
-}
-
-/// Logs the end of the connection. The last reference is dropped when the queues have stopped.
-impl<D: VirtioDevice<UringContext>> Drop for Session<D> {
-    fn drop(&mut self) {
-        if self.end_logged {
-            return;
-        }
-        let (mut queues, mut c) = (0, QueueCounters::default());
-        for served in self.vrings.iter().map(Vring::served).filter(|served| served.starts > 0) {
-            queues += 1;
-            c.add(&served.counters);
-        }
-        let (disk, frontend, seconds) = (&self.options.name, self.frontend, self.since.elapsed().as_secs());
-        let QueueCounters { requests, errors, malformed, .. } = c;
-        tracing::info!(disk, frontend, seconds, queues, requests, errors, malformed, "frontend disconnected");
     }
 }
 

@@ -221,6 +221,8 @@ impl ConfiguredInterface for ScsiConfig {
 
     fn start(self: Box<Self>, host: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
         let luns = Arc::new(Luns::start(&self.controllers, host, self.saved.unwrap_or_default())?);
+        // Now, and not as the last step: a VMM may bring a guest as soon as it can connect.
+        luns.set_migratable(true);
         Ok(Arc::new(ServedControllers { luns, engine: Arc::clone(&host.engine) }))
     }
 }
@@ -284,11 +286,6 @@ impl ServedInterface for ServedControllers {
 
     fn verbs(self: Arc<Self>) -> Vec<Verb> {
         verbs::verbs(&self.luns, &self.engine)
-    }
-
-    fn publish(&self) -> Result<(), StartFailure> {
-        self.luns.set_migratable(true);
-        Ok(())
     }
 
     fn begin_stop(&self) {

@@ -3,8 +3,8 @@
 #
 # As root. Boots systemd in namespaces of its own, over a copy of this system (an overlay in memory, so that nothing here is changed). There it installs
 # the package (by default the one that scripts/deb.sh builds), does what docs/libvirt.md says, with the configuration and the XML that it prints, and
-# starts an emulated domain of qemu:///system. Its guest reads what the host has put into the image, then writes and verifies while the
-# service is restarted and killed; at last the image has what the guest has written. The guest's kernel and programs are those of
+# starts an emulated domain of qemu:///system. Its guest reads what the host has put into the image, then writes and verifies while another daemon takes
+# over (systemctl reload, as docs/systemd.md has it), and while the service is restarted and killed; at last the image has what the guest has written. The guest's kernel and programs are those of
 # tests/guest/prepare.sh. Takes half a minute.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -253,7 +253,25 @@ until_true 60 "the guest does not read" heard sum
 heard "sum $host_sum" || diagnose "the guest reads something else than the host has put into the image ($host_sum)"
 connected || diagnose "the daemon does not know of QEMU ($qemu): $(inside mqblk disk list --json)"
 say "the guest reads what the host wrote, and writes"
-two_more "before the restart"
+two_more "before the takeover"
+
+say "systemctl reload mqblk: another daemon takes over"
+inside mkdir -p /etc/systemd/system/mqblk.service.d
+awk '/^```/ { inside = 0 } inside; /^```text/ { inside = 1; next }' docs/systemd.md | grep -A 2 '^\[Service\]$' | grep -B 2 -- '--takeover' >"$work/share/takeover.conf" ||
+    fail "found no unit with --takeover in docs/systemd.md"
+inside cp /srv/share/takeover.conf /etc/systemd/system/mqblk.service.d/takeover.conf
+inside systemctl daemon-reload
+inside systemctl reload mqblk || diagnose "the service is not reloaded"
+seen=$(inside systemctl show -P MainPID mqblk)
+[ "$seen" != "$main" ] && [ "$seen" != 0 ] || diagnose "the service's main process: found $seen, expected another than $main"
+main=$seen
+user=$(inside ps -o user= -p "$main")
+[ "$user" = mqblk ] || diagnose "the user of the daemon that took over: found $user, expected mqblk"
+inside systemctl is-active mqblk >/dev/null || diagnose "the service is not active after the takeover"
+connected || diagnose "the daemon that took over does not know of QEMU ($qemu)"
+inside sh -c "journalctl -q -u mqblk _PID=$main" >"$work/journal"
+grep -q "frontend taken over" "$work/journal" && ! grep -q "frontend connected" "$work/journal" || diagnose "QEMU's connection was not taken over: $(cat "$work/journal")"
+two_more "after the takeover"
 
 say "systemctl restart mqblk"
 inside systemctl restart mqblk || diagnose "the service does not start again"

@@ -16,6 +16,8 @@ pub(crate) struct Changes(Arc<Mutex<Running>>);
 #[derive(Debug, Default)]
 struct Running {
     changes: usize,
+    /// Changes that have ended.
+    ended: u64,
     is_alone: bool,
     /// The daemon stops.
     is_ended: bool,
@@ -48,6 +50,11 @@ impl Changes {
         }
         running.changes += 1;
         Ok(Change(Arc::clone(&self.0)))
+    }
+
+    /// Returns true if there has been a change.
+    pub(crate) fn has_any(&self) -> bool {
+        lock(&self.0).ended > 0
     }
 
     /// Lets no takeover begin any more, has one that has not got far end, and waits for it.
@@ -97,7 +104,9 @@ impl Alone {
 
 impl Drop for Change {
     fn drop(&mut self) {
-        lock(&self.0).changes -= 1;
+        let mut running = lock(&self.0);
+        running.changes -= 1;
+        running.ended += 1;
     }
 }
 
@@ -122,6 +131,7 @@ mod tests {
             assert!(changes.begin().is_err() && changes.begin_alone().is_err());
             drop(alone);
         });
+        assert!(changes.has_any() && !Changes::default().has_any());
         drop(changes.begin().unwrap());
         let alone = changes.begin_alone().unwrap();
         alone.check().unwrap();

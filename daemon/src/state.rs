@@ -136,6 +136,11 @@ impl DaemonState {
         self.changes.begin_alone()
     }
 
+    /// Returns true if something was changed at run time that the next daemon does not know of.
+    pub(crate) fn loses_changes(&self) -> bool {
+        self.changes.has_any() && !self.keeps_changes()
+    }
+
     /// Lets no takeover begin any more, and waits for one that has got far.
     pub(crate) fn end_hand_over(&self) {
         // Each device may take its drain timeout.

@@ -52,7 +52,14 @@ pub(super) fn serve(
     restrict: impl Fn(&Rules) -> Result<&'static str, BrokerError>,
 ) -> Result<(), BrokerError> {
     let mut rules = Rules::default();
-    while let Some((number, request)) = wire::receive_request(socket)? {
+    loop {
+        let (number, request) = match wire::receive_request(socket) {
+            Ok(Some(request)) => request,
+            Ok(None) => break,
+            // With answers that it has not read the kernel says so.
+            Err(error) if has_ended(&error) => break,
+            Err(error) => return Err(error.into()),
+        };
         let answer: Answer = match request {
             Ok(Request::Seal) => match rules.seal() {
                 Ok(()) => Ok((None, restrict(&rules)?.to_owned())),
@@ -65,11 +72,16 @@ pub(super) fn serve(
             Err(why) => Err(ImageOpenError::Refused(why)),
         };
         match wire::send_response(socket, number, &answer) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            Err(error) if has_ended(&error) => break,
             // A daemon that asks on without reading the answers loses them.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             sent => sent?,
         }
     }
     Ok(())
+}
+
+/// Returns true if the daemon has ended.
+fn has_ended(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }

@@ -164,6 +164,11 @@ impl OtherDevice {
 /// Hands over, or goes on serving.
 fn hand_over(state: &Arc<DaemonState>, successor: &Successor, offer: (Offer, Vec<OwnedFd>), alone: Alone) {
     tracing::info!(successor = successor.pid, "handing over");
+    if state.loses_changes() {
+        tracing::warn!(
+            "what was changed at run time is not kept (--state): the successor has what its configuration says"
+        );
+    }
     mqblk_storage::file::set_shared_with_another_process(true);
     let prepared = successor.prepare(state, offer, &alone);
     let (prepared, others) = match prepared {

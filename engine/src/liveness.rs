@@ -34,15 +34,8 @@ impl LivenessProbe {
     /// Asks the workers that there are now. After the engine's end it asks those that there were.
     fn follow_workers(&mut self) {
         let Some(list) = self.list.upgrade() else { return };
-        let mailboxes = list.mailboxes();
-        self.workers.truncate(mailboxes.len());
-        for (number, mailbox) in mailboxes.into_iter().enumerate() {
-            match self.workers.get_mut(number) {
-                Some(probed) if probed.mailbox.is_same(&mailbox) => {}
-                Some(probed) => *probed = ProbedWorker { mailbox, pending: None },
-                None => self.workers.push(ProbedWorker { mailbox, pending: None }),
-            }
-        }
+        let make = |mailbox| ProbedWorker { mailbox, pending: None };
+        list.follow(&mut self.workers, |probed| &probed.mailbox, make);
     }
 
     /// Returns the workers, by number, that do not respond within `wait`, or have ended. One that has not replied to an earlier message is not

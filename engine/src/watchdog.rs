@@ -117,15 +117,7 @@ impl Monitor {
     /// Watches the workers that there are now.
     fn follow_workers(&mut self) {
         let Some(list) = self.list.upgrade() else { return };
-        let mailboxes = list.mailboxes();
-        self.workers.truncate(mailboxes.len());
-        for (number, mailbox) in mailboxes.into_iter().enumerate() {
-            match self.workers.get_mut(number) {
-                Some(watched) if watched.mailbox.is_same(&mailbox) => {}
-                Some(watched) => *watched = WatchedWorker::new(mailbox),
-                None => self.workers.push(WatchedWorker::new(mailbox)),
-            }
-        }
+        list.follow(&mut self.workers, |watched| &watched.mailbox, WatchedWorker::new);
     }
 
     fn check(&mut self) {

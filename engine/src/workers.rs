@@ -69,6 +69,25 @@ impl WorkerList {
         self.lock().iter().map(|worker| worker.mailbox.clone()).collect()
     }
 
+    /// Updates `followed`, which has something for each worker, to the workers that there are now: `make` makes it for one that is new, or in the
+    /// place of another.
+    pub(crate) fn follow<T>(
+        &self,
+        followed: &mut Vec<T>,
+        mailbox_of: impl Fn(&T) -> &Mailbox<Worker>,
+        make: impl Fn(Mailbox<Worker>) -> T,
+    ) {
+        let mailboxes = self.mailboxes();
+        followed.truncate(mailboxes.len());
+        for (number, mailbox) in mailboxes.into_iter().enumerate() {
+            match followed.get_mut(number) {
+                Some(one) if mailbox_of(one).is_same(&mailbox) => {}
+                Some(one) => *one = make(mailbox),
+                None => followed.push(make(mailbox)),
+            }
+        }
+    }
+
     /// Returns the CPU that each is pinned to.
     pub(crate) fn cpus(&self) -> Vec<Option<usize>> {
         self.lock().iter().map(|worker| worker.cpu).collect()

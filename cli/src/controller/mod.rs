@@ -3,16 +3,13 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use mqblk_admin::model::{ControllerList, DiskAdded, DiskRemoved, ListedController};
+use mqblk_admin::model::{ControllerList, ListedController};
 use serde_json::json;
 
-use crate::call::{CallError, DaemonArgs, call, lost_unless, read};
-use crate::disk::{absolute_settings, set_settings};
-use crate::{failure, table};
+use crate::call::{CallError, DaemonArgs, call, read};
+use crate::{disk, failure, table};
 
-/// The names for messages.
-const ADD: &str = "controller add";
-const REMOVE: &str = "controller remove";
+/// The name for messages.
 const LIST: &str = "controller list";
 /// The cell of a value that there is none of.
 const NONE: &str = "-";
@@ -75,33 +72,16 @@ enum Action {
 /// Sends the request to the daemon and prints the result.
 pub(crate) fn run(args: ControllerArgs) -> ExitCode {
     let result = match args.action {
-        Action::Add { daemon, settings } => add(&daemon, &settings),
-        Action::Remove { daemon, id, force } => remove(&daemon, &id, force),
+        Action::Add { daemon, settings } => disk::add("controller add", "controller.add", &daemon, &settings),
+        Action::Remove { daemon, id, force } => {
+            disk::remove("controller remove", "controller.remove", &daemon, &id, force)
+        }
         Action::Set { id, settings, daemon } => {
-            set_settings("controller set", "controller.set", &daemon, &id, &settings)
+            disk::set_settings("controller set", "controller.set", &daemon, &id, &settings)
         }
         Action::List { daemon } => list(&daemon),
     };
     failure::show(result, CallError::is_usage)
-}
-
-fn add(daemon: &DaemonArgs, settings: &str) -> Result<String, CallError> {
-    let settings = absolute_settings(ADD, settings)?;
-    let response = call(ADD, &daemon.admin.path(), "controller.add", &json!({ "settings": settings }))?;
-    if daemon.json {
-        return Ok(format!("{response}\n"));
-    }
-    let DiskAdded { id, survives_restart } = read(ADD, response)?;
-    Ok(format!("added {id}{}\n", lost_unless(survives_restart)))
-}
-
-fn remove(daemon: &DaemonArgs, id: &str, force: bool) -> Result<String, CallError> {
-    let response = call(REMOVE, &daemon.admin.path(), "controller.remove", &json!({ "id": id, "force": force }))?;
-    if daemon.json {
-        return Ok(format!("{response}\n"));
-    }
-    let DiskRemoved { id } = read(REMOVE, response)?;
-    Ok(format!("removed {id}\n"))
 }
 
 fn list(daemon: &DaemonArgs) -> Result<String, CallError> {

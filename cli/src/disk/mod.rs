@@ -17,10 +17,6 @@ use serde_json::{Map, Value, json};
 use crate::call::{CallError, DaemonArgs, call, lost_unless, read};
 use crate::{failure, resize};
 
-/// The names for messages.
-const ADD: &str = "disk add";
-const REMOVE: &str = "disk remove";
-
 /// The actions of `mqblk disk`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = include_str!("help.txt"), after_help = "Examples: mqblk disk --help")]
@@ -71,8 +67,8 @@ enum Action {
 /// Sends the request to the daemon and prints the result.
 pub(crate) fn run(args: DiskArgs) -> ExitCode {
     let result = match args.action {
-        Action::Add { daemon, settings } => add(&daemon, &settings),
-        Action::Remove { daemon, id, force } => remove(&daemon, &id, force),
+        Action::Add { daemon, settings } => add("disk add", "disk.add", &daemon, &settings),
+        Action::Remove { daemon, id, force } => remove("disk remove", "disk.remove", &daemon, &id, force),
         Action::Resize(args) => return resize::run(args),
         Action::Set(args) => set::set(&args),
         Action::List { daemon } => list::list(&daemon),
@@ -80,22 +76,30 @@ pub(crate) fn run(args: DiskArgs) -> ExitCode {
     failure::show(result, CallError::is_usage)
 }
 
-fn add(daemon: &DaemonArgs, settings: &str) -> Result<String, CallError> {
-    let settings = absolute_settings(ADD, settings)?;
-    let response = call(ADD, &daemon.admin.path(), "disk.add", &json!({ "settings": settings }))?;
+/// Has the daemon add what `settings` describe, by `verb`. Returns what to print; `what` names the subcommand in messages.
+pub(crate) fn add(what: &'static str, verb: &str, daemon: &DaemonArgs, settings: &str) -> Result<String, CallError> {
+    let settings = absolute_settings(what, settings)?;
+    let response = call(what, &daemon.admin.path(), verb, &json!({ "settings": settings }))?;
     if daemon.json {
         return Ok(format!("{response}\n"));
     }
-    let DiskAdded { id, survives_restart } = read(ADD, response)?;
+    let DiskAdded { id, survives_restart } = read(what, response)?;
     Ok(format!("added {id}{}\n", lost_unless(survives_restart)))
 }
 
-fn remove(daemon: &DaemonArgs, id: &str, force: bool) -> Result<String, CallError> {
-    let response = call(REMOVE, &daemon.admin.path(), "disk.remove", &json!({ "id": id, "force": force }))?;
+/// Has the daemon remove what has this id, by `verb`. Returns what to print; `what` names the subcommand in messages.
+pub(crate) fn remove(
+    what: &'static str,
+    verb: &str,
+    daemon: &DaemonArgs,
+    id: &str,
+    force: bool,
+) -> Result<String, CallError> {
+    let response = call(what, &daemon.admin.path(), verb, &json!({ "id": id, "force": force }))?;
     if daemon.json {
         return Ok(format!("{response}\n"));
     }
-    let DiskRemoved { id } = read(REMOVE, response)?;
+    let DiskRemoved { id } = read(what, response)?;
     Ok(format!("removed {id}\n"))
 }
 
@@ -112,9 +116,9 @@ mod tests {
 
     #[test]
     fn paths_are_resolved_where_they_are_typed() {
-        let settings = absolute_settings(ADD, "path=vm.img,socket=/run/vm.sock,size=1M").unwrap();
+        let settings = absolute_settings("disk add", "path=vm.img,socket=/run/vm.sock,size=1M").unwrap();
         let path = std::path::absolute("vm.img").unwrap();
         assert_eq!(settings, json!({ "path": path, "size": "1M", "socket": "/run/vm.sock" }));
-        assert_eq!(absolute_settings(ADD, "path").unwrap_err().key, "syntax");
+        assert_eq!(absolute_settings("disk add", "path").unwrap_err().key, "syntax");
     }
 }

@@ -155,11 +155,6 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Returns true if another process has taken over all that this one served.
-    pub fn is_handed_over(&self) -> bool {
-        self.state.is_handed_over()
-    }
-
     /// Leaves everything to the process that has taken over. This one ends next.
     pub fn leave(self) {
         // Not dropped: that would remove sockets and flush disks that are the other process' now.

@@ -14,7 +14,7 @@ use crate::admin::stat::sample;
 use crate::config::{MetricsAddress, MetricsConfig};
 use crate::interface::StatDetail;
 use crate::state::{DaemonState, monotonic_ns};
-use crate::takeover::{MetricsFile, Predecessor};
+use crate::takeover::Predecessor;
 
 /// Why metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -83,15 +83,14 @@ impl MetricsSocket {
             return MetricsSocket::bind(config);
         };
         let (listener, file) = match (handed, &config.address) {
-            (MetricsFile::Tcp(listener), _) => (MetricsListener::Tcp(listener), None),
-            (MetricsFile::Unix(listener), MetricsAddress::Tcp(_)) => (MetricsListener::Unix(listener), None),
-            (MetricsFile::Unix(listener), MetricsAddress::Unix(path)) => {
+            (MetricsListener::Unix(listener), MetricsAddress::Unix(path)) => {
                 let os = |source| SocketError::Os { path: path.clone(), source };
                 let listens = listener.try_clone().map_err(os)?;
                 adopt_handed(path.clone(), listener).map_err(os)?;
                 let socket = ListenSocket::bind(path, &SocketAccess::with_mode(config.mode.bits()))?;
                 (MetricsListener::Unix(listens), Some(socket))
             }
+            (listener, _) => (listener, None),
         };
         Ok(MetricsSocket { listener, file, address, takes_file })
     }

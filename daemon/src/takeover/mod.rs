@@ -22,9 +22,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::resize::ChangeError;
 pub(crate) use images::HandedImages;
-pub(crate) use predecessor::MetricsFile;
 pub use predecessor::Predecessor;
 pub(crate) use successor::{ProcessListeners, start};
 
@@ -62,12 +60,6 @@ pub enum TakeoverError {
 impl TakeoverError {
     fn unexpected(found: impl Into<String>, expected: impl Into<String>) -> TakeoverError {
         TakeoverError::Unexpected { found: found.into(), expected: expected.into() }
-    }
-}
-
-impl From<TakeoverError> for ChangeError {
-    fn from(error: TakeoverError) -> ChangeError {
-        ChangeError::Failed(error.to_string())
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_admin::{Client, ClientError};
 use mqblk_core::OpenImage;
+use mqblk_metrics::MetricsListener;
 use mqblk_vhost_user_server::{HandedConnection, adopt_handed};
 use serde_json::json;
 
@@ -117,11 +118,11 @@ impl Predecessor {
     }
 
     /// Takes its listener for metrics, if it has one at this address. With true if the file of the socket goes with it.
-    pub(crate) fn take_metrics(&self, address: &str) -> Option<(MetricsFile, bool)> {
+    pub(crate) fn take_metrics(&self, address: &str) -> Option<(MetricsListener, bool)> {
         let (offered, listener) = self.parts().metrics.take_if(|(offered, _)| offered.address == address)?;
         let listener = match address.starts_with("unix:") {
-            true => MetricsFile::Unix(UnixListener::from(listener)),
-            false => MetricsFile::Tcp(TcpListener::from(listener)),
+            true => MetricsListener::Unix(UnixListener::from(listener)),
+            false => MetricsListener::Tcp(TcpListener::from(listener)),
         };
         Some((listener, offered.owns_file))
     }
@@ -248,12 +249,4 @@ fn server(state: &DaemonState, id: &str) -> Result<Arc<mqblk_vhost_user_server::
     let devices = state.devices();
     let found = devices.iter().find(|device| device.id() == id).and_then(|device| device.server());
     found.ok_or_else(|| format!("{id:?}: no such device here"))
-}
-
-/// A listener for metrics.
-pub(crate) enum MetricsFile {
-    /// Of a Unix socket.
-    Unix(UnixListener),
-    /// Of a port.
-    Tcp(TcpListener),
 }

@@ -451,3 +451,43 @@ fn a_hostile_successor_is_refused_or_given_up() {
     rig.wait_progress(20);
     rig.finish();
 }
+
+/// The slow disk's turn has not come when the successor dies: its queues start again where they have drained, and not before.
+#[test]
+fn a_drain_that_has_begun_ends_before_the_queues_start_again() {
+    let seed = kills::seed();
+    let slow = "id=slow,socket=FOLDER/slow.sock,path=FOLDER/slow.img,queues=2,storage=fault,inner=file,direct=off,fault-latency-us=600000,fault-jitter-us=300000";
+    let fast = "id=cache,socket=FOLDER/cache.sock,path=FOLDER/cache.img,queues=2,direct=off";
+    let arguments = ["--workers", "2", "--admin", "FOLDER/admin", "--disk", slow, "--disk", fast].map(str::to_owned);
+    let mut daemon = RestartableDaemon::start(&arguments, &["slow.img", "cache.img"]);
+    let folder = daemon.folder().to_owned();
+    let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT).ok());
+    let connect = |id: &str| BlkQueues::connect(&blk::connect_options(folder.join(format!("{id}.sock")), 2));
+    let ((_slow, slow), (mut cache, fast)) = (connect("slow"), connect("cache"));
+    let mut loads = [("slow", slow, seed), ("cache", fast, seed + 1)]
+        .map(|(id, port, seed)| RunningLoad::start(id, port, LoadHistory::new(1), seed));
+    loads[0].wait_completions(2);
+    let (successor, answer) = FakeSuccessor::begin(&mut admin, 1);
+    answer.expect("an answer");
+    successor.receive();
+    successor.send(&json!({ "message": "stands-by", "devices": ["slow", "cache"], "sockets": [] }));
+    for _ in 0..2 {
+        assert_eq!(successor.receive()["message"], "connection");
+        successor.send(&json!({ "message": "done" }));
+    }
+    let serve = successor.receive();
+    assert_eq!((&serve["message"], &serve["device"]), (&json!("serve"), &json!("cache")), "the slow one comes later");
+    drop(successor);
+    wait_for("the old daemon's line", || daemon.log().contains("devices are served here again").then_some(()));
+    cache.reconnect(TIMEOUT).expect("a connection to the old daemon");
+    loads.iter_mut().for_each(|load| load.wait_completions(20));
+    let ended = loads.map(RunningLoad::finish);
+    daemon.stop();
+    for ((mut history, port), id) in ended.into_iter().zip(["slow", "cache"]) {
+        drop(port);
+        let image = std::fs::read(folder.join(format!("{id}.img"))).expect("the image");
+        history.check_disk(0, &image).unwrap_or_else(|why| panic!("the image of {id}: {why}"));
+    }
+    // The slow one has kept its connection.
+    assert_eq!(count(&daemon.log(), "frontend connected"), 3, "{}", daemon.log());
+}

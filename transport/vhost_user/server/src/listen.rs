@@ -199,9 +199,9 @@ impl ListenSocket {
         self.identity = file.map(|file| (file.dev(), file.ino()));
     }
 
-    /// Leaves the file to another process: it stays when this is dropped. Returns true if this process has made it.
-    pub fn leave_file(&mut self) -> bool {
-        self.identity.take().is_some()
+    /// Leaves the file to another process: it stays when this is dropped.
+    pub(crate) fn leave_file(&mut self) {
+        self.identity = None;
     }
 
     /// Returns true if this process has made the file.

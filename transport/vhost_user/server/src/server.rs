@@ -69,7 +69,7 @@ pub struct Server {
     /// `None` once it has stopped.
     thread: Mutex<Option<JoinHandle<()>>>,
     socket: PathBuf,
-    drain_timeout: Duration,
+    pub(crate) drain_timeout: Duration,
     budget: Arc<TenantBudget>,
 }
 

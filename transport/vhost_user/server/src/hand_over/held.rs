@@ -26,9 +26,10 @@ pub(crate) enum HoldEnd {
     Disconnect,
 }
 
-/// A device whose control thread waits, while its queues still run. Served on when it is dropped.
+/// A device whose control thread waits, while its queues still run. Served on when it is dropped, once the drain that has begun has ended.
 pub struct HeldDevice {
     end: Sender<HoldEnd>,
+    drain_timeout: Duration,
     session: Option<SharedSession>,
     connection: Option<HandedConnection>,
     is_draining: bool,
@@ -54,7 +55,14 @@ impl Server {
             }
         };
         let session = lock(&self.shared.connection).as_ref().map(|connection| Arc::clone(&connection.session));
-        Ok(HeldDevice { end, session, connection: Some(connection), is_draining: false, has_ended: false })
+        Ok(HeldDevice {
+            end,
+            drain_timeout: self.drain_timeout,
+            session,
+            connection: Some(connection),
+            is_draining: false,
+            has_ended: false,
+        })
     }
 }
 
@@ -123,9 +131,15 @@ impl Drop for HeldDevice {
         if self.has_ended {
             return;
         }
-        if let (true, Some(session)) = (self.is_draining, &self.session) {
-            lock(session).resume();
-        }
-        let _ = self.end.send(HoldEnd::Resume);
+        let end = match (self.is_draining, &self.session) {
+            // A queue must not start here beside its own requests of before. A disconnect drains them without a limit.
+            (true, Some(_)) if !self.wait_drained(Instant::now() + self.drain_timeout) => HoldEnd::Disconnect,
+            (true, Some(session)) => {
+                lock(session).resume();
+                HoldEnd::Resume
+            }
+            _ => HoldEnd::Resume,
+        };
+        let _ = self.end.send(end);
     }
 }

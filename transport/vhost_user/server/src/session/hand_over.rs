@@ -141,7 +141,6 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             let set = self.set_inflight_fd(&layout, file);
             set.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))?;
         }
-        self.driver_started = false;
         self.since = Instant::now().checked_sub(Duration::from_millis(state.connected_ms)).unwrap_or(self.since);
         let max = self.device.max_ring_size();
         let queues = self.vrings.iter_mut().zip(&state.queues);

@@ -55,28 +55,28 @@ measure() {
 null=storage=null,size=1T
 peer qemu 1 driver=null-co,size=1099511627776,read-zeroes=off
 pinned=(--pin 0 --server-cpus 1)
-measure null-pinned-wait --socket "$work/qemu.sock" --label qemu --label mqblk --disk $null --poll off,static:50,adaptive:200 "${pinned[@]}" --iodepth 1,32
+measure null-pinned-wait --socket "$work/qemu.sock" --label qemu --label mqblk --disk $null --poll off,auto,static:50,adaptive:200 "${pinned[@]}" --iodepth 1,32
 measure null-pinned-wait-64x16 --socket "$work/qemu.sock" --label qemu --label mqblk --disk $null "${pinned[@]}" --iodepth 64 --batch 16
 measure null-pinned-poll --socket "$work/qemu.sock" --label qemu --label mqblk --disk $null --client poll "${pinned[@]}" --iodepth 1,32
 leave
 peer qemu 0,1 driver=null-co,size=1099511627776,read-zeroes=off
-measure null-free --socket "$work/qemu.sock" --label qemu --label mqblk --disk $null --poll off,static:50,adaptive:200 --queues 2,4 --iodepth 1,32
+measure null-free --socket "$work/qemu.sock" --label qemu --label mqblk --disk $null --poll off,auto,static:50,adaptive:200 --queues 2,4 --iodepth 1,32
 leave
 measure null-many-queues --disk $null --queues 1,2,4,8,16 --jobs 16 --iodepth 16
 
 peer qemu 1 "driver=file,filename=$shm,read-only=on,locking=off"
-measure shm-pinned --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$shm,readonly=on" --poll off,static:50,adaptive:200 "${pinned[@]}" --iodepth 1,32
+measure shm-pinned --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$shm,readonly=on" --poll off,auto,static:50,adaptive:200 "${pinned[@]}" --iodepth 1,32
 leave
 
 peer qemu 0,1 "driver=file,filename=$shm,read-only=on,locking=off"
-measure shm-free --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$shm,readonly=on" --poll off,static:50,adaptive:200 --queues 2,4 --iodepth 1,32
+measure shm-free --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$shm,readonly=on" --poll off,auto,static:50,adaptive:200 --queues 2,4 --iodepth 1,32
 leave
 
 peer qemu 1 "driver=file,filename=$work/disk-qemu.img,read-only=on,cache.direct=on,aio=io_uring"
-measure disk-pinned --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$work/disk.img,readonly=on" --poll off,static:50,adaptive:200 "${pinned[@]}" --iodepth 1,32
+measure disk-pinned --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$work/disk.img,readonly=on" --poll off,auto,static:50,adaptive:200 "${pinned[@]}" --iodepth 1,32
 leave
 peer qemu 0,1 "driver=file,filename=$work/disk-qemu.img,read-only=on,cache.direct=on,aio=io_uring"
-measure disk-free --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$work/disk.img,readonly=on" --poll off,static:50,adaptive:200 --queues 2,4 --iodepth 1,32
+measure disk-free --socket "$work/qemu.sock" --label qemu --label mqblk --disk "storage=file,path=$work/disk.img,readonly=on" --poll off,auto,static:50,adaptive:200 --queues 2,4 --iodepth 1,32
 leave
 echo "== the host itself, fio over io_uring on the same file" | tee "$out/host.txt"
 for depth in 1 32; do

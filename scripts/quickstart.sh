@@ -98,12 +98,12 @@ echo
 echo "4. measuring 4 KiB random reads, polling off and on"
 measure off
 stop_daemon
-start_daemon static:50
-measure static:50
+start_daemon auto
+measure auto
 echo
 printf "  %-10s %7s %8s %10s %8s %9s %9s %15s\n" poll queues iodepth IOPS MiB/s "p50 us" "p99 us" "server us/IO"
 rows off
-rows static:50
+rows auto
 
 cat <<END
 

@@ -466,9 +466,23 @@ pub struct QueueStat {
     pub queue: u32,
     /// The worker that serves it.
     pub worker: u32,
+    /// How it is polled now; null while no guest has set it up.
+    pub polling: Option<PollingStat>,
     /// Its statistics.
     #[serde(flatten)]
     pub load: Load,
+}
+
+/// How a queue is polled at this moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PollingStat {
+    /// Why it is polled, or not: `policy`, `expected`, `quiet`, `cpu-wanted` or `sleep-is-faster`.
+    pub reason: String,
+    /// For how long it is polled at most, if nothing comes, in nanoseconds; null: for ever.
+    pub window_ns: Option<u64>,
+    /// For how long its ring is left alone after requests were taken from it, in nanoseconds.
+    pub hold_ns: u64,
 }
 
 /// The statistics of a queue, or of all queues of a disk, since the daemon started.
@@ -549,6 +563,10 @@ pub struct WorkerStat {
     pub sleeps: u64,
     /// Time asleep, in nanoseconds.
     pub slept_ns: u64,
+    /// Times it offered its CPU to other threads while it polled.
+    pub yields: u64,
+    /// Time that others then kept the CPU for long, in nanoseconds.
+    pub away_ns: u64,
     /// CPU time that the thread used, in nanoseconds.
     pub cpu_ns: u64,
     /// Merged requests that failed, so that their members were repeated one by one.

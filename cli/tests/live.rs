@@ -164,7 +164,7 @@ fn controllers_come_and_go_and_are_kept() {
     assert_eq!(controllers(&daemon), []);
     // Their names are free.
     done(&daemon, &["controller", "add", &format!("id=n,socket={at}/c.sock")]);
-    assert_eq!(values(&daemon, "n", &["poll"]), [json!("static:50")], "what was set belonged to the other one");
+    assert_eq!(values(&daemon, "n", &["poll"]), [json!("auto")], "what was set belonged to the other one");
     daemon = restart(daemon, Signal::KILL, CONFIG);
     assert_eq!(controllers(&daemon), named(&[("n", &[])]));
     done(&daemon, &["controller", "remove", "n"]);
@@ -271,7 +271,7 @@ fn an_edited_configuration_is_applied() {
     assert_eq!(others, [(told.to_owned(), false, None)]);
     assert_eq!(
         values(&daemon, "d", &["iops", "poll", "queue-map", "depth", "queues"]),
-        [Value::Null, json!("static:50"), json!("0:1,1:1"), json!(9), json!(2)]
+        [Value::Null, json!("auto"), json!("0:1,1:1"), json!(9), json!(2)]
     );
     assert_eq!(controllers(&daemon), named(&[("c", &["c:0:0"])]));
     // A value that cannot be used is an error of that line, and the others are applied.
@@ -282,7 +282,7 @@ fn an_edited_configuration_is_applied() {
     assert!(error.as_ref().unwrap().contains("poll: found \"sometimes\""), "{changes:?}");
     assert_eq!(
         (values(&daemon, "c", &["poll"]), values(&daemon, "c:0:0", &["depth"])),
-        (vec![json!("static:50")], vec![json!(8)])
+        (vec![json!("auto")], vec![json!(8)])
     );
 }
 

@@ -482,7 +482,9 @@ impl DaemonState {
 
     /// Logs how many requests failed since the last line about them, of each disk for which that is due; with `all` of all.
     pub fn log_failures(&self, all: bool) {
-        self.exports().iter().filter_map(|export| export.health()).for_each(|health| health.log_failures(all));
+        self.exports().iter().filter_map(|export| export.health()).for_each(|health| {
+            health.log_failures(all);
+        });
     }
 
     /// Returns the disks to flush when the daemon stops, each with its name for messages.

@@ -4,6 +4,7 @@ pub use mqblk_core::counters::QueueCounters;
 use mqblk_core::{ByteLen, DiskSlot, Op};
 
 use crate::latency::LatencyHistogram;
+use crate::poll::PollReason;
 
 /// Counters of one of a queue's disks, since it was opened in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +141,22 @@ pub struct QueueStats {
     pub slots: u32,
     /// Age of the oldest request in flight, in nanoseconds.
     pub oldest_ns: Option<u64>,
+    /// How it is polled now; `None` while it is detached.
+    pub polling: Option<Polling>,
     /// Of each of the queue's disks, in the order of their slots. The counters of a closed disk stay until another is opened in its slot,
     /// which begins at 0; the queue's own counters go on.
     pub disks: Vec<DiskCounters>,
+}
+
+/// How a queue is polled at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Polling {
+    /// Why it is polled, or not.
+    pub reason: PollReason,
+    /// For how long it is polled at most, if nothing comes, in nanoseconds; `None`: for ever.
+    pub window_ns: Option<u64>,
+    /// For how long its ring is left alone after requests were taken from it, in nanoseconds.
+    pub hold_ns: u64,
 }
 
 /// The statistics of a worker thread and of its queues.
@@ -154,18 +168,22 @@ pub struct WorkerStats {
     pub empty_turns: u64,
     /// Times it slept.
     pub sleeps: u64,
+    /// Times it offered its CPU to other threads while it polled.
+    pub yields: u64,
+    /// Time that others then kept the CPU for long, in nanoseconds.
+    pub away_ns: u64,
     /// Time asleep, in nanoseconds.
     pub slept_ns: u64,
     /// CPU time that the thread used, in nanoseconds.
     pub cpu_ns: u64,
     /// Merged requests that failed, so that their members were repeated one by one.
     pub merge_splits: u64,
-    /// The queues it serves.
+    /// The queues it serves, in the order of their identities.
     pub queues: Vec<(QueueId, QueueStats)>,
 }
 
 /// The identity of a queue of an engine. Not used again after the queue is detached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId {
     /// The worker's number.
     pub worker: u32,
@@ -193,6 +211,7 @@ impl QueueStats {
         self.in_flight += other.in_flight;
         self.slots += other.slots;
         self.oldest_ns = self.oldest_ns.max(other.oldest_ns);
+        self.polling = other.polling.or(self.polling);
         for disk in &other.disks {
             match self.disks.binary_search_by_key(&disk.slot, |disk| disk.slot) {
                 Ok(at) => self.disks[at].add(disk),

@@ -15,6 +15,7 @@ use crate::options::Coalesce;
 use crate::poll::PollPolicy;
 use crate::queue_options::{QueueDisk, QueueOptions};
 use crate::runner::QueueRunner;
+use crate::wake_cost;
 use crate::worker::{LeftQueue, Worker};
 use crate::workers::{RemoveWorkerError, WorkerList};
 
@@ -52,6 +53,7 @@ impl Engine {
     /// # Errors
     /// When a thread or its io_uring cannot be created; the text says which.
     pub fn start(options: &EngineOptions) -> std::io::Result<Engine> {
+        wake_cost::measure()?;
         let engine = Engine { workers: Arc::default(), context: options.context };
         for number in 0..options.workers.max(1) {
             let cpu = (!options.pin.is_empty()).then(|| options.pin[number % options.pin.len()]);
@@ -141,7 +143,11 @@ impl Engine {
             .zip(&self.mailboxes())
             .map(|(number, mailbox)| mailbox.begin_call(move |worker| worker.stats(number)))
             .collect();
-        asked.into_iter().map(|call| call?.wait()).collect()
+        let in_order = |mut stats: WorkerStats| {
+            stats.queues.sort_unstable_by_key(|(id, _)| *id);
+            stats
+        };
+        asked.into_iter().map(|call| call?.wait().map(in_order)).collect()
     }
 }
 

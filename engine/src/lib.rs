@@ -29,6 +29,7 @@ mod liveness;
 mod mailbox;
 mod moving;
 mod options;
+mod pace;
 mod per_disk;
 mod placement;
 mod plug;
@@ -47,15 +48,20 @@ mod stepped;
 mod tags;
 #[cfg(test)]
 mod trial;
+mod tuner;
+mod waiting;
+mod wake_cost;
 mod watchdog;
 mod worker;
 mod workers;
 
 pub use attach_error::{AttachError, WorkerError};
-pub use counters::{DiskCounters, LatencyParts, QueueCounters, QueueId, QueueLatency, QueueStats, WorkerStats};
+pub use counters::{
+    DiskCounters, LatencyParts, Polling, QueueCounters, QueueId, QueueLatency, QueueStats, WorkerStats,
+};
 pub use draining::{ClosingDisk, Draining};
 pub use engine::{Engine, EngineOptions, QueueHandle};
-pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopReport};
+pub use errors::{DiskHealth, ErrorPolicy, HealthStats, OnError, OnNoSpace, StopReport, failure_count};
 pub use latency::{LatencyHistogram, percentile_ns};
 pub use limits::{Burst, DiskLimits, IoLimit, IoLimits, LimitClock, LimitGroup, LimitKind, ThrottleStats};
 pub use liveness::LivenessProbe;
@@ -63,7 +69,7 @@ pub use moving::{Extracted, Inserted, MoveResult, QueueState};
 pub use mqblk_uring::{EventFd, FixedBufferUse, Kick, Notifier, UringContext, UringOptions, redirect};
 pub use options::{Coalesce, MergeMode, PlugOptions};
 pub use placement::QueuePlacement;
-pub use poll::PollPolicy;
+pub use poll::{PollPolicy, PollReason};
 pub use queue_options::{QueueDisk, QueueOptions};
 pub use queue_settings::{QueueMove, QueueSettings, SharedQueueSettings};
 pub use resume::Resume;

@@ -1,4 +1,8 @@
 //! Poll windows: when a queue is polled on and when it is armed. Pure: time comes in as an argument.
+//!
+//! `off` and `auto` reckon with what was caught (`credit`): each request or completion that came soon earns time to poll for the next, and time
+//! polled is spent. `off` counts as soon what comes while the queue would be armed; `auto` what comes before polling costs ten times what
+//! sleeping and waking does, and closes the window while others want the CPU.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,11 +11,14 @@ use std::time::Duration;
 use crate::clock::Ticks;
 
 /// How long an idle queue is polled before it is armed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// Never: every request after a pause costs a kick and a wakeup.
+    /// Not beyond a few microseconds, which arming and sleeping would take as well: every request after a pause costs a kick and a wakeup.
     Off,
-    /// Until this long has passed without a request (default 50 us: *vhost_user_block polling*, 2020).
+    /// While requests and completions come soon, judged by what a wakeup costs on this host, and others do not want the CPU.
+    #[default]
+    Auto,
+    /// Until this long has passed without a request (*vhost_user_block polling*, 2020: 50 us).
     Static(Duration),
     /// A window that grows when requests come soon after it closed and shrinks when they do not.
     Adaptive {
@@ -22,19 +29,13 @@ pub enum PollPolicy {
     Busy,
 }
 
-impl Default for PollPolicy {
-    fn default() -> Self {
-        PollPolicy::Static(Duration::from_micros(50))
-    }
-}
-
 /// The longest window that a user may configure: above 1 s it would be `busy` by another name.
 const MAX_WINDOW_US: u64 = 1_000_000;
 
 impl FromStr for PollPolicy {
     type Err = String;
 
-    /// `off`, `static:<us>`, `adaptive:<max us>` or `busy`; microseconds from 1 to 1000000.
+    /// `off`, `auto`, `static:<us>`, `adaptive:<max us>` or `busy`; microseconds from 1 to 1000000.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let window = |digits: &str| {
             let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -43,13 +44,14 @@ impl FromStr for PollPolicy {
         };
         let policy = match text.split_once(':') {
             None if text == "off" => Some(PollPolicy::Off),
+            None if text == "auto" => Some(PollPolicy::Auto),
             None if text == "busy" => Some(PollPolicy::Busy),
             Some(("static", us)) => window(us).map(PollPolicy::Static),
             Some(("adaptive", us)) => window(us).map(|max| PollPolicy::Adaptive { max }),
             _ => None,
         };
         policy.ok_or_else(|| {
-            format!("off, static:<us>, adaptive:<max us> or busy, with microseconds from 1 to {MAX_WINDOW_US}")
+            format!("off, auto, static:<us>, adaptive:<max us> or busy, with microseconds from 1 to {MAX_WINDOW_US}")
         })
     }
 }
@@ -58,6 +60,7 @@ impl fmt::Display for PollPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PollPolicy::Off => f.write_str("off"),
+            PollPolicy::Auto => f.write_str("auto"),
             PollPolicy::Static(window) => write!(f, "static:{}", window.as_micros()),
             PollPolicy::Adaptive { max } => write!(f, "adaptive:{}", max.as_micros()),
             PollPolicy::Busy => f.write_str("busy"),
@@ -73,8 +76,87 @@ const SMALLEST: u64 = 4000;
 pub(crate) enum Idle {
     /// Poll it in the next turn.
     KeepPolling,
+    /// The same, and the worker may be polling for long.
+    KeepWindowOpen,
     /// Arm it.
     Arm,
+}
+
+/// What `off` counts as soon, in nanoseconds: about what it takes to arm a queue and go to sleep.
+const OFF_HORIZON: u64 = 3000;
+/// How much time to poll `off` can earn.
+const OFF_MAX: u64 = 4 * OFF_HORIZON;
+/// What `auto` counts as soon, in wake-up costs.
+const AUTO_HORIZON: u64 = 10;
+/// How much time to poll `auto` can earn, in nanoseconds: so long a pause between two bursts is polled through.
+const AUTO_MAX: u64 = 1_000_000;
+
+/// For how long `auto` does not poll after others wanted the CPU, in nanoseconds: at first, and at most.
+const MIN_YIELD: u64 = 40_000_000;
+const MAX_YIELD: u64 = 2_560_000_000;
+
+/// Why a queue is polled on, or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollReason {
+    /// Its policy says so.
+    #[default]
+    Policy,
+    /// Requests or completions come soon.
+    Expected,
+    /// None is expected soon.
+    Quiet,
+    /// Others wanted the CPU while the worker polled.
+    CpuWanted,
+    /// The guests of this worker get more done if it sleeps.
+    SleepIsFaster,
+}
+
+impl PollReason {
+    /// Returns the word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            PollReason::Policy => "policy",
+            PollReason::Expected => "expected",
+            PollReason::Quiet => "quiet",
+            PollReason::CpuWanted => "cpu-wanted",
+            PollReason::SleepIsFaster => "sleep-is-faster",
+        }
+    }
+}
+
+/// Time to poll that was earned, by whether requests are in flight: completions may be soon where requests are not, and the reverse.
+#[derive(Clone, Copy, Debug)]
+struct Credit {
+    horizon: u64,
+    max: u64,
+    /// Without and with requests in flight.
+    left: [u64; 2],
+}
+
+impl Credit {
+    fn new(horizon: u64, max: u64) -> Credit {
+        Credit { horizon, max, left: [max.min(horizon); 2] }
+    }
+
+    /// Something came after `gap`, in the given state.
+    #[inline]
+    fn earn(&mut self, in_flight: bool, gap: u64) {
+        if gap <= self.horizon {
+            let left = &mut self.left[usize::from(in_flight)];
+            *left = (*left + self.horizon).min(self.max);
+        }
+    }
+
+    #[inline]
+    fn spend(&mut self, in_flight: bool, time: u64) {
+        let left = &mut self.left[usize::from(in_flight)];
+        *left = left.saturating_sub(time);
+    }
+
+    #[inline]
+    fn has(&self, in_flight: bool) -> bool {
+        self.left[usize::from(in_flight)] > 0
+    }
 }
 
 /// One queue's poll window.
@@ -84,34 +166,103 @@ pub(crate) struct PollState {
     /// In nanoseconds, as all times here are.
     window: u64,
     max: u64,
+    /// Of `auto`.
+    credit: Credit,
+    /// Of `off`, and of `auto` while others want the CPU.
+    moment: Credit,
     /// Last time that requests were pulled or completed.
     active_at: Ticks,
+    /// Requests have been in flight since then.
+    in_flight: bool,
     /// Last time that it was polled; `None` while it is armed.
     polled_at: Option<Ticks>,
     /// Time spent polling without finding anything.
     empty_poll_ns: u64,
+    /// Until when `auto` does not poll because others want the CPU, and for how long that is in all; 0 before the first time.
+    yields_until: Ticks,
+    last_yield: u64,
 }
 
 impl PollState {
-    /// Returns the state of a queue that was just attached: requests are expected soon.
-    pub(crate) fn new(policy: PollPolicy, now: Ticks) -> PollState {
+    /// Returns the state of a queue that was just attached: requests are expected soon. `wake_cost`: what sleeping and waking costs, in
+    /// nanoseconds.
+    pub(crate) fn new(policy: PollPolicy, wake_cost: u64, now: Ticks) -> PollState {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (window, max) = match policy {
-            PollPolicy::Off | PollPolicy::Busy => (0, 0),
+            PollPolicy::Off | PollPolicy::Auto | PollPolicy::Busy => (0, 0),
             PollPolicy::Static(window) => (nanos(window), 0),
             PollPolicy::Adaptive { max } => (nanos(max) / 4, nanos(max)),
         };
-        PollState { policy, window, max, active_at: now, polled_at: None, empty_poll_ns: 0 }
+        PollState {
+            policy,
+            window,
+            max,
+            credit: Credit::new(AUTO_HORIZON * wake_cost, AUTO_MAX),
+            moment: Credit::new(OFF_HORIZON, OFF_MAX),
+            active_at: now,
+            in_flight: false,
+            polled_at: Some(now),
+            empty_poll_ns: 0,
+            yields_until: Ticks(0),
+            last_yield: 0,
+        }
     }
 
-    /// Requests were pulled or completed.
+    /// Requests were pulled or completed. `in_flight`: some are in flight now.
     #[inline]
-    pub(crate) fn active(&mut self, now: Ticks) {
-        if let PollPolicy::Adaptive { .. } = self.policy {
-            self.adapt(now.since(self.active_at));
+    pub(crate) fn active(&mut self, in_flight: bool, now: Ticks) {
+        let gap = now.since(self.active_at);
+        match self.policy {
+            PollPolicy::Off => self.moment.earn(self.in_flight, gap),
+            PollPolicy::Auto => {
+                self.moment.earn(self.in_flight, gap);
+                self.credit.earn(self.in_flight, gap);
+            }
+            PollPolicy::Adaptive { .. } => self.adapt(gap),
+            PollPolicy::Static(_) | PollPolicy::Busy => {}
         }
-        self.active_at = now;
+        (self.active_at, self.in_flight) = (now, in_flight);
+        if self.polled_at.is_some() {
+            self.polled_at = Some(now);
+        }
+    }
+
+    /// The queue is polled from here on: it was kicked, or [should be](Self::should_resume).
+    pub(crate) fn resume(&mut self, now: Ticks) {
         self.polled_at = Some(now);
+    }
+
+    /// Returns true if the queue is armed and should be polled: requests are expected soon.
+    #[inline]
+    pub(crate) fn should_resume(&self, now: Ticks) -> bool {
+        self.polled_at.is_none() && self.policy == PollPolicy::Auto && self.auto(now)
+    }
+
+    /// Another thread had the worker's CPU for long when the worker offered it: `auto` closes the window for a while.
+    pub(crate) fn cpu_wanted(&mut self, now: Ticks) {
+        // One that was let alone for as long as it was closed begins again with the shortest.
+        let calm = self.last_yield == 0 || now.since(self.yields_until) > self.last_yield;
+        self.last_yield = if calm { MIN_YIELD } else { (self.last_yield * 2).min(MAX_YIELD) };
+        self.yields_until = Ticks(now.0.saturating_add(self.last_yield));
+    }
+
+    /// Returns why the queue is polled on, or not, and for how long at most from here on, in nanoseconds; `None`: for ever.
+    pub(crate) fn reason(&self, now: Ticks, sleeps_at_once: bool) -> (PollReason, Option<u64>) {
+        match self.policy {
+            PollPolicy::Busy => (PollReason::Policy, None),
+            PollPolicy::Off | PollPolicy::Static(_) => (PollReason::Policy, Some(self.window)),
+            PollPolicy::Adaptive { .. } if self.window > 0 => (PollReason::Expected, Some(self.window)),
+            PollPolicy::Adaptive { .. } => (PollReason::Quiet, Some(0)),
+            PollPolicy::Auto if now < self.yields_until => (PollReason::CpuWanted, Some(0)),
+            PollPolicy::Auto if !self.auto(now) => (PollReason::Quiet, Some(0)),
+            PollPolicy::Auto if sleeps_at_once => (PollReason::SleepIsFaster, Some(0)),
+            PollPolicy::Auto => (PollReason::Expected, Some(self.credit.left[usize::from(self.in_flight)])),
+        }
+    }
+
+    #[inline]
+    fn auto(&self, now: Ticks) -> bool {
+        self.credit.has(self.in_flight) && now >= self.yields_until
     }
 
     /// Adapts the window to a gap between requests. A gap within the window leaves it unchanged. A gap that a longer window would have
@@ -130,27 +281,38 @@ impl PollState {
         }
     }
 
-    /// The queue was idle in a turn.
+    /// The queue was idle in a turn. `sleeps_at_once`: the window of `auto` is closed.
     #[inline]
-    pub(crate) fn idle(&mut self, now: Ticks) -> Idle {
-        self.empty_poll_ns += self.polled_at.map_or(0, |before| now.since(before));
-        let keep = match self.policy {
-            PollPolicy::Off => false,
-            PollPolicy::Busy => true,
-            PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => self.idle_for(now) < self.window,
+    pub(crate) fn idle(&mut self, now: Ticks, sleeps_at_once: bool) -> Idle {
+        let polled = self.polled_at.map_or(0, |before| now.since(before));
+        self.empty_poll_ns += polled;
+        let window_open = match self.policy {
+            PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => now.since(self.active_at) < self.window,
+            PollPolicy::Auto => {
+                self.credit.spend(self.in_flight, polled);
+                !sleeps_at_once && self.auto(now)
+            }
+            PollPolicy::Off | PollPolicy::Busy => false,
         };
-        self.polled_at = keep.then_some(now);
-        if keep { Idle::KeepPolling } else { Idle::Arm }
+        let keep = match self.policy {
+            PollPolicy::Off | PollPolicy::Auto => {
+                self.moment.spend(self.in_flight, polled);
+                self.moment.has(self.in_flight)
+            }
+            PollPolicy::Busy => true,
+            PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => false,
+        };
+        self.polled_at = (window_open || keep).then_some(now);
+        match (window_open, keep) {
+            (true, _) => Idle::KeepWindowOpen,
+            (false, true) => Idle::KeepPolling,
+            (false, false) => Idle::Arm,
+        }
     }
 
     /// Returns the total time spent polling without finding anything, in nanoseconds.
     pub(crate) fn empty_poll_ns(&self) -> u64 {
         self.empty_poll_ns
-    }
-
-    #[inline]
-    fn idle_for(&self, now: Ticks) -> u64 {
-        now.since(self.active_at)
     }
 }
 
@@ -164,66 +326,177 @@ mod tests {
         Ticks(us * 1000)
     }
 
+    const WAKE: u64 = 5000;
+
+    fn new(policy: PollPolicy) -> PollState {
+        PollState::new(policy, WAKE, us(0))
+    }
+
+    /// Something comes `gap` later; the queue is polled every microsecond before, if it is not armed. Returns whether it was still polled then.
+    fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> bool {
+        let mut polled = state.polled_at.is_some();
+        for at in *now + 1..*now + gap {
+            polled = polled && state.idle(us(at), false) != Idle::Arm;
+        }
+        *now += gap;
+        if !polled {
+            // It is kicked, or a completion woke the worker.
+            state.resume(us(*now));
+        }
+        state.active(in_flight, us(*now));
+        polled
+    }
+
     #[test]
     fn policies_parse_and_print() {
-        for text in ["off", "busy", "static:50", "static:1", "adaptive:1000000"] {
+        for text in ["off", "auto", "busy", "static:50", "static:1", "adaptive:1000000"] {
             assert_eq!(text.parse::<PollPolicy>().unwrap().to_string(), text);
         }
-        for text in
-            ["", "on", "static", "static:", "static:0", "static:-1", "static:+1", "adaptive:1000001", "busy:1", "Off"]
-        {
+        for text in [
+            "",
+            "on",
+            "static",
+            "static:",
+            "static:0",
+            "static:-1",
+            "static:+1",
+            "adaptive:1000001",
+            "busy:1",
+            "Off",
+            "auto:5",
+        ] {
             assert!(text.parse::<PollPolicy>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn a_static_window_closes_and_reopens() {
-        let mut state = PollState::new(PollPolicy::Static(US * 50), us(0));
-        assert_eq!(state.idle(us(49)), Idle::KeepPolling);
-        assert_eq!(state.idle(us(50)), Idle::Arm);
-        state.active(us(60));
-        assert_eq!(state.idle(us(109)), Idle::KeepPolling);
-        assert_eq!(state.idle(us(110)), Idle::Arm);
+        let mut state = new(PollPolicy::Static(US * 50));
+        assert_eq!(state.idle(us(49), false), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(50), false), Idle::Arm);
+        state.active(false, us(60));
+        assert_eq!(state.idle(us(109), false), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(110), false), Idle::Arm);
     }
 
     #[test]
-    fn off_never_polls_and_busy_always_does() {
-        assert_eq!(PollState::new(PollPolicy::Off, us(0)).idle(us(0)), Idle::Arm);
-        assert_eq!(PollState::new(PollPolicy::Busy, us(0)).idle(us(10_000_000)), Idle::KeepPolling);
+    fn off_polls_only_for_what_comes_before_it_could_sleep_and_busy_always_does() {
+        let mut off = new(PollPolicy::Off);
+        assert_eq!((off.idle(us(2), false), off.idle(us(3), false)), (Idle::KeepPolling, Idle::Arm));
+        for at in (1000..2000).step_by(50) {
+            off.resume(us(at));
+            off.active(false, us(at));
+            assert_eq!(off.idle(us(at), false), Idle::Arm, "nothing came soon");
+        }
+        for at in 2000..2100 {
+            off.resume(us(at));
+            off.active(false, us(at));
+        }
+        assert_eq!((off.idle(us(2110), false), off.idle(us(2112), false)), (Idle::KeepPolling, Idle::Arm));
+        assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), false), Idle::KeepPolling);
     }
 
     #[test]
     fn empty_poll_time_is_counted_between_polls_but_not_while_armed() {
-        let mut state = PollState::new(PollPolicy::Static(US * 50), us(0));
-        state.active(us(10));
-        state.idle(us(12));
-        state.active(us(15));
+        let mut state = new(PollPolicy::Static(US * 50));
+        state.active(false, us(10));
+        state.idle(us(12), false);
+        state.active(false, us(15));
         assert_eq!(state.empty_poll_ns(), 2000, "time that ended with a request is not counted");
-        assert_eq!(state.idle(us(40)), Idle::KeepPolling);
-        assert_eq!(state.idle(us(65)), Idle::Arm);
+        assert_eq!(state.idle(us(40), false), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(65), false), Idle::Arm);
         assert_eq!(state.empty_poll_ns(), 52_000);
         // Armed until 1000; a kick without a request has it polled again.
-        assert_eq!(state.idle(us(1000)), Idle::Arm);
+        assert_eq!(state.idle(us(1000), false), Idle::Arm);
         assert_eq!(state.empty_poll_ns(), 52_000);
-        let mut busy = PollState::new(PollPolicy::Busy, us(0));
-        busy.active(us(0));
-        (1..=100).for_each(|at| assert_eq!(busy.idle(us(at)), Idle::KeepPolling));
+        let mut busy = new(PollPolicy::Busy);
+        busy.active(false, us(0));
+        (1..=100).for_each(|at| assert_eq!(busy.idle(us(at), false), Idle::KeepPolling));
         assert_eq!(busy.empty_poll_ns(), 100_000);
     }
 
     #[test]
     fn an_adaptive_window_follows_the_gaps() {
         let mut now = 0;
-        let mut state = PollState::new(PollPolicy::Adaptive { max: US * 200 }, us(now));
+        let mut state = new(PollPolicy::Adaptive { max: US * 200 });
         for _ in 0..20 {
             now += 5000;
-            state.active(us(now));
+            state.active(false, us(now));
         }
         assert_eq!(state.window, 0, "gaps that no window can cover close it");
         for _ in 0..20 {
             now += 120;
-            state.active(us(now));
+            state.active(false, us(now));
         }
         assert!((120_000..=200_000).contains(&state.window), "{}", state.window);
+    }
+
+    #[test]
+    fn auto_polls_while_something_comes_soon_and_through_short_pauses() {
+        let (mut state, mut now) = (new(PollPolicy::Auto), 0);
+        (0..100).for_each(|_| assert!(after(&mut state, &mut now, 20, false)));
+        assert!(after(&mut state, &mut now, 800, false), "a pause between two bursts");
+        assert_eq!(state.reason(us(now), false).0, PollReason::Expected);
+        assert_eq!(state.reason(us(now), true), (PollReason::SleepIsFaster, Some(0)));
+        assert!(!after(&mut state, &mut now, 1200, false), "an end");
+        for _ in 0..50 {
+            assert!(!after(&mut state, &mut now, 400, false), "polling costs more than waking");
+        }
+        assert_eq!(state.reason(us(now), true), (PollReason::Quiet, Some(0)));
+        assert!(state.empty_poll_ns() < 100 * 20_000 + 800_000 + 1_200_000 + 50_000);
+    }
+
+    #[test]
+    fn auto_sleeps_while_slow_storage_works_and_polls_for_the_next_request() {
+        let (mut state, mut now) = (new(PollPolicy::Auto), 0);
+        for round in 0..100 {
+            // A request comes, its completion 5 ms later, and the next request 10 us after that.
+            assert!(after(&mut state, &mut now, 10, true));
+            let polled = after(&mut state, &mut now, 5000, false);
+            assert!(!polled, "round {round}");
+        }
+        assert!(state.empty_poll_ns() < 100 * 10_000 + 100_000, "{}", state.empty_poll_ns());
+    }
+
+    #[test]
+    fn auto_gives_way_while_others_want_the_cpu() {
+        let (mut state, mut now) = (new(PollPolicy::Auto), 0);
+        (0..10).for_each(|_| assert!(after(&mut state, &mut now, 5, false)));
+        state.cpu_wanted(us(now));
+        assert_eq!(state.reason(us(now), false), (PollReason::CpuWanted, Some(0)));
+        (0..20).for_each(|at| {
+            let _ = state.idle(us(now + at), false);
+        });
+        assert_eq!(state.idle(us(now + 20), false), Idle::Arm);
+        assert!(!state.should_resume(us(now)));
+        now += MIN_YIELD / 1000 - 1;
+        assert!(
+            !after(&mut state, &mut now, 1, false) && state.idle(us(now), false) == Idle::KeepWindowOpen,
+            "after a while"
+        );
+        for _ in 0..20 {
+            state.cpu_wanted(us(now));
+            now = state.yields_until.0 / 1000;
+        }
+        assert_eq!(state.last_yield, MAX_YIELD);
+        now += 2 * MAX_YIELD / 1000;
+        state.cpu_wanted(us(now));
+        assert_eq!(state.last_yield, MIN_YIELD);
+    }
+
+    #[test]
+    fn an_armed_queue_is_polled_again_after_a_completion_if_requests_follow_soon() {
+        for (policy, resumes) in [(PollPolicy::Auto, true), (PollPolicy::Off, false), (PollPolicy::Static(US), false)] {
+            let mut state = new(policy);
+            state.active(true, us(10));
+            state.active(false, us(11));
+            assert!(!state.should_resume(us(11)), "it is polled");
+            state.active(true, us(12));
+            (1..100).for_each(|at| {
+                state.idle(us(12 + at * 100), false);
+            });
+            state.active(false, us(50_000));
+            assert_eq!(state.should_resume(us(50_000)), resumes, "{policy}");
+        }
     }
 }

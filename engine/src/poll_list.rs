@@ -21,8 +21,10 @@ pub(crate) enum Phase {
 /// What checking an idle queue resulted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum IdleResult {
-    /// Its window is still open, or requests came while it was armed: it is polled in the next turn.
+    /// It is polled in the next turn: requests came while it was armed, or it is about to be armed, or it is polled for ever.
     Poll,
+    /// Its window is open: it is polled in the next turn, and perhaps in many.
+    PollInWindow,
     /// It is armed and empty: the guest will kick.
     Armed,
 }
@@ -168,7 +170,7 @@ impl PollList {
         let queues = &mut self.queues;
         self.polled.retain(|slot| {
             let Some(queue) = queues[usize::from(*slot)].as_mut() else { return false };
-            queue.polled = queue.phase == Phase::Running && (!queue.watched || poll_or_arm(*slot) == IdleResult::Poll);
+            queue.polled = queue.phase == Phase::Running && (!queue.watched || poll_or_arm(*slot) != IdleResult::Armed);
             queue.polled
         });
         if self.polled.is_empty() { IdleDecision::Sleep } else { IdleDecision::Turn }

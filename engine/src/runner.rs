@@ -10,14 +10,16 @@ use mqblk_uring::UringContext;
 
 use crate::clock::{Clock, Ticks};
 use crate::coalesce::{CallCoalescer, CallDecision};
-use crate::counters::{CountRequests, DiskCounters, OpClass, QueueCounters, QueueLatency, QueueStats};
+use crate::counters::{CountRequests, DiskCounters, OpClass, Polling, QueueCounters, QueueLatency, QueueStats};
 use crate::options::Coalesce;
+use crate::pace::Pace;
 use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest, Buffer};
 use crate::route::SubmitContext;
 use crate::tags::{TagTable, Timestamps};
+use crate::wake_cost;
 
 /// A queue of any type, as its worker sees it.
 pub(crate) trait AnyQueue: Any {
@@ -34,14 +36,18 @@ pub(crate) trait AnyQueue: Any {
     fn submitted(&mut self, run: &[AnyRequest], now: Ticks);
     /// Finishes a run of completed requests, all of this queue, and admits the next steps of multi-step commands.
     fn finish(&mut self, context: &mut UringContext, run: &mut [AnyCompletion], submit: &mut SubmitContext<'_>);
-    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window.
-    fn publish(&mut self, finished: Ticks, clock: &Clock) -> Published;
+    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. `sleeps_at_once`: see
+    /// [`poll_or_arm`](Self::poll_or_arm).
+    fn publish(&mut self, finished: Ticks, clock: &Clock, sleeps_at_once: bool) -> Published;
     /// Sends the deferred call if it is due. Otherwise returns when it will be.
     fn send_due_call(&mut self, now: Ticks) -> Option<Ticks>;
-    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again.
-    fn poll_or_arm(&mut self, now: Ticks) -> IdleResult;
+    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `sleeps_at_once`: a window that the worker
+    /// may close is closed.
+    fn poll_or_arm(&mut self, now: Ticks, sleeps_at_once: bool) -> IdleResult;
     /// Handles a kick: disarms the queue, which is polled from here on.
-    fn kicked(&mut self);
+    fn kicked(&mut self, now: Ticks);
+    /// Another thread had the CPU for long when the worker, which polled, offered it.
+    fn cpu_wanted(&mut self, now: Ticks);
     /// Changes how it is polled and how its calls are deferred. It is disarmed, and polled from here on. A deferred call is sent.
     fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce, now: Ticks);
     /// Returns the number of requests in flight, including those that the queue has blocked.
@@ -51,7 +57,7 @@ pub(crate) trait AnyQueue: Any {
     /// Returns true if requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
     /// Returns the queue's statistics.
-    fn stats(&self, now: Ticks) -> QueueStats;
+    fn stats(&self, now: Ticks, sleeps_at_once: bool) -> QueueStats;
     /// Calls `show` with the tag table's index, the disk and the timestamps of each request in flight.
     fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps));
     /// Returns the tag table's indexes of the requests in flight to a disk.
@@ -82,6 +88,8 @@ pub(crate) struct Published {
     pub(crate) at: Ticks,
     /// When the deferred call is due.
     pub(crate) call_due: Option<Ticks>,
+    /// The queue was armed, and is disarmed now: it is to be polled again.
+    pub(crate) resumed: bool,
 }
 
 /// A queue of a known type.
@@ -98,6 +106,7 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     ended: Vec<EndedRequests>,
     calls: CallCoalescer,
     poll: PollState,
+    pace: Pace,
     /// Since when requests have been in flight.
     busy_since: Option<Ticks>,
     options: RunnerOptions,
@@ -139,7 +148,8 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             has_first: false,
             ended: Vec::with_capacity(depth.into()),
             calls: CallCoalescer::new(coalesce),
-            poll: PollState::new(policy, now),
+            poll: PollState::new(policy, wake_cost::ns(), now),
+            pace: Pace::new(),
             busy_since: None,
             options: RunnerOptions { poll: policy, coalesce },
         }
@@ -320,18 +330,26 @@ impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
 impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q> {
     #[inline]
     fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<'_>) -> PullResult {
-        let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
         let now = submit.now;
+        if self.pace.holds(now) {
+            return PullResult::Nothing;
+        }
+        let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
         let (tags, counters) = (&mut self.tags, &mut self.counters);
         let pulled = self.queue.pull(context, &mut QueueIntake { submit, tags, counters });
         if let PullEnd::Broken(why) = pulled {
-            PullResult::Broken(why)
-        } else if self.tags.in_flight() as u64 + self.counters.answered_alone > before {
+            return PullResult::Broken(why);
+        }
+        let taken = self.tags.in_flight() as u64 + self.counters.answered_alone - before;
+        if taken > 0 {
             self.counters.turns += 1;
             self.busy_since.get_or_insert(now);
+            self.pace.took(taken, pulled == PullEnd::MoreWaiting, now);
+            self.poll.active(true, now);
             if pulled == PullEnd::MoreWaiting { PullResult::More } else { PullResult::Requests }
         } else {
             self.counters.empty_turns += 1;
+            self.pace.found_nothing();
             PullResult::Nothing
         }
     }
@@ -383,8 +401,13 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn publish(&mut self, finished: Ticks, clock: &Clock) -> Published {
-        self.poll.active(finished);
+    fn publish(&mut self, finished: Ticks, clock: &Clock, sleeps_at_once: bool) -> Published {
+        self.poll.active(self.tags.in_flight() > 0, finished);
+        let resumed = !sleeps_at_once && self.poll.should_resume(finished);
+        if resumed {
+            self.poll.resume(finished);
+            self.queue.disarm();
+        }
         let notify = self.queue.publish();
         if notify == PublishResult::Suppressed {
             self.counters.calls_suppressed += 1;
@@ -402,7 +425,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         {
             self.counters.busy_ns += at.since(since);
         }
-        Published { at, call_due }
+        Published { at, call_due, resumed }
     }
 
     fn send_due_call(&mut self, now: Ticks) -> Option<Ticks> {
@@ -417,9 +440,14 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn poll_or_arm(&mut self, now: Ticks) -> IdleResult {
-        if self.poll.idle(now) == Idle::KeepPolling {
+    fn poll_or_arm(&mut self, now: Ticks, sleeps_at_once: bool) -> IdleResult {
+        if self.pace.holds(now) {
             return IdleResult::Poll;
+        }
+        match self.poll.idle(now, sleeps_at_once) {
+            Idle::KeepPolling => return IdleResult::Poll,
+            Idle::KeepWindowOpen => return IdleResult::PollInWindow,
+            Idle::Arm => {}
         }
         self.counters.arms += 1;
         match self.queue.arm() {
@@ -428,16 +456,21 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         }
     }
 
-    fn kicked(&mut self) {
+    fn kicked(&mut self, now: Ticks) {
         self.counters.kicks += 1;
+        self.poll.resume(now);
         self.queue.disarm();
+    }
+
+    fn cpu_wanted(&mut self, now: Ticks) {
+        self.poll.cpu_wanted(now);
     }
 
     fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce, now: Ticks) {
         self.send_due_call(Ticks(u64::MAX));
         self.calls = CallCoalescer::resume(coalesce, self.counters.requests);
         self.counters.poll_ns += self.poll.empty_poll_ns();
-        self.poll = PollState::new(poll, now);
+        self.poll = PollState::new(poll, wake_cost::ns(), now);
         self.options = RunnerOptions { poll, coalesce };
         self.queue.disarm();
     }
@@ -470,9 +503,10 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.tags.of_disk(disk).collect()
     }
 
-    fn stats(&self, now: Ticks) -> QueueStats {
+    fn stats(&self, now: Ticks, sleeps_at_once: bool) -> QueueStats {
         let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
         let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
+        let (reason, window_ns) = self.poll.reason(now, sleeps_at_once);
         let mut latency = self.latency.clone();
         for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {
             parts.queued.record(0, parts.total.count() - parts.queued.count());
@@ -487,6 +521,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             in_flight: self.tags.in_flight() as u32,
             slots: self.queue.depth().into(),
             oldest_ns,
+            polling: Some(Polling { reason, window_ns, hold_ns: self.pace.hold_ns() }),
             disks: match &self.per_disk {
                 Some(per_disk) => per_disk.stats(ages()),
                 None if self.has_first => {

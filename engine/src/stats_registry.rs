@@ -15,9 +15,12 @@ struct QueueHistory {
     earlier: Option<QueueStats>,
 }
 
-/// Returns a queue's statistics from the workers'.
+/// Returns a queue's statistics from the workers', whose queues are in order.
 fn find(workers: &[WorkerStats], id: QueueId) -> Option<&QueueStats> {
-    workers.iter().flat_map(|worker| &worker.queues).find(|(candidate, _)| *candidate == id).map(|(_, report)| report)
+    workers.iter().find_map(|worker| {
+        let at = worker.queues.binary_search_by_key(&id, |(candidate, _)| *candidate).ok()?;
+        worker.queues.get(at).map(|(_, report)| report)
+    })
 }
 
 /// The statistics of a device. Written by the transport, which attaches and detaches the queues.
@@ -77,6 +80,11 @@ impl StatsRegistry {
             Some(total)
         };
         histories.iter().map(total).collect()
+    }
+
+    /// Returns the statistics of each queue over its earlier attachments, without the current one. Asks no worker.
+    pub fn earlier(&self) -> Vec<QueueStats> {
+        self.lock().iter().map(|history| history.earlier.clone().unwrap_or_default()).collect()
     }
 
     /// Returns the statistics of each attached queue since it was attached, by index; `None` as in [`report`](Self::report).

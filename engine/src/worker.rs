@@ -1,7 +1,6 @@
 //! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, call each guest
 //! at most once. If nothing happened: poll on while a window is open, else arm, check again, and sleep.
 
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -11,24 +10,26 @@ use mqblk_uring::{Kick, UringContext, UringOptions, Wait};
 use crate::attach_error::AttachError;
 use crate::channels::Channels;
 use crate::clock::{Clock, Ticks};
-use crate::counters::{QueueId, QueueStats, WorkerStats};
-use crate::errors::DiskHealth;
+use crate::counters::WorkerStats;
 use crate::mailbox::MailboxReceiver;
 use crate::options::Coalesce;
-use crate::plug::Merges;
 use crate::poll::PollPolicy;
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
 use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{Route, SubmitContext};
 use crate::runner::{AnyQueue, PullResult};
+use crate::waiting::Waiting;
 
 mod attached_queue;
 mod attaching;
 mod leaving;
+mod report;
 pub(crate) use attached_queue::{AttachedQueue, DetachFn, LeavingQueue, OnBroken, OnDrained, TakeFn};
 pub use leaving::Detached;
 pub(crate) use leaving::LeftQueue;
+pub(crate) use report::Age;
+use report::with_merges;
 
 /// Cookie of the mailbox's eventfd. The cookie of a queue's kick is its slot and the number of the watch.
 const MAILBOX: u64 = u64::MAX;
@@ -41,13 +42,6 @@ const MAX_DEEP_PULLS: usize = 64;
 
 /// How often the mailbox is checked while the ring is too full to poll its eventfd.
 const MAILBOX_CHECK: Duration = Duration::from_millis(1);
-
-/// A worker's requests in flight to a disk: how many, and the age of the oldest.
-pub(crate) struct Age {
-    pub(crate) health: Arc<DiskHealth>,
-    pub(crate) oldest: Duration,
-    pub(crate) in_flight: usize,
-}
 
 /// Everything that one worker thread owns.
 pub(crate) struct Worker {
@@ -72,6 +66,9 @@ pub(crate) struct Worker {
     deferred_calls: Vec<(u16, Ticks)>,
     /// When the clock was last read.
     now: Ticks,
+    waiting: Waiting,
+    /// A window of a polled queue is open. Where none is, the worker sleeps in a moment, or its CPU is its own.
+    offers_cpu: bool,
     counters: WorkerStats,
     /// Slots of queues to pull from again in this turn.
     deep_pulls: Vec<u16>,
@@ -102,6 +99,8 @@ impl Worker {
             dirty: Vec::with_capacity(256),
             deferred_calls: Vec::with_capacity(256),
             now: Ticks::default(),
+            waiting: Waiting::new(),
+            offers_cpu: false,
             counters: WorkerStats::default(),
             deep_pulls: Vec::with_capacity(256),
             generation: 0,
@@ -114,11 +113,39 @@ impl Worker {
         while !self.stopping {
             if self.turn() {
                 self.counters.turns += 1;
+                self.waiting.active();
             } else {
                 self.counters.empty_turns += 1;
                 match self.poll_or_arm() {
-                    IdleDecision::Turn => std::hint::spin_loop(),
+                    IdleDecision::Turn => self.poll_on(),
                     IdleDecision::Sleep => self.sleep(),
+                }
+            }
+        }
+    }
+
+    /// Between two idle turns: offers the CPU to other threads now and then.
+    #[inline]
+    fn poll_on(&mut self) {
+        std::hint::spin_loop();
+        if self.offers_cpu && self.waiting.should_offer(self.now) {
+            self.offer_cpu();
+        }
+    }
+
+    /// Lets another thread that is ready to run have the CPU: often one of the guest that the worker polls for.
+    #[inline(never)]
+    fn offer_cpu(&mut self) {
+        let before = self.clock.now();
+        rustix::thread::sched_yield();
+        self.now = self.clock.now();
+        let away = self.now.since(before);
+        self.counters.yields += 1;
+        if self.waiting.offered(away, self.now) {
+            self.counters.away_ns += away;
+            for slot in self.poll_list.polled() {
+                if let Some(attached) = self.queues[usize::from(*slot)].as_mut() {
+                    attached.runner.cpu_wanted(self.now);
                 }
             }
         }
@@ -277,7 +304,7 @@ impl Worker {
             self.stop_broken(slot, "its kick descriptor cannot be polled");
             return;
         }
-        attached.runner.kicked();
+        attached.runner.kicked(self.now);
         self.poll_list.kicked(slot);
         if !watching {
             // The kernel ends a multishot poll when the completion queue is full. The eventfd was never read, so a new poll completes
@@ -381,19 +408,24 @@ impl Worker {
             return false;
         }
         let finished = self.clock.now();
+        let sleeps_at_once = self.waiting.sleeps_at_once();
         let mut ended = false;
         for at in 0..self.dirty.len() {
             let slot = self.dirty[at];
             let Some(attached) = self.queues[usize::from(slot)].as_mut() else { continue };
             attached.dirty = false;
-            let published = attached.runner.publish(finished, &self.clock);
+            let published = attached.runner.publish(finished, &self.clock, sleeps_at_once);
             self.now = published.at;
+            if published.resumed {
+                self.poll_list.kicked(slot);
+            }
             if let Some(due) = published.call_due {
                 defer_call(&mut self.deferred_calls, slot, due);
             }
             ended |= self.poll_list.phase(slot) == Some(Phase::Draining) && attached.runner.in_flight() == 0;
         }
         self.dirty.clear();
+        self.waiting.published(self.now);
         if self.closing {
             self.end_closing();
         }
@@ -406,6 +438,7 @@ impl Worker {
     /// Gives one batch of completions to their queues.
     #[inline]
     fn complete_batch(&mut self) {
+        self.waiting.completed(self.completing.len());
         for run in self.completing.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
             let slot = run[0].tag.queue();
             let Some(attached) = self.queues[usize::from(slot)].as_mut().filter(|attached| !attached.frozen) else {
@@ -448,11 +481,17 @@ impl Worker {
         let now = self.now;
         self.renew_watches();
         let queues = &mut self.queues;
+        let mut offers_cpu = false;
+        let sleeps_at_once = self.waiting.sleeps_at_once();
         // Kicks and messages may have arrived in the turn after it had checked for them.
-        self.poll_list.decide_when_idle(self.context.has_unread(), |slot| match queues[usize::from(slot)].as_mut() {
-            Some(attached) => attached.runner.poll_or_arm(now),
-            None => IdleResult::Armed,
-        })
+        let decision = self.poll_list.decide_when_idle(self.context.has_unread(), |slot| {
+            let Some(attached) = queues[usize::from(slot)].as_mut() else { return IdleResult::Armed };
+            let result = attached.runner.poll_or_arm(now, sleeps_at_once);
+            offers_cpu |= result == IdleResult::PollInWindow;
+            result
+        });
+        self.offers_cpu = offers_cpu;
+        decision
     }
 
     /// Sleeps until a kick, a message or a completion arrives, or a deadline passes.
@@ -573,65 +612,11 @@ impl Worker {
         self.context.cancel(self.client, old);
         self.watch(slot);
     }
-
-    /// Returns the statistics of the worker and its queues. `number`: the worker's, for the queues' identities.
-    pub(crate) fn stats(&self, number: u32) -> WorkerStats {
-        let now = self.clock.now();
-        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        let queue = |(slot, attached): (usize, &Option<AttachedQueue>)| {
-            let attached = attached.as_ref()?;
-            let id = QueueId { worker: number, generation: attached.generation };
-            Some((id, with_merges(attached.runner.stats(now), self.channels.merges(slot as u16))))
-        };
-        WorkerStats {
-            cpu_ns: cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64,
-            merge_splits: self.channels.counts().splits,
-            queues: self.queues.iter().enumerate().filter_map(queue).collect(),
-            ..self.counters.clone()
-        }
-    }
-
-    /// Returns the number of requests in flight and the age of the oldest, for each disk that has any. Requests that its limits hold back are
-    /// left out: the storage does not have them.
-    pub(crate) fn ages(&self) -> Vec<Age> {
-        let now = self.clock.now();
-        let mut throttled: Vec<Tag> = self.channels.all().flat_map(|(_, open)| open.throttled_tags()).collect();
-        throttled.sort_unstable();
-        let mut ages: Vec<Age> = Vec::new();
-        for (slot, attached) in (0..).zip(&self.queues) {
-            let Some(attached) = attached else { continue };
-            attached.runner.for_each_in_flight(&mut |index, disk, stamps| {
-                let Some(open) = attached.disks.channel(disk).and_then(|at| self.channels.find(at)) else { return };
-                if throttled.binary_search(&Tag::new(slot, index)).is_ok() {
-                    return;
-                }
-                // Where limits apply the storage may have it long after the pull.
-                let since = if open.has_throttle() { stamps.submitted } else { stamps.pulled };
-                let oldest = Duration::from_nanos(now.since(since));
-                match ages.iter_mut().find(|age| Arc::ptr_eq(&age.health, &open.health)) {
-                    Some(age) => {
-                        age.oldest = age.oldest.max(oldest);
-                        age.in_flight += 1;
-                    }
-                    None => ages.push(Age { health: Arc::clone(&open.health), oldest, in_flight: 1 }),
-                }
-            });
-        }
-        ages
-    }
 }
 
 /// Returns the queue in a slot, if its generation matches.
 fn queue_of(queues: &mut [Option<AttachedQueue>], slot: u16, generation: u32) -> Option<&mut AttachedQueue> {
     queues.get_mut(usize::from(slot))?.as_mut().filter(|attached| attached.generation == generation)
-}
-
-/// Adds the plugs' counters to a queue's statistics.
-fn with_merges(mut stats: QueueStats, merges: Merges) -> QueueStats {
-    stats.counters.read_merges = merges.reads;
-    stats.counters.write_merges = merges.writes;
-    stats.counters.other_merges = merges.others;
-    stats
 }
 
 /// Adds the deferred call of the queue in `slot`, unless it is listed.

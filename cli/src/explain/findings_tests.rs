@@ -59,6 +59,7 @@ fn disk(id: &str, queues: &[(u32, Work)]) -> DiskStat {
         role: "request".to_owned(),
         queue: number,
         worker: *worker,
+        polling: None,
         load: load(*work),
     };
     let sum = |get: fn(&Work) -> u64| queues.iter().map(|(_, work)| get(work)).sum();

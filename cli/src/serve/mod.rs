@@ -58,6 +58,7 @@ pub(crate) fn run_conventional(args: &VhostUserArgs, interfaces: Interfaces, log
         raw.disks.push(disk);
         raw
     });
+    raise_descriptor_limit();
     let code = run_raw(raw, false, None, interfaces, |config| ServeConfig { log: Some(log), ..config });
     mqblk_daemon::sockets::discard();
     code
@@ -69,6 +70,8 @@ fn run_configured(
     interfaces: Interfaces,
     log: Arc<dyn LogLevel>,
 ) -> ExitCode {
+    // Before images are opened, or sockets come from another process: both may be thousands.
+    raise_descriptor_limit();
     // While this is the only thread.
     let received = mqblk_daemon::activation::receive();
     let raw = received.and_then(|()| gather(&args, &given, interfaces));
@@ -88,8 +91,6 @@ fn run_configured(
 
 /// Asks the daemon at an admin socket to hand over.
 fn take_over(path: &Path) -> Result<Predecessor, TakeoverError> {
-    // Its sockets are many.
-    raise_descriptor_limit();
     Predecessor::connect(&admin_path(path))
 }
 
@@ -131,7 +132,6 @@ fn serve(config: ServeConfig) -> Result<(), Box<dyn std::error::Error>> {
     if usize::from(config.workers) > queues && queues > 0 && !more_to_come {
         tracing::warn!(workers = config.workers, queues, "some workers have no queue to serve");
     }
-    raise_descriptor_limit();
     // Before the sandbox, in which it would be out of reach.
     let mut notifier = ServiceNotifier::connect()?;
     notifier.adopt(config.predecessor.as_ref().and_then(Predecessor::take_service_manager));

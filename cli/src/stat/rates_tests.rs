@@ -55,7 +55,7 @@ fn stat_after(times: u64) -> Stat {
             id: "a".to_owned(),
             queue_count: 1,
             totals: load.clone(),
-            queues: vec![QueueStat { role: "request".to_owned(), queue: 0, worker: 1, load }],
+            queues: vec![QueueStat { role: "request".to_owned(), queue: 0, worker: 1, polling: None, load }],
             ..DiskStat::default()
         }],
         controllers: Vec::new(),
@@ -66,6 +66,8 @@ fn stat_after(times: u64) -> Stat {
             empty_turns: 500 * times,
             sleeps: 100 * times,
             slept_ns: SECOND / 2 * times,
+            yields: 0,
+            away_ns: 0,
             cpu_ns: SECOND / 5 * times,
             merge_splits: times,
         }],

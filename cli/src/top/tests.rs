@@ -25,6 +25,7 @@ fn stat(seconds: u64) -> Stat {
             role: "request".to_owned(),
             queue: 0,
             worker: (number % 2) as u32,
+            polling: None,
             load: disk.totals.clone(),
         }];
         disk

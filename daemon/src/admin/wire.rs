@@ -5,12 +5,12 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use mqblk_admin::model::{
-    ConnectionsStat, DiskStat, Distribution, FailedRequest, Health, HealthStop, Latency, LatencyParts, Load, QueueStat,
-    ResourceStat, TenantBudgetStat, ThrottleStat, WorkerStat,
+    ConnectionsStat, DiskStat, Distribution, FailedRequest, Health, HealthStop, Latency, LatencyParts, Load,
+    PollingStat, QueueStat, ResourceStat, TenantBudgetStat, ThrottleStat, WorkerStat,
 };
 use mqblk_core::{BudgetUse, ConnectionStats, ResourceUse};
 use mqblk_engine::{
-    AnyDisk, DiskHealth, DiskLimits, HealthStats, LatencyHistogram, QueueLatency, QueueStats, ThrottleStats,
+    AnyDisk, DiskHealth, DiskLimits, HealthStats, LatencyHistogram, Polling, QueueLatency, QueueStats, ThrottleStats,
     WorkerStats,
 };
 
@@ -30,6 +30,7 @@ pub fn disk(about: &DiskInfo, map: &[usize], queues: &[QueueStats], detail: Stat
         role: REQUEST.to_owned(),
         queue: number,
         worker: map.get(number as usize).copied().unwrap_or_default() as u32,
+        polling: polling(stats),
         load: io_stats(stats, detail),
     };
     DiskStat {
@@ -111,7 +112,8 @@ pub fn ns_to_ms(ns: Option<u64>) -> Option<u64> {
 
 /// Converts a worker's statistics.
 pub fn worker(number: u32, stats: &WorkerStats) -> WorkerStat {
-    let WorkerStats { turns, empty_turns, sleeps, slept_ns, cpu_ns, merge_splits, ref queues } = *stats;
+    let WorkerStats { turns, empty_turns, sleeps, slept_ns, yields, away_ns, cpu_ns, merge_splits, ref queues } =
+        *stats;
     WorkerStat {
         worker: number,
         queues: queues.len() as u32,
@@ -119,14 +121,22 @@ pub fn worker(number: u32, stats: &WorkerStats) -> WorkerStat {
         empty_turns,
         sleeps,
         slept_ns,
+        yields,
+        away_ns,
         cpu_ns,
         merge_splits,
     }
 }
 
+/// Converts how a queue is polled.
+pub fn polling(stats: &QueueStats) -> Option<PollingStat> {
+    let Polling { reason, window_ns, hold_ns } = stats.polling?;
+    Some(PollingStat { reason: reason.word().to_owned(), window_ns, hold_ns })
+}
+
 /// Converts the statistics of a queue, or their sum.
 pub fn io_stats(stats: &QueueStats, detail: StatDetail) -> Load {
-    let QueueStats { counters, latency, in_flight, slots, oldest_ns, disks: _ } = stats;
+    let QueueStats { counters, latency, in_flight, slots, oldest_ns, polling: _, disks: _ } = stats;
     let QueueLatency { reads, writes, others } = &**latency;
     let parts = |parts: &mqblk_engine::LatencyParts| {
         let mqblk_engine::LatencyParts { queued, device, publish, total } = parts;
@@ -147,8 +157,13 @@ pub fn io_stats(stats: &QueueStats, detail: StatDetail) -> Load {
 }
 
 fn distribution(histogram: &LatencyHistogram, detail: StatDetail) -> Distribution {
+    let count = histogram.count();
+    if count == 0 {
+        // Most of them, in a daemon of many disks: the buckets are not searched.
+        return Distribution { sum_ns: histogram.sum_ns(), ..Distribution::default() };
+    }
     Distribution {
-        count: histogram.count(),
+        count,
         sum_ns: histogram.sum_ns(),
         p50_ns: histogram.percentile_ns(50.0),
         p99_ns: histogram.percentile_ns(99.0),

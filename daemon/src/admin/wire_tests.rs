@@ -125,6 +125,8 @@ fn workers() {
         empty_turns: 2,
         sleeps: 3,
         slept_ns: 4,
+        yields: 51,
+        away_ns: 52,
         cpu_ns: 5,
         merge_splits: 8,
         queues: Vec::new(),
@@ -136,6 +138,8 @@ fn workers() {
         empty_turns: 2,
         sleeps: 3,
         slept_ns: 4,
+        yields: 51,
+        away_ns: 52,
         cpu_ns: 5,
         merge_splits: 8,
     };

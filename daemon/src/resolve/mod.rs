@@ -28,7 +28,7 @@ use crate::sockets::PlannedSocket;
 use crate::state_file::SavedState;
 use crate::storage_backends::{LimitedStorages, StorageBackends};
 use crate::user::{UserConfig, UserError};
-pub use names::{Claim, UniqueNames, canonical_path, check_id, file_claim, rename_subject, take_id};
+pub use names::{Claim, UniqueNames, canonical_path, check_id, claimed_error, file_claim, rename_subject, take_id};
 pub use storage::{StorageKeys, is_printable, take_plug, take_printable, take_storage_kind};
 
 /// Why a configuration cannot be served. Each message is one line.

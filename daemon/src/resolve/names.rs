@@ -17,22 +17,41 @@ pub fn file_claim(key: &'static str, path: &Path) -> Claim {
 
 /// The claims, each with its owner.
 #[derive(Clone, Debug, Default)]
-pub struct UniqueNames(HashMap<Claim, String>);
+pub struct UniqueNames {
+    owners: HashMap<Claim, String>,
+    /// What the [attempt](Self::attempt) that runs has claimed.
+    attempted: Option<Vec<Claim>>,
+}
 
 impl UniqueNames {
     /// Adds a claim of `owner` without a check.
     pub fn insert(&mut self, claim: &Claim, owner: &str) {
-        self.0.insert(claim.clone(), owner.to_owned());
+        self.owners.insert(claim.clone(), owner.to_owned());
     }
 
     /// Removes a claim.
     pub fn release(&mut self, claim: &Claim) {
-        self.0.remove(claim);
+        self.owners.remove(claim);
     }
 
     /// Returns the owner of a claim, if there is one.
     pub fn owner(&self, claim: &Claim) -> Option<&str> {
-        self.0.get(claim).map(String::as_str)
+        self.owners.get(claim).map(String::as_str)
+    }
+
+    /// Does `work`, and releases what it has claimed if it fails. Costs nothing for the other claims.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn attempt<T, E>(&mut self, work: impl FnOnce(&mut UniqueNames) -> Result<T, E>) -> Result<T, E> {
+        let outer = self.attempted.replace(Vec::new());
+        let result = work(self);
+        let claimed = std::mem::replace(&mut self.attempted, outer).unwrap_or_default();
+        match result.is_ok() {
+            true => self.attempted.iter_mut().for_each(|outer| outer.extend_from_slice(&claimed)),
+            false => claimed.iter().for_each(|claim| self.release(claim)),
+        }
+        result
     }
 
     /// Claims `value` of `key` for `owner`.
@@ -70,20 +89,24 @@ impl UniqueNames {
         shown: &str,
         owner: String,
     ) -> Result<Claim, SettingError> {
-        let key = claim.0;
-        let (what, hint) = match key {
-            "id" => ("a name", " for each disk, controller and LUN; give one with id="),
-            "socket" => ("a path", ""),
-            "reservations" => ("a file", ""),
-            _ => ("one", ""),
-        };
-        if let Some(other) = self.0.get(&claim) {
-            let found = format!("{shown:?}, the {key} of {other}");
-            return Err(settings.error(key, found, format!("{what} of its own{hint}")));
+        if let Some(other) = self.owners.get(&claim) {
+            return Err(claimed_error(settings, claim.0, shown, other));
         }
         self.insert(&claim, &owner);
+        self.attempted.iter_mut().for_each(|attempted| attempted.push(claim.clone()));
         Ok(claim)
     }
+}
+
+/// Returns the error that `owner` has this value of `key` already.
+pub fn claimed_error(settings: &Settings, key: &'static str, shown: &str, owner: &str) -> SettingError {
+    let (what, hint) = match key {
+        "id" => ("a name", " for each disk, controller and LUN; give one with id="),
+        "socket" => ("a path", ""),
+        "reservations" => ("a file", ""),
+        _ => ("one", ""),
+    };
+    settings.error(key, format!("{shown:?}, the {key} of {owner}"), format!("{what} of its own{hint}"))
 }
 
 /// Checks an id. `also`: characters that are valid besides letters, digits, dots, dashes and underscores.
@@ -129,5 +152,31 @@ pub fn canonical_path(path: &Path) -> PathBuf {
     match (folder.canonicalize(), path.file_name()) {
         (Ok(folder), Some(name)) => folder.join(name),
         _ => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_attempt_leaves_the_claims_as_they_were() {
+        let (mut names, settings) = (UniqueNames::default(), Settings::new("disk"));
+        let id = |id: &str| ("id", id.to_owned());
+        names.insert(&id("a"), "disk \"a\"");
+        let claim = |names: &mut UniqueNames, id: &str| names.claim(&settings, "id", id, format!("disk {id:?}"));
+        let failed: Result<(), SettingError> = names.attempt(|names| {
+            claim(names, "b")?;
+            names.attempt(|inner| claim(inner, "c"))?;
+            claim(names, "a").map(drop)
+        });
+        let text = failed.unwrap_err().to_string();
+        assert!(text.contains("found \"a\", the id of disk \"a\", expected a name of its own"), "{text}");
+        let owners = ["a", "b", "c"].map(|name| names.owner(&id(name)).is_some());
+        assert_eq!(owners, [true, false, false]);
+        names.attempt(|names| claim(names, "b")).unwrap();
+        claim(&mut names, "d").unwrap();
+        let failed: Result<(), ()> = names.attempt(|_| Err(()));
+        assert!(failed.is_err() && names.owner(&id("b")).is_some() && names.owner(&id("d")).is_some());
     }
 }

@@ -121,7 +121,7 @@ socket-mode = "0600"
 queues = 4
 queue-size = 1024
 queue-map = "0:0,1:1,2:2,3:3"
-poll = "static:50"
+poll = "auto"
 coalesce-us = 0
 coalesce-max = 0
 fixed-buffers = "auto"
@@ -166,7 +166,7 @@ fn cloud_hypervisor_option_names_are_aliases() {
     let disk = one("path=/a,socket=/tmp/s,num_queues=2,queue_size=128,poll_queue=false,readonly=true");
     let values = ["queues", "queue-size", "poll", "readonly"].map(|key| text(&disk, key));
     assert_eq!(values, ["2", "128", "off", "on"]);
-    assert_eq!(text(&one("path=/a,socket=/tmp/s,poll_queue=true"), "poll"), "static:50");
+    assert_eq!(text(&one("path=/a,socket=/tmp/s,poll_queue=true"), "poll"), "auto");
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn queues_are_assigned_round_robin_or_mapped() {
     assert_eq!(maps, ["0:0", "0:1,1:0", "0:1,1:0"]);
 }
 
-const POLL: &str = "off, static:<us>, adaptive:<max us> or busy, with microseconds from 1 to 1000000";
+const POLL: &str = "off, auto, static:<us>, adaptive:<max us> or busy, with microseconds from 1 to 1000000";
 const PAIRS: &str = "KEY=VALUE,KEY=VALUE,... with a comma inside a value written twice";
 const ID: &str = "1 to 64 letters, digits, dots, dashes and underscores, with a letter or digit first";
 const MAP: &str = "QUEUE:WORKER pairs separated by commas, such as 0:0,1:1";

@@ -100,6 +100,11 @@ impl FailureLog {
         Some(FailureLine::Followed(std::mem::take(&mut self.followed), request))
     }
 
+    /// Returns true if failures have followed that no line has told.
+    pub(super) fn has_untold(&self) -> bool {
+        self.followed > 0
+    }
+
     /// Returns the number of failures.
     pub(super) fn total(&self) -> u64 {
         self.total

@@ -14,6 +14,14 @@ use crate::options::PlugOptions;
 /// Shortest time between two log lines about requests of a disk that are repeated.
 const RETRY_LOG: Duration = Duration::from_secs(10);
 
+/// See [`failure_count`].
+static FAILURES: AtomicU64 = AtomicU64::new(0);
+
+/// Returns how many requests of all disks of the process were completed with an error: as long as it stays the same, no disk need be asked.
+pub fn failure_count() -> u64 {
+    FAILURES.load(Ordering::Relaxed)
+}
+
 /// A disk's name, its error policy, its limits, and whether it is stopped.
 #[derive(Debug, Default)]
 pub struct DiskHealth {
@@ -182,14 +190,20 @@ impl DiskHealth {
     /// Counts a request that is completed with an error, and logs it unless one was logged lately.
     #[cold]
     pub(crate) fn failed(&self, outcome: Outcome, op: Op, start: ByteOffset) {
+        FAILURES.fetch_add(1, Ordering::Relaxed);
         let line = lock(&self.failures).add(FailedRequest { outcome, op, start }, Instant::now());
         line.into_iter().for_each(|line| line.log(&self.name));
     }
 
-    /// Logs how many requests failed since the last line about them, once that is due; with `all` at once. To be called now and then.
-    pub fn log_failures(&self, all: bool) {
-        let line = lock(&self.failures).summary(Instant::now(), all);
+    /// Logs how many requests failed since the last line about them, once that is due; with `all` at once. To be called now and then while it
+    /// returns true, which says that more is to be told, and after [`failure_count`] has changed.
+    pub fn log_failures(&self, all: bool) -> bool {
+        let mut failures = lock(&self.failures);
+        let line = failures.summary(Instant::now(), all);
+        let has_untold = failures.has_untold();
+        drop(failures);
         line.into_iter().for_each(|line| line.log(&self.name));
+        has_untold
     }
 }
 

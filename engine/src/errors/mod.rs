@@ -10,5 +10,5 @@ mod health;
 mod policy;
 
 pub(crate) use guard::{EngineChannel, SharedGuard, guarded};
-pub use health::{DiskHealth, HealthStats, StopReport};
+pub use health::{DiskHealth, HealthStats, StopReport, failure_count};
 pub use policy::{ErrorPolicy, OnError, OnNoSpace};

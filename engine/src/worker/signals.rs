@@ -157,7 +157,8 @@ fn worker_with(disks: &[SignalledDisk]) -> (Worker, Mailbox<Worker>, Arc<AtomicU
                 health: Arc::default(),
             }],
             kick: Some(EventFd::new().unwrap().into()),
-            poll: PollPolicy::Off,
+            // Armed in the first idle turn.
+            poll: PollPolicy::Static(Duration::from_nanos(1)),
             coalesce: Coalesce::default(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),

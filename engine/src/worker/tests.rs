@@ -379,7 +379,8 @@ fn fixture(plan: &[(u32, Event)]) -> (Worker, Shared) {
         let options = QueueOptions {
             disks,
             kick: Some(at(&scene).guests[index].kick.clone().into()),
-            poll: PollPolicy::Off,
+            // Armed in the first idle turn.
+            poll: PollPolicy::Static(Duration::from_nanos(1)),
             coalesce: Coalesce::default(),
             paused: false,
             on_broken: Box::new(|why| panic!("{why}")),

@@ -30,7 +30,7 @@ const STORAGE: &[(&str, &[&str])] = &[
 ];
 /// Keys of a device's queues.
 const QUEUES: &[(&str, &[&str])] =
-    &[("poll", &["off", "busy", "static:50", "adaptive:200"]), ("coalesce-us", &["50", "0", "1000"])];
+    &[("poll", &["auto", "off", "busy", "static:50", "adaptive:200"]), ("coalesce-us", &["50", "0", "1000"])];
 
 fn admin_of(folder: &Path) -> Client {
     wait_for("the admin socket", || Client::connect_with(folder, TIMEOUT).ok())
@@ -136,7 +136,7 @@ fn what_cannot_be_changed_is_said_and_changes_nothing() {
             "disk.set",
             "blk",
             json!({ "depth": 7, "poll": "sometimes" }),
-            "poll: found \"sometimes\", expected off, static",
+            "poll: found \"sometimes\", expected off, auto, static",
         ),
         (
             "disk.set",

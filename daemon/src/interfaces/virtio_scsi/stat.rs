@@ -14,7 +14,7 @@ use mqblk_vhost_user_server::{Frontend, Server};
 use super::WORD;
 use super::controller::Controller;
 use super::luns::{LunEntry, LunSelector, LunState, Luns};
-use crate::admin::wire::{REQUEST, connections, health, io_stats, ns_to_ms, tenant_budget};
+use crate::admin::wire::{REQUEST, connections, health, io_stats, ns_to_ms, polling, tenant_budget};
 use crate::interface::{DeviceDescription, DeviceStat, Export, ServedDevice, StatDetail};
 use crate::queues::queue_settings_pairs;
 use crate::resize::{ChangeError, ResizeOutcome};
@@ -147,6 +147,7 @@ fn controller(
         role: role.to_owned(),
         queue,
         worker,
+        polling: polling(stats),
         load: io_stats(stats, detail),
     });
     ControllerStat {

@@ -1,0 +1,197 @@
+//! Chooses between settings by what they bring: pure, time comes in as an argument.
+//!
+//! Some settings pay on one host and under one load, and cost on others, for reasons that no part of the program sees: cache lines, other threads,
+//! a hypervisor. So they are tried: blocks of requests are served with the present setting and with its neighbour in turns, and the neighbour is
+//! kept if it won nearly all of these pairs. Trials that change nothing become rare.
+
+/// Pairs of blocks of a trial, and how many of them the other setting must win: by chance it does in 1 of 94 trials.
+const PAIRS: u32 = 16;
+const WINS: u32 = 13;
+
+/// A dearer setting must be faster by this much, in percent; a cheaper one may be slower by this much.
+const GAIN_PERCENT: u64 = 3;
+const LOSS_PERCENT: u64 = 1;
+
+/// A setting with which a block takes so many times as long is given up at once.
+const HOPELESS: u64 = 2;
+
+/// Blocks between two trials: at first, and at most. Doubled after a trial that changes nothing.
+const MIN_PAUSE: u32 = 16;
+const MAX_PAUSE: u32 = 2048;
+
+/// A comparison of the present setting with another one.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    other: usize,
+    pairs: u32,
+    wins: u32,
+    /// Time of a thousand requests of the pair's first block, which is one with the present setting.
+    present_ns: Option<u64>,
+}
+
+/// Chooses one of some settings, which are numbered from the cheapest on.
+#[derive(Debug)]
+pub(crate) struct Tuner {
+    settings: usize,
+    first: usize,
+    best: usize,
+    trial: Option<Trial>,
+    /// Blocks until the next trial.
+    pause: u32,
+    next_pause: u32,
+    /// The last trial was of a dearer setting.
+    tried_dearer: bool,
+}
+
+impl Tuner {
+    /// Returns a tuner of so many settings that begins with one of them.
+    pub(crate) fn new(settings: usize, first: usize) -> Tuner {
+        Tuner {
+            settings,
+            first,
+            best: first,
+            trial: None,
+            pause: MIN_PAUSE,
+            next_pause: MIN_PAUSE,
+            tried_dearer: false,
+        }
+    }
+
+    /// Returns the setting to use until the next block ends.
+    #[inline]
+    pub(crate) fn setting(&self) -> usize {
+        match self.trial {
+            Some(Trial { other, present_ns: Some(_), .. }) => other,
+            _ => self.best,
+        }
+    }
+
+    /// Returns the setting that is used between trials.
+    pub(crate) fn best(&self) -> usize {
+        self.best
+    }
+
+    /// Forgets what was tried: the load is not one on which settings can be compared.
+    pub(crate) fn reset(&mut self) {
+        *self = Tuner::new(self.settings, self.first);
+    }
+
+    /// A block was disturbed, and says nothing: the pair begins again.
+    pub(crate) fn disturbed(&mut self) {
+        if let Some(trial) = &mut self.trial {
+            trial.present_ns = None;
+        }
+    }
+
+    /// A block of `requests` ended, which took `ns` nanoseconds. Blocks are compared by what a thousand requests took.
+    pub(crate) fn block(&mut self, requests: u64, ns: u64) {
+        let ns = ns * 1000 / requests;
+        let Some(trial) = &mut self.trial else {
+            self.pause = self.pause.saturating_sub(1);
+            if self.pause == 0 && self.settings > 1 {
+                self.begin_trial();
+            }
+            return;
+        };
+        let Some(present_ns) = trial.present_ns.take() else {
+            trial.present_ns = Some(ns);
+            return;
+        };
+        let percent = if trial.other > self.best { 100 + GAIN_PERCENT } else { 100 - LOSS_PERCENT };
+        trial.pairs += 1;
+        trial.wins += u32::from(present_ns.saturating_mul(100) >= ns.saturating_mul(percent));
+        let losses = trial.pairs - trial.wins;
+        if ns >= present_ns.saturating_mul(HOPELESS) || losses > PAIRS - WINS {
+            self.end_trial(None);
+        } else if trial.wins >= WINS {
+            let other = trial.other;
+            self.end_trial(Some(other));
+        }
+    }
+
+    fn begin_trial(&mut self) {
+        let dearest = self.best + 1 == self.settings;
+        self.tried_dearer = self.best == 0 || !(self.tried_dearer || dearest);
+        let other = if self.tried_dearer { self.best + 1 } else { self.best - 1 };
+        self.trial = Some(Trial { other, pairs: 0, wins: 0, present_ns: None });
+    }
+
+    fn end_trial(&mut self, better: Option<usize>) {
+        self.trial = None;
+        match better {
+            Some(other) => {
+                self.best = other;
+                self.next_pause = MIN_PAUSE;
+            }
+            None => self.next_pause = (self.next_pause * 2).min(MAX_PAUSE),
+        }
+        self.pause = self.next_pause;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Serves blocks that take `ns(setting, block)`. Returns the settings that they were served with.
+    fn serve(tuner: &mut Tuner, blocks: u64, ns: impl Fn(usize, u64) -> u64) -> Vec<usize> {
+        (0..blocks)
+            .map(|block| {
+                let setting = tuner.setting();
+                tuner.block(1000, ns(setting, block));
+                setting
+            })
+            .collect()
+    }
+
+    /// A number that varies by 10 percent around 1000, without a pattern.
+    fn noise(block: u64) -> u64 {
+        900 + (block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 200
+    }
+
+    #[test]
+    fn the_fastest_setting_is_found_and_mostly_used() {
+        for fastest in 0..4 {
+            let mut tuner = Tuner::new(4, 2);
+            let used = serve(&mut tuner, 4000, |setting, _| 1000 + 200 * setting.abs_diff(fastest) as u64);
+            assert_eq!(tuner.best(), fastest);
+            let others = used[2000..].iter().filter(|setting| **setting != fastest).count();
+            assert!(others < 20, "{others} of 2000 blocks were trials of slower settings");
+        }
+    }
+
+    #[test]
+    fn of_equal_settings_the_cheapest_is_used() {
+        let mut tuner = Tuner::new(3, 2);
+        serve(&mut tuner, 1000, |_, _| 1000);
+        assert_eq!(tuner.best(), 0);
+    }
+
+    #[test]
+    fn noise_changes_nothing_and_trials_become_rare() {
+        let mut tuner = Tuner::new(2, 0);
+        let used = serve(&mut tuner, 20_000, |_, block| noise(block));
+        let others = used.iter().filter(|setting| **setting == 1).count();
+        assert_eq!(tuner.best(), 0);
+        assert!(others < 200, "{others} of 20000 blocks");
+    }
+
+    #[test]
+    fn a_hopeless_setting_is_tried_for_one_block() {
+        let mut tuner = Tuner::new(2, 0);
+        let used = serve(&mut tuner, 40, |setting, _| if setting == 1 { 5000 } else { 1000 });
+        assert_eq!(used.iter().filter(|setting| **setting == 1).count(), 1);
+    }
+
+    #[test]
+    fn a_change_of_the_load_changes_the_setting_back() {
+        let mut tuner = Tuner::new(3, 0);
+        serve(&mut tuner, 1000, |setting, _| 1000 - 100 * setting as u64);
+        assert_eq!(tuner.best(), 2);
+        serve(&mut tuner, 10_000, |setting, _| 1000 + 100 * setting as u64);
+        assert_eq!(tuner.best(), 0);
+        tuner.disturbed();
+        tuner.reset();
+        assert_eq!((tuner.setting(), tuner.best()), (0, 0));
+    }
+}

@@ -1,0 +1,173 @@
+//! How a worker waits while a poll window is open. Pure: time comes in as an argument.
+//!
+//! Polling is the fastest where the guests' threads have CPUs of their own, and the slowest where they need the worker's. So the worker offers its
+//! CPU while it polls, and [tries](Tuner) whether its guests get more done if it offers it sooner, or sleeps at once.
+
+use crate::clock::Ticks;
+use crate::tuner::Tuner;
+
+/// The settings of the tuner, the cheapest first.
+const SLEEP: usize = 0;
+const OFFER_AT_ONCE: usize = 1;
+const OFFER_LATER: usize = 2;
+
+/// Completions of a block, at least: the last turn may make it longer.
+const BLOCK: u64 = 256;
+
+/// A block that takes longer than this for each request, in nanoseconds, is one of a load on which ways to wait cannot be compared.
+const SLOW: u64 = 50_000;
+
+/// For how long a worker polls without finding anything before it offers the CPU to other threads, in nanoseconds: while others take it, and at
+/// most, while nobody does. A guest's thread on another CPU answers within the shorter time.
+const MIN_OFFER: u64 = 5_000;
+const MAX_OFFER: u64 = 64_000;
+
+/// From when on another thread took the CPU, in nanoseconds: two switches take longer, an offer that nobody takes is over sooner.
+const TAKEN: u64 = 1_500;
+
+/// From when on another thread kept the CPU for long, in nanoseconds: more than a guest's thread that makes requests and waits again.
+const AWAY: u64 = 100_000;
+
+/// How a worker waits.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    tuner: Tuner,
+    /// Completions of the present block, and when the one before ended.
+    completions: u64,
+    block_began: Ticks,
+    /// Something happened in the turn before this one.
+    was_active: bool,
+    /// When the CPU was last offered to other threads, or something happened.
+    offered_at: Ticks,
+    /// For how long the worker polls before it offers the CPU, if it offers it later.
+    offer_after: u64,
+}
+
+impl Waiting {
+    pub(crate) fn new() -> Waiting {
+        Waiting {
+            tuner: Tuner::new(OFFER_LATER + 1, OFFER_LATER),
+            completions: 0,
+            block_began: Ticks(0),
+            was_active: false,
+            offered_at: Ticks(0),
+            offer_after: MIN_OFFER,
+        }
+    }
+
+    /// Returns true if windows that may be closed are to be closed.
+    #[inline]
+    pub(crate) fn sleeps_at_once(&self) -> bool {
+        self.tuner.setting() == SLEEP
+    }
+
+    /// Something happened in this turn.
+    #[inline]
+    pub(crate) fn active(&mut self) {
+        self.was_active = true;
+    }
+
+    /// Requests were completed.
+    #[inline]
+    pub(crate) fn completed(&mut self, requests: usize) {
+        self.completions += requests as u64;
+    }
+
+    /// The completions of a turn were published.
+    #[inline]
+    pub(crate) fn published(&mut self, now: Ticks) {
+        if self.completions >= BLOCK {
+            self.end_block(now);
+        }
+    }
+
+    #[inline(never)]
+    fn end_block(&mut self, now: Ticks) {
+        let (requests, ns) = (std::mem::take(&mut self.completions), now.since(self.block_began));
+        self.block_began = now;
+        if ns > SLOW * requests {
+            self.tuner.reset();
+        } else {
+            self.tuner.block(requests, ns);
+        }
+    }
+
+    /// Returns true if the CPU is to be offered in this idle turn, in which a window is open.
+    #[inline]
+    pub(crate) fn should_offer(&mut self, now: Ticks) -> bool {
+        let later = self.tuner.setting() != OFFER_AT_ONCE;
+        if std::mem::take(&mut self.was_active) {
+            self.offered_at = now;
+            return !later;
+        }
+        !later || now.since(self.offered_at) >= self.offer_after
+    }
+
+    /// The CPU was offered, and the worker had it again after `away` nanoseconds. Returns true if another thread kept it for long: one that has
+    /// other work than to wait for this worker.
+    pub(crate) fn offered(&mut self, away: u64, now: Ticks) -> bool {
+        self.offered_at = now;
+        self.offer_after = if away >= TAKEN { MIN_OFFER } else { (self.offer_after * 2).min(MAX_OFFER) };
+        away >= AWAY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn us(us: u64) -> Ticks {
+        Ticks(us * 1000)
+    }
+
+    /// Serves blocks, each request of which takes this many nanoseconds with the setting of the moment.
+    fn serve(waiting: &mut Waiting, now: &mut u64, blocks: usize, ns: impl Fn(usize) -> u64) {
+        for _ in 0..blocks {
+            *now += BLOCK * ns(waiting.tuner.setting());
+            waiting.completed(BLOCK as usize);
+            waiting.published(Ticks(*now));
+        }
+    }
+
+    #[test]
+    fn the_cpu_is_offered_rarely_while_nobody_takes_it() {
+        let mut waiting = Waiting::new();
+        waiting.active();
+        assert!(!waiting.should_offer(us(100)) && !waiting.should_offer(us(104)) && waiting.should_offer(us(105)));
+        let mut now = 105;
+        for after in [10, 20, 40, 64, 64] {
+            assert!(!waiting.offered(TAKEN - 1, us(now)));
+            assert!(!waiting.should_offer(us(now + after - 1)) && waiting.should_offer(us(now + after)));
+            now += after;
+        }
+        assert!(!waiting.offered(TAKEN, us(now)));
+        assert!(waiting.should_offer(us(now + 5)), "others take it");
+        assert!(waiting.offered(AWAY, us(now + 105)));
+    }
+
+    #[test]
+    fn a_worker_whose_cpu_the_guests_need_offers_it_at_once_or_sleeps() {
+        let (mut waiting, mut now) = (Waiting::new(), 0);
+        serve(&mut waiting, &mut now, 500, |setting| [3400, 3500, 5000][setting]);
+        assert!(waiting.sleeps_at_once());
+        serve(&mut waiting, &mut now, 5000, |setting| [4000, 3000, 3500][setting]);
+        assert!(!waiting.sleeps_at_once());
+        waiting.active();
+        assert!(waiting.should_offer(Ticks(now)), "at once");
+    }
+
+    #[test]
+    fn a_worker_with_a_cpu_of_its_own_polls() {
+        let (mut waiting, mut now) = (Waiting::new(), 0);
+        serve(&mut waiting, &mut now, 5000, |setting| [40_000, 3400, 2800][setting]);
+        assert_eq!(waiting.tuner.best(), OFFER_LATER);
+    }
+
+    #[test]
+    fn a_slow_load_says_nothing() {
+        let (mut waiting, mut now) = (Waiting::new(), 0);
+        serve(&mut waiting, &mut now, 500, |setting| [3400, 3500, 5000][setting]);
+        serve(&mut waiting, &mut now, 1, |_| SLOW + 1);
+        assert_eq!(waiting.tuner.best(), OFFER_LATER);
+    }
+}

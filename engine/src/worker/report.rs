@@ -1,0 +1,75 @@
+//! What a worker tells about itself, between two turns.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mqblk_core::Tag;
+
+use super::{AttachedQueue, Worker};
+use crate::counters::{QueueId, QueueStats, WorkerStats};
+use crate::errors::DiskHealth;
+use crate::plug::Merges;
+
+/// A worker's requests in flight to a disk: how many, and the age of the oldest.
+pub(crate) struct Age {
+    pub(crate) health: Arc<DiskHealth>,
+    pub(crate) oldest: Duration,
+    pub(crate) in_flight: usize,
+}
+
+impl Worker {
+    /// Returns the statistics of the worker and its queues. `number`: the worker's, for the queues' identities.
+    pub(crate) fn stats(&self, number: u32) -> WorkerStats {
+        let now = self.clock.now();
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        let queue = |(slot, attached): (usize, &Option<AttachedQueue>)| {
+            let attached = attached.as_ref()?;
+            let id = QueueId { worker: number, generation: attached.generation };
+            let stats = attached.runner.stats(now, self.waiting.sleeps_at_once());
+            Some((id, with_merges(stats, self.channels.merges(slot as u16))))
+        };
+        WorkerStats {
+            cpu_ns: cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64,
+            merge_splits: self.channels.counts().splits,
+            queues: self.queues.iter().enumerate().filter_map(queue).collect(),
+            ..self.counters.clone()
+        }
+    }
+
+    /// Returns the number of requests in flight and the age of the oldest, for each disk that has any. Requests that its limits hold back are
+    /// left out: the storage does not have them.
+    pub(crate) fn ages(&self) -> Vec<Age> {
+        let now = self.clock.now();
+        let mut throttled: Vec<Tag> = self.channels.all().flat_map(|(_, open)| open.throttled_tags()).collect();
+        throttled.sort_unstable();
+        let mut ages: Vec<Age> = Vec::new();
+        for (slot, attached) in (0..).zip(&self.queues) {
+            let Some(attached) = attached else { continue };
+            attached.runner.for_each_in_flight(&mut |index, disk, stamps| {
+                let Some(open) = attached.disks.channel(disk).and_then(|at| self.channels.find(at)) else { return };
+                if throttled.binary_search(&Tag::new(slot, index)).is_ok() {
+                    return;
+                }
+                // Where limits apply the storage may have it long after the pull.
+                let since = if open.has_throttle() { stamps.submitted } else { stamps.pulled };
+                let oldest = Duration::from_nanos(now.since(since));
+                match ages.iter_mut().find(|age| Arc::ptr_eq(&age.health, &open.health)) {
+                    Some(age) => {
+                        age.oldest = age.oldest.max(oldest);
+                        age.in_flight += 1;
+                    }
+                    None => ages.push(Age { health: Arc::clone(&open.health), oldest, in_flight: 1 }),
+                }
+            });
+        }
+        ages
+    }
+}
+
+/// Adds the plugs' counters to a queue's statistics.
+pub(super) fn with_merges(mut stats: QueueStats, merges: Merges) -> QueueStats {
+    stats.counters.read_merges = merges.reads;
+    stats.counters.write_merges = merges.writes;
+    stats.counters.other_merges = merges.others;
+    stats
+}

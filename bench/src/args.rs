@@ -182,6 +182,10 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Descriptors::Auto)]
     pub descriptors: Descriptors,
 
+    /// Use packed virtqueues; the server must offer them [default: split ones]
+    #[arg(long)]
+    pub packed: bool,
+
     /// Write the results as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

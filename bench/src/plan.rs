@@ -210,6 +210,8 @@ pub struct Plan {
     pub queue_size: u16,
     /// Descriptor layout.
     pub descriptors: Descriptors,
+    /// Packed virtqueues.
+    pub packed: bool,
     /// File for the JSON.
     pub json: Option<PathBuf>,
     /// How long a server may complete no request.
@@ -288,6 +290,7 @@ impl Plan {
             server_cpus: args.server_cpus.clone(),
             queue_size,
             descriptors: args.descriptors,
+            packed: args.packed,
             json: args.json.clone(),
             stuck_timeout: STUCK_TIMEOUT,
         })

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use mqblk_ring::split::SplitDriver;
+use mqblk_ring::driver_ring::DriverRing;
 use mqblk_vhost_user_client::EventFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
@@ -83,7 +83,7 @@ impl CallEvent {
 /// Arms each ring with requests in flight: it calls when `count` completions are there, or all if fewer are in flight. Then
 /// checks the rings again.
 pub(crate) fn arm_rings<'a>(
-    rings: impl Iterator<Item = &'a mut SplitDriver>,
+    rings: impl Iterator<Item = &'a mut DriverRing>,
     count: u16,
 ) -> Result<ArmedRings, DeviceError> {
     let mut armed = ArmedRings::default();

@@ -4,7 +4,7 @@ use std::io;
 
 use mqblk_memory::MemoryError;
 use mqblk_ring::blkif;
-use mqblk_ring::split::driver as virtqueue;
+use mqblk_ring::driver_ring as virtqueue;
 use mqblk_ring::virtqueue::RingSetupError;
 use mqblk_vhost_user_client::ClientError;
 use mqblk_xen::XenError;
@@ -79,6 +79,9 @@ pub enum DriverError {
     /// The device violated a ring's protocol.
     #[error("the device broke the ring's protocol: {0}")]
     Device(#[from] DeviceError),
+    /// Packed rings cannot be resumed without a record of the requests in flight.
+    #[error("packed rings: found no in-flight region, expected one to continue with another server")]
+    NotResumable,
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
@@ -171,7 +174,7 @@ pub(crate) fn check_range(
     Err(DriverError::Option { field, found: found.into(), expected })
 }
 
-/// Checks the size of a split queue.
+/// Checks the size of a queue.
 pub(crate) fn check_queue_size(found: u16) -> Result<(), DriverError> {
     if found.is_power_of_two() && (4..=32768).contains(&found) {
         return Ok(());

@@ -6,9 +6,8 @@ use std::sync::atomic::Ordering;
 
 use mqblk_core::ByteLen;
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
-use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::{ChainLayout, IndirectArea, RingFeatures};
-use mqblk_ring::virtqueue::RingAddresses;
+use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea, RingFeatures};
+use mqblk_ring::virtqueue::{RingAddresses, RingFormat};
 use mqblk_vhost_user_client::features as virtio;
 use mqblk_vhost_user_client::{Client, EventFd, InflightMemory, QueueSetup, SharedRegion};
 
@@ -118,6 +117,7 @@ struct StartedQueue {
     index: u16,
     addresses: RingAddresses,
     size: u16,
+    format: RingFormat,
     kick: EventFd,
     call: EventFd,
 }
@@ -136,11 +136,18 @@ impl SharedMemory {
         if let Some(inflight) = inflight {
             client.set_inflight(inflight)?;
         }
-        for StartedQueue { index, addresses: at, size, kick, call } in started {
-            // The used index is the number of completed requests. A server without an in-flight region repeats all requests after
-            // it, which is correct if the previous server completed them in order.
-            let used = memory.shared_u16(GuestAddress(at.used.0 + 2)).map_or(0, |used| used.load(Ordering::Acquire));
-            let base = u16::from_le(used);
+        for StartedQueue { index, addresses: at, size, format, kick, call } in started {
+            let base = match format {
+                // The used index is the number of completed requests. A server without an in-flight region repeats all requests
+                // after it, which is correct if the previous server completed them in order.
+                RingFormat::Split => {
+                    let used = memory.shared_u16(GuestAddress(at.used.0 + 2));
+                    u16::from_le(used.map_or(0, |used| used.load(Ordering::Acquire)))
+                }
+                // Used descriptors are written over those of requests in flight: only the in-flight region has these.
+                RingFormat::Packed if inflight.is_some() => first_base(RingFormat::Packed),
+                RingFormat::Packed => return Err(DriverError::NotResumable),
+            };
             client.start_queue(*index, &QueueSetup { size: *size, addresses: *at, region, base, kick, call })?;
         }
         Ok(())
@@ -154,21 +161,38 @@ impl SharedMemory {
         layout: &RingLayout,
         features: u64,
         call: &EventFd,
-    ) -> Result<(SplitDriver, EventFd), DriverError> {
+    ) -> Result<(DriverRing, EventFd), DriverError> {
         let has = |bit: u64| features & bit != 0;
         let tables = IndirectArea { start: layout.tables, per_table: TABLE_DESCRIPTORS };
         let tables = has(virtio::INDIRECT_DESC).then_some(tables);
         let event_idx = has(virtio::EVENT_IDX);
-        let ring = SplitDriver::new(&self.memory, &layout.addresses, layout.size, RingFeatures { event_idx }, tables)?;
+        let format = if has(virtio::RING_PACKED) { RingFormat::Packed } else { RingFormat::Split };
+        let (at, size) = (layout.addresses, layout.size);
+        let ring = DriverRing::new(&self.memory, &at, size, format, RingFeatures { event_idx }, tables)?;
         let kick = EventFd::new(0).map_err(DriverError::eventfd)?;
         let region = &self.region;
-        let setup = QueueSetup { size: layout.size, addresses: layout.addresses, region, base: 0, kick: &kick, call };
+        let setup = QueueSetup { size, addresses: at, region, base: first_base(format), kick: &kick, call };
         client.start_queue(index, &setup)?;
         let clone = |event: &EventFd| event.try_clone().map_err(DriverError::eventfd);
-        let (at, size) = (layout.addresses, layout.size);
-        self.started_queues.push(StartedQueue { index, addresses: at, size, kick: clone(&kick)?, call: clone(call)? });
+        let (kick_clone, call) = (clone(&kick)?, clone(call)?);
+        self.started_queues.push(StartedQueue { index, addresses: at, size, format, kick: kick_clone, call });
         Ok((ring, kick))
     }
+}
+
+/// Returns the base of a new ring in the form of [`QueueSetup::base`].
+const fn first_base(format: RingFormat) -> u16 {
+    // The low half: the available position.
+    format.first_base() as u16
+}
+
+/// Checks that the server offers packed rings if they are wanted.
+pub(crate) fn check_packed(wanted: bool, features: u64) -> Result<(), DriverError> {
+    if !wanted || features & virtio::RING_PACKED != 0 {
+        return Ok(());
+    }
+    let expected = "0: the server does not offer VIRTIO_F_RING_PACKED".to_owned();
+    Err(DriverError::Option { field: "packed rings", found: 1, expected })
 }
 
 /// Data memory of a queue.

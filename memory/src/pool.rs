@@ -19,6 +19,7 @@ mod lease;
 mod logging;
 mod merge;
 mod slice;
+mod transfer;
 
 pub use lease::{FixedBuffers, LeaseId};
 use lease::{Lease, RegionCache};
@@ -363,15 +364,18 @@ impl BufferPool {
         self.take_entry(index)
     }
 
+    /// Takes the index of a free entry.
     #[inline]
-    fn take_entry(&mut self, lease: u32) -> Buffer {
+    fn free_index(&mut self) -> u32 {
         if self.free.is_empty() {
             self.add_entries(self.entries.len() + self.entries.len().clamp(64, 4096));
         }
-        let index = self
-            .free
-            .pop()
-            .expect("the pool has just grown; 2^26 requests take 4 GiB of entries before it no longer can");
+        self.free.pop().expect("the pool has just grown; 2^26 requests take 4 GiB of entries before it no longer can")
+    }
+
+    #[inline]
+    fn take_entry(&mut self, lease: u32) -> Buffer {
+        let index = self.free_index();
         let entry = &mut self.entries[index as usize];
         (entry.total, entry.status, entry.segments) = (0, 0, 0);
         (entry.lease, entry.allocated, entry.writable, entry.spill) = (lease, true, false, NO_SPILL);

@@ -12,11 +12,40 @@ pub const DESC_WRITE: u16 = 2;
 /// The buffer holds a table of descriptors.
 pub const DESC_INDIRECT: u16 = 4;
 
+/// Most entries of an indirect table that are accepted. Linux's drivers use at most the ring's size, or seg_max + 2.
+pub(crate) const MAX_INDIRECT_ENTRIES: u16 = 1024;
+
+pub(crate) const MEMORY_LOST: VirtqueueError =
+    VirtqueueError("the guest's memory was lost: the file behind it was truncated, or the hardware failed");
+pub(crate) const READABLE_AFTER_WRITABLE: VirtqueueError =
+    VirtqueueError("a readable descriptor follows a writable one");
+pub(crate) const NESTED_INDIRECT: VirtqueueError = VirtqueueError("an indirect table names another one");
+
+/// `mqpacked`, a word of the in-flight table of a packed ring: in the padding of its header. In a split ring's table it is the first entry's
+/// counter, so each format recognizes the other's table.
+pub(crate) const PACKED_TABLE_MAGIC: u64 = u64::from_le_bytes(*b"mqpacked");
+/// The word's index.
+pub(crate) const PACKED_TABLE_MAGIC_WORD: usize = 3;
+
+/// Bytes of an event suppression structure of a packed ring.
+pub const SUPPRESSION_BYTES: u64 = 4;
+
+/// Format of a virtqueue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RingFormat {
+    /// Source: virtio 1.3 section 2.7.
+    #[default]
+    Split,
+    /// With VIRTIO_F_RING_PACKED. Source: virtio 1.3 section 2.8.
+    Packed,
+}
+
 /// Protocol violation by the driver. It stops its queue and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VirtqueueError(pub &'static str);
 
-/// Guest addresses of the three parts of a ring.
+/// Guest addresses of the three parts of a ring. A packed ring has its descriptors at `desc`, the driver's event suppression at `avail` and
+/// the device's at `used`; both are aligned to 4.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
     /// Descriptor table, 16 bytes each, aligned to 16.
@@ -33,6 +62,14 @@ pub enum RingSetupError {
     /// Not a power of two from 1 to 32768.
     #[error("ring size: found {0}, expected a power of two from 1 to 32768")]
     Size(u16),
+    /// The position to resume at is not in the ring.
+    #[error("base: found {found:#x}, expected {expected}")]
+    Base {
+        /// The base, as [`RingState::base`].
+        found: u32,
+        /// The valid values.
+        expected: &'static str,
+    },
     /// A part is not aligned, not mapped, or not in one memory region.
     #[error("{part} at guest address {address:#x}: expected {len} bytes in one memory region, aligned to {align}")]
     Part {
@@ -63,9 +100,10 @@ pub struct Descriptor {
 /// State of a stopped queue, for the next process or worker that serves the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RingState {
-    /// Where the ring is resumed, as the ring's format encodes it. Split: the next available entry to read.
+    /// Where the ring is resumed, as the ring's format encodes it. Split: the next available entry to read. Packed: the positions of both
+    /// ends, see [`Base::to_bits`](crate::packed::layout::Base::to_bits).
     pub base: u32,
-    /// Chains that were taken and are not completed, in the order of their heads. Empty after a drain.
+    /// Chains that were taken and are not completed, in the order of their identifiers. Empty after a drain.
     pub in_flight: Vec<u16>,
 }
 
@@ -98,7 +136,7 @@ impl From<VirtqueueError> for ChainError {
 /// The first descriptors of a chain, fetched ahead so that the lines they refer to are prefetched.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChainHead {
-    /// Identifies the chain until it is used. Split: index of the head descriptor.
+    /// Identifies the chain until it is used. Split: index of the head descriptor. Packed: buffer id.
     pub index: u16,
     /// The head descriptor.
     pub(crate) first: Descriptor,

@@ -1,19 +1,55 @@
 //! A virtqueue as a device and its transport see it, whatever its format.
 //!
-//! A format is a folder beside this file, and a variant in each of the two types here. Each call is a `match`, which costs nothing while there
-//! is one format, and a predictable branch with more: a queue keeps its format.
+//! A format is a folder beside this file, and a variant in each of the two types here. Each call is a `match`, which costs a predictable
+//! branch: a queue keeps its format.
 
 use mqblk_core::{ArmResult, PublishResult};
-use mqblk_memory::{BufferPool, GuestMemory, LeaseId, SharedWords};
+use mqblk_memory::{BufferPool, GuestAddress, GuestMemory, LeaseId, SharedWords};
 
 pub use crate::format::{
-    ChainError, ChainHead, ChainSegment, MAX_QUEUE_SIZE, RingAddresses, RingSetupError, RingState, VirtqueueError,
+    ChainError, ChainHead, ChainSegment, MAX_QUEUE_SIZE, RingAddresses, RingFormat, RingSetupError, RingState,
+    VirtqueueError,
 };
+use crate::format::{DESC_WRITE, Descriptor};
+use crate::packed::layout::Base;
+use crate::packed::{PackedDevice, PackedInflight, PackedRing};
 pub use crate::split::{InflightError, RingLog};
 use crate::split::{InflightTable, SplitDevice, SplitRing};
 
-/// Largest base of a ring, see [`RingState::base`]. Split: an index of 16 bits.
-pub const MAX_BASE: u32 = u16::MAX as u32;
+impl RingFormat {
+    /// Returns the base of a new ring.
+    pub const fn first_base(self) -> u32 {
+        match self {
+            RingFormat::Split => 0,
+            RingFormat::Packed => Base::FIRST.to_bits(),
+        }
+    }
+
+    /// Returns true if `base` is that of a new ring.
+    pub fn is_first(self, base: u32) -> bool {
+        match self {
+            RingFormat::Split => base == 0,
+            RingFormat::Packed => Base::from_bits(base) == Base::FIRST,
+        }
+    }
+
+    /// Checks where a ring of `size` entries is resumed, see [`RingState::base`].
+    ///
+    /// # Errors
+    /// [`RingSetupError::Base`].
+    pub fn check_base(self, base: u32, size: u16) -> Result<(), RingSetupError> {
+        let bad = |expected| Err(RingSetupError::Base { found: base, expected });
+        match self {
+            RingFormat::Split if base > u16::MAX.into() => bad("at most 0xffff, an index of a split ring"),
+            RingFormat::Packed => {
+                let Base { avail, used } = Base::from_bits(base);
+                let is_inside = avail.slot < size && used.slot < size;
+                if is_inside { Ok(()) } else { bad("positions in the packed ring") }
+            }
+            RingFormat::Split => Ok(()),
+        }
+    }
+}
 
 /// Most chains taken in one pull. A batch is fetched in passes, so that its cache misses overlap. In a larger one the guest would wait
 /// longer for its first completion.
@@ -49,6 +85,8 @@ impl ChainBatch {
 pub enum MappedRing {
     /// A split virtqueue.
     Split(SplitRing),
+    /// A packed virtqueue.
+    Packed(PackedRing),
 }
 
 impl MappedRing {
@@ -56,13 +94,24 @@ impl MappedRing {
     ///
     /// # Errors
     /// [`RingSetupError`] names the area that does not fit.
-    pub fn resolve(memory: &GuestMemory, at: &RingAddresses, size: u16) -> Result<MappedRing, RingSetupError> {
-        SplitRing::resolve(memory, at, size).map(MappedRing::Split)
+    pub fn resolve(
+        memory: &GuestMemory,
+        at: &RingAddresses,
+        size: u16,
+        format: RingFormat,
+    ) -> Result<MappedRing, RingSetupError> {
+        match format {
+            RingFormat::Split => SplitRing::resolve(memory, at, size).map(MappedRing::Split),
+            RingFormat::Packed => PackedRing::resolve(memory, at, size).map(MappedRing::Packed),
+        }
     }
 
     /// Returns the bytes of an in-flight table for a ring of `size` entries.
-    pub const fn inflight_bytes(size: u16) -> u64 {
-        InflightTable::bytes(size)
+    pub const fn inflight_bytes(size: u16, format: RingFormat) -> u64 {
+        match format {
+            RingFormat::Split => InflightTable::bytes(size),
+            RingFormat::Packed => PackedInflight::bytes(size),
+        }
     }
 }
 
@@ -72,19 +121,28 @@ impl From<SplitRing> for MappedRing {
     }
 }
 
+impl From<PackedRing> for MappedRing {
+    fn from(ring: PackedRing) -> MappedRing {
+        MappedRing::Packed(ring)
+    }
+}
+
 /// The device's end of a ring.
 #[derive(Debug)]
 pub enum DeviceRing {
     /// A split virtqueue.
     Split(SplitDevice),
+    /// A packed virtqueue.
+    Packed(PackedDevice),
 }
 
 impl DeviceRing {
-    /// Creates a ring that resumes at `base`, see [`RingState::base`].
+    /// Creates a ring that resumes at `base`, see [`RingState::base`] and [`RingFormat::check_base`].
     pub fn new(ring: impl Into<MappedRing>, base: u32, event_idx: bool) -> DeviceRing {
         match ring.into() {
             // A split ring's base has 16 bits.
             MappedRing::Split(ring) => DeviceRing::Split(SplitDevice::new(ring, base as u16, event_idx)),
+            MappedRing::Packed(ring) => DeviceRing::Packed(PackedDevice::new(ring, Base::from_bits(base), event_idx)),
         }
     }
 
@@ -104,6 +162,10 @@ impl DeviceRing {
                 let (ring, discarded) = SplitDevice::tracked(ring, base as u16, event_idx, words)?;
                 Ok((DeviceRing::Split(ring), discarded))
             }
+            MappedRing::Packed(ring) => {
+                let (ring, discarded) = PackedDevice::tracked(ring, Base::from_bits(base), event_idx, words)?;
+                Ok((DeviceRing::Packed(ring), discarded))
+            }
         }
     }
 
@@ -112,6 +174,7 @@ impl DeviceRing {
     pub fn size(&self) -> u16 {
         match self {
             DeviceRing::Split(ring) => ring.size(),
+            DeviceRing::Packed(ring) => ring.size(),
         }
     }
 
@@ -120,6 +183,7 @@ impl DeviceRing {
     pub fn is_resumed(&self) -> bool {
         match self {
             DeviceRing::Split(ring) => ring.is_resumed(),
+            DeviceRing::Packed(ring) => ring.is_resumed(),
         }
     }
 
@@ -127,6 +191,7 @@ impl DeviceRing {
     pub fn is_tracked(&self) -> bool {
         match self {
             DeviceRing::Split(ring) => ring.is_tracked(),
+            DeviceRing::Packed(ring) => ring.is_tracked(),
         }
     }
 
@@ -135,6 +200,7 @@ impl DeviceRing {
     pub fn replays(&self) -> usize {
         match self {
             DeviceRing::Split(ring) => ring.replays(),
+            DeviceRing::Packed(ring) => ring.replays(),
         }
     }
 
@@ -142,6 +208,7 @@ impl DeviceRing {
     pub fn take_recorded_step(&mut self, chain: u16) -> u8 {
         match self {
             DeviceRing::Split(ring) => ring.take_recorded_step(chain),
+            DeviceRing::Packed(ring) => ring.take_recorded_step(chain),
         }
     }
 
@@ -149,6 +216,7 @@ impl DeviceRing {
     pub fn recorded_steps(&self) -> usize {
         match self {
             DeviceRing::Split(ring) => ring.recorded_steps(),
+            DeviceRing::Packed(ring) => ring.recorded_steps(),
         }
     }
 
@@ -156,6 +224,7 @@ impl DeviceRing {
     pub fn record_step(&mut self, chain: u16, step: u8) {
         match self {
             DeviceRing::Split(ring) => ring.record_step(chain, step),
+            DeviceRing::Packed(ring) => ring.record_step(chain, step),
         }
     }
 
@@ -174,7 +243,21 @@ impl DeviceRing {
     ) -> Result<(usize, bool), VirtqueueError> {
         match self {
             DeviceRing::Split(ring) => ring.fetch(pool, lease, heads, max),
+            DeviceRing::Packed(ring) => ring.fetch(pool, lease, heads, max),
         }
+    }
+
+    /// Returns the segments of a chain of three, the first of which is readable and the last writable: what most requests have. `None` for all
+    /// others, and for whatever [`walk`](Self::walk) would refuse.
+    #[inline(always)] // else the segments would travel through memory
+    pub fn three_segments(&self, pool: &mut BufferPool, lease: LeaseId, head: &ChainHead) -> Option<[ChainSegment; 3]> {
+        let DeviceRing::Split(ring) = self else { return None };
+        let segment = |desc: Descriptor| ChainSegment {
+            address: GuestAddress(desc.address),
+            len: desc.len,
+            writable: desc.flags & DESC_WRITE != 0,
+        };
+        ring.three_descriptors(pool, lease, head).map(|three| three.map(segment))
     }
 
     /// Calls `each` with every segment of a chain, readable segments first. Segments of length 0 are skipped.
@@ -192,6 +275,7 @@ impl DeviceRing {
     ) -> Result<(), ChainError> {
         match self {
             DeviceRing::Split(ring) => ring.walk(pool, lease, head, each),
+            DeviceRing::Packed(ring) => ring.walk(pool, lease, head, each),
         }
     }
 
@@ -200,6 +284,7 @@ impl DeviceRing {
     pub fn put_used(&mut self, chain: u16, written: u32) {
         match self {
             DeviceRing::Split(ring) => ring.put_used(chain, written),
+            DeviceRing::Packed(ring) => ring.put_used(chain, written),
         }
     }
 
@@ -208,6 +293,7 @@ impl DeviceRing {
     pub fn publish(&mut self) -> PublishResult {
         match self {
             DeviceRing::Split(ring) => ring.publish(),
+            DeviceRing::Packed(ring) => ring.publish(),
         }
     }
 
@@ -216,6 +302,7 @@ impl DeviceRing {
     pub fn arm(&mut self) -> ArmResult {
         match self {
             DeviceRing::Split(ring) => ring.arm(),
+            DeviceRing::Packed(ring) => ring.arm(),
         }
     }
 
@@ -224,6 +311,7 @@ impl DeviceRing {
     pub fn disarm(&mut self) {
         match self {
             DeviceRing::Split(ring) => ring.disarm(),
+            DeviceRing::Packed(ring) => ring.disarm(),
         }
     }
 
@@ -231,6 +319,7 @@ impl DeviceRing {
     pub fn state(&self) -> RingState {
         match self {
             DeviceRing::Split(ring) => ring.state(),
+            DeviceRing::Packed(ring) => ring.state(),
         }
     }
 
@@ -238,6 +327,8 @@ impl DeviceRing {
     pub fn relocate(&mut self, ring: MappedRing) {
         match (self, ring) {
             (DeviceRing::Split(own), MappedRing::Split(ring)) => own.relocate(ring),
+            (DeviceRing::Packed(own), MappedRing::Packed(ring)) => own.relocate(ring),
+            _ => debug_assert!(false, "a ring keeps its format"),
         }
     }
 
@@ -245,6 +336,7 @@ impl DeviceRing {
     pub fn set_log(&mut self, log: Option<RingLog>) {
         match self {
             DeviceRing::Split(ring) => ring.set_log(log),
+            DeviceRing::Packed(ring) => ring.set_log(log),
         }
     }
 }

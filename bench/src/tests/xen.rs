@@ -128,6 +128,10 @@ fn usage_errors_name_the_option() {
             "--queue-size: found 64, expected --ring-order with xen: a ring has 32 entries a page",
         ),
         (
+            "--interface xen --vdev xvda --packed",
+            "--packed: found it, expected none with xen: its rings are no virtqueues",
+        ),
+        (
             "--interface xen --vdev xvda --descriptors direct",
             "--descriptors: found direct, expected --indirect-segments with xen: its rings have no descriptors",
         ),

@@ -13,7 +13,7 @@ use super::queue::{BlkQueue, BlkQueueSet};
 use super::wire::{BlkConfig, CONFIG_BYTES, CONFIG_WRITEBACK, feature};
 use crate::DriverError;
 use crate::error::{check_queue_size, check_range};
-use crate::setup::{AddressPlanner, DescriptorLayout, SharedMemory};
+use crate::setup::{AddressPlanner, DescriptorLayout, SharedMemory, check_packed};
 
 /// Options of [`BlkDevice::connect`].
 #[derive(Clone, Debug)]
@@ -34,6 +34,8 @@ pub struct BlkConnectOptions {
     pub descriptors: DescriptorLayout,
     /// Use EVENT_IDX if offered.
     pub event_idx: bool,
+    /// Use packed rings, which the server must offer. With them, [`reconnect`](BlkDevice::reconnect) needs an in-flight region.
+    pub packed: bool,
     /// Poison each status byte before its request, to detect a device that does not write it. Costs a cache line transfer.
     pub poison_status: bool,
     /// Create an in-flight region, if the server supports it, so that the next server replays requests.
@@ -58,6 +60,7 @@ impl BlkConnectOptions {
             data_per_queue: ByteLen(1 << 20),
             descriptors: DescriptorLayout::Auto,
             event_idx: true,
+            packed: false,
             poison_status: false,
             inflight: true,
             config_changes: false,
@@ -149,8 +152,10 @@ impl BlkDevice {
             client.accept_backend_requests();
         }
         let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
-        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event;
+        let packed = if options.packed { virtio::RING_PACKED } else { 0 };
+        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event | packed;
         let features = client.negotiate(wanted)?;
+        check_packed(options.packed, features)?;
         let server_queues = client.queue_count()?;
         let backend_channel = client.open_backend_channel()?;
         let mut config = BlkConfig([0; CONFIG_BYTES]);

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
-use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::ChainLayout;
+use mqblk_ring::driver_ring::{ChainLayout, ChainRefused, DriverRing, RequestChain};
 use mqblk_vhost_user_client::EventFd;
 
 use super::layout::BlkQueueLayout;
@@ -60,7 +59,7 @@ pub struct BlkCompletion {
 /// the server sleeps.
 #[derive(Debug)]
 pub struct BlkQueue {
-    ring: SplitDriver,
+    ring: DriverRing,
     chain_layout: ChainLayout,
     memory: Arc<GuestMemory>,
     layout: BlkQueueLayout,
@@ -80,7 +79,7 @@ pub struct BlkQueue {
 
 impl BlkQueue {
     pub(crate) fn new(
-        ring: SplitDriver,
+        ring: DriverRing,
         chain_layout: ChainLayout,
         memory: &Arc<GuestMemory>,
         layout: BlkQueueLayout,
@@ -235,15 +234,11 @@ impl BlkQueue {
         let slot = *self.free.last().ok_or(SubmitError::Full)?;
         let at = u64::from(slot);
         let header_at = GuestAddress(self.layout.headers.0 + at * u64::from(HEADER_BYTES));
-        let mut chain = self.ring.begin(self.chain_layout).readable(header_at, HEADER_BYTES)?;
-        for segment in data {
-            chain = match device_writes {
-                true => chain.writable(segment.address, segment.len)?,
-                false => chain.readable(segment.address, segment.len)?,
-            };
+        let request = (header_at, data, device_writes, GuestAddress(self.layout.statuses.0 + at));
+        match &mut self.ring {
+            DriverRing::Split(ring) => build(ring.begin(self.chain_layout), request, slot)?,
+            DriverRing::Packed(ring) => build(ring.begin(self.chain_layout), request, slot)?,
         }
-        chain = chain.writable(GuestAddress(self.layout.statuses.0 + at), 1)?;
-        chain.commit(u32::from(slot))?;
         self.free.pop();
         let slot = usize::from(slot);
         self.user_data[slot] = user_data;
@@ -298,6 +293,23 @@ impl BlkQueue {
         self.free.push(slot as u16);
         Ok(Some(BlkCompletion { user_data: self.user_data[slot], status, written: used.written }))
     }
+}
+
+/// Builds a request: header, data (which the device writes or reads), status.
+#[inline(always)]
+fn build<C: RequestChain>(
+    chain: C,
+    (header, data, device_writes, status): (GuestAddress, impl IntoIterator<Item = DataSegment>, bool, GuestAddress),
+    slot: u16,
+) -> Result<(), ChainRefused> {
+    let mut chain = chain.readable(header, HEADER_BYTES)?;
+    for segment in data {
+        chain = match device_writes {
+            true => chain.writable(segment.address, segment.len)?,
+            false => chain.readable(segment.address, segment.len)?,
+        };
+    }
+    chain.writable(status, 1)?.commit(u32::from(slot))
 }
 
 /// The queues that a thread owns. They share a call eventfd, so the thread waits with one system call.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
-use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::{ChainLayout, ChainRefused};
+use mqblk_ring::driver_ring::{ChainLayout, ChainRefused, DriverRing};
 use mqblk_vhost_user_client::EventFd;
 
 use super::layout::ControlLayout;
@@ -23,8 +22,8 @@ const EVENT_BUFFERS: u16 = 16;
 /// The control and the event queue, owned by one thread. It need not own request queues.
 #[derive(Debug)]
 pub struct ControlQueues {
-    control: SplitDriver,
-    event_ring: SplitDriver,
+    control: DriverRing,
+    event_ring: DriverRing,
     kicks: [EventFd; 2],
     requests: SharedArray<[u64; 4]>,
     responses: SharedArray<u8>,
@@ -46,8 +45,8 @@ pub struct TaskCompletion {
 
 impl ControlQueues {
     pub(crate) fn new(
-        (control, control_kick): (SplitDriver, EventFd),
-        (event, event_kick): (SplitDriver, EventFd),
+        (control, control_kick): (DriverRing, EventFd),
+        (event, event_kick): (DriverRing, EventFd),
         memory: &Arc<GuestMemory>,
         layout: ControlLayout,
         calls: CallEvent,
@@ -81,8 +80,8 @@ impl ControlQueues {
         let at = GuestAddress(self.layout.events.0 + u64::from(slot) * u64::from(EVENT_BYTES));
         // An event that the device does not write reads as no event.
         self.memory.write(at, &[0; EVENT_BYTES as usize]).expect("events are in shared memory");
-        let chain = self.event_ring.begin(ChainLayout::Direct).writable(at, EVENT_BYTES);
-        chain.and_then(|chain| chain.commit(slot.into())).expect("a buffer for each of at most as many entries");
+        let added = self.event_ring.add(ChainLayout::Direct, &[], &[(at, EVENT_BYTES)], slot.into());
+        added.expect("a buffer for each of at most as many entries");
         Ok(())
     }
 
@@ -111,9 +110,7 @@ impl ControlQueues {
         let Some(&slot) = self.free.last() else { return Ok(false) };
         let request = GuestAddress(self.layout.requests.0 + u64::from(slot) * u64::from(TMF_STRIDE));
         let response = GuestAddress(self.layout.responses.0 + u64::from(slot));
-        let chain = self.control.begin(ChainLayout::Direct).readable(request, TMF_BYTES);
-        let chain = chain.and_then(|chain| chain.writable(response, 1));
-        match chain.and_then(|chain| chain.commit(slot.into())) {
+        match self.control.add(ChainLayout::Direct, &[(request, TMF_BYTES)], &[(response, 1)], slot.into()) {
             Ok(()) => {}
             Err(ChainRefused::Full) => return Ok(false),
             Err(error) => unreachable!("two segments in order: {error}"),

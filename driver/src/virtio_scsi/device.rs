@@ -20,7 +20,7 @@ use super::wire::{
     SENSE_BYTES, ScsiConfig, feature,
 };
 use crate::error::{check_queue_size, check_range};
-use crate::setup::{AddressPlanner, DataArea, DescriptorLayout, SharedMemory};
+use crate::setup::{AddressPlanner, DataArea, DescriptorLayout, SharedMemory, check_packed};
 use crate::{DriverError, call_event::CallEvent};
 
 /// Entries of the control and the event queue.
@@ -47,6 +47,8 @@ pub struct ScsiConnectOptions {
     pub descriptors: DescriptorLayout,
     /// Use EVENT_IDX if offered.
     pub event_idx: bool,
+    /// Use packed rings, which the server must offer. With them, [`reconnect`](ScsiController::reconnect) needs an in-flight region.
+    pub packed: bool,
     /// Selects the queue of a command.
     pub steering: SteeringPolicy,
     /// Poison each response before its command, to detect a device that does not write it. Costs a cache line transfer.
@@ -72,6 +74,7 @@ impl ScsiConnectOptions {
             data_per_queue: ByteLen(1 << 20),
             descriptors: DescriptorLayout::Auto,
             event_idx: true,
+            packed: false,
             steering: SteeringPolicy::Target,
             poison_status: false,
             inflight: true,
@@ -118,8 +121,10 @@ impl ScsiController {
     pub fn connect(options: &ScsiConnectOptions) -> Result<ScsiController, DriverError> {
         let mut client = Client::connect(&options.socket, options.connect_timeout, options.reply_timeout)?;
         let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
-        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event;
+        let packed = if options.packed { virtio::RING_PACKED } else { 0 };
+        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event | packed;
         let features = client.negotiate(wanted)?;
+        check_packed(options.packed, features)?;
         // A server without MQ has one request queue.
         let offered = client.queue_count()?.saturating_sub(FIRST_REQUEST_QUEUE).max(1);
         let config = read_config(&mut client, offered)?;

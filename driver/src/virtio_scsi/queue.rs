@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use mqblk_core::ByteLen;
 use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
-use mqblk_ring::split::SplitDriver;
-use mqblk_ring::split::driver::ChainLayout;
+use mqblk_ring::driver_ring::{ChainLayout, ChainRefused, DriverRing, RequestChain};
 use mqblk_vhost_user_client::EventFd;
 
 use super::command::{Command, CommandData};
@@ -50,7 +49,7 @@ pub(crate) struct CommandInFlight {
 /// one if the server sleeps.
 #[derive(Debug)]
 pub struct ScsiQueue {
-    pub(crate) ring: SplitDriver,
+    pub(crate) ring: DriverRing,
     chain_layout: ChainLayout,
     memory: Arc<GuestMemory>,
     layout: ScsiQueueLayout,
@@ -68,7 +67,7 @@ pub struct ScsiQueue {
 
 impl ScsiQueue {
     pub(crate) fn new(
-        (ring, kick): (SplitDriver, EventFd),
+        (ring, kick): (DriverRing, EventFd),
         chain_layout: ChainLayout,
         memory: &Arc<GuestMemory>,
         layout: ScsiQueueLayout,
@@ -126,18 +125,11 @@ impl ScsiQueue {
         let index = usize::from(slot);
         let at = |start: GuestAddress, stride: u32| GuestAddress(start.0 + u64::from(slot) * u64::from(stride));
         let header_at = at(self.layout.headers, HEADER_STRIDE);
-        let mut chain = self.ring.begin(self.chain_layout).readable(header_at, HEADER_BYTES)?;
-        let mut len = 0;
-        if let CommandData::Out(segment) = command.data {
-            chain = chain.readable(segment.address, segment.len)?;
-            len = segment.len;
-        }
-        chain = chain.writable(at(self.layout.responses, RESPONSE_STRIDE), RESPONSE_BYTES)?;
-        if let CommandData::In(segment) = command.data {
-            chain = chain.writable(segment.address, segment.len)?;
-            len = segment.len;
-        }
-        chain.commit(u32::from(slot))?;
+        let request = (header_at, command.data, at(self.layout.responses, RESPONSE_STRIDE));
+        let len = match &mut self.ring {
+            DriverRing::Split(ring) => build(ring.begin(self.chain_layout), request, slot)?,
+            DriverRing::Packed(ring) => build(ring.begin(self.chain_layout), request, slot)?,
+        };
         self.free.pop();
         self.commands[index] = CommandInFlight { user_data, len, origin, target: command.address.target };
         let words = header(command, tag(origin, user_data));
@@ -179,6 +171,28 @@ impl ScsiQueue {
         self.free.push(slot as u16);
         Ok(Some((command, ScsiCompletion { user_data: command.user_data, outcome, written: used.written })))
     }
+}
+
+/// Builds a request: header, data-out, response, data-in. Returns the bytes of data.
+#[inline(always)]
+fn build<C: RequestChain>(
+    chain: C,
+    (header, data, response): (GuestAddress, CommandData, GuestAddress),
+    slot: u16,
+) -> Result<u32, ChainRefused> {
+    let mut chain = chain.readable(header, HEADER_BYTES)?;
+    let mut len = 0;
+    if let CommandData::Out(segment) = data {
+        chain = chain.readable(segment.address, segment.len)?;
+        len = segment.len;
+    }
+    chain = chain.writable(response, RESPONSE_BYTES)?;
+    if let CommandData::In(segment) = data {
+        chain = chain.writable(segment.address, segment.len)?;
+        len = segment.len;
+    }
+    chain.commit(u32::from(slot))?;
+    Ok(len)
 }
 
 /// Returns the tag of a command of set `origin`.

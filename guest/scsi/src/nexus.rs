@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mqblk_core::{Op, Wake};
+use mqblk_core::{ByteLen, ByteOffset, Op, Wake};
 
 use crate::cdb::Cdb;
 use crate::command::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut};
@@ -21,6 +21,17 @@ pub struct Nexus {
     attentions: Arc<UnitAttentionQueue>,
     reservation: ReservationHandle,
     task_set: Mutex<Option<Arc<dyn TaskSet>>>,
+}
+
+/// A disk request with the first `len` bytes of a command's own data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// A read or a write.
+    pub op: Op,
+    /// Offset on the disk.
+    pub start: ByteOffset,
+    /// Length, at least 1 block.
+    pub len: ByteLen,
 }
 
 /// Commands of one nexus that are in flight.
@@ -107,16 +118,16 @@ impl Nexus {
     ) -> CommandAction {
         buffers.data_in.clear();
         buffers.ranges.clear();
-        match self.begin_fast_transfer(command, data_out.len()) {
-            Some(step) => step,
+        match self.begin_transfer(command, data_out.len()) {
+            Some(Transfer { op, start, len }) => CommandAction::Disk { op, start, len, transferred: len.0 },
             None => self.begin_by_table(command, &data_out, buffers),
         }
     }
 
-    /// Fast path for READ and WRITE of 10 and 16 bytes. Returns `None` for all other commands and for every error,
-    /// which the opcode table handles.
+    /// Begins a READ or WRITE of 10 or 16 bytes, as [`begin`](Self::begin) does in more steps. Returns `None`, and has done nothing, for all
+    /// other commands and for every error.
     #[inline]
-    fn begin_fast_transfer(&self, command: &Command<'_>, data_out: u64) -> Option<CommandAction> {
+    pub fn begin_transfer(&self, command: &Command<'_>, data_out: u64) -> Option<Transfer> {
         // A transport's CDB field is longer than these commands; a shorter one goes through the table.
         let cdb = Cdb::whole(command.cdb)?;
         let (lba, count, write, control) = match cdb.opcode() {
@@ -143,7 +154,7 @@ impl Nexus {
         }
         let fua = options & 0x08 != 0 || flags & flag::WRITE_THROUGH != 0;
         let op = if write { Op::Write { fua } } else { Op::Read };
-        Some(CommandAction::Disk { op, start, len, transferred: len.0 })
+        Some(Transfer { op, start, len })
     }
 
     #[cold]

@@ -10,7 +10,7 @@ use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
-use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, SegmentLimits};
+use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, SegmentLimits, Transfer};
 
 /// State of an admitted request that its completion needs.
 #[derive(Debug)]
@@ -52,6 +52,25 @@ impl<L: GuestContext> BlkQueue<L> {
     /// Parses one chain and admits or completes it.
     #[inline]
     fn process_chain<I: Intake<BlkToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        head: &ChainHead,
+        fua: bool,
+        into: &mut I,
+    ) -> Result<(), VirtqueueError> {
+        let memory = (&mut *pool, self.lease);
+        let Some(transfer) = Transfer::read((&self.ring, head), memory, &self.device, fua, self.limits) else {
+            return self.process_any_chain(pool, head, fua, into);
+        };
+        let Transfer { op, start, len, buffer, written } = transfer;
+        let token = BlkToken { head: head.index, written, buffer: None };
+        into.admit(token, DiskSlot::FIRST, op, start, len, Some(buffer));
+        Ok(())
+    }
+
+    /// As [`process_chain`](Self::process_chain), for chains of any layout.
+    #[inline(never)]
+    fn process_any_chain<I: Intake<BlkToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
         chain_head: &ChainHead,

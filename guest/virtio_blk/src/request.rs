@@ -54,6 +54,47 @@ impl SegmentLimits {
     }
 }
 
+/// A read or write of one segment, in a chain of header, data and status: what most requests are.
+pub(crate) struct Transfer {
+    pub op: Op,
+    pub start: ByteOffset,
+    pub len: ByteLen,
+    pub buffer: Buffer,
+    /// Bytes written to the guest if it succeeds.
+    pub written: u32,
+}
+
+impl Transfer {
+    /// Reads a chain. `None` if it is anything else, or wrong in any way: [`RequestChain`] finds out, from another reading of its bytes.
+    #[inline]
+    pub(crate) fn read(
+        (ring, head): (&DeviceRing, &ChainHead),
+        (pool, lease): (&mut BufferPool, LeaseId),
+        device: &VirtioBlk,
+        fua: bool,
+        limits: SegmentLimits,
+    ) -> Option<Transfer> {
+        let [header, data, status] = ring.three_segments(pool, lease, head)?;
+        if header.len as usize != HEADER_BYTES || status.len != 1 || data.len > limits.size {
+            return None;
+        }
+        let [kind, sector] = pool.read::<[u64; 2]>(lease, header.address)?.map(u64::from_le);
+        // The upper half is reserved.
+        let op = match (kind as u32, data.writable) {
+            (b::VIRTIO_BLK_T_IN, true) => Op::Read,
+            (b::VIRTIO_BLK_T_OUT, false) if !device.is_read_only() => Op::Write { fua },
+            _ => return None,
+        };
+        let (start, len, block) = (Sector512(sector).to_offset()?, ByteLen(data.len.into()), device.block());
+        if !len.is_aligned(block) || !start.is_aligned(block) {
+            return None;
+        }
+        let buffer = pool.take_transfer(lease, (data.address, data.len), data.writable, Some(status.address))?;
+        let written = if data.writable { data.len.saturating_add(1) } else { 1 };
+        Some(Transfer { op, start, len, buffer, written })
+    }
+}
+
 /// A chain that was read but not yet parsed.
 #[derive(Debug)]
 pub(crate) struct RequestChain {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_core::{DiskSlot, FinishedRequest, Intake, Outcome, PullEnd, Wake};
 use mqblk_memory::{Buffer, BufferPool};
 use mqblk_ring::virtqueue::{ChainBatch, ChainHead, MAX_BATCH, VirtqueueError};
-use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, target};
+use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, Transfer, target};
 use virtio_bindings::virtio_scsi as b;
 
 use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
@@ -47,7 +47,7 @@ pub(crate) struct RequestQueue {
 }
 
 /// Limits a count of bytes to 32 bits, the size of response fields.
-fn saturating_u32(bytes: u64) -> u32 {
+pub(crate) fn saturating_u32(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
@@ -57,6 +57,14 @@ fn saturating_u32(bytes: u64) -> u32 {
 fn encode_response_header(sense: u32, residual: u32, last: [u8; 2]) -> [u8; RESPONSE_BYTES] {
     let ([s0, s1, s2, s3], [r0, r1, r2, r3], [status, response]) = (sense.to_le_bytes(), residual.to_le_bytes(), last);
     [s0, s1, s2, s3, r0, r1, r2, r3, 0, 0, status, response]
+}
+
+/// Splits a request's header into its `lun` field, its id and its CDB. Source: virtio 1.3 section 5.6.6.1, `struct virtio_scsi_req_cmd`.
+#[inline]
+fn split_header(header: &[u8]) -> ([u8; 8], u64, &[u8]) {
+    let (fixed, cdb) = header.split_first_chunk::<REQUEST_BYTES>().expect("a header has space for its fixed part");
+    let [lun @ .., i0, i1, i2, i3, i4, i5, i6, i7, _task_attribute, _priority, _crn] = *fixed;
+    (lun, u64::from_le_bytes([i0, i1, i2, i3, i4, i5, i6, i7]), cdb)
 }
 
 /// Data-out buffer of a command.
@@ -142,9 +150,28 @@ impl RequestQueue {
         start: &ChainHead,
         into: &mut I,
     ) -> Result<(), VirtqueueError> {
+        let most = RESPONSE_BYTES as u32 + self.sizes.sense;
+        let memory = (&mut *pool, self.ring.lease);
+        match RequestChain::read_transfer(&self.ring.device, memory, start, &mut self.header, most) {
+            Some(element) => {
+                self.begin_usual(pool, start.index, element, into);
+                Ok(())
+            }
+            None => self.process_any_chain(pool, start, most, into),
+        }
+    }
+
+    /// As [`process_chain`](Self::process_chain), for chains of any layout.
+    #[inline(never)]
+    fn process_any_chain<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        start: &ChainHead,
+        most: u32,
+        into: &mut I,
+    ) -> Result<(), VirtqueueError> {
         let lease = self.ring.lease;
         let mut element = RequestChain::new(pool.take(lease));
-        let most = RESPONSE_BYTES as u32 + self.sizes.sense;
         if let Err(broken) = element.read(&self.ring.device, pool, lease, start, &mut self.header, most) {
             element.release(pool);
             return Err(broken);
@@ -165,7 +192,37 @@ impl RequestQueue {
         Ok(())
     }
 
+    /// Begins the command of a chain of the usual layout: a READ or WRITE in few steps.
     #[inline]
+    fn begin_usual<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        head: u16,
+        element: RequestChain,
+        into: &mut I,
+    ) {
+        let (lun, id, cdb) = split_header(&self.header);
+        let LunField::Lun(address) = LunField::decode(lun) else { return self.begin(pool, head, element, into) };
+        let unit = self.lun_map.target(address.target).and_then(|target| target.unit(address.lun));
+        let command = Command { cdb, data_in_len: element.data_in };
+        let transfer = unit.and_then(|unit| Some((unit.slot, unit.nexus.begin_transfer(&command, element.data_out)?)));
+        let Some((slot, Transfer { op, start, len })) = transfer else {
+            return self.begin(pool, head, element, into);
+        };
+        let RequestChain { data, data_out, data_in, response, .. } = element;
+        let token = ScsiToken {
+            id,
+            transferred: saturating_u32(len.0),
+            op,
+            ..ScsiToken::new(head, (address.target, slot), response, (data_in, data_out))
+        };
+        if data_in + data_out != len.0 {
+            pool.truncate(&data, len);
+        }
+        into.admit(token, slot, op, start, len, Some(data));
+    }
+
+    #[inline(never)]
     fn begin<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
@@ -173,9 +230,7 @@ impl RequestQueue {
         element: RequestChain,
         into: &mut I,
     ) {
-        let (fixed, cdb) =
-            self.header.split_first_chunk::<REQUEST_BYTES>().expect("a header has space for its fixed part");
-        let [lun @ .., i0, i1, i2, i3, i4, i5, i6, i7, _task_attribute, _priority, _crn] = *fixed;
+        let (lun, id, cdb) = split_header(&self.header);
         let (number, lun) = match LunField::decode(lun) {
             LunField::Lun(place) => (place.target, Some(place.lun)),
             LunField::InvalidLun(target) => (target, None),
@@ -183,26 +238,13 @@ impl RequestQueue {
         };
         let Some(target) = self.lun_map.target(number) else { return self.fail_bad_target(pool, head, element, into) };
         let unit = lun.and_then(|lun| target.unit(lun));
-        let id = u64::from_le_bytes([i0, i1, i2, i3, i4, i5, i6, i7]);
         let RequestChain { data, data_out, data_in, response, .. } = element;
         let command = Command { cdb, data_in_len: data_in };
         let out = DataOutBuffer { pool, buffer: &data, len: data_out };
         let nexus = unit.map(|unit| &*unit.nexus);
         let step = target::begin(nexus, &target.luns, &command, &out, &mut self.buffers);
         let slot = unit.map_or(DiskSlot(u16::MAX), |unit| unit.slot);
-        let mut token = ScsiToken {
-            id,
-            response,
-            data_len: saturating_u32(data_in + data_out),
-            transferred: 0,
-            multi_step: None,
-            head,
-            unit: slot,
-            abort_marks: 0,
-            target: number,
-            has_data_in: data_in > 0,
-            op: mqblk_core::Op::Flush,
-        };
+        let mut token = ScsiToken { id, ..ScsiToken::new(head, (number, slot), response, (data_in, data_out)) };
         match step {
             CommandAction::Disk { op, start, len, transferred } => {
                 (token.op, token.transferred) = (op, saturating_u32(transferred));

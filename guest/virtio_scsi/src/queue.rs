@@ -7,7 +7,7 @@ use mqblk_memory::{Buffer, LeaseId};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingLog, RingState};
 use mqblk_virtio::{GuestContext, VirtioQueue};
 
-use crate::commands::RequestQueue;
+use crate::commands::{RequestQueue, saturating_u32};
 use crate::control::ControlQueue;
 use crate::events::EventQueue;
 use crate::multi_step::MultiStepState;
@@ -41,6 +41,31 @@ pub struct ScsiToken {
     pub(crate) has_data_in: bool,
     /// Operation of the disk request.
     pub(crate) op: Op,
+}
+
+impl ScsiToken {
+    /// Returns the state of a command that has transferred nothing, with the lengths of its data-in and data-out buffers.
+    #[inline]
+    pub(crate) fn new(
+        head: u16,
+        (target, unit): (u8, DiskSlot),
+        response: ResponseBuffer,
+        (data_in, data_out): (u64, u64),
+    ) -> ScsiToken {
+        ScsiToken {
+            id: 0,
+            response,
+            data_len: saturating_u32(data_in + data_out),
+            transferred: 0,
+            multi_step: None,
+            head,
+            unit,
+            abort_marks: 0,
+            target,
+            has_data_in: data_in > 0,
+            op: Op::Flush,
+        }
+    }
 }
 
 pub(crate) enum QueueKind {

@@ -4,7 +4,7 @@
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
 use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, VirtqueueError};
 
-use crate::config::{DriverSizes, REQUEST_BYTES};
+use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
 
 /// Maximum number of data segments of one command: that of one vectored transfer of the host (UIO_MAXIOV).
 const MAX_SEGMENTS: u16 = 1024;
@@ -69,6 +69,32 @@ impl RequestChain {
     pub(crate) fn new(data: Buffer) -> RequestChain {
         let response = ResponseBuffer { capacity: 0, address: GuestAddress(0), segments: None };
         RequestChain { header_len: 0, data, data_out: 0, data_in: 0, response, fault: false }
+    }
+
+    /// Reads a chain of header, response and one data segment: what most commands have. `None` if it is anything else, or wrong in any way:
+    /// [`read`](Self::read) finds out, from another reading of its bytes.
+    #[inline]
+    pub(crate) fn read_transfer(
+        ring: &DeviceRing,
+        (pool, lease): (&mut BufferPool, LeaseId),
+        start: &ChainHead,
+        into: &mut [u8],
+        response_len: u32,
+    ) -> Option<RequestChain> {
+        let [header, second, third] = ring.three_segments(pool, lease, start)?;
+        // Data that the device writes comes after the response, data that it reads before.
+        let (response, data) = if second.writable { (second, third) } else { (third, second) };
+        let is_usual = header.len as usize == DEFAULT_HEADER_BYTES && into.len() == DEFAULT_HEADER_BYTES;
+        // A shorter response that comes first goes on in the third segment.
+        let least = if second.writable { response_len } else { RESPONSE_BYTES as u32 };
+        if !is_usual || !(least..=response_len).contains(&response.len) {
+            return None;
+        }
+        into.copy_from_slice(&pool.read::<[u8; DEFAULT_HEADER_BYTES]>(lease, header.address)?);
+        let buffer = pool.take_transfer(lease, (data.address, data.len), data.writable, None)?;
+        let (data_in, data_out) = if data.writable { (data.len.into(), 0) } else { (0, data.len.into()) };
+        let response = ResponseBuffer { capacity: response.len, address: response.address, segments: None };
+        Some(RequestChain { header_len: DEFAULT_HEADER_BYTES, data: buffer, data_out, data_in, response, fault: false })
     }
 
     /// Releases its buffers.

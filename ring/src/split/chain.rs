@@ -4,10 +4,10 @@ use mqblk_memory::{BufferPool, GuestAddress, LeaseId};
 
 use super::device::SplitDevice;
 use super::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
-use crate::format::{ChainError, ChainHead, ChainSegment, Descriptor, VirtqueueError};
-
-/// Most entries of an indirect table that are accepted. Linux's drivers use at most the ring's size, or seg_max + 2.
-const MAX_INDIRECT_ENTRIES: u16 = 1024;
+use crate::format::{
+    ChainError, ChainHead, ChainSegment, Descriptor, MAX_INDIRECT_ENTRIES, MEMORY_LOST, NESTED_INDIRECT,
+    READABLE_AFTER_WRITABLE, VirtqueueError,
+};
 
 impl ChainHead {
     /// Reads the head descriptor and prefetches the memory that it names.
@@ -73,10 +73,6 @@ impl IndirectTable {
     }
 }
 
-const MEMORY_LOST: VirtqueueError =
-    VirtqueueError("the guest's memory was lost: the file behind it was truncated, or the hardware failed");
-const READABLE_AFTER_WRITABLE: VirtqueueError = VirtqueueError("a readable descriptor follows a writable one");
-const NESTED_INDIRECT: VirtqueueError = VirtqueueError("an indirect table names another one");
 const BAD_INDIRECT_NEXT: VirtqueueError = VirtqueueError("an indirect descriptor's next field is outside its table");
 const INDIRECT_LOOP: VirtqueueError = VirtqueueError("an indirect table loops");
 
@@ -134,6 +130,39 @@ impl SplitDevice {
             count += 1;
         }
         (count, self.replays() > 0 || waiting > 0)
+    }
+
+    /// Returns the descriptors of a chain of three, as most requests have: header, data and response, in the ring or in an indirect table.
+    /// `None` for all others, and for whatever [`walk`](Self::walk) would refuse.
+    #[inline(always)] // else the descriptors would travel through memory
+    pub fn three_descriptors(
+        &self,
+        pool: &mut BufferPool,
+        lease: LeaseId,
+        head: &ChainHead,
+    ) -> Option<[Descriptor; 3]> {
+        let three = match head.first_indirect {
+            Some(first) => {
+                let table = &head.first;
+                if table.flags != DESC_INDIRECT || u64::from(table.len) != 3 * DESC_BYTES || (first.next != 1) {
+                    return None;
+                }
+                let rest = GuestAddress(table.address.checked_add(DESC_BYTES)?);
+                let [a, b, c, d] = pool.read::<[u64; 4]>(lease, rest)?;
+                let [second, third] = [[a, b], [c, d]].map(Descriptor::from_words);
+                (second.next == 2).then_some([first, second, third])?
+            }
+            None => {
+                let size = self.size();
+                let next = |desc: &Descriptor| (desc.next < size).then(|| self.descriptor(desc.next));
+                let second = next(&head.first)?;
+                [head.first, second, next(&second)?]
+            }
+        };
+        let [first, second, third] = three.map(|desc| desc.flags);
+        let linked = first == DESC_NEXT && second & !DESC_WRITE == DESC_NEXT && third == DESC_WRITE;
+        // Descriptors may be zeroes in the place of lost memory.
+        (linked && !pool.is_lease_lost(lease)).then_some(three)
     }
 
     /// Calls `each` with every segment of the chain, readable segments first. Descriptors of length 0 are skipped.

@@ -287,7 +287,7 @@ impl SplitDevice {
             Some(inflight) => {
                 inflight.before_publish();
                 #[cfg(test)]
-                super::inflight::tests::crash_point();
+                crate::crash_points::crash_point();
                 let requested = self.ring.used(self.event_idx).publish(old, new);
                 inflight.after_publish(new);
                 requested

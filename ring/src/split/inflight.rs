@@ -13,9 +13,12 @@
 //! If the ring's used index is ahead of the table's, the process died inside a publish. The difference is the number of chains of the list
 //! that were completed.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use mqblk_memory::SharedWords;
+
+use crate::format::{PACKED_TABLE_MAGIC, PACKED_TABLE_MAGIC_WORD};
+use crate::inflight_words::{pack_quarters, store, unpack_quarters};
 
 /// The layout's version, in the table's header; 0 means unused memory.
 const VERSION: u16 = 1;
@@ -58,6 +61,14 @@ pub enum InflightError {
         found: u64,
         /// The expected value.
         expected: u64,
+    },
+    /// An entry of a packed ring's table is neither free nor part of a chain, or both, or its chain's buffer id is not a new one.
+    #[error("in-flight region: entry {found} of a ring of {size} entries: expected it free or part of one chain")]
+    Entry {
+        /// The entry.
+        found: u16,
+        /// The ring's entries.
+        size: u16,
     },
     /// Its list of completed chains leaves the table.
     #[error("in-flight region: the list of completed chains names descriptor {found} of a ring of {size} entries")]
@@ -129,7 +140,7 @@ impl InflightTable {
         if features != 0 {
             return Err(InflightError::Header { field: "features", found: features, expected: 0 });
         }
-        let [version, entries, last_head, published] = unpack_header(table.load(1));
+        let [version, entries, last_head, published] = unpack_quarters(table.load(1));
         match version {
             0 => {
                 table.reset();
@@ -141,7 +152,9 @@ impl InflightTable {
             }
         }
         let completed = used.wrapping_sub(published);
-        if entries != size || completed > size {
+        // The ring may have been a packed one before the reset.
+        let is_packed = table.load(PACKED_TABLE_MAGIC_WORD) == PACKED_TABLE_MAGIC;
+        if entries != size || completed > size || is_packed {
             let discarded = table.reset();
             return Ok((table, RecoveredChains { discarded, ..RecoveredChains::default() }));
         }
@@ -168,7 +181,7 @@ impl InflightTable {
 
     #[inline]
     fn store_header(&self) {
-        self.store(1, pack_header([VERSION, self.size, self.last_head, self.published]));
+        self.store(1, pack_quarters([VERSION, self.size, self.last_head, self.published]));
     }
 
     const fn mark_word(head: u16) -> usize {
@@ -179,6 +192,8 @@ impl InflightTable {
     fn reset(&mut self) -> usize {
         // A process that dies in between leaves an unused table.
         self.store(1, 0);
+        // Else a packed ring's mark would stay, in a counter.
+        self.store(PACKED_TABLE_MAGIC_WORD, 0);
         let entries = (self.words.count() - HEADER_WORDS) / ENTRY_WORDS;
         let mut cleared = 0;
         for word in (0..entries).map(|entry| HEADER_WORDS + ENTRY_WORDS * entry) {
@@ -267,23 +282,6 @@ impl InflightTable {
         self.published = used;
         self.store_header();
     }
-}
-
-/// One store, after all earlier stores and before all later ones by `store`.
-#[inline]
-fn store(word: &AtomicU64, value: u64) {
-    #[cfg(test)]
-    tests::crash_point();
-    word.store(value, Ordering::Release);
-}
-
-fn unpack_header(word: u64) -> [u16; 4] {
-    [0, 16, 32, 48].map(|shift| (word >> shift) as u16)
-}
-
-#[inline]
-fn pack_header([a, b, c, d]: [u16; 4]) -> u64 {
-    u64::from(a) | u64::from(b) << 16 | u64::from(c) << 32 | u64::from(d) << 48
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! Dirty logging of a device's writes to a split virtqueue, for live migration.
+//! Dirty logging of a device's writes to a split virtqueue, for live migration. Those to a packed one: `packed::log`.
 
 use std::sync::Arc;
 
 use mqblk_memory::{DirtyLog, GuestAddress};
+
+use crate::format::{RingFormat, SUPPRESSION_BYTES};
 
 /// Bytes before the used elements: flags and index.
 const USED_HEADER_BYTES: u64 = 4;
@@ -14,7 +16,7 @@ const ELEMENT_BYTES: u64 = 8;
 pub struct RingLog {
     /// The log.
     pub log: Arc<DirtyLog>,
-    /// The guest address at which the used ring is logged.
+    /// The guest address at which the used ring is logged. Packed: the device's event suppression.
     pub used: GuestAddress,
 }
 
@@ -46,9 +48,14 @@ impl RingLog {
         }
     }
 
-    /// Returns the last byte of the used ring that is logged, for a ring of `size` entries.
-    pub fn last_logged(used: GuestAddress, size: u16) -> GuestAddress {
-        GuestAddress(used.0.saturating_add(USED_HEADER_BYTES + ELEMENT_BYTES * u64::from(size) + 1))
+    /// Returns the last byte that is logged from `used` on, for a ring of `size` entries. The descriptors of a packed ring are logged where
+    /// they are.
+    pub fn last_logged(used: GuestAddress, size: u16, format: RingFormat) -> GuestAddress {
+        let bytes = match format {
+            RingFormat::Split => USED_HEADER_BYTES + ELEMENT_BYTES * u64::from(size) + 2,
+            RingFormat::Packed => SUPPRESSION_BYTES,
+        };
+        GuestAddress(used.0.saturating_add(bytes - 1))
     }
 }
 
@@ -89,6 +96,8 @@ mod tests {
         }
         assert_eq!(marked(used, |log| log.mark_suppression(1024)), BTreeSet::from([100, 102]));
         assert_eq!(marked(u64::MAX - 3, |log| log.mark_published(0, 8, 8)), BTreeSet::new());
-        assert_eq!(RingLog::last_logged(GuestAddress(used), 1024), GuestAddress(used + 6 + 8192 - 1));
+        let last = |format| RingLog::last_logged(GuestAddress(used), 1024, format);
+        assert_eq!(last(RingFormat::Split), GuestAddress(used + 6 + 8192 - 1));
+        assert_eq!(last(RingFormat::Packed), GuestAddress(used + 3));
     }
 }

@@ -1,11 +1,11 @@
-//! Serves a fixed number of 4 KiB reads of a `null` disk through a split ring, and nothing else: for callgrind.
+//! Serves a fixed number of 4 KiB reads of a `null` disk through a ring (split unless MODE says packed), and nothing else: for callgrind.
 //!
 //! ```text
-//! instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map
+//! instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map
 //! ```
 //!
 //! With `merge` the reads are scattered over the disk and merging is on: the cost of the search for adjacent requests when there are none.
-//! With `tracked` requests in flight are recorded in an in-flight region, as for a VMM that reconnects. With `scsi` the reads are READ(10)
+//! With `packed` the ring is a packed one. With `tracked` requests in flight are recorded in an in-flight region, as for a VMM that reconnects. With `scsi` the reads are READ(10)
 //! commands to the only logical unit of a controller, with `scsi32` to 32 logical units round-robin. With `persistent`, `bounce`, `copy`
 //! or `map` they come through a blkif ring (and are direct), with grant operations that cost nothing.
 //!
@@ -27,9 +27,8 @@ use mqblk_engine::{
     UringContext, UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
-use mqblk_ring::split::driver::{ChainLayout, IndirectArea, RingFeatures};
-use mqblk_ring::split::{SplitDriver, SplitRing};
-use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
+use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea, RingFeatures};
+use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat};
 use mqblk_scsi::reservation::Reservations;
 use mqblk_scsi::{Identity, LogicalUnit, LogicalUnitOptions};
 use mqblk_virtio::{QueueResources, VirtioDevice};
@@ -54,9 +53,8 @@ const HEADERS: u64 = 0x2_0000;
 const STATUSES: u64 = 0x3_0000;
 const COMMANDS: u64 = 0x4_0000;
 const ANSWERS: u64 = 0x5_0000;
-/// The in-flight region, and its words: a header of two, and two for each entry of the ring.
+/// The in-flight region.
 const IN_FLIGHT: u64 = 0x6_0000;
-const TRACKING_WORDS: usize = 2 + 2 * RING as usize;
 /// Distance between two requests or two responses.
 const SPACING: u64 = 128;
 const DATA: u64 = 0x10_0000;
@@ -74,7 +72,7 @@ impl Call for NoCall {
 }
 
 fn main() -> Result<(), Failure> {
-    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map";
+    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map";
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [requests, batch, shape, mode] = args.as_slice() else { return Err(usage.into()) };
     let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
@@ -90,11 +88,12 @@ fn main() -> Result<(), Failure> {
         "map" => Some(ResolvedGrantMode::Map),
         _ => None,
     };
-    let tracked = mode.ends_with("tracked");
+    let format = if mode.starts_with("packed") { RingFormat::Packed } else { RingFormat::Split };
+    let tracking = (format, mode.ends_with("tracked"));
     let (merge, stride, units) = match mode.as_str() {
-        "plain" | "tracked" => (MergeMode::Auto, 1, None),
+        "plain" | "tracked" | "packed" | "packed-tracked" => (MergeMode::Auto, 1, None),
         "merge" => (MergeMode::On, STRIDE, None),
-        "scsi" | "scsi-tracked" => (MergeMode::Auto, 1, Some(1_u8)),
+        "scsi" | "scsi-tracked" | "packed-scsi" => (MergeMode::Auto, 1, Some(1_u8)),
         "scsi32" => (MergeMode::Auto, 1, Some(32)),
         _ if grants.is_some() => (MergeMode::Auto, 1, None),
         _ => return Err(usage.into()),
@@ -110,7 +109,7 @@ fn main() -> Result<(), Failure> {
     let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
     let at = RingAddresses { desc: GuestAddress(DESC), avail: GuestAddress(AVAIL), used: GuestAddress(USED) };
     let tables = IndirectArea { start: GuestAddress(TABLES), per_table: TABLE };
-    let mut guest = SplitDriver::new(&memory, &at, RING, RingFeatures { event_idx: true }, Some(tables))?;
+    let mut guest = DriverRing::new(&memory, &at, RING, format, RingFeatures { event_idx: true }, Some(tables))?;
     for slot in 0..u64::from(RING) {
         // VIRTIO_BLK_T_IN is 0. The sector does not matter.
         let sector = ByteOffset(slot * stride * u64::from(BLOCK)).to_sector().ok_or("blocks are whole sectors")?;
@@ -123,8 +122,8 @@ fn main() -> Result<(), Failure> {
         memory.write(GuestAddress(COMMANDS + slot * SPACING), &command).ok_or("commands are mapped")?;
     }
     let mut worker = match units {
-        Some(units) => scsi_worker(&memory, &at, units, tracked)?,
-        None => worker(&memory, &at, merge, tracked)?,
+        Some(units) => scsi_worker(&memory, &at, units, tracking)?,
+        None => worker(&memory, &at, merge, tracking)?,
     };
     let scsi = units.is_some();
     for round in 0..requests / u32::from(batch) {
@@ -146,19 +145,19 @@ fn main() -> Result<(), Failure> {
 }
 
 /// Adds a read to the ring.
-fn add_read(guest: &mut SplitDriver, shape: ChainLayout, slot: u32) -> Result<(), Failure> {
+fn add_read(guest: &mut DriverRing, shape: ChainLayout, slot: u32) -> Result<(), Failure> {
     let at = u64::from(slot);
-    let chain = guest.begin(shape).readable(GuestAddress(HEADERS + at * u64::from(HEADER)), HEADER)?;
-    let chain = chain.writable(GuestAddress(DATA + at * u64::from(BLOCK)), BLOCK)?;
-    Ok(chain.writable(GuestAddress(STATUSES + at), 1)?.commit(slot)?)
+    let (data, status) = (GuestAddress(DATA + at * u64::from(BLOCK)), GuestAddress(STATUSES + at));
+    let header = GuestAddress(HEADERS + at * u64::from(HEADER));
+    Ok(guest.add(shape, &[(header, HEADER)], &[(data, BLOCK), (status, 1)], slot)?)
 }
 
 /// Adds a SCSI read to the ring.
-fn add_scsi_read(guest: &mut SplitDriver, shape: ChainLayout, slot: u32) -> Result<(), Failure> {
+fn add_scsi_read(guest: &mut DriverRing, shape: ChainLayout, slot: u32) -> Result<(), Failure> {
     let at = u64::from(slot);
-    let chain = guest.begin(shape).readable(GuestAddress(COMMANDS + at * SPACING), COMMAND)?;
-    let chain = chain.writable(GuestAddress(ANSWERS + at * SPACING), ANSWER)?;
-    Ok(chain.writable(GuestAddress(DATA + at * u64::from(BLOCK)), BLOCK)?.commit(slot)?)
+    let (command, answer) = (GuestAddress(COMMANDS + at * SPACING), GuestAddress(ANSWERS + at * SPACING));
+    let data = GuestAddress(DATA + at * u64::from(BLOCK));
+    Ok(guest.add(shape, &[(command, COMMAND)], &[(answer, ANSWER), (data, BLOCK)], slot)?)
 }
 
 fn null() -> Result<Arc<AnyDisk>, Failure> {
@@ -183,7 +182,7 @@ fn scsi_worker(
     memory: &Arc<GuestMemory>,
     at: &RingAddresses,
     units: u8,
-    tracked: bool,
+    tracking: (RingFormat, bool),
 ) -> Result<SteppedWorker, Failure> {
     let options = ScsiOptions { queues: 1, queue_size: RING, cmd_per_lun: 128, max_transfer: ByteLen(1 << 20) };
     let device = Arc::new(VirtioScsi::new(options));
@@ -198,7 +197,7 @@ fn scsi_worker(
         disks.push(QueueDisk { slot, disk, plug: PlugOptions::default(), health: Arc::default() });
     }
     // The first request queue.
-    attach(memory, at, device, 2, disks, tracked)
+    attach(memory, at, device, 2, disks, tracking)
 }
 
 /// Returns a worker that serves the ring with a null disk.
@@ -206,14 +205,14 @@ fn worker(
     memory: &Arc<GuestMemory>,
     at: &RingAddresses,
     merge: MergeMode,
-    tracked: bool,
+    tracking: (RingFormat, bool),
 ) -> Result<SteppedWorker, Failure> {
     let disk = null()?;
     let options = BlkOptions { serial: String::new(), queues: 1, queue_size: RING, writeback: true };
     let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
     let plug = PlugOptions { merge, ..PlugOptions::default() };
     let disks = vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug, health: Arc::default() }];
-    attach(memory, at, device, 0, disks, tracked)
+    attach(memory, at, device, 0, disks, tracking)
 }
 
 /// Returns a worker that serves the ring as queue `index` of a device.
@@ -223,18 +222,20 @@ fn attach<D: VirtioDevice<UringContext>>(
     device: Arc<D>,
     index: u16,
     disks: Vec<QueueDisk>,
-    tracked: bool,
+    tracking: (RingFormat, bool),
 ) -> Result<SteppedWorker, Failure> {
     let features = device.features();
     device.set_features(features);
     let mut worker = SteppedWorker::new(UringOptions::default())?;
     let event_idx = features & mqblk_virtio::features::RING_EVENT_IDX != 0;
-    let ring = SplitRing::resolve(memory, at, RING)?;
-    let ring = if tracked {
-        let words = memory.shared_words(GuestAddress(IN_FLIGHT), TRACKING_WORDS).ok_or("the table is mapped")?;
-        DeviceRing::tracked(ring, 0, event_idx, words)?.0
+    let (format, is_tracked) = tracking;
+    let ring = MappedRing::resolve(memory, at, RING, format)?;
+    let ring = if is_tracked {
+        let words = usize::try_from(MappedRing::inflight_bytes(RING, format) / 8)?;
+        let words = memory.shared_words(GuestAddress(IN_FLIGHT), words).ok_or("the table is mapped")?;
+        DeviceRing::tracked(ring, format.first_base(), event_idx, words)?.0
     } else {
-        DeviceRing::new(ring, 0, event_idx)
+        DeviceRing::new(ring, format.first_base(), event_idx)
     };
     let queue = QueueOptions {
         disks,

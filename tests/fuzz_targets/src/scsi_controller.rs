@@ -8,7 +8,7 @@ use mqblk_engine::{
     AnyDisk, Coalesce, FixedBufferUse, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker, UringContext,
     UringOptions,
 };
-use mqblk_ring::virtqueue::{DeviceRing, MappedRing};
+use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingFormat};
 use mqblk_scsi::reservation::Reservations;
 use mqblk_scsi::{Command, CommandBuffers, Identity, LogicalUnit, LogicalUnitOptions, Nexus};
 use mqblk_virtio::{QueueResources, VirtioDevice};
@@ -103,7 +103,8 @@ impl Controller {
         let attached = self.worker.attach(options, |context, waker| {
             let lease =
                 context.adopt(Arc::clone(&guest.memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
-            let ring = MappedRing::resolve(&guest.memory, &RingGuest::addresses(), RING).map_err(|e| e.to_string())?;
+            let ring = MappedRing::resolve(&guest.memory, &RingGuest::addresses(), RING, RingFormat::Split)
+                .map_err(|e| e.to_string())?;
             let parts = QueueResources {
                 ring: DeviceRing::new(ring, guest.avail().into(), event_idx),
                 lease,

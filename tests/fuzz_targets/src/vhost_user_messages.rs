@@ -10,7 +10,7 @@ use mqblk_engine::EventFd;
 
 use crate::vhost_user_files::{DirtyLogFile, Fd, InflightFile};
 use crate::vhost_user_guest::{FILE_BYTES, MemoryTable, RING, RingPlaces, SECTOR, SECTORS, TableRegion};
-use crate::vhost_user_session::{FEATURES, LOG_ALL, PROTOCOL, WRITEBACK, protocol};
+use crate::vhost_user_session::{FEATURES, LOG_ALL, PROTOCOL, RING_PACKED, WRITEBACK, protocol};
 use crate::vhost_user_wire::{MAX_FDS, Message, NEED_REPLY, REPLY, VERSION, longs, message as m, words};
 
 pub(crate) type AnyMessage = Message<Fd>;
@@ -119,7 +119,7 @@ pub(crate) fn any_table(u: &mut Unstructured<'_>) -> Result<AnyMessage> {
 
 /// Features that a frontend accepts.
 pub(crate) fn any_features(u: &mut Unstructured<'_>) -> Result<u64> {
-    Ok(match u.int_in_range(0..=15)? {
+    let accepted = match u.int_in_range(0..=15)? {
         0..=7 => FEATURES & !LOG_ALL & !(u64::from(u.arbitrary::<bool>()?) << 29),
         8 | 9 => FEATURES & !(u64::from(u.arbitrary::<bool>()?) << 29),
         10 => FEATURES & !LOG_ALL & !(1 << 9),
@@ -127,7 +127,8 @@ pub(crate) fn any_features(u: &mut Unstructured<'_>) -> Result<u64> {
         12 => 0,
         13 => u.arbitrary()?,
         _ => FEATURES & (u.arbitrary::<u64>()? | PROTOCOL),
-    })
+    };
+    Ok(accepted & !RING_PACKED)
 }
 
 pub(crate) fn any_protocol(u: &mut Unstructured<'_>) -> Result<u64> {

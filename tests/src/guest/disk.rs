@@ -43,6 +43,13 @@ impl GuestDisk {
         self
     }
 
+    /// Offers packed rings to the guest.
+    #[must_use]
+    pub fn packed(mut self) -> Self {
+        self.device.insert("packed".into(), json!(true));
+        self
+    }
+
     /// Sets a property of QEMU's device.
     #[must_use]
     pub fn property(mut self, name: &str, value: &str) -> Self {

@@ -72,8 +72,10 @@ impl HostileDaemon {
         if !arguments.contains(&"--sandbox") {
             command.args(["--sandbox", "on"]);
         }
-        if !arguments.contains(&"--admin") {
-            command.arg("--admin").arg(folder.path().join(ADMIN_SOCKET));
+        let given = arguments.iter().position(|word| *word == "--admin").map(|at| PathBuf::from(arguments[at + 1]));
+        let admin = given.clone().unwrap_or_else(|| folder.path().join(ADMIN_SOCKET));
+        if given.is_none() {
+            command.arg("--admin").arg(&admin);
         }
         command.env_remove("RUST_LOG").stdin(Stdio::null());
         for (id, settings) in disks {
@@ -95,6 +97,11 @@ impl HostileDaemon {
             });
             daemon.wait_for_session_end(id);
         }
+        // It is made after the sockets of the disks.
+        wait_for("the admin socket", || {
+            assert!(daemon.child.try_wait().expect("wait").is_none(), "the daemon ended:\n{}", daemon.log());
+            Client::connect(&admin).ok()
+        });
         daemon
     }
 
@@ -109,8 +116,7 @@ impl HostileDaemon {
     /// When the daemon does not respond.
     pub fn stat(&self, id: &str) -> DiskStat {
         let query = StatQuery { disk: Some(id.to_owned()), ..StatQuery::default() };
-        // It is made after the sockets of the disks.
-        let mut client = wait_for("the admin socket", || Client::connect(&self.folder.path().join(ADMIN_SOCKET)).ok());
+        let mut client = Client::connect(&self.folder.path().join(ADMIN_SOCKET)).expect("the admin socket");
         client.stat(&query).expect("the daemon responds").disks.remove(0)
     }
 

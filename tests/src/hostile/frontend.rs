@@ -21,6 +21,8 @@ pub const SEG_MAX: u64 = 1 << 2;
 pub const INDIRECT_DESC: u64 = 1 << 28;
 /// VIRTIO_RING_F_EVENT_IDX.
 pub const EVENT_IDX: u64 = 1 << 29;
+/// VIRTIO_F_RING_PACKED.
+pub const RING_PACKED: u64 = 1 << 34;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 
@@ -101,6 +103,16 @@ pub struct HostileFrontend {
 }
 
 impl HostileFrontend {
+    /// Connects with packed rings, and sets the default memory table.
+    pub fn connect_packed(socket: &Path) -> HostileFrontend {
+        let mut connection = VhostUserSocket::connect(socket);
+        let features = connection.negotiate_packed();
+        let memory = Arc::new(SharedMemory::two_regions());
+        let mut frontend = HostileFrontend { connection, memory, queues: Vec::new(), features };
+        frontend.set_memory_table();
+        frontend
+    }
+
     /// Connects, without the features `without`, and sets the default memory table.
     pub fn connect(socket: &Path, without: u64) -> HostileFrontend {
         HostileFrontend::with_memory(socket, without, SharedMemory::two_regions())

@@ -11,6 +11,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
+use super::frontend::RING_PACKED;
 use super::{TIMEOUT, wait_for};
 
 /// Numbers of the frontend's messages.
@@ -206,9 +207,18 @@ impl VhostUserSocket {
         assert_eq!(self.try_send_acked(message, payload, fds), Some(0), "message {message}");
     }
 
-    /// Sets owner and features, and turns acknowledgements on. `without` are virtio feature bits that are not accepted. Returns the
-    /// negotiated features.
+    /// Sets owner and features, and turns acknowledgements on. `without` are virtio feature bits that are not accepted. Rings are split.
+    /// Returns the negotiated features.
     pub fn negotiate(&mut self, without: u64) -> u64 {
+        self.negotiate_without(without | RING_PACKED)
+    }
+
+    /// Sets owner and all features. Rings are packed.
+    pub fn negotiate_packed(&mut self) -> u64 {
+        self.negotiate_without(0)
+    }
+
+    fn negotiate_without(&mut self, without: u64) -> u64 {
         self.send(message::SET_OWNER, VERSION, &[], &[]);
         let features = self.request_u64(message::GET_FEATURES) & !without;
         let protocol = self.request_u64(message::GET_PROTOCOL_FEATURES);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mqblk_driver::virtio_blk::BlkDevice;
+use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
 use mqblk_tests::crash::blk::{BlkQueues, connect_options};
 use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, kill_and_stop, replayed_requests};
@@ -24,6 +24,8 @@ const DISKS: [(&str, &str); 3] = [
 struct Rig {
     daemon: RestartableDaemon,
     devices: Vec<BlkDevice>,
+    /// Connect with packed rings.
+    packed: bool,
 }
 
 impl Rig {
@@ -36,11 +38,12 @@ impl Rig {
         }
         let images: Vec<String> = disks.iter().map(|(id, _)| format!("{id}.img")).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        Rig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![] }
+        Rig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![], packed: false }
     }
 
     fn connect(&mut self, id: &str) -> BlkQueues {
-        let (device, port) = BlkQueues::connect(&connect_options(self.socket(id), 2));
+        let options = BlkConnectOptions { packed: self.packed, ..connect_options(self.socket(id), 2) };
+        let (device, port) = BlkQueues::connect(&options);
         self.devices.push(device);
         port
     }
@@ -94,8 +97,18 @@ impl Victim for Rig {
 
 #[test]
 fn killed_and_stopped_under_load() {
+    kill_and_stop_under_load(false);
+}
+
+#[test]
+fn killed_and_stopped_under_load_with_packed_rings() {
+    kill_and_stop_under_load(true);
+}
+
+fn kill_and_stop_under_load(packed: bool) {
     let seed = kills::seed();
     let mut rig = Rig::start(&DISKS, &[]);
+    rig.packed = packed;
     let start = |(at, (id, _)): (u64, &(&str, &str))| {
         let port = rig.connect(id);
         RunningLoad::start(id, port, LoadHistory::new(1), seed + at)
@@ -108,7 +121,7 @@ fn killed_and_stopped_under_load() {
         stats.add(&rig.check(id, ended));
     }
     stats.replayed = replayed_requests(&rig.log());
-    stats.log("virtio-blk", seed);
+    stats.log(if packed { "virtio-blk, packed rings" } else { "virtio-blk" }, seed);
     assert!(stats.replayed > 0, "no kill found a request under way");
 }
 

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mqblk_driver::virtio_scsi::ScsiController;
+use mqblk_driver::virtio_scsi::{ScsiConnectOptions, ScsiController};
 use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::crash::kills::{self, KillPlan, RunningLoad, Victim, kill_and_stop, replayed_requests};
 use mqblk_tests::crash::load::LoadHistory;
@@ -23,6 +23,8 @@ const UNITS: [(&str, &str); 3] = [
 struct Rig {
     daemon: RestartableDaemon,
     device: Option<ScsiController>,
+    /// Connect with packed rings.
+    packed: bool,
 }
 
 impl Rig {
@@ -36,11 +38,12 @@ impl Rig {
         }
         let images: Vec<String> = units.iter().map(|(name, _)| format!("{name}.img")).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        Rig { daemon: RestartableDaemon::start(&arguments, &images), device: None }
+        Rig { daemon: RestartableDaemon::start(&arguments, &images), device: None, packed: false }
     }
 
     fn connect(&mut self) -> ScsiQueues {
-        let (device, port) = ScsiQueues::connect(&connect_options(self.daemon.folder().join("c.sock"), 3));
+        let options = connect_options(self.daemon.folder().join("c.sock"), 3);
+        let (device, port) = ScsiQueues::connect(&ScsiConnectOptions { packed: self.packed, ..options });
         self.device = Some(device);
         port
     }
@@ -92,8 +95,18 @@ impl Victim for Rig {
 
 #[test]
 fn killed_and_stopped_under_load() {
+    kill_and_stop_under_load(false);
+}
+
+#[test]
+fn killed_and_stopped_under_load_with_packed_rings() {
+    kill_and_stop_under_load(true);
+}
+
+fn kill_and_stop_under_load(packed: bool) {
     let seed = kills::seed();
     let mut rig = Rig::start(&UNITS, &[]);
+    rig.packed = packed;
     let port = rig.connect();
     let mut loads = [RunningLoad::start("scsi", port, LoadHistory::new(UNITS.len()), seed)];
     let mut stats = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
@@ -102,7 +115,7 @@ fn killed_and_stopped_under_load() {
     rig.daemon.stop();
     stats.add(&rig.check(&UNITS, ended));
     stats.replayed = replayed_requests(&rig.log());
-    stats.log("virtio-scsi", seed);
+    stats.log(if packed { "virtio-scsi, packed rings" } else { "virtio-scsi" }, seed);
     assert!(stats.replayed > 0, "no kill found a request under way");
     assert!(stats.compare_writes > 0, "no COMPARE AND WRITE succeeded");
 }

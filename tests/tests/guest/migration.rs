@@ -36,6 +36,8 @@ struct Setting {
     queues: u16,
     /// Latency of the storage, in microseconds.
     latency_us: u32,
+    /// The rings are packed.
+    packed: bool,
 }
 
 /// Returns the VMM of both hosts.
@@ -63,7 +65,7 @@ fn queues(short: u16) -> Result<Vec<u16>> {
 
 impl Setting {
     fn new(interface: Interface, queues: u16) -> Result<Setting> {
-        Ok(Setting { vmm: vmm()?, interface, queues, latency_us: 0 })
+        Ok(Setting { vmm: vmm()?, interface, queues, latency_us: 0, packed: false })
     }
 
     /// Starts the daemon of one of the two hosts.
@@ -92,8 +94,14 @@ impl Setting {
         let socket = daemon.socket("disk");
         let guest = Guest::builder().vmm(self.vmm).memory_mib(MEMORY_MIB);
         match self.interface {
-            Interface::Blk => guest.disk(GuestDisk::new("disk", &socket, self.queues)),
-            Interface::Scsi => guest.controller(GuestController::vhost_user("disk", &socket, self.queues)),
+            Interface::Blk => {
+                let disk = GuestDisk::new("disk", &socket, self.queues);
+                guest.disk(if self.packed { disk.packed() } else { disk })
+            }
+            Interface::Scsi => {
+                let controller = GuestController::vhost_user("disk", &socket, self.queues);
+                guest.controller(controller.property("packed", self.packed.into()))
+            }
         }
     }
 
@@ -189,6 +197,14 @@ fn blk_migrates_there_and_back() -> Result<()> {
 #[test]
 fn scsi_migrates_there_and_back() -> Result<()> {
     queues(1)?.into_iter().try_for_each(|queues| migrates_there_and_back(Setting::new(Interface::Scsi, queues)?))
+}
+
+#[test]
+fn packed_rings_migrate_there_and_back() -> Result<()> {
+    for interface in [Interface::Blk, Interface::Scsi] {
+        migrates_there_and_back(Setting { packed: true, ..Setting::new(interface, 2)? })?;
+    }
+    Ok(())
 }
 
 /// Each request takes 20 ms, so that many are outstanding at the switch.

@@ -65,18 +65,63 @@ const LATE: [(&str, &str); 5] = [
 
 #[test]
 fn disks() -> Result<()> {
+    kill_and_stop_disks(false)
+}
+
+#[test]
+fn packed_disks() -> Result<()> {
+    kill_and_stop_disks(true)
+}
+
+fn kill_and_stop_disks(packed: bool) -> Result<()> {
     with_each_vmm(|vmm| {
         let (late, cached) = (HostImage::sparse(16)?, HostImage::sparse(16)?);
         let option = |disk: DaemonDisk, (key, value): (&str, &str)| disk.option(key, value);
         let late = LATE.into_iter().fold(DaemonDisk::new("late", late.path(), 2), option);
         let cached = DaemonDisk::new("cached", cached.path(), 2).option("direct", "off");
         let mut daemon = VhostUserDaemon::start(&[late, cached])?;
-        let disk = |id: &str| GuestDisk::with_defaults(id, &daemon.socket(id)).reconnect(RECONNECT);
+        let disk = |id: &str| {
+            let disk = GuestDisk::with_defaults(id, &daemon.socket(id)).reconnect(RECONNECT);
+            if packed { disk.packed() } else { disk }
+        };
         let mut guest = Guest::builder().vmm(vmm).disk(disk("late")).disk(disk("cached")).boot()?;
+        for device in ["vda", "vdb"].into_iter().filter(|_| packed) {
+            expect_packed(&mut guest, device)?;
+        }
         kill_and_stop(&mut daemon, &mut guest, &["/dev/vda".to_owned(), "/dev/vdb".to_owned()])?;
         guest.power_off()?;
         daemon.stop().map(drop)
     })
+}
+
+/// Checks that a disk's driver has accepted packed rings.
+fn expect_packed(guest: &mut Guest, node: &str) -> Result<()> {
+    // A string of 64 digits, bit 0 first. A controller's disk is some levels below the virtio device.
+    let features = guest.must(&format!(
+        "at=$(readlink -f /sys/block/{node}/device); while [ ! -e $at/features ]; do at=${{at%/*}}; done; cat $at/features"
+    ))?;
+    ensure!(features.trim().as_bytes().get(34) == Some(&b'1'), "{node}: features {features}");
+    Ok(())
+}
+
+#[test]
+fn a_packed_controller() -> Result<()> {
+    let (late, cached) = (HostImage::sparse(16)?, HostImage::sparse(16)?);
+    let option = |lun: LunConfig, (key, value): (&str, &str)| lun.option(key, value);
+    let late = LATE.into_iter().fold(LunConfig::new(0, 0, late.path()), option);
+    let cached = LunConfig::new(1, 0, cached.path()).option("direct", "off");
+    let mut daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new("c", 0, vec![late, cached])])?;
+    let controller = GuestController::with_defaults("c", &daemon.socket("c")).reconnect(RECONNECT);
+    let controller = controller.property("packed", true.into());
+    let mut guest = Guest::builder().vmm(Vmm::Trixie).controller(controller).boot()?;
+    let disks = wait_for_luns(&mut guest, &[(0, 0), (1, 0)])?;
+    let nodes = [disks[&(0, 0)].node(), disks[&(1, 0)].node()];
+    for node in &nodes {
+        expect_packed(&mut guest, node.trim_start_matches("/dev/"))?;
+    }
+    kill_and_stop(&mut daemon, &mut guest, &nodes)?;
+    guest.power_off()?;
+    daemon.stop().map(drop)
 }
 
 /// Debian 12's QEMU does not reconnect with vhost-user-scsi.

@@ -9,6 +9,7 @@ mod hour;
 mod inflight;
 mod layouts;
 mod memory;
+mod packed;
 mod peers;
 mod queues;
 mod requests;

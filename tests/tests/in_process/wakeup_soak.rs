@@ -191,7 +191,7 @@ fn send(
 }
 
 /// Runs a soak with one policy. `windows`, in nanoseconds, are the gaps to stay close to.
-fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
+fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool, packed: bool) {
     let policy: PollPolicy = poll.parse().expect("a policy");
     let ends = Arc::new(Ends::default());
     let seen = Arc::clone(&ends);
@@ -211,6 +211,7 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
     let (rig, mut sets) = Rig::new(plan, |options| {
         options.queues = QUEUES;
         options.event_idx = event_idx;
+        options.packed = packed;
     });
     let progress = Progress::default();
     let waker = sets[0].waker().expect("a waker");
@@ -233,25 +234,40 @@ fn soak(poll: &str, count: u64, windows: &[u64], event_idx: bool) {
 
 #[test]
 fn poll_off() {
-    soak("off", 200_000, &[1000, 3000, 10_000], true);
+    soak("off", 200_000, &[1000, 3000, 10_000], true, false);
 }
 
 #[test]
 fn poll_off_without_event_idx() {
-    soak("off", 100_000, &[1000, 3000, 10_000], false);
+    soak("off", 100_000, &[1000, 3000, 10_000], false, false);
 }
 
 #[test]
 fn poll_static() {
-    soak("static:50", 300_000, &[50_000], true);
+    soak("static:50", 300_000, &[50_000], true, false);
 }
 
 #[test]
 fn poll_static_with_a_short_window_without_event_idx() {
-    soak("static:10", 100_000, &[10_000], false);
+    soak("static:10", 100_000, &[10_000], false, false);
 }
 
 #[test]
 fn poll_adaptive() {
-    soak("adaptive:100", 300_000, &[4000, 12_000, 25_000, 50_000, 100_000], true);
+    soak("adaptive:100", 300_000, &[4000, 12_000, 25_000, 50_000, 100_000], true, false);
+}
+
+#[test]
+fn poll_off_with_packed_rings() {
+    soak("off", 200_000, &[1000, 3000, 10_000], true, true);
+}
+
+#[test]
+fn poll_off_with_packed_rings_without_event_idx() {
+    soak("off", 100_000, &[1000, 3000, 10_000], false, true);
+}
+
+#[test]
+fn poll_static_with_packed_rings() {
+    soak("static:50", 200_000, &[50_000], true, true);
 }

@@ -9,7 +9,7 @@
 //! * as many COMPARE AND WRITEs of a counter succeed as it counts.
 //!
 //! `MQBLK_VIRTIO_CRASH_SEEDS=600` runs more seeds, `MQBLK_VIRTIO_CRASH_SEED=7` one. `ring/src/split/inflight/tests.rs` tests kills between
-//! two stores of a table.
+//! two stores of a table, and `packed` beside it.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -21,6 +21,7 @@ use crate::crash_rig::store::StoreCounts;
 use crate::crash_rig::{Counts, MakeDevice, RING, Shape, World};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::AnyDisk;
+use mqblk_ring::virtqueue::RingFormat;
 use mqblk_scsi::Nexus;
 use mqblk_tests::crash::load::{CrashLoad, DISK_SECTORS, LoadControl, LoadHistory};
 use mqblk_tests::crash::stats::CrashStats;
@@ -42,7 +43,14 @@ const SEEDS: Range<u64> = 100..124;
 type Covered = ((CrashStats, Counts), (StoreCounts, ChannelCounts));
 
 /// The run of one seed.
-fn run<F: Form>(seed: u64, form: F, disks: usize, queues: u16, make: MakeDevice<F::Device>, heard: Heard) -> Covered {
+fn run<F: Form>(
+    (seed, format): (u64, RingFormat),
+    form: F,
+    disks: usize,
+    queues: u16,
+    make: MakeDevice<F::Device>,
+    heard: Heard,
+) -> Covered {
     let mut random = SmallRng::seed_from_u64(seed);
     let shape = Shape {
         make,
@@ -52,6 +60,7 @@ fn run<F: Form>(seed: u64, form: F, disks: usize, queues: u16, make: MakeDevice<
         sectors: DISK_SECTORS,
         plug: any_plug(&mut random),
         memory: Guest::<F>::bytes(queues.into()),
+        format,
     };
     let shared = Arc::new(LoadControl::default());
     let guest = Guest::new(form, World::new(shape, seed), STEPS, &shared);
@@ -71,13 +80,22 @@ type Heard = Box<dyn Fn()>;
 
 #[test]
 fn a_killed_block_device_loses_nothing_and_completes_nothing_twice() {
+    killed_block_device(RingFormat::Split);
+}
+
+#[test]
+fn a_killed_block_device_with_packed_rings_loses_nothing_and_completes_nothing_twice() {
+    killed_block_device(RingFormat::Packed);
+}
+
+fn killed_block_device(format: RingFormat) {
     let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| {
         let queues = 1 + seed as u16 % 3;
         let options = BlkOptions { serial: "crash".to_owned(), queues, queue_size: RING, writeback: true };
         let make = move |disks: &[Arc<AnyDisk>]| {
             Arc::new(VirtioBlk::new(disks[0].geometry(), disks[0].limits(), options.clone()))
         };
-        run(seed, Blk, 1, queues, Box::new(make), Box::new(|| {}))
+        run((seed, format), Blk, 1, queues, Box::new(make), Box::new(|| {}))
     });
     // The simulation is not trivial.
     let Some(((figures, counts), (stores, channels))) = sum else { return };
@@ -88,6 +106,15 @@ fn a_killed_block_device_loses_nothing_and_completes_nothing_twice() {
 
 #[test]
 fn a_killed_controller_loses_nothing_and_completes_nothing_twice() {
+    killed_controller(RingFormat::Split);
+}
+
+#[test]
+fn a_killed_controller_with_packed_rings_loses_nothing_and_completes_nothing_twice() {
+    killed_controller(RingFormat::Packed);
+}
+
+fn killed_controller(format: RingFormat) {
     let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| {
         let queues = 1 + seed as u16 % 3;
         let options = ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: ByteLen(1 << 20) };
@@ -104,7 +131,7 @@ fn a_killed_controller_loses_nothing_and_completes_nothing_twice() {
             controller
         };
         let heard = move || nexuses.borrow().iter().for_each(|nexus| nexus.initiator_resumed(true));
-        run(seed, Scsi, 3, queues, Box::new(make), Box::new(heard))
+        run((seed, format), Scsi, 3, queues, Box::new(make), Box::new(heard))
     });
     let Some(((figures, counts), (stores, channels))) = sum else { return };
     let [late, cancelled, refused] = [stores.late, stores.cancelled, channels.refused];

@@ -61,6 +61,7 @@ impl BlkDevice {
             threads: combination.threads(),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
             descriptors: plan.descriptors.shape(combination.sizes.max),
+            packed: plan.packed,
             poison_status: plan.verify.is_some(),
             connect_timeout: timeout,
             ..BlkConnectOptions::new(socket)

@@ -95,6 +95,7 @@ impl ScsiDevice {
             max_outstanding: outstanding.max(MIN_OUTSTANDING),
             data_per_queue: ByteLen(u64::from(depth) * combination.sizes.max.0),
             descriptors: plan.descriptors.shape(combination.sizes.max),
+            packed: plan.packed,
             steering: steer,
             poison_status: plan.verify.is_some(),
             connect_timeout: timeout,

@@ -73,6 +73,9 @@ impl Interface for XenOptions {
             let expected = "--indirect-segments with xen: its rings have no descriptors";
             return Err(BenchError::option("descriptors", args.descriptors.name(), expected));
         }
+        if args.packed {
+            return Err(BenchError::option("packed", "it", "none with xen: its rings are no virtqueues"));
+        }
         if let Some(socket) = args.socket.first() {
             let expected = "--vdev with xen: its back-ends have no sockets";
             return Err(BenchError::option("socket", socket.display(), expected));

@@ -1,8 +1,6 @@
 //! Tests of the in-flight table against a driver, with a process that dies at any store.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
@@ -11,35 +9,8 @@ use proptest::prelude::*;
 use super::super::driver::{ChainLayout, RingFeatures};
 use super::super::{SplitDevice, SplitDriver, SplitRing};
 use super::*;
+use crate::crash_points::run_until_crash;
 use crate::format::RingAddresses;
-
-thread_local! {
-    /// Stores left until the process dies.
-    static LIFE: Cell<u64> = const { Cell::new(u64::MAX) };
-}
-
-/// Panic payload: the process died here.
-struct ProcessDied;
-
-/// Called before each store of the table, and before the ring's used index moves.
-pub(in super::super) fn crash_point() {
-    LIFE.set(match LIFE.get() {
-        0 => resume_unwind(Box::new(ProcessDied)),
-        left => left - 1,
-    });
-}
-
-/// Runs `work` until store `stores`. Returns true if it finished.
-fn run_until_crash(stores: u64, work: impl FnOnce()) -> bool {
-    LIFE.set(stores);
-    let ended = catch_unwind(AssertUnwindSafe(work));
-    LIFE.set(u64::MAX);
-    match ended {
-        Ok(()) => true,
-        Err(why) if why.is::<ProcessDied>() => false,
-        Err(why) => resume_unwind(why),
-    }
-}
 
 const AT: RingAddresses =
     RingAddresses { desc: GuestAddress(0), avail: GuestAddress(0x1000), used: GuestAddress(0x2000) };
@@ -223,7 +194,7 @@ proptest! {
         let words = rig.words();
         // Half of the headers are almost valid.
         let header = if header[0] & 1 == 0 { [VERSION, 8, header[2] % 10, used.wrapping_sub(header[3] % 10)] } else { header };
-        words.get(1).unwrap().store(pack_header(header), Ordering::Relaxed);
+        words.get(1).unwrap().store(pack_quarters(header), Ordering::Relaxed);
         for (at, entry) in entries.iter().enumerate() {
             words.get(2 + 2 * at).unwrap().store(entry[0], Ordering::Relaxed);
             words.get(3 + 2 * at).unwrap().store(entry[1], Ordering::Relaxed);
@@ -304,9 +275,9 @@ fn invalid_tables_are_refused() {
     let open = |size| InflightTable::open(rig.words(), size, 0);
     assert_eq!(open(64).unwrap_err(), InflightError::TooSmall { found: 192, expected: 1040, size: 64 });
     let words = rig.words();
-    words.get(1).unwrap().store(pack_header([2, 8, 0, 0]), Ordering::Relaxed);
+    words.get(1).unwrap().store(pack_quarters([2, 8, 0, 0]), Ordering::Relaxed);
     assert_eq!(open(8).unwrap_err(), InflightError::Header { field: "version", found: 2, expected: 1 });
-    words.get(1).unwrap().store(pack_header([1, 8, 9, 0xfffe]), Ordering::Relaxed);
+    words.get(1).unwrap().store(pack_quarters([1, 8, 9, 0xfffe]), Ordering::Relaxed);
     assert_eq!(open(8).unwrap_err(), InflightError::List { found: 9, size: 8 });
     words.get(0).unwrap().store(4, Ordering::Relaxed);
     assert_eq!(open(8).unwrap_err(), InflightError::Header { field: "features", found: 4, expected: 0 });

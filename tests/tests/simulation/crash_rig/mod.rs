@@ -13,9 +13,8 @@ use mqblk_core::{
 };
 use mqblk_engine::{AnyDisk, FixedBufferUse, PlugOptions, QueueDisk, SteppedQueue, SteppedWorker, UringContext};
 use mqblk_memory::{Buffer, GuestAddress, GuestMemory, SharedWords};
-use mqblk_ring::split::driver::RingFeatures;
-use mqblk_ring::split::{InflightTable, SplitDriver, SplitRing};
-use mqblk_ring::virtqueue::{DeviceRing, RingAddresses};
+use mqblk_ring::driver_ring::{DriverRing, RingFeatures};
+use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat};
 use mqblk_tests::stepped::{guest_memory, polled_queue, start_workers};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice};
 use rand::rngs::SmallRng;
@@ -146,6 +145,8 @@ pub(crate) struct Shape<D> {
     pub plug: PlugOptions,
     /// Bytes of guest memory besides the rings.
     pub memory: u64,
+    /// Format of the rings.
+    pub format: RingFormat,
 }
 
 counters! {
@@ -165,7 +166,7 @@ counters! {
 /// What survives the backend: the guest's memory with its rings, the in-flight tables, and the storage.
 pub(crate) struct World<D: VirtioDevice<UringContext>> {
     pub memory: Arc<GuestMemory>,
-    pub rings: Vec<SplitDriver>,
+    pub rings: Vec<DriverRing>,
     pub stores: Vec<Arc<Store>>,
     pub stinginess: Stinginess,
     pub counts: Counts,
@@ -213,7 +214,8 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         let size = u64::from(queues) * AREA + shape.memory;
         let memory = guest_memory(size);
         let driver = |ring| {
-            SplitDriver::new(&memory, &places(ring), RING, RingFeatures { event_idx: true }, None).expect("a ring")
+            let features = RingFeatures { event_idx: true };
+            DriverRing::new(&memory, &places(ring), RING, shape.format, features, None).expect("a ring")
         };
         let rings = (0..usize::from(queues)).map(driver).collect();
         let random = SmallRng::seed_from_u64(seed);
@@ -234,7 +236,7 @@ impl<D: VirtioDevice<UringContext>> World<D> {
     }
 
     fn words(&self, ring: usize) -> SharedWords {
-        let words = InflightTable::bytes(RING) / 8;
+        let words = MappedRing::inflight_bytes(RING, self.shape.format) / 8;
         self.memory.shared_words(GuestAddress(ring as u64 * AREA + TABLE), words as usize).expect("a table")
     }
 
@@ -288,8 +290,10 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         self.kill.kill_point();
         let table = self.words(index);
         let Some(host) = &mut self.host else { return };
-        let ring = SplitRing::resolve(&self.memory, &places(index), RING).expect("a ring");
-        let (ring, forgotten) = DeviceRing::tracked(ring, 0, true, table).expect("a table that was killed is good");
+        let format = self.shape.format;
+        let ring = MappedRing::resolve(&self.memory, &places(index), RING, format).expect("a ring");
+        let (ring, forgotten) =
+            DeviceRing::tracked(ring, format.first_base(), true, table).expect("a table that was killed is good");
         assert_eq!(forgotten, 0);
         self.kill.kill_point();
         self.counts.replayed += ring.replays() as u64;

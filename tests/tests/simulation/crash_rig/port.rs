@@ -7,7 +7,7 @@ use mqblk_driver::Waker;
 use mqblk_driver::virtio_scsi::{self, CommandData, CommandOutcome, CommandResponse, Sense};
 use mqblk_engine::UringContext;
 use mqblk_memory::{GuestAddress, GuestMemory};
-use mqblk_ring::split::driver::ChainLayout;
+use mqblk_ring::driver_ring::ChainLayout;
 use mqblk_tests::crash::load::{DATA_BYTES, LoadControl};
 use mqblk_tests::crash::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
 use mqblk_tests::crash::{blk, scsi};
@@ -143,10 +143,7 @@ impl<F: Form> DeviceQueues for Guest<F> {
         if usize::from(ring.free_descriptors()) < readable.len() + writable.len() {
             return false;
         }
-        let chain = ring.begin(ChainLayout::Direct);
-        let chain = readable.iter().fold(chain, |chain, (at, len)| chain.readable(*at, *len).expect("room"));
-        let chain = writable.iter().fold(chain, |chain, (at, len)| chain.writable(*at, *len).expect("room"));
-        chain.commit(user).expect("room");
+        ring.add(ChainLayout::Direct, &readable, &writable, user).expect("room");
         if changes(order.request_type) {
             self.world.stores[order.disk].opened(&order.ranges);
         }
@@ -174,9 +171,8 @@ impl<F: Form> DeviceQueues for Guest<F> {
         let Some(slot) = self.controls.pop() else { return false };
         let at = self.aside(self.orders.len() + slot as usize);
         self.world.memory.write(GuestAddress(at), &request).expect("mapped");
-        let chain = self.world.rings[0].begin(ChainLayout::Direct).readable(GuestAddress(at), 24).expect("room");
-        let chain = chain.writable(GuestAddress(at + ANSWER), 1).expect("room");
-        chain.commit(slot).expect("room");
+        let (request, answer) = ([(GuestAddress(at), 24)], [(GuestAddress(at + ANSWER), 1)]);
+        self.world.rings[0].add(ChainLayout::Direct, &request, &answer, slot).expect("room");
         let _polled = self.world.rings[0].publish();
         true
     }

@@ -84,7 +84,7 @@ pub struct SharedRegion<'a> {
     pub file: &'a File,
 }
 
-/// Configuration of a split queue.
+/// Configuration of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueSetup<'a> {
     /// Number of entries.
@@ -93,7 +93,8 @@ pub struct QueueSetup<'a> {
     pub addresses: RingAddresses,
     /// The region that contains the rings.
     pub region: &'a Region,
-    /// The next available index for the backend to read.
+    /// The next available index for the backend to read. Of a packed ring: the slot in bits 0 to 14, the wrap counter in bit 15. The
+    /// backend's used position is the same.
     pub base: u16,
     /// Eventfd for kicks.
     pub kick: &'a EventFd,
@@ -360,7 +361,7 @@ impl Client {
     }
 
     /// Stops queue `index` (GET_VRING_BASE): the server replies after it has completed or cancelled the requests in flight. Returns the
-    /// next available index that it would read.
+    /// next available index that it would read, see [`QueueSetup::base`].
     ///
     /// # Errors
     /// When the exchange fails.

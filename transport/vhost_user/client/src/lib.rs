@@ -23,4 +23,6 @@ pub mod features {
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     /// VIRTIO_F_VERSION_1.
     pub const VERSION_1: u64 = 1 << 32;
+    /// VIRTIO_F_RING_PACKED.
+    pub const RING_PACKED: u64 = 1 << 34;
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use mqblk_core::ByteLen;
 use mqblk_memory::{DirtyLog, DirtyLogError, GuestAddress, GuestMemory};
-use mqblk_ring::virtqueue::RingLog;
+use mqblk_ring::virtqueue::{RingFormat, RingLog};
 use vhost::vhost_user::message::{VhostUserLog, VhostUserVirtioFeatures};
 
 use crate::memory::SharePolicy;
@@ -72,13 +72,19 @@ impl DirtyLogging {
         self.active().is_some_and(|log| log.is_lost())
     }
 
-    /// Returns the logging of a ring of `size` entries whose used ring is logged at `used`; `None` if it is not logged.
+    /// Returns the logging of a ring of `size` entries whose used ring (packed: the device's event suppression) is logged at `used`; `None`
+    /// if it is not logged.
     ///
     /// # Errors
     /// When the active log is too short for it.
-    pub(crate) fn ring_log(&self, used: Option<GuestAddress>, size: u16) -> Result<Option<RingLog>, DirtyLogError> {
+    pub(crate) fn ring_log(
+        &self,
+        used: Option<GuestAddress>,
+        size: u16,
+        format: RingFormat,
+    ) -> Result<Option<RingLog>, DirtyLogError> {
         let (Some(log), Some(used)) = (self.active(), used) else { return Ok(None) };
-        log.check_covers_address(RingLog::last_logged(used, size))?;
+        log.check_covers_address(RingLog::last_logged(used, size, format))?;
         Ok(Some(RingLog { log: Arc::clone(log), used }))
     }
 }
@@ -88,6 +94,8 @@ mod tests {
     use mqblk_memory::{Region, SharedFileRules, create_memfd};
 
     use super::*;
+
+    const SPLIT: RingFormat = RingFormat::Split;
 
     fn any() -> SharePolicy {
         let files = SharedFileRules { any_file_system: true, require_seals: false };
@@ -128,9 +136,12 @@ mod tests {
         assert_eq!(error, "dirty log: found 2 bytes, expected at least 3 for guest memory up to 0x17fff");
         let enough =
             nothing.with_log(&layout(3), &file, &any(), &memory).unwrap().with_features(LOG_ALL, &memory).unwrap();
-        assert!(enough.ring_log(Some(GuestAddress(4096 * 8 * 3 - 2048 - 6)), 256).unwrap().is_some());
-        assert!(enough.ring_log(Some(GuestAddress(4096 * 8 * 3 - 2048 - 5)), 256).is_err());
-        assert!(enough.ring_log(Some(GuestAddress(u64::MAX)), 256).is_err());
-        assert!(enough.ring_log(None, 256).unwrap().is_none());
+        assert!(enough.ring_log(Some(GuestAddress(4096 * 8 * 3 - 2048 - 6)), 256, SPLIT).unwrap().is_some());
+        assert!(enough.ring_log(Some(GuestAddress(4096 * 8 * 3 - 2048 - 5)), 256, SPLIT).is_err());
+        assert!(enough.ring_log(Some(GuestAddress(u64::MAX)), 256, SPLIT).is_err());
+        let last = 4096 * 8 * 3 - 4;
+        assert!(enough.ring_log(Some(GuestAddress(last)), 256, RingFormat::Packed).unwrap().is_some());
+        assert!(enough.ring_log(Some(GuestAddress(last + 1)), 256, RingFormat::Packed).is_err());
+        assert!(enough.ring_log(None, 256, SPLIT).unwrap().is_none());
     }
 }

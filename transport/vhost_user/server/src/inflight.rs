@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use mqblk_memory::{GuestAddress, GuestMemory, SharedWords, UserAddress};
-use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, MappedRing};
+use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, MappedRing, RingFormat};
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
 use vhost::vhost_user::message::VhostUserInflight;
 
@@ -37,8 +37,8 @@ pub(crate) struct InflightRegion {
 
 impl InflightRegion {
     /// Creates a region with empty tables for `queues` rings of at most `ring_size` entries.
-    pub(crate) fn create(queues: u16, ring_size: u16) -> io::Result<(VhostUserInflight, File)> {
-        let stride = MappedRing::inflight_bytes(ring_size) + TAIL;
+    pub(crate) fn create(queues: u16, ring_size: u16, format: RingFormat) -> io::Result<(VhostUserInflight, File)> {
+        let stride = MappedRing::inflight_bytes(ring_size, format) + TAIL;
         let size = stride * u64::from(queues);
         let file = rustix::fs::memfd_create("mqblk-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, size)?;
@@ -116,13 +116,13 @@ impl InflightRegion {
         }
     }
 
-    /// Returns the table of queue `index`; `None` if the region has none.
-    pub(crate) fn table(&self, index: u16) -> Option<SharedWords> {
+    /// Returns the table of queue `index`, whose ring has this format; `None` if the region has none.
+    pub(crate) fn table(&self, index: u16, format: RingFormat) -> Option<SharedWords> {
         if index >= self.queues {
             return None;
         }
         let bytes = if self.device_words.is_some() { self.stride - TAIL } else { self.stride };
-        let words = bytes.min(MappedRing::inflight_bytes(MAX_QUEUE_SIZE)) / 8;
+        let words = bytes.min(MappedRing::inflight_bytes(MAX_QUEUE_SIZE, format)) / 8;
         self.memory.shared_words(GuestAddress(u64::from(index) * self.stride), usize::try_from(words).ok()?)
     }
 
@@ -174,6 +174,8 @@ impl Fence {
 mod tests {
     use super::*;
 
+    const SPLIT: RingFormat = RingFormat::Split;
+
     fn open(layout: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
         InflightRegion::open(layout, file, &SharePolicy::default())
     }
@@ -184,26 +186,26 @@ mod tests {
 
     #[test]
     fn every_queue_has_its_own_table() {
-        let (layout, file) = InflightRegion::create(3, 8).unwrap();
+        let (layout, file) = InflightRegion::create(3, 8, SPLIT).unwrap();
         let region = open(&layout, &file).unwrap();
         for index in 0..3 {
-            region.table(index).unwrap().get(17).unwrap().store(u64::from(index) + 1, Ordering::Relaxed);
+            region.table(index, SPLIT).unwrap().get(17).unwrap().store(u64::from(index) + 1, Ordering::Relaxed);
         }
-        assert!(region.table(3).is_none());
+        assert!(region.table(3, SPLIT).is_none());
         let again = open(&layout, &file).unwrap();
         for index in 0..3 {
-            let words = again.table(index).unwrap();
+            let words = again.table(index, SPLIT).unwrap();
             assert_eq!(words.get(17).unwrap().load(Ordering::Relaxed), u64::from(index) + 1);
         }
     }
 
     #[test]
     fn the_drivers_configuration_outlives_the_backend() {
-        let (layout, file) = InflightRegion::create(2, 8).unwrap();
+        let (layout, file) = InflightRegion::create(2, 8, SPLIT).unwrap();
         let region = open(&layout, &file).unwrap();
         assert_eq!((region.driver_config(), region.was_used()), (0, false));
         region.record_driver_config(7);
-        mqblk_ring::split::InflightTable::open(region.table(1).unwrap(), 8, 0).unwrap();
+        mqblk_ring::split::InflightTable::open(region.table(1, SPLIT).unwrap(), 8, 0).unwrap();
         let again = open(&layout, &file).unwrap();
         assert_eq!((again.driver_config(), again.was_used()), (7, true));
         // A region of another program has no tail.
@@ -212,12 +214,12 @@ mod tests {
         let foreign = open(&layout, &File::from(foreign)).unwrap();
         foreign.record_driver_config(7);
         assert_eq!((foreign.driver_config(), foreign.was_used()), (0, false));
-        assert_eq!(foreign.table(1).unwrap().count() as u64, layout.mmap_size / 16);
+        assert_eq!(foreign.table(1, SPLIT).unwrap().count() as u64, layout.mmap_size / 16);
     }
 
     #[test]
     fn invalid_regions_are_rejected() {
-        let (layout, file) = InflightRegion::create(2, 8).unwrap();
+        let (layout, file) = InflightRegion::create(2, 8, SPLIT).unwrap();
         for (layout, names) in [
             (inflight_layout(layout.mmap_size, 0, 0), "queues: found 0"),
             (inflight_layout(0, 0, 2), "size: found 0 bytes"),
@@ -236,7 +238,7 @@ mod tests {
 
     #[test]
     fn the_fence_is_held_while_a_worker_has_the_file() {
-        let (layout, file) = InflightRegion::create(1, 8).unwrap();
+        let (layout, file) = InflightRegion::create(1, 8, SPLIT).unwrap();
         let before = open(&layout, &file).unwrap();
         let after = open(&layout, &file).unwrap();
         assert!(before.acquire_fence() && before.acquire_fence() && !after.acquire_fence());

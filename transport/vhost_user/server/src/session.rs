@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use mqblk_core::GuestMemoryCharge;
 use mqblk_engine::{EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
-use mqblk_ring::virtqueue::{MAX_BASE, MAX_QUEUE_SIZE};
-use mqblk_virtio::features::VERSION_1;
+use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, RingFormat};
+use mqblk_virtio::features::{VERSION_1, ring_format};
 use mqblk_virtio::{QueueRole, VirtioDevice, VirtioQueue};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -464,11 +464,13 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let queue = self.check_index(index)?;
-        if base > MAX_BASE {
-            return self.reject(format!("queue {index}: base: found {base}, expected at most {MAX_BASE}"));
+        let format = ring_format(self.features);
+        // The start checks it again, with the ring's size.
+        if let Err(error) = format.check_base(base, self.vrings[queue].size.unwrap_or(MAX_QUEUE_SIZE)) {
+            return self.reject(format!("queue {index}: {error}"));
         }
-        self.vrings[queue].base = base;
-        if base != 0 {
+        self.vrings[queue].base = Some(base);
+        if !format.is_first(base) {
             self.sharing = None; // the ring is resumed
         }
         Ok(())
@@ -492,7 +494,7 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         vring.kick = None;
         vring.call = None;
         vring.call_event = None;
-        let base = vring.base;
+        let base = vring.base.unwrap_or(ring_format(self.features).first_base());
         if was_served {
             self.device.queue_stopped();
         }
@@ -625,7 +627,9 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
             return self.reject(format!("GET_INFLIGHT_FD: queues: found {num_queues}, expected 1 to {queues}"));
         }
         // VMMs give rings more entries than they announce here, so every table has space for the largest ring.
-        match InflightRegion::create(num_queues, queue_size.max(max_size).min(MAX_QUEUE_SIZE)) {
+        // The tables of packed rings are larger. QEMU has set the features, others may do so later.
+        let format = if self.features == 0 { RingFormat::Packed } else { ring_format(self.features) };
+        match InflightRegion::create(num_queues, queue_size.max(max_size).min(MAX_QUEUE_SIZE), format) {
             Ok(region) => Ok(region),
             Err(error) => self.reject(format!("GET_INFLIGHT_FD: memory: {error}")),
         }

@@ -11,7 +11,7 @@ use mqblk_engine::{
     QueueHandle, QueueMove, QueueOptions, StatsRegistry, UringContext,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, UserAddress};
-use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingState};
+use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingAddresses, RingFormat, RingState};
 use mqblk_virtio::{QueueResources, QueueRole, VirtioDevice, VirtioQueue, features};
 
 use crate::dirty_log::DirtyLogging;
@@ -52,7 +52,10 @@ pub(crate) struct Vring<Q> {
     pub(crate) addresses: Option<UserAddresses>,
     /// Guest address at which writes to the used ring are logged; `None` if they are not.
     pub(crate) log_address: Option<GuestAddress>,
-    pub(crate) base: u32,
+    /// Where the ring is resumed; `None` if it is new.
+    pub(crate) base: Option<u32>,
+    /// The ring's format, since it was started.
+    format: RingFormat,
     /// `None`: SET_VRING_KICK has not arrived. `Some(None)`: the frontend has no kick descriptor.
     pub(crate) kick: Option<Option<EventFd>>,
     /// Moved into the queue when it starts.
@@ -92,7 +95,8 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             size: None,
             addresses: None,
             log_address: None,
-            base: 0,
+            base: None,
+            format: RingFormat::default(),
             kick: None,
             call: None,
             call_event: None,
@@ -125,7 +129,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     }
 
     /// Translates the ring's addresses with this memory table.
-    fn resolve(&self, memory: &GuestMemory) -> Result<MappedRing, String> {
+    fn resolve(&self, memory: &GuestMemory, format: RingFormat) -> Result<MappedRing, String> {
         let (Some(size), Some(user)) = (self.size, self.addresses) else {
             return Err(format!("queue {}: found a start before SET_VRING_NUM and SET_VRING_ADDR", self.index));
         };
@@ -142,7 +146,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             avail: guest("available ring", user.avail)?,
             used: guest("used ring", user.used)?,
         };
-        MappedRing::resolve(memory, &addresses, size).map_err(|error| format!("queue {}: {error}", self.index))
+        MappedRing::resolve(memory, &addresses, size, format).map_err(|error| format!("queue {}: {error}", self.index))
     }
 
     /// Returns true if the queue is neither attached nor draining.
@@ -160,12 +164,13 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     where
         D: VirtioDevice<UringContext, Queue = Q>,
     {
+        self.format = features::ring_format(start.features);
         let mut ring = self.open_ring(start)?;
         self.tracked = ring.is_tracked();
         ring.set_log(
             start
                 .logging
-                .ring_log(self.log_address, ring.size())
+                .ring_log(self.log_address, ring.size(), self.format)
                 .map_err(|error| format!("queue {}: {error}", self.index))?,
         );
         let log = start.logging.active().cloned();
@@ -255,7 +260,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             Ok(MoveResult::Busy(handle)) => (handle, Ok(QueueMove::Busy)),
             Ok(MoveResult::Refused(handle, why)) => (handle, Err(format!("queue {}: {why}", self.index))),
             Ok(MoveResult::Stranded(state, why)) => {
-                self.base = state.position().base;
+                self.base = Some(state.position().base);
                 return Err(format!("queue {}: no worker takes it: {why}", self.index));
             }
             Err(gone) => return Err(format!("queue {}: {gone}", self.index)),
@@ -267,13 +272,16 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
 
     /// Opens the ring at its last position: from the in-flight region's table if there is one, else from SET_VRING_BASE.
     fn open_ring<D>(&self, start: &StartParams<'_, D>) -> Result<DeviceRing, String> {
-        let ring = self.resolve(start.memory)?;
+        let ring = self.resolve(start.memory, self.format)?;
+        let base = self.base.unwrap_or(self.format.first_base());
+        let valid = self.size.map_or(Ok(()), |size| self.format.check_base(base, size));
+        valid.map_err(|error| format!("queue {}: {error}", self.index))?;
         let (index, event_idx) = (self.index, start.features & features::RING_EVENT_IDX != 0);
-        let Some(table) = start.inflight.and_then(|region| region.table(index)) else {
-            return Ok(DeviceRing::new(ring, self.base, event_idx));
+        let Some(table) = start.inflight.and_then(|region| region.table(index, self.format)) else {
+            return Ok(DeviceRing::new(ring, base, event_idx));
         };
-        let (ring, stale) = DeviceRing::tracked(ring, self.base, event_idx, table)
-            .map_err(|error| format!("queue {index}: {error}"))?;
+        let (ring, stale) =
+            DeviceRing::tracked(ring, base, event_idx, table).map_err(|error| format!("queue {index}: {error}"))?;
         if stale > 0 {
             tracing::info!(
                 disk = start.name,
@@ -309,7 +317,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     /// Moves an attached queue to a new memory table. Requests in flight keep their lease on the old one.
     pub(crate) fn relocate(&self, memory: &Arc<GuestMemory>, fixed: FixedBufferUse) -> Result<(), String> {
         let Some(attached) = &self.attached else { return Ok(()) };
-        let ring = self.resolve(memory)?;
+        let ring = self.resolve(memory, self.format)?;
         let memory = Arc::clone(memory);
         let moved = attached.visit(move |queue, context| {
             let lease = context.adopt(memory, fixed).map_err(|error| format!("fixed-buffers=on: {error}"))?;
@@ -324,8 +332,9 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
     /// Applies the dirty log to an attached queue and its requests. On return every later write is logged as `logging` says.
     pub(crate) fn apply_log(&self, logging: &DirtyLogging) -> Result<(), String> {
         let (Some(attached), Some(size)) = (&self.attached, self.size) else { return Ok(()) };
-        let ring =
-            logging.ring_log(self.log_address, size).map_err(|error| format!("queue {}: {error}", self.index))?;
+        let ring = logging
+            .ring_log(self.log_address, size, self.format)
+            .map_err(|error| format!("queue {}: {error}", self.index))?;
         let log = logging.active().cloned();
         let applied = attached.visit(move |queue, context| {
             context.buffers.set_log(queue.lease(), log.as_ref());
@@ -390,7 +399,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
 
     fn finish_drain(&mut self, name: &str, stats: &StatsRegistry, detached: Detached<RingState>) {
         let index = self.index;
-        self.base = detached.position.base;
+        self.base = Some(detached.position.base);
         stats.detached(index, &detached.report);
         let c = detached.report.counters;
         self.served.starts += 1;

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use mqblk_engine::{EventFd, Notifier, UringContext};
 use mqblk_memory::UserAddress;
-use mqblk_ring::virtqueue::MAX_BASE;
+use mqblk_ring::virtqueue::MAX_QUEUE_SIZE;
 use mqblk_virtio::VirtioDevice;
+use mqblk_virtio::features::ring_format;
 use serde_json::value::RawValue;
 use vhost::vhost_user::VhostUserBackendReqHandlerMut as _;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserMemoryRegion};
@@ -84,8 +85,9 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
             region.release_fence();
         }
         let device = self.driver_started.then(|| RawValue::from_string(self.device.save_state())).transpose();
+        let first_base = ring_format(self.features).first_base();
         let state = DrainedState {
-            bases: self.vrings.iter().map(|vring| vring.base).collect(),
+            bases: self.vrings.iter().map(|vring| vring.base.unwrap_or(first_base)).collect(),
             config_bits: self.device.config_bits(),
             device: device.map_err(|error| error.to_string())?,
         };
@@ -162,8 +164,13 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     ) -> Result<(), String> {
         let DrainedState { bases, config_bits, device } =
             serde_json::from_str(positions).map_err(|error| format!("positions: {error}"))?;
-        if bases.len() != state.queues.len() || bases.iter().any(|base| *base > MAX_BASE) {
-            return Err(format!("positions: found {bases:?}, expected one of each queue, at most {MAX_BASE}"));
+        if bases.len() != state.queues.len() {
+            return Err(format!("positions: found {bases:?}, expected one of each queue"));
+        }
+        let format = ring_format(state.features);
+        for (queue, (setup, base)) in state.queues.iter().zip(&bases).enumerate() {
+            let valid = format.check_base(*base, setup.size.unwrap_or(MAX_QUEUE_SIZE));
+            valid.map_err(|error| format!("positions: queue {queue}: {error}"))?;
         }
         self.device.restore_config_bits(config_bits);
         if let Some(device) = device.filter(|_| state.is_started) {
@@ -173,7 +180,7 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
         }
         for (queue, ((setup, kick), base)) in state.queues.iter().zip(kicks).zip(bases).enumerate() {
             let vring = &mut self.vrings[queue];
-            vring.base = base;
+            vring.base = Some(base);
             vring.kick = setup.is_kicked.then_some(kick);
             let started = self.start_if_ready(queue);
             started.map_err(|error| self.take_rejection().unwrap_or_else(|| error.to_string()))?;

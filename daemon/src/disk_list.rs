@@ -296,14 +296,14 @@ pub trait DiskExport: Send + Sync {
 
 /// A served disk: what reports say about it, and its guest side.
 pub struct ServedDisk<X: ?Sized> {
-    info: DiskInfo,
+    info: Arc<DiskInfo>,
     export: Arc<X>,
 }
 
 impl<X: DiskExport + ?Sized + 'static> ServedDisk<X> {
     /// Creates the served disk of an export.
     pub fn new(info: DiskInfo, export: Arc<X>) -> Arc<ServedDisk<X>> {
-        Arc::new(ServedDisk { info, export })
+        Arc::new(ServedDisk { info: Arc::new(info), export })
     }
 
     /// Returns its id.
@@ -319,13 +319,13 @@ impl<X: DiskExport + ?Sized + 'static> ServedDisk<X> {
 
 impl<X: ?Sized> Clone for ServedDisk<X> {
     fn clone(&self) -> Self {
-        ServedDisk { info: self.info.clone(), export: Arc::clone(&self.export) }
+        ServedDisk { info: Arc::clone(&self.info), export: Arc::clone(&self.export) }
     }
 }
 
 impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
     fn describe(&self) -> DeviceDescription {
-        let DiskInfo { id, interface, storage, mut settings, health, .. } = self.info.clone();
+        let DiskInfo { id, interface, storage, mut settings, health, .. } = DiskInfo::clone(&self.info);
         // They may have been changed while it is served.
         let mut current = plug_pairs(&self.info.current_plug());
         current.extend(self.export.queue_settings().iter().flat_map(queue_settings_pairs));

@@ -267,6 +267,9 @@ pub struct HostContext {
     pub stands_by: Arc<AtomicBool>,
 }
 
+/// Returns true if a device, disk or LUN of any interface has this id.
+pub type IsTaken<'a> = &'a dyn Fn(&str) -> bool;
+
 /// An interface that is served.
 pub trait ServedInterface: Send + Sync {
     /// Returns its devices, each with its position: those of the configuration, and those that guests have now.
@@ -278,11 +281,30 @@ pub trait ServedInterface: Send + Sync {
         false
     }
 
-    /// Adds the disk that `settings` describe, as a table of the configuration would, while it serves. `ids`: those of all disks and LUNs.
+    /// Returns a number that changes whenever a device, disk or LUN comes or goes, or a guest connects or leaves. `None`: that is not counted,
+    /// and the devices have to be asked.
+    fn changes(&self) -> Option<u64> {
+        self.devices().is_empty().then_some(0)
+    }
+
+    /// Returns true if a device or a disk or LUN of this interface has this id.
+    fn has_id(&self, id: &str) -> bool {
+        let has = |device: &Arc<dyn ServedDevice>| {
+            device.id() == id || device.exports().iter().any(|export| export.id() == id)
+        };
+        self.devices().iter().any(|(_, device)| has(device))
+    }
+
+    /// Adds the disk that `settings` describe, as a table of the configuration would, while it serves.
     ///
     /// # Errors
     /// If a value is invalid or claimed already, the storage cannot be opened, or disks of this interface are added in another way.
-    fn add_disk(&self, settings: Settings, _ids: &[String], _source: ChangeSource) -> Result<String, ChangeError> {
+    fn add_disk(
+        &self,
+        settings: Settings,
+        _is_taken: IsTaken<'_>,
+        _source: ChangeSource,
+    ) -> Result<String, ChangeError> {
         let expected =
             "one whose disks are added here; those of others are configured, or attached by the guest's tools";
         Err(ChangeError::Setting(settings.error("interface", "an interface that adds none", expected)))
@@ -294,12 +316,12 @@ pub trait ServedInterface: Send + Sync {
         None
     }
 
-    /// Adds the controller that `settings` describe, as a table of the configuration would, without LUNs. `ids`: those of all disks and LUNs.
+    /// Adds the controller that `settings` describe, as a table of the configuration would, without LUNs.
     /// `None`: the interface has no controllers.
     fn add_controller(
         &self,
         _settings: &Settings,
-        _ids: &[String],
+        _is_taken: IsTaken<'_>,
         _source: ChangeSource,
     ) -> Option<Result<String, ChangeError>> {
         None

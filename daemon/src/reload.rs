@@ -3,7 +3,7 @@
 //! [`plan`] compares two configurations as they were given and is pure. Disks, controllers and LUNs are compared by id, groups of limits by name.
 //! What belongs to the process, and keys that cannot change while guests use them, stay as they are and are reported.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ pub trait ConfigSource: Send + Sync {
 }
 
 /// What a configuration describes, by which its differences are told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConfigItem {
     /// A `[[disk]]`.
     Disk,
@@ -152,6 +152,17 @@ struct Described {
     settings: Settings,
 }
 
+impl Described {
+    /// Returns what it is and its id, which it has alone.
+    fn name(&self) -> (ConfigItem, &str) {
+        (self.item, &self.id)
+    }
+}
+
+fn by_name(all: &[Described]) -> HashMap<(ConfigItem, &str), &Described> {
+    all.iter().map(|one| (one.name(), one)).collect()
+}
+
 /// Returns what is different in `new`, removals first. `kinds` are the names of the storage backends.
 ///
 /// # Errors
@@ -163,23 +174,20 @@ pub fn plan(
     kinds: &[&'static str],
 ) -> Result<Vec<ConfigChange>, SettingError> {
     let (before, after) = (describe(old, interfaces, kinds)?, describe(new, interfaces, kinds)?);
-    let find = |all: &'_ [Described], one: &Described| {
-        all.iter().position(|other| other.item == one.item && other.id == one.id)
-    };
+    let (by_name_before, by_name_after) = (by_name(&before), by_name(&after));
+    let outer = after.iter().filter(|one| matches!(one.item, ConfigItem::Table(..)));
+    let outer: HashSet<&str> = outer.map(|one| one.id.as_str()).collect();
     let (mut changes, mut others) = (Vec::new(), Vec::new());
-    for one in before.iter().filter(|one| find(&after, one).is_none()) {
+    for one in before.iter().filter(|one| !by_name_after.contains_key(&one.name())) {
         // With its outer table it goes by itself.
-        let stays = |parent: &String| {
-            after.iter().any(|other| matches!(other.item, ConfigItem::Table(..)) && other.id == *parent)
-        };
-        if one.parent.as_ref().is_none_or(stays) {
+        if one.parent.as_ref().is_none_or(|parent| outer.contains(parent.as_str())) {
             changes.push(removal(one));
         }
     }
     for one in &after {
-        match find(&before, one) {
+        match by_name_before.get(&one.name()) {
             None => others.push(addition(one)),
-            Some(at) => others.extend(differences(&before[at], one)),
+            Some(was) => others.extend(differences(was, one)),
         }
     }
     changes.extend(others);
@@ -278,8 +286,9 @@ fn describe(raw: &RawConfig, interfaces: Interfaces, kinds: &[&'static str]) -> 
     }
     // Outer tables before those inside them.
     all.sort_by_key(|one| matches!(one.item, ConfigItem::InnerTable(..)));
-    for (at, one) in all.iter().enumerate() {
-        if all[..at].iter().any(|other| other.item == one.item && other.id == one.id) {
+    let mut names = HashSet::new();
+    for one in &all {
+        if !names.insert(one.name()) {
             let expected = format!("a name of its own for each {}", one.item.noun());
             return Err(one.settings.error(one.item.name_key(), format!("{:?} twice", one.id), expected));
         }
@@ -307,47 +316,49 @@ fn different_keys(old: &Keys, new: &Keys) -> Vec<String> {
     keys.into_iter().cloned().collect()
 }
 
-/// Records a change in the configuration that the daemon has.
+/// Records changes in the configuration that the daemon has: in one pass, however many there are.
 ///
 /// # Errors
 /// Never: the configuration was compared before.
 pub(crate) fn record(
     current: &mut RawConfig,
-    change: &ConfigChange,
+    changes: &[&ConfigChange],
     interfaces: Interfaces,
     kinds: &[&'static str],
 ) -> Result<(), SettingError> {
     let mut all = describe(current, interfaces, kinds)?;
-    match change {
-        ConfigChange::Add { item, id, settings } => {
-            all.push(Described { item: *item, id: id.clone(), parent: None, settings: settings.clone() });
+    let removed = changes.iter().filter_map(|change| match change {
+        ConfigChange::Remove { item, id } => Some((*item, id.as_str())),
+        _ => None,
+    });
+    let removed: HashSet<(ConfigItem, &str)> = removed.collect();
+    let outer = removed.iter().filter(|(item, _)| matches!(item, ConfigItem::Table(..))).map(|(_, id)| *id);
+    let outer: HashSet<&str> = outer.collect();
+    all.retain(|one| {
+        let goes_with_outer = one.parent.as_ref().is_some_and(|parent| outer.contains(parent.as_str()));
+        !removed.contains(&one.name()) && !goes_with_outer
+    });
+    let set = changes.iter().filter_map(|change| match change {
+        ConfigChange::Set { item, id, keys } => Some(((*item, id.as_str()), keys)),
+        _ => None,
+    });
+    let set: HashMap<(ConfigItem, &str), &BTreeMap<String, Option<String>>> = set.collect();
+    for one in &mut all {
+        if let Some(keys) = set.get(&one.name()) {
+            one.settings = with_keys(&one.settings, keys)?;
         }
-        ConfigChange::Remove { item, id } => {
-            let is_outer = matches!(item, ConfigItem::Table(..));
-            all.retain(|one| (one.item != *item || one.id != *id) && !(is_outer && one.parent.as_ref() == Some(id)));
-        }
-        ConfigChange::Set { item, id, keys } => {
-            for one in all.iter_mut().filter(|one| one.item == *item && one.id == *id) {
-                let mut settings = Settings::new(one.settings.subject());
-                for (key, value) in one.settings.pairs().filter(|(key, _)| !keys.contains_key(*key)) {
-                    settings.insert(key, value)?;
-                }
-                for (key, value) in keys.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))) {
-                    settings.insert(key, value)?;
-                }
-                one.settings = settings;
+    }
+    for change in changes {
+        match change {
+            ConfigChange::Add { item, id, settings } => {
+                all.push(Described { item: *item, id: id.clone(), parent: None, settings: settings.clone() });
             }
-        }
-        ConfigChange::Workers(count) => {
-            let mut process = Settings::new(current.process.subject());
-            for (key, value) in current.process.pairs().filter(|(key, _)| *key != "workers") {
-                process.insert(key, value)?;
+            ConfigChange::Workers(count) => {
+                let workers = BTreeMap::from([("workers".to_owned(), Some(count.to_string()))]);
+                current.process = with_keys(&current.process, &workers)?;
             }
-            process.insert("workers", &count.to_string())?;
-            current.process = process;
-            return Ok(());
+            _ => {}
         }
-        ConfigChange::Unchangeable { .. } => return Ok(()),
     }
     (current.disks, current.limit_groups, current.tables) = (Vec::new(), Vec::new(), Vec::new());
     for Described { item, settings, .. } in all {
@@ -361,6 +372,18 @@ pub(crate) fn record(
         }
     }
     Ok(())
+}
+
+/// Returns settings with other values of some keys, and without those that have none.
+fn with_keys(settings: &Settings, keys: &BTreeMap<String, Option<String>>) -> Result<Settings, SettingError> {
+    let mut changed = Settings::new(settings.subject());
+    settings
+        .pairs()
+        .filter(|(key, _)| !keys.contains_key(*key))
+        .try_for_each(|(key, value)| changed.insert(key, value))?;
+    let given = keys.iter().filter_map(|(key, value)| Some((key, value.as_ref()?)));
+    given.into_iter().try_for_each(|(key, value)| changed.insert(key, value))?;
+    Ok(changed)
 }
 
 #[cfg(test)]
@@ -396,7 +419,7 @@ mod tests {
         assert_eq!(planned(TWO, &new), ["disk \"a\": remove", "disk \"d\": add"]);
         let mut current = raw(TWO);
         for change in plan(&raw(TWO), &raw(&new), INTERFACES, KINDS).unwrap() {
-            record(&mut current, &change, INTERFACES, KINDS).unwrap();
+            record(&mut current, &[&change], INTERFACES, KINDS).unwrap();
         }
         assert!(plan(&current, &raw(&new), INTERFACES, KINDS).unwrap().is_empty(), "it is applied");
     }
@@ -416,7 +439,7 @@ mod tests {
         assert_eq!(planned(TWO, &new), changes);
         let mut current = raw(TWO);
         for change in plan(&raw(TWO), &raw(&new), INTERFACES, KINDS).unwrap() {
-            record(&mut current, &change, INTERFACES, KINDS).unwrap();
+            record(&mut current, &[&change], INTERFACES, KINDS).unwrap();
         }
         let left: Vec<String> =
             plan(&current, &raw(&new), INTERFACES, KINDS).unwrap().iter().map(ToString::to_string).collect();
@@ -431,14 +454,14 @@ mod tests {
         assert_eq!(planned(TWO, &new), changes);
         let mut current = raw(TWO);
         for change in plan(&raw(TWO), &raw(&new), INTERFACES, KINDS).unwrap() {
-            record(&mut current, &change, INTERFACES, KINDS).unwrap();
+            record(&mut current, &[&change], INTERFACES, KINDS).unwrap();
         }
         assert!(plan(&current, &raw(&new), INTERFACES, KINDS).unwrap().is_empty(), "it is applied");
         // Its LUNs go with it.
         let back = plan(&current, &raw(TWO), INTERFACES, KINDS).unwrap();
         let shown: Vec<String> = back.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["controller \"d\": remove", "lun \"c:4:0\": remove", "lun \"c:0:0\": add"]);
-        back.iter().for_each(|change| record(&mut current, change, INTERFACES, KINDS).unwrap());
+        record(&mut current, &back.iter().collect::<Vec<_>>(), INTERFACES, KINDS).unwrap();
         assert!(plan(&current, &raw(TWO), INTERFACES, KINDS).unwrap().is_empty());
     }
 
@@ -452,7 +475,7 @@ mod tests {
         let ConfigChange::Set { id, .. } = &changes[1] else { panic!("{changes:?}") };
         let settings = changes[1].live_settings().unwrap();
         let pairs: Vec<_> = settings.pairs().collect();
-        assert_eq!((id.as_str(), pairs), ("b", vec![("iops", "off"), ("iops-max", "off"), ("poll", "static:50")]));
+        assert_eq!((id.as_str(), pairs), ("b", vec![("iops", "off"), ("iops-max", "off"), ("poll", "auto")]));
         let told: Vec<String> = changes.iter().map(ToString::to_string).collect();
         assert_eq!(told[0], "limit-group \"g\": it is gone, which applies at a restart");
         assert!(told[2].starts_with("disk \"b\": other values of queue-map, which apply"), "{told:?}");

@@ -141,8 +141,12 @@ impl Reporting {
         state.set_notifier(Arc::clone(notifier));
         let mut threads = Vec::new();
         if notifier.socket.is_some() {
-            let mut status =
-                Status { notifier: Arc::clone(notifier), state: Arc::downgrade(state), last: String::new() };
+            let mut status = Status {
+                notifier: Arc::clone(notifier),
+                state: Arc::downgrade(state),
+                changes: None,
+                last: String::new(),
+            };
             status.update();
             threads.push(every(STATUS_INTERVAL, "status", move || status.update())?);
         }
@@ -186,12 +190,19 @@ fn every(
 struct Status {
     notifier: Arc<ServiceNotifier>,
     state: Weak<DaemonState>,
+    /// Of the devices that the last status is about.
+    changes: Option<Vec<u64>>,
     last: String,
 }
 
 impl Status {
     fn update(&mut self) {
         let Some(state) = self.state.upgrade() else { return };
+        let changes = state.device_changes();
+        if changes.is_some() && changes == self.changes {
+            return;
+        }
+        self.changes = changes;
         let devices = state.devices();
         let guests = devices.iter().filter(|device| device.is_connected()).count();
         drop(state);

@@ -1,6 +1,7 @@
 //! The state of a running daemon: its workers and its served interfaces.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -228,14 +229,13 @@ impl DaemonState {
                 ConfigChange::Workers(count) => Some(self.set_workers(*count, &[], Keeping::Forget)),
                 ConfigChange::Unchangeable { .. } => None,
             };
-            let result = result.map(|result| result.map_err(|error| error.to_string()));
-            if result == Some(Ok(())) {
-                // What was compared can be compared again.
-                let _ = reload::record(&mut lock(&self.config), &change, self.table, &kinds);
-            }
-            AppliedChange { change, result }
+            AppliedChange { change, result: result.map(|result| result.map_err(|error| error.to_string())) }
         });
-        Ok(applied.collect())
+        let applied: Vec<AppliedChange> = applied.collect();
+        let done = applied.iter().filter(|applied| applied.result == Some(Ok(()))).map(|applied| &applied.change);
+        // What was compared can be compared again.
+        let _ = reload::record(&mut lock(&self.config), &done.collect::<Vec<_>>(), self.table, &kinds);
+        Ok(applied)
     }
 
     /// Sets what the configuration has otherwise.
@@ -389,11 +389,31 @@ impl DaemonState {
         }
     }
 
+    /// Returns numbers that stay the same as long as no device, disk or LUN comes or goes and no guest connects or leaves. `None`: that is not
+    /// known.
+    pub(crate) fn device_changes(&self) -> Option<Vec<u64>> {
+        self.interfaces.iter().map(|interface| interface.changes()).collect()
+    }
+
     /// Returns the disks whose storage size is watched, without duplicates, each with an id that [`resize`](Self::resize) accepts.
-    pub fn watched_disks(&self) -> Vec<WatchedDisk> {
-        let mut seen = HashSet::new();
-        let watched = self.exports().into_iter().filter_map(|export| Some((export.id().to_owned(), export.watched()?)));
-        watched.filter(|(_, disk)| seen.insert(Arc::as_ptr(disk).cast::<()>())).collect()
+    pub(crate) fn watched_disks(&self) -> Vec<WatchedDisk> {
+        let mut places: HashMap<*const (), usize> = HashMap::new();
+        let mut watched: Vec<WatchedDisk> = Vec::new();
+        for device in self.devices() {
+            let in_use = device.is_connected();
+            for export in device.exports() {
+                let Some(disk) = export.watched() else { continue };
+                match places.entry(Arc::as_ptr(&disk).cast()) {
+                    // Of a LUN under two controllers.
+                    Entry::Occupied(place) => watched[*place.get()].in_use |= in_use,
+                    Entry::Vacant(place) => {
+                        place.insert(watched.len());
+                        watched.push(WatchedDisk { id: export.id().to_owned(), disk, in_use });
+                    }
+                }
+            }
+        }
+        watched
     }
 
     /// Adds the disk that `settings` describe: a `[[disk]]` table, or a LUN by the key `controller`. Returns its id.
@@ -401,7 +421,7 @@ impl DaemonState {
     /// # Errors
     /// If a value is invalid, or the disk cannot be served.
     pub fn add_disk(&self, mut settings: Settings, source: ChangeSource) -> Result<String, ChangeError> {
-        let ids = self.ids();
+        let is_taken = |id: &str| self.has_id(id);
         let word = settings.peek("interface").unwrap_or_default().to_owned();
         let interface = match self.interfaces.iter().find(|interface| interface.adds(&settings)) {
             Some(interface) => interface,
@@ -419,7 +439,7 @@ impl DaemonState {
                 interface
             }
         };
-        interface.add_disk(settings, &ids, source).map_err(|error| match error {
+        interface.add_disk(settings, &is_taken, source).map_err(|error| match error {
             ChangeError::Setting(SettingError { subject, key, expected, .. }) if key == "interface" => {
                 ChangeError::Setting(SettingError { subject, key, found: format!("{word:?}"), expected })
             }
@@ -447,8 +467,8 @@ impl DaemonState {
     /// # Errors
     /// If a value is invalid, or it cannot be served.
     pub fn add_controller(&self, settings: &Settings, source: ChangeSource) -> Result<String, ChangeError> {
-        let ids = self.ids();
-        let added = self.interfaces.iter().find_map(|interface| interface.add_controller(settings, &ids, source));
+        let is_taken = |id: &str| self.has_id(id);
+        let added = self.interfaces.iter().find_map(|interface| interface.add_controller(settings, &is_taken, source));
         added.unwrap_or_else(|| Err(ChangeError::Failed("no interface has controllers".to_owned())))
     }
 
@@ -461,11 +481,9 @@ impl DaemonState {
         removed.unwrap_or_else(|| Err(self.no_such_controller("id", id).into()))
     }
 
-    /// Returns the ids of all devices and LUNs.
-    fn ids(&self) -> Vec<String> {
-        let devices = self.devices();
-        let exports = devices.iter().flat_map(|device| device.exports()).map(|export| export.id().to_owned());
-        devices.iter().map(|device| device.id()).chain(exports).collect()
+    /// Returns true if a device, disk or LUN has this id.
+    fn has_id(&self, id: &str) -> bool {
+        self.interfaces.iter().any(|interface| interface.has_id(id))
     }
 
     /// Returns the error that no disk or LUN has this id.
@@ -480,11 +498,12 @@ impl DaemonState {
         Settings::new("disk").error(key, format!("{id:?}"), expected)
     }
 
-    /// Logs how many requests failed since the last line about them, of each disk for which that is due; with `all` of all.
-    pub fn log_failures(&self, all: bool) {
-        self.exports().iter().filter_map(|export| export.health()).for_each(|health| {
-            health.log_failures(all);
-        });
+    /// Logs how many requests failed since the last line about them, of each disk for which that is due; with `all` of all. Returns true if there
+    /// is more to tell later.
+    pub fn log_failures(&self, all: bool) -> bool {
+        let healths = self.exports().into_iter().filter_map(|export| export.health());
+        // No short circuit: each is asked.
+        healths.map(|health| health.log_failures(all)).fold(false, |any, one| any | one)
     }
 
     /// Returns the disks to flush when the daemon stops, each with its name for messages.

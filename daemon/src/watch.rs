@@ -1,17 +1,18 @@
 //! Detects that the storage of a disk has another size than the guest's disk.
 //!
-//! Polls the size of each storage every second, also of files: inotify reports a new file size by the same event as a write, so that
-//! each write of a guest would wake this thread. Storage that reports a new size itself is checked at once. Lost connections that storage
-//! reports are logged here, and how many requests failed after the first one.
+//! Polls the size of each storage that a guest is connected to every second, also of files: inotify reports a new file size by the same event as
+//! a write, so that each write of a guest would wake this thread. Of disks without a guest a few are polled each second, so that ten thousand
+//! of them cost nothing that can be measured. Storage that reports a new size itself is checked at once. Lost connections that storage reports
+//! are logged here, and how many requests failed after the first one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use mqblk_core::thread::spawn;
 use mqblk_core::{ByteLen, DiskObserver, Resize};
-use mqblk_engine::AnyDisk;
+use mqblk_engine::{AnyDisk, failure_count};
 
 use crate::resize::GuestNotice;
 use crate::state::DaemonState;
@@ -21,8 +22,17 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a stop waits for a size query that hangs, such as one to a network file system whose server is down.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A disk whose size is watched, with its id.
-pub(crate) type WatchedDisk = (String, Arc<AnyDisk>);
+/// Disks without a guest that are polled in an interval.
+const UNUSED_POLLS: usize = 64;
+
+/// A disk whose size is watched.
+pub(crate) struct WatchedDisk {
+    /// Its id.
+    pub(crate) id: String,
+    pub(crate) disk: Arc<AnyDisk>,
+    /// A guest is connected to it.
+    pub(crate) in_use: bool,
+}
 
 /// What the thread is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,8 +83,7 @@ impl SizeWatch {
         let (source, sender) = (Arc::downgrade(source), events.clone());
         spawn("size-watch", move || {
             let _ending: Sender<()> = ending;
-            Watch { source, events: sender, observed: HashMap::new(), seen: HashMap::new() }
-                .run(&received, POLL_INTERVAL);
+            Watch::new(source, sender).run(&received, POLL_INTERVAL);
         })?;
         Ok(SizeWatch { events, ended })
     }
@@ -90,16 +99,23 @@ impl Drop for SizeWatch {
 
 /// Whose disks are watched.
 trait WatchedDisks {
+    /// Returns numbers that stay the same as long as [`watched_disks`](Self::watched_disks) would return the same; `None`: ask again.
+    fn changes(&self) -> Option<Vec<u64>>;
+
     fn watched_disks(&self) -> Vec<WatchedDisk>;
 
     /// Adopts the size that was found.
     fn grow(&self, id: &str, found: ByteLen);
 
-    /// Logs the requests that failed, as far as that is due.
-    fn log_failures(&self);
+    /// Logs the requests that failed, as far as that is due. Returns true if there is more to tell later.
+    fn log_failures(&self) -> bool;
 }
 
 impl WatchedDisks for DaemonState {
+    fn changes(&self) -> Option<Vec<u64>> {
+        self.device_changes()
+    }
+
     fn watched_disks(&self) -> Vec<WatchedDisk> {
         DaemonState::watched_disks(self)
     }
@@ -108,8 +124,8 @@ impl WatchedDisks for DaemonState {
         grow(self, id, found);
     }
 
-    fn log_failures(&self) {
-        DaemonState::log_failures(self, false);
+    fn log_failures(&self) -> bool {
+        DaemonState::log_failures(self, false)
     }
 }
 
@@ -121,23 +137,41 @@ struct Watch<S> {
     /// Disks that have an observer, by id.
     observed: HashMap<String, Weak<AnyDisk>>,
     seen: HashMap<String, ObservedSize>,
+    /// Of the lists below.
+    changes: Option<Vec<u64>>,
+    in_use: Vec<(String, Weak<AnyDisk>)>,
+    unused: Vec<(String, Weak<AnyDisk>)>,
+    /// The one of `unused` that is polled next.
+    next_unused: usize,
+    /// The number of failed requests that was told of, and whether there is more to tell.
+    failures: (u64, bool),
 }
 
 impl<S: WatchedDisks> Watch<S> {
+    fn new(source: Weak<S>, events: SyncSender<WatchEvent>) -> Watch<S> {
+        Watch {
+            source,
+            events,
+            observed: HashMap::new(),
+            seen: HashMap::new(),
+            changes: None,
+            in_use: Vec::new(),
+            unused: Vec::new(),
+            next_unused: 0,
+            failures: (0, true),
+        }
+    }
+
     fn run(mut self, received: &Receiver<WatchEvent>, interval: Duration) {
         let mut next_poll = Instant::now();
         loop {
             if Instant::now() >= next_poll {
                 next_poll = Instant::now() + interval;
                 let Some(source) = self.source.upgrade() else { return };
-                let disks = source.watched_disks();
-                source.log_failures();
+                self.log_failures(&*source);
+                self.update(&*source);
                 drop(source);
-                self.observe(&disks);
-                self.seen.retain(|id, _| disks.iter().any(|(other, _)| other == id));
-                for (id, disk) in disks {
-                    self.check(&id, disk, false);
-                }
+                self.poll();
             }
             match received.recv_timeout(next_poll.saturating_duration_since(Instant::now())) {
                 Ok(WatchEvent::SizeChanged(id)) => {
@@ -157,10 +191,51 @@ impl<S: WatchedDisks> Watch<S> {
         }
     }
 
+    /// Logs the requests that failed. Asks no disk as long as no request fails.
+    fn log_failures(&mut self, source: &S) {
+        let count = failure_count();
+        let (told, has_more) = self.failures;
+        if has_more || count != told {
+            self.failures = (count, source.log_failures());
+        }
+    }
+
+    /// Reads the lists of disks again, if they have changed.
+    fn update(&mut self, source: &S) {
+        let changes = source.changes();
+        if changes.is_some() && changes == self.changes {
+            return;
+        }
+        self.changes = changes;
+        let disks = source.watched_disks();
+        self.observe(&disks);
+        let ids: HashSet<&str> = disks.iter().map(|watched| watched.id.as_str()).collect();
+        self.seen.retain(|id, _| ids.contains(id.as_str()));
+        (self.in_use, self.unused) = (Vec::new(), Vec::new());
+        for WatchedDisk { id, disk, in_use } in disks {
+            let list = if in_use { &mut self.in_use } else { &mut self.unused };
+            // A disk that is removed is closed although it is listed here.
+            list.push((id, Arc::downgrade(&disk)));
+        }
+    }
+
+    /// Polls the size of the disks that guests use, and of the next of the others.
+    fn poll(&mut self) {
+        let mut due = self.in_use.clone();
+        let count = self.unused.len().min(UNUSED_POLLS);
+        due.extend(self.unused.iter().cycle().skip(self.next_unused).take(count).cloned());
+        self.next_unused = (self.next_unused + count).checked_rem(self.unused.len()).unwrap_or(0);
+        for (id, disk) in due {
+            if let Some(disk) = disk.upgrade() {
+                self.check(&id, disk, false);
+            }
+        }
+    }
+
     /// Observes the disks that are new.
     fn observe(&mut self, disks: &[WatchedDisk]) {
         self.observed.retain(|_, disk| disk.strong_count() > 0);
-        for (id, disk) in disks {
+        for WatchedDisk { id, disk, .. } in disks {
             let known = self.observed.get(id).is_some_and(|known| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(disk)));
             if !known {
                 self.observed.insert(id.clone(), Arc::downgrade(disk));
@@ -248,6 +323,7 @@ fn grow(source: &DaemonState, id: &str, found: ByteLen) {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use mqblk_core::{BlockSize, Disk, DiskChannel, DiskError, Geometry, Limits};
     use mqblk_engine::UringContext;
@@ -304,15 +380,21 @@ mod tests {
     }
 
     impl WatchedDisks for OneDisk {
+        fn changes(&self) -> Option<Vec<u64>> {
+            Some(Vec::new())
+        }
+
         fn watched_disks(&self) -> Vec<WatchedDisk> {
-            vec![("a".to_owned(), self.disk.clone())]
+            vec![WatchedDisk { id: "a".to_owned(), disk: self.disk.clone(), in_use: true }]
         }
 
         fn grow(&self, id: &str, found: ByteLen) {
             self.grown.send((id.to_owned(), found)).unwrap();
         }
 
-        fn log_failures(&self) {}
+        fn log_failures(&self) -> bool {
+            false
+        }
     }
 
     #[test]
@@ -320,12 +402,7 @@ mod tests {
         let (grown, grows) = channel();
         let (events, received) = sync_channel(MAX_EVENTS);
         let source = Arc::new(OneDisk { disk: Arc::default(), grown });
-        let watch = Watch {
-            source: Arc::downgrade(&source),
-            events: events.clone(),
-            observed: HashMap::new(),
-            seen: HashMap::new(),
-        };
+        let watch = Watch::new(Arc::downgrade(&source), events.clone());
         // There is one poll, which alone does nothing.
         let thread = std::thread::spawn(move || watch.run(&received, Duration::from_secs(3600)));
         let observer = loop {
@@ -342,6 +419,89 @@ mod tests {
         events.send(WatchEvent::Stop).unwrap();
         thread.join().unwrap();
         assert!(grows.try_recv().is_err(), "each size is adopted once");
+    }
+
+    /// Disks that count how often their size is asked for.
+    struct ManyDisks {
+        disks: Vec<Arc<CountedDisk>>,
+        in_use: usize,
+        changes: Option<Vec<u64>>,
+        listed: AtomicUsize,
+    }
+
+    struct CountedDisk(GrownDisk, AtomicUsize);
+
+    impl Disk<UringContext> for CountedDisk {
+        fn geometry(&self) -> Geometry {
+            self.0.geometry()
+        }
+
+        fn limits(&self) -> Limits {
+            self.0.limits()
+        }
+
+        fn resolved(&self) -> Vec<(&'static str, String)> {
+            self.0.resolved()
+        }
+
+        fn found_size(&self) -> Result<ByteLen, DiskError> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            Ok(self.geometry().size)
+        }
+
+        fn resize(&self, to: Option<ByteLen>) -> Result<ByteLen, DiskError> {
+            self.0.resize(to)
+        }
+
+        fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
+            self.0.open_channel(context)
+        }
+    }
+
+    impl WatchedDisks for ManyDisks {
+        fn changes(&self) -> Option<Vec<u64>> {
+            self.changes.clone()
+        }
+
+        fn watched_disks(&self) -> Vec<WatchedDisk> {
+            self.listed.fetch_add(1, Ordering::Relaxed);
+            let disk = |(at, disk): (usize, &Arc<CountedDisk>)| {
+                let disk = Arc::clone(disk) as Arc<AnyDisk>;
+                WatchedDisk { id: at.to_string(), disk, in_use: at < self.in_use }
+            };
+            self.disks.iter().enumerate().map(disk).collect()
+        }
+
+        fn grow(&self, id: &str, _: ByteLen) {
+            panic!("{id} has not grown");
+        }
+
+        fn log_failures(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn disks_in_use_are_polled_each_time_and_the_others_in_turns() {
+        const UNUSED: usize = 3 * UNUSED_POLLS;
+        const IN_USE: usize = 2;
+        for (changes, listed) in [(Some(vec![1]), 1), (None, 6)] {
+            let disks = (0..IN_USE + UNUSED).map(|_| Arc::new(CountedDisk(GrownDisk::default(), AtomicUsize::new(0))));
+            let source =
+                Arc::new(ManyDisks { disks: disks.collect(), in_use: IN_USE, changes, listed: AtomicUsize::new(0) });
+            let mut watch = Watch::new(Arc::downgrade(&source), sync_channel(MAX_EVENTS).0);
+            for round in 1..=6 {
+                watch.update(&*source);
+                watch.poll();
+                let polls: Vec<usize> = source.disks.iter().map(|disk| disk.1.load(Ordering::Relaxed)).collect();
+                assert_eq!(polls[..IN_USE], [round; IN_USE]);
+                let unused = &polls[IN_USE..];
+                assert_eq!(unused.iter().sum::<usize>(), round * UNUSED_POLLS);
+                // In turns: the same number for each, or one more.
+                assert!(unused.iter().max().unwrap() - unused.iter().min().unwrap() <= 1, "{unused:?}");
+            }
+            assert_eq!(source.listed.load(Ordering::Relaxed), listed, "the lists are read when they may have changed");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The predecessor, as this process takes over from it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use mqblk_admin::{Client, ClientError};
 use mqblk_core::OpenImage;
 use mqblk_metrics::MetricsListener;
-use mqblk_vhost_user_server::{HandedConnection, adopt_handed};
+use mqblk_vhost_user_server::{HandedConnection, Server, adopt_handed};
 use serde_json::json;
 
 use super::channel::Channel;
@@ -157,6 +157,9 @@ impl Predecessor {
         }
         checked?;
         let devices = state.devices();
+        let servers: Servers = devices.iter().filter_map(|device| Some((device.id(), device.server()?))).collect();
+        let owned = self.devices.iter().filter(|offered| offered.socket.owns_file);
+        let owned: HashSet<&str> = owned.map(|offered| offered.id.as_str()).collect();
         let sockets = devices.iter().filter_map(|device| Some(device.server()?.listener()?.0)).collect();
         let devices = devices.iter().map(|device| device.id()).collect();
         self.channel.send(&Message::StandsBy { devices, sockets }, &[], SEND_TIMEOUT)?;
@@ -166,10 +169,13 @@ impl Predecessor {
             let (message, descriptors) = self.channel.receive(MESSAGE_TIMEOUT)?;
             let result = match message {
                 Message::Connection { device, state: connection, waits } => {
-                    self.adopt(state, &device, connection, waits, descriptors)
+                    adopt(&servers, &device, connection, waits, descriptors)
                 }
                 Message::Serve { device, positions } => {
-                    let result = self.serve(state, &device, positions);
+                    let owns_file = owned.contains(device.as_str());
+                    let result = find(&servers, &device).and_then(|server| {
+                        server.serve(positions, owns_file).map_err(|why| format!("{device:?}: {why}"))
+                    });
                     served.insert(device);
                     result
                 }
@@ -197,11 +203,11 @@ impl Predecessor {
 
     /// Checks that no guest would lose its device.
     fn check(&self, state: &DaemonState) -> Result<(), TakeoverError> {
-        let devices = state.devices();
-        for offered in &self.devices {
-            let found = devices.iter().find(|device| device.id() == offered.id);
+        let devices: HashMap<String, _> = state.devices().into_iter().map(|device| (device.id(), device)).collect();
+        for offered in self.devices.iter().filter(|offered| offered.is_connected) {
+            let found = devices.get(&offered.id);
             let is_same = found.is_some_and(|device| device.describe().interface == offered.interface);
-            if offered.is_connected && !is_same {
+            if !is_same {
                 let OfferedDevice { id, interface, .. } = offered;
                 return Err(TakeoverError::Failed(format!(
                     "found {id:?} ({interface}) of the running daemon, which a guest uses, and not here, expected it in the configuration \
@@ -212,41 +218,36 @@ impl Predecessor {
         Ok(())
     }
 
-    fn adopt(
-        &self,
-        state: &DaemonState,
-        id: &str,
-        connection: Option<String>,
-        waits: bool,
-        mut descriptors: Vec<OwnedFd>,
-    ) -> Result<(), String> {
-        let waiting = if waits { descriptors.pop() } else { None };
-        let connection = HandedConnection { state: connection, descriptors, waiting };
-        let server = server(state, id)?;
-        server.adopt(connection).map_err(|why| format!("{id:?}: {why}"))
-    }
-
-    fn serve(&self, state: &DaemonState, id: &str, positions: Option<String>) -> Result<(), String> {
-        let owns_file = self.devices.iter().any(|device| device.id == id && device.socket.owns_file);
-        server(state, id)?.serve(positions, owns_file).map_err(|why| format!("{id:?}: {why}"))
-    }
-
     /// Serves the devices that the predecessor does not have.
     fn serve_others(&self, state: &DaemonState, served: &HashSet<String>) {
+        let owned = self.devices.iter().filter(|offered| offered.socket.owns_file);
+        let owned: HashSet<&Path> = owned.map(|offered| offered.socket.path.as_path()).collect();
         for device in state.devices().iter().filter(|device| !served.contains(&device.id())) {
             let Some(server) = device.server() else { continue };
-            let path = server.listener().map(|(path, ..)| path);
-            // Another device had the socket.
-            let offered = self.devices.iter().find(|offered| path.as_ref() == Some(&offered.socket.path));
-            if let Err(why) = server.serve(None, offered.is_some_and(|offered| offered.socket.owns_file)) {
+            // Another device may have had the socket.
+            let owns_file = server.listener().is_some_and(|(path, ..)| owned.contains(path.as_path()));
+            if let Err(why) = server.serve(None, owns_file) {
                 tracing::error!(disk = device.id(), "not served: {why}");
             }
         }
     }
 }
 
-fn server(state: &DaemonState, id: &str) -> Result<Arc<mqblk_vhost_user_server::Server>, String> {
-    let devices = state.devices();
-    let found = devices.iter().find(|device| device.id() == id).and_then(|device| device.server());
-    found.ok_or_else(|| format!("{id:?}: no such device here"))
+/// The servers of the devices, by id.
+type Servers = HashMap<String, Arc<Server>>;
+
+fn find<'a>(servers: &'a Servers, id: &str) -> Result<&'a Server, String> {
+    servers.get(id).map(Arc::as_ref).ok_or_else(|| format!("{id:?}: no such device here"))
+}
+
+fn adopt(
+    servers: &Servers,
+    id: &str,
+    connection: Option<String>,
+    waits: bool,
+    mut descriptors: Vec<OwnedFd>,
+) -> Result<(), String> {
+    let waiting = if waits { descriptors.pop() } else { None };
+    let connection = HandedConnection { state: connection, descriptors, waiting };
+    find(servers, id)?.adopt(connection).map_err(|why| format!("{id:?}: {why}"))
 }

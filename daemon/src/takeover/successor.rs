@@ -1,5 +1,6 @@
 //! The successor, as this process hands over to it.
 
+use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -226,6 +227,8 @@ impl Successor {
         self.send(&Message::Offer(offer), &descriptors)?;
         drop(descriptors);
         let (taken, sockets) = self.wait_ready(alone)?;
+        let (taken, sockets): (HashSet<String>, HashSet<PathBuf>) =
+            (taken.into_iter().collect(), sockets.into_iter().collect());
         let (mut held, mut others) = (Vec::new(), Vec::new());
         for device in state.devices() {
             let (id, Some(server)) = (device.id(), device.server()) else { continue };

@@ -100,7 +100,10 @@ fn open_file(
     let FileSettings { path, read_only, .. } = config;
     let not_a_disk = |found: &str| settings.error("path", describe(path, found), "a regular file or a block device");
     let missing = |error: io::Error| {
-        let expected = "an existing regular file or block device that this user may open";
+        let expected = match Errno::from_io_error(&error) {
+            Some(Errno::MFILE) => "a higher limit of open files (ulimit -n, LimitNOFILE=)",
+            _ => "an existing regular file or block device that this user may open",
+        };
         settings.error("path", describe(path, error), expected)
     };
     let attempt = |direct: bool| {

@@ -9,6 +9,7 @@ mod isolation_kill;
 mod limits;
 mod live;
 mod lun_changes;
+mod many_disks;
 mod metrics;
 mod migrant;
 mod migration;

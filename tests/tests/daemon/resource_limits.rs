@@ -92,15 +92,20 @@ fn out_of_threads() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let admin = folder.path().join("admin");
-    let disks = [("good", "storage=ram,size=1M,queues=1"), ("other", "storage=ram,size=1M,queues=2")];
+    let small = "storage=ram,size=1M,queues=1";
+    let disks = [("good", small), ("other", "storage=ram,size=1M,queues=2"), ("third", small)];
     let mut daemon = HostileDaemon::start_with(1, &disks, &["--admin", &admin.display().to_string()]);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 1);
     let version = || Client::connect_with(&admin, TIMEOUT)?.call("version", &serde_json::json!({}));
     version().expect("an answer");
-    let without = NoThreads::of(pid(&daemon));
-    // What a thread would have been started for is done without it, or refused.
     let mut load = VhostUserLoad::connect(daemon.socket("other"), 2, 200, 3);
+    let without = NoThreads::of(pid(&daemon));
+    // What a thread would have been started for is done without it, refused, or waits: a new frontend needs one.
     load.round();
+    let mut late = VhostUserSocket::connect(&daemon.socket("third"));
+    wait_for("the warning", || {
+        daemon.warnings("third").into_iter().find(|line| line.contains("thread \"vhost-third\""))
+    });
     let refusal = version().expect_err("there is no thread for a client").to_string();
     assert!(refusal.contains("thread \"admin-client\"") && refusal.contains("LimitNPROC="), "{refusal}");
     assert!(daemon.log().contains("an admin client was refused: thread \"admin-client\""), "{}", daemon.log());
@@ -108,7 +113,8 @@ fn out_of_threads() {
     daemon.assert_alive("a lack of threads");
     drop(without);
     version().expect("an answer");
-    drop(load);
+    assert_ne!(late.request_u64(m::GET_FEATURES), 0, "the frontend that has waited");
+    drop((load, late));
     neighbour.finish();
     let _without = NoThreads::of(pid(&daemon));
     daemon.stop();
@@ -235,8 +241,8 @@ fn many_large_idle_disks() {
     );
     drop(devices);
     daemon.wait_for_resources(base, "64 disks with 16 queues");
-    // Allocated memory is kept for the next connections.
+    // Allocated memory is kept for the next connections, and the statistics of queues that were used are more than a queue takes.
     let after = own_memory(&daemon);
-    assert!(after < connected * 3 / 2, "{connected} KiB while connected, {after} KiB after that");
+    assert!(after < connected * 2, "{connected} KiB while connected, {after} KiB after that");
     daemon.stop();
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use mqblk_admin::{Client, ClientError, StatQuery};
-use mqblk_driver::virtio_blk::BlkDevice;
+use mqblk_driver::virtio_blk::{BlkConnectOptions, BlkDevice};
 use mqblk_driver::virtio_scsi::ScsiController;
 use mqblk_tests::blkif::SimulatedHost;
 use mqblk_tests::crash::blk::{self, BlkQueues};
@@ -65,7 +65,9 @@ impl Rig {
         let mut rig = Rig { daemon, devices: Vec::new(), controller: None, disks: Vec::new(), units: None };
         for (at, (id, _)) in (0..).zip(DISKS) {
             let socket = rig.daemon.folder().join(format!("{id}.sock"));
-            let (device, port) = BlkQueues::connect(&blk::connect_options(socket, 2));
+            // Each takeover is one of split and of packed rings.
+            let options = BlkConnectOptions { packed: at % 2 == 1, ..blk::connect_options(socket, 2) };
+            let (device, port) = BlkQueues::connect(&options);
             rig.devices.push(device);
             rig.disks.push(RunningLoad::start(id, port, LoadHistory::new(1), seed + at));
         }

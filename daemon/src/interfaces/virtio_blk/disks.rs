@@ -3,11 +3,13 @@
 //! The table is locked for short times only. Slow steps (opening storage, waiting for requests) run without the lock, while the disk's claims
 //! reserve its id and its socket.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, QueuePlacement};
+use mqblk_vhost_user_server::connection_changes;
 
 use super::disk::BlkDisk;
 use super::saved::{self, AddedDisk, SavedDisks};
@@ -16,10 +18,10 @@ use crate::cpus::Cpus;
 use crate::disk_list::{DiskConfig, DiskExport as _, DiskKeys, Endpoint as _, ServedDisk};
 use crate::flush::flush_all;
 use crate::interface::{
-    ChangeSource, DiskTable, HostContext, ListPosition, ResolveContext, ServedDevice, ServedInterface,
+    ChangeSource, DiskTable, HostContext, IsTaken, ListPosition, ResolveContext, ServedDevice, ServedInterface,
 };
 use crate::resize::ChangeError;
-use crate::resolve::{Claim, UniqueNames};
+use crate::resolve::{Claim, UniqueNames, claimed_error};
 
 /// A served disk.
 #[derive(Clone)]
@@ -39,6 +41,8 @@ pub(super) struct ServedDisks {
     /// The CPUs of the host: the default number of queues.
     cpus: Cpus,
     disks: Mutex<Vec<ListedDisk>>,
+    /// How often the table has changed.
+    changes: AtomicU64,
     /// What the next daemon will serve. Lock order: after the table.
     saved: Mutex<SavedDisks>,
 }
@@ -62,7 +66,8 @@ impl ServedDisks {
             }
         }
         let (host, cpus) = (host.clone(), Cpus::of_this_host());
-        let disks = ServedDisks { host, cpus, disks: Mutex::new(served), saved: Mutex::new(saved) };
+        let disks =
+            ServedDisks { host, cpus, disks: Mutex::new(served), changes: AtomicU64::new(0), saved: Mutex::new(saved) };
         // Without what did not fit the configuration.
         disks.save(|_| {});
         Ok(disks)
@@ -85,28 +90,33 @@ impl ServedDisks {
     fn begin_add(
         &self,
         settings: Settings,
-        ids: &[String],
+        is_taken: IsTaken<'_>,
     ) -> Result<(DiskKeys<BlkEndpoint>, Reservation), ChangeError> {
         let after = |disk: &ListedDisk| match disk.position {
             ListPosition::Added(number) => number + 1,
             _ => 0,
         };
         let position = ListPosition::Added(self.table().iter().map(after).max().unwrap_or(0));
-        let mut names = lock(&self.host.names);
-        let mut attempt = names.clone();
-        ids.iter().for_each(|id| attempt.insert(&("id", id.clone()), &format!("disk or LUN {id:?}")));
+        let given = Settings::new(settings.subject());
         let kinds = self.host.storages.kinds();
-        let mut context = ResolveContext { cpus: &self.cpus, kinds: &kinds, names: &mut attempt, saved: None };
-        let owner = settings.subject().to_owned();
-        let keys = DiskKeys::<BlkEndpoint>::take(DiskTable { settings, owner, position }, &mut context)?;
+        let mut names = lock(&self.host.names);
+        let keys = names.attempt(|names| {
+            let mut context = ResolveContext { cpus: &self.cpus, kinds: &kinds, names, saved: None };
+            let owner = settings.subject().to_owned();
+            let keys = DiskKeys::<BlkEndpoint>::take(DiskTable { settings, owner, position }, &mut context)?;
+            if is_taken(keys.id()) {
+                return Err(claimed_error(&given, "id", keys.id(), &format!("disk or LUN {:?}", keys.id())));
+            }
+            Ok(keys)
+        })?;
         let (claims, owner) = (keys.claims(), format!("disk {:?}", keys.id()));
         claims.iter().for_each(|claim| names.insert(claim, &owner));
         Ok((keys, Reservation { names: Arc::clone(&self.host.names), claims }))
     }
 
-    fn add(&self, settings: Settings, ids: &[String], source: ChangeSource) -> Result<String, ChangeError> {
+    fn add(&self, settings: Settings, is_taken: IsTaken<'_>, source: ChangeSource) -> Result<String, ChangeError> {
         let given = settings.clone();
-        let (mut keys, reservation) = self.begin_add(settings, ids)?;
+        let (mut keys, reservation) = self.begin_add(settings, is_taken)?;
         // On a copy: the real one counts the disk when it is served.
         let mut placement: QueuePlacement = lock(&self.host.placement).clone();
         keys.device().1.assign_queues(&mut placement)?;
@@ -117,6 +127,7 @@ impl ServedDisks {
         let id = disk.served.id().to_owned();
         let mut table = self.table();
         table.push(ListedDisk { claims: reservation.keep(), ..disk });
+        self.changes.fetch_add(1, Ordering::SeqCst);
         if source == ChangeSource::RunTime {
             self.save(|saved| saved.add(AddedDisk::new(&id, &given)));
         }
@@ -150,6 +161,7 @@ impl ServedDisks {
         export.begin_stop();
         export.stop();
         self.table().retain(|other| other.served.id() != disk.served.id());
+        self.changes.fetch_add(1, Ordering::SeqCst);
         let queue_map = current_map(export);
         let ListedDisk { claims, flush_target, served, .. } = disk;
         let id = served.id().to_owned();
@@ -178,8 +190,17 @@ impl ServedInterface for ServedDisks {
         self.table().iter().map(|disk| (disk.position, Arc::clone(&disk.served) as _)).collect()
     }
 
-    fn add_disk(&self, settings: Settings, ids: &[String], source: ChangeSource) -> Result<String, ChangeError> {
-        self.add(settings, ids, source)
+    fn changes(&self) -> Option<u64> {
+        // Both only grow.
+        Some(self.changes.load(Ordering::SeqCst) + connection_changes())
+    }
+
+    fn has_id(&self, id: &str) -> bool {
+        self.table().iter().any(|disk| disk.served.id() == id)
+    }
+
+    fn add_disk(&self, settings: Settings, is_taken: IsTaken<'_>, source: ChangeSource) -> Result<String, ChangeError> {
+        self.add(settings, is_taken, source)
     }
 
     fn remove_disk(&self, id: &str, force: bool, source: ChangeSource) -> Option<Result<(), ChangeError>> {

@@ -3,7 +3,7 @@
 //! The configuration has priority: what does not fit it is dropped with a warning, and the daemon starts. One disk that cannot be served
 //! must not prevent the others from being served.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use mqblk_core::settings::{SettingError, Settings};
 use serde::{Deserialize, Serialize};
@@ -67,8 +67,10 @@ impl SavedDisks {
 
 /// Takes the disks away that were removed, and adds those that were added. Drops entries of `saved` that do not fit the configuration.
 pub(super) fn apply(saved: &mut SavedDisks, disks: &mut Vec<DiskToOpen>, context: &mut ResolveContext<'_>) {
-    saved.removed.retain(|id| disks.iter().any(|disk| disk.keys.id() == id));
-    for removed in disks.extract_if(.., |disk| saved.removed.iter().any(|id| id == disk.keys.id())) {
+    let ids: HashSet<String> = disks.iter().map(|disk| disk.keys.id().to_owned()).collect();
+    saved.removed.retain(|id| ids.contains(id));
+    let removed: HashSet<&str> = saved.removed.iter().map(String::as_str).collect();
+    for removed in disks.extract_if(.., |disk| removed.contains(disk.keys.id())) {
         removed.keys.claims().iter().for_each(|claim| context.names.release(claim));
     }
     let mut number = 0;
@@ -92,11 +94,11 @@ fn take(
 ) -> Result<DiskKeys<BlkEndpoint>, SettingError> {
     let (settings, position) = (disk.to_settings()?, ListPosition::Added(number));
     let owner = settings.subject().to_owned();
-    let mut names = context.names.clone();
-    let mut attempt = ResolveContext { cpus: context.cpus, kinds: context.kinds, names: &mut names, saved: None };
-    let keys = DiskKeys::take(DiskTable { settings, owner, position }, &mut attempt)?;
-    *context.names = names;
-    Ok(keys)
+    let (cpus, kinds) = (context.cpus, context.kinds);
+    context.names.attempt(|names| {
+        let mut attempt = ResolveContext { cpus, kinds, names, saved: None };
+        DiskKeys::take(DiskTable { settings, owner, position }, &mut attempt)
+    })
 }
 
 /// Logs why a disk of the state file is not served.

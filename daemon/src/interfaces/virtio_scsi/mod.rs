@@ -28,7 +28,7 @@ use mqblk_engine::{AnyDisk, Engine};
 use crate::file::RawTable;
 use crate::interface::{
     ChangeSource, ConfigTable, ConfiguredInterface, DeviceKeys, DiskTable, GuestInterface, HostContext, InterfaceKeys,
-    ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure,
+    IsTaken, ListPosition, ResolveContext, ServedDevice, ServedInterface, StartFailure,
 };
 use crate::print::Section;
 use crate::resize::ChangeError;
@@ -246,13 +246,13 @@ impl ServedInterface for ServedControllers {
         settings.peek("controller").is_some()
     }
 
-    fn add_disk(&self, settings: Settings, ids: &[String], source: ChangeSource) -> Result<String, ChangeError> {
+    fn add_disk(&self, settings: Settings, is_taken: IsTaken<'_>, source: ChangeSource) -> Result<String, ChangeError> {
         // A controller with one LUN is added neither.
         if !self.adds(&settings) {
             let expected = "controller=ID: a disk becomes a LUN of a controller, which `mqblk controller add` makes";
             return Err(ChangeError::Setting(settings.error("controller", "nothing", expected)));
         }
-        if let Some(id) = settings.peek("id").filter(|id| ids.iter().any(|other| other == id)) {
+        if let Some(id) = settings.peek("id").filter(|id| is_taken(id)) {
             return Err(ChangeError::Setting(settings.error(
                 "id",
                 format!("{id:?}, the id of another disk"),
@@ -274,10 +274,10 @@ impl ServedInterface for ServedControllers {
     fn add_controller(
         &self,
         settings: &Settings,
-        ids: &[String],
+        is_taken: IsTaken<'_>,
         source: ChangeSource,
     ) -> Option<Result<String, ChangeError>> {
-        Some(self.luns.add_controller(settings, ids, source))
+        Some(self.luns.add_controller(settings, is_taken, source))
     }
 
     fn remove_controller(&self, id: &str, force: bool, source: ChangeSource) -> Option<Result<(), ChangeError>> {

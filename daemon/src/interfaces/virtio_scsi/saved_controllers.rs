@@ -56,9 +56,9 @@ fn shares_a_unit_of(lun: &RawLun, id: &str, luns: &[RawLun], own: &dyn Fn(&RawLu
 fn take(controller: &AddedController, context: &mut ResolveContext<'_>) -> Result<ControllerKeys, SettingError> {
     let settings = controller.to_settings()?;
     let owner = settings.subject().to_owned();
-    let mut names = context.names.clone();
-    let mut attempt = ResolveContext { cpus: context.cpus, kinds: context.kinds, names: &mut names, saved: None };
-    let keys = ControllerKeys::take(settings, &mut attempt, owner)?.added();
-    *context.names = names;
-    Ok(keys)
+    let (cpus, kinds) = (context.cpus, context.kinds);
+    context.names.attempt(|names| {
+        let mut attempt = ResolveContext { cpus, kinds, names, saved: None };
+        Ok(ControllerKeys::take(settings, &mut attempt, owner)?.added())
+    })
 }

@@ -6,6 +6,7 @@
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,14 @@ struct ChannelState {
     config_stale: bool,
 }
 
+/// See [`connection_changes`].
+static CONNECTION_CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// Returns a number that changes whenever a frontend of any device of the process has connected or disconnected.
+pub fn connection_changes() -> u64 {
+    CONNECTION_CHANGES.load(Ordering::SeqCst)
+}
+
 /// The channel from a device to its current frontend.
 #[derive(Default)]
 pub(crate) struct BackendChannel {
@@ -82,7 +91,12 @@ pub(crate) struct BackendChannel {
 impl BackendChannel {
     /// Starts over for a new connection.
     pub(crate) fn on_connect(&self) {
-        *lock(&self.state) = ChannelState { connected: true, ..ChannelState::default() };
+        self.set(ChannelState { connected: true, ..ChannelState::default() });
+    }
+
+    fn set(&self, state: ChannelState) {
+        *lock(&self.state) = state;
+        CONNECTION_CHANGES.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Returns the negotiated protocol features, the socket, and whether the frontend has not read the last configuration: what
@@ -95,12 +109,12 @@ impl BackendChannel {
     /// Continues with the channel of another process.
     pub(crate) fn restore(&self, protocol_features: u64, socket: Option<OwnedFd>, config_stale: bool) {
         let socket = socket.map(Arc::new);
-        *lock(&self.state) = ChannelState { connected: true, protocol_features, socket, config_stale };
+        self.set(ChannelState { connected: true, protocol_features, socket, config_stale });
     }
 
     /// Drops the socket: the frontend has disconnected.
     pub(crate) fn on_disconnect(&self) {
-        *lock(&self.state) = ChannelState::default();
+        self.set(ChannelState::default());
     }
 
     /// Waits for the connection's next message, and peeks at it.

@@ -1,6 +1,10 @@
-//! The control thread of a device: accepts connections, passes messages to the session, detects disconnects and a second frontend.
+//! The control thread of a device that has a frontend: passes messages to the session, detects disconnects and a second frontend.
+//!
+//! `idle` is a device without a frontend, `place` where a device is: idle, or on its control thread.
 
 mod hand_over;
+mod idle;
+mod place;
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -11,8 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_core::thread::spawn;
-use mqblk_core::{RateLimit, TokenBucket};
-use mqblk_engine::UringContext;
+use mqblk_engine::{EventFd, UringContext};
 use mqblk_virtio::VirtioDevice;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -20,22 +23,14 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use crate::backend_channel::CHECK_DEVICE_STATE;
 use crate::device_state;
 use crate::disks::SharedSession;
-use crate::hand_over::adopted::StandbyMessages;
-use crate::listen::ListenSocket;
-use crate::server::{ServerOptions, Shared, SharedConnection, lock};
+use crate::server::{Shared, SharedConnection, lock};
 use crate::session::{RETRY, Session};
+pub(crate) use idle::IdleDevice;
+use idle::{Accepted, WaitingFrontend};
+pub(crate) use place::{DeviceControl, DevicePlace, HoldStart};
 
 /// Time after which a wait is logged: for an earlier connection's drain, or of a second frontend.
 const LOG_AFTER: Duration = Duration::from_secs(1);
-
-/// Connections of a device. A VMM that reconnects tries once a second.
-const CONNECTIONS: RateLimit = RateLimit { burst: 1000, per_second: 50 };
-
-/// Messages of a device's frontend. A VMM sends some ten for each queue when it starts, and one for each memory slot.
-const MESSAGES: RateLimit = RateLimit { burst: 10_000, per_second: 1000 };
-
-/// The pause after a connection could not be accepted.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// The pause after a panic.
 const PANIC_PAUSE: Duration = Duration::from_millis(100);
@@ -45,54 +40,15 @@ const LOCK_SLICE: Duration = Duration::from_millis(100);
 
 /// State of the control thread.
 pub(crate) struct ControlThread<D: VirtioDevice<UringContext>> {
-    socket: ListenSocket,
-    device: Arc<D>,
-    options: Arc<ServerOptions>,
+    /// What the device is without the thread. Its frontend waits: it is served after the current one has disconnected.
+    idle: IdleDevice<D>,
     shared: Arc<Shared>,
+    /// Signalled by who wants something of the thread.
+    wakeup: EventFd,
     current: Option<Connection<D>>,
-    /// A second frontend, served after the first has disconnected.
-    waiting_frontend: Option<WaitingFrontend>,
-    /// The last accept failed.
-    accept_failed: bool,
     drains: Vec<JoinHandle<()>>,
-    connections: Pace,
-    messages: Pace,
     /// Another process serves the device now.
     is_released: bool,
-}
-
-/// The rate limit of connections or of messages.
-struct Pace {
-    limit: RateLimit,
-    bucket: TokenBucket,
-    /// When the next one is handled, if it has to wait.
-    resume_at: Option<Instant>,
-}
-
-impl Pace {
-    fn new(limit: RateLimit) -> Pace {
-        Pace { limit, bucket: TokenBucket::new(limit, Instant::now()), resume_at: None }
-    }
-
-    /// Returns true if the next one may be handled now. Else [`resume_at`](Self::resume_at) says when.
-    fn take(&mut self) -> bool {
-        let now = Instant::now();
-        let taken = self.bucket.take(self.limit, now);
-        self.resume_at = taken.err().map(|wait| now + wait);
-        self.resume_at.is_none()
-    }
-
-    /// Returns the time until the next one may be handled; `None`: it may be now.
-    fn delay(&self) -> Option<Duration> {
-        let delay = self.resume_at?.saturating_duration_since(Instant::now());
-        (!delay.is_zero()).then_some(delay)
-    }
-}
-
-struct WaitingFrontend {
-    stream: UnixStream,
-    /// When the wait is logged; `None` if it has been.
-    log_at: Option<Instant>,
 }
 
 struct Connection<D: VirtioDevice<UringContext>> {
@@ -112,40 +68,41 @@ struct ReadyEvents {
 }
 
 impl<D: VirtioDevice<UringContext>> ControlThread<D> {
-    pub(crate) fn new(socket: ListenSocket, device: Arc<D>, options: Arc<ServerOptions>, shared: Arc<Shared>) -> Self {
-        ControlThread {
-            socket,
-            device,
-            options,
-            shared,
-            current: None,
-            waiting_frontend: None,
-            accept_failed: false,
-            drains: Vec::new(),
-            connections: Pace::new(CONNECTIONS),
-            messages: Pace::new(MESSAGES),
-            is_released: false,
-        }
+    fn new(idle: IdleDevice<D>, wakeup: EventFd) -> Self {
+        let shared = Arc::clone(&idle.shared);
+        ControlThread { idle, shared, wakeup, current: None, drains: Vec::new(), is_released: false }
     }
 
-    /// Serves one frontend after the other until the server stops. `standby`: after what another process hands over.
-    pub(crate) fn run(mut self, standby: Option<StandbyMessages>) {
-        if let Some(messages) = standby {
-            self.stand_by(&messages);
-        }
+    /// Serves one frontend after the other until none is left. Returns the device then; `None` once the server has stopped.
+    fn run(mut self) -> Option<IdleDevice<D>> {
         while !self.is_stopped() && !self.is_released {
+            if self.is_idle() {
+                return Some(self.idle);
+            }
             let turn = catch_unwind(AssertUnwindSafe(|| self.turn()));
             if turn.is_err() && !self.recover() {
                 break;
             }
         }
         self.finish();
+        None
+    }
+
+    /// Returns true if there is no frontend, and nothing of an earlier one.
+    fn is_idle(&mut self) -> bool {
+        let has_frontend = self.current.is_some() || self.idle.waiting_frontend.is_some();
+        if has_frontend || self.shared.disks.is_draining() || lock(&self.shared.hold).is_some() {
+            return false;
+        }
+        // They have ended but for their last steps.
+        self.drains.drain(..).for_each(|drain| _ = drain.join());
+        true
     }
 
     /// Waits for events and handles them.
     fn turn(&mut self) {
         if self.current.is_none()
-            && let Some(second) = self.waiting_frontend.take()
+            && let Some(second) = self.idle.waiting_frontend.take()
         {
             self.begin_session(second.stream);
         }
@@ -159,9 +116,9 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             return self.hold(hold);
         }
         if ready.message {
-            match self.messages.take() {
+            match self.idle.messages.take() {
                 true => self.handle_message(),
-                false => self.options.sharing.budget.count_delayed_message(),
+                false => self.idle.options.sharing.budget.count_delayed_message(),
             }
         }
         self.start_waiting_queues();
@@ -170,12 +127,12 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             lock(&current.session).end_resume_if_due();
         }
         if ready.waiting_left {
-            self.waiting_frontend = None;
+            self.idle.waiting_frontend = None;
         }
         if ready.accept {
-            match self.connections.take() {
+            match self.idle.connections.take() {
                 true => self.accept(),
-                false => self.options.sharing.budget.count_delayed_connection(),
+                false => self.idle.options.sharing.budget.count_delayed_connection(),
             }
         }
     }
@@ -206,26 +163,26 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     }
 
     fn name(&self) -> &str {
-        &self.options.name
+        &self.idle.options.name
     }
 
     fn wait(&self) -> ReadyEvents {
         // Asked once: what is not polled for has to end the poll when it may be.
-        let (connection_delay, message_delay) = (self.connections.delay(), self.messages.delay());
+        let (connection_delay, message_delay) = (self.idle.connections.delay(), self.idle.messages.delay());
         // One frontend is served and one waits; others stay in the socket's backlog.
-        let listening = self.waiting_frontend.is_none() && connection_delay.is_none();
+        let listening = self.idle.waiting_frontend.is_none() && connection_delay.is_none();
         let reading = message_delay.is_none();
-        let listener = self.socket.listener().as_fd();
+        let listener = self.idle.socket.listener().as_fd();
         let nothing = PollFlags::empty();
         let mut fds = vec![
-            PollFd::from_borrowed_fd(self.shared.wakeup.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.wakeup.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(listener, if listening { PollFlags::IN } else { nothing }),
         ];
         let connected = self.current.as_ref().map(|connection| connection.stream.as_fd());
         fds.extend(connected.map(|fd| PollFd::from_borrowed_fd(fd, if reading { PollFlags::IN } else { nothing })));
-        fds.extend(self.waiting_frontend.as_ref().map(|second| PollFd::new(&second.stream, PollFlags::RDHUP)));
+        fds.extend(self.idle.waiting_frontend.as_ref().map(|second| PollFd::new(&second.stream, PollFlags::RDHUP)));
         let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
-        let report = self.waiting_frontend.as_ref().and_then(|second| second.log_at);
+        let report = self.idle.waiting_frontend.as_ref().and_then(|second| second.log_at);
         let resume = self.current.as_ref().and_then(|current| lock(&current.session).resume_deadline());
         let delays = report.into_iter().chain(resume).map(|at| at.saturating_duration_since(Instant::now()));
         let delays = delays.chain(connection_delay).chain(message_delay);
@@ -235,41 +192,29 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             return ReadyEvents::default();
         }
         // The caller checks everything that the eventfd can signal after each wait.
-        self.shared.wakeup.take();
+        self.wakeup.take();
         let is_ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let message = reading && self.current.is_some() && is_ready(2);
-        let second_left = self.waiting_frontend.is_some() && is_ready(if self.current.is_some() { 3 } else { 2 });
+        let second_left = self.idle.waiting_frontend.is_some() && is_ready(if self.current.is_some() { 3 } else { 2 });
         ReadyEvents { accept: listening && is_ready(1), message, waiting_left: second_left }
     }
 
     fn accept(&mut self) {
-        let stream = match self.socket.listener().accept() {
-            Ok((stream, _)) => {
-                self.accept_failed = false;
-                stream
-            }
-            Err(error) => {
-                if !std::mem::replace(&mut self.accept_failed, true) {
-                    tracing::warn!(disk = self.name(), "connections cannot be accepted for now: {error}");
-                }
-                // Most likely out of descriptors. The connection stays in the backlog, so do not spin on it; the frontend that is served
-                // goes on meanwhile.
-                self.connections.resume_at = Some(Instant::now() + ACCEPT_RETRY);
-                return;
-            }
-        };
-        if self.current.is_none() {
-            return self.begin_session(stream);
+        let accepted = self.idle.accept();
+        if self.current.is_none()
+            && let Accepted::Frontend = accepted
+            && let Some(first) = self.idle.waiting_frontend.take()
+        {
+            self.begin_session(first.stream);
         }
-        self.waiting_frontend = Some(WaitingFrontend { stream, log_at: Some(Instant::now() + LOG_AFTER) });
     }
 
     /// Logs that a second frontend has waited for [`LOG_AFTER`]. Sooner the first may just be disconnecting.
     fn log_waiting_frontend(&mut self) {
-        let (Some(second), Some(current)) = (&mut self.waiting_frontend, &self.current) else { return };
+        let (Some(second), Some(current)) = (&mut self.idle.waiting_frontend, &self.current) else { return };
         if second.log_at.take_if(|at| Instant::now() >= *at).is_some() {
             tracing::warn!(
-                disk = self.options.name,
+                disk = self.idle.options.name,
                 waits = peer(&second.stream),
                 served = peer(&current.stream),
                 "a second frontend waits until the first one leaves: one at a time is served on a socket"
@@ -296,8 +241,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let features = Arc::new(AtomicU64::new(0));
         let Shared { stats, disks, gate, .. } = &*self.shared;
         let session = Session::new(
-            Arc::clone(&self.device),
-            Arc::clone(&self.options),
+            Arc::clone(&self.idle.device),
+            Arc::clone(&self.idle.options),
             Arc::clone(stats),
             Arc::clone(disks),
             Arc::clone(gate),
@@ -361,7 +306,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         if !*logged && since.elapsed() >= LOG_AFTER {
             *logged = true;
             tracing::warn!(
-                disk = self.options.name,
+                disk = self.idle.options.name,
                 "queues wait for the storage to end requests of an earlier connection, or of a daemon before this one"
             );
         }
@@ -408,6 +353,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         self.drains.retain(|drain| !drain.is_finished());
         lock(&self.shared.draining).push(Arc::clone(&session));
         let (shared, inner, name) = (Arc::clone(&self.shared), Arc::clone(&session), self.name().to_owned());
+        let wakeup = self.wakeup.clone();
         let work = move || {
             if catch_unwind(AssertUnwindSafe(|| drain_session(&shared, &inner))).is_err() {
                 // Its queues may still be attached, so those of the next frontend must not start.
@@ -416,7 +362,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                     "a drain panicked, which is a bug: the disk is not served until a restart"
                 );
             }
-            shared.wakeup.signal();
+            wakeup.signal();
         };
         match spawn(format!("drain-{}", self.name()), work) {
             Ok(thread) => self.drains.push(thread),

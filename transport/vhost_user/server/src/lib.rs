@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `listen`, `prepared` | the listening socket; those that are there before they are served |
 //! | `server` | starts and stops a device |
-//! | `control` | the device's control thread: one frontend at a time |
+//! | `event_loop` | the thread that waits for the frontends of all devices |
+//! | `control` | the device's control thread while it has a frontend: one at a time |
 //! | `gate` | when queues may start |
 //! | `session` | handles the messages of one connection |
 //! | `vring` | one queue, from its configuration to its end |
@@ -15,8 +16,8 @@
 //! | `sharing` | warns when the guest's memory is not shared |
 //! | `backend_channel` | messages from the backend to the frontend |
 //!
-//! The `vhost` crate parses the messages. Each device has its own control thread, so a frontend that sends half a message blocks no
-//! other device.
+//! The `vhost` crate parses the messages, and blocks. Each device with a frontend has its own control thread, so a frontend that sends half a
+//! message blocks no other device.
 #![forbid(unsafe_code)]
 
 mod active;
@@ -25,6 +26,7 @@ mod control;
 mod device_state;
 mod dirty_log;
 mod disks;
+mod event_loop;
 mod gate;
 mod hand_over;
 mod inflight;
@@ -36,7 +38,7 @@ mod session;
 mod sharing;
 mod vring;
 
-pub use backend_channel::ConfigChangeResult;
+pub use backend_channel::{ConfigChangeResult, connection_changes};
 pub use device_state::{HostState, PendingHostState};
 pub use hand_over::{HandedConnection, HeldDevice};
 pub use listen::{ListenSocket, SocketAccess, SocketError, probe_socket};

@@ -68,6 +68,16 @@ pub enum SocketError {
         /// The system's error.
         source: io::Error,
     },
+    /// The process has as many files open as it may.
+    #[error(
+        "found {path:?}, and a limit of {limit} open files that is reached, expected a higher one (ulimit -n, LimitNOFILE=): each disk has a socket, each file of a disk one more, each connected VMM about ten and four for each queue"
+    )]
+    OpenFiles {
+        /// The path.
+        path: PathBuf,
+        /// The limit.
+        limit: u64,
+    },
     /// A system call failed.
     #[error("found {path:?}: {source}, expected a path in an existing folder that can be written to")]
     Os {
@@ -76,6 +86,18 @@ pub enum SocketError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+impl SocketError {
+    /// Returns the error of a system call about the socket at a path.
+    pub fn of_system(path: &Path, source: io::Error) -> SocketError {
+        let path = path.to_owned();
+        if Errno::from_io_error(&source) != Some(Errno::MFILE) {
+            return SocketError::Os { path, source };
+        }
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        SocketError::OpenFiles { path, limit: limit.unwrap_or(u64::MAX) }
+    }
 }
 
 /// State of a path at which a socket can be created.
@@ -95,7 +117,7 @@ pub fn probe_socket(path: &Path) -> Result<SocketPathState, SocketError> {
     if prepared::has(path) {
         return Ok(SocketPathState::Free);
     }
-    let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
+    let os = |source: io::Error| SocketError::of_system(path, source);
     if !folder_of(path).metadata().map_err(os)?.is_dir() {
         return Err(os(io::ErrorKind::NotADirectory.into()));
     }
@@ -152,7 +174,7 @@ impl ListenSocket {
     /// two daemons that start together could both find a stale socket, and one remove the other's. A folder that cannot be locked is used
     /// without the lock.
     pub(crate) fn make(path: &Path, access: &SocketAccess) -> Result<(Option<OwnedFd>, ListenSocket), SocketError> {
-        let os = |source: io::Error| SocketError::Os { path: path.to_owned(), source };
+        let os = |source: io::Error| SocketError::of_system(path, source);
         let folder = lock_folder(folder_of(path));
         if probe_socket(path)? == SocketPathState::Stale {
             std::fs::remove_file(path).map_err(os)?;
@@ -181,7 +203,7 @@ impl ListenSocket {
 
     /// Lets clients connect.
     fn listen(&self) -> Result<(), SocketError> {
-        let os = |source: io::Error| SocketError::Os { path: self.path.clone(), source };
+        let os = |source: io::Error| SocketError::of_system(&self.path, source);
         if !self.is_at_its_path() {
             return Err(os(io::Error::other("another file has taken the place of the socket")));
         }
@@ -207,6 +229,11 @@ impl ListenSocket {
     /// Returns true if this process has made the file.
     pub fn owns_file(&self) -> bool {
         self.identity.is_some()
+    }
+
+    /// Returns the listener, which stays open as long as the result.
+    pub(crate) fn shared(&self) -> Arc<UnixListener> {
+        Arc::clone(&self.listener)
     }
 
     /// Returns the listener without keeping it open.

@@ -3,30 +3,34 @@
 //!
 //! [`ListenSocket::bind`] takes the one of its path.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::listen::{ListenSocket, SocketAccess, SocketError};
 
 /// What a path begins with that names a socket which the process was started with.
 pub const PASSED_PREFIX: &str = "fd:";
 
-static PREPARED: Mutex<Vec<Prepared>> = Mutex::new(Vec::new());
+static PREPARED: LazyLock<Mutex<Prepared>> = LazyLock::new(Mutex::default);
 
+#[derive(Default)]
 struct Prepared {
-    /// `None` once it is served. One that was passed stays known: the configuration may be read again.
-    socket: Option<ListenSocket>,
-    /// The path that it is found by.
-    path: PathBuf,
-    /// Of one that the process was started with.
-    passed: Option<Passed>,
+    /// Those that this process has made or another one has handed over, by their paths.
+    own: HashMap<PathBuf, ListenSocket>,
+    /// Those that it was started with.
+    passed: Vec<Passed>,
 }
 
-/// A socket that the process was started with.
+/// A socket that the process was started with. It stays known: the configuration may be read again.
 struct Passed {
+    /// `None` once it is served.
+    socket: Option<ListenSocket>,
+    /// The path that it is found by, made of its name.
+    path: PathBuf,
     name: String,
     /// Where it is bound, if it is bound to a path.
     bound: Option<PathBuf>,
@@ -34,14 +38,13 @@ struct Passed {
     is_claimed: bool,
 }
 
-impl Prepared {
+impl Passed {
     fn is_for(&self, path: &Path) -> bool {
-        let bound = self.passed.as_ref().and_then(|passed| passed.bound.as_deref());
-        self.path == path || bound.is_some_and(|bound| is_same_socket(bound, path))
+        self.path == path || self.bound.as_deref().is_some_and(|bound| is_same_socket(bound, path))
     }
 }
 
-fn prepared() -> MutexGuard<'static, Vec<Prepared>> {
+fn prepared() -> MutexGuard<'static, Prepared> {
     PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -59,7 +62,9 @@ fn is_same_socket(one: &Path, other: &Path) -> bool {
 /// As [`ListenSocket::bind`].
 pub fn make_early(path: &Path, access: &SocketAccess) -> Result<(), SocketError> {
     let (_folder, socket) = ListenSocket::make(path, access)?;
-    prepared().push(Prepared { socket: Some(socket), path: path.to_owned(), passed: None });
+    let before = prepared().own.insert(path.to_owned(), socket);
+    // Outside of the lock, because it takes system calls.
+    drop(before);
     Ok(())
 }
 
@@ -76,12 +81,11 @@ pub fn adopt(name: &str, listener: UnixListener) -> io::Result<()> {
     // A listener that would not block is asked by threads that poll it first.
     listener.set_nonblocking(false)?;
     let mut all = prepared();
-    if all.iter().any(|other| other.path == path) {
+    if all.passed.iter().any(|other| other.path == path) {
         return Err(io::Error::other("another one has the same name"));
     }
     let socket = ListenSocket::of_another_process(listener, bound.clone().unwrap_or_else(|| path.clone()));
-    let passed = Passed { name: name.to_owned(), bound, is_claimed: false };
-    all.push(Prepared { socket: Some(socket), path, passed: Some(passed) });
+    all.passed.push(Passed { socket: Some(socket), path, name: name.to_owned(), bound, is_claimed: false });
     Ok(())
 }
 
@@ -95,15 +99,15 @@ pub fn adopt_handed(path: PathBuf, listener: UnixListener) -> io::Result<()> {
         return Err(io::Error::other("it does not listen"));
     }
     let socket = ListenSocket::of_another_process(listener, path.clone());
-    prepared().push(Prepared { socket: Some(socket), path, passed: None });
+    let before = prepared().own.insert(path, socket);
+    drop(before);
     Ok(())
 }
 
 /// Returns true if the process was started with the socket of this path, which the configuration names.
 pub fn claim_passed(path: &Path) -> bool {
     let mut all = prepared();
-    let found = all.iter_mut().find(|one| one.is_for(path)).and_then(|one| one.passed.as_mut());
-    found.is_some_and(|passed| {
+    all.passed.iter_mut().find(|one| one.is_for(path)).is_some_and(|passed| {
         passed.is_claimed = true;
         true
     })
@@ -111,27 +115,26 @@ pub fn claim_passed(path: &Path) -> bool {
 
 /// Returns true if the process was started with the socket of this path.
 pub fn is_passed(path: &Path) -> bool {
-    prepared().iter().any(|one| one.passed.is_some() && one.is_for(path))
+    prepared().passed.iter().any(|one| one.is_for(path))
 }
 
 /// Returns the names of the sockets that the process was started with and that nothing has taken; with `unclaimed`, of those alone that the
 /// configuration has not named.
 pub fn passed_names(unclaimed: bool) -> Vec<String> {
     let all = prepared();
-    let passed = all.iter().filter_map(|one| one.passed.as_ref());
-    passed.filter(|passed| !unclaimed || !passed.is_claimed).map(|passed| passed.name.clone()).collect()
+    all.passed.iter().filter(|passed| !unclaimed || !passed.is_claimed).map(|passed| passed.name.clone()).collect()
 }
 
 /// Gives up the sockets that nothing has taken: removes those that this process made.
 pub fn discard() {
-    // Outside of the lock, because it takes system calls.
     let all = std::mem::take(&mut *prepared());
     drop(all);
 }
 
 /// Returns true if there is one for this path that nothing has taken.
 pub fn has(path: &Path) -> bool {
-    prepared().iter().any(|one| one.socket.is_some() && one.is_for(path))
+    let all = prepared();
+    all.own.contains_key(path) || all.passed.iter().any(|one| one.socket.is_some() && one.is_for(path))
 }
 
 /// Takes the one of this path, if there is one.
@@ -140,15 +143,15 @@ pub fn has(path: &Path) -> bool {
 /// If it was passed, and has been taken before.
 pub(crate) fn take(path: &Path) -> Result<Option<ListenSocket>, SocketError> {
     let mut all = prepared();
-    let Some(index) = all.iter().position(|one| one.is_for(path)) else { return Ok(None) };
-    if all[index].passed.is_none() {
-        return Ok(all.swap_remove(index).socket);
+    if let Some(own) = all.own.remove(path) {
+        return Ok(Some(own));
     }
+    let Some(passed) = all.passed.iter_mut().find(|one| one.is_for(path)) else { return Ok(None) };
     let closed = || SocketError::Os {
         path: path.to_owned(),
         source: io::Error::other("the process was started with it, and has served it already"),
     };
-    all[index].socket.take().map(Some).ok_or_else(closed)
+    passed.socket.take().map(Some).ok_or_else(closed)
 }
 
 #[cfg(test)]

@@ -4,23 +4,22 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mqblk_core::thread::spawn;
 use mqblk_core::{BudgetUse, DiskSlot, TenantBudget};
 use mqblk_engine::{
-    AttachError, Coalesce, Engine, EventFd, FixedBufferUse, PollPolicy, QueueDisk, QueueMove, QueueSettings,
-    QueueStats, StatsRegistry, UringContext, WorkerError, WorkerStats,
+    AttachError, Coalesce, Engine, FixedBufferUse, PollPolicy, QueueDisk, QueueMove, QueueSettings, QueueStats,
+    StatsRegistry, UringContext, WorkerError, WorkerStats,
 };
 use mqblk_virtio::VirtioDevice;
 
 use crate::backend_channel::{BackendChannel, ConfigChangeResult};
-use crate::control::ControlThread;
+use crate::control::{DeviceControl, DevicePlace, IdleDevice};
 use crate::device_state::HostState;
 use crate::disks::{DeviceDisks, SharedSession};
+use crate::event_loop::EventLoop;
 use crate::gate::StartGate;
 use crate::hand_over::HoldRequest;
 use crate::hand_over::adopted::StandbyMessage;
@@ -61,22 +60,30 @@ pub struct ServerOptions {
 /// A device that listens on its socket. Stopped by [`stop`](Self::stop) or on drop.
 pub struct Server {
     pub(crate) shared: Arc<Shared>,
-    /// To the control thread in standby.
-    pub(crate) standby: Mutex<Option<Sender<StandbyMessage>>>,
+    pub(crate) control: Arc<dyn DeviceControl>,
+    /// While in standby.
+    pub(crate) standby: Mutex<Option<Standby>>,
     listener: Weak<UnixListener>,
     /// This process has made the file of the socket.
     pub(crate) owns_file: AtomicBool,
-    /// `None` once it has stopped.
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// [`stop`](Self::stop) has been called.
+    has_stopped: AtomicBool,
     socket: PathBuf,
     pub(crate) drain_timeout: Duration,
     budget: Arc<TenantBudget>,
 }
 
+/// A device in standby.
+pub(crate) enum Standby {
+    /// It has no connection so far, and no control thread.
+    Empty,
+    /// To its control thread.
+    Thread(Sender<StandbyMessage>),
+}
+
 /// State shared by the control thread and the rest of the process.
 pub(crate) struct Shared {
     pub(crate) gate: Arc<StartGate>,
-    pub(crate) wakeup: EventFd,
     /// The current connection.
     pub(crate) connection: Mutex<Option<SharedConnection>>,
     /// Disconnected sessions with requests in flight.
@@ -131,10 +138,11 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Server {
-    /// Listens, and serves one frontend after the other on a control thread.
+    /// Listens, and serves one frontend after the other. There is a control thread while there is a frontend; a thread of the process waits
+    /// for the frontends of all devices.
     ///
     /// # Errors
-    /// When the socket or the thread cannot be created.
+    /// When the socket or that thread cannot be created.
     pub fn start<D: VirtioDevice<UringContext>>(
         device: Arc<D>,
         mut options: ServerOptions,
@@ -145,8 +153,10 @@ impl Server {
         }
         let socket = options.socket.clone();
         let listener = ListenSocket::bind(&socket, &options.socket_access)?;
-        let os_error = |source| SocketError::Os { path: socket.clone(), source };
-        let wakeup = EventFd::new().map_err(os_error)?;
+        let os_error = |source| SocketError::of_system(&socket, source);
+        let events = EventLoop::of_this_process().map_err(os_error)?;
+        // Another process that has the socket may be faster: an accept must not block the devices of others.
+        listener.listener().set_nonblocking(true).map_err(os_error)?;
         let map = std::mem::take(&mut options.queue_map).into_iter();
         let further = map.len()..device.num_queues().into();
         let queues =
@@ -154,7 +164,6 @@ impl Server {
         let disks = Arc::new(DeviceDisks::new(disks, queues));
         let shared = Arc::new(Shared {
             gate: Arc::new(StartGate::new(Arc::clone(&disks))),
-            wakeup,
             connection: Mutex::default(),
             draining: Mutex::default(),
             stopped: AtomicBool::new(false),
@@ -165,17 +174,29 @@ impl Server {
             stands_by: AtomicBool::new(options.standby),
             hold: Mutex::default(),
         });
-        let (standby, messages) = options.standby.then(channel).unzip();
         let (listens, owns_file) = (listener.downgrade(), AtomicBool::new(listener.owns_file()));
         let budget = Arc::clone(&options.sharing.budget);
-        let (inner, name, drain_timeout) = (Arc::clone(&shared), options.name.clone(), options.drain_timeout);
-        let control = move || ControlThread::new(listener, device, Arc::new(options), inner).run(messages);
-        let thread = spawn(format!("vhost-{name}"), control).map_err(os_error)?;
-        if standby.is_none() {
+        let (name, drain_timeout, stands_by) = (options.name.clone(), options.drain_timeout, options.standby);
+        let control = DevicePlace::new();
+        let registration = events.register(listener.shared(), Arc::clone(&control) as _).map_err(os_error)?;
+        let idle = IdleDevice::new(listener, registration, device, Arc::new(options), Arc::clone(&shared));
+        control.begin(idle, stands_by).map_err(os_error)?;
+        if !stands_by {
             tracing::info!(disk = name, socket = %socket.display(), "listening");
         }
-        let (thread, standby) = (Mutex::new(Some(thread)), Mutex::new(standby));
-        Ok(Server { shared, standby, listener: listens, owns_file, thread, socket, drain_timeout, budget })
+        let standby = Mutex::new(stands_by.then_some(Standby::Empty));
+        let has_stopped = AtomicBool::new(false);
+        Ok(Server {
+            shared,
+            control,
+            standby,
+            listener: listens,
+            owns_file,
+            has_stopped,
+            socket,
+            drain_timeout,
+            budget,
+        })
     }
 
     /// Returns the path of the socket, a duplicate of its listener, for another process, and true if this process has made its file. `None`
@@ -279,7 +300,9 @@ impl Server {
     /// Drains the queues, publishes completions and signals the calls, and only then closes the connection: a frontend takes the used rings
     /// at that moment as final. Removes the socket.
     pub fn stop(&self) {
-        let Some(thread) = lock(&self.thread).take() else { return };
+        if self.has_stopped.swap(true, Ordering::SeqCst) {
+            return;
+        }
         self.begin_stop();
         let end = self.shared.stop_deadline();
         for session in lock(&self.shared.draining).clone() {
@@ -299,8 +322,7 @@ impl Server {
             // The connection may be closed already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
-        self.shared.wakeup.signal();
-        if thread.join().is_err() {
+        if !self.control.stop() {
             tracing::error!(socket = %self.socket.display(), "the control thread had panicked");
         }
     }

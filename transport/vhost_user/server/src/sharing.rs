@@ -5,15 +5,15 @@
 //! resumed rings, whose driver may be idle. QEMU kicks each queue once when it starts it (`virtio_bus_set_host_notifier` creates the
 //! eventfd with value 1), so one kick says nothing about the guest. Other VMMs (cloud-hypervisor) refuse private memory.
 
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mqblk_core::thread::spawn;
-use mqblk_engine::{QueueStats, StatsRegistry};
+use mqblk_engine::{Engine, QueueStats, StatsRegistry, WorkerStats};
 
-use crate::server::ServerOptions;
+use crate::server::{ServerOptions, lock};
 
 /// Advice for the log: how to share guest memory.
 pub(crate) const SHARE_HINT: &str = "give the VM shared memory (QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on \
@@ -30,6 +30,32 @@ const SUSPECT_CHECKS: u32 = 8;
 
 /// Kicks of one queue since its start that include at least one of the guest's: the VMM's own is the first.
 const GUEST_KICKED: u64 = 2;
+
+/// The statistics that the checks of all connections of an engine share: a worker copies those of all its queues, which would take all its time if
+/// hundreds of guests that boot asked it, each for itself.
+static RECENT: Mutex<Option<RecentStats>> = Mutex::new(None);
+
+struct RecentStats {
+    engine: Weak<Engine>,
+    read: Instant,
+    /// Kept by those who use it, until their next check.
+    workers: Weak<Vec<WorkerStats>>,
+}
+
+/// Returns the statistics of the workers, at most [`CHECK_INTERVAL`] old. `None` if a worker does not respond.
+fn recent_stats(engine: &Arc<Engine>) -> Option<Arc<Vec<WorkerStats>>> {
+    let mut recent = lock(&RECENT);
+    let is_recent = |recent: &&RecentStats| {
+        std::ptr::eq(recent.engine.as_ptr(), Arc::as_ptr(engine)) && recent.read.elapsed() < CHECK_INTERVAL
+    };
+    if let Some(workers) = recent.as_ref().filter(is_recent).and_then(|recent| recent.workers.upgrade()) {
+        return Some(workers);
+    }
+    let read = Instant::now();
+    let workers = Arc::new(engine.stats().ok()?);
+    *recent = Some(RecentStats { engine: Arc::downgrade(engine), read, workers: Arc::downgrade(&workers) });
+    Some(workers)
+}
 
 /// Checks one connection for shared memory. Stops on drop.
 pub(crate) struct SharingMonitor {
@@ -56,14 +82,18 @@ impl SharingMonitor {
         let (end, ended) = channel();
         let (options, stats) = (Arc::clone(options), Arc::clone(stats));
         let (name, disk) = (format!("share-{}", options.name), options.name.clone());
-        let at_start = count_available(&stats.report(&options.engine.stats().ok()?)?, control);
+        let before = count_available(&stats.earlier(), control);
         let watch = move || {
-            let mut suspect = 0;
+            let (mut suspect, mut _kept) = (0, None);
             for _ in 0..MAX_CHECKS {
                 if ended.recv_timeout(CHECK_INTERVAL) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
-                let Some(rings) = ring_activity(&options, &stats, control, at_start) else { continue };
+                let Some(workers) = recent_stats(&options.engine) else { continue };
+                let rings = ring_activity(&workers, &stats, control, before);
+                _kept = Some(workers);
+                // A queue was attached after the statistics were read.
+                let Some(rings) = rings else { continue };
                 if rings == RingActivity::InUse {
                     return;
                 }
@@ -97,18 +127,13 @@ enum RingActivity {
     Idle,
 }
 
-fn ring_activity(
-    options: &ServerOptions,
-    stats: &StatsRegistry,
-    control: usize,
-    at_start: u64,
-) -> Option<RingActivity> {
-    let workers = options.engine.stats().ok()?;
+/// `before`: the chains of earlier connections.
+fn ring_activity(workers: &[WorkerStats], stats: &StatsRegistry, control: usize, before: u64) -> Option<RingActivity> {
     let kicked =
         |(index, queue): &(u16, QueueStats)| usize::from(*index) >= control && queue.counters.kicks >= GUEST_KICKED;
-    Some(if count_available(&stats.report(&workers)?, control) > at_start {
+    Some(if count_available(&stats.report(workers)?, control) > before {
         RingActivity::InUse
-    } else if stats.report_served(&workers)?.iter().any(kicked) {
+    } else if stats.report_served(workers)?.iter().any(kicked) {
         RingActivity::KickedAndEmpty
     } else {
         RingActivity::Idle

@@ -13,9 +13,9 @@ use super::super::state::AddedController;
 use super::{LunEntry, Luns, lock};
 use crate::cpus::Cpus;
 use crate::flush::flush_all;
-use crate::interface::{ChangeSource, DeviceKeys as _, ResolveContext};
+use crate::interface::{ChangeSource, DeviceKeys as _, IsTaken, ResolveContext};
 use crate::resize::ChangeError;
-use crate::resolve::{Claim, UniqueNames};
+use crate::resolve::{Claim, claimed_error};
 
 impl Luns {
     /// Returns the controllers, in the order in which they came.
@@ -49,10 +49,10 @@ impl Luns {
     pub(crate) fn add_controller(
         self: &Arc<Luns>,
         settings: &Settings,
-        ids: &[String],
+        is_taken: IsTaken<'_>,
         source: ChangeSource,
     ) -> Result<String, ChangeError> {
-        let (mut keys, claims) = self.claim_controller(settings, ids, source)?;
+        let (mut keys, claims) = self.claim_controller(settings, is_taken, source)?;
         let id = keys.id().to_owned();
         let release = |error: ChangeError| {
             let mut names = lock(&self.host.names);
@@ -81,17 +81,21 @@ impl Luns {
     fn claim_controller(
         &self,
         settings: &Settings,
-        ids: &[String],
+        is_taken: IsTaken<'_>,
         source: ChangeSource,
     ) -> Result<(ControllerKeys, Vec<Claim>), ChangeError> {
         // Asked now: it takes milliseconds, in which a daemon that starts would keep guests waiting.
         let cpus = Cpus::of_this_host();
         let mut names = lock(&self.host.names);
-        let mut attempt: UniqueNames = names.clone();
-        ids.iter().for_each(|id| attempt.insert(&("id", id.clone()), &format!("disk or LUN {id:?}")));
         let kinds = self.host.storages.kinds();
-        let mut context = ResolveContext { cpus: &cpus, kinds: &kinds, names: &mut attempt, saved: None };
-        let keys = ControllerKeys::take(settings.clone(), &mut context, settings.subject().to_owned())?;
+        let keys = names.attempt(|names| {
+            let mut context = ResolveContext { cpus: &cpus, kinds: &kinds, names, saved: None };
+            let keys = ControllerKeys::take(settings.clone(), &mut context, settings.subject().to_owned())?;
+            if is_taken(keys.id()) {
+                return Err(claimed_error(settings, "id", keys.id(), &format!("disk or LUN {:?}", keys.id())));
+            }
+            Ok(keys)
+        })?;
         let (claims, owner) = (keys.claims(), format!("controller {:?}", keys.id()));
         claims.iter().for_each(|claim| names.insert(claim, &owner));
         Ok((if source == ChangeSource::RunTime { keys.added() } else { keys }, claims))

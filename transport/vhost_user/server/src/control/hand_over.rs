@@ -15,7 +15,7 @@ use super::{ControlThread, LOG_AFTER, WaitingFrontend, peer};
 use crate::backend_channel::{
     GET_FEATURES, GET_PROTOCOL_FEATURES, SET_FEATURES, SET_PROTOCOL_FEATURES, message_of_frontend,
 };
-use crate::hand_over::adopted::{HandedConnection, StandbyMessage, StandbyMessages};
+use crate::hand_over::adopted::{HandedConnection, POSITIONS_ALONE, StandbyMessage, StandbyMessages};
 use crate::hand_over::state::{ConnectionState, ReceivedDescriptors};
 use crate::hand_over::{HoldEnd, HoldRequest};
 use crate::server::lock;
@@ -53,7 +53,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 "requests of an earlier connection are in flight: try again when storage has answered".to_owned()
             );
         }
-        let waiting = self.waiting_frontend.as_ref().map(|second| second.stream.try_clone()).transpose();
+        let waiting = self.idle.waiting_frontend.as_ref().map(|second| second.stream.try_clone()).transpose();
         let waiting = waiting.map_err(|error| error.to_string())?.map(Into::into);
         let Some(current) = &self.current else { return Ok(HandedConnection { waiting, ..Default::default() }) };
         let saved = lock(&current.session).save_connection(&current.stream, &self.shared.backend_channel);
@@ -64,7 +64,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     /// Ends: another process has the connections, and the file of the socket.
     fn release(&mut self) {
         self.is_released = true;
-        self.socket.leave_file();
+        self.idle.socket.leave_file();
         if let Some(current) = &self.current {
             lock(&current.session).set_end_logged();
         }
@@ -81,7 +81,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 }
                 Ok(StandbyMessage::Serve(positions, owns_file, reply)) => {
                     if owns_file {
-                        self.socket.own_file();
+                        self.idle.socket.own_file();
                     }
                     self.shared.stands_by.store(false, Ordering::SeqCst);
                     let started = self.start_adopted(prepared.take(), positions);
@@ -98,11 +98,11 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let HandedConnection { state, descriptors, waiting } = connection;
         if let Some(waiting) = waiting {
             let log_at = Some(Instant::now() + LOG_AFTER);
-            self.waiting_frontend = Some(WaitingFrontend { stream: UnixStream::from(waiting), log_at });
+            self.idle.waiting_frontend = Some(WaitingFrontend { stream: UnixStream::from(waiting), log_at });
         }
         let Some(state) = state else { return Ok(None) };
         let state: ConnectionState = serde_json::from_str(&state).map_err(|error| format!("connection: {error}"))?;
-        let expected = self.device.device_type();
+        let expected = self.idle.device.device_type();
         if state.device != expected {
             return Err(format!("device: found {:?}, expected {expected:?}", state.device));
         }
@@ -141,7 +141,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
 
     fn start_adopted(&mut self, prepared: Option<PreparedConnection>, positions: Option<String>) -> Result<(), String> {
         let Some(current) = &self.current else {
-            return positions.map_or(Ok(()), |_| Err("positions: found some without a connection".to_owned()));
+            return positions.map_or(Ok(()), |_| Err(POSITIONS_ALONE.to_owned()));
         };
         let started = match (prepared, positions) {
             (Some(PreparedConnection { state, kicks }), Some(positions)) => {

@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
 use std::time::Duration;
 
-use crate::server::{Server, lock};
+use crate::server::{Server, Standby, lock};
 
 /// A device's connections, on their way to another process.
 #[derive(Debug, Default)]
@@ -35,7 +35,18 @@ impl Server {
     /// # Errors
     /// When the connection is not one that this device can have.
     pub fn adopt(&self, connection: HandedConnection) -> Result<(), String> {
-        self.tell_standby(|reply| StandbyMessage::Adopt(connection, reply))
+        let mut standby = lock(&self.standby);
+        let Some(standby) = &mut *standby else { return Err(not_in_standby()) };
+        if let Standby::Empty = standby {
+            if connection.state.is_none() && connection.waiting.is_none() {
+                return Ok(());
+            }
+            *standby = Standby::Thread(self.control.start_standby().map_err(|error| error.to_string())?);
+        }
+        match standby {
+            Standby::Thread(thread) => tell(thread, |reply| StandbyMessage::Adopt(connection, reply)),
+            Standby::Empty => Ok(()),
+        }
     }
 
     /// Ends the standby: starts the queues of the connection at these positions, if there is one, and serves. `owns_file`: the file of the
@@ -45,27 +56,38 @@ impl Server {
     /// When the positions are not those of the connection, or a queue cannot start. Then the frontend has to connect again.
     pub fn serve(&self, positions: Option<String>, owns_file: bool) -> Result<(), String> {
         self.owns_file.fetch_or(owns_file, Ordering::Relaxed);
-        let result = self.tell_standby(|reply| StandbyMessage::Serve(positions, owns_file, reply));
-        lock(&self.standby).take();
-        result
-    }
-
-    fn tell_standby(
-        &self,
-        message: impl FnOnce(SyncSender<Result<(), String>>) -> StandbyMessage,
-    ) -> Result<(), String> {
-        let (reply, replied) = sync_channel(1);
-        let gone = || "its control thread has ended".to_owned();
-        match &*lock(&self.standby) {
-            Some(standby) => standby.send(message(reply)).map_err(|_| gone())?,
-            None => return Err("found it in service, expected it in standby".to_owned()),
-        }
-        match replied.recv_timeout(REPLY_TIMEOUT) {
-            Ok(result) => result,
-            Err(RecvTimeoutError::Disconnected) => Err(gone()),
-            Err(RecvTimeoutError::Timeout) => {
-                Err(format!("its control thread has not answered within {} s", REPLY_TIMEOUT.as_secs()))
+        match lock(&self.standby).take() {
+            None => Err(not_in_standby()),
+            Some(Standby::Thread(thread)) => tell(&thread, |reply| StandbyMessage::Serve(positions, owns_file, reply)),
+            Some(Standby::Empty) => {
+                self.shared.stands_by.store(false, Ordering::SeqCst);
+                self.control.end_standby(owns_file);
+                positions.map_or(Ok(()), |_| Err(POSITIONS_ALONE.to_owned()))
             }
+        }
+    }
+}
+
+fn not_in_standby() -> String {
+    "found it in service, expected it in standby".to_owned()
+}
+
+/// The error for positions without a connection.
+pub(crate) const POSITIONS_ALONE: &str = "positions: found some without a connection";
+
+/// Tells a control thread in standby something, and waits for what it says.
+fn tell(
+    thread: &Sender<StandbyMessage>,
+    message: impl FnOnce(SyncSender<Result<(), String>>) -> StandbyMessage,
+) -> Result<(), String> {
+    let (reply, replied) = sync_channel(1);
+    let gone = || "its control thread has ended".to_owned();
+    thread.send(message(reply)).map_err(|_| gone())?;
+    match replied.recv_timeout(REPLY_TIMEOUT) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Disconnected) => Err(gone()),
+        Err(RecvTimeoutError::Timeout) => {
+            Err(format!("its control thread has not answered within {} s", REPLY_TIMEOUT.as_secs()))
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::time::{Duration, Instant};
 
 use super::adopted::HandedConnection;
+use crate::control::{DeviceControl, HoldStart};
 use crate::disks::SharedSession;
 use crate::server::{Server, lock};
 
@@ -26,14 +27,32 @@ pub(crate) enum HoldEnd {
     Disconnect,
 }
 
-/// A device whose control thread waits, while its queues still run. Served on when it is dropped, once the drain that has begun has ended.
+/// A device whose control thread waits, while its queues still run; or one without a frontend, which no frontend reaches. Served on when it is
+/// dropped, once the drain that has begun has ended.
 pub struct HeldDevice {
-    end: Sender<HoldEnd>,
+    end: EndHold,
     drain_timeout: Duration,
     session: Option<SharedSession>,
     connection: Option<HandedConnection>,
     is_draining: bool,
     has_ended: bool,
+}
+
+/// Who is told how a hold ends.
+enum EndHold {
+    Thread(Sender<HoldEnd>),
+    /// The device has no control thread.
+    Idle(Arc<dyn DeviceControl>),
+}
+
+impl EndHold {
+    fn tell(&self, end: HoldEnd) {
+        match self {
+            // It may have ended with the server.
+            EndHold::Thread(thread) => _ = thread.send(end),
+            EndHold::Idle(control) => control.end_hold(end == HoldEnd::Release),
+        }
+    }
 }
 
 impl Server {
@@ -44,7 +63,18 @@ impl Server {
     pub fn hold(&self, timeout: Duration) -> Result<HeldDevice, String> {
         let ((reply, replied), (end, ended)) = (sync_channel(1), channel());
         *lock(&self.shared.hold) = Some(HoldRequest { reply, end: ended });
-        self.shared.wakeup.signal();
+        match self.control.hold() {
+            Ok(HoldStart::Asked) => {}
+            Ok(HoldStart::Kept) => {
+                lock(&self.shared.hold).take();
+                let (end, connection) = (EndHold::Idle(Arc::clone(&self.control)), HandedConnection::default());
+                return Ok(self.held(end, connection, None));
+            }
+            Err(why) => {
+                lock(&self.shared.hold).take();
+                return Err(why);
+            }
+        }
         let connection = match replied.recv_timeout(timeout) {
             Ok(held) => held?,
             Err(RecvTimeoutError::Disconnected) => return Err("it stops".to_owned()),
@@ -55,14 +85,12 @@ impl Server {
             }
         };
         let session = lock(&self.shared.connection).as_ref().map(|connection| Arc::clone(&connection.session));
-        Ok(HeldDevice {
-            end,
-            drain_timeout: self.drain_timeout,
-            session,
-            connection: Some(connection),
-            is_draining: false,
-            has_ended: false,
-        })
+        Ok(self.held(EndHold::Thread(end), connection, session))
+    }
+
+    fn held(&self, end: EndHold, connection: HandedConnection, session: Option<SharedSession>) -> HeldDevice {
+        let drain_timeout = self.drain_timeout;
+        HeldDevice { end, drain_timeout, session, connection: Some(connection), is_draining: false, has_ended: false }
     }
 }
 
@@ -121,8 +149,7 @@ impl HeldDevice {
 
     fn end(mut self, end: HoldEnd) {
         self.has_ended = true;
-        // Its thread may have ended with the server.
-        let _ = self.end.send(end);
+        self.end.tell(end);
     }
 }
 
@@ -140,6 +167,6 @@ impl Drop for HeldDevice {
             }
             _ => HoldEnd::Resume,
         };
-        let _ = self.end.send(end);
+        self.end.tell(end);
     }
 }

@@ -7,6 +7,7 @@
 # if there are any. The client is libblkio's driver, which hands over requests one by one as Linux's does (cargo build --release -p mqblk-tests --example blkio_load).
 # What is swept, each a list: POLICIES (the first is the default's), QUEUES, THREADS (0: one for each queue), DEPTHS, BATCHES, STORAGES (null, null20: 20 us of latency,
 # cache: a file in /dev/shm, disk: a file with O_DIRECT in FOLDER), CLIENTS (sleeps, polls), RW (randread, read, write, randwrite), BS.
+# PIN="CPUS CPUS" runs the client on the first CPUs and the server on the second ones (taskset), with a worker for each of its CPUs.
 # Needs target/release/mqblk (or MQBLK) and python3, on a machine that does nothing else. The whole default sweep takes about half an hour;
 # QUEUES=2 DEPTHS=1 scripts/corners.sh looks at one corner.
 set -euo pipefail
@@ -32,6 +33,10 @@ policies = words("POLICIES", "auto off static:50 adaptive:200 busy")
 queue_counts = [int(word) for word in words("QUEUES", "1 2 4 16")]
 storages = words("STORAGES", "null null20 cache disk")
 qemu = shutil.which("qemu-storage-daemon")
+pin = words("PIN", "")
+if len(pin) not in (0, 2):
+    sys.exit(f"corners: PIN: found {' '.join(pin)!r}, expected CPUs of the client and CPUs of the server")
+client_cpus, server_cpus = [["taskset", "-c", cpus] for cpus in pin] or [[], []]
 
 def fill(path, size=1 << 30):
     with open(path, "wb") as file:
@@ -53,7 +58,8 @@ def mqblk(policy, queues, storage):
 
 def qemu_storage_daemon(queues, storage):
     if storage in files:
-        direct = ",cache.direct=on,aio=io_uring" if storage == "disk" else ""
+        # The lock of a daemon that was killed may outlive it for a moment.
+        direct = ",locking=off" + (",cache.direct=on,aio=io_uring" if storage == "disk" else "")
         block = f"driver=file,filename={files[storage]},node-name=d{direct}"
     else:
         latency = ",latency-ns=20000" if storage == "null20" else ""
@@ -66,7 +72,7 @@ def run(server, load):
     if os.path.exists(folder + "/d.sock"):
         os.unlink(folder + "/d.sock")
     with open(folder + "/log", "w") as log:
-        daemon = subprocess.Popen(server, stdout=log, stderr=log)
+        daemon = subprocess.Popen(server_cpus + server, stdout=log, stderr=log)
     try:
         for _ in range(200):
             if os.path.exists(folder + "/d.sock"):
@@ -74,7 +80,7 @@ def run(server, load):
             if daemon.poll() is not None:
                 sys.exit("corners: " + open(folder + "/log").read())
             time.sleep(0.02)
-        client = [os.environ["CLIENT"], folder + "/d.sock", str(daemon.pid), *load]
+        client = client_cpus + [os.environ["CLIENT"], folder + "/d.sock", str(daemon.pid), *load]
         out = subprocess.run(client, capture_output=True, text=True, timeout=120)
         if out.returncode != 0:
             sys.exit("corners: the client failed: " + out.stderr.splitlines()[0] + "\n" + " ".join(client))

@@ -187,8 +187,8 @@ fn drive(
         lane.in_flight = load.depth;
     }
     let mut room: [MaybeUninit<Completion>; MAX_BATCH] = [const { MaybeUninit::uninit() }; MAX_BATCH];
-    // One queue is waited for; several are polled in turn.
-    let wait = usize::from(lanes.len() == 1);
+    // libblkio sleeps if it is to wait for a completion, also on a queue whose completion descriptor is disabled.
+    let wait = usize::from(!load.poll);
     while lanes.iter().any(|lane| lane.in_flight > 0) {
         let now = Instant::now();
         ensure!(now < end + Duration::from_secs(20), "no completion in time");

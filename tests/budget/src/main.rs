@@ -1,7 +1,7 @@
 //! Serves a fixed number of 4 KiB reads of a `null` disk through a ring (split unless MODE says packed), and nothing else: for callgrind.
 //!
 //! ```text
-//! instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map
+//! instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]
 //! ```
 //!
 //! With `merge` the reads are scattered over the disk and merging is on: the cost of the search for adjacent requests when there are none.
@@ -11,20 +11,21 @@
 //!
 //! One thread runs both sides alternately. The guest's side publishes BATCH requests. The daemon's side is a real worker that is stepped
 //! ([`SteppedWorker::step`]): the instructions counted are those of pull, admission, submission, reaping, completion and publish, over a
-//! real virtio-blk queue and a real (idle) io_uring. Nothing sleeps or depends on a clock: two runs execute the same instructions.
+//! real virtio-blk queue and a real (idle) io_uring. With THREADS so many threads do this, each with a worker and a queue of its own of the one device
+//! and its disks: to see which memory several workers write. Nothing sleeps or depends on a clock: two runs execute the same instructions.
 #![forbid(unsafe_code)]
 
 mod blkif;
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 use mqblk_blkif::ResolvedGrantMode;
 use mqblk_core::DiskSlot;
 use mqblk_core::settings::Settings;
 use mqblk_core::{ByteLen, ByteOffset, Call};
 use mqblk_engine::{
-    AnyDisk, Coalesce, FixedBufferUse, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions, SteppedWorker,
-    UringContext, UringOptions,
+    AnyDisk, Coalesce, DiskHealth, FixedBufferUse, MergeMode, PlugOptions, PollPolicy, QueueDisk, QueueOptions,
+    SteppedWorker, UringContext, UringOptions,
 };
 use mqblk_memory::{GuestAddress, GuestMemory, Region};
 use mqblk_ring::driver_ring::{ChainLayout, DriverRing, IndirectArea, RingFeatures};
@@ -71,16 +72,38 @@ impl Call for NoCall {
     fn call(&self) {}
 }
 
+const USAGE: &str = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]";
+
+/// What is served.
+#[derive(Clone, Copy)]
+struct Load {
+    requests: u32,
+    batch: u16,
+    shape: ChainLayout,
+    format: RingFormat,
+    is_tracked: bool,
+    /// Blocks between two reads.
+    stride: u64,
+    /// Logical units; none: a virtio-blk disk.
+    units: Option<u8>,
+}
+
 fn main() -> Result<(), Failure> {
-    let usage = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|packed|packed-tracked|packed-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map";
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [requests, batch, shape, mode] = args.as_slice() else { return Err(usage.into()) };
+    let (requests, batch, shape, mode, threads) = match args.as_slice() {
+        [requests, batch, shape, mode] => (requests, batch, shape, mode, 1),
+        [requests, batch, shape, mode, threads] => (requests, batch, shape, mode, threads.parse::<u16>()?.max(1)),
+        _ => return Err(USAGE.into()),
+    };
     let (requests, batch): (u32, u16) = (requests.parse()?, batch.parse()?);
     let shape = match shape.as_str() {
         "direct" => ChainLayout::Direct,
         "indirect" => ChainLayout::Indirect,
-        _ => return Err(usage.into()),
+        _ => return Err(USAGE.into()),
     };
+    if batch == 0 || batch > RING / 3 || !requests.is_multiple_of(batch.into()) {
+        return Err(format!("BATCH: found {batch}, expected 1 to {} that divide REQUESTS", RING / 3).into());
+    }
     let grants = match mode.as_str() {
         "persistent" => Some(ResolvedGrantMode::Persistent),
         "bounce" => Some(ResolvedGrantMode::PersistentBounce),
@@ -88,76 +111,144 @@ fn main() -> Result<(), Failure> {
         "map" => Some(ResolvedGrantMode::Map),
         _ => None,
     };
-    let format = if mode.starts_with("packed") { RingFormat::Packed } else { RingFormat::Split };
-    let tracking = (format, mode.ends_with("tracked"));
+    if let Some(grants) = grants {
+        return blkif::serve(requests, batch.into(), grants);
+    }
     let (merge, stride, units) = match mode.as_str() {
         "plain" | "tracked" | "packed" | "packed-tracked" => (MergeMode::Auto, 1, None),
         "merge" => (MergeMode::On, STRIDE, None),
         "scsi" | "scsi-tracked" | "packed-scsi" => (MergeMode::Auto, 1, Some(1_u8)),
         "scsi32" => (MergeMode::Auto, 1, Some(32)),
-        _ if grants.is_some() => (MergeMode::Auto, 1, None),
-        _ => return Err(usage.into()),
+        _ => return Err(USAGE.into()),
     };
-    if batch == 0 || batch > RING / 3 || !requests.is_multiple_of(batch.into()) {
-        return Err(format!("BATCH: found {batch}, expected 1 to {} that divide REQUESTS", RING / 3).into());
+    let format = if mode.starts_with("packed") { RingFormat::Packed } else { RingFormat::Split };
+    let is_tracked = mode.ends_with("tracked");
+    let load = Load { requests, batch, shape, format, is_tracked, stride, units };
+
+    let region = Region::shared("budget", MEMORY * u64::from(threads), GuestAddress(0))?.0;
+    let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
+    match units {
+        Some(units) => {
+            let (device, disks) = controller(units, threads)?;
+            // The first request queue is 2.
+            serve_on_threads(&memory, &device, 2, &disks, load, threads)
+        }
+        None => {
+            let (device, disks) = disk(merge, threads)?;
+            serve_on_threads(&memory, &device, 0, &disks, load, threads)
+        }
     }
-    if let Some(grants) = grants {
-        return blkif::serve(requests, batch.into(), grants);
+}
+
+/// Serves the load on each of so many threads, each a worker with a queue of the device and a guest of its own.
+fn serve_on_threads<D: VirtioDevice<UringContext>>(
+    memory: &Arc<GuestMemory>,
+    device: &Arc<D>,
+    first_queue: u16,
+    disks: &[(DiskSlot, Arc<AnyDisk>, PlugOptions, Arc<DiskHealth>)],
+    load: Load,
+    threads: u16,
+) -> Result<(), Failure> {
+    device.set_features(device.features());
+    let guests = (0..threads).map(|thread| Guest::new(memory, MEMORY * u64::from(thread), load));
+    let guests = guests.collect::<Result<Vec<Guest>, Failure>>()?;
+    // No thread gets memory that another one has returned.
+    let all = Barrier::new(threads.into());
+    let serve = |mut guest: Guest, queue: u16| -> Result<(), String> {
+        let disks =
+            disks.iter().cloned().map(|(slot, disk, plug, health)| QueueDisk { slot, disk, plug, health }).collect();
+        let worker = attach(memory, guest.base, device, queue, disks, load).map_err(|error| error.to_string());
+        all.wait();
+        let served = worker.and_then(|mut worker| guest.run(&mut worker).map_err(|error| error.to_string()));
+        all.wait();
+        served
+    };
+    let mut guests: Vec<(u16, Guest)> = (first_queue..).zip(guests).collect();
+    if let Some((queue, guest)) = guests.pop_if(|_| threads == 1) {
+        return Ok(serve(guest, queue)?);
+    }
+    std::thread::scope(|scope| -> Result<(), Failure> {
+        let serve = &serve;
+        let running: Vec<_> =
+            guests.into_iter().map(|(queue, guest)| scope.spawn(move || serve(guest, queue))).collect();
+        for thread in running {
+            thread.join().map_err(|_| "a thread panicked")??;
+        }
+        Ok(())
+    })
+}
+
+fn addresses(base: u64) -> RingAddresses {
+    let at = |offset| GuestAddress(base + offset);
+    RingAddresses { desc: at(DESC), avail: at(AVAIL), used: at(USED) }
+}
+
+/// The guest's end of a ring.
+struct Guest {
+    ring: DriverRing,
+    base: u64,
+    load: Load,
+}
+
+impl Guest {
+    fn new(memory: &Arc<GuestMemory>, base: u64, load: Load) -> Result<Guest, Failure> {
+        let tables = IndirectArea { start: GuestAddress(base + TABLES), per_table: TABLE };
+        let features = RingFeatures { event_idx: true };
+        let ring = DriverRing::new(memory, &addresses(base), RING, load.format, features, Some(tables))?;
+        for slot in 0..u64::from(RING) {
+            // VIRTIO_BLK_T_IN is 0. The sector does not matter.
+            let sector =
+                ByteOffset(slot * load.stride * u64::from(BLOCK)).to_sector().ok_or("blocks are whole sectors")?;
+            let header = [0, sector.0].map(u64::to_le_bytes).concat();
+            memory
+                .write(GuestAddress(base + HEADERS + slot * u64::from(HEADER)), &header)
+                .ok_or("headers are mapped")?;
+            let mut command = [0; COMMAND as usize];
+            command[..4].copy_from_slice(&[1, (slot % u64::from(load.units.unwrap_or(1))) as u8, 0x40, 0]);
+            // READ(10) of 8 blocks.
+            command[19..29].copy_from_slice(&[0x28, 0, 0, 0, 0, slot as u8, 0, 0, 8, 0]);
+            memory.write(GuestAddress(base + COMMANDS + slot * SPACING), &command).ok_or("commands are mapped")?;
+        }
+        Ok(Guest { ring, base, load })
     }
 
-    let region = Region::shared("budget", MEMORY, GuestAddress(0))?.0;
-    let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
-    let at = RingAddresses { desc: GuestAddress(DESC), avail: GuestAddress(AVAIL), used: GuestAddress(USED) };
-    let tables = IndirectArea { start: GuestAddress(TABLES), per_table: TABLE };
-    let mut guest = DriverRing::new(&memory, &at, RING, format, RingFeatures { event_idx: true }, Some(tables))?;
-    for slot in 0..u64::from(RING) {
-        // VIRTIO_BLK_T_IN is 0. The sector does not matter.
-        let sector = ByteOffset(slot * stride * u64::from(BLOCK)).to_sector().ok_or("blocks are whole sectors")?;
-        let header = [0, sector.0].map(u64::to_le_bytes).concat();
-        memory.write(GuestAddress(HEADERS + slot * u64::from(HEADER)), &header).ok_or("headers are mapped")?;
-        let mut command = [0; COMMAND as usize];
-        command[..4].copy_from_slice(&[1, (slot % u64::from(units.unwrap_or(1))) as u8, 0x40, 0]);
-        // READ(10) of 8 blocks.
-        command[19..29].copy_from_slice(&[0x28, 0, 0, 0, 0, slot as u8, 0, 0, 8, 0]);
-        memory.write(GuestAddress(COMMANDS + slot * SPACING), &command).ok_or("commands are mapped")?;
-    }
-    let mut worker = match units {
-        Some(units) => scsi_worker(&memory, &at, units, tracking)?,
-        None => worker(&memory, &at, merge, tracking)?,
-    };
-    let scsi = units.is_some();
-    for round in 0..requests / u32::from(batch) {
-        for number in 0..batch {
-            let slot = (round * u32::from(batch) + u32::from(number)) % u32::from(RING);
-            if scsi { add_scsi_read(&mut guest, shape, slot)? } else { add_read(&mut guest, shape, slot)? }
-        }
-        let _polled = guest.publish();
-        while guest.poll_used()? < batch {
-            worker.turn();
-        }
-        while let Some(used) = guest.take()? {
-            if used.written != BLOCK + if scsi { ANSWER } else { 1 } {
-                return Err(format!("request {}: found {} bytes written", used.token, used.written).into());
+    /// Has the worker serve all requests.
+    fn run(&mut self, worker: &mut SteppedWorker) -> Result<(), Failure> {
+        let (batch, scsi) = (self.load.batch, self.load.units.is_some());
+        for round in 0..self.load.requests / u32::from(batch) {
+            for number in 0..batch {
+                self.add_read((round * u32::from(batch) + u32::from(number)) % u32::from(RING))?;
+            }
+            let _polled = self.ring.publish();
+            while self.ring.poll_used()? < batch {
+                worker.turn();
+            }
+            while let Some(used) = self.ring.take()? {
+                if used.written != BLOCK + if scsi { ANSWER } else { 1 } {
+                    return Err(format!("request {}: found {} bytes written", used.token, used.written).into());
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Adds a read to the ring.
-fn add_read(guest: &mut DriverRing, shape: ChainLayout, slot: u32) -> Result<(), Failure> {
-    let at = u64::from(slot);
-    let (data, status) = (GuestAddress(DATA + at * u64::from(BLOCK)), GuestAddress(STATUSES + at));
-    let header = GuestAddress(HEADERS + at * u64::from(HEADER));
-    Ok(guest.add(shape, &[(header, HEADER)], &[(data, BLOCK), (status, 1)], slot)?)
-}
-
-/// Adds a SCSI read to the ring.
-fn add_scsi_read(guest: &mut DriverRing, shape: ChainLayout, slot: u32) -> Result<(), Failure> {
-    let at = u64::from(slot);
-    let (command, answer) = (GuestAddress(COMMANDS + at * SPACING), GuestAddress(ANSWERS + at * SPACING));
-    let data = GuestAddress(DATA + at * u64::from(BLOCK));
-    Ok(guest.add(shape, &[(command, COMMAND)], &[(answer, ANSWER), (data, BLOCK)], slot)?)
+    /// Adds a read to the ring.
+    fn add_read(&mut self, slot: u32) -> Result<(), Failure> {
+        let of_slot = |area: u64, spacing: u64| GuestAddress(self.base + area + u64::from(slot) * spacing);
+        let data = (of_slot(DATA, BLOCK.into()), BLOCK);
+        let shape = self.load.shape;
+        match self.load.units {
+            Some(_) => {
+                let (command, answer) = (of_slot(COMMANDS, SPACING), of_slot(ANSWERS, SPACING));
+                self.ring.add(shape, &[(command, COMMAND)], &[(answer, ANSWER), data], slot)?;
+            }
+            None => {
+                let (header, status) = (of_slot(HEADERS, HEADER.into()), of_slot(STATUSES, 1));
+                self.ring.add(shape, &[(header, HEADER)], &[data, (status, 1)], slot)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 fn null() -> Result<Arc<AnyDisk>, Failure> {
@@ -177,14 +268,12 @@ fn unit(disk: &AnyDisk, name: &str) -> Arc<LogicalUnit> {
     }))
 }
 
-/// Returns a worker that serves the ring as the request queue of a controller of null disks.
-fn scsi_worker(
-    memory: &Arc<GuestMemory>,
-    at: &RingAddresses,
-    units: u8,
-    tracking: (RingFormat, bool),
-) -> Result<SteppedWorker, Failure> {
-    let options = ScsiOptions { queues: 1, queue_size: RING, cmd_per_lun: 128, max_transfer: ByteLen(1 << 20) };
+/// A device, and the disks of its queues.
+type Device<D> = (Arc<D>, Vec<(DiskSlot, Arc<AnyDisk>, PlugOptions, Arc<DiskHealth>)>);
+
+/// Returns a controller of null disks.
+fn controller(units: u8, queues: u16) -> Result<Device<VirtioScsi>, Failure> {
+    let options = ScsiOptions { queues, queue_size: RING, cmd_per_lun: 128, max_transfer: ByteLen(1 << 20) };
     let device = Arc::new(VirtioScsi::new(options));
     let mut disks = Vec::new();
     for target in 0..units {
@@ -194,45 +283,37 @@ fn scsi_worker(
         let ready = mqblk_scsi::Command { cdb: &[0; 16], data_in_len: 0 };
         nexus.begin(&ready, &[][..], &mut mqblk_scsi::CommandBuffers::default());
         device.map(LunAddress { target, lun: 0 }, slot, nexus)?;
-        disks.push(QueueDisk { slot, disk, plug: PlugOptions::default(), health: Arc::default() });
+        disks.push((slot, disk, PlugOptions::default(), Arc::default()));
     }
-    // The first request queue.
-    attach(memory, at, device, 2, disks, tracking)
+    Ok((device, disks))
 }
 
-/// Returns a worker that serves the ring with a null disk.
-fn worker(
-    memory: &Arc<GuestMemory>,
-    at: &RingAddresses,
-    merge: MergeMode,
-    tracking: (RingFormat, bool),
-) -> Result<SteppedWorker, Failure> {
+/// Returns a null disk.
+fn disk(merge: MergeMode, queues: u16) -> Result<Device<VirtioBlk>, Failure> {
     let disk = null()?;
-    let options = BlkOptions { serial: String::new(), queues: 1, queue_size: RING, writeback: true };
+    let options = BlkOptions { serial: String::new(), queues, queue_size: RING, writeback: true };
     let device = Arc::new(VirtioBlk::new(disk.geometry(), disk.limits(), options));
     let plug = PlugOptions { merge, ..PlugOptions::default() };
-    let disks = vec![QueueDisk { slot: DiskSlot::FIRST, disk, plug, health: Arc::default() }];
-    attach(memory, at, device, 0, disks, tracking)
+    Ok((device, vec![(DiskSlot::FIRST, disk, plug, Arc::default())]))
 }
 
 /// Returns a worker that serves the ring as queue `index` of a device.
 fn attach<D: VirtioDevice<UringContext>>(
     memory: &Arc<GuestMemory>,
-    at: &RingAddresses,
-    device: Arc<D>,
+    base: u64,
+    device: &Arc<D>,
     index: u16,
     disks: Vec<QueueDisk>,
-    tracking: (RingFormat, bool),
+    load: Load,
 ) -> Result<SteppedWorker, Failure> {
     let features = device.features();
-    device.set_features(features);
+    let Load { format, is_tracked, .. } = load;
     let mut worker = SteppedWorker::new(UringOptions::default())?;
     let event_idx = features & mqblk_virtio::features::RING_EVENT_IDX != 0;
-    let (format, is_tracked) = tracking;
-    let ring = MappedRing::resolve(memory, at, RING, format)?;
+    let ring = MappedRing::resolve(memory, &addresses(base), RING, format)?;
     let ring = if is_tracked {
         let words = usize::try_from(MappedRing::inflight_bytes(RING, format) / 8)?;
-        let words = memory.shared_words(GuestAddress(IN_FLIGHT), words).ok_or("the table is mapped")?;
+        let words = memory.shared_words(GuestAddress(base + IN_FLIGHT), words).ok_or("the table is mapped")?;
         DeviceRing::tracked(ring, format.first_base(), event_idx, words)?.0
     } else {
         DeviceRing::new(ring, format.first_base(), event_idx)

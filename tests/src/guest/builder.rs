@@ -38,6 +38,7 @@ pub struct GuestBuilder {
     accelerator: Option<Accelerator>,
     boot_within: Duration,
     incoming: bool,
+    arguments: Vec<String>,
 }
 
 impl GuestBuilder {
@@ -57,6 +58,7 @@ impl GuestBuilder {
             accelerator: None,
             boot_within: BOOT_TIMEOUT,
             incoming: false,
+            arguments: Vec::new(),
         }
     }
 
@@ -131,6 +133,13 @@ impl GuestBuilder {
         self
     }
 
+    /// Adds arguments of QEMU, for devices of its own.
+    #[must_use]
+    pub fn arguments(mut self, words: &[String]) -> Self {
+        self.arguments.extend_from_slice(words);
+        self
+    }
+
     /// Sets the accelerator instead of the detected one.
     #[must_use]
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
@@ -180,7 +189,7 @@ impl GuestBuilder {
         let folder = tempfile::Builder::new().prefix("mqblk-guest-").tempdir()?;
         let (agent_socket, qmp_socket) = (folder.path().join("agent"), folder.path().join("qmp"));
         let mut command = command(vmm.program(&cache));
-        command.args(self.arguments(vmm, &cache, accelerator, folder.path()));
+        command.args(self.command_line(vmm, &cache, accelerator, folder.path()));
         let mut qemu = Process::start("qemu-system-x86_64", command, &folder.path().join("qemu.log"))?;
         qemu.until("QMP socket", QEMU_TIMEOUT, || qmp_socket.exists() && agent_socket.exists())?;
         let agent = Agent::connect(&agent_socket)?;
@@ -198,7 +207,7 @@ impl GuestBuilder {
         self.power_on()
     }
 
-    fn arguments(&self, vmm: Vmm, cache: &GuestCache, accelerator: Accelerator, folder: &Path) -> Vec<OsString> {
+    fn command_line(&self, vmm: Vmm, cache: &GuestCache, accelerator: Accelerator, folder: &Path) -> Vec<OsString> {
         let kernel = self.kernel.unwrap_or(vmm.kernel());
         let mut list: Vec<OsString> = Vec::new();
         let mut add = |words: &[&str]| list.extend(words.iter().map(OsString::from));
@@ -230,6 +239,7 @@ impl GuestBuilder {
         }
         list.extend(self.disks.iter().flat_map(|disk| disk.arguments(vmm)).map(OsString::from));
         list.extend(self.controllers.iter().flat_map(|controller| controller.arguments(vmm)).map(OsString::from));
+        list.extend(self.arguments.iter().map(OsString::from));
         list
     }
 }

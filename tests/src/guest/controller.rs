@@ -28,6 +28,12 @@ impl LunConfig {
         Self { target, lun, keys: Vec::new() }.option("path", &path.display().to_string())
     }
 
+    /// Configures a LUN on other storage than a file: `storage` is the backend's name.
+    #[must_use]
+    pub fn on_storage(target: u8, lun: u16, storage: &str) -> Self {
+        Self { target, lun, keys: Vec::new() }.option("storage", storage)
+    }
+
     /// Configures another LUN for the logical unit of the LUN with the id `unit`.
     #[must_use]
     pub fn shared(target: u8, lun: u16, unit: &str) -> Self {

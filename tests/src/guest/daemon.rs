@@ -92,12 +92,19 @@ impl DaemonDisk {
     }
 
     fn for_qemu(&self, socket: &Path) -> Result<Vec<OsString>> {
-        ensure!(self.storage.is_none(), "qemu-storage-daemon serves files only here");
         let (id, path, socket) = (&self.id, self.path.display(), socket.display());
         let driver = if self.path.starts_with("/dev/") { "host_device" } else { "file" };
-        let mut node = format!("driver={driver},node-name=file-{id},filename={path},discard=unmap");
+        let mut node = match &self.storage {
+            None => format!("driver={driver},node-name=file-{id},filename={path},discard=unmap"),
+            Some(settings) => {
+                let size = settings.strip_prefix("storage=null,size=");
+                let size = size.with_context(|| format!("qemu-storage-daemon serves no '{settings}' here"))?;
+                format!("driver=null-co,node-name=file-{id},size={size},read-zeroes=off")
+            }
+        };
         let mut export = format!(
-            "type=vhost-user-blk,id=export-{id},node-name=file-{id},addr.type=unix,addr.path={socket},num-queues={}",
+            "type=vhost-user-blk,id=export-{id},node-name=file-{id},addr.type=unix,addr.path={socket},num-queues={},\
+             iothread=io-{id}",
             self.queues
         );
         let mut writable = true;
@@ -107,13 +114,15 @@ impl DaemonDisk {
                     node.push_str(",read-only=on");
                     writable = false;
                 }
+                ("aio", value) => node.push_str(&format!(",aio={value}")),
                 ("direct", value) => node.push_str(&format!(",cache.direct={value}")),
                 ("block-size", value) => export.push_str(&format!(",logical-block-size={value}")),
                 _ => bail!("qemu-storage-daemon knows no '{key}={value}'"),
             }
         }
         export.push_str(if writable { ",writable=on" } else { ",writable=off" });
-        Ok(vec!["--blockdev".into(), node.into(), "--export".into(), export.into()])
+        let thread = format!("iothread,id=io-{id}");
+        Ok(["--object", &thread, "--blockdev", &node, "--export", &export].map(OsString::from).into())
     }
 }
 
@@ -302,6 +311,12 @@ impl VhostUserDaemon {
         let stat = client.stat(&StatQuery { queues: true, ..StatQuery::default() })?;
         let found = stat.controllers.into_iter().find(|controller| controller.id == id);
         found.with_context(|| format!("no controller {id} in the server's figures"))
+    }
+
+    /// Returns its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
     /// Returns its program.

@@ -70,6 +70,12 @@ impl Guest {
         self.vmm
     }
 
+    /// Returns the process id of its QEMU.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.qemu.pid()
+    }
+
     /// Returns its directory, for files that end with it.
     #[must_use]
     pub fn folder(&self) -> &Path {

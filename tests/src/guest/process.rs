@@ -54,6 +54,11 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, stderr: stderr.to_path_buf() })
     }
 
+    /// Returns its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Returns the output so far.
     pub(crate) fn output(&self) -> String {
         std::fs::read(&self.stderr).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()

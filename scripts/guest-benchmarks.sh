@@ -1,0 +1,13 @@
+#!/bin/bash
+# fio in a real guest, with the same job file (tests/guest/benchmark.fio), on mqblk (virtio-blk and virtio-scsi), on qemu-storage-daemon, and on QEMU's own
+# virtio-blk and virtio-scsi with an iothread for each queue (iothread-vq-mapping), taking turns:
+#   scripts/guest-benchmarks.sh [--runs N] [--seconds S] [--vcpus N] [--out FOLDER] [--servers NAME,...] [--loads NAME,...]
+# Writes FOLDER/guest.json and guest.md (results/) as results come, and prints the tables. As root on Debian 12: it installs QEMU and prepares the guest.
+# With KVM where a guest boots with it, else emulated: then the counts for each request are what compares. --vcpus 2, --runs 3, --seconds 2 take about ten
+# minutes; give more CPUs and seconds on a larger machine.
+set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 0 ;; esac
+cd "$(dirname "$0")/.."
+tests/guest/prepare.sh
+cargo build --quiet --release -p mqblk
+MQBLK=${MQBLK:-$PWD/target/release/mqblk} exec cargo run --quiet --release -p mqblk-tests --example guest_bench -- "$@"

@@ -291,7 +291,7 @@ impl Channels {
     }
 
     /// Puts a request in a channel's plug.
-    #[inline(never)] // else it would cost queues of one disk, which do not come here, registers
+    #[inline]
     pub(crate) fn plug(&mut self, at: usize, request: AnyRequest) {
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
         open.plug.push(request);

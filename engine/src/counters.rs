@@ -1,7 +1,7 @@
 //! Counters of queues and workers: plain numbers that only the worker writes, and that are read by a copy taken on its thread.
 
 pub use mqblk_core::counters::QueueCounters;
-use mqblk_core::{ByteLen, DiskSlot, Op};
+use mqblk_core::{DiskSlot, Op};
 
 use crate::latency::LatencyHistogram;
 use crate::poll::PollReason;
@@ -119,11 +119,15 @@ pub(crate) enum OpClass {
 }
 
 impl OpClass {
+    #[inline]
     pub(crate) fn of(op: Op) -> OpClass {
-        match op {
-            Op::Read => OpClass::Read,
-            Op::Write { .. } => OpClass::Write,
-            _ => OpClass::Other,
+        // The two frequent ones by branches, which are predicted well; a jump table is not.
+        if op == Op::Read {
+            OpClass::Read
+        } else if let Op::Write { .. } = op {
+            OpClass::Write
+        } else {
+            OpClass::Other
         }
     }
 }
@@ -223,51 +227,46 @@ impl QueueStats {
 
 /// Counts completed requests.
 pub(crate) trait CountRequests {
-    /// Counts a completed request. `done`: how much was transferred, if it succeeded.
-    fn count(&mut self, op: Op, done: Option<ByteLen>) -> OpClass;
+    /// Counts completed requests of a class, which transferred so many bytes in all.
+    fn count(&mut self, class: OpClass, times: u64, bytes: u64);
+    /// Counts the operation of a request of [`OpClass::Other`].
+    fn count_other(&mut self, op: Op);
+    /// Counts a request that did not succeed.
+    fn count_error(&mut self, op: Op);
 }
 
 impl CountRequests for QueueCounters {
     #[inline]
-    fn count(&mut self, op: Op, done: Option<ByteLen>) -> OpClass {
-        self.requests += 1;
-        let bytes = done.map_or(0, |len| len.0);
-        // The two frequent ones by branches, which are predicted well; a jump table is not.
-        let class = if op == Op::Read {
-            self.reads += 1;
-            self.read_bytes += bytes;
-            OpClass::Read
-        } else if let Op::Write { .. } = op {
-            self.writes += 1;
-            self.written_bytes += bytes;
-            OpClass::Write
-        } else {
-            count_other(self, op);
-            OpClass::Other
-        };
-        if done.is_none() {
-            count_error(self, class);
+    fn count(&mut self, class: OpClass, times: u64, bytes: u64) {
+        self.requests += times;
+        match class {
+            OpClass::Read => {
+                self.reads += times;
+                self.read_bytes += bytes;
+            }
+            OpClass::Write => {
+                self.writes += times;
+                self.written_bytes += bytes;
+            }
+            OpClass::Other => {}
         }
-        class
     }
-}
 
-#[cold]
-fn count_error(counters: &mut QueueCounters, class: OpClass) {
-    counters.errors += 1;
-    match class {
-        OpClass::Read => counters.read_errors += 1,
-        OpClass::Write => counters.write_errors += 1,
-        OpClass::Other => {}
+    fn count_other(&mut self, op: Op) {
+        match op {
+            Op::Flush => self.flushes += 1,
+            Op::Discard { .. } => self.discards += 1,
+            Op::WriteZeroes { .. } => self.write_zeroes += 1,
+            Op::Read | Op::Write { .. } => {}
+        }
     }
-}
 
-#[cold]
-fn count_other(counters: &mut QueueCounters, op: Op) {
-    match op {
-        Op::Flush => counters.flushes += 1,
-        Op::Discard { .. } => counters.discards += 1,
-        Op::WriteZeroes { .. } => counters.write_zeroes += 1,
-        Op::Read | Op::Write { .. } => {}
+    fn count_error(&mut self, op: Op) {
+        self.errors += 1;
+        match OpClass::of(op) {
+            OpClass::Read => self.read_errors += 1,
+            OpClass::Write => self.write_errors += 1,
+            OpClass::Other => {}
+        }
     }
 }

@@ -90,6 +90,12 @@ impl PollList {
         self.queues.get(usize::from(slot)).copied().flatten().map(|queue| queue.phase)
     }
 
+    /// Returns true if the queue in `slot` is to be pulled from.
+    #[inline]
+    pub(crate) fn is_running(&self, slot: u16) -> bool {
+        matches!(self.queues.get(usize::from(slot)), Some(Some(ListedQueue { phase: Phase::Running, .. })))
+    }
+
     /// Returns the polled queues' slots.
     #[inline]
     pub(crate) fn polled(&self) -> &[u16] {

@@ -9,96 +9,116 @@ use crate::clock::Ticks;
 use crate::request::{AnyCompletion, AnyRequest};
 
 /// Where a queue's requests go: into the plugs of its disks, or straight back when they are refused.
-pub(crate) struct SubmitContext<'a> {
+pub(crate) struct SubmitContext<R> {
     /// The queue's slot.
     pub(crate) slot: u16,
     pub(crate) now: Ticks,
-    pub(crate) route: Route<'a>,
+    pub(crate) route: R,
 }
 
 /// The route to a queue's disks.
-pub(crate) enum Route<'a> {
-    /// To a queue's only disk, in a pull: its plug is looked up once per batch.
-    One {
-        disk: &'a AttachedDisk,
-        plug: &'a mut Vec<AnyRequest>,
-        finished: &'a mut Vec<AnyCompletion>,
-        cancelled: &'a mut Vec<(usize, Tag)>,
-    },
-    /// To any of a queue's disks.
-    Any { disks: &'a AttachedDisks, channels: &'a mut Channels },
-}
-
-impl<'a> Route<'a> {
-    /// Returns the route to the only disk of a queue. The caller marks its channel [plugged](Channels::mark_plugged) afterwards.
-    #[inline]
-    pub(crate) fn to_only(disk: &'a AttachedDisk, channels: &'a mut Channels) -> Route<'a> {
-        let (plug, finished, cancelled) = channels.lists(disk.channel);
-        Route::One { disk, plug, finished, cancelled }
-    }
-
+pub(crate) trait Route {
     /// Checks a request. Returns the index of the disk's channel, or the outcome with which the request is refused.
-    #[inline]
-    pub(crate) fn check(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
-        match self {
-            Route::One { disk: only, .. } if disk == DiskSlot::FIRST => check(only, op, start, len),
-            Route::One { .. } => Err(Outcome::Aborted),
-            Route::Any { disks, .. } => check_any(disks, disk, op, start, len),
-        }
-    }
+    fn check(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome>;
 
-    #[inline]
-    pub(crate) fn plug(&mut self, at: usize, request: AnyRequest) {
-        match self {
-            Route::One { plug, .. } => plug.push(request),
-            Route::Any { channels, .. } => channels.plug(at, request),
-        }
-    }
+    /// Puts a request that was [checked](Self::check) in the plug of its disk.
+    fn plug(&mut self, at: usize, request: AnyRequest);
+
+    /// Completes a request that was refused.
+    fn refuse(&mut self, ended: AnyCompletion);
 
     /// Cancels requests, given by their disk and tag.
-    pub(crate) fn cancel(&mut self, picked: impl Iterator<Item = (DiskSlot, Tag)>) {
-        match self {
-            Route::One { disk, cancelled, .. } => cancelled.extend(picked.map(|(_, tag)| (disk.channel, tag))),
-            Route::Any { disks, channels } => {
-                channels.cancelled.extend(picked.filter_map(|(disk, tag)| Some((disks.channel(disk)?, tag))));
-            }
+    fn cancel(&mut self, picked: impl Iterator<Item = (DiskSlot, Tag)>);
+}
+
+/// To a queue's only disk, in a pull: its plug is looked up once per batch.
+pub(crate) struct ToOnlyDisk<'a> {
+    disk: &'a AttachedDisk,
+    plug: &'a mut Vec<AnyRequest>,
+    finished: &'a mut Vec<AnyCompletion>,
+    cancelled: &'a mut Vec<(usize, Tag)>,
+}
+
+impl<'a> ToOnlyDisk<'a> {
+    /// Returns the route to the only disk of a queue. The caller marks its channel [plugged](Channels::mark_plugged) afterwards.
+    #[inline]
+    pub(crate) fn new(disk: &'a AttachedDisk, channels: &'a mut Channels) -> ToOnlyDisk<'a> {
+        let (plug, finished, cancelled) = channels.lists(disk.channel);
+        ToOnlyDisk { disk, plug, finished, cancelled }
+    }
+}
+
+impl Route for ToOnlyDisk<'_> {
+    #[inline(always)]
+    fn check(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+        match disk {
+            DiskSlot::FIRST => check(self.disk, op, start, len).map(|()| self.disk.channel),
+            _ => Err(Outcome::Aborted),
         }
     }
 
+    #[inline(always)]
+    fn plug(&mut self, _: usize, request: AnyRequest) {
+        self.plug.push(request);
+    }
+
+    #[inline]
+    fn refuse(&mut self, ended: AnyCompletion) {
+        self.finished.push(ended);
+    }
+
+    fn cancel(&mut self, picked: impl Iterator<Item = (DiskSlot, Tag)>) {
+        self.cancelled.extend(picked.map(|(_, tag)| (self.disk.channel, tag)));
+    }
+}
+
+/// To any of a queue's disks.
+pub(crate) struct ToDisks<'a> {
+    pub(crate) disks: &'a AttachedDisks,
+    pub(crate) channels: &'a mut Channels,
+}
+
+impl ToDisks<'_> {
     /// Counts and logs a request that is completed with an error. One that was cancelled is none.
     #[cold]
     pub(crate) fn failed(&self, disk: DiskSlot, op: Op, start: ByteOffset, outcome: Outcome) {
-        // A pull, whose route this may be, completes nothing.
-        let Route::Any { disks, channels } = self else { return };
         if outcome != Outcome::Aborted
-            && let Some(open) = disks.channel(disk).and_then(|at| channels.find(at))
+            && let Some(open) = self.disks.channel(disk).and_then(|at| self.channels.find(at))
         {
             open.health.failed(outcome, op, start);
         }
     }
+}
 
+impl Route for ToDisks<'_> {
     #[inline]
-    pub(crate) fn refuse(&mut self, ended: AnyCompletion) {
-        match self {
-            Route::One { finished, .. } => finished.push(ended),
-            Route::Any { channels, .. } => channels.completions.push(ended),
+    fn check(&self, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
+        match self.disks.get(disk) {
+            Some(disk) => check(disk, op, start, len).map(|()| disk.channel),
+            // It was closed.
+            None => Err(Outcome::Aborted),
         }
     }
-}
 
-#[inline(never)]
-fn check_any(disks: &AttachedDisks, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
-    match disks.get(disk) {
-        Some(disk) => check(disk, op, start, len),
-        // It was closed.
-        None => Err(Outcome::Aborted),
+    #[inline]
+    fn plug(&mut self, at: usize, request: AnyRequest) {
+        self.channels.plug(at, request);
+    }
+
+    #[inline]
+    fn refuse(&mut self, ended: AnyCompletion) {
+        self.channels.completions.push(ended);
+    }
+
+    fn cancel(&mut self, picked: impl Iterator<Item = (DiskSlot, Tag)>) {
+        self.channels.cancelled.extend(picked.filter_map(|(disk, tag)| Some((self.disks.channel(disk)?, tag))));
     }
 }
 
-#[inline]
-fn check(disk: &AttachedDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result<usize, Outcome> {
-    if op.modifies() && disk.geometry.read_only {
+#[inline(always)]
+fn check(disk: &AttachedDisk, op: Op, start: ByteOffset, len: ByteLen) -> Result<(), Outcome> {
+    if disk.geometry.read_only && op.modifies() {
         return Err(Outcome::ReadOnly);
     }
-    if in_range(start, len, disk.geometry.size) { Ok(disk.channel) } else { Err(Outcome::OutOfRange) }
+    if in_range(start, len, disk.geometry.size) { Ok(()) } else { Err(Outcome::OutOfRange) }
 }

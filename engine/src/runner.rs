@@ -17,25 +17,34 @@ use crate::per_disk::PerDisk;
 use crate::poll::{Idle, PollPolicy, PollState, WindowRule};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest, Buffer};
-use crate::route::SubmitContext;
+use crate::route::{Route, SubmitContext, ToDisks, ToOnlyDisk};
 use crate::tags::{TagTable, Timestamps};
 use crate::wake_cost;
 
 /// A queue of any type, as its worker sees it.
 pub(crate) trait AnyQueue: Any {
+    /// Pulls one batch of requests of a queue of one disk.
+    fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToOnlyDisk<'_>>) -> PullResult;
     /// Pulls one batch of requests.
-    fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<'_>) -> PullResult;
+    fn pull_for_any(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToDisks<'_>>) -> PullResult;
     /// Handles a wake of the queue.
     fn woken(
         &mut self,
         context: &mut UringContext,
-        submit: &mut SubmitContext<'_>,
+        submit: &mut SubmitContext<ToDisks<'_>>,
         running: bool,
     ) -> Result<(), &'static str>;
-    /// Records when a run of requests, all of this queue, is submitted to the storage.
-    fn submitted(&mut self, run: &[AnyRequest], now: Ticks);
-    /// Finishes a run of completed requests, all of this queue, and admits the next steps of multi-step commands.
-    fn finish(&mut self, context: &mut UringContext, run: &mut [AnyCompletion], submit: &mut SubmitContext<'_>);
+    /// Records when requests are submitted to the storage: those of the queue in this slot, up to the first one of another queue. Returns how
+    /// many.
+    fn submitted(&mut self, slot: u16, requests: &[AnyRequest], now: Ticks) -> usize;
+    /// Finishes completed requests, those of this queue up to the first one of another queue, and admits the next steps of multi-step commands.
+    /// Returns how many.
+    fn finish(
+        &mut self,
+        context: &mut UringContext,
+        completed: &mut [AnyCompletion],
+        submit: &mut SubmitContext<ToDisks<'_>>,
+    ) -> usize;
     /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. `rule`: see
     /// [`poll_or_arm`](Self::poll_or_arm).
     fn publish(&mut self, finished: Ticks, clock: &Clock, rule: WindowRule) -> Published;
@@ -130,6 +139,7 @@ pub(crate) struct IdleQueue<Q> {
 }
 
 /// Requests of one class with equal timestamps: often all of a batch.
+#[derive(Clone, Copy)]
 struct EndedRequests {
     class: OpClass,
     stamps: Timestamps,
@@ -182,6 +192,60 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     /// Drops a part of a request that will not be completed. Returns the request's token with the last part.
     pub(crate) fn forget_part(&mut self, index: u16) -> Option<Q::Token> {
         self.tags.forget_part(index)
+    }
+
+    #[inline(always)] // it has two callers, each of which has its own kind of route
+    fn pull_batch<R: Route>(&mut self, context: &mut UringContext, submit: &mut SubmitContext<R>) -> PullResult
+    where
+        Q: GuestQueue<Context = UringContext>,
+    {
+        let now = submit.now;
+        if self.pace.holds(now) {
+            return PullResult::Nothing;
+        }
+        let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
+        let (tags, counters) = (&mut self.tags, &mut self.counters);
+        let pulled = self.queue.pull(context, &mut QueueIntake { submit, tags, counters });
+        if let PullEnd::Broken(why) = pulled {
+            return PullResult::Broken(why);
+        }
+        let taken = self.tags.in_flight() as u64 + self.counters.answered_alone - before;
+        if taken > 0 {
+            self.counters.turns += 1;
+            self.busy_since.get_or_insert(now);
+            self.pace.took(taken, pulled == PullEnd::MoreWaiting, now);
+            self.poll.active(true, now);
+            if pulled == PullEnd::MoreWaiting { PullResult::More } else { PullResult::Requests }
+        } else {
+            self.counters.empty_turns += 1;
+            self.pace.found_nothing();
+            PullResult::Nothing
+        }
+    }
+
+    /// Counts finished requests of one class, which transferred so many bytes in all, and notes their latencies.
+    #[inline]
+    fn end_group(&mut self, group: &EndedRequests, bytes: u64) {
+        if group.times == 0 {
+            return;
+        }
+        self.counters.count(group.class, group.times, bytes);
+        match self.ended.last_mut() {
+            Some(last) if last.stamps == group.stamps && last.class == group.class => last.times += group.times,
+            _ => self.ended.push(*group),
+        }
+    }
+
+    /// Counts what is special about a finished request that is not a transfer, or failed.
+    #[cold]
+    fn count_unusual(&mut self, index: u16, op: Op, outcome: Outcome, route: &ToDisks<'_>) {
+        self.counters.count_other(op);
+        if !outcome.is_done() {
+            self.counters.count_error(op);
+            if let Some((disk, start)) = self.tags.place(index) {
+                route.failed(disk, op, start, outcome);
+            }
+        }
     }
 
     #[inline]
@@ -259,13 +323,13 @@ impl<Q: GuestQueue> QueueRunner<Q> {
 }
 
 /// The engine's side of one call to a queue.
-struct QueueIntake<'a, 'd, T> {
-    submit: &'a mut SubmitContext<'d>,
+struct QueueIntake<'a, R, T> {
+    submit: &'a mut SubmitContext<R>,
     tags: &'a mut TagTable<T>,
     counters: &'a mut QueueCounters,
 }
 
-impl<T> QueueIntake<'_, '_, T> {
+impl<R, T> QueueIntake<'_, R, T> {
     #[inline(always)] // else the token would travel through memory
     fn tag(&mut self, token: T, what: (DiskSlot, Op, ByteOffset), parts: u16) -> Tag {
         let index =
@@ -274,7 +338,7 @@ impl<T> QueueIntake<'_, '_, T> {
     }
 }
 
-impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
+impl<R: Route, T> Intake<T, Buffer> for QueueIntake<'_, R, T> {
     #[inline]
     fn room(&self) -> usize {
         self.tags.room()
@@ -329,35 +393,19 @@ impl<T> Intake<T, Buffer> for QueueIntake<'_, '_, T> {
 
 impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q> {
     #[inline]
-    fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<'_>) -> PullResult {
-        let now = submit.now;
-        if self.pace.holds(now) {
-            return PullResult::Nothing;
-        }
-        let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
-        let (tags, counters) = (&mut self.tags, &mut self.counters);
-        let pulled = self.queue.pull(context, &mut QueueIntake { submit, tags, counters });
-        if let PullEnd::Broken(why) = pulled {
-            return PullResult::Broken(why);
-        }
-        let taken = self.tags.in_flight() as u64 + self.counters.answered_alone - before;
-        if taken > 0 {
-            self.counters.turns += 1;
-            self.busy_since.get_or_insert(now);
-            self.pace.took(taken, pulled == PullEnd::MoreWaiting, now);
-            self.poll.active(true, now);
-            if pulled == PullEnd::MoreWaiting { PullResult::More } else { PullResult::Requests }
-        } else {
-            self.counters.empty_turns += 1;
-            self.pace.found_nothing();
-            PullResult::Nothing
-        }
+    fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToOnlyDisk<'_>>) -> PullResult {
+        self.pull_batch(context, submit)
+    }
+
+    #[inline]
+    fn pull_for_any(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToDisks<'_>>) -> PullResult {
+        self.pull_batch(context, submit)
     }
 
     fn woken(
         &mut self,
         context: &mut UringContext,
-        submit: &mut SubmitContext<'_>,
+        submit: &mut SubmitContext<ToDisks<'_>>,
         running: bool,
     ) -> Result<(), &'static str> {
         let (tags, counters) = (&mut self.tags, &mut self.counters);
@@ -365,39 +413,55 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn submitted(&mut self, run: &[AnyRequest], now: Ticks) {
-        for request in run {
+    fn submitted(&mut self, slot: u16, requests: &[AnyRequest], now: Ticks) -> usize {
+        for (at, request) in requests.iter().enumerate() {
+            if request.tag.queue() != slot {
+                return at;
+            }
             self.tags.submitted(request.tag.index(), now);
         }
+        requests.len()
     }
 
     #[inline]
-    fn finish(&mut self, context: &mut UringContext, run: &mut [AnyCompletion], submit: &mut SubmitContext<'_>) {
+    fn finish(
+        &mut self,
+        context: &mut UringContext,
+        completed: &mut [AnyCompletion],
+        submit: &mut SubmitContext<ToDisks<'_>>,
+    ) -> usize {
+        let slot = submit.slot;
         if self.per_disk.is_some() {
-            self.count_by_disk(run);
+            let others = completed.iter().position(|done| done.tag.queue() != slot);
+            self.count_by_disk(&completed[..others.unwrap_or(completed.len())]);
         }
-        for done in run {
+        // Counted and recorded as one while they have the same class and timestamps: often all of a batch.
+        let mut group = EndedRequests { class: OpClass::Read, stamps: Timestamps::default(), times: 0 };
+        let (mut bytes, mut finished) = (0, 0);
+        for done in completed {
+            if done.tag.queue() != slot {
+                break;
+            }
+            finished += 1;
             let Some((token, op, outcome, stamps)) = self.tags.finish_part(done.tag.index(), done.outcome) else {
                 continue;
             };
-            let transferred = match outcome {
-                Outcome::Done(len) => Some(len),
-                failure => {
-                    if let Some((disk, start)) = self.tags.place(done.tag.index()) {
-                        submit.route.failed(disk, op, start, failure);
-                    }
-                    None
-                }
-            };
-            let class = self.counters.count(op, transferred);
-            match self.ended.last_mut() {
-                Some(last) if last.stamps == stamps && last.class == class => last.times += 1,
-                _ => self.ended.push(EndedRequests { class, stamps, times: 1 }),
+            let class = OpClass::of(op);
+            if group.stamps != stamps || group.class != class {
+                self.end_group(&group, bytes);
+                (group, bytes) = (EndedRequests { class, stamps, times: 0 }, 0);
             }
-            let completed = FinishedRequest { token, outcome, buffer: done.buffer.take() };
+            group.times += 1;
+            match outcome {
+                Outcome::Done(len) if class != OpClass::Other => bytes += len.0,
+                outcome => self.count_unusual(done.tag.index(), op, outcome, &submit.route),
+            }
+            let request = FinishedRequest { token, outcome, buffer: done.buffer.take() };
             let (tags, counters) = (&mut self.tags, &mut self.counters);
-            self.queue.finish(context, completed, &mut QueueIntake { submit: &mut *submit, tags, counters });
+            self.queue.finish(context, request, &mut QueueIntake { submit: &mut *submit, tags, counters });
         }
+        self.end_group(&group, bytes);
+        finished
     }
 
     #[inline]

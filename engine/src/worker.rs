@@ -17,7 +17,7 @@ use crate::poll::PollPolicy;
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
 use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
-use crate::route::{Route, SubmitContext};
+use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::runner::{AnyQueue, PullResult};
 use crate::waiting::Waiting;
 
@@ -187,10 +187,13 @@ impl Worker {
             let (queues, clock, now) = (&mut self.queues, &self.clock, &mut self.now);
             let stamp = |requests: &[AnyRequest]| {
                 *now = clock.now();
-                for run in requests.chunk_by(|one, next| one.tag.queue() == next.tag.queue()) {
-                    if let Some(attached) = queues[usize::from(run[0].tag.queue())].as_mut() {
-                        attached.runner.submitted(run, *now);
-                    }
+                let mut left = requests;
+                while let [first, others @ ..] = left {
+                    let slot = first.tag.queue();
+                    left = match queues[usize::from(slot)].as_mut() {
+                        Some(attached) => &left[attached.runner.submitted(slot, left, *now)..],
+                        None => others,
+                    };
                 }
             };
             happened |= pulled | (self.channels.submit(&mut self.context, stamp) > 0);
@@ -219,7 +222,7 @@ impl Worker {
     /// Handles kicks and messages. Returns true if there were any.
     #[inline]
     fn read_signals(&mut self) -> bool {
-        if !self.context.has_completions(self.client) {
+        if !self.context.has_unread() || !self.context.has_completions(self.client) {
             return false;
         }
         let mut messages = false;
@@ -263,7 +266,7 @@ impl Worker {
         // A queue that is about to move may take requests: another queue's barrier waits for those before it.
         let moves_running = matches!(attached.on_drained, Some(OnDrained::Move(Phase::Running, _)));
         let running = phase == Some(Phase::Running) || moves_running;
-        let route = Route::Any { disks: &attached.disks, channels: &mut self.channels };
+        let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
         let mut submit = SubmitContext { slot, now: self.now, route };
         let taken = attached.runner.woken(&mut self.context, &mut submit, running);
         mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
@@ -351,16 +354,22 @@ impl Worker {
     /// Pulls one batch from the queue in `slot`. Returns true if it had requests.
     #[inline(always)] // also where it is called for deep pulls, which are rare
     fn pull(&mut self, slot: u16) -> bool {
-        if self.poll_list.phase(slot) != Some(Phase::Running) {
+        if !self.poll_list.is_running(slot) {
             return false;
         }
         let Some(attached) = self.queues[usize::from(slot)].as_mut() else { return false };
         let only = attached.disks.only();
-        let route = match only {
-            Some(disk) => Route::to_only(disk, &mut self.channels),
-            None => Route::Any { disks: &attached.disks, channels: &mut self.channels },
+        let now = self.now;
+        let found = match only {
+            Some(disk) => {
+                let route = ToOnlyDisk::new(disk, &mut self.channels);
+                attached.runner.pull(&mut self.context, &mut SubmitContext { slot, now, route })
+            }
+            None => {
+                let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
+                attached.runner.pull_for_any(&mut self.context, &mut SubmitContext { slot, now, route })
+            }
         };
-        let found = attached.runner.pull(&mut self.context, &mut SubmitContext { slot, now: self.now, route });
         if found == PullResult::Nothing {
             return false;
         }
@@ -439,14 +448,17 @@ impl Worker {
     #[inline]
     fn complete_batch(&mut self) {
         self.waiting.completed(self.completing.len());
-        for run in self.completing.chunk_by_mut(|one, next| one.tag.queue() == next.tag.queue()) {
-            let slot = run[0].tag.queue();
+        let mut left = self.completing.as_mut_slice();
+        while let [first, ..] = left {
+            let slot = first.tag.queue();
             let Some(attached) = self.queues[usize::from(slot)].as_mut().filter(|attached| !attached.frozen) else {
+                left = &mut left[1..];
                 continue;
             };
-            let route = Route::Any { disks: &attached.disks, channels: &mut self.channels };
+            let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
             let mut submit = SubmitContext { slot, now: self.now, route };
-            attached.runner.finish(&mut self.context, run, &mut submit);
+            let finished = attached.runner.finish(&mut self.context, left, &mut submit);
+            left = &mut left[finished..];
             mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         }
         self.completing.clear();

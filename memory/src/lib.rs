@@ -32,7 +32,7 @@ pub use dirty::{DirtyLog, DirtyLogError};
 pub use grant::{CopyDirection, DomainId, GrantAccess, GrantCopy, GrantRef, GrantStatus};
 pub use guest::{GuestAddress, GuestMemory, MemoryError, Region, UserAddress};
 pub use mapping::{Mapping, create_memfd, zero_file};
-pub use pool::{Buffer, BufferFault, BufferPool, FixedBuffers, LeaseId, PooledContext, Segment};
+pub use pool::{Buffer, BufferFault, BufferPool, FixedBuffers, LeaseAccess, LeaseId, PooledContext, Segment};
 pub use rules::SharedFileRules;
 pub use shared::{Pod, SharedArray, SharedU16, SharedU32, SharedWords, full_fence};
 pub use sigbus::{MemoryLoss, is_address_lost};

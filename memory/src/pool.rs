@@ -23,11 +23,21 @@ mod transfer;
 
 pub use lease::{FixedBuffers, LeaseId};
 use lease::{Lease, RegionCache};
+pub use transfer::LeaseAccess;
 
 /// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it; another one refuses it.
 #[derive(Debug)]
 #[must_use = "a buffer that is not released keeps its memory mapped for ever"]
 pub struct Buffer(std::num::NonZeroU32);
+
+impl Buffer {
+    /// Returns the handle of entry `index` of the pool with this tag.
+    #[inline]
+    fn new(tag: u32, index: u32) -> Buffer {
+        let bits = tag | (index + 1);
+        Buffer(std::num::NonZeroU32::new(bits).expect("an index has 26 bits at most, so that 1 more is not 0"))
+    }
+}
 
 /// The bits of a handle that are the buffer's index + 1. Those above are its pool's tag: 64 pools are told apart.
 const INDEX_BITS: u32 = 26;
@@ -187,10 +197,7 @@ impl BufferPool {
     /// Returns the handle of entry `index`.
     #[inline]
     fn handle(&self, index: u32) -> Buffer {
-        Buffer(
-            std::num::NonZeroU32::new(self.tag | (index + 1))
-                .expect("an index has 26 bits at most, so that 1 more is not 0"),
-        )
+        Buffer::new(self.tag, index)
     }
 
     /// Reserves capacity for `more` further buffers. This only reserves address space: memory is allocated when that many buffers are in
@@ -382,10 +389,23 @@ impl BufferPool {
         self.handle(index)
     }
 
+    /// Writes the status byte of a buffer that has one, and releases the buffer.
+    #[inline(always)] // for the place where most requests end
+    pub fn release_with_status(&mut self, buffer: Buffer, status: u8) {
+        let index = self.index(&buffer);
+        self.write_status_of(index, status);
+        self.release_index(index);
+    }
+
     /// Releases a buffer, and the members of a merged one. A retired lease ends with its last buffer.
     #[inline]
     pub fn release(&mut self, buffer: Buffer) {
         let index = self.index(&buffer);
+        self.release_index(index);
+    }
+
+    #[inline(always)]
+    fn release_index(&mut self, index: usize) {
         let lease_index = self.free_entry(index) as usize;
         let Some(slot) = self.leases.get_mut(lease_index) else { return self.release_members(index) };
         let lease = slot.as_mut().expect("a live buffer holds its lease");
@@ -489,7 +509,12 @@ impl BufferPool {
     /// Writes the status byte, if the buffer has one.
     #[inline]
     pub fn write_status(&self, buffer: &Buffer, status: u8) {
-        let place = self.entries[self.unchecked_index(buffer)].status;
+        self.write_status_of(self.unchecked_index(buffer), status);
+    }
+
+    #[inline]
+    fn write_status_of(&self, index: usize, status: u8) {
+        let place = self.entries[index].status;
         if place != 0 {
             // SAFETY: `set_status` translated it in the buffer's lease, which keeps it mapped.
             unsafe { std::ptr::with_exposed_provenance_mut::<u8>(place as usize).write_volatile(status) };

@@ -1,6 +1,6 @@
 //! What all formats of a virtqueue have in common. Source: virtio 1.3 section 2.6, "Virtqueues".
 
-use mqblk_memory::GuestAddress;
+use mqblk_memory::{GuestAddress, LeaseAccess};
 
 /// Largest queue size that the specification allows. Source: virtio 1.3 sections 2.7 and 2.8.
 pub const MAX_QUEUE_SIZE: u16 = 32768;
@@ -116,6 +116,21 @@ pub struct ChainSegment {
     pub len: u32,
     /// Device-writable (else device-readable).
     pub writable: bool,
+}
+
+impl ChainSegment {
+    #[inline]
+    pub(crate) fn from_descriptor(desc: Descriptor) -> ChainSegment {
+        ChainSegment { address: GuestAddress(desc.address), len: desc.len, writable: desc.flags & DESC_WRITE != 0 }
+    }
+}
+
+/// The chains that most requests have, of a ring of one format: a device type reads them without a `match` for each.
+pub trait UsualChains {
+    /// Returns the segments of a chain of three, in the ring or in an indirect table: the first one is readable and the last one writable. A
+    /// segment may have no bytes. `None` for all other chains, and for whatever [`DeviceRing::walk`](crate::virtqueue::DeviceRing::walk)
+    /// would refuse.
+    fn three_segments(&self, access: &mut LeaseAccess<'_>, head: &ChainHead) -> Option<[ChainSegment; 3]>;
 }
 
 /// Error of a chain.

@@ -4,13 +4,12 @@
 //! branch: a queue keeps its format.
 
 use mqblk_core::{ArmResult, PublishResult};
-use mqblk_memory::{BufferPool, GuestAddress, GuestMemory, LeaseId, SharedWords};
+use mqblk_memory::{BufferPool, GuestMemory, LeaseId, SharedWords};
 
 pub use crate::format::{
     ChainError, ChainHead, ChainSegment, MAX_QUEUE_SIZE, RingAddresses, RingFormat, RingSetupError, RingState,
-    VirtqueueError,
+    UsualChains, VirtqueueError,
 };
-use crate::format::{DESC_WRITE, Descriptor};
 use crate::packed::layout::Base;
 use crate::packed::{PackedDevice, PackedInflight, PackedRing};
 pub use crate::split::{InflightError, RingLog};
@@ -245,19 +244,6 @@ impl DeviceRing {
             DeviceRing::Split(ring) => ring.fetch(pool, lease, heads, max),
             DeviceRing::Packed(ring) => ring.fetch(pool, lease, heads, max),
         }
-    }
-
-    /// Returns the segments of a chain of three, the first of which is readable and the last writable: what most requests have. `None` for all
-    /// others, and for whatever [`walk`](Self::walk) would refuse.
-    #[inline(always)] // else the segments would travel through memory
-    pub fn three_segments(&self, pool: &mut BufferPool, lease: LeaseId, head: &ChainHead) -> Option<[ChainSegment; 3]> {
-        let DeviceRing::Split(ring) = self else { return None };
-        let segment = |desc: Descriptor| ChainSegment {
-            address: GuestAddress(desc.address),
-            len: desc.len,
-            writable: desc.flags & DESC_WRITE != 0,
-        };
-        ring.three_descriptors(pool, lease, head).map(|three| three.map(segment))
     }
 
     /// Calls `each` with every segment of a chain, readable segments first. Segments of length 0 are skipped.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::units::in_range;
-use mqblk_core::{BlockSize, ByteLen, DiskError, Errno, Geometry, Op, Outcome, Request};
+use mqblk_core::{BlockSize, ByteLen, ByteOffset, DiskError, Errno, Geometry, Op, Outcome, Request};
 
 /// The outcome of a request that no engine should have admitted.
 pub(crate) const INVALID: Outcome = Outcome::Failed(Errno::INVAL);
@@ -22,6 +22,23 @@ pub(crate) const MAX_TRANSFER: ByteLen = ByteLen(1 << 30);
 /// missing buffer.
 #[inline]
 pub(crate) fn check_request<B>(geometry: &Geometry, request: &Request<B>) -> Option<Outcome> {
+    let Request { start, len, op, .. } = *request;
+    // Most requests: all checks of a transfer.
+    if op.has_data()
+        && !(geometry.read_only && op.modifies())
+        && in_range(start, len, geometry.size)
+        && ByteOffset(start.0 | len.0).is_aligned(geometry.logical_block)
+        && len != ByteLen::ZERO
+        && request.buffer.is_some()
+    {
+        return None;
+    }
+    check_any_request(geometry, request)
+}
+
+/// As [`check_request`], one check after the other.
+#[inline(never)]
+fn check_any_request<B>(geometry: &Geometry, request: &Request<B>) -> Option<Outcome> {
     let Request { start, len, op, .. } = *request;
     match op {
         Op::Flush => return None,

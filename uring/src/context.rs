@@ -262,7 +262,23 @@ impl UringContext {
     /// At most one system call, none when there is nothing to do.
     ///
     /// Does not wait while a queue holds completions: these may be all that there was to wait for.
+    #[inline]
     pub fn turn(&mut self, wait: Wait) -> usize {
+        if wait == Wait::No && self.has_nothing_to_do() { 0 } else { self.busy_turn(wait) }
+    }
+
+    /// Returns true if nothing is to be submitted or done, and no completion is there or pending in the kernel.
+    #[inline]
+    fn has_nothing_to_do(&mut self) -> bool {
+        !self.chores
+            && self.unsubmitted == 0
+            && self.tables.leaving.is_empty()
+            && self.ring.completion().is_empty()
+            && !(self.deferred && self.needs_enter())
+    }
+
+    #[inline(never)]
+    fn busy_turn(&mut self, wait: Wait) -> usize {
         if self.chores {
             self.do_chores();
         }

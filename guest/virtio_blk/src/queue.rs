@@ -4,13 +4,15 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use mqblk_core::{ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Outcome, PublishResult, PullEnd};
-use mqblk_memory::{Buffer, BufferPool, LeaseId};
-use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, MappedRing, RingLog, RingState, VirtqueueError};
+use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
+use mqblk_ring::virtqueue::{
+    ChainBatch, ChainHead, DeviceRing, MappedRing, RingLog, RingState, UsualChains, VirtqueueError,
+};
 use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
 use crate::config::MAX_RANGES;
 use crate::device::VirtioBlk;
-use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, SegmentLimits, Transfer};
+use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, SegmentLimits, Transfer, TransferRules};
 
 /// State of an admitted request that its completion needs.
 #[derive(Debug)]
@@ -49,26 +51,7 @@ impl<L: GuestContext> BlkQueue<L> {
         self.ring.put_used(head, if status == BlkStatus::OK { written } else { 1 });
     }
 
-    /// Parses one chain and admits or completes it.
-    #[inline]
-    fn process_chain<I: Intake<BlkToken, Buffer>>(
-        &mut self,
-        pool: &mut BufferPool,
-        head: &ChainHead,
-        fua: bool,
-        into: &mut I,
-    ) -> Result<(), VirtqueueError> {
-        let memory = (&mut *pool, self.lease);
-        let Some(transfer) = Transfer::read((&self.ring, head), memory, &self.device, fua, self.limits) else {
-            return self.process_any_chain(pool, head, fua, into);
-        };
-        let Transfer { op, start, len, buffer, written } = transfer;
-        let token = BlkToken { head: head.index, written, buffer: None };
-        into.admit(token, DiskSlot::FIRST, op, start, len, Some(buffer));
-        Ok(())
-    }
-
-    /// As [`process_chain`](Self::process_chain), for chains of any layout.
+    /// Parses one chain of any layout, and admits or completes it.
     #[inline(never)]
     fn process_any_chain<I: Intake<BlkToken, Buffer>>(
         &mut self,
@@ -124,6 +107,24 @@ impl<L: GuestContext> BlkQueue<L> {
     }
 }
 
+/// Admits transfers, up to the first chain that is anything else. Returns how many.
+#[inline]
+fn admit_transfers<I: Intake<BlkToken, Buffer>>(
+    ring: &impl UsualChains,
+    heads: &[ChainHead],
+    mut access: LeaseAccess<'_>,
+    rules: &TransferRules,
+    into: &mut I,
+) -> usize {
+    for (at, head) in heads.iter().enumerate() {
+        let Some(transfer) = Transfer::read(ring, head, &mut access, rules) else { return at };
+        let Transfer { op, start, len, buffer, written } = transfer;
+        let token = BlkToken { head: head.index, written, buffer: None };
+        into.admit(token, DiskSlot::FIRST, op, start, len, Some(buffer));
+    }
+    heads.len()
+}
+
 impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     type Token = BlkToken;
     type Position = RingState;
@@ -144,17 +145,26 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
             Ok(fetched) => fetched,
             Err(error) => return PullEnd::Broken(error.0),
         };
-        let fua = self.device.is_write_through();
-        for at in 0..count {
-            let head = self.batch.heads[at];
-            if let Err(error) = self.process_chain(pool, &head, fua, into) {
-                return PullEnd::Broken(error.0);
+        let rules = TransferRules::new(&self.device, self.limits);
+        let mut at = 0;
+        while at < count {
+            let heads = &self.batch.heads[at..count];
+            at += match &self.ring {
+                DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
+                DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
+            };
+            if at < count {
+                let head = self.batch.heads[at];
+                if let Err(error) = self.process_any_chain(pool, &head, rules.fua(), into) {
+                    return PullEnd::Broken(error.0);
+                }
+                at += 1;
             }
         }
         if more { PullEnd::MoreWaiting } else { PullEnd::Empty }
     }
 
-    #[inline]
+    #[inline(always)] // the engine calls it in one place
     fn finish<I>(&mut self, context: &mut L, finished: FinishedRequest<BlkToken, Buffer>, _into: &mut I)
     where
         I: Intake<BlkToken, Buffer>,
@@ -166,7 +176,8 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
             _ => BlkStatus::IOERR,
         };
         if let Some(buffer) = finished.buffer.or(buffer) {
-            self.complete_chain(context.pool(), head, buffer, status, written);
+            context.pool().release_with_status(buffer, status.0);
+            self.ring.put_used(head, if status == BlkStatus::OK { written } else { 1 });
         }
     }
 

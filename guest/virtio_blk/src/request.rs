@@ -1,8 +1,8 @@
 //! Parses a chain of descriptors into a request. Source: virtio 1.3 section 5.2.6.
 
-use mqblk_core::{ByteLen, ByteOffset, Op, Sector512};
-use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
-use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, VirtqueueError};
+use mqblk_core::{BlockSize, ByteLen, ByteOffset, Op, Sector512};
+use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseAccess, LeaseId};
+use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, UsualChains, VirtqueueError};
 use virtio_bindings::virtio_blk as b;
 
 use crate::config::MAX_RANGES;
@@ -66,32 +66,54 @@ pub(crate) struct Transfer {
 
 impl Transfer {
     /// Reads a chain. `None` if it is anything else, or wrong in any way: [`RequestChain`] finds out, from another reading of its bytes.
-    #[inline]
+    #[inline(always)] // else it would travel through memory
     pub(crate) fn read(
-        (ring, head): (&DeviceRing, &ChainHead),
-        (pool, lease): (&mut BufferPool, LeaseId),
-        device: &VirtioBlk,
-        fua: bool,
-        limits: SegmentLimits,
+        ring: &impl UsualChains,
+        head: &ChainHead,
+        access: &mut LeaseAccess<'_>,
+        rules: &TransferRules,
     ) -> Option<Transfer> {
-        let [header, data, status] = ring.three_segments(pool, lease, head)?;
-        if header.len as usize != HEADER_BYTES || status.len != 1 || data.len > limits.size {
+        let [header, data, status] = ring.three_segments(access, head)?;
+        if header.len as usize != HEADER_BYTES || status.len != 1 || data.len > rules.size_max {
             return None;
         }
-        let [kind, sector] = pool.read::<[u64; 2]>(lease, header.address)?.map(u64::from_le);
+        let [kind, sector] = access.read::<[u64; 2]>(header.address)?.map(u64::from_le);
         // The upper half is reserved.
         let op = match (kind as u32, data.writable) {
             (b::VIRTIO_BLK_T_IN, true) => Op::Read,
-            (b::VIRTIO_BLK_T_OUT, false) if !device.is_read_only() => Op::Write { fua },
+            (b::VIRTIO_BLK_T_OUT, false) if !rules.read_only => Op::Write { fua: rules.fua },
             _ => return None,
         };
-        let (start, len, block) = (Sector512(sector).to_offset()?, ByteLen(data.len.into()), device.block());
-        if !len.is_aligned(block) || !start.is_aligned(block) {
+        let (start, len) = (Sector512(sector).to_offset()?, ByteLen(data.len.into()));
+        if !ByteOffset(start.0 | len.0).is_aligned(rules.block) {
             return None;
         }
-        let buffer = pool.take_transfer(lease, (data.address, data.len), data.writable, Some(status.address))?;
+        let buffer = access.take_transfer((data.address, data.len), data.writable, Some(status.address))?;
         let written = if data.writable { data.len.saturating_add(1) } else { 1 };
         Some(Transfer { op, start, len, buffer, written })
+    }
+}
+
+/// What holds for all transfers of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TransferRules {
+    block: BlockSize,
+    read_only: bool,
+    /// Writes are durable before they complete.
+    fua: bool,
+    /// Most bytes of a segment.
+    size_max: u32,
+}
+
+impl TransferRules {
+    pub(crate) fn new(device: &VirtioBlk, limits: SegmentLimits) -> TransferRules {
+        let (block, read_only, fua) = (device.block(), device.is_read_only(), device.is_write_through());
+        TransferRules { block, read_only, fua, size_max: limits.size }
+    }
+
+    /// Returns true if a write must be durable before it completes.
+    pub(crate) fn fua(&self) -> bool {
+        self.fua
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqblk_core::{DiskSlot, FinishedRequest, Intake, Outcome, PullEnd, Wake};
 use mqblk_memory::{Buffer, BufferPool};
-use mqblk_ring::virtqueue::{ChainBatch, ChainHead, MAX_BATCH, VirtqueueError};
+use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, MAX_BATCH, VirtqueueError};
 use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, Transfer, target};
 use virtio_bindings::virtio_scsi as b;
 
@@ -151,8 +151,12 @@ impl RequestQueue {
         into: &mut I,
     ) -> Result<(), VirtqueueError> {
         let most = RESPONSE_BYTES as u32 + self.sizes.sense;
-        let memory = (&mut *pool, self.ring.lease);
-        match RequestChain::read_transfer(&self.ring.device, memory, start, &mut self.header, most) {
+        let access = &mut pool.access(self.ring.lease);
+        let read = match &self.ring.device {
+            DeviceRing::Split(ring) => RequestChain::read_transfer(ring, access, start, &mut self.header, most),
+            DeviceRing::Packed(ring) => RequestChain::read_transfer(ring, access, start, &mut self.header, most),
+        };
+        match read {
             Some(element) => {
                 self.begin_usual(pool, start.index, element, into);
                 Ok(())

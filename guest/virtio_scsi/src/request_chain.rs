@@ -1,8 +1,8 @@
 //! Parser from a descriptor chain to a command. Source: virtio 1.3 section 5.6.6.1, `struct virtio_scsi_req_cmd`; its
 //! parts may share descriptors or be spread over many (section 2.7.4).
 
-use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseId};
-use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, VirtqueueError};
+use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseAccess, LeaseId};
+use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, UsualChains, VirtqueueError};
 
 use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
 
@@ -75,13 +75,13 @@ impl RequestChain {
     /// [`read`](Self::read) finds out, from another reading of its bytes.
     #[inline]
     pub(crate) fn read_transfer(
-        ring: &DeviceRing,
-        (pool, lease): (&mut BufferPool, LeaseId),
+        ring: &impl UsualChains,
+        access: &mut LeaseAccess<'_>,
         start: &ChainHead,
         into: &mut [u8],
         response_len: u32,
     ) -> Option<RequestChain> {
-        let [header, second, third] = ring.three_segments(pool, lease, start)?;
+        let [header, second, third] = ring.three_segments(access, start)?;
         // Data that the device writes comes after the response, data that it reads before.
         let (response, data) = if second.writable { (second, third) } else { (third, second) };
         let is_usual = header.len as usize == DEFAULT_HEADER_BYTES && into.len() == DEFAULT_HEADER_BYTES;
@@ -90,8 +90,8 @@ impl RequestChain {
         if !is_usual || !(least..=response_len).contains(&response.len) {
             return None;
         }
-        into.copy_from_slice(&pool.read::<[u8; DEFAULT_HEADER_BYTES]>(lease, header.address)?);
-        let buffer = pool.take_transfer(lease, (data.address, data.len), data.writable, None)?;
+        into.copy_from_slice(&access.read::<[u8; DEFAULT_HEADER_BYTES]>(header.address)?);
+        let buffer = access.take_transfer((data.address, data.len), data.writable, None)?;
         let (data_in, data_out) = if data.writable { (data.len.into(), 0) } else { (0, data.len.into()) };
         let response = ResponseBuffer { capacity: response.len, address: response.address, segments: None };
         Some(RequestChain { header_len: DEFAULT_HEADER_BYTES, data: buffer, data_out, data_in, response, fault: false })

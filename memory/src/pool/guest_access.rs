@@ -28,6 +28,23 @@ unsafe fn copy_once<T: Pod>(place: *const T) -> T {
 #[repr(C, packed)]
 struct Unaligned<T>(T);
 
+/// Reads the value at a host address, once.
+///
+/// # Safety
+/// It is mapped for its whole size.
+#[inline]
+pub(super) unsafe fn read_once<T: Pod>(host: u64) -> T {
+    let place = std::ptr::with_exposed_provenance::<T>(host as usize);
+    // SAFETY: mapped, as the caller says, and `Unaligned` needs no alignment; any bit pattern is a `T`.
+    unsafe {
+        match align_of::<T>() {
+            // An array of bytes would be read byte by byte.
+            1 if size_of::<T>() > 1 => copy_once(place),
+            _ => place.cast::<Unaligned<T>>().read_volatile().0,
+        }
+    }
+}
+
 impl BufferPool {
     /// Reads a value from guest memory, once. `None` when a byte of it is not mapped.
     #[inline]
@@ -35,15 +52,8 @@ impl BufferPool {
         let Some(host) = self.host_address(lease.index, address.0, size_of::<T>() as u64) else {
             return self.read_across_regions(lease, address);
         };
-        let place = std::ptr::with_exposed_provenance::<T>(host as usize);
-        // SAFETY: mapped for its whole size by the lease, and `Unaligned` needs no alignment; any bit pattern is a `T`.
-        Some(unsafe {
-            match align_of::<T>() {
-                // An array of bytes would be read byte by byte.
-                1 if size_of::<T>() > 1 => copy_once(place),
-                _ => place.cast::<Unaligned<T>>().read_volatile().0,
-            }
-        })
+        // SAFETY: mapped for its whole size by the lease.
+        Some(unsafe { read_once(host) })
     }
 
     /// Reads a value that spans regions.

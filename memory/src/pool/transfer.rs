@@ -1,24 +1,90 @@
 //! Buffers of one segment, taken in one step.
 
-use super::{Buffer, BufferPool, GuestAddress, LeaseId, MAX_SEGMENT_LEN, NO_SPILL, Segment};
+use std::ptr::NonNull;
+
+use super::guest_access::read_once;
+use super::{
+    Buffer, BufferEntry, BufferPool, GuestAddress, Lease, LeaseId, MAX_SEGMENT_LEN, NO_SPILL, RegionCache, Segment,
+};
+use crate::shared::{Pod, prefetch};
+use crate::sigbus;
+
+/// A lease that was looked up once, for the usual requests of a batch: those that lie in one region of guest memory. Whatever it refuses, the
+/// pool's own methods take or refuse.
+#[derive(Debug)]
+pub struct LeaseAccess<'p> {
+    lease: &'p mut Lease,
+    entries: &'p mut [BufferEntry],
+    free: &'p mut Vec<u32>,
+    /// The lease's index.
+    index: u32,
+    /// The pool's tag.
+    tag: u32,
+}
 
 impl BufferPool {
-    /// Takes a buffer of one segment, with a status byte or without: what most requests have. `writable`: the device writes to the segment. `None`
-    /// unless both lie in the region that was used last, and the segment is not empty: [`take`](Self::take) and [`push`](Self::push) take any.
+    /// Looks a lease up.
     ///
     /// # Panics
-    /// As [`take`](Self::take).
+    /// When the lease has ended: a queue keeps its lease while it pulls.
+    #[inline]
+    pub fn access(&mut self, id: LeaseId) -> LeaseAccess<'_> {
+        let BufferPool { leases, entries, free, tag, .. } = self;
+        let lease = leases[id.index as usize].as_mut().expect("a queue holds its lease");
+        assert!(lease.generation == id.generation, "a buffer is taken in a lease that has not ended");
+        LeaseAccess { lease, entries, free, index: id.index, tag: *tag }
+    }
+}
+
+impl LeaseAccess<'_> {
+    /// Returns true if memory of this process may be lost, of this lease or another one: [`BufferPool::is_lease_lost`] tells.
+    #[inline]
+    pub fn may_be_lost(&self) -> bool {
+        sigbus::losses() != 0
+    }
+
+    /// Returns the region that contains `address`, and the offset of `address` in it.
+    #[inline]
+    fn locate(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
+        let at = address.wrapping_sub(self.lease.cached_region.guest_start);
+        match at < self.lease.cached_region.len {
+            true => Some((&self.lease.cached_region, at)),
+            false => self.lease.switch_region(address),
+        }
+    }
+
+    /// Reads a value from guest memory, once. `None` unless it lies in one region.
+    #[inline]
+    pub fn read<T: Pod>(&mut self, address: GuestAddress) -> Option<T> {
+        let (region, at) = self.locate(address.0)?;
+        if size_of::<T>() as u64 > region.len - at {
+            return None;
+        }
+        // SAFETY: mapped for its whole size by the lease.
+        Some(unsafe { read_once(region.host_start + at) })
+    }
+
+    /// Prefetches the line at `address` into this core's cache, if it is mapped.
+    #[inline]
+    pub fn prefetch(&mut self, address: GuestAddress) {
+        let host = self.locate(address.0).map(|(region, at)| region.host_start + at);
+        let place = host.and_then(|host| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)));
+        if let Some(place) = place {
+            prefetch(place);
+        }
+    }
+
+    /// Takes a buffer of one segment, with a status byte or without: what most requests have. `writable`: the device writes to the segment. `None`
+    /// unless both lie in the region that was used last, the segment is not empty, and the pool has a free buffer: [`BufferPool::take`] and
+    /// [`BufferPool::push`] take any.
     #[inline(always)] // a device type calls it in one place
     pub fn take_transfer(
         &mut self,
-        lease: LeaseId,
         (address, len): (GuestAddress, u32),
         writable: bool,
         status: Option<GuestAddress>,
     ) -> Option<Buffer> {
-        let own = self.lease(lease.index);
-        assert!(own.generation == lease.generation, "a buffer is taken in a lease that has not ended");
-        let region = &own.cached_region;
+        let region = &self.lease.cached_region;
         let (at, run) = (address.0.wrapping_sub(region.guest_start), u64::from(len));
         // A region that is not set has no bytes.
         if at >= region.len || run > region.len - at || run == 0 || run > MAX_SEGMENT_LEN {
@@ -32,14 +98,14 @@ impl BufferPool {
             }
         };
         let segment = Segment { address: region.host_start + at, len, fixed: region.fixed(at, run) };
-        own.buffers += 1;
-        let index = self.free_index();
+        let index = self.free.pop()?;
+        self.lease.buffers += 1;
         let entry = &mut self.entries[index as usize];
         (entry.total, entry.status, entry.segments) = (run, status, 1);
         let place = &mut entry.inline[0];
         (place.address, place.len, place.fixed) = (segment.address, segment.len, segment.fixed);
-        (entry.lease, entry.allocated, entry.writable, entry.spill) = (lease.index, true, writable, NO_SPILL);
-        Some(self.handle(index))
+        (entry.lease, entry.allocated, entry.writable, entry.spill) = (self.index, true, writable, NO_SPILL);
+        Some(Buffer::new(self.tag, index))
     }
 }
 
@@ -61,11 +127,14 @@ mod tests {
         let memory = Arc::new(GuestMemory::new(vec![region(START), region(START + LEN)]).unwrap());
         let mut pool = BufferPool::new();
         let lease = pool.acquire_lease(memory, Vec::new());
+        let first = pool.take(lease);
+        pool.release(first);
         let at = |offset: u64| GuestAddress(START.wrapping_add(offset));
-        assert!(pool.take_transfer(lease, (at(0), 512), true, None).is_none(), "no region was used yet");
+        assert!(pool.access(lease).take_transfer((at(0), 512), true, None).is_none(), "no region was used yet");
         assert!(pool.read::<u64>(lease, at(0)).is_some());
         for (data, len, status) in [(0, 512, Some(600)), (LEN - 512, 512, Some(LEN - 1)), (8, 4096, None)] {
-            let one = pool.take_transfer(lease, (at(data), len), true, status.map(at)).expect("it lies in the region");
+            let one =
+                pool.access(lease).take_transfer((at(data), len), true, status.map(at)).expect("it lies in the region");
             let other = pool.take(lease);
             pool.push(&other, at(data), len, 8).unwrap();
             let [one_segment, other_segment] =
@@ -89,7 +158,7 @@ mod tests {
             (0, 512, Some(u64::MAX)),
             (0, u32::MAX, None),
         ] {
-            assert!(pool.take_transfer(lease, (at(data), len), false, status.map(at)).is_none(), "{data} {len}");
+            assert!(pool.access(lease).take_transfer((at(data), len), false, status.map(at)).is_none(), "{data} {len}");
         }
         assert_eq!(pool.buffers_in_use(lease), 0);
     }

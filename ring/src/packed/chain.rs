@@ -1,12 +1,12 @@
 //! Chains of a packed virtqueue: taken in batches, and read as segments, whatever their layout.
 
-use mqblk_memory::{BufferPool, GuestAddress, LeaseId};
+use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess, LeaseId};
 
 use super::device::PackedDevice;
 use super::layout::{DESC_BYTES, descriptor_from_words};
 use crate::format::{
     ChainError, ChainHead, ChainSegment, DESC_INDIRECT, DESC_WRITE, Descriptor, MAX_INDIRECT_ENTRIES, MAX_QUEUE_SIZE,
-    MEMORY_LOST, NESTED_INDIRECT, READABLE_AFTER_WRITABLE, VirtqueueError,
+    MEMORY_LOST, NESTED_INDIRECT, READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
 };
 
 const BAD_TABLE: VirtqueueError = VirtqueueError("an indirect table's length is not a multiple of 16 above 0");
@@ -22,6 +22,37 @@ impl ChainHead {
                 pool.prefetch(lease, GuestAddress(entry.address));
             }
         }
+    }
+}
+
+impl UsualChains for PackedDevice {
+    #[inline(always)] // else the segments would travel through memory
+    fn three_segments(&self, access: &mut LeaseAccess<'_>, head: &ChainHead) -> Option<[ChainSegment; 3]> {
+        let three = match head.first_indirect {
+            Some(first) => {
+                let table = &head.first;
+                if table.flags & DESC_INDIRECT == 0 || u64::from(table.len) != 3 * DESC_BYTES {
+                    return None;
+                }
+                let rest = GuestAddress(table.address.checked_add(DESC_BYTES)?);
+                let [a, b, c, d] = access.read::<[u64; 4]>(rest)?;
+                [first, descriptor_from_words([a, b]), descriptor_from_words([c, d])]
+            }
+            None => {
+                let chain = self.chains.get(usize::from(head.index))?;
+                if chain.count != 3 || chain.in_table {
+                    return None;
+                }
+                let next = |at| self.ring.load((chain.slot + at) & (self.size() - 1)).0;
+                [head.first, next(1), next(2)]
+            }
+        };
+        let [first, second, third] = three.map(|desc| desc.flags);
+        // NEXT means nothing in a table, and what it was in the ring was seen when the chain was taken.
+        let is_usual =
+            first & DESC_WRITE == 0 && third & DESC_WRITE != 0 && (first | second | third) & DESC_INDIRECT == 0;
+        // Descriptors may be zeroes in the place of lost memory.
+        (is_usual && !access.may_be_lost()).then(|| three.map(ChainSegment::from_descriptor))
     }
 }
 
@@ -46,24 +77,22 @@ impl PackedDevice {
         if self.replays() > 0 {
             return Ok(self.fetch_replays(pool, lease, &mut heads[..max]));
         }
-        let mut count = 0;
-        let mut more = false;
+        let mut access = pool.access(lease);
+        let (mut count, mut flags) = (0, 0);
         for head in &mut heads[..max] {
             let Some((index, first)) = self.take()? else { break };
-            pool.prefetch(lease, GuestAddress(first.address));
+            access.prefetch(GuestAddress(first.address));
             *head = ChainHead { index, first, first_indirect: None };
+            flags |= first.flags;
             count += 1;
         }
         if count > 0 {
             self.record_taken();
         }
-        if count == max {
-            more = self.is_waiting();
+        if flags & DESC_INDIRECT != 0 {
+            heads[..count].iter_mut().for_each(|head| head.read_table(pool, lease));
         }
-        for head in &mut heads[..count] {
-            head.read_table(pool, lease);
-        }
-        Ok((count, more))
+        Ok((count, count == max && self.is_waiting()))
     }
 
     /// Takes chains to replay, which an earlier process did not complete.

@@ -237,26 +237,31 @@ impl PackedDevice {
         if first.flags & DESC_INDIRECT != 0 {
             return Err(INDIRECT_IN_CHAIN);
         }
-        let mut count = 1;
-        loop {
-            if count == room {
-                return Err(TOO_MANY);
-            }
-            if count == MAX_CHAIN_LEN {
-                return Err(CHAIN_TOO_LONG);
-            }
-            let (desc, id) = self.ring.load(self.avail.after(count, self.ring.size()).slot);
-            if desc.flags & DESC_INDIRECT != 0 {
+        // Each of them is one of the ring, and none is in flight.
+        let most = room.min(MAX_CHAIN_LEN);
+        let mask = self.ring.size() - 1;
+        let mut slot = self.avail.slot;
+        for count in 1..most {
+            slot = (slot + 1) & mask;
+            let (id, flags) = match &mut self.inflight {
+                None => {
+                    let (_, id, flags) = self.ring.load_state(slot);
+                    (id, flags)
+                }
+                Some(inflight) => {
+                    let (desc, id) = self.ring.load(slot);
+                    inflight.add_descriptor(&desc, id);
+                    (id, desc.flags)
+                }
+            };
+            if flags & DESC_INDIRECT != 0 {
                 return Err(INDIRECT_IN_CHAIN);
             }
-            if let Some(inflight) = &mut self.inflight {
-                inflight.add_descriptor(&desc, id);
-            }
-            count += 1;
-            if desc.flags & DESC_NEXT == 0 {
-                return Ok((count, id));
+            if flags & DESC_NEXT == 0 {
+                return Ok((count + 1, id));
             }
         }
+        Err(if most == room { TOO_MANY } else { CHAIN_TOO_LONG })
     }
 
     /// Records the chains taken by the last calls of [`take`](Self::take) in the in-flight table. They may be executed after this.

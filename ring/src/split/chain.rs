@@ -1,20 +1,20 @@
 //! Chains of a split virtqueue: taken in batches, and read as segments, whatever their layout.
 
-use mqblk_memory::{BufferPool, GuestAddress, LeaseId};
+use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess, LeaseId};
 
 use super::device::SplitDevice;
 use super::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use crate::format::{
     ChainError, ChainHead, ChainSegment, Descriptor, MAX_INDIRECT_ENTRIES, MEMORY_LOST, NESTED_INDIRECT,
-    READABLE_AFTER_WRITABLE, VirtqueueError,
+    READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
 };
 
 impl ChainHead {
     /// Reads the head descriptor and prefetches the memory that it names.
     #[inline]
-    fn read(ring: &SplitDevice, pool: &mut BufferPool, lease: LeaseId, index: u16) -> ChainHead {
+    fn read(ring: &SplitDevice, access: &mut LeaseAccess<'_>, index: u16) -> ChainHead {
         let first = ring.descriptor(index);
-        pool.prefetch(lease, GuestAddress(first.address));
+        access.prefetch(GuestAddress(first.address));
         ChainHead { index, first, first_indirect: None }
     }
 
@@ -76,6 +76,34 @@ impl IndirectTable {
 const BAD_INDIRECT_NEXT: VirtqueueError = VirtqueueError("an indirect descriptor's next field is outside its table");
 const INDIRECT_LOOP: VirtqueueError = VirtqueueError("an indirect table loops");
 
+impl UsualChains for SplitDevice {
+    #[inline(always)] // else the segments would travel through memory
+    fn three_segments(&self, access: &mut LeaseAccess<'_>, head: &ChainHead) -> Option<[ChainSegment; 3]> {
+        let three = match head.first_indirect {
+            Some(first) => {
+                let table = &head.first;
+                if table.flags != DESC_INDIRECT || u64::from(table.len) != 3 * DESC_BYTES || (first.next != 1) {
+                    return None;
+                }
+                let rest = GuestAddress(table.address.checked_add(DESC_BYTES)?);
+                let [a, b, c, d] = access.read::<[u64; 4]>(rest)?;
+                let [second, third] = [[a, b], [c, d]].map(Descriptor::from_words);
+                (second.next == 2).then_some([first, second, third])?
+            }
+            None => {
+                let size = self.size();
+                let next = |desc: &Descriptor| (desc.next < size).then(|| self.descriptor(desc.next));
+                let second = next(&head.first)?;
+                [head.first, second, next(&second)?]
+            }
+        };
+        let [first, second, third] = three.map(|desc| desc.flags);
+        let linked = first == DESC_NEXT && second & !DESC_WRITE == DESC_NEXT && third == DESC_WRITE;
+        // Descriptors may be zeroes in the place of lost memory.
+        (linked && !access.may_be_lost()).then(|| three.map(ChainSegment::from_descriptor))
+    }
+}
+
 impl SplitDevice {
     /// Takes available chains, as many as `heads` has room for and `max` allows: heads first, then their descriptors, then the first entries of
     /// indirect tables. Chains to replay come before all others. Returns how many, and whether more are available.
@@ -99,15 +127,19 @@ impl SplitDevice {
             return Ok(self.fetch_replays(pool, lease, &mut heads[..max.min(N)], waiting));
         }
         let count = waiting.min(N).min(max);
-        for (ahead, head) in (0..).zip(&mut heads[..count]) {
+        let heads = &mut heads[..count];
+        for (ahead, head) in (0..).zip(&mut *heads) {
             head.index = self.peek(ahead);
         }
-        for head in &mut heads[..count] {
+        let mut access = pool.access(lease);
+        let mut flags = 0;
+        for head in &mut *heads {
             self.take(head.index)?;
-            *head = ChainHead::read(self, pool, lease, head.index);
+            *head = ChainHead::read(self, &mut access, head.index);
+            flags |= head.first.flags;
         }
-        for head in &mut heads[..count] {
-            head.read_indirect(pool, lease);
+        if flags & DESC_INDIRECT != 0 {
+            heads.iter_mut().for_each(|head| head.read_indirect(pool, lease));
         }
         Ok((count, waiting > count))
     }
@@ -125,44 +157,11 @@ impl SplitDevice {
         while count < heads.len()
             && let Some(head) = self.take_replay()
         {
-            heads[count] = ChainHead::read(self, pool, lease, head);
+            heads[count] = ChainHead::read(self, &mut pool.access(lease), head);
             heads[count].read_indirect(pool, lease);
             count += 1;
         }
         (count, self.replays() > 0 || waiting > 0)
-    }
-
-    /// Returns the descriptors of a chain of three, as most requests have: header, data and response, in the ring or in an indirect table.
-    /// `None` for all others, and for whatever [`walk`](Self::walk) would refuse.
-    #[inline(always)] // else the descriptors would travel through memory
-    pub fn three_descriptors(
-        &self,
-        pool: &mut BufferPool,
-        lease: LeaseId,
-        head: &ChainHead,
-    ) -> Option<[Descriptor; 3]> {
-        let three = match head.first_indirect {
-            Some(first) => {
-                let table = &head.first;
-                if table.flags != DESC_INDIRECT || u64::from(table.len) != 3 * DESC_BYTES || (first.next != 1) {
-                    return None;
-                }
-                let rest = GuestAddress(table.address.checked_add(DESC_BYTES)?);
-                let [a, b, c, d] = pool.read::<[u64; 4]>(lease, rest)?;
-                let [second, third] = [[a, b], [c, d]].map(Descriptor::from_words);
-                (second.next == 2).then_some([first, second, third])?
-            }
-            None => {
-                let size = self.size();
-                let next = |desc: &Descriptor| (desc.next < size).then(|| self.descriptor(desc.next));
-                let second = next(&head.first)?;
-                [head.first, second, next(&second)?]
-            }
-        };
-        let [first, second, third] = three.map(|desc| desc.flags);
-        let linked = first == DESC_NEXT && second & !DESC_WRITE == DESC_NEXT && third == DESC_WRITE;
-        // Descriptors may be zeroes in the place of lost memory.
-        (linked && !pool.is_lease_lost(lease)).then_some(three)
     }
 
     /// Calls `each` with every segment of the chain, readable segments first. Descriptors of length 0 are skipped.

@@ -97,10 +97,12 @@ impl Disk<UringContext> for NullDisk {
 }
 
 #[inline]
-fn complete(geometry: &Geometry, request: Request<Buffer>) -> Completion<Buffer> {
-    let done = Outcome::Done(if request.op.has_data() { request.len } else { ByteLen::ZERO });
-    let outcome = admission::check_request(geometry, &request).unwrap_or(done);
-    Completion { outcome, tag: request.tag, buffer: request.buffer }
+fn complete(geometry: &Geometry, request: &mut Request<Buffer>) -> Completion<Buffer> {
+    let outcome = admission::check_request(geometry, request).unwrap_or_else(|| {
+        let done = if request.op.has_data() { request.len } else { ByteLen::ZERO };
+        Outcome::Done(done)
+    });
+    Completion { outcome, tag: request.tag, buffer: request.buffer.take() }
 }
 
 /// A channel whose requests complete inside `submit`.
@@ -119,7 +121,8 @@ impl DiskChannel<UringContext> for ImmediateChannel {
     ) -> usize {
         self.geometry.size = self.size.get();
         let taken = batch.len();
-        completions.extend(batch.drain(..).map(|request| complete(&self.geometry, request)));
+        completions.extend(batch.iter_mut().map(|request| complete(&self.geometry, request)));
+        batch.clear();
         taken
     }
 
@@ -155,7 +158,8 @@ impl DiskChannel<UringContext> for DelayedChannel {
         let taken = batch.len();
         // The clock itself, not the context's cached time: that one is as old as the turn, and a request would complete early by as much.
         let due = Instant::now() + self.latency;
-        self.delayed.extend(batch.drain(..).map(|request| (due, complete(&self.geometry, request))));
+        self.delayed.extend(batch.iter_mut().map(|request| (due, complete(&self.geometry, request))));
+        batch.clear();
         taken
     }
 

@@ -4,6 +4,7 @@ use crate::units::{ByteLen, ByteOffset};
 
 /// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)] // a byte of its own tells which it is: it is asked several times a request
 pub enum Op {
     /// Fill the buffer from the disk.
     Read,

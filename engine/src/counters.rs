@@ -227,18 +227,17 @@ impl QueueStats {
 
 /// Counts completed requests.
 pub(crate) trait CountRequests {
-    /// Counts completed requests of a class, which transferred so many bytes in all.
-    fn count(&mut self, class: OpClass, times: u64, bytes: u64);
-    /// Counts the operation of a request of [`OpClass::Other`].
-    fn count_other(&mut self, op: Op);
+    /// Counts completed requests of one operation, which transferred so many bytes in all.
+    fn count(&mut self, op: Op, times: u64, bytes: u64) -> OpClass;
     /// Counts a request that did not succeed.
     fn count_error(&mut self, op: Op);
 }
 
 impl CountRequests for QueueCounters {
     #[inline]
-    fn count(&mut self, class: OpClass, times: u64, bytes: u64) {
+    fn count(&mut self, op: Op, times: u64, bytes: u64) -> OpClass {
         self.requests += times;
+        let class = OpClass::of(op);
         match class {
             OpClass::Read => {
                 self.reads += times;
@@ -248,17 +247,9 @@ impl CountRequests for QueueCounters {
                 self.writes += times;
                 self.written_bytes += bytes;
             }
-            OpClass::Other => {}
+            OpClass::Other => count_other(self, op, times),
         }
-    }
-
-    fn count_other(&mut self, op: Op) {
-        match op {
-            Op::Flush => self.flushes += 1,
-            Op::Discard { .. } => self.discards += 1,
-            Op::WriteZeroes { .. } => self.write_zeroes += 1,
-            Op::Read | Op::Write { .. } => {}
-        }
+        class
     }
 
     fn count_error(&mut self, op: Op) {
@@ -268,5 +259,15 @@ impl CountRequests for QueueCounters {
             OpClass::Write => self.write_errors += 1,
             OpClass::Other => {}
         }
+    }
+}
+
+#[cold]
+fn count_other(counters: &mut QueueCounters, op: Op, times: u64) {
+    match op {
+        Op::Flush => counters.flushes += times,
+        Op::Discard { .. } => counters.discards += times,
+        Op::WriteZeroes { .. } => counters.write_zeroes += times,
+        Op::Read | Op::Write { .. } => {}
     }
 }

@@ -223,14 +223,14 @@ impl PollState {
     #[inline]
     pub(crate) fn active(&mut self, in_flight: bool, now: Ticks) {
         let gap = now.since(self.active_at);
-        match self.policy {
-            PollPolicy::Off => self.moment.earn(self.in_flight, gap),
-            PollPolicy::Auto => {
-                self.moment.earn(self.in_flight, gap);
+        // Branches, which are predicted well; a jump table is not.
+        if matches!(self.policy, PollPolicy::Off | PollPolicy::Auto) {
+            self.moment.earn(self.in_flight, gap);
+            if self.policy == PollPolicy::Auto {
                 self.credit.earn(self.in_flight, gap);
             }
-            PollPolicy::Adaptive { .. } => self.adapt(gap),
-            PollPolicy::Static(_) | PollPolicy::Busy => {}
+        } else if let PollPolicy::Adaptive { .. } = self.policy {
+            self.adapt(gap);
         }
         (self.active_at, self.in_flight) = (now, in_flight);
         if self.polled_at.is_some() {

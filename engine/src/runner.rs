@@ -1,6 +1,7 @@
 //! One queue with its tag table, counters and poll window, behind one dynamic call per batch.
 
 use std::any::Any;
+use std::mem::discriminant;
 
 use mqblk_core::{
     ArmResult, ByteLen, ByteOffset, Completion, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, Outcome,
@@ -18,7 +19,7 @@ use crate::poll::{Idle, PollPolicy, PollState, WindowRule};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest, Buffer};
 use crate::route::{Route, SubmitContext, ToDisks, ToOnlyDisk};
-use crate::tags::{TagTable, Timestamps};
+use crate::tags::{NO_TAG, TagTable, Timestamps};
 use crate::wake_cost;
 
 /// A queue of any type, as its worker sees it.
@@ -138,8 +139,16 @@ pub(crate) struct IdleQueue<Q> {
     options: RunnerOptions,
 }
 
+/// Finished requests of one operation, whatever its flags, with equal timestamps.
+struct FinishedGroup {
+    op: Op,
+    stamps: Timestamps,
+    times: u64,
+    /// What they transferred in all.
+    bytes: u64,
+}
+
 /// Requests of one class with equal timestamps: often all of a batch.
-#[derive(Clone, Copy)]
 struct EndedRequests {
     class: OpClass,
     stamps: Timestamps,
@@ -223,28 +232,71 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
     }
 
-    /// Counts finished requests of one class, which transferred so many bytes in all, and notes their latencies.
+    /// Counts the completed requests of the queue in this slot, up to the first one of another queue, and notes their latencies. Returns how
+    /// many.
     #[inline]
-    fn end_group(&mut self, group: &EndedRequests, bytes: u64) {
-        if group.times == 0 {
-            return;
+    fn account(&mut self, slot: u16, completed: &mut [AnyCompletion], route: &ToDisks<'_>) -> usize {
+        // Counted and noted as one while they have the same operation and timestamps: often all of a batch.
+        let first = completed.first().and_then(|done| self.tags.kind(done.tag.index()));
+        let (op, stamps) = first.unwrap_or((Op::Read, Timestamps::default()));
+        let mut group = FinishedGroup { op, stamps, times: 0, bytes: 0 };
+        let mut count = 0;
+        while let Some(done) = completed.get_mut(count)
+            && done.tag.queue() == slot
+        {
+            count += 1;
+            match done.outcome {
+                Outcome::Done(len) if self.tags.is_single(done.tag.index(), group.op, group.stamps) => {
+                    group.times += 1;
+                    group.bytes += len.0;
+                }
+                _ => self.account_any(done, &mut group, route),
+            }
         }
-        self.counters.count(group.class, group.times, bytes);
-        match self.ended.last_mut() {
-            Some(last) if last.stamps == group.stamps && last.class == group.class => last.times += group.times,
-            _ => self.ended.push(*group),
+        self.end_group(&group);
+        count
+    }
+
+    /// Counts a completed request of any kind. One of several parts gets the outcome of all with the last part; the others get a tag that is
+    /// never in use.
+    #[inline(never)]
+    fn account_any(&mut self, done: &mut AnyCompletion, group: &mut FinishedGroup, route: &ToDisks<'_>) {
+        let index = done.tag.index();
+        let Some((op, outcome, stamps)) = self.tags.complete_part(index, done.outcome) else {
+            done.tag = Tag::new(done.tag.queue(), NO_TAG);
+            return;
+        };
+        if group.stamps != stamps || discriminant(&group.op) != discriminant(&op) {
+            self.end_group(group);
+            *group = FinishedGroup { op, stamps, times: 0, bytes: 0 };
+        }
+        group.times += 1;
+        match outcome {
+            Outcome::Done(len) => group.bytes += len.0,
+            failure => self.count_failed(index, op, failure, route),
+        }
+        done.outcome = outcome;
+    }
+
+    /// Counts finished requests of one operation, and notes their latencies.
+    #[inline]
+    fn end_group(&mut self, group: &FinishedGroup) {
+        let FinishedGroup { op, stamps, times, bytes } = *group;
+        if times > 0 {
+            let class = self.counters.count(op, times, bytes);
+            match self.ended.last_mut() {
+                Some(last) if last.stamps == stamps && last.class == class => last.times += times,
+                _ => self.ended.push(EndedRequests { class, stamps, times }),
+            }
         }
     }
 
-    /// Counts what is special about a finished request that is not a transfer, or failed.
+    /// Counts and logs a finished request that did not succeed.
     #[cold]
-    fn count_unusual(&mut self, index: u16, op: Op, outcome: Outcome, route: &ToDisks<'_>) {
-        self.counters.count_other(op);
-        if !outcome.is_done() {
-            self.counters.count_error(op);
-            if let Some((disk, start)) = self.tags.place(index) {
-                route.failed(disk, op, start, outcome);
-            }
+    fn count_failed(&mut self, index: u16, op: Op, failure: Outcome, route: &ToDisks<'_>) {
+        self.counters.count_error(op);
+        if let Some((disk, start)) = self.tags.place(index) {
+            route.failed(disk, op, start, failure);
         }
     }
 
@@ -414,13 +466,14 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
 
     #[inline]
     fn submitted(&mut self, slot: u16, requests: &[AnyRequest], now: Ticks) -> usize {
-        for (at, request) in requests.iter().enumerate() {
-            if request.tag.queue() != slot {
-                return at;
-            }
+        let mut left = requests.iter();
+        while let Some(request) = left.as_slice().first()
+            && request.tag.queue() == slot
+        {
             self.tags.submitted(request.tag.index(), now);
+            left.next();
         }
-        requests.len()
+        requests.len() - left.len()
     }
 
     #[inline]
@@ -435,33 +488,15 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             let others = completed.iter().position(|done| done.tag.queue() != slot);
             self.count_by_disk(&completed[..others.unwrap_or(completed.len())]);
         }
-        // Counted and recorded as one while they have the same class and timestamps: often all of a batch.
-        let mut group = EndedRequests { class: OpClass::Read, stamps: Timestamps::default(), times: 0 };
-        let (mut bytes, mut finished) = (0, 0);
-        for done in completed {
-            if done.tag.queue() != slot {
-                break;
-            }
-            finished += 1;
-            let Some((token, op, outcome, stamps)) = self.tags.finish_part(done.tag.index(), done.outcome) else {
-                continue;
-            };
-            let class = OpClass::of(op);
-            if group.stamps != stamps || group.class != class {
-                self.end_group(&group, bytes);
-                (group, bytes) = (EndedRequests { class, stamps, times: 0 }, 0);
-            }
-            group.times += 1;
-            match outcome {
-                Outcome::Done(len) if class != OpClass::Other => bytes += len.0,
-                outcome => self.count_unusual(done.tag.index(), op, outcome, &submit.route),
-            }
-            let request = FinishedRequest { token, outcome, buffer: done.buffer.take() };
+        // In two passes, each of which has few values to keep: in one loop half of the instructions would move them to the stack and back.
+        let count = self.account(slot, completed, &submit.route);
+        for done in &mut completed[..count] {
+            let Some(token) = self.tags.end(done.tag.index()) else { continue };
+            let request = FinishedRequest { token, outcome: done.outcome, buffer: done.buffer.take() };
             let (tags, counters) = (&mut self.tags, &mut self.counters);
             self.queue.finish(context, request, &mut QueueIntake { submit: &mut *submit, tags, counters });
         }
-        self.end_group(&group, bytes);
-        finished
+        count
     }
 
     #[inline]

@@ -1,5 +1,7 @@
 //! The tag table: the requests of a queue that are in flight. Its occupancy *is* the in-flight count.
 
+use std::mem::discriminant;
+
 use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Op, Outcome};
 
 use crate::clock::Ticks;
@@ -16,7 +18,7 @@ pub(crate) struct Timestamps {
 #[derive(Debug)]
 struct Slot<T> {
     token: Option<T>,
-    /// Disk ranges.
+    /// Disk ranges. While the slot is free: the next free one.
     parts: u16,
     /// Ranges that have not completed.
     remaining: u16,
@@ -59,18 +61,24 @@ impl<T> Slot<T> {
     }
 }
 
+/// An index that no request has.
+pub(crate) const NO_TAG: u16 = u16::MAX;
+
 /// Slots for `depth` requests. A slot is allocated when so many requests are in flight for the first time.
 #[derive(Debug)]
 pub(crate) struct TagTable<T> {
     slots: Vec<Slot<T>>,
-    free: Vec<u16>,
+    /// The slot that was freed last; [`NO_TAG`] if none is free. A list through the slots: taking and freeing one never allocates.
+    first_free: u16,
+    in_flight: u16,
     depth: u16,
 }
 
 impl<T> TagTable<T> {
     /// Returns an empty table.
     pub(crate) fn new(depth: u16) -> TagTable<T> {
-        TagTable { slots: Vec::with_capacity(depth.into()), free: Vec::with_capacity(depth.into()), depth }
+        debug_assert!(depth < NO_TAG, "rings have at most 32768 entries");
+        TagTable { slots: Vec::with_capacity(depth.into()), first_free: NO_TAG, in_flight: 0, depth }
     }
 
     #[cold]
@@ -78,7 +86,7 @@ impl<T> TagTable<T> {
         let index = u16::try_from(self.slots.len()).ok().filter(|index| *index < self.depth)?;
         self.slots.push(Slot {
             token: None,
-            parts: 0,
+            parts: NO_TAG,
             remaining: 0,
             op: Op::Flush,
             disk: DiskSlot::FIRST,
@@ -92,13 +100,13 @@ impl<T> TagTable<T> {
     /// Returns the number of free tags.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        usize::from(self.depth) - self.in_flight()
+        usize::from(self.depth - self.in_flight)
     }
 
     /// Returns the number of requests in flight.
     #[inline]
     pub(crate) fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.in_flight.into()
     }
 
     /// Takes a tag for a request of `parts` ranges, the first of which starts at `start`; `None` when the table is full.
@@ -110,11 +118,10 @@ impl<T> TagTable<T> {
         parts: u16,
         now: Ticks,
     ) -> Option<u16> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None => self.grow()?,
-        };
+        let index = if self.first_free == NO_TAG { self.grow()? } else { self.first_free };
+        self.in_flight += 1;
         let slot = &mut self.slots[usize::from(index)];
+        self.first_free = slot.parts;
         (slot.token, slot.disk, slot.op, slot.start) = (Some(token), disk, op, start);
         slot.stamps = Timestamps { pulled: now, submitted: now };
         (slot.parts, slot.remaining) = (parts, parts);
@@ -149,9 +156,7 @@ impl<T> TagTable<T> {
         if slot.remaining > 0 {
             return None;
         }
-        let token = slot.token.take()?;
-        self.free.push(index);
-        Some(token)
+        self.end(index)
     }
 
     /// Returns disk and pull time of each request in flight.
@@ -195,10 +200,30 @@ impl<T> TagTable<T> {
         }
     }
 
-    /// Completes one part. With the last part the tag is freed; returns the request's token, operation, outcome and timestamps.
+    /// Returns the operation and the timestamps of the request that has, or had last, this index.
     #[inline]
-    pub(crate) fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome, Timestamps)> {
+    pub(crate) fn kind(&self, index: u16) -> Option<(Op, Timestamps)> {
+        self.slots.get(usize::from(index)).map(|slot| (slot.op, slot.stamps))
+    }
+
+    /// Returns true for a request of one part with this operation, whatever its flags, and these timestamps.
+    #[inline]
+    pub(crate) fn is_single(&self, index: u16, op: Op, stamps: Timestamps) -> bool {
+        self.slots.get(usize::from(index)).is_some_and(|slot| {
+            slot.token.is_some()
+                && slot.parts <= 1
+                && slot.stamps == stamps
+                && discriminant(&slot.op) == discriminant(&op)
+        })
+    }
+
+    /// Completes one part. With the last part returns the request's operation, outcome and timestamps: the request is to [end](Self::end).
+    #[inline]
+    pub(crate) fn complete_part(&mut self, index: u16, outcome: Outcome) -> Option<(Op, Outcome, Timestamps)> {
         let slot = self.slots.get_mut(usize::from(index))?;
+        if slot.token.is_none() {
+            return None;
+        }
         let outcome = if slot.parts > 1 {
             slot.add(outcome);
             if slot.remaining > 0 {
@@ -208,9 +233,18 @@ impl<T> TagTable<T> {
         } else {
             outcome
         };
+        Some((slot.op, outcome, slot.stamps))
+    }
+
+    /// Frees a tag. Returns the request's token.
+    #[inline(always)] // else the token would travel through memory
+    pub(crate) fn end(&mut self, index: u16) -> Option<T> {
+        let slot = self.slots.get_mut(usize::from(index))?;
         let token = slot.token.take()?;
-        self.free.push(index);
-        Some((token, slot.op, outcome, slot.stamps))
+        slot.parts = self.first_free;
+        self.first_free = index;
+        self.in_flight -= 1;
+        Some(token)
     }
 }
 
@@ -219,6 +253,13 @@ mod tests {
     use super::*;
     use mqblk_core::Errno;
     use proptest::prelude::*;
+
+    impl<T> TagTable<T> {
+        fn finish_part(&mut self, index: u16, outcome: Outcome) -> Option<(T, Op, Outcome, Timestamps)> {
+            let (op, outcome, stamps) = self.complete_part(index, outcome)?;
+            Some((self.end(index)?, op, outcome, stamps))
+        }
+    }
 
     #[test]
     fn a_request_of_several_parts_completes_once_with_its_first_failure() {

@@ -18,6 +18,7 @@ mod guest_access;
 mod lease;
 mod logging;
 mod merge;
+mod release;
 mod slice;
 mod transfer;
 
@@ -102,11 +103,14 @@ const INLINE_SEGMENTS: usize = 2;
 /// Capacity of a new segment list; it grows with the longest request.
 const SPILL_CAPACITY: usize = 8;
 const NO_SPILL: u32 = u32::MAX;
+/// The end of the list of free entries.
+const NO_ENTRY: u32 = u32::MAX;
 
 /// State of a buffer. One cache line for the common request of one or two segments.
 #[repr(align(64))]
 #[derive(Debug)]
 struct BufferEntry {
+    /// Bytes of all segments. While the entry is free: the next free entry.
     total: u64,
     /// Host address of the status byte; 0 if there is none.
     status: u64,
@@ -142,7 +146,8 @@ pub struct BufferPool {
     /// The bits above the index in its buffers' handles.
     tag: u32,
     entries: Vec<BufferEntry>,
-    free: Vec<u32>,
+    /// The entry that was freed last; [`NO_ENTRY`] if none is free. A list through the entries: taking and freeing one never allocates.
+    first_free: u32,
     /// Buffers that queues and bounce pools have reserved.
     reserved: usize,
     spills: Vec<Vec<Segment>>,
@@ -165,7 +170,7 @@ impl BufferPool {
         BufferPool {
             tag: NEXT_TAG.fetch_add(1, Ordering::Relaxed) << INDEX_BITS,
             entries: Vec::new(),
-            free: Vec::new(),
+            first_free: NO_ENTRY,
             reserved: 0,
             spills: Vec::new(),
             free_spills: Vec::new(),
@@ -215,7 +220,6 @@ impl BufferPool {
     fn grow_lists(&mut self, entries: usize) {
         grow_capacity(&mut self.entries, entries);
         grow_capacity(&mut self.spills, entries);
-        grow_capacity(&mut self.free, entries);
         grow_capacity(&mut self.free_spills, entries);
     }
 
@@ -224,9 +228,9 @@ impl BufferPool {
         let entries = entries.min(MAX_BUFFERS);
         self.grow_lists(entries);
         for _ in self.entries.len()..entries {
-            self.free.push(self.entries.len() as u32);
+            let next = std::mem::replace(&mut self.first_free, self.entries.len() as u32);
             self.entries.push(BufferEntry {
-                total: 0,
+                total: next.into(),
                 status: 0,
                 inline: [EMPTY_SEGMENT; INLINE_SEGMENTS],
                 lease: 0,
@@ -374,10 +378,16 @@ impl BufferPool {
     /// Takes the index of a free entry.
     #[inline]
     fn free_index(&mut self) -> u32 {
-        if self.free.is_empty() {
+        if self.first_free == NO_ENTRY {
             self.add_entries(self.entries.len() + self.entries.len().clamp(64, 4096));
         }
-        self.free.pop().expect("the pool has just grown; 2^26 requests take 4 GiB of entries before it no longer can")
+        let index = self.first_free;
+        assert!(
+            index != NO_ENTRY,
+            "the pool has just grown; 2^26 requests take 4 GiB of entries before it no longer can"
+        );
+        self.first_free = self.entries[index as usize].total as u32;
+        index
     }
 
     #[inline]
@@ -387,49 +397,6 @@ impl BufferPool {
         (entry.total, entry.status, entry.segments) = (0, 0, 0);
         (entry.lease, entry.allocated, entry.writable, entry.spill) = (lease, true, false, NO_SPILL);
         self.handle(index)
-    }
-
-    /// Writes the status byte of a buffer that has one, and releases the buffer.
-    #[inline(always)] // for the place where most requests end
-    pub fn release_with_status(&mut self, buffer: Buffer, status: u8) {
-        let index = self.index(&buffer);
-        self.write_status_of(index, status);
-        self.release_index(index);
-    }
-
-    /// Releases a buffer, and the members of a merged one. A retired lease ends with its last buffer.
-    #[inline]
-    pub fn release(&mut self, buffer: Buffer) {
-        let index = self.index(&buffer);
-        self.release_index(index);
-    }
-
-    #[inline(always)]
-    fn release_index(&mut self, index: usize) {
-        let lease_index = self.free_entry(index) as usize;
-        let Some(slot) = self.leases.get_mut(lease_index) else { return self.release_members(index) };
-        let lease = slot.as_mut().expect("a live buffer holds its lease");
-        if lease.log.is_some() {
-            lease.mark_buffer(&self.entries[index], &self.spills);
-        }
-        lease.buffers -= 1;
-        if lease.retired && lease.buffers == 0 {
-            *slot = None;
-        }
-    }
-
-    /// Frees an entry. Returns its lease.
-    #[inline]
-    fn free_entry(&mut self, index: usize) -> u32 {
-        let entry = &mut self.entries[index];
-        assert!(entry.allocated, "a buffer is released once: handles cannot be copied");
-        entry.allocated = false;
-        if entry.spill != NO_SPILL {
-            self.free_spills.push(entry.spill);
-        }
-        let lease = entry.lease;
-        self.free.push(index as u32);
-        lease
     }
 
     /// Appends `len` bytes of guest memory at `address`. They may span regions; at most `max_segments` segments in total.

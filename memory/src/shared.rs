@@ -91,6 +91,17 @@ impl<T: Pod> SharedArray<T> {
 }
 
 impl<T: Pod, const N: usize> SharedArray<[T; N]> {
+    /// Writes the elements of entry `index` (modulo the length), each with one volatile store: an array would be assembled on the stack first.
+    #[inline]
+    pub fn set_elements(&self, index: usize, elements: [T; N]) {
+        // SAFETY: the masked index is inside the array, which the region keeps mapped.
+        let entry = unsafe { self.base.add(index & self.mask).cast::<T>() };
+        for (at, element) in elements.into_iter().enumerate() {
+            // SAFETY: the element lies in the entry, aligned.
+            unsafe { entry.add(at).write_volatile(element) };
+        }
+    }
+
     /// Reads element `at` of entry `index` (modulo the length) with one volatile load.
     ///
     /// # Panics

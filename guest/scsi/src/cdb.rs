@@ -15,12 +15,6 @@ impl Cdb {
         Cdb(cdb)
     }
 
-    /// Copies the first 16 bytes. Returns `None` if `bytes` is shorter.
-    #[inline]
-    pub(crate) fn whole(bytes: &[u8]) -> Option<Cdb> {
-        bytes.first_chunk().copied().map(Cdb)
-    }
-
     #[inline]
     fn array<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut bytes = [0; N];

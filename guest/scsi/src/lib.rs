@@ -28,7 +28,7 @@ mod unit_state;
 pub use command::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, NextStep};
 pub use logical_unit::{Identity, LogicalUnit, LogicalUnitOptions};
 pub use multi_step::MultiStepCommand;
-pub use nexus::{Nexus, TaskSet, Transfer};
+pub use nexus::{Nexus, TaskSet, Transfer, TransferRules};
 pub use sense::{Sense, SenseKey, Status};
 pub use unit_attention::UnitAttention;
 pub use unit_state::{UnitState, ValidatedUnitState};

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use mqblk_core::{ByteLen, ByteOffset, Geometry, Limits, Wake};
+use mqblk_core::{BlockSize, ByteLen, ByteOffset, Geometry, Limits, Wake};
 
 use crate::block_limits::BlockLimits;
 use crate::nexus::Nexus;
@@ -266,6 +266,11 @@ impl LogicalUnit {
     #[inline]
     pub(crate) fn block_size(&self) -> u32 {
         self.geometry.logical_block.bytes()
+    }
+
+    #[inline]
+    pub(crate) fn logical_block(&self) -> BlockSize {
+        self.geometry.logical_block
     }
 
     /// Returns `count` blocks from `lba` on as bytes, or `None` if the range exceeds the logical unit.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mqblk_core::{ByteLen, ByteOffset, Op, Wake};
+use mqblk_core::{BlockSize, ByteLen, ByteOffset, Op, Wake};
 
 use crate::cdb::Cdb;
 use crate::command::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut};
@@ -32,6 +32,49 @@ pub struct Transfer {
     pub start: ByteOffset,
     /// Length, at least 1 block.
     pub len: ByteLen,
+}
+
+/// What holds for the READ and WRITE commands of a nexus at a moment.
+#[derive(Clone, Copy, Debug)]
+pub struct TransferRules {
+    /// Reads need nothing but to be valid.
+    reads: bool,
+    /// The same of writes.
+    writes: bool,
+    /// Every write must be durable before it completes.
+    fua: bool,
+    /// Most blocks of a command.
+    max_blocks: u32,
+    /// Logical blocks of the unit.
+    blocks: u64,
+    block: BlockSize,
+}
+
+impl TransferRules {
+    /// Begins a READ or WRITE of 10 or 16 bytes, given by the first 16 bytes of its CDB as a little-endian number, as [`Nexus::begin`] does in
+    /// more steps. Returns `None` for all other commands and for every error. The caller compares the length with the command's data buffer.
+    #[inline]
+    pub fn begin(&self, cdb: u128) -> Option<Transfer> {
+        // The field that begins at a byte. It is big-endian.
+        let word = |at: u32| (cdb >> (8 * at)) as u32;
+        let (lba, count, control) = match cdb as u8 {
+            0x28 | 0x2a => (word(2).swap_bytes().into(), u32::from((word(7) as u16).swap_bytes()), word(9)),
+            0x88 | 0x8a => (((cdb >> 16) as u64).swap_bytes(), word(10).swap_bytes(), word(15)),
+            _ => return None,
+        };
+        let (write, options, control) = (cdb & 2 != 0, word(1), control as u8);
+        let allowed = if write { self.writes } else { self.reads };
+        if !allowed || options & 0xe0 != 0 || control & opcode_table::NACA != 0 || count == 0 || count > self.max_blocks
+        {
+            return None;
+        }
+        if lba.checked_add(count.into())? > self.blocks {
+            return None;
+        }
+        let (start, len) = (self.block.offset_of(lba)?, self.block.len_of(count.into())?);
+        let op = if write { Op::Write { fua: self.fua || options & 0x08 != 0 } } else { Op::Read };
+        Some(Transfer { op, start, len })
+    }
 }
 
 /// Commands of one nexus that are in flight.
@@ -127,34 +170,26 @@ impl Nexus {
     /// Begins a READ or WRITE of 10 or 16 bytes, as [`begin`](Self::begin) does in more steps. Returns `None`, and has done nothing, for all
     /// other commands and for every error.
     #[inline]
-    pub fn begin_transfer(&self, command: &Command<'_>, data_out: u64) -> Option<Transfer> {
+    fn begin_transfer(&self, command: &Command<'_>, data_out: u64) -> Option<Transfer> {
         // A transport's CDB field is longer than these commands; a shorter one goes through the table.
-        let cdb = Cdb::whole(command.cdb)?;
-        let (lba, count, write, control) = match cdb.opcode() {
-            opcode @ (0x28 | 0x2a) => (cdb.u32(2).into(), cdb.u16(7).into(), opcode == 0x2a, cdb.u8(9)),
-            opcode @ (0x88 | 0x8a) => (cdb.u64(2), cdb.u32(10), opcode == 0x8a, cdb.u8(15)),
-            _ => return None,
-        };
-        let options = cdb.u8(1);
+        let transfer = self.transfer_rules().begin(u128::from_le_bytes(*command.cdb.first_chunk()?))?;
+        let most = if transfer.op == Op::Read { command.data_in_len } else { data_out };
+        (transfer.len.0 <= most).then_some(transfer)
+    }
+
+    /// Returns what holds for the transfers of this nexus at this moment: looked up once for several commands that came together.
+    #[inline]
+    pub fn transfer_rules(&self) -> TransferRules {
         let flags = self.unit.flags();
-        let barred = if write { flag::STOPPED | flag::READ_ONLY | flag::SOFTWARE_PROTECTED } else { flag::STOPPED };
-        let access = if write { AccessClass::Write } else { AccessClass::Read };
-        if self.attentions.has_pending() || !self.allows(access) {
-            return None;
+        let may = |barred, access| flags & barred == 0 && !self.attentions.has_pending() && self.allows(access);
+        TransferRules {
+            reads: may(flag::STOPPED, AccessClass::Read),
+            writes: may(flag::STOPPED | flag::READ_ONLY | flag::SOFTWARE_PROTECTED, AccessClass::Write),
+            fua: flags & flag::WRITE_THROUGH != 0,
+            max_blocks: self.unit.block_limits().max_transfer,
+            blocks: self.unit.block_count(),
+            block: self.unit.logical_block(),
         }
-        if flags & barred != 0 || options & 0xe0 != 0 || control & opcode_table::NACA != 0 {
-            return None;
-        }
-        if count == 0 || count > self.unit.block_limits().max_transfer {
-            return None;
-        }
-        let (start, len) = self.unit.lba_range(lba, count.into())?;
-        if len.0 > if write { data_out } else { command.data_in_len } {
-            return None;
-        }
-        let fua = options & 0x08 != 0 || flags & flag::WRITE_THROUGH != 0;
-        let op = if write { Op::Write { fua } } else { Op::Read };
-        Some(Transfer { op, start, len })
     }
 
     #[cold]

@@ -1,6 +1,7 @@
 //! A virtio-blk request queue.
 
 use std::marker::PhantomData;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use mqblk_core::{ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Outcome, PublishResult, PullEnd};
@@ -18,8 +19,8 @@ use crate::request::{BlkStatus, ParsedRequest, Ranges, RequestChain, SegmentLimi
 #[derive(Debug)]
 pub struct BlkToken {
     head: u16,
-    /// Bytes written to the guest if the request succeeds.
-    written: u32,
+    /// Bytes written to the guest if the request succeeds: the status byte at least.
+    written: NonZeroU32,
     /// Holds the status byte, if the disk request carries no buffer.
     buffer: Option<Buffer>,
 }
@@ -78,11 +79,11 @@ impl<L: GuestContext> BlkQueue<L> {
                 );
             }
             ParsedRequest::Disk { op, start, len } => {
-                let token = BlkToken { head, written: 1, buffer: Some(chain.buffer) };
+                let token = BlkToken { head, written: NonZeroU32::MIN, buffer: Some(chain.buffer) };
                 into.admit(token, DiskSlot::FIRST, op, start, len, None);
             }
             ParsedRequest::Ranges { op, count } => {
-                let token = BlkToken { head, written: 1, buffer: Some(chain.buffer) };
+                let token = BlkToken { head, written: NonZeroU32::MIN, buffer: Some(chain.buffer) };
                 into.admit_parts(token, DiskSlot::FIRST, op, &self.ranges[..count]);
             }
             ParsedRequest::GetId => {
@@ -94,7 +95,7 @@ impl<L: GuestContext> BlkQueue<L> {
                 into.completed_locally(copied);
             }
             ParsedRequest::Complete(status) => {
-                self.complete_chain(pool, head, chain.buffer, status, written);
+                self.complete_chain(pool, head, chain.buffer, status, written.get());
                 into.completed_locally(status == BlkStatus::OK);
             }
             ParsedRequest::NoStatusByte => {
@@ -177,7 +178,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
         };
         if let Some(buffer) = finished.buffer.or(buffer) {
             context.pool().release_with_status(buffer, status.0);
-            self.ring.put_used(head, if status == BlkStatus::OK { written } else { 1 });
+            self.ring.put_used(head, if status == BlkStatus::OK { written.get() } else { 1 });
         }
     }
 

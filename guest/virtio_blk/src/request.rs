@@ -1,5 +1,7 @@
 //! Parses a chain of descriptors into a request. Source: virtio 1.3 section 5.2.6.
 
+use std::num::NonZeroU32;
+
 use mqblk_core::{BlockSize, ByteLen, ByteOffset, Op, Sector512};
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseAccess, LeaseId};
 use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, UsualChains, VirtqueueError};
@@ -61,7 +63,7 @@ pub(crate) struct Transfer {
     pub len: ByteLen,
     pub buffer: Buffer,
     /// Bytes written to the guest if it succeeds.
-    pub written: u32,
+    pub written: NonZeroU32,
 }
 
 impl Transfer {
@@ -89,7 +91,7 @@ impl Transfer {
             return None;
         }
         let buffer = access.take_transfer((data.address, data.len), data.writable, Some(status.address))?;
-        let written = if data.writable { data.len.saturating_add(1) } else { 1 };
+        let written = NonZeroU32::MIN.saturating_add(if data.writable { data.len } else { 0 });
         Some(Transfer { op, start, len, buffer, written })
     }
 }
@@ -278,8 +280,8 @@ impl RequestChain {
 
     /// Returns the bytes that the device writes if the request succeeds: data and status.
     #[inline]
-    pub(crate) fn written(&self) -> u32 {
-        u32::try_from(self.data_in).unwrap_or(u32::MAX - 1).saturating_add(1)
+    pub(crate) fn written(&self) -> NonZeroU32 {
+        NonZeroU32::MIN.saturating_add(u32::try_from(self.data_in).unwrap_or(u32::MAX))
     }
 
     /// Parses the private copy of the header. Ranges of discards are read (once) into `ranges`.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use mqblk_core::{DiskSlot, FinishedRequest, Intake, Outcome, PullEnd, Wake};
-use mqblk_memory::{Buffer, BufferPool};
-use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, MAX_BATCH, VirtqueueError};
-use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, Transfer, target};
+use mqblk_core::{DiskSlot, FinishedRequest, Intake, Op, Outcome, PullEnd, Wake};
+use mqblk_memory::{Buffer, BufferPool, LeaseAccess};
+use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, MAX_BATCH, UsualChains, VirtqueueError};
+use mqblk_scsi::{
+    Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, Transfer, TransferRules, target,
+};
 use virtio_bindings::virtio_scsi as b;
 
 use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
@@ -13,7 +15,7 @@ use crate::device::VirtioScsi;
 use crate::lun_map::{LunField, LunMap, MappedUnit};
 use crate::multi_step::MultiStepCommands;
 use crate::queue::{QueueRing, ScsiToken};
-use crate::request_chain::{RequestChain, ResponseBuffer};
+use crate::request_chain::{RequestChain, ResponseBuffer, TransferChain};
 use crate::task_management::{TaskManagement, TmfAction, TmfMailbox};
 
 /// Number of task management functions that a queue processes at a time: the bits of a token's abort marks. Further
@@ -85,6 +87,52 @@ impl DataOut for DataOutBuffer<'_> {
     }
 }
 
+/// Admits READ and WRITE commands of the usual layout, up to the first chain that is anything else. Returns how many.
+#[inline]
+fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
+    ring: &impl UsualChains,
+    heads: &[ChainHead],
+    mut access: LeaseAccess<'_>,
+    map: &LunMap,
+    most: u32,
+    into: &mut I,
+) -> usize {
+    // What was looked up for the command before: most go to the same logical unit.
+    let mut field = None;
+    let mut found: Option<(u8, DiskSlot, TransferRules)> = None;
+    for (at, head) in heads.iter().enumerate() {
+        let Some(chain) = TransferChain::read(ring, &mut access, head, most) else { return at };
+        if field != Some(chain.lun) {
+            field = Some(chain.lun);
+            found = map.transfer_rules(chain.lun);
+        }
+        let Some((target, slot, rules)) = &found else { return at };
+        let TransferChain { id, cdb, data, response, .. } = chain;
+        let Some(Transfer { op, start, len }) = rules.begin(cdb) else { return at };
+        // A longer buffer has a residual.
+        if (op == Op::Read) != data.writable || len.0 != u64::from(data.len) {
+            return at;
+        }
+        let Some(buffer) = access.take_transfer((data.address, data.len), data.writable, None) else { return at };
+        let (target, unit) = (*target, *slot);
+        let token = ScsiToken {
+            id,
+            response,
+            data_len: data.len,
+            transferred: data.len,
+            multi_step: None,
+            head: head.index,
+            unit,
+            abort_marks: 0,
+            target,
+            has_data_in: data.writable,
+            op,
+        };
+        into.admit(token, unit, op, start, len, Some(buffer));
+    }
+    heads.len()
+}
+
 impl RequestQueue {
     pub(crate) fn new(device: Arc<VirtioScsi>, ring: QueueRing, waker: Arc<dyn Wake>) -> RequestQueue {
         let sizes = device.sizes();
@@ -135,37 +183,27 @@ impl RequestQueue {
             self.lun_map = self.device.lun_map();
         }
         let (count, more) = self.batch.fetch(&mut self.ring.device, pool, self.ring.lease, into.room())?;
-        for at in 0..count {
-            let start = self.batch.heads[at];
-            self.process_chain(pool, &start, into)?;
+        let most = RESPONSE_BYTES as u32 + self.sizes.sense;
+        let mut at = 0;
+        while at < count {
+            if self.sizes.cdb == DriverSizes::DEFAULT.cdb {
+                let (heads, map) = (&self.batch.heads[at..count], &*self.lun_map);
+                let access = pool.access(self.ring.lease);
+                at += match &self.ring.device {
+                    DeviceRing::Split(ring) => admit_transfers(ring, heads, access, map, most, into),
+                    DeviceRing::Packed(ring) => admit_transfers(ring, heads, access, map, most, into),
+                };
+            }
+            if at < count {
+                let start = self.batch.heads[at];
+                self.process_any_chain(pool, &start, most, into)?;
+                at += 1;
+            }
         }
         Ok(more)
     }
 
-    /// Parses one chain, and begins or completes its command.
-    #[inline]
-    fn process_chain<I: Intake<ScsiToken, Buffer>>(
-        &mut self,
-        pool: &mut BufferPool,
-        start: &ChainHead,
-        into: &mut I,
-    ) -> Result<(), VirtqueueError> {
-        let most = RESPONSE_BYTES as u32 + self.sizes.sense;
-        let access = &mut pool.access(self.ring.lease);
-        let read = match &self.ring.device {
-            DeviceRing::Split(ring) => RequestChain::read_transfer(ring, access, start, &mut self.header, most),
-            DeviceRing::Packed(ring) => RequestChain::read_transfer(ring, access, start, &mut self.header, most),
-        };
-        match read {
-            Some(element) => {
-                self.begin_usual(pool, start.index, element, into);
-                Ok(())
-            }
-            None => self.process_any_chain(pool, start, most, into),
-        }
-    }
-
-    /// As [`process_chain`](Self::process_chain), for chains of any layout.
+    /// Parses one chain of any layout, and begins or completes its command.
     #[inline(never)]
     fn process_any_chain<I: Intake<ScsiToken, Buffer>>(
         &mut self,
@@ -194,36 +232,6 @@ impl RequestQueue {
         }
         self.begin(pool, start.index, element, into);
         Ok(())
-    }
-
-    /// Begins the command of a chain of the usual layout: a READ or WRITE in few steps.
-    #[inline]
-    fn begin_usual<I: Intake<ScsiToken, Buffer>>(
-        &mut self,
-        pool: &mut BufferPool,
-        head: u16,
-        element: RequestChain,
-        into: &mut I,
-    ) {
-        let (lun, id, cdb) = split_header(&self.header);
-        let LunField::Lun(address) = LunField::decode(lun) else { return self.begin(pool, head, element, into) };
-        let unit = self.lun_map.target(address.target).and_then(|target| target.unit(address.lun));
-        let command = Command { cdb, data_in_len: element.data_in };
-        let transfer = unit.and_then(|unit| Some((unit.slot, unit.nexus.begin_transfer(&command, element.data_out)?)));
-        let Some((slot, Transfer { op, start, len })) = transfer else {
-            return self.begin(pool, head, element, into);
-        };
-        let RequestChain { data, data_out, data_in, response, .. } = element;
-        let token = ScsiToken {
-            id,
-            transferred: saturating_u32(len.0),
-            op,
-            ..ScsiToken::new(head, (address.target, slot), response, (data_in, data_out))
-        };
-        if data_in + data_out != len.0 {
-            pool.truncate(&data, len);
-        }
-        into.admit(token, slot, op, start, len, Some(data));
     }
 
     #[inline(never)]
@@ -377,7 +385,10 @@ impl RequestQueue {
         let ScsiToken { response, data_len: expected, head, abort_marks: marks, has_data_in: data_in, .. } = token;
         // Bytes before the data count as written too: the used length counts the chain's bytes in order.
         let written = response.capacity.saturating_add(if data_in { transferred } else { 0 });
-        response.write(pool, self.ring.lease, &encode_response_header(0, expected.saturating_sub(transferred), last));
+        let [status, code] = last;
+        // Source: as `encode_response_header`.
+        let words = [0, expected.saturating_sub(transferred), u32::from_le_bytes([0, 0, status, code])].map(u32::to_le);
+        response.write_fixed(pool, self.ring.lease, words);
         self.put_used(head, written, marks);
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use mqblk_core::DiskSlot;
-use mqblk_scsi::Nexus;
+use mqblk_scsi::{Nexus, TransferRules};
 use serde::{Deserialize, Serialize};
 
 /// Address of a logical unit on its controller.
@@ -112,6 +112,14 @@ impl LunMap {
     #[inline]
     pub(crate) fn target(&self, target: u8) -> Option<&TargetUnits> {
         self.targets.get(usize::from(target)).filter(|target| !target.luns.is_empty())
+    }
+
+    /// Returns target, slot and transfer rules of the logical unit that a `lun` field, as a little-endian number, names.
+    #[inline]
+    pub(crate) fn transfer_rules(&self, field: u64) -> Option<(u8, DiskSlot, TransferRules)> {
+        let LunField::Lun(LunAddress { target, lun }) = LunField::decode(field.to_le_bytes()) else { return None };
+        let unit = self.target(target)?.unit(lun)?;
+        Some((target, unit.slot, unit.nexus.transfer_rules()))
     }
 
     /// Returns all logical units, ordered by address.

@@ -26,7 +26,6 @@ pub(crate) struct ResponseBuffer {
 impl ResponseBuffer {
     /// Writes the response, cut to its capacity, and releases the buffer. Bytes that are not mapped any more are
     /// dropped.
-    #[inline]
     pub(crate) fn write(self, pool: &mut BufferPool, lease: LeaseId, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.capacity as usize)];
         match self.segments {
@@ -38,11 +37,58 @@ impl ResponseBuffer {
         }
     }
 
+    /// As [`write`](Self::write), for the fixed part of a response.
+    #[inline]
+    pub(crate) fn write_fixed(self, pool: &mut BufferPool, lease: LeaseId, words: [u32; RESPONSE_BYTES / 4]) {
+        let is_whole = self.segments.is_none() && self.capacity as usize >= RESPONSE_BYTES;
+        if !is_whole || !pool.write(lease, self.address, words) {
+            self.write(pool, lease, words.map(u32::to_ne_bytes).as_flattened());
+        }
+    }
+
     /// Releases the buffer without writing.
     pub(crate) fn release(self, pool: &mut BufferPool) {
         if let Some(segments) = self.segments {
             pool.release(segments);
         }
+    }
+}
+
+/// A chain of header, response and one data segment, with what of its header a READ or WRITE needs: what most commands have.
+pub(crate) struct TransferChain {
+    /// The `lun` field, as a little-endian number.
+    pub lun: u64,
+    pub id: u64,
+    /// As much of the CDB as these commands have, as a little-endian number.
+    pub cdb: u128,
+    pub data: ChainSegment,
+    pub response: ResponseBuffer,
+}
+
+impl TransferChain {
+    /// Reads a chain. `None` if it is anything else, or wrong in any way: [`RequestChain`] finds out, from another reading of its bytes.
+    #[inline(always)] // else it would travel through memory
+    pub(crate) fn read(
+        ring: &impl UsualChains,
+        access: &mut LeaseAccess<'_>,
+        head: &ChainHead,
+        response_len: u32,
+    ) -> Option<TransferChain> {
+        let [header, second, third] = ring.three_segments(access, head)?;
+        // Data that the device writes comes after the response, data that it reads before.
+        let (response, data) = if second.writable { (second, third) } else { (third, second) };
+        // A shorter response that comes first goes on in the third segment.
+        let least = if second.writable { response_len } else { RESPONSE_BYTES as u32 };
+        if header.len as usize != DEFAULT_HEADER_BYTES || !(least..=response_len).contains(&response.len) {
+            return None;
+        }
+        // Task attribute, priority and crn are between them.
+        let cdb = GuestAddress(header.address.0.checked_add(REQUEST_BYTES as u64)?);
+        let [lun, id] = access.read::<[u64; 2]>(header.address)?.map(u64::from_le);
+        let [low, high] = access.read::<[u64; 2]>(cdb)?.map(u64::from_le);
+        let cdb = u128::from(low) | u128::from(high) << 64;
+        let response = ResponseBuffer { capacity: response.len, address: response.address, segments: None };
+        Some(TransferChain { lun, id, cdb, data, response })
     }
 }
 
@@ -69,32 +115,6 @@ impl RequestChain {
     pub(crate) fn new(data: Buffer) -> RequestChain {
         let response = ResponseBuffer { capacity: 0, address: GuestAddress(0), segments: None };
         RequestChain { header_len: 0, data, data_out: 0, data_in: 0, response, fault: false }
-    }
-
-    /// Reads a chain of header, response and one data segment: what most commands have. `None` if it is anything else, or wrong in any way:
-    /// [`read`](Self::read) finds out, from another reading of its bytes.
-    #[inline]
-    pub(crate) fn read_transfer(
-        ring: &impl UsualChains,
-        access: &mut LeaseAccess<'_>,
-        start: &ChainHead,
-        into: &mut [u8],
-        response_len: u32,
-    ) -> Option<RequestChain> {
-        let [header, second, third] = ring.three_segments(access, start)?;
-        // Data that the device writes comes after the response, data that it reads before.
-        let (response, data) = if second.writable { (second, third) } else { (third, second) };
-        let is_usual = header.len as usize == DEFAULT_HEADER_BYTES && into.len() == DEFAULT_HEADER_BYTES;
-        // A shorter response that comes first goes on in the third segment.
-        let least = if second.writable { response_len } else { RESPONSE_BYTES as u32 };
-        if !is_usual || !(least..=response_len).contains(&response.len) {
-            return None;
-        }
-        into.copy_from_slice(&access.read::<[u8; DEFAULT_HEADER_BYTES]>(header.address)?);
-        let buffer = access.take_transfer((data.address, data.len), data.writable, None)?;
-        let (data_in, data_out) = if data.writable { (data.len.into(), 0) } else { (0, data.len.into()) };
-        let response = ResponseBuffer { capacity: response.len, address: response.address, segments: None };
-        Some(RequestChain { header_len: DEFAULT_HEADER_BYTES, data: buffer, data_out, data_in, response, fault: false })
     }
 
     /// Releases its buffers.

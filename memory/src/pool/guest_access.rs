@@ -101,6 +101,21 @@ impl BufferPool {
         true
     }
 
+    /// Writes a value to guest memory. Returns false unless it is mapped in one region: then [`write_bytes`](Self::write_bytes) may write it.
+    #[must_use]
+    #[inline]
+    pub fn write<T: Pod>(&mut self, lease: LeaseId, address: GuestAddress, value: T) -> bool {
+        let own = self.lease(lease.index);
+        let at = address.0.wrapping_sub(own.cached_region.guest_start);
+        if at >= own.cached_region.len || size_of::<T>() as u64 > own.cached_region.len - at || own.log.is_some() {
+            return false;
+        }
+        let place = std::ptr::with_exposed_provenance_mut::<Unaligned<T>>((own.cached_region.host_start + at) as usize);
+        // SAFETY: mapped for its whole size by the lease, and `Unaligned` needs no alignment.
+        unsafe { place.write_volatile(Unaligned(value)) };
+        true
+    }
+
     /// Writes bytes to guest memory. They may span regions. Returns false if a byte is not mapped; the bytes before it may then have been
     /// written.
     #[must_use]

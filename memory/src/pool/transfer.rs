@@ -15,7 +15,7 @@ use crate::sigbus;
 pub struct LeaseAccess<'p> {
     lease: &'p mut Lease,
     entries: &'p mut [BufferEntry],
-    free: &'p mut Vec<u32>,
+    first_free: &'p mut u32,
     /// The lease's index.
     index: u32,
     /// The pool's tag.
@@ -29,10 +29,10 @@ impl BufferPool {
     /// When the lease has ended: a queue keeps its lease while it pulls.
     #[inline]
     pub fn access(&mut self, id: LeaseId) -> LeaseAccess<'_> {
-        let BufferPool { leases, entries, free, tag, .. } = self;
+        let BufferPool { leases, entries, first_free, tag, .. } = self;
         let lease = leases[id.index as usize].as_mut().expect("a queue holds its lease");
         assert!(lease.generation == id.generation, "a buffer is taken in a lease that has not ended");
-        LeaseAccess { lease, entries, free, index: id.index, tag: *tag }
+        LeaseAccess { lease, entries, first_free, index: id.index, tag: *tag }
     }
 }
 
@@ -67,9 +67,9 @@ impl LeaseAccess<'_> {
     /// Prefetches the line at `address` into this core's cache, if it is mapped.
     #[inline]
     pub fn prefetch(&mut self, address: GuestAddress) {
-        let host = self.locate(address.0).map(|(region, at)| region.host_start + at);
-        let place = host.and_then(|host| NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(host as usize)));
-        if let Some(place) = place {
+        let Some((region, at)) = self.locate(address.0) else { return };
+        let place = std::ptr::with_exposed_provenance_mut::<u8>((region.host_start + at) as usize);
+        if let Some(place) = NonNull::new(place) {
             prefetch(place);
         }
     }
@@ -98,9 +98,11 @@ impl LeaseAccess<'_> {
             }
         };
         let segment = Segment { address: region.host_start + at, len, fixed: region.fixed(at, run) };
-        let index = self.free.pop()?;
+        let index = *self.first_free;
+        // Without a free entry the index is past the end.
+        let entry = self.entries.get_mut(index as usize)?;
+        *self.first_free = entry.total as u32;
         self.lease.buffers += 1;
-        let entry = &mut self.entries[index as usize];
         (entry.total, entry.status, entry.segments) = (run, status, 1);
         let place = &mut entry.inline[0];
         (place.address, place.len, place.fixed) = (segment.address, segment.len, segment.fixed);

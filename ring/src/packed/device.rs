@@ -218,7 +218,11 @@ impl PackedDevice {
         }
         let mut count = 1;
         if first.flags & DESC_NEXT != 0 {
-            (count, id) = self.follow(&first, room)?;
+            let is_usual = first.flags & DESC_INDIRECT == 0 && room >= 3 && self.inflight.is_none();
+            (count, id) = match is_usual.then(|| self.id_of_three(slot)).flatten() {
+                Some(id) => (3, id),
+                None => self.follow(&first, room)?,
+            };
         }
         let chain = self.chains.get_mut(usize::from(id)).ok_or(BAD_ID)?;
         if chain.count != 0 {
@@ -229,6 +233,15 @@ impl PackedDevice {
         self.taken += count;
         self.avail = self.avail.after(count, self.ring.size());
         Ok(Some((id, first)))
+    }
+
+    /// Returns the buffer id of a chain that goes on from this slot and has three descriptors; `None` for all others.
+    #[inline]
+    fn id_of_three(&self, slot: u16) -> Option<u16> {
+        let mask = self.ring.size() - 1;
+        let [(_, _, second), (_, id, third)] = [1, 2].map(|at| self.ring.load_state((slot + at) & mask));
+        let kind = DESC_NEXT | DESC_INDIRECT;
+        (second & kind == DESC_NEXT && third & kind == 0).then_some(id)
     }
 
     /// Follows a chain of several descriptors in the ring to its end. Returns their number and the chain's buffer id, which the last one

@@ -110,7 +110,7 @@ impl SplitDevice {
     ///
     /// # Errors
     /// When the ring violates the protocol.
-    #[inline]
+    #[inline(always)] // a device type has one or two places that call it, and a batch may be one chain
     pub fn fetch<const N: usize>(
         &mut self,
         pool: &mut BufferPool,

@@ -270,12 +270,12 @@ impl SplitDevice {
         if let Some(inflight) = &mut self.inflight_table {
             inflight.link_used(head);
         }
-        self.ring.used_ring.set(self.next_used.into(), [u32::from(head).to_le(), written.to_le()]);
+        self.ring.used_ring.set_elements(self.next_used.into(), [u32::from(head).to_le(), written.to_le()]);
         self.next_used = self.next_used.wrapping_add(1);
     }
 
     /// Makes all used elements since the last publish visible at once. The result says if the driver requested a call.
-    #[inline]
+    #[inline(always)] // a device type calls it in one place
     pub fn publish(&mut self) -> PublishResult {
         let (old, new) = (self.published, self.next_used);
         if new == old {

@@ -58,7 +58,7 @@ fn releasing_a_merged_buffer_releases_its_members() {
     assert!(pool.is_lease_released(leases[1]));
     assert_eq!(Arc::strong_count(&memories[1]), 1);
     // Every entry and every list is free again.
-    assert_eq!(pool.free.len(), pool.entries.len());
+    assert_eq!(pool.free_entries(), pool.entries.len());
     assert_eq!(pool.free_spills.len(), pool.spills.len());
     assert!(pool.entries.iter().all(|entry| entry.next == 0 && !entry.allocated));
 }
@@ -176,7 +176,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(pool.buffers_in_use(leases[0]) + pool.buffers_in_use(leases[1]), 0);
-            prop_assert_eq!(pool.free.len(), pool.entries.len());
+            prop_assert_eq!(pool.free_entries(), pool.entries.len());
             let size = (pool.entries.len(), pool.spills.len());
             prop_assert_eq!(*grown.get_or_insert(size), size);
         }

@@ -1,4 +1,4 @@
-//! The engine's instruction budget: what a request costs from pull to publish, counted by callgrind.
+//! The engine's instruction budget: what a request costs from pull to publish, counted by callgrind, and by stage (`stages.rs`).
 //!
 //! `MQBLK_RENEW_BUDGET=1` updates the committed numbers after a change that is worth its cost. `MQBLK_BUDGET_PROGRAM` names a release build of
 //! the program to count; without it the test builds one.
@@ -10,6 +10,10 @@ use std::sync::OnceLock;
 
 use toml::{Table, Value};
 
+mod stages;
+
+use stages::{Profile, STAGES};
+
 /// How much worse a number may be than the committed one, in percent: the noise of code generation.
 const TOLERANCE_PERCENT: f64 = 3.0;
 
@@ -18,7 +22,7 @@ const RENEW: &str = "MQBLK_RENEW_BUDGET";
 const PROGRAM: &str = "MQBLK_BUDGET_PROGRAM";
 const HEAD: &str = "# Instructions of a worker for one 4 KiB read of a null disk (scsi32: of 32 by turns), from pull to publish, by the requests published at
 # once and by how they lie in the ring (copy, map, persistent, bounce: a blkif ring, with grant operations that cost nothing). Made by
-# tests/tests/budget.rs, which fails when a change makes a figure worse by more than 3 percent. Another compiler gives other figures: then they are printed and not judged.
+# tests/tests/budget/main.rs, which fails when a change makes a figure worse by more than 3 percent. Another compiler gives other figures: then they are printed and not judged.
 ";
 
 /// How much more a request may cost with in-flight tracking than without, of 32 that are published at once, in instructions.
@@ -31,11 +35,12 @@ const REQUESTS: u32 = 3200;
 /// grants collide is luck.
 const COUNTS: u32 = 3;
 
-/// Returns the instructions executed inside `SteppedWorker::turn` while it serves `requests`.
-fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Path) -> u64 {
+/// Returns the instructions executed inside `SteppedWorker::turn` while it serves `requests`, by stage.
+fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Path) -> [u64; STAGES.len()] {
     let out = folder.join("callgrind.out");
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--toggle-collect=*SteppedWorker*turn*"])
+        .args(stages::OPTIONS)
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(program())
         .args([&requests.to_string(), &batch.to_string(), shape, mode])
@@ -52,7 +57,16 @@ fn instructions(requests: u32, batch: u32, shape: &str, mode: &str, folder: &Pat
     let total: u64 = totals.trim().parse().expect("one event is counted: instructions");
     // If the function were renamed, nothing would be counted, and 0 is within every budget.
     assert!(total > u64::from(requests) * 50, "{total} instructions for {requests} requests: wrong function counted");
-    total
+    let profile = Profile::parse(&text);
+    assert_eq!(profile.total(), total, "each instruction is counted once");
+    let stages = profile.by_stage(&program());
+    for (stage, count) in STAGES.iter().zip(stages) {
+        assert!(
+            count > 0,
+            "{stage}: found no instructions ({shape} {mode}), expected some: was a function renamed? See MARKS in stages.rs"
+        );
+    }
+    stages
 }
 
 /// Returns the path of a release build of the program.
@@ -67,12 +81,32 @@ fn program() -> PathBuf {
         assert!(built.expect("cargo can be started").success(), "the program could not be built");
         workspace.join("target/release/instruction-budget")
     };
-    BUILT.get_or_init(|| std::env::var_os(PROGRAM).map_or_else(build, PathBuf::from)).clone()
+    let found = || std::env::var_os(PROGRAM).map_or_else(build, PathBuf::from);
+    // Callgrind names it by its full path.
+    BUILT.get_or_init(|| std::fs::canonicalize(found()).expect("the program exists")).clone()
 }
 
-fn per_request(batch: u32, shape: &str, mode: &str, folder: &Path) -> f64 {
-    let [once, twice] = [REQUESTS, 2 * REQUESTS].map(|requests| instructions(requests, batch, shape, mode, folder));
-    (twice - once) as f64 / f64::from(REQUESTS)
+/// Instructions for one request, by stage.
+#[derive(Clone, Copy)]
+struct PerRequest([f64; STAGES.len()]);
+
+impl PerRequest {
+    fn count(batch: u32, shape: &str, mode: &str, folder: &Path) -> PerRequest {
+        let [once, twice] = [REQUESTS, 2 * REQUESTS].map(|requests| instructions(requests, batch, shape, mode, folder));
+        let difference = |at: usize| (twice[at] as f64 - once[at] as f64) / f64::from(REQUESTS);
+        PerRequest(std::array::from_fn(difference))
+    }
+
+    fn total(&self) -> f64 {
+        self.0.iter().sum()
+    }
+}
+
+impl std::fmt::Display for PerRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let stages = STAGES.iter().zip(self.0).map(|(stage, count)| format!("{stage} {count:.1}"));
+        f.write_str(&stages.collect::<Vec<_>>().join(", "))
+    }
 }
 
 /// Returns the compiler's version.
@@ -124,6 +158,7 @@ fn instructions_per_request_are_within_the_budget() {
             _ => "",
         };
         let mut line = format!("{shape} descriptors{what}: instructions per request:");
+        let mut by_stage = String::new();
         for batch in [1, 32] {
             let name = if mode == "plain" {
                 format!("{shape}_batch_{batch}")
@@ -132,12 +167,15 @@ fn instructions_per_request_are_within_the_budget() {
             };
             let before = committed.get(&name).and_then(Value::as_float);
             let too_many = |now: f64| before.is_none_or(|before| now > before * (1.0 + TOLERANCE_PERCENT / 100.0));
-            let mut now = per_request(batch, shape, mode, folder.path());
+            let mut stages = PerRequest::count(batch, shape, mode, folder.path());
             for _ in 1..COUNTS {
-                if too_many(now) {
-                    now = now.min(per_request(batch, shape, mode, folder.path()));
+                if too_many(stages.total()) {
+                    let again = PerRequest::count(batch, shape, mode, folder.path());
+                    stages = if again.total() < stages.total() { again } else { stages };
                 }
             }
+            let now = stages.total();
+            by_stage += &format!("    batch {batch}: {stages}\n");
             line += &format!("{} batch {batch}: {now:.1}", if batch == 1 { "" } else { "," });
             if let Some(before) = before {
                 line += &format!(" (committed {before:.1})");
@@ -147,7 +185,7 @@ fn instructions_per_request_are_within_the_budget() {
             }
             found.insert(name, Value::Float((now * 10.0).round() / 10.0));
         }
-        writeln!(stdout, "{line}").expect("stdout");
+        write!(stdout, "{line}\n{by_stage}").expect("stdout");
     }
     for (plain, tracked) in [("direct", "direct_tracked"), ("direct_scsi", "direct_scsi-tracked")] {
         let [plain, tracked] =

@@ -221,9 +221,7 @@ impl<T> TagTable<T> {
     #[inline]
     pub(crate) fn complete_part(&mut self, index: u16, outcome: Outcome) -> Option<(Op, Outcome, Timestamps)> {
         let slot = self.slots.get_mut(usize::from(index))?;
-        if slot.token.is_none() {
-            return None;
-        }
+        slot.token.as_ref()?;
         let outcome = if slot.parts > 1 {
             slot.add(outcome);
             if slot.remaining > 0 {

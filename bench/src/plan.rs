@@ -18,6 +18,9 @@ const DEFAULT_MERGE: &str = "auto";
 /// The setting of a disk that exists during a run only.
 const IN_MEMORY: &str = "storage=ram";
 
+/// Keys of a disk: most entries of a virtqueue.
+pub(crate) const QUEUE_SIZE_KEYS: [&str; 2] = ["queue-size", "queue_size"];
+
 /// Default of the entries of a virtqueue.
 const DEFAULT_QUEUE_SIZE: u16 = 256;
 
@@ -208,6 +211,8 @@ pub struct Plan {
     pub server_cpus: Option<String>,
     /// Entries of a virtqueue.
     pub queue_size: u16,
+    /// The same if it was chosen: what a started server has to take.
+    pub chosen_queue_size: Option<u16>,
     /// Descriptor layout.
     pub descriptors: Descriptors,
     /// Packed virtqueues.
@@ -289,6 +294,7 @@ impl Plan {
             pin: args.pin.clone().map(|list| list.0).unwrap_or_default(),
             server_cpus: args.server_cpus.clone(),
             queue_size,
+            chosen_queue_size: args.queue_size,
             descriptors: args.descriptors,
             packed: args.packed,
             json: args.json.clone(),
@@ -323,6 +329,13 @@ fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Result<Vec<Targe
             if value_of(spec, key).is_some() {
                 let found = format!("a disk with the key {key}");
                 return Err(BenchError::option("disk", found, "one without: the benchmark sets it"));
+            }
+        }
+        if let Some(queue_size) = args.queue_size {
+            let own = QUEUE_SIZE_KEYS.iter().find_map(|key| value_of(spec, key)?.parse::<u16>().ok());
+            if let Some(own) = own.filter(|own| *own < queue_size) {
+                let expected = format!("at most {own}, the queue-size of --disk");
+                return Err(BenchError::option("queue-size", queue_size, expected));
             }
         }
         let own = value_of(spec, "poll");

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::BenchError;
 use crate::interface::{Connector, ServerMonitor};
-use crate::plan::{Combination, DiskKeys, MergeMode, Plan, Target, TargetSource};
+use crate::plan::{Combination, DiskKeys, MergeMode, Plan, QUEUE_SIZE_KEYS, Target, TargetSource, value_of};
 
 /// How long a server may take to start, and to end.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -67,6 +67,8 @@ pub(crate) struct ServedDisk<'a> {
     pub merge: Option<MergeMode>,
     /// Keys of the interface.
     pub keys: &'a DiskKeys,
+    /// Most entries of a virtqueue, if they were chosen.
+    pub queue_size: Option<u16>,
     /// What is measured on it.
     pub combination: &'a Combination,
 }
@@ -92,6 +94,13 @@ pub(crate) fn split_pairs(spec: &str) -> Vec<&str> {
 }
 
 impl ServedDisk<'_> {
+    /// Returns the pair that lets the server take virtqueues as large as those of the client; `None` where the disk's settings say
+    /// it, or nothing does.
+    pub(crate) fn queue_size_pair(&self) -> Option<String> {
+        let own = QUEUE_SIZE_KEYS.iter().any(|key| value_of(self.spec, key).is_some());
+        self.queue_size.filter(|_| !own).map(|size| format!("{}={size}", QUEUE_SIZE_KEYS[0]))
+    }
+
     /// Returns the argument of `mqblk serve --disk`. `address`: the keys that say where the disk is served.
     pub(crate) fn argument(&self, address: &str) -> String {
         let mut disk = format!("{},{address},queues={}", self.spec, self.combination.queues);
@@ -100,6 +109,7 @@ impl ServedDisk<'_> {
         for (key, value) in own.into_iter().chain(keys) {
             disk.extend(value.map(|value| format!(",{key}={value}")));
         }
+        disk.extend(self.queue_size_pair().map(|pair| format!(",{pair}")));
         disk
     }
 }
@@ -217,7 +227,8 @@ impl<D> Session<D> {
             let device = connector.connect(plan, combination, &endpoint, SERVER_TIMEOUT / 10).map_err(connect_error)?;
             return Ok(Session { device, server: None });
         };
-        let disk = ServedDisk { spec, poll: poll.as_deref(), merge: *merge, keys, combination };
+        let queue_size = plan.chosen_queue_size;
+        let disk = ServedDisk { spec, poll: poll.as_deref(), merge: *merge, keys, queue_size, combination };
         let (mut server, endpoint) = ServerProcess::spawn(connector, plan, &disk)?;
         let deadline = Instant::now() + SERVER_TIMEOUT;
         loop {

@@ -367,6 +367,10 @@ fn usage_errors_name_the_option() {
         ("--disk storage=null,size=1G,socket=/x", "key socket"),
         ("--disk storage=null,size=1G,queues=2", "key queues"),
         ("--disk storage=null,size=1G,poll=off --poll busy", "--poll"),
+        (
+            "--disk storage=null,size=1G,queue-size=128 --queue-size 256",
+            "--queue-size: found 256, expected at most 128, the queue-size of --disk",
+        ),
     ] {
         match plan(line) {
             Err(BenchError::Usage(text)) => assert!(text.contains(word), "{line}: {text}"),

@@ -84,14 +84,30 @@ mod tests {
     use crate::plan::DiskKeys;
     use crate::tests::args;
 
-    #[test]
-    fn a_disks_settings_are_the_argument_of_its_server() {
-        let plan = Plan::new(&args("--disk path=/d,,{t}/{l}.img,poll=off,direct=off --queues 3").unwrap()).unwrap();
+    fn argument(line: &str) -> String {
+        let plan = Plan::new(&args(line).unwrap()).unwrap();
         let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
         let (merge, keys, combination) =
             (Some(crate::plan::MergeMode::Off), DiskKeys::default(), &plan.combinations[0]);
-        let disk = ServedDisk { spec, poll: None, merge, keys: &keys, combination };
-        let arguments = serve_arguments(&disk, Path::new("/s"));
-        assert_eq!(arguments[1], "path=/d,,{t}/{l}.img,poll=off,direct=off,socket=/s,queues=3,merge=off");
+        let disk = ServedDisk { spec, poll: None, merge, keys: &keys, queue_size: plan.chosen_queue_size, combination };
+        serve_arguments(&disk, Path::new("/s")).remove(1)
+    }
+
+    #[test]
+    fn a_disks_settings_are_the_argument_of_its_server() {
+        assert_eq!(
+            argument("--disk path=/d,,{t}/{l}.img,poll=off,direct=off --queues 3"),
+            "path=/d,,{t}/{l}.img,poll=off,direct=off,socket=/s,queues=3,merge=off"
+        );
+    }
+
+    #[test]
+    fn a_server_takes_virtqueues_as_large_as_the_clients() {
+        assert_eq!(
+            argument("--disk storage=null,size=1G --queue-size 4096 --iodepth 2000"),
+            "storage=null,size=1G,socket=/s,queues=1,merge=off,queue-size=4096"
+        );
+        let own = "--disk storage=null,size=1G,queue-size=8192 --queue-size 4096";
+        assert_eq!(argument(own), "storage=null,size=1G,queue-size=8192,socket=/s,queues=1,merge=off");
     }
 }

@@ -36,7 +36,11 @@ pub(super) fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
     let (own, units): (Vec<&str>, Vec<&str>) = split_pairs(disk.spec).into_iter().partition(key);
     let mut controller = format!("id={CONTROLLER},socket={path},queues={queues}");
     let poll = disk.poll.map(|poll| format!("poll={poll}"));
-    own.into_iter().chain(poll.as_deref()).for_each(|pair| controller.push_str(&format!(",{pair}")));
+    let queue_size = disk.queue_size_pair();
+    own.into_iter()
+        .chain(poll.as_deref())
+        .chain(queue_size.as_deref())
+        .for_each(|pair| controller.push_str(&format!(",{pair}")));
     let mut arguments = vec!["--controller".to_owned(), controller];
     for (target, lun) in (0..targets).flat_map(|target| (0..luns).map(move |lun| (target, lun))) {
         let mut unit = format!("controller={CONTROLLER},target={target},lun={lun}");
@@ -63,18 +67,18 @@ mod tests {
 
     #[test]
     fn a_disks_settings_are_dealt_to_controller_and_units() {
-        let line =
-            "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3";
+        let line = "--interface virtio-scsi --disk path=/d,,{t}/{l}.img,poll=off,direct=off --targets 2 --luns 2 --queues 3 --queue-size 2048";
         let plan = Plan::new(&args(line).unwrap()).unwrap();
         let TargetSource::Disk { spec, .. } = &plan.targets[0].source else { panic!("a disk") };
         let (combination, keys) = (&plan.combinations[0], DiskKeys::default());
-        let disk = ServedDisk { spec, poll: None, merge: Some(MergeMode::Off), keys: &keys, combination };
+        let queue_size = plan.chosen_queue_size;
+        let disk = ServedDisk { spec, poll: None, merge: Some(MergeMode::Off), keys: &keys, queue_size, combination };
         let unit = |t: u16, l: u16| {
             format!("controller=bench,target={t},lun={l},id=t{t}l{l},path=/d,,{t}/{l}.img,direct=off,merge=off")
         };
         let expected = [
             "--controller".to_owned(),
-            "id=bench,socket=/s,,1,queues=3,poll=off".into(),
+            "id=bench,socket=/s,,1,queues=3,poll=off,queue-size=2048".into(),
             "--lun".into(),
             unit(0, 0),
             "--lun".into(),

@@ -186,7 +186,8 @@ pub struct BenchArgs {
     #[arg(long)]
     pub packed: bool,
 
-    /// Write the results as JSON to this file
+    /// Write the results as JSON to this file, after each run as far as they are; -: to standard output, and the table to standard
+    /// error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 

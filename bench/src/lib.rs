@@ -17,7 +17,9 @@ mod defaults;
 mod experiment;
 mod grid;
 mod interface;
+mod interrupt;
 mod merges;
+mod output;
 mod pattern;
 mod plan;
 pub mod plot;
@@ -47,6 +49,9 @@ pub enum BenchError {
     /// The benchmark failed. Exit code 1.
     #[error("{0}")]
     Failed(String),
+    /// A signal ended it. Exit code 128 and the signal's number, as a shell has it.
+    #[error("ended by signal {0}; the results so far are above")]
+    Interrupted(i32),
 }
 
 impl BenchError {
@@ -56,15 +61,19 @@ impl BenchError {
     }
 }
 
-/// Runs the benchmark. Exit code 0; 1 when a run or a request failed, or a verification found a difference; 2 for a usage
-/// error.
+/// Runs the benchmark. Exit code 0; 1 when a run or a request failed, a verification found a difference, or the results could not be
+/// written; 2 for a usage error; 128 and the signal's number when SIGINT, SIGTERM or SIGHUP ended it.
 pub fn run(args: BenchArgs) -> ExitCode {
-    let outcome = plan::Plan::new(&args).and_then(|plan| sweep::run(&plan));
+    let outcome = plan::Plan::new(&args).and_then(|plan| {
+        plan.interrupt.on_signals()?;
+        sweep::run(&plan)
+    });
     match outcome {
         Ok(0) => ExitCode::SUCCESS,
         Ok(errors) => fail(&format!("{errors} requests failed or did not verify"), 1),
         Err(error @ BenchError::Usage(_)) => fail(&error.to_string(), 2),
         Err(error @ BenchError::Failed(_)) => fail(&error.to_string(), 1),
+        Err(error @ BenchError::Interrupted(signal)) => fail(&error.to_string(), 128 + signal as u8),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::args::{BenchArgs, ClientMode, Descriptors, IoSizes, Rw, Verify};
 use crate::defaults::Defaults;
 use crate::experiment::Experiment;
 use crate::interface::{self, Interface, TargetVariant};
+use crate::interrupt::Interrupt;
 
 /// The server's default of a disk's `merge`.
 const DEFAULT_MERGE: &str = "auto";
@@ -221,6 +222,8 @@ pub struct Plan {
     pub json: Option<PathBuf>,
     /// How long a server may complete no request.
     pub stuck_timeout: Duration,
+    /// What ends the benchmark early.
+    pub interrupt: Interrupt,
 }
 
 impl Plan {
@@ -299,7 +302,15 @@ impl Plan {
             packed: args.packed,
             json: args.json.clone(),
             stuck_timeout: STUCK_TIMEOUT,
+            interrupt: Interrupt::default(),
         })
+    }
+}
+
+impl Plan {
+    /// Returns the number of all runs.
+    pub fn run_count(&self) -> u64 {
+        self.combinations.len() as u64 * self.targets.len() as u64 * u64::from(self.runs)
     }
 }
 

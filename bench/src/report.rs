@@ -1,11 +1,8 @@
 //! The results of a target under a combination, and their JSON.
 
-use std::path::Path;
-
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::BenchError;
 use crate::experiment::Experiment;
 use crate::merges::MergeRates;
 use crate::plan::{Combination, Plan, Target};
@@ -233,18 +230,6 @@ fn median(values: &[f64]) -> f64 {
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
-}
-
-/// Writes all rows as a JSON array.
-///
-/// # Errors
-/// When the file cannot be written.
-pub(crate) fn write_json<'a>(path: &Path, rows: impl Iterator<Item = &'a ResultRow>) -> Result<(), BenchError> {
-    let failed = |error: std::io::Error| BenchError::Failed(format!("--json {}: {error}", path.display()));
-    let rows: Vec<&ResultRow> = rows.collect();
-    let mut text = serde_json::to_string_pretty(&rows).map_err(|error| failed(error.into()))?;
-    text.push('\n');
-    std::fs::write(path, text).map_err(failed)
 }
 
 #[cfg(test)]

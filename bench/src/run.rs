@@ -1,29 +1,27 @@
 //! One run: the threads of one combination on one device.
 
-use std::path::PathBuf;
+mod meters;
+mod supervisor;
+
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use mqblk_driver::Waker;
 
 use crate::BenchError;
 use crate::args::Rw;
-use crate::control::{CompletionCounter, Phase, PhaseControl};
-use crate::cpu;
-use crate::interface::{Connector, Device, DeviceDisk, MAX_PARTS, ServerMonitor, ThreadQueues};
-use crate::merges::{MergeCounters, MergeRates};
+use crate::control::CompletionCounter;
+use crate::interface::{Connector, Device, DeviceDisk, MAX_PARTS, ThreadQueues};
+use crate::merges::MergeRates;
 use crate::pattern::AccessPattern;
 use crate::plan::{Combination, Plan, Target};
 use crate::progress;
 use crate::streams::{JobRange, Streams};
 use crate::target::{ServerProcess, Session};
 use crate::verification::BlockGenerations;
-use crate::worker::{DiskJob, Worker, WorkerError, WorkerSettings, WorkerStats};
-
-/// Interval at which the main thread checks the others.
-const TICK: Duration = Duration::from_millis(50);
+use crate::worker::{DiskJob, Worker, WorkerSettings, WorkerStats};
+use meters::ServerMeters;
+use supervisor::{LoadOutcome, RunSupervisor};
 
 /// What one run measured.
 #[derive(Debug)]
@@ -38,6 +36,8 @@ pub struct RunResult {
     pub handed_over: u64,
     /// Length of the measurement.
     pub elapsed: Duration,
+    /// A signal ended it early.
+    pub cut_short: bool,
     /// The server's CPU time in it, if it can be read.
     pub server_cpu: Option<Duration>,
     /// The client threads' CPU time in it.
@@ -137,8 +137,12 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     let (workers, counters) = workers(plan, load, sets, settings, &streams, seed);
     watch.counters = counters;
 
-    let (mut workers, measured) = watch.load(workers)?;
+    let (mut workers, outcome) = watch.load(workers)?;
     let mut verified = 0;
+    if plan.verify.is_some() && outcome.cut_short {
+        // What was written is not checked, so the run does not count.
+        plan.interrupt.check()?;
+    }
     if plan.verify.is_some() {
         verified = workers
             .iter_mut()
@@ -167,7 +171,7 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     if let Some(server) = server {
         server.stop()?;
     }
-    let mut result = merge_stats(stats, measured, requests_per_io, verified);
+    let mut result = merge_stats(stats, outcome, requests_per_io, verified);
     if let [bytes @ 0] = result.bytes.as_mut_slice() {
         // Of one size, on one disk: workers count I/Os only.
         *bytes = result.ios * combination.sizes.min.0;
@@ -259,195 +263,7 @@ fn workers<Q: ThreadQueues>(
     (workers.map(|((set, jobs), progress)| Worker::new(set, jobs, settings, Arc::clone(progress))).collect(), counters)
 }
 
-/// Reads what the server has used, before and after the measurement.
-#[derive(Debug)]
-struct ServerMeters {
-    pid: Option<i32>,
-    admin: Option<PathBuf>,
-}
-
-/// The values at one time.
-#[derive(Debug)]
-struct MeterReading {
-    at: Instant,
-    cpu: Option<Duration>,
-    merges: Option<MergeCounters>,
-}
-
-/// What the server used and merged in the measurement.
-#[derive(Debug, Default)]
-struct ServerUsage {
-    cpu: Option<Duration>,
-    merges: Option<MergeRates>,
-}
-
-impl ServerMeters {
-    fn read(&self) -> MeterReading {
-        let merges = self.admin.as_deref().and_then(MergeCounters::read);
-        let at = Instant::now();
-        // Last, so that the measurement begins or ends right after it.
-        let cpu = self.pid.and_then(cpu::process_time);
-        MeterReading { at, cpu, merges }
-    }
-
-    fn since(&self, before: &MeterReading) -> ServerUsage {
-        let now = self.read();
-        let cpu = now.cpu.zip(before.cpu).map(|(now, before)| now.saturating_sub(before));
-        let time = now.at - before.at;
-        let merges = now.merges.zip(before.merges).map(|(now, before)| now.rates_since(before, time));
-        ServerUsage { cpu, merges }
-    }
-}
-
-/// Supervises the client threads from the main thread.
-struct RunSupervisor<'a> {
-    plan: &'a Plan,
-    counters: Vec<Arc<CompletionCounter>>,
-    wakers: Vec<Waker>,
-    monitor: Box<dyn ServerMonitor>,
-    /// The process of a started server: not every interface reports that a server was killed.
-    process: Option<Box<dyn ServerMonitor>>,
-    meters: ServerMeters,
-    progress: &'a progress::ProgressDisplay,
-    total: u64,
-}
-
-impl RunSupervisor<'_> {
-    fn done(&self) -> u64 {
-        self.counters.iter().map(|counter| counter.0.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Runs `work` on a thread for each worker, and `steer` on this one. Returns the workers.
-    fn run<Q: ThreadQueues>(
-        &self,
-        control: &PhaseControl,
-        workers: Vec<Worker<Q>>,
-        work: fn(&mut Worker<Q>, &PhaseControl) -> Result<(), WorkerError>,
-        steer: impl FnOnce(&dyn Fn() -> bool) -> Result<(), BenchError>,
-    ) -> Result<Vec<Worker<Q>>, BenchError> {
-        std::thread::scope(|scope| {
-            let mut threads = vec![];
-            for (index, mut worker) in workers.into_iter().enumerate() {
-                let pin = (!self.plan.pin.is_empty()).then(|| self.plan.pin[index % self.plan.pin.len()]);
-                let thread = std::thread::Builder::new().name(format!("client-{index}"));
-                let started = thread.spawn_scoped(scope, move || {
-                    if let Some(cpu) = pin {
-                        cpu::pin(cpu)?;
-                    }
-                    match work(&mut worker, control) {
-                        Ok(()) => Ok(Some(worker)),
-                        Err(WorkerError::Abandoned) => Ok(None),
-                        Err(error) => {
-                            // Other threads may wait for this one.
-                            self.abandon(control);
-                            Err(BenchError::Failed(error.to_string()))
-                        }
-                    }
-                });
-                match started {
-                    Ok(thread) => threads.push(thread),
-                    Err(error) => {
-                        self.abandon(control);
-                        return Err(BenchError::Failed(format!("client thread: {error}")));
-                    }
-                }
-            }
-            let steered = steer(&|| threads.iter().all(std::thread::ScopedJoinHandle::is_finished));
-            if steered.is_err() {
-                self.abandon(control);
-            }
-            let mut workers = vec![];
-            let mut failure = None;
-            for thread in threads {
-                match thread.join() {
-                    Ok(Ok(worker)) => workers.extend(worker),
-                    Ok(Err(error)) => failure = failure.or(Some(error)),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-            // The main thread's error is the cause of the others'.
-            steered?;
-            failure.map_or(Ok(workers), Err)
-        })
-    }
-
-    fn abandon(&self, control: &PhaseControl) {
-        control.set(Phase::Abandon);
-        self.wakers.iter().for_each(Waker::wake);
-    }
-
-    /// Waits until `over` returns true or all threads have ended.
-    fn supervise(&self, finished: &dyn Fn() -> bool, mut over: impl FnMut() -> bool) -> Result<(), BenchError> {
-        let (mut seen, mut at) = (self.done(), Instant::now());
-        while !finished() && !over() {
-            let ended = |process: &dyn ServerMonitor| process.wait_gone(Duration::ZERO);
-            if self.monitor.wait_gone(TICK) || self.process.as_deref().is_some_and(ended) {
-                return Err(BenchError::Failed("the server went away: it closed the connection in mid-run".into()));
-            }
-            let done = self.done();
-            if done != seen {
-                (seen, at) = (done, Instant::now());
-            } else if at.elapsed() > self.plan.stuck_timeout {
-                let text = format!("the server is stuck: it answered no request for {:?}", self.plan.stuck_timeout);
-                return Err(BenchError::Failed(text));
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs the load. Returns the workers, and what the server used.
-    fn load<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>) -> Result<(Vec<Worker<Q>>, ServerUsage), BenchError> {
-        let control = PhaseControl::new(if self.plan.runtime.is_some() { Phase::Warmup } else { Phase::Measure });
-        let mut measured = ServerUsage::default();
-        let workers = self.run(&control, workers, Worker::load, |finished| {
-            let start = Instant::now();
-            let Some(runtime) = self.plan.runtime else {
-                let before = self.meters.read();
-                self.supervise(finished, || {
-                    self.progress.update(self.done() as f64 / self.total as f64);
-                    false
-                })?;
-                measured = self.meters.since(&before);
-                return Ok(());
-            };
-            let whole = self.plan.warmup + runtime;
-            let until = |end: Duration| {
-                move || {
-                    self.progress.update(start.elapsed().as_secs_f64() / whole.as_secs_f64());
-                    start.elapsed() + TICK / 2 >= end
-                }
-            };
-            self.supervise(finished, until(self.plan.warmup))?;
-            let before = self.meters.read();
-            control.set(Phase::Measure);
-            self.supervise(finished, until(whole))?;
-            measured = self.meters.since(&before);
-            control.set(Phase::Stop);
-            self.supervise(finished, || false)
-        })?;
-        Ok((workers, measured))
-    }
-
-    /// Writes the whole range.
-    fn fill<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>) -> Result<Vec<Worker<Q>>, BenchError> {
-        let control = PhaseControl::new(Phase::Measure);
-        self.run(&control, workers, Worker::load, |finished| self.supervise(finished, || false))
-    }
-
-    /// Reads everything back and checks it.
-    fn verify<Q: ThreadQueues>(&self, workers: Vec<Worker<Q>>, blocks: u64) -> Result<Vec<Worker<Q>>, BenchError> {
-        let control = PhaseControl::new(Phase::Measure);
-        let before = self.done();
-        self.run(&control, workers, Worker::verify, |finished| {
-            self.supervise(finished, || {
-                self.progress.update((self.done() - before) as f64 / blocks.max(1) as f64);
-                false
-            })
-        })
-    }
-}
-
-fn merge_stats(stats: Vec<WorkerStats>, measured: ServerUsage, requests_per_io: u32, verified: u64) -> RunResult {
+fn merge_stats(stats: Vec<WorkerStats>, outcome: LoadOutcome, requests_per_io: u32, verified: u64) -> RunResult {
     let mut stats = stats.into_iter();
     let first = stats.next().expect("at least one thread");
     let mut total = RunResult {
@@ -456,8 +272,9 @@ fn merge_stats(stats: Vec<WorkerStats>, measured: ServerUsage, requests_per_io: 
         handed_over: first.handed_over,
         elapsed: first.elapsed,
         requests_per_io,
-        server_cpu: measured.cpu,
-        merges: measured.merges,
+        cut_short: outcome.cut_short,
+        server_cpu: outcome.used.cpu,
+        merges: outcome.used.merges,
         client_cpu: first.cpu,
         kicks: first.kicks,
         calls: first.calls,

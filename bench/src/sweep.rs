@@ -5,74 +5,134 @@ use std::io::Write;
 use rand::Rng;
 
 use crate::BenchError;
+use crate::output::{JsonOutput, write_text};
 use crate::plan::{Combination, Plan, Target};
 use crate::progress::ProgressDisplay;
-use crate::report::{ResultRow, write_json};
+use crate::report::ResultRow;
 use crate::run::{RunInput, RunResult};
 use crate::table::table;
 
-/// Measures everything and prints the results. Returns the number of requests that failed or did not verify.
+/// Measures everything and prints the results, as far as they were measured. Returns the number of requests that failed or did not
+/// verify.
 ///
 /// # Errors
-/// The first [`BenchError`], after the results so far were printed.
+/// The first [`BenchError`], after the results so far were printed and written.
 pub(crate) fn run(plan: &Plan) -> Result<u64, BenchError> {
-    let runs = plan.combinations.len() * plan.targets.len() * usize::from(plan.runs);
-    let mut progress = ProgressDisplay::new(runs as u64);
+    let mut json = JsonOutput::open(plan.json.as_deref())?;
+    let mut progress = ProgressDisplay::new(plan.run_count());
     let mut rows: Vec<Vec<ResultRow>> = vec![];
     let mut outcome = Ok(());
+    let mut partial = vec![];
     for combination in &plan.combinations {
-        match measure(plan, combination, &mut progress) {
-            Ok(group) => rows.push(group),
-            Err(error) => {
-                outcome = Err(error);
+        let group = measure_group(plan, combination, &mut progress, &mut |current| json.update(&rows, current));
+        match group.failure {
+            None => rows.push(group.rows),
+            Some(error) => {
+                (outcome, partial) = (Err(error), group.rows);
                 break;
             }
         }
+        json.update(&rows, &[]);
     }
     progress.finish();
-    if !rows.is_empty() {
-        // Standard output may be closed.
-        let text = match plan.experiment {
-            Some(experiment) => experiment.render(plan, &rows),
-            None => table(plan, &rows),
-        };
-        let _ = std::io::stdout().write_all(text.as_bytes());
+    let printed = write_text(&json, &tables(plan, &rows, &partial));
+    rows.push(partial);
+    let written = json.finish(&rows);
+    if let (Err(error), true) = (&written, outcome.is_err() || printed.is_err()) {
+        // The error that is returned is another one.
+        let _ = writeln!(std::io::stderr(), "mqblk: bench: {error}");
     }
-    if let Some(path) = plan.json.as_ref().filter(|_| !rows.is_empty()) {
-        write_json(path, rows.iter().flatten())?;
-    }
-    outcome?;
+    outcome.and(printed).and(written)?;
     Ok(rows.iter().flatten().map(|row| row.errors).sum())
 }
 
-/// Measures all targets and runs of one combination: A B A B.
-fn measure(
+/// Returns the tables of the rows of all combinations that were measured, and of one that was not finished.
+fn tables(plan: &Plan, rows: &[Vec<ResultRow>], partial: &[ResultRow]) -> String {
+    let mut text = match (plan.experiment, rows) {
+        (_, []) => String::new(),
+        (Some(experiment), rows) => experiment.render(plan, rows),
+        (None, rows) => table(plan, rows),
+    };
+    if !partial.is_empty() {
+        // An experiment's table has a cell for each target, and here some have none.
+        text.push_str("\nNot finished:\n");
+        text.push_str(&table(plan, &[partial.to_vec()]));
+    }
+    text
+}
+
+/// What was measured of one combination.
+#[derive(Debug)]
+pub(crate) struct MeasuredGroup {
+    /// The rows of all targets; after a failure, of those that have a run.
+    pub rows: Vec<ResultRow>,
+    /// Why it is not finished.
+    pub failure: Option<BenchError>,
+}
+
+/// Measures all targets and runs of one combination: A B A B. `after_run` gets the rows so far after each run.
+pub(crate) fn measure_group(
     plan: &Plan,
     combination: &Combination,
     progress: &mut ProgressDisplay,
-) -> Result<Vec<ResultRow>, BenchError> {
+    after_run: &mut dyn FnMut(&[ResultRow]),
+) -> MeasuredGroup {
     let columns: Vec<(&Target, Combination)> =
         plan.targets.iter().map(|target| (target, target.combination(combination))).collect();
     let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
+    let rows = |results: &[Vec<RunResult>]| -> Vec<ResultRow> {
+        let measured = columns.iter().zip(results).filter(|(_, results)| !results.is_empty());
+        measured.map(|((target, combination), results)| ResultRow::new(plan, target, combination, results)).collect()
+    };
     for run in 1..=plan.runs {
-        for ((target, combination), results) in columns.iter().zip(&mut results) {
-            let what = describe(combination, target);
-            progress.start(&what);
-            let seed = rand::rng().next_u64();
-            let result = plan.interface.measure(&RunInput { plan, combination, target, seed, progress })?;
-            let verified = match plan.verify {
-                Some(_) => format!(", {} blocks verified", result.verified),
-                None => String::new(),
+        for (index, (target, combination)) in columns.iter().enumerate() {
+            let outcome = measure_run(plan, (target, combination), run, progress);
+            let failure = match outcome {
+                Ok(result) => {
+                    let cut_short = result.cut_short;
+                    if !cut_short || result.ios + result.errors > 0 {
+                        results[index].push(result);
+                        after_run(&rows(&results));
+                    }
+                    plan.interrupt.check().err().filter(|_| cut_short)
+                }
+                Err(error) => Some(error),
             };
-            progress.end(&format!("{what}: run {run} of {}: {:.0} IOPS{verified}", plan.runs, result.iops()));
-            for message in &result.messages {
-                let _ = writeln!(std::io::stderr(), "mqblk: bench: {}: {message}", target.label);
+            if failure.is_some() {
+                return MeasuredGroup { rows: rows(&results), failure };
             }
-            results.push(result);
         }
     }
-    let rows = columns.iter().zip(results);
-    Ok(rows.map(|((target, combination), results)| ResultRow::new(plan, target, combination, &results)).collect())
+    MeasuredGroup { rows: rows(&results), failure: None }
+}
+
+/// Measures once, and shows the result.
+fn measure_run(
+    plan: &Plan,
+    (target, combination): (&Target, &Combination),
+    run: u16,
+    progress: &mut ProgressDisplay,
+) -> Result<RunResult, BenchError> {
+    plan.interrupt.check()?;
+    let what = describe(combination, target);
+    progress.start(&what);
+    let seed = rand::rng().next_u64();
+    let named = |error| match error {
+        BenchError::Failed(text) => BenchError::Failed(format!("{what}: run {run} of {}: {text}", plan.runs)),
+        other => other,
+    };
+    let result = plan.interface.measure(&RunInput { plan, combination, target, seed, progress }).map_err(named)?;
+    let verified = match plan.verify {
+        Some(_) => format!(", {} blocks verified", result.verified),
+        None => String::new(),
+    };
+    let cut_short = if result.cut_short { ", cut short" } else { "" };
+    progress.end(&format!("{what}: run {run} of {}: {:.0} IOPS{verified}{cut_short}", plan.runs, result.iops()));
+    for message in &result.messages {
+        // Standard error may be closed.
+        let _ = writeln!(std::io::stderr(), "mqblk: bench: {}: {message}", target.label);
+    }
+    Ok(result)
 }
 
 fn describe(combination: &Combination, target: &Target) -> String {

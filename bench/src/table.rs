@@ -98,6 +98,7 @@ fn columns(plan: &Plan, groups: &[Vec<ResultRow>]) -> Vec<Column> {
         column("jobs", true, true, |row, _| row.jobs.to_string()),
         column("iodepth", true, true, |row, _| row.iodepth.to_string()),
         column("batch", true, true, |row, _| row.batch.to_string()),
+        column("runs", true, false, |row, _| row.runs.to_string()),
         column("IOPS", true, false, |row, _| format!("{:.0}", row.iops_mean)),
         column("+/-", true, false, |row, _| format!("{:.0}", row.iops_stderr)),
         column("MiB/s", true, false, |row, _| format!("{:.0}", row.bw_bytes_per_s / f64::from(1 << 20))),
@@ -114,6 +115,9 @@ fn columns(plan: &Plan, groups: &[Vec<ResultRow>]) -> Vec<Column> {
         column("calls/IO", true, false, |row, _| format!("{:.3}", row.calls_per_io)),
         column("errors", true, true, |row, _| row.errors.to_string()),
     ];
+    if groups.iter().flatten().all(|row| row.runs == usize::from(plan.runs)) {
+        columns.retain(|column| column.heading != "runs");
+    }
     if groups.iter().flatten().all(|row| row.rrqm_per_s.is_none()) {
         columns.retain(|column| !matches!(column.heading, "rrqm/s" | "wrqm/s"));
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -130,6 +130,8 @@ impl ServerProcess {
         let mut command = Command::new(&program);
         command.args(["--log", "warn", "serve"]).args(arguments).stdin(Stdio::null());
         command.envs(environment);
+        // A terminal's Ctrl-C is for the benchmark, which ends the server when the requests in flight are answered.
+        command.process_group(0);
         let admin = folder.path().join("admin.sock");
         command.arg("--admin").arg(&admin);
         if let Some(cpus) = &plan.server_cpus {

@@ -9,6 +9,7 @@ use mqblk_driver::virtio_blk::model::{BlkBehaviour, BlkFault, BlkModel};
 use crate::plan::Plan;
 use crate::{BenchArgs, BenchError, sweep};
 
+mod endings;
 mod virtio_scsi;
 mod xen;
 

@@ -84,8 +84,8 @@ pub struct BenchArgs {
     pub poll: Vec<String>,
 
     /// CPUs of the server's workers, with --disk (`mqblk serve --pin`)
-    #[arg(long, value_name = "CPU,...")]
-    pub server_cpus: Option<String>,
+    #[arg(long, value_name = "CPU,...", value_parser = parse_cpus)]
+    pub server_cpus: Option<CpuList>,
 
     /// Whether the client polls for answers or sleeps until it is called
     #[arg(long, value_enum, default_value_t = ClientMode::Wait)]

@@ -32,7 +32,22 @@ pub(crate) fn thread_time() -> Duration {
 /// # Errors
 /// When the CPU does not exist, or may not be used.
 pub(crate) fn pin(cpu: u16) -> Result<(), BenchError> {
-    let refused = |why: String| BenchError::option("pin", cpu, format!("a CPU that this process may use ({why})"));
+    pin_for("pin", cpu)
+}
+
+/// Checks that threads may be pinned to all of `cpus`, the value of an option.
+///
+/// # Errors
+/// [`BenchError::Usage`], naming the option and the CPU.
+pub(crate) fn check(option: &'static str, cpus: &[u16]) -> Result<(), BenchError> {
+    let mut cpus = cpus.to_vec();
+    // On a thread of its own, which ends pinned.
+    let tried = std::thread::spawn(move || cpus.drain(..).try_for_each(|cpu| pin_for(option, cpu))).join();
+    tried.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn pin_for(option: &str, cpu: u16) -> Result<(), BenchError> {
+    let refused = |why: String| BenchError::option(option, cpu, format!("a CPU that this process may use ({why})"));
     if usize::from(cpu) >= CpuSet::MAX_CPU {
         return Err(refused(format!("at most {}", CpuSet::MAX_CPU - 1)));
     }

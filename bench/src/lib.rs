@@ -23,6 +23,7 @@ mod output;
 mod pattern;
 mod plan;
 pub mod plot;
+mod preflight;
 mod progress;
 mod report;
 mod run;

@@ -209,7 +209,7 @@ pub struct Plan {
     /// CPUs of the client's threads.
     pub pin: Vec<u16>,
     /// CPUs of the started server's workers.
-    pub server_cpus: Option<String>,
+    pub server_cpus: Vec<u16>,
     /// Entries of a virtqueue.
     pub queue_size: u16,
     /// The same if it was chosen: what a started server has to take.
@@ -295,7 +295,7 @@ impl Plan {
             fill: args.fill || defaults.fill && in_memory,
             verify: args.verify,
             pin: args.pin.clone().map(|list| list.0).unwrap_or_default(),
-            server_cpus: args.server_cpus.clone(),
+            server_cpus: args.server_cpus.clone().map(|list| list.0).unwrap_or_default(),
             queue_size,
             chosen_queue_size: args.queue_size,
             descriptors: args.descriptors,

@@ -104,6 +104,33 @@ pub(crate) fn measure_on<C: Connector>(connector: &C, input: &RunInput<'_>) -> R
     measure_once(input, session)
 }
 
+/// Connects to the target, which is of the connector's interface, and returns its disks.
+///
+/// # Errors
+/// As [`measure_on`], before the first request.
+pub(crate) fn probe_on<C: Connector>(
+    connector: &C,
+    plan: &Plan,
+    combination: &Combination,
+    target: &Target,
+) -> Result<Vec<DeviceDisk>, BenchError> {
+    let Session { mut device, server } = Session::open(connector, plan, combination, target)?;
+    let disks = device.disks(combination)?;
+    let sets = device.take_queues();
+    device.stop(sets).map_err(|error| BenchError::Failed(error.to_string()))?;
+    server.map_or(Ok(()), ServerProcess::stop)?;
+    Ok(disks)
+}
+
+/// Checks a combination against the disks.
+///
+/// # Errors
+/// [`BenchError::Usage`], naming the option.
+pub(crate) fn check(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<(), BenchError> {
+    let streams = check_disks(plan, combination, disks)?;
+    worker_settings(plan, combination, disks, &streams).map(|_| ())
+}
+
 fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<RunResult, BenchError> {
     let RunInput { plan, combination, seed, progress, .. } = *input;
     let Session { mut device, server } = session;

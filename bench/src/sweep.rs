@@ -7,6 +7,7 @@ use rand::Rng;
 use crate::BenchError;
 use crate::output::{JsonOutput, write_text};
 use crate::plan::{Combination, Plan, Target};
+use crate::preflight;
 use crate::progress::ProgressDisplay;
 use crate::report::ResultRow;
 use crate::run::{RunInput, RunResult};
@@ -19,6 +20,7 @@ use crate::table::table;
 /// The first [`BenchError`], after the results so far were printed and written.
 pub(crate) fn run(plan: &Plan) -> Result<u64, BenchError> {
     let mut json = JsonOutput::open(plan.json.as_deref())?;
+    preflight::check(plan)?;
     let mut progress = ProgressDisplay::new(plan.run_count());
     let mut rows: Vec<Vec<ResultRow>> = vec![];
     let mut outcome = Ok(());

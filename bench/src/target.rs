@@ -134,9 +134,9 @@ impl ServerProcess {
         command.process_group(0);
         let admin = folder.path().join("admin.sock");
         command.arg("--admin").arg(&admin);
-        if let Some(cpus) = &plan.server_cpus {
-            command.args(["--pin", cpus]);
-            command.args(["--workers", &cpus.split(',').count().to_string()]);
+        if !plan.server_cpus.is_empty() {
+            let cpus: Vec<String> = plan.server_cpus.iter().map(u16::to_string).collect();
+            command.args(["--pin", &cpus.join(","), "--workers", &cpus.len().to_string()]);
         }
         let child = command.spawn().map_err(|error| failed(&program.display().to_string(), error))?;
         Ok((ServerProcess { child, admin, _resources: resources, _folder: folder }, endpoint))

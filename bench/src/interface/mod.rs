@@ -21,7 +21,7 @@ use mqblk_driver::DriverError;
 use crate::BenchError;
 use crate::args::BenchArgs;
 use crate::experiment::Experiment;
-use crate::plan::{Combination, DeviceName, DiskKeys, Plan, TargetSource};
+use crate::plan::{Combination, DeviceName, DiskKeys, Plan, Target, TargetSource};
 use crate::run::{RunInput, RunResult};
 use crate::target::{PreparedServer, ServedDisk};
 
@@ -145,6 +145,12 @@ pub trait Interface: Any + Debug + Send + Sync {
     fn results(&self, _source: &TargetSource, _combination: &Combination) -> InterfaceResults {
         InterfaceResults::default()
     }
+
+    /// Connects to a target and returns its disks; calls [`probe_on`](crate::run::probe_on) with the interface's types.
+    ///
+    /// # Errors
+    /// [`BenchError`].
+    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError>;
 
     /// Measures once; calls [`measure_on`](crate::run::measure_on) with the interface's types.
     ///

@@ -80,6 +80,29 @@ fn the_runs_before_the_end_of_a_server_are_kept() {
     assert_eq!((rows.as_array().unwrap().len(), rows[0]["runs"].as_u64()), (1, Some(2)));
 }
 
+/// The last combination does not fit: nothing is measured.
+#[test]
+fn all_combinations_are_checked_before_the_first_run() {
+    let rig = Rig::new(BlkBehaviour::default());
+    for (line, expected) in [
+        ("--queues 1,4,5", "--queues: found 5, expected 1 to 4"),
+        ("--rw read --bs 4k,2M", "--size: found 1M, expected a block of 2M for each job, at least"),
+        ("--pin 0,1023", "--pin: found 1023, expected a CPU that this process may use"),
+        ("--runs 1 --pin 1023", "--pin: found 1023, expected a CPU that this process may use"),
+        ("--json /none/out.json", "--json: found /none/out.json (No such file or directory"),
+    ] {
+        let error = rig.run(line).unwrap_err();
+        assert!(matches!(&error, BenchError::Usage(text) if text.starts_with(expected)), "{line}: {error}");
+    }
+    let other = rig.path("none");
+    let text = failed(rig.run(&format!("--socket {other}")));
+    assert!(text.contains("/none: cannot connect"), "{text}");
+    assert_eq!(rig.model.requests(0), 0);
+    let cpus = plan("--disk storage=null,size=1G --server-cpus 1023").unwrap();
+    let error = sweep::run(&cpus).unwrap_err().to_string();
+    assert!(error.starts_with("--server-cpus: found 1023, expected a CPU"), "{error}");
+}
+
 #[test]
 fn results_that_cannot_be_written_are_an_error() {
     let rig = Rig::new(BlkBehaviour::default());

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{Connector, Interface, InterfaceDefinition, parse, vhost_user};
+use super::{Connector, DeviceDisk, Interface, InterfaceDefinition, parse, vhost_user};
 use crate::BenchError;
-use crate::plan::{Combination, Plan, TargetSource};
-use crate::run::{RunInput, RunResult, measure_on};
+use crate::plan::{Combination, Plan, Target, TargetSource};
+use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::target::{PreparedServer, ServedDisk};
 use device::BlkDevice;
 
@@ -43,6 +43,10 @@ impl Interface for VirtioBlk {
 
     fn with_defaults(&self, _defaults: &dyn Interface) -> Arc<dyn Interface> {
         Arc::new(self.clone())
+    }
+
+    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError> {
+        probe_on(self, plan, combination, target)
     }
 
     fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {

@@ -13,10 +13,12 @@ use clap::ValueEnum;
 use mqblk_driver::DriverError;
 use mqblk_driver::virtio_scsi::SteeringPolicy;
 
-use super::{Connector, DefaultOptions, Interface, InterfaceDefinition, InterfaceResults, parse, vhost_user};
+use super::{
+    Connector, DefaultOptions, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, parse, vhost_user,
+};
 use crate::BenchError;
-use crate::plan::{Combination, Plan, TargetSource};
-use crate::run::{RunInput, RunResult, measure_on};
+use crate::plan::{Combination, Plan, Target, TargetSource};
+use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::target::{PreparedServer, ServedDisk};
 use device::ScsiDevice;
 
@@ -144,6 +146,10 @@ impl Interface for VirtioScsi {
             steer: Some(steering(self).name()),
             ..InterfaceResults::default()
         }
+    }
+
+    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError> {
+        probe_on(self, plan, combination, target)
     }
 
     fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {

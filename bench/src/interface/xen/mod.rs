@@ -12,11 +12,13 @@ use std::time::Duration;
 
 use mqblk_driver::DriverError;
 
-use super::{Connector, DefaultOptions, Interface, InterfaceDefinition, InterfaceResults, TargetVariant, parse};
+use super::{
+    Connector, DefaultOptions, DeviceDisk, Interface, InterfaceDefinition, InterfaceResults, TargetVariant, parse,
+};
 use crate::BenchError;
 use crate::args::{BenchArgs, Descriptors};
-use crate::plan::{Combination, DeviceName, DiskKeys, MAX_DEPTH, Plan, TargetSource, value_of};
-use crate::run::{RunInput, RunResult, measure_on};
+use crate::plan::{Combination, DeviceName, DiskKeys, MAX_DEPTH, Plan, Target, TargetSource, value_of};
+use crate::run::{RunInput, RunResult, measure_on, probe_on};
 use crate::target::{PreparedServer, ServedDisk};
 use device::XenDevice;
 use options::{GRANTS, GRANTS_POOL, GrantMode, GrantPool, XenOptions};
@@ -132,6 +134,10 @@ impl Interface for XenOptions {
             abi: Some(self.abi.unwrap_or_default().name()),
             ..InterfaceResults::default()
         }
+    }
+
+    fn probe(&self, plan: &Plan, combination: &Combination, target: &Target) -> Result<Vec<DeviceDisk>, BenchError> {
+        probe_on(self, plan, combination, target)
     }
 
     fn measure(&self, input: &RunInput<'_>) -> Result<RunResult, BenchError> {

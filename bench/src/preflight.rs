@@ -1,0 +1,46 @@
+//! What is checked before the first measurement: an error of the last combination must not end hours of runs.
+
+use crate::BenchError;
+use crate::cpu;
+use crate::interface::DeviceDisk;
+use crate::plan::{Combination, Plan, Target, TargetSource};
+use crate::run;
+
+/// Checks CPUs, and connects to each target (starts its server first if it has none) to check all combinations against its disks.
+///
+/// # Errors
+/// [`BenchError::Usage`] when an option does not fit; [`BenchError::Failed`] when a target cannot be reached.
+pub(crate) fn check(plan: &Plan) -> Result<(), BenchError> {
+    cpu::check("pin", &plan.pin)?;
+    cpu::check("server-cpus", &plan.server_cpus)?;
+    if plan.run_count() <= 1 {
+        // The run itself begins with the same checks.
+        return Ok(());
+    }
+    plan.targets.iter().try_for_each(|target| check_target(plan, target))
+}
+
+fn check_target(plan: &Plan, target: &Target) -> Result<(), BenchError> {
+    let combinations: Vec<Combination> = plan.combinations.iter().map(|one| target.combination(one)).collect();
+    let mut known: Vec<((u16, u16, u16), Vec<DeviceDisk>)> = vec![];
+    for combination in &combinations {
+        let key = setup(target, combination);
+        if !known.iter().any(|(other, _)| *other == key) {
+            plan.interrupt.check()?;
+            // Of those with this setup: the one with most queues, and of those the one with the least memory.
+            let same = combinations.iter().filter(|other| setup(target, other) == key);
+            let memory = |one: &Combination| u64::from(one.depth_per_queue()) * one.sizes.max.0;
+            let chosen = same.min_by_key(|one| (u16::MAX - one.queues, memory(one)));
+            known.push((key, plan.interface.probe(plan, chosen.unwrap_or(combination), target)?));
+        }
+        let disks = known.iter().find(|(other, _)| *other == key).map(|(_, disks)| disks.as_slice());
+        run::check(plan, combination, disks.unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+/// Returns what has to be tried with a server: its queues, unless it is started with as many, and its disks.
+fn setup(target: &Target, combination: &Combination) -> (u16, u16, u16) {
+    let started = matches!(target.source, TargetSource::Disk { .. });
+    (if started { 0 } else { combination.queues }, combination.targets, combination.luns)
+}

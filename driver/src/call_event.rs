@@ -8,6 +8,7 @@ use mqblk_ring::driver_ring::DriverRing;
 use mqblk_vhost_user_client::EventFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
+use crate::sleep_timer::SleepTimer;
 use crate::{DeviceError, DriverError};
 
 /// Wakes a thread that waits for its queues.
@@ -34,6 +35,7 @@ pub(crate) struct CallEvent {
     /// Watches `call`, edge triggered. So a wait does not read the eventfd, and its counter counts the calls. A blocking read
     /// cannot be the wait: a server may set O_NONBLOCK, which belongs to the open file and not to the descriptor.
     epoll: Epoll,
+    timer: SleepTimer,
     total: u64,
 }
 
@@ -52,7 +54,7 @@ impl CallEvent {
         let epoll = Epoll::new()?;
         let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
         epoll.ctl(ControlOperation::Add, call.as_raw_fd(), event)?;
-        Ok(CallEvent { call, epoll, total: 0 })
+        Ok(CallEvent { call, epoll, timer: SleepTimer::default(), total: 0 })
     }
 
     /// Returns the number of calls so far. A use of a [`Waker`] counts as one.
@@ -71,6 +73,17 @@ impl CallEvent {
     /// Sleeps until a call comes, a waker is used, or `limit` is over. What came since the last sleep counts. May return early.
     pub(crate) fn sleep(&self, limit: Option<Duration>) -> Result<(), DriverError> {
         let limit = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).unwrap_or(i32::MAX));
+        self.wait(limit)
+    }
+
+    /// Does the same as [`sleep`](Self::sleep), for a time that is exact to microseconds. Makes one more system call.
+    pub(crate) fn sleep_exactly(&mut self, limit: Duration) -> Result<(), DriverError> {
+        let system = |source| DriverError::System { what: "timer of a wait", source };
+        self.timer.set(&self.epoll, 0, limit).map_err(system)?;
+        self.wait(-1)
+    }
+
+    fn wait(&self, limit: i32) -> Result<(), DriverError> {
         match self.epoll.wait(limit, &mut [EpollEvent::default()]) {
             Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                 Err(DriverError::System { what: "wait for a call", source: error })

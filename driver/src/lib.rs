@@ -11,6 +11,7 @@ mod error;
 #[cfg(any(test, feature = "model"))]
 mod model;
 mod setup;
+mod sleep_timer;
 pub mod virtio_blk;
 pub mod virtio_scsi;
 

@@ -2,17 +2,21 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use mqblk_vhost_user_client::EventFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::BlkfrontQueue;
+use crate::sleep_timer::SleepTimer;
 use crate::{DriverError, Waker};
 
 /// Largest number of events taken in one wait.
 const MAX_EVENTS: usize = 32;
 /// The epoll key of the waker. A queue's key is its index.
 const WAKER_KEY: u64 = u64::MAX;
+/// The epoll key of the timer.
+const TIMER_KEY: u64 = u64::MAX - 1;
 
 /// The queues that a thread owns.
 #[derive(Debug)]
@@ -21,6 +25,7 @@ pub struct BlkfrontQueueSet {
     /// Watches each queue's event channel, level triggered, and the waker, edge triggered.
     epoll: Epoll,
     waker: EventFd,
+    timer: SleepTimer,
     /// Keeps the watched descriptors open.
     _descriptors: Vec<OwnedFd>,
     events: u64,
@@ -37,7 +42,14 @@ impl BlkfrontQueueSet {
             epoll.ctl(ControlOperation::Add, descriptor.as_raw_fd(), event)?;
         }
         let (queues, descriptors) = queues.into_iter().unzip();
-        Ok(BlkfrontQueueSet { queues, epoll, waker, _descriptors: descriptors, events: 0 })
+        Ok(BlkfrontQueueSet {
+            queues,
+            epoll,
+            waker,
+            timer: SleepTimer::default(),
+            _descriptors: descriptors,
+            events: 0,
+        })
     }
 
     /// Returns the queues.
@@ -68,12 +80,28 @@ impl BlkfrontQueueSet {
     /// # Errors
     /// If the backend violates the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), DriverError> {
+        self.arm_and_sleep(count, None)
+    }
+
+    /// Does the same as [`wait`](Self::wait), for at most `limit`, exact to microseconds. Sleeps also if nothing is in flight.
+    ///
+    /// # Errors
+    /// Those of [`wait`](Self::wait).
+    pub fn wait_at_most(&mut self, count: u16, limit: Duration) -> Result<(), DriverError> {
+        self.arm_and_sleep(count, Some(limit))
+    }
+
+    fn arm_and_sleep(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
         let (mut busy, mut ready) = (false, false);
         for queue in self.queues.iter_mut().filter(|queue| queue.in_flight() != 0) {
             busy = true;
             ready |= queue.arm(count)?;
         }
-        if busy && !ready {
+        if let Some(limit) = limit.filter(|_| !ready) {
+            let system = |source| DriverError::System { what: "timer of a wait", source };
+            self.timer.set(&self.epoll, TIMER_KEY, limit).map_err(system)?;
+        }
+        if !ready && (busy || limit.is_some()) {
             self.sleep()?;
         }
         for queue in &self.queues {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
@@ -355,9 +356,24 @@ impl BlkQueueSet {
     /// # Errors
     /// If the device violates the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), DriverError> {
+        self.arm_and_sleep(count, None)
+    }
+
+    /// Does the same as [`wait`](Self::wait), for at most `limit`, exact to microseconds. Sleeps also if nothing is in flight.
+    ///
+    /// # Errors
+    /// Those of [`wait`](Self::wait).
+    pub fn wait_at_most(&mut self, count: u16, limit: Duration) -> Result<(), DriverError> {
+        self.arm_and_sleep(count, Some(limit))
+    }
+
+    fn arm_and_sleep(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
         let armed = call_event::arm_rings(self.queues.iter_mut().map(|queue| &mut queue.ring), count)?;
-        if armed.has_in_flight && !armed.is_ready {
-            self.call_event.sleep(None)?;
+        match limit {
+            _ if armed.is_ready => {}
+            Some(limit) => self.call_event.sleep_exactly(limit)?,
+            None if armed.has_in_flight => self.call_event.sleep(None)?,
+            None => {}
         }
         for queue in &self.queues {
             queue.ring.disarm();

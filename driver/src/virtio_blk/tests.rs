@@ -234,3 +234,23 @@ fn a_sleeper_is_woken_by_its_waker_and_the_end_of_the_server_is_detected() {
     assert_eq!(set.queues_mut()[0].poll().unwrap(), 0);
     assert!(device.stop(vec![set]).is_err());
 }
+
+#[test]
+fn a_wait_with_an_end_ends_with_and_without_requests() {
+    let rig = rig(BlkBehaviour::default());
+    let mut device = BlkDevice::connect(&rig.options).unwrap();
+    let mut set = device.take_queues().pop().unwrap();
+    let limit = std::time::Duration::from_micros(300);
+    let start = std::time::Instant::now();
+    while start.elapsed() < limit {
+        // Nothing is in flight: without an end this would return at once.
+        set.wait_at_most(1, limit).unwrap();
+    }
+    let data = data_segment(&set.queues()[0], 0, 512);
+    set.queues_mut()[0].read(7, Sector512(0), data).unwrap();
+    set.queues_mut()[0].publish().unwrap();
+    while set.queues_mut()[0].poll().unwrap() == 0 {
+        set.wait_at_most(1, std::time::Duration::from_secs(60)).unwrap();
+    }
+    assert_eq!(set.queues_mut()[0].reap().unwrap().unwrap().user_data, 7);
+}

@@ -31,6 +31,9 @@ pub struct Command {
 /// Largest number of extents of an UNMAP: the limit of its length field.
 const MAX_EXTENTS: usize = 4095;
 
+/// So many extents need no allocation.
+const FEW_EXTENTS: usize = 4;
+
 impl Command {
     /// Reads `blocks` from `start` into `data`, which has exactly their size.
     #[inline]
@@ -56,9 +59,16 @@ impl Command {
         if extents.len() > MAX_EXTENTS || len > scratch.len as usize {
             return None;
         }
-        let mut list = vec![0; len];
-        unmap_list(extents, &mut list);
-        memory.write(scratch.address, &list)?;
+        let (mut few, mut many) = ([0; unmap_bytes(FEW_EXTENTS)], vec![]);
+        let list = match few.get_mut(..len) {
+            Some(list) => list,
+            None => {
+                many.resize(len, 0);
+                &mut many[..]
+            }
+        };
+        unmap_list(extents, list);
+        memory.write(scratch.address, list)?;
         let data = CommandData::Out(DataSegment { address: scratch.address, len: len as u32 });
         Some(Command { address: to, cdb: Cdb::unmap(extents.len()), data })
     }

@@ -175,7 +175,7 @@ pub(super) fn scan(
             if left.is_zero() {
                 return Err(DriverError::Timeout("scan for logical units"));
             }
-            set.wait_timeout(1, Some(left.max(Duration::from_millis(1))))?;
+            set.wait_timeout(1, left.max(Duration::from_millis(1)))?;
         }
     }
     scan.units.sort_by_key(|unit| unit.address);

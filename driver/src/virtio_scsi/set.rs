@@ -102,6 +102,17 @@ impl CommandExchange {
     }
 }
 
+/// When a wait ends at the latest.
+#[derive(Clone, Copy, Debug)]
+enum SleepLimit {
+    /// Never, but at once if there is nothing to wait for.
+    None,
+    /// The same, and after this time, in milliseconds.
+    Millis(Duration),
+    /// After this time, exact to microseconds.
+    Exact(Duration),
+}
+
 /// The request queues that a thread owns: no other thread submits to them or reaps from them. A command whose target is bound to
 /// another thread's queue is handed over to that thread, and its completion comes back ([`receive`](Self::receive)). So a thread
 /// that has finished its own work serves the others until [`finish`](Self::finish) returns true.
@@ -352,18 +363,36 @@ impl ScsiQueueSet {
     /// # Errors
     /// If the device violates the protocol, or the wait fails.
     pub fn wait(&mut self, count: u16) -> Result<(), DriverError> {
-        self.wait_timeout(count, None)
+        self.arm_and_sleep(count, SleepLimit::None)
     }
 
-    /// Does the same as [`wait`](Self::wait), for at most `limit`.
-    pub(crate) fn wait_timeout(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
+    /// Does the same as [`wait`](Self::wait), for at most `limit`, exact to microseconds. Sleeps also if there is nothing to wait
+    /// for.
+    ///
+    /// # Errors
+    /// Those of [`wait`](Self::wait).
+    pub fn wait_at_most(&mut self, count: u16, limit: Duration) -> Result<(), DriverError> {
+        self.arm_and_sleep(count, SleepLimit::Exact(limit))
+    }
+
+    /// Does the same as [`wait`](Self::wait), for at most `limit`, in milliseconds.
+    pub(crate) fn wait_timeout(&mut self, count: u16, limit: Duration) -> Result<(), DriverError> {
+        self.arm_and_sleep(count, SleepLimit::Millis(limit))
+    }
+
+    fn arm_and_sleep(&mut self, count: u16, limit: SleepLimit) -> Result<(), DriverError> {
         let idle = self.exchange.mailboxes[usize::from(self.index)].idle_wait();
         let pending = idle.prepare_to_wait();
         let armed = call_event::arm_rings(self.queues.iter_mut().map(|queue| &mut queue.ring), count)?;
         let serving = self.is_finished && !self.all_finished();
         let busy = armed.has_in_flight || self.remote_count != 0 || serving;
-        if busy && !pending && !armed.is_ready && self.received.is_empty() {
-            self.call_event.sleep(limit)?;
+        if !pending && !armed.is_ready && self.received.is_empty() {
+            match limit {
+                SleepLimit::Exact(limit) => self.call_event.sleep_exactly(limit)?,
+                SleepLimit::Millis(limit) if busy => self.call_event.sleep(Some(limit))?,
+                SleepLimit::None if busy => self.call_event.sleep(None)?,
+                SleepLimit::Millis(_) | SleepLimit::None => {}
+            }
         }
         idle.finish_wait();
         for queue in &self.queues {

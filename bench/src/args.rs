@@ -1,19 +1,22 @@
 //! The command line of `mqblk bench`.
 
+mod sizes;
+mod values;
+mod words;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mqblk_core::ByteLen;
-use mqblk_core::settings::{EXPECTED_CPUS, EXPECTED_SIZE, parse_cpu_list};
-use mqblk_driver::DescriptorLayout;
 
 use crate::experiment::{self, Experiment};
 use crate::interface::{self, Interface, InterfaceDefinition, InterfaceOptions};
+use sizes::{parse_block_sizes, parse_mixed_sizes, parse_size};
+use values::{parse_cpus, parse_distribution, parse_seconds};
 
-/// Larger I/Os use indirect descriptors: they may have several segments.
-const INDIRECT_ABOVE: ByteLen = ByteLen(64 << 10);
+pub(crate) use sizes::{BlockSizes, IoSizes};
+pub(crate) use words::{ClientMode, CpuList, Descriptors, Distribution, Rw, Verify};
 
 /// The options of `mqblk bench`. Words of fio mean what fio means by them.
 #[derive(Clone, Debug, clap::Args)]
@@ -38,6 +41,9 @@ Examples:
   mqblk bench --socket /run/disk.sock --queues 2 --rw write --bs 64k --size 256M \\
       --verify crc32c --allow-write
       writes each block once on both queues, then reads and checks all of them (destroys what was there)
+  mqblk bench --socket /run/disk.sock --rw randrw --rwmixread 70 --rate-iops 1000,5000,20000 \\
+      --iodepth 64 --random-distribution zipf:1.1 --fsync 32 --allow-write
+      latency against load: requests start at given times, reads and writes apart (destroys what was there)
   mqblk bench --disk path=a.img --rw read --bs 512-128k --jobs 8 --queues 8 --iodepth 32 \\
       --offset-increment 1G
       eight sequential streams, a gigabyte apart, at every power of two from 512 bytes to 128 KiB
@@ -95,7 +101,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME", value_parser = experiment_parser())]
     pub experiment: Option<&'static dyn Experiment>,
 
-    /// What to do: read, write, rw, randread, randwrite, randrw [default: randread]
+    /// What to do: read, write, rw, randread, randwrite, randrw, trim, randtrim [default: randread]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub rw: Vec<Rw>,
 
@@ -104,7 +110,7 @@ pub struct BenchArgs {
     pub rwmixread: u8,
 
     /// Bytes of an I/O; 512-4M: every power of two from one to the other [default: 4k]
-    #[arg(long, value_delimiter = ',', value_name = "SIZE,...", value_parser = parse_block_sizes)]
+    #[arg(long, alias = "blocksize", value_delimiter = ',', value_name = "SIZE,...", value_parser = parse_block_sizes)]
     pub bs: Vec<BlockSizes>,
 
     /// Bytes of an I/O, of mixed sizes: each a multiple of the smaller one up to the larger, all as likely (fio's bsrange)
@@ -120,7 +126,7 @@ pub struct BenchArgs {
     pub queues: Vec<u16>,
 
     /// Jobs [default: one for each queue, with virtio-scsi for each logical unit]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, alias = "numjobs", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub jobs: Option<u16>,
 
     /// Client threads, at most one for each queue and each job [default: as many]
@@ -129,19 +135,41 @@ pub struct BenchArgs {
 
     /// I/Os to submit at once and to wait for at once (fio's iodepth_batch and iodepth_batch_complete_min); 0: iodepth
     /// [default: 1]
-    #[arg(long, value_delimiter = ',', value_name = "N,...")]
+    #[arg(long, aliases = ["iodepth_batch", "iodepth-batch"], value_delimiter = ',', value_name = "N,...")]
     pub batch: Vec<u16>,
 
-    /// Seconds to measure; 0: until each block was done once [default: 5, with --verify 0]
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    /// I/Os per second that each job starts, whether or not those before have completed; latencies are counted from when an I/O
+    /// was to start (fio's rate_iops) [default: an I/O starts when another one has completed]
+    #[arg(long, alias = "rate_iops", value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub rate_iops: Vec<u32>,
+
+    /// A job flushes the disk after each N writes; 0: never. Flushes are counted apart
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub fsync: u32,
+
+    /// Which blocks a random load prefers: random, none; zipf:THETA, few, scattered over the range
+    #[arg(long, alias = "random_distribution", value_name = "random|zipf:THETA", default_value = "random", value_parser = parse_distribution)]
+    pub random_distribution: Distribution,
+
+    /// Seed of all that is random: a benchmark with the same seed does the same blocks in the same order [default: another one each
+    /// time]
+    #[arg(long, alias = "randseed", value_name = "N")]
+    pub seed: Option<u64>,
+
+    /// Time to measure, in seconds, or with a unit: 500ms, 2m; 0: until each block was done once [default: 5, with --verify 0]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub runtime: Option<f64>,
 
     /// Runs of each combination [default: 3, without a --runtime 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub runs: Option<u16>,
 
-    /// Seconds to run before the measurement starts [default: 1, without a --runtime 0]
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    /// Taken for fio's sake: a --runtime is always a time to measure
+    #[arg(long, alias = "time_based")]
+    pub time_based: bool,
+
+    /// Time to run before the measurement starts [default: 1, without a --runtime 0]
+    #[arg(long, aliases = ["ramp_time", "ramp-time"], value_name = "TIME", value_parser = parse_seconds)]
     pub warmup: Option<f64>,
 
     /// Where the range to work on starts
@@ -154,7 +182,7 @@ pub struct BenchArgs {
     pub size: Option<ByteLen>,
 
     /// Job J starts at --offset plus J times this, and has a part of its own (fio's offset_increment); 0: all on the same part
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, alias = "offset_increment", value_name = "SIZE", value_parser = parse_size)]
     pub offset_increment: Option<ByteLen>,
 
     /// Write blocks that can be checked, and check all that was written at the end
@@ -203,193 +231,6 @@ impl BenchArgs {
     }
 }
 
-/// CPUs in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CpuList(pub Vec<u16>);
-
-/// What a job does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Rw {
-    /// Reads in sequence.
-    Read,
-    /// Writes in sequence.
-    Write,
-    /// Reads in sequence and writes in sequence, mixed.
-    #[value(name = "rw", alias = "readwrite")]
-    Mixed,
-    /// Reads at random.
-    Randread,
-    /// Writes at random.
-    Randwrite,
-    /// Reads and writes at random.
-    Randrw,
-}
-
-impl Rw {
-    /// Returns the name on the command line and in the results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Rw::Read => "read",
-            Rw::Write => "write",
-            Rw::Mixed => "rw",
-            Rw::Randread => "randread",
-            Rw::Randwrite => "randwrite",
-            Rw::Randrw => "randrw",
-        }
-    }
-
-    /// Returns true if it changes the disk.
-    pub fn writes(self) -> bool {
-        !matches!(self, Rw::Read | Rw::Randread)
-    }
-
-    /// Returns true if it reads in the measured time.
-    pub fn reads(self) -> bool {
-        !matches!(self, Rw::Write | Rw::Randwrite)
-    }
-
-    /// Returns true if it reads and writes.
-    pub fn is_mixed(self) -> bool {
-        self.reads() && self.writes()
-    }
-
-    /// Returns true if it goes through the range in order.
-    pub fn is_sequential(self) -> bool {
-        matches!(self, Rw::Read | Rw::Write | Rw::Mixed)
-    }
-}
-
-/// How the client learns about completions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ClientMode {
-    /// Polls for completions.
-    #[value(help = "Looks again and again")]
-    Poll,
-    /// Asks to be called, and sleeps.
-    Wait,
-}
-
-/// How written blocks are checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Verify {
-    /// A CRC-32C over each block, with its offset and generation.
-    Crc32c,
-}
-
-/// Descriptor layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Descriptors {
-    /// Direct if the ring has room for three descriptors for each request, else indirect.
-    Auto,
-    /// Always direct.
-    Direct,
-    /// Always indirect, if the server can.
-    Indirect,
-}
-
-impl Descriptors {
-    /// Returns the name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Descriptors::Auto => "auto",
-            Descriptors::Direct => "direct",
-            Descriptors::Indirect => "indirect",
-        }
-    }
-
-    /// Returns the driver's layout, for I/Os of at most `bs`.
-    pub fn shape(self, bs: ByteLen) -> DescriptorLayout {
-        match self {
-            // A table for each costs nothing beside so much data, and keeps a disk with small segments from filling the ring
-            // with descriptors.
-            Descriptors::Auto if bs > INDIRECT_ABOVE => DescriptorLayout::Indirect,
-            Descriptors::Auto => DescriptorLayout::Auto,
-            Descriptors::Direct => DescriptorLayout::Direct,
-            Descriptors::Indirect => DescriptorLayout::Indirect,
-        }
-    }
-}
-
-/// Sizes of an I/O in bytes: multiples of the smallest, up to the largest. Mostly one size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IoSizes {
-    /// The smallest; all others are multiples of it.
-    pub min: ByteLen,
-    /// The largest.
-    pub max: ByteLen,
-}
-
-impl IoSizes {
-    /// One size.
-    pub fn single(bs: ByteLen) -> IoSizes {
-        IoSizes { min: bs, max: bs }
-    }
-
-    /// Returns true if there are several.
-    pub fn is_mixed(self) -> bool {
-        self.min != self.max
-    }
-
-    /// Returns the largest as a multiple of the smallest.
-    pub fn max_blocks(self) -> u32 {
-        // The plan has checked that it is at most 1 GiB of at least 512.
-        (self.max.0 / self.min.0.max(1)) as u32
-    }
-}
-
-impl std::fmt::Display for IoSizes {
-    /// Writes the value as the option takes it.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.is_mixed() {
-            false => write!(f, "{}", self.min),
-            true => write!(f, "{}-{}", self.min, self.max),
-        }
-    }
-}
-
-/// One word of `--bs`: a size, or the powers of two of a range.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockSizes(pub Vec<ByteLen>);
-
-impl BlockSizes {
-    /// Returns the powers of two from `from` to `to`, which are powers of two.
-    pub fn powers(from: ByteLen, to: ByteLen) -> BlockSizes {
-        let next = |size: &ByteLen| size.0.checked_mul(2).filter(|double| *double <= to.0).map(ByteLen);
-        BlockSizes(std::iter::successors(Some(from).filter(|from| *from <= to), next).collect())
-    }
-}
-
-impl std::fmt::Display for BlockSizes {
-    /// Writes the value as the option takes it.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.as_slice() {
-            [] => Ok(()),
-            [one] => write!(f, "{one}"),
-            [first, .., last] => write!(f, "{first}-{last}"),
-        }
-    }
-}
-
-fn parse_block_sizes(text: &str) -> Result<BlockSizes, String> {
-    let Some((from, to)) = text.split_once('-') else { return Ok(BlockSizes(vec![parse_size(text)?])) };
-    let (from, to) = (parse_size(from)?, parse_size(to)?);
-    if !from.0.is_power_of_two() || !to.0.is_power_of_two() || from > to {
-        return Err("expected a range of powers of two, the smaller first, such as 512-4M".into());
-    }
-    Ok(BlockSizes::powers(from, to))
-}
-
-fn parse_mixed_sizes(text: &str) -> Result<IoSizes, String> {
-    let wrong = || "expected two sizes, the larger a multiple of the smaller one, such as 4k-64k".to_owned();
-    let (min, max) = text.split_once('-').ok_or_else(wrong)?;
-    let (min, max) = (parse_size(min)?, parse_size(max)?);
-    // Each multiple of the smaller size up to the larger is then equally likely.
-    if min.0 == 0 || max < min || !max.0.is_multiple_of(min.0) {
-        return Err(wrong());
-    }
-    Ok(IoSizes { min, max })
-}
-
 /// Returns the parser of `--interface`.
 fn interface_parser() -> impl TypedValueParser<Value = &'static InterfaceDefinition> {
     PossibleValuesParser::new(interface::TABLE.iter().map(InterfaceDefinition::possible_value))
@@ -400,19 +241,4 @@ fn interface_parser() -> impl TypedValueParser<Value = &'static InterfaceDefinit
 fn experiment_parser() -> impl TypedValueParser<Value = &'static dyn Experiment> {
     PossibleValuesParser::new(experiment::all().map(|one| one.possible_value()))
         .try_map(|name| experiment::find(&name).ok_or("no such experiment"))
-}
-
-fn parse_size(text: &str) -> Result<ByteLen, String> {
-    mqblk_core::settings::parse_size(text).ok_or_else(|| format!("expected {EXPECTED_SIZE}"))
-}
-
-fn parse_cpus(text: &str) -> Result<CpuList, String> {
-    parse_cpu_list(text).map(CpuList).ok_or_else(|| format!("expected {EXPECTED_CPUS}"))
-}
-
-fn parse_seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.0..=86400.0).contains(&seconds) => Ok(seconds),
-        _ => Err("expected a number of seconds from 0 to 86400".into()),
-    }
 }

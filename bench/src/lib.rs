@@ -18,6 +18,7 @@ mod experiment;
 mod grid;
 mod interface;
 mod interrupt;
+mod machine;
 mod merges;
 mod output;
 mod pattern;

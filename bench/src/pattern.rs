@@ -2,8 +2,10 @@
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use rand_distr::{Distribution as _, Zipf};
 
-use crate::args::Rw;
+use crate::args::{Distribution, Rw};
+use crate::interface::IoOp;
 
 /// A range of blocks of the benchmark's block size, counted from the start of the range to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,14 +39,16 @@ pub(crate) struct AccessPattern {
     remaining: Option<u64>,
     /// Step of a walk: coprime to the number of blocks, so that the walk meets each block once.
     stride: u64,
+    /// Ranks of random blocks, if some are more likely than others.
+    zipf: Option<Zipf<f64>>,
     rng: SmallRng,
 }
 
 /// An operation on one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockOp {
-    /// True for a write, false for a read.
-    pub write: bool,
+    /// What it does.
+    pub op: IoOp,
     /// The block.
     pub block: u64,
 }
@@ -70,8 +74,26 @@ impl AccessPattern {
             next_write: 0,
             remaining: once.then_some(blocks.count),
             stride,
+            zipf: None,
             rng,
         }
+    }
+
+    /// Returns the pattern with random blocks of this distribution.
+    pub(crate) fn with_distribution(mut self, distribution: Distribution) -> AccessPattern {
+        if let Distribution::Zipf(theta) = distribution {
+            // The option has checked theta, and there is at least one block.
+            self.zipf = Zipf::new(self.blocks.count as f64, theta).ok();
+        }
+        self
+    }
+
+    /// Returns an index by Zipf's law. Rank R is R strides from the start: each block has one rank, the likeliest ones are scattered
+    /// over the range as fio's are, and are the same for all jobs of a range.
+    #[inline(never)]
+    fn next_zipf(&mut self) -> u64 {
+        let rank = self.zipf.map_or(1.0, |zipf| zipf.sample(&mut self.rng)) as u64 - 1;
+        (u128::from(rank) * u128::from(self.stride) % u128::from(self.blocks.count)) as u64
     }
 
     /// Returns the blocks.
@@ -91,7 +113,7 @@ impl AccessPattern {
         let rest = self.remaining.map_or(rest, |left| rest.min(left + 1)).min(most.into());
         let run = 1 + ((u64::from(self.rng.next_u32()) * rest) >> 32);
         if self.rw.is_sequential() {
-            let next = match op.write && self.rw == Rw::Mixed && self.remaining.is_none() {
+            let next = match op.op == IoOp::Write && self.rw == Rw::Mixed && self.remaining.is_none() {
                 true => &mut self.next_write,
                 false => &mut self.next,
             };
@@ -107,10 +129,12 @@ impl AccessPattern {
     #[inline]
     pub(crate) fn next(&mut self) -> Option<BlockOp> {
         let count = self.blocks.count;
-        let write = match self.rw {
-            Rw::Read | Rw::Randread => false,
-            Rw::Write | Rw::Randwrite => true,
-            Rw::Mixed | Rw::Randrw => self.rng.next_u32() >> 16 >= self.read_below,
+        let op = match self.rw {
+            Rw::Read | Rw::Randread => IoOp::Read,
+            Rw::Write | Rw::Randwrite => IoOp::Write,
+            Rw::Trim | Rw::Randtrim => IoOp::Trim,
+            Rw::Mixed | Rw::Randrw if self.rng.next_u32() >> 16 < self.read_below => IoOp::Read,
+            Rw::Mixed | Rw::Randrw => IoOp::Write,
         };
         let index = match &mut self.remaining {
             Some(0) => return None,
@@ -122,15 +146,17 @@ impl AccessPattern {
                 index
             }
             None if self.rw.is_sequential() => {
-                let next = if write && self.rw == Rw::Mixed { &mut self.next_write } else { &mut self.next };
+                let next =
+                    if op == IoOp::Write && self.rw == Rw::Mixed { &mut self.next_write } else { &mut self.next };
                 let index = *next;
                 *next = if index + 1 == count { 0 } else { index + 1 };
                 index
             }
+            None if self.zipf.is_some() => self.next_zipf(),
             // The high half of the product is uniform to within count / 2^64.
             None => ((u128::from(self.rng.next_u64()) * u128::from(count)) >> 64) as u64,
         };
-        Some(BlockOp { write, block: self.blocks.first + index })
+        Some(BlockOp { op, block: self.blocks.first + index })
     }
 }
 
@@ -191,14 +217,14 @@ mod tests {
         let mut next = [5, 5];
         for _ in 0..1000 {
             let op = pattern.next().unwrap();
-            let next = &mut next[usize::from(op.write)];
+            let next = &mut next[op.op as usize];
             assert_eq!(op.block, *next);
             *next = if *next == 11 { 5 } else { *next + 1 };
         }
         let mut pattern = AccessPattern::new(Rw::Mixed, 50, BlockRange { first: 5, count: 100 }, true, 1);
         let all: Vec<BlockOp> = std::iter::from_fn(|| pattern.next()).collect();
         assert_eq!(all.iter().map(|op| op.block).collect::<Vec<_>>(), (5..105).collect::<Vec<_>>());
-        let writes = all.iter().filter(|op| op.write).count();
+        let writes = all.iter().filter(|op| op.op == IoOp::Write).count();
         assert!((20..80).contains(&writes), "{writes}");
     }
 
@@ -222,7 +248,7 @@ mod tests {
                 assert!(op.block >= 100 && end <= 1100);
                 seen[run as usize] += 1;
                 if rw.is_sequential() {
-                    let next = &mut next[usize::from(op.write)];
+                    let next = &mut next[op.op as usize];
                     assert_eq!(op.block, *next);
                     *next = if end == 1100 { 100 } else { end };
                 }
@@ -236,8 +262,32 @@ mod tests {
     fn the_share_of_reads_is_as_requested() {
         for (share, low, high) in [(0, 0, 0), (30, 2700, 3300), (100, 10_000, 10_000)] {
             let mut pattern = AccessPattern::new(Rw::Randrw, share, BlockRange { first: 0, count: 10 }, false, 3);
-            let reads = (0..10_000).filter(|_| !pattern.next().unwrap().write).count();
+            let reads = (0..10_000).filter(|_| pattern.next().unwrap().op == IoOp::Read).count();
             assert!((low..=high).contains(&reads), "{share}: {reads}");
         }
+    }
+
+    #[test]
+    fn zipf_has_hot_blocks_that_are_scattered() {
+        let blocks = BlockRange { first: 100, count: 10_000 };
+        let new =
+            |seed| AccessPattern::new(Rw::Randread, 0, blocks, false, seed).with_distribution(Distribution::Zipf(1.2));
+        let hottest = |seed| {
+            let (mut pattern, mut counts) = (new(seed), vec![0_u32; 10_000]);
+            for _ in 0..100_000 {
+                counts[(pattern.next().unwrap().block - 100) as usize] += 1;
+            }
+            let mut order: Vec<usize> = (0..counts.len()).collect();
+            order.sort_by_key(|at| std::cmp::Reverse(counts[*at]));
+            let share = |first: usize| order[..first].iter().map(|at| counts[*at]).sum::<u32>() / 1000;
+            (order[..4].to_vec(), share(1), share(100), counts.iter().filter(|count| **count > 0).count())
+        };
+        let (hot, first, hundred, touched) = hottest(1);
+        // By Zipf's law: the sum of 1/k^1.2 is 4.80 for 10,000 ranks and 3.60 for 100.
+        assert!((18..24).contains(&first) && (70..80).contains(&hundred), "{first} % {hundred} %");
+        assert!(touched > 1000, "{touched}");
+        assert!(hot.iter().all(|a| hot.iter().all(|b| a == b || a.abs_diff(*b) > 100)), "{hot:?}");
+        assert_eq!(hottest(2).0[..3], hot[..3], "jobs have their hot blocks in common");
+        assert!((0..1000).all(|_| (100..10_100).contains(&new(3).next().unwrap().block)));
     }
 }

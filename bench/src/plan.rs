@@ -1,5 +1,7 @@
 //! What will be measured: every combination, checked before anything starts.
 
+mod targets;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,14 +9,16 @@ use std::time::Duration;
 use mqblk_core::ByteLen;
 
 use crate::BenchError;
-use crate::args::{BenchArgs, ClientMode, Descriptors, IoSizes, Rw, Verify};
+use crate::args::{BenchArgs, ClientMode, Descriptors, Distribution, IoSizes, Rw, Verify};
 use crate::defaults::Defaults;
 use crate::experiment::Experiment;
-use crate::interface::{self, Interface, TargetVariant};
+use crate::interface::Interface;
 use crate::interrupt::Interrupt;
+use crate::machine::Invocation;
+use targets::plan_targets;
 
-/// The server's default of a disk's `merge`.
-const DEFAULT_MERGE: &str = "auto";
+pub(crate) use targets::value_of;
+pub(crate) use targets::{DeviceName, DiskKeys, MergeMode, Target, TargetSource};
 
 /// The setting of a disk that exists during a run only.
 const IN_MEMORY: &str = "storage=ram";
@@ -30,104 +34,6 @@ pub(crate) const MAX_DEPTH: u32 = 32768;
 
 /// How long a server may complete no request before it is called stuck.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Where a target is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TargetSource {
-    /// A running server.
-    Socket(PathBuf),
-    /// A device that an interface's options name.
-    Device(DeviceName),
-    /// A disk, for which a server is started for each run.
-    Disk {
-        /// The argument of `mqblk serve --disk`, without socket, queues and poll; for a controller, of each logical unit.
-        spec: String,
-        /// Poll policy.
-        poll: Option<String>,
-        /// Merging.
-        merge: Option<MergeMode>,
-        /// Keys of the interface.
-        keys: DiskKeys,
-    },
-}
-
-/// Name and number of a running device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceName {
-    /// The name as it was given.
-    pub name: String,
-    /// The device's number.
-    pub number: u32,
-}
-
-/// Keys and values that are appended to the settings of a disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DiskKeys(Vec<(&'static str, &'static str)>);
-
-impl DiskKeys {
-    /// Returns the value of `key`.
-    pub fn get(&self, key: &str) -> Option<&'static str> {
-        self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
-    }
-
-    /// Sets `key`; `None` removes it: the server's default holds.
-    pub fn set(&mut self, key: &'static str, value: Option<&'static str>) {
-        self.0.retain(|(name, _)| *name != key);
-        self.0.extend(value.map(|value| (key, value)));
-    }
-
-    /// Returns all keys and values, in the order in which they were set.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str)> + use<'_> {
-        self.0.iter().copied()
-    }
-}
-
-/// Request merging of a served disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MergeMode {
-    /// Adjacent requests are merged.
-    On,
-    /// Nothing is merged.
-    Off,
-}
-
-impl MergeMode {
-    /// Returns the value of the disk's key `merge`.
-    pub fn name(self) -> &'static str {
-        match self {
-            MergeMode::On => "on",
-            MergeMode::Off => "off",
-        }
-    }
-}
-
-/// A target, and what the results say about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// Where it is.
-    pub source: TargetSource,
-    /// `target` in the results.
-    pub label: String,
-    /// `storage` in the results.
-    pub storage: String,
-    /// `poll` in the results.
-    pub poll: String,
-    /// `merge` in the results.
-    pub merge: String,
-    /// `grants` in the results; `None` where the interface has none.
-    pub grants: Option<String>,
-    /// `column` in the results: an experiment's heading for it.
-    pub column: Option<String>,
-    /// Queues, if not those of the combination.
-    pub queues: Option<u16>,
-}
-
-impl Target {
-    /// Returns the combination of the sweep with the target's own queues.
-    pub fn combination(&self, of: &Combination) -> Combination {
-        Combination { queues: self.queues.unwrap_or(of.queues), ..*of }
-    }
-}
 
 /// One combination of the sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +56,8 @@ pub struct Combination {
     pub iodepth: u16,
     /// I/Os submitted and waited for at once.
     pub batch: u16,
+    /// I/Os per second that each job starts; `None`: one when another has completed.
+    pub rate_iops: Option<u32>,
 }
 
 impl Combination {
@@ -202,6 +110,12 @@ pub struct Plan {
     pub size: Option<ByteLen>,
     /// Distance of the jobs' ranges; `None`: the jobs share one range, or share it out.
     pub offset_increment: Option<ByteLen>,
+    /// Which blocks a random load prefers.
+    pub distribution: Distribution,
+    /// A job flushes a disk after so many writes to it; 0: never.
+    pub fsync: u32,
+    /// Seed of the first run; `None`: another one each time.
+    pub seed: Option<u64>,
     /// Write the range once before each run.
     pub fill: bool,
     /// Verification of what was written.
@@ -224,6 +138,8 @@ pub struct Plan {
     pub stuck_timeout: Duration,
     /// What ends the benchmark early.
     pub interrupt: Interrupt,
+    /// Where and how it was started.
+    pub invocation: Invocation,
 }
 
 impl Plan {
@@ -249,6 +165,7 @@ impl Plan {
         if args.verify.is_some() && !args.rw.iter().all(|rw| rw.writes()) {
             return Err(BenchError::option("verify", "a benchmark that only reads", "one that writes what is checked"));
         }
+        check_load(args)?;
         let queue_size = args.queue_size.unwrap_or(DEFAULT_QUEUE_SIZE);
         if !queue_size.is_power_of_two() {
             return Err(BenchError::option("queue-size", queue_size, "a power of two from 4 to 32768"));
@@ -292,6 +209,9 @@ impl Plan {
             offset: args.offset,
             size: args.size,
             offset_increment: args.offset_increment,
+            distribution: args.random_distribution,
+            fsync: args.fsync,
+            seed: args.seed,
             fill: args.fill || defaults.fill && in_memory,
             verify: args.verify,
             pin: args.pin.clone().map(|list| list.0).unwrap_or_default(),
@@ -303,6 +223,7 @@ impl Plan {
             json: args.json.clone(),
             stuck_timeout: STUCK_TIMEOUT,
             interrupt: Interrupt::default(),
+            invocation: Invocation::of_this_process(),
         })
     }
 }
@@ -314,75 +235,28 @@ impl Plan {
     }
 }
 
-/// Returns the value of `key` in `KEY=VALUE,...`.
-pub(crate) fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
-    spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
-}
-
-fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Result<Vec<Target>, BenchError> {
-    let mut targets = vec![];
-    let sockets = args.socket.iter().map(|socket| (TargetSource::Socket(socket.clone()), socket.display().to_string()));
-    let devices = interface.devices().into_iter().map(|device| {
-        let name = device.name.clone();
-        (TargetSource::Device(device), name)
-    });
-    for (index, (source, name)) in sockets.chain(devices).enumerate() {
-        let label = args.label.get(index).cloned().unwrap_or(name);
-        for TargetVariant { grants, .. } in interface.variants(None)? {
-            let [storage, poll, merge] = std::array::from_fn(|_| "unknown".to_owned());
-            let (source, label) = (source.clone(), label.clone());
-            targets.push(Target { source, label, storage, poll, merge, grants, column: None, queues: None });
+/// Checks the options that say what a job does.
+fn check_load(args: &BenchArgs) -> Result<(), BenchError> {
+    if args.verify.is_some() && args.rw.iter().any(|rw| rw.trims()) {
+        return Err(BenchError::option("verify", "a benchmark that trims", "one that writes what is checked"));
+    }
+    if args.verify.is_some() && !args.rate_iops.is_empty() {
+        let expected = "none with --verify: a block that is in flight is not written again";
+        return Err(BenchError::option("rate-iops", args.rate_iops[0], expected));
+    }
+    if args.fsync > 0 && !args.rw.iter().all(|rw| rw.writes() && !rw.trims()) {
+        return Err(BenchError::option("fsync", args.fsync, "a --rw that writes with it: there is nothing to flush"));
+    }
+    if args.random_distribution != Distribution::Uniform {
+        let sequence = args.rw.iter().find(|rw| rw.is_sequential());
+        let once = args.runtime == Some(0.0);
+        if let (Some(_), _) | (_, true) = (sequence, once) {
+            let why = sequence.map_or("--runtime 0 does each block once", |rw| rw.name());
+            let expected = format!("random with it: found {why}, which leaves nothing to prefer");
+            return Err(BenchError::option("random-distribution", args.random_distribution, expected));
         }
     }
-    let running = targets.len();
-    for (index, spec) in args.disk.iter().enumerate() {
-        for key in interface::address_keys() {
-            if value_of(spec, key).is_some() {
-                let found = format!("a disk with the key {key}");
-                return Err(BenchError::option("disk", found, "one without: the benchmark sets it"));
-            }
-        }
-        if let Some(queue_size) = args.queue_size {
-            let own = QUEUE_SIZE_KEYS.iter().find_map(|key| value_of(spec, key)?.parse::<u16>().ok());
-            if let Some(own) = own.filter(|own| *own < queue_size) {
-                let expected = format!("at most {own}, the queue-size of --disk");
-                return Err(BenchError::option("queue-size", queue_size, expected));
-            }
-        }
-        let own = value_of(spec, "poll");
-        if own.is_some() && !args.poll.is_empty() {
-            return Err(BenchError::option("poll", "a policy in --disk as well", "one of the two"));
-        }
-        let variants = interface.variants(Some(spec))?;
-        let label = args.label.get(running + index).unwrap_or(spec);
-        let storage = value_of(spec, "storage").unwrap_or("file").to_owned();
-        let policies: Vec<Option<&String>> = match args.poll.is_empty() {
-            true => vec![None],
-            false => args.poll.iter().map(Some).collect(),
-        };
-        let merge = value_of(spec, "merge").unwrap_or(DEFAULT_MERGE);
-        for (poll, variant) in policies.iter().flat_map(|poll| variants.iter().map(move |variant| (*poll, variant))) {
-            let TargetVariant { keys, grants } = variant.clone();
-            let source = TargetSource::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, keys };
-            let poll = poll.map(String::as_str).or(own).unwrap_or("default").to_owned();
-            let (label, storage, merge) = (label.clone(), storage.clone(), merge.to_owned());
-            targets.push(Target { source, label, storage, poll, merge, grants, column: None, queues: None });
-        }
-    }
-    if targets.is_empty() {
-        let own = interface.definition().running;
-        return Err(BenchError::Usage(format!("found no target, expected {own} or --disk KEY=VALUE,...")));
-    }
-    if args.disk.is_empty() && (!args.poll.is_empty() || args.server_cpus.is_some()) {
-        let text = "--poll, --server-cpus: found without --disk, expected with it: a server that runs is not changed";
-        return Err(BenchError::Usage(text.into()));
-    }
-    if args.label.len() > running + args.disk.len() {
-        let found = format!("{} names", args.label.len());
-        let expected = format!("at most one for each {} and --disk", interface::running_options());
-        return Err(BenchError::option("label", found, expected));
-    }
-    Ok(targets)
+    Ok(())
 }
 
 fn plan_combinations(
@@ -395,6 +269,10 @@ fn plan_combinations(
         args.bs.iter().flat_map(|word| &word.0).copied().map(IoSizes::single).chain(args.bsrange.iter().copied());
     let sizes: Vec<IoSizes> = sizes.collect();
     let disk_counts = interface.disk_counts()?;
+    let rates: Vec<Option<u32>> = match args.rate_iops.is_empty() {
+        true => vec![None],
+        false => args.rate_iops.iter().copied().map(Some).collect(),
+    };
     let batches = |iodepth: u16| {
         // fio: "If set to 0 the iodepth value will be used"; and a larger batch than the depth is the depth.
         args.batch.iter().map(move |&batch| if batch == 0 { iodepth } else { batch.min(iodepth) })
@@ -404,21 +282,21 @@ fn plan_combinations(
             for &(targets, luns) in &disk_counts {
                 for &queues in queues {
                     for &iodepth in &args.iodepth {
-                        for batch in batches(iodepth) {
-                            let jobs = args.jobs.unwrap_or(interface.default_jobs(queues, targets * luns));
-                            let most_threads = args.threads.unwrap_or(u16::MAX);
-                            let combination = Combination {
+                        for (batch, rate_iops) in
+                            batches(iodepth).flat_map(|batch| rates.iter().map(move |rate| (batch, *rate)))
+                        {
+                            all.push(Combination {
                                 rw,
                                 sizes,
                                 queues,
                                 targets,
                                 luns,
-                                jobs,
-                                max_threads: most_threads,
+                                jobs: args.jobs.unwrap_or(interface.default_jobs(queues, targets * luns)),
+                                max_threads: args.threads.unwrap_or(u16::MAX),
                                 iodepth,
                                 batch,
-                            };
-                            all.push(combination);
+                                rate_iops,
+                            });
                         }
                     }
                 }

@@ -1,29 +1,19 @@
 //! The results of a target under a combination, and their JSON.
 
-use hdrhistogram::Histogram;
+mod summary;
+
 use serde::Serialize;
 
 use crate::experiment::Experiment;
+use crate::interface::IoOp;
+use crate::machine::{self, Machine, ServerInfo};
 use crate::merges::MergeRates;
 use crate::plan::{Combination, Plan, Target};
 use crate::run::RunResult;
+use crate::worker::OpStats;
+use summary::{mean_and_stderr, median, percentiles};
 
-/// Latency in microseconds.
-#[derive(Clone, Debug, Serialize)]
-pub struct LatencySummary {
-    /// Mean.
-    pub mean: f64,
-    /// Median.
-    pub p50: f64,
-    /// 90th percentile.
-    pub p90: f64,
-    /// 99th percentile.
-    pub p99: f64,
-    /// 99.9th percentile.
-    pub p999: f64,
-    /// Largest.
-    pub max: f64,
-}
+pub(crate) use summary::{LatencySummary, OpSummary, RateSummary, RunValues};
 
 /// One target under one combination. The serialized keys are an interface: they do not change.
 #[derive(Clone, Debug, Serialize)]
@@ -112,6 +102,36 @@ pub struct ResultRow {
     pub experiment: Option<&'static str>,
     /// The experiment's heading for the target.
     pub column: Option<String>,
+    /// I/Os per second that each job was to start; null: one when another had completed.
+    pub rate_iops: Option<u32>,
+    /// How well that was kept; null without it.
+    pub rate: Option<RateSummary>,
+    /// A job flushed after so many writes; 0: never.
+    pub fsync: u32,
+    /// Which blocks a random load prefers: random, or zipf and its theta.
+    pub random_distribution: String,
+    /// The reads alone; null if the load has none.
+    pub read: Option<OpSummary>,
+    /// The writes alone; null if the load has none.
+    pub write: Option<OpSummary>,
+    /// The trims alone; null if the load has none.
+    pub trim: Option<OpSummary>,
+    /// The flushes, which are not among the I/Os; null if the load has none.
+    pub flush: Option<OpSummary>,
+    /// Each run.
+    pub each_run: Vec<RunValues>,
+    /// Seed of the first run; null: another one each time.
+    pub seed: Option<u64>,
+    /// When the first run began: RFC 3339, in UTC.
+    pub date: String,
+    /// The server.
+    pub server: ServerInfo,
+    /// The benchmark's version.
+    pub version: &'static str,
+    /// The benchmark's command line.
+    pub command: Vec<String>,
+    /// The machine.
+    pub machine: Machine,
     /// Blocks read back and checked.
     #[serde(skip)]
     pub verified: u64,
@@ -125,7 +145,11 @@ impl ResultRow {
         let requests = results.iter().map(|result| result.ios).sum::<u64>().max(1) as f64;
         let per_request = |value: f64| value / requests;
         let micros = |time: std::time::Duration| time.as_secs_f64() * 1e6;
-        let latencies = latencies(results);
+        let mut all = OpStats::new();
+        results.iter().for_each(|result| result.ops[..IoOp::Flush as usize].iter().for_each(|op| all.add(op)));
+        let latencies = all.latency;
+        let rw = combination.rw;
+        let of = |op: IoOp, has: bool| has.then(|| OpSummary::new(results, op));
         let merges = |of: fn(&MergeRates) -> f64| {
             let rates: Option<Vec<f64>> = results.iter().map(|result| result.merges.as_ref().map(of)).collect();
             rates.map(|rates| mean_and_stderr(&rates).0)
@@ -168,7 +192,7 @@ impl ResultRow {
             lun_bw_min_bytes_per_s: luns(f64::min),
             lun_bw_max_bytes_per_s: luns(f64::max),
             lat_us: LatencySummary::new(&latencies),
-            percentiles: PERCENTILES.iter().map(|at| (*at, micros_at(&latencies, *at))).collect(),
+            percentiles: percentiles(&latencies),
             server_cpu_us_per_io: server_cpu.map(per_request),
             client_cpu_us_per_io: per_request(results.iter().map(|result| micros(result.client_cpu)).sum()),
             rrqm_per_s: merges(|rate| rate.reads),
@@ -180,56 +204,24 @@ impl ResultRow {
             errors: results.iter().map(|result| result.errors).sum(),
             experiment: plan.experiment.map(Experiment::name),
             column: target.column.clone(),
+            rate_iops: combination.rate_iops,
+            rate: combination.rate_iops.map(|rate| RateSummary::new(results, rate, combination.jobs)),
+            fsync: plan.fsync,
+            random_distribution: plan.distribution.to_string(),
+            read: of(IoOp::Read, rw.reads()),
+            write: of(IoOp::Write, rw.writes() && !rw.trims()),
+            trim: of(IoOp::Trim, rw.trims()),
+            flush: of(IoOp::Flush, plan.fsync > 0),
+            each_run: results.iter().map(RunValues::new).collect(),
+            seed: plan.seed,
+            date: machine::date(results[0].started),
+            server: results[0].server.clone(),
+            version: machine::VERSION,
+            command: plan.invocation.command.clone(),
+            machine: plan.invocation.machine.clone(),
             verified: results.iter().map(|result| result.verified).sum(),
         }
     }
-}
-
-/// The percentiles of the results.
-const PERCENTILES: [f64; 13] = [1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
-
-fn latencies(results: &[RunResult]) -> Histogram<u64> {
-    let mut all: Histogram<u64> = results[0].latency.clone();
-    for result in &results[1..] {
-        all.add(&result.latency).expect("all histograms have the same bounds");
-    }
-    all
-}
-
-fn micros_at(latencies: &Histogram<u64>, percentile: f64) -> f64 {
-    latencies.value_at_percentile(percentile) as f64 / 1e3
-}
-
-impl LatencySummary {
-    fn new(latencies: &Histogram<u64>) -> LatencySummary {
-        let at = |percentile| micros_at(latencies, percentile);
-        LatencySummary {
-            mean: if latencies.is_empty() { 0.0 } else { latencies.mean() / 1e3 },
-            p50: at(50.0),
-            p90: at(90.0),
-            p99: at(99.0),
-            p999: at(99.9),
-            max: latencies.max() as f64 / 1e3,
-        }
-    }
-}
-
-/// Returns the mean and its standard error: the sample's standard deviation over the square root of the count. 0 for one value.
-fn mean_and_stderr(values: &[f64]) -> (f64, f64) {
-    let count = values.len() as f64;
-    let mean = values.iter().sum::<f64>() / count;
-    if values.len() < 2 {
-        return (mean, 0.0);
-    }
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    (mean, (squares / (count - 1.0)).sqrt() / count.sqrt())
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
 }
 
 #[cfg(test)]
@@ -278,20 +270,22 @@ impl ResultRow {
             errors: 0,
             experiment: Some("block-size"),
             column: Some(column.into()),
+            rate_iops: None,
+            rate: None,
+            fsync: 0,
+            random_distribution: "random".into(),
+            read: None,
+            write: None,
+            trim: None,
+            flush: None,
+            each_run: vec![],
+            seed: None,
+            date: "1970-01-01T00:00:00Z".into(),
+            server: ServerInfo::default(),
+            version: machine::VERSION,
+            command: vec![],
+            machine: Machine { host: None, cpu: None, cores: None, cores_usable: None, kernel: None },
             verified: 0,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn means_errors_and_medians() {
-        assert_eq!(mean_and_stderr(&[5.0]), (5.0, 0.0));
-        let (mean, stderr) = mean_and_stderr(&[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]);
-        assert!((mean - 5.0).abs() < 1e-12 && (stderr - (32.0_f64 / 7.0).sqrt() / 8.0_f64.sqrt()).abs() < 1e-12);
-        assert_eq!((median(&[3.0, 1.0, 2.0]), median(&[4.0, 1.0, 2.0, 3.0])), (2.0, 2.5));
     }
 }

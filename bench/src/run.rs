@@ -4,14 +4,15 @@ mod meters;
 mod supervisor;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use hdrhistogram::Histogram;
 
 use crate::BenchError;
 use crate::args::Rw;
 use crate::control::CompletionCounter;
-use crate::interface::{Connector, Device, DeviceDisk, MAX_PARTS, ThreadQueues};
+use crate::interface::{Connector, Device, DeviceDisk, IoOp, MAX_PARTS, ThreadQueues};
+use crate::machine::ServerInfo;
 use crate::merges::MergeRates;
 use crate::pattern::AccessPattern;
 use crate::plan::{Combination, Plan, Target};
@@ -19,17 +20,28 @@ use crate::progress;
 use crate::streams::{JobRange, Streams};
 use crate::target::{ServerProcess, Session};
 use crate::verification::BlockGenerations;
-use crate::worker::{DiskJob, Worker, WorkerSettings, WorkerStats};
+use crate::worker::{DiskJob, OpStats, PaceStats, Worker, WorkerSettings, WorkerStats};
 use meters::ServerMeters;
 use supervisor::{LoadOutcome, RunSupervisor};
+
+/// The operations that are I/Os.
+const TRANSFERS: [IoOp; 3] = [IoOp::Read, IoOp::Write, IoOp::Trim];
 
 /// What one run measured.
 #[derive(Debug)]
 pub struct RunResult {
-    /// I/Os that completed in the measurement.
+    /// When the run began.
+    pub started: SystemTime,
+    /// The server.
+    pub server: ServerInfo,
+    /// I/Os that completed in the measurement; flushes and what failed are not among them.
     pub ios: u64,
     /// Their bytes on each disk.
     pub bytes: Vec<u64>,
+    /// The same I/Os and flushes by operation, all with bytes.
+    pub ops: [OpStats; IoOp::COUNT],
+    /// How well the rate was kept, if there is one.
+    pub pace: PaceStats,
     /// Requests of the largest I/O: 1 unless the disk takes less than the block size at once.
     pub requests_per_io: u32,
     /// Requests that were handed over to the thread that owns their queue.
@@ -54,18 +66,24 @@ pub struct RunResult {
     pub messages: Vec<String>,
     /// Blocks read back and checked after the load.
     pub verified: u64,
-    /// Latencies in nanoseconds.
-    pub latency: Histogram<u64>,
 }
 
 impl RunResult {
-    fn per_second(&self, count: u64) -> f64 {
+    /// Returns a count as a rate over the measurement.
+    pub fn per_second(&self, count: u64) -> f64 {
         count as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
     /// Returns the I/Os per second.
     pub fn iops(&self) -> f64 {
         self.per_second(self.ios)
+    }
+
+    /// Returns the latencies of all I/Os, in nanoseconds.
+    pub fn latency(&self) -> Histogram<u64> {
+        let mut all = OpStats::new();
+        TRANSFERS.iter().for_each(|op| all.add(&self.ops[*op as usize]));
+        all.latency
     }
 
     /// Returns the bytes per second.
@@ -88,8 +106,10 @@ pub struct RunInput<'a> {
     pub combination: &'a Combination,
     /// The target.
     pub target: &'a Target,
-    /// Seed of random blocks and of generations.
+    /// Seed of random blocks.
     pub seed: u64,
+    /// The first generation of written blocks: of its 31 bits half differ between runs, the other half count.
+    pub generation: u32,
     /// Display of the progress.
     pub progress: &'a progress::ProgressDisplay,
 }
@@ -132,7 +152,8 @@ pub(crate) fn check(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]
 }
 
 fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<RunResult, BenchError> {
-    let RunInput { plan, combination, seed, progress, .. } = *input;
+    let RunInput { plan, combination, progress, .. } = *input;
+    let started = SystemTime::now();
     let Session { mut device, server } = session;
     let disks = device.disks(combination)?;
     let streams = check_disks(plan, combination, &disks)?;
@@ -143,6 +164,7 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     let monitor = device.monitor().map_err(|error| BenchError::Failed(error.to_string()))?;
     let process = server.as_ref().map(ServerProcess::monitor).transpose().map_err(event)?;
     let pid = device.server_pid().or(server.as_ref().map(ServerProcess::pid));
+    let info = ServerInfo::of(pid, server.is_some());
     let meters = ServerMeters { pid, admin: server.as_ref().map(ServerProcess::admin) };
     let mut watch = RunSupervisor {
         plan,
@@ -157,11 +179,13 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     let load = WorkerLoad { rw: combination.rw, once: plan.runtime.is_none(), verify: plan.verify.is_some() };
     if plan.fill {
         let fill = WorkerLoad { rw: Rw::Write, once: true, verify: false };
-        let (workers, counters) = workers(plan, fill, sets, settings, &streams, seed);
+        let writes = Combination { rw: Rw::Write, rate_iops: None, ..*combination };
+        let settings = WorkerSettings { fsync: 0, ..worker_settings(plan, &writes, &disks, &streams)? };
+        let (workers, counters) = workers(input, fill, sets, settings, &streams);
         watch.counters = counters;
         sets = watch.fill(workers)?.into_iter().map(|worker| worker.into_parts().2).collect();
     }
-    let (workers, counters) = workers(plan, load, sets, settings, &streams, seed);
+    let (workers, counters) = workers(input, load, sets, settings, &streams);
     watch.counters = counters;
 
     let (mut workers, outcome) = watch.load(workers)?;
@@ -199,16 +223,29 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
         server.stop()?;
     }
     let mut result = merge_stats(stats, outcome, requests_per_io, verified);
+    (result.started, result.server) = (started, info);
     if let [bytes @ 0] = result.bytes.as_mut_slice() {
         // Of one size, on one disk: workers count I/Os only.
         *bytes = result.ios * combination.sizes.min.0;
+        TRANSFERS.iter().for_each(|op| {
+            let op = &mut result.ops[*op as usize];
+            op.bytes = op.ios * combination.sizes.min.0;
+        });
     }
     Ok(result)
 }
 
 /// Checks the options against the disks.
 fn check_disks(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]) -> Result<Streams, BenchError> {
-    for DeviceDisk { name, block, read_only, .. } in disks {
+    for DeviceDisk { name, block, read_only, max_trim, flush, .. } in disks {
+        if let (true, Err(missing)) = (combination.rw.trims(), max_trim) {
+            let expected = format!("read or write: {name} does not offer {missing}");
+            return Err(BenchError::option("rw", combination.rw.name(), expected));
+        }
+        if let (true, Err(missing)) = (plan.fsync > 0, flush) {
+            let expected = format!("0: {name} does not offer {missing}, so there is nothing to flush");
+            return Err(BenchError::option("fsync", plan.fsync, expected));
+        }
         if plan.fill && *read_only {
             return Err(BenchError::option("fill", format!("{name}, which is read-only"), "disks that can be written"));
         }
@@ -236,7 +273,11 @@ fn worker_settings(
     let [bs, largest] = [combination.sizes.min.0, combination.sizes.max.0].map(|len| len as u32);
     // A request is a multiple of the largest block, which is a multiple of all others.
     let block = disks.iter().map(|disk| u64::from(disk.block.bytes())).max().unwrap_or(1);
-    let least = disks.iter().map(|disk| disk.max_request).min().unwrap_or(u64::MAX);
+    let least = |disk: &DeviceDisk| match combination.rw.trims() {
+        true => disk.max_trim.unwrap_or(disk.max_request),
+        false => disk.max_request,
+    };
+    let least = disks.iter().map(least).min().unwrap_or(u64::MAX);
     let part = (least / block * block).max(block).min(largest.into()) as u32;
     let parts = largest.div_ceil(part);
     if parts > MAX_PARTS {
@@ -248,6 +289,9 @@ fn worker_settings(
         bs_sectors: combination.sizes.min.sectors(),
         most_blocks: combination.sizes.max_blocks(),
         disks: disks.len() as u16,
+        jobs: combination.jobs,
+        rate: combination.rate_iops,
+        fsync: plan.fsync,
         request_len: part,
         base: streams.base,
         batch: u32::from(combination.batch).saturating_mul(parts).min(u16::MAX.into()) as u16,
@@ -266,21 +310,21 @@ struct WorkerLoad {
 }
 
 fn workers<Q: ThreadQueues>(
-    plan: &Plan,
+    input: &RunInput<'_>,
     load: WorkerLoad,
     sets: Vec<Q>,
     settings: WorkerSettings,
     streams: &Streams,
-    seed: u64,
 ) -> (Vec<Worker<Q>>, Vec<Arc<CompletionCounter>>) {
+    let RunInput { plan, seed, generation, .. } = *input;
     let threads = sets.len();
     let mut jobs: Vec<Vec<DiskJob>> = (0..threads).map(|_| vec![]).collect();
     for (index, &JobRange { job, disk, blocks }) in streams.ranges.iter().enumerate() {
         let seed_of_part = seed.wrapping_add((index as u64) << 32);
-        let pattern = AccessPattern::new(load.rw, plan.read_share, blocks, load.once, seed_of_part);
-        // A generation has 31 bits: half of them differ between runs, the other half count.
-        let generations = load.verify.then(|| BlockGenerations::new(blocks.first, blocks.count, (seed as u32) >> 2));
-        jobs[usize::from(job) % threads].push(DiskJob { number: job, disk, pattern, generations });
+        let pattern = AccessPattern::new(load.rw, plan.read_share, blocks, load.once, seed_of_part)
+            .with_distribution(plan.distribution);
+        let generations = load.verify.then(|| BlockGenerations::new(blocks.first, blocks.count, generation));
+        jobs[usize::from(job) % threads].push(DiskJob { number: job, disk, pattern, generations, unflushed: 0 });
     }
     // The disks of a job are adjacent.
     jobs.iter_mut().for_each(|jobs| jobs.sort_by_key(|job| job.number));
@@ -291,28 +335,30 @@ fn workers<Q: ThreadQueues>(
 }
 
 fn merge_stats(stats: Vec<WorkerStats>, outcome: LoadOutcome, requests_per_io: u32, verified: u64) -> RunResult {
-    let mut stats = stats.into_iter();
-    let first = stats.next().expect("at least one thread");
     let mut total = RunResult {
-        ios: first.ios,
-        bytes: first.bytes,
-        handed_over: first.handed_over,
-        elapsed: first.elapsed,
+        started: SystemTime::UNIX_EPOCH,
+        server: ServerInfo::default(),
+        ios: 0,
+        bytes: vec![0; stats.first().map_or(0, |thread| thread.bytes.len())],
+        ops: std::array::from_fn(|_| OpStats::new()),
+        pace: PaceStats::default(),
+        handed_over: 0,
+        elapsed: Duration::ZERO,
         requests_per_io,
         cut_short: outcome.cut_short,
         server_cpu: outcome.used.cpu,
         merges: outcome.used.merges,
-        client_cpu: first.cpu,
-        kicks: first.kicks,
-        calls: first.calls,
-        errors: first.errors,
-        messages: first.messages,
+        client_cpu: Duration::ZERO,
+        kicks: 0,
+        calls: 0,
+        errors: 0,
+        messages: vec![],
         verified,
-        latency: first.latency,
     };
     for thread in stats {
-        total.ios += thread.ios;
+        total.ops.iter_mut().zip(&thread.ops).for_each(|(total, own)| total.add(own));
         total.bytes.iter_mut().zip(&thread.bytes).for_each(|(total, bytes)| *total += bytes);
+        total.pace.add(&thread.pace);
         total.handed_over += thread.handed_over;
         total.elapsed = total.elapsed.max(thread.elapsed);
         total.client_cpu += thread.cpu;
@@ -320,7 +366,7 @@ fn merge_stats(stats: Vec<WorkerStats>, outcome: LoadOutcome, requests_per_io: u
         total.calls += thread.calls;
         total.errors += thread.errors;
         total.messages.extend(thread.messages);
-        total.latency.add(&thread.latency).expect("all histograms have the same bounds");
     }
+    total.ios = TRANSFERS.iter().map(|op| total.ops[*op as usize].ios).sum();
     total
 }

@@ -161,7 +161,15 @@ mod tests {
 
     fn disk() -> DeviceDisk {
         let (capacity, block) = (ByteLen(1 << 20), mqblk_core::BlockSize::B512);
-        DeviceDisk { name: "a disk".into(), capacity, block, read_only: false, max_request: 1 << 20 }
+        DeviceDisk {
+            name: "a disk".into(),
+            capacity,
+            block,
+            read_only: false,
+            max_request: 1 << 20,
+            max_trim: Ok(1 << 20),
+            flush: Ok(()),
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::output::{JsonOutput, write_text};
 use crate::plan::{Combination, Plan, Target};
 use crate::preflight;
 use crate::progress::ProgressDisplay;
-use crate::report::ResultRow;
+use crate::report::{RateSummary, ResultRow};
 use crate::run::{RunInput, RunResult};
 use crate::table::table;
 
@@ -118,35 +118,55 @@ fn measure_run(
     plan.interrupt.check()?;
     let what = describe(combination, target);
     progress.start(&what);
-    let seed = rand::rng().next_u64();
+    // With a seed all targets have the same blocks, and each run others.
+    let seed = plan.seed.map_or_else(|| rand::rng().next_u64(), |seed| seed.wrapping_add(u64::from(run) - 1));
+    let generation = rand::rng().next_u32() >> 2;
     let named = |error| match error {
         BenchError::Failed(text) => BenchError::Failed(format!("{what}: run {run} of {}: {text}", plan.runs)),
         other => other,
     };
-    let result = plan.interface.measure(&RunInput { plan, combination, target, seed, progress }).map_err(named)?;
+    let result =
+        plan.interface.measure(&RunInput { plan, combination, target, seed, generation, progress }).map_err(named)?;
     let verified = match plan.verify {
         Some(_) => format!(", {} blocks verified", result.verified),
         None => String::new(),
     };
+    let errors = if result.errors > 0 { format!(", {} errors", result.errors) } else { String::new() };
     let cut_short = if result.cut_short { ", cut short" } else { "" };
-    progress.end(&format!("{what}: run {run} of {}: {:.0} IOPS{verified}{cut_short}", plan.runs, result.iops()));
-    for message in &result.messages {
-        // Standard error may be closed.
-        let _ = writeln!(std::io::stderr(), "mqblk: bench: {}: {message}", target.label);
+    progress.end(&format!(
+        "{what}: run {run} of {}: {:.0} IOPS{errors}{verified}{cut_short}",
+        plan.runs,
+        result.iops()
+    ));
+    // Standard error may be closed.
+    let tell = |text: &str| drop(writeln!(std::io::stderr(), "mqblk: bench: {}: {text}", target.label));
+    result.messages.iter().for_each(|message| tell(message));
+    if let Some(rate) = combination.rate_iops {
+        let summary = RateSummary::new(std::slice::from_ref(&result), rate, combination.jobs);
+        if !summary.is_kept() {
+            tell(&format!(
+                "the rate is not kept: {:.0} IOPS were asked for and {:.0} done; {} I/Os were due and not started, the latest start was {:.1} ms late",
+                summary.asked_iops,
+                result.iops(),
+                summary.unstarted,
+                summary.delay_us_max / 1e3
+            ));
+        }
     }
     Ok(result)
 }
 
 fn describe(combination: &Combination, target: &Target) -> String {
-    let Combination { rw, sizes, queues, targets, luns, jobs, iodepth, batch, .. } = combination;
+    let Combination { rw, sizes, queues, targets, luns, jobs, iodepth, batch, rate_iops, .. } = combination;
     let poll = if target.poll == "unknown" { String::new() } else { format!(" poll {}", target.poll) };
     let grants = target.grants.as_ref().filter(|grants| *grants != "unknown");
     let grants = grants.map_or(String::new(), |grants| format!(" grants {grants}"));
     let merge = if target.column.is_some() { format!(" merge {}", target.merge) } else { String::new() };
     let rw = rw.name();
     let disks = if *targets * *luns > 1 { format!(" targets {targets} luns {luns}") } else { String::new() };
+    let rate = rate_iops.map_or(String::new(), |rate| format!(" rate-iops {rate}"));
     format!(
-        "{}{poll}{grants}{merge}: {rw} bs {sizes}{disks} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}",
+        "{}{poll}{grants}{merge}: {rw} bs {sizes}{disks} queues {queues} jobs {jobs} iodepth {iodepth} batch {batch}{rate}",
         target.label
     )
 }

@@ -2,10 +2,10 @@
 
 use mqblk_core::ByteLen;
 
-use crate::args::{ClientMode, IoSizes};
+use crate::args::{ClientMode, Distribution, IoSizes};
 use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
 use crate::plan::Plan;
-use crate::report::ResultRow;
+use crate::report::{OpSummary, ResultRow};
 
 /// Text of a cell: of its row, and the row of the first target.
 type Cell = Box<dyn Fn(&ResultRow, &ResultRow) -> String>;
@@ -52,6 +52,12 @@ pub(crate) fn summary(plan: &Plan, mut words: Vec<String>) -> String {
     if plan.combinations.iter().any(|combination| combination.rw.is_mixed()) {
         words.push(format!("{} % reads", plan.read_share));
     }
+    if plan.distribution != Distribution::Uniform {
+        words.push(plan.distribution.to_string());
+    }
+    if plan.fsync > 0 {
+        words.push(format!("fsync {}", plan.fsync));
+    }
     let runs = if plan.runs == 1 { "1 run".to_owned() } else { format!("{} runs", plan.runs) };
     words.push(match plan.runtime {
         Some(time) => format!("{runs} of {} s", time.as_secs_f64()),
@@ -84,6 +90,10 @@ fn columns(plan: &Plan, groups: &[Vec<ResultRow>]) -> Vec<Column> {
     ) -> Column {
         Column { heading, number, constant, cell: Box::new(cell) }
     }
+    fn of(op: &Option<OpSummary>, text: impl Fn(&OpSummary) -> String) -> String {
+        text_or_dash(op.as_ref().map(text))
+    }
+    let has_errors = groups.iter().flatten().any(|row| row.errors > 0);
     let mut columns = vec![
         column("target", false, true, |row, _| row.target.clone()),
         column("poll", false, true, |row, _| row.poll.clone()),
@@ -98,6 +108,7 @@ fn columns(plan: &Plan, groups: &[Vec<ResultRow>]) -> Vec<Column> {
         column("jobs", true, true, |row, _| row.jobs.to_string()),
         column("iodepth", true, true, |row, _| row.iodepth.to_string()),
         column("batch", true, true, |row, _| row.batch.to_string()),
+        column("rate-iops", true, true, |row, _| text_or_dash(row.rate_iops)),
         column("runs", true, false, |row, _| row.runs.to_string()),
         column("IOPS", true, false, |row, _| format!("{:.0}", row.iops_mean)),
         column("+/-", true, false, |row, _| format!("{:.0}", row.iops_stderr)),
@@ -113,8 +124,28 @@ fn columns(plan: &Plan, groups: &[Vec<ResultRow>]) -> Vec<Column> {
         column("wrqm/s", true, false, |row, _| or_dash(row.wrqm_per_s, |rate| format!("{rate:.0}"))),
         column("kicks/IO", true, false, |row, _| format!("{:.3}", row.kicks_per_io)),
         column("calls/IO", true, false, |row, _| format!("{:.3}", row.calls_per_io)),
-        column("errors", true, true, |row, _| row.errors.to_string()),
+        column("reads: IOPS", true, false, |row, _| of(&row.read, |op| format!("{:.0}", op.iops_mean))),
+        column("reads: p50", true, false, |row, _| of(&row.read, |op| three_digits(op.lat_us.p50))),
+        column("reads: p99", true, false, |row, _| of(&row.read, |op| three_digits(op.lat_us.p99))),
+        column("writes: IOPS", true, false, |row, _| of(&row.write, |op| format!("{:.0}", op.iops_mean))),
+        column("writes: p50", true, false, |row, _| of(&row.write, |op| three_digits(op.lat_us.p50))),
+        column("writes: p99", true, false, |row, _| of(&row.write, |op| three_digits(op.lat_us.p99))),
+        column("flushes/s", true, false, |row, _| of(&row.flush, |op| format!("{:.0}", op.iops_mean))),
+        column("flushes: p50", true, false, |row, _| of(&row.flush, |op| three_digits(op.lat_us.p50))),
+        column("flushes: p99", true, false, |row, _| of(&row.flush, |op| three_digits(op.lat_us.p99))),
+        column("not started", true, false, |row, _| text_or_dash(row.rate.map(|rate| rate.unstarted))),
+        // Whoever sees IOPS has to see these beside them.
+        column("errors", true, !has_errors, |row, _| row.errors.to_string()),
     ];
+    let rows = || groups.iter().flatten();
+    let mixed = rows().any(|row| row.read.is_some() && row.write.is_some());
+    let flushes = rows().any(|row| row.flush.is_some());
+    let unstarted = rows().any(|row| row.rate.is_some_and(|rate| rate.unstarted > 0));
+    columns.retain(|column| match column.heading.split_once([':', '/']) {
+        Some(("reads" | "writes", _)) => mixed,
+        Some(("flushes", _)) => flushes,
+        _ => column.heading != "not started" || unstarted,
+    });
     if groups.iter().flatten().all(|row| row.runs == usize::from(plan.runs)) {
         columns.retain(|column| column.heading != "runs");
     }

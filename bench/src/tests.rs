@@ -10,6 +10,7 @@ use crate::plan::Plan;
 use crate::{BenchArgs, BenchError, sweep};
 
 mod endings;
+mod loads;
 mod virtio_scsi;
 mod xen;
 
@@ -288,6 +289,21 @@ fn the_results_have_stable_keys() {
         "grants",
         "grants_pool",
         "ring_order",
+        "rate_iops",
+        "rate",
+        "fsync",
+        "random_distribution",
+        "read",
+        "write",
+        "trim",
+        "flush",
+        "each_run",
+        "seed",
+        "date",
+        "server",
+        "version",
+        "command",
+        "machine",
     ];
     expected.sort_unstable();
     assert_eq!(keys, expected);
@@ -335,7 +351,16 @@ fn usage_errors_name_the_option() {
     for (line, word) in [
         ("", "--socket"),
         ("--socket s --rw randwrite", "--allow-write"),
-        ("--socket s --rw trim", "trim"),
+        ("--socket s --rw trim", "--allow-write"),
+        ("--socket s --rw shred", "shred"),
+        ("--socket s --rw trim --allow-write --verify crc32c", "--verify: found a benchmark that trims"),
+        ("--socket s --rw randwrite --allow-write --verify crc32c --rate-iops 9", "--rate-iops: found 9"),
+        ("--socket s --rate-iops 0", "--rate-iops"),
+        ("--socket s --fsync 8", "--fsync: found 8, expected a --rw that writes with it"),
+        ("--socket s --rw randwrite,randtrim --allow-write --fsync 8", "--fsync: found 8"),
+        ("--socket s --rw read --random-distribution zipf:1.1", "--random-distribution: found zipf:1.1"),
+        ("--socket s --runtime 0 --random-distribution zipf:1.1", "--random-distribution: found zipf:1.1"),
+        ("--socket s --random-distribution pareto:0.5", "zipf:THETA"),
         ("--socket s --bs 1000", "--bs: found 1000"),
         ("--socket s --bs 0", "--bs: found 0"),
         ("--socket s --bs 2G", "--bs: found 2G"),

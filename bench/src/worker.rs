@@ -1,6 +1,10 @@
 //! A client thread: owns queues, keeps requests in flight on them, and counts.
 
+mod counting;
+mod pace;
 mod parts;
+mod slot;
+mod stats;
 mod verify;
 
 use std::collections::VecDeque;
@@ -8,26 +12,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
-use mqblk_core::{ByteOffset, Sector512};
 use mqblk_driver::{DeviceError, DriverError, SubmitError};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::args::ClientMode;
 use crate::control::{CompletionCounter, Phase, PhaseControl};
-use crate::cpu;
-use crate::interface::{CompletedTransfer, ThreadQueues, TransferStatus};
-use crate::pattern::{AccessPattern, BlockOp};
-use crate::verification::BlockGenerations;
+use crate::interface::{CompletedTransfer, IoOp, ThreadQueues, TransferStatus};
+use pace::Pacer;
+use slot::{IoSlot, next_of_job};
+
+pub(crate) use pace::PaceStats;
+pub(crate) use slot::{DiskJob, WorkerSettings};
+pub(crate) use stats::OpStats;
+pub(crate) use stats::WorkerStats;
 
 /// Consecutive empty polls after which a polling client yields its CPU: some 100 us.
 const POLLS_BEFORE_YIELD: u32 = 4096;
-/// Messages that are kept; further errors are only counted.
-const MAX_MESSAGES: usize = 5;
 /// The system's smallest page.
 const PAGE: usize = 4096;
-/// Longest latency that is recorded exactly, in nanoseconds.
-const MAX_LATENCY_NS: u64 = 100_000_000_000;
+/// Longest sleep of an open-loop client: the phase may change meanwhile.
+const MAX_SLEEP: Duration = Duration::from_millis(20);
 
 /// Why a thread gave up.
 #[derive(Debug, thiserror::Error)]
@@ -52,102 +56,6 @@ impl From<DeviceError> for WorkerError {
     }
 }
 
-/// A job of this thread on one disk. A job with several disks takes them in turn.
-#[derive(Debug)]
-pub(crate) struct DiskJob {
-    /// Number of the job; the same for all its disks.
-    pub number: u16,
-    /// The disk.
-    pub disk: u16,
-    /// Which blocks it does next.
-    pub pattern: AccessPattern,
-    /// What it wrote, if that is verified.
-    pub generations: Option<BlockGenerations>,
-}
-
-/// Slot of one I/O in flight.
-#[derive(Clone, Copy, Debug)]
-struct IoSlot<S> {
-    address: GuestAddress,
-    start_ns: u64,
-    block: u64,
-    generation: u32,
-    /// Index in the thread's jobs.
-    job: u16,
-    queue: u16,
-    write: bool,
-    /// The disk, if there are several.
-    disk: u16,
-    /// Bytes, if sizes are mixed.
-    len: u32,
-    /// Requests that have not completed.
-    pending_parts: u32,
-    /// The first bad status of its requests so far.
-    status: S,
-}
-
-/// Settings of a client thread.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WorkerSettings {
-    /// Bytes of a block: of the smallest I/O.
-    pub bs: u32,
-    /// Sectors of a block.
-    pub bs_sectors: Sector512,
-    /// Blocks of the largest I/O.
-    pub most_blocks: u32,
-    /// Disks.
-    pub disks: u16,
-    /// Most bytes of a request. A larger I/O is several.
-    pub request_len: u32,
-    /// Start of block 0.
-    pub base: Sector512,
-    /// Requests to submit, and to wait for, at once.
-    pub batch: u16,
-    /// I/Os in flight of each job.
-    pub iodepth: u16,
-    /// How to wait for completions.
-    pub client: ClientMode,
-    /// Blocks are verified.
-    pub verify: bool,
-}
-
-impl WorkerSettings {
-    /// Returns true if I/Os differ in size or disk.
-    fn is_mixed(&self) -> bool {
-        self.most_blocks > 1 || self.disks > 1
-    }
-
-    /// Returns the bytes of the largest I/O.
-    fn max_len(&self) -> u32 {
-        self.bs * self.most_blocks
-    }
-}
-
-/// What a thread measured.
-#[derive(Debug)]
-pub(crate) struct WorkerStats {
-    /// I/Os that completed in the measurement.
-    pub ios: u64,
-    /// Their bytes on each disk. 0 unless I/Os differ in size or disk.
-    pub bytes: Vec<u64>,
-    /// Requests handed over to other threads in it.
-    pub handed_over: u64,
-    /// Length of the measurement.
-    pub elapsed: Duration,
-    /// CPU time of this thread in it.
-    pub cpu: Duration,
-    /// Kicks in it.
-    pub kicks: u64,
-    /// Calls in it.
-    pub calls: u64,
-    /// I/Os that failed or did not verify, also outside of the measurement.
-    pub errors: u64,
-    /// Messages about some of them.
-    pub messages: Vec<String>,
-    /// Latencies in nanoseconds.
-    pub latency: Histogram<u64>,
-}
-
 /// A client thread.
 #[derive(Debug)]
 pub(crate) struct Worker<Q: ThreadQueues> {
@@ -162,6 +70,8 @@ pub(crate) struct Worker<Q: ThreadQueues> {
     /// True if a job has fewer I/Os in flight than queues: each I/O takes the queues in turn.
     rotates_queues: bool,
     settings: WorkerSettings,
+    /// Starts the I/Os of an open-loop load.
+    pacer: Option<Pacer>,
     origin: Instant,
     scratch: Vec<u8>,
     progress: Arc<CompletionCounter>,
@@ -204,7 +114,7 @@ impl<Q: ThreadQueues> Worker<Q> {
                 let address = GuestAddress(set.data_start(queue).0 + used[queue]);
                 used[queue] += u64::from(settings.max_len()).next_multiple_of(Q::DATA_ALIGN);
                 prefault(&memory, address, settings.max_len());
-                let (start_ns, block, generation, write) = (0, 0, 0, false);
+                let (start_ns, block, generation, op) = (0, 0, 0, IoOp::Read);
                 let (job, queue, waiting, status) = (first, queue as u16, 0, Q::Status::GOOD);
                 let (disk, len) = (group[0].disk, settings.bs);
                 let slot = IoSlot {
@@ -214,7 +124,7 @@ impl<Q: ThreadQueues> Worker<Q> {
                     generation,
                     job,
                     queue,
-                    write,
+                    op,
                     disk,
                     len,
                     pending_parts: waiting,
@@ -224,19 +134,9 @@ impl<Q: ThreadQueues> Worker<Q> {
             }
         }
         let rotates_queues = spread && usize::from(settings.iodepth) < queues;
-        let latency = Histogram::new_with_max(MAX_LATENCY_NS, 3).expect("bounds that the histogram takes");
-        let stats = WorkerStats {
-            ios: 0,
-            bytes: vec![0; settings.disks.into()],
-            handed_over: 0,
-            elapsed: Duration::ZERO,
-            cpu: Duration::ZERO,
-            kicks: 0,
-            calls: 0,
-            errors: 0,
-            messages: vec![],
-            latency,
-        };
+        let numbers = groups.iter().map(|group| group[0].number);
+        let pacer = settings.rate.map(|rate| Pacer::new(rate, numbers, settings.jobs, settings.iodepth));
+        let stats = WorkerStats::new(settings.disks);
         let scratch = if settings.verify { vec![0; settings.max_len() as usize] } else { vec![] };
         let origin = Instant::now();
         let backlog = vec![VecDeque::new(); queues];
@@ -250,6 +150,7 @@ impl<Q: ThreadQueues> Worker<Q> {
             next_disk,
             rotates_queues,
             settings,
+            pacer,
             origin,
             scratch,
             progress,
@@ -295,10 +196,15 @@ impl<Q: ThreadQueues> Worker<Q> {
             Phase::Warmup | Phase::Stop => {}
         }
         let mut now = self.now_ns();
-        for slot in 0..self.slots.len() {
-            self.start_io::<VERIFY, MIXED>(slot, now)?;
+        match &mut self.pacer {
+            Some(pacer) => pacer.restart(now),
+            None => {
+                for slot in 0..self.slots.len() {
+                    self.start_io::<VERIFY, MIXED>(slot, now)?;
+                }
+                self.publish_all()?;
+            }
         }
-        self.publish_all()?;
         let mut idle = 0;
         loop {
             let current = control.get();
@@ -314,6 +220,10 @@ impl<Q: ThreadQueues> Worker<Q> {
             let mut in_flight = 0;
             let mut worked = false;
             let more = phase < Phase::Stop;
+            if more && self.pacer.is_some() {
+                now = self.now_ns();
+                worked = self.start_due::<VERIFY, MIXED>(now)?;
+            }
             if Q::HANDS_OVER && self.set.receive_handovers()? != 0 {
                 worked = true;
                 now = self.now_ns();
@@ -334,20 +244,24 @@ impl<Q: ThreadQueues> Worker<Q> {
             if worked {
                 idle = 0;
                 self.progress.0.store(self.done, Ordering::Relaxed);
-            } else if in_flight + self.set.outstanding_elsewhere() == 0 && self.set.try_leave() {
+            } else if in_flight + self.set.outstanding_elsewhere() == 0
+                && !(more && self.pacer.as_ref().is_some_and(|pacer| !pacer.is_done()))
+                && self.set.try_leave()
+            {
                 break;
             } else {
-                self.wait_or_spin(&mut idle)?;
+                self.wait_or_spin(&mut idle, more)?;
             }
         }
         self.end_measurement()
     }
 
-    /// Sleeps until a completion, or spins.
+    /// Sleeps until a completion or until an I/O is due, or spins. `more`: I/Os are started still.
     #[inline]
-    fn wait_or_spin(&mut self, idle: &mut u32) -> Result<(), WorkerError> {
+    fn wait_or_spin(&mut self, idle: &mut u32, more: bool) -> Result<(), WorkerError> {
         match self.settings.client {
-            ClientMode::Wait => Ok(self.set.wait(self.settings.batch)?),
+            ClientMode::Wait if more && self.pacer.is_some() => self.wait_until_due(),
+            ClientMode::Wait => Ok(self.set.wait(self.settings.batch, None)?),
             ClientMode::Poll => {
                 *idle = idle.wrapping_add(1);
                 match idle.is_multiple_of(POLLS_BEFORE_YIELD) {
@@ -357,6 +271,34 @@ impl<Q: ThreadQueues> Worker<Q> {
                 Ok(())
             }
         }
+    }
+
+    fn wait_until_due(&mut self) -> Result<(), WorkerError> {
+        let due = self.pacer.as_ref().and_then(Pacer::next_ns);
+        let left = due.map(|due| Duration::from_nanos(due.saturating_sub(self.now_ns())).min(MAX_SLEEP));
+        match left {
+            Some(Duration::ZERO) => Ok(()),
+            left => Ok(self.set.wait(self.settings.batch, left)?),
+        }
+    }
+
+    /// Starts the I/Os of an open-loop load that are due, as many as there are slots for. Returns true if there were any.
+    fn start_due<const VERIFY: bool, const MIXED: bool>(&mut self, now: u64) -> Result<bool, WorkerError> {
+        let mut any = false;
+        for job in 0..self.pacer.as_ref().map_or(0, Pacer::job_count) {
+            while let Some((slot, due)) = self.pacer.as_mut().and_then(|pacer| pacer.take(job, now)) {
+                any = true;
+                if !self.start_io::<VERIFY, MIXED>(slot, due)?
+                    && let Some(pacer) = &mut self.pacer
+                {
+                    pacer.exhaust(job);
+                }
+            }
+        }
+        if any {
+            self.publish_all()?;
+        }
+        Ok(any)
     }
 
     /// Reaps all completions of a queue, and starts a new I/O for each, in the order of the job's sequence. The new requests
@@ -407,7 +349,9 @@ impl<Q: ThreadQueues> Worker<Q> {
         let slot = done.user as usize;
         if let Some(status) = self.part_completed(done) {
             self.io_completed::<VERIFY, MIXED>(slot, status, now);
-            if more {
+            if let Some(pacer) = &mut self.pacer {
+                pacer.put_back(slot);
+            } else if more {
                 self.start_io::<VERIFY, MIXED>(slot, now)?;
             }
         }
@@ -418,109 +362,52 @@ impl<Q: ThreadQueues> Worker<Q> {
         (0..self.set.queue_count()).try_for_each(|queue| self.set.publish(queue)).map_err(WorkerError::Eventfd)
     }
 
+    /// Starts the next I/O of a slot's job. Returns false if there is none. `now`: when it starts, or was meant to.
     #[inline]
-    fn io_completed<const VERIFY: bool, const MIXED: bool>(&mut self, index: usize, status: Q::Status, now: u64) {
-        let slot = self.slots[index];
-        self.done += if MIXED { u64::from(slot.len / self.settings.bs) } else { 1 };
-        if self.measurement_start.is_some() {
-            self.stats.ios += 1;
-            if MIXED {
-                self.stats.bytes[usize::from(slot.disk)] += u64::from(slot.len);
-            }
-            self.stats.latency.saturating_record(now.saturating_sub(slot.start_ns));
-        }
-        let failed = status != Q::Status::GOOD;
-        if failed {
-            self.record_error(&slot, slot.block, format_args!("{status:?}"));
-        }
-        if VERIFY {
-            self.record_completion(slot, failed);
-        }
-    }
-
-    fn offset(&self, block: u64) -> ByteOffset {
-        // The plan has checked that the whole range lies on the disk.
-        self.sector(block).to_offset().unwrap_or_default()
-    }
-
-    #[inline]
-    fn sector(&self, block: u64) -> Sector512 {
-        Sector512(self.settings.base.0 + block * self.settings.bs_sectors.0)
-    }
-
-    #[cold]
-    fn record_error(&mut self, slot: &IoSlot<Q::Status>, block: u64, what: std::fmt::Arguments<'_>) {
-        self.stats.errors += 1;
-        if self.stats.messages.len() < MAX_MESSAGES {
-            let offset = self.offset(block).0;
-            let disk = if self.settings.disks > 1 { format!("disk {}: ", slot.disk) } else { String::new() };
-            self.stats.messages.push(format!("{disk}block at offset {offset}: {what}"));
-        }
-    }
-
-    /// Starts the next I/O of a slot's job, if there is one.
-    #[inline]
-    fn start_io<const VERIFY: bool, const MIXED: bool>(&mut self, index: usize, now: u64) -> Result<(), WorkerError> {
-        let WorkerSettings { bs, most_blocks, .. } = self.settings;
+    fn start_io<const VERIFY: bool, const MIXED: bool>(&mut self, index: usize, now: u64) -> Result<bool, WorkerError> {
+        let WorkerSettings { bs, most_blocks, fsync, .. } = self.settings;
         let slot = &mut self.slots[index];
+        slot.start_ns = now;
+        if MIXED && fsync != 0 && self.jobs[usize::from(slot.job)].unflushed >= fsync {
+            return self.start_flush(index);
+        }
         let (op, run) = if MIXED {
             let Some(next) = next_of_job(&mut self.jobs, &self.next_disk, &mut slot.job, most_blocks) else {
-                return Ok(());
+                return Ok(false);
             };
             (slot.disk, slot.len) = (self.jobs[usize::from(slot.job)].disk, next.1 * bs);
             next
         } else {
-            let Some(op) = self.jobs[usize::from(slot.job)].pattern.next() else { return Ok(()) };
+            let Some(op) = self.jobs[usize::from(slot.job)].pattern.next() else { return Ok(false) };
             (op, 1)
         };
         let job = &mut self.jobs[usize::from(slot.job)];
-        (slot.block, slot.write, slot.start_ns) = (op.block, op.write, now);
+        (slot.block, slot.op) = (op.block, op.op);
+        if MIXED && fsync != 0 && op.op == IoOp::Write {
+            job.unflushed += 1;
+        }
         if let (true, Some(generations)) = (VERIFY, job.generations.as_mut()) {
-            let Some(block) = generations.claim(op.block) else { return Ok(()) };
+            let Some(block) = generations.claim(op.block) else { return Ok(false) };
             slot.block = block;
             let more = (1..run).take_while(|more| generations.try_claim(block + u64::from(*more))).count() as u32;
             slot.len = (1 + more) * bs;
-            if op.write {
+            if op.op == IoOp::Write {
                 slot.generation = generations.next_generation();
                 let slot = *slot;
                 self.fill_buffer(slot);
             }
         }
-        self.submit_io::<MIXED>(index)
+        self.submit_io::<MIXED>(index).map(|()| true)
     }
 
-    /// Starts the measurement: resets all counters.
-    fn begin_measurement(&mut self) -> Result<(), WorkerError> {
-        self.stats.latency.reset();
-        self.stats.ios = 0;
-        self.stats.bytes.fill(0);
-        (self.stats.kicks, self.stats.calls) = (self.set.kicks(), self.set.calls()?);
-        self.stats.handed_over = self.set.handed_over();
-        self.measurement_start = Some((self.now_ns(), cpu::thread_time()));
-        Ok(())
-    }
-
-    /// Ends the measurement. Later completions are not counted.
-    fn end_measurement(&mut self) -> Result<(), WorkerError> {
-        let Some((start_ns, start_cpu)) = self.measurement_start.take() else { return Ok(()) };
-        self.stats.elapsed = Duration::from_nanos(self.now_ns() - start_ns);
-        self.stats.cpu = cpu::thread_time().saturating_sub(start_cpu);
-        self.stats.kicks = self.set.kicks() - self.stats.kicks;
-        self.stats.calls = self.set.calls()? - self.stats.calls;
-        self.stats.handed_over = self.set.handed_over() - self.stats.handed_over;
-        Ok(())
-    }
-}
-
-/// Returns the next operation of a job, and its blocks. `current`: the index of its last one's disk; moves on to the job's next
-/// disk that has something left to do.
-fn next_of_job(jobs: &mut [DiskJob], next_disk: &[u16], current: &mut u16, most: u32) -> Option<(BlockOp, u32)> {
-    let start = *current;
-    loop {
-        *current = next_disk[usize::from(*current)];
-        let next = jobs[usize::from(*current)].pattern.next_run(most);
-        if next.is_some() || *current == start {
-            return next;
-        }
+    /// Flushes the disk that the slot's job has written to.
+    #[cold]
+    fn start_flush(&mut self, index: usize) -> Result<bool, WorkerError> {
+        let slot = &mut self.slots[index];
+        let job = &mut self.jobs[usize::from(slot.job)];
+        job.unflushed = 0;
+        // The length is that of one request.
+        (slot.op, slot.disk, slot.len) = (IoOp::Flush, job.disk, self.settings.bs.min(self.settings.request_len));
+        self.submit_io::<true>(index).map(|()| true)
     }
 }

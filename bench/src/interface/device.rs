@@ -16,7 +16,7 @@ pub(crate) const MAX_PARTS: u32 = 1 << 12;
 
 /// A disk of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceDisk {
+pub struct DeviceDisk {
     /// Its name in errors.
     pub name: String,
     /// Its size.
@@ -27,6 +27,10 @@ pub(crate) struct DeviceDisk {
     pub read_only: bool,
     /// Most bytes of a request: whole blocks. A larger I/O is several requests.
     pub max_request: u64,
+    /// The same of a trim, or what the device lacks for it.
+    pub max_trim: Result<u64, &'static str>,
+    /// What the device lacks for a flush.
+    pub flush: Result<(), &'static str>,
 }
 
 /// Notices the end of a server.
@@ -71,15 +75,34 @@ pub(crate) trait TransferStatus: Copy + PartialEq + std::fmt::Debug + Send {
     const GOOD: Self;
 }
 
-/// A read or a write.
+/// What an I/O does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum IoOp {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Discards: the content is not needed any more.
+    Trim,
+    /// Makes all completed writes durable.
+    Flush,
+}
+
+impl IoOp {
+    /// Number of operations.
+    pub(crate) const COUNT: usize = 4;
+}
+
+/// A request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
     /// Returned with the completion.
     pub user: u32,
     /// Index of the request in its I/O.
     pub part: u32,
-    /// Write, or read.
-    pub write: bool,
+    /// What it does.
+    pub op: IoOp,
     /// Which of the device's disks.
     pub disk: u16,
     /// Start on the disk.
@@ -170,11 +193,12 @@ pub(crate) trait ThreadQueues: Send {
     fn try_leave(&mut self) -> bool {
         true
     }
-    /// Sleeps until a queue has `count` completions, or all that are in flight on it. May wake up early.
+    /// Sleeps until a queue has `count` completions, or all that are in flight on it, at most for `limit`. Without a limit returns
+    /// at once if nothing is in flight. May wake up early.
     ///
     /// # Errors
     /// When the device breaks the protocol, or the system refuses.
-    fn wait(&mut self, count: u16) -> Result<(), DriverError>;
+    fn wait(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError>;
     /// Returns the number of kicks so far.
     fn kicks(&self) -> u64;
     /// Returns the number of calls so far.

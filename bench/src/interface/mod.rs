@@ -26,7 +26,7 @@ use crate::run::{RunInput, RunResult};
 use crate::target::{PreparedServer, ServedDisk};
 
 pub(crate) use device::{
-    CompletedTransfer, Device, DeviceDisk, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
+    CompletedTransfer, Device, DeviceDisk, IoOp, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
 };
 pub(crate) use options::InterfaceOptions;
 

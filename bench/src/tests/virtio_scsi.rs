@@ -10,7 +10,7 @@ use super::{failed, json, plan, refused};
 use crate::args::IoSizes;
 use crate::{BenchError, sweep};
 
-struct Rig {
+pub(super) struct Rig {
     model: ScsiModel,
     folder: tempfile::TempDir,
     /// The model will be stuck: a short timeout will do.
@@ -18,13 +18,13 @@ struct Rig {
 }
 
 /// Creates the disks of `targets` targets with `luns` logical units each.
-fn disks(targets: u8, luns: u16, size: usize) -> BTreeMap<LunAddress, ModelDisk> {
+pub(super) fn disks(targets: u8, luns: u16, size: usize) -> BTreeMap<LunAddress, ModelDisk> {
     let addresses = (0..targets).flat_map(|target| (0..luns).map(move |lun| LunAddress { target, lun }));
     addresses.map(|at| (at, ModelDisk::new(size))).collect()
 }
 
 impl Rig {
-    fn new(behaviour: ScsiBehaviour) -> Rig {
+    pub(super) fn new(behaviour: ScsiBehaviour) -> Rig {
         let folder = tempfile::tempdir().unwrap();
         let stalls = matches!(behaviour.fault, ScsiFault::StallAfter(_));
         Rig { model: ScsiModel::start(&folder.path().join("s"), behaviour), folder, stalls }
@@ -34,7 +34,7 @@ impl Rig {
         self.folder.path().join(name).display().to_string()
     }
 
-    fn run(&self, line: &str) -> Result<u64, BenchError> {
+    pub(super) fn run(&self, line: &str) -> Result<u64, BenchError> {
         let line = format!("--interface virtio-scsi --socket {} {line}", self.path("s"));
         let mut plan = plan(&line).unwrap();
         if self.stalls {

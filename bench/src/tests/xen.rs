@@ -14,7 +14,7 @@ use super::{failed, json, plan, refused, written};
 use crate::{BenchError, sweep};
 
 /// The fields are dropped in this order.
-struct Rig {
+pub(super) struct Rig {
     model: BlkbackModel,
     machine: Machine,
     _dom0: Arc<dyn Xen>,
@@ -24,7 +24,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(behaviour: BlkbackBehaviour) -> Rig {
+    pub(super) fn new(behaviour: BlkbackBehaviour) -> Rig {
         let folder = tempfile::tempdir().unwrap();
         let machine = Machine::start(folder.path()).unwrap();
         machine.create_domain(DomainId(1)).unwrap();
@@ -35,7 +35,7 @@ impl Rig {
         Rig { model: BlkbackModel::start(&dom0, &vbd, behaviour), machine, _dom0: dom0, folder, stalls }
     }
 
-    fn run(&self, line: &str) -> Result<u64, BenchError> {
+    pub(super) fn run(&self, line: &str) -> Result<u64, BenchError> {
         let line = format!("--interface xen --xen {} --vdev xvda {line}", self.folder.path().display());
         let mut plan = plan(&line).unwrap();
         if self.stalls {

@@ -75,7 +75,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         let transfer = Transfer {
             user: index as u32,
             part: if from == 0 { 0 } else { from / self.settings.request_len },
-            write: slot.write,
+            op: slot.op,
             disk: if MIXED { slot.disk } else { 0 },
             start,
             address: GuestAddress(slot.address.0 + u64::from(from)),

@@ -6,7 +6,7 @@ use mqblk_memory::GuestAddress;
 
 use super::{IoSlot, Worker, WorkerError};
 use crate::control::{Phase, PhaseControl};
-use crate::interface::{CompletedTransfer, ThreadQueues, TransferStatus};
+use crate::interface::{CompletedTransfer, IoOp, ThreadQueues, TransferStatus};
 use crate::verification;
 
 impl<Q: ThreadQueues> Worker<Q> {
@@ -20,12 +20,12 @@ impl<Q: ThreadQueues> Worker<Q> {
     pub(super) fn record_completion(&mut self, slot: IoSlot<Q::Status>, failed: bool) {
         for (block, at) in self.blocks(&slot) {
             let Some(generations) = self.jobs[usize::from(slot.job)].generations.as_mut() else { return };
-            if slot.write && !failed {
+            if slot.op == IoOp::Write && !failed {
                 generations.record_write(block, slot.generation);
                 continue;
             }
             let expected = generations.generation_of(block);
-            generations.release(block, !slot.write);
+            generations.release(block, slot.op == IoOp::Read);
             if let (false, Some(generation)) = (failed, expected) {
                 self.check_slot(&slot, block, at, generation);
             }
@@ -101,7 +101,7 @@ impl<Q: ThreadQueues> Worker<Q> {
             if in_flight + self.set.outstanding_elsewhere() == 0 && self.set.try_leave() {
                 return Ok(());
             }
-            self.wait_or_spin(&mut idle)?;
+            self.wait_or_spin(&mut idle, false)?;
         }
     }
 
@@ -137,7 +137,7 @@ impl<Q: ThreadQueues> Worker<Q> {
             };
             *from = block + 1;
             let slot = &mut self.slots[index];
-            (slot.block, slot.generation, slot.write) = (block, generation, false);
+            (slot.block, slot.generation, slot.op) = (block, generation, IoOp::Read);
             (slot.disk, slot.len) = (job.disk, self.settings.bs);
             return self.submit_io::<true>(index);
         }

@@ -5,15 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::ByteLen;
-use mqblk_driver::virtio_blk::{self, BlkConnectOptions, BlkQueueSet};
+use mqblk_driver::virtio_blk::{self, BlkConnectOptions, BlkQueue, BlkQueueSet, SectorRange};
 use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
 
 use crate::BenchError;
 use crate::interface::vhost_user::server_monitor;
-use crate::interface::{CompletedTransfer, Device, DeviceDisk, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
+use crate::interface::{
+    CompletedTransfer, Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
+};
 use crate::plan::{Combination, Plan};
 
+/// Bytes of a sector.
+const SECTOR: u64 = 512;
 /// Most data segments of a request of the driver.
 const MAX_SEGMENTS: u64 = 14;
 
@@ -42,6 +46,13 @@ fn max_request(info: &virtio_blk::BlkInfo) -> Result<u64, BenchError> {
         return Err(BenchError::Failed(text));
     }
     Ok(most / block * block)
+}
+
+/// Returns the most bytes of a discard: whole blocks.
+fn max_trim(info: &virtio_blk::BlkInfo) -> Result<u64, &'static str> {
+    let block = u64::from(info.block_size.bytes());
+    let most = info.discard.map_or(0, |(sectors, _)| u64::from(sectors) * SECTOR / block * block);
+    if most == 0 { Err("VIRTIO_BLK_F_DISCARD") } else { Ok(most) }
 }
 
 impl BlkDevice {
@@ -83,6 +94,8 @@ impl Device for BlkDevice {
             block: info.block_size,
             read_only: info.read_only,
             max_request: max_request(info)?,
+            max_trim: max_trim(info),
+            flush: info.flush.then_some(()).ok_or("VIRTIO_BLK_F_FLUSH"),
         }])
     }
 
@@ -107,6 +120,14 @@ impl Device for BlkDevice {
     fn stop(self, sets: Vec<BlkQueues>) -> Result<(), DriverError> {
         self.0.stop(sets.into_iter().map(|set| set.set).collect())
     }
+}
+
+/// Puts a discard or a flush on a queue.
+#[cold] // in the hot path it would cost the others instructions
+fn submit_without_data(queue: &mut BlkQueue, transfer: Transfer) -> Result<(), SubmitError> {
+    let Transfer { user, op, start, len, .. } = transfer;
+    let range = SectorRange { start, sectors: (u64::from(len) / SECTOR) as u32, unmap: false };
+    if op == IoOp::Flush { queue.flush(user) } else { queue.discard(user, &[range]) }
 }
 
 /// Queues of a disk.
@@ -139,9 +160,14 @@ impl ThreadQueues for BlkQueues {
 
     #[inline(always)] // else the transfer goes through memory: 25 instructions a request
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError> {
-        let Transfer { user, write, start, address, len, .. } = transfer;
+        let Transfer { user, op, start, address, len, .. } = transfer;
         let piece_max = self.max_segment;
         let queue = &mut self.set.queues_mut()[queue];
+        let write = match op {
+            IoOp::Read => false,
+            IoOp::Write => true,
+            IoOp::Trim | IoOp::Flush => return submit_without_data(queue, transfer),
+        };
         if len <= piece_max {
             let data = DataSegment { address, len };
             return if write { queue.write(user, start, data) } else { queue.read(user, start, data) };
@@ -180,8 +206,11 @@ impl ThreadQueues for BlkQueues {
         Ok(done.map(|done| CompletedTransfer { user: done.user_data, status: done.status }))
     }
 
-    fn wait(&mut self, count: u16) -> Result<(), DriverError> {
-        self.set.wait(count)
+    fn wait(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
+        match limit {
+            None => self.set.wait(count),
+            Some(limit) => self.set.wait_at_most(count, limit),
+        }
     }
 
     fn kicks(&self) -> u64 {

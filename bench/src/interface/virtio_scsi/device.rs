@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::virtio_scsi::{
-    self, Command, CommandOutcome, Lba, LogicalUnit, LunAddress, ScsiCompletion, ScsiConnectOptions, ScsiQueueSet,
-    SteeringPolicy,
+    self, Command, CommandOutcome, Extent, Lba, LogicalUnit, LunAddress, ScsiCompletion, ScsiConnectOptions,
+    ScsiQueueSet, SteeringPolicy,
 };
 use mqblk_driver::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 use mqblk_memory::{GuestAddress, GuestMemory};
@@ -15,7 +15,7 @@ use mqblk_memory::{GuestAddress, GuestMemory};
 use crate::BenchError;
 use crate::interface::vhost_user::server_monitor;
 use crate::interface::{
-    CompletedTransfer, Device, DeviceDisk, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
+    CompletedTransfer, Device, DeviceDisk, IoOp, MAX_PARTS, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
 };
 use crate::plan::{Combination, Plan};
 
@@ -131,6 +131,11 @@ impl Device for ScsiDevice {
                 block: unit.block_size,
                 read_only: unit.read_only,
                 max_request: (hint.min(own) / block).max(1) * block,
+                max_trim: match unit.limits.max_unmap_blocks {
+                    None | Some(0) => Err("UNMAP"),
+                    Some(blocks) => Ok(u64::from(blocks) * block),
+                },
+                flush: Ok(()),
             })
         };
         let disks = chosen.iter().map(disk).collect::<Result<Vec<DeviceDisk>, BenchError>>()?;
@@ -196,13 +201,18 @@ impl ThreadQueues for ScsiQueues {
 
     #[inline]
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError> {
-        let Transfer { user, part, write, disk, start, address, len } = transfer;
+        let Transfer { user, part, op, disk, start, address, len } = transfer;
         let UnitGeometry { at, block_shift, sector_shift } = self.units[usize::from(disk)];
         // The plan has checked that all are whole blocks.
         let (start, blocks, data) = (Lba(start.0 >> sector_shift), len >> block_shift, DataSegment { address, len });
-        let command = match write {
-            true => Command::write(at, start, blocks, data, false),
-            false => Command::read(at, start, blocks, data),
+        let command = match op {
+            IoOp::Read => Command::read(at, start, blocks, data),
+            IoOp::Write => Command::write(at, start, blocks, data, false),
+            IoOp::Flush => Command::flush(at),
+            // The list of one extent fits into the data of any block.
+            IoOp::Trim => {
+                Command::unmap(at, &[Extent { start, blocks }], &self.memory, data).ok_or(SubmitError::Empty)?
+            }
         };
         self.set.submit(queue, user | part << PART_SHIFT, &command)
     }
@@ -262,8 +272,11 @@ impl ThreadQueues for ScsiQueues {
         self.set.finish()
     }
 
-    fn wait(&mut self, count: u16) -> Result<(), DriverError> {
-        self.set.wait(count)
+    fn wait(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
+        match limit {
+            None => self.set.wait(count),
+            Some(limit) => self.set.wait_at_most(count, limit),
+        }
     }
 
     fn kicks(&self) -> u64 {

@@ -11,7 +11,9 @@ use mqblk_memory::{GuestAddress, GuestMemory, PAGE_BYTES};
 use super::options::XenOptions;
 use super::server::Vbd;
 use crate::BenchError;
-use crate::interface::{CompletedTransfer, Device, DeviceDisk, ServerMonitor, ThreadQueues, Transfer, TransferStatus};
+use crate::interface::{
+    CompletedTransfer, Device, DeviceDisk, IoOp, ServerMonitor, ThreadQueues, Transfer, TransferStatus,
+};
 use crate::plan::Combination;
 
 /// Most bytes of a segment.
@@ -75,6 +77,9 @@ impl Device for XenDevice {
             block: info.block_size,
             read_only: info.read_only,
             max_request: max_request(info)?,
+            // A request has the number of its sectors in 64 bits.
+            max_trim: info.discard.map(|_| u64::from(u32::MAX) / PAGE * PAGE).ok_or("feature-discard"),
+            flush: info.flush.then_some(()).ok_or("feature-flush-cache"),
         }])
     }
 
@@ -136,10 +141,15 @@ impl ThreadQueues for XenRings {
 
     #[inline(always)] // as for virtio-blk: else the transfer goes through memory
     fn submit(&mut self, queue: usize, transfer: Transfer) -> Result<(), SubmitError> {
-        let Transfer { user, write, start, address, len, .. } = transfer;
+        let Transfer { user, op, start, address, len, .. } = transfer;
         let queue = &mut self.set.queues_mut()[queue];
         let data = DataSegment { address, len };
-        if write { queue.write(user, start, data) } else { queue.read(user, start, data) }
+        match op {
+            IoOp::Read => queue.read(user, start, data),
+            IoOp::Write => queue.write(user, start, data),
+            IoOp::Flush => queue.flush(user),
+            IoOp::Trim => queue.discard(user, start, ByteLen(len.into()).sectors().0, false),
+        }
     }
 
     #[inline]
@@ -174,8 +184,11 @@ impl ThreadQueues for XenRings {
         Ok(done.map(|done| CompletedTransfer { user: done.user_data, status: done.status }))
     }
 
-    fn wait(&mut self, count: u16) -> Result<(), DriverError> {
-        self.set.wait(count)
+    fn wait(&mut self, count: u16, limit: Option<Duration>) -> Result<(), DriverError> {
+        match limit {
+            None => self.set.wait(count),
+            Some(limit) => self.set.wait_at_most(count, limit),
+        }
     }
 
     fn kicks(&self) -> u64 {

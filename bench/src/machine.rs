@@ -1,0 +1,122 @@
+//! Where and how a benchmark was run: what a reader needs to judge its results.
+
+use std::fs;
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+/// The machine that a benchmark ran on. Its serialized keys are an interface: they do not change. What cannot be read is null.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// Host name.
+    pub host: Option<String>,
+    /// Model of the first CPU, as the kernel names it.
+    pub cpu: Option<String>,
+    /// CPUs that are online.
+    pub cores: Option<usize>,
+    /// CPUs that this process may use.
+    pub cores_usable: Option<usize>,
+    /// The kernel's release.
+    pub kernel: Option<String>,
+}
+
+impl Machine {
+    /// Reads it.
+    pub fn read() -> Machine {
+        let line = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+        let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        Machine {
+            host: line("/proc/sys/kernel/hostname"),
+            cpu: cpu_model(&cpus),
+            cores: Some(values(&cpus, "processor").count()).filter(|count| *count > 0),
+            cores_usable: std::thread::available_parallelism().ok().map(usize::from),
+            kernel: line("/proc/sys/kernel/osrelease"),
+        }
+    }
+}
+
+/// Returns the values of a key of /proc/cpuinfo.
+fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    pairs.filter(move |(found, _)| found.trim() == key).map(|(_, value)| value.trim())
+}
+
+fn cpu_model(text: &str) -> Option<String> {
+    // x86, and what others have instead.
+    ["model name", "Model", "cpu model", "cpu", "uarch"]
+        .iter()
+        .find_map(|key| values(text, key).next().map(str::to_owned))
+}
+
+/// How a benchmark was started.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    /// The command line: the program, then its arguments.
+    pub command: Vec<String>,
+    /// The machine.
+    pub machine: Machine,
+}
+
+impl Invocation {
+    /// Reads that of this process.
+    pub fn of_this_process() -> Invocation {
+        let command = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        Invocation { command, machine: Machine::read() }
+    }
+}
+
+/// A server, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ServerInfo {
+    /// Path of its program; null where the system does not tell.
+    pub program: Option<String>,
+    /// Its version: known of those that the benchmark starts.
+    pub version: Option<String>,
+}
+
+/// The version of this program.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+impl ServerInfo {
+    /// Returns what is known of a process. `started`: by this program, of whose version it is.
+    pub(crate) fn of(pid: Option<i32>, started: bool) -> ServerInfo {
+        let program = pid.and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok());
+        ServerInfo {
+            program: program.map(|path| path.display().to_string()),
+            version: started.then(|| VERSION.to_owned()),
+        }
+    }
+}
+
+/// Returns a time as RFC 3339, in UTC, to a second.
+pub(crate) fn date(at: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(at).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_read() {
+        let x86 = "processor\t: 0\nmodel name\t: A CPU @ 2.00GHz\n\nprocessor\t: 1\nmodel name\t: A CPU @ 2.00GHz\n";
+        assert_eq!(cpu_model(x86).as_deref(), Some("A CPU @ 2.00GHz"));
+        assert_eq!(values(x86, "processor").collect::<Vec<_>>(), ["0", "1"]);
+        assert_eq!(cpu_model("processor : 0\nBogoMIPS : 50.00\n"), None);
+    }
+
+    #[test]
+    fn this_machine_and_process_are_known() {
+        let Invocation { command, machine } = Invocation::of_this_process();
+        assert!(!command.is_empty() && machine.cores > Some(0) && machine.kernel.is_some(), "{machine:?}");
+        let own = ServerInfo::of(Some(std::process::id() as i32), true);
+        assert_eq!(own.version.as_deref(), Some(VERSION));
+        assert_eq!(own.program, std::env::current_exe().ok().map(|path| path.display().to_string()));
+        assert_eq!(ServerInfo::of(None, false), ServerInfo::default());
+    }
+
+    #[test]
+    fn dates_are_of_rfc_3339() {
+        assert_eq!(date(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(86_400_500)), "1970-01-02T00:00:00Z");
+    }
+}

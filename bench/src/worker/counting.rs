@@ -1,0 +1,99 @@
+//! What is counted when an I/O completes, and in which time.
+
+use std::time::Duration;
+
+use mqblk_core::{ByteOffset, Sector512};
+
+use super::slot::IoSlot;
+use super::{Worker, WorkerError};
+use crate::cpu;
+use crate::interface::{IoOp, ThreadQueues, TransferStatus};
+
+/// Messages that are kept; further errors are only counted.
+const MAX_MESSAGES: usize = 5;
+
+impl<Q: ThreadQueues> Worker<Q> {
+    /// Counts an I/O that has completed. One that failed is an error, and none of those that are measured.
+    #[inline]
+    pub(super) fn io_completed<const VERIFY: bool, const MIXED: bool>(
+        &mut self,
+        index: usize,
+        status: Q::Status,
+        now: u64,
+    ) {
+        let slot = self.slots[index];
+        self.done += match MIXED {
+            true if slot.op == IoOp::Flush => 0,
+            true => u64::from(slot.len / self.settings.bs),
+            false => 1,
+        };
+        let mut failed = status != Q::Status::GOOD;
+        if failed {
+            self.record_error(&slot, slot.block, format_args!("{status:?}"));
+        }
+        if VERIFY && slot.op != IoOp::Flush {
+            let before = self.stats.errors;
+            self.record_completion(slot, failed);
+            failed |= self.stats.errors != before;
+        }
+        if !failed && self.measurement_start.is_some() {
+            let op = &mut self.stats.ops[slot.op as usize];
+            op.ios += 1;
+            op.latency.saturating_record(now.saturating_sub(slot.start_ns));
+            if MIXED && slot.op != IoOp::Flush {
+                op.bytes += u64::from(slot.len);
+                self.stats.bytes[usize::from(slot.disk)] += u64::from(slot.len);
+            }
+        }
+    }
+
+    /// Returns where a block is.
+    pub(super) fn offset(&self, block: u64) -> ByteOffset {
+        // The plan has checked that the whole range lies on the disk.
+        self.sector(block).to_offset().unwrap_or_default()
+    }
+
+    /// Returns the sector of a block.
+    #[inline]
+    pub(super) fn sector(&self, block: u64) -> Sector512 {
+        Sector512(self.settings.base.0 + block * self.settings.bs_sectors.0)
+    }
+
+    /// Counts a failure, and keeps the first messages.
+    #[cold]
+    pub(super) fn record_error(&mut self, slot: &IoSlot<Q::Status>, block: u64, what: std::fmt::Arguments<'_>) {
+        self.stats.errors += 1;
+        if self.stats.messages.len() < MAX_MESSAGES {
+            let offset = self.offset(block).0;
+            let disk = if self.settings.disks > 1 { format!("disk {}: ", slot.disk) } else { String::new() };
+            let place = if slot.op == IoOp::Flush { "flush".into() } else { format!("block at offset {offset}") };
+            self.stats.messages.push(format!("{disk}{place}: {what}"));
+        }
+    }
+
+    /// Starts the measurement: resets all counters.
+    pub(super) fn begin_measurement(&mut self) -> Result<(), WorkerError> {
+        self.stats.reset();
+        (self.stats.kicks, self.stats.calls) = (self.set.kicks(), self.set.calls()?);
+        self.stats.handed_over = self.set.handed_over();
+        let now = self.now_ns();
+        if let Some(pacer) = &mut self.pacer {
+            pacer.restart(now);
+        }
+        self.measurement_start = Some((now, cpu::thread_time()));
+        Ok(())
+    }
+
+    /// Ends the measurement. Later completions are not counted.
+    pub(super) fn end_measurement(&mut self) -> Result<(), WorkerError> {
+        let Some((start_ns, start_cpu)) = self.measurement_start.take() else { return Ok(()) };
+        let now = self.now_ns();
+        self.stats.elapsed = Duration::from_nanos(now - start_ns);
+        self.stats.pace = self.pacer.as_ref().map(|pacer| pacer.stats(now)).unwrap_or_default();
+        self.stats.cpu = cpu::thread_time().saturating_sub(start_cpu);
+        self.stats.kicks = self.set.kicks() - self.stats.kicks;
+        self.stats.calls = self.set.calls()? - self.stats.calls;
+        self.stats.handed_over = self.set.handed_over() - self.stats.handed_over;
+        Ok(())
+    }
+}

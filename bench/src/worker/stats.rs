@@ -1,0 +1,95 @@
+//! What a client thread counts.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::pace::PaceStats;
+use crate::interface::IoOp;
+
+/// Longest latency that is recorded exactly, in nanoseconds.
+const MAX_LATENCY_NS: u64 = 100_000_000_000;
+
+/// I/Os of one operation that completed in the measurement.
+#[derive(Clone, Debug)]
+pub struct OpStats {
+    /// Their number. Those that failed are not among them.
+    pub ios: u64,
+    /// Their bytes. 0 unless I/Os differ in size or disk.
+    pub bytes: u64,
+    /// Latencies in nanoseconds.
+    pub latency: Histogram<u64>,
+}
+
+impl OpStats {
+    /// Creates the counts of nothing.
+    pub(crate) fn new() -> OpStats {
+        let latency = Histogram::new_with_max(MAX_LATENCY_NS, 3).expect("bounds that the histogram takes");
+        OpStats { ios: 0, bytes: 0, latency }
+    }
+
+    fn reset(&mut self) {
+        (self.ios, self.bytes) = (0, 0);
+        // Memory that was never written stays so.
+        if !self.latency.is_empty() {
+            self.latency.reset();
+        }
+    }
+
+    /// Adds others.
+    pub(crate) fn add(&mut self, other: &OpStats) {
+        self.ios += other.ios;
+        self.bytes += other.bytes;
+        if !other.latency.is_empty() {
+            self.latency.add(&other.latency).expect("all histograms have the same bounds");
+        }
+    }
+}
+
+/// What a thread measured.
+#[derive(Debug)]
+pub(crate) struct WorkerStats {
+    /// I/Os that completed in the measurement, by [`IoOp`].
+    pub ops: [OpStats; IoOp::COUNT],
+    /// Their bytes on each disk. 0 unless I/Os differ in size or disk.
+    pub bytes: Vec<u64>,
+    /// Requests handed over to other threads in it.
+    pub handed_over: u64,
+    /// Length of the measurement.
+    pub elapsed: Duration,
+    /// CPU time of this thread in it.
+    pub cpu: Duration,
+    /// Kicks in it.
+    pub kicks: u64,
+    /// Calls in it.
+    pub calls: u64,
+    /// I/Os that failed or did not verify, also outside of the measurement.
+    pub errors: u64,
+    /// Messages about some of them.
+    pub messages: Vec<String>,
+    /// How well the rate was kept in the measurement.
+    pub pace: PaceStats,
+}
+
+impl WorkerStats {
+    pub(super) fn new(disks: u16) -> WorkerStats {
+        WorkerStats {
+            ops: std::array::from_fn(|_| OpStats::new()),
+            bytes: vec![0; disks.into()],
+            handed_over: 0,
+            elapsed: Duration::ZERO,
+            cpu: Duration::ZERO,
+            kicks: 0,
+            calls: 0,
+            errors: 0,
+            messages: vec![],
+            pace: PaceStats::default(),
+        }
+    }
+
+    /// Resets what is counted in the measurement.
+    pub(super) fn reset(&mut self) {
+        self.ops.iter_mut().for_each(OpStats::reset);
+        self.bytes.fill(0);
+    }
+}

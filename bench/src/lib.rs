@@ -16,6 +16,7 @@ mod cpu;
 mod defaults;
 mod experiment;
 mod grid;
+mod holes;
 mod interface;
 mod interrupt;
 mod machine;

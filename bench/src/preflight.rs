@@ -2,22 +2,25 @@
 
 use crate::BenchError;
 use crate::cpu;
+use crate::holes;
 use crate::interface::DeviceDisk;
 use crate::plan::{Combination, Plan, Target, TargetSource};
 use crate::run;
 
-/// Checks CPUs, and connects to each target (starts its server first if it has none) to check all combinations against its disks.
+/// Checks CPUs, and connects to each target (starts its server first if it has none) to check all combinations against its disks. Warns of
+/// holes in what is read.
 ///
 /// # Errors
 /// [`BenchError::Usage`] when an option does not fit; [`BenchError::Failed`] when a target cannot be reached.
 pub(crate) fn check(plan: &Plan) -> Result<(), BenchError> {
     cpu::check("pin", &plan.pin)?;
     cpu::check("server-cpus", &plan.server_cpus)?;
-    if plan.run_count() <= 1 {
-        // The run itself begins with the same checks.
-        return Ok(());
+    // A single run begins with the same checks.
+    if plan.run_count() > 1 {
+        plan.targets.iter().try_for_each(|target| check_target(plan, target))?;
     }
-    plan.targets.iter().try_for_each(|target| check_target(plan, target))
+    holes::warn(plan);
+    Ok(())
 }
 
 fn check_target(plan: &Plan, target: &Target) -> Result<(), BenchError> {

@@ -118,6 +118,8 @@ pub struct ResultRow {
     pub trim: Option<OpSummary>,
     /// The flushes, which are not among the I/Os; null if the load has none.
     pub flush: Option<OpSummary>,
+    /// Share of what was read that are holes of a file, from 0 to 1, before the first run; null if it is not known.
+    pub holes: Option<f64>,
     /// Each run.
     pub each_run: Vec<RunValues>,
     /// Seed of the first run; null: another one each time.
@@ -212,6 +214,7 @@ impl ResultRow {
             write: of(IoOp::Write, rw.writes() && !rw.trims()),
             trim: of(IoOp::Trim, rw.trims()),
             flush: of(IoOp::Flush, plan.fsync > 0),
+            holes: results[0].holes,
             each_run: results.iter().map(RunValues::new).collect(),
             seed: plan.seed,
             date: machine::date(results[0].started),
@@ -278,6 +281,7 @@ impl ResultRow {
             write: None,
             trim: None,
             flush: None,
+            holes: None,
             each_run: vec![],
             seed: None,
             date: "1970-01-01T00:00:00Z".into(),

@@ -11,6 +11,7 @@ use hdrhistogram::Histogram;
 use crate::BenchError;
 use crate::args::Rw;
 use crate::control::CompletionCounter;
+use crate::holes;
 use crate::interface::{Connector, Device, DeviceDisk, IoOp, MAX_PARTS, ThreadQueues};
 use crate::machine::ServerInfo;
 use crate::merges::MergeRates;
@@ -34,6 +35,8 @@ pub struct RunResult {
     pub started: SystemTime,
     /// The server.
     pub server: ServerInfo,
+    /// Share of what was read that are holes of a file, from 0 to 1, before the run; `None` if it is not known.
+    pub holes: Option<f64>,
     /// I/Os that completed in the measurement; flushes and what failed are not among them.
     pub ios: u64,
     /// Their bytes on each disk.
@@ -154,6 +157,7 @@ pub(crate) fn check(plan: &Plan, combination: &Combination, disks: &[DeviceDisk]
 fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<RunResult, BenchError> {
     let RunInput { plan, combination, progress, .. } = *input;
     let started = SystemTime::now();
+    let holes = holes::share(plan, input.target, combination);
     let Session { mut device, server } = session;
     let disks = device.disks(combination)?;
     let streams = check_disks(plan, combination, &disks)?;
@@ -223,7 +227,7 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
         server.stop()?;
     }
     let mut result = merge_stats(stats, outcome, requests_per_io, verified);
-    (result.started, result.server) = (started, info);
+    (result.started, result.server, result.holes) = (started, info, holes);
     if let [bytes @ 0] = result.bytes.as_mut_slice() {
         // Of one size, on one disk: workers count I/Os only.
         *bytes = result.ios * combination.sizes.min.0;
@@ -338,6 +342,7 @@ fn merge_stats(stats: Vec<WorkerStats>, outcome: LoadOutcome, requests_per_io: u
     let mut total = RunResult {
         started: SystemTime::UNIX_EPOCH,
         server: ServerInfo::default(),
+        holes: None,
         ios: 0,
         bytes: vec![0; stats.first().map_or(0, |thread| thread.bytes.len())],
         ops: std::array::from_fn(|_| OpStats::new()),

@@ -298,6 +298,7 @@ fn the_results_have_stable_keys() {
         "trim",
         "flush",
         "each_run",
+        "holes",
         "seed",
         "date",
         "server",

@@ -131,6 +131,11 @@ pub trait Interface: Any + Debug + Send + Sync {
         Ok(vec![(1, 1)])
     }
 
+    /// Returns the settings of each disk that is served, made of those that were given.
+    fn disk_settings(&self, spec: &str, _combination: &Combination) -> Vec<String> {
+        vec![spec.to_owned()]
+    }
+
     /// Returns the default of `--jobs`.
     fn default_jobs(&self, queues: u16, _disks: u16) -> u16 {
         queues

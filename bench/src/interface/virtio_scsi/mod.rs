@@ -135,6 +135,10 @@ impl Interface for VirtioScsi {
         Ok(all)
     }
 
+    fn disk_settings(&self, spec: &str, combination: &Combination) -> Vec<String> {
+        server::units(combination).map(|(target, lun)| server::of_unit(spec, target, lun)).collect()
+    }
+
     fn default_jobs(&self, _queues: u16, disks: u16) -> u16 {
         disks
     }

@@ -28,9 +28,20 @@ const CONTROLLER_KEYS: [&str; 15] = [
     "cmd-per-lun",
 ];
 
+/// Returns target and number of each logical unit.
+pub(super) fn units(of: &Combination) -> impl Iterator<Item = (u16, u16)> + use<> {
+    let Combination { targets, luns, .. } = *of;
+    (0..targets).flat_map(move |target| (0..luns).map(move |lun| (target, lun)))
+}
+
+/// Returns settings of one logical unit.
+pub(super) fn of_unit(settings: &str, target: u16, lun: u16) -> String {
+    settings.replace("{t}", &target.to_string()).replace("{l}", &lun.to_string())
+}
+
 /// Returns `--controller`, and a `--lun` for each logical unit.
 pub(super) fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
-    let Combination { queues, targets, luns, .. } = *disk.combination;
+    let queues = disk.combination.queues;
     let path = vhost_user::socket_value(socket);
     let key = |pair: &&str| CONTROLLER_KEYS.contains(&pair.split('=').next().unwrap_or_default());
     let (own, units): (Vec<&str>, Vec<&str>) = split_pairs(disk.spec).into_iter().partition(key);
@@ -42,14 +53,13 @@ pub(super) fn arguments(disk: &ServedDisk<'_>, socket: &Path) -> Vec<String> {
         .chain(queue_size.as_deref())
         .for_each(|pair| controller.push_str(&format!(",{pair}")));
     let mut arguments = vec!["--controller".to_owned(), controller];
-    for (target, lun) in (0..targets).flat_map(|target| (0..luns).map(move |lun| (target, lun))) {
+    for (target, lun) in self::units(disk.combination) {
         let mut unit = format!("controller={CONTROLLER},target={target},lun={lun}");
         if !units.iter().any(|pair| pair.starts_with("id=")) {
             unit.push_str(&format!(",id=t{target}l{lun}"));
         }
         for pair in &units {
-            let pair = pair.replace("{t}", &target.to_string()).replace("{l}", &lun.to_string());
-            unit.push_str(&format!(",{pair}"));
+            unit.push_str(&format!(",{}", of_unit(pair, target, lun)));
         }
         if let Some(merge) = disk.merge {
             unit.push_str(&format!(",merge={}", merge.name()));

@@ -1,0 +1,158 @@
+//! Holes of a sparse file: reading them costs no I/O, so a load that reads them does not measure the storage.
+
+use std::fs::File;
+use std::io;
+use std::io::Write;
+use std::ops::Range;
+
+use mqblk_core::ByteLen;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+use crate::plan::{Combination, Plan, Target, TargetSource, value_of};
+use crate::target::split_pairs;
+
+/// Most parts of data that are looked at: a file of more has no holes that matter, or takes too long.
+const MAX_PARTS: u32 = 100_000;
+/// Share of holes above which it is told.
+const TOLD_ABOVE: f64 = 0.01;
+
+/// Bytes of a range, and how many of them are in holes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct HoleCount {
+    bytes: u64,
+    holes: u64,
+}
+
+/// Returns the share of what a load reads that are holes, from 0 to 1; `None` for a load that does not read, a disk that is written
+/// first, and one that is no raw file.
+pub(crate) fn share(plan: &Plan, target: &Target, combination: &Combination) -> Option<f64> {
+    let TargetSource::Disk { spec, .. } = &target.source else { return None };
+    if !combination.rw.reads() || plan.fill || value_of(spec, "storage").is_some_and(|storage| storage != "file") {
+        return None;
+    }
+    let mut all = HoleCount::default();
+    for disk in plan.interface.disk_settings(spec, combination) {
+        let path = split_pairs(&disk).into_iter().find_map(|pair| pair.strip_prefix("path="))?.replace(",,", ",");
+        let file = File::open(path).ok()?;
+        let len = file.metadata().ok().filter(std::fs::Metadata::is_file)?.len();
+        // With an increment the jobs' parts go up to the end.
+        let size = plan.size.filter(|_| plan.offset_increment.is_none()).map_or(u64::MAX, |size| size.0);
+        let end = plan.offset.0.saturating_add(size).min(len);
+        let found = count(&file, plan.offset.0.min(end)..end).ok()?;
+        (all.bytes, all.holes) = (all.bytes + found.bytes, all.holes + found.holes);
+    }
+    (all.bytes > 0).then(|| all.holes as f64 / all.bytes as f64)
+}
+
+/// Tells of each target whose reads find holes.
+pub(crate) fn warn(plan: &Plan) {
+    for target in &plan.targets {
+        let shares = plan.combinations.iter().map(|one| share(plan, target, &target.combination(one)));
+        let most = shares.flatten().fold(0.0, f64::max);
+        if most > TOLD_ABOVE {
+            // Standard error may be closed.
+            let _ = writeln!(io::stderr(), "mqblk: bench: {}: {}", target.label, warning(most, plan.size));
+        }
+    }
+}
+
+fn warning(share: f64, size: Option<ByteLen>) -> String {
+    let range = size.map_or("the disk".to_owned(), |size| format!("the range of {size}"));
+    format!(
+        "warning: {:.0} % of {range} are holes, which are read without any I/O: the figures are not those of the storage. \
+         --fill --allow-write writes all of it before each run",
+        share * 100.0
+    )
+}
+
+/// Counts the holes in a range of a file. One that the file system does not report is none.
+fn count(file: &File, range: Range<u64>) -> io::Result<HoleCount> {
+    let mut found = HoleCount { bytes: range.end - range.start, holes: 0 };
+    let mut at = range.start;
+    for _ in 0..MAX_PARTS {
+        if at >= range.end {
+            break;
+        }
+        let data = match seek(file, SeekFrom::Data(at)) {
+            // Only a hole follows.
+            Err(Errno::NXIO) => range.end,
+            other => other?.clamp(at, range.end),
+        };
+        found.holes += data - at;
+        if data == range.end {
+            break;
+        }
+        at = seek(file, SeekFrom::Hole(data))?.max(data + 1);
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::tests::args;
+
+    /// A file of 8 MiB with data in the second and the last.
+    fn sparse(folder: &tempfile::TempDir, name: &str) -> String {
+        let path = folder.path().join(name);
+        let file = File::create(&path).unwrap();
+        file.set_len(8 << 20).unwrap();
+        for at in [1, 7] {
+            file.write_all_at(&vec![1; 1 << 20], at << 20).unwrap();
+        }
+        file.sync_all().unwrap();
+        path.display().to_string()
+    }
+
+    fn share_of(line: &str) -> Option<f64> {
+        let plan = Plan::new(&args(line).unwrap()).unwrap();
+        share(&plan, &plan.targets[0], &plan.combinations[0])
+    }
+
+    #[test]
+    fn holes_are_counted_in_the_range_that_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "a,b.img");
+        let file = File::open(&path).unwrap();
+        assert_eq!(count(&file, 0..8 << 20).unwrap(), HoleCount { bytes: 8 << 20, holes: 6 << 20 });
+        assert_eq!(count(&file, 3 << 19..5 << 19).unwrap(), HoleCount { bytes: 1 << 20, holes: 1 << 19 });
+        assert_eq!(count(&file, 2 << 20..4 << 20).unwrap().holes, 2 << 20);
+        assert_eq!(count(&file, 0..0).unwrap(), HoleCount::default());
+        let disk = format!("--disk path={}", path.replace(',', ",,"));
+        assert_eq!(share_of(&disk), Some(0.75));
+        assert_eq!(share_of(&format!("{disk} --offset 1M --size 1M")), Some(0.0));
+        assert_eq!(share_of(&format!("{disk} --size 2M --rw randrw --allow-write")), Some(0.5));
+        assert_eq!(share_of(&format!("{disk} --offset 1M --size 1M --offset-increment 4k --rw read")), Some(5.0 / 7.0));
+    }
+
+    #[test]
+    fn what_reads_no_holes_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "a.img");
+        for line in [
+            &format!("--disk path={path} --rw write --allow-write"),
+            &format!("--disk path={path} --fill --allow-write"),
+            "--disk storage=null,size=1G",
+            "--disk storage=ram,size=1G",
+            "--disk path=/none",
+            "--socket s",
+        ] {
+            assert_eq!(share_of(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn all_units_of_a_controller_are_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        sparse(&folder, "d-0-1.img");
+        std::fs::write(folder.path().join("d-0-0.img"), vec![1; 8 << 20]).unwrap();
+        let disk = folder.path().join("d-{t}-{l}.img").display().to_string();
+        let found = share_of(&format!("--interface virtio-scsi --luns 2 --disk path={disk}"));
+        assert_eq!(found, Some(6.0 / 16.0));
+        let text = warning(0.375, Some(ByteLen(8 << 20)));
+        assert!(text.starts_with("warning: 38 % of the range of 8M are holes") && text.contains("--fill"), "{text}");
+    }
+}

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! args -> plan: every combination, checked before anything starts
-//!      -> sweep: each combination, each run, each target in turn
+//!      -> preflight: all of them against the disks of the targets; holes
+//!      -> sweep: each combination, each run, each target in turn; what was measured survives an error and a signal (interrupt)
 //!         -> target: connect, or start a server
 //!         -> run: one measurement over a guest interface (interface/)
 //!            streams (which job works where), worker (a thread with its queues), pattern (the next block), verification
-//!      -> report (JSON), table (for people), experiment (the form of a published table)
+//!      -> report (rows), machine (where they were measured), table (for people), experiment (the form of a published table)
+//!      -> output: the JSON after each run, the tables at the end
 //! ```
 #![forbid(unsafe_code)]
 

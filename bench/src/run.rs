@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hdrhistogram::Histogram;
+use rand::Rng;
 
 use crate::BenchError;
 use crate::args::Rw;
@@ -111,8 +112,6 @@ pub struct RunInput<'a> {
     pub target: &'a Target,
     /// Seed of random blocks.
     pub seed: u64,
-    /// The first generation of written blocks: of its 31 bits half differ between runs, the other half count.
-    pub generation: u32,
     /// Display of the progress.
     pub progress: &'a progress::ProgressDisplay,
 }
@@ -320,7 +319,9 @@ fn workers<Q: ThreadQueues>(
     settings: WorkerSettings,
     streams: &Streams,
 ) -> (Vec<Worker<Q>>, Vec<Arc<CompletionCounter>>) {
-    let RunInput { plan, seed, generation, .. } = *input;
+    let RunInput { plan, seed, .. } = *input;
+    // A generation has 31 bits: half of them differ between runs, those with the same seed too, the other half count.
+    let generation = rand::rng().next_u32() >> 2;
     let threads = sets.len();
     let mut jobs: Vec<Vec<DiskJob>> = (0..threads).map(|_| vec![]).collect();
     for (index, &JobRange { job, disk, blocks }) in streams.ranges.iter().enumerate() {

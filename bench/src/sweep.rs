@@ -120,13 +120,11 @@ fn measure_run(
     progress.start(&what);
     // With a seed all targets have the same blocks, and each run others.
     let seed = plan.seed.map_or_else(|| rand::rng().next_u64(), |seed| seed.wrapping_add(u64::from(run) - 1));
-    let generation = rand::rng().next_u32() >> 2;
     let named = |error| match error {
         BenchError::Failed(text) => BenchError::Failed(format!("{what}: run {run} of {}: {text}", plan.runs)),
         other => other,
     };
-    let result =
-        plan.interface.measure(&RunInput { plan, combination, target, seed, generation, progress }).map_err(named)?;
+    let result = plan.interface.measure(&RunInput { plan, combination, target, seed, progress }).map_err(named)?;
     let verified = match plan.verify {
         Some(_) => format!(", {} blocks verified", result.verified),
         None => String::new(),

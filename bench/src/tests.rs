@@ -11,6 +11,7 @@ use crate::{BenchArgs, BenchError, sweep};
 
 mod endings;
 mod loads;
+mod printed;
 mod virtio_scsi;
 mod xen;
 

@@ -220,10 +220,8 @@ impl<Q: ThreadQueues> Worker<Q> {
             let mut in_flight = 0;
             let mut worked = false;
             let more = phase < Phase::Stop;
-            if more && self.pacer.is_some() {
-                now = self.now_ns();
-                worked = self.start_due::<VERIFY, MIXED>(now)?;
-            }
+            // The completions after it have a later time.
+            let started = more && self.pacer.is_some() && self.start_due::<VERIFY, MIXED>(self.now_ns())?;
             if Q::HANDS_OVER && self.set.receive_handovers()? != 0 {
                 worked = true;
                 now = self.now_ns();
@@ -241,7 +239,7 @@ impl<Q: ThreadQueues> Worker<Q> {
                 }
                 self.reap_queue::<VERIFY, MIXED>(index, now, more)?;
             }
-            if worked {
+            if worked || started {
                 idle = 0;
                 self.progress.0.store(self.done, Ordering::Relaxed);
             } else if in_flight + self.set.outstanding_elsewhere() == 0

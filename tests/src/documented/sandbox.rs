@@ -79,7 +79,7 @@ case ${1-} in
     bench)
         if given --vdev && ! given --xen; then more=(--xen /media/xen); fi
         given --runtime || given --verify || more+=(--runtime 0.05)
-        given --warmup || more+=(--warmup 0)
+        given --warmup || given --ramp_time || more+=(--warmup 0)
         given --runs || more+=(--runs 1)
         if [[ $* == *"--experiment targets"* ]] && ! given --targets; then more+=(--targets 1,4); fi
         if [[ $* == *"--experiment block-size"* ]] && ! given --bs; then more+=(--bs 512,64k); fi

@@ -1,5 +1,6 @@
 //! A daemon in a process of its own, and drivers that keep the protocol.
 
+mod bench_endings;
 mod broker;
 mod client_blkio;
 mod device_state;

@@ -1,4 +1,5 @@
-//! The engine's instruction budget: what a request costs from pull to publish, counted by callgrind, and by stage (`stages.rs`).
+//! The engine's instruction budget: what a request costs from pull to publish, counted by callgrind, and by stage (`stages.rs`). And the memory that
+//! several workers write (`shared_writes.rs`).
 //!
 //! `MQBLK_RENEW_BUDGET=1` updates the committed numbers after a change that is worth its cost. `MQBLK_BUDGET_PROGRAM` names a release build of
 //! the program to count; without it the test builds one.
@@ -10,6 +11,7 @@ use std::sync::OnceLock;
 
 use toml::{Table, Value};
 
+mod shared_writes;
 mod stages;
 
 use stages::{Profile, STAGES};

@@ -1,0 +1,109 @@
+//! Which memory two workers write while they serve two queues of one device: valgrind's lackey prints each load and store, and its scheduler which
+//! thread runs.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+
+use super::program;
+
+/// Requests of each thread, and those that are published at once. A turn serves 16.
+const REQUESTS: u32 = 6400;
+const BATCH: u32 = 32;
+/// What is done once for all that is published at once is done so often; what is done at set-up and at the end is done less often.
+const ROUNDS: u32 = REQUESTS / BATCH;
+
+/// Bytes of a cache line, as a power of two.
+const LINE_BITS: u32 = 6;
+
+/// Accesses of the threads to a cache line.
+#[derive(Clone, Copy, Debug, Default)]
+struct Accesses {
+    loads: [u32; 2],
+    stores: [u32; 2],
+}
+
+/// Runs the program with two threads. Returns the accesses of both to each cache line.
+fn accesses(mode: &str) -> HashMap<u64, Accesses> {
+    let mut run = Command::new("valgrind")
+        .args(["--tool=lackey", "--trace-mem=yes", "--trace-sched=yes"])
+        .arg(program())
+        .args([&REQUESTS.to_string(), &BATCH.to_string(), "direct", mode, "2"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("valgrind can be started: apt-get install valgrind (make test does it)");
+    let mut lines: HashMap<u64, Accesses> = HashMap::new();
+    let mut thread = 0;
+    for line in BufReader::new(run.stderr.take().expect("a pipe")).split(b'\n') {
+        let line = line.expect("valgrind's output");
+        let line = String::from_utf8_lossy(&line);
+        if let Some((_, text)) = line.split_once("SCHED[") {
+            if let Some((number, what)) = text.split_once("]:")
+                && what.trim_start().starts_with("acquired lock")
+            {
+                thread = number.parse::<usize>().expect("a thread's number");
+            }
+            continue;
+        }
+        // "I  ADDRESS,SIZE" is an instruction, " L" a load, " S" a store, " M" both. Thread 1 starts the other two.
+        let (Some(kind @ ("L" | "S" | "M")), Some(at)) =
+            (line.get(1..2), line.get(3..).and_then(|rest| rest.split_once(',')))
+        else {
+            continue;
+        };
+        let (Ok(address), Some(worker)) =
+            (u64::from_str_radix(at.0.trim(), 16), thread.checked_sub(2).filter(|worker| *worker < 2))
+        else {
+            continue;
+        };
+        let line = lines.entry(address >> LINE_BITS).or_default();
+        line.loads[worker] += u32::from(kind != "S");
+        line.stores[worker] += u32::from(kind != "L");
+    }
+    assert!(run.wait().expect("an end").success(), "the run under valgrind failed");
+    lines
+}
+
+/// Lines that each worker accesses for each request or turn, and of these those that several workers access and one of them writes.
+fn judge(mode: &str) {
+    let lines = accesses(mode);
+    let of_worker = |worker: usize, least: u32| {
+        lines.values().filter(|line| line.stores[worker] + line.loads[worker] >= least).count()
+    };
+    for worker in [0, 1] {
+        // Rings and buffers of the guest are other lines for each request.
+        assert!(of_worker(worker, REQUESTS) > 10, "{mode}: worker {worker} has done nothing");
+    }
+    let often = |line: &Accesses, worker: usize| {
+        (line.stores[worker] >= ROUNDS, line.loads[worker] + line.stores[worker] >= ROUNDS)
+    };
+    let mut shared: Vec<(u64, Accesses)> = lines.iter().map(|(at, line)| (*at, *line)).collect();
+    shared.retain(|(_, line)| {
+        let ([a_writes, b_writes], [a, b]) = {
+            let (one, two) = (often(line, 0), often(line, 1));
+            ([one.0, two.0], [one.1, two.1])
+        };
+        (a_writes && b) || (b_writes && a)
+    });
+    shared.sort_by_key(|(at, _)| *at);
+    let shared_text: Vec<String> = shared
+        .iter()
+        .map(|(at, line)| format!("{:#x}: stores {:?}, loads {:?}", at << LINE_BITS, line.stores, line.loads))
+        .collect();
+    let text = format!(
+        "{mode}: {} and {} cache lines are accessed for each request or more often; accessed by both workers in each turn and written: {}\n",
+        of_worker(0, REQUESTS),
+        of_worker(1, REQUESTS),
+        shared.len()
+    );
+    std::io::stdout().write_all(text.as_bytes()).expect("standard output");
+    assert!(shared.is_empty(), "{mode}: workers share cache lines that are written:\n{}", shared_text.join("\n"));
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "the program is a release build, as the budget's: cargo test --release")]
+fn workers_write_no_cache_line_in_common() {
+    for mode in ["plain", "tracked", "packed", "scsi", "scsi32"] {
+        judge(mode);
+    }
+}

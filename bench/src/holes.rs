@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::plan::{Combination, Plan, Target, TargetSource, value_of};
 use crate::target::split_pairs;
 
-/// Most parts of data that are looked at: a file of more has no holes that matter, or takes too long.
+/// Most parts of data that are counted: a file of more has no holes that matter, or takes too long.
 const MAX_PARTS: u32 = 100_000;
 /// Share of holes above which it is told.
 const TOLD_ABOVE: f64 = 0.01;

@@ -282,10 +282,10 @@ mod tests {
             let share = |first: usize| order[..first].iter().map(|at| counts[*at]).sum::<u32>() / 1000;
             (order[..4].to_vec(), share(1), share(100), counts.iter().filter(|count| **count > 0).count())
         };
-        let (hot, first, hundred, touched) = hottest(1);
+        let (hot, first, hundred, met) = hottest(1);
         // By Zipf's law: the sum of 1/k^1.2 is 4.80 for 10,000 ranks and 3.60 for 100.
         assert!((18..24).contains(&first) && (70..80).contains(&hundred), "{first} % {hundred} %");
-        assert!(touched > 1000, "{touched}");
+        assert!(met > 1000, "{met}");
         assert!(hot.iter().all(|a| hot.iter().all(|b| a == b || a.abs_diff(*b) > 100)), "{hot:?}");
         assert_eq!(hottest(2).0[..3], hot[..3], "jobs have their hot blocks in common");
         assert!((0..1000).all(|_| (100..10_100).contains(&new(3).next().unwrap().block)));

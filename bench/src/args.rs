@@ -93,6 +93,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "CPU,...", value_parser = parse_cpus)]
     pub server_cpus: Option<CpuList>,
 
+    /// Worker threads of the server, with --disk (`mqblk serve --workers`) [default: the server's]
+    #[arg(long, value_name = "N", conflicts_with = "server_cpus", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub server_workers: Option<u16>,
+
     /// Whether the client polls for answers or sleeps until it is called
     #[arg(long, value_enum, default_value_t = ClientMode::Wait)]
     pub client: ClientMode,

@@ -17,7 +17,7 @@ use crate::interrupt::Interrupt;
 use crate::machine::Invocation;
 use targets::plan_targets;
 
-pub(crate) use targets::value_of;
+pub(crate) use targets::{null_latency, value_of};
 pub(crate) use targets::{DeviceName, DiskKeys, MergeMode, Target, TargetSource};
 
 /// The setting of a disk that exists during a run only.
@@ -186,6 +186,10 @@ impl Plan {
         let mut queues = args.queues.clone();
         if let Some(experiment) = args.experiment {
             targets = experiment.columns(&queues, targets)?;
+            if let (Some(_), Some(workers)) = (&args.server_cpus, targets.iter().find_map(|target| target.workers)) {
+                let expected = format!("none: the experiment has {workers} workers and other numbers of them");
+                return Err(BenchError::option("server-cpus", "CPUs", expected));
+            }
             // Each column has its own number of queues.
             queues.truncate(1);
         }

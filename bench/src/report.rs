@@ -53,6 +53,10 @@ pub struct ResultRow {
     pub grants: Option<String>,
     /// The pool that caches granted pages: per-ring or shared; null if the interface has no grants, or for a running server.
     pub grants_pool: Option<&'static str>,
+    /// Worker threads of the server that was started; null: the server's default, or a running server.
+    pub server_workers: Option<u16>,
+    /// Microseconds that a null disk takes for a request; null for other storage, and for a running server.
+    pub storage_latency_us: Option<u64>,
     /// Pages of a ring as requested, as a power of two's exponent; null: as many as the server allows.
     pub ring_order: Option<u8>,
     /// Layout of the requests; null where the interface leaves no choice.
@@ -182,6 +186,8 @@ impl ResultRow {
             merge: target.merge.clone(),
             grants: target.grants.clone(),
             grants_pool: own.grants_pool,
+            server_workers: target.workers,
+            storage_latency_us: target.latency_us,
             ring_order: own.ring_order,
             abi: own.abi,
             runs: results.len(),
@@ -249,6 +255,8 @@ impl ResultRow {
             merge: "on".into(),
             grants: None,
             grants_pool: None,
+            server_workers: None,
+            storage_latency_us: None,
             ring_order: None,
             abi: None,
             runs: 3,

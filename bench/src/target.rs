@@ -120,6 +120,7 @@ impl ServerProcess {
         connector: &C,
         plan: &Plan,
         disk: &ServedDisk<'_>,
+        workers: Option<u16>,
     ) -> Result<(ServerProcess, C::Endpoint), BenchError> {
         let failed = |what: &str, error: std::io::Error| BenchError::Failed(format!("{what}: {error}"));
         let folder = tempfile::Builder::new().prefix("mqblk-bench.").tempdir();
@@ -137,6 +138,9 @@ impl ServerProcess {
         if !plan.server_cpus.is_empty() {
             let cpus: Vec<String> = plan.server_cpus.iter().map(u16::to_string).collect();
             command.args(["--pin", &cpus.join(","), "--workers", &cpus.len().to_string()]);
+        }
+        if let Some(workers) = workers {
+            command.args(["--workers", &workers.to_string()]);
         }
         let child = command.spawn().map_err(|error| failed(&program.display().to_string(), error))?;
         Ok((ServerProcess { child, admin, _resources: resources, _folder: folder }, endpoint))
@@ -231,7 +235,7 @@ impl<D> Session<D> {
         };
         let queue_size = plan.chosen_queue_size;
         let disk = ServedDisk { spec, poll: poll.as_deref(), merge: *merge, keys, queue_size, combination };
-        let (mut server, endpoint) = ServerProcess::spawn(connector, plan, &disk)?;
+        let (mut server, endpoint) = ServerProcess::spawn(connector, plan, &disk, target.workers)?;
         let deadline = Instant::now() + SERVER_TIMEOUT;
         loop {
             match connector.connect(plan, combination, &endpoint, CONNECT_TRY) {

@@ -251,6 +251,7 @@ fn the_results_have_stable_keys() {
     let mut expected = vec![
         "interface",
         "storage",
+        "storage_latency_us",
         "target",
         "rw",
         "bs",
@@ -266,6 +267,7 @@ fn the_results_have_stable_keys() {
         "bw_bytes_per_s",
         "lat_us",
         "server_cpu_us_per_io",
+        "server_workers",
         "client_cpu_us_per_io",
         "kicks_per_io",
         "calls_per_io",

@@ -63,7 +63,7 @@ const ARRANGEMENTS: &[Arrangement] = &[
             ("size", "Length of the range to work on"),
             ("verify", "crc32c: write and check blocks"),
             ("allow_write", "Let writes destroy what is on the disk"),
-            ("experiment", "block-size, targets or xen-queues"),
+            ("experiment", "block-size, polling, targets, ..."),
             ("json", "Write the results to this file; -: stdout"),
         ],
         groups: &[

@@ -5,6 +5,8 @@
 //! interface's folder and definition.
 
 mod block_size;
+mod polling;
+mod virtio_queues;
 
 use clap::builder::PossibleValue;
 
@@ -46,7 +48,8 @@ impl dyn Experiment {
 
 /// Returns all experiments: those for any interface, then those about one.
 pub(crate) fn all() -> impl Iterator<Item = &'static dyn Experiment> {
-    const ANY: &[&dyn Experiment] = &[&block_size::BlockSizeExperiment];
+    const ANY: &[&dyn Experiment] =
+        &[&block_size::BlockSizeExperiment, &virtio_queues::VirtioQueuesExperiment, &polling::PollingExperiment];
     ANY.iter().chain(TABLE.iter().flat_map(|interface| interface.experiments)).copied()
 }
 

@@ -99,6 +99,10 @@ pub struct Target {
     pub column: Option<String>,
     /// Queues, if not those of the combination.
     pub queues: Option<u16>,
+    /// Workers of the server that is started; `None`: the server's default, or a running server.
+    pub workers: Option<u16>,
+    /// Microseconds that a null disk takes for a request, in the results; `None` for other storage.
+    pub latency_us: Option<u64>,
 }
 
 impl Target {
@@ -111,6 +115,12 @@ impl Target {
 /// Returns the value of `key` in `KEY=VALUE,...`.
 pub(crate) fn value_of<'a>(spec: &'a str, key: &str) -> Option<&'a str> {
     spec.split(',').find_map(|pair| pair.split_once('=').filter(|(found, _)| *found == key).map(|(_, value)| value))
+}
+
+/// Returns the microseconds that a null disk takes for a request; `None` for other storage.
+pub(crate) fn null_latency(spec: &str) -> Option<u64> {
+    let own = value_of(spec, "latency-us").unwrap_or("0");
+    (value_of(spec, "storage") == Some("null")).then(|| own.parse().ok()).flatten()
 }
 
 /// Returns all targets of a command line.
@@ -129,7 +139,18 @@ pub(super) fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Resul
         for TargetVariant { grants, .. } in interface.variants(None)? {
             let [storage, poll, merge] = std::array::from_fn(|_| "unknown".to_owned());
             let (source, label) = (source.clone(), label.clone());
-            targets.push(Target { source, label, storage, poll, merge, grants, column: None, queues: None });
+            targets.push(Target {
+                source,
+                label,
+                storage,
+                poll,
+                merge,
+                grants,
+                column: None,
+                queues: None,
+                workers: None,
+                latency_us: None,
+            });
         }
     }
     let running = targets.len();
@@ -164,15 +185,27 @@ pub(super) fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Resul
             let source = TargetSource::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, keys };
             let poll = poll.map(String::as_str).or(own).unwrap_or("default").to_owned();
             let (label, storage, merge) = (label.clone(), storage.clone(), merge.to_owned());
-            targets.push(Target { source, label, storage, poll, merge, grants, column: None, queues: None });
+            targets.push(Target {
+                source,
+                label,
+                storage,
+                poll,
+                merge,
+                grants,
+                column: None,
+                queues: None,
+                workers: args.server_workers,
+                latency_us: null_latency(spec),
+            });
         }
     }
     if targets.is_empty() {
         let own = interface.definition().running;
         return Err(BenchError::Usage(format!("found no target, expected {own} or --disk KEY=VALUE,...")));
     }
-    if args.disk.is_empty() && (!args.poll.is_empty() || args.server_cpus.is_some()) {
-        let text = "--poll, --server-cpus: found without --disk, expected with it: a server that runs is not changed";
+    let of_server = !args.poll.is_empty() || args.server_cpus.is_some() || args.server_workers.is_some();
+    if args.disk.is_empty() && of_server {
+        let text = "--poll, --server-cpus, --server-workers: found without --disk, expected with it: a server that runs is not changed";
         return Err(BenchError::Usage(text.into()));
     }
     if args.label.len() > running + args.disk.len() {

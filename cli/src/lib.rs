@@ -57,6 +57,9 @@ enum Command {
     /// Load a disk through the userspace driver and measure it
     Bench(Box<mqblk_bench::BenchArgs>),
 
+    /// Measure published experiments, and say whether they show here what they showed there
+    Reproduce(mqblk_bench::reproduce::ReproduceArgs),
+
     /// Draw the results of benchmarks
     Plot(mqblk_bench::plot::PlotArgs),
 
@@ -135,6 +138,7 @@ pub fn run(interfaces: Interfaces) -> ExitCode {
     match cli.command {
         Command::Serve(args) => serve::run(*args, given, interfaces, log),
         Command::Bench(args) => mqblk_bench::run(*args),
+        Command::Reproduce(args) => mqblk_bench::reproduce::run(&args),
         Command::Plot(args) => mqblk_bench::plot::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Top(args) => top::run(&args),

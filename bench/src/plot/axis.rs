@@ -1,5 +1,18 @@
 //! Axes: positions of values, ticks and their labels.
 
+/// How the numbers of an axis are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Quantity {
+    /// With k, M, G or T from a thousand on.
+    Count,
+    /// Microseconds, as us, ms or s.
+    Micros,
+    /// Percent, with its sign.
+    Percent,
+    /// Plain.
+    Ratio,
+}
+
 /// A tick of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AxisTick {
@@ -23,8 +36,8 @@ pub(super) struct AxisScale {
 }
 
 impl AxisScale {
-    /// Returns an axis from 0 to a round number that is at least `most`. Numbers from `kilo` on are written with k, M or G.
-    pub(super) fn linear(most: f64, kilo: f64) -> AxisScale {
+    /// Returns an axis from 0 to a round number that is at least `most`.
+    pub(super) fn linear(most: f64, quantity: Quantity) -> AxisScale {
         // All values are 0, or too small for their labels: the range is arbitrary.
         let most = if most > 1e-9 { most } else { 1.0 };
         let power = 10_f64.powf(most.log10().floor());
@@ -36,13 +49,13 @@ impl AxisScale {
         let (step, count) =
             least.expect("0.2, 0.5, 1 and 2 of the largest's decimal power go into it 4 to 7 times somewhere");
         let ticks = (0..=count as u32).map(|at| f64::from(at) * step);
-        let ticks = ticks.map(|at| AxisTick { at, label: number(at, kilo) }).collect();
+        let ticks = ticks.map(|at| AxisTick { at, label: number(at, quantity) }).collect();
         AxisScale { low: 0.0, high: count * step, log: false, ticks }
     }
 
     /// Returns an axis from the last round number (1, 2 or 5 times a power of ten) up to `least` to the first from `most`
     /// (above 0) on. It has at most nine decades; smaller values lie at its lower end.
-    pub(super) fn log(least: f64, most: f64, kilo: f64) -> AxisScale {
+    pub(super) fn log(least: f64, most: f64, quantity: Quantity) -> AxisScale {
         let least = least.max(most / 1e9);
         let round = |decade: i32| [1.0, 2.0, 5.0].map(|factor| factor * 10_f64.powi(decade));
         let (first, last) = (least.log10().floor() as i32, most.log10().floor() as i32);
@@ -54,7 +67,7 @@ impl AxisScale {
         let wide = (high / low).log10() >= 4.0;
         let marked = |at: &f64| (low..=high).contains(at) && (!wide || (at.log10() - at.log10().round()).abs() < 1e-9);
         let ticks =
-            all.iter().filter(|at| marked(at)).map(|at| AxisTick { at: *at, label: number(*at, kilo) }).collect();
+            all.iter().filter(|at| marked(at)).map(|at| AxisTick { at: *at, label: number(*at, quantity) }).collect();
         AxisScale { low, high, log: true, ticks }
     }
 
@@ -69,12 +82,11 @@ impl AxisScale {
     }
 }
 
-/// Returns the label of a number: from `kilo` on with k, M, G or T, with up to three decimals (digits, below 1), without
-/// trailing zeros.
-pub(super) fn number(value: f64, kilo: f64) -> String {
-    let (value, unit) = scaled(value, kilo);
-    let decimals = if value < 1.0 { small_decimals(value) } else { 3 };
-    format!("{}{unit}", trimmed(format!("{value:.decimals$}")))
+/// Returns the label of a number, with up to three decimals (digits, below 1), without trailing zeros.
+pub(super) fn number(value: f64, quantity: Quantity) -> String {
+    let (scaled, unit) = scaled(value, quantity);
+    let decimals = if scaled < 1.0 { small_decimals(scaled) } else { 3 };
+    labelled(trimmed(format!("{scaled:.decimals$}")), unit)
 }
 
 /// Returns the decimals that show three digits of a number below 1, at most twelve.
@@ -83,22 +95,33 @@ fn small_decimals(value: f64) -> usize {
 }
 
 /// Returns a measured number with three significant digits, or all digits before the point.
-pub(super) fn measured(value: f64, kilo: f64) -> String {
-    let (value, unit) = scaled(value, kilo);
-    let decimals = match value {
+pub(super) fn measured(value: f64, quantity: Quantity) -> String {
+    let (scaled, unit) = scaled(value, quantity);
+    let decimals = match scaled {
         v if v >= 99.95 => 0,
         v if v >= 9.995 => 1,
         v if v >= 0.9995 => 2,
         v => small_decimals(v),
     };
-    format!("{}{unit}", trimmed(format!("{value:.decimals$}")))
+    labelled(trimmed(format!("{scaled:.decimals$}")), unit)
 }
 
-fn scaled(value: f64, kilo: f64) -> (f64, &'static str) {
-    let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+fn labelled(number: String, unit: &str) -> String {
+    // 0 is the same in all units.
+    if number == "0" { number } else { number + unit }
+}
+
+/// Returns a number in the unit that is written behind it.
+fn scaled(value: f64, quantity: Quantity) -> (f64, &'static str) {
+    let units: &[(f64, &str)] = match quantity {
+        Quantity::Count => &[(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, "")],
+        Quantity::Micros => &[(1e6, " s"), (1e3, " ms"), (0.0, " us")],
+        Quantity::Percent => &[(0.0, "%")],
+        Quantity::Ratio => &[(0.0, "")],
+    };
     // A value that rounds up to the next unit gets it.
-    let fitting = units.into_iter().find(|(unit, _)| value >= *unit * 0.9995 && value >= kilo * 0.9995);
-    fitting.map_or((value, ""), |(unit, name)| (value / unit, name))
+    let fitting = units.iter().find(|(unit, _)| value >= *unit * 0.9995).unwrap_or(&units[units.len() - 1]);
+    (if fitting.0 > 0.0 { value / fitting.0 } else { value }, fitting.1)
 }
 
 fn trimmed(text: String) -> String {
@@ -121,6 +144,23 @@ pub(super) fn percentile_ticks(first: f64, last: f64, largest: Option<f64>) -> V
     marks.filter(inside).chain(largest.map(|at| AxisTick { at, label: "max".into() })).collect()
 }
 
+/// Returns the position of a latency in microseconds on a logarithmic axis.
+pub(super) fn latency_position(us: f64) -> f64 {
+    us.max(1e-3).log10()
+}
+
+/// Returns the ticks of a latency axis around the positions `first` to `last`: 1, 2 and 5 times powers of ten, of many decades only these.
+pub(super) fn latency_ticks(first: f64, last: f64) -> Vec<AxisTick> {
+    let factors: &[f64] = if last - first > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let decades = first.floor() as i32..=last.ceil() as i32;
+    let all = decades.flat_map(|decade| factors.iter().map(move |factor| factor * 10_f64.powi(decade)));
+    let ticks: Vec<AxisTick> = all.map(|us| AxisTick { at: us.log10(), label: number(us, Quantity::Micros) }).collect();
+    // From the last one before the first position to the first one behind the last.
+    let start = ticks.iter().rposition(|tick| tick.at <= first + 1e-9).unwrap_or(0);
+    let end = ticks.iter().position(|tick| tick.at >= last - 1e-9).unwrap_or(ticks.len() - 1);
+    ticks[start..=end.max(start)].to_vec()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,17 +172,23 @@ mod tests {
     #[test]
     fn linear_axes_are_round_and_hold_the_largest() {
         assert_eq!(
-            labels(&AxisScale::linear(321_000.0, 1e3)),
+            labels(&AxisScale::linear(321_000.0, Quantity::Count)),
             ["0", "50k", "100k", "150k", "200k", "250k", "300k", "350k"]
         );
-        assert_eq!(labels(&AxisScale::linear(1.1e6, 1e3)), ["0", "200k", "400k", "600k", "800k", "1M", "1.2M"]);
-        assert_eq!(labels(&AxisScale::linear(9400.0, 1e4)), ["0", "2000", "4000", "6000", "8000", "10k"]);
-        assert_eq!(labels(&AxisScale::linear(0.083, 1e3)), ["0", "0.02", "0.04", "0.06", "0.08", "0.1"]);
-        assert_eq!(labels(&AxisScale::linear(100.0, 1e3)), ["0", "25", "50", "75", "100"]);
-        assert_eq!(labels(&AxisScale::linear(0.0, 1e3)), ["0", "0.25", "0.5", "0.75", "1"]);
+        assert_eq!(
+            labels(&AxisScale::linear(1.1e6, Quantity::Count)),
+            ["0", "200k", "400k", "600k", "800k", "1M", "1.2M"]
+        );
+        assert_eq!(
+            labels(&AxisScale::linear(9400.0, Quantity::Micros)),
+            ["0", "2 ms", "4 ms", "6 ms", "8 ms", "10 ms"]
+        );
+        assert_eq!(labels(&AxisScale::linear(0.083, Quantity::Count)), ["0", "0.02", "0.04", "0.06", "0.08", "0.1"]);
+        assert_eq!(labels(&AxisScale::linear(100.0, Quantity::Count)), ["0", "25", "50", "75", "100"]);
+        assert_eq!(labels(&AxisScale::linear(0.0, Quantity::Count)), ["0", "0.25", "0.5", "0.75", "1"]);
         for exponent in -89..=160 {
             let most = 10_f64.powf(f64::from(exponent) / 10.0);
-            let scale = AxisScale::linear(most, 1e3);
+            let scale = AxisScale::linear(most, Quantity::Count);
             assert!(
                 scale.high >= most && scale.high <= most * 1.26 && (5..=8).contains(&scale.ticks.len()),
                 "{most} {scale:?}"
@@ -152,16 +198,22 @@ mod tests {
 
     #[test]
     fn log_axes_hold_all() {
-        assert_eq!(labels(&AxisScale::log(2.5, 700.0, 1e4)), ["2", "5", "10", "20", "50", "100", "200", "500", "1000"]);
-        assert_eq!(labels(&AxisScale::log(0.4, 30_000.0, 1e4)), ["1", "10", "100", "1000", "10k"]);
-        let scale = AxisScale::log(1.0, 1000.0, 1e4);
+        assert_eq!(
+            labels(&AxisScale::log(2.5, 700.0, Quantity::Ratio)),
+            ["2", "5", "10", "20", "50", "100", "200", "500", "1000"]
+        );
+        assert_eq!(
+            labels(&AxisScale::log(0.4, 30_000.0, Quantity::Micros)),
+            ["1 us", "10 us", "100 us", "1 ms", "10 ms"]
+        );
+        let scale = AxisScale::log(1.0, 1000.0, Quantity::Micros);
         assert_eq!((scale.low, scale.high), (1.0, 1000.0));
         for (value, position) in [(1.0, 0.0), (10.0, 1.0 / 3.0), (1000.0, 1.0), (0.1, 0.0)] {
             assert!((scale.position(value) - position).abs() < 1e-9, "{value}");
         }
         for exponent in -120..=130 {
             let least = 10_f64.powf(f64::from(exponent) / 10.0);
-            let scale = AxisScale::log(least, least * 150.0, 1e4);
+            let scale = AxisScale::log(least, least * 150.0, Quantity::Micros);
             assert!(
                 scale.low <= least * 1.001 && scale.high >= least * 149.9 && scale.ticks.len() >= 2,
                 "{least} {scale:?}"
@@ -183,9 +235,12 @@ mod tests {
         for (value, text) in
             cases.into_iter().chain([(10_914_321.0, "10.9M"), (321_000.0, "321k"), (2e9, "2G"), (1e15, "1000T")])
         {
-            assert_eq!(measured(value, 1e3), text);
+            assert_eq!(measured(value, Quantity::Count), text);
         }
-        assert_eq!((measured(4008.0, 1e4), measured(40_080.0, 1e4)), ("4008".into(), "40.1k".into()));
+        assert_eq!(
+            (measured(4008.0, Quantity::Micros), measured(40_080.0, Quantity::Micros)),
+            ("4.01 ms".into(), "40.1 ms".into())
+        );
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::axis::{AxisScale, AxisTick, measured, percentile_position, percentile_ticks};
+use super::axis::{
+    AxisScale, AxisTick, Quantity, latency_position, latency_ticks, measured, percentile_position, percentile_ticks,
+};
 use super::chart::{Chart, HorizontalAxis, Panel, PanelGroup, Sample, SeriesLine};
 use super::keys::{KeyValue, RowKey, RowTable};
 use super::metric::{Metric, MetricValue};
@@ -14,7 +16,30 @@ pub(super) fn chart(table: &RowTable, selections: &[PlotSelection], title: Optio
         title: title.unwrap_or_else(|| heading(selections)),
         subtitle: constants(table, selections),
         groups: selections.iter().map(|selection| panel_group(table, selection)).collect(),
+        caption: caption(table, selections),
     }
+}
+
+/// Returns what the marks mean.
+fn caption(table: &RowTable, selections: &[PlotSelection]) -> Vec<String> {
+    let mut sentences = vec![];
+    let metrics = || selections.iter().flat_map(|selection| &selection.metrics);
+    let of_runs: Vec<&Metric> = metrics().filter(|metric| metric.has_error()).collect();
+    if !of_runs.is_empty() {
+        let repeated = table.rows.iter().filter(|row| row.runs > 1).count();
+        let names = listed(&of_runs.iter().map(|metric| metric.subject()).collect::<Vec<_>>());
+        sentences.push(match repeated {
+            0 => format!("{names}: one run each, so that no error is known."),
+            count if count == table.rows.len() => {
+                format!("Error bars of {names}: one standard error of the mean of the runs, up and down.")
+            }
+            _ => format!("Error bars of {names}: one standard error of the mean of the runs, up and down; rows of a single run have none."),
+        });
+    }
+    if metrics().any(|metric| metric.is_distribution() || *metric == Metric::Latency) {
+        sentences.push("Latencies are of all requests of all runs together.".into());
+    }
+    sentences
 }
 
 /// Returns the default title: `IOPS and latency against block size`.
@@ -49,12 +74,14 @@ fn panel_group(table: &RowTable, selection: &PlotSelection) -> PanelGroup {
     let series = |row: usize| indices[&table.identity(row, &selection.series)];
     let across = match selection.x {
         Some(x) => key_axis(table, x),
+        None if selection.metrics == [Metric::Cdf] => latency_axis(table),
         None => percentile_axis(table),
     };
     let panels =
         selection.metrics.iter().flat_map(|metric| panels(table, selection, *metric, &across, &series)).collect();
     PanelGroup {
         series: identities.iter().map(|identity| table.name(&selection.series, identity)).collect(),
+        references: vec![],
         styles: selection.metrics.contains(&Metric::Latency).then_some(["median latency", "99th percentile"]),
         panels,
     }
@@ -88,6 +115,8 @@ fn panels(
         y_title: metric.title().to_owned(),
         y: y.clone(),
         lines,
+        references: vec![],
+        baseline: None,
     };
     lines.into_iter().enumerate().map(panel).collect()
 }
@@ -101,8 +130,8 @@ fn scale<'a>(metric: Metric, bars: bool, samples: impl Iterator<Item = &'a Sampl
     let span = if metric == Metric::Percentiles { 10.0 } else { 100.0 };
     // The length of a bar is its value, and 0 has no logarithm.
     match metric.log() && !bars && least > 0.0 && most > span * least && most > 1e-3 {
-        true => AxisScale::log(least, most, metric.kilo()),
-        false => AxisScale::linear(most, metric.kilo()),
+        true => AxisScale::log(least, most, metric.quantity()),
+        false => AxisScale::linear(most, metric.quantity()),
     }
 }
 
@@ -133,6 +162,23 @@ fn percentile_axis(table: &RowTable) -> HorizontalAxis {
     }
 }
 
+/// Returns the horizontal axis of latencies.
+fn latency_axis(table: &RowTable) -> HorizontalAxis {
+    let all = || table.rows.iter().flat_map(|row| &row.percentiles).map(|(_, us)| latency_position(*us));
+    let (first, last) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
+    HorizontalAxis { title: "latency, log scale".into(), ticks: latency_ticks(first, last), bars: false }
+}
+
+/// Returns the points of a distribution: how many percent of the requests took at most so long.
+fn distribution_samples(percentiles: &[(f64, f64)]) -> Vec<Sample> {
+    let sample = |(percentile, us): &(f64, f64)| {
+        let short = measured(*percentile, Quantity::Percent);
+        let label = format!("{percentile}% of the requests: at most {}", measured(*us, Quantity::Micros));
+        Sample { x: latency_position(*us), y: *percentile, error: 0.0, short, label }
+    };
+    percentiles.iter().map(sample).collect()
+}
+
 /// Distance of the maximum from the last percentile, in nines.
 const MAXIMUM_DISTANCE: f64 = 0.5;
 
@@ -146,7 +192,11 @@ fn lines(
     let mut lines: BTreeMap<(usize, bool), Vec<Sample>> = BTreeMap::new();
     for (row, series) in rows {
         let Some(key) = x else {
-            let samples = percentile_samples(&table.rows[row].percentiles, across);
+            let percentiles = &table.rows[row].percentiles;
+            let samples = match metric {
+                Metric::Cdf => distribution_samples(percentiles),
+                _ => percentile_samples(percentiles, across),
+            };
             lines.entry((series, false)).or_default().extend(samples);
             continue;
         };
@@ -155,9 +205,9 @@ fn lines(
         let phrase = key.phrase(&key_value(table, row, key));
         let sample = |y: f64, error: f64, what: &str| {
             let error_said =
-                if error > 0.0 { format!(" ± {}", measured(error, metric.kilo())) } else { String::new() };
-            let short = measured(y, metric.kilo());
-            let label = format!("{phrase}: {what}{short} {}{error_said}", metric.unit());
+                if error > 0.0 { format!(" ± {}", measured(error, metric.quantity())) } else { String::new() };
+            let short = measured(y, metric.quantity());
+            let label = format!("{phrase}: {what}{short}{}{error_said}", metric.unit());
             Sample { x: tick.at, y, error, short, label }
         };
         let what = if second.is_some() { "median " } else { "" };
@@ -180,12 +230,12 @@ fn key_value(table: &RowTable, row: usize, key: RowKey) -> KeyValue {
 fn percentile_samples(percentiles: &[(f64, f64)], across: &HorizontalAxis) -> Vec<Sample> {
     let largest = across.ticks.last().map_or(0.0, |tick| tick.at);
     let sample = |(percentile, value): &(f64, f64)| {
-        let short = measured(*value, Metric::Percentiles.kilo());
+        let short = measured(*value, Quantity::Micros);
         let (x, what) = match *percentile < 100.0 {
             true => (percentile_position(*percentile), format!("percentile {percentile}")),
             false => (largest, "largest".into()),
         };
-        Sample { x, y: *value, error: 0.0, label: format!("{what}: {short} us"), short }
+        Sample { x, y: *value, error: 0.0, label: format!("{what}: {short}"), short }
     };
     percentiles.iter().map(sample).collect()
 }

@@ -11,6 +11,8 @@ pub(super) struct Chart {
     pub subtitle: String,
     /// Groups of panels, from top to bottom.
     pub groups: Vec<PanelGroup>,
+    /// Sentences below the panels: what the marks mean.
+    pub caption: Vec<String>,
 }
 
 /// Panels that share series and legend.
@@ -18,6 +20,8 @@ pub(super) struct Chart {
 pub(super) struct PanelGroup {
     /// Names of the series. A single series without a name has no legend.
     pub series: Vec<String>,
+    /// Names of the series in grey, from elsewhere.
+    pub references: Vec<String>,
     /// Names of the solid and of the dashed lines, if a series has both.
     pub styles: Option<[&'static str; 2]>,
     /// The panels, row by row.
@@ -37,6 +41,10 @@ pub(super) struct Panel {
     pub y: AxisScale,
     /// Lines, or groups of bars.
     pub lines: Vec<SeriesLine>,
+    /// Those of the series in grey, behind the others.
+    pub references: Vec<SeriesLine>,
+    /// The value that ratios are to, drawn as a line.
+    pub baseline: Option<f64>,
 }
 
 /// A horizontal axis.

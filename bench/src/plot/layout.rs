@@ -1,9 +1,9 @@
 //! Lays a chart out: titles, legends, and panels in rows.
 
 use super::chart::{Chart, Panel, PanelGroup};
-use super::markers::{Style, style};
+use super::markers::{Style, reference_style, style};
 use super::panel::{self, PanelFrame};
-use super::scene::{Anchor, Color, Font, Outline, Point, Scene, SceneShape, Stroke, TextLine, at};
+use super::scene::{Anchor, Color, Font, LinePattern, Outline, Point, Scene, SceneShape, Stroke, TextLine, at};
 
 /// Colour of titles and names.
 pub(super) const INK: Color = Color(0x222222);
@@ -47,7 +47,15 @@ pub(super) fn scene(chart: &Chart, font: &Font) -> Scene {
         y = legend(&mut scene, block, font, y);
         y = panels(&mut scene, block, font, y, left);
     }
-    scene.height = (y - GAP + MARGIN).ceil();
+    let mut y = y - GAP;
+    for sentence in &chart.caption {
+        for text in font.wrapped(sentence, SUBTITLE, width - 2.0 * MARGIN, 3) {
+            y += SUBTITLE * 1.4;
+            let at = at(MARGIN, y);
+            scene.text(TextLine { at, text, size: SUBTITLE, color: FAINT_INK, anchor: Anchor::Start, upward: false });
+        }
+    }
+    scene.height = (y + MARGIN).ceil();
     scene
 }
 
@@ -85,7 +93,8 @@ fn panels(scene: &mut Scene, block: &PanelGroup, font: &Font, top: f64, left: f6
                 bottom: below + height,
                 left_margin: left,
             };
-            bottom = f64::max(bottom, panel::draw(scene, panel, block.series.len(), &frame, font));
+            bottom =
+                f64::max(bottom, panel::draw(scene, panel, [block.series.len(), block.references.len()], &frame, font));
         }
         y = bottom + GAP;
     }
@@ -125,6 +134,11 @@ fn legend(scene: &mut Scene, block: &PanelGroup, font: &Font, top: f64) -> f64 {
         entries.push(LegendEntry { name: solid, style, dashed: false });
         entries.push(LegendEntry { name: dashed, style, dashed: true });
     }
+    entries.extend(block.references.iter().enumerate().map(|(at, name)| LegendEntry {
+        name,
+        style: reference_style(at),
+        dashed: false,
+    }));
     if entries.is_empty() {
         return top;
     }
@@ -148,20 +162,20 @@ fn legend(scene: &mut Scene, block: &PanelGroup, font: &Font, top: f64) -> f64 {
 
 /// Draws a sample of the line, or of the bar.
 fn legend_sample(scene: &mut Scene, entry: &LegendEntry, bars: bool, origin: Point) {
-    let Style { color, marker } = entry.style;
-    let stroke = Stroke { color, width: 2.0, dashed: entry.dashed };
+    let Style { color, marker, dashes } = entry.style;
+    let stroke = Stroke { color, width: 2.0, dash: dashes[usize::from(entry.dashed)] };
     if bars {
         let (left, right, top, bottom) = (origin.x + 8.0, origin.x + SAMPLE - 4.0, origin.y - 6.0, origin.y + 6.0);
         let corners = vec![at(left, top), at(right, top), at(right, bottom), at(left, bottom)];
         let fill = if entry.dashed { super::markers::PAPER } else { color };
-        let stroke = Stroke { dashed: false, ..stroke };
+        let stroke = Stroke { dash: LinePattern::Solid, ..stroke };
         scene.figure("legend", Outline::Path(corners, true), Some(fill), Some(stroke));
         return;
     }
     scene.line("legend", origin, at(origin.x + SAMPLE, origin.y), stroke);
     let middle = at(origin.x + SAMPLE / 2.0, origin.y);
     let (outline, fill) = marker.outline(middle, entry.dashed, color);
-    let stroke = Some(Stroke { color, width: super::markers::OUTLINE, dashed: false });
+    let stroke = Some(Stroke { color, width: super::markers::OUTLINE, dash: LinePattern::Solid });
     scene.shapes.push(SceneShape::Figure {
         outline,
         fill: Some(fill),

@@ -2,16 +2,16 @@
 
 use std::f64::consts::TAU;
 
-use super::scene::{Color, Outline, Point, at};
+use super::scene::{Color, LinePattern, Outline, Point, at};
 
 /// The background.
 pub(super) const PAPER: Color = Color(0xffffff);
 /// Width of a marker's outline.
 pub(super) const OUTLINE: f64 = 1.5;
 
-/// The palette of Okabe and Ito ("Color Universal Design", 2008), which colour-blind people can distinguish, without its
-/// yellow, which is too light on white.
-const COLORS: [Color; 7] = [
+/// The first seven are the palette of Okabe and Ito ("Color Universal Design", 2008), which colour-blind people can distinguish, without
+/// its yellow, which is too light on white. The others are darker and lighter ones, and their lines are dotted.
+const COLORS: [Color; 14] = [
     Color(0x0072b2),
     Color(0xd55e00),
     Color(0x009e73),
@@ -19,7 +19,21 @@ const COLORS: [Color; 7] = [
     Color(0xe69f00),
     Color(0x56b4e9),
     Color(0x000000),
+    Color(0x1b2f7a),
+    Color(0x7a2d00),
+    Color(0x005540),
+    Color(0x7d2d5b),
+    Color(0x8a6400),
+    Color(0x7b61c4),
+    Color(0x9ccc3c),
 ];
+/// Colours that are told apart without dots.
+const PLAIN_COLORS: usize = 7;
+
+/// Greys of series from elsewhere.
+const GREYS: [Color; 4] = [Color(0x707070), Color(0x999999), Color(0x555555), Color(0xb0b0b0)];
+const GREY_DASHES: [LinePattern; 4] =
+    [LinePattern::Dashed, LinePattern::Dotted, LinePattern::DashDotted, LinePattern::Solid];
 
 /// Shape of a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,11 +74,25 @@ pub(super) struct Style {
     pub color: Color,
     /// Its marker.
     pub marker: Marker,
+    /// Patterns of its line, and of its second one.
+    pub dashes: [LinePattern; 2],
 }
 
-/// Returns the style of a series. 7 and 8 have no common factor: the first 56 differ.
+/// Returns the style of a series. Of up to [`MAX_SERIES`](super::select::MAX_SERIES) no two have the same colour.
 pub(super) fn style(series: usize) -> Style {
-    Style { color: COLORS[series % COLORS.len()], marker: MARKERS[series % MARKERS.len()] }
+    let at = series % COLORS.len();
+    let dashes = if at < PLAIN_COLORS {
+        [LinePattern::Solid, LinePattern::Dashed]
+    } else {
+        [LinePattern::Dotted, LinePattern::DashDotted]
+    };
+    Style { color: COLORS[at], marker: MARKERS[series % MARKERS.len()], dashes }
+}
+
+/// Returns the style of a series from elsewhere: grey.
+pub(super) fn reference_style(reference: usize) -> Style {
+    let at = reference % GREYS.len();
+    Style { color: GREYS[at], marker: MARKERS[(reference + 3) % MARKERS.len()], dashes: [GREY_DASHES[at]; 2] }
 }
 
 impl Marker {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use clap::ValueEnum;
 
+use super::axis::Quantity;
 use super::rows::PlotRow;
 
 /// The metric of a vertical axis.
@@ -17,10 +18,12 @@ pub(super) enum Metric {
     Latency,
     /// CPU time of the server for a request
     Cpu,
-    /// Merged requests per second
+    /// Share of the requests that the server merged into others
     Merges,
     /// Latency of each percentile, a curve for each row
     Percentiles,
+    /// Share of the requests that took at most so long, a curve for each row
+    Cdf,
 }
 
 /// The value of a metric.
@@ -40,9 +43,10 @@ impl Metric {
         match self {
             Metric::Iops => "IOPS",
             Metric::Bandwidth => "bandwidth (MiB/s)",
-            Metric::Latency | Metric::Percentiles => "latency (us)",
-            Metric::Cpu => "server CPU per request (us)",
-            Metric::Merges => "merged requests per second",
+            Metric::Latency | Metric::Percentiles => "latency",
+            Metric::Cpu => "server CPU per request",
+            Metric::Merges => "merged requests",
+            Metric::Cdf => "share of requests",
         }
     }
 
@@ -55,22 +59,37 @@ impl Metric {
             Metric::Cpu => "server CPU per request",
             Metric::Merges => "merged requests",
             Metric::Percentiles => "latency percentiles",
+            Metric::Cdf => "distribution of the latency",
         }
     }
 
-    /// Returns the unit behind a value.
+    /// Returns what stands behind a value that has no unit of its own.
     pub(super) fn unit(self) -> &'static str {
         match self {
-            Metric::Iops => "IOPS",
-            Metric::Bandwidth => "MiB/s",
-            Metric::Latency | Metric::Cpu | Metric::Percentiles => "us",
-            Metric::Merges => "merges/s",
+            Metric::Iops => " IOPS",
+            Metric::Bandwidth => " MiB/s",
+            Metric::Merges => " of the requests",
+            Metric::Latency | Metric::Cpu | Metric::Percentiles | Metric::Cdf => "",
         }
     }
 
-    /// Returns from where on its numbers are written with k: later for microseconds.
-    pub(super) fn kilo(self) -> f64 {
-        if self.unit() == "us" { 1e4 } else { 1e3 }
+    /// Returns how its numbers are written.
+    pub(super) fn quantity(self) -> Quantity {
+        match self {
+            Metric::Iops | Metric::Bandwidth => Quantity::Count,
+            Metric::Latency | Metric::Cpu | Metric::Percentiles => Quantity::Micros,
+            Metric::Merges | Metric::Cdf => Quantity::Percent,
+        }
+    }
+
+    /// Returns true if it has a standard error.
+    pub(super) fn has_error(self) -> bool {
+        matches!(self, Metric::Iops | Metric::Bandwidth)
+    }
+
+    /// Returns true if it is a curve for each row, with an axis of its own.
+    pub(super) fn is_distribution(self) -> bool {
+        matches!(self, Metric::Percentiles | Metric::Cdf)
     }
 
     /// Returns true if its axis may be logarithmic.
@@ -89,7 +108,7 @@ impl Metric {
 
     /// Returns true if `row` has it.
     pub(super) fn has(self, row: &PlotRow) -> bool {
-        self == Metric::Percentiles || self.of(row).is_some()
+        self.is_distribution() || self.of(row).is_some()
     }
 
     /// Returns its value in `row`; `None` if the row lacks it, and for percentiles, which are many.
@@ -101,8 +120,8 @@ impl Metric {
             Metric::Bandwidth => Some(MetricValue { error: row.bandwidth.1 / MIB, ..plain(row.bandwidth.0 / MIB) }),
             Metric::Latency => Some(MetricValue { dashed: Some(row.latency.1), ..plain(row.latency.0) }),
             Metric::Cpu => row.server_cpu.map(plain),
-            Metric::Merges => row.merges.map(plain),
-            Metric::Percentiles => None,
+            Metric::Merges => row.merged_percent().map(plain),
+            Metric::Percentiles | Metric::Cdf => None,
         }
     }
 }

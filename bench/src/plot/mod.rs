@@ -9,6 +9,7 @@
 mod axis;
 mod build;
 mod chart;
+pub(crate) mod figure;
 mod keys;
 mod layout;
 mod markers;

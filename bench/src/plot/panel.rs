@@ -2,14 +2,14 @@
 
 use super::chart::{Panel, Sample, SeriesLine};
 use super::layout::{FAINT_INK, INK, NAME};
-use super::markers::{OUTLINE, PAPER, Style, style};
-use super::scene::{Anchor, Color, Font, Outline, Scene, SceneShape, Stroke, TextLine, at};
+use super::markers::{OUTLINE, PAPER, Style, reference_style, style};
+use super::scene::{Anchor, Color, Font, LinePattern, Outline, Scene, SceneShape, Stroke, TextLine, at};
 
 const TICK: f64 = 12.0;
 /// Space between a tick's label and its axis.
 const LABEL_GAP: f64 = 8.0;
-const GRID: Stroke = Stroke { color: Color(0xe2e2e2), width: 1.0, dashed: false };
-const AXIS: Stroke = Stroke { color: Color(0x777777), width: 1.0, dashed: false };
+const GRID: Stroke = Stroke { color: Color(0xe2e2e2), width: 1.0, dash: LinePattern::Solid };
+const AXIS: Stroke = Stroke { color: Color(0x777777), width: 1.0, dash: LinePattern::Solid };
 /// Most lines of a name below a group of bars.
 const NAME_LINES: usize = 4;
 
@@ -45,7 +45,7 @@ struct HorizontalScale {
 
 impl HorizontalScale {
     fn new(panel: &Panel, frame: &PanelFrame) -> HorizontalScale {
-        let samples = panel.lines.iter().flat_map(|line| &line.samples).map(|sample| sample.x);
+        let samples = panel.lines.iter().chain(&panel.references).flat_map(|line| &line.samples).map(|sample| sample.x);
         let all = || panel.x.ticks.iter().map(|tick| tick.at).chain(samples.clone());
         let (first, last) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
         let width = frame.right - frame.left;
@@ -64,11 +64,15 @@ impl HorizontalScale {
     }
 }
 
-/// Draws `panel` in and around `frame`, with the colours of `series` series. Returns its lower end.
-pub(super) fn draw(scene: &mut Scene, panel: &Panel, series: usize, frame: &PanelFrame, font: &Font) -> f64 {
+/// Draws `panel` in and around `frame`, with the colours of so many series, and greys of so many from elsewhere. Returns its lower end.
+pub(super) fn draw(scene: &mut Scene, panel: &Panel, series: [usize; 2], frame: &PanelFrame, font: &Font) -> f64 {
     let across = HorizontalScale::new(panel, frame);
     vertical_axis(scene, panel, frame);
     let below = horizontal_axis(scene, panel, frame, &across, font);
+    if let Some(baseline) = panel.baseline {
+        let y = height(panel, frame, baseline);
+        scene.line("baseline", at(frame.left, y), at(frame.right, y), Stroke { width: 1.4, ..AXIS });
+    }
     match panel.x.bars {
         true => bars(scene, panel, series, frame, &across, font),
         false => lines(scene, panel, frame, &across),
@@ -132,24 +136,26 @@ fn horizontal_axis(scene: &mut Scene, panel: &Panel, frame: &PanelFrame, across:
 
 fn lines(scene: &mut Scene, panel: &Panel, frame: &PanelFrame, across: &HorizontalScale) {
     let position = |sample: &Sample| at(across.position(sample.x), height(panel, frame, sample.y));
-    for line in &panel.lines {
-        let color = style(line.series).color;
+    let references = panel.references.iter().map(|line| (line, reference_style(line.series)));
+    // Series from elsewhere are behind the measured ones.
+    let all: Vec<(&SeriesLine, Style)> =
+        references.chain(panel.lines.iter().map(|line| (line, style(line.series)))).collect();
+    for (line, Style { color, dashes, .. }) in &all {
         if line.samples.len() > 1 {
             let points = line.samples.iter().map(position).collect();
-            let stroke = Stroke { color, width: 2.0, dashed: line.dashed };
+            let stroke = Stroke { color: *color, width: 2.0, dash: dashes[usize::from(line.dashed)] };
             scene.figure("line", Outline::Path(points, false), None, Some(stroke));
         }
         for sample in line.samples.iter().filter(|sample| sample.error > 0.0) {
-            error_bar(scene, panel, frame, sample, across.position(sample.x), color);
+            error_bar(scene, panel, frame, sample, across.position(sample.x), *color);
         }
     }
     // Markers are above all lines, so that none is hidden.
-    for line in &panel.lines {
-        let Style { color, marker } = style(line.series);
+    for (line, Style { color, marker, .. }) in all {
         // A long curve has fewer markers than samples.
         for sample in line.samples.iter().step_by(line.samples.len().div_ceil(MAX_MARKERS)) {
             let (outline, fill) = marker.outline(position(sample), line.dashed, color);
-            let stroke = Some(Stroke { color, width: OUTLINE, dashed: false });
+            let stroke = Some(Stroke { color, width: OUTLINE, dash: LinePattern::Solid });
             let tooltip = sample.label.clone();
             scene.shapes.push(SceneShape::Figure { outline, fill: Some(fill), stroke, class: "marker", tooltip });
         }
@@ -159,30 +165,43 @@ fn lines(scene: &mut Scene, panel: &Panel, frame: &PanelFrame, across: &Horizont
 /// Draws one standard error up and down.
 fn error_bar(scene: &mut Scene, panel: &Panel, frame: &PanelFrame, sample: &Sample, x: f64, color: Color) {
     let ends = [sample.y - sample.error, sample.y + sample.error].map(|value| height(panel, frame, value));
-    let stroke = Stroke { color, width: 1.2, dashed: false };
+    let stroke = Stroke { color, width: 1.2, dash: LinePattern::Solid };
     scene.line("error", at(x, ends[0]), at(x, ends[1]), stroke);
     for y in ends {
         scene.line("error", at(x - 4.0, y), at(x + 4.0, y), stroke);
     }
 }
 
-/// Draws groups of bars, one bar for each series, and a hollow one beside it for a second value.
-fn bars(scene: &mut Scene, panel: &Panel, count: usize, frame: &PanelFrame, across: &HorizontalScale, font: &Font) {
+/// Draws groups of bars, one bar for each series, a hollow one beside it for a second value, and grey ones for series from elsewhere.
+fn bars(
+    scene: &mut Scene,
+    panel: &Panel,
+    [count, references]: [usize; 2],
+    frame: &PanelFrame,
+    across: &HorizontalScale,
+    font: &Font,
+) {
     let doubled = panel.lines.iter().any(|line| line.dashed);
     let each = if doubled { 2 } else { 1 };
+    let all = count * each + references;
     let group = if panel.x.ticks.len() > 1 { across.unit } else { frame.right - frame.left };
-    let width = (group * 0.8 / (count * each) as f64).min(90.0);
-    let first = -width * (count * each) as f64 / 2.0;
-    for SeriesLine { series, dashed, samples } in &panel.lines {
+    let width = (group * 0.8 / all as f64).min(90.0);
+    let first = -width * all as f64 / 2.0;
+    let names = panel.x.ticks.len();
+    let ours = panel.lines.iter().map(|line| (line, line.series * each + usize::from(line.dashed), false));
+    let theirs = panel.references.iter().map(|line| (line, count * each + line.series, true));
+    for (SeriesLine { series, dashed, samples }, slot, is_reference) in ours.chain(theirs) {
         for sample in samples {
-            // A single series has no legend: each of its bars has a colour of its own. They are 1 apart.
-            let color = style(if count > 1 { *series } else { sample.x as usize }).color;
-            let left = across.position(sample.x) + first + width * (series * each + usize::from(*dashed)) as f64;
+            let color = match is_reference {
+                true => reference_style(*series).color,
+                false => bar_color(count, *series, names, sample),
+            };
+            let left = across.position(sample.x) + first + width * slot as f64;
             let (left, right) = (left + width * 0.06, left + width * 0.94);
             let top = height(panel, frame, sample.y);
             let corners = vec![at(left, frame.bottom), at(left, top), at(right, top), at(right, frame.bottom)];
             let (outline, fill) = (Outline::Path(corners, true), if *dashed { PAPER } else { color });
-            let stroke = Some(Stroke { color, width: 1.2, dashed: false });
+            let stroke = Some(Stroke { color, width: 1.2, dash: LinePattern::Solid });
             let tooltip = sample.label.clone();
             scene.shapes.push(SceneShape::Figure { outline, fill: Some(fill), stroke, class: "bar", tooltip });
             let middle = (left + right) / 2.0;
@@ -199,4 +218,11 @@ fn bars(scene: &mut Scene, panel: &Panel, count: usize, frame: &PanelFrame, acro
             }
         }
     }
+}
+
+/// Returns the colour of a bar. A single series has no legend: each of its bars has a colour of its own while there are enough, since curves
+/// of the same names may be in the same picture. They are 1 apart.
+fn bar_color(count: usize, series: usize, names: usize, sample: &Sample) -> Color {
+    let own = count == 1 && names <= super::select::MAX_SERIES;
+    style(if own { sample.x as usize } else { series }).color
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use tiny_skia::{FillRule, LineCap, LineJoin, Paint, PathBuilder, Pixmap, StrokeDash, Transform};
 use ttf_parser::{GlyphId, OutlineBuilder};
 
-use super::scene::{Anchor, Color, DASH, Font, Outline, Point, Scene, SceneShape, Stroke, TextLine};
+use super::scene::{Anchor, Color, Font, LinePattern, Outline, Point, Scene, SceneShape, Stroke, TextLine};
 
 /// Pixels of a PNG for each pixel of the scene, in both directions.
 pub(super) const PNG_SCALE: f64 = 2.0;
@@ -29,10 +29,11 @@ pub(super) fn svg(scene: &Scene) -> String {
             SceneShape::Figure { outline, fill, stroke, class, tooltip } => {
                 let fill = fill.map_or("none".into(), css);
                 let mut element = format!("{} class=\"{class}\" fill=\"{fill}\"", svg_outline(outline));
-                if let Some(Stroke { color, width, dashed }) = stroke {
+                if let Some(Stroke { color, width, dash }) = stroke {
                     let _ = write!(element, " stroke=\"{}\" stroke-width=\"{}\"", css(*color), coordinate(*width));
-                    if *dashed {
-                        let _ = write!(element, " stroke-dasharray=\"{} {}\"", DASH[0], DASH[1]);
+                    if *dash != LinePattern::Solid {
+                        let lengths: Vec<String> = dash.lengths().iter().map(f64::to_string).collect();
+                        let _ = write!(element, " stroke-dasharray=\"{}\"", lengths.join(" "));
                     }
                 }
                 let name = element.split(' ').next().unwrap_or_default();
@@ -117,9 +118,10 @@ pub(super) fn png(scene: &Scene, font: &Font) -> Result<Vec<u8>, String> {
                 if let Some(color) = fill {
                     pixmap.fill_path(&path, &paint(*color), FillRule::Winding, transform, None);
                 }
-                if let Some(Stroke { color, width, dashed }) = stroke {
-                    let dash =
-                        dashed.then(|| StrokeDash::new(DASH.map(|length| length as f32).to_vec(), 0.0)).flatten();
+                if let Some(Stroke { color, width, dash }) = stroke {
+                    let lengths: Vec<f32> = dash.lengths().iter().map(|length| *length as f32).collect();
+                    // `None` for no lengths: a solid line.
+                    let dash = StrokeDash::new(lengths, 0.0);
                     let (line_cap, line_join) = (LineCap::Butt, LineJoin::Round);
                     let stroke =
                         tiny_skia::Stroke { width: *width as f32, dash, line_cap, line_join, ..Default::default() };

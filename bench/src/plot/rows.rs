@@ -78,8 +78,19 @@ pub(super) struct PlotRow {
     pub server_cpu: Option<f64>,
     /// Merged requests per second (iostat's rrqm/s and wrqm/s), if they were counted.
     pub merges: Option<f64>,
+    /// Requests of an I/O.
+    pub requests_per_io: u64,
     /// Requests that failed or did not verify.
     pub errors: u64,
+}
+
+impl PlotRow {
+    /// Returns the share of the requests that the server merged into others, in percent; `None` if they were not counted.
+    pub(super) fn merged_percent(&self) -> Option<f64> {
+        let requests = self.iops.0 * self.requests_per_io as f64;
+        // Both are rates of times that differ by milliseconds.
+        self.merges.map(|merges| if requests > 0.0 { (merges / requests * 100.0).min(100.0) } else { 0.0 })
+    }
 }
 
 /// Reads the rows of `path`. `file`: its short name.
@@ -166,6 +177,7 @@ impl Fields<'_> {
             latency: (p50, p99),
             server_cpu: self.optional("server_cpu_us_per_io")?,
             merges: merges.iter().any(Option::is_some).then(|| merges.iter().flatten().sum()),
+            requests_per_io: one_if_absent("requests_per_io")?,
             errors: if self.absent("errors") { 0 } else { self.count("errors", 0)? },
         })
     }

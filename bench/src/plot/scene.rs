@@ -27,12 +27,34 @@ pub(super) struct Stroke {
     pub color: Color,
     /// Its width.
     pub width: f64,
-    /// True if it is dashed.
-    pub dashed: bool,
+    /// Its pattern.
+    pub dash: LinePattern,
 }
 
-/// Lengths of a dash and of the gap after it.
-pub(super) const DASH: [f64; 2] = [6.0, 4.0];
+/// The pattern of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinePattern {
+    /// No gaps.
+    Solid,
+    /// Dashes.
+    Dashed,
+    /// Dots.
+    Dotted,
+    /// A dash and a dot in turn.
+    DashDotted,
+}
+
+impl LinePattern {
+    /// Returns the lengths of strokes and of the gaps after them, in turn; none for a solid line.
+    pub(super) fn lengths(self) -> &'static [f64] {
+        match self {
+            LinePattern::Solid => &[],
+            LinePattern::Dashed => &[6.0, 4.0],
+            LinePattern::Dotted => &[2.0, 3.0],
+            LinePattern::DashDotted => &[8.0, 3.0, 2.0, 3.0],
+        }
+    }
+}
 
 /// The point of a text that its position is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +104,7 @@ pub(super) enum SceneShape {
         fill: Option<Color>,
         /// Stroke of the outline.
         stroke: Option<Stroke>,
-        /// Class in the SVG: `marker`, `bar`, `line`, `error`, `legend`, `grid`, `axis`, `background`.
+        /// Class in the SVG: `marker`, `bar`, `line`, `baseline`, `error`, `legend`, `grid`, `axis`, `background`.
         class: &'static str,
         /// Tooltip; may be empty.
         tooltip: String,

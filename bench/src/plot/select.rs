@@ -6,9 +6,9 @@ use super::keys::{KeyValue, ROW_KEYS, RowKey, RowTable};
 use super::metric::Metric;
 use super::{PlotArgs, PlotError};
 
-/// Most series in a panel before one of their keys gets panels of its own: the number of colours.
+/// Most series in a panel before one of their keys gets panels of its own: the number of colours that need no dots.
 const MAX_SERIES_UNSPLIT: usize = 7;
-/// Most series in a panel: each colour twice, with different markers.
+/// Most series in a panel: the number of colours, those of dotted lines among them.
 pub(super) const MAX_SERIES: usize = 14;
 /// Most names along an axis.
 const MAX_BARS: usize = 24;
@@ -48,17 +48,21 @@ pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelect
         let keys = metric.keys();
         return Err(PlotError::Input(format!("--y {metric}: found no row with {keys}, expected at least one")));
     }
-    let against_x: Vec<Metric> = metrics.iter().copied().filter(|metric| *metric != Metric::Percentiles).collect();
+    let against_x: Vec<Metric> = metrics.iter().copied().filter(|metric| !metric.is_distribution()).collect();
     let mut selections = vec![];
     if !against_x.is_empty() {
         selections.push(selection(table, args, against_x, Some(x))?);
     } else if let Some(x) = args.x {
-        return Err(PlotError::option("x", x, "no --x with --y percentiles alone, which has the percentiles there"));
+        return Err(PlotError::option(
+            "x",
+            x,
+            format!("no --x with --y {} alone, which has an axis of its own", metrics[0]),
+        ));
     }
-    if metrics.contains(&Metric::Percentiles) {
-        selections.push(selection(table, args, vec![Metric::Percentiles], None)?);
+    for metric in metrics.iter().filter(|metric| metric.is_distribution()) {
+        selections.push(selection(table, args, vec![*metric], None)?);
     }
-    if metrics[0] == Metric::Percentiles {
+    if metrics[0].is_distribution() {
         selections.reverse();
     }
     let count =

@@ -40,6 +40,7 @@ fn row() -> PlotRow {
         latency: (10.0, 30.0),
         server_cpu: Some(1.5),
         merges: None,
+        requests_per_io: 1,
         errors: 0,
     }
 }

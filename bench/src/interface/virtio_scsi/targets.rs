@@ -14,26 +14,13 @@ use crate::defaults::Defaults;
 use crate::experiment::{Experiment, common_settings};
 use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
 use crate::plan::{Plan, Target, TargetSource};
+use crate::published::{SCSI_BANDWIDTH as PUBLISHED, SCSI_COLUMNS as PUBLISHED_COLUMNS, ScsiBandwidth};
 use crate::report::ResultRow;
 use crate::table::{block_size, summary};
 
 /// The experiment.
 #[derive(Debug)]
 pub(super) struct TargetsExperiment;
-
-/// The document's columns.
-const PUBLISHED_COLUMNS: [&str; 3] = ["2012: single", "2012: 4 VCPUs", "2012: 8 VCPUs"];
-
-/// The document's values in MB/s: overall, and of a logical unit.
-const PUBLISHED: [(u16, [f64; 3], [f64; 3]); 7] = [
-    (1, [540.0, 626.0, 599.0], [540.0, 626.0, 599.0]),
-    (2, [795.0, 965.0, 925.0], [397.0, 482.0, 462.0]),
-    (4, [997.0, 1376.0, 1500.0], [249.0, 344.0, 375.0]),
-    (8, [1136.0, 2130.0, 2060.0], [142.0, 266.0, 257.0]),
-    (16, [1440.0, 2269.0, 2474.0], [90.0, 141.0, 154.0]),
-    (24, [1408.0, 2179.0, 2436.0], [58.0, 90.0, 101.0]),
-    (32, [1515.0, 1978.0, 2319.0], [47.0, 61.0, 72.0]),
-];
 
 /// The document's load.
 const SIZES: IoSizes = IoSizes { min: ByteLen(4 << 10), max: ByteLen(64 << 10) };
@@ -91,7 +78,7 @@ impl Experiment for TargetsExperiment {
         let mut text = format!("{}\n", summary(plan, words));
         let document = groups.iter().all(|group| is_published_load(&group[0]));
         let mut add = |title: &str,
-                       values: Option<fn(&PublishedRow) -> [f64; 3]>,
+                       values: Option<fn(&ScsiBandwidth) -> [f64; 3]>,
                        cell: &dyn Fn(&ResultRow, &ResultRow) -> String| {
             let values = values.filter(|_| document);
             text.push_str(&format!("\n{title}\n{}", table(groups, values, cell)));
@@ -112,8 +99,6 @@ impl Experiment for TargetsExperiment {
     }
 }
 
-type PublishedRow = (u16, [f64; 3], [f64; 3]);
-
 /// Returns true if a row has the document's load, so that its values compare.
 fn is_published_load(row: &ResultRow) -> bool {
     let own = (row.rw, row.bs, row.bs_max, row.iodepth, row.luns);
@@ -129,7 +114,7 @@ fn megabytes(bytes: f64) -> String {
 /// some.
 fn table(
     groups: &[Vec<ResultRow>],
-    values: Option<fn(&PublishedRow) -> [f64; 3]>,
+    values: Option<fn(&ScsiBandwidth) -> [f64; 3]>,
     cell: &dyn Fn(&ResultRow, &ResultRow) -> String,
 ) -> String {
     type Cell = fn(&ResultRow) -> String;

@@ -15,21 +15,13 @@ use crate::defaults::Defaults;
 use crate::experiment::{Experiment, common_settings};
 use crate::grid::{Heading, format_grid, or_dash, ratio, three_digits};
 use crate::plan::{DiskKeys, Plan, Target, TargetSource, value_of};
+use crate::published::{XEN_IOPS as PUBLISHED, XEN_QUEUES as PUBLISHED_QUEUES};
 use crate::report::ResultRow;
 use crate::table::{block_size, summary};
 
 /// The experiment.
 #[derive(Debug)]
 pub(super) struct XenQueuesExperiment;
-
-/// The document's columns.
-const PUBLISHED_QUEUES: [u16; 4] = [1, 4, 8, 16];
-/// The document's lines, in thousands of IOPS.
-const PUBLISHED: [(&str, [f64; 4]); 3] = [
-    ("2015: one pool", [810.0, 1064.0, 780.0, 700.0]),
-    ("2015: frontend's of each ring", [810.0, 1230.0, 1024.0, 850.0]),
-    ("2015: both ends' of each ring", [810.0, 1410.0, 1354.0, 1440.0]),
-];
 
 /// The document's load.
 const BS: ByteLen = ByteLen(4096);

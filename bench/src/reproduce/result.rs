@@ -1,0 +1,126 @@
+//! What an experiment measured, and what it shows.
+
+use serde::Serialize;
+
+use super::claim::{self, ClaimResult};
+use super::command::BenchCommand;
+use super::experiments::Reproduction;
+use crate::report::ResultRow;
+
+/// The result of an experiment, also of an unfinished one.
+#[derive(Debug)]
+pub(super) struct ExperimentResult {
+    /// The experiment.
+    pub experiment: &'static dyn Reproduction,
+    /// The commands whose rows these are.
+    pub commands: Vec<BenchCommand>,
+    /// How many rows there are when all was measured.
+    pub expected_rows: usize,
+    /// The rows so far.
+    pub rows: Vec<ResultRow>,
+    /// Cores of the machine.
+    pub cores: usize,
+    /// Why it ended early.
+    pub failure: Option<String>,
+}
+
+/// The result as JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct ResultDocument<'a> {
+    name: &'static str,
+    document: &'static str,
+    commands: Vec<String>,
+    sentence: String,
+    claims: Vec<ClaimResult>,
+    notes: Vec<&'static str>,
+    expected_rows: usize,
+    failure: Option<&'a str>,
+    rows: &'a [ResultRow],
+}
+
+impl ExperimentResult {
+    /// Returns what came of each claim.
+    pub(super) fn claims(&self) -> Vec<ClaimResult> {
+        self.experiment.claims(&self.rows, self.cores).iter().map(claim::Claim::result).collect()
+    }
+
+    /// Returns the sentence at its end.
+    pub(super) fn sentence(&self) -> String {
+        let name = self.experiment.name();
+        match &self.failure {
+            Some(why) => format!(
+                "{name}: not measurable here: it ended early with {} of {} rows: {why}.",
+                self.rows.len(),
+                self.expected_rows
+            ),
+            None => claim::sentence(name, &self.claims()),
+        }
+    }
+
+    /// Returns how many requests failed.
+    pub(super) fn failed_requests(&self) -> u64 {
+        self.rows.iter().map(|row| row.errors).sum()
+    }
+
+    /// Returns how many of its rows were measured, and requests that failed, in words.
+    pub(super) fn completeness(&self) -> String {
+        let failed = self.failed_requests();
+        let failed = if failed == 0 { "no request failed".to_owned() } else { format!("{failed} requests failed") };
+        format!("{} of {} rows, {failed}", self.rows.len(), self.expected_rows)
+    }
+
+    /// Returns it as text for a terminal.
+    pub(super) fn text(&self) -> String {
+        let one = self.experiment;
+        let mut text =
+            format!("\n== {}: {}\ndocument: {}; {}\n", one.name(), one.about(), one.document(), self.completeness());
+        for table in one.tables(&self.rows).iter().filter(|table| !table.rows.is_empty()) {
+            text.push_str(&format!("\n{}", table.text()));
+        }
+        text.push('\n');
+        one.notes().iter().for_each(|note| text.push_str(&format!("{note}\n")));
+        text + &self.sentence() + "\n"
+    }
+
+    /// Returns it as Markdown.
+    pub(super) fn markdown(&self) -> String {
+        let one = self.experiment;
+        let mut text = format!(
+            "# {}\n\n{}.\n\nDocument: *{}*. {}.\n\n",
+            one.name(),
+            capitalised(one.about()),
+            one.document(),
+            capitalised(&self.completeness())
+        );
+        text.push_str(&format!("**{}**\n\n![{}]({}.svg)\n", self.sentence(), one.name(), one.name()));
+        for table in one.tables(&self.rows).iter().filter(|table| !table.rows.is_empty()) {
+            text.push_str(&format!("\n{}", table.markdown()));
+        }
+        text.push_str("\n## How to read it\n\n");
+        one.notes().iter().for_each(|note| text.push_str(&format!("- {note}\n")));
+        text.push_str("\n## Commands\n\n```sh\n");
+        self.commands.iter().for_each(|command| text.push_str(&format!("{command}\n")));
+        text + "```\n"
+    }
+
+    /// Returns it as a document for a program.
+    pub(super) fn document(&self) -> ResultDocument<'_> {
+        ResultDocument {
+            name: self.experiment.name(),
+            document: self.experiment.document(),
+            commands: self.commands.iter().map(BenchCommand::to_string).collect(),
+            sentence: self.sentence(),
+            claims: self.claims(),
+            notes: self.experiment.notes(),
+            expected_rows: self.expected_rows,
+            failure: self.failure.as_deref(),
+            rows: &self.rows,
+        }
+    }
+}
+
+/// Returns text with its first letter in upper case.
+pub(super) fn capitalised(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
+}

@@ -1,0 +1,272 @@
+//! Measures the experiments, run by run.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mqblk_core::ByteLen;
+use rand::Rng;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use super::command::BenchCommand;
+use super::experiments::{ExperimentScale, Reproduction};
+use super::result::ExperimentResult;
+use crate::BenchError;
+use crate::plan::{Combination, Plan, Target};
+use crate::progress::ProgressDisplay;
+use crate::report::ResultRow;
+use crate::run::{RunInput, RunResult};
+
+/// What a run takes besides its measurement, at first: a server is started and ended.
+const OVERHEAD: Duration = Duration::from_millis(250);
+
+/// The plans of an experiment.
+#[derive(Debug)]
+struct PlannedExperiment {
+    name: &'static str,
+    commands: Vec<(BenchCommand, Plan)>,
+}
+
+impl PlannedExperiment {
+    fn rows(&self) -> usize {
+        self.commands.iter().map(|(_, plan)| plan.combinations.len() * plan.targets.len()).sum()
+    }
+}
+
+/// All that is measured, and how far it is.
+#[derive(Debug)]
+pub(super) struct Session {
+    planned: Vec<PlannedExperiment>,
+    progress: ProgressDisplay,
+    clock: SessionClock,
+    interrupted: Arc<AtomicBool>,
+}
+
+/// Writes the result of an experiment as far as it is.
+pub(super) type WriteResult<'a> = &'a mut dyn FnMut(&ExperimentResult) -> Result<(), BenchError>;
+
+impl Session {
+    /// Plans all commands of the experiments, and catches SIGINT and SIGTERM: the first ends the session after the current run, a second
+    /// one the process.
+    ///
+    /// # Errors
+    /// [`BenchError`] when a command cannot be planned.
+    pub(super) fn new(
+        experiments: &[&'static dyn Reproduction],
+        scale: &ExperimentScale,
+    ) -> Result<Session, BenchError> {
+        let plan = |command: BenchCommand| command.plan().map(|plan| (command, plan));
+        let planned = experiments.iter().map(|one| {
+            let commands = one.commands(scale).into_iter().map(plan).collect::<Result<_, _>>()?;
+            Ok(PlannedExperiment { name: one.name(), commands })
+        });
+        let planned: Vec<PlannedExperiment> = planned.collect::<Result<_, BenchError>>()?;
+        let plans = || planned.iter().flat_map(|one| &one.commands).map(|(_, plan)| plan);
+        let runs: usize = plans().map(runs).sum();
+        let total = plans().map(|plan| run_time(plan) * runs_u32(plan)).sum();
+        let interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            // The order matters: the first signal finds the flag clear, then sets it.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&interrupted))
+                .and_then(|_| flag::register(signal, Arc::clone(&interrupted)))
+                .map_err(|error| BenchError::Failed(format!("a signal handler: {error}")))?;
+        }
+        Ok(Session {
+            planned,
+            progress: ProgressDisplay::new(runs as u64),
+            clock: SessionClock::new(total),
+            interrupted,
+        })
+    }
+
+    /// Returns true after Ctrl-C.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Says on standard error what will be done.
+    pub(super) fn announce(&self, scratch: Option<ByteLen>) {
+        let rows: usize = self.planned.iter().map(PlannedExperiment::rows).sum();
+        let scratch = scratch.map_or(String::new(), |size| format!(", and a file of {size}B is made first"));
+        let names: Vec<&str> = self.planned.iter().map(|one| one.name).collect();
+        let text = format!("{}: {rows} rows, about {}{scratch}", names.join(", "), minutes(self.clock.left()));
+        // Standard error may be closed.
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+
+    /// Shows how much of the scratch file is written. Returns false to stop.
+    pub(super) fn filling(&self, share: f64) -> bool {
+        self.progress.start(&format!("filling the file for block-sizes: {:.0}%", share * 100.0));
+        !self.is_interrupted()
+    }
+
+    /// Measures an experiment. `write` is called after each combination, and at the end.
+    ///
+    /// # Errors
+    /// When `write` fails. A failure of the measurement is part of the result.
+    pub(super) fn measure(
+        &mut self,
+        experiment: &'static dyn Reproduction,
+        cores: usize,
+        write: WriteResult<'_>,
+    ) -> Result<ExperimentResult, BenchError> {
+        let at = self.planned.iter().position(|planned| planned.name == experiment.name());
+        let planned = at
+            .map(|at| self.planned.remove(at))
+            .ok_or_else(|| BenchError::Failed(format!("{} was measured already", experiment.name())))?;
+        let mut result = ExperimentResult {
+            experiment,
+            commands: planned.commands.iter().map(|(command, _)| command.clone()).collect(),
+            expected_rows: planned.rows(),
+            rows: vec![],
+            cores,
+            failure: None,
+        };
+        'commands: for (_, plan) in &planned.commands {
+            for combination in &plan.combinations {
+                let measured = self.measure_combination(planned.name, plan, combination);
+                result.rows.extend(measured.0);
+                result.failure = match measured.1 {
+                    // The terminal's Ctrl-C ends the servers too.
+                    _ if self.is_interrupted() => Some("interrupted".into()),
+                    Err(error) => Some(error.to_string()),
+                    Ok(()) => None,
+                };
+                write(&result)?;
+                if result.failure.is_some() {
+                    break 'commands;
+                }
+            }
+        }
+        Ok(result)
+    }
+
+    /// Measures all targets and runs of one combination, the targets in turn. Returns the rows of all targets that were measured at least
+    /// once, and why it ended early.
+    fn measure_combination(
+        &mut self,
+        name: &str,
+        plan: &Plan,
+        combination: &Combination,
+    ) -> (Vec<ResultRow>, Result<(), BenchError>) {
+        let columns: Vec<(&Target, Combination)> =
+            plan.targets.iter().map(|target| (target, target.combination(combination))).collect();
+        let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
+        let mut outcome = Ok(());
+        'runs: for _ in 0..plan.runs {
+            for ((target, combination), results) in columns.iter().zip(&mut results) {
+                if self.is_interrupted() {
+                    break 'runs;
+                }
+                match self.measure_once(name, plan, target, combination) {
+                    Ok(result) => results.push(result),
+                    Err(error) => {
+                        outcome = Err(error);
+                        break 'runs;
+                    }
+                }
+            }
+        }
+        let measured = columns.iter().zip(&results).filter(|(_, results)| !results.is_empty());
+        let row = |((target, combination), results): (&(&Target, Combination), &Vec<RunResult>)| {
+            ResultRow::new(plan, target, combination, results)
+        };
+        (measured.map(row).collect(), outcome)
+    }
+
+    fn measure_once(
+        &mut self,
+        name: &str,
+        plan: &Plan,
+        target: &Target,
+        combination: &Combination,
+    ) -> Result<RunResult, BenchError> {
+        let column = target.column.as_deref().unwrap_or(&target.label);
+        let disks = if combination.targets > 1 { format!(", {} targets", combination.targets) } else { String::new() };
+        let what = format!("{name}: {column}, {} {}{disks}", combination.rw.name(), combination.sizes);
+        self.progress.start(&format!("{what} ({} left)", minutes(self.clock.left())));
+        let seed = rand::rng().next_u64();
+        let result = plan.interface.measure(&RunInput { plan, combination, target, seed, progress: &self.progress })?;
+        self.clock.advance(run_time(plan));
+        self.progress.end(&format!("{what}: {:.0} IOPS ({} left)", result.iops(), minutes(self.clock.left())));
+        for message in &result.messages {
+            let _ = writeln!(std::io::stderr(), "mqblk: reproduce: {what}: {message}");
+        }
+        Ok(result)
+    }
+
+    /// Removes the progress.
+    pub(super) fn finish(&self) {
+        self.progress.finish();
+    }
+}
+
+fn runs(plan: &Plan) -> usize {
+    plan.combinations.len() * plan.targets.len() * usize::from(plan.runs)
+}
+
+fn runs_u32(plan: &Plan) -> u32 {
+    u32::try_from(runs(plan)).unwrap_or(u32::MAX)
+}
+
+/// Returns what a run is expected to take.
+fn run_time(plan: &Plan) -> Duration {
+    plan.warmup + plan.runtime.unwrap_or_default() + OVERHEAD
+}
+
+/// Expects the time that is left, by what was expected and what it took.
+#[derive(Debug)]
+struct SessionClock {
+    total: Duration,
+    done: Duration,
+    since: Instant,
+}
+
+impl SessionClock {
+    fn new(total: Duration) -> SessionClock {
+        SessionClock { total, done: Duration::ZERO, since: Instant::now() }
+    }
+
+    fn advance(&mut self, by: Duration) {
+        if self.done.is_zero() {
+            // What came before the first run is none of the runs' time.
+            self.since = Instant::now() - by.min(self.since.elapsed());
+        }
+        self.done += by;
+    }
+
+    fn left(&self) -> Duration {
+        left(self.total, self.done, self.since.elapsed())
+    }
+}
+
+/// Returns the time left of `total`, of which `done` took `elapsed`.
+fn left(total: Duration, done: Duration, elapsed: Duration) -> Duration {
+    let rest = total.saturating_sub(done);
+    let pace = if done.is_zero() { 1.0 } else { elapsed.as_secs_f64() / done.as_secs_f64() };
+    rest.mul_f64(pace)
+}
+
+/// Returns a time as minutes or seconds.
+fn minutes(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..=90 => format!("{seconds} s"),
+        seconds => format!("{} min", (seconds + 30) / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_goes_by_what_was_measured() {
+        let seconds = Duration::from_secs;
+        assert_eq!(left(seconds(100), seconds(0), seconds(7)), seconds(100));
+        assert_eq!(left(seconds(100), seconds(25), seconds(50)), seconds(150));
+        assert_eq!(left(seconds(100), seconds(120), seconds(50)), seconds(0));
+        assert_eq!((minutes(seconds(90)).as_str(), minutes(seconds(100)).as_str()), ("90 s", "2 min"));
+    }
+}

@@ -122,7 +122,7 @@ fn an_svg_shows_each_point_where_it_belongs() {
         assert!(texts.iter().any(|found| found == text), "{text} in {texts:?}");
     }
     assert!(
-        texts.contains(&"virtio-blk, a, read, 8 jobs, iodepth 32, poll off, merge on, 3 runs".to_owned()),
+        texts.contains(&"virtio-blk, a, storage null, read, 8 jobs, iodepth 32, poll off, merge on, 3 runs".to_owned()),
         "{texts:?}"
     );
 
@@ -159,8 +159,7 @@ fn panels_latency_and_percentiles() {
         folder.drawn(&["sizes.json", "--y", "latency,bandwidth,percentiles", "--only", "bs=4k,16k,128k"], "all.svg");
     let document = Document::parse(&svg).unwrap();
     let texts = texts(&document);
-    let expected =
-        ["latency (us)", "latency (us), log scale", "bandwidth (MiB/s)", "percentile of the requests", "99.9", "max"];
+    let expected = ["latency", "latency, log scale", "bandwidth (MiB/s)", "percentile of the requests", "99.9", "max"];
     for text in expected.into_iter().chain(["median latency", "99th percentile", "bs 128K, 8 queues"]) {
         assert!(texts.iter().any(|found| found == text), "{text} in {texts:?}");
     }

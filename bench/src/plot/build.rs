@@ -2,26 +2,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::RowFilter;
 use super::axis::{
     AxisScale, AxisTick, Quantity, latency_position, latency_ticks, measured, percentile_position, percentile_ticks,
 };
 use super::chart::{Chart, HorizontalAxis, Panel, PanelGroup, Sample, SeriesLine};
 use super::keys::{KeyValue, RowKey, RowTable};
 use super::metric::{Metric, MetricValue};
+use super::ratio::{self, AxisChoice, ChartOptions};
 use super::select::{PlotSelection, constants};
 
-/// Returns the chart of `selections`. `title` replaces the default title.
-pub(super) fn chart(table: &RowTable, selections: &[PlotSelection], title: Option<String>) -> Chart {
+/// Returns the chart of `selections`.
+pub(super) fn chart(table: &RowTable, selections: &[PlotSelection], options: &ChartOptions) -> Chart {
     Chart {
-        title: title.unwrap_or_else(|| heading(selections)),
+        title: options.title.clone().unwrap_or_else(|| heading(selections)),
         subtitle: constants(table, selections),
-        groups: selections.iter().map(|selection| panel_group(table, selection)).collect(),
-        caption: caption(table, selections),
+        groups: selections.iter().map(|selection| panel_group(table, selection, options)).collect(),
+        caption: caption(table, selections, options),
     }
 }
 
 /// Returns what the marks mean.
-fn caption(table: &RowTable, selections: &[PlotSelection]) -> Vec<String> {
+fn caption(table: &RowTable, selections: &[PlotSelection], options: &ChartOptions) -> Vec<String> {
     let mut sentences = vec![];
     let metrics = || selections.iter().flat_map(|selection| &selection.metrics);
     let of_runs: Vec<&Metric> = metrics().filter(|metric| metric.has_error()).collect();
@@ -35,6 +37,9 @@ fn caption(table: &RowTable, selections: &[PlotSelection]) -> Vec<String> {
             }
             _ => format!("Error bars of {names}: one standard error of the mean of the runs, up and down; rows of a single run have none."),
         });
+    }
+    if options.ratio.is_some() {
+        sentences.push("The error of a ratio is that of both sides together.".into());
     }
     if metrics().any(|metric| metric.is_distribution() || *metric == Metric::Latency) {
         sentences.push("Latencies are of all requests of all runs together.".into());
@@ -66,7 +71,7 @@ fn listed(items: &[impl AsRef<str>]) -> String {
     }
 }
 
-fn panel_group(table: &RowTable, selection: &PlotSelection) -> PanelGroup {
+fn panel_group(table: &RowTable, selection: &PlotSelection, options: &ChartOptions) -> PanelGroup {
     let rows = 0..table.rows.len();
     let identities: BTreeSet<Vec<usize>> = rows.map(|row| table.identity(row, &selection.series)).collect();
     let indices: BTreeMap<Vec<usize>, usize> =
@@ -77,8 +82,11 @@ fn panel_group(table: &RowTable, selection: &PlotSelection) -> PanelGroup {
         None if selection.metrics == [Metric::Cdf] => latency_axis(table),
         None => percentile_axis(table),
     };
-    let panels =
-        selection.metrics.iter().flat_map(|metric| panels(table, selection, *metric, &across, &series)).collect();
+    let panels = selection
+        .metrics
+        .iter()
+        .flat_map(|metric| panels(table, selection, options, *metric, &across, &series))
+        .collect();
     PanelGroup {
         series: identities.iter().map(|identity| table.name(&selection.series, identity)).collect(),
         references: vec![],
@@ -91,10 +99,17 @@ fn panel_group(table: &RowTable, selection: &PlotSelection) -> PanelGroup {
 fn panels(
     table: &RowTable,
     selection: &PlotSelection,
+    options: &ChartOptions,
     metric: Metric,
     across: &HorizontalAxis,
     series: &dyn Fn(usize) -> usize,
 ) -> Vec<Panel> {
+    let keys = selection.x.into_iter().chain(selection.series.iter().copied()).chain(selection.panels);
+    let keys: Vec<RowKey> = keys.collect();
+    // A distribution has no one value to compare.
+    let ratio = options.ratio.as_ref().filter(|_| !metric.is_distribution());
+    let quantity = if ratio.is_some() { Quantity::Ratio } else { metric.quantity() };
+    let drawn = DrawnMetric { metric, quantity, value: &|row| ratio::value(table, row, metric, &keys, ratio) };
     let levels = selection.panels.map_or(1, |key| table.levels(key).len());
     let lines: Vec<Vec<SeriesLine>> = (0..levels)
         .map(|level| {
@@ -102,36 +117,61 @@ fn panels(
             lines(
                 table,
                 selection.x,
-                metric,
+                &drawn,
                 across,
                 &mut (0..table.rows.len()).filter(here).map(|row| (row, series(row))),
             )
         })
         .collect();
-    let y = scale(metric, across.bars, lines.iter().flatten().flat_map(|line| &line.samples));
+    let y = scale(&drawn, options.scale, across.bars, lines.iter().flatten().flat_map(|line| &line.samples));
+    let y_title = match ratio {
+        Some(RowFilter { key, values }) => format!("{}, ratio to {key} {}", metric.title(), values.join(" or ")),
+        None => metric.title().to_owned(),
+    };
     let panel = |(level, lines): (usize, Vec<SeriesLine>)| Panel {
         heading: selection.panels.map(|key| table.name(&[key], &[level])),
         x: across.clone(),
-        y_title: metric.title().to_owned(),
+        y_title: y_title.clone(),
         y: y.clone(),
         lines,
         references: vec![],
-        baseline: None,
+        baseline: ratio.map(|_| 1.0),
     };
     lines.into_iter().enumerate().map(panel).collect()
 }
 
-fn scale<'a>(metric: Metric, bars: bool, samples: impl Iterator<Item = &'a Sample> + Clone) -> AxisScale {
+/// A metric as it is drawn.
+struct DrawnMetric<'a> {
+    metric: Metric,
+    /// How its numbers are written.
+    quantity: Quantity,
+    /// Its value in a row.
+    value: &'a dyn Fn(usize) -> Option<MetricValue>,
+}
+
+fn scale<'a>(
+    drawn: &DrawnMetric<'_>,
+    choice: AxisChoice,
+    bars: bool,
+    samples: impl Iterator<Item = &'a Sample> + Clone,
+) -> AxisScale {
+    let metric = drawn.metric;
     let most = samples.clone().map(|sample| sample.y + sample.error).fold(0.0, f64::max);
     // Space for the value above a bar.
     let most = if bars { most * 1.08 } else { most };
     let least = samples.map(|sample| sample.y).fold(f64::INFINITY, f64::min);
     // Percentiles become logarithmic sooner: their tail matters.
     let span = if metric == Metric::Percentiles { 10.0 } else { 100.0 };
+    let is_log = match choice {
+        AxisChoice::Auto => metric.log() && most > span * least && most > 1e-3,
+        AxisChoice::Linear => false,
+        AxisChoice::Log => metric != Metric::Cdf,
+    };
     // The length of a bar is its value, and 0 has no logarithm.
-    match metric.log() && !bars && least > 0.0 && most > span * least && most > 1e-3 {
-        true => AxisScale::log(least, most, metric.quantity()),
-        false => AxisScale::linear(most, metric.quantity()),
+    match is_log && !bars && least > 0.0 {
+        // Apart, so that equal values have a height.
+        true => AxisScale::log(least / 1.001, most * 1.001, drawn.quantity),
+        false => AxisScale::linear(most, drawn.quantity),
     }
 }
 
@@ -185,10 +225,12 @@ const MAXIMUM_DISTANCE: f64 = 0.5;
 fn lines(
     table: &RowTable,
     x: Option<RowKey>,
-    metric: Metric,
+    drawn: &DrawnMetric<'_>,
     across: &HorizontalAxis,
     rows: &mut dyn Iterator<Item = (usize, usize)>,
 ) -> Vec<SeriesLine> {
+    let DrawnMetric { metric, quantity, value } = *drawn;
+    let unit = if quantity == Quantity::Ratio { "" } else { metric.unit() };
     let mut lines: BTreeMap<(usize, bool), Vec<Sample>> = BTreeMap::new();
     for (row, series) in rows {
         let Some(key) = x else {
@@ -200,14 +242,13 @@ fn lines(
             lines.entry((series, false)).or_default().extend(samples);
             continue;
         };
-        let Some(MetricValue { value, error, dashed: second }) = metric.of(&table.rows[row]) else { continue };
+        let Some(MetricValue { value, error, dashed: second }) = value(row) else { continue };
         let tick = &across.ticks[table.code(row, key)];
         let phrase = key.phrase(&key_value(table, row, key));
         let sample = |y: f64, error: f64, what: &str| {
-            let error_said =
-                if error > 0.0 { format!(" ± {}", measured(error, metric.quantity())) } else { String::new() };
-            let short = measured(y, metric.quantity());
-            let label = format!("{phrase}: {what}{short}{}{error_said}", metric.unit());
+            let error_said = if error > 0.0 { format!(" ± {}", measured(error, quantity)) } else { String::new() };
+            let short = measured(y, quantity);
+            let label = format!("{phrase}: {what}{short}{unit}{error_said}");
             Sample { x: tick.at, y, error, short, label }
         };
         let what = if second.is_some() { "median " } else { "" };

@@ -136,11 +136,32 @@ fn group(group: &FigureGroup) -> PanelGroup {
     let (series, references) = (names(false), names(true));
     let is_drawn =
         |panel: &&FigurePanel| panel.series.iter().any(|series| !series.is_reference && !series.points.is_empty());
-    let panels = group.panels.iter().filter(is_drawn).map(|own| panel(own, &series, &references)).collect();
+    let drawn: Vec<&FigurePanel> = group.panels.iter().filter(is_drawn).collect();
+    // One scale for all panels of a quantity: what is beside each other is compared.
+    let scale = |own: &FigurePanel| scale(drawn.iter().copied().filter(|other| other.y_title == own.y_title));
+    let panels = drawn.iter().map(|own| panel(own, scale(own), &series, &references)).collect();
     PanelGroup { series, references, styles: None, panels }
 }
 
-fn panel(panel: &FigurePanel, series: &[String], references: &[String]) -> Panel {
+/// Returns the vertical axis of panels with the same quantity.
+fn scale<'a>(panels: impl Iterator<Item = &'a FigurePanel> + Clone) -> AxisScale {
+    let points = || panels.clone().flat_map(|panel| &panel.series).flat_map(|series| &series.points);
+    let most = points().map(|point| point.y + point.error).fold(0.0, f64::max);
+    // An error bar that goes to 0 or below ends at the axis.
+    let end = |point: &FigurePoint| (point.y - point.error).max(point.y / 2.0);
+    let least = points().map(end).fold(f64::INFINITY, f64::min);
+    let quantity = panels.clone().next().map_or(Quantity::Count, |panel| panel.y);
+    match panels.clone().all(|panel| panel.log) && least > 0.0 {
+        // Apart, so that a panel of equal values has a height.
+        true => AxisScale::log(least / 1.02, most * 1.02, quantity),
+        // Space for the value above a bar.
+        false => {
+            AxisScale::linear(if panels.clone().any(|panel| panel.x.0.bars) { most * 1.08 } else { most }, quantity)
+        }
+    }
+}
+
+fn panel(panel: &FigurePanel, y: AxisScale, series: &[String], references: &[String]) -> Panel {
     let lines = |names: &[String], is_reference: bool| -> Vec<SeriesLine> {
         let own = panel.series.iter().filter(|series| series.is_reference == is_reference && !series.points.is_empty());
         let line = |own: &FigureSeries| {
@@ -152,15 +173,6 @@ fn panel(panel: &FigurePanel, series: &[String], references: &[String]) -> Panel
             }
         };
         own.map(line).collect()
-    };
-    let points = || panel.series.iter().flat_map(|series| &series.points);
-    let most = points().map(|point| point.y + point.error).fold(0.0, f64::max);
-    let least = points().map(|point| point.y - point.error).fold(f64::INFINITY, f64::min);
-    let y = match panel.log && least > 0.0 {
-        // Apart, so that a panel of equal values has a height.
-        true => AxisScale::log(least / 1.02, most * 1.02, panel.y),
-        // Space for the value above a bar.
-        false => AxisScale::linear(if panel.x.0.bars { most * 1.08 } else { most }, panel.y),
     };
     Panel {
         heading: panel.heading.clone(),

@@ -40,8 +40,16 @@ pub(super) enum RowKey {
     Grants,
     /// Whose the granted pages are that it keeps.
     GrantsPool,
+    /// Pages of a ring, as a power of two's exponent.
+    RingOrder,
+    /// Layout of a ring's requests.
+    Abi,
+    /// Worker threads of the server.
+    Workers,
     /// Storage backend.
     Storage,
+    /// Microseconds that the storage takes, if that is set.
+    Latency,
     /// Guest interface.
     Interface,
     /// Name of the experiment.
@@ -54,7 +62,7 @@ pub(super) enum RowKey {
 }
 
 /// All keys, in the order of the names of series.
-pub(super) const ROW_KEYS: [RowKey; 19] = [
+pub(super) const ROW_KEYS: [RowKey; 23] = [
     RowKey::Target,
     RowKey::Rw,
     RowKey::Bs,
@@ -69,12 +77,19 @@ pub(super) const ROW_KEYS: [RowKey; 19] = [
     RowKey::Merge,
     RowKey::Grants,
     RowKey::GrantsPool,
+    RowKey::RingOrder,
+    RowKey::Abi,
+    RowKey::Workers,
     RowKey::Storage,
+    RowKey::Latency,
     RowKey::Interface,
     RowKey::Experiment,
     RowKey::File,
     RowKey::Repeat,
 ];
+
+/// What a row says of a key that it does not have.
+pub(super) const UNKNOWN: &str = "unknown";
 
 /// Value of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -97,12 +112,16 @@ impl RowKey {
                 | RowKey::Jobs
                 | RowKey::Iodepth
                 | RowKey::Batch
+                | RowKey::RingOrder
+                | RowKey::Workers
+                | RowKey::Latency
         )
     }
 
     /// Returns its value in `row`; 1 for [`RowKey::Repeat`], which a row does not have.
     pub(super) fn value(self, row: &PlotRow) -> KeyValue {
         let text = |text: &str| KeyValue::Text(text.to_owned());
+        let number = |number: Option<u64>| number.map_or(KeyValue::Text(UNKNOWN.to_owned()), KeyValue::Number);
         match self {
             RowKey::Target => text(&row.target),
             RowKey::Rw => text(&row.rw),
@@ -121,7 +140,11 @@ impl RowKey {
             RowKey::Merge => text(&row.merge),
             RowKey::Grants => text(&row.grants),
             RowKey::GrantsPool => text(&row.grants_pool),
+            RowKey::RingOrder => number(row.ring_order),
+            RowKey::Abi => text(&row.abi),
+            RowKey::Workers => number(row.workers),
             RowKey::Storage => text(&row.storage),
+            RowKey::Latency => number(row.storage_latency),
             RowKey::Interface => text(&row.interface),
             RowKey::Experiment => text(row.experiment.as_deref().unwrap_or("no experiment")),
             RowKey::File => text(&row.file),
@@ -157,7 +180,11 @@ impl RowKey {
             RowKey::Merge => format!("merge {tick}"),
             RowKey::Grants => format!("grants {tick}"),
             RowKey::GrantsPool => format!("pool {tick}"),
+            RowKey::RingOrder => format!("ring order {tick}"),
+            RowKey::Abi => format!("abi {tick}"),
+            RowKey::Workers => count("worker", "workers"),
             RowKey::Storage => format!("storage {tick}"),
+            RowKey::Latency => format!("storage latency {tick} us"),
             RowKey::Repeat => format!("#{tick}"),
         }
     }
@@ -179,7 +206,11 @@ impl RowKey {
             RowKey::Merge => "request merging",
             RowKey::Grants => "use of grants",
             RowKey::GrantsPool => "pools of granted pages",
+            RowKey::RingOrder => "ring order (pages of a ring, as a power of two)",
+            RowKey::Abi => "layout of requests",
+            RowKey::Workers => "workers of the server",
             RowKey::Storage => "storage",
+            RowKey::Latency => "latency of the storage (us)",
             RowKey::Interface => "guest interface",
             RowKey::Experiment => "experiment",
             RowKey::File => "result file",
@@ -193,6 +224,8 @@ impl RowKey {
             RowKey::Bs => "block size",
             RowKey::Iodepth => "iodepth",
             RowKey::Batch => "batch",
+            RowKey::RingOrder => "ring order",
+            RowKey::Latency => "latency of the storage",
             other => other.title(),
         }
     }
@@ -213,12 +246,16 @@ pub(super) struct RowTable {
     levels: Vec<Vec<KeyValue>>,
     /// For each row, for each of [`ROW_KEYS`]: index of its value in `levels`.
     codes: Vec<[usize; ROW_KEYS.len()]>,
+    /// What all targets' labels have, and their names leave out; may be empty.
+    pub same_in_targets: String,
 }
 
 impl RowTable {
     /// Creates a table of at least one row.
-    pub(super) fn new(rows: Vec<PlotRow>) -> RowTable {
-        let mut table = RowTable { codes: vec![[0; ROW_KEYS.len()]; rows.len()], levels: vec![], rows };
+    pub(super) fn new(mut rows: Vec<PlotRow>) -> RowTable {
+        let same_in_targets = shorten_targets(&mut rows);
+        let codes = vec![[0; ROW_KEYS.len()]; rows.len()];
+        let mut table = RowTable { codes, levels: vec![], rows, same_in_targets };
         let repeats = repeats(&table.rows);
         for (at, key) in ROW_KEYS.into_iter().enumerate() {
             let values: Vec<KeyValue> = match key {
@@ -268,6 +305,35 @@ impl RowTable {
         let phrases = keys.iter().zip(identity).map(|(key, code)| key.phrase(&self.levels(*key)[*code]));
         phrases.collect::<Vec<_>>().join(", ")
     }
+}
+
+/// Shortens labels of targets that are settings of disks: what all have is left out, and returned. Names stay different and not empty.
+fn shorten_targets(rows: &mut [PlotRow]) -> String {
+    // A key of its own says the latency.
+    for row in rows.iter_mut().filter(|row| row.storage_latency.is_some() && row.target.starts_with("storage=")) {
+        let pairs: Vec<&str> = row.target.split(',').filter(|pair| !pair.starts_with("latency-us=")).collect();
+        row.target = pairs.join(",");
+    }
+    let mut labels: Vec<String> = rows.iter().map(|row| row.target.clone()).collect();
+    labels.sort();
+    labels.dedup();
+    let pairs = |label: &str| label.split(',').map(str::to_owned).collect::<Vec<String>>();
+    let is_settings = |label: &String| label.split(',').all(|pair| pair.contains('='));
+    if labels.len() < 2 || !labels.iter().all(is_settings) {
+        return String::new();
+    }
+    let mut same = pairs(&labels[0]);
+    same.retain(|pair| labels.iter().all(|label| pairs(label).contains(pair)));
+    let short =
+        |label: &str| pairs(label).into_iter().filter(|pair| !same.contains(pair)).collect::<Vec<_>>().join(",");
+    let mut names: Vec<String> = labels.iter().map(|label| short(label)).collect();
+    names.sort();
+    names.dedup();
+    if same.is_empty() || names.len() < labels.len() || names.iter().any(String::is_empty) {
+        return String::new();
+    }
+    rows.iter_mut().for_each(|row| row.target = short(&row.target));
+    same.join(",")
 }
 
 fn levels(values: &[KeyValue]) -> Vec<KeyValue> {

@@ -15,6 +15,7 @@ mod layout;
 mod markers;
 mod metric;
 mod panel;
+mod ratio;
 mod render;
 mod rows;
 mod scene;
@@ -32,7 +33,9 @@ use mqblk_core::settings::parse_size;
 
 use keys::{RowKey, RowTable};
 use metric::Metric;
+use ratio::{AxisChoice, ChartOptions};
 use rows::PlotRow;
+use select::PlotSelection;
 
 /// The options of `mqblk plot`.
 #[derive(Clone, Debug, clap::Args)]
@@ -47,6 +50,8 @@ Examples:
       of a file with --bs 512,4k,64k --queues 1,2: IOPS against block size, a line for each number of queues
   mqblk plot sizes.json -o sizes.png --y iops,latency,cpu --x queues --panels rw
       three metrics one below the other against queues, reads beside writes
+  mqblk plot sizes.json -o gain.svg --ratio queues=1 --scale log
+      what more queues gain: IOPS as a ratio to one queue
   mqblk plot before.json after.json -o change.svg --y percentiles --only bs=4k --only queues=1,8
       latency percentiles of two files together, of some of their rows")]
 pub struct PlotArgs {
@@ -73,6 +78,14 @@ pub struct PlotArgs {
     /// Draw only rows with these values, for example bs=4k,64k; may be repeated
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = parse_filter)]
     only: Vec<RowFilter>,
+
+    /// Draw ratios to the rows with this value, for example queues=1; what else is drawn agrees
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_filter)]
+    ratio: Option<RowFilter>,
+
+    /// Scale of the vertical axes
+    #[arg(long, value_enum, default_value_t)]
+    scale: AxisChoice,
 
     /// Title [default: what is drawn]
     #[arg(long, value_name = "TEXT")]
@@ -127,7 +140,12 @@ fn plot(args: &PlotArgs) -> Result<(), PlotError> {
     let format = picture_format(&args.output)?;
     let table = RowTable::new(filter_rows(read(&args.results)?, &args.only)?);
     let selections = select::select(&table, args)?;
-    let chart = build::chart(&table, &selections, args.title.as_deref().map(rows::label));
+    if let Some(filter) = &args.ratio {
+        check_ratio(&table, &selections, filter)?;
+    }
+    let title = args.title.as_deref().map(rows::label);
+    let options = ChartOptions { title, ratio: args.ratio.clone(), scale: args.scale };
+    let chart = build::chart(&table, &selections, &options);
     let font = scene::Font::new();
     let scene = layout::scene(&chart, &font);
     let failed = |why: String| PlotError::Output(format!("{}: {why}", args.output.display()));
@@ -136,6 +154,25 @@ fn plot(args: &PlotArgs) -> Result<(), PlotError> {
         PictureFormat::Png => render::png(&scene, &font).map_err(failed)?,
     };
     write(&args.output, &bytes).map_err(|error| failed(error.to_string()))
+}
+
+/// Checks that ratios can be drawn to the rows of `filter`.
+fn check_ratio(table: &RowTable, selections: &[PlotSelection], filter: &RowFilter) -> Result<(), PlotError> {
+    let has = |value: &String| table.rows.iter().any(|row| has_value(row, filter.key, value));
+    if let Some(value) = filter.values.iter().find(|value| !has(value)) {
+        let levels: Vec<String> = table.levels(filter.key).iter().map(|level| filter.key.tick(level)).collect();
+        return Err(PlotError::option(
+            "ratio",
+            format!("{}={value}", filter.key),
+            format!("one of {}", levels.join(" ")),
+        ));
+    }
+    let key = Some(filter.key);
+    if !selections.iter().any(|one| one.x == key || one.panels == key || one.series.contains(&filter.key)) {
+        let expected = "a key that is drawn: one that varies, and does not follow from another";
+        return Err(PlotError::option("ratio", filter.key, expected));
+    }
+    Ok(())
 }
 
 fn picture_format(output: &Path) -> Result<PictureFormat, PlotError> {

@@ -194,7 +194,8 @@ fn bars(
         for sample in samples {
             let color = match is_reference {
                 true => reference_style(*series).color,
-                false => bar_color(count, *series, names, sample),
+                // With grey bars beside them there is a legend.
+                false => bar_color(count + references, *series, names, sample),
             };
             let left = across.position(sample.x) + first + width * slot as f64;
             let (left, right) = (left + width * 0.06, left + width * 0.94);

@@ -9,6 +9,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::PlotError;
+use super::keys::UNKNOWN;
 
 /// Most bytes of a result file: some ten thousand rows.
 const MAX_FILE: u64 = 16 << 20;
@@ -44,6 +45,14 @@ pub(super) struct PlotRow {
     pub grants: String,
     /// The pool that caches granted pages; `unknown` where the interface has none.
     pub grants_pool: String,
+    /// Pages of a ring, as a power of two's exponent, if that is known.
+    pub ring_order: Option<u64>,
+    /// Layout of a ring's requests; `unknown` where the interface leaves no choice.
+    pub abi: String,
+    /// Worker threads of the server, if they were chosen.
+    pub workers: Option<u64>,
+    /// Microseconds that the storage takes, if that was chosen.
+    pub storage_latency: Option<u64>,
     /// Name of the experiment it is part of.
     pub experiment: Option<String>,
     /// Bytes of a request; of the smallest if sizes are mixed.
@@ -145,7 +154,8 @@ impl Fields<'_> {
         let [p50, p99] = [latency.measured("p50")?, latency.measured("p99")?];
         let tail = [(50.0, p50), (99.0, p99), (99.9, latency.measured("p999")?), (100.0, latency.measured("max")?)];
         let (bs, iops) = (self.count("bs", 1)?, (self.measured("iops_mean")?, self.measured("iops_stderr")?));
-        let unknown_if_absent = |key: &str| if self.absent(key) { Ok("unknown".into()) } else { self.text(key) };
+        let unknown_if_absent = |key: &str| if self.absent(key) { Ok(UNKNOWN.into()) } else { self.text(key) };
+        let if_present = |key: &str| if self.absent(key) { Ok(None) } else { self.count(key, 0).map(Some) };
         let one_if_absent = |key: &str| if self.absent(key) { Ok(1) } else { self.count(key, 1) };
         // Files from before mixed sizes lack it.
         let bandwidth_error = self.optional("bw_stderr")?.unwrap_or(iops.1 * bs as f64);
@@ -160,6 +170,10 @@ impl Fields<'_> {
             merge: self.text("merge")?,
             grants: unknown_if_absent("grants")?,
             grants_pool: unknown_if_absent("grants_pool")?,
+            ring_order: if_present("ring_order")?,
+            abi: unknown_if_absent("abi")?,
+            workers: if_present("server_workers")?,
+            storage_latency: if_present("storage_latency_us")?,
             experiment: if self.absent("experiment") { None } else { Some(self.text("experiment")?) },
             bs,
             bs_max: if self.absent("bs_max") { bs } else { self.count("bs_max", bs)? },

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::keys::{KeyValue, ROW_KEYS, RowKey, RowTable};
+use super::keys::{KeyValue, ROW_KEYS, RowKey, RowTable, UNKNOWN};
 use super::metric::Metric;
 use super::{PlotArgs, PlotError};
 
@@ -14,6 +14,20 @@ pub(super) const MAX_SERIES: usize = 14;
 const MAX_BARS: usize = 24;
 /// Most panels in a picture.
 pub(super) const MAX_PANELS: usize = 24;
+
+/// Numeric keys: the first that varies is the axis, and of those that follow from each other the first one is kept.
+const NUMBERS: [RowKey; 10] = [
+    RowKey::Bs,
+    RowKey::Targets,
+    RowKey::Luns,
+    RowKey::Queues,
+    RowKey::Iodepth,
+    RowKey::Jobs,
+    RowKey::Batch,
+    RowKey::Latency,
+    RowKey::Workers,
+    RowKey::RingOrder,
+];
 
 /// What to draw: metrics against one key, or percentiles, which have an axis of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,8 +92,6 @@ pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelect
 /// Returns the key of the horizontal axis: the first number with at least three values, else with two; else the first name that
 /// varies.
 fn axis(table: &RowTable) -> RowKey {
-    const NUMBERS: [RowKey; 7] =
-        [RowKey::Bs, RowKey::Targets, RowKey::Luns, RowKey::Queues, RowKey::Iodepth, RowKey::Jobs, RowKey::Batch];
     let with = |least: usize| NUMBERS.into_iter().find(move |key| table.levels(*key).len() >= least);
     let names = || ROW_KEYS.into_iter().find(|key| !key.is_numeric() && table.varies(*key));
     with(3).or_else(|| with(2)).or_else(names).unwrap_or(RowKey::Target)
@@ -126,10 +138,8 @@ fn names(table: &RowTable, keys: &[RowKey]) -> usize {
 fn distinguishing(table: &RowTable, x: Option<RowKey>, wanted: Option<RowKey>) -> Vec<RowKey> {
     let mut kept: Vec<RowKey> = wanted.into_iter().filter(|key| table.varies(*key)).collect();
     // Numbers first: of numbers that follow from each other, the first one is kept.
-    const ORDER: [RowKey; 7] =
-        [RowKey::Bs, RowKey::Targets, RowKey::Luns, RowKey::Queues, RowKey::Iodepth, RowKey::Jobs, RowKey::Batch];
     let free = |key: &RowKey| Some(*key) != x && Some(*key) != wanted && table.varies(*key);
-    for key in ORDER.into_iter().filter(free) {
+    for key in NUMBERS.into_iter().filter(free) {
         let numbers: Vec<RowKey> = kept.iter().copied().chain(x).filter(|key| key.is_numeric()).collect();
         if !table.is_determined(key, &numbers) {
             kept.push(key);
@@ -166,7 +176,8 @@ fn unique(table: &RowTable, keys: &[RowKey]) -> bool {
 /// enough, or else that leaves the fewest series.
 fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
     // Keys that are usually compared come last.
-    const ORDER: [RowKey; 13] = [
+    const ORDER: [RowKey; 14] = [
+        RowKey::Latency,
         RowKey::Rw,
         RowKey::Experiment,
         RowKey::Interface,
@@ -193,12 +204,15 @@ fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
     })
 }
 
-/// Returns what is constant in all rows, and the range of numbers that neither an axis nor a legend shows.
+/// Returns what is constant in all rows, the range of numbers that neither an axis nor a legend shows, and the names that go with what they
+/// show: nothing that varies is left out.
 pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> String {
-    const SAID: [RowKey; 14] = [
+    const SAID: [RowKey; 20] = [
         RowKey::Experiment,
         RowKey::Interface,
         RowKey::Target,
+        RowKey::Storage,
+        RowKey::Latency,
         RowKey::Rw,
         RowKey::Bs,
         RowKey::Targets,
@@ -208,30 +222,33 @@ pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> Strin
         RowKey::Iodepth,
         RowKey::Batch,
         RowKey::Steer,
+        RowKey::Workers,
         RowKey::Poll,
         RowKey::Merge,
+        RowKey::Grants,
+        RowKey::GrantsPool,
+        RowKey::RingOrder,
     ];
     let drawn =
         |key: &RowKey| selections.iter().any(|c| c.x == Some(*key) || c.series.contains(key) || c.panels == Some(*key));
     let mut words: Vec<String> = vec![];
-    for key in SAID.into_iter().filter(|key| !drawn(key)) {
-        match table.levels(key) {
-            [KeyValue::Text(text)] if text == "unknown" => {}
-            [KeyValue::Number(1)] if matches!(key, RowKey::Batch | RowKey::Luns | RowKey::Targets) => {}
-            [_] if key == RowKey::Experiment && table.rows[0].experiment.is_none() => {}
-            [only] => words.push(key.phrase(only)),
-            [first, .., last] if key.is_numeric() => {
-                if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.queues) {
-                    words.push("1 job per queue".into());
-                } else if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.targets * row.luns) {
-                    words.push("1 job per LUN".into());
-                } else {
-                    let range = format!("{} to {}", key.tick(first), key.tick(last));
-                    words.push(key.phrase(&KeyValue::Text(range)));
-                }
+    let abi = [RowKey::Abi].into_iter().filter(|key| table.varies(*key));
+    for key in SAID.into_iter().chain(abi).filter(|key| !drawn(key)) {
+        words.extend(match table.levels(key) {
+            [KeyValue::Text(text)] if text == UNKNOWN => None,
+            [KeyValue::Number(1)] if matches!(key, RowKey::Batch | RowKey::Luns | RowKey::Targets) => None,
+            [_] if key == RowKey::Experiment && table.rows[0].experiment.is_none() => None,
+            // The label of a served disk says what its storage is.
+            [KeyValue::Text(storage)] if key == RowKey::Storage && says_storage(table, storage) => None,
+            [only] => Some(key.phrase(only)),
+            [first, .., last] if key.is_numeric() && levels_are_numbers(table, key) => {
+                Some(number_range(table, key, first, last))
             }
-            _ => {}
-        }
+            _ => followed(table, key, &drawn),
+        });
+    }
+    if !table.same_in_targets.is_empty() {
+        words.push(format!("all targets {}", table.same_in_targets));
     }
     let runs: BTreeSet<u64> = table.rows.iter().map(|row| row.runs).collect();
     if let (Some(first), Some(last)) = (runs.first(), runs.last()) {
@@ -243,4 +260,40 @@ pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> Strin
         count => words.push(format!("requests failed in {count} of {} rows", table.rows.len())),
     }
     words.join(", ")
+}
+
+fn levels_are_numbers(table: &RowTable, key: RowKey) -> bool {
+    table.levels(key).iter().all(|level| matches!(level, KeyValue::Number(_)))
+}
+
+/// Returns true if every target's label has the storage in it.
+fn says_storage(table: &RowTable, storage: &str) -> bool {
+    let has = |row: &super::rows::PlotRow| {
+        row.target.contains(storage) || (storage == "file" && row.target.contains("path="))
+    };
+    table.rows.iter().all(has) || table.same_in_targets.contains(storage)
+}
+
+fn number_range(table: &RowTable, key: RowKey, first: &KeyValue, last: &KeyValue) -> String {
+    if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.queues) {
+        return "1 job per queue".into();
+    }
+    if key == RowKey::Jobs && table.rows.iter().all(|row| row.jobs == row.targets * row.luns) {
+        return "1 job per LUN".into();
+    }
+    key.phrase(&KeyValue::Text(format!("{} to {}", key.tick(first), key.tick(last))))
+}
+
+/// Returns the values of a key that is not drawn since others that are say it, and which: `poll off or busy, with target`.
+fn followed(table: &RowTable, key: RowKey, drawn: &dyn Fn(&RowKey) -> bool) -> Option<String> {
+    const MOST: usize = 4;
+    if matches!(key, RowKey::Experiment | RowKey::Target) {
+        return None;
+    }
+    let leader = ROW_KEYS.into_iter().filter(drawn).find(|leader| table.is_determined(key, &[*leader]));
+    let with = leader.map_or(String::new(), |leader| format!(", with {}", leader.subject()));
+    let levels = table.levels(key);
+    let shown: Vec<String> = levels.iter().take(MOST).map(|level| key.tick(level)).collect();
+    let more = if levels.len() > MOST { " or others" } else { "" };
+    Some(format!("{}{more}{with}", key.phrase(&KeyValue::Text(shown.join(" or ")))))
 }

@@ -3,10 +3,13 @@ use std::path::PathBuf;
 use super::keys::{RowKey, RowTable};
 use super::layout;
 use super::metric::Metric;
+use super::ratio::{AxisChoice, ChartOptions};
 use super::rows::PlotRow;
 use super::scene::{Anchor, Font, Outline, Scene, SceneShape, TextLine};
 use super::select::{PlotSelection, constants, select};
 use super::{PlotArgs, PlotError, build, filter_rows, parse_filter};
+
+mod unambiguous;
 
 /// A change to [`row`].
 type Change<'a> = &'a dyn Fn(&mut PlotRow);
@@ -23,6 +26,10 @@ fn row() -> PlotRow {
         merge: "off".into(),
         grants: "unknown".into(),
         grants_pool: "unknown".into(),
+        ring_order: None,
+        abi: "unknown".into(),
+        workers: None,
+        storage_latency: None,
         experiment: None,
         bs: 4096,
         bs_max: 0,
@@ -46,7 +53,17 @@ fn row() -> PlotRow {
 }
 
 fn args() -> PlotArgs {
-    PlotArgs { results: vec![], output: PathBuf::new(), x: None, y: vec![], panels: None, only: vec![], title: None }
+    PlotArgs {
+        results: vec![],
+        output: PathBuf::new(),
+        x: None,
+        y: vec![],
+        panels: None,
+        only: vec![],
+        ratio: None,
+        scale: AxisChoice::Auto,
+        title: None,
+    }
 }
 
 /// Returns the rows of all combinations of changes; no two results are equal.
@@ -81,7 +98,7 @@ fn error(rows: Vec<PlotRow>, args: &PlotArgs) -> String {
 fn names(rows: Vec<PlotRow>, args: &PlotArgs) -> Vec<String> {
     let table = RowTable::new(rows);
     let selections = select(&table, args).unwrap();
-    build::chart(&table, &selections, None).groups.swap_remove(0).series
+    build::chart(&table, &selections, &ChartOptions::default()).groups.swap_remove(0).series
 }
 
 #[test]
@@ -149,9 +166,12 @@ fn without_a_number_there_are_bars_and_percentiles() {
         (1, None, [Metric::Percentiles].as_slice())
     );
     let table = RowTable::new(sweep(&[targets]));
-    let chart = build::chart(&table, &select(&table, &args()).unwrap(), None);
+    let chart = build::chart(&table, &select(&table, &args()).unwrap(), &ChartOptions::default());
     assert_eq!(chart.title, "IOPS by target; latency percentiles");
-    assert_eq!(chart.subtitle, "virtio-blk, read, bs 4K, 1 queue, 1 job, iodepth 32, poll off, merge off, 3 runs");
+    assert_eq!(
+        chart.subtitle,
+        "virtio-blk, storage null, read, bs 4K, 1 queue, 1 job, iodepth 32, poll off, merge off, 3 runs"
+    );
     assert!(chart.groups[0].panels[0].x.bars && !chart.groups[0].panels[0].y.log && chart.groups[1].panels[0].y.log);
 }
 
@@ -317,7 +337,7 @@ fn no_text_is_cut_off_or_on_another() {
     ];
     for (what, rows, args) in cases {
         let table = RowTable::new(rows);
-        let chart = build::chart(&table, &select(&table, &args).unwrap(), None);
+        let chart = build::chart(&table, &select(&table, &args).unwrap(), &ChartOptions::default());
         check_scene(&layout::scene(&chart, &Font::new()), what);
     }
 }
@@ -377,7 +397,7 @@ fn extreme_values_are_drawn() {
             let args = PlotArgs { x, y: all.to_vec(), ..args() };
             let table = RowTable::new(rows.clone());
             let Ok(selections) = select(&table, &args) else { continue };
-            let scene = layout::scene(&build::chart(&table, &selections, None), &Font::new());
+            let scene = layout::scene(&build::chart(&table, &selections, &ChartOptions::default()), &Font::new());
             for shape in &scene.shapes {
                 let points = match shape {
                     SceneShape::Text(text) => vec![text.at],

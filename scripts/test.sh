@@ -203,6 +203,7 @@ install_missing socat # printed commands use it
 install_missing nbdkit
 install_missing qemu-nbd qemu-utils
 install_missing openssl
+install_missing chromium # shows the page of mqblk reproduce
 install_missing promtool prometheus # has promtool
 install_missing systemd-analyze systemd # measures the units
 if [ "$built" -eq 0 ]; then

@@ -96,6 +96,21 @@ const ARRANGEMENTS: &[Arrangement] = &[
         ],
     },
     Arrangement {
+        command: "reproduce",
+        short: &[
+            ("experiments", "xen-queues, polling, ... [default: all]"),
+            ("quick", "All in less than 3 minutes"),
+            ("out", "Folder of the results"),
+            ("folder", "A folder on the disk to measure"),
+            ("report", "Write a page with all of it"),
+            ("json", "Write it as JSON; - for standard output"),
+            ("runs", "Runs of each row"),
+            ("runtime", "Seconds of each run"),
+            ("list", "List the experiments"),
+        ],
+        groups: &[],
+    },
+    Arrangement {
         command: "plot",
         short: &[
             ("results", "Files that mqblk bench --json wrote"),

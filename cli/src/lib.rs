@@ -57,7 +57,7 @@ enum Command {
     /// Load a disk through the userspace driver and measure it
     Bench(Box<mqblk_bench::BenchArgs>),
 
-    /// Measure published experiments, and say whether they show here what they showed there
+    /// Measure published experiments, and compare the ratios
     Reproduce(mqblk_bench::reproduce::ReproduceArgs),
 
     /// Draw the results of benchmarks

@@ -7,10 +7,11 @@ const LINES: usize = 24;
 const COLUMNS: usize = 80;
 
 /// All subcommands that a user types.
-const COMMANDS: [&[&str]; 37] = [
+const COMMANDS: [&[&str]; 38] = [
     &[],
     &["serve"],
     &["bench"],
+    &["reproduce"],
     &["plot"],
     &["stat"],
     &["resize"],

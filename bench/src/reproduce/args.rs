@@ -17,10 +17,8 @@ idle machine. docs/reproduce.md says how to read it.
 FOLDER gets EXPERIMENT.json (for `mqblk plot`), .csv, .svg and .md, renewed after each combination: Ctrl-C keeps what was measured.
 
 Examples:
-  mqblk reproduce
-      all experiments, to the folder results
-  mqblk reproduce --quick --report report.html
-      all in less than 3 minutes, and a page with the plots, the machine and every command
+  mqblk reproduce --report report.html
+      all experiments, to the folder results, and a page with the plots, the machine and every command
   mqblk reproduce polling --quick --out /tmp/polling
       one of them
   mqblk reproduce block-sizes --quick --folder /var/tmp
@@ -58,7 +56,7 @@ pub struct ReproduceArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(super) runs: Option<u16>,
 
-    /// Seconds of each run [default: the experiment's, 0.15 to 1]
+    /// Seconds of each run [default: the experiment's, 0.12 to 1]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub(super) runtime: Option<f64>,
 

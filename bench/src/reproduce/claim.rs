@@ -7,7 +7,7 @@ use super::estimate::{RatioEstimate, digits};
 /// An effect that a document shows, beside what was measured here.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
-    /// The two things that are compared: `IOPS of static:50 over off`.
+    /// What is compared: `IOPS of static:50 over off`.
     pub what: String,
     /// The document's ratio; not 1.
     pub published: f64,
@@ -54,11 +54,13 @@ pub(super) struct ClaimResult {
 impl Claim {
     /// Returns the outcome of the claim.
     pub(super) fn result(&self) -> ClaimResult {
-        let published = format!("published x{}", digits(self.published));
         let with = |outcome: Outcome, why: &str| {
-            let measured = self.measured.map_or("not measured".into(), |ratio| format!("here {ratio}"));
+            let measured = self.measured.map_or("not measured".into(), |ratio| format!("{ratio} here"));
             let why = if why.is_empty() { String::new() } else { format!(": {why}") };
-            ClaimResult { outcome, reason: format!("{} {measured}, {published}{why}", self.what) }
+            ClaimResult {
+                outcome,
+                reason: format!("{}, {measured}, x{} published{why}", self.what, digits(self.published)),
+            }
         };
         let Some(measured) = self.measured else {
             return with(Outcome::NotMeasurable, "rows are missing, or completed nothing");
@@ -101,10 +103,20 @@ pub(super) fn needs_cores(threads: u16, what: &str, cores: usize) -> Option<Stri
     })
 }
 
-/// Returns the sentence at the end of an experiment: the outcomes of its claims, the first of which is the experiment's own.
+/// Returns the sentence at the end of an experiment: the outcome of its first claim, which is its main one, and how many others have which.
 pub(super) fn sentence(name: &str, results: &[ClaimResult]) -> String {
-    let parts = results.iter().map(|result| format!("{}: {}", result.outcome.words(), result.reason));
-    format!("{name}: {}.", parts.collect::<Vec<_>>().join("; "))
+    let Some((first, others)) = results.split_first() else { return format!("{name}: nothing is claimed.") };
+    let main = format!("{name}: {}: {}", first.outcome.words(), first.reason);
+    let all = [Outcome::Reproduced, Outcome::NotReproduced, Outcome::NotMeasurable];
+    let counts = all.map(|outcome| (others.iter().filter(|other| other.outcome == outcome).count(), outcome));
+    let counts =
+        counts.iter().filter(|(count, _)| *count > 0).map(|(count, outcome)| format!("{count} {}", outcome.words()));
+    let counts = counts.collect::<Vec<_>>().join(", ");
+    match others.len() {
+        0 => format!("{main}."),
+        1 => format!("{main}; its other effect: {}.", others[0].outcome.words()),
+        count => format!("{main}; its {count} other effects: {counts}."),
+    }
 }
 
 #[cfg(test)]
@@ -173,8 +185,13 @@ mod tests {
         let results = [claim(1.59, 1.6, 0.001).result(), claim(0.66, 1.0, 0.001).result()];
         assert_eq!(
             sentence("polling", &results),
-            "polling: reproduced: IOPS of A over B here x1.60 (1.59 to 1.61), published x1.59; \
-             not reproduced: IOPS of A over B here x1.00 (1.00 to 1.00), published x0.66: no difference beyond the error."
+            "polling: reproduced: IOPS of A over B, x1.60 (1.59 to 1.61) here, x1.59 published; its other effect: not reproduced."
         );
+        assert_eq!(
+            results[1].reason,
+            "IOPS of A over B, x1.00 (1.00 to 1.00) here, x0.66 published: no difference beyond the error"
+        );
+        let three = sentence("a", &[&results[..], &results[..]].concat());
+        assert!(three.ends_with("; its 3 other effects: 1 reproduced, 2 not reproduced."), "{three}");
     }
 }

@@ -20,12 +20,12 @@ use crate::report::ResultRow;
 pub(super) struct ResultFiles {
     out: PathBuf,
     report: Option<PathBuf>,
-    json: Option<JsonOutput>,
+    json: Option<JsonDestination>,
     command: String,
 }
 
 #[derive(Debug)]
-enum JsonOutput {
+enum JsonDestination {
     Standard,
     File(PathBuf),
 }
@@ -50,11 +50,11 @@ impl ResultFiles {
         std::fs::create_dir_all(&args.out).map_err(|error| refused("out", &args.out, error))?;
         tempfile::tempfile_in(&args.out).map_err(|error| refused("out", &args.out, error))?;
         let json = args.json.as_ref().map(|path| match path.as_os_str() == "-" {
-            true => JsonOutput::Standard,
-            false => JsonOutput::File(path.clone()),
+            true => JsonDestination::Standard,
+            false => JsonDestination::File(path.clone()),
         });
         let file = match &json {
-            Some(JsonOutput::File(path)) => Some(("json", path)),
+            Some(JsonDestination::File(path)) => Some(("json", path)),
             _ => None,
         };
         for (option, path) in args.report.iter().map(|path| ("report", path)).chain(file) {
@@ -97,8 +97,8 @@ impl ResultFiles {
         let document = SessionDocument { command: &self.command, machine, experiments };
         match &self.json {
             None => Ok(()),
-            Some(JsonOutput::File(path)) => write(path, &json(&document)?),
-            Some(JsonOutput::Standard) => print(&json(&document)?),
+            Some(JsonDestination::File(path)) => write(path, &json(&document)?),
+            Some(JsonDestination::Standard) => print(&json(&document)?),
         }
     }
 
@@ -108,7 +108,7 @@ impl ResultFiles {
     /// When it cannot be written for another reason than that nobody reads it.
     pub(super) fn say(&self, text: &str) -> Result<(), BenchError> {
         match self.json {
-            Some(JsonOutput::Standard) => Ok(()),
+            Some(JsonDestination::Standard) => Ok(()),
             _ => print(text),
         }
     }

@@ -28,7 +28,6 @@ impl MachineDescription {
             ("memory", or_unknown(memory(&text("/proc/meminfo")))),
             ("virtual machine", virtualised.to_owned()),
             ("kernel", text("/proc/sys/kernel/osrelease").trim().to_owned()),
-            ("kernel command line", text("/proc/cmdline").trim().to_owned()),
             ("mitigations", mitigations(Path::new("/sys/devices/system/cpu/vulnerabilities"))),
             ("CPU frequency governor", or_unknown(governor())),
             ("load before", or_unknown(load(&text("/proc/loadavg")))),

@@ -32,7 +32,7 @@ use files::ResultFiles;
 use machine::MachineDescription;
 use result::ExperimentResult;
 use scratch::ScratchFile;
-use session::Session;
+use session::ReproductionSession;
 
 pub use args::ReproduceArgs;
 
@@ -81,7 +81,7 @@ fn reproduce(args: &ReproduceArgs) -> Result<u8, BenchError> {
     let image = image.map_err(|error| BenchError::option("folder", folder.display(), format!("a path: {error}")))?;
     let scale = ExperimentScale { quick: args.quick, runs: args.runs, runtime: args.runtime, image };
     let mut files = ResultFiles::check(args)?;
-    let mut session = Session::new(&chosen, &scale)?;
+    let mut session = ReproductionSession::new(&chosen, &scale)?;
     if needs_disk {
         scratch::check(folder, size)?;
     }

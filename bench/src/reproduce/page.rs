@@ -45,7 +45,7 @@ pub(super) fn page(machine: &MachineDescription, command: &str, results: &[Exper
          <title>mqblk reproduce: published block experiments on this machine</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n\
          <h1>Published block experiments, measured here</h1>\n\
          <p>What is compared are ratios within a table: what more queues, merging or polling change. Absolute values belong to the machine that \
-         they were measured on, so the documents' are not beside ours. <i>Reproduced</i>: the effect has the published direction, beyond its \
+         they were measured on: compare them within a column of one machine only. <i>Reproduced</i>: the effect has the published direction, beyond its \
          95 % confidence interval, and at least half of the published size (of the ratio's logarithm). <i>Not reproduced</i>: the interval excludes the \
          published size. <i>Not measurable here</i>: there are fewer cores than the effect needs threads, or the runs differ by more than the effect.</p>\n\
          <pre>{command}</pre>\n<ul class=\"claims\">\n{overview}</ul>\n\

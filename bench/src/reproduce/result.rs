@@ -78,8 +78,12 @@ impl ExperimentResult {
             text.push_str(&format!("\n{}", table.text()));
         }
         text.push('\n');
+        for ClaimResult { outcome, reason } in self.claims() {
+            text.push_str(&format!("- {}: {reason}\n", outcome.words()));
+        }
+        text.push('\n');
         one.notes().iter().for_each(|note| text.push_str(&format!("{note}\n")));
-        text + &self.sentence() + "\n"
+        text + "\n" + &self.sentence() + "\n"
     }
 
     /// Returns it as Markdown.
@@ -93,6 +97,11 @@ impl ExperimentResult {
             capitalised(&self.completeness())
         );
         text.push_str(&format!("**{}**\n\n![{}]({}.svg)\n", self.sentence(), one.name(), one.name()));
+        text.push_str("\n## What the document shows, and what is seen here\n\n");
+        for ClaimResult { outcome, reason } in self.claims() {
+            text.push_str(&format!("- *{}*: {reason}\n", outcome.words()));
+        }
+        text.push_str("\n## Tables\n");
         for table in one.tables(&self.rows).iter().filter(|table| !table.rows.is_empty()) {
             text.push_str(&format!("\n{}", table.markdown()));
         }

@@ -20,7 +20,7 @@ use crate::report::ResultRow;
 use crate::run::{RunInput, RunResult};
 
 /// What a run takes besides its measurement, at first: a server is started and ended.
-const OVERHEAD: Duration = Duration::from_millis(250);
+const OVERHEAD: Duration = Duration::from_millis(200);
 
 /// The plans of an experiment.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl PlannedExperiment {
 
 /// All that is measured, and how far it is.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct ReproductionSession {
     planned: Vec<PlannedExperiment>,
     progress: ProgressDisplay,
     clock: SessionClock,
@@ -47,7 +47,7 @@ pub(super) struct Session {
 /// Writes the result of an experiment as far as it is.
 pub(super) type WriteResult<'a> = &'a mut dyn FnMut(&ExperimentResult) -> Result<(), BenchError>;
 
-impl Session {
+impl ReproductionSession {
     /// Plans all commands of the experiments, and catches SIGINT and SIGTERM: the first ends the session after the current run, a second
     /// one the process.
     ///
@@ -56,7 +56,7 @@ impl Session {
     pub(super) fn new(
         experiments: &[&'static dyn Reproduction],
         scale: &ExperimentScale,
-    ) -> Result<Session, BenchError> {
+    ) -> Result<ReproductionSession, BenchError> {
         let plan = |command: BenchCommand| command.plan().map(|plan| (command, plan));
         let planned = experiments.iter().map(|one| {
             let commands = one.commands(scale).into_iter().map(plan).collect::<Result<_, _>>()?;
@@ -73,7 +73,7 @@ impl Session {
                 .and_then(|_| flag::register(signal, Arc::clone(&interrupted)))
                 .map_err(|error| BenchError::Failed(format!("a signal handler: {error}")))?;
         }
-        Ok(Session {
+        Ok(ReproductionSession {
             planned,
             progress: ProgressDisplay::new(runs as u64),
             clock: SessionClock::new(total),

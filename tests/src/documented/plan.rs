@@ -86,9 +86,10 @@ pub const INSTALL: (&str, &str) = ("README.md", "Install");
 const LANGUAGES: [&str; 6] = ["sh", "text", "json", "toml", "xml", "rust"];
 
 /// What help texts there are: `mqblk WORD --help`.
-const HELP: [&str; 18] = [
+const HELP: [&str; 19] = [
     "serve",
     "bench",
+    "reproduce",
     "plot",
     "stat",
     "top",

@@ -84,6 +84,11 @@ case ${1-} in
         if [[ $* == *"--experiment targets"* ]] && ! given --targets; then more+=(--targets 1,4); fi
         if [[ $* == *"--experiment block-size"* ]] && ! given --bs; then more+=(--bs 512,64k); fi
         ;;
+    reproduce)
+        given --quick || given --list || given --help || more+=(--quick)
+        given --runtime || more+=(--runtime 0.02)
+        given --runs || more+=(--runs 1)
+        ;;
 esac
 exec DAEMON "$@" "${more[@]}"
 "#;

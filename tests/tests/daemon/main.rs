@@ -17,6 +17,7 @@ mod migration;
 mod nbd;
 mod qcow2;
 mod queue_moves;
+mod reproduce;
 mod resize;
 mod resource_limits;
 mod sandbox;

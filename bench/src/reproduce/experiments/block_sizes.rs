@@ -34,10 +34,14 @@ struct Load {
 
 impl Load {
     fn name(self) -> String {
+        format!("{}, iodepth-batch {}", self.short_name(), self.batch)
+    }
+
+    fn short_name(self) -> String {
         let interface =
             INTERFACES.iter().find(|(name, _)| *name == self.interface).map_or(self.interface, |(_, name)| name);
         let rw = if self.rw == "read" { "sequential reads" } else { "sequential writes" };
-        format!("{interface}, {rw}, iodepth-batch {}", self.batch)
+        format!("{interface}, {rw}")
     }
 
     fn has(self, row: &ResultRow) -> bool {
@@ -95,12 +99,12 @@ impl Reproduction for BlockSizes {
     }
 
     fn commands(&self, scale: &ExperimentScale) -> Vec<BenchCommand> {
-        let length = scale.length((0.4, 3), (0.12, 2));
+        let length = scale.length((0.3, 3), (0.12, 2));
         let (all, some) = if scale.quick { ("512,4k,64k,1M", "4k") } else { ("512-4M", "512,4k,32k") };
         let command = |interface: &str, sizes: &str, batch: u16| {
             let options = format!(
                 "--interface {interface} --experiment block-size --rw read,write --allow-write --bs {sizes} --queues 8 --jobs 8 --iodepth 32 \
-                 --batch {batch} {length}"
+                 --batch {batch} {length} --label disk"
             );
             BenchCommand::new(&options).with("--disk", format!("path={}", escaped(&scale.image.display().to_string())))
         };
@@ -173,7 +177,7 @@ impl Reproduction for BlockSizes {
             let lines = BLOCK_SIZES.iter().filter(|line| is_small(&line.0));
             let documents: Vec<f64> = lines.map(|(_, values)| (values[2] / values[1]).ln()).collect();
             Claim {
-                what: format!("IOPS of merging over none, reads of up to 4K, 8 queues, {name}"),
+                what: format!("IOPS of 8 queues with merging over 8 without ({name}, reads of up to 4K)"),
                 published: (documents.iter().sum::<f64>() / documents.len() as f64).exp(),
                 measured: RatioEstimate::of(&means),
                 obstacle: None,
@@ -181,16 +185,16 @@ impl Reproduction for BlockSizes {
             }
         };
         let small = BLOCK_SIZES.iter().find(|line| line.0 == SMALL).map_or([1.0; 3], |line| line.1);
-        let threads = || needs_cores(16, "8 queues, with a thread at each end,", cores);
+        let threads = || needs_cores(16, "8 queues with a thread at each end", cores);
         let queues = |what: &str, load: Load, published: f64| {
             iops_claim(what, published, load.find(rows, SMALL, 1), load.find(rows, SMALL, 0), threads())
         };
         vec![
             merging(reads("xen"), "blkif"),
             merging(reads("virtio-blk"), "virtio-blk"),
-            queues("IOPS of 8 queues over 1, reads of 4K, blkif", reads("xen"), small[1] / small[0]),
+            queues("IOPS of 8 queues over 1 (blkif, reads of 4K)", reads("xen"), small[1] / small[0]),
             queues(
-                "of 8 queues over 1, writes of 4K, blkif",
+                "IOPS of 8 queues over 1 (blkif, writes of 4K)",
                 writes,
                 BLOCK_SIZE_WRITES_4K[1] / BLOCK_SIZE_WRITES_4K[0],
             ),
@@ -202,7 +206,7 @@ impl Reproduction for BlockSizes {
         let panel = |load: &Load, series: Vec<FigureSeries>, y_title: &str, y: Quantity| {
             let ticks = load.sizes(rows).into_iter().map(|bs| (at(bs), ByteLen(bs).to_string()));
             FigurePanel {
-                heading: Some(load.name()),
+                heading: Some(load.short_name()),
                 x: FigureAxis::numbers("block size (bytes)", ticks),
                 y_title: y_title.to_owned(),
                 y,
@@ -228,18 +232,28 @@ impl Reproduction for BlockSizes {
             let series = ours.chain(theirs).collect();
             panel(load, series, "IOPS, ratio to 1 queue", Quantity::Ratio)
         };
+        // Both batches in one panel: whether the larger one brings merging back is the thread's question.
         let merges = |load: &Load| {
-            let series = (0..COLUMNS.len()).map(|column| {
-                let rows = load.sizes(rows).into_iter().filter_map(|bs| load.find(rows, bs, column));
-                let points = rows.filter_map(|row| Some(FigurePoint::exact(at(row.bs), merged_percent(row)?)));
-                FigureSeries { name: COLUMNS[column].2.to_owned(), points: points.collect(), is_reference: false }
+            let both = loads.iter().filter(|other| (other.interface, other.rw) == (load.interface, load.rw));
+            let series = both.flat_map(|own| {
+                // Without merging there is nothing to see.
+                [0, 1].map(|column| {
+                    let rows = own.sizes(rows).into_iter().filter_map(|bs| own.find(rows, bs, column));
+                    let points = rows.filter_map(|row| Some(FigurePoint::exact(at(row.bs), merged_percent(row)?)));
+                    let name = format!("{}, iodepth-batch {}", COLUMNS[column].2, own.batch);
+                    FigureSeries { name, points: points.collect(), is_reference: false }
+                })
             });
             panel(load, series.collect(), "requests merged", Quantity::Percent)
         };
-        let groups = [loads.iter().map(ratios).collect::<Vec<_>>(), loads.iter().map(merges).collect()];
+        let first: Vec<&Load> = loads.iter().filter(|load| load.batch == 1).collect();
+        let groups = [
+            first.iter().map(|load| ratios(load)).collect::<Vec<_>>(),
+            first.iter().map(|load| merges(load)).collect(),
+        ];
         Figure {
             title: "Sequential streams by block size: IOPS as a ratio to one queue".into(),
-            subtitle: "8 jobs, iodepth 32 each, a file on a disk with O_DIRECT; 2015: merged is the frontend without multi-queue".into(),
+            subtitle: "8 jobs, iodepth 32, iodepth-batch 1, a file on a disk with O_DIRECT; 2015: merged is the frontend without multi-queue".into(),
             groups: groups.into_iter().map(|panels| FigureGroup { panels }).collect(),
         }
     }

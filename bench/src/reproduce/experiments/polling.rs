@@ -118,7 +118,7 @@ impl Reproduction for Polling {
     fn claims(&self, rows: &[ResultRow], cores: usize) -> Vec<Claim> {
         let [off, polled] = POLLING;
         vec![iops_claim(
-            "IOPS of static:50 over off, storage that takes 0 us",
+            "IOPS of static:50 over off on storage that takes 0 us",
             polled.iops / off.iops,
             find(rows, 0, polled.poll),
             find(rows, 0, off.poll),

@@ -149,18 +149,18 @@ impl Reproduction for ScsiTargets {
         };
         vec![
             claim(
-                "bandwidth of 4 queues over the single one, with 8 targets",
+                "bandwidth of 4 queues over one with 8 targets",
                 (8, 1),
                 (8, 0),
-                needs_cores(8, "4 queues, with a thread at each end,", cores),
+                needs_cores(8, "4 queues with a thread at each end", cores),
             ),
             claim(
-                "of 8 queues over the single one, with 32 targets",
+                "bandwidth of 8 queues over one with 32 targets",
                 (32, 2),
                 (32, 0),
-                needs_cores(16, "8 queues, with a thread at each end,", cores),
+                needs_cores(16, "8 queues with a thread at each end", cores),
             ),
-            claim("of 32 targets over 16, with 4 queues", (32, 1), (16, 1), None),
+            claim("bandwidth of 32 targets over 16 with 4 queues", (32, 1), (16, 1), None),
         ]
     }
 
@@ -186,12 +186,12 @@ impl Reproduction for ScsiTargets {
                 FigureSeries { name: (*name).to_owned(), points: points.collect(), is_reference: true }
             });
             FigurePanel {
-                heading: Some(format!("steering by {steer}")),
+                heading: Some(format!("steering: {steer}")),
                 x: FigureAxis::numbers(
                     "targets, one LUN each",
                     counts.iter().map(|count| (at(*count), count.to_string())),
                 ),
-                y_title: "bandwidth, ratio to 1 target and 1 queue".into(),
+                y_title: "bandwidth (ratio)".into(),
                 y: Quantity::Ratio,
                 log: true,
                 series: ours.chain(theirs).collect(),

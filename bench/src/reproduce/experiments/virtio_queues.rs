@@ -102,12 +102,12 @@ impl Reproduction for VirtioQueues {
         };
         vec![
             claim(
-                "IOPS of 4 queues over 1, with a worker for each (dataplane)",
+                "IOPS of 4 queues over 1 with a worker for each (dataplane)",
                 0,
                 needs_cores(8, "4 jobs and 4 workers", cores),
             ),
             claim(
-                "of 4 queues over 1, with one worker (no dataplane)",
+                "IOPS of 4 queues over 1 with one worker (no dataplane)",
                 2,
                 needs_cores(5, "4 jobs and a worker", cores),
             ),
@@ -135,7 +135,7 @@ impl Reproduction for VirtioQueues {
         ];
         let panel = FigurePanel {
             heading: None,
-            x: FigureAxis::names("", ROWS.map(|(name, _)| name.to_owned())),
+            x: FigureAxis::names("row of the document's table", ROWS.map(|(name, _)| name.to_owned())),
             y_title: "IOPS, ratio to no-mq".into(),
             y: Quantity::Ratio,
             log: false,

@@ -63,18 +63,18 @@ impl Reproduction for XenQueues {
         let [shared, _, own] = XEN_IOPS.map(|(_, values)| values);
         vec![
             iops_claim(
-                "IOPS of 4 rings over 1, with pools of each ring",
+                "IOPS of 4 rings over 1 with pools of each ring",
                 own[1] / own[0],
                 find(rows, "per-ring", 4),
                 find(rows, "per-ring", 1),
-                needs_cores(8, "4 rings, with a thread at each end,", cores),
+                needs_cores(8, "4 rings with a thread at each end", cores),
             ),
             iops_claim(
-                "of pools of each ring over one pool, with 16 rings",
+                "IOPS of pools of each ring over one pool with 16 rings",
                 own[3] / shared[3],
                 find(rows, "per-ring", 16),
                 find(rows, "shared", 16),
-                needs_cores(32, "16 rings, with a thread at each end,", cores),
+                needs_cores(32, "16 rings with a thread at each end", cores),
             ),
         ]
     }

@@ -17,8 +17,8 @@ use crate::interrupt::Interrupt;
 use crate::machine::Invocation;
 use targets::plan_targets;
 
-pub(crate) use targets::{null_latency, value_of};
 pub(crate) use targets::{DeviceName, DiskKeys, MergeMode, Target, TargetSource};
+pub(crate) use targets::{null_latency, value_of};
 
 /// The setting of a disk that exists during a run only.
 const IN_MEMORY: &str = "storage=ram";

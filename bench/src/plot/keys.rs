@@ -30,6 +30,12 @@ pub(super) enum RowKey {
     Iodepth,
     /// Requests submitted and waited for at once.
     Batch,
+    /// I/Os per second that each job starts.
+    RateIops,
+    /// Writes after which a job flushes.
+    Fsync,
+    /// Which blocks a random load prefers.
+    Distribution,
     /// The queue that a command of a controller is put on.
     Steer,
     /// The server's poll policy.
@@ -62,7 +68,7 @@ pub(super) enum RowKey {
 }
 
 /// All keys, in the order of the names of series.
-pub(super) const ROW_KEYS: [RowKey; 23] = [
+pub(super) const ROW_KEYS: [RowKey; 26] = [
     RowKey::Target,
     RowKey::Rw,
     RowKey::Bs,
@@ -72,6 +78,9 @@ pub(super) const ROW_KEYS: [RowKey; 23] = [
     RowKey::Jobs,
     RowKey::Iodepth,
     RowKey::Batch,
+    RowKey::RateIops,
+    RowKey::Fsync,
+    RowKey::Distribution,
     RowKey::Steer,
     RowKey::Poll,
     RowKey::Merge,
@@ -112,6 +121,8 @@ impl RowKey {
                 | RowKey::Jobs
                 | RowKey::Iodepth
                 | RowKey::Batch
+                | RowKey::RateIops
+                | RowKey::Fsync
                 | RowKey::RingOrder
                 | RowKey::Workers
                 | RowKey::Latency
@@ -135,6 +146,9 @@ impl RowKey {
             RowKey::Jobs => KeyValue::Number(row.jobs),
             RowKey::Iodepth => KeyValue::Number(row.iodepth),
             RowKey::Batch => KeyValue::Number(row.batch),
+            RowKey::RateIops => number(row.rate_iops),
+            RowKey::Fsync => number(row.fsync),
+            RowKey::Distribution => text(&row.distribution),
             RowKey::Steer => text(&row.steer),
             RowKey::Poll => text(&row.poll),
             RowKey::Merge => text(&row.merge),
@@ -175,6 +189,9 @@ impl RowKey {
             RowKey::Jobs => count("job", "jobs"),
             RowKey::Iodepth => format!("iodepth {tick}"),
             RowKey::Batch => format!("batch {tick}"),
+            RowKey::RateIops => format!("rate-iops {tick}"),
+            RowKey::Fsync => format!("fsync {tick}"),
+            RowKey::Distribution => format!("distribution {tick}"),
             RowKey::Steer => format!("steer {tick}"),
             RowKey::Poll => format!("poll {tick}"),
             RowKey::Merge => format!("merge {tick}"),
@@ -201,6 +218,9 @@ impl RowKey {
             RowKey::Jobs => "jobs",
             RowKey::Iodepth => "iodepth (requests in flight of each job)",
             RowKey::Batch => "batch (requests submitted at once)",
+            RowKey::RateIops => "rate-iops (I/Os that each job starts in a second)",
+            RowKey::Fsync => "fsync (writes before a flush)",
+            RowKey::Distribution => "distribution of random blocks",
             RowKey::Steer => "queue steering",
             RowKey::Poll => "poll policy",
             RowKey::Merge => "request merging",
@@ -224,6 +244,8 @@ impl RowKey {
             RowKey::Bs => "block size",
             RowKey::Iodepth => "iodepth",
             RowKey::Batch => "batch",
+            RowKey::RateIops => "rate-iops",
+            RowKey::Fsync => "fsync",
             RowKey::RingOrder => "ring order",
             RowKey::Latency => "latency of the storage",
             other => other.title(),

@@ -49,6 +49,12 @@ pub(super) struct PlotRow {
     pub ring_order: Option<u64>,
     /// Layout of a ring's requests; `unknown` where the interface leaves no choice.
     pub abi: String,
+    /// I/Os per second that each job starts, of an open-loop load.
+    pub rate_iops: Option<u64>,
+    /// Writes after which a job flushes, if it does.
+    pub fsync: Option<u64>,
+    /// Which blocks a random load prefers; `unknown` in files that do not say it.
+    pub distribution: String,
     /// Worker threads of the server, if they were chosen.
     pub workers: Option<u64>,
     /// Microseconds that the storage takes, if that was chosen.
@@ -172,6 +178,9 @@ impl Fields<'_> {
             grants_pool: unknown_if_absent("grants_pool")?,
             ring_order: if_present("ring_order")?,
             abi: unknown_if_absent("abi")?,
+            rate_iops: if_present("rate_iops")?,
+            fsync: if_present("fsync")?.filter(|writes| *writes > 0),
+            distribution: unknown_if_absent("random_distribution")?,
             workers: if_present("server_workers")?,
             storage_latency: if_present("storage_latency_us")?,
             experiment: if self.absent("experiment") { None } else { Some(self.text("experiment")?) },

@@ -16,7 +16,7 @@ const MAX_BARS: usize = 24;
 pub(super) const MAX_PANELS: usize = 24;
 
 /// Numeric keys: the first that varies is the axis, and of those that follow from each other the first one is kept.
-const NUMBERS: [RowKey; 10] = [
+const NUMBERS: [RowKey; 12] = [
     RowKey::Bs,
     RowKey::Targets,
     RowKey::Luns,
@@ -24,6 +24,8 @@ const NUMBERS: [RowKey; 10] = [
     RowKey::Iodepth,
     RowKey::Jobs,
     RowKey::Batch,
+    RowKey::RateIops,
+    RowKey::Fsync,
     RowKey::Latency,
     RowKey::Workers,
     RowKey::RingOrder,
@@ -207,7 +209,7 @@ fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
 /// Returns what is constant in all rows, the range of numbers that neither an axis nor a legend shows, and the names that go with what they
 /// show: nothing that varies is left out.
 pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> String {
-    const SAID: [RowKey; 20] = [
+    const SAID: [RowKey; 23] = [
         RowKey::Experiment,
         RowKey::Interface,
         RowKey::Target,
@@ -221,6 +223,9 @@ pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> Strin
         RowKey::Jobs,
         RowKey::Iodepth,
         RowKey::Batch,
+        RowKey::RateIops,
+        RowKey::Fsync,
+        RowKey::Distribution,
         RowKey::Steer,
         RowKey::Workers,
         RowKey::Poll,
@@ -236,6 +241,7 @@ pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> Strin
     for key in SAID.into_iter().chain(abi).filter(|key| !drawn(key)) {
         words.extend(match table.levels(key) {
             [KeyValue::Text(text)] if text == UNKNOWN => None,
+            [KeyValue::Text(text)] if key == RowKey::Distribution && text == "random" => None,
             [KeyValue::Number(1)] if matches!(key, RowKey::Batch | RowKey::Luns | RowKey::Targets) => None,
             [_] if key == RowKey::Experiment && table.rows[0].experiment.is_none() => None,
             // The label of a served disk says what its storage is.

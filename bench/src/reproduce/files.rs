@@ -1,5 +1,6 @@
 //! The result files. Each is written under a temporary name and renamed, so that it is always whole.
 
+use std::collections::HashMap;
 use std::fs::Permissions;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -146,10 +147,11 @@ fn json(value: &impl Serialize) -> Result<String, BenchError> {
     Ok(text + "\n")
 }
 
-/// Returns the rows as CSV (RFC 4180): a column for each key of the JSON, those of `lat_us` as `lat_us.mean` and so on, without the
-/// percentiles.
+/// Returns the rows as CSV (RFC 4180): a column for each key of the JSON, those of objects as `lat_us.mean` and so on, without lists. A row
+/// that lacks a key has nothing there.
 fn csv(rows: &[ResultRow]) -> Result<String, BenchError> {
-    let mut lines: Vec<Vec<(String, String)>> = vec![];
+    let mut names: Vec<String> = vec![];
+    let mut lines: Vec<HashMap<String, String>> = vec![];
     for row in rows {
         let value = serde_json::to_value(row).map_err(|error| BenchError::Failed(format!("CSV: {error}")))?;
         let Value::Object(fields) = value else { continue };
@@ -163,16 +165,29 @@ fn csv(rows: &[ResultRow]) -> Result<String, BenchError> {
                 value => line.push((key, cell(&value))),
             }
         }
-        lines.push(line);
+        for (name, _) in &line {
+            if !names.contains(name) {
+                names.push(name.clone());
+            }
+        }
+        lines.push(line.into_iter().collect());
     }
-    let quoted = |text: &String| match text.contains(['"', ',', '\n', '\r']) {
+    // What is null in some rows and an object in others has the object's columns.
+    let all = names.clone();
+    names.retain(|name| !all.iter().any(|other| other.starts_with(&format!("{name}."))));
+    let quoted = |text: &str| match text.contains(['"', ',', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.clone(),
+        false => text.to_owned(),
     };
-    let join = |cells: Vec<String>| cells.join(",") + "\r\n";
-    let head = lines.first().map(|line| join(line.iter().map(|(key, _)| quoted(key)).collect())).unwrap_or_default();
-    let body: String = lines.iter().map(|line| join(line.iter().map(|(_, text)| quoted(text)).collect())).collect();
-    Ok(head + &body)
+    let mut text = String::new();
+    if !lines.is_empty() {
+        text.push_str(&(names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(",") + "\r\n"));
+    }
+    for line in &lines {
+        let cells = names.iter().map(|name| line.get(name).map_or(String::new(), |text| quoted(text)));
+        text.push_str(&(cells.collect::<Vec<_>>().join(",") + "\r\n"));
+    }
+    Ok(text)
 }
 
 fn cell(value: &Value) -> String {

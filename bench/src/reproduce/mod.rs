@@ -50,7 +50,7 @@ pub fn run(args: &ReproduceArgs) -> ExitCode {
     match reproduce(args) {
         Ok(code) => ExitCode::from(code),
         Err(error @ BenchError::Usage(_)) => fail(&error, 2),
-        Err(error @ BenchError::Failed(_)) => fail(&error, 1),
+        Err(error) => fail(&error, 1),
     }
 }
 

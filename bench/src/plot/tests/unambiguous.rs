@@ -38,6 +38,11 @@ fn every_key_that_varies_is_named() {
         super::names(sweep(&[bs, orders]), &PlotArgs { x: Some(RowKey::Bs), ..args() }),
         ["ring order 0", "ring order 4"]
     );
+    let rates: &[Change] = &[&|r| r.rate_iops = Some(1000), &|r| r.rate_iops = Some(5000)];
+    assert_eq!(chosen(sweep(&[rates]), &args())[0].x, Some(RowKey::RateIops));
+    let loads: &[Change] = &[&|_| {}, &|r| (r.fsync, r.distribution) = (Some(8), "zipf:1.1".into())];
+    let names = super::names(sweep(&[bs, loads]), &args());
+    assert!(names[1].contains("fsync 8") && names[1].contains("zipf:1.1"), "{names:?}");
     let latencies: &[Change] = &[&|r| r.storage_latency = Some(0), &|r| r.storage_latency = Some(30)];
     let selection = &chosen(sweep(&[latencies]), &args())[0];
     assert_eq!(

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use super::program;
 
 /// Requests of each thread, and those that are published at once. A turn serves 16.
-const REQUESTS: u32 = 6400;
-const BATCH: u32 = 32;
+const REQUESTS: u32 = 3200;
+const BATCH: u32 = 16;
 /// What is done once for all that is published at once is done so often; what is done at set-up and at the end is done less often.
 const ROUNDS: u32 = REQUESTS / BATCH;
 
@@ -103,7 +103,7 @@ fn judge(mode: &str) {
 #[test]
 #[cfg_attr(debug_assertions, ignore = "the program is a release build, as the budget's: cargo test --release")]
 fn workers_write_no_cache_line_in_common() {
-    for mode in ["plain", "tracked", "packed", "scsi", "scsi32"] {
+    for mode in ["plain", "tracked", "packed", "scsi32"] {
         judge(mode);
     }
 }

@@ -8,6 +8,7 @@ mod cancel;
 mod crash_rig;
 mod harness;
 mod killable;
+mod many_workers;
 mod merge;
 mod scsi_layouts;
 mod scsi_stepped;

@@ -71,17 +71,6 @@ impl fmt::Display for PollPolicy {
 /// The smallest open adaptive window, in nanoseconds: growth starts here, a smaller one closes.
 const SMALLEST: u64 = 4000;
 
-/// When the windows of `auto` are open: a worker tries what is best for its guests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WindowRule {
-    /// Never.
-    Closed,
-    /// While requests are expected and others do not want the CPU.
-    UnlessCpuWanted,
-    /// While requests are expected.
-    Open,
-}
-
 /// What to do with a queue that was idle in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Idle {
@@ -245,8 +234,8 @@ impl PollState {
 
     /// Returns true if the queue is armed and should be polled: requests are expected soon.
     #[inline]
-    pub(crate) fn should_resume(&self, now: Ticks, rule: WindowRule) -> bool {
-        self.polled_at.is_none() && self.policy == PollPolicy::Auto && self.auto(now, rule)
+    pub(crate) fn should_resume(&self, now: Ticks) -> bool {
+        self.polled_at.is_none() && self.policy == PollPolicy::Auto && self.auto(now)
     }
 
     /// Another thread had the worker's CPU for long when the worker offered it: `auto` closes the window for a while.
@@ -258,27 +247,22 @@ impl PollState {
     }
 
     /// Returns why the queue is polled on, or not, and for how long at most from here on, in nanoseconds; `None`: for ever.
-    pub(crate) fn reason(&self, now: Ticks, rule: WindowRule) -> (PollReason, Option<u64>) {
+    pub(crate) fn reason(&self, now: Ticks, sleeps_at_once: bool) -> (PollReason, Option<u64>) {
         match self.policy {
             PollPolicy::Busy => (PollReason::Policy, None),
             PollPolicy::Off | PollPolicy::Static(_) => (PollReason::Policy, Some(self.window)),
             PollPolicy::Adaptive { .. } if self.window > 0 => (PollReason::Expected, Some(self.window)),
             PollPolicy::Adaptive { .. } => (PollReason::Quiet, Some(0)),
-            PollPolicy::Auto if !self.credit.has(self.in_flight) => (PollReason::Quiet, Some(0)),
-            PollPolicy::Auto if rule == WindowRule::Closed => (PollReason::SleepIsFaster, Some(0)),
-            PollPolicy::Auto if !self.auto(now, rule) => (PollReason::CpuWanted, Some(0)),
+            PollPolicy::Auto if now < self.yields_until => (PollReason::CpuWanted, Some(0)),
+            PollPolicy::Auto if !self.auto(now) => (PollReason::Quiet, Some(0)),
+            PollPolicy::Auto if sleeps_at_once => (PollReason::SleepIsFaster, Some(0)),
             PollPolicy::Auto => (PollReason::Expected, Some(self.credit.left[usize::from(self.in_flight)])),
         }
     }
 
     #[inline]
-    fn auto(&self, now: Ticks, rule: WindowRule) -> bool {
-        let may_open = match rule {
-            WindowRule::Closed => false,
-            WindowRule::UnlessCpuWanted => now >= self.yields_until,
-            WindowRule::Open => true,
-        };
-        may_open && self.credit.has(self.in_flight)
+    fn auto(&self, now: Ticks) -> bool {
+        self.credit.has(self.in_flight) && now >= self.yields_until
     }
 
     /// Adapts the window to a gap between requests. A gap within the window leaves it unchanged. A gap that a longer window would have
@@ -297,16 +281,16 @@ impl PollState {
         }
     }
 
-    /// The queue was idle in a turn. `rule` is for the window of `auto`.
+    /// The queue was idle in a turn. `sleeps_at_once`: the window of `auto` is closed.
     #[inline]
-    pub(crate) fn idle(&mut self, now: Ticks, rule: WindowRule) -> Idle {
+    pub(crate) fn idle(&mut self, now: Ticks, sleeps_at_once: bool) -> Idle {
         let polled = self.polled_at.map_or(0, |before| now.since(before));
         self.empty_poll_ns += polled;
         let window_open = match self.policy {
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => now.since(self.active_at) < self.window,
             PollPolicy::Auto => {
                 self.credit.spend(self.in_flight, polled);
-                self.auto(now, rule)
+                !sleeps_at_once && self.auto(now)
             }
             PollPolicy::Off | PollPolicy::Busy => false,
         };
@@ -342,7 +326,6 @@ mod tests {
         Ticks(us * 1000)
     }
 
-    const UNLESS: WindowRule = WindowRule::UnlessCpuWanted;
     const WAKE: u64 = 5000;
 
     fn new(policy: PollPolicy) -> PollState {
@@ -353,7 +336,7 @@ mod tests {
     fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> bool {
         let mut polled = state.polled_at.is_some();
         for at in *now + 1..*now + gap {
-            polled = polled && state.idle(us(at), UNLESS) != Idle::Arm;
+            polled = polled && state.idle(us(at), false) != Idle::Arm;
         }
         *now += gap;
         if !polled {
@@ -389,46 +372,46 @@ mod tests {
     #[test]
     fn a_static_window_closes_and_reopens() {
         let mut state = new(PollPolicy::Static(US * 50));
-        assert_eq!(state.idle(us(49), UNLESS), Idle::KeepWindowOpen);
-        assert_eq!(state.idle(us(50), UNLESS), Idle::Arm);
+        assert_eq!(state.idle(us(49), false), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(50), false), Idle::Arm);
         state.active(false, us(60));
-        assert_eq!(state.idle(us(109), UNLESS), Idle::KeepWindowOpen);
-        assert_eq!(state.idle(us(110), UNLESS), Idle::Arm);
+        assert_eq!(state.idle(us(109), false), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(110), false), Idle::Arm);
     }
 
     #[test]
     fn off_polls_only_for_what_comes_before_it_could_sleep_and_busy_always_does() {
         let mut off = new(PollPolicy::Off);
-        assert_eq!((off.idle(us(2), UNLESS), off.idle(us(3), UNLESS)), (Idle::KeepPolling, Idle::Arm));
+        assert_eq!((off.idle(us(2), false), off.idle(us(3), false)), (Idle::KeepPolling, Idle::Arm));
         for at in (1000..2000).step_by(50) {
             off.resume(us(at));
             off.active(false, us(at));
-            assert_eq!(off.idle(us(at), UNLESS), Idle::Arm, "nothing came soon");
+            assert_eq!(off.idle(us(at), false), Idle::Arm, "nothing came soon");
         }
         for at in 2000..2100 {
             off.resume(us(at));
             off.active(false, us(at));
         }
-        assert_eq!((off.idle(us(2110), UNLESS), off.idle(us(2112), UNLESS)), (Idle::KeepPolling, Idle::Arm));
-        assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), UNLESS), Idle::KeepPolling);
+        assert_eq!((off.idle(us(2110), false), off.idle(us(2112), false)), (Idle::KeepPolling, Idle::Arm));
+        assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), false), Idle::KeepPolling);
     }
 
     #[test]
     fn empty_poll_time_is_counted_between_polls_but_not_while_armed() {
         let mut state = new(PollPolicy::Static(US * 50));
         state.active(false, us(10));
-        state.idle(us(12), UNLESS);
+        state.idle(us(12), false);
         state.active(false, us(15));
         assert_eq!(state.empty_poll_ns(), 2000, "time that ended with a request is not counted");
-        assert_eq!(state.idle(us(40), UNLESS), Idle::KeepWindowOpen);
-        assert_eq!(state.idle(us(65), UNLESS), Idle::Arm);
+        assert_eq!(state.idle(us(40), false), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(65), false), Idle::Arm);
         assert_eq!(state.empty_poll_ns(), 52_000);
         // Armed until 1000; a kick without a request has it polled again.
-        assert_eq!(state.idle(us(1000), UNLESS), Idle::Arm);
+        assert_eq!(state.idle(us(1000), false), Idle::Arm);
         assert_eq!(state.empty_poll_ns(), 52_000);
         let mut busy = new(PollPolicy::Busy);
         busy.active(false, us(0));
-        (1..=100).for_each(|at| assert_eq!(busy.idle(us(at), UNLESS), Idle::KeepPolling));
+        (1..=100).for_each(|at| assert_eq!(busy.idle(us(at), false), Idle::KeepPolling));
         assert_eq!(busy.empty_poll_ns(), 100_000);
     }
 
@@ -453,13 +436,13 @@ mod tests {
         let (mut state, mut now) = (new(PollPolicy::Auto), 0);
         (0..100).for_each(|_| assert!(after(&mut state, &mut now, 20, false)));
         assert!(after(&mut state, &mut now, 800, false), "a pause between two bursts");
-        assert_eq!(state.reason(us(now), UNLESS).0, PollReason::Expected);
-        assert_eq!(state.reason(us(now), WindowRule::Closed), (PollReason::SleepIsFaster, Some(0)));
+        assert_eq!(state.reason(us(now), false).0, PollReason::Expected);
+        assert_eq!(state.reason(us(now), true), (PollReason::SleepIsFaster, Some(0)));
         assert!(!after(&mut state, &mut now, 1200, false), "an end");
         for _ in 0..50 {
             assert!(!after(&mut state, &mut now, 400, false), "polling costs more than waking");
         }
-        assert_eq!(state.reason(us(now), WindowRule::Closed), (PollReason::Quiet, Some(0)));
+        assert_eq!(state.reason(us(now), true), (PollReason::Quiet, Some(0)));
         assert!(state.empty_poll_ns() < 100 * 20_000 + 800_000 + 1_200_000 + 50_000);
     }
 
@@ -480,15 +463,15 @@ mod tests {
         let (mut state, mut now) = (new(PollPolicy::Auto), 0);
         (0..10).for_each(|_| assert!(after(&mut state, &mut now, 5, false)));
         state.cpu_wanted(us(now));
-        assert_eq!(state.reason(us(now), UNLESS), (PollReason::CpuWanted, Some(0)));
+        assert_eq!(state.reason(us(now), false), (PollReason::CpuWanted, Some(0)));
         (0..20).for_each(|at| {
-            let _ = state.idle(us(now + at), UNLESS);
+            let _ = state.idle(us(now + at), false);
         });
-        assert_eq!(state.idle(us(now + 20), UNLESS), Idle::Arm);
-        assert!(!state.should_resume(us(now), UNLESS));
+        assert_eq!(state.idle(us(now + 20), false), Idle::Arm);
+        assert!(!state.should_resume(us(now)));
         now += MIN_YIELD / 1000 - 1;
         assert!(
-            !after(&mut state, &mut now, 1, false) && state.idle(us(now), UNLESS) == Idle::KeepWindowOpen,
+            !after(&mut state, &mut now, 1, false) && state.idle(us(now), false) == Idle::KeepWindowOpen,
             "after a while"
         );
         for _ in 0..20 {
@@ -507,13 +490,13 @@ mod tests {
             let mut state = new(policy);
             state.active(true, us(10));
             state.active(false, us(11));
-            assert!(!state.should_resume(us(11), UNLESS), "it is polled");
+            assert!(!state.should_resume(us(11)), "it is polled");
             state.active(true, us(12));
             (1..100).for_each(|at| {
-                state.idle(us(12 + at * 100), UNLESS);
+                state.idle(us(12 + at * 100), false);
             });
             state.active(false, us(50_000));
-            assert_eq!(state.should_resume(us(50_000), UNLESS), resumes, "{policy}");
+            assert_eq!(state.should_resume(us(50_000)), resumes, "{policy}");
         }
     }
 }

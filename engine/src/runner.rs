@@ -15,7 +15,7 @@ use crate::counters::{CountRequests, DiskCounters, OpClass, Polling, QueueCounte
 use crate::options::Coalesce;
 use crate::pace::Pace;
 use crate::per_disk::PerDisk;
-use crate::poll::{Idle, PollPolicy, PollState, WindowRule};
+use crate::poll::{Idle, PollPolicy, PollState};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest, Buffer};
 use crate::route::{Route, SubmitContext, ToDisks, ToOnlyDisk};
@@ -46,14 +46,14 @@ pub(crate) trait AnyQueue: Any {
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
     ) -> usize;
-    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. `rule`: see
+    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. `sleeps_at_once`: see
     /// [`poll_or_arm`](Self::poll_or_arm).
-    fn publish(&mut self, finished: Ticks, clock: &Clock, rule: WindowRule) -> Published;
+    fn publish(&mut self, finished: Ticks, clock: &Clock, sleeps_at_once: bool) -> Published;
     /// Sends the deferred call if it is due. Otherwise returns when it will be.
     fn send_due_call(&mut self, now: Ticks) -> Option<Ticks>;
-    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `rule`: when a window that the worker
-    /// may close is open.
-    fn poll_or_arm(&mut self, now: Ticks, rule: WindowRule) -> IdleResult;
+    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `sleeps_at_once`: a window that the worker
+    /// may close is closed.
+    fn poll_or_arm(&mut self, now: Ticks, sleeps_at_once: bool) -> IdleResult;
     /// Handles a kick: disarms the queue, which is polled from here on.
     fn kicked(&mut self, now: Ticks);
     /// Another thread had the CPU for long when the worker, which polled, offered it.
@@ -67,7 +67,7 @@ pub(crate) trait AnyQueue: Any {
     /// Returns true if requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
     /// Returns the queue's statistics.
-    fn stats(&self, now: Ticks, rule: WindowRule) -> QueueStats;
+    fn stats(&self, now: Ticks, sleeps_at_once: bool) -> QueueStats;
     /// Calls `show` with the tag table's index, the disk and the timestamps of each request in flight.
     fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps));
     /// Returns the tag table's indexes of the requests in flight to a disk.
@@ -500,9 +500,9 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn publish(&mut self, finished: Ticks, clock: &Clock, rule: WindowRule) -> Published {
+    fn publish(&mut self, finished: Ticks, clock: &Clock, sleeps_at_once: bool) -> Published {
         self.poll.active(self.tags.in_flight() > 0, finished);
-        let resumed = self.poll.should_resume(finished, rule);
+        let resumed = !sleeps_at_once && self.poll.should_resume(finished);
         if resumed {
             self.poll.resume(finished);
             self.queue.disarm();
@@ -539,11 +539,11 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn poll_or_arm(&mut self, now: Ticks, rule: WindowRule) -> IdleResult {
+    fn poll_or_arm(&mut self, now: Ticks, sleeps_at_once: bool) -> IdleResult {
         if self.pace.holds(now) {
             return IdleResult::Poll;
         }
-        match self.poll.idle(now, rule) {
+        match self.poll.idle(now, sleeps_at_once) {
             Idle::KeepPolling => return IdleResult::Poll,
             Idle::KeepWindowOpen => return IdleResult::PollInWindow,
             Idle::Arm => {}
@@ -602,10 +602,10 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.tags.of_disk(disk).collect()
     }
 
-    fn stats(&self, now: Ticks, rule: WindowRule) -> QueueStats {
+    fn stats(&self, now: Ticks, sleeps_at_once: bool) -> QueueStats {
         let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
         let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
-        let (reason, window_ns) = self.poll.reason(now, rule);
+        let (reason, window_ns) = self.poll.reason(now, sleeps_at_once);
         let mut latency = self.latency.clone();
         for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {
             parts.queued.record(0, parts.total.count() - parts.queued.count());

@@ -4,11 +4,9 @@
 //! CPU while it polls, and [tries](Tuner) whether its guests get more done if it offers it sooner, or sleeps at once.
 
 use crate::clock::Ticks;
-use crate::poll::WindowRule;
 use crate::tuner::Tuner;
 
-/// The settings of the tuner, the cheapest first. Who offers the CPU in each idle turn may poll although others want it: the threads that compute are
-/// often virtual CPUs of the guests that are served, to which each kick and each wake-up costs more than the CPU time.
+/// The settings of the tuner, the cheapest first.
 const SLEEP: usize = 0;
 const OFFER_AT_ONCE: usize = 1;
 const OFFER_LATER: usize = 2;
@@ -57,14 +55,10 @@ impl Waiting {
         }
     }
 
-    /// Returns when windows that may be closed are open.
+    /// Returns true if windows that may be closed are to be closed.
     #[inline]
-    pub(crate) fn window_rule(&self) -> WindowRule {
-        match self.tuner.setting() {
-            SLEEP => WindowRule::Closed,
-            OFFER_AT_ONCE => WindowRule::Open,
-            _ => WindowRule::UnlessCpuWanted,
-        }
+    pub(crate) fn sleeps_at_once(&self) -> bool {
+        self.tuner.setting() == SLEEP
     }
 
     /// Something happened in this turn.
@@ -155,9 +149,9 @@ mod tests {
     fn a_worker_whose_cpu_the_guests_need_offers_it_at_once_or_sleeps() {
         let (mut waiting, mut now) = (Waiting::new(), 0);
         serve(&mut waiting, &mut now, 500, |setting| [3400, 3500, 5000][setting]);
-        assert_eq!(waiting.window_rule(), WindowRule::Closed);
+        assert!(waiting.sleeps_at_once());
         serve(&mut waiting, &mut now, 5000, |setting| [4000, 3000, 3500][setting]);
-        assert_ne!(waiting.window_rule(), WindowRule::Closed);
+        assert!(!waiting.sleeps_at_once());
         waiting.active();
         assert!(waiting.should_offer(Ticks(now)), "at once");
     }

@@ -417,13 +417,13 @@ impl Worker {
             return false;
         }
         let finished = self.clock.now();
-        let rule = self.waiting.window_rule();
+        let sleeps_at_once = self.waiting.sleeps_at_once();
         let mut ended = false;
         for at in 0..self.dirty.len() {
             let slot = self.dirty[at];
             let Some(attached) = self.queues[usize::from(slot)].as_mut() else { continue };
             attached.dirty = false;
-            let published = attached.runner.publish(finished, &self.clock, rule);
+            let published = attached.runner.publish(finished, &self.clock, sleeps_at_once);
             self.now = published.at;
             if published.resumed {
                 self.poll_list.kicked(slot);
@@ -494,11 +494,11 @@ impl Worker {
         self.renew_watches();
         let queues = &mut self.queues;
         let mut offers_cpu = false;
-        let rule = self.waiting.window_rule();
+        let sleeps_at_once = self.waiting.sleeps_at_once();
         // Kicks and messages may have arrived in the turn after it had checked for them.
         let decision = self.poll_list.decide_when_idle(self.context.has_unread(), |slot| {
             let Some(attached) = queues[usize::from(slot)].as_mut() else { return IdleResult::Armed };
-            let result = attached.runner.poll_or_arm(now, rule);
+            let result = attached.runner.poll_or_arm(now, sleeps_at_once);
             offers_cpu |= result == IdleResult::PollInWindow;
             result
         });

@@ -6,7 +6,6 @@ use super::{AttachedQueue, LeavingQueue, OnDrained, TakeFn, Worker, with_merges}
 use crate::attach_error::WorkerError;
 use crate::clock::Ticks;
 use crate::counters::QueueStats;
-use crate::poll::WindowRule;
 use crate::poll_list::Phase;
 
 /// What is left of a queue that was detached.
@@ -111,7 +110,7 @@ impl Worker {
             let AttachedQueue { runner, kick, on_broken, detach, waker, on_drained, .. } = attached;
             match on_drained {
                 Some(OnDrained::Detach(left)) => {
-                    let stats = with_merges(runner.stats(self.now, WindowRule::UnlessCpuWanted), merges);
+                    let stats = with_merges(runner.stats(self.now, false), merges);
                     let position = detach(runner, &mut self.context);
                     // The receiver may be gone.
                     let _ = left.send(LeftQueue { position, report: stats });

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::machine::{Machine, VERSION, date};
+
 /// Description of a machine: lines of a name and a value.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct MachineDescription {
@@ -16,24 +18,24 @@ pub(super) struct MachineDescription {
 impl MachineDescription {
     /// Describes this machine, and the storage of `folder`. What cannot be read is said to be unknown.
     pub(super) fn read(folder: &Path) -> MachineDescription {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let machine = Machine::read();
+        let cores = machine.cores_usable.unwrap_or(1);
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = text("/proc/cpuinfo");
-        let all = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
         let virtualised =
             if is_virtual(&cpuinfo) { "yes: other guests of the host may disturb" } else { "not that the CPU says" };
         let facts = vec![
-            ("CPU", or_unknown(cpu_model(&cpuinfo))),
-            ("cores", format!("{cores} for this process, {all} in all")),
+            ("CPU", or_unknown(machine.cpu)),
+            ("cores", format!("{cores} for this process, {} in all", machine.cores.unwrap_or(cores))),
             ("memory", or_unknown(memory(&text("/proc/meminfo")))),
             ("virtual machine", virtualised.to_owned()),
-            ("kernel", text("/proc/sys/kernel/osrelease").trim().to_owned()),
+            ("kernel", or_unknown(machine.kernel)),
             ("mitigations", mitigations(Path::new("/sys/devices/system/cpu/vulnerabilities"))),
             ("CPU frequency governor", or_unknown(governor())),
             ("load before", or_unknown(load(&text("/proc/loadavg")))),
             ("storage of the scratch folder", storage(folder)),
-            ("mqblk", env!("CARGO_PKG_VERSION").to_owned()),
-            ("date", humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()),
+            ("mqblk", VERSION.to_owned()),
+            ("date", date(std::time::SystemTime::now())),
         ];
         MachineDescription { cores, facts }
     }
@@ -47,11 +49,6 @@ fn or_unknown(value: Option<String>) -> String {
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let values = text.lines().filter_map(|line| line.split_once(':'));
     values.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim()).next()
-}
-
-fn cpu_model(cpuinfo: &str) -> Option<String> {
-    // Arm has numbers only.
-    field(cpuinfo, "model name").or(field(cpuinfo, "CPU part")).map(str::to_owned)
 }
 
 fn is_virtual(cpuinfo: &str) -> bool {

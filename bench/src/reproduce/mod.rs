@@ -35,14 +35,12 @@ use scratch::ScratchFile;
 use session::ReproductionSession;
 
 pub use args::ReproduceArgs;
-
-/// Exit code after an interruption by SIGINT, as a shell has it.
-const INTERRUPTED: u8 = 130;
 /// Sizes of the scratch file.
 const SCRATCH: ByteLen = ByteLen(1 << 30);
 const QUICK_SCRATCH: ByteLen = ByteLen(256 << 20);
 
-/// Measures the experiments. Exit code 0 whatever they show; 1 when a run or a request failed; 2 for a usage error; 130 after Ctrl-C.
+/// Measures the experiments. Exit code 0 whatever they show; 1 when a run or a request failed; 2 for a usage error; 130 after Ctrl-C, 143 after
+/// SIGTERM.
 pub fn run(args: &ReproduceArgs) -> ExitCode {
     if args.list {
         return list();
@@ -102,7 +100,7 @@ fn reproduce(args: &ReproduceArgs) -> Result<u8, BenchError> {
     files.write_whole(&machine, &results)?;
     files.say(&summary(&results, session.is_interrupted(), args))?;
     let failed = results.iter().any(|result| result.failure.is_some() || result.failed_requests() > 0);
-    Ok(if session.is_interrupted() { INTERRUPTED } else { u8::from(failed) })
+    Ok(session.signal().map_or(u8::from(failed), |signal| 128 + signal as u8))
 }
 
 /// Returns the sentences of all experiments, and where the results are.

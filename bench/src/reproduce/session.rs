@@ -1,19 +1,16 @@
 //! Measures the experiments, run by run.
 
 use std::io::Write;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mqblk_core::ByteLen;
 use rand::Rng;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
 
 use super::command::BenchCommand;
 use super::experiments::{ExperimentScale, Reproduction};
 use super::result::ExperimentResult;
 use crate::BenchError;
+use crate::interrupt::Interrupt;
 use crate::plan::{Combination, Plan, Target};
 use crate::progress::ProgressDisplay;
 use crate::report::ResultRow;
@@ -41,23 +38,28 @@ pub(super) struct ReproductionSession {
     planned: Vec<PlannedExperiment>,
     progress: ProgressDisplay,
     clock: SessionClock,
-    interrupted: Arc<AtomicBool>,
+    interrupt: Interrupt,
 }
 
 /// Writes the result of an experiment as far as it is.
 pub(super) type WriteResult<'a> = &'a mut dyn FnMut(&ExperimentResult) -> Result<(), BenchError>;
 
 impl ReproductionSession {
-    /// Plans all commands of the experiments, and catches SIGINT and SIGTERM: the first ends the session after the current run, a second
-    /// one the process.
+    /// Plans all commands of the experiments, and catches SIGINT, SIGTERM and SIGHUP: they end the session and cut the current run short, a second
+    /// one does not wait for requests in flight.
     ///
     /// # Errors
-    /// [`BenchError`] when a command cannot be planned.
+    /// [`BenchError`] when a command cannot be planned, or the system refuses to tell signals.
     pub(super) fn new(
         experiments: &[&'static dyn Reproduction],
         scale: &ExperimentScale,
     ) -> Result<ReproductionSession, BenchError> {
-        let plan = |command: BenchCommand| command.plan().map(|plan| (command, plan));
+        let interrupt = Interrupt::default();
+        interrupt.on_signals()?;
+        let plan = |command: BenchCommand| {
+            let plan = Plan { interrupt: interrupt.clone(), ..command.plan()? };
+            Ok((command, plan))
+        };
         let planned = experiments.iter().map(|one| {
             let commands = one.commands(scale).into_iter().map(plan).collect::<Result<_, _>>()?;
             Ok(PlannedExperiment { name: one.name(), commands })
@@ -66,24 +68,22 @@ impl ReproductionSession {
         let plans = || planned.iter().flat_map(|one| &one.commands).map(|(_, plan)| plan);
         let runs: usize = plans().map(runs).sum();
         let total = plans().map(|plan| run_time(plan) * runs_u32(plan)).sum();
-        let interrupted = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM] {
-            // The order matters: the first signal finds the flag clear, then sets it.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&interrupted))
-                .and_then(|_| flag::register(signal, Arc::clone(&interrupted)))
-                .map_err(|error| BenchError::Failed(format!("a signal handler: {error}")))?;
-        }
         Ok(ReproductionSession {
             planned,
             progress: ProgressDisplay::new(runs as u64),
             clock: SessionClock::new(total),
-            interrupted,
+            interrupt,
         })
+    }
+
+    /// Returns the signal that ends the session.
+    pub(super) fn signal(&self) -> Option<i32> {
+        self.interrupt.signal()
     }
 
     /// Returns true after Ctrl-C.
     pub(super) fn is_interrupted(&self) -> bool {
-        self.interrupted.load(Ordering::Relaxed)
+        self.signal().is_some()
     }
 
     /// Says on standard error what will be done.
@@ -129,7 +129,6 @@ impl ReproductionSession {
                 let measured = self.measure_combination(planned.name, plan, combination);
                 result.rows.extend(measured.0);
                 result.failure = match measured.1 {
-                    // The terminal's Ctrl-C ends the servers too.
                     _ if self.is_interrupted() => Some("interrupted".into()),
                     Err(error) => Some(error.to_string()),
                     Ok(()) => None,
@@ -161,6 +160,8 @@ impl ReproductionSession {
                     break 'runs;
                 }
                 match self.measure_once(name, plan, target, combination) {
+                    // Of a run that was cut short nothing is compared.
+                    Ok(result) if result.cut_short => break 'runs,
                     Ok(result) => results.push(result),
                     Err(error) => {
                         outcome = Err(error);

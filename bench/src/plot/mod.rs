@@ -23,6 +23,7 @@ mod select;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use render::markup_text;
 use std::fs::Permissions;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;

@@ -21,7 +21,7 @@ pub(super) fn svg(scene: &Scene) -> String {
          height=\"{h}\" fill=\"#ffffff\"/>",
         w = coordinate(scene.width),
         h = coordinate(scene.height),
-        title = escaped(&scene.title),
+        title = markup_text(&scene.title),
     );
     for shape in &scene.shapes {
         let _ = match shape {
@@ -39,7 +39,7 @@ pub(super) fn svg(scene: &Scene) -> String {
                 let name = element.split(' ').next().unwrap_or_default();
                 match tooltip.is_empty() {
                     true => writeln!(svg, "<{element}/>"),
-                    false => writeln!(svg, "<{element}><title>{}</title></{name}>", escaped(tooltip)),
+                    false => writeln!(svg, "<{element}><title>{}</title></{name}>", markup_text(tooltip)),
                 }
             }
         };
@@ -72,7 +72,7 @@ fn svg_text(text: &TextLine) -> String {
         Anchor::Middle => "middle",
         Anchor::End => "end",
     };
-    let (size, color, content) = (coordinate(text.size), css(text.color), escaped(&text.text));
+    let (size, color, content) = (coordinate(text.size), css(text.color), markup_text(&text.text));
     format!("<text {position} text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{color}\">{content}</text>")
 }
 
@@ -86,7 +86,8 @@ fn css(Color(rgb): Color) -> String {
     format!("#{rgb:06x}")
 }
 
-fn escaped(text: &str) -> String {
+/// Returns text as SVG and HTML show it.
+pub(crate) fn markup_text(text: &str) -> String {
     let mut safe = String::new();
     for c in text.chars() {
         match c {

@@ -3,7 +3,7 @@
 use super::claim::{ClaimResult, Outcome};
 use super::machine::MachineDescription;
 use super::result::{ExperimentResult, capitalised};
-use super::table::html_text;
+use crate::plot::markup_text;
 
 const STYLE: &str = "\
 :root { color-scheme: light; }
@@ -35,7 +35,7 @@ pub(super) fn page(machine: &MachineDescription, command: &str, results: &[Exper
     let facts: String = machine
         .facts
         .iter()
-        .map(|(name, value)| format!("<tr><td>{name}</td><td>{}</td></tr>\n", html_text(value)))
+        .map(|(name, value)| format!("<tr><td>{name}</td><td>{}</td></tr>\n", markup_text(value)))
         .collect();
     let overview: String = results.iter().map(overview).collect();
     let sections: String = results.iter().map(section).collect();
@@ -50,7 +50,7 @@ pub(super) fn page(machine: &MachineDescription, command: &str, results: &[Exper
          published size. <i>Not measurable here</i>: there are fewer cores than the effect needs threads, or the runs differ by more than the effect.</p>\n\
          <pre>{command}</pre>\n<ul class=\"claims\">\n{overview}</ul>\n\
          <h3>The machine</h3>\n<table class=\"machine\">\n<tbody>\n{facts}</tbody>\n</table>\n{sections}</body>\n</html>\n",
-        command = html_text(command),
+        command = markup_text(command),
     )
 }
 
@@ -74,24 +74,24 @@ fn section(result: &ExperimentResult) -> String {
     let name = one.name();
     let claim = |ClaimResult { outcome, reason }: &ClaimResult| {
         let words = capitalised(outcome.words());
-        format!("<li class=\"{}\"><b>{words}.</b> {}</li>\n", class(*outcome), html_text(&capitalised(reason)))
+        format!("<li class=\"{}\"><b>{words}.</b> {}</li>\n", class(*outcome), markup_text(&capitalised(reason)))
     };
     let claims: String = result.claims().iter().map(claim).collect();
     let tables = one.tables(&result.rows);
     let tables = tables.iter().filter(|table| !table.rows.is_empty());
     let tables: String = tables.map(|table| format!("<div class=\"scroll\">\n{}</div>\n", table.html())).collect();
-    let notes: String = one.notes().iter().map(|note| format!("<p>{}</p>\n", html_text(note))).collect();
+    let notes: String = one.notes().iter().map(|note| format!("<p>{}</p>\n", markup_text(note))).collect();
     let commands: String =
-        result.commands.iter().map(|command| format!("{}\n", html_text(&command.to_string()))).collect();
+        result.commands.iter().map(|command| format!("{}\n", markup_text(&command.to_string()))).collect();
     format!(
         "<section id=\"{name}\">\n<h2>{name}</h2>\n<p>{about}. Document: <i>{document}</i>. {complete}.</p>\n\
          <p><b>{sentence}</b></p>\n<div class=\"plot\">\n{svg}</div>\n<h3>What the document shows, and what is seen here</h3>\n\
          <ul class=\"claims\">\n{claims}</ul>\n<h3>Tables</h3>\n<div class=\"tables\">\n{tables}</div>\n\
          <h3>How to read it</h3>\n{notes}<h3>Commands</h3>\n<p>Each measures rows of the tables, and can be run by itself.</p>\n<pre>{commands}</pre>\n</section>\n",
-        about = html_text(&capitalised(one.about())),
-        document = html_text(one.document()),
-        complete = html_text(&capitalised(&result.completeness())),
-        sentence = html_text(&result.sentence()),
+        about = markup_text(&capitalised(one.about())),
+        document = markup_text(one.document()),
+        complete = markup_text(&capitalised(&result.completeness())),
+        sentence = markup_text(&result.sentence()),
         svg = inline(&one.figure(&result.rows).svg()),
     )
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::grid::{Heading, format_grid};
+use crate::plot::markup_text;
 
 /// A table.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,28 +51,13 @@ impl ResultTable {
         let line = |tag: &str, cells: &[String]| {
             let cells = cells.iter().enumerate();
             let cells: String =
-                cells.map(|(at, cell)| format!("<{tag}{}>{}</{tag}>", class(at), html_text(cell))).collect();
+                cells.map(|(at, cell)| format!("<{tag}{}>{}</{tag}>", class(at), markup_text(cell))).collect();
             format!("<tr>{cells}</tr>\n")
         };
         let body: String = self.rows.iter().map(|row| line("td", row)).collect();
-        let (title, head) = (html_text(&self.title), line("th", &self.headings));
+        let (title, head) = (markup_text(&self.title), line("th", &self.headings));
         format!("<table>\n<caption>{title}</caption>\n<thead>\n{head}</thead>\n<tbody>\n{body}</tbody>\n</table>\n")
     }
-}
-
-/// Returns text as HTML shows it.
-pub(super) fn html_text(text: &str) -> String {
-    let mut safe = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            c => safe.push(c),
-        }
-    }
-    safe
 }
 
 #[cfg(test)]

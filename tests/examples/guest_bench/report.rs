@@ -74,15 +74,7 @@ impl Report {
             );
         }
         for storage in Storage::ALL {
-            let mut loads: Vec<&str> = self.rows.iter().map(|row| row.load.as_str()).collect();
-            let mut seen = Vec::new();
-            loads.retain(|load| {
-                !seen.contains(load) && {
-                    seen.push(*load);
-                    true
-                }
-            });
-            for load in loads {
+            for load in crate::LOADS {
                 text.push_str(&self.table(storage, load));
             }
         }

@@ -23,6 +23,18 @@ struct Accesses {
     stores: [u32; 2],
 }
 
+impl Accesses {
+    /// Returns true if the worker stores to it as often as batches are published.
+    fn is_written(&self, worker: usize) -> bool {
+        self.stores[worker] >= ROUNDS
+    }
+
+    /// Returns true if the worker loads it or stores to it as often.
+    fn is_used(&self, worker: usize) -> bool {
+        self.loads[worker] + self.stores[worker] >= ROUNDS
+    }
+}
+
 /// Runs the program with two threads. Returns the accesses of both to each cache line.
 fn accesses(mode: &str) -> HashMap<u64, Accesses> {
     let mut run = Command::new("valgrind")
@@ -74,17 +86,10 @@ fn judge(mode: &str) {
         // Rings and buffers of the guest are other lines for each request.
         assert!(of_worker(worker, REQUESTS) > 10, "{mode}: worker {worker} has done nothing");
     }
-    let often = |line: &Accesses, worker: usize| {
-        (line.stores[worker] >= ROUNDS, line.loads[worker] + line.stores[worker] >= ROUNDS)
-    };
     let mut shared: Vec<(u64, Accesses)> = lines.iter().map(|(at, line)| (*at, *line)).collect();
-    shared.retain(|(_, line)| {
-        let ([a_writes, b_writes], [a, b]) = {
-            let (one, two) = (often(line, 0), often(line, 1));
-            ([one.0, two.0], [one.1, two.1])
-        };
-        (a_writes && b) || (b_writes && a)
-    });
+    let is_shared =
+        |line: &Accesses| [(0, 1), (1, 0)].iter().any(|(one, other)| line.is_written(*one) && line.is_used(*other));
+    shared.retain(|(_, line)| is_shared(line));
     shared.sort_by_key(|(at, _)| *at);
     let shared_text: Vec<String> = shared
         .iter()

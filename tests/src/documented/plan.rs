@@ -85,6 +85,9 @@ pub const INSTALL: (&str, &str) = ("README.md", "Install");
 /// The languages that blocks may have. Only those of `sh` are commands; those of `rust` are parts of the sources.
 const LANGUAGES: [&str; 6] = ["sh", "text", "json", "toml", "xml", "rust"];
 
+/// Pages that record a run of `mqblk reproduce`, with the commands that it ran; `tests/tests/daemon/reproduce.rs` runs them.
+const RECORDS: &str = "docs/results/";
+
 /// What help texts there are: `mqblk WORD --help`.
 const HELP: [&str; 19] = [
     "serve",
@@ -220,6 +223,7 @@ pub fn servers_end_between(before: &Script, after: &Script) -> bool {
 /// What cannot be read or run.
 pub fn pages(daemon: &Path) -> Result<Vec<(String, String)>> {
     let mut pages = documents(&["README.md", "docs"])?;
+    pages.retain(|(page, _)| !page.starts_with(RECORDS));
     for word in HELP {
         let output =
             Command::new(daemon).args([word, "--help"]).output().with_context(|| daemon.display().to_string())?;

@@ -19,6 +19,7 @@ mod attached_disks;
 mod channels;
 mod clock;
 mod coalesce;
+mod contention;
 mod counters;
 mod draining;
 mod engine;

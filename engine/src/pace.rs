@@ -5,7 +5,7 @@
 //! off is lost time. The worker cannot know which it is, so it [tries](Tuner). Slow queues, for which a hold could not matter, are never tried on.
 
 use crate::clock::Ticks;
-use crate::tuner::Tuner;
+use crate::tuner::{SHORT_BLOCKS, Tuner};
 
 /// The holds that are tried, in nanoseconds.
 const HOLDS: [u64; 5] = [0, 600, 1200, 2400, 4000];
@@ -44,7 +44,7 @@ impl Pace {
             requests: 0,
             ns: 0,
             disturbed: true,
-            tuner: Tuner::new(HOLDS.len(), 0),
+            tuner: Tuner::new(&SHORT_BLOCKS, HOLDS.len(), 0),
         }
     }
 

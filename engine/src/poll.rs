@@ -2,7 +2,7 @@
 //!
 //! `off` and `auto` reckon with what was caught (`credit`): each request or completion that came soon earns time to poll for the next, and time
 //! polled is spent. `off` counts as soon what comes while the queue would be armed; `auto` what comes before polling costs ten times what
-//! sleeping and waking does, and closes the window while others want the CPU.
+//! sleeping and waking does, and closes the window where its worker says so: it knows whether others want the CPU.
 
 use std::fmt;
 use std::str::FromStr;
@@ -91,9 +91,8 @@ const AUTO_HORIZON: u64 = 10;
 /// How much time to poll `auto` can earn, in nanoseconds: so long a pause between two bursts is polled through.
 const AUTO_MAX: u64 = 1_000_000;
 
-/// For how long `auto` does not poll after others wanted the CPU, in nanoseconds: at first, and at most.
-const MIN_YIELD: u64 = 40_000_000;
-const MAX_YIELD: u64 = 2_560_000_000;
+/// A gap between two idle turns in which the worker did not poll, because another thread had its CPU, in nanoseconds.
+const ABSENT: u64 = 100_000;
 
 /// Why a queue is polled on, or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,7 +167,7 @@ pub(crate) struct PollState {
     max: u64,
     /// Of `auto`.
     credit: Credit,
-    /// Of `off`, and of `auto` while others want the CPU.
+    /// Of `off`, and of `auto` while its window is closed.
     moment: Credit,
     /// Last time that requests were pulled or completed.
     active_at: Ticks,
@@ -178,9 +177,6 @@ pub(crate) struct PollState {
     polled_at: Option<Ticks>,
     /// Time spent polling without finding anything.
     empty_poll_ns: u64,
-    /// Until when `auto` does not poll because others want the CPU, and for how long that is in all; 0 before the first time.
-    yields_until: Ticks,
-    last_yield: u64,
 }
 
 impl PollState {
@@ -203,8 +199,6 @@ impl PollState {
             in_flight: false,
             polled_at: Some(now),
             empty_poll_ns: 0,
-            yields_until: Ticks(0),
-            last_yield: 0,
         }
     }
 
@@ -234,35 +228,29 @@ impl PollState {
 
     /// Returns true if the queue is armed and should be polled: requests are expected soon.
     #[inline]
-    pub(crate) fn should_resume(&self, now: Ticks) -> bool {
-        self.polled_at.is_none() && self.policy == PollPolicy::Auto && self.auto(now)
+    pub(crate) fn should_resume(&self) -> bool {
+        self.polled_at.is_none() && self.policy == PollPolicy::Auto && self.auto()
     }
 
-    /// Another thread had the worker's CPU for long when the worker offered it: `auto` closes the window for a while.
-    pub(crate) fn cpu_wanted(&mut self, now: Ticks) {
-        // One that was let alone for as long as it was closed begins again with the shortest.
-        let calm = self.last_yield == 0 || now.since(self.yields_until) > self.last_yield;
-        self.last_yield = if calm { MIN_YIELD } else { (self.last_yield * 2).min(MAX_YIELD) };
-        self.yields_until = Ticks(now.0.saturating_add(self.last_yield));
-    }
-
-    /// Returns why the queue is polled on, or not, and for how long at most from here on, in nanoseconds; `None`: for ever.
-    pub(crate) fn reason(&self, now: Ticks, sleeps_at_once: bool) -> (PollReason, Option<u64>) {
+    /// Returns why the queue is polled on, or not, and for how long at most from here on, in nanoseconds; `None`: for ever. `closed`: why the window
+    /// of `auto` is closed.
+    pub(crate) fn reason(&self, closed: Option<PollReason>) -> (PollReason, Option<u64>) {
         match self.policy {
             PollPolicy::Busy => (PollReason::Policy, None),
             PollPolicy::Off | PollPolicy::Static(_) => (PollReason::Policy, Some(self.window)),
             PollPolicy::Adaptive { .. } if self.window > 0 => (PollReason::Expected, Some(self.window)),
             PollPolicy::Adaptive { .. } => (PollReason::Quiet, Some(0)),
-            PollPolicy::Auto if now < self.yields_until => (PollReason::CpuWanted, Some(0)),
-            PollPolicy::Auto if !self.auto(now) => (PollReason::Quiet, Some(0)),
-            PollPolicy::Auto if sleeps_at_once => (PollReason::SleepIsFaster, Some(0)),
-            PollPolicy::Auto => (PollReason::Expected, Some(self.credit.left[usize::from(self.in_flight)])),
+            PollPolicy::Auto if !self.auto() => (PollReason::Quiet, Some(0)),
+            PollPolicy::Auto => match closed {
+                Some(reason) => (reason, Some(0)),
+                None => (PollReason::Expected, Some(self.credit.left[usize::from(self.in_flight)])),
+            },
         }
     }
 
     #[inline]
-    fn auto(&self, now: Ticks) -> bool {
-        self.credit.has(self.in_flight) && now >= self.yields_until
+    fn auto(&self) -> bool {
+        self.credit.has(self.in_flight)
     }
 
     /// Adapts the window to a gap between requests. A gap within the window leaves it unchanged. A gap that a longer window would have
@@ -284,13 +272,15 @@ impl PollState {
     /// The queue was idle in a turn. `sleeps_at_once`: the window of `auto` is closed.
     #[inline]
     pub(crate) fn idle(&mut self, now: Ticks, sleeps_at_once: bool) -> Idle {
+        // Another thread had the CPU in a longer gap: that was not polling.
         let polled = self.polled_at.map_or(0, |before| now.since(before));
+        let polled = if polled < ABSENT { polled } else { 0 };
         self.empty_poll_ns += polled;
         let window_open = match self.policy {
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => now.since(self.active_at) < self.window,
             PollPolicy::Auto => {
                 self.credit.spend(self.in_flight, polled);
-                !sleeps_at_once && self.auto(now)
+                !sleeps_at_once && self.auto()
             }
             PollPolicy::Off | PollPolicy::Busy => false,
         };
@@ -436,13 +426,13 @@ mod tests {
         let (mut state, mut now) = (new(PollPolicy::Auto), 0);
         (0..100).for_each(|_| assert!(after(&mut state, &mut now, 20, false)));
         assert!(after(&mut state, &mut now, 800, false), "a pause between two bursts");
-        assert_eq!(state.reason(us(now), false).0, PollReason::Expected);
-        assert_eq!(state.reason(us(now), true), (PollReason::SleepIsFaster, Some(0)));
+        assert_eq!(state.reason(None).0, PollReason::Expected);
+        assert_eq!(state.reason(Some(PollReason::CpuWanted)), (PollReason::CpuWanted, Some(0)));
         assert!(!after(&mut state, &mut now, 1200, false), "an end");
         for _ in 0..50 {
             assert!(!after(&mut state, &mut now, 400, false), "polling costs more than waking");
         }
-        assert_eq!(state.reason(us(now), true), (PollReason::Quiet, Some(0)));
+        assert_eq!(state.reason(Some(PollReason::CpuWanted)), (PollReason::Quiet, Some(0)));
         assert!(state.empty_poll_ns() < 100 * 20_000 + 800_000 + 1_200_000 + 50_000);
     }
 
@@ -459,29 +449,14 @@ mod tests {
     }
 
     #[test]
-    fn auto_gives_way_while_others_want_the_cpu() {
+    fn time_in_which_another_thread_had_the_cpu_was_not_polled() {
         let (mut state, mut now) = (new(PollPolicy::Auto), 0);
         (0..10).for_each(|_| assert!(after(&mut state, &mut now, 5, false)));
-        state.cpu_wanted(us(now));
-        assert_eq!(state.reason(us(now), false), (PollReason::CpuWanted, Some(0)));
-        (0..20).for_each(|at| {
-            let _ = state.idle(us(now + at), false);
-        });
-        assert_eq!(state.idle(us(now + 20), false), Idle::Arm);
-        assert!(!state.should_resume(us(now)));
-        now += MIN_YIELD / 1000 - 1;
-        assert!(
-            !after(&mut state, &mut now, 1, false) && state.idle(us(now), false) == Idle::KeepWindowOpen,
-            "after a while"
-        );
-        for _ in 0..20 {
-            state.cpu_wanted(us(now));
-            now = state.yields_until.0 / 1000;
+        let before = state.empty_poll_ns();
+        for at in 1..=10 {
+            assert_eq!(state.idle(us(now + at * 3000), false), Idle::KeepWindowOpen);
         }
-        assert_eq!(state.last_yield, MAX_YIELD);
-        now += 2 * MAX_YIELD / 1000;
-        state.cpu_wanted(us(now));
-        assert_eq!(state.last_yield, MIN_YIELD);
+        assert_eq!(state.empty_poll_ns(), before);
     }
 
     #[test]
@@ -490,13 +465,13 @@ mod tests {
             let mut state = new(policy);
             state.active(true, us(10));
             state.active(false, us(11));
-            assert!(!state.should_resume(us(11)), "it is polled");
+            assert!(!state.should_resume(), "it is polled");
             state.active(true, us(12));
             (1..100).for_each(|at| {
-                state.idle(us(12 + at * 100), false);
+                state.idle(us(12 + at * 50), false);
             });
             state.active(false, us(50_000));
-            assert_eq!(state.should_resume(us(50_000)), resumes, "{policy}");
+            assert_eq!(state.should_resume(), resumes, "{policy}");
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::counters::{CountRequests, DiskCounters, OpClass, Polling, QueueCounte
 use crate::options::Coalesce;
 use crate::pace::Pace;
 use crate::per_disk::PerDisk;
-use crate::poll::{Idle, PollPolicy, PollState};
+use crate::poll::{Idle, PollPolicy, PollReason, PollState};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest, Buffer};
 use crate::route::{Route, SubmitContext, ToDisks, ToOnlyDisk};
@@ -56,8 +56,6 @@ pub(crate) trait AnyQueue: Any {
     fn poll_or_arm(&mut self, now: Ticks, sleeps_at_once: bool) -> IdleResult;
     /// Handles a kick: disarms the queue, which is polled from here on.
     fn kicked(&mut self, now: Ticks);
-    /// Another thread had the CPU for long when the worker, which polled, offered it.
-    fn cpu_wanted(&mut self, now: Ticks);
     /// Changes how it is polled and how its calls are deferred. It is disarmed, and polled from here on. A deferred call is sent.
     fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce, now: Ticks);
     /// Returns the number of requests in flight, including those that the queue has blocked.
@@ -66,8 +64,8 @@ pub(crate) trait AnyQueue: Any {
     fn opened(&mut self, disk: DiskSlot);
     /// Returns true if requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
-    /// Returns the queue's statistics.
-    fn stats(&self, now: Ticks, sleeps_at_once: bool) -> QueueStats;
+    /// Returns the queue's statistics. `closed`: why the worker closes windows, if it does.
+    fn stats(&self, now: Ticks, closed: Option<PollReason>) -> QueueStats;
     /// Calls `show` with the tag table's index, the disk and the timestamps of each request in flight.
     fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps));
     /// Returns the tag table's indexes of the requests in flight to a disk.
@@ -502,7 +500,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     #[inline]
     fn publish(&mut self, finished: Ticks, clock: &Clock, sleeps_at_once: bool) -> Published {
         self.poll.active(self.tags.in_flight() > 0, finished);
-        let resumed = !sleeps_at_once && self.poll.should_resume(finished);
+        let resumed = !sleeps_at_once && self.poll.should_resume();
         if resumed {
             self.poll.resume(finished);
             self.queue.disarm();
@@ -561,10 +559,6 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.queue.disarm();
     }
 
-    fn cpu_wanted(&mut self, now: Ticks) {
-        self.poll.cpu_wanted(now);
-    }
-
     fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce, now: Ticks) {
         self.send_due_call(Ticks(u64::MAX));
         self.calls = CallCoalescer::resume(coalesce, self.counters.requests);
@@ -602,10 +596,10 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.tags.of_disk(disk).collect()
     }
 
-    fn stats(&self, now: Ticks, sleeps_at_once: bool) -> QueueStats {
+    fn stats(&self, now: Ticks, closed: Option<PollReason>) -> QueueStats {
         let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
         let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
-        let (reason, window_ns) = self.poll.reason(now, sleeps_at_once);
+        let (reason, window_ns) = self.poll.reason(closed);
         let mut latency = self.latency.clone();
         for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {
             parts.queued.record(0, parts.total.count() - parts.queued.count());

@@ -5,20 +5,28 @@
 //! kept if it won nearly all of these pairs, and over all of them: a setting that costs much, but seldom, wins most. Trials that change nothing become
 //! rare.
 
-/// Pairs of blocks of a trial, and how many of them the other setting must win: by chance it does in 1 of 94 trials.
-const PAIRS: u32 = 16;
-const WINS: u32 = 13;
-
-/// A dearer setting must be faster by this much, in percent; a cheaper one may be slower by this much.
-const GAIN_PERCENT: u64 = 3;
-const LOSS_PERCENT: u64 = 1;
-
 /// A setting with which a block takes so many times as long is given up at once.
 const HOPELESS: u64 = 2;
 
-/// Blocks between two trials: at first, and at most. Doubled after a trial that changes nothing.
-const MIN_PAUSE: u32 = 16;
-const MAX_PAUSE: u32 = 2048;
+/// What a setting must show, and how often that is tried.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    /// Pairs of blocks of a trial, and how many of them the other setting must win.
+    pub(crate) pairs: u32,
+    pub(crate) wins: u32,
+    /// A dearer setting must be faster by this much, in percent; a cheaper one may be slower by this much.
+    pub(crate) gain_percent: u64,
+    pub(crate) loss_percent: u64,
+    /// Blocks before the first trial.
+    pub(crate) first_pause: u32,
+    /// Blocks between two trials: after a change, and at most. Doubled after a trial that changes nothing.
+    pub(crate) min_pause: u32,
+    pub(crate) max_pause: u32,
+}
+
+/// For blocks that are over soon. By chance the other setting wins 1 of 94 trials.
+pub(crate) const SHORT_BLOCKS: Rule =
+    Rule { pairs: 16, wins: 13, gain_percent: 3, loss_percent: 1, first_pause: 16, min_pause: 16, max_pause: 2048 };
 
 /// A comparison of the present setting with another one.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +50,7 @@ impl Trial {
 /// Chooses one of some settings, which are numbered from the cheapest on.
 #[derive(Debug)]
 pub(crate) struct Tuner {
+    rule: &'static Rule,
     settings: usize,
     first: usize,
     best: usize,
@@ -55,14 +64,15 @@ pub(crate) struct Tuner {
 
 impl Tuner {
     /// Returns a tuner of so many settings that begins with one of them.
-    pub(crate) fn new(settings: usize, first: usize) -> Tuner {
+    pub(crate) fn new(rule: &'static Rule, settings: usize, first: usize) -> Tuner {
         Tuner {
+            rule,
             settings,
             first,
             best: first,
             trial: None,
-            pause: MIN_PAUSE,
-            next_pause: MIN_PAUSE,
+            pause: rule.first_pause,
+            next_pause: rule.min_pause,
             tried_dearer: false,
         }
     }
@@ -83,7 +93,7 @@ impl Tuner {
 
     /// Forgets what was tried: the load is not one on which settings can be compared.
     pub(crate) fn reset(&mut self) {
-        *self = Tuner::new(self.settings, self.first);
+        *self = Tuner::new(self.rule, self.settings, self.first);
     }
 
     /// A block was disturbed, and says nothing: the pair begins again.
@@ -107,16 +117,17 @@ impl Tuner {
             trial.present_ns = Some(ns);
             return;
         };
-        let percent = if trial.other > self.best { 100 + GAIN_PERCENT } else { 100 - LOSS_PERCENT };
+        let Rule { pairs, wins, gain_percent, loss_percent, .. } = *self.rule;
+        let percent = if trial.other > self.best { 100 + gain_percent } else { 100 - loss_percent };
         let is_better = |present: u64, other: u64| present.saturating_mul(100) >= other.saturating_mul(percent);
         trial.pairs += 1;
         trial.wins += u32::from(is_better(present_ns, ns));
         trial.present_sum = trial.present_sum.saturating_add(present_ns);
         trial.other_sum = trial.other_sum.saturating_add(ns);
         let losses = trial.pairs - trial.wins;
-        if ns >= present_ns.saturating_mul(HOPELESS) || losses > PAIRS - WINS {
+        if ns >= present_ns.saturating_mul(HOPELESS) || losses > pairs - wins {
             self.end_trial(None);
-        } else if trial.wins >= WINS {
+        } else if trial.wins >= wins {
             let better = is_better(trial.present_sum, trial.other_sum).then_some(trial.other);
             self.end_trial(better);
         }
@@ -134,9 +145,9 @@ impl Tuner {
         match better {
             Some(other) => {
                 self.best = other;
-                self.next_pause = MIN_PAUSE;
+                self.next_pause = self.rule.min_pause;
             }
-            None => self.next_pause = (self.next_pause * 2).min(MAX_PAUSE),
+            None => self.next_pause = (self.next_pause * 2).min(self.rule.max_pause),
         }
         self.pause = self.next_pause;
     }
@@ -165,7 +176,7 @@ mod tests {
     #[test]
     fn the_fastest_setting_is_found_and_mostly_used() {
         for fastest in 0..4 {
-            let mut tuner = Tuner::new(4, 2);
+            let mut tuner = Tuner::new(&SHORT_BLOCKS, 4, 2);
             let used = serve(&mut tuner, 4000, |setting, _| 1000 + 200 * setting.abs_diff(fastest) as u64);
             assert_eq!(tuner.best(), fastest);
             let others = used[2000..].iter().filter(|setting| **setting != fastest).count();
@@ -175,14 +186,14 @@ mod tests {
 
     #[test]
     fn of_equal_settings_the_cheapest_is_used() {
-        let mut tuner = Tuner::new(3, 2);
+        let mut tuner = Tuner::new(&SHORT_BLOCKS, 3, 2);
         serve(&mut tuner, 1000, |_, _| 1000);
         assert_eq!(tuner.best(), 0);
     }
 
     #[test]
     fn noise_changes_nothing_and_trials_become_rare() {
-        let mut tuner = Tuner::new(2, 0);
+        let mut tuner = Tuner::new(&SHORT_BLOCKS, 2, 0);
         let used = serve(&mut tuner, 20_000, |_, block| noise(block));
         let others = used.iter().filter(|setting| **setting == 1).count();
         assert_eq!(tuner.best(), 0);
@@ -191,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_cheaper_setting_that_seldom_costs_much_is_not_kept() {
-        let mut tuner = Tuner::new(2, 1);
+        let mut tuner = Tuner::new(&SHORT_BLOCKS, 2, 1);
         // Every seventh block of the cheaper one takes 1.7 times as long: it loses 3 of 16 pairs at most.
         serve(&mut tuner, 20_000, |setting, block| if setting == 0 && block / 2 % 7 == 0 { 1700 } else { 1000 });
         assert_eq!(tuner.best(), 1);
@@ -199,14 +210,14 @@ mod tests {
 
     #[test]
     fn a_hopeless_setting_is_tried_for_one_block() {
-        let mut tuner = Tuner::new(2, 0);
+        let mut tuner = Tuner::new(&SHORT_BLOCKS, 2, 0);
         let used = serve(&mut tuner, 40, |setting, _| if setting == 1 { 5000 } else { 1000 });
         assert_eq!(used.iter().filter(|setting| **setting == 1).count(), 1);
     }
 
     #[test]
     fn a_change_of_the_load_changes_the_setting_back() {
-        let mut tuner = Tuner::new(3, 0);
+        let mut tuner = Tuner::new(&SHORT_BLOCKS, 3, 0);
         serve(&mut tuner, 1000, |setting, _| 1000 - 100 * setting as u64);
         assert_eq!(tuner.best(), 2);
         serve(&mut tuner, 10_000, |setting, _| 1000 + 100 * setting as u64);

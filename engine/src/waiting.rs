@@ -4,7 +4,9 @@
 //! CPU while it polls, and [tries](Tuner) whether its guests get more done if it offers it sooner, or sleeps at once.
 
 use crate::clock::Ticks;
-use crate::tuner::Tuner;
+use crate::contention::Contention;
+use crate::poll::PollReason;
+use crate::tuner::{SHORT_BLOCKS, Tuner};
 
 /// The settings of the tuner, the cheapest first.
 const SLEEP: usize = 0;
@@ -32,8 +34,10 @@ const AWAY: u64 = 100_000;
 #[derive(Debug)]
 pub(crate) struct Waiting {
     tuner: Tuner,
-    /// Completions of the present block, and when the one before ended.
+    contention: Contention,
+    /// Completions so far and before the present block, and when that began.
     completions: u64,
+    before: u64,
     block_began: Ticks,
     /// Something happened in the turn before this one.
     was_active: bool,
@@ -46,8 +50,10 @@ pub(crate) struct Waiting {
 impl Waiting {
     pub(crate) fn new() -> Waiting {
         Waiting {
-            tuner: Tuner::new(OFFER_LATER + 1, OFFER_LATER),
+            tuner: Tuner::new(&SHORT_BLOCKS, OFFER_LATER + 1, OFFER_LATER),
+            contention: Contention::new(),
             completions: 0,
+            before: 0,
             block_began: Ticks(0),
             was_active: false,
             offered_at: Ticks(0),
@@ -58,7 +64,13 @@ impl Waiting {
     /// Returns true if windows that may be closed are to be closed.
     #[inline]
     pub(crate) fn sleeps_at_once(&self) -> bool {
-        self.tuner.setting() == SLEEP
+        if self.contention.is_present() { self.contention.closes() } else { self.tuner.setting() == SLEEP }
+    }
+
+    /// Returns why windows that may be closed are closed.
+    pub(crate) fn closed(&self) -> Option<PollReason> {
+        let cause = if self.contention.is_present() { PollReason::CpuWanted } else { PollReason::SleepIsFaster };
+        self.sleeps_at_once().then_some(cause)
     }
 
     /// Something happened in this turn.
@@ -76,16 +88,21 @@ impl Waiting {
     /// The completions of a turn were published.
     #[inline]
     pub(crate) fn published(&mut self, now: Ticks) {
-        if self.completions >= BLOCK {
+        if self.completions - self.before >= BLOCK {
             self.end_block(now);
+        }
+        if self.contention.is_due(now) {
+            self.contention.end_block(self.completions, now);
         }
     }
 
     #[inline(never)]
     fn end_block(&mut self, now: Ticks) {
-        let (requests, ns) = (std::mem::take(&mut self.completions), now.since(self.block_began));
-        self.block_began = now;
-        if ns > SLOW * requests {
+        let (requests, ns) = (self.completions - self.before, now.since(self.block_began));
+        (self.before, self.block_began) = (self.completions, now);
+        if self.contention.is_present() {
+            self.tuner.disturbed();
+        } else if ns > SLOW * requests {
             self.tuner.reset();
         } else {
             self.tuner.block(requests, ns);
@@ -95,7 +112,7 @@ impl Waiting {
     /// Returns true if the CPU is to be offered in this idle turn, in which a window is open.
     #[inline]
     pub(crate) fn should_offer(&mut self, now: Ticks) -> bool {
-        let later = self.tuner.setting() != OFFER_AT_ONCE;
+        let later = !self.contention.is_present() && self.tuner.setting() != OFFER_AT_ONCE;
         if std::mem::take(&mut self.was_active) {
             self.offered_at = now;
             return !later;
@@ -108,7 +125,11 @@ impl Waiting {
     pub(crate) fn offered(&mut self, away: u64, now: Ticks) -> bool {
         self.offered_at = now;
         self.offer_after = if away >= TAKEN { MIN_OFFER } else { (self.offer_after * 2).min(MAX_OFFER) };
-        away >= AWAY
+        let long = away >= AWAY;
+        if long {
+            self.contention.was_away(self.completions, now);
+        }
+        long
     }
 }
 

@@ -143,11 +143,6 @@ impl Worker {
         self.counters.yields += 1;
         if self.waiting.offered(away, self.now) {
             self.counters.away_ns += away;
-            for slot in self.poll_list.polled() {
-                if let Some(attached) = self.queues[usize::from(*slot)].as_mut() {
-                    attached.runner.cpu_wanted(self.now);
-                }
-            }
         }
     }
 

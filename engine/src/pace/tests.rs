@@ -57,7 +57,7 @@ impl Simulation {
         let mut pace = Pace::new();
         self.serve(&mut pace, REQUESTS);
         let with = self.serve(&mut pace, REQUESTS);
-        let without = self.serve(&mut Pace { tuner: Tuner::new(1, 0), ..Pace::new() }, REQUESTS);
+        let without = self.serve(&mut Pace { tuner: Tuner::new(&SHORT_BLOCKS, 1, 0), ..Pace::new() }, REQUESTS);
         without as f64 / with as f64
     }
 }

@@ -110,7 +110,7 @@ impl Worker {
             let AttachedQueue { runner, kick, on_broken, detach, waker, on_drained, .. } = attached;
             match on_drained {
                 Some(OnDrained::Detach(left)) => {
-                    let stats = with_merges(runner.stats(self.now, false), merges);
+                    let stats = with_merges(runner.stats(self.now, None), merges);
                     let position = detach(runner, &mut self.context);
                     // The receiver may be gone.
                     let _ = left.send(LeftQueue { position, report: stats });

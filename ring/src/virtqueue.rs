@@ -52,13 +52,19 @@ impl RingFormat {
 
 /// Most chains taken in one pull. A batch is fetched in passes, so that its cache misses overlap. In a larger one the guest would wait
 /// longer for its first completion.
-pub const MAX_BATCH: usize = 16;
+pub const MAX_BATCH: usize = 32;
 
 /// Storage for the chains that one pull takes off a ring; reused by each pull.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ChainBatch {
     /// The chains. Those beyond the count that [`fetch`](Self::fetch) returned are stale.
     pub heads: [ChainHead; MAX_BATCH],
+}
+
+impl Default for ChainBatch {
+    fn default() -> ChainBatch {
+        ChainBatch { heads: [ChainHead::default(); MAX_BATCH] }
+    }
 }
 
 impl ChainBatch {

@@ -19,7 +19,6 @@ mod attached_disks;
 mod channels;
 mod clock;
 mod coalesce;
-mod contention;
 mod counters;
 mod draining;
 mod engine;
@@ -53,6 +52,7 @@ mod tuner;
 mod waiting;
 mod wake_cost;
 mod watchdog;
+mod windows;
 mod worker;
 mod workers;
 

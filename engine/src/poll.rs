@@ -108,6 +108,8 @@ pub enum PollReason {
     CpuWanted,
     /// The guests of this worker get more done if it sleeps.
     SleepIsFaster,
+    /// The load is slow, and the guests of this worker get no more done if it polls.
+    NoGain,
 }
 
 impl PollReason {
@@ -119,6 +121,7 @@ impl PollReason {
             PollReason::Quiet => "quiet",
             PollReason::CpuWanted => "cpu-wanted",
             PollReason::SleepIsFaster => "sleep-is-faster",
+            PollReason::NoGain => "no-gain",
         }
     }
 }

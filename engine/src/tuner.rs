@@ -11,7 +11,7 @@ const HOPELESS: u64 = 2;
 /// What a setting must show, and how often that is tried.
 #[derive(Debug)]
 pub(crate) struct Rule {
-    /// Pairs of blocks of a trial, and how many of them the other setting must win.
+    /// Pairs of blocks of a trial, and how many of them the other setting must win; 0: only their sums count.
     pub(crate) pairs: u32,
     pub(crate) wins: u32,
     /// A dearer setting must be faster by this much, in percent; a cheaper one may be slower by this much.
@@ -125,9 +125,13 @@ impl Tuner {
         trial.present_sum = trial.present_sum.saturating_add(present_ns);
         trial.other_sum = trial.other_sum.saturating_add(ns);
         let losses = trial.pairs - trial.wins;
-        if ns >= present_ns.saturating_mul(HOPELESS) || losses > pairs - wins {
+        let (has_won, has_lost) = match wins {
+            0 => (trial.pairs == pairs, false),
+            _ => (trial.wins >= wins, losses > pairs - wins),
+        };
+        if has_lost || ns >= present_ns.saturating_mul(HOPELESS) {
             self.end_trial(None);
-        } else if trial.wins >= wins {
+        } else if has_won {
             let better = is_better(trial.present_sum, trial.other_sum).then_some(trial.other);
             self.end_trial(better);
         }

@@ -4,9 +4,9 @@
 //! CPU while it polls, and [tries](Tuner) whether its guests get more done if it offers it sooner, or sleeps at once.
 
 use crate::clock::Ticks;
-use crate::contention::Contention;
 use crate::poll::PollReason;
 use crate::tuner::{SHORT_BLOCKS, Tuner};
+use crate::windows::{SLOW, Windows};
 
 /// The settings of the tuner, the cheapest first.
 const SLEEP: usize = 0;
@@ -15,9 +15,6 @@ const OFFER_LATER: usize = 2;
 
 /// Completions of a block, at least: the last turn may make it longer.
 const BLOCK: u64 = 256;
-
-/// A block that takes longer than this for each request, in nanoseconds, is one of a load on which ways to wait cannot be compared.
-const SLOW: u64 = 50_000;
 
 /// For how long a worker polls without finding anything before it offers the CPU to other threads, in nanoseconds: while others take it, and at
 /// most, while nobody does. A guest's thread on another CPU answers within the shorter time.
@@ -34,7 +31,7 @@ const AWAY: u64 = 100_000;
 #[derive(Debug)]
 pub(crate) struct Waiting {
     tuner: Tuner,
-    contention: Contention,
+    windows: Windows,
     /// Completions so far and before the present block, and when that began.
     completions: u64,
     before: u64,
@@ -51,7 +48,7 @@ impl Waiting {
     pub(crate) fn new() -> Waiting {
         Waiting {
             tuner: Tuner::new(&SHORT_BLOCKS, OFFER_LATER + 1, OFFER_LATER),
-            contention: Contention::new(),
+            windows: Windows::new(),
             completions: 0,
             before: 0,
             block_began: Ticks(0),
@@ -64,13 +61,16 @@ impl Waiting {
     /// Returns true if windows that may be closed are to be closed.
     #[inline]
     pub(crate) fn sleeps_at_once(&self) -> bool {
-        if self.contention.is_present() { self.contention.closes() } else { self.tuner.setting() == SLEEP }
+        self.closed().is_some()
     }
 
     /// Returns why windows that may be closed are closed.
+    #[inline]
     pub(crate) fn closed(&self) -> Option<PollReason> {
-        let cause = if self.contention.is_present() { PollReason::CpuWanted } else { PollReason::SleepIsFaster };
-        self.sleeps_at_once().then_some(cause)
+        if self.windows.are_compared() {
+            return self.windows.closed();
+        }
+        (self.tuner.setting() == SLEEP).then_some(PollReason::SleepIsFaster)
     }
 
     /// Something happened in this turn.
@@ -91,8 +91,8 @@ impl Waiting {
         if self.completions - self.before >= BLOCK {
             self.end_block(now);
         }
-        if self.contention.is_due(now) {
-            self.contention.end_block(self.completions, now);
+        if self.windows.is_due(now) {
+            self.windows.end_block(self.completions, now);
         }
     }
 
@@ -100,10 +100,11 @@ impl Waiting {
     fn end_block(&mut self, now: Ticks) {
         let (requests, ns) = (self.completions - self.before, now.since(self.block_began));
         (self.before, self.block_began) = (self.completions, now);
-        if self.contention.is_present() {
+        if self.windows.are_contended() {
             self.tuner.disturbed();
         } else if ns > SLOW * requests {
             self.tuner.reset();
+            self.windows.slow_load(self.completions, now);
         } else {
             self.tuner.block(requests, ns);
         }
@@ -112,7 +113,7 @@ impl Waiting {
     /// Returns true if the CPU is to be offered in this idle turn, in which a window is open.
     #[inline]
     pub(crate) fn should_offer(&mut self, now: Ticks) -> bool {
-        let later = !self.contention.is_present() && self.tuner.setting() != OFFER_AT_ONCE;
+        let later = !self.windows.are_contended() && self.tuner.setting() != OFFER_AT_ONCE;
         if std::mem::take(&mut self.was_active) {
             self.offered_at = now;
             return !later;
@@ -127,7 +128,7 @@ impl Waiting {
         self.offer_after = if away >= TAKEN { MIN_OFFER } else { (self.offer_after * 2).min(MAX_OFFER) };
         let long = away >= AWAY;
         if long {
-            self.contention.was_away(self.completions, now);
+            self.windows.was_away(self.completions, now);
         }
         long
     }

@@ -1,0 +1,238 @@
+//! Whether a worker opens the windows of `auto` at all, where that is not plain. Pure: time comes in as an argument.
+//!
+//! *Contention.* A thread that computes keeps an offered CPU for a time slice of milliseconds, and the worker waits that long; a worker that sleeps
+//! has the CPU at once when it is woken. So sleeping is better where the others are strangers. Where they are the virtual CPUs of the worker's own
+//! guests, polling may be: requests come without kicks, many at a time. From the rings the two look alike.
+//!
+//! *A slow load.* While a disk works, polling saves wake-ups and takes a whole CPU. Whether the guests get more done by that depends on the disk.
+//!
+//! So both are [tried](Tuner), in blocks of several time slices.
+
+use crate::clock::Ticks;
+use crate::poll::PollReason;
+use crate::tuner::{Rule, Tuner};
+
+/// The settings of the tuner.
+const CLOSED: usize = 0;
+const OPEN: usize = 1;
+
+/// Length of a block, at least, in nanoseconds: about ten time slices.
+const BLOCK_NS: u64 = 40_000_000;
+
+/// Polling must bring a tenth, because it takes the CPU from others. Few pairs, because a block is long.
+static CONTENTION: Rule =
+    Rule { pairs: 4, wins: 3, gain_percent: 10, loss_percent: 1, first_pause: 1, min_pause: 16, max_pause: 256 };
+
+/// Polling must bring something. Disks are uneven, so the sum of many pairs counts.
+static SLOW_LOAD: Rule =
+    Rule { pairs: 6, wins: 0, gain_percent: 4, loss_percent: 3, first_pause: 1, min_pause: 32, max_pause: 256 };
+
+/// So many long absences within a block mean that others want the CPU all the time; fewer, that something ran.
+const MANY: u32 = 3;
+
+/// A block that is this much longer than it should be ended long after the load did, in blocks.
+const PAUSED: u64 = 8;
+
+/// A load is slow when a request takes a worker longer than this, in nanoseconds, and no longer slow when one takes half of it.
+pub(crate) const SLOW: u64 = 20_000;
+
+/// Why open and closed windows are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Contention,
+    SlowLoad,
+}
+
+/// Whether the windows of `auto` are open or closed, and why that is tried.
+#[derive(Debug)]
+pub(crate) struct Windows {
+    /// While they are compared; otherwise windows may be open.
+    trials: Option<(Cause, Tuner)>,
+    /// The present block: when it began, when it is to end, the worker's completions before it, and long absences in it.
+    began: Ticks,
+    until: Ticks,
+    before: u64,
+    absences: u32,
+}
+
+impl Windows {
+    pub(crate) fn new() -> Windows {
+        Windows { trials: None, began: Ticks(0), until: Ticks(u64::MAX), before: 0, absences: 0 }
+    }
+
+    /// Returns true while open and closed windows are compared.
+    #[inline]
+    pub(crate) fn are_compared(&self) -> bool {
+        self.trials.is_some()
+    }
+
+    /// Returns true while others want the CPU.
+    #[inline]
+    pub(crate) fn are_contended(&self) -> bool {
+        matches!(self.trials, Some((Cause::Contention, _)))
+    }
+
+    /// Returns why windows are to be closed, if they are.
+    #[inline]
+    pub(crate) fn closed(&self) -> Option<PollReason> {
+        let (cause, tuner) = self.trials.as_ref()?;
+        (tuner.setting() == CLOSED).then_some(match cause {
+            Cause::Contention => PollReason::CpuWanted,
+            Cause::SlowLoad => PollReason::NoGain,
+        })
+    }
+
+    /// Another thread kept the CPU for long when the worker offered it. `completions`: of the worker, so far.
+    pub(crate) fn was_away(&mut self, completions: u64, now: Ticks) {
+        if self.trials.is_none() && now.since(self.began) >= BLOCK_NS {
+            (self.began, self.absences) = (now, 0);
+        }
+        self.absences += 1;
+        if !self.are_contended() && self.absences >= MANY {
+            self.trials = Some((Cause::Contention, Tuner::new(&CONTENTION, OPEN + 1, CLOSED)));
+            self.begin_block(completions, now);
+        }
+    }
+
+    /// The load is slow. `completions`: of the worker, so far.
+    pub(crate) fn slow_load(&mut self, completions: u64, now: Ticks) {
+        if self.trials.is_none() {
+            self.trials = Some((Cause::SlowLoad, Tuner::new(&SLOW_LOAD, OPEN + 1, OPEN)));
+            self.begin_block(completions, now);
+        }
+    }
+
+    /// Returns true if a block is to be [ended](Self::end_block).
+    #[inline]
+    pub(crate) fn is_due(&self, now: Ticks) -> bool {
+        now >= self.until
+    }
+
+    /// Ends a block: `completions` of the worker, so far.
+    pub(crate) fn end_block(&mut self, completions: u64, now: Ticks) {
+        let Some((cause, tuner)) = &mut self.trials else { return };
+        let (requests, ns) = ((completions - self.before).max(1), now.since(self.began));
+        let is_over = match cause {
+            Cause::Contention => tuner.setting() == OPEN && self.absences < MANY,
+            Cause::SlowLoad => ns < SLOW / 2 * requests,
+        };
+        if is_over || ns > PAUSED * BLOCK_NS {
+            *self = Windows::new();
+            return;
+        }
+        tuner.block(requests, ns);
+        self.begin_block(completions, now);
+    }
+
+    fn begin_block(&mut self, completions: u64, now: Ticks) {
+        (self.began, self.before, self.absences) = (now, completions, 0);
+        self.until = Ticks(now.0.saturating_add(BLOCK_NS));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A load: how many requests of a block are completed while windows are closed and while they are open, and how often the worker is away then.
+    struct Load {
+        closed: u64,
+        open: u64,
+        absences: u32,
+    }
+
+    /// Serves blocks. Returns how many of them were closed.
+    fn serve(windows: &mut Windows, at: &mut (u64, u64), blocks: usize, load: &Load) -> usize {
+        let mut closed = 0;
+        for _ in 0..blocks {
+            let (now, completions) = at;
+            if windows.closed().is_some() {
+                closed += 1;
+                *completions += load.closed;
+            } else {
+                *completions += load.open;
+                (0..load.absences).for_each(|_| windows.was_away(*completions, Ticks(*now)));
+            }
+            *now += BLOCK_NS;
+            if windows.is_due(Ticks(*now)) {
+                windows.end_block(*completions, Ticks(*now));
+            }
+        }
+        closed
+    }
+
+    #[test]
+    fn windows_stay_open_while_nobody_wants_the_cpu() {
+        let (mut windows, mut at) = (Windows::new(), (0, 0));
+        let load = Load { closed: 100, open: 100, absences: MANY - 1 };
+        assert_eq!(serve(&mut windows, &mut at, 100, &load), 0);
+        assert!(!windows.are_contended());
+    }
+
+    #[test]
+    fn windows_are_closed_where_others_want_the_cpu_and_polling_brings_little() {
+        let (mut windows, mut at) = (Windows::new(), (0, 0));
+        let closed = serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 1080, absences: 10 });
+        assert!(windows.are_contended() && (1900..2000).contains(&closed), "{closed}");
+    }
+
+    #[test]
+    fn windows_are_open_where_the_guests_get_more_done() {
+        let (mut windows, mut at) = (Windows::new(), (0, 0));
+        let closed = serve(&mut windows, &mut at, 20, &Load { closed: 1000, open: 2000, absences: 10 });
+        assert!((3..=6).contains(&closed), "{closed}");
+        let closed = serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 2000, absences: 10 });
+        assert!(windows.are_contended() && closed < 100, "{closed}");
+        // Another load on the same worker.
+        serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 700, absences: 10 });
+        assert!(windows.closed().is_some());
+    }
+
+    #[test]
+    fn windows_are_open_again_when_the_others_have_gone() {
+        let (mut windows, mut at) = (Windows::new(), (0, 0));
+        serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 500, absences: 10 });
+        assert_eq!(windows.closed(), Some(PollReason::CpuWanted));
+        let closed = serve(&mut windows, &mut at, 600, &Load { closed: 1000, open: 500, absences: 0 });
+        assert!(!windows.are_contended() && closed <= 2 * 256, "{closed}");
+        // Or after a pause of the load.
+        serve(&mut windows, &mut at, 10, &Load { closed: 1000, open: 500, absences: 10 });
+        assert!(windows.are_contended());
+        at.0 += PAUSED * BLOCK_NS;
+        serve(&mut windows, &mut at, 1, &Load { closed: 1, open: 1, absences: 0 });
+        assert!(!windows.are_contended());
+    }
+
+    #[test]
+    fn windows_are_closed_where_polling_brings_a_slow_load_nothing() {
+        // Blocks vary by a tenth, without a pattern.
+        let load = |block: u64, open: u64| Load { closed: 400 + noise(block), open: open + noise(block), absences: 0 };
+        let noise_of = |open| {
+            let (mut windows, mut at) = (Windows::new(), (0, 0));
+            windows.slow_load(0, Ticks(0));
+            let closed: usize = (0..1000).map(|block| serve(&mut windows, &mut at, 1, &load(block, open))).sum();
+            assert!(windows.are_compared() && !windows.are_contended());
+            (closed, windows.closed())
+        };
+        let (closed, reason) = noise_of(400);
+        assert!(closed > 700 && reason.is_none_or(|reason| reason == PollReason::NoGain), "{closed}");
+        assert!(noise_of(500).0 < 200);
+    }
+
+    /// A number up to 40, without a pattern.
+    fn noise(block: u64) -> u64 {
+        (block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 40
+    }
+
+    #[test]
+    fn a_load_that_is_fast_again_and_strangers_end_the_trials_of_a_slow_one() {
+        let (mut windows, mut at) = (Windows::new(), (0, 0));
+        windows.slow_load(0, Ticks(0));
+        let fast = BLOCK_NS / SLOW * 2 + 1;
+        serve(&mut windows, &mut at, 1, &Load { closed: fast, open: fast, absences: 0 });
+        assert!(!windows.are_compared());
+        windows.slow_load(at.1, Ticks(at.0));
+        serve(&mut windows, &mut at, 1, &Load { closed: 100, open: 100, absences: MANY });
+        assert!(windows.are_contended());
+    }
+}

@@ -44,6 +44,8 @@ Examples:
   mqblk bench --socket /run/disk.sock --rw randrw --rwmixread 70 --rate-iops 1000,5000,20000 \\
       --iodepth 64 --random-distribution zipf:1.1 --fsync 32 --allow-write
       latency against load: requests start at given times, reads and writes apart (destroys what was there)
+  mqblk bench --disk path=a.img,readonly=on --iodepth 32 --interval 100ms --json over-time.json
+      and IOPS and latency of each tenth of a second in the results
   mqblk bench --disk path=a.img --rw read --bs 512-128k --jobs 8 --queues 8 --iodepth 32 \\
       --offset-increment 1G
       eight sequential streams, a gigabyte apart, at every power of two from 512 bytes to 128 KiB
@@ -175,6 +177,15 @@ pub struct BenchArgs {
     /// Time to run before the measurement starts [default: 1, without a --runtime 0]
     #[arg(long, aliases = ["ramp_time", "ramp-time"], value_name = "TIME", value_parser = parse_seconds)]
     pub warmup: Option<f64>,
+
+    /// Record a time series, too: I/Os per second and latency in each interval of this length, at least 1ms (fio's log_avg_msec); goes to
+    /// --json [default: none]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    pub interval: Option<f64>,
+
+    /// fio's word for --interval, in milliseconds
+    #[arg(long, alias = "log_avg_msec", value_name = "MS", hide = true, conflicts_with = "interval", value_parser = clap::value_parser!(u32).range(1..=86_400_000))]
+    pub log_avg_msec: Option<u32>,
 
     /// Where the range to work on starts
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]

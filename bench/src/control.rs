@@ -1,6 +1,8 @@
 //! How the main thread controls the client threads, and sees their progress.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// What all threads do. A phase never returns to an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,23 +21,35 @@ pub(crate) enum Phase {
 /// The phase that the main thread sets. On a cache line of its own: all threads read it all the time.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct PhaseControl(AtomicU8);
+pub(crate) struct PhaseControl {
+    phase: AtomicU8,
+    /// When each phase was entered. Threads notice it later, at their next completion: a common time is this one.
+    entered: [OnceLock<Instant>; 4],
+}
 
 impl PhaseControl {
     /// Creates a control that starts at `phase`.
     pub(crate) fn new(phase: Phase) -> PhaseControl {
-        PhaseControl(AtomicU8::new(phase as u8))
+        let control = PhaseControl { phase: AtomicU8::new(phase as u8), entered: Default::default() };
+        control.set(phase);
+        control
     }
 
     /// Enters `phase`, unless a later one has been entered.
     pub(crate) fn set(&self, phase: Phase) {
-        self.0.fetch_max(phase as u8, Ordering::Release);
+        self.entered[phase as usize].get_or_init(Instant::now);
+        self.phase.fetch_max(phase as u8, Ordering::Release);
+    }
+
+    /// Returns when `phase` was entered, if it was.
+    pub(crate) fn entered(&self, phase: Phase) -> Option<Instant> {
+        self.entered[phase as usize].get().copied()
     }
 
     /// Returns the current phase.
     #[inline]
     pub(crate) fn get(&self) -> Phase {
-        match self.0.load(Ordering::Acquire) {
+        match self.phase.load(Ordering::Acquire) {
             0 => Phase::Warmup,
             1 => Phase::Measure,
             2 => Phase::Stop,

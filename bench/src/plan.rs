@@ -15,6 +15,7 @@ use crate::experiment::Experiment;
 use crate::interface::Interface;
 use crate::interrupt::Interrupt;
 use crate::machine::Invocation;
+use crate::worker::MAX_INTERVALS;
 use targets::plan_targets;
 
 pub(crate) use targets::{DeviceName, DiskKeys, MergeMode, Target, TargetSource};
@@ -34,6 +35,9 @@ pub(crate) const MAX_DEPTH: u32 = 32768;
 
 /// How long a server may complete no request before it is called stuck.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Shortest interval of a time series.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
 /// One combination of the sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +106,8 @@ pub struct Plan {
     pub runtime: Option<Duration>,
     /// Load before the measurement.
     pub warmup: Duration,
+    /// Length of an interval of the time series; `None`: there is none.
+    pub interval: Option<Duration>,
     /// Runs of each combination and target.
     pub runs: u16,
     /// Start of the range.
@@ -179,6 +185,7 @@ impl Plan {
                 "0 where each block is done once: there is nothing to warm",
             ));
         }
+        let interval = series_interval(args, runtime)?;
         let interface = args.chosen();
         args.interfaces.check_others(interface.definition())?;
         interface.check(args)?;
@@ -209,6 +216,7 @@ impl Plan {
             read_share: args.rwmixread,
             runtime: (!runtime.is_zero()).then_some(runtime),
             warmup,
+            interval,
             runs: args.runs.unwrap_or(1),
             offset: args.offset,
             size: args.size,
@@ -237,6 +245,29 @@ impl Plan {
     pub fn run_count(&self) -> u64 {
         self.combinations.len() as u64 * self.targets.len() as u64 * u64::from(self.runs)
     }
+}
+
+/// Returns the length of an interval of the time series, if there is one.
+fn series_interval(args: &BenchArgs, runtime: Duration) -> Result<Option<Duration>, BenchError> {
+    let (name, seconds) = match (args.interval, args.log_avg_msec) {
+        (Some(seconds), _) => ("interval", seconds),
+        (None, Some(ms)) => ("log_avg_msec", f64::from(ms) / 1e3),
+        (None, None) => return Ok(None),
+    };
+    let interval = Duration::from_secs_f64(seconds);
+    let wrong = |expected: String| Err(BenchError::option(name, format!("{interval:?}"), expected));
+    if interval < SHORTEST_INTERVAL {
+        return wrong(format!("at least {SHORTEST_INTERVAL:?}"));
+    }
+    let most = MAX_INTERVALS as f64;
+    if runtime.div_duration_f64(interval) > most {
+        let least = Duration::from_millis((runtime.as_secs_f64() * 1e3 / most).ceil() as u64);
+        return wrong(format!("at least {least:?} with --runtime {runtime:?}, for at most {MAX_INTERVALS} intervals"));
+    }
+    if args.json.is_none() {
+        return wrong("--json FILE with it: the time series is in the results, not in the table".into());
+    }
+    Ok(Some(interval))
 }
 
 /// Checks the options that say what a job does.

@@ -1,5 +1,6 @@
 //! The results of a target under a combination, and their JSON.
 
+mod series;
 mod summary;
 
 use serde::Serialize;
@@ -155,7 +156,13 @@ impl ResultRow {
         results.iter().for_each(|result| result.ops[..IoOp::Flush as usize].iter().for_each(|op| all.add(op)));
         let latencies = all.latency;
         let rw = combination.rw;
-        let of = |op: IoOp, has: bool| has.then(|| OpSummary::new(results, op));
+        let has = |op: IoOp| match op {
+            IoOp::Read => rw.reads(),
+            IoOp::Write => rw.writes() && !rw.trims(),
+            IoOp::Trim => rw.trims(),
+            IoOp::Flush => plan.fsync > 0,
+        };
+        let of = |op: IoOp| has(op).then(|| OpSummary::new(results, op));
         let merges = |of: fn(&MergeRates) -> f64| {
             let rates: Option<Vec<f64>> = results.iter().map(|result| result.merges.as_ref().map(of)).collect();
             rates.map(|rates| mean_and_stderr(&rates).0)
@@ -216,12 +223,12 @@ impl ResultRow {
             rate: combination.rate_iops.map(|rate| RateSummary::new(results, rate, combination.jobs)),
             fsync: plan.fsync,
             random_distribution: plan.distribution.to_string(),
-            read: of(IoOp::Read, rw.reads()),
-            write: of(IoOp::Write, rw.writes() && !rw.trims()),
-            trim: of(IoOp::Trim, rw.trims()),
-            flush: of(IoOp::Flush, plan.fsync > 0),
+            read: of(IoOp::Read),
+            write: of(IoOp::Write),
+            trim: of(IoOp::Trim),
+            flush: of(IoOp::Flush),
             holes: results[0].holes,
-            each_run: results.iter().map(RunValues::new).collect(),
+            each_run: results.iter().map(|result| RunValues::new(result, &has)).collect(),
             seed: plan.seed,
             date: machine::date(results[0].started),
             server: results[0].server.clone(),

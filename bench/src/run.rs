@@ -22,7 +22,7 @@ use crate::progress;
 use crate::streams::{JobRange, Streams};
 use crate::target::{ServerProcess, Session};
 use crate::verification::BlockGenerations;
-use crate::worker::{DiskJob, OpStats, PaceStats, Worker, WorkerSettings, WorkerStats};
+use crate::worker::{DiskJob, OpStats, PaceStats, SeriesSettings, TimeSeries, Worker, WorkerSettings, WorkerStats};
 use meters::ServerMeters;
 use supervisor::{LoadOutcome, RunSupervisor};
 
@@ -46,6 +46,8 @@ pub struct RunResult {
     pub ops: [OpStats; IoOp::COUNT],
     /// How well the rate was kept, if there is one.
     pub pace: PaceStats,
+    /// What completed in each interval, if that was recorded.
+    pub series: Option<TimeSeries>,
     /// Requests of the largest I/O: 1 unless the disk takes less than the block size at once.
     pub requests_per_io: u32,
     /// Requests that were handed over to the thread that owns their queue.
@@ -183,7 +185,7 @@ fn measure_once<D: Device>(input: &RunInput<'_>, session: Session<D>) -> Result<
     if plan.fill {
         let fill = WorkerLoad { rw: Rw::Write, once: true, verify: false };
         let writes = Combination { rw: Rw::Write, rate_iops: None, ..*combination };
-        let settings = WorkerSettings { fsync: 0, ..worker_settings(plan, &writes, &disks, &streams)? };
+        let settings = WorkerSettings { fsync: 0, series: None, ..worker_settings(plan, &writes, &disks, &streams)? };
         let (workers, counters) = workers(input, fill, sets, settings, &streams);
         watch.counters = counters;
         sets = watch.fill(workers)?.into_iter().map(|worker| worker.into_parts().2).collect();
@@ -301,7 +303,15 @@ fn worker_settings(
         iodepth: combination.iodepth,
         client: plan.client,
         verify: plan.verify.is_some(),
+        series: plan.interval.map(|interval| SeriesSettings { interval, expected: expected_intervals(plan, interval) }),
     })
+}
+
+/// Returns the number of intervals of a run, if it takes no longer than planned.
+fn expected_intervals(plan: &Plan, interval: Duration) -> usize {
+    // Without a runtime: an arbitrary time.
+    let time = plan.runtime.unwrap_or(Duration::from_secs(60)) + Duration::from_secs(1);
+    time.div_duration_f64(interval).ceil() as usize
 }
 
 /// The load of one pass: the fill, or the measurement.
@@ -348,6 +358,7 @@ fn merge_stats(stats: Vec<WorkerStats>, outcome: LoadOutcome, requests_per_io: u
         bytes: vec![0; stats.first().map_or(0, |thread| thread.bytes.len())],
         ops: std::array::from_fn(|_| OpStats::new()),
         pace: PaceStats::default(),
+        series: None,
         handed_over: 0,
         elapsed: Duration::ZERO,
         requests_per_io,
@@ -365,6 +376,10 @@ fn merge_stats(stats: Vec<WorkerStats>, outcome: LoadOutcome, requests_per_io: u
         total.ops.iter_mut().zip(&thread.ops).for_each(|(total, own)| total.add(own));
         total.bytes.iter_mut().zip(&thread.bytes).for_each(|(total, bytes)| *total += bytes);
         total.pace.add(&thread.pace);
+        match (&mut total.series, thread.series) {
+            (Some(series), Some(own)) => series.merge(own),
+            (series, own) => *series = series.take().or(own),
+        }
         total.handed_over += thread.handed_over;
         total.elapsed = total.elapsed.max(thread.elapsed);
         total.client_cpu += thread.cpu;
@@ -372,6 +387,9 @@ fn merge_stats(stats: Vec<WorkerStats>, outcome: LoadOutcome, requests_per_io: u
         total.calls += thread.calls;
         total.errors += thread.errors;
         total.messages.extend(thread.messages);
+    }
+    if let (Some(series), Some(length)) = (&mut total.series, outcome.stopped_after) {
+        series.end_at(length);
     }
     total.ios = TRANSFERS.iter().map(|op| total.ops[*op as usize].ios).sum();
     total

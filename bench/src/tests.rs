@@ -12,6 +12,7 @@ use crate::{BenchArgs, BenchError, sweep};
 mod endings;
 mod loads;
 mod printed;
+mod series;
 mod virtio_scsi;
 mod xen;
 

@@ -3,6 +3,7 @@
 mod counting;
 mod pace;
 mod parts;
+mod series;
 mod slot;
 mod stats;
 mod verify;
@@ -19,9 +20,11 @@ use crate::args::ClientMode;
 use crate::control::{CompletionCounter, Phase, PhaseControl};
 use crate::interface::{CompletedTransfer, IoOp, ThreadQueues, TransferStatus};
 use pace::Pacer;
+use series::SeriesRecorder;
 use slot::{IoSlot, next_of_job};
 
 pub(crate) use pace::PaceStats;
+pub(crate) use series::{Interval, MAX_INTERVALS, SeriesSettings, TimeSeries};
 pub(crate) use slot::{DiskJob, WorkerSettings};
 pub(crate) use stats::OpStats;
 pub(crate) use stats::WorkerStats;
@@ -79,6 +82,8 @@ pub(crate) struct Worker<Q: ThreadQueues> {
     stats: WorkerStats,
     /// Time and CPU time at the start of the measurement.
     measurement_start: Option<(u64, Duration)>,
+    /// Records the time series until the end of the measurement, if there is one.
+    series: Option<SeriesRecorder>,
 }
 
 /// Faults in the pages of a buffer, as fio does and as a guest's are: large blocks have gigabytes of buffers, and clearing them
@@ -157,6 +162,7 @@ impl<Q: ThreadQueues> Worker<Q> {
             done,
             stats,
             measurement_start,
+            series: settings.series.map(SeriesRecorder::new),
         }
     }
 
@@ -190,7 +196,7 @@ impl<Q: ThreadQueues> Worker<Q> {
     fn run<const VERIFY: bool, const MIXED: bool>(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
         let mut phase = control.get();
         match phase {
-            Phase::Measure => self.begin_measurement()?,
+            Phase::Measure => self.begin_measurement(control)?,
             // The server may end before the last thread has started.
             Phase::Abandon => return Err(WorkerError::Abandoned),
             Phase::Warmup | Phase::Stop => {}
@@ -211,7 +217,7 @@ impl<Q: ThreadQueues> Worker<Q> {
             if current != phase {
                 phase = current;
                 match phase {
-                    Phase::Measure => self.begin_measurement()?,
+                    Phase::Measure => self.begin_measurement(control)?,
                     Phase::Stop => self.end_measurement()?,
                     Phase::Warmup => {}
                     Phase::Abandon => return Err(WorkerError::Abandoned),
@@ -308,9 +314,10 @@ impl<Q: ThreadQueues> Worker<Q> {
         now: u64,
         more: bool,
     ) -> Result<(), WorkerError> {
-        while let Some(done) = self.set.reap(index)? {
-            self.request_completed::<VERIFY, MIXED>(done, now, more)?;
-            self.drain_backlog::<MIXED>(index)?;
+        // Once for all completions: without a series it costs a request nothing.
+        match self.seek_series(now) {
+            true => self.reap_all::<VERIFY, MIXED, true>(index, now, more)?,
+            false => self.reap_all::<VERIFY, MIXED, false>(index, now, more)?,
         }
         if Q::HANDS_OVER {
             // All completions may have been other threads', and may have freed space.
@@ -321,14 +328,30 @@ impl<Q: ThreadQueues> Worker<Q> {
         if self.rotates_queues { self.publish_all() } else { Ok(()) }
     }
 
+    #[inline]
+    fn reap_all<const VERIFY: bool, const MIXED: bool, const SERIES: bool>(
+        &mut self,
+        index: usize,
+        now: u64,
+        more: bool,
+    ) -> Result<(), WorkerError> {
+        while let Some(done) = self.set.reap(index)? {
+            self.request_completed::<VERIFY, MIXED, SERIES>(done, now, more)?;
+            self.drain_backlog::<MIXED>(index)?;
+        }
+        Ok(())
+    }
+
     /// Does the same with the completions that other threads have handed back.
     fn reap_handed_back<const VERIFY: bool, const MIXED: bool>(
         &mut self,
         now: u64,
         more: bool,
     ) -> Result<(), WorkerError> {
+        self.seek_series(now);
         while let Some(done) = self.set.next_handed_back() {
-            self.request_completed::<VERIFY, MIXED>(done, now, more)?;
+            // Beside the way through another thread it is nothing to ask whether there is a series.
+            self.request_completed::<VERIFY, MIXED, true>(done, now, more)?;
         }
         for index in 0..self.set.queue_count() {
             self.drain_backlog::<MIXED>(index)?;
@@ -338,7 +361,7 @@ impl<Q: ThreadQueues> Worker<Q> {
 
     /// Handles the completion of a request.
     #[inline]
-    fn request_completed<const VERIFY: bool, const MIXED: bool>(
+    fn request_completed<const VERIFY: bool, const MIXED: bool, const SERIES: bool>(
         &mut self,
         done: CompletedTransfer<Q::Status>,
         now: u64,
@@ -346,7 +369,7 @@ impl<Q: ThreadQueues> Worker<Q> {
     ) -> Result<(), WorkerError> {
         let slot = done.user as usize;
         if let Some(status) = self.part_completed(done) {
-            self.io_completed::<VERIFY, MIXED>(slot, status, now);
+            self.io_completed::<VERIFY, MIXED, SERIES>(slot, status, now);
             if let Some(pacer) = &mut self.pacer {
                 pacer.put_back(slot);
             } else if more {

@@ -3,6 +3,7 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use super::series::RunSeries;
 use crate::interface::IoOp;
 use crate::machine;
 use crate::run::RunResult;
@@ -84,11 +85,13 @@ pub struct RunValues {
     pub client_cpu_us_per_io: f64,
     /// I/Os that failed or did not verify.
     pub errors: u64,
+    /// What completed in each interval; null if it was not recorded.
+    pub series: Option<RunSeries>,
 }
 
 impl RunValues {
-    /// Returns the values of a run.
-    pub(super) fn new(result: &RunResult) -> RunValues {
+    /// Returns the values of a run. `has`: the operations of its load.
+    pub(super) fn new(result: &RunResult, has: &dyn Fn(IoOp) -> bool) -> RunValues {
         let per_io = |time: std::time::Duration| time.as_secs_f64() * 1e6 / result.ios.max(1) as f64;
         RunValues {
             date: machine::date(result.started),
@@ -100,6 +103,7 @@ impl RunValues {
             server_cpu_us_per_io: result.server_cpu.map(per_io),
             client_cpu_us_per_io: per_io(result.client_cpu),
             errors: result.errors,
+            series: result.series.as_ref().map(|series| RunSeries::new(series, has)),
         }
     }
 }

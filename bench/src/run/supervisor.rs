@@ -164,6 +164,8 @@ impl RunSupervisor<'_> {
                 control.set(Phase::Stop);
                 self.supervise(finished, || false)?;
             }
+            let [start, stop] = [Phase::Measure, Phase::Stop].map(|phase| control.entered(phase));
+            outcome.stopped_after = start.zip(stop).map(|(start, stop)| stop - start);
             Ok(())
         })?;
         Ok((workers, outcome))
@@ -211,4 +213,6 @@ pub(super) struct LoadOutcome {
     pub used: ServerUsage,
     /// A signal ended the measurement.
     pub cut_short: bool,
+    /// When the threads were told to stop, from the start of the measurement; `None`: they ended by themselves.
+    pub stopped_after: Option<Duration>,
 }

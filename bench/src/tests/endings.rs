@@ -11,7 +11,7 @@ use crate::{BenchError, sweep};
 const SIGINT: i32 = 2;
 
 /// Runs the benchmark; sends `signals` when the model has served `after` requests.
-fn interrupted(rig: &Rig, line: &str, after: u64, signals: usize) -> Result<u64, BenchError> {
+pub(super) fn interrupted(rig: &Rig, line: &str, after: u64, signals: usize) -> Result<u64, BenchError> {
     let plan = plan(&format!("--socket {} {line}", rig.path("s"))).unwrap();
     let interrupt: Interrupt = plan.interrupt.clone();
     std::thread::scope(|scope| {
@@ -25,7 +25,7 @@ fn interrupted(rig: &Rig, line: &str, after: u64, signals: usize) -> Result<u64,
     })
 }
 
-fn is_sigint(result: &Result<u64, BenchError>) -> bool {
+pub(super) fn is_sigint(result: &Result<u64, BenchError>) -> bool {
     matches!(result, Err(BenchError::Interrupted(SIGINT)))
 }
 

@@ -9,7 +9,7 @@ use crate::BenchError;
 use crate::args::Distribution;
 
 /// Runs a load on each interface. Returns its only row, and the name of the interface.
-fn on_each_interface(line: &str, check: impl Fn(&str, &Value)) {
+pub(super) fn on_each_interface(line: &str, check: impl Fn(&str, &Value)) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("out.json").display().to_string();
     let line = format!("{line} --json {file}");
@@ -30,12 +30,12 @@ fn on_each_interface(line: &str, check: impl Fn(&str, &Value)) {
     }
 }
 
-fn number(row: &Value, at: &str) -> f64 {
+pub(super) fn number(row: &Value, at: &str) -> f64 {
     row.pointer(at).and_then(Value::as_f64).unwrap_or_else(|| panic!("{at}: {row}"))
 }
 
 /// Returns how many of an operation a row's only run did.
-fn count(row: &Value, op: &str) -> u64 {
+pub(super) fn count(row: &Value, op: &str) -> u64 {
     (number(row, &format!("/{op}/iops_mean")) * number(row, "/each_run/0/elapsed_s")).round() as u64
 }
 

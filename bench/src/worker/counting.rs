@@ -6,6 +6,7 @@ use mqblk_core::{ByteOffset, Sector512};
 
 use super::slot::IoSlot;
 use super::{Worker, WorkerError};
+use crate::control::{Phase, PhaseControl};
 use crate::cpu;
 use crate::interface::{IoOp, ThreadQueues, TransferStatus};
 
@@ -13,9 +14,23 @@ use crate::interface::{IoOp, ThreadQueues, TransferStatus};
 const MAX_MESSAGES: usize = 5;
 
 impl<Q: ThreadQueues> Worker<Q> {
-    /// Counts an I/O that has completed. One that failed is an error, and none of those that are measured.
+    /// Moves the time series on to `now`. Returns false if there is none.
     #[inline]
-    pub(super) fn io_completed<const VERIFY: bool, const MIXED: bool>(
+    pub(super) fn seek_series(&mut self, now: u64) -> bool {
+        match &mut self.series {
+            // Before the measurement it has no intervals.
+            Some(series) if self.measurement_start.is_some() => {
+                series.seek(now);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Counts an I/O that has completed. One that failed is an error, and none of those that are measured. `SERIES`: there may be a time
+    /// series.
+    #[inline]
+    pub(super) fn io_completed<const VERIFY: bool, const MIXED: bool, const SERIES: bool>(
         &mut self,
         index: usize,
         status: Q::Status,
@@ -38,8 +53,12 @@ impl<Q: ThreadQueues> Worker<Q> {
         }
         if !failed && self.measurement_start.is_some() {
             let op = &mut self.stats.ops[slot.op as usize];
+            let latency_ns = now.saturating_sub(slot.start_ns);
             op.ios += 1;
-            op.latency.saturating_record(now.saturating_sub(slot.start_ns));
+            op.latency.saturating_record(latency_ns);
+            if let (true, Some(series)) = (SERIES, &mut self.series) {
+                series.record(slot.op, latency_ns);
+            }
             if MIXED && slot.op != IoOp::Flush {
                 op.bytes += u64::from(slot.len);
                 self.stats.bytes[usize::from(slot.disk)] += u64::from(slot.len);
@@ -72,13 +91,16 @@ impl<Q: ThreadQueues> Worker<Q> {
     }
 
     /// Starts the measurement: resets all counters.
-    pub(super) fn begin_measurement(&mut self) -> Result<(), WorkerError> {
+    pub(super) fn begin_measurement(&mut self, control: &PhaseControl) -> Result<(), WorkerError> {
         self.stats.reset();
         (self.stats.kicks, self.stats.calls) = (self.set.kicks(), self.set.calls()?);
         self.stats.handed_over = self.set.handed_over();
         let now = self.now_ns();
         if let Some(pacer) = &mut self.pacer {
             pacer.restart(now);
+        }
+        if let (Some(series), Some(start)) = (&mut self.series, control.entered(Phase::Measure)) {
+            series.begin(self.origin, start);
         }
         self.measurement_start = Some((now, cpu::thread_time()));
         Ok(())
@@ -89,6 +111,7 @@ impl<Q: ThreadQueues> Worker<Q> {
         let Some((start_ns, start_cpu)) = self.measurement_start.take() else { return Ok(()) };
         let now = self.now_ns();
         self.stats.elapsed = Duration::from_nanos(now - start_ns);
+        self.stats.series = self.series.take().map(|series| series.end(now));
         self.stats.pace = self.pacer.as_ref().map(|pacer| pacer.stats(now)).unwrap_or_default();
         self.stats.cpu = cpu::thread_time().saturating_sub(start_cpu);
         self.stats.kicks = self.set.kicks() - self.stats.kicks;

@@ -3,6 +3,7 @@
 use mqblk_core::Sector512;
 use mqblk_memory::GuestAddress;
 
+use super::series::SeriesSettings;
 use crate::args::ClientMode;
 use crate::interface::IoOp;
 use crate::pattern::{AccessPattern, BlockOp};
@@ -74,6 +75,8 @@ pub(crate) struct WorkerSettings {
     pub client: ClientMode,
     /// Blocks are verified.
     pub verify: bool,
+    /// The time series to record, if any.
+    pub series: Option<SeriesSettings>,
 }
 
 impl WorkerSettings {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 
 use super::pace::PaceStats;
+use super::series::TimeSeries;
 use crate::interface::IoOp;
 
 /// Longest latency that is recorded exactly, in nanoseconds.
@@ -69,6 +70,8 @@ pub(crate) struct WorkerStats {
     pub messages: Vec<String>,
     /// How well the rate was kept in the measurement.
     pub pace: PaceStats,
+    /// What completed in each interval of it, if that was recorded.
+    pub series: Option<TimeSeries>,
 }
 
 impl WorkerStats {
@@ -84,6 +87,7 @@ impl WorkerStats {
             errors: 0,
             messages: vec![],
             pace: PaceStats::default(),
+            series: None,
         }
     }
 

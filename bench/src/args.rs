@@ -45,7 +45,7 @@ Examples:
       --iodepth 64 --random-distribution zipf:1.1 --fsync 32 --allow-write
       latency against load: requests start at given times, reads and writes apart (destroys what was there)
   mqblk bench --disk path=a.img,readonly=on --iodepth 32 --interval 100ms --json over-time.json
-      and IOPS and latency of each tenth of a second in the results
+      and IOPS and latency of each tenth of a second, for `mqblk plot over-time.json -o over-time.svg --x time`
   mqblk bench --disk path=a.img --rw read --bs 512-128k --jobs 8 --queues 8 --iodepth 32 \\
       --offset-increment 1G
       eight sequential streams, a gigabyte apart, at every power of two from 512 bytes to 128 KiB
@@ -179,7 +179,7 @@ pub struct BenchArgs {
     pub warmup: Option<f64>,
 
     /// Record a time series, too: I/Os per second and latency in each interval of this length, at least 1ms (fio's log_avg_msec); goes to
-    /// --json [default: none]
+    /// --json, and `mqblk plot --x time` draws it [default: none]
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub interval: Option<f64>,
 

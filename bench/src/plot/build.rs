@@ -11,6 +11,7 @@ use super::keys::{KeyValue, RowKey, RowTable};
 use super::metric::{Metric, MetricValue};
 use super::ratio::{self, AxisChoice, ChartOptions};
 use super::select::{PlotSelection, constants};
+use super::series;
 
 /// Returns the chart of `selections`.
 pub(super) fn chart(table: &RowTable, selections: &[PlotSelection], options: &ChartOptions) -> Chart {
@@ -44,6 +45,9 @@ fn caption(table: &RowTable, selections: &[PlotSelection], options: &ChartOption
     if metrics().any(|metric| metric.is_distribution() || *metric == Metric::Latency) {
         sentences.push("Latencies are of all requests of all runs together.".into());
     }
+    if metrics().any(|metric| metric.is_series()) {
+        sentences.push(series::caption(table));
+    }
     sentences
 }
 
@@ -54,6 +58,7 @@ fn heading(selections: &[PlotSelection]) -> String {
         match selection.x {
             Some(x) if x.is_numeric() => format!("{metrics} against {}", x.subject()),
             Some(x) => format!("{metrics} by {}", x.subject()),
+            None if selection.metrics[0].is_series() => format!("{metrics} over time"),
             None => metrics,
         }
     };
@@ -76,21 +81,22 @@ fn panel_group(table: &RowTable, selection: &PlotSelection, options: &ChartOptio
     let identities: BTreeSet<Vec<usize>> = rows.map(|row| table.identity(row, &selection.series)).collect();
     let indices: BTreeMap<Vec<usize>, usize> =
         identities.iter().cloned().enumerate().map(|(at, id)| (id, at)).collect();
-    let series = |row: usize| indices[&table.identity(row, &selection.series)];
+    let series_of = |row: usize| indices[&table.identity(row, &selection.series)];
     let across = match selection.x {
         Some(x) => key_axis(table, x),
+        None if selection.metrics[0].is_series() => series::axis(table),
         None if selection.metrics == [Metric::Cdf] => latency_axis(table),
         None => percentile_axis(table),
     };
     let panels = selection
         .metrics
         .iter()
-        .flat_map(|metric| panels(table, selection, options, *metric, &across, &series))
+        .flat_map(|metric| panels(table, selection, options, *metric, &across, &series_of))
         .collect();
     PanelGroup {
         series: identities.iter().map(|identity| table.name(&selection.series, identity)).collect(),
         references: vec![],
-        styles: selection.metrics.contains(&Metric::Latency).then_some(["median latency", "99th percentile"]),
+        styles: selection.metrics.iter().find_map(|metric| metric.styles()),
         panels,
     }
 }
@@ -230,6 +236,9 @@ fn lines(
     rows: &mut dyn Iterator<Item = (usize, usize)>,
 ) -> Vec<SeriesLine> {
     let DrawnMetric { metric, quantity, value } = *drawn;
+    if metric.is_series() {
+        return series::lines(table, metric, rows);
+    }
     let unit = if quantity == Quantity::Ratio { "" } else { metric.unit() };
     let mut lines: BTreeMap<(usize, bool), Vec<Sample>> = BTreeMap::new();
     for (row, series) in rows {

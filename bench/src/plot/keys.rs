@@ -16,6 +16,8 @@ pub(super) enum RowKey {
     Target,
     /// What was done: read, randwrite, ...
     Rw,
+    /// The operation of a time series: reads or writes alone.
+    Op,
     /// Bytes of a request.
     Bs,
     /// Targets of a controller.
@@ -60,6 +62,8 @@ pub(super) enum RowKey {
     Interface,
     /// Name of the experiment.
     Experiment,
+    /// The run of a time series.
+    Run,
     /// Result file.
     File,
     /// Number of the measurement among equal ones of the same file.
@@ -68,9 +72,10 @@ pub(super) enum RowKey {
 }
 
 /// All keys, in the order of the names of series.
-pub(super) const ROW_KEYS: [RowKey; 26] = [
+pub(super) const ROW_KEYS: [RowKey; 28] = [
     RowKey::Target,
     RowKey::Rw,
+    RowKey::Op,
     RowKey::Bs,
     RowKey::Targets,
     RowKey::Luns,
@@ -93,6 +98,7 @@ pub(super) const ROW_KEYS: [RowKey; 26] = [
     RowKey::Latency,
     RowKey::Interface,
     RowKey::Experiment,
+    RowKey::Run,
     RowKey::File,
     RowKey::Repeat,
 ];
@@ -126,6 +132,7 @@ impl RowKey {
                 | RowKey::RingOrder
                 | RowKey::Workers
                 | RowKey::Latency
+                | RowKey::Run
         )
     }
 
@@ -136,6 +143,7 @@ impl RowKey {
         match self {
             RowKey::Target => text(&row.target),
             RowKey::Rw => text(&row.rw),
+            RowKey::Op => text(&row.op),
             RowKey::Bs if row.bs_max > row.bs => {
                 KeyValue::Text(IoSizes { min: ByteLen(row.bs), max: ByteLen(row.bs_max) }.to_string())
             }
@@ -161,6 +169,7 @@ impl RowKey {
             RowKey::Latency => number(row.storage_latency),
             RowKey::Interface => text(&row.interface),
             RowKey::Experiment => text(row.experiment.as_deref().unwrap_or("no experiment")),
+            RowKey::Run => number(row.run),
             RowKey::File => text(&row.file),
             RowKey::Repeat => KeyValue::Number(1),
         }
@@ -181,6 +190,7 @@ impl RowKey {
         let count = |one: &str, many: &str| format!("{tick} {}", if tick == "1" { one } else { many });
         match self {
             RowKey::Target | RowKey::Experiment | RowKey::File | RowKey::Interface | RowKey::Rw => tick,
+            RowKey::Op => format!("{tick}s"),
             RowKey::Bs => format!("bs {tick}"),
             RowKey::Targets => count("target", "targets"),
             RowKey::Luns if tick == "1" => "1 LUN each".into(),
@@ -202,6 +212,7 @@ impl RowKey {
             RowKey::Workers => count("worker", "workers"),
             RowKey::Storage => format!("storage {tick}"),
             RowKey::Latency => format!("storage latency {tick} us"),
+            RowKey::Run => format!("run {tick}"),
             RowKey::Repeat => format!("#{tick}"),
         }
     }
@@ -211,6 +222,7 @@ impl RowKey {
         match self {
             RowKey::Target => "target",
             RowKey::Rw => "load",
+            RowKey::Op => "operation",
             RowKey::Bs => "block size (bytes)",
             RowKey::Targets => "targets",
             RowKey::Luns => "logical units of each target",
@@ -233,6 +245,7 @@ impl RowKey {
             RowKey::Latency => "latency of the storage (us)",
             RowKey::Interface => "guest interface",
             RowKey::Experiment => "experiment",
+            RowKey::Run => "run",
             RowKey::File => "result file",
             RowKey::Repeat => "measurement",
         }

@@ -24,6 +24,12 @@ pub(super) enum Metric {
     Percentiles,
     /// Share of the requests that took at most so long, a curve for each row
     Cdf,
+    /// IOPS over time: `iops` with `--x time`
+    #[value(skip)]
+    IopsSeries,
+    /// Latency over time, mean and greatest: `latency` with `--x time`
+    #[value(skip)]
+    LatencySeries,
 }
 
 /// The value of a metric.
@@ -41,9 +47,9 @@ impl Metric {
     /// Returns the title of its axis, with the unit.
     pub(super) fn title(self) -> &'static str {
         match self {
-            Metric::Iops => "IOPS",
+            Metric::Iops | Metric::IopsSeries => "IOPS",
             Metric::Bandwidth => "bandwidth (MiB/s)",
-            Metric::Latency | Metric::Percentiles => "latency",
+            Metric::Latency | Metric::Percentiles | Metric::LatencySeries => "latency",
             Metric::Cpu => "server CPU per request",
             Metric::Merges => "merged requests",
             Metric::Cdf => "share of requests",
@@ -53,9 +59,9 @@ impl Metric {
     /// Returns its name in a heading.
     pub(super) fn subject(self) -> &'static str {
         match self {
-            Metric::Iops => "IOPS",
+            Metric::Iops | Metric::IopsSeries => "IOPS",
             Metric::Bandwidth => "bandwidth",
-            Metric::Latency => "latency",
+            Metric::Latency | Metric::LatencySeries => "latency",
             Metric::Cpu => "server CPU per request",
             Metric::Merges => "merged requests",
             Metric::Percentiles => "latency percentiles",
@@ -66,18 +72,18 @@ impl Metric {
     /// Returns what stands behind a value that has no unit of its own.
     pub(super) fn unit(self) -> &'static str {
         match self {
-            Metric::Iops => " IOPS",
+            Metric::Iops | Metric::IopsSeries => " IOPS",
             Metric::Bandwidth => " MiB/s",
             Metric::Merges => " of the requests",
-            Metric::Latency | Metric::Cpu | Metric::Percentiles | Metric::Cdf => "",
+            Metric::Latency | Metric::Cpu | Metric::Percentiles | Metric::Cdf | Metric::LatencySeries => "",
         }
     }
 
     /// Returns how its numbers are written.
     pub(super) fn quantity(self) -> Quantity {
         match self {
-            Metric::Iops | Metric::Bandwidth => Quantity::Count,
-            Metric::Latency | Metric::Cpu | Metric::Percentiles => Quantity::Micros,
+            Metric::Iops | Metric::Bandwidth | Metric::IopsSeries => Quantity::Count,
+            Metric::Latency | Metric::Cpu | Metric::Percentiles | Metric::LatencySeries => Quantity::Micros,
             Metric::Merges | Metric::Cdf => Quantity::Percent,
         }
     }
@@ -92,9 +98,32 @@ impl Metric {
         matches!(self, Metric::Percentiles | Metric::Cdf)
     }
 
+    /// Returns true if it is a time series.
+    pub(super) fn is_series(self) -> bool {
+        matches!(self, Metric::IopsSeries | Metric::LatencySeries)
+    }
+
+    /// Returns its time series, if it has one.
+    pub(super) fn over_time(self) -> Option<Metric> {
+        match self {
+            Metric::Iops => Some(Metric::IopsSeries),
+            Metric::Latency => Some(Metric::LatencySeries),
+            _ => None,
+        }
+    }
+
+    /// Returns the names of its solid and its dashed line, if it has both.
+    pub(super) fn styles(self) -> Option<[&'static str; 2]> {
+        match self {
+            Metric::Latency => Some(["median latency", "99th percentile"]),
+            Metric::LatencySeries => Some(["mean latency", "greatest latency"]),
+            _ => None,
+        }
+    }
+
     /// Returns true if its axis may be logarithmic.
     pub(super) fn log(self) -> bool {
-        matches!(self, Metric::Latency | Metric::Percentiles)
+        matches!(self, Metric::Latency | Metric::Percentiles | Metric::LatencySeries)
     }
 
     /// Returns the keys that it needs and that a row may lack.
@@ -111,7 +140,7 @@ impl Metric {
         self.is_distribution() || self.of(row).is_some()
     }
 
-    /// Returns its value in `row`; `None` if the row lacks it, and for percentiles, which are many.
+    /// Returns its value in `row`; `None` if the row lacks it, and for percentiles and time series, which are many.
     pub(super) fn of(self, row: &PlotRow) -> Option<MetricValue> {
         let plain = |value: f64| MetricValue { value, error: 0.0, dashed: None };
         const MIB: f64 = (1 << 20) as f64;
@@ -121,7 +150,7 @@ impl Metric {
             Metric::Latency => Some(MetricValue { dashed: Some(row.latency.1), ..plain(row.latency.0) }),
             Metric::Cpu => row.server_cpu.map(plain),
             Metric::Merges => row.merged_percent().map(plain),
-            Metric::Percentiles | Metric::Cdf => None,
+            Metric::Percentiles | Metric::Cdf | Metric::IopsSeries | Metric::LatencySeries => None,
         }
     }
 }
@@ -129,6 +158,11 @@ impl Metric {
 impl fmt::Display for Metric {
     /// Writes its name on the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+        let named = match self {
+            Metric::IopsSeries => Metric::Iops,
+            Metric::LatencySeries => Metric::Latency,
+            other => *other,
+        };
+        f.write_str(named.to_possible_value().as_ref().map_or("", |value| value.get_name()))
     }
 }

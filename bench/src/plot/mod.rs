@@ -1,7 +1,7 @@
 //! `mqblk plot`: pictures of result files.
 //!
 //! ```text
-//! rows (read and check the files) -> keys (the values of each key) -> select (axis, series, panels: what varies)
+//! rows (read and check the files; series: a row for each run) -> keys (the values of each key) -> select (axis, series, panels: what varies)
 //!      -> build (a chart: samples, axes, titles) -> layout, panel, markers (a scene: positions and colours)
 //!      -> render (SVG, PNG) -> a temporary file, renamed
 //! ```
@@ -20,6 +20,7 @@ mod render;
 mod rows;
 mod scene;
 mod select;
+mod series;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +31,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use mqblk_core::settings::parse_size;
 
 use keys::{RowKey, RowTable};
@@ -53,6 +56,8 @@ Examples:
       three metrics one below the other against queues, reads beside writes
   mqblk plot sizes.json -o gain.svg --ratio queues=1 --scale log
       what more queues gain: IOPS as a ratio to one queue
+  mqblk plot over-time.json -o over-time.svg --x time --y iops,latency
+      of a file with --interval: IOPS and latency over time, a line for each run
   mqblk plot before.json after.json -o change.svg --y percentiles --only bs=4k --only queues=1,8
       latency percentiles of two files together, of some of their rows")]
 pub struct PlotArgs {
@@ -64,9 +69,9 @@ pub struct PlotArgs {
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// What goes to the right [default: a number that varies]
-    #[arg(long, value_enum, value_name = "KEY")]
-    x: Option<RowKey>,
+    /// What goes to the right; time: the time series that `mqblk bench --interval` records [default: a number that varies]
+    #[arg(long, value_name = "KEY", value_parser = axis_parser())]
+    x: Option<PlotAxis>,
 
     /// What goes up; several make panels one below the other [default: iops, and percentiles when no number varies]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "METRIC,...")]
@@ -91,6 +96,28 @@ pub struct PlotArgs {
     /// Title [default: what is drawn]
     #[arg(long, value_name = "TEXT")]
     title: Option<String>,
+}
+
+/// What goes to the right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PlotAxis {
+    /// The values of a key.
+    Key(RowKey),
+    /// Time from the start of the measurement.
+    Time,
+}
+
+/// The word for [`PlotAxis::Time`].
+const TIME: &str = "time";
+
+/// Returns the parser of `--x`.
+fn axis_parser() -> impl TypedValueParser<Value = PlotAxis> {
+    let keys = RowKey::value_variants().iter().filter_map(RowKey::to_possible_value);
+    let time = PossibleValue::new(TIME).help("Time from the start of the measurement, a line for each run");
+    PossibleValuesParser::new(keys.chain([time])).try_map(|name| match name.as_str() {
+        TIME => Ok(PlotAxis::Time),
+        key => RowKey::from_str(key, false).map(PlotAxis::Key),
+    })
 }
 
 /// A filter: the values of a key that are drawn.
@@ -139,7 +166,14 @@ pub fn run(args: PlotArgs) -> ExitCode {
 
 fn plot(args: &PlotArgs) -> Result<(), PlotError> {
     let format = picture_format(&args.output)?;
-    let table = RowTable::new(filter_rows(read(&args.results)?, &args.only)?);
+    let mut rows = read(&args.results)?;
+    if args.x == Some(PlotAxis::Time) {
+        if let Some(filter) = &args.ratio {
+            return Err(PlotError::option("ratio", filter.key, "none with --x time, where a row has no one value"));
+        }
+        rows = series::of_each_run(rows)?;
+    }
+    let table = RowTable::new(filter_rows(rows, &args.only)?);
     let selections = select::select(&table, args)?;
     if let Some(filter) = &args.ratio {
         check_ratio(&table, &selections, filter)?;
@@ -209,7 +243,7 @@ fn read(paths: &[PathBuf]) -> Result<Vec<PlotRow>, PlotError> {
 
 fn parse_filter(text: &str) -> Result<RowFilter, String> {
     let (name, values) = text.split_once('=').ok_or("expected KEY=VALUE,... such as bs=4k,64k")?;
-    let key = <RowKey as clap::ValueEnum>::from_str(name, false).map_err(|_| {
+    let key = RowKey::from_str(name, false).map_err(|_| {
         let names: Vec<String> =
             keys::ROW_KEYS.iter().filter(|key| **key != RowKey::Repeat).map(RowKey::to_string).collect();
         format!("found key {name:?}, expected one of {}", names.join(", "))

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::PlotError;
 use super::keys::UNKNOWN;
+use super::series::TimeSeries;
 
 /// Most bytes of a result file: some ten thousand rows.
 const MAX_FILE: u64 = 16 << 20;
@@ -97,6 +98,12 @@ pub(super) struct PlotRow {
     pub requests_per_io: u64,
     /// Requests that failed or did not verify.
     pub errors: u64,
+    /// Its time series: of all runs and operations; of one where these are drawn.
+    pub series: Vec<TimeSeries>,
+    /// Run of the time series that is drawn.
+    pub run: Option<u64>,
+    /// Operation of the time series that is drawn; `unknown` where none is.
+    pub op: String,
 }
 
 impl PlotRow {
@@ -145,10 +152,11 @@ fn parse(text: &[u8], file: &str) -> Result<Vec<PlotRow>, String> {
 }
 
 /// The keys of a row, or of an object in it. Errors name the key, what was found and what was expected.
-struct Fields<'a> {
+pub(super) struct Fields<'a> {
     /// Prefix of a key in an error.
-    under: &'static str,
-    fields: &'a Map<String, Value>,
+    pub under: &'static str,
+    /// The keys.
+    pub fields: &'a Map<String, Value>,
 }
 
 impl Fields<'_> {
@@ -202,15 +210,18 @@ impl Fields<'_> {
             merges: merges.iter().any(Option::is_some).then(|| merges.iter().flatten().sum()),
             requests_per_io: one_if_absent("requests_per_io")?,
             errors: if self.absent("errors") { 0 } else { self.count("errors", 0)? },
+            series: self.series()?,
+            run: None,
+            op: UNKNOWN.into(),
         })
     }
 
-    fn wrong(&self, key: &str, expected: impl Display) -> String {
+    pub(super) fn wrong(&self, key: &str, expected: impl Display) -> String {
         let found = describe(self.fields.get(key));
         format!("{}{key}: found {found}, expected {expected}", self.under)
     }
 
-    fn absent(&self, key: &str) -> bool {
+    pub(super) fn absent(&self, key: &str) -> bool {
         matches!(self.fields.get(key), None | Some(Value::Null))
     }
 
@@ -218,17 +229,17 @@ impl Fields<'_> {
         self.fields.get(key).and_then(Value::as_str).map(label).ok_or_else(|| self.wrong(key, "a string"))
     }
 
-    fn count(&self, key: &str, least: u64) -> Result<u64, String> {
+    pub(super) fn count(&self, key: &str, least: u64) -> Result<u64, String> {
         let range = least..=MAX_COUNT;
         let count = self.fields.get(key).and_then(Value::as_u64).filter(|count| range.contains(count));
         count.ok_or_else(|| self.wrong(key, format!("a whole number from {least} to 2^53")))
     }
 
-    fn measured(&self, key: &str) -> Result<f64, String> {
+    pub(super) fn measured(&self, key: &str) -> Result<f64, String> {
         number(self.fields.get(key), 0.0..=MAX_VALUE).ok_or_else(|| self.wrong(key, "a number from 0 to 1e15"))
     }
 
-    fn optional(&self, key: &str) -> Result<Option<f64>, String> {
+    pub(super) fn optional(&self, key: &str) -> Result<Option<f64>, String> {
         if self.absent(key) { Ok(None) } else { self.measured(key).map(Some) }
     }
 
@@ -263,7 +274,7 @@ fn number(value: Option<&Value>, range: RangeInclusive<f64>) -> Option<f64> {
 }
 
 /// Returns a value for an error: its kind, or as much of it as fits in a line.
-fn describe(value: Option<&Value>) -> String {
+pub(super) fn describe(value: Option<&Value>) -> String {
     match value {
         None => "nothing".into(),
         Some(Value::Object(_)) => "an object".into(),
@@ -377,6 +388,58 @@ mod tests {
         assert!(parse(b"{}", "x").unwrap_err().starts_with("found an object, expected the JSON array"));
         assert!(parse(b"[]", "x").unwrap_err().starts_with("found an empty array"));
         assert!(parse(&[b'['; 1 << 20], "x").unwrap_err().starts_with("not JSON: recursion"));
+    }
+
+    fn with_series() -> Value {
+        let point = |start: f64| serde_json::json!({"start_ms": start, "iops": 10, "mean_us": 5.5, "max_us": 7});
+        let pause = serde_json::json!({"start_ms": 200, "iops": 0, "mean_us": null, "max_us": null});
+        let read = [point(0.0), point(100.0), pause];
+        let series = serde_json::json!({"interval_ms": 100, "end_ms": 270.5, "read": read, "write": null, "flush": []});
+        let mut row = row();
+        row["each_run"] = serde_json::json!([{"errors": 2}, {"errors": 3, "series": series}, {"series": null}]);
+        row
+    }
+
+    #[test]
+    fn time_series_are_of_runs_and_operations() {
+        let series = read(&Value::Array(vec![with_series()])).unwrap().series;
+        let [one] = series.as_slice() else { panic!("{series:?}") };
+        assert_eq!((one.run, one.op, one.errors, one.interval_ms), (2, "read", 3, 100.0));
+        let points: Vec<_> = one.points.iter().map(|point| (point.time_ms, point.iops, point.latency)).collect();
+        let done = Some((5.5, 7.0));
+        assert_eq!(points, [((0.0, 100.0), 10.0, done), ((100.0, 200.0), 10.0, done), ((200.0, 270.5), 0.0, None)]);
+    }
+
+    #[test]
+    fn errors_in_time_series_name_the_place() {
+        type Change = fn(&mut Value);
+        let cases: [(Change, &str); 7] = [
+            (|row| row["each_run"] = 3.into(), "each_run: found 3, expected an array"),
+            (|row| row["each_run"][0] = 3.into(), "each_run[0]: found 3, expected an object"),
+            (|row| row["each_run"][0]["series"] = 3.into(), "each_run[0].series: found 3, expected an object"),
+            (
+                |row| row["each_run"][1]["series"]["read"] = 3.into(),
+                "each_run[1].series.read: found 3, expected an array",
+            ),
+            (
+                |row| row["each_run"][1]["series"]["read"][1]["iops"] = (-3).into(),
+                "each_run[1].series.read[1].iops: found -3, expected a number",
+            ),
+            (
+                |row| row["each_run"][1]["series"]["read"][1]["start_ms"] = 0.into(),
+                "each_run[1].series.read[1].start_ms: found 0, expected a time after the one before",
+            ),
+            (
+                |row| row["each_run"][1]["series"]["end_ms"] = 150.into(),
+                "each_run[1].series.end_ms: found 150, expected the end of the last interval, at least 200",
+            ),
+        ];
+        for (change, expected) in cases {
+            let mut wrong = with_series();
+            change(&mut wrong);
+            let error = read(&Value::Array(vec![wrong])).unwrap_err();
+            assert!(error.starts_with(&format!("row 1 of 1: {expected}")), "{error}");
+        }
     }
 
     #[test]

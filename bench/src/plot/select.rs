@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::keys::{KeyValue, ROW_KEYS, RowKey, RowTable, UNKNOWN};
 use super::metric::Metric;
-use super::{PlotArgs, PlotError};
+use super::{PlotArgs, PlotAxis, PlotError};
 
 /// Most series in a panel before one of their keys gets panels of its own: the number of colours that need no dots.
 const MAX_SERIES_UNSPLIT: usize = 7;
@@ -16,7 +16,7 @@ const MAX_BARS: usize = 24;
 pub(super) const MAX_PANELS: usize = 24;
 
 /// Numeric keys: the first that varies is the axis, and of those that follow from each other the first one is kept.
-const NUMBERS: [RowKey; 12] = [
+const NUMBERS: [RowKey; 13] = [
     RowKey::Bs,
     RowKey::Targets,
     RowKey::Luns,
@@ -29,14 +29,15 @@ const NUMBERS: [RowKey; 12] = [
     RowKey::Latency,
     RowKey::Workers,
     RowKey::RingOrder,
+    RowKey::Run,
 ];
 
-/// What to draw: metrics against one key, or percentiles, which have an axis of their own.
+/// What to draw: metrics against one key, or percentiles or time series, which have an axis of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlotSelection {
     /// Metrics, from top to bottom.
     pub metrics: Vec<Metric>,
-    /// Key of the horizontal axis; `None` for percentiles.
+    /// Key of the horizontal axis; `None` for percentiles and time series.
     pub x: Option<RowKey>,
     /// Keys whose values make the series of a panel.
     pub series: Vec<RowKey>,
@@ -49,16 +50,19 @@ pub(super) struct PlotSelection {
 /// # Errors
 /// When the options request what the rows do not have, or more than can be read.
 pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelection>, PlotError> {
-    let x = args.x.unwrap_or_else(|| axis(table));
+    let given = match args.x {
+        Some(PlotAxis::Time) => return over_time(table, args).map(|selection| vec![selection]),
+        Some(PlotAxis::Key(key)) => Some(key),
+        None => None,
+    };
+    let x = given.unwrap_or_else(|| axis(table));
     let metrics = match args.y.as_slice() {
         // IOPS of mixed sizes do not compare.
         [] if x.is_numeric() && table.rows.iter().any(|row| row.bs_max > row.bs) => vec![Metric::Bandwidth],
         [] if x.is_numeric() => vec![Metric::Iops],
         [] if table.rows.len() == 1 => vec![Metric::Percentiles],
         [] => vec![Metric::Iops, Metric::Percentiles],
-        given => {
-            given.iter().enumerate().filter(|(at, metric)| !given[..*at].contains(metric)).map(|(_, m)| *m).collect()
-        }
+        given => once_each(given),
     };
     if let Some(metric) = metrics.iter().find(|metric| !table.rows.iter().any(|row| metric.has(row))) {
         let keys = metric.keys();
@@ -68,7 +72,7 @@ pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelect
     let mut selections = vec![];
     if !against_x.is_empty() {
         selections.push(selection(table, args, against_x, Some(x))?);
-    } else if let Some(x) = args.x {
+    } else if let Some(x) = given {
         return Err(PlotError::option(
             "x",
             x,
@@ -81,6 +85,15 @@ pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelect
     if metrics[0].is_distribution() {
         selections.reverse();
     }
+    check_panels(table, &selections)?;
+    Ok(selections)
+}
+
+fn once_each(metrics: &[Metric]) -> Vec<Metric> {
+    metrics.iter().enumerate().filter(|(at, metric)| !metrics[..*at].contains(metric)).map(|(_, m)| *m).collect()
+}
+
+fn check_panels(table: &RowTable, selections: &[PlotSelection]) -> Result<(), PlotError> {
     let count =
         |selection: &PlotSelection| selection.metrics.len() * selection.panels.map_or(1, |key| table.levels(key).len());
     let panels = selections.iter().map(count).sum::<usize>();
@@ -88,7 +101,18 @@ pub(super) fn select(table: &RowTable, args: &PlotArgs) -> Result<Vec<PlotSelect
         let expected = format!("at most {MAX_PANELS}: fewer with --y, --panels, or fewer rows with --only");
         return Err(PlotError::Input(format!("found {panels} panels to draw, expected {expected}")));
     }
-    Ok(selections)
+    Ok(())
+}
+
+/// Selects the time series of all rows. They share one axis.
+fn over_time(table: &RowTable, args: &PlotArgs) -> Result<PlotSelection, PlotError> {
+    let given = if args.y.is_empty() { vec![Metric::Iops] } else { once_each(&args.y) };
+    let series =
+        |metric: Metric| metric.over_time().ok_or(PlotError::option("y", metric, "iops or latency with --x time"));
+    let metrics = given.into_iter().map(series).collect::<Result<Vec<_>, _>>()?;
+    let selection = selection(table, args, metrics, None)?;
+    check_panels(table, std::slice::from_ref(&selection))?;
+    Ok(selection)
 }
 
 /// Returns the key of the horizontal axis: the first number with at least three values, else with two; else the first name that
@@ -178,7 +202,9 @@ fn unique(table: &RowTable, keys: &[RowKey]) -> bool {
 /// enough, or else that leaves the fewest series.
 fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
     // Keys that are usually compared come last.
-    const ORDER: [RowKey; 14] = [
+    const ORDER: [RowKey; 16] = [
+        RowKey::Op,
+        RowKey::Run,
         RowKey::Latency,
         RowKey::Rw,
         RowKey::Experiment,
@@ -209,13 +235,14 @@ fn panel_key(table: &RowTable, keys: &[RowKey]) -> Option<RowKey> {
 /// Returns what is constant in all rows, the range of numbers that neither an axis nor a legend shows, and the names that go with what they
 /// show: nothing that varies is left out.
 pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> String {
-    const SAID: [RowKey; 23] = [
+    const SAID: [RowKey; 25] = [
         RowKey::Experiment,
         RowKey::Interface,
         RowKey::Target,
         RowKey::Storage,
         RowKey::Latency,
         RowKey::Rw,
+        RowKey::Op,
         RowKey::Bs,
         RowKey::Targets,
         RowKey::Luns,
@@ -233,6 +260,7 @@ pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> Strin
         RowKey::Grants,
         RowKey::GrantsPool,
         RowKey::RingOrder,
+        RowKey::Run,
     ];
     let drawn =
         |key: &RowKey| selections.iter().any(|c| c.x == Some(*key) || c.series.contains(key) || c.panels == Some(*key));
@@ -240,6 +268,9 @@ pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> Strin
     let abi = [RowKey::Abi].into_iter().filter(|key| table.varies(*key));
     for key in SAID.into_iter().chain(abi).filter(|key| !drawn(key)) {
         words.extend(match table.levels(key) {
+            // The load says it.
+            _ if key == RowKey::Op && table.rows.iter().all(|row| row.rw.ends_with(&row.op)) => None,
+            [_] if key == RowKey::Run && table.rows.iter().all(|row| row.runs == 1) => None,
             [KeyValue::Text(text)] if text == UNKNOWN => None,
             [KeyValue::Text(text)] if key == RowKey::Distribution && text == "random" => None,
             [KeyValue::Number(1)] if matches!(key, RowKey::Batch | RowKey::Luns | RowKey::Targets) => None,
@@ -263,7 +294,10 @@ pub(super) fn constants(table: &RowTable, selections: &[PlotSelection]) -> Strin
     }
     match table.rows.iter().filter(|row| row.errors > 0).count() {
         0 => {}
-        count => words.push(format!("requests failed in {count} of {} rows", table.rows.len())),
+        count => {
+            let what = if table.varies(RowKey::Run) || table.rows[0].run.is_some() { "time series" } else { "rows" };
+            words.push(format!("requests failed in {count} of {} {what}", table.rows.len()));
+        }
     }
     words.join(", ")
 }

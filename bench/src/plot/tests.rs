@@ -7,8 +7,9 @@ use super::ratio::{AxisChoice, ChartOptions};
 use super::rows::PlotRow;
 use super::scene::{Anchor, Font, Outline, Scene, SceneShape, TextLine};
 use super::select::{PlotSelection, constants, select};
-use super::{PlotArgs, PlotError, build, filter_rows, parse_filter};
+use super::{PlotArgs, PlotAxis, PlotError, build, filter_rows, parse_filter};
 
+mod series;
 mod unambiguous;
 
 /// A change to [`row`].
@@ -52,6 +53,9 @@ fn row() -> PlotRow {
         merges: None,
         requests_per_io: 1,
         errors: 0,
+        series: vec![],
+        run: None,
+        op: "unknown".into(),
     }
 }
 
@@ -113,7 +117,7 @@ fn the_axis_is_the_first_number_that_varies_most() {
     assert_eq!(axis(&[bs, depth]), Some(RowKey::Bs));
     assert_eq!(axis(&[bs, queues, depth]), Some(RowKey::Queues));
     assert_eq!(axis(&[depth]), Some(RowKey::Iodepth));
-    let selection = &chosen(sweep(&[bs, queues]), &PlotArgs { x: Some(RowKey::Bs), ..args() })[0];
+    let selection = &chosen(sweep(&[bs, queues]), &PlotArgs { x: Some(PlotAxis::Key(RowKey::Bs)), ..args() })[0];
     assert_eq!(
         (selection.x, selection.series.as_slice(), selection.panels),
         (Some(RowKey::Bs), [RowKey::Queues].as_slice(), None)
@@ -142,7 +146,7 @@ fn series_are_named_by_what_tells_them_apart() {
     let rings: &[Change] = &[&|_| {}, &|r| r.queues = 4, &|r| r.queues = 16];
     assert_eq!(names(sweep(&[pools, rings]), &args()), ["pool shared", "pool per-ring"]);
     let merging: &[Change] = &[&|r| r.merge = "on".into(), &|_| {}];
-    let three = PlotArgs { x: Some(RowKey::Bs), ..args() };
+    let three = PlotArgs { x: Some(PlotAxis::Key(RowKey::Bs)), ..args() };
     assert_eq!(names(sweep(&[bs, merging]), &three), ["merge on", "merge off"]);
 }
 
@@ -218,11 +222,14 @@ fn what_cannot_be_drawn_is_an_error() {
     let panels = many(|row, n| (row.bs, row.queues) = (n % 3 + 1, n / 3 + 1));
     let args_panels =
         PlotArgs { y: vec![Metric::Iops, Metric::Cpu, Metric::Latency], panels: Some(RowKey::Queues), ..args() };
-    assert!(error(panels, &PlotArgs { x: Some(RowKey::Bs), ..args_panels }).starts_with("found 30 panels to draw"));
+    assert!(
+        error(panels, &PlotArgs { x: Some(PlotAxis::Key(RowKey::Bs)), ..args_panels })
+            .starts_with("found 30 panels to draw")
+    );
     assert!(
         error(vec![row()], &y(Metric::Merges)).starts_with("--y merges: found no row with rrqm_per_s or wrqm_per_s")
     );
-    let both = PlotArgs { x: Some(RowKey::Bs), ..y(Metric::Percentiles) };
+    let both = PlotArgs { x: Some(PlotAxis::Key(RowKey::Bs)), ..y(Metric::Percentiles) };
     assert!(error(vec![row()], &both).starts_with("--x: found bs, expected no --x"));
 }
 
@@ -238,7 +245,7 @@ fn only_takes_rows_of_all_keys() {
     assert_eq!(take(&["bs=4k,64k", "target=storage=ram,size=1G"]).unwrap(), [4096, 65536]);
     assert_eq!(take(&["bs=512", "bs=64K", "target=null"]).unwrap(), [512, 65536]);
     assert_eq!(take(&["bs=1M"]).unwrap_err().to_string(), "--only: found bs=1M, expected one of 512 4K 64K");
-    assert!(parse_filter("size=3").unwrap_err().starts_with("found key \"size\", expected one of target, rw, bs"));
+    assert!(parse_filter("size=3").unwrap_err().starts_with("found key \"size\", expected one of target, rw, op, bs"));
     assert!(parse_filter("bs").unwrap_err().starts_with("expected KEY=VALUE"));
 }
 
@@ -326,7 +333,7 @@ fn no_text_is_cut_off_or_on_another() {
     let near: Vec<OwnChange> = (1..=40).map(|n| Box::new(move |r: &mut PlotRow| r.queues = n) as Box<_>).collect();
     let near: Vec<Change> = near.iter().map(AsRef::as_ref).collect();
     let all = vec![Metric::Iops, Metric::Bandwidth, Metric::Latency, Metric::Cpu];
-    let with = |y: Vec<Metric>, x: Option<RowKey>| PlotArgs { y, x, ..args() };
+    let with = |y: Vec<Metric>, x: Option<RowKey>| PlotArgs { y, x: x.map(PlotAxis::Key), ..args() };
     let cases: [(&str, Vec<PlotRow>, PlotArgs); 9] = [
         ("one row", vec![row()], args()),
         ("sizes", sweep(&[&sizes, rw]), with(all.clone(), None)),
@@ -397,7 +404,7 @@ fn extreme_values_are_drawn() {
     let mut drawn = 0;
     for rows in parts {
         for x in [None, Some(RowKey::Bs), Some(RowKey::Batch), Some(RowKey::Target), Some(RowKey::Merge)] {
-            let args = PlotArgs { x, y: all.to_vec(), ..args() };
+            let args = PlotArgs { x: x.map(PlotAxis::Key), y: all.to_vec(), ..args() };
             let table = RowTable::new(rows.clone());
             let Ok(selections) = select(&table, &args) else { continue };
             let scene = layout::scene(&build::chart(&table, &selections, &ChartOptions::default()), &Font::new());

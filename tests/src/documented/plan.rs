@@ -142,7 +142,8 @@ const PREPARATIONS: &[(&str, &str, &str)] = &[
         "mqblk plot sizes.json -o sizes.svg",
         "mqblk bench --disk storage=null,size=1G --rw randread,randwrite --allow-write --bs 4k,64k --queues 1,8 --json sizes.json
          cp sizes.json before.json
-         cp sizes.json after.json",
+         cp sizes.json after.json
+         mqblk bench --disk storage=null,size=1G --interval 10ms --json over-time.json",
     ),
     ("docs/backup.md", "mqblk serve --disk id=vm1", "mkdir -p /run/mqblk /dev/vg0; truncate -s 1G /dev/vg0/vm1"),
     ("docs/dm-crypt.md", "mqblk serve", "mkdir -p /run/mqblk /dev/mapper; truncate -s 1G /dev/mapper/vm1-plain"),

@@ -1,6 +1,7 @@
 //! A daemon in a process of its own, and drivers that keep the protocol.
 
 mod bench_endings;
+mod bench_series;
 mod broker;
 mod client_blkio;
 mod device_state;

@@ -35,7 +35,7 @@ fn every_key_that_varies_is_named() {
     }
     let orders: &[Change] = &[&|r| r.ring_order = Some(0), &|r| r.ring_order = Some(4)];
     assert_eq!(
-        super::names(sweep(&[bs, orders]), &PlotArgs { x: Some(RowKey::Bs), ..args() }),
+        super::names(sweep(&[bs, orders]), &PlotArgs { x: Some(PlotAxis::Key(RowKey::Bs)), ..args() }),
         ["ring order 0", "ring order 4"]
     );
     let rates: &[Change] = &[&|r| r.rate_iops = Some(1000), &|r| r.rate_iops = Some(5000)];

@@ -19,24 +19,24 @@ use crate::table::table;
 /// # Errors
 /// The first [`BenchError`], after the results so far were printed and written.
 pub(crate) fn run(plan: &Plan) -> Result<u64, BenchError> {
-    let mut json = JsonOutput::open(plan.json.as_deref())?;
+    let json = JsonOutput::open(plan.json.as_deref())?;
     preflight::check(plan)?;
-    let mut progress = ProgressDisplay::new(plan.run_count());
-    let mut rows: Vec<Vec<ResultRow>> = vec![];
+    let mut sweep = SweepObserver { progress: ProgressDisplay::new(plan.run_count()), json, rows: vec![] };
     let mut outcome = Ok(());
     let mut partial = vec![];
     for combination in &plan.combinations {
-        let group = measure_group(plan, combination, &mut progress, &mut |current| json.update(&rows, current));
+        let group = measure_group(plan, combination, &mut sweep);
         match group.failure {
-            None => rows.push(group.rows),
+            None => sweep.rows.push(group.rows),
             Some(error) => {
                 (outcome, partial) = (Err(error), group.rows);
                 break;
             }
         }
-        json.update(&rows, &[]);
+        sweep.json.update(&sweep.rows, &[]);
     }
-    progress.finish();
+    sweep.progress.finish();
+    let SweepObserver { mut json, mut rows, .. } = sweep;
     let printed = write_text(&json, &tables(plan, &rows, &partial));
     rows.push(partial);
     let written = json.finish(&rows);
@@ -72,13 +72,39 @@ pub(crate) struct MeasuredGroup {
     pub failure: Option<BenchError>,
 }
 
-/// Measures all targets and runs of one combination: A B A B. `after_run` gets the rows so far after each run.
-pub(crate) fn measure_group(
-    plan: &Plan,
-    combination: &Combination,
-    progress: &mut ProgressDisplay,
-    after_run: &mut dyn FnMut(&[ResultRow]),
-) -> MeasuredGroup {
+/// One run of a target under a combination.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunOfGroup<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The target.
+    pub target: &'a Target,
+    /// The combination, with the target's own queues.
+    pub combination: &'a Combination,
+    /// Number of the run, from 1.
+    pub number: u16,
+}
+
+/// Follows the runs of a combination: shows them, and says which count.
+pub(crate) trait RunObserver {
+    /// Returns the display of the progress.
+    fn progress(&self) -> &ProgressDisplay;
+
+    /// Shows that a run starts.
+    fn starts(&mut self, run: &RunOfGroup<'_>);
+
+    /// Shows its result.
+    fn ended(&mut self, run: &RunOfGroup<'_>, result: &RunResult);
+
+    /// Returns true if a run that a signal has cut short counts.
+    fn counts_cut_short(&self, result: &RunResult) -> bool;
+
+    /// Called after each run that counts. `rows` makes the rows so far.
+    fn counted(&mut self, rows: &dyn Fn() -> Vec<ResultRow>);
+}
+
+/// Measures all targets and runs of one combination: A B A B.
+pub(crate) fn measure_group(plan: &Plan, combination: &Combination, observer: &mut dyn RunObserver) -> MeasuredGroup {
     let columns: Vec<(&Target, Combination)> =
         plan.targets.iter().map(|target| (target, target.combination(combination))).collect();
     let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
@@ -86,15 +112,15 @@ pub(crate) fn measure_group(
         let measured = columns.iter().zip(results).filter(|(_, results)| !results.is_empty());
         measured.map(|((target, combination), results)| ResultRow::new(plan, target, combination, results)).collect()
     };
-    for run in 1..=plan.runs {
+    for number in 1..=plan.runs {
         for (index, (target, combination)) in columns.iter().enumerate() {
-            let outcome = measure_run(plan, (target, combination), run, progress);
-            let failure = match outcome {
+            let run = RunOfGroup { plan, target, combination, number };
+            let failure = match measure_run(&run, observer) {
                 Ok(result) => {
                     let cut_short = result.cut_short;
-                    if !cut_short || result.ios + result.errors > 0 {
+                    if !cut_short || observer.counts_cut_short(&result) {
                         results[index].push(result);
-                        after_run(&rows(&results));
+                        observer.counted(&|| rows(&results));
                     }
                     plan.interrupt.check().err().filter(|_| cut_short)
                 }
@@ -109,49 +135,79 @@ pub(crate) fn measure_group(
 }
 
 /// Measures once, and shows the result.
-fn measure_run(
-    plan: &Plan,
-    (target, combination): (&Target, &Combination),
-    run: u16,
-    progress: &mut ProgressDisplay,
-) -> Result<RunResult, BenchError> {
+fn measure_run(run: &RunOfGroup<'_>, observer: &mut dyn RunObserver) -> Result<RunResult, BenchError> {
+    let RunOfGroup { plan, target, combination, number } = *run;
     plan.interrupt.check()?;
-    let what = describe(combination, target);
-    progress.start(&what);
+    observer.starts(run);
     // With a seed all targets have the same blocks, and each run others.
-    let seed = plan.seed.map_or_else(|| rand::rng().next_u64(), |seed| seed.wrapping_add(u64::from(run) - 1));
+    let seed = plan.seed.map_or_else(|| rand::rng().next_u64(), |seed| seed.wrapping_add(u64::from(number) - 1));
     let named = |error| match error {
-        BenchError::Failed(text) => BenchError::Failed(format!("{what}: run {run} of {}: {text}", plan.runs)),
+        BenchError::Failed(text) => {
+            BenchError::Failed(format!("{}: run {number} of {}: {text}", describe(combination, target), plan.runs))
+        }
         other => other,
     };
-    let result = plan.interface.measure(&RunInput { plan, combination, target, seed, progress }).map_err(named)?;
-    let verified = match plan.verify {
-        Some(_) => format!(", {} blocks verified", result.verified),
-        None => String::new(),
-    };
-    let errors = if result.errors > 0 { format!(", {} errors", result.errors) } else { String::new() };
-    let cut_short = if result.cut_short { ", cut short" } else { "" };
-    progress.end(&format!(
-        "{what}: run {run} of {}: {:.0} IOPS{errors}{verified}{cut_short}",
-        plan.runs,
-        result.iops()
-    ));
-    // Standard error may be closed.
-    let tell = |text: &str| drop(writeln!(std::io::stderr(), "mqblk: bench: {}: {text}", target.label));
-    result.messages.iter().for_each(|message| tell(message));
-    if let Some(rate) = combination.rate_iops {
-        let summary = RateSummary::new(std::slice::from_ref(&result), rate, combination.jobs);
-        if !summary.is_kept() {
-            tell(&format!(
-                "the rate is not kept: {:.0} IOPS were asked for and {:.0} done; {} I/Os were due and not started, the latest start was {:.1} ms late",
-                summary.asked_iops,
-                result.iops(),
-                summary.unstarted,
-                summary.delay_us_max / 1e3
-            ));
+    let input = RunInput { plan, combination, target, seed, progress: observer.progress() };
+    let result = plan.interface.measure(&input).map_err(named)?;
+    observer.ended(run, &result);
+    Ok(result)
+}
+
+/// Follows the runs of `mqblk bench`: a line for each, and the JSON after each.
+struct SweepObserver {
+    progress: ProgressDisplay,
+    json: JsonOutput,
+    /// The rows of the combinations that are finished.
+    rows: Vec<Vec<ResultRow>>,
+}
+
+impl RunObserver for SweepObserver {
+    fn progress(&self) -> &ProgressDisplay {
+        &self.progress
+    }
+
+    fn starts(&mut self, run: &RunOfGroup<'_>) {
+        self.progress.start(&describe(run.combination, run.target));
+    }
+
+    fn ended(&mut self, run: &RunOfGroup<'_>, result: &RunResult) {
+        let RunOfGroup { plan, target, combination, number } = *run;
+        let verified = match plan.verify {
+            Some(_) => format!(", {} blocks verified", result.verified),
+            None => String::new(),
+        };
+        let errors = if result.errors > 0 { format!(", {} errors", result.errors) } else { String::new() };
+        let cut_short = if result.cut_short { ", cut short" } else { "" };
+        self.progress.end(&format!(
+            "{}: run {number} of {}: {:.0} IOPS{errors}{verified}{cut_short}",
+            describe(combination, target),
+            plan.runs,
+            result.iops()
+        ));
+        // Standard error may be closed.
+        let tell = |text: &str| drop(writeln!(std::io::stderr(), "mqblk: bench: {}: {text}", target.label));
+        result.messages.iter().for_each(|message| tell(message));
+        if let Some(rate) = combination.rate_iops {
+            let summary = RateSummary::new(std::slice::from_ref(result), rate, combination.jobs);
+            if !summary.is_kept() {
+                tell(&format!(
+                    "the rate is not kept: {:.0} IOPS were asked for and {:.0} done; {} I/Os were due and not started, the latest start was {:.1} ms late",
+                    summary.asked_iops,
+                    result.iops(),
+                    summary.unstarted,
+                    summary.delay_us_max / 1e3
+                ));
+            }
         }
     }
-    Ok(result)
+
+    fn counts_cut_short(&self, result: &RunResult) -> bool {
+        result.ios + result.errors > 0
+    }
+
+    fn counted(&mut self, rows: &dyn Fn() -> Vec<ResultRow>) {
+        self.json.update(&self.rows, &rows());
+    }
 }
 
 fn describe(combination: &Combination, target: &Target) -> String {

@@ -106,6 +106,23 @@ pub struct Target {
 }
 
 impl Target {
+    /// Returns a target of which nothing else is known.
+    fn running(source: TargetSource, label: &str, grants: Option<String>) -> Target {
+        let [storage, poll, merge] = ["unknown"; 3].map(str::to_owned);
+        Target {
+            source,
+            label: label.to_owned(),
+            storage,
+            poll,
+            merge,
+            grants,
+            column: None,
+            queues: None,
+            workers: None,
+            latency_us: None,
+        }
+    }
+
     /// Returns the combination of the sweep with the target's own queues.
     pub fn combination(&self, of: &Combination) -> Combination {
         Combination { queues: self.queues.unwrap_or(of.queues), ..*of }
@@ -135,69 +152,15 @@ pub(super) fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Resul
         (TargetSource::Device(device), name)
     });
     for (index, (source, name)) in sockets.chain(devices).enumerate() {
-        let label = args.label.get(index).cloned().unwrap_or(name);
+        let label = args.label.get(index).unwrap_or(&name);
         for TargetVariant { grants, .. } in interface.variants(None)? {
-            let [storage, poll, merge] = std::array::from_fn(|_| "unknown".to_owned());
-            let (source, label) = (source.clone(), label.clone());
-            targets.push(Target {
-                source,
-                label,
-                storage,
-                poll,
-                merge,
-                grants,
-                column: None,
-                queues: None,
-                workers: None,
-                latency_us: None,
-            });
+            targets.push(Target::running(source.clone(), label, grants));
         }
     }
     let running = targets.len();
     for (index, spec) in args.disk.iter().enumerate() {
-        for key in interface::address_keys() {
-            if value_of(spec, key).is_some() {
-                let found = format!("a disk with the key {key}");
-                return Err(BenchError::option("disk", found, "one without: the benchmark sets it"));
-            }
-        }
-        if let Some(queue_size) = args.queue_size {
-            let own = QUEUE_SIZE_KEYS.iter().find_map(|key| value_of(spec, key)?.parse::<u16>().ok());
-            if let Some(own) = own.filter(|own| *own < queue_size) {
-                let expected = format!("at most {own}, the queue-size of --disk");
-                return Err(BenchError::option("queue-size", queue_size, expected));
-            }
-        }
-        let own = value_of(spec, "poll");
-        if own.is_some() && !args.poll.is_empty() {
-            return Err(BenchError::option("poll", "a policy in --disk as well", "one of the two"));
-        }
-        let variants = interface.variants(Some(spec))?;
         let label = args.label.get(running + index).unwrap_or(spec);
-        let storage = value_of(spec, "storage").unwrap_or("file").to_owned();
-        let policies: Vec<Option<&String>> = match args.poll.is_empty() {
-            true => vec![None],
-            false => args.poll.iter().map(Some).collect(),
-        };
-        let merge = value_of(spec, "merge").unwrap_or(DEFAULT_MERGE);
-        for (poll, variant) in policies.iter().flat_map(|poll| variants.iter().map(move |variant| (*poll, variant))) {
-            let TargetVariant { keys, grants } = variant.clone();
-            let source = TargetSource::Disk { spec: spec.clone(), poll: poll.cloned(), merge: None, keys };
-            let poll = poll.map(String::as_str).or(own).unwrap_or("default").to_owned();
-            let (label, storage, merge) = (label.clone(), storage.clone(), merge.to_owned());
-            targets.push(Target {
-                source,
-                label,
-                storage,
-                poll,
-                merge,
-                grants,
-                column: None,
-                queues: None,
-                workers: args.server_workers,
-                latency_us: null_latency(spec),
-            });
-        }
+        targets.extend(served(args, interface, spec, label)?);
     }
     if targets.is_empty() {
         let own = interface.definition().running;
@@ -214,4 +177,41 @@ pub(super) fn plan_targets(args: &BenchArgs, interface: &dyn Interface) -> Resul
         return Err(BenchError::option("label", found, expected));
     }
     Ok(targets)
+}
+
+/// Returns the targets of one `--disk`: for each poll policy and variant of the interface.
+fn served(args: &BenchArgs, interface: &dyn Interface, spec: &str, label: &str) -> Result<Vec<Target>, BenchError> {
+    if let Some(key) = interface::address_keys().find(|key| value_of(spec, key).is_some()) {
+        let found = format!("a disk with the key {key}");
+        return Err(BenchError::option("disk", found, "one without: the benchmark sets it"));
+    }
+    if let Some(queue_size) = args.queue_size {
+        let own = QUEUE_SIZE_KEYS.iter().find_map(|key| value_of(spec, key)?.parse::<u16>().ok());
+        if let Some(own) = own.filter(|own| *own < queue_size) {
+            let expected = format!("at most {own}, the queue-size of --disk");
+            return Err(BenchError::option("queue-size", queue_size, expected));
+        }
+    }
+    let own = value_of(spec, "poll");
+    if own.is_some() && !args.poll.is_empty() {
+        return Err(BenchError::option("poll", "a policy in --disk as well", "one of the two"));
+    }
+    let policies: Vec<Option<&String>> = match args.poll.is_empty() {
+        true => vec![None],
+        false => args.poll.iter().map(Some).collect(),
+    };
+    let variants = interface.variants(Some(spec))?;
+    let target = |(poll, TargetVariant { keys, grants }): (Option<&String>, TargetVariant)| Target {
+        storage: value_of(spec, "storage").unwrap_or("file").to_owned(),
+        poll: poll.map(String::as_str).or(own).unwrap_or("default").to_owned(),
+        merge: value_of(spec, "merge").unwrap_or(DEFAULT_MERGE).to_owned(),
+        workers: args.server_workers,
+        latency_us: null_latency(spec),
+        ..Target::running(
+            TargetSource::Disk { spec: spec.to_owned(), poll: poll.cloned(), merge: None, keys },
+            label,
+            grants,
+        )
+    };
+    Ok(policies.into_iter().flat_map(|poll| variants.iter().cloned().map(move |own| (poll, own))).map(target).collect())
 }

@@ -4,17 +4,17 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use mqblk_core::ByteLen;
-use rand::Rng;
 
 use super::command::BenchCommand;
 use super::experiments::{ExperimentScale, Reproduction};
 use super::result::ExperimentResult;
 use crate::BenchError;
 use crate::interrupt::Interrupt;
-use crate::plan::{Combination, Plan, Target};
+use crate::plan::Plan;
 use crate::progress::ProgressDisplay;
 use crate::report::ResultRow;
-use crate::run::{RunInput, RunResult};
+use crate::run::RunResult;
+use crate::sweep::{RunObserver, RunOfGroup, measure_group};
 
 /// What a run takes besides its measurement, at first: a server is started and ended.
 const OVERHEAD: Duration = Duration::from_millis(200);
@@ -126,12 +126,13 @@ impl ReproductionSession {
         };
         'commands: for (_, plan) in &planned.commands {
             for combination in &plan.combinations {
-                let measured = self.measure_combination(planned.name, plan, combination);
-                result.rows.extend(measured.0);
-                result.failure = match measured.1 {
+                let (progress, clock) = (&mut self.progress, &mut self.clock);
+                let mut observer = SessionObserver { name: planned.name, progress, clock };
+                let measured = measure_group(plan, combination, &mut observer);
+                result.rows.extend(measured.rows);
+                result.failure = match measured.failure {
                     _ if self.is_interrupted() => Some("interrupted".into()),
-                    Err(error) => Some(error.to_string()),
-                    Ok(()) => None,
+                    failure => failure.map(|error| error.to_string()),
                 };
                 write(&result)?;
                 if result.failure.is_some() {
@@ -142,66 +143,53 @@ impl ReproductionSession {
         Ok(result)
     }
 
-    /// Measures all targets and runs of one combination, the targets in turn. Returns the rows of all targets that were measured at least
-    /// once, and why it ended early.
-    fn measure_combination(
-        &mut self,
-        name: &str,
-        plan: &Plan,
-        combination: &Combination,
-    ) -> (Vec<ResultRow>, Result<(), BenchError>) {
-        let columns: Vec<(&Target, Combination)> =
-            plan.targets.iter().map(|target| (target, target.combination(combination))).collect();
-        let mut results: Vec<Vec<RunResult>> = columns.iter().map(|_| vec![]).collect();
-        let mut outcome = Ok(());
-        'runs: for _ in 0..plan.runs {
-            for ((target, combination), results) in columns.iter().zip(&mut results) {
-                if self.is_interrupted() {
-                    break 'runs;
-                }
-                match self.measure_once(name, plan, target, combination) {
-                    // Of a run that was cut short nothing is compared.
-                    Ok(result) if result.cut_short => break 'runs,
-                    Ok(result) => results.push(result),
-                    Err(error) => {
-                        outcome = Err(error);
-                        break 'runs;
-                    }
-                }
-            }
-        }
-        let measured = columns.iter().zip(&results).filter(|(_, results)| !results.is_empty());
-        let row = |((target, combination), results): (&(&Target, Combination), &Vec<RunResult>)| {
-            ResultRow::new(plan, target, combination, results)
-        };
-        (measured.map(row).collect(), outcome)
-    }
-
-    fn measure_once(
-        &mut self,
-        name: &str,
-        plan: &Plan,
-        target: &Target,
-        combination: &Combination,
-    ) -> Result<RunResult, BenchError> {
-        let column = target.column.as_deref().unwrap_or(&target.label);
-        let disks = if combination.targets > 1 { format!(", {} targets", combination.targets) } else { String::new() };
-        let what = format!("{name}: {column}, {} {}{disks}", combination.rw.name(), combination.sizes);
-        self.progress.start(&format!("{what} ({} left)", minutes(self.clock.left())));
-        let seed = rand::rng().next_u64();
-        let result = plan.interface.measure(&RunInput { plan, combination, target, seed, progress: &self.progress })?;
-        self.clock.advance(run_time(plan));
-        self.progress.end(&format!("{what}: {:.0} IOPS ({} left)", result.iops(), minutes(self.clock.left())));
-        for message in &result.messages {
-            let _ = writeln!(std::io::stderr(), "mqblk: reproduce: {what}: {message}");
-        }
-        Ok(result)
-    }
-
     /// Removes the progress.
     pub(super) fn finish(&self) {
         self.progress.finish();
     }
+}
+
+/// Follows the runs of an experiment: says how much time is left.
+struct SessionObserver<'a> {
+    /// The experiment's name.
+    name: &'static str,
+    progress: &'a mut ProgressDisplay,
+    clock: &'a mut SessionClock,
+}
+
+impl SessionObserver<'_> {
+    fn describe(&self, run: &RunOfGroup<'_>) -> String {
+        let RunOfGroup { target, combination, .. } = run;
+        let column = target.column.as_deref().unwrap_or(&target.label);
+        let disks = if combination.targets > 1 { format!(", {} targets", combination.targets) } else { String::new() };
+        format!("{}: {column}, {} {}{disks}", self.name, combination.rw.name(), combination.sizes)
+    }
+}
+
+impl RunObserver for SessionObserver<'_> {
+    fn progress(&self) -> &ProgressDisplay {
+        self.progress
+    }
+
+    fn starts(&mut self, run: &RunOfGroup<'_>) {
+        self.progress.start(&format!("{} ({} left)", self.describe(run), minutes(self.clock.left())));
+    }
+
+    fn ended(&mut self, run: &RunOfGroup<'_>, result: &RunResult) {
+        let what = self.describe(run);
+        self.clock.advance(run_time(run.plan));
+        self.progress.end(&format!("{what}: {:.0} IOPS ({} left)", result.iops(), minutes(self.clock.left())));
+        for message in &result.messages {
+            let _ = writeln!(std::io::stderr(), "mqblk: reproduce: {what}: {message}");
+        }
+    }
+
+    fn counts_cut_short(&self, _: &RunResult) -> bool {
+        // Nothing is compared to it.
+        false
+    }
+
+    fn counted(&mut self, _: &dyn Fn() -> Vec<ResultRow>) {}
 }
 
 fn runs(plan: &Plan) -> usize {

@@ -275,10 +275,6 @@ fn check_load(args: &BenchArgs) -> Result<(), BenchError> {
     if args.verify.is_some() && args.rw.iter().any(|rw| rw.trims()) {
         return Err(BenchError::option("verify", "a benchmark that trims", "one that writes what is checked"));
     }
-    if args.verify.is_some() && !args.rate_iops.is_empty() {
-        let expected = "none with --verify: a block that is in flight is not written again";
-        return Err(BenchError::option("rate-iops", args.rate_iops[0], expected));
-    }
     if args.fsync > 0 && !args.rw.iter().all(|rw| rw.writes() && !rw.trims()) {
         return Err(BenchError::option("fsync", args.fsync, "a --rw that writes with it: there is nothing to flush"));
     }

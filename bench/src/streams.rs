@@ -65,7 +65,25 @@ impl Streams {
                 format!("at most {MAX_VERIFIED_BLOCKS} blocks with --verify"),
             ));
         }
+        if plan.verify.is_some() && combination.rate_iops.is_some() {
+            streams.check_free_blocks(combination)?;
+        }
         Ok(streams)
+    }
+
+    /// Checks that a job finds a block without an I/O in flight whenever one is due: a verified block has at most one, and the start of an
+    /// I/O cannot wait for another one's end.
+    fn check_free_blocks(&self, combination: &Combination) -> Result<(), BenchError> {
+        let (depth, most) = (u64::from(combination.iodepth), u64::from(combination.sizes.max_blocks()));
+        let fewest = self.ranges.iter().map(|range| range.blocks.count).min().unwrap_or(u64::MAX);
+        if (depth - 1) * most < fewest {
+            return Ok(());
+        }
+        let expected = format!(
+            "at most {} with --verify and --rate-iops: a job has {fewest} blocks, and a block one I/O in flight",
+            (fewest - 1) / most + 1
+        );
+        Err(BenchError::option("iodepth", depth, expected))
     }
 
     /// Returns the blocks of all jobs.

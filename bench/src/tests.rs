@@ -359,7 +359,6 @@ fn usage_errors_name_the_option() {
         ("--socket s --rw trim", "--allow-write"),
         ("--socket s --rw shred", "shred"),
         ("--socket s --rw trim --allow-write --verify crc32c", "--verify: found a benchmark that trims"),
-        ("--socket s --rw randwrite --allow-write --verify crc32c --rate-iops 9", "--rate-iops: found 9"),
         ("--socket s --rate-iops 0", "--rate-iops"),
         ("--socket s --fsync 8", "--fsync: found 8, expected a --rw that writes with it"),
         ("--socket s --rw randwrite,randtrim --allow-write --fsync 8", "--fsync: found 8"),

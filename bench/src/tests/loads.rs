@@ -181,3 +181,31 @@ fn the_words_of_fio_are_taken() {
     assert_eq!(plan.distribution, Distribution::Zipf(1.1));
     assert_eq!(plan.offset_increment.map(|increment| increment.0), Some(1 << 20));
 }
+
+#[test]
+fn an_open_loop_load_is_verified() {
+    // Each block once: all of them, and no other number.
+    let once = "--rw randwrite --bs 4k --verify crc32c --rate-iops 20000 --iodepth 4 --allow-write";
+    for line in [once.to_owned(), format!("{once} --client poll --jobs 2 --queues 2")] {
+        on_each_interface(&line, |interface, row| {
+            let disks = if interface == "virtio-scsi" { 2 } else { 1 };
+            assert_eq!(count(row, "write"), 256 * disks, "{interface} {line}");
+            assert_eq!(number(row, "/rate/started") + number(row, "/rate/unstarted"), 256.0 * disks as f64);
+        });
+    }
+    // Blocks are written and read again and again, few of them and many at a time: no job ends before its time.
+    let line = "--rw randrw --bsrange 4k-8k --verify crc32c --rate-iops 3000 --iodepth 4 --allow-write";
+    on_each_interface(&format!("{line} --size 64k --runtime 0.3 --warmup 0.05 --runs 1"), |interface, row| {
+        let due = number(row, "/rate/started") + number(row, "/rate/unstarted");
+        let asked = number(row, "/rate/asked_iops") * number(row, "/each_run/0/elapsed_s");
+        assert!((due - asked).abs() < asked * 0.5 + 4.0, "{interface}: {due} of {asked}");
+        assert!(count(row, "write") > 0);
+    });
+    let rig = Rig::new(BlkBehaviour { fault: BlkFault::CorruptFrom(40), ..BlkBehaviour::default() });
+    assert_eq!(rig.run(once).unwrap(), 216);
+    let rig = Rig::new(BlkBehaviour::default());
+    assert_eq!(
+        refused(rig.run("--rw randwrite --bs 4k --size 32k --verify crc32c --rate-iops 100 --iodepth 9 --allow-write")),
+        "--iodepth: found 9, expected at most 8 with --verify and --rate-iops: a job has 8 blocks, and a block one I/O in flight"
+    );
+}

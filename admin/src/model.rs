@@ -477,7 +477,7 @@ pub struct QueueStat {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PollingStat {
-    /// Why it is polled, or not: `policy`, `expected`, `quiet`, `cpu-wanted` or `sleep-is-faster`.
+    /// Why it is polled, or not: `policy`, `expected`, `quiet`, `cpu-wanted` or `no-gain`.
     pub reason: String,
     /// For how long it is polled at most, if nothing comes, in nanoseconds; null: for ever.
     pub window_ns: Option<u64>,

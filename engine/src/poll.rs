@@ -106,9 +106,7 @@ pub enum PollReason {
     Quiet,
     /// Others wanted the CPU while the worker polled.
     CpuWanted,
-    /// The guests of this worker get more done if it sleeps.
-    SleepIsFaster,
-    /// The load is slow, and the guests of this worker get no more done if it polls.
+    /// The guests of this worker get no more done if it polls.
     NoGain,
 }
 
@@ -120,7 +118,6 @@ impl PollReason {
             PollReason::Expected => "expected",
             PollReason::Quiet => "quiet",
             PollReason::CpuWanted => "cpu-wanted",
-            PollReason::SleepIsFaster => "sleep-is-faster",
             PollReason::NoGain => "no-gain",
         }
     }

@@ -8,6 +8,9 @@
 /// A setting with which a block takes so many times as long is given up at once.
 const HOPELESS: u64 = 2;
 
+/// Where sums count, a setting that is slower by this much in two pairs and more is given up, in percent.
+const CLEAR_PERCENT: u64 = 15;
+
 /// What a setting must show, and how often that is tried.
 #[derive(Debug)]
 pub(crate) struct Rule {
@@ -44,6 +47,11 @@ struct Trial {
 impl Trial {
     fn new(other: usize) -> Trial {
         Trial { other, pairs: 0, wins: 0, present_ns: None, present_sum: 0, other_sum: 0 }
+    }
+
+    /// Returns true if the rest of the pairs would hardly turn the sums.
+    fn is_clearly_worse(&self) -> bool {
+        self.pairs >= 2 && self.other_sum.saturating_mul(100) > self.present_sum.saturating_mul(100 + CLEAR_PERCENT)
     }
 }
 
@@ -126,7 +134,7 @@ impl Tuner {
         trial.other_sum = trial.other_sum.saturating_add(ns);
         let losses = trial.pairs - trial.wins;
         let (has_won, has_lost) = match wins {
-            0 => (trial.pairs == pairs, false),
+            0 => (trial.pairs == pairs, trial.is_clearly_worse()),
             _ => (trial.wins >= wins, losses > pairs - wins),
         };
         if has_lost || ns >= present_ns.saturating_mul(HOPELESS) {

@@ -6,15 +6,17 @@
 use crate::clock::Ticks;
 use crate::poll::PollReason;
 use crate::tuner::{SHORT_BLOCKS, Tuner};
-use crate::windows::{SLOW, Windows};
+use crate::windows::Windows;
 
 /// The settings of the tuner, the cheapest first.
-const SLEEP: usize = 0;
-const OFFER_AT_ONCE: usize = 1;
-const OFFER_LATER: usize = 2;
+const OFFER_AT_ONCE: usize = 0;
+const OFFER_LATER: usize = 1;
 
 /// Completions of a block, at least: the last turn may make it longer.
 const BLOCK: u64 = 256;
+
+/// A block that takes longer than this for each request, in nanoseconds, is one of a load on which ways to offer the CPU cannot be compared.
+const SLOW: u64 = 50_000;
 
 /// For how long a worker polls without finding anything before it offers the CPU to other threads, in nanoseconds: while others take it, and at
 /// most, while nobody does. A guest's thread on another CPU answers within the shorter time.
@@ -67,10 +69,7 @@ impl Waiting {
     /// Returns why windows that may be closed are closed.
     #[inline]
     pub(crate) fn closed(&self) -> Option<PollReason> {
-        if self.windows.are_compared() {
-            return self.windows.closed();
-        }
-        (self.tuner.setting() == SLEEP).then_some(PollReason::SleepIsFaster)
+        self.windows.closed()
     }
 
     /// Something happened in this turn.
@@ -100,11 +99,11 @@ impl Waiting {
     fn end_block(&mut self, now: Ticks) {
         let (requests, ns) = (self.completions - self.before, now.since(self.block_began));
         (self.before, self.block_began) = (self.completions, now);
-        if self.windows.are_contended() {
+        self.windows.busy(self.completions, now);
+        if self.closed().is_some() || self.windows.are_contended() {
             self.tuner.disturbed();
         } else if ns > SLOW * requests {
             self.tuner.reset();
-            self.windows.slow_load(self.completions, now);
         } else {
             self.tuner.block(requests, ns);
         }
@@ -142,13 +141,19 @@ mod tests {
         Ticks(us * 1000)
     }
 
-    /// Serves blocks, each request of which takes this many nanoseconds with the setting of the moment.
-    fn serve(waiting: &mut Waiting, now: &mut u64, blocks: usize, ns: impl Fn(usize) -> u64) {
-        for _ in 0..blocks {
-            *now += BLOCK * ns(waiting.tuner.setting());
+    /// Serves blocks for 4 s and more, each request of which takes this many nanoseconds where the worker sleeps at once, offers the CPU at once, or later.
+    /// Returns the share of blocks in percent that were served in each of these ways in the last quarter.
+    fn serve(waiting: &mut Waiting, now: &mut u64, ns: [u64; 3]) -> [usize; 3] {
+        let (began, mut ways) = (*now, Vec::new());
+        while *now < began + 4_000_000_000 {
+            let way = if waiting.sleeps_at_once() { 0 } else { 1 + waiting.tuner.setting() };
+            ways.push(way);
+            *now += BLOCK * ns[way];
             waiting.completed(BLOCK as usize);
             waiting.published(Ticks(*now));
         }
+        let last = &ways[ways.len() / 4 * 3..];
+        [0, 1, 2].map(|way| last.iter().filter(|used| **used == way).count() * 100 / last.len())
     }
 
     #[test]
@@ -170,26 +175,27 @@ mod tests {
     #[test]
     fn a_worker_whose_cpu_the_guests_need_offers_it_at_once_or_sleeps() {
         let (mut waiting, mut now) = (Waiting::new(), 0);
-        serve(&mut waiting, &mut now, 500, |setting| [3400, 3500, 5000][setting]);
-        assert!(waiting.sleeps_at_once());
-        serve(&mut waiting, &mut now, 5000, |setting| [4000, 3000, 3500][setting]);
-        assert!(!waiting.sleeps_at_once());
-        waiting.active();
-        assert!(waiting.should_offer(Ticks(now)), "at once");
+        let ways = serve(&mut waiting, &mut now, [3400, 3500, 5000]);
+        assert!(ways[0] > 70, "{ways:?}");
+        assert_eq!(waiting.closed().unwrap_or(PollReason::NoGain), PollReason::NoGain);
+        let (mut waiting, mut now) = (Waiting::new(), 0);
+        let ways = serve(&mut waiting, &mut now, [4000, 3000, 3500]);
+        assert!(ways[1] > 80, "{ways:?}");
     }
 
     #[test]
     fn a_worker_with_a_cpu_of_its_own_polls() {
         let (mut waiting, mut now) = (Waiting::new(), 0);
-        serve(&mut waiting, &mut now, 5000, |setting| [40_000, 3400, 2800][setting]);
-        assert_eq!(waiting.tuner.best(), OFFER_LATER);
+        let ways = serve(&mut waiting, &mut now, [40_000, 3400, 2800]);
+        assert!(ways[2] > 80, "{ways:?}");
     }
 
     #[test]
-    fn a_slow_load_says_nothing() {
+    fn a_slow_load_says_nothing_of_offers() {
         let (mut waiting, mut now) = (Waiting::new(), 0);
-        serve(&mut waiting, &mut now, 500, |setting| [3400, 3500, 5000][setting]);
-        serve(&mut waiting, &mut now, 1, |_| SLOW + 1);
+        serve(&mut waiting, &mut now, [9000, 3000, 3500]);
+        assert_eq!(waiting.tuner.best(), OFFER_AT_ONCE);
+        serve(&mut waiting, &mut now, [2 * SLOW, SLOW + 1, SLOW + 1]);
         assert_eq!(waiting.tuner.best(), OFFER_LATER);
     }
 }

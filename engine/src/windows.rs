@@ -4,9 +4,10 @@
 //! has the CPU at once when it is woken. So sleeping is better where the others are strangers. Where they are the virtual CPUs of the worker's own
 //! guests, polling may be: requests come without kicks, many at a time. From the rings the two look alike.
 //!
-//! *A slow load.* While a disk works, polling saves wake-ups and takes a whole CPU. Whether the guests get more done by that depends on the disk.
+//! *Any load.* While a disk works, polling saves wake-ups and takes a whole CPU. And a scheduler that sees a worker and a guest's thread sleep and wake each
+//! other keeps both on one CPU, where sleeping is the better way, though polling on two is faster by far.
 //!
-//! So both are [tried](Tuner), in blocks of several time slices.
+//! So both are [tried](Tuner), in blocks that are long enough for several time slices, and for the scheduler to move a thread.
 
 use crate::clock::Ticks;
 use crate::poll::PollReason;
@@ -24,8 +25,8 @@ static CONTENTION: Rule =
     Rule { pairs: 4, wins: 3, gain_percent: 10, loss_percent: 1, first_pause: 1, min_pause: 16, max_pause: 256 };
 
 /// Polling must bring something. Disks are uneven, so the sum of many pairs counts.
-static SLOW_LOAD: Rule =
-    Rule { pairs: 6, wins: 0, gain_percent: 4, loss_percent: 3, first_pause: 1, min_pause: 32, max_pause: 256 };
+static LOAD: Rule =
+    Rule { pairs: 6, wins: 0, gain_percent: 3, loss_percent: 2, first_pause: 1, min_pause: 32, max_pause: 256 };
 
 /// So many long absences within a block mean that others want the CPU all the time; fewer, that something ran.
 const MANY: u32 = 3;
@@ -33,14 +34,14 @@ const MANY: u32 = 3;
 /// A block that is this much longer than it should be ended long after the load did, in blocks.
 const PAUSED: u64 = 8;
 
-/// A load is slow when a request takes a worker longer than this, in nanoseconds, and no longer slow when one takes half of it.
-pub(crate) const SLOW: u64 = 20_000;
+/// A request that takes so many times as long as before, or as short, is one of another load.
+const ANOTHER: u64 = 4;
 
 /// Why open and closed windows are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
     Contention,
-    SlowLoad,
+    Load,
 }
 
 /// Whether the windows of `auto` are open or closed, and why that is tried.
@@ -53,17 +54,13 @@ pub(crate) struct Windows {
     until: Ticks,
     before: u64,
     absences: u32,
+    /// What a thousand requests took when the trials began, or when one changed the setting, in nanoseconds.
+    pace: Option<u64>,
 }
 
 impl Windows {
     pub(crate) fn new() -> Windows {
-        Windows { trials: None, began: Ticks(0), until: Ticks(u64::MAX), before: 0, absences: 0 }
-    }
-
-    /// Returns true while open and closed windows are compared.
-    #[inline]
-    pub(crate) fn are_compared(&self) -> bool {
-        self.trials.is_some()
+        Windows { trials: None, began: Ticks(0), until: Ticks(u64::MAX), before: 0, absences: 0, pace: None }
     }
 
     /// Returns true while others want the CPU.
@@ -78,7 +75,7 @@ impl Windows {
         let (cause, tuner) = self.trials.as_ref()?;
         (tuner.setting() == CLOSED).then_some(match cause {
             Cause::Contention => PollReason::CpuWanted,
-            Cause::SlowLoad => PollReason::NoGain,
+            Cause::Load => PollReason::NoGain,
         })
     }
 
@@ -94,10 +91,10 @@ impl Windows {
         }
     }
 
-    /// The load is slow. `completions`: of the worker, so far.
-    pub(crate) fn slow_load(&mut self, completions: u64, now: Ticks) {
+    /// The worker is busy. `completions`: its own, so far.
+    pub(crate) fn busy(&mut self, completions: u64, now: Ticks) {
         if self.trials.is_none() {
-            self.trials = Some((Cause::SlowLoad, Tuner::new(&SLOW_LOAD, OPEN + 1, OPEN)));
+            self.trials = Some((Cause::Load, Tuner::new(&LOAD, OPEN + 1, OPEN)));
             self.begin_block(completions, now);
         }
     }
@@ -112,15 +109,25 @@ impl Windows {
     pub(crate) fn end_block(&mut self, completions: u64, now: Ticks) {
         let Some((cause, tuner)) = &mut self.trials else { return };
         let (requests, ns) = ((completions - self.before).max(1), now.since(self.began));
+        let thousand_ns = ns * 1000 / requests;
         let is_over = match cause {
             Cause::Contention => tuner.setting() == OPEN && self.absences < MANY,
-            Cause::SlowLoad => ns < SLOW / 2 * requests,
+            Cause::Load => {
+                tuner.setting() == tuner.best() && self.pace.is_some_and(|pace| is_another(pace, thousand_ns))
+            }
         };
         if is_over || ns > PAUSED * BLOCK_NS {
             *self = Windows::new();
             return;
         }
+        let best = tuner.best();
+        if tuner.setting() == best {
+            self.pace.get_or_insert(thousand_ns);
+        }
         tuner.block(requests, ns);
+        if tuner.best() != best {
+            self.pace = None;
+        }
         self.begin_block(completions, now);
     }
 
@@ -128,6 +135,11 @@ impl Windows {
         (self.began, self.before, self.absences) = (now, completions, 0);
         self.until = Ticks(now.0.saturating_add(BLOCK_NS));
     }
+}
+
+/// Returns true if one is [`ANOTHER`] times the other.
+fn is_another(one: u64, other: u64) -> bool {
+    one > other.saturating_mul(ANOTHER) || other > one.saturating_mul(ANOTHER)
 }
 
 #[cfg(test)]
@@ -204,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_closed_where_polling_brings_a_slow_load_nothing() {
+    fn windows_are_closed_where_polling_brings_nothing() {
         // Blocks vary by a tenth, without a pattern.
         let load = |block: u64, open: u64| Load { closed: 400 + noise(block), open: open + noise(block), absences: 0 };
         let noise_of = |open| {
             let (mut windows, mut at) = (Windows::new(), (0, 0));
-            windows.slow_load(0, Ticks(0));
+            windows.busy(0, Ticks(0));
             let closed: usize = (0..1000).map(|block| serve(&mut windows, &mut at, 1, &load(block, open))).sum();
-            assert!(windows.are_compared() && !windows.are_contended());
+            assert!(windows.trials.is_some() && !windows.are_contended());
             (closed, windows.closed())
         };
         let (closed, reason) = noise_of(400);
@@ -225,14 +237,25 @@ mod tests {
     }
 
     #[test]
-    fn a_load_that_is_fast_again_and_strangers_end_the_trials_of_a_slow_one() {
+    fn another_load_and_strangers_end_the_trials() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
-        windows.slow_load(0, Ticks(0));
-        let fast = BLOCK_NS / SLOW * 2 + 1;
-        serve(&mut windows, &mut at, 1, &Load { closed: fast, open: fast, absences: 0 });
-        assert!(!windows.are_compared());
-        windows.slow_load(at.1, Ticks(at.0));
+        windows.busy(0, Ticks(0));
+        let closed = serve(&mut windows, &mut at, 500, &Load { closed: 100, open: 100, absences: 0 });
+        assert!(closed > 400 && windows.closed() == Some(PollReason::NoGain), "{closed}");
+        serve(&mut windows, &mut at, 2, &Load { closed: 500, open: 500, absences: 0 });
+        assert!(windows.trials.is_none());
+        windows.busy(at.1, Ticks(at.0));
         serve(&mut windows, &mut at, 1, &Load { closed: 100, open: 100, absences: MANY });
         assert!(windows.are_contended());
+    }
+
+    #[test]
+    fn a_worker_that_sleeps_finds_that_polling_has_become_faster() {
+        let (mut windows, mut at) = (Windows::new(), (0, 0));
+        windows.busy(0, Ticks(0));
+        serve(&mut windows, &mut at, 500, &Load { closed: 600, open: 500, absences: 0 });
+        assert!(windows.closed().is_some());
+        let closed = serve(&mut windows, &mut at, 2000, &Load { closed: 600, open: 9000, absences: 0 });
+        assert!(windows.closed().is_none() && closed < 300, "{closed}");
     }
 }

@@ -331,7 +331,7 @@ fn usage_errors_say_what_is_expected() {
         (&["-o", "x.svg", "--y", "cpu"], "--y cpu: found no row with server_cpu_us_per_io, expected at least one"),
         (&["-o", "x.svg", "--panels", "bs"], "--panels: found bs, expected another key than the axis (--x bs)"),
         (&["-o", "x.svg", "--only", "bs=2k"], "--only: found bs=2k, expected one of 512 4K 16K 128K"),
-        (&["-o", "x.svg", "--only", "size=2k"], "found key \"size\", expected one of target, rw, bs"),
+        (&["-o", "x.svg", "--only", "size=2k"], "found key \"size\", expected one of target, rw, op, bs"),
         (&["-o", "x.svg", "--only", "bs"], "expected KEY=VALUE,..."),
         (
             &["-o", "x.svg", "--x", "bs", "--y", "percentiles"],

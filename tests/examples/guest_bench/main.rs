@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! guest_bench [--runs N] [--seconds S] [--vcpus N] [--out FOLDER] [--servers NAME,...] [--loads NAME,...] [--poll POLICY]
+//!             [--layouts each,1-thread,1-queue]
 //! ```
 //!
 //! Without KVM the guest's instructions are emulated: then IOPS are mostly those of the emulator, and the counts (interrupts, kicks and merges
@@ -17,9 +18,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use servers::{Server, Storage};
+use servers::{Layout, Server, Setup, Storage};
 
-const USAGE: &str = "usage: guest_bench [--runs N] [--seconds S] [--vcpus N] [--out FOLDER] [--servers NAME,...] [--loads NAME,...] [--poll POLICY]";
+const USAGE: &str = "usage: guest_bench [--runs N] [--seconds S] [--vcpus N] [--out FOLDER] [--servers NAME,...] [--loads NAME,...] [--poll POLICY] [--layouts each,1-thread,1-queue]";
 
 /// Sections of the job file.
 const LOADS: [&str; 5] = ["latency", "random-reads", "random-writes", "sequential-reads", "large-reads"];
@@ -32,6 +33,7 @@ struct Options {
     out: PathBuf,
     servers: Vec<Server>,
     loads: Vec<&'static str>,
+    layouts: Vec<Layout>,
     /// Poll policy of mqblk.
     poll: String,
 }
@@ -45,6 +47,7 @@ impl Options {
             out: "results".into(),
             servers: Server::ALL.to_vec(),
             loads: LOADS.to_vec(),
+            layouts: vec![Layout::Each],
             poll: "auto".to_owned(),
         };
         let mut words = words;
@@ -58,6 +61,7 @@ impl Options {
                 "--poll" => options.poll = value,
                 "--out" => options.out = value.into(),
                 "--servers" => options.servers = value.split(',').map(Server::find).collect::<Result<_>>()?,
+                "--layouts" => options.layouts = value.split(',').map(Layout::find).collect::<Result<_>>()?,
                 "--loads" => options.loads = value.split(',').map(load_of).collect::<Result<_>>()?,
                 _ => bail!("found '{word}'\n{USAGE}"),
             }
@@ -81,17 +85,22 @@ fn main() -> Result<()> {
     std::fs::create_dir_all(&options.out).with_context(|| format!("--out {}", options.out.display()))?;
     let image = mqblk_tests::guest::HostImage::full(measure::IMAGE_MIB)?;
     let mut report = report::Report::new(&options)?;
+    let setups: Vec<Setup> = Setup::all()
+        .filter(|setup| options.servers.contains(&setup.server) && options.layouts.contains(&setup.layout))
+        .collect();
+    ensure!(!setups.is_empty(), "--layouts: found none that these servers have, expected 'each' for virtio-scsi");
     for run in 1..=options.runs {
         // Each run begins with another server.
-        let mut servers = options.servers.clone();
-        servers.rotate_left((run - 1) % options.servers.len());
-        for server in servers {
-            writeln!(std::io::stderr(), "run {run} of {}: {}", options.runs, server.name())?;
-            let mut machine = server.boot(image.path(), &options).with_context(|| server.name())?;
+        let mut setups = setups.clone();
+        let first = (run - 1) % setups.len();
+        setups.rotate_left(first);
+        for setup in setups {
+            writeln!(std::io::stderr(), "run {run} of {}: {}", options.runs, setup.name())?;
+            let mut machine = setup.boot(image.path(), &options).with_context(|| setup.name())?;
             for storage in Storage::ALL {
                 for load in &options.loads {
                     let row = measure::measure(&mut machine, storage, load, &options);
-                    report.add(row.with_context(|| format!("{}, {}, {load}", server.name(), storage.name()))?)?;
+                    report.add(row.with_context(|| format!("{}, {}, {load}", setup.name(), storage.name()))?)?;
                 }
             }
             machine.end()?;

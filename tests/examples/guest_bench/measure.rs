@@ -19,7 +19,7 @@ const JOB_FILE: &str = include_str!("../../guest/benchmark.fio");
 /// The result of a load. What cannot be counted with a server is null.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    pub(crate) server: &'static str,
+    pub(crate) server: String,
     pub(crate) storage: &'static str,
     pub(crate) load: String,
     pub(crate) iops: f64,
@@ -83,7 +83,7 @@ pub(crate) fn measure(machine: &mut Machine, storage: Storage, load: &str, optio
     let daemon_cpu = after.daemon_cpu_us.zip(before.daemon_cpu_us).map(|(after, before)| after - before);
     let percentile = |name: &str| number(&way["clat_ns"]["percentile"][name]).map(|ns| ns / 1e3);
     Ok(Row {
-        server: machine.server.name(),
+        server: machine.setup.name(),
         storage: storage.name(),
         load: load.to_owned(),
         iops: number(&way["iops"])?,
@@ -118,7 +118,7 @@ impl Counts {
         counts.exits = kvm_exits(qemu);
         let Some(daemon) = &machine.daemon else { return Ok(counts) };
         counts.daemon_cpu_us = Some(cpu_us(daemon.pid())?);
-        let load = match machine.server {
+        let load = match machine.setup.server {
             Server::MqblkBlk => daemon.disk_stat(if disk == "vda" { "null" } else { "file" })?.totals.counters,
             Server::MqblkScsi => daemon.controller_stat("scsi")?.totals.counters,
             _ => return Ok(counts),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::Options;
 use crate::measure::Row;
-use crate::servers::Storage;
+use crate::servers::{Layout, Setup, Storage};
 
 /// All rows so far.
 pub(crate) struct Report {
@@ -86,28 +86,33 @@ impl Report {
             let wanted = |row: &&Row| row.server == server && row.storage == storage.name() && row.load == load;
             self.rows.iter().filter(wanted).collect()
         };
-        let mut servers: Vec<&str> = crate::servers::Server::ALL.map(crate::servers::Server::name).to_vec();
-        servers.retain(|server| !of(server).is_empty());
-        let Some(first) = servers.first().map(|server| median(&of(server), |row| Some(row.iops)).unwrap_or(0.0)) else {
-            return String::new();
+        let setups: Vec<Setup> = Setup::all().filter(|setup| !of(&setup.name()).is_empty()).collect();
+        let iops_of = |setup: Setup| median(&of(&setup.name()), |row| Some(row.iops)).unwrap_or(0.0);
+        let Some(first) = setups.first().copied().map(iops_of) else { return String::new() };
+        // The same server with one queue, if it is there.
+        let base = |setup: Setup| {
+            let without = Setup { layout: Layout::OneQueue, ..setup };
+            if setups.contains(&without) { iops_of(without) } else { first }
         };
         let mut text = format!(
-            "\n## {load}, {}\n\n| server | IOPS | range | ratio | p50 us | p99 us | interrupts/IO | exits/IO | kicks/IO | calls/IO | merges/IO: guest | server | CPU us/IO: host | daemon |\n\
-             |---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+            "\n## {load}, {}\n\n| server | IOPS | error | range | ratio | p50 us | p99 us | interrupts/IO | exits/IO | kicks/IO | calls/IO | merges/IO: guest | server | CPU us/IO: host | daemon |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
             storage.name()
         );
-        for server in servers {
-            let rows = of(server);
+        for setup in setups.iter().copied() {
+            let rows = of(&setup.name());
             let cell = |of: fn(&Row) -> Option<f64>, digits: usize| {
                 median(&rows, of).map_or("-".to_owned(), |value| format!("{value:.digits$}"))
             };
             let iops: Vec<f64> = rows.iter().map(|row| row.iops).collect();
             let (least, most) =
                 iops.iter().fold((f64::MAX, 0.0_f64), |(least, most), one| (least.min(*one), most.max(*one)));
-            let ratio = median(&rows, |row| Some(row.iops)).unwrap_or(0.0) / first;
+            let ratio = iops_of(setup) / base(setup);
             text.push_str(&format!(
-                "| {server} | {} | {least:.0} to {most:.0} | {ratio:.2} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
+                "| {} | {} | {} | {least:.0} to {most:.0} | {ratio:.2} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
+                setup.name(),
                 cell(|row| Some(row.iops), 0),
+                error_cell(&iops),
                 cell(|row| Some(row.lat_us_p50), 0),
                 cell(|row| Some(row.lat_us_p99), 0),
                 cell(|row| Some(row.interrupts_per_io), 3),
@@ -122,6 +127,17 @@ impl Report {
         }
         text
     }
+}
+
+/// The standard error of the mean, in percent of it.
+fn error_cell(values: &[f64]) -> String {
+    let count = values.len() as f64;
+    if values.len() < 2 {
+        return "-".to_owned();
+    }
+    let mean = values.iter().sum::<f64>() / count;
+    let variance = values.iter().map(|one| (one - mean).powi(2)).sum::<f64>() / (count - 1.0);
+    format!("± {:.2}%", (variance / count).sqrt() / mean * 100.0)
 }
 
 fn median(rows: &[&Row], of: impl Fn(&Row) -> Option<f64>) -> Option<f64> {

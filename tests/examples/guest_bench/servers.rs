@@ -42,9 +42,53 @@ impl Storage {
     }
 }
 
+/// How many queues a disk has, and threads that serve it (*virtio-blk: multiqueue*, 2016: dataplane and no dataplane, mq and no-mq).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// One queue, and so one thread.
+    OneQueue,
+    /// A queue for each virtual CPU, all on one thread.
+    OneThread,
+    /// A queue for each virtual CPU, with a thread each.
+    Each,
+}
+
+impl Layout {
+    /// In this order they stand in tables.
+    const ALL: [Layout; 3] = [Layout::OneQueue, Layout::OneThread, Layout::Each];
+
+    fn name(self) -> &'static str {
+        match self {
+            Layout::OneQueue => "1-queue",
+            Layout::OneThread => "1-thread",
+            Layout::Each => "each",
+        }
+    }
+
+    pub(crate) fn find(name: &str) -> Result<Layout> {
+        let found = Layout::ALL.into_iter().find(|layout| layout.name() == name);
+        found.with_context(|| format!("--layouts: found '{name}', expected some of each, 1-thread, 1-queue"))
+    }
+
+    fn queues(self, vcpus: u16) -> u16 {
+        if self == Layout::OneQueue { 1 } else { vcpus }
+    }
+
+    fn threads(self, vcpus: u16) -> u16 {
+        if self == Layout::Each { vcpus } else { 1 }
+    }
+}
+
+/// A server, and how it serves its disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) server: Server,
+    pub(crate) layout: Layout,
+}
+
 /// A booted guest, and the daemon that serves it if there is one.
 pub(crate) struct Machine {
-    pub(crate) server: Server,
+    pub(crate) setup: Setup,
     pub(crate) guest: Guest,
     pub(crate) daemon: Option<VhostUserDaemon>,
 }
@@ -52,7 +96,7 @@ pub(crate) struct Machine {
 impl Machine {
     /// Returns the guest's name of a disk.
     pub(crate) fn disk(&self, storage: Storage) -> &'static str {
-        match (self.server.is_scsi(), storage) {
+        match (self.setup.server.is_scsi(), storage) {
             (false, Storage::Null) => "vda",
             (false, Storage::File) => "vdb",
             (true, Storage::Null) => "sda",
@@ -89,15 +133,36 @@ impl Server {
     fn is_scsi(self) -> bool {
         matches!(self, Server::MqblkScsi | Server::QemuScsi)
     }
+}
 
-    /// Starts the server, and a guest of QEMU 10.0 with as many queues as virtual CPUs.
+impl Setup {
+    /// Returns all that there are, in the order of the tables.
+    pub(crate) fn all() -> impl Iterator<Item = Setup> {
+        let setup = |server: Server| Layout::ALL.map(|layout| Setup { server, layout });
+        Server::ALL.into_iter().flat_map(setup).filter(|setup| match setup.server {
+            Server::MqblkBlk | Server::QemuBlk => true,
+            // It has one thread.
+            Server::QemuStorageDaemon => setup.layout != Layout::OneThread,
+            Server::MqblkScsi | Server::QemuScsi => setup.layout == Layout::Each,
+        })
+    }
+
+    /// Returns the name in tables: of its server, and of its layout if it is a special one.
+    pub(crate) fn name(self) -> String {
+        match self.layout {
+            Layout::Each => self.server.name().to_owned(),
+            layout => format!("{}-{}", self.server.name(), layout.name()),
+        }
+    }
+
+    /// Starts the server, and a guest of QEMU 10.0 with the layout's queues.
     pub(crate) fn boot(self, image: &Path, options: &Options) -> Result<Machine> {
-        let vcpus = options.vcpus;
+        let (vcpus, queues) = (options.vcpus, self.layout.queues(options.vcpus));
         let guest = Guest::builder().vmm(Vmm::Trixie).vcpus(vcpus).memory_mib(512);
-        let (guest, daemon) = match self {
+        let (guest, daemon) = match self.server {
             Server::MqblkBlk | Server::QemuStorageDaemon => {
                 let daemon = self.disk_daemon(image, options)?;
-                let disk = |id: &str| GuestDisk::new(id, &daemon.socket(id), vcpus);
+                let disk = |id: &str| GuestDisk::new(id, &daemon.socket(id), queues);
                 (guest.disk(disk("null")).disk(disk("file")), Some(daemon))
             }
             Server::MqblkScsi => {
@@ -109,32 +174,34 @@ impl Server {
             }
             Server::QemuBlk | Server::QemuScsi => (guest.arguments(&self.devices(image, vcpus)), None),
         };
-        Ok(Machine { server: self, guest: guest.boot()?, daemon })
+        Ok(Machine { setup: self, guest: guest.boot()?, daemon })
     }
 
     fn disk_daemon(self, image: &Path, options: &Options) -> Result<VhostUserDaemon> {
-        let queues = options.vcpus;
+        let queues = self.layout.queues(options.vcpus);
         let null = DaemonDisk::on_storage("null", &format!("storage=null,size={NULL_SIZE}"), queues);
         let file = DaemonDisk::new("file", image, queues).option("direct", "on");
-        match self {
+        match self.server {
             Server::QemuStorageDaemon => {
                 let file = file.option("aio", "io_uring");
                 VhostUserDaemon::start_server(DaemonProgram::QemuStorageDaemon, &[null, file])
             }
             _ => {
                 let disks = [null, file].map(|disk| disk.option("poll", &options.poll));
-                VhostUserDaemon::start_server(DaemonProgram::Mqblk, &disks)
+                let workers = self.layout.threads(options.vcpus).to_string();
+                VhostUserDaemon::start_with(&disks, &["--workers", &workers])
             }
         }
     }
 
-    /// Returns QEMU's arguments for its own devices: an iothread for each queue, mapped with iothread-vq-mapping.
+    /// Returns QEMU's arguments for its own devices: the layout's iothreads, to which the queues are mapped with iothread-vq-mapping.
     fn devices(self, image: &Path, vcpus: u16) -> Vec<String> {
+        let (queues, iothreads) = (self.layout.queues(vcpus), self.layout.threads(vcpus));
         let mut words: Vec<String> = Vec::new();
         let mut add = |option: &str, value: String| words.extend([option.to_owned(), value]);
         let threads: Vec<_> =
-            (0..vcpus).map(|number| serde_json::json!({ "iothread": format!("io{number}") })).collect();
-        (0..vcpus).for_each(|number| add("-object", format!("iothread,id=io{number}")));
+            (0..iothreads).map(|number| serde_json::json!({ "iothread": format!("io{number}") })).collect();
+        (0..iothreads).for_each(|number| add("-object", format!("iothread,id=io{number}")));
         let null = serde_json::json!({
             "driver": "null-co", "node-name": "null", "size": NULL_SIZE, "read-zeroes": false,
         });
@@ -143,9 +210,9 @@ impl Server {
         });
         add("-blockdev", null.to_string());
         add("-blockdev", file.to_string());
-        if self.is_scsi() {
+        if self.server.is_scsi() {
             let controller = serde_json::json!({
-                "driver": "virtio-scsi-pci", "id": "scsi", "num_queues": vcpus, "virtqueue_size": 128,
+                "driver": "virtio-scsi-pci", "id": "scsi", "num_queues": queues, "virtqueue_size": 128,
                 "iothread-vq-mapping": threads,
             });
             add("-device", controller.to_string());
@@ -157,7 +224,7 @@ impl Server {
         } else {
             for node in ["null", "file"] {
                 let disk = serde_json::json!({
-                    "driver": "virtio-blk-pci", "drive": node, "num-queues": vcpus, "queue-size": 128,
+                    "driver": "virtio-blk-pci", "drive": node, "num-queues": queues, "queue-size": 128,
                     "iothread-vq-mapping": threads,
                 });
                 add("-device", disk.to_string());

@@ -91,8 +91,8 @@ const AUTO_HORIZON: u64 = 10;
 /// How much time to poll `auto` can earn, in nanoseconds: so long a pause between two bursts is polled through.
 const AUTO_MAX: u64 = 1_000_000;
 
-/// A gap between two idle turns in which the worker did not poll, because another thread had its CPU, in nanoseconds.
-const ABSENT: u64 = 100_000;
+/// From when on another thread kept the CPU for long, in nanoseconds: more than a guest's thread that makes requests and waits again.
+pub(crate) const AWAY: u64 = 100_000;
 
 /// Why a queue is polled on, or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -274,7 +274,7 @@ impl PollState {
     pub(crate) fn idle(&mut self, now: Ticks, sleeps_at_once: bool) -> Idle {
         // Another thread had the CPU in a longer gap: that was not polling.
         let polled = self.polled_at.map_or(0, |before| now.since(before));
-        let polled = if polled < ABSENT { polled } else { 0 };
+        let polled = if polled < AWAY { polled } else { 0 };
         self.empty_poll_ns += polled;
         let window_open = match self.policy {
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => now.since(self.active_at) < self.window,

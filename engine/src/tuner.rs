@@ -2,8 +2,8 @@
 //!
 //! Some settings pay on one host and under one load, and cost on others, for reasons that no part of the program sees: cache lines, other threads,
 //! a hypervisor. So they are tried: blocks of requests are served with the present setting and with its neighbour in turns, and the neighbour is
-//! kept if it won nearly all of these pairs, and over all of them: a setting that costs much, but seldom, wins most. Trials that change nothing become
-//! rare.
+//! kept if it won enough of these pairs, as its [`Rule`] says, and over all of them: a setting that costs much, but seldom, wins most. Trials that
+//! change nothing become rare.
 
 /// A setting with which a block takes so many times as long is given up at once.
 const HOPELESS: u64 = 2;
@@ -14,9 +14,10 @@ const CLEAR_PERCENT: u64 = 15;
 /// What a setting must show, and how often that is tried.
 #[derive(Debug)]
 pub(crate) struct Rule {
-    /// Pairs of blocks of a trial, and how many of them the other setting must win; 0: only their sums count.
+    /// Pairs of blocks of a trial.
     pub(crate) pairs: u32,
-    pub(crate) wins: u32,
+    /// How many of them the other setting must win; `None`: only their sums count.
+    pub(crate) wins: Option<u32>,
     /// A dearer setting must be faster by this much, in percent; a cheaper one may be slower by this much.
     pub(crate) gain_percent: u64,
     pub(crate) loss_percent: u64,
@@ -28,8 +29,15 @@ pub(crate) struct Rule {
 }
 
 /// For blocks that are over soon. By chance the other setting wins 1 of 94 trials.
-pub(crate) const SHORT_BLOCKS: Rule =
-    Rule { pairs: 16, wins: 13, gain_percent: 3, loss_percent: 1, first_pause: 16, min_pause: 16, max_pause: 2048 };
+pub(crate) static SHORT_BLOCKS: Rule = Rule {
+    pairs: 16,
+    wins: Some(13),
+    gain_percent: 3,
+    loss_percent: 1,
+    first_pause: 16,
+    min_pause: 16,
+    max_pause: 2048,
+};
 
 /// A comparison of the present setting with another one.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +61,11 @@ impl Trial {
     fn is_clearly_worse(&self) -> bool {
         self.pairs >= 2 && self.other_sum.saturating_mul(100) > self.present_sum.saturating_mul(100 + CLEAR_PERCENT)
     }
+}
+
+/// Returns what a thousand requests took, of `requests` that took `ns` nanoseconds.
+pub(crate) fn of_a_thousand(requests: u64, ns: u64) -> u64 {
+    ns * 1000 / requests
 }
 
 /// Chooses one of some settings, which are numbered from the cheapest on.
@@ -113,7 +126,7 @@ impl Tuner {
 
     /// A block of `requests` ended, which took `ns` nanoseconds. Blocks are compared by what a thousand requests took.
     pub(crate) fn block(&mut self, requests: u64, ns: u64) {
-        let ns = ns * 1000 / requests;
+        let ns = of_a_thousand(requests, ns);
         let Some(trial) = &mut self.trial else {
             self.pause = self.pause.saturating_sub(1);
             if self.pause == 0 && self.settings > 1 {
@@ -134,8 +147,8 @@ impl Tuner {
         trial.other_sum = trial.other_sum.saturating_add(ns);
         let losses = trial.pairs - trial.wins;
         let (has_won, has_lost) = match wins {
-            0 => (trial.pairs == pairs, trial.is_clearly_worse()),
-            _ => (trial.wins >= wins, losses > pairs - wins),
+            Some(wins) => (trial.wins >= wins, losses > pairs - wins),
+            None => (trial.pairs == pairs, trial.is_clearly_worse()),
         };
         if has_lost || ns >= present_ns.saturating_mul(HOPELESS) {
             self.end_trial(None);

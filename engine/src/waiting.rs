@@ -1,10 +1,11 @@
 //! How a worker waits while a poll window is open. Pure: time comes in as an argument.
 //!
 //! Polling is the fastest where the guests' threads have CPUs of their own, and the slowest where they need the worker's. So the worker offers its
-//! CPU while it polls, and [tries](Tuner) whether its guests get more done if it offers it sooner, or sleeps at once.
+//! CPU while it polls, and [tries](Tuner) whether its guests get more done if it offers it sooner; and, [in longer blocks](Windows), if it sleeps at
+//! once.
 
 use crate::clock::Ticks;
-use crate::poll::PollReason;
+use crate::poll::{AWAY, PollReason};
 use crate::tuner::{SHORT_BLOCKS, Tuner};
 use crate::windows::Windows;
 
@@ -25,9 +26,6 @@ const MAX_OFFER: u64 = 64_000;
 
 /// From when on another thread took the CPU, in nanoseconds: two switches take longer, an offer that nobody takes is over sooner.
 const TAKEN: u64 = 1_500;
-
-/// From when on another thread kept the CPU for long, in nanoseconds: more than a guest's thread that makes requests and waits again.
-const AWAY: u64 = 100_000;
 
 /// How a worker waits.
 #[derive(Debug)]

@@ -11,7 +11,7 @@
 
 use crate::clock::Ticks;
 use crate::poll::PollReason;
-use crate::tuner::{Rule, Tuner};
+use crate::tuner::{Rule, Tuner, of_a_thousand};
 
 /// The settings of the tuner.
 const CLOSED: usize = 0;
@@ -22,11 +22,11 @@ const BLOCK_NS: u64 = 40_000_000;
 
 /// Polling must bring a tenth, because it takes the CPU from others. Few pairs, because a block is long.
 static CONTENTION: Rule =
-    Rule { pairs: 4, wins: 3, gain_percent: 10, loss_percent: 1, first_pause: 1, min_pause: 16, max_pause: 256 };
+    Rule { pairs: 4, wins: Some(3), gain_percent: 10, loss_percent: 1, first_pause: 1, min_pause: 16, max_pause: 256 };
 
 /// Polling must bring something. Disks are uneven, so the sum of many pairs counts.
 static LOAD: Rule =
-    Rule { pairs: 6, wins: 0, gain_percent: 3, loss_percent: 2, first_pause: 1, min_pause: 32, max_pause: 256 };
+    Rule { pairs: 6, wins: None, gain_percent: 3, loss_percent: 2, first_pause: 1, min_pause: 32, max_pause: 256 };
 
 /// So many long absences within a block mean that others want the CPU all the time; fewer, that something ran.
 const MANY: u32 = 3;
@@ -55,12 +55,12 @@ pub(crate) struct Windows {
     before: u64,
     absences: u32,
     /// What a thousand requests took when the trials began, or when one changed the setting, in nanoseconds.
-    pace: Option<u64>,
+    usual_ns: Option<u64>,
 }
 
 impl Windows {
     pub(crate) fn new() -> Windows {
-        Windows { trials: None, began: Ticks(0), until: Ticks(u64::MAX), before: 0, absences: 0, pace: None }
+        Windows { trials: None, began: Ticks(0), until: Ticks(u64::MAX), before: 0, absences: 0, usual_ns: None }
     }
 
     /// Returns true while others want the CPU.
@@ -109,11 +109,12 @@ impl Windows {
     pub(crate) fn end_block(&mut self, completions: u64, now: Ticks) {
         let Some((cause, tuner)) = &mut self.trials else { return };
         let (requests, ns) = ((completions - self.before).max(1), now.since(self.began));
-        let thousand_ns = ns * 1000 / requests;
+        let thousand_ns = of_a_thousand(requests, ns);
         let is_over = match cause {
             Cause::Contention => tuner.setting() == OPEN && self.absences < MANY,
             Cause::Load => {
-                tuner.setting() == tuner.best() && self.pace.is_some_and(|pace| is_another(pace, thousand_ns))
+                tuner.setting() == tuner.best()
+                    && self.usual_ns.is_some_and(|usual_ns| is_another(usual_ns, thousand_ns))
             }
         };
         if is_over || ns > PAUSED * BLOCK_NS {
@@ -122,11 +123,11 @@ impl Windows {
         }
         let best = tuner.best();
         if tuner.setting() == best {
-            self.pace.get_or_insert(thousand_ns);
+            self.usual_ns.get_or_insert(thousand_ns);
         }
         tuner.block(requests, ns);
         if tuner.best() != best {
-            self.pace = None;
+            self.usual_ns = None;
         }
         self.begin_block(completions, now);
     }

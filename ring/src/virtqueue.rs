@@ -55,16 +55,10 @@ impl RingFormat {
 pub const MAX_BATCH: usize = 32;
 
 /// Storage for the chains that one pull takes off a ring; reused by each pull.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ChainBatch {
     /// The chains. Those beyond the count that [`fetch`](Self::fetch) returned are stale.
     pub heads: [ChainHead; MAX_BATCH],
-}
-
-impl Default for ChainBatch {
-    fn default() -> ChainBatch {
-        ChainBatch { heads: [ChainHead::default(); MAX_BATCH] }
-    }
 }
 
 impl ChainBatch {

@@ -10,9 +10,8 @@ use super::chart::{HorizontalAxis, Sample, SeriesLine};
 use super::keys::RowTable;
 use super::metric::Metric;
 use super::rows::{Fields, PlotRow, describe};
+use crate::worker::MAX_INTERVALS;
 
-/// Most intervals of a run.
-const MAX_INTERVALS: usize = 100_000;
 /// Most points of a line: about as many as it has pixels.
 const MAX_POINTS: usize = 1000;
 /// The operations that are I/Os, by their keys in a file.

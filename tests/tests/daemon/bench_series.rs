@@ -6,6 +6,8 @@ use std::process::{Command, Output, Stdio};
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use serde_json::Value;
 
+use crate::reproduce::folder;
+
 /// Runs a command of the program in `folder`.
 fn mqblk(folder: &Path, arguments: &str) -> Output {
     let mut command = Command::new(mqblk_binary());
@@ -34,7 +36,7 @@ fn ios(run: &Value, op: &str) -> f64 {
 
 #[test]
 fn a_series_sums_up_to_the_totals_of_its_run() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     std::fs::File::create(folder.path().join("disk.img")).and_then(|file| file.set_len(64 << 20)).expect("a disk");
     for line in [
         "--rw randrw --iodepth 16 --queues 1,2 --runtime 300ms --warmup 100ms --runs 2 --interval 20ms",
@@ -63,7 +65,7 @@ fn a_series_sums_up_to_the_totals_of_its_run() {
 
 #[test]
 fn a_series_is_drawn_over_time() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     std::fs::File::create(folder.path().join("disk.img")).and_then(|file| file.set_len(16 << 20)).expect("a disk");
     let load = "--rw randrw --iodepth 4 --queues 1,2 --runtime 200ms --warmup 0 --runs 2";
     rows(folder.path(), &format!("{load} --interval 20ms"), "with.json");

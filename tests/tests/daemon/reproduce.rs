@@ -27,7 +27,7 @@ const EXPERIMENTS: [(&str, usize, &[&str]); 5] = [
 const BROWSER_TIMEOUT: &str = "300";
 
 /// A folder on the disk that the workspace is on: `/tmp` may be in memory, where O_DIRECT may fail.
-fn folder() -> TempDir {
+pub(crate) fn folder() -> TempDir {
     TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder")
 }
 

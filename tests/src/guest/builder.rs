@@ -12,7 +12,7 @@ use super::agent::Agent;
 use super::cache::GuestCache;
 use super::controller::GuestController;
 use super::disk::GuestDisk;
-use super::machine::{BOOT_TIMEOUT, Guest, KernelStuck, QEMU_TIMEOUT};
+use super::machine::{BOOT_TIMEOUT, BootFault, Guest, QEMU_TIMEOUT};
 use super::process::{Process, command};
 use super::qmp::Qmp;
 use super::vmm::{GuestKernel, Vmm};
@@ -154,7 +154,8 @@ impl GuestBuilder {
         self
     }
 
-    /// Starts QEMU and waits until the guest's agent is ready. A guest whose kernel hangs before it has loaded drivers is started once more.
+    /// Starts QEMU and waits until the guest's agent is ready. A guest that meets a known fault of emulation before it uses a disk is
+    /// started once more.
     ///
     /// # Errors
     /// When the cache is not prepared, QEMU fails, or the guest does not come up in time; with its console.
@@ -163,7 +164,7 @@ impl GuestBuilder {
         let mut guest = self.clone().power_on()?;
         match guest.wait_ready(within) {
             Ok(()) => Ok(guest),
-            Err(error) if error.downcast_ref::<KernelStuck>().is_some() => {
+            Err(error) if error.downcast_ref::<BootFault>().is_some() => {
                 // Past the test harness, which would hold it back: the log tells how often it happens.
                 writeln!(std::io::stderr(), "{error:#}; it is started again")?;
                 guest.kill()?;

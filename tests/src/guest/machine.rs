@@ -15,18 +15,27 @@ use super::qmp::Qmp;
 use super::shell::Shell;
 use super::vmm::Vmm;
 
-/// The guest's kernel hangs in its own initialisation, before it has loaded a driver of a disk. Seen now and then with two emulated CPUs on
-/// a busy host: a CPU waits for an interrupt from the other.
+/// A fault of emulation at a boot, before the guest has used a disk.
 #[derive(Debug)]
-pub(crate) struct KernelStuck(String);
+pub(crate) enum BootFault {
+    /// The guest's kernel hangs in its own initialisation, before it has loaded a driver of a disk. Seen now and then with two emulated CPUs on
+    /// a busy host: a CPU waits for an interrupt from the other.
+    KernelStuck(String),
+    /// An assertion of QEMU's emulator failed: emulated CPUs run while the firmware moves a device's registers. Seen once in 60 boots
+    /// with four CPUs (QEMU's issue 1921).
+    EmulatorDied,
+}
 
-impl std::fmt::Display for KernelStuck {
+impl std::fmt::Display for BootFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the guest's kernel hangs before it has loaded drivers: {}", self.0)
+        match self {
+            BootFault::KernelStuck(at) => write!(f, "the guest's kernel hangs before it has loaded drivers: {at}"),
+            BootFault::EmulatorDied => write!(f, "QEMU's emulator failed at the boot: {EMULATOR_ASSERTION}"),
+        }
     }
 }
 
-impl std::error::Error for KernelStuck {}
+impl std::error::Error for BootFault {}
 
 /// Timeout from QEMU's start to the agent's first line; an idle host needs two seconds under TCG.
 pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -36,6 +45,9 @@ pub(crate) const QEMU_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Line on the console before `tests/guest/init` loads the first driver.
 const LOADING_DRIVERS: &str = "init: loading drivers";
+
+/// What QEMU says of [`BootFault::EmulatorDied`].
+const EMULATOR_ASSERTION: &str = "iotlb_to_section: Assertion";
 
 /// First digits of the addresses of a 64-bit kernel's code (Linux, Documentation/arch/x86/x86_64/mm.rst). The firmware has lower ones.
 const KERNEL_TEXT: &str = "ffffffff";
@@ -106,18 +118,21 @@ impl Guest {
                 let text = console_text(&console);
                 let mut lines = text.lines();
                 match lines.find(|line| line.contains("soft lockup") && line.contains("[swapper/0:1]")) {
-                    Some(line) => Err(KernelStuck(line.to_owned()).into()),
+                    Some(line) => Err(BootFault::KernelStuck(line.to_owned()).into()),
                     None => Ok(()),
                 }
             };
             agent.wait_ready(within, &mut booting)
         });
         let Err(error) = ready else { return Ok(()) };
+        if self.qemu_output().contains(EMULATOR_ASSERTION) {
+            return Err(error.context(BootFault::EmulatorDied));
+        }
         let instructions = self.instruction_pointers().unwrap_or_else(|error| vec![format!("unknown: {error:#}")]);
         let text = format!("its CPUs are at {}", instructions.join(" and "));
         let in_kernel = !instructions.is_empty() && instructions.iter().all(|at| at.starts_with(KERNEL_TEXT));
         if in_kernel && !self.console().contains(LOADING_DRIVERS) {
-            return Err(error.context(KernelStuck(text)));
+            return Err(error.context(BootFault::KernelStuck(text)));
         }
         Err(error.context(text))
     }

@@ -497,5 +497,5 @@ impl Channels {
     }
 }
 
-/// Plugged requests from which on their time in the plug is measured: more than the batch of one queue, which is pulled in about a microsecond.
-const STAMPED: usize = 17;
+/// Plugged requests from which on their time in the plug is measured: more than the batch of one queue, which is pulled in one or two microseconds.
+const STAMPED: usize = 33;

@@ -120,7 +120,7 @@ fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
             response,
             data_len: data.len,
             transferred: data.len,
-            multi_step: None,
+            is_multi_step: false,
             head: head.index,
             unit,
             abort_marks: 0,
@@ -324,7 +324,7 @@ impl RequestQueue {
         into: &mut I,
     ) {
         let FinishedRequest { token, outcome, buffer } = done;
-        if token.multi_step.is_some() {
+        if token.is_multi_step {
             return self.step_ended(pool, token, outcome, buffer, into);
         }
         if let Some(buffer) = buffer {

@@ -1,7 +1,7 @@
 //! Multi-step commands on a request queue: each step is a request to the disk with private memory or the command's
 //! own data, or a wait.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 
 use mqblk_core::{ByteLen, Intake, Op, Outcome};
@@ -47,18 +47,14 @@ struct BlockedCommand {
     step: Option<(NextStep, Vec<u8>)>,
 }
 
-impl BlockedCommand {
-    fn is_before_range_lock(&self) -> bool {
-        self.token.multi_step.as_ref().is_some_and(|multi_step| multi_step.command.is_before_range_lock())
-    }
-}
-
 /// Multi-step commands of a queue. Nothing is allocated before the first.
 #[derive(Default)]
 pub(crate) struct MultiStepCommands {
     /// Scratch memory lent to a step.
     scratch: Vec<u8>,
     bounce_pool: Option<BouncePool>,
+    /// States of the commands in flight, by the heads of their chains. Not in their tokens, which all commands would pay for.
+    states: HashMap<u16, MultiStepState>,
     blocked: VecDeque<BlockedCommand>,
     /// Commands that have ended, with their range locks, until their responses are visible: see [`end`](Self::end).
     ended: Vec<MultiStepCommand>,
@@ -69,12 +65,24 @@ impl MultiStepCommands {
     /// a command that saw what this one wrote, and completed first, would be undone if the process died then and this
     /// one was replayed.
     fn end(&mut self, pool: &mut BufferPool, token: &mut ScsiToken) {
-        let Some(multi_step) = token.multi_step.take() else { return };
-        let MultiStepState { command, data, .. } = *multi_step;
+        let Some(MultiStepState { command, data, .. }) = self.take_state(token) else { return };
         if let Some(data) = data {
             pool.release(data);
         }
         self.ended.push(*command);
+    }
+
+    /// Returns the state of a multi-step command.
+    fn state(&mut self, token: &ScsiToken) -> Option<&mut MultiStepState> {
+        if token.is_multi_step { self.states.get_mut(&token.head) } else { None }
+    }
+
+    fn take_state(&mut self, token: &mut ScsiToken) -> Option<MultiStepState> {
+        if std::mem::take(&mut token.is_multi_step) { self.states.remove(&token.head) } else { None }
+    }
+
+    fn is_before_range_lock(&mut self, token: &ScsiToken) -> bool {
+        self.state(token).is_some_and(|state| state.command.is_before_range_lock())
     }
 
     /// Releases ended commands: all responses so far are visible.
@@ -147,7 +155,9 @@ impl RequestQueue {
             command.skip_compare();
         }
         let waits = !compared && self.device.is_replaying() && command.is_before_range_lock();
-        token.multi_step = Some(Box::new(MultiStepState { command, data: Some(data), data_out, bounce: None }));
+        token.is_multi_step = true;
+        let state = MultiStepState { command, data: Some(data), data_out, bounce: None };
+        self.multi_step.states.insert(token.head, state);
         if waits {
             // Woken when all commands that had compared have requested their range locks.
             return self.multi_step.blocked.push_back(BlockedCommand { token, step: None });
@@ -160,7 +170,7 @@ impl RequestQueue {
 
     /// Drops a command without completing it: see [`VirtioQueue::forget`](mqblk_virtio::VirtioQueue::forget).
     pub(crate) fn forget(&mut self, pool: &mut BufferPool, mut token: ScsiToken, buffer: Option<Buffer>) {
-        match (token.multi_step.as_mut().and_then(|multi_step| multi_step.bounce.take()), buffer) {
+        match (self.multi_step.state(&token).and_then(|state| state.bounce.take()), buffer) {
             (Some(slot), Some(buffer)) => {
                 if let Some(bounce) = &mut self.multi_step.bounce_pool {
                     bounce.release(pool, buffer, slot.slot);
@@ -184,8 +194,8 @@ impl RequestQueue {
         buffer: Option<Buffer>,
         into: &mut I,
     ) {
-        let Some(multi_step) = token.multi_step.as_mut() else { return };
-        match (multi_step.bounce.take(), buffer) {
+        let Some(state) = self.multi_step.state(&token) else { return };
+        match (state.bounce.take(), buffer) {
             (Some(slot), Some(buffer)) => {
                 if let Some(len) = slot.reads {
                     // A failed read copies stale bytes: the command checks the outcome first.
@@ -195,7 +205,7 @@ impl RequestQueue {
                     bounce.release(pool, buffer, slot.slot);
                 }
             }
-            (_, Some(own)) => multi_step.data = Some(own),
+            (_, Some(own)) => state.data = Some(own),
             (_, None) => {}
         }
         if token.abort_marks != 0 || outcome == Outcome::Aborted {
@@ -211,17 +221,18 @@ impl RequestQueue {
     fn advance<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        mut token: ScsiToken,
+        token: ScsiToken,
         before: Option<Outcome>,
         into: &mut I,
     ) {
-        let Some(multi_step) = token.multi_step.as_mut() else { return };
-        let Some(data) = &multi_step.data else { return };
-        let out = DataOutBuffer { pool, buffer: data, len: multi_step.data_out };
-        let scratch = &mut self.multi_step.scratch[..];
+        let MultiStepCommands { states, scratch, .. } = &mut self.multi_step;
+        let Some(MultiStepState { command, data: Some(data), data_out, .. }) = states.get_mut(&token.head) else {
+            return;
+        };
+        let out = DataOutBuffer { pool, buffer: data, len: *data_out };
         self.buffers.data_in.clear();
-        let next = multi_step.command.next(before, scratch, &out, &self.waker, &mut self.buffers);
-        if multi_step.command.has_compared() {
+        let next = command.next(before, scratch, &out, &self.waker, &mut self.buffers);
+        if command.has_compared() {
             // Recorded before the write is submitted: a replay after a crash must not compare with the data of its
             // own write.
             self.ring.device.record_step(token.head, COMPARED);
@@ -233,7 +244,7 @@ impl RequestQueue {
     fn issue_step<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        mut token: ScsiToken,
+        token: ScsiToken,
         step: NextStep,
         filled: Option<Vec<u8>>,
         into: &mut I,
@@ -243,8 +254,8 @@ impl RequestQueue {
             NextStep::Read { start, len } => (Op::Read, start, len),
             NextStep::Write { start, len, fua } => (Op::Write { fua }, start, len),
             NextStep::Disk { op, start, len } => {
-                let own =
-                    token.multi_step.as_mut().filter(|_| op.has_data()).and_then(|multi_step| multi_step.data.take());
+                let state = self.multi_step.state(&token).filter(|_| op.has_data());
+                let own = state.and_then(|state| state.data.take());
                 if let Some(own) = &own {
                     pool.truncate(own, len);
                 }
@@ -270,14 +281,14 @@ impl RequestQueue {
             let copied = pool.copy_in(&buffer, 0, bytes);
             debug_assert!(copied, "private memory has the requested length");
         }
-        if let Some(multi_step) = token.multi_step.as_mut() {
-            multi_step.bounce = Some(BounceSlot { slot, reads });
+        if let Some(state) = self.multi_step.state(&token) {
+            state.bounce = Some(BounceSlot { slot, reads });
         }
         into.admit(token, unit, op, start, len, Some(buffer));
     }
 
     fn complete_multi_step(&mut self, pool: &mut BufferPool, mut token: ScsiToken, ending: &CommandCompletion) {
-        if let Some(data) = token.multi_step.as_ref().and_then(|multi_step| multi_step.data.as_ref()) {
+        if let Some(data) = self.multi_step.state(&token).and_then(|state| state.data.as_ref()) {
             let replied = token.has_data_in && !self.buffers.data_in.is_empty();
             let _ = replied && pool.copy_in(data, 0, &self.buffers.data_in);
         }
@@ -289,7 +300,7 @@ impl RequestQueue {
     pub(crate) fn retry_blocked<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) {
         for _ in 0..self.multi_step.blocked.len() {
             match self.multi_step.blocked.pop_front() {
-                Some(held) if self.device.is_replaying() && held.is_before_range_lock() => {
+                Some(held) if self.device.is_replaying() && self.multi_step.is_before_range_lock(&held.token) => {
                     self.multi_step.blocked.push_back(held);
                 }
                 Some(BlockedCommand { token, step: None }) => self.advance(pool, token, None, into),

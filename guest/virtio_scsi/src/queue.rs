@@ -10,7 +10,6 @@ use mqblk_virtio::{GuestContext, VirtioQueue};
 use crate::commands::{RequestQueue, saturating_u32};
 use crate::control::ControlQueue;
 use crate::events::EventQueue;
-use crate::multi_step::MultiStepState;
 use crate::request_chain::ResponseBuffer;
 
 /// A ring with its memory lease and call.
@@ -30,8 +29,6 @@ pub struct ScsiToken {
     pub(crate) data_len: u32,
     /// Bytes transferred if it succeeds.
     pub(crate) transferred: u32,
-    /// State of a multi-step command.
-    pub(crate) multi_step: Option<Box<MultiStepState>>,
     pub(crate) head: u16,
     pub(crate) unit: DiskSlot,
     /// Task management functions that match it, one bit each.
@@ -39,6 +36,8 @@ pub struct ScsiToken {
     pub(crate) target: u8,
     /// The command has a data-in buffer.
     pub(crate) has_data_in: bool,
+    /// The queue has further state of it: see [`MultiStepCommands`](crate::multi_step::MultiStepCommands).
+    pub(crate) is_multi_step: bool,
     /// Operation of the disk request.
     pub(crate) op: Op,
 }
@@ -57,7 +56,7 @@ impl ScsiToken {
             response,
             data_len: saturating_u32(data_in + data_out),
             transferred: 0,
-            multi_step: None,
+            is_multi_step: false,
             head,
             unit,
             abort_marks: 0,

@@ -178,7 +178,7 @@ impl FileChannel {
         let refused = match request.stage {
             OpStage::Transfer => {
                 let Some(buffer) = request.buffer.take() else { return Ok(()) };
-                request.in_thread = !self.accessed.contains(at, left);
+                request.in_thread = !self.accessed.contains(at, left) || self.inline.needs_thread(left);
                 let (skip, in_thread) = (request.done, request.in_thread);
                 let transfer = FileTransfer { file: &self.ring, at, skip, in_thread };
                 let refused = match request.op {
@@ -210,7 +210,7 @@ impl FileChannel {
         if let (Op::Write { .. }, Some(buffer)) = (request.op, &request.buffer) {
             request.faulted = !context.buffers.copy_range(buffer, request.done, &slice, 0, len);
         }
-        request.in_thread = !self.accessed.contains(at, len);
+        request.in_thread = !self.accessed.contains(at, len) || self.inline.needs_thread(len);
         let transfer = FileTransfer { file: &self.ring, at, skip: 0, in_thread: request.in_thread };
         let issued = match request.op {
             // Of a write whose data was lost nothing is written: a read takes its place, and the request fails when that ends.
@@ -348,6 +348,7 @@ impl DiskChannel<UringContext> for FileChannel {
             self.issue_stalled(context);
         }
         self.geometry.size = self.file.size.get();
+        self.inline.begin();
         // Stalled requests go first, so nothing new is taken into a context that is full.
         let taken = batch.len().min(self.free_slots()).min(context.room().saturating_sub(self.stalled.len()));
         let early = self.file.direct.is_some();

@@ -62,7 +62,7 @@ pub(super) struct InflightRequest {
     pub(super) slot: Option<u32>,
     /// Guest memory of it was lost when the last slice was copied.
     pub(super) faulted: bool,
-    /// Its transfer is executed by a kernel thread, as the first to its region of the file.
+    /// Its transfer is executed by a kernel thread: the first to its region of the file, or a long copy.
     pub(super) in_thread: bool,
     retries: u8,
 }

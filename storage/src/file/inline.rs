@@ -1,14 +1,21 @@
 //! Inline I/O: transfers inside `submit`, without the ring, for data that is in memory anyway.
 
-use mqblk_core::{Op, Request};
+use mqblk_core::{ByteLen, Op, Request};
 use mqblk_memory::Buffer;
 use mqblk_uring::UringContext;
 use rustix::io::Errno;
 
 use super::{FileKind, OpenFile};
 
-/// Longer transfers go through the ring, whose kernel threads copy in parallel to the worker.
+/// Longer transfers are copied by kernel threads, in parallel to the worker and to each other.
 const MAX_INLINE: u64 = 256 << 10;
+
+/// Shorter transfers are always copied inline: a kernel thread costs more than the copy.
+const MIN_IN_THREAD: u64 = 64 << 10;
+
+/// Bytes of transfers from [`MIN_IN_THREAD`] on that one submission copies inline: about 100 us, which the worker's other disks wait. Kernel
+/// threads copy the others.
+const INLINE_BYTES: u64 = 1 << 20;
 
 /// Decides which transfers are tried inline.
 #[derive(Debug)]
@@ -16,6 +23,26 @@ pub(super) struct InlineIo {
     mode: InlineMode,
     /// Backoff for the page cache; an in-memory file never misses.
     backoff: MissBackoff,
+    budget: InlineBudget,
+}
+
+/// What a submission may still copy inline, in bytes.
+#[derive(Debug)]
+struct InlineBudget(u64);
+
+impl InlineBudget {
+    /// Returns true if a transfer of `len` bytes is short enough to be copied inline now.
+    #[inline]
+    fn allows(&self, len: u64) -> bool {
+        len < MIN_IN_THREAD || len <= self.0.min(MAX_INLINE)
+    }
+
+    #[inline]
+    fn spend(&mut self, len: u64) {
+        if len >= MIN_IN_THREAD {
+            self.0 = self.0.saturating_sub(len);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +91,20 @@ impl InlineIo {
             _ if file.direct.is_none() => InlineMode::Cached,
             _ => InlineMode::None,
         };
-        InlineIo { mode, backoff: MissBackoff::default() }
+        InlineIo { mode, backoff: MissBackoff::default(), budget: InlineBudget(INLINE_BYTES) }
+    }
+
+    /// A submission begins.
+    #[inline]
+    pub(super) fn begin(&mut self) {
+        self.budget = InlineBudget(INLINE_BYTES);
+    }
+
+    /// Returns true if a kernel thread is to execute a transfer of `len` bytes that goes through the ring, because the ring would copy it
+    /// within the submission.
+    #[inline]
+    pub(super) fn needs_thread(&self, len: ByteLen) -> bool {
+        self.mode != InlineMode::None && !self.budget.allows(len.0)
     }
 
     /// Returns true if the file is in memory, so that flushes are no-ops.
@@ -79,7 +119,10 @@ impl InlineIo {
         let (Some(buffer), Request { start, len, op, .. }) = (&request.buffer, request) else { return 0 };
         // A write to a frozen file system waits in the system call even with RWF_NOWAIT (Linux, fs/read_write.c takes the file system's
         // write lock first); a write through the ring does not block the worker.
-        if self.mode == InlineMode::None || len.0 > MAX_INLINE || (*op != Op::Read && self.mode == InlineMode::Cached) {
+        if self.mode == InlineMode::None
+            || !self.budget.allows(len.0)
+            || (*op != Op::Read && self.mode == InlineMode::Cached)
+        {
             return 0;
         }
         if !self.backoff.should_try() {
@@ -94,6 +137,7 @@ impl InlineIo {
         match moved {
             Ok(bytes) => {
                 self.backoff.record_hit();
+                self.budget.spend(bytes);
                 bytes
             }
             // Not cached, or a file system without RWF_NOWAIT: the request goes through the ring. Other errors recur there.
@@ -110,6 +154,19 @@ impl InlineIo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_submission_copies_its_share_inline() {
+        let mut budget = InlineBudget(INLINE_BYTES);
+        assert!(budget.allows(MAX_INLINE) && !budget.allows(MAX_INLINE + 512));
+        budget.spend(MIN_IN_THREAD - 512);
+        assert_eq!(budget.0, INLINE_BYTES, "short transfers are free");
+        for _ in 0..INLINE_BYTES / MAX_INLINE {
+            assert!(budget.allows(MAX_INLINE));
+            budget.spend(MAX_INLINE);
+        }
+        assert!(!budget.allows(MIN_IN_THREAD) && budget.allows(MIN_IN_THREAD - 512));
+    }
 
     #[test]
     fn misses_in_a_row_back_off() {

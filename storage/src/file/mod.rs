@@ -19,7 +19,8 @@
 //!   goes through preallocated bounce slots, in slices. Without a free slot a request waits.
 //! * With `aio=threads` all of it is done by plain system calls (`threads.rs`). io_uring would hand such requests to threads of the ring's own,
 //!   of which there are few for all disks of the worker: one that hangs would hold up the others.
-//! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`; requests that would wait
+//! * In-memory files (tmpfs, ramfs) and cached pages (`direct=off`) are copied at once with `preadv2`/`pwritev2`, long requests and what exceeds
+//!   1 MiB in a turn by kernel threads (`inline.rs`), so that other disks do not wait for a copy; requests that would wait
 //!   for storage go through the ring.
 //! * The first transfer to each MiB of a regular file is executed by a kernel thread from the start (`accessed.rs`): where the data is may have to
 //!   be read from the storage first, and some file systems do so within the submission, which would hold up the worker's other disks.

@@ -10,6 +10,7 @@ pub use crate::format::{
     ChainError, ChainHead, ChainSegment, MAX_QUEUE_SIZE, RingAddresses, RingFormat, RingSetupError, RingState,
     UsualChains, VirtqueueError,
 };
+pub use crate::in_order::{CompletionMark, InOrderRing};
 use crate::packed::layout::Base;
 use crate::packed::{PackedDevice, PackedInflight, PackedRing};
 pub use crate::split::{InflightError, RingLog};
@@ -133,6 +134,8 @@ pub enum DeviceRing {
     Split(SplitDevice),
     /// A packed virtqueue.
     Packed(PackedDevice),
+    /// A virtqueue of either format whose chains are used in the order in which they were made available.
+    InOrder(Box<InOrderRing>),
 }
 
 impl DeviceRing {
@@ -168,12 +171,55 @@ impl DeviceRing {
         }
     }
 
+    /// Returns this ring as one whose chains are used in the order in which they were made available, for a driver that has accepted
+    /// VIRTIO_F_IN_ORDER. Nothing has been taken from it.
+    #[must_use]
+    pub fn in_order(self) -> DeviceRing {
+        match self {
+            DeviceRing::Split(ring) => DeviceRing::InOrder(Box::new(ring.into())),
+            DeviceRing::Packed(ring) => DeviceRing::InOrder(Box::new(ring.into())),
+            DeviceRing::InOrder(ring) => DeviceRing::InOrder(ring),
+        }
+    }
+
+    /// Returns true if chains are used in the order in which they were made available: then a chain that was [returned](Self::put_used)
+    /// may be held back by a [publish](Self::publish).
+    #[inline]
+    pub fn is_in_order(&self) -> bool {
+        matches!(self, DeviceRing::InOrder(_))
+    }
+
+    /// Returns a mark of all chains that have been returned to the driver so far.
+    pub fn completions(&self) -> CompletionMark {
+        match self {
+            DeviceRing::Split(_) | DeviceRing::Packed(_) => CompletionMark::default(),
+            DeviceRing::InOrder(ring) => ring.completions(),
+        }
+    }
+
+    /// Returns a mark of a chain that has been returned to the driver since the last publish, or was held back by it.
+    pub fn completion_of(&self, chain: u16) -> CompletionMark {
+        match self {
+            DeviceRing::Split(_) | DeviceRing::Packed(_) => CompletionMark::default(),
+            DeviceRing::InOrder(ring) => ring.completion_of(chain),
+        }
+    }
+
+    /// Returns true if the driver sees what was returned to it up to this mark. Called after a publish.
+    pub fn is_visible(&self, completions: CompletionMark) -> bool {
+        match self {
+            DeviceRing::Split(_) | DeviceRing::Packed(_) => true,
+            DeviceRing::InOrder(ring) => ring.is_visible(completions),
+        }
+    }
+
     /// Returns the number of entries.
     #[inline]
     pub fn size(&self) -> u16 {
         match self {
             DeviceRing::Split(ring) => ring.size(),
             DeviceRing::Packed(ring) => ring.size(),
+            DeviceRing::InOrder(ring) => ring.size(),
         }
     }
 
@@ -183,6 +229,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.is_resumed(),
             DeviceRing::Packed(ring) => ring.is_resumed(),
+            DeviceRing::InOrder(ring) => ring.is_resumed(),
         }
     }
 
@@ -191,6 +238,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.is_tracked(),
             DeviceRing::Packed(ring) => ring.is_tracked(),
+            DeviceRing::InOrder(ring) => ring.is_tracked(),
         }
     }
 
@@ -200,6 +248,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.replays(),
             DeviceRing::Packed(ring) => ring.replays(),
+            DeviceRing::InOrder(ring) => ring.replays(),
         }
     }
 
@@ -208,6 +257,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.take_recorded_step(chain),
             DeviceRing::Packed(ring) => ring.take_recorded_step(chain),
+            DeviceRing::InOrder(ring) => ring.take_recorded_step(chain),
         }
     }
 
@@ -216,6 +266,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.recorded_steps(),
             DeviceRing::Packed(ring) => ring.recorded_steps(),
+            DeviceRing::InOrder(ring) => ring.recorded_steps(),
         }
     }
 
@@ -224,6 +275,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.record_step(chain, step),
             DeviceRing::Packed(ring) => ring.record_step(chain, step),
+            DeviceRing::InOrder(ring) => ring.record_step(chain, step),
         }
     }
 
@@ -243,6 +295,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.fetch(pool, lease, heads, max),
             DeviceRing::Packed(ring) => ring.fetch(pool, lease, heads, max),
+            DeviceRing::InOrder(ring) => ring.fetch(pool, lease, heads, max),
         }
     }
 
@@ -262,24 +315,28 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.walk(pool, lease, head, each),
             DeviceRing::Packed(ring) => ring.walk(pool, lease, head, each),
+            DeviceRing::InOrder(ring) => ring.walk(pool, lease, head, each),
         }
     }
 
-    /// Returns a chain to the driver, with the number of bytes written to it. Visible after [`publish`](Self::publish).
+    /// Returns a chain to the driver, with the number of bytes written to it. Visible after [`publish`](Self::publish); in a ring
+    /// [in order](Self::is_in_order) after the publish that follows the return of the last chain before it.
     #[inline]
     pub fn put_used(&mut self, chain: u16, written: u32) {
         match self {
             DeviceRing::Split(ring) => ring.put_used(chain, written),
             DeviceRing::Packed(ring) => ring.put_used(chain, written),
+            DeviceRing::InOrder(ring) => ring.put_used(chain, written),
         }
     }
 
-    /// Makes all chains that were returned since the last publish visible at once. The result says if the driver requested a call.
+    /// Makes all chains that were returned since the last publish, and are not held back, visible at once. The result says if the driver requested a call.
     #[inline]
     pub fn publish(&mut self) -> PublishResult {
         match self {
             DeviceRing::Split(ring) => ring.publish(),
             DeviceRing::Packed(ring) => ring.publish(),
+            DeviceRing::InOrder(ring) => ring.publish(),
         }
     }
 
@@ -289,6 +346,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.arm(),
             DeviceRing::Packed(ring) => ring.arm(),
+            DeviceRing::InOrder(ring) => ring.arm(),
         }
     }
 
@@ -298,6 +356,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.disarm(),
             DeviceRing::Packed(ring) => ring.disarm(),
+            DeviceRing::InOrder(ring) => ring.disarm(),
         }
     }
 
@@ -306,6 +365,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.state(),
             DeviceRing::Packed(ring) => ring.state(),
+            DeviceRing::InOrder(ring) => ring.state(),
         }
     }
 
@@ -314,6 +374,8 @@ impl DeviceRing {
         match (self, ring) {
             (DeviceRing::Split(own), MappedRing::Split(ring)) => own.relocate(ring),
             (DeviceRing::Packed(own), MappedRing::Packed(ring)) => own.relocate(ring),
+            (DeviceRing::InOrder(own), MappedRing::Split(ring)) => own.relocate_split(ring),
+            (DeviceRing::InOrder(own), MappedRing::Packed(ring)) => own.relocate_packed(ring),
             _ => debug_assert!(false, "a ring keeps its format"),
         }
     }
@@ -323,6 +385,7 @@ impl DeviceRing {
         match self {
             DeviceRing::Split(ring) => ring.set_log(log),
             DeviceRing::Packed(ring) => ring.set_log(log),
+            DeviceRing::InOrder(ring) => ring.set_log(log),
         }
     }
 }

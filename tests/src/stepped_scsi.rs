@@ -136,12 +136,31 @@ impl SteppedController {
         SteppedController::with_cdb_size(queues, workers, disks, 32)
     }
 
+    /// Same with rings that are used in order.
+    pub fn in_order(
+        queues: u16,
+        workers: usize,
+        disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)],
+    ) -> SteppedController {
+        SteppedController::build(queues, workers, disks, 32, true)
+    }
+
     /// Same with another `cdb_size`, as a driver chooses it. Only [`run_chain`](Self::run_chain) can send such commands.
     pub fn with_cdb_size(
         queues: u16,
         workers: usize,
         disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)],
         cdb_size: u32,
+    ) -> SteppedController {
+        SteppedController::build(queues, workers, disks, cdb_size, false)
+    }
+
+    fn build(
+        queues: u16,
+        workers: usize,
+        disks: &[(LunAddress, Arc<AnyDisk>, PlugOptions)],
+        cdb_size: u32,
+        in_order: bool,
     ) -> SteppedController {
         let options =
             ScsiOptions { queues, queue_size: RING_SIZE, cmd_per_lun: 16, max_transfer: mqblk_core::ByteLen(1 << 20) };
@@ -164,7 +183,7 @@ impl SteppedController {
         let mut controller =
             SteppedController { device, logical_units: units, memory, workers, attached: vec![], rings: vec![] };
         for index in 0..count {
-            controller.attach(index, &open);
+            controller.attach(index, &open, in_order);
         }
         for _ in 0..8 {
             controller.post_event_buffer();
@@ -172,16 +191,17 @@ impl SteppedController {
         controller
     }
 
-    fn attach(&mut self, index: usize, open: &[QueueDisk]) {
+    fn attach(&mut self, index: usize, open: &[QueueDisk], in_order: bool) {
         let start = index as u64 * RING_AREA_LEN;
         let at = RingAddresses {
             desc: GuestAddress(start),
             avail: GuestAddress(start + 0x4000),
             used: GuestAddress(start + 0x8000),
         };
-        let driver =
-            SplitDriver::new(&self.memory, &at, RING_SIZE, RingFeatures { event_idx: false }, None).expect("a ring");
+        let features = RingFeatures { event_idx: false, in_order };
+        let driver = SplitDriver::new(&self.memory, &at, RING_SIZE, features, None).expect("a ring");
         let ring = SplitRing::resolve(&self.memory, &at, RING_SIZE).expect("a ring");
+        let ring = DeviceRing::new(ring, 0, false);
         let role = VirtioDevice::<UringContext>::queue_role(&*self.device, index as u16);
         let options = polled_queue(if role == QueueRole::Requests { open.to_vec() } else { vec![] });
         let worker = index % self.workers.len();
@@ -189,7 +209,7 @@ impl SteppedController {
         let attached = self.workers[worker].attach(options, |context, waker| {
             let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
             let parts = QueueResources {
-                ring: DeviceRing::new(ring, 0, false),
+                ring: if in_order { ring.in_order() } else { ring },
                 lease,
                 call: Some(Box::new(NoCall)),
                 features: HOTPLUG_AND_CHANGE,

@@ -13,7 +13,7 @@ use super::queue::{BlkQueue, BlkQueueSet};
 use super::wire::{BlkConfig, CONFIG_BYTES, CONFIG_WRITEBACK, feature};
 use crate::DriverError;
 use crate::error::{check_queue_size, check_range};
-use crate::setup::{AddressPlanner, DescriptorLayout, SharedMemory, check_packed};
+use crate::setup::{AddressPlanner, DescriptorLayout, SharedMemory, check_rings, ring_features};
 
 /// Options of [`BlkDevice::connect`].
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ pub struct BlkConnectOptions {
     pub event_idx: bool,
     /// Use packed rings, which the server must offer. With them, [`reconnect`](BlkDevice::reconnect) needs an in-flight region.
     pub packed: bool,
+    /// Have the server use requests in the order in which they were made available (VIRTIO_F_IN_ORDER), which it must offer.
+    pub in_order: bool,
     /// Poison each status byte before its request, to detect a device that does not write it. Costs a cache line transfer.
     pub poison_status: bool,
     /// Create an in-flight region, if the server supports it, so that the next server replays requests.
@@ -61,6 +63,7 @@ impl BlkConnectOptions {
             descriptors: DescriptorLayout::Auto,
             event_idx: true,
             packed: false,
+            in_order: false,
             poison_status: false,
             inflight: true,
             config_changes: false,
@@ -152,10 +155,10 @@ impl BlkDevice {
             client.accept_backend_requests();
         }
         let event = if options.event_idx { virtio::EVENT_IDX } else { 0 };
-        let packed = if options.packed { virtio::RING_PACKED } else { 0 };
-        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event | packed;
+        let rings = ring_features(options.packed, options.in_order);
+        let wanted = feature::ALL | virtio::VERSION_1 | virtio::INDIRECT_DESC | event | rings;
         let features = client.negotiate(wanted)?;
-        check_packed(options.packed, features)?;
+        check_rings(options.packed, options.in_order, features)?;
         let server_queues = client.queue_count()?;
         let backend_channel = client.open_backend_channel()?;
         let mut config = BlkConfig([0; CONFIG_BYTES]);

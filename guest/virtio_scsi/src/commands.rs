@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use mqblk_core::{DiskSlot, FinishedRequest, Intake, Op, Outcome, PullEnd, Wake};
 use mqblk_memory::{Buffer, BufferPool, LeaseAccess};
-use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, MAX_BATCH, UsualChains, VirtqueueError};
+use mqblk_ring::virtqueue::{
+    ChainBatch, ChainHead, CompletionMark, DeviceRing, InOrderRing, MAX_BATCH, UsualChains, VirtqueueError,
+};
 use mqblk_scsi::{
     Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, Transfer, TransferRules, target,
 };
@@ -27,6 +29,9 @@ struct ActiveTmf {
     tmf: Arc<TaskManagement>,
     /// Commands that it matches and that have not completed.
     remaining: usize,
+    /// What must be visible when it is reported: the completions of those commands, and all before it. With IN_ORDER one of these may be held
+    /// back, and which command it was is not known any more.
+    completions: CompletionMark,
 }
 
 /// A request queue.
@@ -133,6 +138,19 @@ fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
     heads.len()
 }
 
+/// The same of a ring in order: in a function of its own, so that the others' are compiled as they are without it.
+#[inline(never)]
+fn admit_transfers_in_order<I: Intake<ScsiToken, Buffer>>(
+    ring: &InOrderRing,
+    heads: &[ChainHead],
+    access: LeaseAccess<'_>,
+    map: &LunMap,
+    most: u32,
+    into: &mut I,
+) -> usize {
+    admit_transfers(ring, heads, access, map, most, into)
+}
+
 impl RequestQueue {
     pub(crate) fn new(device: Arc<VirtioScsi>, ring: QueueRing, waker: Arc<dyn Wake>) -> RequestQueue {
         let sizes = device.sizes();
@@ -192,6 +210,7 @@ impl RequestQueue {
                 at += match &self.ring.device {
                     DeviceRing::Split(ring) => admit_transfers(ring, heads, access, map, most, into),
                     DeviceRing::Packed(ring) => admit_transfers(ring, heads, access, map, most, into),
+                    DeviceRing::InOrder(ring) => admit_transfers_in_order(ring, heads, access, map, most, into),
                 };
             }
             if at < count {
@@ -396,7 +415,7 @@ impl RequestQueue {
     fn put_used(&mut self, head: u16, written: u32, marks: u16) {
         self.ring.device.put_used(head, written);
         if marks != 0 {
-            self.count_completed(marks);
+            self.count_completed(head, marks);
         }
     }
 
@@ -422,17 +441,19 @@ impl RequestQueue {
 
     /// Accounts for the completion of a command that task management functions matched.
     #[cold]
-    fn count_completed(&mut self, marks: u16) {
+    fn count_completed(&mut self, head: u16, marks: u16) {
+        let completion = self.ring.device.completion_of(head);
         for (at, active) in self.active_tmfs.iter_mut().enumerate() {
             if let Some(active) = active
                 && marks & 1 << at != 0
             {
                 active.remaining -= 1;
+                active.completions = active.completions.max(completion);
             }
         }
     }
 
-    /// All responses so far are visible: reports task management functions with no commands left.
+    /// All responses so far are visible, but those that the ring holds back: reports task management functions with no commands left.
     #[inline]
     pub(crate) fn published(&mut self) {
         self.multi_step.published();
@@ -443,9 +464,10 @@ impl RequestQueue {
 
     #[cold]
     fn report_finished_tmfs(&mut self) {
-        let full = self.active_tmf_count == MAX_ACTIVE_TMFS;
+        let (ring, full) = (&self.ring.device, self.active_tmf_count == MAX_ACTIVE_TMFS);
         for slot in &mut self.active_tmfs {
-            if let Some(finished) = slot.take_if(|active| active.remaining == 0) {
+            let is_finished = |active: &mut ActiveTmf| active.remaining == 0 && ring.is_visible(active.completions);
+            if let Some(finished) = slot.take_if(is_finished) {
                 self.active_tmf_count -= 1;
                 finished.tmf.queue_done();
             }
@@ -524,7 +546,8 @@ impl RequestQueue {
                 matched
             });
         }
-        self.active_tmfs[free] = Some(ActiveTmf { tmf: Arc::clone(&tmf), remaining });
+        let completions = self.ring.device.completions();
+        self.active_tmfs[free] = Some(ActiveTmf { tmf: Arc::clone(&tmf), remaining, completions });
         self.active_tmf_count += 1;
         if tmf.action != TmfAction::Query {
             self.abort_blocked(pool, free, |token| tmf.matches(token.target, token.unit, token.id));
@@ -538,6 +561,7 @@ impl RequestQueue {
             if let Some(active) = &mut self.active_tmfs[at] {
                 active.remaining += 1;
             }
+            self.record_end(token.head, 0);
             self.abort(pool, token);
         }
     }

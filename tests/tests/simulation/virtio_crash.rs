@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use crate::crash_rig::port::{Blk, Form, Guest, Scsi, place};
 use crate::crash_rig::store::StoreCounts;
-use crate::crash_rig::{Counts, MakeDevice, RING, Shape, World};
+use crate::crash_rig::{Counts, MakeDevice, RING, RingKind, Shape, World};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::AnyDisk;
 use mqblk_ring::virtqueue::RingFormat;
@@ -44,7 +44,7 @@ type Covered = ((CrashStats, Counts), (StoreCounts, ChannelCounts));
 
 /// The run of one seed.
 fn run<F: Form>(
-    (seed, format): (u64, RingFormat),
+    (seed, rings): (u64, RingKind),
     form: F,
     disks: usize,
     queues: u16,
@@ -60,7 +60,7 @@ fn run<F: Form>(
         sectors: DISK_SECTORS,
         plug: any_plug(&mut random),
         memory: Guest::<F>::bytes(queues.into()),
-        format,
+        rings,
     };
     let shared = Arc::new(LoadControl::default());
     let guest = Guest::new(form, World::new(shape, seed), STEPS, &shared);
@@ -80,22 +80,33 @@ type Heard = Box<dyn Fn()>;
 
 #[test]
 fn a_killed_block_device_loses_nothing_and_completes_nothing_twice() {
-    killed_block_device(RingFormat::Split);
+    killed_block_device(RingFormat::Split, false);
 }
 
 #[test]
 fn a_killed_block_device_with_packed_rings_loses_nothing_and_completes_nothing_twice() {
-    killed_block_device(RingFormat::Packed);
+    killed_block_device(RingFormat::Packed, false);
 }
 
-fn killed_block_device(format: RingFormat) {
+#[test]
+fn a_killed_block_device_with_rings_in_order_loses_nothing_and_completes_nothing_twice() {
+    killed_block_device(RingFormat::Split, true);
+}
+
+#[test]
+fn a_killed_block_device_with_packed_rings_in_order_loses_nothing_and_completes_nothing_twice() {
+    killed_block_device(RingFormat::Packed, true);
+}
+
+fn killed_block_device(format: RingFormat, in_order: bool) {
+    let rings = RingKind { format, in_order };
     let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| {
         let queues = 1 + seed as u16 % 3;
         let options = BlkOptions { serial: "crash".to_owned(), queues, queue_size: RING, writeback: true };
         let make = move |disks: &[Arc<AnyDisk>]| {
             Arc::new(VirtioBlk::new(disks[0].geometry(), disks[0].limits(), options.clone()))
         };
-        run((seed, format), Blk, 1, queues, Box::new(make), Box::new(|| {}))
+        run((seed, rings), Blk, 1, queues, Box::new(make), Box::new(|| {}))
     });
     // The simulation is not trivial.
     let Some(((figures, counts), (stores, channels))) = sum else { return };
@@ -106,15 +117,26 @@ fn killed_block_device(format: RingFormat) {
 
 #[test]
 fn a_killed_controller_loses_nothing_and_completes_nothing_twice() {
-    killed_controller(RingFormat::Split);
+    killed_controller(RingFormat::Split, false);
 }
 
 #[test]
 fn a_killed_controller_with_packed_rings_loses_nothing_and_completes_nothing_twice() {
-    killed_controller(RingFormat::Packed);
+    killed_controller(RingFormat::Packed, false);
 }
 
-fn killed_controller(format: RingFormat) {
+#[test]
+fn a_killed_controller_with_rings_in_order_loses_nothing_and_completes_nothing_twice() {
+    killed_controller(RingFormat::Split, true);
+}
+
+#[test]
+fn a_killed_controller_with_packed_rings_in_order_loses_nothing_and_completes_nothing_twice() {
+    killed_controller(RingFormat::Packed, true);
+}
+
+fn killed_controller(format: RingFormat, in_order: bool) {
+    let rings = RingKind { format, in_order };
     let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| {
         let queues = 1 + seed as u16 % 3;
         let options = ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: ByteLen(1 << 20) };
@@ -131,7 +153,7 @@ fn killed_controller(format: RingFormat) {
             controller
         };
         let heard = move || nexuses.borrow().iter().for_each(|nexus| nexus.initiator_resumed(true));
-        run((seed, format), Scsi, 3, queues, Box::new(make), Box::new(heard))
+        run((seed, rings), Scsi, 3, queues, Box::new(make), Box::new(heard))
     });
     let Some(((figures, counts), (stores, channels))) = sum else { return };
     let [late, cancelled, refused] = [stores.late, stores.cancelled, channels.refused];

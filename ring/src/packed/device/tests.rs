@@ -39,7 +39,8 @@ impl Guest {
 
     fn driver(&self, event_idx: bool) -> PackedDriver {
         let tables = IndirectArea { start: TABLES, per_table: 8 };
-        PackedDriver::new(&self.memory, &AT, self.size, RingFeatures { event_idx }, Some(tables)).unwrap()
+        PackedDriver::new(&self.memory, &AT, self.size, RingFeatures { event_idx, in_order: false }, Some(tables))
+            .unwrap()
     }
 
     fn device(&self, event_idx: bool) -> PackedDevice {

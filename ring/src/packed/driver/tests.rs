@@ -25,7 +25,7 @@ fn addresses() -> RingAddresses {
 
 fn driver(memory: &GuestMemory, size: u16, event_idx: bool) -> PackedDriver {
     let indirect = IndirectArea { start: GuestAddress(TABLES), per_table: PER_TABLE };
-    PackedDriver::new(memory, &addresses(), size, RingFeatures { event_idx }, Some(indirect)).unwrap()
+    PackedDriver::new(memory, &addresses(), size, RingFeatures { event_idx, in_order: false }, Some(indirect)).unwrap()
 }
 
 /// (address, length, device may write)

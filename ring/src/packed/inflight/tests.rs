@@ -30,7 +30,8 @@ impl Rig {
     fn new(size: u16) -> Rig {
         let region = Region::shared("ring", 0x8000, GuestAddress(0)).unwrap().0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
-        let driver = PackedDriver::new(&memory, &AT, size, RingFeatures { event_idx: true }, None).unwrap();
+        let driver =
+            PackedDriver::new(&memory, &AT, size, RingFeatures { event_idx: true, in_order: false }, None).unwrap();
         Rig { memory, driver, size, next: 0, completions: BTreeMap::new() }
     }
 
@@ -351,7 +352,8 @@ fn a_ring_that_was_reset_discards_its_table() {
     drop(ring);
     // The guest's driver starts again.
     let reset = |rig: &mut Rig, requests| {
-        rig.driver = PackedDriver::new(&rig.memory, &AT, 8, RingFeatures { event_idx: true }, None).unwrap();
+        rig.driver =
+            PackedDriver::new(&rig.memory, &AT, 8, RingFeatures { event_idx: true, in_order: false }, None).unwrap();
         rig.send(requests, 1);
         PackedDevice::tracked(rig.ring(), Base::FIRST, true, rig.words()).unwrap()
     };

@@ -30,7 +30,8 @@ impl Rig {
     fn new(size: u16) -> Rig {
         let region = Region::shared("ring", 0x8000, GuestAddress(0)).unwrap().0;
         let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)]).unwrap());
-        let driver = SplitDriver::new(&memory, &AT, size, RingFeatures { event_idx: true }, None).unwrap();
+        let driver =
+            SplitDriver::new(&memory, &AT, size, RingFeatures { event_idx: true, in_order: false }, None).unwrap();
         Rig { memory, driver, size, next: 0, completions: BTreeMap::new() }
     }
 

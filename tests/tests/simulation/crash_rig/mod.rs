@@ -133,6 +133,14 @@ impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
 /// A function that returns a device over disks.
 pub(crate) type MakeDevice<D> = Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>;
 
+/// What kind of rings a driver uses.
+#[derive(Clone, Copy)]
+pub(crate) struct RingKind {
+    pub format: RingFormat,
+    /// With VIRTIO_F_IN_ORDER.
+    pub in_order: bool,
+}
+
 /// The parameters of a world.
 pub(crate) struct Shape<D> {
     /// Returns a backend's device.
@@ -145,8 +153,7 @@ pub(crate) struct Shape<D> {
     pub plug: PlugOptions,
     /// Bytes of guest memory besides the rings.
     pub memory: u64,
-    /// Format of the rings.
-    pub format: RingFormat,
+    pub rings: RingKind,
 }
 
 counters! {
@@ -214,8 +221,8 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         let size = u64::from(queues) * AREA + shape.memory;
         let memory = guest_memory(size);
         let driver = |ring| {
-            let features = RingFeatures { event_idx: true };
-            DriverRing::new(&memory, &places(ring), RING, shape.format, features, None).expect("a ring")
+            let features = RingFeatures { event_idx: true, in_order: shape.rings.in_order };
+            DriverRing::new(&memory, &places(ring), RING, shape.rings.format, features, None).expect("a ring")
         };
         let rings = (0..usize::from(queues)).map(driver).collect();
         let random = SmallRng::seed_from_u64(seed);
@@ -236,7 +243,7 @@ impl<D: VirtioDevice<UringContext>> World<D> {
     }
 
     fn words(&self, ring: usize) -> SharedWords {
-        let words = MappedRing::inflight_bytes(RING, self.shape.format) / 8;
+        let words = MappedRing::inflight_bytes(RING, self.shape.rings.format) / 8;
         self.memory.shared_words(GuestAddress(ring as u64 * AREA + TABLE), words as usize).expect("a table")
     }
 
@@ -290,10 +297,11 @@ impl<D: VirtioDevice<UringContext>> World<D> {
         self.kill.kill_point();
         let table = self.words(index);
         let Some(host) = &mut self.host else { return };
-        let format = self.shape.format;
+        let RingKind { format, in_order } = self.shape.rings;
         let ring = MappedRing::resolve(&self.memory, &places(index), RING, format).expect("a ring");
         let (ring, forgotten) =
             DeviceRing::tracked(ring, format.first_base(), true, table).expect("a table that was killed is good");
+        let ring = if in_order { ring.in_order() } else { ring };
         assert_eq!(forgotten, 0);
         self.kill.kill_point();
         self.counts.replayed += ring.replays() as u64;

@@ -162,11 +162,11 @@ fn run(set: &mut BlkQueueSet, free: &mut [Vec<u32>], mix: Mix, count: u64) {
 /// Returns the allocations and reallocations of the whole process during `requests` requests, half of them with direct descriptors, half
 /// with indirect ones.
 fn allocations(disk: &Arc<AnyDisk>, mix: Mix, requests: u64) -> usize {
-    allocations_limited(disk, &Arc::default(), mix, requests)
+    allocations_with(disk, &Arc::default(), false, mix, requests)
 }
 
-/// As [`allocations`], of a disk with limits.
-fn allocations_limited(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, mix: Mix, requests: u64) -> usize {
+/// As [`allocations`], of a disk with limits, or of rings in order: split ones with direct descriptors, packed ones with indirect ones.
+fn allocations_with(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, in_order: bool, mix: Mix, requests: u64) -> usize {
     let mut found = 0;
     for shape in [DescriptorLayout::Direct, DescriptorLayout::Indirect] {
         let merge = if mix == Mix::Sequential { MergeMode::On } else { MergeMode::Auto };
@@ -182,6 +182,8 @@ fn allocations_limited(disk: &Arc<AnyDisk>, health: &Arc<DiskHealth>, mix: Mix, 
         let choose = |options: &mut BlkConnectOptions| {
             options.queues = QUEUES;
             options.descriptors = shape;
+            options.in_order = in_order;
+            options.packed = in_order && matches!(shape, DescriptorLayout::Indirect);
             options.data_per_queue = mqblk_core::ByteLen(u64::from(u32::from(DEPTH) * PIECES * BLOCK));
         };
         let (rig, mut sets) = Rig::new(plan, choose);
@@ -232,12 +234,13 @@ fn a_million_requests_allocate_nothing() {
     none("null with a latency", || allocations(&latent, Mix::All, MILLION / 10));
     none("file in memory", || file("/dev/shm", Mix::All, MILLION));
     none("file in memory, merged requests", || file("/dev/shm", Mix::Sequential, MILLION));
+    none("rings in order", || allocations_with(&latent, &Arc::default(), true, Mix::All, MILLION / 10));
     let limits = IoLimits::default()
         .with(LimitKind::Iops, IoLimit { rate: 100_000, burst: None })
         .with(LimitKind::BandwidthWrite, IoLimit { rate: 100 << 20, burst: None });
     let health = DiskHealth::with_limits("limited", ErrorPolicy::default(), DiskLimits::new(limits, None));
     let (health, null) = (Arc::new(health), disk("null", &[("size", "16M")]));
-    none("null with limits", || allocations_limited(&null, &health, Mix::All, MILLION / 10));
+    none("null with limits", || allocations_with(&null, &health, false, Mix::All, MILLION / 10));
     assert!(health.limits().stats().throttled > 0, "the limits were not met");
     none("a queue of several disks", || many_disks(MILLION));
     // Each operation in flight has an iovec list. How many are in flight at once depends on the storage, and lists are allocated when

@@ -24,8 +24,8 @@ const DISKS: [(&str, &str); 3] = [
 struct Rig {
     daemon: RestartableDaemon,
     devices: Vec<BlkDevice>,
-    /// Connect with packed rings.
-    packed: bool,
+    /// Connect with packed rings, and with rings that are used in order.
+    rings: (bool, bool),
 }
 
 impl Rig {
@@ -38,11 +38,12 @@ impl Rig {
         }
         let images: Vec<String> = disks.iter().map(|(id, _)| format!("{id}.img")).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        Rig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![], packed: false }
+        Rig { daemon: RestartableDaemon::start(&arguments, &images), devices: vec![], rings: (false, false) }
     }
 
     fn connect(&mut self, id: &str) -> BlkQueues {
-        let options = BlkConnectOptions { packed: self.packed, ..connect_options(self.socket(id), 2) };
+        let (packed, in_order) = self.rings;
+        let options = BlkConnectOptions { packed, in_order, ..connect_options(self.socket(id), 2) };
         let (device, port) = BlkQueues::connect(&options);
         self.devices.push(device);
         port
@@ -97,18 +98,28 @@ impl Victim for Rig {
 
 #[test]
 fn killed_and_stopped_under_load() {
-    kill_and_stop_under_load(false);
+    kill_and_stop_under_load(false, false);
 }
 
 #[test]
 fn killed_and_stopped_under_load_with_packed_rings() {
-    kill_and_stop_under_load(true);
+    kill_and_stop_under_load(true, false);
 }
 
-fn kill_and_stop_under_load(packed: bool) {
+#[test]
+fn killed_and_stopped_under_load_with_rings_in_order() {
+    kill_and_stop_under_load(false, true);
+}
+
+#[test]
+fn killed_and_stopped_under_load_with_packed_rings_in_order() {
+    kill_and_stop_under_load(true, true);
+}
+
+fn kill_and_stop_under_load(packed: bool, in_order: bool) {
     let seed = kills::seed();
     let mut rig = Rig::start(&DISKS, &[]);
-    rig.packed = packed;
+    rig.rings = (packed, in_order);
     let start = |(at, (id, _)): (u64, &(&str, &str))| {
         let port = rig.connect(id);
         RunningLoad::start(id, port, LoadHistory::new(1), seed + at)
@@ -121,7 +132,9 @@ fn kill_and_stop_under_load(packed: bool) {
         stats.add(&rig.check(id, ended));
     }
     stats.replayed = replayed_requests(&rig.log());
-    stats.log(if packed { "virtio-blk, packed rings" } else { "virtio-blk" }, seed);
+    let rings =
+        [(packed, ", packed rings"), (in_order, ", in order")].into_iter().filter_map(|(is, text)| is.then_some(text));
+    stats.log(&rings.fold("virtio-blk".to_owned(), |name, text| name + text), seed);
     assert!(stats.replayed > 0, "no kill found a request under way");
 }
 

@@ -23,8 +23,8 @@ const UNITS: [(&str, &str); 3] = [
 struct Rig {
     daemon: RestartableDaemon,
     device: Option<ScsiController>,
-    /// Connect with packed rings.
-    packed: bool,
+    /// Connect with packed rings, and with rings that are used in order.
+    rings: (bool, bool),
 }
 
 impl Rig {
@@ -38,12 +38,13 @@ impl Rig {
         }
         let images: Vec<String> = units.iter().map(|(name, _)| format!("{name}.img")).collect();
         let images: Vec<&str> = images.iter().map(String::as_str).collect();
-        Rig { daemon: RestartableDaemon::start(&arguments, &images), device: None, packed: false }
+        Rig { daemon: RestartableDaemon::start(&arguments, &images), device: None, rings: (false, false) }
     }
 
     fn connect(&mut self) -> ScsiQueues {
         let options = connect_options(self.daemon.folder().join("c.sock"), 3);
-        let (device, port) = ScsiQueues::connect(&ScsiConnectOptions { packed: self.packed, ..options });
+        let (packed, in_order) = self.rings;
+        let (device, port) = ScsiQueues::connect(&ScsiConnectOptions { packed, in_order, ..options });
         self.device = Some(device);
         port
     }
@@ -95,18 +96,28 @@ impl Victim for Rig {
 
 #[test]
 fn killed_and_stopped_under_load() {
-    kill_and_stop_under_load(false);
+    kill_and_stop_under_load(false, false);
 }
 
 #[test]
 fn killed_and_stopped_under_load_with_packed_rings() {
-    kill_and_stop_under_load(true);
+    kill_and_stop_under_load(true, false);
 }
 
-fn kill_and_stop_under_load(packed: bool) {
+#[test]
+fn killed_and_stopped_under_load_with_rings_in_order() {
+    kill_and_stop_under_load(false, true);
+}
+
+#[test]
+fn killed_and_stopped_under_load_with_packed_rings_in_order() {
+    kill_and_stop_under_load(true, true);
+}
+
+fn kill_and_stop_under_load(packed: bool, in_order: bool) {
     let seed = kills::seed();
     let mut rig = Rig::start(&UNITS, &[]);
-    rig.packed = packed;
+    rig.rings = (packed, in_order);
     let port = rig.connect();
     let mut loads = [RunningLoad::start("scsi", port, LoadHistory::new(UNITS.len()), seed)];
     let mut stats = kill_and_stop(&mut rig, &mut loads, KillPlan::usual(), seed);
@@ -115,7 +126,9 @@ fn kill_and_stop_under_load(packed: bool) {
     rig.daemon.stop();
     stats.add(&rig.check(&UNITS, ended));
     stats.replayed = replayed_requests(&rig.log());
-    stats.log(if packed { "virtio-scsi, packed rings" } else { "virtio-scsi" }, seed);
+    let rings =
+        [(packed, ", packed rings"), (in_order, ", in order")].into_iter().filter_map(|(is, text)| is.then_some(text));
+    stats.log(&rings.fold("virtio-scsi".to_owned(), |name, text| name + text), seed);
     assert!(stats.replayed > 0, "no kill found a request under way");
     assert!(stats.compare_writes > 0, "no COMPARE AND WRITE succeeded");
 }

@@ -85,6 +85,12 @@ real_kernel_package() {
     sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p;T;q' <<<"$depends"
 }
 
+# kernel_parts PACKAGE: prints a kernel's package and those that have its parts: since Linux 7.2 Debian's has nothing but dependencies on them.
+kernel_parts() {
+    echo "$1"
+    apt-cache "${apt_options[@]}" depends "$1" 2>/dev/null | sed -n 's/^ *Depends: \(linux-\(base\|binary\|modules\)-[0-9].*\)/\1/p'
+}
+
 # Unpacks the ELF kernel of a bzImage, at the place its header names (Linux x86 boot protocol 2.08: setup_sects at
 # 0x1f1, payload_offset at 0x248, payload_length at 0x24c). The payload ends with its unpacked length.
 unpack_bzimage() {
@@ -111,7 +117,7 @@ unpack_bzimage() {
 
 # prepare_kernel [FOLDER]: vmlinux, modules and kernel.version of the newest kernel package, in the folder (the cache itself).
 prepare_kernel() {
-    local package folder=${1:-$cache} work=${1:-$cache}/kernel.new
+    local package part folder=${1:-$cache} work=${1:-$cache}/kernel.new
     [ -e "$folder/vmlinux" ] && [ -e "$folder/kernel.version" ] && return
     package=$(real_kernel_package)
     if [ -z "$package" ]; then
@@ -121,14 +127,18 @@ prepare_kernel() {
     [ -n "$package" ] || fail "apt knows no kernel package behind '$kernel_package'"
     say "downloading $package"
     rm -rf "$work" && mkdir "$work"
-    if ! (cd "$work" && apt_quiet download "$package") >"$cache/kernel-download.log" 2>&1; then
+    if ! (cd "$work" && apt_quiet download $(kernel_parts "$package")) >"$cache/kernel-download.log" 2>&1; then
         refresh_apt # a mirror drops a package when its successor arrives
         package=$(real_kernel_package)
-        (cd "$work" && logged kernel-download apt_quiet download "$package")
+        (cd "$work" && logged kernel-download apt_quiet download $(kernel_parts "$package"))
     fi
-    dpkg-deb -x "$work"/linux-image-*.deb "$work/root" || fail "cannot unpack $package"
+    for part in "$work"/linux-*.deb; do
+        dpkg-deb -x "$part" "$work/root" || fail "cannot unpack $part"
+    done
     if ! [ -e "$work/root/lib" ]; then ln -s usr/lib "$work/root/lib"; fi # trixie's packages know no /lib
-    unpack_bzimage "$work"/root/boot/vmlinuz-* "$work/vmlinux"
+    local images=("$work"/root/boot/vmlinuz-* "$work"/root/lib/modules/*/vmlinuz)
+    [ -e "${images[0]}" ] || images=("${images[1]}")
+    unpack_bzimage "${images[0]}" "$work/vmlinux"
     local version=$work/root/lib/modules/*
     version=$(basename $version)
     depmod -b "$work/root" "$version"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Prepares what the real-guest tests boot: a Debian kernel, and an initramfs with fio, the file system and the SCSI tools. The
-# QEMU and the kernel of Debian trixie come beside those of this system, so that the tests can be run with both.
+# QEMU and the kernel of Debian trixie come beside those of this system, so that the tests can be run with both, and the kernel of
+# trixie-backports, whose virtio drivers know VIRTIO_F_IN_ORDER.
 #
 #   tests/guest/prepare.sh           install, download and build what is missing; nothing to do takes no time
 #
@@ -8,7 +9,7 @@
 # MQBLK_GUEST_KERNEL   the Debian kernel package to boot             (linux-image-cloud-amd64)
 # MQBLK_GUEST_FIO      a statically linked fio to use instead of building one from Debian's source
 #
-# Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, manifest.  Remove the folder to start
+# Left in the cache folder: vmlinux, initramfs.cpio, trixie/{vmlinux,initramfs.cpio,qemu}, backports/{vmlinux,initramfs.cpio}, manifest.  Remove the folder to start
 # again, for example with a newer kernel package: what is already there is kept as it is and needs no network.
 #
 # Why it is made this way: without hardware virtualisation the guest is emulated, and then decompression is most of
@@ -20,13 +21,14 @@ export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${MQBLK_GUEST_CACHE:-$(cd "$here/../.." && pwd)/.cache/guest}
 trixie=$cache/trixie
+backports=$cache/backports
 kernel_package=${MQBLK_GUEST_KERNEL:-linux-image-cloud-amd64}
 # The manifest's first line. The Rust side requires this version; increase it on incompatible changes.
-format="mqblk-guest 5"
+format="mqblk-guest 6"
 
 packages=(qemu-system-x86 qemu-utils busybox-static dmsetup kmod cpio e2fsprogs xfsprogs sqlite3 util-linux mount sysstat sg3-utils sdparm xz-utils lz4 zstd
     gcc make libc6-dev)
-modules=(virtio_pci virtio_console virtio_blk virtio_scsi sd_mod sg ext4 xfs crc32c_generic dm_mod)
+modules=(virtio_pci virtio_console virtio_blk virtio_scsi sd_mod sg ext4 xfs dm_mod)
 guest_programs=(/sbin/dmsetup /sbin/mkfs.ext4 /sbin/e2fsck /usr/sbin/blkdiscard /usr/bin/fallocate /usr/bin/iostat
     /usr/bin/sdparm /sbin/mkfs.xfs /sbin/xfs_repair /usr/bin/sqlite3)
 # Of sg3-utils, what the SCSI tests use.
@@ -83,6 +85,17 @@ prepare_trixie() {
     own_apt
 }
 
+# Prepares the kernel of Debian's trixie-backports.
+prepare_backports() {
+    [ -e "$backports/kernel.version" ] && return
+    mkdir -p "$backports"
+    say "fetching the package lists of Debian's trixie-backports"
+    own_apt "$backports/apt" deb trixie-backports
+    prepare_kernel "$backports"
+    rm -rf "$backports/apt"
+    own_apt
+}
+
 prepare_trixie_qemu() {
     [ -e "$trixie/qemu.version" ] && return
     local work=$trixie/qemu.new chosen library loader=lib/ld-linux-x86-64.so.2
@@ -121,7 +134,9 @@ END
 
 # prepare_initramfs FOLDER: builds the initramfs for the kernel in FOLDER.
 prepare_initramfs() {
-    local folder=$1 inputs root=$cache/initramfs.new program
+    local folder=$1 inputs root=$cache/initramfs.new program wanted=("${modules[@]}")
+    # Later kernels have these checksums without a module.
+    case $(cat "$folder/kernel.version") in [1-6].*) wanted+=(crc32c_generic) ;; esac
     inputs=$(cat "$0" "$here"/{debian.sh,agent,init} "$cache/fio" "$folder/kernel.version" /bin/busybox \
         "${guest_programs[@]}" | sha256sum)
     [ -e "$folder/initramfs.cpio" ] && [ "$inputs" = "$(cat "$folder/initramfs.inputs" 2>/dev/null)" ] && return
@@ -133,7 +148,7 @@ prepare_initramfs() {
         rm -f "$root/bin/$(basename "$program")"
         copy_program "$root" "$program"
     done
-    copy_modules "$root" "$folder" "${modules[@]}"
+    copy_modules "$root" "$folder" "${wanted[@]}"
     install -m 644 "$here/agent" "$root/agent"
     install "$here/init" "$root/init"
     end_root "$root" "$folder/initramfs.cpio"
@@ -145,12 +160,15 @@ install_packages
 prepare_kernel
 prepare_fio
 prepare_trixie
+prepare_backports
 prepare_initramfs "$cache"
 prepare_initramfs "$trixie"
+prepare_initramfs "$backports"
 {
     echo "$format"
     echo "kernel $(cat "$cache/kernel.version")"
     echo "and $(cat "$trixie/kernel.version")"
+    echo "and $(cat "$backports/kernel.version")"
     echo "QEMU $(qemu-system-x86_64 --version | sed -n 's/^QEMU emulator version \([^ ]*\).*/\1/p')"
     echo "and $(cat "$trixie/qemu.version")"
     echo "fio $("$cache/fio" --version)"

@@ -10,7 +10,7 @@ use mqblk_tests::guest::{
     VhostUserDaemon, Vmm, wait_for_luns, with_each_vmm,
 };
 
-const RECONNECT: Duration = Duration::from_secs(1);
+pub(crate) const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Most rounds more, when no kill has found a request under way: between two passes there is none, and where the host is busy most of the
 /// time is between two.
@@ -24,7 +24,7 @@ fn rounds() -> Result<u32> {
 }
 
 /// Kills and stops the daemon in turn under loops that verify. Each loop must complete another pass after each.
-fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
+pub(crate) fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
     guest.must("dmesg -c >/dev/null")?;
     let loops = nodes.iter().map(|node| FioLoop::start(guest, node, 32, 4)).collect::<Result<Vec<_>>>()?;
     let mut taken_up = 0;
@@ -55,7 +55,7 @@ fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[Strin
 }
 
 /// A disk that completes out of order and late, and one in the host's page cache.
-const LATE: [(&str, &str); 5] = [
+pub(crate) const LATE: [(&str, &str); 5] = [
     ("storage", "fault"),
     ("inner", "file"),
     ("fault-latency-us", "60000"),
@@ -86,7 +86,7 @@ fn kill_and_stop_disks(packed: bool) -> Result<()> {
         };
         let mut guest = Guest::builder().vmm(vmm).disk(disk("late")).disk(disk("cached")).boot()?;
         for device in ["vda", "vdb"].into_iter().filter(|_| packed) {
-            expect_packed(&mut guest, device)?;
+            expect_feature(&mut guest, device, RING_PACKED)?;
         }
         kill_and_stop(&mut daemon, &mut guest, &["/dev/vda".to_owned(), "/dev/vdb".to_owned()])?;
         guest.power_off()?;
@@ -94,13 +94,16 @@ fn kill_and_stop_disks(packed: bool) -> Result<()> {
     })
 }
 
-/// Checks that a disk's driver has accepted packed rings.
-fn expect_packed(guest: &mut Guest, node: &str) -> Result<()> {
+/// VIRTIO_F_RING_PACKED.
+pub(crate) const RING_PACKED: usize = 34;
+
+/// Checks that a disk's driver has accepted a feature.
+pub(crate) fn expect_feature(guest: &mut Guest, node: &str, bit: usize) -> Result<()> {
     // A string of 64 digits, bit 0 first. A controller's disk is some levels below the virtio device.
     let features = guest.must(&format!(
         "at=$(readlink -f /sys/block/{node}/device); while [ ! -e $at/features ]; do at=${{at%/*}}; done; cat $at/features"
     ))?;
-    ensure!(features.trim().as_bytes().get(34) == Some(&b'1'), "{node}: features {features}");
+    ensure!(features.trim().as_bytes().get(bit) == Some(&b'1'), "{node}: bit {bit} of the features {features}");
     Ok(())
 }
 
@@ -117,7 +120,7 @@ fn a_packed_controller() -> Result<()> {
     let disks = wait_for_luns(&mut guest, &[(0, 0), (1, 0)])?;
     let nodes = [disks[&(0, 0)].node(), disks[&(1, 0)].node()];
     for node in &nodes {
-        expect_packed(&mut guest, node.trim_start_matches("/dev/"))?;
+        expect_feature(&mut guest, node.trim_start_matches("/dev/"), RING_PACKED)?;
     }
     kill_and_stop(&mut daemon, &mut guest, &nodes)?;
     guest.power_off()?;

@@ -113,7 +113,9 @@ impl PackedDevice {
             ring.taken += count;
         }
         ring.unlogged = found.repaired;
-        ring.is_resumed |= !found.replays.is_empty();
+        // A ring is at its first position in every other lap. Its last slot tells that ring from a new one, which its driver has cleared.
+        let is_written = ring.ring.load_address(ring.size() - 1) != 0;
+        ring.is_resumed |= !found.replays.is_empty() || found.base.is_some() && is_written;
         ring.recorded_steps = found.replays.iter().copied().filter(|replay| replay.step != 0).collect();
         ring.replays = found.replays;
         ring.replays.reverse();

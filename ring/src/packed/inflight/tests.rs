@@ -338,6 +338,24 @@ fn used_descriptors_of_an_unfinished_batch_are_taken_back() {
     assert_eq!(rig.completions, BTreeMap::from([(request, 1)]));
 }
 
+/// Every other lap ends where a new ring starts.
+#[test]
+fn a_ring_at_its_first_position_was_served_before() {
+    let mut rig = Rig::new(8);
+    assert!(!rig.serve().is_resumed());
+    for lap in 0..4 {
+        assert_eq!(rig.serve().is_resumed(), lap > 0, "lap {lap}");
+        rig.send(8, 1);
+        let mut ring = rig.serve();
+        while let Some((id, request)) = take_next(&mut ring) {
+            ring.put_used(id, request);
+        }
+        let _ = ring.publish();
+        rig.take_used();
+    }
+    assert_eq!(rig.serve().state().base, Base::FIRST.to_bits());
+}
+
 #[test]
 fn a_ring_that_was_reset_discards_its_table() {
     let mut rig = Rig::new(8);

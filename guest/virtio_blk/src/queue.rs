@@ -126,16 +126,16 @@ fn admit_transfers<I: Intake<BlkToken, Buffer>>(
     heads.len()
 }
 
-/// The same of a ring in order: in a function of its own, so that the others' are compiled as they are without it.
+/// The same of a ring in order: in a function of its own, with arguments by value, so that the others' are compiled as they are without it.
 #[inline(never)]
 fn admit_transfers_in_order<I: Intake<BlkToken, Buffer>>(
     ring: &InOrderRing,
     heads: &[ChainHead],
-    access: LeaseAccess<'_>,
-    rules: &TransferRules,
+    (pool, lease): (&mut BufferPool, LeaseId),
+    rules: TransferRules,
     into: &mut I,
 ) -> usize {
-    admit_transfers(ring, heads, access, rules, into)
+    admit_transfers(ring, heads, pool.access(lease), &rules, into)
 }
 
 impl<L: GuestContext> GuestQueue for BlkQueue<L> {
@@ -165,9 +165,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
             at += match &self.ring {
                 DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
                 DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
-                DeviceRing::InOrder(ring) => {
-                    admit_transfers_in_order(ring, heads, pool.access(self.lease), &rules, into)
-                }
+                DeviceRing::InOrder(ring) => admit_transfers_in_order(ring, heads, (pool, self.lease), rules, into),
             };
             if at < count {
                 let head = self.batch.heads[at];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqblk_core::{DiskSlot, FinishedRequest, Intake, Op, Outcome, PullEnd, Wake};
-use mqblk_memory::{Buffer, BufferPool, LeaseAccess};
+use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
 use mqblk_ring::virtqueue::{
     ChainBatch, ChainHead, CompletionMark, DeviceRing, InOrderRing, MAX_BATCH, UsualChains, VirtqueueError,
 };
@@ -143,12 +143,12 @@ fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
 fn admit_transfers_in_order<I: Intake<ScsiToken, Buffer>>(
     ring: &InOrderRing,
     heads: &[ChainHead],
-    access: LeaseAccess<'_>,
+    (pool, lease): (&mut BufferPool, LeaseId),
     map: &LunMap,
     most: u32,
     into: &mut I,
 ) -> usize {
-    admit_transfers(ring, heads, access, map, most, into)
+    admit_transfers(ring, heads, pool.access(lease), map, most, into)
 }
 
 impl RequestQueue {
@@ -206,11 +206,11 @@ impl RequestQueue {
         while at < count {
             if self.sizes.cdb == DriverSizes::DEFAULT.cdb {
                 let (heads, map) = (&self.batch.heads[at..count], &*self.lun_map);
-                let access = pool.access(self.ring.lease);
+                let lease = self.ring.lease;
                 at += match &self.ring.device {
-                    DeviceRing::Split(ring) => admit_transfers(ring, heads, access, map, most, into),
-                    DeviceRing::Packed(ring) => admit_transfers(ring, heads, access, map, most, into),
-                    DeviceRing::InOrder(ring) => admit_transfers_in_order(ring, heads, access, map, most, into),
+                    DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(lease), map, most, into),
+                    DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(lease), map, most, into),
+                    DeviceRing::InOrder(ring) => admit_transfers_in_order(ring, heads, (pool, lease), map, most, into),
                 };
             }
             if at < count {

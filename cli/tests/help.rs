@@ -95,7 +95,10 @@ fn long_help_begins_with_examples() {
 fn options_of_long_help_are_in_groups() {
     for (word, groups) in [
         ("serve", &["Workers:", "Admin socket:", "Storage that takes long:", "Rights:", "Information:", "Xen:"][..]),
-        ("bench", &["Load:", "Range and data:", "Runs:", "The server of --disk:", "virtio-scsi:", "Xen:"]),
+        (
+            "bench",
+            &["Load:", "Virtqueues:", "Range and data:", "Runs:", "The server of --disk:", "virtio-scsi:", "Xen:"],
+        ),
     ] {
         let text = help(&[word], "--help");
         for group in groups {

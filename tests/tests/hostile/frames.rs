@@ -119,10 +119,10 @@ fn frames_that_make_no_sense() {
 fn features_that_were_not_offered() {
     let rows: &[SessionCase] = &[
         (
-            "completion in order",
+            "reset of a queue",
             |t| {
                 let offered = t.connect().request_u64(m::GET_FEATURES);
-                t.send_after_negotiation(m::SET_FEATURES, &(offered | 1 << 35).to_ne_bytes(), &[]);
+                t.send_after_negotiation(m::SET_FEATURES, &(offered | 1 << 40).to_ne_bytes(), &[]);
             },
             Refused,
         ),

@@ -483,6 +483,8 @@ pub struct PollingStat {
     pub window_ns: Option<u64>,
     /// For how long its ring is left alone after requests were taken from it, in nanoseconds.
     pub hold_ns: u64,
+    /// Between two looks at its ring the worker sleeps for so long, in nanoseconds; null: it looks all the time while it polls.
+    pub timer_ns: Option<u64>,
 }
 
 /// The statistics of a queue, or of all queues of a disk, since the daemon started.

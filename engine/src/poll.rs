@@ -78,8 +78,21 @@ pub(crate) enum Idle {
     KeepPolling,
     /// The same, and the worker may be polling for long.
     KeepWindowOpen,
+    /// Poll it in the turn after the worker's next short sleep.
+    KeepTimer,
     /// Arm it.
     Arm,
+}
+
+/// How the windows of `auto` are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WindowMode {
+    /// They are closed: the worker arms its queues and sleeps at once.
+    Closed,
+    /// The worker looks at its queues by a timer, and sleeps between two looks. The queues are not armed.
+    Timer,
+    /// The worker looks at its queues all the time.
+    Open,
 }
 
 /// What `off` counts as soon, in nanoseconds: about what it takes to arm a queue and go to sleep.
@@ -90,6 +103,9 @@ const OFF_MAX: u64 = 4 * OFF_HORIZON;
 const AUTO_HORIZON: u64 = 10;
 /// How much time to poll `auto` can earn, in nanoseconds: so long a pause between two bursts is polled through.
 const AUTO_MAX: u64 = 1_000_000;
+
+/// What counts as soon where the worker looks by a timer, in nanoseconds: a look that finds nothing is cheap, and whether looks help is tried.
+const TIMER_HORIZON: u64 = 300_000;
 
 /// From when on another thread kept the CPU for long, in nanoseconds: more than a guest's thread that makes requests and waits again.
 pub(crate) const AWAY: u64 = 100_000;
@@ -165,8 +181,9 @@ pub(crate) struct PollState {
     /// In nanoseconds, as all times here are.
     window: u64,
     max: u64,
-    /// Of `auto`.
+    /// Of `auto`, and while its worker looks by a timer.
     credit: Credit,
+    timer: Credit,
     /// Of `off`, and of `auto` while its window is closed.
     moment: Credit,
     /// Last time that requests were pulled or completed.
@@ -175,6 +192,8 @@ pub(crate) struct PollState {
     in_flight: bool,
     /// Last time that it was polled; `None` while it is armed.
     polled_at: Option<Ticks>,
+    /// It has been polled by a timer since then.
+    by_timer: bool,
     /// Time spent polling without finding anything.
     empty_poll_ns: u64,
 }
@@ -194,10 +213,12 @@ impl PollState {
             window,
             max,
             credit: Credit::new(AUTO_HORIZON * wake_cost, AUTO_MAX),
+            timer: Credit::new(TIMER_HORIZON, AUTO_MAX),
             moment: Credit::new(OFF_HORIZON, OFF_MAX),
             active_at: now,
             in_flight: false,
             polled_at: Some(now),
+            by_timer: false,
             empty_poll_ns: 0,
         }
     }
@@ -211,6 +232,7 @@ impl PollState {
             self.moment.earn(self.in_flight, gap);
             if self.policy == PollPolicy::Auto {
                 self.credit.earn(self.in_flight, gap);
+                self.timer.earn(self.in_flight, gap);
             }
         } else if let PollPolicy::Adaptive { .. } = self.policy {
             self.adapt(gap);
@@ -228,29 +250,36 @@ impl PollState {
 
     /// Returns true if the queue is armed and should be polled: requests are expected soon.
     #[inline]
-    pub(crate) fn should_resume(&self) -> bool {
-        self.polled_at.is_none() && self.policy == PollPolicy::Auto && self.auto()
+    pub(crate) fn should_resume(&self, mode: WindowMode) -> bool {
+        self.polled_at.is_none() && self.policy == PollPolicy::Auto && self.auto(mode)
     }
 
-    /// Returns why the queue is polled on, or not, and for how long at most from here on, in nanoseconds; `None`: for ever. `closed`: why the window
-    /// of `auto` is closed.
-    pub(crate) fn reason(&self, closed: Option<PollReason>) -> (PollReason, Option<u64>) {
+    /// Returns why the queue is polled on, or not, and for how long at most from here on, in nanoseconds; `None`: for ever. `mode`: of
+    /// `auto`. `closed`: why its windows are closed, if they are.
+    pub(crate) fn reason(&self, mode: WindowMode, closed: Option<PollReason>) -> (PollReason, Option<u64>) {
         match self.policy {
             PollPolicy::Busy => (PollReason::Policy, None),
             PollPolicy::Off | PollPolicy::Static(_) => (PollReason::Policy, Some(self.window)),
             PollPolicy::Adaptive { .. } if self.window > 0 => (PollReason::Expected, Some(self.window)),
             PollPolicy::Adaptive { .. } => (PollReason::Quiet, Some(0)),
-            PollPolicy::Auto if !self.auto() => (PollReason::Quiet, Some(0)),
-            PollPolicy::Auto => match closed {
-                Some(reason) => (reason, Some(0)),
-                None => (PollReason::Expected, Some(self.credit.left[usize::from(self.in_flight)])),
-            },
+            PollPolicy::Auto => {
+                let credit = if mode == WindowMode::Timer { &self.timer } else { &self.credit };
+                match (credit.left[usize::from(self.in_flight)], closed) {
+                    (0, _) => (PollReason::Quiet, Some(0)),
+                    (_, Some(reason)) => (reason, Some(0)),
+                    (left, None) => (PollReason::Expected, Some(left)),
+                }
+            }
         }
     }
 
     #[inline]
-    fn auto(&self) -> bool {
-        self.credit.has(self.in_flight)
+    fn auto(&self, mode: WindowMode) -> bool {
+        match mode {
+            WindowMode::Closed => false,
+            WindowMode::Timer => self.timer.has(self.in_flight),
+            WindowMode::Open => self.credit.has(self.in_flight),
+        }
     }
 
     /// Adapts the window to a gap between requests. A gap within the window leaves it unchanged. A gap that a longer window would have
@@ -269,18 +298,21 @@ impl PollState {
         }
     }
 
-    /// The queue was idle in a turn. `sleeps_at_once`: the window of `auto` is closed.
+    /// The queue was idle in a turn. `mode`: of `auto`.
     #[inline]
-    pub(crate) fn idle(&mut self, now: Ticks, sleeps_at_once: bool) -> Idle {
-        // Another thread had the CPU in a longer gap: that was not polling.
-        let polled = self.polled_at.map_or(0, |before| now.since(before));
-        let polled = if polled < AWAY { polled } else { 0 };
-        self.empty_poll_ns += polled;
+    pub(crate) fn idle(&mut self, now: Ticks, mode: WindowMode) -> Idle {
+        let mut polled = self.polled_at.map_or(0, |before| now.since(before));
+        if !std::mem::take(&mut self.by_timer) {
+            // Another thread had the CPU in a longer gap: that was not polling.
+            polled = if polled < AWAY { polled } else { 0 };
+            self.empty_poll_ns += polled;
+        }
         let window_open = match self.policy {
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => now.since(self.active_at) < self.window,
             PollPolicy::Auto => {
                 self.credit.spend(self.in_flight, polled);
-                !sleeps_at_once && self.auto()
+                self.timer.spend(self.in_flight, polled);
+                self.auto(mode)
             }
             PollPolicy::Off | PollPolicy::Busy => false,
         };
@@ -293,11 +325,18 @@ impl PollState {
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => false,
         };
         self.polled_at = (window_open || keep).then_some(now);
+        self.by_timer = window_open && self.has_timer(mode);
         match (window_open, keep) {
+            (true, _) if self.by_timer => Idle::KeepTimer,
             (true, _) => Idle::KeepWindowOpen,
             (false, true) => Idle::KeepPolling,
             (false, false) => Idle::Arm,
         }
+    }
+
+    /// Returns true if the queue is polled by a timer while something is expected. `mode`: of `auto`.
+    pub(crate) fn has_timer(&self, mode: WindowMode) -> bool {
+        mode == WindowMode::Timer && self.policy == PollPolicy::Auto
     }
 
     /// Returns the total time spent polling without finding anything, in nanoseconds.
@@ -326,7 +365,7 @@ mod tests {
     fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> bool {
         let mut polled = state.polled_at.is_some();
         for at in *now + 1..*now + gap {
-            polled = polled && state.idle(us(at), false) != Idle::Arm;
+            polled = polled && state.idle(us(at), WindowMode::Open) != Idle::Arm;
         }
         *now += gap;
         if !polled {
@@ -362,46 +401,52 @@ mod tests {
     #[test]
     fn a_static_window_closes_and_reopens() {
         let mut state = new(PollPolicy::Static(US * 50));
-        assert_eq!(state.idle(us(49), false), Idle::KeepWindowOpen);
-        assert_eq!(state.idle(us(50), false), Idle::Arm);
+        assert_eq!(state.idle(us(49), WindowMode::Open), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(50), WindowMode::Open), Idle::Arm);
         state.active(false, us(60));
-        assert_eq!(state.idle(us(109), false), Idle::KeepWindowOpen);
-        assert_eq!(state.idle(us(110), false), Idle::Arm);
+        assert_eq!(state.idle(us(109), WindowMode::Open), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(110), WindowMode::Open), Idle::Arm);
     }
 
     #[test]
     fn off_polls_only_for_what_comes_before_it_could_sleep_and_busy_always_does() {
         let mut off = new(PollPolicy::Off);
-        assert_eq!((off.idle(us(2), false), off.idle(us(3), false)), (Idle::KeepPolling, Idle::Arm));
+        assert_eq!(
+            (off.idle(us(2), WindowMode::Open), off.idle(us(3), WindowMode::Open)),
+            (Idle::KeepPolling, Idle::Arm)
+        );
         for at in (1000..2000).step_by(50) {
             off.resume(us(at));
             off.active(false, us(at));
-            assert_eq!(off.idle(us(at), false), Idle::Arm, "nothing came soon");
+            assert_eq!(off.idle(us(at), WindowMode::Open), Idle::Arm, "nothing came soon");
         }
         for at in 2000..2100 {
             off.resume(us(at));
             off.active(false, us(at));
         }
-        assert_eq!((off.idle(us(2110), false), off.idle(us(2112), false)), (Idle::KeepPolling, Idle::Arm));
-        assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), false), Idle::KeepPolling);
+        assert_eq!(
+            (off.idle(us(2110), WindowMode::Open), off.idle(us(2112), WindowMode::Open)),
+            (Idle::KeepPolling, Idle::Arm)
+        );
+        assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), WindowMode::Open), Idle::KeepPolling);
     }
 
     #[test]
     fn empty_poll_time_is_counted_between_polls_but_not_while_armed() {
         let mut state = new(PollPolicy::Static(US * 50));
         state.active(false, us(10));
-        state.idle(us(12), false);
+        state.idle(us(12), WindowMode::Open);
         state.active(false, us(15));
         assert_eq!(state.empty_poll_ns(), 2000, "time that ended with a request is not counted");
-        assert_eq!(state.idle(us(40), false), Idle::KeepWindowOpen);
-        assert_eq!(state.idle(us(65), false), Idle::Arm);
+        assert_eq!(state.idle(us(40), WindowMode::Open), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(65), WindowMode::Open), Idle::Arm);
         assert_eq!(state.empty_poll_ns(), 52_000);
         // Armed until 1000; a kick without a request has it polled again.
-        assert_eq!(state.idle(us(1000), false), Idle::Arm);
+        assert_eq!(state.idle(us(1000), WindowMode::Open), Idle::Arm);
         assert_eq!(state.empty_poll_ns(), 52_000);
         let mut busy = new(PollPolicy::Busy);
         busy.active(false, us(0));
-        (1..=100).for_each(|at| assert_eq!(busy.idle(us(at), false), Idle::KeepPolling));
+        (1..=100).for_each(|at| assert_eq!(busy.idle(us(at), WindowMode::Open), Idle::KeepPolling));
         assert_eq!(busy.empty_poll_ns(), 100_000);
     }
 
@@ -426,13 +471,13 @@ mod tests {
         let (mut state, mut now) = (new(PollPolicy::Auto), 0);
         (0..100).for_each(|_| assert!(after(&mut state, &mut now, 20, false)));
         assert!(after(&mut state, &mut now, 800, false), "a pause between two bursts");
-        assert_eq!(state.reason(None).0, PollReason::Expected);
-        assert_eq!(state.reason(Some(PollReason::CpuWanted)), (PollReason::CpuWanted, Some(0)));
+        assert_eq!(state.reason(WindowMode::Open, None).0, PollReason::Expected);
+        assert_eq!(state.reason(WindowMode::Closed, Some(PollReason::CpuWanted)), (PollReason::CpuWanted, Some(0)));
         assert!(!after(&mut state, &mut now, 1200, false), "an end");
         for _ in 0..50 {
             assert!(!after(&mut state, &mut now, 400, false), "polling costs more than waking");
         }
-        assert_eq!(state.reason(Some(PollReason::CpuWanted)), (PollReason::Quiet, Some(0)));
+        assert_eq!(state.reason(WindowMode::Closed, Some(PollReason::CpuWanted)), (PollReason::Quiet, Some(0)));
         assert!(state.empty_poll_ns() < 100 * 20_000 + 800_000 + 1_200_000 + 50_000);
     }
 
@@ -449,12 +494,33 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_with_a_timer_is_looked_at_for_a_millisecond_and_that_was_not_polling() {
+        let mut state = new(PollPolicy::Auto);
+        (1..=20).for_each(|at| state.active(false, us(at * 200)));
+        let polled = state.empty_poll_ns();
+        let looks = (0..).take_while(|at| state.idle(us(4000 + at * 25), WindowMode::Timer) == Idle::KeepTimer).count();
+        assert_eq!((looks, state.empty_poll_ns()), (40, polled));
+        assert_eq!(state.reason(WindowMode::Timer, None), (PollReason::Quiet, Some(0)));
+        // One request that comes soon is enough to look on.
+        state.resume(us(5300));
+        state.active(false, us(5300));
+        assert!(!state.should_resume(WindowMode::Timer), "1.3 ms are not soon");
+        state.active(false, us(5500));
+        assert_eq!(state.idle(us(5501), WindowMode::Timer), Idle::KeepTimer);
+        assert_eq!(state.reason(WindowMode::Timer, None), (PollReason::Expected, Some(299_000)));
+        for policy in [PollPolicy::Static(US * 50), PollPolicy::Adaptive { max: US * 200 }] {
+            assert_eq!(new(policy).idle(us(10), WindowMode::Timer), Idle::KeepWindowOpen, "{policy}");
+        }
+        assert_eq!(new(PollPolicy::Busy).idle(us(10), WindowMode::Timer), Idle::KeepPolling);
+    }
+
+    #[test]
     fn time_in_which_another_thread_had_the_cpu_was_not_polled() {
         let (mut state, mut now) = (new(PollPolicy::Auto), 0);
         (0..10).for_each(|_| assert!(after(&mut state, &mut now, 5, false)));
         let before = state.empty_poll_ns();
         for at in 1..=10 {
-            assert_eq!(state.idle(us(now + at * 3000), false), Idle::KeepWindowOpen);
+            assert_eq!(state.idle(us(now + at * 3000), WindowMode::Open), Idle::KeepWindowOpen);
         }
         assert_eq!(state.empty_poll_ns(), before);
     }
@@ -465,13 +531,15 @@ mod tests {
             let mut state = new(policy);
             state.active(true, us(10));
             state.active(false, us(11));
-            assert!(!state.should_resume(), "it is polled");
+            assert!(!state.should_resume(WindowMode::Open), "it is polled");
             state.active(true, us(12));
             (1..100).for_each(|at| {
-                state.idle(us(12 + at * 50), false);
+                state.idle(us(12 + at * 50), WindowMode::Open);
             });
             state.active(false, us(50_000));
-            assert_eq!(state.should_resume(), resumes, "{policy}");
+            let modes = [WindowMode::Open, WindowMode::Timer];
+            assert_eq!(modes.map(|mode| state.should_resume(mode)), [resumes; 2], "{policy}");
+            assert!(!state.should_resume(WindowMode::Closed), "{policy}");
         }
     }
 }

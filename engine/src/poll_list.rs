@@ -3,7 +3,7 @@
 //! A queue is *polled* (in every turn) or armed (the guest will kick). It is polled again whenever requests may have come unseen: when
 //! it is attached, kicked, or enabled again. It leaves the poll list only in [`PollList::decide_when_idle`], when it was armed and found
 //! empty, or when it is not to be pulled from anyway. So no request waits in a running queue that is neither polled nor armed; and a
-//! worker sleeps only when no queue is polled and no completion is unread.
+//! worker sleeps for longer than a moment only when no queue is polled and no completion is unread.
 
 /// A queue's phase at its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,8 @@ pub(crate) enum IdleResult {
     Poll,
     /// Its window is open: it is polled in the next turn, and perhaps in many.
     PollInWindow,
+    /// Its window is open, and it is polled by a timer: in the turn after the worker's next short sleep.
+    PollByTimer,
     /// It is armed and empty: the guest will kick.
     Armed,
 }
@@ -34,6 +36,8 @@ pub(crate) enum IdleResult {
 pub(crate) enum IdleDecision {
     /// Another turn, at once.
     Turn,
+    /// Wait for the ring for a moment: all polled queues are polled by a timer.
+    Timer,
     /// Wait for the ring.
     Sleep,
 }
@@ -174,12 +178,25 @@ impl PollList {
             return IdleDecision::Turn;
         }
         let queues = &mut self.queues;
+        let mut by_timer = true;
         self.polled.retain(|slot| {
             let Some(queue) = queues[usize::from(*slot)].as_mut() else { return false };
-            queue.polled = queue.phase == Phase::Running && (!queue.watched || poll_or_arm(*slot) != IdleResult::Armed);
+            queue.polled = queue.phase == Phase::Running
+                && match if queue.watched { poll_or_arm(*slot) } else { IdleResult::Poll } {
+                    IdleResult::Armed => false,
+                    IdleResult::PollByTimer => true,
+                    IdleResult::Poll | IdleResult::PollInWindow => {
+                        by_timer = false;
+                        true
+                    }
+                };
             queue.polled
         });
-        if self.polled.is_empty() { IdleDecision::Sleep } else { IdleDecision::Turn }
+        match (self.polled.is_empty(), by_timer) {
+            (true, _) => IdleDecision::Sleep,
+            (false, true) => IdleDecision::Timer,
+            (false, false) => IdleDecision::Turn,
+        }
     }
 }
 

@@ -15,11 +15,12 @@ use crate::counters::{CountRequests, DiskCounters, OpClass, Polling, QueueCounte
 use crate::options::Coalesce;
 use crate::pace::Pace;
 use crate::per_disk::PerDisk;
-use crate::poll::{Idle, PollPolicy, PollReason, PollState};
+use crate::poll::{Idle, PollPolicy, PollReason, PollState, WindowMode};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest, Buffer};
 use crate::route::{Route, SubmitContext, ToDisks, ToOnlyDisk};
 use crate::tags::{NO_TAG, TagTable, Timestamps};
+use crate::waiting::TIMER;
 use crate::wake_cost;
 
 /// A queue of any type, as its worker sees it.
@@ -46,14 +47,14 @@ pub(crate) trait AnyQueue: Any {
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
     ) -> usize;
-    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. `sleeps_at_once`: see
+    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. `mode`: see
     /// [`poll_or_arm`](Self::poll_or_arm).
-    fn publish(&mut self, finished: Ticks, clock: &Clock, sleeps_at_once: bool) -> Published;
+    fn publish(&mut self, finished: Ticks, clock: &Clock, mode: WindowMode) -> Published;
     /// Sends the deferred call if it is due. Otherwise returns when it will be.
     fn send_due_call(&mut self, now: Ticks) -> Option<Ticks>;
-    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `sleeps_at_once`: a window that the worker
-    /// may close is closed.
-    fn poll_or_arm(&mut self, now: Ticks, sleeps_at_once: bool) -> IdleResult;
+    /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `mode`: how the worker uses
+    /// the windows of `auto`.
+    fn poll_or_arm(&mut self, now: Ticks, mode: WindowMode) -> IdleResult;
     /// Handles a kick: disarms the queue, which is polled from here on.
     fn kicked(&mut self, now: Ticks);
     /// Changes how it is polled and how its calls are deferred. It is disarmed, and polled from here on. A deferred call is sent.
@@ -64,8 +65,8 @@ pub(crate) trait AnyQueue: Any {
     fn opened(&mut self, disk: DiskSlot);
     /// Returns true if requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
-    /// Returns the queue's statistics. `closed`: why the worker closes windows, if it does.
-    fn stats(&self, now: Ticks, closed: Option<PollReason>) -> QueueStats;
+    /// Returns the queue's statistics. `mode`: how the worker uses the windows of `auto`; `closed`: why it closes them, if it does.
+    fn stats(&self, now: Ticks, mode: WindowMode, closed: Option<PollReason>) -> QueueStats;
     /// Calls `show` with the tag table's index, the disk and the timestamps of each request in flight.
     fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps));
     /// Returns the tag table's indexes of the requests in flight to a disk.
@@ -498,9 +499,9 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn publish(&mut self, finished: Ticks, clock: &Clock, sleeps_at_once: bool) -> Published {
+    fn publish(&mut self, finished: Ticks, clock: &Clock, mode: WindowMode) -> Published {
         self.poll.active(self.tags.in_flight() > 0, finished);
-        let resumed = !sleeps_at_once && self.poll.should_resume();
+        let resumed = self.poll.should_resume(mode);
         if resumed {
             self.poll.resume(finished);
             self.queue.disarm();
@@ -537,13 +538,14 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
     }
 
     #[inline]
-    fn poll_or_arm(&mut self, now: Ticks, sleeps_at_once: bool) -> IdleResult {
+    fn poll_or_arm(&mut self, now: Ticks, mode: WindowMode) -> IdleResult {
         if self.pace.holds(now) {
             return IdleResult::Poll;
         }
-        match self.poll.idle(now, sleeps_at_once) {
+        match self.poll.idle(now, mode) {
             Idle::KeepPolling => return IdleResult::Poll,
             Idle::KeepWindowOpen => return IdleResult::PollInWindow,
+            Idle::KeepTimer => return IdleResult::PollByTimer,
             Idle::Arm => {}
         }
         self.counters.arms += 1;
@@ -596,10 +598,11 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.tags.of_disk(disk).collect()
     }
 
-    fn stats(&self, now: Ticks, closed: Option<PollReason>) -> QueueStats {
+    fn stats(&self, now: Ticks, mode: WindowMode, closed: Option<PollReason>) -> QueueStats {
         let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
         let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
-        let (reason, window_ns) = self.poll.reason(closed);
+        let (reason, window_ns) = self.poll.reason(mode, closed);
+        let timer_ns = self.poll.has_timer(mode).then_some(TIMER.as_nanos() as u64);
         let mut latency = self.latency.clone();
         for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {
             parts.queued.record(0, parts.total.count() - parts.queued.count());
@@ -614,7 +617,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
             in_flight: self.tags.in_flight() as u32,
             slots: self.queue.depth().into(),
             oldest_ns,
-            polling: Some(Polling { reason, window_ns, hold_ns: self.pace.hold_ns() }),
+            polling: Some(Polling { reason, window_ns, hold_ns: self.pace.hold_ns(), timer_ns }),
             disks: match &self.per_disk {
                 Some(per_disk) => per_disk.stats(ages()),
                 None if self.has_first => {

@@ -26,6 +26,8 @@ pub(crate) struct Rule {
     /// Blocks between two trials: after a change, and at most. Doubled after a trial that changes nothing.
     pub(crate) min_pause: u32,
     pub(crate) max_pause: u32,
+    /// All other settings are tried one after the other, not only the neighbours of the present one.
+    pub(crate) tries_all: bool,
 }
 
 /// For blocks that are over soon. By chance the other setting wins 1 of 94 trials.
@@ -37,6 +39,7 @@ pub(crate) static SHORT_BLOCKS: Rule = Rule {
     first_pause: 16,
     min_pause: 16,
     max_pause: 2048,
+    tries_all: false,
 };
 
 /// A comparison of the present setting with another one.
@@ -79,8 +82,12 @@ pub(crate) struct Tuner {
     /// Blocks until the next trial.
     pause: u32,
     next_pause: u32,
-    /// The last trial was of a dearer setting.
-    tried_dearer: bool,
+    /// The setting that was tried last, or the first one.
+    tried: usize,
+    /// How many others are to be tried before the next pause.
+    left: usize,
+    /// A trial since the last pause changed the setting.
+    changed: bool,
 }
 
 impl Tuner {
@@ -94,7 +101,9 @@ impl Tuner {
             trial: None,
             pause: rule.first_pause,
             next_pause: rule.min_pause,
-            tried_dearer: false,
+            tried: first,
+            left: 0,
+            changed: false,
         }
     }
 
@@ -115,6 +124,14 @@ impl Tuner {
     /// Forgets what was tried: the load is not one on which settings can be compared.
     pub(crate) fn reset(&mut self) {
         *self = Tuner::new(self.rule, self.settings, self.first);
+    }
+
+    /// The present setting has become slow: the next trial begins soon.
+    pub(crate) fn hurry(&mut self) {
+        self.next_pause = self.rule.min_pause;
+        // Those that lost in this round lost to what the setting was before.
+        self.left = if self.trial.is_some() { self.settings } else { 0 };
+        self.pause = self.pause.min(self.rule.first_pause);
     }
 
     /// A block was disturbed, and says nothing: the pair begins again.
@@ -159,21 +176,40 @@ impl Tuner {
     }
 
     fn begin_trial(&mut self) {
-        let dearest = self.best + 1 == self.settings;
-        self.tried_dearer = self.best == 0 || !(self.tried_dearer || dearest);
-        let other = if self.tried_dearer { self.best + 1 } else { self.best - 1 };
-        self.trial = Some(Trial::new(other));
+        if self.left == 0 {
+            (self.left, self.changed) = (if self.rule.tries_all { self.settings - 1 } else { 1 }, false);
+        }
+        self.tried = if self.rule.tries_all { self.next_of_all() } else { self.next_neighbour() };
+        self.trial = Some(Trial::new(self.tried));
+    }
+
+    /// Returns the setting after the one that was tried last, or after the last one the first.
+    fn next_of_all(&self) -> usize {
+        let after = |at: usize| (at + 1) % self.settings;
+        let next = after(self.tried);
+        if next == self.best { after(next) } else { next }
+    }
+
+    /// Returns the dearer neighbour if a cheaper setting was tried last, and the reverse.
+    fn next_neighbour(&self) -> usize {
+        let (best, dearest) = (self.best, self.settings - 1);
+        let dearer = best == 0 || best < dearest && self.tried <= best;
+        if dearer { best + 1 } else { best - 1 }
     }
 
     fn end_trial(&mut self, better: Option<usize>) {
         self.trial = None;
-        match better {
-            Some(other) => {
-                self.best = other;
-                self.next_pause = self.rule.min_pause;
-            }
-            None => self.next_pause = (self.next_pause * 2).min(self.rule.max_pause),
+        self.left -= 1;
+        if let Some(other) = better {
+            // The one that it won against needs no trial.
+            (self.best, self.changed, self.tried) = (other, true, self.best);
         }
+        if self.left > 0 {
+            self.pause = self.rule.first_pause;
+            return;
+        }
+        self.next_pause =
+            if self.changed { self.rule.min_pause } else { (self.next_pause * 2).min(self.rule.max_pause) };
         self.pause = self.next_pause;
     }
 }
@@ -207,6 +243,34 @@ mod tests {
             let others = used[2000..].iter().filter(|setting| **setting != fastest).count();
             assert!(others < 20, "{others} of 2000 blocks were trials of slower settings");
         }
+    }
+
+    #[test]
+    fn a_setting_between_which_and_the_present_one_is_a_worse_one_is_found_if_all_are_tried() {
+        static ALL: Rule = Rule { tries_all: true, ..SHORT_BLOCKS };
+        for (first, fastest) in [(0, 2), (2, 0), (1, 0), (1, 2), (0, 1)] {
+            let mut tuner = Tuner::new(&ALL, 3, first);
+            let used = serve(
+                &mut tuner,
+                4000,
+                |setting, _| if setting == fastest { 1000 } else { 1500 - 100 * setting as u64 },
+            );
+            assert_eq!(tuner.best(), fastest);
+            let others = used[2000..].iter().filter(|setting| **setting != fastest).count();
+            assert!(others < 40, "{others} of 2000 blocks");
+        }
+    }
+
+    #[test]
+    fn a_setting_that_has_become_slow_is_compared_again_at_once() {
+        let mut tuner = Tuner::new(&SHORT_BLOCKS, 2, 0);
+        serve(&mut tuner, 20_000, |setting, _| 1000 + 500 * setting as u64);
+        while tuner.trial.is_some() || tuner.pause < 100 {
+            serve(&mut tuner, 1, |setting, _| 1000 + 500 * setting as u64);
+        }
+        tuner.hurry();
+        let used = serve(&mut tuner, 80, |setting, _| 9000 - 500 * setting as u64);
+        assert!(used.contains(&1) && tuner.best() == 1);
     }
 
     #[test]

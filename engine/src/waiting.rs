@@ -2,10 +2,12 @@
 //!
 //! Polling is the fastest where the guests' threads have CPUs of their own, and the slowest where they need the worker's. So the worker offers its
 //! CPU while it polls, and [tries](Tuner) whether its guests get more done if it offers it sooner; and, [in longer blocks](Windows), if it sleeps at
-//! once.
+//! once, or looks by a timer.
+
+use std::time::Duration;
 
 use crate::clock::Ticks;
-use crate::poll::{AWAY, PollReason};
+use crate::poll::{AWAY, PollReason, WindowMode};
 use crate::tuner::{SHORT_BLOCKS, Tuner};
 use crate::windows::Windows;
 
@@ -26,6 +28,10 @@ const MAX_OFFER: u64 = 64_000;
 
 /// From when on another thread took the CPU, in nanoseconds: two switches take longer, an offer that nobody takes is over sooner.
 const TAKEN: u64 = 1_500;
+
+/// For how long a worker sleeps between two looks by its timer: guests on its CPU make requests meanwhile. A thread that slept for 12 us does not
+/// preempt another one when it is woken (Linux 6.18), and waits for the end of its time slice.
+pub(crate) const TIMER: Duration = Duration::from_micros(25);
 
 /// How a worker waits.
 #[derive(Debug)]
@@ -58,10 +64,16 @@ impl Waiting {
         }
     }
 
-    /// Returns true if windows that may be closed are to be closed.
+    /// Returns a state in which windows are used in this way for ever.
+    #[cfg(test)]
+    pub(crate) fn fixed(mode: WindowMode) -> Waiting {
+        Waiting { windows: Windows::fixed(mode), ..Waiting::new() }
+    }
+
+    /// Returns how windows are used.
     #[inline]
-    pub(crate) fn sleeps_at_once(&self) -> bool {
-        self.closed().is_some()
+    pub(crate) fn mode(&self) -> WindowMode {
+        self.windows.mode()
     }
 
     /// Returns why windows that may be closed are closed.
@@ -89,7 +101,12 @@ impl Waiting {
             self.end_block(now);
         }
         if self.windows.is_due(now) {
+            let mode = self.mode();
             self.windows.end_block(self.completions, now);
+            if self.mode() != mode {
+                (self.before, self.block_began) = (self.completions, now);
+                self.tuner.disturbed();
+            }
         }
     }
 
@@ -98,7 +115,7 @@ impl Waiting {
         let (requests, ns) = (self.completions - self.before, now.since(self.block_began));
         (self.before, self.block_began) = (self.completions, now);
         self.windows.busy(self.completions, now);
-        if self.closed().is_some() || self.windows.are_contended() {
+        if self.mode() != WindowMode::Open || self.windows.are_contended() {
             self.tuner.disturbed();
         } else if ns > SLOW * requests {
             self.tuner.reset();
@@ -139,19 +156,23 @@ mod tests {
         Ticks(us * 1000)
     }
 
-    /// Serves blocks for 4 s and more, each request of which takes this many nanoseconds where the worker sleeps at once, offers the CPU at once, or later.
-    /// Returns the share of blocks in percent that were served in each of these ways in the last quarter.
-    fn serve(waiting: &mut Waiting, now: &mut u64, ns: [u64; 3]) -> [usize; 3] {
+    /// Serves blocks for 4 s and more, each request of which takes this many nanoseconds where the worker sleeps at once, offers the CPU at once, or later, or
+    /// looks by a timer. Returns the share of blocks in percent that were served in each of these ways in the last quarter.
+    fn serve(waiting: &mut Waiting, now: &mut u64, ns: [u64; 4]) -> [usize; 4] {
         let (began, mut ways) = (*now, Vec::new());
         while *now < began + 4_000_000_000 {
-            let way = if waiting.sleeps_at_once() { 0 } else { 1 + waiting.tuner.setting() };
+            let way = match waiting.mode() {
+                WindowMode::Closed => 0,
+                WindowMode::Open => 1 + waiting.tuner.setting(),
+                WindowMode::Timer => 3,
+            };
             ways.push(way);
             *now += BLOCK * ns[way];
             waiting.completed(BLOCK as usize);
             waiting.published(Ticks(*now));
         }
         let last = &ways[ways.len() / 4 * 3..];
-        [0, 1, 2].map(|way| last.iter().filter(|used| **used == way).count() * 100 / last.len())
+        [0, 1, 2, 3].map(|way| last.iter().filter(|used| **used == way).count() * 100 / last.len())
     }
 
     #[test]
@@ -173,27 +194,27 @@ mod tests {
     #[test]
     fn a_worker_whose_cpu_the_guests_need_offers_it_at_once_or_sleeps() {
         let (mut waiting, mut now) = (Waiting::new(), 0);
-        let ways = serve(&mut waiting, &mut now, [3400, 3500, 5000]);
+        let ways = serve(&mut waiting, &mut now, [3400, 3500, 5000, 6000]);
         assert!(ways[0] > 70, "{ways:?}");
         assert_eq!(waiting.closed().unwrap_or(PollReason::NoGain), PollReason::NoGain);
         let (mut waiting, mut now) = (Waiting::new(), 0);
-        let ways = serve(&mut waiting, &mut now, [4000, 3000, 3500]);
+        let ways = serve(&mut waiting, &mut now, [4000, 3000, 3500, 6000]);
         assert!(ways[1] > 80, "{ways:?}");
     }
 
     #[test]
     fn a_worker_with_a_cpu_of_its_own_polls() {
         let (mut waiting, mut now) = (Waiting::new(), 0);
-        let ways = serve(&mut waiting, &mut now, [40_000, 3400, 2800]);
+        let ways = serve(&mut waiting, &mut now, [40_000, 3400, 2800, 30_000]);
         assert!(ways[2] > 80, "{ways:?}");
     }
 
     #[test]
     fn a_slow_load_says_nothing_of_offers() {
         let (mut waiting, mut now) = (Waiting::new(), 0);
-        serve(&mut waiting, &mut now, [9000, 3000, 3500]);
+        serve(&mut waiting, &mut now, [9000, 3000, 3500, 9000]);
         assert_eq!(waiting.tuner.best(), OFFER_AT_ONCE);
-        serve(&mut waiting, &mut now, [2 * SLOW, SLOW + 1, SLOW + 1]);
+        serve(&mut waiting, &mut now, [2 * SLOW, SLOW + 1, SLOW + 1, 2 * SLOW]);
         assert_eq!(waiting.tuner.best(), OFFER_LATER);
     }
 }

@@ -7,26 +7,46 @@
 //! *Any load.* While a disk works, polling saves wake-ups and takes a whole CPU. And a scheduler that sees a worker and a guest's thread sleep and wake each
 //! other keeps both on one CPU, where sleeping is the better way, though polling on two is faster by far.
 //!
-//! So both are [tried](Tuner), in blocks that are long enough for several time slices, and for the scheduler to move a thread.
+//! *Looks by a timer.* A thread that is woken has the CPU at once: a worker on the CPU of a guest's thread is woken by the first request that this makes,
+//! serves it alone and sleeps. One that sleeps for a moment and looks finds what has gathered meanwhile, and is not kicked.
+//!
+//! So the three are [tried](Tuner), in blocks that are long enough for several time slices, and for the scheduler to move a thread.
 
 use crate::clock::Ticks;
-use crate::poll::PollReason;
+use crate::poll::{PollReason, WindowMode};
 use crate::tuner::{Rule, Tuner, of_a_thousand};
 
-/// The settings of the tuner.
+/// The settings of the tuner, the one that takes the least CPU time first.
+const MODES: [WindowMode; 3] = [WindowMode::Closed, WindowMode::Timer, WindowMode::Open];
 const CLOSED: usize = 0;
-const OPEN: usize = 1;
+const OPEN: usize = 2;
 
 /// Length of a block, at least, in nanoseconds: about ten time slices.
 const BLOCK_NS: u64 = 40_000_000;
 
 /// Polling must bring a tenth, because it takes the CPU from others. Few pairs, because a block is long.
-static CONTENTION: Rule =
-    Rule { pairs: 4, wins: Some(3), gain_percent: 10, loss_percent: 1, first_pause: 1, min_pause: 16, max_pause: 256 };
+static CONTENTION: Rule = Rule {
+    pairs: 4,
+    wins: Some(3),
+    gain_percent: 10,
+    loss_percent: 1,
+    first_pause: 1,
+    min_pause: 16,
+    max_pause: 256,
+    tries_all: true,
+};
 
 /// Polling must bring something. Disks are uneven, so the sum of many pairs counts.
-static LOAD: Rule =
-    Rule { pairs: 6, wins: None, gain_percent: 3, loss_percent: 2, first_pause: 1, min_pause: 32, max_pause: 256 };
+static LOAD: Rule = Rule {
+    pairs: 6,
+    wins: None,
+    gain_percent: 3,
+    loss_percent: 2,
+    first_pause: 1,
+    min_pause: 32,
+    max_pause: 256,
+    tries_all: true,
+};
 
 /// So many long absences within a block mean that others want the CPU all the time; fewer, that something ran.
 const MANY: u32 = 3;
@@ -37,14 +57,14 @@ const PAUSED: u64 = 8;
 /// A request that takes so many times as long as before, or as short, is one of another load.
 const ANOTHER: u64 = 4;
 
-/// Why open and closed windows are compared.
+/// Why ways to use windows are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
     Contention,
     Load,
 }
 
-/// Whether the windows of `auto` are open or closed, and why that is tried.
+/// How the windows of `auto` are used, and why that is tried.
 #[derive(Debug)]
 pub(crate) struct Windows {
     /// While they are compared; otherwise windows may be open.
@@ -54,7 +74,7 @@ pub(crate) struct Windows {
     until: Ticks,
     before: u64,
     absences: u32,
-    /// What a thousand requests took when the trials began, or when one changed the setting, in nanoseconds.
+    /// What a thousand requests took at least since the trials began, or one changed the setting, in nanoseconds.
     usual_ns: Option<u64>,
 }
 
@@ -67,6 +87,12 @@ impl Windows {
     #[inline]
     pub(crate) fn are_contended(&self) -> bool {
         matches!(self.trials, Some((Cause::Contention, _)))
+    }
+
+    /// Returns how windows are to be used.
+    #[inline]
+    pub(crate) fn mode(&self) -> WindowMode {
+        self.trials.as_ref().map_or(WindowMode::Open, |(_, tuner)| MODES[tuner.setting()])
     }
 
     /// Returns why windows are to be closed, if they are.
@@ -86,7 +112,7 @@ impl Windows {
         }
         self.absences += 1;
         if !self.are_contended() && self.absences >= MANY {
-            self.trials = Some((Cause::Contention, Tuner::new(&CONTENTION, OPEN + 1, CLOSED)));
+            self.trials = Some((Cause::Contention, Tuner::new(&CONTENTION, MODES.len(), CLOSED)));
             self.begin_block(completions, now);
         }
     }
@@ -94,7 +120,7 @@ impl Windows {
     /// The worker is busy. `completions`: its own, so far.
     pub(crate) fn busy(&mut self, completions: u64, now: Ticks) {
         if self.trials.is_none() {
-            self.trials = Some((Cause::Load, Tuner::new(&LOAD, OPEN + 1, OPEN)));
+            self.trials = Some((Cause::Load, Tuner::new(&LOAD, MODES.len(), OPEN)));
             self.begin_block(completions, now);
         }
     }
@@ -123,13 +149,27 @@ impl Windows {
         }
         let best = tuner.best();
         if tuner.setting() == best {
-            self.usual_ns.get_or_insert(thousand_ns);
+            match self.usual_ns {
+                // Threads were moved, or others came: the setting won under conditions that are gone.
+                Some(usual_ns) if thousand_ns > usual_ns.saturating_mul(ANOTHER) => {
+                    tuner.hurry();
+                    self.usual_ns = None;
+                }
+                usual_ns => self.usual_ns = Some(usual_ns.unwrap_or(thousand_ns).min(thousand_ns)),
+            }
         }
         tuner.block(requests, ns);
         if tuner.best() != best {
             self.usual_ns = None;
         }
         self.begin_block(completions, now);
+    }
+
+    /// Returns windows that are used in this way and stay so.
+    #[cfg(test)]
+    pub(crate) fn fixed(mode: WindowMode) -> Windows {
+        let first = MODES.iter().position(|other| *other == mode).expect("it is listed");
+        Windows { trials: Some((Cause::Contention, Tuner::new(&CONTENTION, MODES.len(), first))), ..Windows::new() }
     }
 
     fn begin_block(&mut self, completions: u64, now: Ticks) {
@@ -147,9 +187,12 @@ fn is_another(one: u64, other: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// A load: how many requests of a block are completed while windows are closed and while they are open, and how often the worker is away then.
+    /// A load: how many requests of a block are completed while windows are closed, by a timer, and while they are open, and how often the worker is
+    /// away then. By a timer: 0 is as many as while they are closed.
+    #[derive(Clone, Copy, Default)]
     struct Load {
         closed: u64,
+        timer: u64,
         open: u64,
         absences: u32,
     }
@@ -159,12 +202,16 @@ mod tests {
         let mut closed = 0;
         for _ in 0..blocks {
             let (now, completions) = at;
-            if windows.closed().is_some() {
-                closed += 1;
-                *completions += load.closed;
-            } else {
-                *completions += load.open;
-                (0..load.absences).for_each(|_| windows.was_away(*completions, Ticks(*now)));
+            match windows.mode() {
+                WindowMode::Closed => {
+                    closed += 1;
+                    *completions += load.closed;
+                }
+                WindowMode::Timer => *completions += if load.timer == 0 { load.closed } else { load.timer },
+                WindowMode::Open => {
+                    *completions += load.open;
+                    (0..load.absences).for_each(|_| windows.was_away(*completions, Ticks(*now)));
+                }
             }
             *now += BLOCK_NS;
             if windows.is_due(Ticks(*now)) {
@@ -177,7 +224,7 @@ mod tests {
     #[test]
     fn windows_stay_open_while_nobody_wants_the_cpu() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
-        let load = Load { closed: 100, open: 100, absences: MANY - 1 };
+        let load = Load { closed: 100, open: 100, absences: MANY - 1, ..Load::default() };
         assert_eq!(serve(&mut windows, &mut at, 100, &load), 0);
         assert!(!windows.are_contended());
     }
@@ -185,41 +232,50 @@ mod tests {
     #[test]
     fn windows_are_closed_where_others_want_the_cpu_and_polling_brings_little() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
-        let closed = serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 1080, absences: 10 });
+        let closed =
+            serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 1080, absences: 10, ..Load::default() });
         assert!(windows.are_contended() && (1900..2000).contains(&closed), "{closed}");
     }
 
     #[test]
     fn windows_are_open_where_the_guests_get_more_done() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
-        let closed = serve(&mut windows, &mut at, 20, &Load { closed: 1000, open: 2000, absences: 10 });
+        let closed =
+            serve(&mut windows, &mut at, 20, &Load { closed: 1000, open: 2000, absences: 10, ..Load::default() });
         assert!((3..=6).contains(&closed), "{closed}");
-        let closed = serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 2000, absences: 10 });
+        let closed =
+            serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 2000, absences: 10, ..Load::default() });
         assert!(windows.are_contended() && closed < 100, "{closed}");
         // Another load on the same worker.
-        serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 700, absences: 10 });
+        serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 700, absences: 10, ..Load::default() });
         assert!(windows.closed().is_some());
     }
 
     #[test]
     fn windows_are_open_again_when_the_others_have_gone() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
-        serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 500, absences: 10 });
+        serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 500, absences: 10, ..Load::default() });
         assert_eq!(windows.closed(), Some(PollReason::CpuWanted));
-        let closed = serve(&mut windows, &mut at, 600, &Load { closed: 1000, open: 500, absences: 0 });
+        let closed =
+            serve(&mut windows, &mut at, 600, &Load { closed: 1000, open: 500, absences: 0, ..Load::default() });
         assert!(!windows.are_contended() && closed <= 2 * 256, "{closed}");
         // Or after a pause of the load.
-        serve(&mut windows, &mut at, 10, &Load { closed: 1000, open: 500, absences: 10 });
+        serve(&mut windows, &mut at, 10, &Load { closed: 1000, open: 500, absences: 10, ..Load::default() });
         assert!(windows.are_contended());
         at.0 += PAUSED * BLOCK_NS;
-        serve(&mut windows, &mut at, 1, &Load { closed: 1, open: 1, absences: 0 });
+        serve(&mut windows, &mut at, 1, &Load { closed: 1, open: 1, absences: 0, ..Load::default() });
         assert!(!windows.are_contended());
     }
 
     #[test]
     fn windows_are_closed_where_polling_brings_nothing() {
         // Blocks vary by a tenth, without a pattern.
-        let load = |block: u64, open: u64| Load { closed: 400 + noise(block), open: open + noise(block), absences: 0 };
+        let load = |block: u64, open: u64| Load {
+            closed: 400 + noise(block),
+            open: open + noise(block),
+            absences: 0,
+            ..Load::default()
+        };
         let noise_of = |open| {
             let (mut windows, mut at) = (Windows::new(), (0, 0));
             windows.busy(0, Ticks(0));
@@ -241,22 +297,50 @@ mod tests {
     fn another_load_and_strangers_end_the_trials() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
         windows.busy(0, Ticks(0));
-        let closed = serve(&mut windows, &mut at, 500, &Load { closed: 100, open: 100, absences: 0 });
+        let closed =
+            serve(&mut windows, &mut at, 500, &Load { closed: 100, open: 100, absences: 0, ..Load::default() });
         assert!(closed > 400 && windows.closed() == Some(PollReason::NoGain), "{closed}");
-        serve(&mut windows, &mut at, 2, &Load { closed: 500, open: 500, absences: 0 });
+        serve(&mut windows, &mut at, 2, &Load { closed: 500, open: 500, absences: 0, ..Load::default() });
         assert!(windows.trials.is_none());
         windows.busy(at.1, Ticks(at.0));
-        serve(&mut windows, &mut at, 1, &Load { closed: 100, open: 100, absences: MANY });
+        serve(&mut windows, &mut at, 1, &Load { closed: 100, open: 100, absences: MANY, ..Load::default() });
         assert!(windows.are_contended());
+    }
+
+    #[test]
+    fn a_timer_is_used_where_it_serves_most() {
+        let (mut windows, mut at) = (Windows::new(), (0, 0));
+        let shared = Load { closed: 100, timer: 1700, open: 40, absences: 10 };
+        serve(&mut windows, &mut at, 40, &shared);
+        assert_eq!((windows.mode(), windows.closed()), (WindowMode::Timer, None));
+        let others = serve(&mut windows, &mut at, 2000, &shared);
+        assert!(others < 20, "{others} of 2000 blocks");
+        // Without strangers; the neighbour of open windows brings less than closed ones.
+        let (mut windows, mut at) = (Windows::new(), (0, 0));
+        windows.busy(0, Ticks(0));
+        serve(&mut windows, &mut at, 200, &Load { closed: 1000, timer: 300, open: 1000, absences: 0 });
+        assert_eq!(windows.trials.as_ref().map(|(_, tuner)| tuner.best()), Some(CLOSED));
+    }
+
+    #[test]
+    fn a_way_that_becomes_slow_is_compared_again_soon() {
+        let (mut windows, mut at) = (Windows::new(), (0, 0));
+        // While threads are placed well, closed windows are the best.
+        let well = Load { closed: 3000, timer: 2400, open: 2000, absences: 10 };
+        serve(&mut windows, &mut at, 2000, &well);
+        assert!(windows.are_contended() && windows.mode() == WindowMode::Closed);
+        let closed = serve(&mut windows, &mut at, 60, &Load { closed: 120, ..well });
+        assert!(closed <= 12 && windows.mode() == WindowMode::Timer, "{closed}");
     }
 
     #[test]
     fn a_worker_that_sleeps_finds_that_polling_has_become_faster() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
         windows.busy(0, Ticks(0));
-        serve(&mut windows, &mut at, 500, &Load { closed: 600, open: 500, absences: 0 });
+        serve(&mut windows, &mut at, 500, &Load { closed: 600, open: 500, absences: 0, ..Load::default() });
         assert!(windows.closed().is_some());
-        let closed = serve(&mut windows, &mut at, 2000, &Load { closed: 600, open: 9000, absences: 0 });
+        let closed =
+            serve(&mut windows, &mut at, 2000, &Load { closed: 600, open: 9000, absences: 0, ..Load::default() });
         assert!(windows.closed().is_none() && closed < 300, "{closed}");
     }
 }

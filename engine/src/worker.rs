@@ -19,7 +19,7 @@ use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::runner::{AnyQueue, PullResult};
-use crate::waiting::Waiting;
+use crate::waiting::{TIMER, Waiting};
 
 mod attached_queue;
 mod attaching;
@@ -118,7 +118,8 @@ impl Worker {
                 self.counters.empty_turns += 1;
                 match self.poll_or_arm() {
                     IdleDecision::Turn => self.poll_on(),
-                    IdleDecision::Sleep => self.sleep(),
+                    IdleDecision::Timer => self.sleep(Some(TIMER)),
+                    IdleDecision::Sleep => self.sleep(None),
                 }
             }
         }
@@ -412,13 +413,13 @@ impl Worker {
             return false;
         }
         let finished = self.clock.now();
-        let sleeps_at_once = self.waiting.sleeps_at_once();
+        let mode = self.waiting.mode();
         let mut ended = false;
         for at in 0..self.dirty.len() {
             let slot = self.dirty[at];
             let Some(attached) = self.queues[usize::from(slot)].as_mut() else { continue };
             attached.dirty = false;
-            let published = attached.runner.publish(finished, &self.clock, sleeps_at_once);
+            let published = attached.runner.publish(finished, &self.clock, mode);
             self.now = published.at;
             if published.resumed {
                 self.poll_list.kicked(slot);
@@ -489,11 +490,11 @@ impl Worker {
         self.renew_watches();
         let queues = &mut self.queues;
         let mut offers_cpu = false;
-        let sleeps_at_once = self.waiting.sleeps_at_once();
+        let mode = self.waiting.mode();
         // Kicks and messages may have arrived in the turn after it had checked for them.
         let decision = self.poll_list.decide_when_idle(self.context.has_unread(), |slot| {
             let Some(attached) = queues[usize::from(slot)].as_mut() else { return IdleResult::Armed };
-            let result = attached.runner.poll_or_arm(now, sleeps_at_once);
+            let result = attached.runner.poll_or_arm(now, mode);
             offers_cpu |= result == IdleResult::PollInWindow;
             result
         });
@@ -501,8 +502,8 @@ impl Worker {
         decision
     }
 
-    /// Sleeps until a kick, a message or a completion arrives, or a deadline passes.
-    fn sleep(&mut self) {
+    /// Sleeps until a kick, a message or a completion arrives, or a deadline passes; at most for so long.
+    fn sleep(&mut self, at_most: Option<Duration>) {
         self.channels.begin_sleep();
         // A full channel has space again after its next completion, which arrives in the ring, or at its deadline.
         let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
@@ -510,7 +511,8 @@ impl Worker {
         let clock = calls.min().map(|due| Duration::from_nanos(due.since(self.now)));
         // An eventfd that the ring does not poll is checked now and then.
         let eventfd = (!self.mailbox_polled).then_some(MAILBOX_CHECK);
-        let wait = [storage, clock, eventfd].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
+        let wait =
+            [at_most, storage, clock, eventfd].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
         let before = self.now;
         self.context.turn(wait);
         self.channels.end_sleep();

@@ -274,6 +274,29 @@ fn nothing_waits_for_a_sleeping_worker() {
 }
 
 #[test]
+fn a_worker_looks_by_a_timer_while_all_of_its_polled_queues_do() {
+    let mut list = PollList::default();
+    (0..3).for_each(|slot| list.attach(slot, Phase::Running));
+    (0..3).for_each(|slot| list.set_watched(slot, true));
+    let mut decide = |results: [IdleResult; 3]| {
+        (0..3).for_each(|slot| list.kicked(slot));
+        let decision = list.decide_when_idle(false, |slot| results[usize::from(slot)]);
+        (decision, list.polled().len())
+    };
+    use IdleResult::{Armed, Poll, PollByTimer, PollInWindow};
+    assert_eq!(decide([PollByTimer; 3]), (IdleDecision::Timer, 3));
+    assert_eq!(decide([Armed, PollByTimer, Armed]), (IdleDecision::Timer, 1));
+    assert_eq!(decide([Poll, PollByTimer, Armed]), (IdleDecision::Turn, 2));
+    assert_eq!(decide([PollInWindow, PollByTimer, PollByTimer]), (IdleDecision::Turn, 3));
+    assert_eq!(decide([Armed; 3]), (IdleDecision::Sleep, 0));
+    // One whose kick is not watched cannot wake the worker.
+    list.set_watched(0, false);
+    list.kicked(1);
+    assert_eq!(list.decide_when_idle(false, |_| PollByTimer), IdleDecision::Turn);
+    assert_eq!(list.decide_when_idle(true, |_| panic!("completions are unread")), IdleDecision::Turn);
+}
+
+#[test]
 #[should_panic(expected = "lost: ")]
 fn a_worker_that_hides_unread_completions_is_detected() {
     explore(Worker::HidesUnreadCompletions, Model::new());

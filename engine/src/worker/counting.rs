@@ -10,11 +10,12 @@ use mqblk_core::{
     ArmResult, ByteLen, ByteOffset, Completion, DiskChannel, DiskSlot, FinishedRequest, GuestQueue, Intake, Op,
     Outcome, PublishResult, PullEnd, Request,
 };
+use mqblk_uring::EventFd;
 
 use super::*;
 use crate::mailbox::Mailbox;
 use crate::options::{Coalesce, PlugOptions};
-use crate::poll::PollPolicy;
+use crate::poll::{PollPolicy, WindowMode};
 use crate::queue_options::QueueOptions;
 use crate::request::Buffer;
 use crate::trial::TrialDisk;
@@ -124,6 +125,10 @@ fn disk(state: &Shared) -> Arc<crate::AnyDisk> {
 }
 
 fn fixture(coalesce: Coalesce) -> (Worker, Shared, Mailbox<Worker>) {
+    fixture_of(PollPolicy::Busy, None, coalesce)
+}
+
+fn fixture_of(poll: PollPolicy, kick: Option<Kick>, coalesce: Coalesce) -> (Worker, Shared, Mailbox<Worker>) {
     let (mailbox, receiver) = Mailbox::new(0).expect("a mailbox");
     let options = UringOptions { submissions: 8, in_flight: 16, files: 1, buffers: 1 };
     let mut worker = Worker::new(options, receiver).expect("the host has io_uring");
@@ -135,8 +140,8 @@ fn fixture(coalesce: Coalesce) -> (Worker, Shared, Mailbox<Worker>) {
             plug: PlugOptions::default(),
             health: Arc::default(),
         }],
-        kick: None,
-        poll: PollPolicy::Busy,
+        kick,
+        poll,
         coalesce,
         paused: false,
         on_broken: Box::new(|why| panic!("{why}")),
@@ -156,6 +161,45 @@ fn release(worker: &mut Worker, state: &Shared, count: usize) -> (u32, u32) {
 
 fn push(state: &Shared, ops: impl IntoIterator<Item = Op>) {
     state.lock().unwrap().waiting.extend(ops);
+}
+
+#[test]
+fn a_worker_that_looks_by_a_timer_serves_without_kicks_and_arms_when_nothing_comes() {
+    let kick = EventFd::new().expect("an eventfd").into();
+    let (mut worker, state, _open) = fixture_of(PollPolicy::Auto, Some(kick), Coalesce::default());
+    worker.waiting = Waiting::fixed(WindowMode::Timer);
+    let request = || {
+        push(&state, [Op::Read]);
+        state.lock().unwrap().release += 1;
+    };
+    // Turns until the worker sleeps; a request comes after each of the first looks. Returns how often it looked by the timer.
+    let mut run = |requests: u32| {
+        let mut looks = 0;
+        request();
+        for _ in 0..10_000 {
+            if worker.turn() {
+                continue;
+            }
+            match worker.poll_or_arm() {
+                IdleDecision::Turn => {}
+                IdleDecision::Timer => {
+                    worker.sleep(Some(TIMER));
+                    looks += 1;
+                    if looks < requests {
+                        request();
+                    }
+                }
+                IdleDecision::Sleep => return (looks, state.lock().unwrap().completed),
+            }
+        }
+        panic!("it never sleeps");
+    };
+    let (looks, completed) = run(5);
+    assert!(completed == 5 && looks > 5, "{looks} looks, {completed} completed");
+    let stats = worker.stats(0);
+    assert_eq!(stats.queues[0].1.counters.kicks, 0);
+    assert_eq!(stats.queues[0].1.polling.and_then(|polling| polling.timer_ns), Some(TIMER.as_nanos() as u64));
+    assert!(stats.sleeps >= u64::from(looks), "{} of {looks}", stats.sleeps);
 }
 
 const WRITE: Op = Op::Write { fua: false };
@@ -240,7 +284,7 @@ fn a_deferred_call_is_sent_when_its_delay_has_passed() {
     assert_eq!(completed, 1);
     // The storage never completes the other one.
     while state.lock().unwrap().calls == 0 {
-        worker.sleep();
+        worker.sleep(None);
         worker.turn();
     }
     assert_eq!(state.lock().unwrap().calls, 1);

@@ -6,6 +6,7 @@ use super::{AttachedQueue, LeavingQueue, OnDrained, TakeFn, Worker, with_merges}
 use crate::attach_error::WorkerError;
 use crate::clock::Ticks;
 use crate::counters::QueueStats;
+use crate::poll::WindowMode;
 use crate::poll_list::Phase;
 
 /// What is left of a queue that was detached.
@@ -110,7 +111,7 @@ impl Worker {
             let AttachedQueue { runner, kick, on_broken, detach, waker, on_drained, .. } = attached;
             match on_drained {
                 Some(OnDrained::Detach(left)) => {
-                    let stats = with_merges(runner.stats(self.now, None), merges);
+                    let stats = with_merges(runner.stats(self.now, WindowMode::Open, None), merges);
                     let position = detach(runner, &mut self.context);
                     // The receiver may be gone.
                     let _ = left.send(LeftQueue { position, report: stats });

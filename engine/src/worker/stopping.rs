@@ -516,7 +516,7 @@ fn wait(rig: &mut Rig, count: usize) -> Vec<(u64, Outcome)> {
     let mut completed = rig.run_until_idle();
     while completed.len() < count {
         assert!(rig.worker.channels.deadline().is_some(), "its retry must wake the worker");
-        rig.worker.sleep();
+        rig.worker.sleep(None);
         completed.extend(rig.run_until_idle());
     }
     completed
@@ -530,7 +530,7 @@ fn a_failed_request_is_repeated_until_it_succeeds() {
     // Other requests complete meanwhile.
     assert_eq!(rig.submit(&[(WRITE, 7), (WRITE, 8)]), [(8, DONE)]);
     while rig.health.stats().retries < 2 {
-        rig.worker.sleep();
+        rig.worker.sleep(None);
         assert_eq!(rig.submit(&[(WRITE, 9)]), [(9, DONE)]);
     }
     assert_eq!((rig.in_flight(), rig.health.is_stopped()), (1, false));

@@ -402,7 +402,7 @@ fn play(plan: &[(u32, Event)]) -> u32 {
     let (mut worker, scene) = fixture(plan);
     // Each event wakes the worker at most once, and between two sleeps it runs few turns.
     for _ in 0..1000 {
-        if worker.turn() || worker.poll_or_arm() == IdleDecision::Turn {
+        if worker.turn() || worker.poll_or_arm() != IdleDecision::Sleep {
             continue;
         }
         // It sleeps until a completion arrives; those that had arrived before do not wake it.

@@ -43,7 +43,7 @@ pub struct VirtioScsi {
     negotiated: AtomicU64,
     sense_size: AtomicU32,
     cdb_size: AtomicU32,
-    /// Since the last reset no queue has stopped, and none has started that its driver had used before.
+    /// Since the last reset no queue has stopped, and no driver has resumed.
     unused_since_reset: AtomicBool,
     /// A queue has started since the process did.
     has_started: AtomicBool,
@@ -182,6 +182,14 @@ impl VirtioScsi {
         self.unused_since_reset.store(false, Ordering::Relaxed);
     }
 
+    /// Clears the unit attentions that would tell a driver of a restart: the guest has not rebooted, the process that served it before has ended.
+    fn resume_initiator(&self) {
+        if self.unused_since_reset.swap(false, Ordering::Relaxed) {
+            let elsewhere = self.reset_before_start.load(Ordering::Relaxed);
+            self.lun_map().iter().for_each(|unit| unit.nexus.initiator_resumed(elsewhere));
+        }
+    }
+
     pub(crate) fn post_event(&self, event: ScsiEvent) {
         let negotiated = self.negotiated.load(Ordering::Relaxed);
         // A driver that continues uses the event queue before its features are set again.
@@ -260,7 +268,10 @@ impl<C: GuestContext> VirtioDevice<C> for VirtioScsi {
     }
 
     fn driver_started(&self, resumed: bool) {
-        if !resumed {
+        if resumed {
+            // Before any queue starts: one that the driver has not used yet may be the first.
+            self.resume_initiator();
+        } else {
             for unit in self.lun_map().iter() {
                 unit.nexus.initiator_reset();
                 unit.nexus.unit().end_replay();
@@ -324,10 +335,8 @@ impl<C: GuestContext> VirtioDevice<C> for VirtioScsi {
 
     fn create_queue(self: &Arc<Self>, index: u16, parts: QueueResources) -> ScsiQueue<C> {
         let QueueResources { ring, lease, call, features, waker } = parts;
-        if ring.is_resumed() && self.unused_since_reset.swap(false, Ordering::Relaxed) {
-            // The guest has not rebooted: the process that served it before has ended.
-            let elsewhere = self.reset_before_start.load(Ordering::Relaxed);
-            self.lun_map().iter().for_each(|unit| unit.nexus.initiator_resumed(elsewhere));
+        if ring.is_resumed() {
+            self.resume_initiator();
         }
         self.has_started.store(true, Ordering::Relaxed);
         if self.replay_gate.queue_started(index, ring.recorded_steps()) {

@@ -169,6 +169,15 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_that_resumes_hears_of_no_restart_whichever_queue_starts_first() {
+        let controller = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
+        VirtioDevice::<NoContext>::reset(&*controller);
+        assert!(attentions(&controller).iter().all(|pending| !pending.is_empty()));
+        VirtioDevice::<NoContext>::driver_started(&*controller, true);
+        assert_eq!(attentions(&controller), [vec![], vec![]]);
+    }
+
+    #[test]
     fn state_moves_and_survives_the_start_of_the_queues() {
         let source = controller(&[(FIRST, 1 << 20), (SECOND, 1 << 20)]);
         source.set_sizes(DriverSizes { sense: 64, cdb: 16 });

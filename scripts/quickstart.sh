@@ -3,11 +3,12 @@
 # to a virtual machine. Serves until Ctrl-C.
 #
 # QUICKSTART_EXIT=1    exit 0 instead of serving until Ctrl-C
+# MQBLK=PROGRAM        use this program instead of building one
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/check-toolchain.sh
 
-mqblk=target/release/mqblk
+mqblk=${MQBLK:-target/release/mqblk}
 cpus=$(nproc)
 queues=$((cpus < 256 ? cpus : 256))
 bench_queues=$((queues > 1 ? 2 : 1))
@@ -53,34 +54,17 @@ start_daemon() {
     done
 }
 
+# measure POLL: measures what the daemon serves, and keeps the table.
 measure() {
-    local depth
-    for depth in 1 32; do
-        "$mqblk" bench --socket "$socket" --rw randread --bs 4k --iodepth "$depth" \
-            --queues "$(seq -s, 1 "$bench_queues")" --size 256M --warmup 0.2 --runtime 1 --runs 1 \
-            --json "$folder/$1-$depth.json" >"$folder/bench.log" 2>&1 || {
-            cat "$folder/bench.log" >&2
-            fail "the benchmark failed"
-        }
-    done
-}
-
-# rows POLL: one line for each object of the benchmark's JSON. Each key occurs once in an object.
-rows() {
-    local depth key
-    for depth in 1 32; do
-        for key in queues iodepth iops_mean bw_bytes_per_s p50 p99 server_cpu_us_per_io; do
-            grep -o "\"$key\": *[0-9.eE+-]*" "$folder/$1-$depth.json" | sed 's/.*: *//' >"$folder/column.$key"
-        done
-        (cd "$folder" && paste column.queues column.iodepth column.iops_mean column.bw_bytes_per_s \
-            column.p50 column.p99 column.server_cpu_us_per_io) |
-            awk -v poll="$1" '{ printf "  %-10s %7d %8d %10d %8.1f %9.1f %9.1f %15.2f\n",
-                poll, $1, $2, $3, $4 / 1048576, $5, $6, $7 }'
-    done
+    "$mqblk" bench --socket "$socket" --rw randread --bs 4k --iodepth 1,32 --queues "$(seq -s, 1 "$bench_queues")" \
+        --size 256M --warmup 0.2 --runtime 1 --runs 1 >"$folder/$1.table" 2>"$folder/bench.log" || {
+        cat "$folder/bench.log" >&2
+        fail "the benchmark failed"
+    }
 }
 
 echo "1. building"
-cargo build --release -p mqblk
+[ -n "${MQBLK:-}" ] || cargo build --release -p mqblk
 folder=$(mktemp -d "${TMPDIR:-/tmp}/mqblk-quickstart.XXXXXX")
 socket=$folder/disk.sock
 
@@ -100,10 +84,10 @@ measure off
 stop_daemon
 start_daemon auto
 measure auto
-echo
-printf "  %-10s %7s %8s %10s %8s %9s %9s %15s\n" poll queues iodepth IOPS MiB/s "p50 us" "p99 us" "server us/IO"
-rows off
-rows auto
+for poll in off auto; do
+    printf '\npoll=%s, ' "$poll"
+    cat "$folder/$poll.table"
+done
 
 cat <<END
 

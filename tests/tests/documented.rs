@@ -5,6 +5,9 @@
 //! `MQBLK_DOCUMENT=docs/xen.md` runs the pages alone whose names have this.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -12,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use mqblk_tests::documented::markdown::Block;
 use mqblk_tests::documented::{Sandbox, Script, Session, links, plan, repository};
 use mqblk_tests::hostile::daemon::mqblk_binary;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Pages that are run at the same time: most of the time they wait.
 const AT_ONCE: usize = 3;
@@ -304,4 +308,43 @@ fn links_and_paths_of_documents_lead_somewhere() {
     let pages = plan::documents(&names.into_iter().collect::<Vec<_>>()).context("documents").unwrap();
     let faults: Vec<String> = pages.iter().flat_map(|(page, text)| links::faults(&root, &files, page, text)).collect();
     assert!(faults.is_empty(), "{} links or paths lead nowhere:\n{}", faults.len(), faults.join("\n"));
+}
+
+/// README's first command, but for the build: what it prints, that Ctrl-C ends it with 0, and that nothing is left.
+#[test]
+fn the_quickstart_verifies_measures_and_ends_with_ctrl_c() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut quickstart = Command::new("scripts/quickstart.sh")
+        .current_dir(repository())
+        .env("MQBLK", mqblk_binary())
+        .env("TMPDIR", folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .expect("scripts/quickstart.sh");
+    let mut printed = BufReader::new(quickstart.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    let lines: Vec<String> = printed.by_ref().take_while(|line| line != "Serving until Ctrl-C.").collect();
+    let group = Pid::from_child(&quickstart);
+    kill_process_group(group, Signal::INT).expect("it runs");
+    let after: Vec<String> = printed.collect();
+    let status = quickstart.wait().expect("it ends");
+    let text = lines.join("\n");
+    assert!(status.success(), "{status}: {text}\n{after:?}");
+    assert!(
+        text.contains("4096 blocks verified") && text.contains("-device vhost-user-blk-pci,chardev=mqblk"),
+        "{text}"
+    );
+    for poll in ["off", "auto"] {
+        let mut table = lines.iter().skip_while(|line| !line.starts_with(&format!("poll={poll}, target"))).skip(1);
+        let iops =
+            table.next().and_then(|header| header.split_whitespace().position(|word| word == "IOPS")).expect("IOPS");
+        let rows: Vec<f64> = table.map_while(|row| row.split_whitespace().nth(iops)?.parse().ok()).collect();
+        // Depths of 1 and 32, with one queue and with two, if there are so many CPUs.
+        assert!(
+            [2, 4].contains(&rows.len()) && rows.iter().all(|iops| *iops > 100.0),
+            "poll={poll}: {rows:?} in {text}"
+        );
+    }
+    assert_eq!(folder.path().read_dir().expect("the folder").count(), 0, "files are left");
 }

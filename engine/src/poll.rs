@@ -13,7 +13,7 @@ use crate::clock::Ticks;
 /// How long an idle queue is polled before it is armed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// Not beyond a few microseconds, which arming and sleeping would take as well: every request after a pause costs a kick and a wakeup.
+    /// Not beyond about 10 us, which arming, sleeping and being woken would take as well: every request after a pause costs a kick and a wakeup.
     Off,
     /// While requests and completions come soon, judged by what a wakeup costs on this host, and others do not want the CPU.
     #[default]
@@ -78,6 +78,8 @@ pub(crate) enum Idle {
     KeepPolling,
     /// The same, and the worker may be polling for long.
     KeepWindowOpen,
+    /// The same, and only its policy ends that.
+    KeepFixedWindow,
     /// Poll it in the turn after the worker's next short sleep.
     KeepTimer,
     /// Arm it.
@@ -95,10 +97,13 @@ pub(crate) enum WindowMode {
     Open,
 }
 
-/// What `off` counts as soon, in nanoseconds: about what it takes to arm a queue and go to sleep.
-const OFF_HORIZON: u64 = 3000;
+/// What `off` counts as soon, in nanoseconds: about what it takes to arm a queue, to go to sleep, and to be kicked and woken.
+const OFF_HORIZON: u64 = 10_000;
 /// How much time to poll `off` can earn.
 const OFF_MAX: u64 = 4 * OFF_HORIZON;
+/// The same of `auto` while its window is closed: it is where polling costs others their CPU. About what it takes to arm a queue and go to sleep.
+const CLOSED_HORIZON: u64 = 3000;
+const CLOSED_MAX: u64 = 4 * CLOSED_HORIZON;
 /// What `auto` counts as soon, in wake-up costs.
 const AUTO_HORIZON: u64 = 10;
 /// How much time to poll `auto` can earn, in nanoseconds: so long a pause between two bursts is polled through.
@@ -214,7 +219,11 @@ impl PollState {
             max,
             credit: Credit::new(AUTO_HORIZON * wake_cost, AUTO_MAX),
             timer: Credit::new(TIMER_HORIZON, AUTO_MAX),
-            moment: Credit::new(OFF_HORIZON, OFF_MAX),
+            moment: if policy == PollPolicy::Off {
+                Credit::new(OFF_HORIZON, OFF_MAX)
+            } else {
+                Credit::new(CLOSED_HORIZON, CLOSED_MAX)
+            },
             active_at: now,
             in_flight: false,
             polled_at: Some(now),
@@ -328,7 +337,9 @@ impl PollState {
         self.by_timer = window_open && self.has_timer(mode);
         match (window_open, keep) {
             (true, _) if self.by_timer => Idle::KeepTimer,
-            (true, _) => Idle::KeepWindowOpen,
+            (true, _) if self.policy == PollPolicy::Auto => Idle::KeepWindowOpen,
+            (true, _) => Idle::KeepFixedWindow,
+            (false, true) if self.policy == PollPolicy::Off => Idle::KeepFixedWindow,
             (false, true) => Idle::KeepPolling,
             (false, false) => Idle::Arm,
         }
@@ -401,33 +412,30 @@ mod tests {
     #[test]
     fn a_static_window_closes_and_reopens() {
         let mut state = new(PollPolicy::Static(US * 50));
-        assert_eq!(state.idle(us(49), WindowMode::Open), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(49), WindowMode::Open), Idle::KeepFixedWindow);
         assert_eq!(state.idle(us(50), WindowMode::Open), Idle::Arm);
         state.active(false, us(60));
-        assert_eq!(state.idle(us(109), WindowMode::Open), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(109), WindowMode::Open), Idle::KeepFixedWindow);
         assert_eq!(state.idle(us(110), WindowMode::Open), Idle::Arm);
     }
 
     #[test]
     fn off_polls_only_for_what_comes_before_it_could_sleep_and_busy_always_does() {
         let mut off = new(PollPolicy::Off);
-        assert_eq!(
-            (off.idle(us(2), WindowMode::Open), off.idle(us(3), WindowMode::Open)),
-            (Idle::KeepPolling, Idle::Arm)
-        );
+        let idle = |off: &mut PollState, at| off.idle(us(at), WindowMode::Open);
+        assert_eq!((idle(&mut off, 9), idle(&mut off, 10)), (Idle::KeepFixedWindow, Idle::Arm));
         for at in (1000..2000).step_by(50) {
             off.resume(us(at));
             off.active(false, us(at));
-            assert_eq!(off.idle(us(at), WindowMode::Open), Idle::Arm, "nothing came soon");
+            assert_eq!(idle(&mut off, at), Idle::Arm, "nothing came soon");
         }
         for at in 2000..2100 {
             off.resume(us(at));
             off.active(false, us(at));
         }
-        assert_eq!(
-            (off.idle(us(2110), WindowMode::Open), off.idle(us(2112), WindowMode::Open)),
-            (Idle::KeepPolling, Idle::Arm)
-        );
+        assert_eq!((idle(&mut off, 2138), idle(&mut off, 2140)), (Idle::KeepFixedWindow, Idle::Arm));
+        let mut closed = new(PollPolicy::Auto);
+        assert_eq!([2, 3].map(|at| closed.idle(us(at), WindowMode::Closed)), [Idle::KeepPolling, Idle::Arm]);
         assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), WindowMode::Open), Idle::KeepPolling);
     }
 
@@ -438,7 +446,7 @@ mod tests {
         state.idle(us(12), WindowMode::Open);
         state.active(false, us(15));
         assert_eq!(state.empty_poll_ns(), 2000, "time that ended with a request is not counted");
-        assert_eq!(state.idle(us(40), WindowMode::Open), Idle::KeepWindowOpen);
+        assert_eq!(state.idle(us(40), WindowMode::Open), Idle::KeepFixedWindow);
         assert_eq!(state.idle(us(65), WindowMode::Open), Idle::Arm);
         assert_eq!(state.empty_poll_ns(), 52_000);
         // Armed until 1000; a kick without a request has it polled again.
@@ -509,7 +517,7 @@ mod tests {
         assert_eq!(state.idle(us(5501), WindowMode::Timer), Idle::KeepTimer);
         assert_eq!(state.reason(WindowMode::Timer, None), (PollReason::Expected, Some(299_000)));
         for policy in [PollPolicy::Static(US * 50), PollPolicy::Adaptive { max: US * 200 }] {
-            assert_eq!(new(policy).idle(us(10), WindowMode::Timer), Idle::KeepWindowOpen, "{policy}");
+            assert_eq!(new(policy).idle(us(10), WindowMode::Timer), Idle::KeepFixedWindow, "{policy}");
         }
         assert_eq!(new(PollPolicy::Busy).idle(us(10), WindowMode::Timer), Idle::KeepPolling);
     }

@@ -545,6 +545,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         match self.poll.idle(now, mode) {
             Idle::KeepPolling => return IdleResult::Poll,
             Idle::KeepWindowOpen => return IdleResult::PollInWindow,
+            Idle::KeepFixedWindow => return IdleResult::PollInFixedWindow,
             Idle::KeepTimer => return IdleResult::PollByTimer,
             Idle::Arm => {}
         }

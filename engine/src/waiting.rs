@@ -42,6 +42,8 @@ pub(crate) struct Waiting {
     completions: u64,
     before: u64,
     block_began: Ticks,
+    /// A window that may be closed was open in an idle turn of this block.
+    window_was_open: bool,
     /// Something happened in the turn before this one.
     was_active: bool,
     /// When the CPU was last offered to other threads, or something happened.
@@ -58,6 +60,7 @@ impl Waiting {
             completions: 0,
             before: 0,
             block_began: Ticks(0),
+            window_was_open: false,
             was_active: false,
             offered_at: Ticks(0),
             offer_after: MIN_OFFER,
@@ -80,6 +83,12 @@ impl Waiting {
     #[inline]
     pub(crate) fn closed(&self) -> Option<PollReason> {
         self.windows.closed()
+    }
+
+    /// In this turn, which was idle, a window is open that may be closed.
+    #[inline]
+    pub(crate) fn window_open(&mut self) {
+        self.window_was_open = true;
     }
 
     /// Something happened in this turn.
@@ -114,7 +123,10 @@ impl Waiting {
     fn end_block(&mut self, now: Ticks) {
         let (requests, ns) = (self.completions - self.before, now.since(self.block_began));
         (self.before, self.block_began) = (self.completions, now);
-        self.windows.busy(self.completions, now);
+        // Else it does not matter whether windows are open.
+        if std::mem::take(&mut self.window_was_open) {
+            self.windows.busy(self.completions, now);
+        }
         if self.mode() != WindowMode::Open || self.windows.are_contended() {
             self.tuner.disturbed();
         } else if ns > SLOW * requests {
@@ -168,6 +180,7 @@ mod tests {
             };
             ways.push(way);
             *now += BLOCK * ns[way];
+            waiting.window_open();
             waiting.completed(BLOCK as usize);
             waiting.published(Ticks(*now));
         }

@@ -489,16 +489,20 @@ impl Worker {
         let now = self.now;
         self.renew_watches();
         let queues = &mut self.queues;
-        let mut offers_cpu = false;
+        let (mut auto, mut fixed) = (false, false);
         let mode = self.waiting.mode();
         // Kicks and messages may have arrived in the turn after it had checked for them.
         let decision = self.poll_list.decide_when_idle(self.context.has_unread(), |slot| {
             let Some(attached) = queues[usize::from(slot)].as_mut() else { return IdleResult::Armed };
             let result = attached.runner.poll_or_arm(now, mode);
-            offers_cpu |= result == IdleResult::PollInWindow;
+            auto |= result == IdleResult::PollInWindow;
+            fixed |= result == IdleResult::PollInFixedWindow;
             result
         });
-        self.offers_cpu = offers_cpu;
+        self.offers_cpu = auto || fixed;
+        if auto {
+            self.waiting.window_open();
+        }
         decision
     }
 

@@ -48,11 +48,10 @@ impl ExperimentResult {
     pub(super) fn sentence(&self) -> String {
         let name = self.experiment.name();
         match &self.failure {
-            Some(why) => format!(
-                "{name}: not measurable here: it ended early with {} of {} rows: {why}.",
-                self.rows.len(),
-                self.expected_rows
-            ),
+            Some(why) if self.rows.len() < self.expected_rows => {
+                format!("{name}: not finished, with {} of {} rows: {why}.", self.rows.len(), self.expected_rows)
+            }
+            Some(why) => format!("{name}: not finished, with all rows, but not all of their runs: {why}."),
             None => claim::sentence(name, &self.claims()),
         }
     }

@@ -68,6 +68,22 @@ fn result(one: &'static dyn Reproduction, rows: Vec<ResultRow>) -> ExperimentRes
     }
 }
 
+#[test]
+fn an_experiment_that_was_interrupted_says_what_is_missing() {
+    let one = experiment("polling");
+    let all = rows(one, true, &|_| 1000.0);
+    let interrupted = |missing: usize| {
+        let measured = all[missing..].to_vec();
+        let failure = Some("interrupted".to_owned());
+        ExperimentResult { failure, expected_rows: all.len(), ..result(one, measured) }.sentence()
+    };
+    assert_eq!(
+        interrupted(3),
+        format!("polling: not finished, with {} of {} rows: interrupted.", all.len() - 3, all.len())
+    );
+    assert_eq!(interrupted(0), "polling: not finished, with all rows, but not all of their runs: interrupted.");
+}
+
 fn machine() -> MachineDescription {
     MachineDescription { cores: 2, facts: vec![("CPU", "A <fast> one & more".into())] }
 }

@@ -126,9 +126,9 @@ if [ "${QUICKSTART_EXIT:-}" = 1 ]; then
     stop_daemon
     exit 0
 fi
+trap 'stop_daemon && exit 0 || exit 1' INT TERM
 echo
 echo "Serving until Ctrl-C."
-trap 'stop_daemon && exit 0 || exit 1' INT TERM
 code=0
 wait "$daemon" || code=$?
 daemon=

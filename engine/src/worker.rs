@@ -1,5 +1,5 @@
 //! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, call each guest
-//! at most once. If nothing happened: poll on while a window is open, else arm, check again, and sleep.
+//! at most once. If nothing happened: poll on while a window is open, all the time or by a timer, else arm, check again, and sleep.
 
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::clock::Ticks;
+use crate::poll_list::IdleResult;
 
 /// How long an idle queue is polled before it is armed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,21 +71,6 @@ impl fmt::Display for PollPolicy {
 
 /// The smallest open adaptive window, in nanoseconds: growth starts here, a smaller one closes.
 const SMALLEST: u64 = 4000;
-
-/// What to do with a queue that was idle in a turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Idle {
-    /// Poll it in the next turn.
-    KeepPolling,
-    /// The same, and the worker may be polling for long.
-    KeepWindowOpen,
-    /// The same, and only its policy ends that.
-    KeepFixedWindow,
-    /// Poll it in the turn after the worker's next short sleep.
-    KeepTimer,
-    /// Arm it.
-    Arm,
-}
 
 /// How the windows of `auto` are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -307,9 +293,9 @@ impl PollState {
         }
     }
 
-    /// The queue was idle in a turn. `mode`: of `auto`.
+    /// The queue was idle in a turn. Returns how it is polled on; `None`: it is to be armed. `mode`: of `auto`.
     #[inline]
-    pub(crate) fn idle(&mut self, now: Ticks, mode: WindowMode) -> Idle {
+    pub(crate) fn idle(&mut self, now: Ticks, mode: WindowMode) -> Option<IdleResult> {
         let mut polled = self.polled_at.map_or(0, |before| now.since(before));
         if !std::mem::take(&mut self.by_timer) {
             // Another thread had the CPU in a longer gap: that was not polling.
@@ -336,12 +322,12 @@ impl PollState {
         self.polled_at = (window_open || keep).then_some(now);
         self.by_timer = window_open && self.has_timer(mode);
         match (window_open, keep) {
-            (true, _) if self.by_timer => Idle::KeepTimer,
-            (true, _) if self.policy == PollPolicy::Auto => Idle::KeepWindowOpen,
-            (true, _) => Idle::KeepFixedWindow,
-            (false, true) if self.policy == PollPolicy::Off => Idle::KeepFixedWindow,
-            (false, true) => Idle::KeepPolling,
-            (false, false) => Idle::Arm,
+            (true, _) if self.by_timer => Some(IdleResult::PollByTimer),
+            (true, _) if self.policy == PollPolicy::Auto => Some(IdleResult::PollInWindow),
+            (true, _) => Some(IdleResult::PollInFixedWindow),
+            (false, true) if self.policy == PollPolicy::Off => Some(IdleResult::PollInFixedWindow),
+            (false, true) => Some(IdleResult::Poll),
+            (false, false) => None,
         }
     }
 
@@ -376,7 +362,7 @@ mod tests {
     fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> bool {
         let mut polled = state.polled_at.is_some();
         for at in *now + 1..*now + gap {
-            polled = polled && state.idle(us(at), WindowMode::Open) != Idle::Arm;
+            polled = polled && state.idle(us(at), WindowMode::Open) != None;
         }
         *now += gap;
         if !polled {
@@ -412,31 +398,31 @@ mod tests {
     #[test]
     fn a_static_window_closes_and_reopens() {
         let mut state = new(PollPolicy::Static(US * 50));
-        assert_eq!(state.idle(us(49), WindowMode::Open), Idle::KeepFixedWindow);
-        assert_eq!(state.idle(us(50), WindowMode::Open), Idle::Arm);
+        assert_eq!(state.idle(us(49), WindowMode::Open), Some(IdleResult::PollInFixedWindow));
+        assert_eq!(state.idle(us(50), WindowMode::Open), None);
         state.active(false, us(60));
-        assert_eq!(state.idle(us(109), WindowMode::Open), Idle::KeepFixedWindow);
-        assert_eq!(state.idle(us(110), WindowMode::Open), Idle::Arm);
+        assert_eq!(state.idle(us(109), WindowMode::Open), Some(IdleResult::PollInFixedWindow));
+        assert_eq!(state.idle(us(110), WindowMode::Open), None);
     }
 
     #[test]
     fn off_polls_only_for_what_comes_before_it_could_sleep_and_busy_always_does() {
         let mut off = new(PollPolicy::Off);
         let idle = |off: &mut PollState, at| off.idle(us(at), WindowMode::Open);
-        assert_eq!((idle(&mut off, 9), idle(&mut off, 10)), (Idle::KeepFixedWindow, Idle::Arm));
+        assert_eq!((idle(&mut off, 9), idle(&mut off, 10)), (Some(IdleResult::PollInFixedWindow), None));
         for at in (1000..2000).step_by(50) {
             off.resume(us(at));
             off.active(false, us(at));
-            assert_eq!(idle(&mut off, at), Idle::Arm, "nothing came soon");
+            assert_eq!(idle(&mut off, at), None, "nothing came soon");
         }
         for at in 2000..2100 {
             off.resume(us(at));
             off.active(false, us(at));
         }
-        assert_eq!((idle(&mut off, 2138), idle(&mut off, 2140)), (Idle::KeepFixedWindow, Idle::Arm));
+        assert_eq!((idle(&mut off, 2138), idle(&mut off, 2140)), (Some(IdleResult::PollInFixedWindow), None));
         let mut closed = new(PollPolicy::Auto);
-        assert_eq!([2, 3].map(|at| closed.idle(us(at), WindowMode::Closed)), [Idle::KeepPolling, Idle::Arm]);
-        assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), WindowMode::Open), Idle::KeepPolling);
+        assert_eq!([2, 3].map(|at| closed.idle(us(at), WindowMode::Closed)), [Some(IdleResult::Poll), None]);
+        assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), WindowMode::Open), Some(IdleResult::Poll));
     }
 
     #[test]
@@ -446,15 +432,15 @@ mod tests {
         state.idle(us(12), WindowMode::Open);
         state.active(false, us(15));
         assert_eq!(state.empty_poll_ns(), 2000, "time that ended with a request is not counted");
-        assert_eq!(state.idle(us(40), WindowMode::Open), Idle::KeepFixedWindow);
-        assert_eq!(state.idle(us(65), WindowMode::Open), Idle::Arm);
+        assert_eq!(state.idle(us(40), WindowMode::Open), Some(IdleResult::PollInFixedWindow));
+        assert_eq!(state.idle(us(65), WindowMode::Open), None);
         assert_eq!(state.empty_poll_ns(), 52_000);
         // Armed until 1000; a kick without a request has it polled again.
-        assert_eq!(state.idle(us(1000), WindowMode::Open), Idle::Arm);
+        assert_eq!(state.idle(us(1000), WindowMode::Open), None);
         assert_eq!(state.empty_poll_ns(), 52_000);
         let mut busy = new(PollPolicy::Busy);
         busy.active(false, us(0));
-        (1..=100).for_each(|at| assert_eq!(busy.idle(us(at), WindowMode::Open), Idle::KeepPolling));
+        (1..=100).for_each(|at| assert_eq!(busy.idle(us(at), WindowMode::Open), Some(IdleResult::Poll)));
         assert_eq!(busy.empty_poll_ns(), 100_000);
     }
 
@@ -506,7 +492,9 @@ mod tests {
         let mut state = new(PollPolicy::Auto);
         (1..=20).for_each(|at| state.active(false, us(at * 200)));
         let polled = state.empty_poll_ns();
-        let looks = (0..).take_while(|at| state.idle(us(4000 + at * 25), WindowMode::Timer) == Idle::KeepTimer).count();
+        let looks = (0..)
+            .take_while(|at| state.idle(us(4000 + at * 25), WindowMode::Timer) == Some(IdleResult::PollByTimer))
+            .count();
         assert_eq!((looks, state.empty_poll_ns()), (40, polled));
         assert_eq!(state.reason(WindowMode::Timer, None), (PollReason::Quiet, Some(0)));
         // One request that comes soon is enough to look on.
@@ -514,12 +502,12 @@ mod tests {
         state.active(false, us(5300));
         assert!(!state.should_resume(WindowMode::Timer), "1.3 ms are not soon");
         state.active(false, us(5500));
-        assert_eq!(state.idle(us(5501), WindowMode::Timer), Idle::KeepTimer);
+        assert_eq!(state.idle(us(5501), WindowMode::Timer), Some(IdleResult::PollByTimer));
         assert_eq!(state.reason(WindowMode::Timer, None), (PollReason::Expected, Some(299_000)));
         for policy in [PollPolicy::Static(US * 50), PollPolicy::Adaptive { max: US * 200 }] {
-            assert_eq!(new(policy).idle(us(10), WindowMode::Timer), Idle::KeepFixedWindow, "{policy}");
+            assert_eq!(new(policy).idle(us(10), WindowMode::Timer), Some(IdleResult::PollInFixedWindow), "{policy}");
         }
-        assert_eq!(new(PollPolicy::Busy).idle(us(10), WindowMode::Timer), Idle::KeepPolling);
+        assert_eq!(new(PollPolicy::Busy).idle(us(10), WindowMode::Timer), Some(IdleResult::Poll));
     }
 
     #[test]
@@ -528,7 +516,7 @@ mod tests {
         (0..10).for_each(|_| assert!(after(&mut state, &mut now, 5, false)));
         let before = state.empty_poll_ns();
         for at in 1..=10 {
-            assert_eq!(state.idle(us(now + at * 3000), WindowMode::Open), Idle::KeepWindowOpen);
+            assert_eq!(state.idle(us(now + at * 3000), WindowMode::Open), Some(IdleResult::PollInWindow));
         }
         assert_eq!(state.empty_poll_ns(), before);
     }

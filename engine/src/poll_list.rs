@@ -183,15 +183,14 @@ impl PollList {
         let mut by_timer = true;
         self.polled.retain(|slot| {
             let Some(queue) = queues[usize::from(*slot)].as_mut() else { return false };
-            queue.polled = queue.phase == Phase::Running
-                && match if queue.watched { poll_or_arm(*slot) } else { IdleResult::Poll } {
-                    IdleResult::Armed => false,
-                    IdleResult::PollByTimer => true,
-                    IdleResult::Poll | IdleResult::PollInWindow | IdleResult::PollInFixedWindow => {
-                        by_timer = false;
-                        true
-                    }
-                };
+            let result = match queue.phase {
+                Phase::Running if queue.watched => poll_or_arm(*slot),
+                Phase::Running => IdleResult::Poll,
+                // It is not pulled from.
+                Phase::Paused | Phase::Broken | Phase::Draining => IdleResult::Armed,
+            };
+            by_timer &= matches!(result, IdleResult::PollByTimer | IdleResult::Armed);
+            queue.polled = result != IdleResult::Armed;
             queue.polled
         });
         match (self.polled.is_empty(), by_timer) {

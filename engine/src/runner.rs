@@ -15,7 +15,7 @@ use crate::counters::{CountRequests, DiskCounters, OpClass, Polling, QueueCounte
 use crate::options::Coalesce;
 use crate::pace::Pace;
 use crate::per_disk::PerDisk;
-use crate::poll::{Idle, PollPolicy, PollReason, PollState, WindowMode};
+use crate::poll::{PollPolicy, PollReason, PollState, WindowMode};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest, Buffer};
 use crate::route::{Route, SubmitContext, ToDisks, ToOnlyDisk};
@@ -542,12 +542,8 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         if self.pace.holds(now) {
             return IdleResult::Poll;
         }
-        match self.poll.idle(now, mode) {
-            Idle::KeepPolling => return IdleResult::Poll,
-            Idle::KeepWindowOpen => return IdleResult::PollInWindow,
-            Idle::KeepFixedWindow => return IdleResult::PollInFixedWindow,
-            Idle::KeepTimer => return IdleResult::PollByTimer,
-            Idle::Arm => {}
+        if let Some(polled) = self.poll.idle(now, mode) {
+            return polled;
         }
         self.counters.arms += 1;
         match self.queue.arm() {

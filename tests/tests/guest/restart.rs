@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_tests::guest::{
-    ControllerConfig, DaemonDisk, FioLoop, Guest, GuestController, GuestDisk, HostImage, LunConfig, Shell,
-    VhostUserDaemon, Vmm, wait_for_luns, with_each_vmm,
+    ControllerConfig, DaemonDisk, FioLoop, Guest, GuestBuilder, GuestController, GuestDisk, HostImage, LunConfig,
+    Shell, VhostUserDaemon, Vmm, wait_for_luns, with_each_vmm,
 };
 
-pub(crate) const RECONNECT: Duration = Duration::from_secs(1);
+const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Most rounds more, when no kill has found a request under way: between two passes there is none, and where the host is busy most of the
 /// time is between two.
@@ -24,7 +24,7 @@ fn rounds() -> Result<u32> {
 }
 
 /// Kills and stops the daemon in turn under loops that verify. Each loop must complete another pass after each.
-pub(crate) fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
+fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[String]) -> Result<()> {
     guest.must("dmesg -c >/dev/null")?;
     let loops = nodes.iter().map(|node| FioLoop::start(guest, node, 32, 4)).collect::<Result<Vec<_>>>()?;
     let mut taken_up = 0;
@@ -55,7 +55,7 @@ pub(crate) fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nod
 }
 
 /// A disk that completes out of order and late, and one in the host's page cache.
-pub(crate) const LATE: [(&str, &str); 5] = [
+const LATE: [(&str, &str); 5] = [
     ("storage", "fault"),
     ("inner", "file"),
     ("fault-latency-us", "60000"),
@@ -63,42 +63,31 @@ pub(crate) const LATE: [(&str, &str); 5] = [
     ("fault-reorder", "4"),
 ];
 
-#[test]
-fn disks() -> Result<()> {
-    kill_and_stop_disks(false)
+/// Virtqueues that a guest is to use besides split ones.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Rings {
+    pub(crate) packed: bool,
+    pub(crate) in_order: bool,
 }
 
-#[test]
-fn packed_disks() -> Result<()> {
-    kill_and_stop_disks(true)
-}
+impl Rings {
+    /// Packed ones.
+    const PACKED: Rings = Rings { packed: true, in_order: false };
 
-fn kill_and_stop_disks(packed: bool) -> Result<()> {
-    with_each_vmm(|vmm| {
-        let (late, cached) = (HostImage::sparse(16)?, HostImage::sparse(16)?);
-        let option = |disk: DaemonDisk, (key, value): (&str, &str)| disk.option(key, value);
-        let late = LATE.into_iter().fold(DaemonDisk::new("late", late.path(), 2), option);
-        let cached = DaemonDisk::new("cached", cached.path(), 2).option("direct", "off");
-        let mut daemon = VhostUserDaemon::start(&[late, cached])?;
-        let disk = |id: &str| {
-            let disk = GuestDisk::with_defaults(id, &daemon.socket(id)).reconnect(RECONNECT);
-            if packed { disk.packed() } else { disk }
-        };
-        let mut guest = Guest::builder().vmm(vmm).disk(disk("late")).disk(disk("cached")).boot()?;
-        for device in ["vda", "vdb"].into_iter().filter(|_| packed) {
-            expect_feature(&mut guest, device, RING_PACKED)?;
+    /// Checks that a disk's driver has accepted them.
+    fn expect(self, guest: &mut Guest, node: &str) -> Result<()> {
+        // VIRTIO_F_RING_PACKED and VIRTIO_F_IN_ORDER.
+        for (wanted, bit) in [(self.packed, 34), (self.in_order, 35)] {
+            if wanted {
+                expect_feature(guest, node.trim_start_matches("/dev/"), bit)?;
+            }
         }
-        kill_and_stop(&mut daemon, &mut guest, &["/dev/vda".to_owned(), "/dev/vdb".to_owned()])?;
-        guest.power_off()?;
-        daemon.stop().map(drop)
-    })
+        Ok(())
+    }
 }
-
-/// VIRTIO_F_RING_PACKED.
-pub(crate) const RING_PACKED: usize = 34;
 
 /// Checks that a disk's driver has accepted a feature.
-pub(crate) fn expect_feature(guest: &mut Guest, node: &str, bit: usize) -> Result<()> {
+fn expect_feature(guest: &mut Guest, node: &str, bit: usize) -> Result<()> {
     // A string of 64 digits, bit 0 first. A controller's disk is some levels below the virtio device.
     let features = guest.must(&format!(
         "at=$(readlink -f /sys/block/{node}/device); while [ ! -e $at/features ]; do at=${{at%/*}}; done; cat $at/features"
@@ -107,39 +96,64 @@ pub(crate) fn expect_feature(guest: &mut Guest, node: &str, bit: usize) -> Resul
     Ok(())
 }
 
-#[test]
-fn a_packed_controller() -> Result<()> {
+/// Kills and stops a daemon of two disks under a guest.
+pub(crate) fn kill_and_stop_disks(guest: GuestBuilder, rings: Rings) -> Result<()> {
     let (late, cached) = (HostImage::sparse(16)?, HostImage::sparse(16)?);
-    let option = |lun: LunConfig, (key, value): (&str, &str)| lun.option(key, value);
-    let late = LATE.into_iter().fold(LunConfig::new(0, 0, late.path()), option);
-    let cached = LunConfig::new(1, 0, cached.path()).option("direct", "off");
-    let mut daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new("c", 0, vec![late, cached])])?;
-    let controller = GuestController::with_defaults("c", &daemon.socket("c")).reconnect(RECONNECT);
-    let controller = controller.property("packed", true.into());
-    let mut guest = Guest::builder().vmm(Vmm::Trixie).controller(controller).boot()?;
-    let disks = wait_for_luns(&mut guest, &[(0, 0), (1, 0)])?;
-    let nodes = [disks[&(0, 0)].node(), disks[&(1, 0)].node()];
-    for node in &nodes {
-        expect_feature(&mut guest, node.trim_start_matches("/dev/"), RING_PACKED)?;
-    }
+    let option = |disk: DaemonDisk, (key, value): (&str, &str)| disk.option(key, value);
+    let late = LATE.into_iter().fold(DaemonDisk::new("late", late.path(), 2), option);
+    let cached = DaemonDisk::new("cached", cached.path(), 2).option("direct", "off");
+    let mut daemon = VhostUserDaemon::start(&[late, cached])?;
+    let disk = |id: &str| {
+        let disk = GuestDisk::with_defaults(id, &daemon.socket(id)).reconnect(RECONNECT);
+        let disk = if rings.packed { disk.packed() } else { disk };
+        if rings.in_order { disk.in_order() } else { disk }
+    };
+    let mut guest = guest.disk(disk("late")).disk(disk("cached")).boot()?;
+    let nodes = ["/dev/vda".to_owned(), "/dev/vdb".to_owned()];
+    nodes.iter().try_for_each(|node| rings.expect(&mut guest, node))?;
     kill_and_stop(&mut daemon, &mut guest, &nodes)?;
     guest.power_off()?;
     daemon.stop().map(drop)
 }
 
-/// Debian 12's QEMU does not reconnect with vhost-user-scsi.
-#[test]
-fn a_controller() -> Result<()> {
+/// The same with two LUNs of a controller. Debian 12's QEMU does not reconnect with vhost-user-scsi.
+pub(crate) fn kill_and_stop_controller(guest: GuestBuilder, rings: Rings) -> Result<()> {
     let (late, cached) = (HostImage::sparse(16)?, HostImage::sparse(16)?);
     let option = |lun: LunConfig, (key, value): (&str, &str)| lun.option(key, value);
     let late = LATE.into_iter().fold(LunConfig::new(0, 0, late.path()), option);
     let cached = LunConfig::new(1, 0, cached.path()).option("direct", "off");
     let mut daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new("c", 0, vec![late, cached])])?;
-    let controller = GuestController::with_defaults("c", &daemon.socket("c")).reconnect(RECONNECT);
-    let mut guest = Guest::builder().vmm(Vmm::Trixie).controller(controller).boot()?;
+    let mut controller = GuestController::with_defaults("c", &daemon.socket("c")).reconnect(RECONNECT);
+    for (wanted, property) in [(rings.packed, "packed"), (rings.in_order, "in_order")] {
+        if wanted {
+            controller = controller.property(property, true.into());
+        }
+    }
+    let mut guest = guest.controller(controller).boot()?;
     let disks = wait_for_luns(&mut guest, &[(0, 0), (1, 0)])?;
     let nodes = [disks[&(0, 0)].node(), disks[&(1, 0)].node()];
+    nodes.iter().try_for_each(|node| rings.expect(&mut guest, node))?;
     kill_and_stop(&mut daemon, &mut guest, &nodes)?;
     guest.power_off()?;
     daemon.stop().map(drop)
+}
+
+#[test]
+fn disks() -> Result<()> {
+    with_each_vmm(|vmm| kill_and_stop_disks(Guest::builder().vmm(vmm), Rings::default()))
+}
+
+#[test]
+fn packed_disks() -> Result<()> {
+    with_each_vmm(|vmm| kill_and_stop_disks(Guest::builder().vmm(vmm), Rings::PACKED))
+}
+
+#[test]
+fn a_controller() -> Result<()> {
+    kill_and_stop_controller(Guest::builder().vmm(Vmm::Trixie), Rings::default())
+}
+
+#[test]
+fn a_packed_controller() -> Result<()> {
+    kill_and_stop_controller(Guest::builder().vmm(Vmm::Trixie), Rings::PACKED)
 }

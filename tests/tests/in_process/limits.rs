@@ -122,10 +122,10 @@ fn no_more_requests_pass_than_a_limit_allows_and_a_worker_sleeps_meanwhile() {
     assert!(measured.completed > 0);
     let stats = health.limits().stats();
     assert!(stats.throttled > 0 && stats.throttled <= all && stats.waiting == 0, "{stats:?}");
-    // Whatever the machine's speed: a few turns for each request, none while it waits.
+    // Whatever the machine's speed: as many turns for each request as 10 us have, none while it waits.
     for worker in rig.worker_stats() {
         let turns = worker.turns + worker.empty_turns;
-        assert!(worker.sleeps > 0 && turns < 20 * all, "{turns} turns, {} sleeps for {all} requests", worker.sleeps);
+        assert!(worker.sleeps > 0 && turns < 200 * all, "{turns} turns, {} sleeps for {all} requests", worker.sleeps);
     }
     rig.stop(sets);
 }

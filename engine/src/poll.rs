@@ -362,7 +362,7 @@ mod tests {
     fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> bool {
         let mut polled = state.polled_at.is_some();
         for at in *now + 1..*now + gap {
-            polled = polled && state.idle(us(at), WindowMode::Open) != None;
+            polled = polled && state.idle(us(at), WindowMode::Open).is_some();
         }
         *now += gap;
         if !polled {

@@ -48,8 +48,10 @@ fn kill_and_stop(daemon: &mut VhostUserDaemon, guest: &mut Guest, nodes: &[Strin
     for looping in loops {
         looping.end(guest)?;
     }
-    // The guest sees no error.
-    let errors = guest.must("dmesg | grep -iE 'I/O error|blk_update_request|timed out|abort|reset' | head || true")?;
+    // The guest sees no error. An emulated CPU that had no turn makes Linux 7.3 complain of its clock source.
+    let errors = guest.must(
+        "dmesg | grep -iE 'I/O error|blk_update_request|timed out|abort|reset' | grep -v ' clocksource: ' | head || true",
+    )?;
     ensure!(errors.is_empty(), "the guest's kernel says:\n{errors}");
     Ok(())
 }

@@ -75,8 +75,8 @@ const SMALLEST: u64 = 4000;
 /// How the windows of `auto` are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WindowMode {
-    /// They are closed: the worker arms its queues and sleeps at once.
-    Closed,
+    /// They are closed, and why: the worker arms its queues and sleeps at once.
+    Closed(PollReason),
     /// The worker looks at its queues by a timer, and sleeps between two looks. The queues are not armed.
     Timer,
     /// The worker looks at its queues all the time.
@@ -172,8 +172,9 @@ pub(crate) struct PollState {
     /// In nanoseconds, as all times here are.
     window: u64,
     max: u64,
-    /// Of `auto`, and while its worker looks by a timer.
+    /// Of `auto` while its window is open.
     credit: Credit,
+    /// Of `auto` while its worker looks by a timer.
     timer: Credit,
     /// Of `off`, and of `auto` while its window is closed.
     moment: Credit,
@@ -250,8 +251,8 @@ impl PollState {
     }
 
     /// Returns why the queue is polled on, or not, and for how long at most from here on, in nanoseconds; `None`: for ever. `mode`: of
-    /// `auto`. `closed`: why its windows are closed, if they are.
-    pub(crate) fn reason(&self, mode: WindowMode, closed: Option<PollReason>) -> (PollReason, Option<u64>) {
+    /// `auto`.
+    pub(crate) fn reason(&self, mode: WindowMode) -> (PollReason, Option<u64>) {
         match self.policy {
             PollPolicy::Busy => (PollReason::Policy, None),
             PollPolicy::Off | PollPolicy::Static(_) => (PollReason::Policy, Some(self.window)),
@@ -259,10 +260,10 @@ impl PollState {
             PollPolicy::Adaptive { .. } => (PollReason::Quiet, Some(0)),
             PollPolicy::Auto => {
                 let credit = if mode == WindowMode::Timer { &self.timer } else { &self.credit };
-                match (credit.left[usize::from(self.in_flight)], closed) {
+                match (credit.left[usize::from(self.in_flight)], mode) {
                     (0, _) => (PollReason::Quiet, Some(0)),
-                    (_, Some(reason)) => (reason, Some(0)),
-                    (left, None) => (PollReason::Expected, Some(left)),
+                    (_, WindowMode::Closed(reason)) => (reason, Some(0)),
+                    (left, WindowMode::Timer | WindowMode::Open) => (PollReason::Expected, Some(left)),
                 }
             }
         }
@@ -271,7 +272,7 @@ impl PollState {
     #[inline]
     fn auto(&self, mode: WindowMode) -> bool {
         match mode {
-            WindowMode::Closed => false,
+            WindowMode::Closed(_) => false,
             WindowMode::Timer => self.timer.has(self.in_flight),
             WindowMode::Open => self.credit.has(self.in_flight),
         }

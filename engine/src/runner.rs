@@ -15,7 +15,7 @@ use crate::counters::{CountRequests, DiskCounters, OpClass, Polling, QueueCounte
 use crate::options::Coalesce;
 use crate::pace::Pace;
 use crate::per_disk::PerDisk;
-use crate::poll::{PollPolicy, PollReason, PollState, WindowMode};
+use crate::poll::{PollPolicy, PollState, WindowMode};
 use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest, Buffer};
 use crate::route::{Route, SubmitContext, ToDisks, ToOnlyDisk};
@@ -65,8 +65,8 @@ pub(crate) trait AnyQueue: Any {
     fn opened(&mut self, disk: DiskSlot);
     /// Returns true if requests to this disk are in flight.
     fn uses(&self, disk: DiskSlot) -> bool;
-    /// Returns the queue's statistics. `mode`: how the worker uses the windows of `auto`; `closed`: why it closes them, if it does.
-    fn stats(&self, now: Ticks, mode: WindowMode, closed: Option<PollReason>) -> QueueStats;
+    /// Returns the queue's statistics. `mode`: how the worker uses the windows of `auto`.
+    fn stats(&self, now: Ticks, mode: WindowMode) -> QueueStats;
     /// Calls `show` with the tag table's index, the disk and the timestamps of each request in flight.
     fn for_each_in_flight(&self, show: &mut dyn FnMut(u16, DiskSlot, Timestamps));
     /// Returns the tag table's indexes of the requests in flight to a disk.
@@ -595,10 +595,10 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.tags.of_disk(disk).collect()
     }
 
-    fn stats(&self, now: Ticks, mode: WindowMode, closed: Option<PollReason>) -> QueueStats {
+    fn stats(&self, now: Ticks, mode: WindowMode) -> QueueStats {
         let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
         let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
-        let (reason, window_ns) = self.poll.reason(mode, closed);
+        let (reason, window_ns) = self.poll.reason(mode);
         let timer_ns = self.poll.has_timer(mode).then_some(TIMER.as_nanos() as u64);
         let mut latency = self.latency.clone();
         for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::clock::Ticks;
-use crate::poll::{AWAY, PollReason, WindowMode};
+use crate::poll::{AWAY, WindowMode};
 use crate::tuner::{SHORT_BLOCKS, Tuner};
 use crate::windows::Windows;
 
@@ -77,12 +77,6 @@ impl Waiting {
     #[inline]
     pub(crate) fn mode(&self) -> WindowMode {
         self.windows.mode()
-    }
-
-    /// Returns why windows that may be closed are closed.
-    #[inline]
-    pub(crate) fn closed(&self) -> Option<PollReason> {
-        self.windows.closed()
     }
 
     /// In this turn, which was idle, a window is open that may be closed.
@@ -163,6 +157,7 @@ impl Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::poll::PollReason;
 
     fn us(us: u64) -> Ticks {
         Ticks(us * 1000)
@@ -174,7 +169,7 @@ mod tests {
         let (began, mut ways) = (*now, Vec::new());
         while *now < began + 4_000_000_000 {
             let way = match waiting.mode() {
-                WindowMode::Closed => 0,
+                WindowMode::Closed(_) => 0,
                 WindowMode::Open => 1 + waiting.tuner.setting(),
                 WindowMode::Timer => 3,
             };
@@ -209,7 +204,7 @@ mod tests {
         let (mut waiting, mut now) = (Waiting::new(), 0);
         let ways = serve(&mut waiting, &mut now, [3400, 3500, 5000, 6000]);
         assert!(ways[0] > 70, "{ways:?}");
-        assert_eq!(waiting.closed().unwrap_or(PollReason::NoGain), PollReason::NoGain);
+        assert_ne!(waiting.mode(), WindowMode::Closed(PollReason::CpuWanted));
         let (mut waiting, mut now) = (Waiting::new(), 0);
         let ways = serve(&mut waiting, &mut now, [4000, 3000, 3500, 6000]);
         assert!(ways[1] > 80, "{ways:?}");

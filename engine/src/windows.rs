@@ -17,9 +17,10 @@ use crate::poll::{PollReason, WindowMode};
 use crate::tuner::{Rule, Tuner, of_a_thousand};
 
 /// The settings of the tuner, the one that takes the least CPU time first.
-const MODES: [WindowMode; 3] = [WindowMode::Closed, WindowMode::Timer, WindowMode::Open];
 const CLOSED: usize = 0;
+const TIMER: usize = 1;
 const OPEN: usize = 2;
+const SETTINGS: usize = 3;
 
 /// Length of a block, at least, in nanoseconds: about ten time slices.
 const BLOCK_NS: u64 = 40_000_000;
@@ -92,17 +93,13 @@ impl Windows {
     /// Returns how windows are to be used.
     #[inline]
     pub(crate) fn mode(&self) -> WindowMode {
-        self.trials.as_ref().map_or(WindowMode::Open, |(_, tuner)| MODES[tuner.setting()])
-    }
-
-    /// Returns why windows are to be closed, if they are.
-    #[inline]
-    pub(crate) fn closed(&self) -> Option<PollReason> {
-        let (cause, tuner) = self.trials.as_ref()?;
-        (tuner.setting() == CLOSED).then_some(match cause {
-            Cause::Contention => PollReason::CpuWanted,
-            Cause::Load => PollReason::NoGain,
-        })
+        let Some((cause, tuner)) = &self.trials else { return WindowMode::Open };
+        match (tuner.setting(), cause) {
+            (CLOSED, Cause::Contention) => WindowMode::Closed(PollReason::CpuWanted),
+            (CLOSED, Cause::Load) => WindowMode::Closed(PollReason::NoGain),
+            (TIMER, _) => WindowMode::Timer,
+            _ => WindowMode::Open,
+        }
     }
 
     /// Another thread kept the CPU for long when the worker offered it. `completions`: of the worker, so far.
@@ -112,7 +109,7 @@ impl Windows {
         }
         self.absences += 1;
         if !self.are_contended() && self.absences >= MANY {
-            self.trials = Some((Cause::Contention, Tuner::new(&CONTENTION, MODES.len(), CLOSED)));
+            self.trials = Some((Cause::Contention, Tuner::new(&CONTENTION, SETTINGS, CLOSED)));
             self.begin_block(completions, now);
         }
     }
@@ -120,7 +117,7 @@ impl Windows {
     /// The worker is busy. `completions`: its own, so far.
     pub(crate) fn busy(&mut self, completions: u64, now: Ticks) {
         if self.trials.is_none() {
-            self.trials = Some((Cause::Load, Tuner::new(&LOAD, MODES.len(), OPEN)));
+            self.trials = Some((Cause::Load, Tuner::new(&LOAD, SETTINGS, OPEN)));
             self.begin_block(completions, now);
         }
     }
@@ -168,8 +165,12 @@ impl Windows {
     /// Returns windows that are used in this way and stay so.
     #[cfg(test)]
     pub(crate) fn fixed(mode: WindowMode) -> Windows {
-        let first = MODES.iter().position(|other| *other == mode).expect("it is listed");
-        Windows { trials: Some((Cause::Contention, Tuner::new(&CONTENTION, MODES.len(), first))), ..Windows::new() }
+        let first = match mode {
+            WindowMode::Closed(_) => CLOSED,
+            WindowMode::Timer => TIMER,
+            WindowMode::Open => OPEN,
+        };
+        Windows { trials: Some((Cause::Contention, Tuner::new(&CONTENTION, SETTINGS, first))), ..Windows::new() }
     }
 
     fn begin_block(&mut self, completions: u64, now: Ticks) {
@@ -197,13 +198,21 @@ mod tests {
         absences: u32,
     }
 
+    /// Returns why windows are closed, if they are.
+    fn reason(windows: &Windows) -> Option<PollReason> {
+        match windows.mode() {
+            WindowMode::Closed(reason) => Some(reason),
+            WindowMode::Timer | WindowMode::Open => None,
+        }
+    }
+
     /// Serves blocks. Returns how many of them were closed.
     fn serve(windows: &mut Windows, at: &mut (u64, u64), blocks: usize, load: &Load) -> usize {
         let mut closed = 0;
         for _ in 0..blocks {
             let (now, completions) = at;
             match windows.mode() {
-                WindowMode::Closed => {
+                WindowMode::Closed(_) => {
                     closed += 1;
                     *completions += load.closed;
                 }
@@ -248,14 +257,14 @@ mod tests {
         assert!(windows.are_contended() && closed < 100, "{closed}");
         // Another load on the same worker.
         serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 700, absences: 10, ..Load::default() });
-        assert!(windows.closed().is_some());
+        assert!(reason(&windows).is_some());
     }
 
     #[test]
     fn windows_are_open_again_when_the_others_have_gone() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
         serve(&mut windows, &mut at, 2000, &Load { closed: 1000, open: 500, absences: 10, ..Load::default() });
-        assert_eq!(windows.closed(), Some(PollReason::CpuWanted));
+        assert_eq!(reason(&windows), Some(PollReason::CpuWanted));
         let closed =
             serve(&mut windows, &mut at, 600, &Load { closed: 1000, open: 500, absences: 0, ..Load::default() });
         assert!(!windows.are_contended() && closed <= 2 * 256, "{closed}");
@@ -281,7 +290,7 @@ mod tests {
             windows.busy(0, Ticks(0));
             let closed: usize = (0..1000).map(|block| serve(&mut windows, &mut at, 1, &load(block, open))).sum();
             assert!(windows.trials.is_some() && !windows.are_contended());
-            (closed, windows.closed())
+            (closed, reason(&windows))
         };
         let (closed, reason) = noise_of(400);
         assert!(closed > 700 && reason.is_none_or(|reason| reason == PollReason::NoGain), "{closed}");
@@ -299,7 +308,7 @@ mod tests {
         windows.busy(0, Ticks(0));
         let closed =
             serve(&mut windows, &mut at, 500, &Load { closed: 100, open: 100, absences: 0, ..Load::default() });
-        assert!(closed > 400 && windows.closed() == Some(PollReason::NoGain), "{closed}");
+        assert!(closed > 400 && reason(&windows) == Some(PollReason::NoGain), "{closed}");
         serve(&mut windows, &mut at, 2, &Load { closed: 500, open: 500, absences: 0, ..Load::default() });
         assert!(windows.trials.is_none());
         windows.busy(at.1, Ticks(at.0));
@@ -312,7 +321,7 @@ mod tests {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
         let shared = Load { closed: 100, timer: 1700, open: 40, absences: 10 };
         serve(&mut windows, &mut at, 40, &shared);
-        assert_eq!((windows.mode(), windows.closed()), (WindowMode::Timer, None));
+        assert_eq!(windows.mode(), WindowMode::Timer);
         let others = serve(&mut windows, &mut at, 2000, &shared);
         assert!(others < 20, "{others} of 2000 blocks");
         // Without strangers; the neighbour of open windows brings less than closed ones.
@@ -328,7 +337,7 @@ mod tests {
         // While threads are placed well, closed windows are the best.
         let well = Load { closed: 3000, timer: 2400, open: 2000, absences: 10 };
         serve(&mut windows, &mut at, 2000, &well);
-        assert!(windows.are_contended() && windows.mode() == WindowMode::Closed);
+        assert!(windows.are_contended() && reason(&windows).is_some());
         let closed = serve(&mut windows, &mut at, 60, &Load { closed: 120, ..well });
         assert!(closed <= 12 && windows.mode() == WindowMode::Timer, "{closed}");
     }
@@ -338,9 +347,9 @@ mod tests {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
         windows.busy(0, Ticks(0));
         serve(&mut windows, &mut at, 500, &Load { closed: 600, open: 500, absences: 0, ..Load::default() });
-        assert!(windows.closed().is_some());
+        assert!(reason(&windows).is_some());
         let closed =
             serve(&mut windows, &mut at, 2000, &Load { closed: 600, open: 9000, absences: 0, ..Load::default() });
-        assert!(windows.closed().is_none() && closed < 300, "{closed}");
+        assert!(reason(&windows).is_none() && closed < 300, "{closed}");
     }
 }

@@ -9,6 +9,7 @@ fn us(us: u64) -> Ticks {
 }
 
 const WAKE: u64 = 5000;
+const CLOSED: WindowMode = WindowMode::Closed(PollReason::CpuWanted);
 
 fn new(policy: PollPolicy) -> PollState {
     PollState::new(policy, WAKE, us(0))
@@ -77,7 +78,7 @@ fn off_polls_only_for_what_comes_before_it_could_sleep_and_busy_always_does() {
     }
     assert_eq!((idle(&mut off, 2138), idle(&mut off, 2140)), (Some(IdleResult::PollInFixedWindow), None));
     let mut closed = new(PollPolicy::Auto);
-    assert_eq!([2, 3].map(|at| closed.idle(us(at), WindowMode::Closed)), [Some(IdleResult::Poll), None]);
+    assert_eq!([2, 3].map(|at| closed.idle(us(at), CLOSED)), [Some(IdleResult::Poll), None]);
     assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), WindowMode::Open), Some(IdleResult::Poll));
 }
 
@@ -121,13 +122,13 @@ fn auto_polls_while_something_comes_soon_and_through_short_pauses() {
     let (mut state, mut now) = (new(PollPolicy::Auto), 0);
     (0..100).for_each(|_| assert!(after(&mut state, &mut now, 20, false)));
     assert!(after(&mut state, &mut now, 800, false), "a pause between two bursts");
-    assert_eq!(state.reason(WindowMode::Open, None).0, PollReason::Expected);
-    assert_eq!(state.reason(WindowMode::Closed, Some(PollReason::CpuWanted)), (PollReason::CpuWanted, Some(0)));
+    assert_eq!(state.reason(WindowMode::Open).0, PollReason::Expected);
+    assert_eq!(state.reason(CLOSED), (PollReason::CpuWanted, Some(0)));
     assert!(!after(&mut state, &mut now, 1200, false), "an end");
     for _ in 0..50 {
         assert!(!after(&mut state, &mut now, 400, false), "polling costs more than waking");
     }
-    assert_eq!(state.reason(WindowMode::Closed, Some(PollReason::CpuWanted)), (PollReason::Quiet, Some(0)));
+    assert_eq!(state.reason(CLOSED), (PollReason::Quiet, Some(0)));
     assert!(state.empty_poll_ns() < 100 * 20_000 + 800_000 + 1_200_000 + 50_000);
 }
 
@@ -152,14 +153,14 @@ fn a_queue_with_a_timer_is_looked_at_for_a_millisecond_and_that_was_not_polling(
         .take_while(|at| state.idle(us(4000 + at * 25), WindowMode::Timer) == Some(IdleResult::PollByTimer))
         .count();
     assert_eq!((looks, state.empty_poll_ns()), (40, polled));
-    assert_eq!(state.reason(WindowMode::Timer, None), (PollReason::Quiet, Some(0)));
+    assert_eq!(state.reason(WindowMode::Timer), (PollReason::Quiet, Some(0)));
     // One request that comes soon is enough to look on.
     state.resume(us(5300));
     state.active(false, us(5300));
     assert!(!state.should_resume(WindowMode::Timer), "1.3 ms are not soon");
     state.active(false, us(5500));
     assert_eq!(state.idle(us(5501), WindowMode::Timer), Some(IdleResult::PollByTimer));
-    assert_eq!(state.reason(WindowMode::Timer, None), (PollReason::Expected, Some(299_000)));
+    assert_eq!(state.reason(WindowMode::Timer), (PollReason::Expected, Some(299_000)));
     for policy in [PollPolicy::Static(US * 50), PollPolicy::Adaptive { max: US * 200 }] {
         assert_eq!(new(policy).idle(us(10), WindowMode::Timer), Some(IdleResult::PollInFixedWindow), "{policy}");
     }
@@ -191,6 +192,6 @@ fn an_armed_queue_is_polled_again_after_a_completion_if_requests_follow_soon() {
         state.active(false, us(50_000));
         let modes = [WindowMode::Open, WindowMode::Timer];
         assert_eq!(modes.map(|mode| state.should_resume(mode)), [resumes; 2], "{policy}");
-        assert!(!state.should_resume(WindowMode::Closed), "{policy}");
+        assert!(!state.should_resume(CLOSED), "{policy}");
     }
 }

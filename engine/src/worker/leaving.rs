@@ -111,7 +111,7 @@ impl Worker {
             let AttachedQueue { runner, kick, on_broken, detach, waker, on_drained, .. } = attached;
             match on_drained {
                 Some(OnDrained::Detach(left)) => {
-                    let stats = with_merges(runner.stats(self.now, WindowMode::Open, None), merges);
+                    let stats = with_merges(runner.stats(self.now, WindowMode::Open), merges);
                     let position = detach(runner, &mut self.context);
                     // The receiver may be gone.
                     let _ = left.send(LeftQueue { position, report: stats });

@@ -25,7 +25,7 @@ impl Worker {
         let queue = |(slot, attached): (usize, &Option<AttachedQueue>)| {
             let attached = attached.as_ref()?;
             let id = QueueId { worker: number, generation: attached.generation };
-            let stats = attached.runner.stats(now, self.waiting.mode(), self.waiting.closed());
+            let stats = attached.runner.stats(now, self.waiting.mode());
             Some((id, with_merges(stats, self.channels.merges(slot as u16))))
         };
         WorkerStats {

@@ -184,7 +184,7 @@ pub(crate) struct PollState {
     in_flight: bool,
     /// Last time that it was polled; `None` while it is armed.
     polled_at: Option<Ticks>,
-    /// It has been polled by a timer since then.
+    /// Since then its worker sleeps, until the timer or until something comes.
     by_timer: bool,
     /// Time spent polling without finding anything.
     empty_poll_ns: u64,
@@ -233,7 +233,7 @@ impl PollState {
         } else if let PollPolicy::Adaptive { .. } = self.policy {
             self.adapt(gap);
         }
-        (self.active_at, self.in_flight) = (now, in_flight);
+        (self.active_at, self.in_flight, self.by_timer) = (now, in_flight, false);
         if self.polled_at.is_some() {
             self.polled_at = Some(now);
         }

@@ -161,6 +161,13 @@ fn a_queue_with_a_timer_is_looked_at_for_a_millisecond_and_that_was_not_polling(
     state.active(false, us(5500));
     assert_eq!(state.idle(us(5501), WindowMode::Timer), Some(IdleResult::PollByTimer));
     assert_eq!(state.reason(WindowMode::Timer), (PollReason::Expected, Some(299_000)));
+    // What follows a look that found something is polling again; another thread had the CPU for the longer one of these times.
+    let polled = state.empty_poll_ns();
+    for (found, idle) in [(5530, 5540), (5570, 7570)] {
+        state.active(false, us(found));
+        assert_eq!(state.idle(us(idle), WindowMode::Timer), Some(IdleResult::PollByTimer));
+    }
+    assert_eq!(state.empty_poll_ns(), polled + 10_000);
     for policy in [PollPolicy::Static(US * 50), PollPolicy::Adaptive { max: US * 200 }] {
         assert_eq!(new(policy).idle(us(10), WindowMode::Timer), Some(IdleResult::PollInFixedWindow), "{policy}");
     }

@@ -8,19 +8,22 @@
 /// A setting with which a block takes so many times as long is given up at once.
 const HOPELESS: u64 = 2;
 
-/// Where sums count, a setting that is slower by this much in two pairs and more is given up, in percent.
+/// How many standard errors a mean must be from its limit, squared.
+const ERRORS_SQUARED: i128 = 6;
+
+/// Where means count, a setting that is slower by this much in two pairs and more is given up, in percent.
 const CLEAR_PERCENT: u64 = 15;
 
 /// What a setting must show, and how often that is tried.
 #[derive(Debug)]
 pub(crate) struct Rule {
-    /// Pairs of blocks of a trial.
+    /// Pairs of blocks of a trial, at most.
     pub(crate) pairs: u32,
-    /// How many of them the other setting must win; `None`: only their sums count.
-    pub(crate) wins: Option<u32>,
+    /// What ends it, and how.
+    pub(crate) test: Test,
     /// A dearer setting must be faster by this much, in percent; a cheaper one may be slower by this much.
-    pub(crate) gain_percent: u64,
-    pub(crate) loss_percent: u64,
+    pub(crate) gain_percent: i64,
+    pub(crate) loss_percent: i64,
     /// Blocks before the first trial.
     pub(crate) first_pause: u32,
     /// Blocks between two trials: after a change, and at most. Doubled after a trial that changes nothing.
@@ -30,10 +33,20 @@ pub(crate) struct Rule {
     pub(crate) tries_all: bool,
 }
 
+/// How a trial is decided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Test {
+    /// The other setting must win so many pairs, and over their sum.
+    Wins(u32),
+    /// The mean of the pairs' differences counts, from `least` pairs on, as soon as chance hardly explains on which side of the limit it is. The dearer setting
+    /// has to show what it brings: after `enough` pairs the cheaper one is used where the mean is on its side, and after all of them in any case.
+    Mean { least: u32, enough: u32 },
+}
+
 /// For blocks that are over soon. By chance the other setting wins 1 of 94 trials.
 pub(crate) static SHORT_BLOCKS: Rule = Rule {
     pairs: 16,
-    wins: Some(13),
+    test: Test::Wins(13),
     gain_percent: 3,
     loss_percent: 1,
     first_pause: 16,
@@ -53,11 +66,34 @@ struct Trial {
     /// Sums of the pairs' times with the present setting and with the other one.
     present_sum: u64,
     other_sum: u64,
+    /// Sums of the pairs' differences, by which the other setting is faster, in 1/10000 of the pair's mean, and of their squares.
+    faster: i64,
+    squares: i64,
 }
 
 impl Trial {
     fn new(other: usize) -> Trial {
-        Trial { other, pairs: 0, wins: 0, present_ns: None, present_sum: 0, other_sum: 0 }
+        Trial { other, pairs: 0, wins: 0, present_ns: None, present_sum: 0, other_sum: 0, faster: 0, squares: 0 }
+    }
+
+    fn add(&mut self, present_ns: u64, other_ns: u64) {
+        self.pairs += 1;
+        self.present_sum = self.present_sum.saturating_add(present_ns);
+        self.other_sum = self.other_sum.saturating_add(other_ns);
+        let (present, other) = (i128::from(present_ns), i128::from(other_ns));
+        // At most 20000, if one of them took no time.
+        let faster = ((present - other) * 20_000 / (present + other).max(1)) as i64;
+        self.faster += faster;
+        self.squares += faster * faster;
+    }
+
+    /// Returns true if the mean of the differences is at least `percent`; `None` if that may be chance.
+    fn is_faster_by(&self, percent: i64) -> Option<bool> {
+        let (pairs, faster, squares) = (i128::from(self.pairs), i128::from(self.faster), i128::from(self.squares));
+        let above = faster - i128::from(percent) * 100 * pairs;
+        // The variance of the sum, times the number of pairs less one.
+        let variance = pairs * squares - faster * faster;
+        (above * above * (pairs - 1) > ERRORS_SQUARED * variance).then_some(above >= 0)
     }
 
     /// Returns true if the rest of the pairs would hardly turn the sums.
@@ -134,6 +170,13 @@ impl Tuner {
         self.pause = self.pause.min(self.rule.first_pause);
     }
 
+    /// The setting that is tried cannot be better, and the trial of it ends.
+    pub(crate) fn give_up(&mut self) {
+        if self.trial.is_some() {
+            self.end_trial(None);
+        }
+    }
+
     /// A block was disturbed, and says nothing: the pair begins again.
     pub(crate) fn disturbed(&mut self) {
         if let Some(trial) = &mut self.trial {
@@ -155,22 +198,29 @@ impl Tuner {
             trial.present_ns = Some(ns);
             return;
         };
-        let Rule { pairs, wins, gain_percent, loss_percent, .. } = *self.rule;
-        let percent = if trial.other > self.best { 100 + gain_percent } else { 100 - loss_percent };
-        let is_better = |present: u64, other: u64| present.saturating_mul(100) >= other.saturating_mul(percent);
-        trial.pairs += 1;
-        trial.wins += u32::from(is_better(present_ns, ns));
-        trial.present_sum = trial.present_sum.saturating_add(present_ns);
-        trial.other_sum = trial.other_sum.saturating_add(ns);
-        let losses = trial.pairs - trial.wins;
-        let (has_won, has_lost) = match wins {
-            Some(wins) => (trial.wins >= wins, losses > pairs - wins),
-            None => (trial.pairs == pairs, trial.is_clearly_worse()),
+        let Rule { pairs, test, gain_percent, loss_percent, .. } = *self.rule;
+        let percent = if trial.other > self.best { gain_percent } else { -loss_percent };
+        let is_better = |present: u64, other: u64| {
+            present.saturating_mul(100) >= other.saturating_mul(100_u64.saturating_add_signed(percent))
         };
-        if has_lost || ns >= present_ns.saturating_mul(HOPELESS) {
-            self.end_trial(None);
-        } else if has_won {
-            let better = is_better(trial.present_sum, trial.other_sum).then_some(trial.other);
+        trial.add(present_ns, ns);
+        trial.wins += u32::from(is_better(present_ns, ns));
+        let losses = trial.pairs - trial.wins;
+        let sums_are_better = is_better(trial.present_sum, trial.other_sum);
+        let verdict = match test {
+            _ if ns >= present_ns.saturating_mul(HOPELESS) => Some(false),
+            Test::Wins(wins) if losses > pairs - wins => Some(false),
+            Test::Wins(wins) => (trial.wins >= wins).then_some(sums_are_better),
+            Test::Mean { .. } if trial.is_clearly_worse() => Some(false),
+            Test::Mean { least, .. } if trial.pairs < least => None,
+            Test::Mean { enough, .. } => trial.is_faster_by(percent).or_else(|| {
+                let is_dearer = trial.other > self.best;
+                let is_cheaper_enough = trial.pairs >= enough && sums_are_better != is_dearer;
+                (is_cheaper_enough || trial.pairs >= pairs).then_some(!is_dearer)
+            }),
+        };
+        if let Some(is_better) = verdict {
+            let better = is_better.then_some(trial.other);
             self.end_trial(better);
         }
     }
@@ -287,6 +337,45 @@ mod tests {
         let others = used.iter().filter(|setting| **setting == 1).count();
         assert_eq!(tuner.best(), 0);
         assert!(others < 200, "{others} of 20000 blocks");
+    }
+
+    static DISK: Rule = Rule {
+        pairs: 48,
+        test: Test::Mean { least: 6, enough: 12 },
+        gain_percent: 3,
+        loss_percent: 2,
+        first_pause: 1,
+        min_pause: 32,
+        max_pause: 256,
+        tries_all: false,
+    };
+
+    /// Returns of 100 tuners of two settings, the dearer of which is faster by so many percent, how many use the dearer one after 2000 blocks that
+    /// vary by 25 percent in either direction.
+    fn dearer_of_100(percent: u64) -> usize {
+        let uses_dearer = |seed: u64| {
+            let mut tuner = Tuner::new(&DISK, 2, 1);
+            let noise = |block: u64| (block + 5000 * seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            serve(&mut tuner, 2000, |setting, block| {
+                let usual = if setting == 1 { 100_000 } else { 100_000 + 1000 * percent };
+                usual * (750 + noise(block) % 500) / 1000
+            });
+            tuner.best() == 1
+        };
+        (0..100).filter(|seed| uses_dearer(*seed)).count()
+    }
+
+    #[test]
+    fn uneven_blocks_are_compared_until_chance_does_not_decide() {
+        let found = [0, 2, 10, 30].map(dearer_of_100);
+        assert!(found[0] <= 5 && found[2] >= 95 && found[3] == 100, "{found:?}");
+    }
+
+    #[test]
+    fn even_blocks_are_compared_in_few_pairs() {
+        let mut tuner = Tuner::new(&DISK, 2, 1);
+        let used = serve(&mut tuner, 40, |setting, block| if setting == 1 { noise(block) / 50 + 1000 } else { 1080 });
+        assert_eq!(used.iter().filter(|setting| **setting == 0).count(), 6, "{used:?}");
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl Waiting {
         (self.before, self.block_began) = (self.completions, now);
         // Else it does not matter whether windows are open.
         if std::mem::take(&mut self.window_was_open) {
-            self.windows.busy(self.completions, now);
+            self.windows.busy(self.completions, ns > SLOW * requests, now);
         }
         if self.mode() != WindowMode::Open || self.windows.are_contended() {
             self.tuner.disturbed();

@@ -14,7 +14,8 @@
 
 use crate::clock::Ticks;
 use crate::poll::{PollReason, WindowMode};
-use crate::tuner::{Rule, Tuner, of_a_thousand};
+use crate::tuner::{Rule, Test, Tuner, of_a_thousand};
+use crate::waiting::TIMER as TIMER_PERIOD;
 
 /// The settings of the tuner, the one that takes the least CPU time first.
 const CLOSED: usize = 0;
@@ -28,7 +29,7 @@ const BLOCK_NS: u64 = 40_000_000;
 /// Polling must bring a tenth, because it takes the CPU from others. Few pairs, because a block is long.
 static CONTENTION: Rule = Rule {
     pairs: 4,
-    wins: Some(3),
+    test: Test::Wins(3),
     gain_percent: 10,
     loss_percent: 1,
     first_pause: 1,
@@ -37,15 +38,15 @@ static CONTENTION: Rule = Rule {
     tries_all: true,
 };
 
-/// Polling must bring something. Disks are uneven, so the sum of many pairs counts.
+/// Polling must bring something. Disks are uneven: their pairs are many, 4 s of them at most.
 static LOAD: Rule = Rule {
-    pairs: 6,
-    wins: None,
+    pairs: 48,
+    test: Test::Mean { least: 6, enough: 12 },
     gain_percent: 3,
     loss_percent: 2,
     first_pause: 1,
     min_pause: 32,
-    max_pause: 256,
+    max_pause: 1024,
     tries_all: true,
 };
 
@@ -54,6 +55,9 @@ const MANY: u32 = 3;
 
 /// A block that is this much longer than it should be ended long after the load did, in blocks.
 const PAUSED: u64 = 8;
+
+/// Looks by a timer are not tried where a thousand requests take so many nanoseconds: most looks would find nothing.
+const SLOW_FOR_TIMER: u64 = 2000 * TIMER_PERIOD.as_nanos() as u64;
 
 /// A request that takes so many times as long as before, or as short, is one of another load.
 const ANOTHER: u64 = 4;
@@ -75,13 +79,23 @@ pub(crate) struct Windows {
     until: Ticks,
     before: u64,
     absences: u32,
+    /// Requests were served since there are no trials.
+    is_busy: bool,
     /// What a thousand requests took at least since the trials began, or one changed the setting, in nanoseconds.
     usual_ns: Option<u64>,
 }
 
 impl Windows {
     pub(crate) fn new() -> Windows {
-        Windows { trials: None, began: Ticks(0), until: Ticks(u64::MAX), before: 0, absences: 0, usual_ns: None }
+        Windows {
+            trials: None,
+            began: Ticks(0),
+            until: Ticks(u64::MAX),
+            before: 0,
+            absences: 0,
+            is_busy: false,
+            usual_ns: None,
+        }
     }
 
     /// Returns true while others want the CPU.
@@ -114,12 +128,18 @@ impl Windows {
         }
     }
 
-    /// The worker is busy. `completions`: its own, so far.
-    pub(crate) fn busy(&mut self, completions: u64, now: Ticks) {
-        if self.trials.is_none() {
-            self.trials = Some((Cause::Load, Tuner::new(&LOAD, SETTINGS, OPEN)));
-            self.begin_block(completions, now);
+    /// The worker has served some requests. `completions`: its own, so far. `is_slow`: one of them took longer than wake-ups do, so that polling takes much
+    /// time and brings little; the first requests may have come long after those before them, so the next ones are judged.
+    pub(crate) fn busy(&mut self, completions: u64, is_slow: bool, now: Ticks) {
+        if self.trials.is_some() {
+            return;
         }
+        if !std::mem::replace(&mut self.is_busy, true) {
+            return;
+        }
+        let first = if is_slow { CLOSED } else { OPEN };
+        self.trials = Some((Cause::Load, Tuner::new(&LOAD, SETTINGS, first)));
+        self.begin_block(completions, now);
     }
 
     /// Returns true if a block is to be [ended](Self::end_block).
@@ -156,6 +176,10 @@ impl Windows {
             }
         }
         tuner.block(requests, ns);
+        let is_slow = *cause == Cause::Load && thousand_ns > SLOW_FOR_TIMER;
+        if is_slow && tuner.setting() == TIMER && tuner.best() != TIMER {
+            tuner.give_up();
+        }
         if tuner.best() != best {
             self.usual_ns = None;
         }
@@ -204,6 +228,13 @@ mod tests {
             WindowMode::Closed(reason) => Some(reason),
             WindowMode::Timer | WindowMode::Open => None,
         }
+    }
+
+    /// Begins the trials of a load.
+    fn busy(windows: &mut Windows, is_slow: bool, (now, completions): (u64, u64)) {
+        windows.busy(completions, !is_slow, Ticks(now));
+        assert!(windows.trials.is_none(), "a pause may be in the first requests' time");
+        windows.busy(completions, is_slow, Ticks(now));
     }
 
     /// Serves blocks. Returns how many of them were closed.
@@ -287,7 +318,7 @@ mod tests {
         };
         let noise_of = |open| {
             let (mut windows, mut at) = (Windows::new(), (0, 0));
-            windows.busy(0, Ticks(0));
+            busy(&mut windows, false, (0, 0));
             let closed: usize = (0..1000).map(|block| serve(&mut windows, &mut at, 1, &load(block, open))).sum();
             assert!(windows.trials.is_some() && !windows.are_contended());
             (closed, reason(&windows))
@@ -295,6 +326,24 @@ mod tests {
         let (closed, reason) = noise_of(400);
         assert!(closed > 700 && reason.is_none_or(|reason| reason == PollReason::NoGain), "{closed}");
         assert!(noise_of(500).0 < 200);
+    }
+
+    #[test]
+    fn a_slow_load_is_not_polled_for_before_that_has_shown_what_it_brings() {
+        let used = |open: u64| {
+            let (mut windows, mut at) = (Windows::new(), (0, 0));
+            busy(&mut windows, true, (0, 0));
+            let mut modes = vec![];
+            for block in 0..1000 {
+                modes.push(windows.mode());
+                let noise = noise(block);
+                serve(&mut windows, &mut at, 1, &Load { closed: 300 + noise, open: open + noise, ..Load::default() });
+            }
+            assert!(!modes.contains(&WindowMode::Timer), "its looks would find nothing");
+            modes.iter().filter(|mode| **mode == WindowMode::Open).count()
+        };
+        let (useless, useful) = (used(300), used(340));
+        assert!(useless < 60 && useful > 900, "open in {useless} and {useful} of 1000 blocks");
     }
 
     /// A number up to 40, without a pattern.
@@ -305,13 +354,13 @@ mod tests {
     #[test]
     fn another_load_and_strangers_end_the_trials() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
-        windows.busy(0, Ticks(0));
+        busy(&mut windows, false, (0, 0));
         let closed =
             serve(&mut windows, &mut at, 500, &Load { closed: 100, open: 100, absences: 0, ..Load::default() });
         assert!(closed > 400 && reason(&windows) == Some(PollReason::NoGain), "{closed}");
         serve(&mut windows, &mut at, 2, &Load { closed: 500, open: 500, absences: 0, ..Load::default() });
         assert!(windows.trials.is_none());
-        windows.busy(at.1, Ticks(at.0));
+        busy(&mut windows, false, at);
         serve(&mut windows, &mut at, 1, &Load { closed: 100, open: 100, absences: MANY, ..Load::default() });
         assert!(windows.are_contended());
     }
@@ -326,7 +375,7 @@ mod tests {
         assert!(others < 20, "{others} of 2000 blocks");
         // Without strangers; the neighbour of open windows brings less than closed ones.
         let (mut windows, mut at) = (Windows::new(), (0, 0));
-        windows.busy(0, Ticks(0));
+        busy(&mut windows, false, (0, 0));
         serve(&mut windows, &mut at, 200, &Load { closed: 1000, timer: 300, open: 1000, absences: 0 });
         assert_eq!(windows.trials.as_ref().map(|(_, tuner)| tuner.best()), Some(CLOSED));
     }
@@ -345,7 +394,7 @@ mod tests {
     #[test]
     fn a_worker_that_sleeps_finds_that_polling_has_become_faster() {
         let (mut windows, mut at) = (Windows::new(), (0, 0));
-        windows.busy(0, Ticks(0));
+        busy(&mut windows, false, (0, 0));
         serve(&mut windows, &mut at, 500, &Load { closed: 600, open: 500, absences: 0, ..Load::default() });
         assert!(reason(&windows).is_some());
         let closed =

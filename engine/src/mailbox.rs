@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use mqblk_core::Wake;
@@ -21,35 +21,24 @@ pub(crate) struct MailboxReceiver<W> {
     pub(crate) messages: Receiver<Message<W>>,
     /// Signalled for messages and by wakers.
     pub(crate) eventfd: EventFd,
-    woken: Arc<Mutex<Vec<Arc<Waker>>>>,
+    woken: Arc<WokenList>,
 }
 
-impl<W> MailboxReceiver<W> {
-    /// Returns a waker for the queue of this slot and generation.
-    pub(crate) fn waker(&self, slot: u16, generation: u32) -> Arc<Waker> {
-        Arc::new(Waker { target: Mutex::new(self.target(slot, generation)), is_listed: AtomicBool::new(false) })
-    }
+/// The queues that were woken. It ends with its worker: wakers, which it holds and which devices keep, do not hold it.
+#[derive(Default)]
+struct WokenList(Mutex<Vec<Arc<Waker>>>);
 
-    fn target(&self, slot: u16, generation: u32) -> WakeTarget {
-        WakeTarget { slot, generation, list: Arc::clone(&self.woken), eventfd: self.eventfd.clone() }
-    }
-
-    /// Redirects a waker to a queue that has come to this worker. A wake before this may have reached the queue's former worker, which
-    /// does not have it any more: the caller treats the queue as woken.
-    pub(crate) fn redirect(&self, waker: &Waker, slot: u16, generation: u32) {
-        *waker.target.lock().unwrap_or_else(PoisonError::into_inner) = self.target(slot, generation);
-    }
-
-    /// Moves the queues that were woken to `into`, by slot and generation.
-    pub(crate) fn take_woken(&self, into: &mut Vec<(u16, u32)>) {
+impl WokenList {
+    /// Empties the list. Calls `here` with the queues that are this worker's, by slot and generation.
+    fn take(&self, mut here: impl FnMut(u16, u32)) {
         let mut redirected = Vec::new();
-        for waker in self.woken.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for waker in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // From here on a wake lists the queue again. The queue's `woken` runs after this and must see what was done before each wake
             // that found it listed: the swap reads the value which that wake wrote.
             waker.is_listed.swap(false, Ordering::SeqCst);
             let target = waker.target.lock().unwrap_or_else(PoisonError::into_inner);
-            if Arc::ptr_eq(&target.list, &self.woken) {
-                into.push((target.slot, target.generation));
+            if std::ptr::eq(target.list.as_ptr(), self) {
+                here(target.slot, target.generation);
             } else {
                 drop(target);
                 redirected.push(waker);
@@ -60,11 +49,41 @@ impl<W> MailboxReceiver<W> {
     }
 }
 
+impl Drop for WokenList {
+    fn drop(&mut self) {
+        // A waker that stayed listed would never be listed again, not even by the worker that its queue has moved to.
+        self.take(|_, _| {});
+    }
+}
+
+impl<W> MailboxReceiver<W> {
+    /// Returns a waker for the queue of this slot and generation.
+    pub(crate) fn waker(&self, slot: u16, generation: u32) -> Arc<Waker> {
+        Arc::new(Waker { target: Mutex::new(self.target(slot, generation)), is_listed: AtomicBool::new(false) })
+    }
+
+    fn target(&self, slot: u16, generation: u32) -> WakeTarget {
+        WakeTarget { slot, generation, list: Arc::downgrade(&self.woken), eventfd: self.eventfd.clone() }
+    }
+
+    /// Redirects a waker to a queue that has come to this worker. A wake before this may have reached the queue's former worker, which
+    /// does not have it any more: the caller treats the queue as woken.
+    pub(crate) fn redirect(&self, waker: &Waker, slot: u16, generation: u32) {
+        *waker.target.lock().unwrap_or_else(PoisonError::into_inner) = self.target(slot, generation);
+    }
+
+    /// Moves the queues that were woken to `into`, by slot and generation.
+    pub(crate) fn take_woken(&self, into: &mut Vec<(u16, u32)>) {
+        self.woken.take(|slot, generation| into.push((slot, generation)));
+    }
+}
+
 /// Where a wake goes: the queue's worker, and the queue there.
 struct WakeTarget {
     slot: u16,
     generation: u32,
-    list: Arc<Mutex<Vec<Arc<Waker>>>>,
+    /// The worker may have ended.
+    list: Weak<WokenList>,
     eventfd: EventFd,
 }
 
@@ -80,14 +99,23 @@ pub(crate) struct WakerHandle(pub(crate) Arc<Waker>);
 
 impl Wake for WakerHandle {
     fn wake(&self) {
-        if !self.0.is_listed.swap(true, Ordering::SeqCst) {
-            // The target is unlocked before the list is locked: `take_woken` locks them in the other order.
-            let (list, eventfd) = {
+        while !self.0.is_listed.swap(true, Ordering::SeqCst) {
+            // The target is unlocked before the list is locked: `WokenList::take` locks them in the other order.
+            let (target, eventfd) = {
                 let target = self.0.target.lock().unwrap_or_else(PoisonError::into_inner);
-                (Arc::clone(&target.list), target.eventfd.clone())
+                (Weak::clone(&target.list), target.eventfd.clone())
             };
-            list.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.0));
-            eventfd.signal();
+            if let Some(list) = target.upgrade() {
+                list.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&self.0));
+                eventfd.signal();
+                return;
+            }
+            // The worker has ended. If the queue has gone to another one meanwhile, a wake that found it listed relies on this one: the swap
+            // reads the value which that wake wrote.
+            self.0.is_listed.swap(false, Ordering::SeqCst);
+            if Weak::ptr_eq(&target, &self.0.target.lock().unwrap_or_else(PoisonError::into_inner).list) {
+                return;
+            }
         }
     }
 }
@@ -288,6 +316,58 @@ mod tests {
         let outcome = caller.join().unwrap();
         assert_eq!(outcome.ok(), (!worker.is_empty()).then_some(1));
         drop(receiver);
+    }
+
+    /// The queues that were woken, of which the worker learns.
+    fn woken(receiver: &MailboxReceiver<Vec<u8>>) -> Vec<(u16, u32)> {
+        let mut queues = Vec::new();
+        receiver.take_woken(&mut queues);
+        queues
+    }
+
+    #[test]
+    fn a_worker_that_ends_with_queues_that_were_woken_leaves_nothing_behind() {
+        let (_mailbox, receiver) = Mailbox::<Vec<u8>>::new(0).unwrap();
+        let wakers = [receiver.waker(0, 1), receiver.waker(1, 1)];
+        WakerHandle(Arc::clone(&wakers[0])).wake();
+        let list = Arc::downgrade(&receiver.woken);
+        drop(receiver);
+        wakers.iter().for_each(|waker| WakerHandle(Arc::clone(waker)).wake());
+        assert_eq!(list.strong_count(), 0);
+        assert_eq!(wakers.map(|waker| Arc::strong_count(&waker)), [1, 1]);
+    }
+
+    #[test]
+    fn a_queue_that_was_woken_at_a_worker_that_has_ended_is_woken_at_the_next_one() {
+        // Woken before its worker ends, afterwards, and both.
+        for (before, after) in [(true, false), (false, true), (true, true)] {
+            let (_mailbox, former) = Mailbox::<Vec<u8>>::new(0).unwrap();
+            let (_mailbox, next) = Mailbox::<Vec<u8>>::new(1).unwrap();
+            let waker = former.waker(3, 1);
+            let wake = || WakerHandle(Arc::clone(&waker)).wake();
+            (0..u32::from(before)).for_each(|_| wake());
+            drop(former);
+            (0..u32::from(after)).for_each(|_| wake());
+            next.redirect(&waker, 5, 2);
+            assert_eq!(woken(&next), [], "the caller of `redirect` treats it as woken");
+            wake();
+            wake();
+            assert_eq!(woken(&next), [(5, 2)]);
+        }
+    }
+
+    #[test]
+    fn a_worker_that_ends_forwards_the_wakes_of_queues_that_have_left() {
+        let (_mailbox, former) = Mailbox::<Vec<u8>>::new(0).unwrap();
+        let (_mailbox, next) = Mailbox::<Vec<u8>>::new(1).unwrap();
+        let waker = former.waker(3, 1);
+        WakerHandle(Arc::clone(&waker)).wake();
+        next.redirect(&waker, 5, 2);
+        // It is listed still.
+        WakerHandle(Arc::clone(&waker)).wake();
+        assert_eq!(woken(&next), []);
+        drop(former);
+        assert_eq!(woken(&next), [(5, 2)]);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -98,16 +99,16 @@ fn a_killed_block_device_with_packed_rings_in_order_loses_nothing_and_completes_
     killed_block_device(RingFormat::Packed, true);
 }
 
+fn run_block_device(seed: u64, rings: RingKind) -> Covered {
+    let queues = 1 + seed as u16 % 3;
+    let options = BlkOptions { serial: "crash".to_owned(), queues, queue_size: RING, writeback: true };
+    let make =
+        move |disks: &[Arc<AnyDisk>]| Arc::new(VirtioBlk::new(disks[0].geometry(), disks[0].limits(), options.clone()));
+    run((seed, rings), Blk, 1, queues, Box::new(make), Box::new(|| {}))
+}
+
 fn killed_block_device(format: RingFormat, in_order: bool) {
-    let rings = RingKind { format, in_order };
-    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| {
-        let queues = 1 + seed as u16 % 3;
-        let options = BlkOptions { serial: "crash".to_owned(), queues, queue_size: RING, writeback: true };
-        let make = move |disks: &[Arc<AnyDisk>]| {
-            Arc::new(VirtioBlk::new(disks[0].geometry(), disks[0].limits(), options.clone()))
-        };
-        run((seed, rings), Blk, 1, queues, Box::new(make), Box::new(|| {}))
-    });
+    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| run_block_device(seed, RingKind { format, in_order }));
     // The simulation is not trivial.
     let Some(((figures, counts), (stores, channels))) = sum else { return };
     let met = [counts.kills, counts.stops, counts.outlived, channels.merged, channels.refused, stores.late];
@@ -135,30 +136,62 @@ fn a_killed_controller_with_packed_rings_in_order_loses_nothing_and_completes_no
     killed_controller(RingFormat::Packed, true);
 }
 
+fn run_controller(seed: u64, rings: RingKind) -> Covered {
+    let queues = 1 + seed as u16 % 3;
+    let options = ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: ByteLen(1 << 20) };
+    let nexuses: Rc<RefCell<Vec<Arc<Nexus>>>> = Rc::default();
+    let known = Rc::clone(&nexuses);
+    let make = move |disks: &[Arc<AnyDisk>]| {
+        known.borrow_mut().clear();
+        let controller = Arc::new(VirtioScsi::new(options));
+        for (at, disk) in disks.iter().enumerate() {
+            let nexus = logical_unit(&**disk, &at.to_string()).login("guest", 1).expect("a name that is free");
+            known.borrow_mut().push(Arc::clone(&nexus));
+            controller.map(place(at), DiskSlot(at as u16), nexus).expect("a free place");
+        }
+        controller
+    };
+    let heard = move || nexuses.borrow().iter().for_each(|nexus| nexus.initiator_resumed(true));
+    run((seed, rings), Scsi, 3, queues, Box::new(make), Box::new(heard))
+}
+
 fn killed_controller(format: RingFormat, in_order: bool) {
-    let rings = RingKind { format, in_order };
-    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| {
-        let queues = 1 + seed as u16 % 3;
-        let options = ScsiOptions { queues, queue_size: RING, cmd_per_lun: 16, max_transfer: ByteLen(1 << 20) };
-        let nexuses: Rc<RefCell<Vec<Arc<Nexus>>>> = Rc::default();
-        let known = Rc::clone(&nexuses);
-        let make = move |disks: &[Arc<AnyDisk>]| {
-            known.borrow_mut().clear();
-            let controller = Arc::new(VirtioScsi::new(options));
-            for (at, disk) in disks.iter().enumerate() {
-                let nexus = logical_unit(&**disk, &at.to_string()).login("guest", 1).expect("a name that is free");
-                known.borrow_mut().push(Arc::clone(&nexus));
-                controller.map(place(at), DiskSlot(at as u16), nexus).expect("a free place");
-            }
-            controller
-        };
-        let heard = move || nexuses.borrow().iter().for_each(|nexus| nexus.initiator_resumed(true));
-        run((seed, rings), Scsi, 3, queues, Box::new(make), Box::new(heard))
-    });
+    let sum = run_seeds("VIRTIO_CRASH", SEEDS, |seed| run_controller(seed, RingKind { format, in_order }));
     let Some(((figures, counts), (stores, channels))) = sum else { return };
     let [late, cancelled, refused] = [stores.late, stores.cancelled, channels.refused];
     let met = [counts.kills, counts.stops, counts.outlived, counts.noted, late, cancelled, refused];
     assert!(met.iter().all(|met| *met > 20), "{counts:?} {stores:?} {channels:?}");
     assert!(counts.kills_in_midst > 200 && counts.replayed > 1000 && figures.requests > 10_000, "{counts:?}");
     assert!(figures.compare_writes > 200 && figures.cancelled > 20, "{figures:?}");
+}
+
+/// Set in the process that counts its descriptors.
+const COUNTS: &str = "MQBLK_COUNT_DESCRIPTORS";
+
+/// Each backend that is killed has workers, and each worker descriptors.
+#[test]
+fn a_killed_backend_leaves_no_descriptors_behind() {
+    if std::env::var_os(COUNTS).is_none() {
+        // Other tests of this process open and close some at the same time.
+        let mut alone = Command::new(std::env::current_exe().expect("this program's path"));
+        let name = "virtio_crash::a_killed_backend_leaves_no_descriptors_behind";
+        let output = alone.args(["--exact", name, "--nocapture"]).env(COUNTS, "1").output().expect("this program");
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let open = || std::fs::read_dir("/proc/self/fd").expect("/proc/self/fd").count();
+    let run_both = |seed| {
+        let [plain, in_order] = [(RingFormat::Split, false), (RingFormat::Packed, true)]
+            .map(|(format, in_order)| RingKind { format, in_order });
+        let ((_, controller), _) = run_controller(seed, plain);
+        let ((_, block_device), _) = run_block_device(seed, in_order);
+        [controller, block_device].iter().map(|counts| counts.kills + counts.kills_in_midst).sum::<u64>()
+    };
+    // The first one opens what the process keeps.
+    run_both(SEEDS.start);
+    let before = open();
+    let kills: u64 = (SEEDS.start + 1..SEEDS.start + 6).map(run_both).sum();
+    assert!(kills > 100, "{kills} kills");
+    assert_eq!(open(), before, "descriptors after {kills} kills, and before");
 }

@@ -4,8 +4,7 @@
 pub(crate) mod port;
 pub(crate) mod store;
 
-use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::{
     ArmResult, ByteLen, ByteOffset, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, PublishResult, PullEnd,
@@ -44,28 +43,41 @@ impl Call for Silent {
     fn call(&self) {}
 }
 
-/// A queue that can be killed within a pull, and before and after any other call from the engine.
-struct MortalQueue<Q>(Killable<Q>);
+/// Keeps the tokens that a killed queue held in its hands until the whole backend is dropped: a process that is killed drops nothing, which
+/// other workers that live on could observe.
+type Remains<T> = Arc<Mutex<Vec<T>>>;
 
-/// Keeps a value alive: a process that is killed drops nothing, which other workers that live on could observe.
-fn moment<T>(kill: &KillSwitch, held: T) -> T {
-    let held = ManuallyDrop::new(held);
-    kill.kill_point();
-    ManuallyDrop::into_inner(held)
+/// A token in the hands of a queue that may be killed.
+struct Held<'a, T>(Option<T>, &'a Mutex<Vec<T>>);
+
+impl<T> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        self.1.lock().unwrap_or_else(PoisonError::into_inner).extend(self.0.take());
+    }
 }
 
-struct MortalIntake<'a, I>(&'a mut I, Arc<KillSwitch>);
+/// Passes a kill point with a token in hand.
+fn moment<T>(kill: &KillSwitch, remains: &Mutex<Vec<T>>, token: T) -> T {
+    let mut held = Held(Some(token), remains);
+    kill.kill_point();
+    held.0.take().expect("it is there until here")
+}
 
-impl<T, I: Intake<T, Buffer>> Intake<T, Buffer> for MortalIntake<'_, I> {
+/// A queue that can be killed within a pull, and before and after any other call from the engine.
+struct MortalQueue<Q: GuestQueue>(Killable<Q>, Remains<Q::Token>);
+
+struct MortalIntake<'a, T, I>(&'a mut I, Arc<KillSwitch>, Remains<T>);
+
+impl<T, I: Intake<T, Buffer>> Intake<T, Buffer> for MortalIntake<'_, T, I> {
     fn room(&self) -> usize {
         self.0.room()
     }
     fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
-        let (token, buffer) = moment(&self.1, (token, buffer));
+        let token = moment(&self.1, &self.2, token);
         self.0.admit(token, disk, op, start, len, buffer);
     }
     fn admit_parts(&mut self, token: T, disk: DiskSlot, op: Op, parts: &[(ByteOffset, ByteLen)]) {
-        let token = moment(&self.1, token);
+        let token = moment(&self.1, &self.2, token);
         self.0.admit_parts(token, disk, op, parts);
     }
     fn cancel(&mut self, pick: &mut dyn FnMut(&mut T) -> bool) {
@@ -87,18 +99,18 @@ impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
         self.0.0.depth()
     }
     fn pull<I: Intake<Q::Token, Buffer>>(&mut self, context: &mut UringContext, into: &mut I) -> PullEnd {
-        let kill = Arc::clone(&self.0.1);
-        self.0.with(|queue| queue.pull(context, &mut MortalIntake(into, kill)))
+        let (kill, remains) = (Arc::clone(&self.0.1), Arc::clone(&self.1));
+        self.0.with(|queue| queue.pull(context, &mut MortalIntake(into, kill, remains)))
     }
     fn finish<I: Intake<Q::Token, Buffer>>(
         &mut self,
         context: &mut UringContext,
-        done: FinishedRequest<Q::Token, Buffer>,
+        mut done: FinishedRequest<Q::Token, Buffer>,
         into: &mut I,
     ) {
         let Killable(queue, kill) = &mut self.0;
-        let done = moment(kill, done);
-        queue.finish(context, done, &mut MortalIntake(into, Arc::clone(kill)));
+        done.token = moment(kill, &self.1, done.token);
+        queue.finish(context, done, &mut MortalIntake(into, Arc::clone(kill), Arc::clone(&self.1)));
         kill.kill_point();
     }
     fn woken<I: Intake<Q::Token, Buffer>>(
@@ -107,8 +119,8 @@ impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
         into: &mut I,
         running: bool,
     ) -> Result<(), &'static str> {
-        let kill = Arc::clone(&self.0.1);
-        self.0.with(|queue| queue.woken(context, &mut MortalIntake(into, kill), running))
+        let (kill, remains) = (Arc::clone(&self.0.1), Arc::clone(&self.1));
+        self.0.with(|queue| queue.woken(context, &mut MortalIntake(into, kill, remains), running))
     }
     fn blocked(&self) -> usize {
         self.0.0.blocked()
@@ -129,6 +141,11 @@ impl<Q: GuestQueue<Context = UringContext>> GuestQueue for MortalQueue<Q> {
         self.0.0.position()
     }
 }
+
+/// A device whose queues can be killed with tokens in their hands.
+pub(crate) trait MortalDevice: VirtioDevice<UringContext, Queue: GuestQueue<Token: Send>> {}
+
+impl<D: VirtioDevice<UringContext, Queue: GuestQueue<Token: Send>>> MortalDevice for D {}
 
 /// A function that returns a device over disks.
 pub(crate) type MakeDevice<D> = Box<dyn Fn(&[Arc<AnyDisk>]) -> Arc<D>>;
@@ -171,7 +188,7 @@ counters! {
 }
 
 /// What survives the backend: the guest's memory with its rings, the in-flight tables, and the storage.
-pub(crate) struct World<D: VirtioDevice<UringContext>> {
+pub(crate) struct World<D: MortalDevice> {
     pub memory: Arc<GuestMemory>,
     pub rings: Vec<DriverRing>,
     pub stores: Vec<Arc<Store>>,
@@ -204,7 +221,7 @@ fn places(ring: usize) -> RingAddresses {
     RingAddresses { desc: GuestAddress(start), avail: GuestAddress(start + 0x4000), used: GuestAddress(start + 0x8000) }
 }
 
-impl<D: VirtioDevice<UringContext>> World<D> {
+impl<D: MortalDevice> World<D> {
     /// Returns a guest without a backend.
     pub(crate) fn new(shape: Shape<D>, seed: u64) -> World<D> {
         let stores: Vec<_> = (0..shape.disks as u64).map(|at| Store::new(shape.sectors, seed ^ at << 32)).collect();
@@ -315,7 +332,8 @@ impl<D: VirtioDevice<UringContext>> World<D> {
             let lease = context.adopt(Arc::clone(memory), FixedBufferUse::Off).map_err(|error| error.to_string())?;
             let waker: Arc<dyn Wake> = Arc::new(Killable(Arc::clone(waker), Arc::clone(kill)));
             let parts = QueueResources { ring, lease, call: Some(Box::new(Silent)), features, waker };
-            Ok(MortalQueue(Killable(device.create_queue(index as u16, parts), Arc::clone(kill))))
+            let queue = device.create_queue(index as u16, parts);
+            Ok(MortalQueue(Killable(queue, Arc::clone(kill)), Remains::default()))
         });
         host.seats.push((worker, seat.expect("a seat")));
     }

@@ -5,17 +5,15 @@ use std::sync::atomic::Ordering;
 
 use mqblk_driver::Waker;
 use mqblk_driver::virtio_scsi::{self, CommandData, CommandOutcome, CommandResponse, Sense};
-use mqblk_engine::UringContext;
 use mqblk_memory::{GuestAddress, GuestMemory};
 use mqblk_ring::driver_ring::ChainLayout;
 use mqblk_tests::crash::load::{DATA_BYTES, LoadControl};
 use mqblk_tests::crash::queues::{DeviceQueues, LoadRequest, RequestOutcome, RequestType, TaskFunction};
 use mqblk_tests::crash::{blk, scsi};
-use mqblk_virtio::VirtioDevice;
 use mqblk_virtio_scsi::LunAddress;
 use rand::RngExt;
 
-use super::{AREA, World};
+use super::{AREA, MortalDevice, World};
 
 /// Bytes of a request besides its data: the part that the device reads, and in the second half the part that it writes.
 const ASIDE: u64 = 1024;
@@ -31,7 +29,7 @@ type Piece = (GuestAddress, u32);
 
 /// The request format of an interface.
 pub(crate) trait Form {
-    type Device: VirtioDevice<UringContext>;
+    type Device: MortalDevice;
     /// Rings before those for requests.
     const FIXED: usize;
     fn works(&self) -> &[RequestType];

@@ -1,37 +1,53 @@
 #!/bin/bash
-# Looks for corners in which a default loses: runs rows of a sweep over queues, client threads, iodepth, batch and storage, each with several poll policies
-# of mqblk (and with qemu-storage-daemon, if it is there), interleaved, and names each row where the default policy loses to a fixed one, where more
-# queues lose to fewer, or where the other program wins.
+# Looks for corners in which a default loses: runs rows of a sweep over interfaces, queues, client threads, iodepth, batch and storage, each with several poll
+# policies of mqblk (and with qemu-storage-daemon, if it is there), interleaved, and names each row where the default policy loses to a fixed one, where more
+# queues lose to fewer, where the other program wins, or where another interface loses to virtio-blk.
 #   scripts/corners.sh [ROUNDS [SECONDS]]
 # A row loses if the median of the rounds' ratios is below 0.97 (LOSS) and two thirds of the rounds agree. Prints every row, and the corners last; exits with 1
-# if there are any. The client is libblkio's driver, which hands over requests one by one as Linux's does (cargo build --release -p mqblk-tests --example blkio_load).
-# What is swept, each a list: POLICIES (the first is the default's), QUEUES, THREADS (0: one for each queue), DEPTHS, BATCHES, STORAGES (null, null20: 20 us of latency,
-# cache: a file in /dev/shm, disk: a file with O_DIRECT in FOLDER), CLIENTS (sleeps, polls), RW (randread, read, write, randwrite), BS.
-# PIN="CPUS CPUS" runs the client on the first CPUs and the server on the second ones (taskset), with a worker for each of its CPUs.
+# if there are any.
+# What is swept, each a list: INTERFACES (virtio-blk, the default; virtio-scsi; xen, over a simulated machine), POLICIES (the first is the default's), QUEUES,
+# THREADS (0: one for each queue), DEPTHS, BATCHES, STORAGES (null, null20: 20 us of latency, cache: a file in /dev/shm, disk: a file with O_DIRECT in FOLDER),
+# CLIENTS (sleeps, polls), RW (randread, read, write, randwrite), BS.
+# DRIVER is the client of virtio-blk's rows: blkio (the default), libblkio's driver, which hands over requests one by one as Linux's does
+# (cargo build --release -p mqblk-tests --example blkio_load); or bench, `mqblk bench`, which hands over each batch as a whole. libblkio speaks virtio-blk only, so the
+# other interfaces' client is always bench: they are compared with virtio-blk only if DRIVER=bench, in turns. Their rows have no qemu-storage-daemon.
+# PIN="CPUS CPUS" runs the client on the first CPUs and the server on the second ones, with a worker for each of its CPUs.
 # Needs target/release/mqblk (or MQBLK) and python3, on a machine that does nothing else. The whole default sweep takes about half an hour;
-# QUEUES=2 DEPTHS=1 scripts/corners.sh looks at one corner.
+# QUEUES=2 DEPTHS=1 scripts/corners.sh looks at one corner,
+# INTERFACES="virtio-blk virtio-scsi xen" DRIVER=bench POLICIES=auto STORAGES=null scripts/corners.sh compares the interfaces.
 set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 0 ;; esac
 export ROUNDS=${1:-5} SECONDS_EACH=${2:-0.7}
 export MQBLK=${MQBLK:-target/release/mqblk} CLIENT=${CLIENT:-target/release/examples/blkio_load}
 [ -x "$MQBLK" ] || { echo "corners: $MQBLK is missing: cargo build --release -p mqblk" >&2; exit 1; }
-[ -x "$CLIENT" ] || { echo "corners: $CLIENT is missing: cargo build --release -p mqblk-tests --example blkio_load" >&2; exit 1; }
+case " ${INTERFACES:=virtio-blk} / ${DRIVER:=blkio}" in *" virtio-blk "*"/ blkio") needs_blkio=yes ;; *) needs_blkio= ;; esac
+export INTERFACES DRIVER
+[ -z "$needs_blkio" ] || [ -x "$CLIENT" ] || { echo "corners: $CLIENT is missing: cargo build --release -p mqblk-tests --example blkio_load" >&2; exit 1; }
 command -v python3 >/dev/null || { echo "corners: python3 is missing: apt-get install python3" >&2; exit 1; }
 FOLDER=$(mktemp -d -p "${FOLDER:-/var/tmp}")
 export FOLDER
 trap 'rm -rf "$FOLDER" /dev/shm/mqblk-corners.$$' EXIT
 export CACHE=/dev/shm/mqblk-corners.$$
 RUST_BACKTRACE=0 python3 - <<'PYTHON'
-import itertools, os, shutil, statistics, subprocess, sys, time
+import itertools, json, os, shutil, statistics, subprocess, sys, time
 
-def words(name, default):
-    return os.environ.get(name, default).split()
+def words(name, default, known=()):
+    found = os.environ.get(name, default).split()
+    for word in found:
+        if known and word not in known:
+            sys.exit(f"corners: {name}: found {word!r}, expected {', '.join(known[:-1])} or {known[-1]}")
+    return found
 
 folder, rounds, seconds = os.environ["FOLDER"], int(os.environ["ROUNDS"]), os.environ["SECONDS_EACH"]
 loss = float(os.environ.get("LOSS", "0.97"))
 policies = words("POLICIES", "auto off static:50 adaptive:200 busy")
 queue_counts = [int(word) for word in words("QUEUES", "1 2 4 16")]
-storages = words("STORAGES", "null null20 cache disk")
+storages = words("STORAGES", "null null20 cache disk", ["null", "null20", "cache", "disk"])
+clients = words("CLIENTS", "sleeps", ["sleeps", "polls"])
+interfaces = words("INTERFACES", "virtio-blk", ["virtio-blk", "virtio-scsi", "xen"])
+drivers = words("DRIVER", "blkio", ["blkio", "bench"])
+if len(drivers) != 1:
+    sys.exit(f"corners: DRIVER: found {' '.join(drivers)!r}, expected blkio or bench")
 qemu = shutil.which("qemu-storage-daemon")
 pin = words("PIN", "")
 if len(pin) not in (0, 2):
@@ -52,9 +68,11 @@ if "cache" in storages:
 if "disk" in storages:
     files["disk"] = fill(folder + "/disk.img")
 
+def settings(storage):
+    return {"null": "storage=null,size=2G", "null20": "storage=null,size=2G,latency-us=20"}.get(storage) or f"path={files[storage]}"
+
 def mqblk(policy, queues, storage):
-    what = {"null": "storage=null,size=2G", "null20": "storage=null,size=2G,latency-us=20"}.get(storage) or f"path={files[storage]}"
-    return [os.environ["MQBLK"], "serve", "--disk", f"id=d,socket={folder}/d.sock,queues={queues},poll={policy},{what}"]
+    return [os.environ["MQBLK"], "serve", "--disk", f"id=d,socket={folder}/d.sock,queues={queues},poll={policy},{settings(storage)}"]
 
 def qemu_storage_daemon(queues, storage):
     if storage in files:
@@ -67,8 +85,14 @@ def qemu_storage_daemon(queues, storage):
     export = f"vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={folder}/d.sock,iothread=io,writable=on,num-queues={queues}"
     return [qemu, "--blockdev", block, "--object", "iothread,id=io", "--export", export]
 
-def run(server, load):
-    """Returns IOPS, and the server's CPU time for each request in microseconds."""
+def output_of(client):
+    out = subprocess.run(client, capture_output=True, text=True, timeout=120)
+    if out.returncode != 0:
+        sys.exit("corners: the client failed: " + (out.stderr.splitlines() or ["without a message"])[0] + "\n" + " ".join(client))
+    return out.stdout
+
+def beside(server, measure):
+    """Returns what `measure` returns for the process of a server that listens at the socket."""
     if os.path.exists(folder + "/d.sock"):
         os.unlink(folder + "/d.sock")
     with open(folder + "/log", "w") as log:
@@ -80,17 +104,47 @@ def run(server, load):
             if daemon.poll() is not None:
                 sys.exit("corners: " + open(folder + "/log").read())
             time.sleep(0.02)
-        client = client_cpus + [os.environ["CLIENT"], folder + "/d.sock", str(daemon.pid), *load]
-        out = subprocess.run(client, capture_output=True, text=True, timeout=120)
-        if out.returncode != 0:
-            sys.exit("corners: the client failed: " + out.stderr.splitlines()[0] + "\n" + " ".join(client))
-        iops, cpu = out.stdout.split()
-        return float(iops), float(cpu)
+        return measure(daemon.pid)
     finally:
         daemon.kill()
         daemon.wait()
 
-corners, medians = [], {}
+# What follows returns IOPS, and the server's CPU time for each request in microseconds.
+
+def blkio(load, pid):
+    """By libblkio's driver, at the socket."""
+    keys = [f"batch={load['batch']}", f"threads={load['threads']}"] + (["poll"] if load["client"] == "polls" else [])
+    values = [load[key] for key in ("rw", "bs", "queues", "depth")] + [seconds, "0.2"] + keys
+    iops, cpu = output_of(client_cpus + [os.environ["CLIENT"], folder + "/d.sock", str(pid), *map(str, values)]).split()
+    return float(iops), float(cpu)
+
+def bench(load, interface, target):
+    """By our own drivers. A disk as `target` is served for the run by a process of its own."""
+    client = [os.environ["MQBLK"], "--log", "error", "bench", "--interface", interface, *target]
+    client += ["--rw", load["rw"], "--bs", load["bs"], "--queues", load["queues"], "--jobs", load["queues"], "--threads", load["threads"]]
+    client += ["--iodepth", load["depth"], "--batch", load["batch"], "--client", {"sleeps": "wait", "polls": "poll"}[load["client"]]]
+    client += ["--runtime", seconds, "--warmup", "0.2", "--runs", 1, "--json", "-"]
+    # A job for each queue, which stays on it; one logical unit would have one queue.
+    client += ["--steer", "submitter"] if interface == "virtio-scsi" else []
+    client += ["--allow-write"] if "write" in load["rw"] else []
+    client += ["--pin", pin[0]] if pin else []
+    client += ["--server-cpus", pin[1]] if pin and "--disk" in target else []
+    result = json.loads(output_of([str(word) for word in client]))[0]
+    cpu = result["server_cpu_us_per_io"]
+    return result["iops_mean"], float("nan") if cpu is None else cpu
+
+def runner(interface, name, load, storage):
+    """Returns the function that measures a policy of mqblk, or qemu-storage-daemon."""
+    by_blkio = interface == "virtio-blk" and drivers == ["blkio"]
+    if name != "qemu" and not by_blkio:
+        return lambda: bench(load, interface, ["--disk", settings(storage), "--poll", name])
+    queues = load["queues"]
+    server = qemu_storage_daemon(queues, storage) if name == "qemu" else mqblk(name, queues, storage)
+    if by_blkio:
+        return lambda: beside(server, lambda pid: blkio(load, pid))
+    return lambda: beside(server, lambda _: bench(load, interface, ["--socket", folder + "/d.sock"]))
+
+corners = []
 
 def judge(row, name, better, ours, theirs):
     """Notes a corner if `ours` loses to `theirs`, round by round."""
@@ -108,40 +162,44 @@ def has_row(threads, queues):
 
 groups = [(storage, rw, bs, client, threads, depth, batch, [queues for queues in queue_counts if has_row(threads, queues)])
           for storage, rw, bs, client, threads, depth, batch in itertools.product(
-              storages, words("RW", "randread"), words("BS", "4k"), words("CLIENTS", "sleeps"), words("THREADS", "0 2"),
+              storages, words("RW", "randread"), words("BS", "4k"), clients, words("THREADS", "0 2"),
               words("DEPTHS", "1 4 32 128"), words("BATCHES", "1 16"))
           if int(batch) <= int(depth)]
-began, done, total = time.time(), 0, sum(len(group[-1]) for group in groups)
-print(f"{total} rows of {len(policies) + bool(qemu)} programs or policies, {rounds} rounds: IOPS in thousands, and us of the server's CPU for each request")
+began, done, total = time.time(), 0, sum(len(group[-1]) for group in groups) * len(interfaces)
+print(f"{total} rows of {len(policies)} policies{' and qemu-storage-daemon' if qemu and 'virtio-blk' in interfaces else ''}, {rounds} rounds: "
+      "IOPS in thousands, and us of the server's CPU for each request")
 for storage, rw, bs, client, threads, depth, batch, counts in groups:
-    by_queues = {}
+    by_queues = {interface: {} for interface in interfaces}
     for queues in counts:
-        load = [rw, bs, str(queues), depth, seconds, "0.2", f"batch={batch}", f"threads={threads_of(threads, queues)}"]
-        load += ["poll"] if client == "polls" else []
-        servers = {policy: mqblk(policy, queues, storage) for policy in policies}
-        if qemu:
-            servers["qemu"] = qemu_storage_daemon(queues, storage)
-        iops, cpu = {name: [] for name in servers}, {name: [] for name in servers}
+        load = dict(rw=rw, bs=bs, queues=queues, depth=depth, client=client, batch=batch, threads=threads_of(threads, queues))
+        names = {interface: policies + (["qemu"] if qemu and interface == "virtio-blk" else []) for interface in interfaces}
+        runs = {(interface, name): runner(interface, name, load, storage) for interface in interfaces for name in names[interface]}
+        iops, cpu = {which: [] for which in runs}, {which: [] for which in runs}
         for number in range(rounds):
             # Each round begins with another one.
-            names = list(servers)
-            for name in names[number % len(names):] + names[:number % len(names)]:
-                one = run(servers[name], load)
-                iops[name].append(one[0])
-                cpu[name].append(one[1])
-        row = f"{storage} {rw} {bs}, {queues} queues, {threads_of(threads, queues)} threads that {client[:-1]}, iodepth {depth}, batch {batch}"
-        cells = "  ".join(f"{name} {statistics.median(iops[name]) / 1000:.0f}/{statistics.median(cpu[name]):.2f}" for name in servers)
-        done += 1
-        left = (time.time() - began) / done * (total - done)
-        print(f"[{done}/{total}, {left / 60:.0f} min left] {row}: {cells}", flush=True)
+            order = list(runs)
+            for which in order[number % len(order):] + order[:number % len(order)]:
+                one = runs[which]()
+                iops[which].append(one[0])
+                cpu[which].append(one[1])
         default = policies[0]
-        for name in servers:
-            if name != default:
-                judge(row, default, name, iops[default], iops[name])
-        if by_queues and threads == "0":
-            fewer = max(by_queues, key=lambda count: statistics.median(by_queues[count]))
-            judge(row, f"{queues} queues", f"{fewer} queues", iops[default], by_queues[fewer])
-        by_queues[queues] = iops[default]
+        for interface in interfaces:
+            row = f"{interface}, {storage} {rw} {bs}, {queues} queues, {load['threads']} threads that {client[:-1]}, iodepth {depth}, batch {batch}"
+            cells = "  ".join(f"{name} {statistics.median(iops[interface, name]) / 1000:.0f}/{statistics.median(cpu[interface, name]):.2f}"
+                              for name in names[interface])
+            done += 1
+            left = (time.time() - began) / done * (total - done)
+            print(f"[{done}/{total}, {left / 60:.0f} min left] {row}: {cells}", flush=True)
+            ours = iops[interface, default]
+            for name in names[interface]:
+                if name != default:
+                    judge(row, default, name, ours, iops[interface, name])
+            if interface != "virtio-blk" and "virtio-blk" in interfaces and drivers == ["bench"]:
+                judge(row, interface, "virtio-blk", ours, iops["virtio-blk", default])
+            if by_queues[interface] and threads == "0":
+                fewer = max(by_queues[interface], key=lambda count: statistics.median(by_queues[interface][count]))
+                judge(row, f"{queues} queues", f"{fewer} queues", ours, by_queues[interface][fewer])
+            by_queues[interface][queues] = ours
 print()
 print("No corner was found." if not corners else f"{len(corners)} corners, the worst first:")
 print("\n".join(sorted(corners)))

@@ -20,6 +20,7 @@ mod logging;
 mod merge;
 mod release;
 mod slice;
+mod status;
 mod transfer;
 
 pub use lease::{FixedBuffers, LeaseId};
@@ -105,6 +106,8 @@ const SPILL_CAPACITY: usize = 8;
 const NO_SPILL: u32 = u32::MAX;
 /// The end of the list of free entries.
 const NO_ENTRY: u32 = u32::MAX;
+/// Used instead of a lease index while an entry is free. No lease has this index: so many do not fit into memory.
+const FREE: u32 = i32::MAX as u32;
 
 /// State of a buffer. One cache line for the common request of one or two segments.
 #[repr(align(64))]
@@ -112,12 +115,14 @@ const NO_ENTRY: u32 = u32::MAX;
 struct BufferEntry {
     /// Bytes of all segments. While the entry is free: the next free entry.
     total: u64,
-    /// Host address of the status byte; 0 if there is none.
+    /// Host address of the place of the status. Not used if that has no bytes.
     status: u64,
     inline: [Segment; INLINE_SEGMENTS],
+    /// The lease's index; or [`FREE`], or [`MERGED`](merge::MERGED).
     lease: u32,
     segments: u16,
-    allocated: bool,
+    /// Length of the place of the status; 0 if there is none.
+    status_len: u8,
     /// The device writes to the segments.
     writable: bool,
     /// Index of the list that holds the segments if there are more than [`INLINE_SEGMENTS`].
@@ -233,9 +238,9 @@ impl BufferPool {
                 total: next.into(),
                 status: 0,
                 inline: [EMPTY_SEGMENT; INLINE_SEGMENTS],
-                lease: 0,
+                lease: FREE,
                 segments: 0,
-                allocated: false,
+                status_len: 0,
                 writable: false,
                 spill: NO_SPILL,
                 next: 0,
@@ -394,8 +399,8 @@ impl BufferPool {
     fn take_entry(&mut self, lease: u32) -> Buffer {
         let index = self.free_index();
         let entry = &mut self.entries[index as usize];
-        (entry.total, entry.status, entry.segments) = (0, 0, 0);
-        (entry.lease, entry.allocated, entry.writable, entry.spill) = (lease, true, false, NO_SPILL);
+        (entry.total, entry.segments, entry.status_len) = (0, 0, 0);
+        (entry.lease, entry.writable, entry.spill) = (lease, false, NO_SPILL);
         self.handle(index)
     }
 
@@ -458,34 +463,6 @@ impl BufferPool {
             list.extend_from_slice(&entry.inline);
         }
         self.spills[entry.spill as usize].push(segment);
-    }
-
-    /// Sets the guest address of the request's status byte.
-    ///
-    /// # Errors
-    /// [`BufferFault`] when it is not mapped.
-    #[inline]
-    pub fn set_status(&mut self, buffer: &Buffer, address: GuestAddress) -> Result<(), BufferFault> {
-        let lease = self.entries[self.unchecked_index(buffer)].lease;
-        let host = self.host_address(lease, address.0, 1).ok_or(BufferFault)?;
-        let index = self.unchecked_index(buffer);
-        self.entries[index].status = host;
-        Ok(())
-    }
-
-    /// Writes the status byte, if the buffer has one.
-    #[inline]
-    pub fn write_status(&self, buffer: &Buffer, status: u8) {
-        self.write_status_of(self.unchecked_index(buffer), status);
-    }
-
-    #[inline]
-    fn write_status_of(&self, index: usize, status: u8) {
-        let place = self.entries[index].status;
-        if place != 0 {
-            // SAFETY: `set_status` translated it in the buffer's lease, which keeps it mapped.
-            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(place as usize).write_volatile(status) };
-        }
     }
 
     /// Returns the total length of the segments.

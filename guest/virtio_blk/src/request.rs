@@ -90,7 +90,7 @@ impl Transfer {
         if !ByteOffset(start.0 | len.0).is_aligned(rules.block) {
             return None;
         }
-        let buffer = access.take_transfer((data.address, data.len), data.writable, Some(status.address))?;
+        let buffer = access.take_transfer((data.address, data.len), data.writable, (status.address, 1))?;
         let written = NonZeroU32::MIN.saturating_add(if data.writable { data.len } else { 0 });
         Some(Transfer { op, start, len, buffer, written })
     }

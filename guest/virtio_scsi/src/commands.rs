@@ -16,7 +16,7 @@ use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
 use crate::device::VirtioScsi;
 use crate::lun_map::{LunField, LunMap, MappedUnit};
 use crate::multi_step::MultiStepCommands;
-use crate::queue::{QueueRing, ScsiToken};
+use crate::queue::{CommandState, QueueRing, ScsiToken, TokenKind, TransferState};
 use crate::request_chain::{RequestChain, ResponseBuffer, TransferChain};
 use crate::task_management::{TaskManagement, TmfAction, TmfMailbox};
 
@@ -113,27 +113,19 @@ fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
         }
         let Some((target, slot, rules)) = &found else { return at };
         let TransferChain { id, cdb, data, response, .. } = chain;
+        let Ok(capacity) = u8::try_from(response.len) else { return at };
         let Some(Transfer { op, start, len }) = rules.begin(cdb) else { return at };
         // A longer buffer has a residual.
         if (op == Op::Read) != data.writable || len.0 != u64::from(data.len) {
             return at;
         }
-        let Some(buffer) = access.take_transfer((data.address, data.len), data.writable, None) else { return at };
+        let place = (response.address, capacity);
+        let Some(buffer) = access.take_transfer((data.address, data.len), data.writable, place) else { return at };
         let (target, unit) = (*target, *slot);
-        let token = ScsiToken {
-            id,
-            response,
-            data_len: data.len,
-            transferred: data.len,
-            is_multi_step: false,
-            head: head.index,
-            unit,
-            abort_marks: 0,
-            target,
-            has_data_in: data.writable,
-            op,
-        };
-        into.admit(token, unit, op, start, len, Some(buffer));
+        // Bytes before the data count as written too: the used length counts the chain's bytes in order.
+        let written = response.len.saturating_add(if data.writable { data.len } else { 0 });
+        let token = TransferState { id, written, head: head.index, unit, abort_marks: 0, target };
+        into.admit(ScsiToken(TokenKind::Transfer(token)), unit, op, start, len, Some(buffer));
     }
     heads.len()
 }
@@ -275,7 +267,7 @@ impl RequestQueue {
         let nexus = unit.map(|unit| &*unit.nexus);
         let step = target::begin(nexus, &target.luns, &command, &out, &mut self.buffers);
         let slot = unit.map_or(DiskSlot(u16::MAX), |unit| unit.slot);
-        let mut token = ScsiToken { id, ..ScsiToken::new(head, (number, slot), response, (data_in, data_out)) };
+        let mut token = CommandState { id, ..CommandState::new(head, (number, slot), response, (data_in, data_out)) };
         match step {
             CommandAction::Disk { op, start, len, transferred } => {
                 (token.op, token.transferred) = (op, saturating_u32(transferred));
@@ -283,10 +275,10 @@ impl RequestQueue {
                     if pool.len(&data) != len {
                         pool.truncate(&data, len);
                     }
-                    into.admit(token, slot, op, start, len, Some(data));
+                    into.admit(token.token(), slot, op, start, len, Some(data));
                 } else {
                     pool.release(data);
-                    into.admit(token, slot, op, start, len, None);
+                    into.admit(token.token(), slot, op, start, len, None);
                 }
             }
             CommandAction::Complete(ending) => {
@@ -300,7 +292,7 @@ impl RequestQueue {
             CommandAction::Ranges { op, transferred } => {
                 (token.op, token.transferred) = (op, saturating_u32(transferred));
                 pool.release(data);
-                into.admit_parts(token, slot, op, &self.buffers.ranges);
+                into.admit_parts(token.token(), slot, op, &self.buffers.ranges);
             }
             CommandAction::Overrun => {
                 pool.release(data);
@@ -335,7 +327,7 @@ impl RequestQueue {
     }
 
     /// Completes a disk request of a command.
-    #[inline]
+    #[inline(always)] // the engine calls it in one place
     pub(crate) fn finish<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
@@ -343,6 +335,35 @@ impl RequestQueue {
         into: &mut I,
     ) {
         let FinishedRequest { token, outcome, buffer } = done;
+        match (token.0, buffer) {
+            (TokenKind::Transfer(TransferState { head, written, abort_marks: 0, .. }), Some(buffer))
+                if outcome.is_done() =>
+            {
+                // Source: as `encode_response_header`.
+                let last = u32::from_le_bytes([0, 0, Status::Good as u8, b::VIRTIO_SCSI_S_OK as u8]);
+                pool.release_with_status(buffer, [0, 0, last].map(u32::to_le));
+                self.ring.device.put_used(head, written);
+            }
+            (TokenKind::Transfer(transfer), Some(buffer)) => {
+                let command = CommandState::of_transfer(pool, transfer, buffer);
+                self.finish_command(pool, command, outcome, None, into);
+            }
+            (TokenKind::Command(command), buffer) => self.finish_command(pool, command, outcome, buffer, into),
+            // It was admitted with one.
+            (TokenKind::Transfer(_), None) => {}
+        }
+    }
+
+    /// Completes the disk request of any command.
+    #[inline(never)]
+    fn finish_command<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        token: CommandState,
+        outcome: Outcome,
+        buffer: Option<Buffer>,
+        into: &mut I,
+    ) {
         if token.is_multi_step {
             return self.step_ended(pool, token, outcome, buffer, into);
         }
@@ -364,7 +385,7 @@ impl RequestQueue {
 
     /// Completes an aborted command with the response code of the first task management function that matched it.
     #[cold]
-    pub(crate) fn abort(&mut self, pool: &mut BufferPool, token: ScsiToken) {
+    pub(crate) fn abort(&mut self, pool: &mut BufferPool, token: CommandState) {
         let by = self.active_tmfs.iter().enumerate().find_map(|(at, active)| match active {
             Some(ActiveTmf { tmf, .. }) if token.abort_marks & 1 << at != 0 => match tmf.action {
                 TmfAction::Abort(response) => Some(response.into()),
@@ -380,7 +401,7 @@ impl RequestQueue {
     pub(crate) fn complete(
         &mut self,
         pool: &mut BufferPool,
-        token: ScsiToken,
+        token: CommandState,
         response: u32,
         ending: &CommandCompletion,
     ) {
@@ -388,8 +409,9 @@ impl RequestQueue {
         match &ending.sense {
             None => self.complete_without_sense(pool, token, transferred, [ending.status as u8, response as u8]),
             Some(sense) => {
-                let ScsiToken { response: response_buffer, data_len: expected, head, unit, abort_marks: marks, .. } =
-                    token;
+                let CommandState {
+                    response: response_buffer, data_len: expected, head, unit, abort_marks: marks, ..
+                } = token;
                 let written = response_buffer.capacity;
                 let residual = expected.saturating_sub(transferred);
                 self.write_sense_response(pool, response_buffer, unit, residual, response, (ending, sense));
@@ -400,9 +422,8 @@ impl RequestQueue {
 
     /// Writes a response without sense data; `last` are status and response.
     #[inline]
-    fn complete_without_sense(&mut self, pool: &mut BufferPool, token: ScsiToken, transferred: u32, last: [u8; 2]) {
-        let ScsiToken { response, data_len: expected, head, abort_marks: marks, has_data_in: data_in, .. } = token;
-        // Bytes before the data count as written too: the used length counts the chain's bytes in order.
+    fn complete_without_sense(&mut self, pool: &mut BufferPool, token: CommandState, transferred: u32, last: [u8; 2]) {
+        let CommandState { response, data_len: expected, head, abort_marks: marks, has_data_in: data_in, .. } = token;
         let written = response.capacity.saturating_add(if data_in { transferred } else { 0 });
         let [status, code] = last;
         // Source: as `encode_response_header`.
@@ -524,24 +545,23 @@ impl RequestQueue {
             .iter()
             .position(Option::is_none)
             .expect("no more functions are taken than there are slots");
-        let matches = |token: &ScsiToken| tmf.matches(token.target, token.unit, token.id);
         let mut remaining = 0;
         if tmf.action == TmfAction::Query {
             into.cancel(&mut |token| {
-                remaining += usize::from(matches(token));
+                remaining += usize::from(token.matches(&tmf));
                 false
             });
-            remaining += self.multi_step.blocked_tokens().filter(|token| matches(token)).count();
+            remaining += self.multi_step.blocked_tokens().filter(|command| command.matches(&tmf)).count();
             if remaining > 0 {
                 tmf.record_match();
             }
             remaining = 0;
         } else {
             into.cancel(&mut |token| {
-                let matched = matches(token);
+                let matched = token.matches(&tmf);
                 if matched {
                     remaining += 1;
-                    token.abort_marks |= 1 << free;
+                    token.mark(free);
                 }
                 matched
             });
@@ -550,12 +570,12 @@ impl RequestQueue {
         self.active_tmfs[free] = Some(ActiveTmf { tmf: Arc::clone(&tmf), remaining, completions });
         self.active_tmf_count += 1;
         if tmf.action != TmfAction::Query {
-            self.abort_blocked(pool, free, |token| tmf.matches(token.target, token.unit, token.id));
+            self.abort_blocked(pool, free, |command| command.matches(&tmf));
         }
     }
 
     /// Aborts blocked commands.
-    fn abort_blocked(&mut self, pool: &mut BufferPool, at: usize, matches: impl Fn(&ScsiToken) -> bool) {
+    fn abort_blocked(&mut self, pool: &mut BufferPool, at: usize, matches: impl Fn(&CommandState) -> bool) {
         for mut token in self.multi_step.take_blocked(pool, matches) {
             token.abort_marks |= 1 << at;
             if let Some(active) = &mut self.active_tmfs[at] {

@@ -10,7 +10,7 @@ use mqblk_scsi::{CommandCompletion, MultiStepCommand, NextStep, Status};
 use virtio_bindings::virtio_scsi as b;
 
 use crate::commands::{DataOutBuffer, RequestQueue};
-use crate::queue::ScsiToken;
+use crate::queue::{CommandState, ScsiToken};
 
 /// Steps with private memory that one queue has in flight; further ones wait. Multi-step commands are rare, and each
 /// has at most one such step.
@@ -46,7 +46,7 @@ struct BounceSlot {
 
 /// A blocked command, between two steps.
 struct BlockedCommand {
-    token: ScsiToken,
+    token: CommandState,
     /// The step that found no private memory, with the bytes it writes; `None`: the command itself waits.
     step: Option<(NextStep, Vec<u8>)>,
 }
@@ -69,7 +69,7 @@ impl MultiStepCommands {
     /// a command that saw what this one wrote, and completed first, would be undone if the process died then and this
     /// one was replayed. In a ring in order the response may be held back by then: there a replay knows how the command ended
     /// ([`record_end`](RequestQueue::record_end)).
-    fn end(&mut self, pool: &mut BufferPool, token: &mut ScsiToken) {
+    fn end(&mut self, pool: &mut BufferPool, token: &mut CommandState) {
         let Some(MultiStepState { command, data, .. }) = self.take_state(token) else { return };
         if let Some(data) = data {
             pool.release(data);
@@ -78,15 +78,15 @@ impl MultiStepCommands {
     }
 
     /// Returns the state of a multi-step command.
-    fn state(&mut self, token: &ScsiToken) -> Option<&mut MultiStepState> {
+    fn state(&mut self, token: &CommandState) -> Option<&mut MultiStepState> {
         if token.is_multi_step { self.states.get_mut(&token.head) } else { None }
     }
 
-    fn take_state(&mut self, token: &mut ScsiToken) -> Option<MultiStepState> {
+    fn take_state(&mut self, token: &mut CommandState) -> Option<MultiStepState> {
         if std::mem::take(&mut token.is_multi_step) { self.states.remove(&token.head) } else { None }
     }
 
-    fn is_before_range_lock(&mut self, token: &ScsiToken) -> bool {
+    fn is_before_range_lock(&mut self, token: &CommandState) -> bool {
         self.state(token).is_some_and(|state| state.command.is_before_range_lock())
     }
 
@@ -104,7 +104,7 @@ impl MultiStepCommands {
     }
 
     /// Returns the tokens of blocked commands.
-    pub(crate) fn blocked_tokens(&self) -> impl Iterator<Item = &ScsiToken> {
+    pub(crate) fn blocked_tokens(&self) -> impl Iterator<Item = &CommandState> {
         self.blocked.iter().map(|held| &held.token)
     }
 
@@ -112,8 +112,8 @@ impl MultiStepCommands {
     pub(crate) fn take_blocked(
         &mut self,
         pool: &mut BufferPool,
-        matches: impl Fn(&ScsiToken) -> bool,
-    ) -> Vec<ScsiToken> {
+        matches: impl Fn(&CommandState) -> bool,
+    ) -> Vec<CommandState> {
         let mut taken = Vec::new();
         for at in (0..self.blocked.len()).rev() {
             if matches(&self.blocked[at].token)
@@ -149,7 +149,7 @@ impl RequestQueue {
     pub(crate) fn begin_multi_step<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        mut token: ScsiToken,
+        mut token: CommandState,
         mut command: Box<MultiStepCommand>,
         (data, data_out): (Buffer, u64),
         into: &mut I,
@@ -177,7 +177,7 @@ impl RequestQueue {
     }
 
     /// Drops a command without completing it: see [`VirtioQueue::forget`](mqblk_virtio::VirtioQueue::forget).
-    pub(crate) fn forget(&mut self, pool: &mut BufferPool, mut token: ScsiToken, buffer: Option<Buffer>) {
+    pub(crate) fn forget(&mut self, pool: &mut BufferPool, mut token: CommandState, buffer: Option<Buffer>) {
         match (self.multi_step.state(&token).and_then(|state| state.bounce.take()), buffer) {
             (Some(slot), Some(buffer)) => {
                 if let Some(bounce) = &mut self.multi_step.bounce_pool {
@@ -197,7 +197,7 @@ impl RequestQueue {
     pub(crate) fn step_ended<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        mut token: ScsiToken,
+        mut token: CommandState,
         outcome: Outcome,
         buffer: Option<Buffer>,
         into: &mut I,
@@ -230,7 +230,7 @@ impl RequestQueue {
     fn advance<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        token: ScsiToken,
+        token: CommandState,
         before: Option<Outcome>,
         into: &mut I,
     ) {
@@ -253,7 +253,7 @@ impl RequestQueue {
     fn issue_step<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
-        token: ScsiToken,
+        token: CommandState,
         step: NextStep,
         filled: Option<Vec<u8>>,
         into: &mut I,
@@ -268,7 +268,7 @@ impl RequestQueue {
                 if let Some(own) = &own {
                     pool.truncate(own, len);
                 }
-                return into.admit(token, unit, op, start, len, own);
+                return into.admit(token.token(), unit, op, start, len, own);
             }
             NextStep::Wait => return self.multi_step.blocked.push_back(BlockedCommand { token, step: None }),
             NextStep::Complete(ending) => return self.complete_multi_step(pool, token, &ending),
@@ -293,10 +293,10 @@ impl RequestQueue {
         if let Some(state) = self.multi_step.state(&token) {
             state.bounce = Some(BounceSlot { slot, reads });
         }
-        into.admit(token, unit, op, start, len, Some(buffer));
+        into.admit(token.token(), unit, op, start, len, Some(buffer));
     }
 
-    fn complete_multi_step(&mut self, pool: &mut BufferPool, mut token: ScsiToken, ending: &CommandCompletion) {
+    fn complete_multi_step(&mut self, pool: &mut BufferPool, mut token: CommandState, ending: &CommandCompletion) {
         if let Some(data) = self.multi_step.state(&token).and_then(|state| state.data.as_ref()) {
             let replied = token.has_data_in && !self.buffers.data_in.is_empty();
             let _ = replied && pool.copy_in(data, 0, &self.buffers.data_in);

@@ -17,22 +17,38 @@ const DEFAULT_HEADER_BYTES: usize = REQUEST_BYTES + DriverSizes::DEFAULT.cdb as 
 pub(crate) struct ResponseBuffer {
     /// Capacity in bytes.
     pub capacity: u32,
-    /// Its address if it is contiguous, as drivers usually lay it out.
-    address: GuestAddress,
-    /// Its segments if it has several.
-    segments: Option<Buffer>,
+    place: ResponsePlace,
+}
+
+#[derive(Debug)]
+enum ResponsePlace {
+    /// It is contiguous, as drivers usually lay it out.
+    Address(GuestAddress),
+    /// It has several segments.
+    Segments(Buffer),
+    /// The place of the status of the command's data buffer.
+    BesideData(Buffer),
 }
 
 impl ResponseBuffer {
+    /// Returns the response buffer of a command whose data buffer has a place for it.
+    pub(crate) fn beside_data(pool: &BufferPool, data: Buffer) -> ResponseBuffer {
+        ResponseBuffer { capacity: pool.status_len(&data), place: ResponsePlace::BesideData(data) }
+    }
+
     /// Writes the response, cut to its capacity, and releases the buffer. Bytes that are not mapped any more are
     /// dropped.
     pub(crate) fn write(self, pool: &mut BufferPool, lease: LeaseId, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.capacity as usize)];
-        match self.segments {
-            None => _ = pool.write_bytes(lease, self.address, bytes),
-            Some(segments) => {
+        match self.place {
+            ResponsePlace::Address(address) => _ = pool.write_bytes(lease, address, bytes),
+            ResponsePlace::Segments(segments) => {
                 let _ = pool.copy_in(&segments, 0, bytes);
                 pool.release(segments);
+            }
+            ResponsePlace::BesideData(data) => {
+                pool.write_status_bytes(&data, bytes);
+                pool.release(data);
             }
         }
     }
@@ -40,16 +56,22 @@ impl ResponseBuffer {
     /// As [`write`](Self::write), for the fixed part of a response.
     #[inline]
     pub(crate) fn write_fixed(self, pool: &mut BufferPool, lease: LeaseId, words: [u32; RESPONSE_BYTES / 4]) {
-        let is_whole = self.segments.is_none() && self.capacity as usize >= RESPONSE_BYTES;
-        if !is_whole || !pool.write(lease, self.address, words) {
+        let is_written = match self.place {
+            ResponsePlace::Address(address) if self.capacity as usize >= RESPONSE_BYTES => {
+                pool.write(lease, address, words)
+            }
+            _ => false,
+        };
+        if !is_written {
             self.write(pool, lease, words.map(u32::to_ne_bytes).as_flattened());
         }
     }
 
     /// Releases the buffer without writing.
     pub(crate) fn release(self, pool: &mut BufferPool) {
-        if let Some(segments) = self.segments {
-            pool.release(segments);
+        match self.place {
+            ResponsePlace::Address(_) => {}
+            ResponsePlace::Segments(buffer) | ResponsePlace::BesideData(buffer) => pool.release(buffer),
         }
     }
 }
@@ -62,7 +84,7 @@ pub(crate) struct TransferChain {
     /// As much of the CDB as these commands have, as a little-endian number.
     pub cdb: u128,
     pub data: ChainSegment,
-    pub response: ResponseBuffer,
+    pub response: ChainSegment,
 }
 
 impl TransferChain {
@@ -75,19 +97,27 @@ impl TransferChain {
         response_len: u32,
     ) -> Option<TransferChain> {
         let [header, second, third] = ring.three_segments(access, head)?;
-        // Data that the device writes comes after the response, data that it reads before.
-        let (response, data) = if second.writable { (second, third) } else { (third, second) };
-        // A shorter response that comes first goes on in the third segment.
-        let least = if second.writable { response_len } else { RESPONSE_BYTES as u32 };
-        if header.len as usize != DEFAULT_HEADER_BYTES || !(least..=response_len).contains(&response.len) {
+        if header.len as usize != DEFAULT_HEADER_BYTES {
             return None;
         }
+        // Data that the device writes comes after the response, data that it reads before.
+        let (response, data) = if second.writable {
+            // A shorter response goes on in the third segment.
+            if second.len != response_len {
+                return None;
+            }
+            (second, third)
+        } else {
+            if !(RESPONSE_BYTES as u32..=response_len).contains(&third.len) {
+                return None;
+            }
+            (third, second)
+        };
         // Task attribute, priority and crn are between them.
         let cdb = GuestAddress(header.address.0.checked_add(REQUEST_BYTES as u64)?);
         let [lun, id] = access.read::<[u64; 2]>(header.address)?.map(u64::from_le);
         let [low, high] = access.read::<[u64; 2]>(cdb)?.map(u64::from_le);
         let cdb = u128::from(low) | u128::from(high) << 64;
-        let response = ResponseBuffer { capacity: response.len, address: response.address, segments: None };
         Some(TransferChain { lun, id, cdb, data, response })
     }
 }
@@ -113,7 +143,7 @@ impl RequestChain {
     /// Returns an empty request with this data buffer.
     #[inline]
     pub(crate) fn new(data: Buffer) -> RequestChain {
-        let response = ResponseBuffer { capacity: 0, address: GuestAddress(0), segments: None };
+        let response = ResponseBuffer { capacity: 0, place: ResponsePlace::Address(GuestAddress(0)) };
         RequestChain { header_len: 0, data, data_out: 0, data_in: 0, response, fault: false }
     }
 
@@ -182,7 +212,7 @@ impl RequestChain {
         let used = (response_len - self.response.capacity).min(segment.len);
         if used > 0 {
             if self.response.capacity == 0 {
-                self.response.address = segment.address;
+                self.response.place = ResponsePlace::Address(segment.address);
             } else {
                 self.add_response_segment(pool, lease, segment.address, used);
             }
@@ -204,13 +234,13 @@ impl RequestChain {
     /// Adds a further segment of the response buffer.
     #[cold]
     fn add_response_segment(&mut self, pool: &mut BufferPool, lease: LeaseId, address: GuestAddress, len: u32) {
-        if self.response.segments.is_none() {
+        if let ResponsePlace::Address(first) = self.response.place {
             let segments = pool.take(lease);
             pool.set_writable(&segments);
-            self.fault |= pool.push(&segments, self.response.address, self.response.capacity, MAX_SEGMENTS).is_err();
-            self.response.segments = Some(segments);
+            self.fault |= pool.push(&segments, first, self.response.capacity, MAX_SEGMENTS).is_err();
+            self.response.place = ResponsePlace::Segments(segments);
         }
-        if let Some(segments) = &self.response.segments {
+        if let ResponsePlace::Segments(segments) = &self.response.place {
             self.fault |= pool.push(segments, address, len, MAX_SEGMENTS).is_err();
         }
     }

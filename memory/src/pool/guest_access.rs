@@ -26,7 +26,7 @@ unsafe fn copy_once<T: Pod>(place: *const T) -> T {
 
 /// A value at any address: a driver may align its headers as it likes.
 #[repr(C, packed)]
-struct Unaligned<T>(T);
+pub(super) struct Unaligned<T>(pub(super) T);
 
 /// Reads the value at a host address, once.
 ///

@@ -11,6 +11,11 @@ impl BufferPool {
         self.entries[index].writable = true;
     }
 
+    /// Returns true if the buffer is [set writable](Self::set_writable).
+    pub fn is_writable(&self, buffer: &Buffer) -> bool {
+        self.entries[self.index(buffer)].writable
+    }
+
     /// Starts, changes or ends dirty logging of a guest's memory: for this lease and all leases that it [inherited
     /// from](Self::inherit_log), so that requests already in flight are logged when they end.
     pub fn set_log(&mut self, lease: LeaseId, log: Option<&Arc<DirtyLog>>) {
@@ -52,8 +57,8 @@ impl Lease {
     #[cold]
     #[inline(never)]
     pub(super) fn mark_buffer(&self, entry: &BufferEntry, spills: &[Vec<Segment>]) {
-        if entry.status != 0 {
-            self.mark_host_range(entry.status, 1);
+        if entry.status_len > 0 {
+            self.mark_host_range(entry.status, entry.status_len.into());
         }
         if entry.writable {
             let segments = match entry.spill {

@@ -6,7 +6,7 @@
 use super::*;
 
 /// Used instead of a lease index: the members hold the leases. No lease has this index.
-const MERGED: u32 = u32::MAX;
+pub(super) const MERGED: u32 = u32::MAX;
 
 impl BufferPool {
     /// Merges the members into one buffer of all their segments, in order. Segments that are adjacent in host memory become one. The
@@ -20,7 +20,7 @@ impl BufferPool {
         for member in members {
             let at = self.index(&member);
             let entry = &self.entries[at];
-            assert!(entry.allocated && entry.lease != MERGED, "a member is a live buffer that is not joined");
+            assert!(entry.lease < FREE, "a member is a live buffer that is not joined");
             if entry.spill == NO_SPILL {
                 let (segments, count) = (entry.inline, usize::from(entry.segments));
                 self.append_merging(self.index(&merged), &segments[..count]);

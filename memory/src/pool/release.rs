@@ -1,11 +1,12 @@
 //! Release of buffers.
 
-use super::{Buffer, BufferPool, NO_SPILL};
+use super::{Buffer, BufferPool, FREE, NO_SPILL};
+use crate::shared::Pod;
 
 impl BufferPool {
-    /// Writes the status byte of a buffer that has one, and releases the buffer.
+    /// Writes the status, if there is so much place for it, and releases the buffer.
     #[inline(always)] // for the place where most requests end
-    pub fn release_with_status(&mut self, buffer: Buffer, status: u8) {
+    pub fn release_with_status<T: Pod>(&mut self, buffer: Buffer, status: T) {
         let index = self.index(&buffer);
         self.write_status_of(index, status);
         self.release_index(index);
@@ -36,14 +37,14 @@ impl BufferPool {
     #[inline]
     pub(super) fn free_entry(&mut self, index: usize) -> u32 {
         let entry = &mut self.entries[index];
-        assert!(entry.allocated, "a buffer is released once: handles cannot be copied");
-        entry.allocated = false;
+        let lease = std::mem::replace(&mut entry.lease, FREE);
+        assert!(lease != FREE, "a buffer is released once: handles cannot be copied");
         if entry.spill != NO_SPILL {
             self.free_spills.push(entry.spill);
         }
         entry.total = self.first_free.into();
         self.first_free = index as u32;
-        entry.lease
+        lease
     }
 
     /// Returns the number of free entries.

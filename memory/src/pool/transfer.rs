@@ -74,15 +74,15 @@ impl LeaseAccess<'_> {
         }
     }
 
-    /// Takes a buffer of one segment, with a status byte or without: what most requests have. `writable`: the device writes to the segment. `None`
-    /// unless both lie in the region that was used last, the segment is not empty, and the pool has a free buffer: [`BufferPool::take`] and
+    /// Takes a buffer of one segment, with a place for a status: what most requests have. `writable`: the device writes to the segment. `None`
+    /// unless both lie in the region that was used last, neither is empty, and the pool has a free buffer: [`BufferPool::take`] and
     /// [`BufferPool::push`] take any.
     #[inline(always)] // a device type calls it in one place
     pub fn take_transfer(
         &mut self,
         (address, len): (GuestAddress, u32),
         writable: bool,
-        status: Option<GuestAddress>,
+        (status, status_len): (GuestAddress, u8),
     ) -> Option<Buffer> {
         let region = &self.lease.cached_region;
         let (at, run) = (address.0.wrapping_sub(region.guest_start), u64::from(len));
@@ -90,23 +90,21 @@ impl LeaseAccess<'_> {
         if at >= region.len || run > region.len - at || run == 0 || run > MAX_SEGMENT_LEN {
             return None;
         }
-        let status = match status {
-            None => 0,
-            Some(status) => {
-                let at = status.0.wrapping_sub(region.guest_start);
-                (at < region.len).then(|| region.host_start + at)?
-            }
-        };
+        let status_at = status.0.wrapping_sub(region.guest_start);
+        if status_at >= region.len || u64::from(status_len) > region.len - status_at || status_len == 0 {
+            return None;
+        }
+        let status = region.host_start + status_at;
         let segment = Segment { address: region.host_start + at, len, fixed: region.fixed(at, run) };
         let index = *self.first_free;
         // Without a free entry the index is past the end.
         let entry = self.entries.get_mut(index as usize)?;
         *self.first_free = entry.total as u32;
         self.lease.buffers += 1;
-        (entry.total, entry.status, entry.segments) = (run, status, 1);
+        (entry.total, entry.status, entry.segments, entry.status_len) = (run, status, 1, status_len);
         let place = &mut entry.inline[0];
         (place.address, place.len, place.fixed) = (segment.address, segment.len, segment.fixed);
-        (entry.lease, entry.allocated, entry.writable, entry.spill) = (self.index, true, writable, NO_SPILL);
+        (entry.lease, entry.writable, entry.spill) = (self.index, writable, NO_SPILL);
         Some(Buffer::new(self.tag, index))
     }
 }
@@ -132,11 +130,12 @@ mod tests {
         let first = pool.take(lease);
         pool.release(first);
         let at = |offset: u64| GuestAddress(START.wrapping_add(offset));
-        assert!(pool.access(lease).take_transfer((at(0), 512), true, None).is_none(), "no region was used yet");
+        assert!(pool.access(lease).take_transfer((at(0), 512), true, (at(600), 1)).is_none(), "no region was used yet");
         assert!(pool.read::<u64>(lease, at(0)).is_some());
-        for (data, len, status) in [(0, 512, Some(600)), (LEN - 512, 512, Some(LEN - 1)), (8, 4096, None)] {
-            let one =
-                pool.access(lease).take_transfer((at(data), len), true, status.map(at)).expect("it lies in the region");
+        for (data, len, status, status_len) in [(0, 512, 600, 1), (LEN - 512, 512, LEN - 1, 1), (8, 4096, LEN - 14, 14)]
+        {
+            let place = (at(status), status_len);
+            let one = pool.access(lease).take_transfer((at(data), len), true, place).expect("it lies in the region");
             let other = pool.take(lease);
             pool.push(&other, at(data), len, 8).unwrap();
             let [one_segment, other_segment] =
@@ -144,23 +143,33 @@ mod tests {
             assert_eq!(one_segment, other_segment);
             assert_eq!((pool.len(&one), pool.segments(&one).len()), (ByteLen(len.into()), 1));
             assert!(pool.will_be_logged(&one));
-            pool.write_status(&one, 7);
-            if let Some(status) = status {
-                assert_eq!(pool.read::<u8>(lease, at(status)), Some(7));
-            }
-            pool.release(one);
+            assert_eq!(pool.status_len(&one), u32::from(status_len));
+            pool.write_status(&one, 7_u8);
+            assert_eq!(pool.read::<u8>(lease, at(status)), Some(7));
+            let words = [1_u32, 2, 3];
+            pool.write_status(&one, words);
+            let read = pool.read::<[u32; 3]>(lease, at(status));
+            assert_eq!(read.is_some_and(|read| read == words), status_len > 1, "it is written where it has place");
+            pool.write_status_bytes(&one, &[9; 300]);
+            assert!((0..status_len).all(|byte| pool.read::<u8>(lease, at(status + u64::from(byte))) == Some(9)));
+            assert_ne!(pool.read::<u8>(lease, at(status + u64::from(status_len))), Some(9));
+            pool.release_with_status(one, 8_u8);
+            assert_eq!(pool.read::<u8>(lease, at(status)), Some(8));
             pool.release(other);
         }
-        for (data, len, status) in [
-            (0, 0, None),
-            (LEN - 511, 512, None),
-            (LEN, 512, None),
-            (u64::MAX, 512, None),
-            (0, 512, Some(LEN)),
-            (0, 512, Some(u64::MAX)),
-            (0, u32::MAX, None),
+        for (data, len, status, status_len) in [
+            (0, 0, 600, 1),
+            (LEN - 511, 512, 600, 1),
+            (LEN, 512, 600, 1),
+            (u64::MAX, 512, 600, 1),
+            (0, 512, LEN, 1),
+            (0, 512, u64::MAX, 1),
+            (0, 512, LEN - 12, 13),
+            (0, 512, 600, 0),
+            (0, u32::MAX, 600, 1),
         ] {
-            assert!(pool.access(lease).take_transfer((at(data), len), false, status.map(at)).is_none(), "{data} {len}");
+            let place = (at(status), status_len);
+            assert!(pool.access(lease).take_transfer((at(data), len), false, place).is_none(), "{data} {len} {status}");
         }
         assert_eq!(pool.buffers_in_use(lease), 0);
     }

@@ -39,7 +39,7 @@ fn written_pages_are_marked_when_the_buffer_is_released_and_not_before() {
     let read = buffer(&mut pool, lease, &segments, 15 * PAGE);
     pool.set_writable(&read);
     assert!(pool.copy_in(&read, 0, &[1; 20]));
-    pool.write_status(&read, 0);
+    pool.write_status(&read, 0_u8);
     assert_eq!(marked(&log), BTreeSet::new(), "pages are copied before they are marked if it is marked too early");
     pool.release(read);
     assert_eq!(marked(&log), BTreeSet::from([0, 1, 4, 15, 33, 34, 40]));
@@ -60,6 +60,22 @@ fn written_pages_are_marked_when_the_buffer_is_released_and_not_before() {
     pool.set_writable(&read);
     pool.release(read);
     assert_eq!(marked(&log), BTreeSet::new());
+}
+
+#[test]
+fn all_pages_of_a_status_are_marked() {
+    let mut pool = BufferPool::new();
+    let lease = pool.acquire_lease(table(&[(0, 16 * PAGE)]), vec![]);
+    let first = pool.take(lease);
+    pool.release(first);
+    assert!(pool.read::<u8>(lease, GuestAddress(0)).is_some(), "a region is used");
+    let log = log();
+    pool.set_log(lease, Some(&log));
+    let place = (GuestAddress(4 * PAGE - 100), 108);
+    let write =
+        pool.access(lease).take_transfer((GuestAddress(PAGE), 512), false, place).expect("it lies in the region");
+    pool.release_with_status(write, [0_u32; 3]);
+    assert_eq!(marked(&log), BTreeSet::from([3, 4]));
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn releasing_a_merged_buffer_releases_its_members() {
     // Every entry and every list is free again.
     assert_eq!(pool.free_entries(), pool.entries.len());
     assert_eq!(pool.free_spills.len(), pool.spills.len());
-    assert!(pool.entries.iter().all(|entry| entry.next == 0 && !entry.allocated));
+    assert!(pool.entries.iter().all(|entry| entry.next == 0 && entry.lease == FREE));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_status_is_never_written_through_a_merged_buffer() {
     let member = filled(&mut pool, leases[0], &[(0, 512)]);
     pool.set_status(&member, GuestAddress(0x800)).unwrap();
     let merged = pool.merge([member]);
-    pool.write_status(&merged, 7);
+    pool.write_status(&merged, 7_u8);
     let mut found = [9];
     memories[0].read(GuestAddress(0x800), &mut found).unwrap();
     assert_eq!(found, [0]);

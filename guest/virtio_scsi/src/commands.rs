@@ -99,35 +99,35 @@ fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
     heads: &[ChainHead],
     mut access: LeaseAccess<'_>,
     map: &LunMap,
-    most: u32,
+    most: u8,
     into: &mut I,
 ) -> usize {
-    // What was looked up for the command before: most go to the same logical unit.
-    let mut field = None;
-    let mut found: Option<(u8, DiskSlot, TransferRules)> = None;
-    for (at, head) in heads.iter().enumerate() {
-        let Some(chain) = TransferChain::read(ring, &mut access, head, most) else { return at };
-        if field != Some(chain.lun) {
-            field = Some(chain.lun);
-            found = map.transfer_rules(chain.lun);
+    // What was looked up for the command before: most go to the same logical unit. A field of zeroes names none.
+    let mut field = 0;
+    let (mut target, mut unit, mut rules) = (0, DiskSlot::FIRST, TransferRules::NONE);
+    let mut left = heads;
+    while let [head, others @ ..] = left {
+        let Some(chain) = TransferChain::read(ring, &mut access, head, most) else { break };
+        if field != chain.lun {
+            field = chain.lun;
+            (target, unit, rules) = map.transfer_rules(chain.lun).unwrap_or((0, DiskSlot::FIRST, TransferRules::NONE));
         }
-        let Some((target, slot, rules)) = &found else { return at };
         let TransferChain { id, cdb, data, response, .. } = chain;
-        let Ok(capacity) = u8::try_from(response.len) else { return at };
-        let Some(Transfer { op, start, len }) = rules.begin(cdb) else { return at };
+        let Ok(capacity) = u8::try_from(response.len) else { break };
+        let Some(Transfer { op, start, len }) = rules.begin(cdb) else { break };
         // A longer buffer has a residual.
         if (op == Op::Read) != data.writable || len.0 != u64::from(data.len) {
-            return at;
+            break;
         }
         let place = (response.address, capacity);
-        let Some(buffer) = access.take_transfer((data.address, data.len), data.writable, place) else { return at };
-        let (target, unit) = (*target, *slot);
+        let Some(buffer) = access.take_transfer((data.address, data.len), data.writable, place) else { break };
         // Bytes before the data count as written too: the used length counts the chain's bytes in order.
         let written = response.len.saturating_add(if data.writable { data.len } else { 0 });
         let token = TransferState { id, written, head: head.index, unit, abort_marks: 0, target };
         into.admit(ScsiToken(TokenKind::Transfer(token)), unit, op, start, len, Some(buffer));
+        left = others;
     }
-    heads.len()
+    heads.len() - left.len()
 }
 
 /// The same of a ring in order: in a function of its own, so that the others' are compiled as they are without it.
@@ -137,7 +137,7 @@ fn admit_transfers_in_order<I: Intake<ScsiToken, Buffer>>(
     heads: &[ChainHead],
     (pool, lease): (&mut BufferPool, LeaseId),
     map: &LunMap,
-    most: u32,
+    most: u8,
     into: &mut I,
 ) -> usize {
     admit_transfers(ring, heads, pool.access(lease), map, most, into)
@@ -196,7 +196,9 @@ impl RequestQueue {
         let most = RESPONSE_BYTES as u32 + self.sizes.sense;
         let mut at = 0;
         while at < count {
-            if self.sizes.cdb == DriverSizes::DEFAULT.cdb {
+            if self.sizes.cdb == DriverSizes::DEFAULT.cdb
+                && let Ok(most) = u8::try_from(most)
+            {
                 let (heads, map) = (&self.batch.heads[at..count], &*self.lun_map);
                 let lease = self.ring.lease;
                 at += match &self.ring.device {
@@ -335,22 +337,21 @@ impl RequestQueue {
         into: &mut I,
     ) {
         let FinishedRequest { token, outcome, buffer } = done;
-        match (token.0, buffer) {
-            (TokenKind::Transfer(TransferState { head, written, abort_marks: 0, .. }), Some(buffer))
-                if outcome.is_done() =>
-            {
-                // Source: as `encode_response_header`.
-                let last = u32::from_le_bytes([0, 0, Status::Good as u8, b::VIRTIO_SCSI_S_OK as u8]);
-                pool.release_with_status(buffer, [0, 0, last].map(u32::to_le));
-                self.ring.device.put_used(head, written);
+        match token.0 {
+            TokenKind::Transfer(transfer) => {
+                // It was admitted with one.
+                let Some(buffer) = buffer else { return };
+                if outcome.is_done() && transfer.abort_marks == 0 {
+                    // Source: as `encode_response_header`.
+                    let last = u32::from_le_bytes([0, 0, Status::Good as u8, b::VIRTIO_SCSI_S_OK as u8]);
+                    pool.release_with_status(buffer, [0, 0, last].map(u32::to_le));
+                    self.ring.device.put_used(transfer.head, transfer.written);
+                } else {
+                    let command = CommandState::of_transfer(pool, transfer, buffer);
+                    self.finish_command(pool, command, outcome, None, into);
+                }
             }
-            (TokenKind::Transfer(transfer), Some(buffer)) => {
-                let command = CommandState::of_transfer(pool, transfer, buffer);
-                self.finish_command(pool, command, outcome, None, into);
-            }
-            (TokenKind::Command(command), buffer) => self.finish_command(pool, command, outcome, buffer, into),
-            // It was admitted with one.
-            (TokenKind::Transfer(_), None) => {}
+            TokenKind::Command(command) => self.finish_command(pool, command, outcome, buffer, into),
         }
     }
 

@@ -81,8 +81,8 @@ pub(crate) struct TransferChain {
     /// The `lun` field, as a little-endian number.
     pub lun: u64,
     pub id: u64,
-    /// As much of the CDB as these commands have, as a little-endian number.
-    pub cdb: u128,
+    /// As much of the CDB as these commands have, as little-endian numbers.
+    pub cdb: [u64; 2],
     pub data: ChainSegment,
     pub response: ChainSegment,
 }
@@ -94,7 +94,7 @@ impl TransferChain {
         ring: &impl UsualChains,
         access: &mut LeaseAccess<'_>,
         head: &ChainHead,
-        response_len: u32,
+        response_len: u8,
     ) -> Option<TransferChain> {
         let [header, second, third] = ring.three_segments(access, head)?;
         if header.len as usize != DEFAULT_HEADER_BYTES {
@@ -103,12 +103,12 @@ impl TransferChain {
         // Data that the device writes comes after the response, data that it reads before.
         let (response, data) = if second.writable {
             // A shorter response goes on in the third segment.
-            if second.len != response_len {
+            if second.len != u32::from(response_len) {
                 return None;
             }
             (second, third)
         } else {
-            if !(RESPONSE_BYTES as u32..=response_len).contains(&third.len) {
+            if !(RESPONSE_BYTES as u32..=u32::from(response_len)).contains(&third.len) {
                 return None;
             }
             (third, second)
@@ -116,8 +116,7 @@ impl TransferChain {
         // Task attribute, priority and crn are between them.
         let cdb = GuestAddress(header.address.0.checked_add(REQUEST_BYTES as u64)?);
         let [lun, id] = access.read::<[u64; 2]>(header.address)?.map(u64::from_le);
-        let [low, high] = access.read::<[u64; 2]>(cdb)?.map(u64::from_le);
-        let cdb = u128::from(low) | u128::from(high) << 64;
+        let cdb = access.read::<[u64; 2]>(cdb)?.map(u64::from_le);
         Some(TransferChain { lun, id, cdb, data, response })
     }
 }

@@ -147,6 +147,15 @@ struct FinishedGroup {
     bytes: u64,
 }
 
+impl FinishedGroup {
+    /// Adds requests of its operation and timestamps.
+    #[inline]
+    fn add(&mut self, times: u64, bytes: u64) {
+        self.times += times;
+        self.bytes += bytes;
+    }
+}
+
 /// Requests of one class with equal timestamps: often all of a batch.
 struct EndedRequests {
     class: OpClass,
@@ -240,18 +249,24 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         let (op, stamps) = first.unwrap_or((Op::Read, Timestamps::default()));
         let mut group = FinishedGroup { op, stamps, times: 0, bytes: 0 };
         let mut count = 0;
+        // What is not in the group yet: values that need not be in memory.
+        let (mut times, mut bytes) = (0, 0);
         while let Some(done) = completed.get_mut(count)
             && done.tag.queue() == slot
         {
             count += 1;
             match done.outcome {
                 Outcome::Done(len) if self.tags.is_single(done.tag.index(), group.op, group.stamps) => {
-                    group.times += 1;
-                    group.bytes += len.0;
+                    times += 1;
+                    bytes += len.0;
                 }
-                _ => self.account_any(done, &mut group, route),
+                _ => {
+                    group.add(std::mem::take(&mut times), std::mem::take(&mut bytes));
+                    self.account_any(done, &mut group, route);
+                }
             }
         }
+        group.add(times, bytes);
         self.end_group(&group);
         count
     }
@@ -389,6 +404,16 @@ impl<R, T> QueueIntake<'_, R, T> {
     }
 }
 
+impl<R: Route, T> QueueIntake<'_, R, T> {
+    /// Admits a request that is refused. In a function of its own, so that the outcome of the check is not kept while others get their tags.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&mut self, token: T, what: (DiskSlot, Op, ByteOffset), outcome: Outcome, buffer: Option<Buffer>) {
+        let tag = self.tag(token, what, 1);
+        self.submit.route.refuse(Completion { outcome, tag, buffer });
+    }
+}
+
 impl<R: Route, T> Intake<T, Buffer> for QueueIntake<'_, R, T> {
     #[inline]
     fn room(&self) -> usize {
@@ -397,11 +422,12 @@ impl<R: Route, T> Intake<T, Buffer> for QueueIntake<'_, R, T> {
 
     #[inline(always)] // else the token would travel through memory
     fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
-        let checked = self.submit.route.check(disk, op, start, len);
-        let tag = self.tag(token, (disk, op, start), 1);
-        match checked {
-            Ok(at) => self.submit.route.plug(at, Request { op, start, len, tag, buffer }),
-            Err(outcome) => self.submit.route.refuse(Completion { outcome, tag, buffer }),
+        match self.submit.route.check(disk, op, start, len) {
+            Ok(at) => {
+                let tag = self.tag(token, (disk, op, start), 1);
+                self.submit.route.plug(at, Request { op, start, len, tag, buffer });
+            }
+            Err(outcome) => self.refuse(token, (disk, op, start), outcome, buffer),
         }
     }
 

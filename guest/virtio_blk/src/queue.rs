@@ -117,13 +117,15 @@ fn admit_transfers<I: Intake<BlkToken, Buffer>>(
     rules: &TransferRules,
     into: &mut I,
 ) -> usize {
-    for (at, head) in heads.iter().enumerate() {
-        let Some(transfer) = Transfer::read(ring, head, &mut access, rules) else { return at };
+    let mut left = heads;
+    while let [head, others @ ..] = left {
+        let Some(transfer) = Transfer::read(ring, head, &mut access, rules) else { break };
         let Transfer { op, start, len, buffer, written } = transfer;
         let token = BlkToken { head: head.index, written, buffer: None };
         into.admit(token, DiskSlot::FIRST, op, start, len, Some(buffer));
+        left = others;
     }
-    heads.len()
+    heads.len() - left.len()
 }
 
 /// The same of a ring in order: in a function of its own, with arguments by value, so that the others' are compiled as they are without it.

@@ -37,7 +37,7 @@ impl BufferPool {
         if usize::from(entry.status_len) >= size_of::<T>() {
             let place = std::ptr::with_exposed_provenance_mut::<Unaligned<T>>(entry.status as usize);
             // SAFETY: `status_len` bytes were translated in the buffer's lease, which keeps them mapped; `Unaligned` needs no alignment.
-            unsafe { place.write(Unaligned(status)) };
+            unsafe { place.write_volatile(Unaligned(status)) };
         }
     }
 

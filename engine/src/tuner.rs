@@ -55,6 +55,18 @@ pub(crate) static SHORT_BLOCKS: Rule = Rule {
     tries_all: false,
 };
 
+/// For blocks of [40 ms](crate::windows), which are uneven where a disk is: their pairs are many, 4 s of them at most.
+pub(crate) static UNEVEN_BLOCKS: Rule = Rule {
+    pairs: 48,
+    test: Test::Mean { least: 6, enough: 12 },
+    gain_percent: 3,
+    loss_percent: 2,
+    first_pause: 1,
+    min_pause: 32,
+    max_pause: 1024,
+    tries_all: true,
+};
+
 /// A comparison of the present setting with another one.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
@@ -339,22 +351,11 @@ mod tests {
         assert!(others < 200, "{others} of 20000 blocks");
     }
 
-    static DISK: Rule = Rule {
-        pairs: 48,
-        test: Test::Mean { least: 6, enough: 12 },
-        gain_percent: 3,
-        loss_percent: 2,
-        first_pause: 1,
-        min_pause: 32,
-        max_pause: 256,
-        tries_all: false,
-    };
-
     /// Returns of 100 tuners of two settings, the dearer of which is faster by so many percent, how many use the dearer one after 2000 blocks that
     /// vary by 25 percent in either direction.
     fn dearer_of_100(percent: u64) -> usize {
         let uses_dearer = |seed: u64| {
-            let mut tuner = Tuner::new(&DISK, 2, 1);
+            let mut tuner = Tuner::new(&UNEVEN_BLOCKS, 2, 1);
             let noise = |block: u64| (block + 5000 * seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
             serve(&mut tuner, 2000, |setting, block| {
                 let usual = if setting == 1 { 100_000 } else { 100_000 + 1000 * percent };
@@ -373,7 +374,7 @@ mod tests {
 
     #[test]
     fn even_blocks_are_compared_in_few_pairs() {
-        let mut tuner = Tuner::new(&DISK, 2, 1);
+        let mut tuner = Tuner::new(&UNEVEN_BLOCKS, 2, 1);
         let used = serve(&mut tuner, 40, |setting, block| if setting == 1 { noise(block) / 50 + 1000 } else { 1080 });
         assert_eq!(used.iter().filter(|setting| **setting == 0).count(), 6, "{used:?}");
     }

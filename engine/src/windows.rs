@@ -14,7 +14,7 @@
 
 use crate::clock::Ticks;
 use crate::poll::{PollReason, WindowMode};
-use crate::tuner::{Rule, Test, Tuner, of_a_thousand};
+use crate::tuner::{Rule, Test, Tuner, UNEVEN_BLOCKS, of_a_thousand};
 use crate::waiting::TIMER as TIMER_PERIOD;
 
 /// The settings of the tuner, the one that takes the least CPU time first.
@@ -35,18 +35,6 @@ static CONTENTION: Rule = Rule {
     first_pause: 1,
     min_pause: 16,
     max_pause: 256,
-    tries_all: true,
-};
-
-/// Polling must bring something. Disks are uneven: their pairs are many, 4 s of them at most.
-static LOAD: Rule = Rule {
-    pairs: 48,
-    test: Test::Mean { least: 6, enough: 12 },
-    gain_percent: 3,
-    loss_percent: 2,
-    first_pause: 1,
-    min_pause: 32,
-    max_pause: 1024,
     tries_all: true,
 };
 
@@ -138,7 +126,7 @@ impl Windows {
             return;
         }
         let first = if is_slow { CLOSED } else { OPEN };
-        self.trials = Some((Cause::Load, Tuner::new(&LOAD, SETTINGS, first)));
+        self.trials = Some((Cause::Load, Tuner::new(&UNEVEN_BLOCKS, SETTINGS, first)));
         self.begin_block(completions, now);
     }
 

@@ -20,8 +20,8 @@ use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest, Buffer};
 use crate::route::{Route, SubmitContext, ToDisks, ToOnlyDisk};
 use crate::tags::{NO_TAG, TagTable, Timestamps};
-use crate::waiting::TIMER;
 use crate::wake_cost;
+use crate::windows::TIMER_PERIOD;
 
 /// A queue of any type, as its worker sees it.
 pub(crate) trait AnyQueue: Any {
@@ -625,7 +625,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         let ages = || self.tags.pulls().map(|(disk, pulled)| (disk, now.since(pulled)));
         let oldest_ns = ages().map(|(_, age_ns)| age_ns).max();
         let (reason, window_ns) = self.poll.reason(mode);
-        let timer_ns = self.poll.has_timer(mode).then_some(TIMER.as_nanos() as u64);
+        let timer_ns = self.poll.has_timer(mode).then_some(TIMER_PERIOD.as_nanos() as u64);
         let mut latency = self.latency.clone();
         for parts in [&mut latency.reads, &mut latency.writes, &mut latency.others] {
             parts.queued.record(0, parts.total.count() - parts.queued.count());

@@ -219,7 +219,7 @@ impl Tuner {
         trial.wins += u32::from(is_better(present_ns, ns));
         let losses = trial.pairs - trial.wins;
         let sums_are_better = is_better(trial.present_sum, trial.other_sum);
-        let verdict = match test {
+        let decision = match test {
             _ if ns >= present_ns.saturating_mul(HOPELESS) => Some(false),
             Test::Wins(wins) if losses > pairs - wins => Some(false),
             Test::Wins(wins) => (trial.wins >= wins).then_some(sums_are_better),
@@ -231,7 +231,7 @@ impl Tuner {
                 (is_cheaper_enough || trial.pairs >= pairs).then_some(!is_dearer)
             }),
         };
-        if let Some(is_better) = verdict {
+        if let Some(is_better) = decision {
             let better = is_better.then_some(trial.other);
             self.end_trial(better);
         }

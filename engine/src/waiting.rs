@@ -4,8 +4,6 @@
 //! CPU while it polls, and [tries](Tuner) whether its guests get more done if it offers it sooner; and, [in longer blocks](Windows), if it sleeps at
 //! once, or looks by a timer.
 
-use std::time::Duration;
-
 use crate::clock::Ticks;
 use crate::poll::{AWAY, WindowMode};
 use crate::tuner::{SHORT_BLOCKS, Tuner};
@@ -28,10 +26,6 @@ const MAX_OFFER: u64 = 64_000;
 
 /// From when on another thread took the CPU, in nanoseconds: two switches take longer, an offer that nobody takes is over sooner.
 const TAKEN: u64 = 1_500;
-
-/// For how long a worker sleeps between two looks by its timer: guests on its CPU make requests meanwhile. A thread that slept for 12 us does not
-/// preempt another one when it is woken (Linux 6.18), and waits for the end of its time slice.
-pub(crate) const TIMER: Duration = Duration::from_micros(25);
 
 /// How a worker waits.
 #[derive(Debug)]

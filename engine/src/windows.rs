@@ -12,10 +12,11 @@
 //!
 //! So the three are [tried](Tuner), in blocks that are long enough for several time slices, and for the scheduler to move a thread.
 
+use std::time::Duration;
+
 use crate::clock::Ticks;
 use crate::poll::{PollReason, WindowMode};
 use crate::tuner::{Rule, Test, Tuner, UNEVEN_BLOCKS, of_a_thousand};
-use crate::waiting::TIMER as TIMER_PERIOD;
 
 /// The settings of the tuner, the one that takes the least CPU time first.
 const CLOSED: usize = 0;
@@ -43,6 +44,10 @@ const MANY: u32 = 3;
 
 /// A block that is this much longer than it should be ended long after the load did, in blocks.
 const PAUSED: u64 = 8;
+
+/// For how long a worker sleeps between two looks by its timer: guests on its CPU make requests meanwhile. A thread that slept for 12 us does not
+/// preempt another one when it is woken (Linux 6.18), and waits for the end of its time slice.
+pub(crate) const TIMER_PERIOD: Duration = Duration::from_micros(25);
 
 /// Looks by a timer are not tried where a thousand requests take so many nanoseconds: most looks would find nothing.
 const SLOW_FOR_TIMER: u64 = 2000 * TIMER_PERIOD.as_nanos() as u64;

@@ -19,7 +19,8 @@ use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::runner::{AnyQueue, PullResult};
-use crate::waiting::{TIMER, Waiting};
+use crate::waiting::Waiting;
+use crate::windows::TIMER_PERIOD;
 
 mod attached_queue;
 mod attaching;
@@ -118,7 +119,7 @@ impl Worker {
                 self.counters.empty_turns += 1;
                 match self.poll_or_arm() {
                     IdleDecision::Turn => self.poll_on(),
-                    IdleDecision::Timer => self.sleep(Some(TIMER)),
+                    IdleDecision::Timer => self.sleep(Some(TIMER_PERIOD)),
                     IdleDecision::Sleep => self.sleep(None),
                 }
             }

@@ -183,7 +183,7 @@ fn a_worker_that_looks_by_a_timer_serves_without_kicks_and_arms_when_nothing_com
             match worker.poll_or_arm() {
                 IdleDecision::Turn => {}
                 IdleDecision::Timer => {
-                    worker.sleep(Some(TIMER));
+                    worker.sleep(Some(TIMER_PERIOD));
                     looks += 1;
                     if looks < requests {
                         request();
@@ -198,7 +198,7 @@ fn a_worker_that_looks_by_a_timer_serves_without_kicks_and_arms_when_nothing_com
     assert!(completed == 5 && looks > 5, "{looks} looks, {completed} completed");
     let stats = worker.stats(0);
     assert_eq!(stats.queues[0].1.counters.kicks, 0);
-    assert_eq!(stats.queues[0].1.polling.and_then(|polling| polling.timer_ns), Some(TIMER.as_nanos() as u64));
+    assert_eq!(stats.queues[0].1.polling.and_then(|polling| polling.timer_ns), Some(TIMER_PERIOD.as_nanos() as u64));
     assert!(stats.sleeps >= u64::from(looks), "{} of {looks}", stats.sleeps);
 }
 

@@ -99,13 +99,13 @@ impl Trial {
         self.squares += faster * faster;
     }
 
-    /// Returns true if the mean of the differences is at least `percent`; `None` if that may be chance.
-    fn is_faster_by(&self, percent: i64) -> Option<bool> {
+    /// Returns true if the mean of the differences is at least `percent`, and true if that is hardly chance.
+    fn is_faster_by(&self, percent: i64) -> (bool, bool) {
         let (pairs, faster, squares) = (i128::from(self.pairs), i128::from(self.faster), i128::from(self.squares));
         let above = faster - i128::from(percent) * 100 * pairs;
         // The variance of the sum, times the number of pairs less one.
         let variance = pairs * squares - faster * faster;
-        (above * above * (pairs - 1) > ERRORS_SQUARED * variance).then_some(above >= 0)
+        (above >= 0, above * above * (pairs - 1) > ERRORS_SQUARED * variance)
     }
 
     /// Returns true if the rest of the pairs would hardly turn the sums.
@@ -218,18 +218,17 @@ impl Tuner {
         trial.add(present_ns, ns);
         trial.wins += u32::from(is_better(present_ns, ns));
         let losses = trial.pairs - trial.wins;
-        let sums_are_better = is_better(trial.present_sum, trial.other_sum);
         let decision = match test {
             _ if ns >= present_ns.saturating_mul(HOPELESS) => Some(false),
             Test::Wins(wins) if losses > pairs - wins => Some(false),
-            Test::Wins(wins) => (trial.wins >= wins).then_some(sums_are_better),
+            Test::Wins(wins) => (trial.wins >= wins).then(|| is_better(trial.present_sum, trial.other_sum)),
             Test::Mean { .. } if trial.is_clearly_worse() => Some(false),
             Test::Mean { least, .. } if trial.pairs < least => None,
-            Test::Mean { enough, .. } => trial.is_faster_by(percent).or_else(|| {
-                let is_dearer = trial.other > self.best;
-                let is_cheaper_enough = trial.pairs >= enough && sums_are_better != is_dearer;
-                (is_cheaper_enough || trial.pairs >= pairs).then_some(!is_dearer)
-            }),
+            Test::Mean { enough, .. } => match (trial.is_faster_by(percent), trial.other < self.best) {
+                ((is_faster, true), _) => Some(is_faster),
+                ((is_faster, _), is_cheaper) if is_faster == is_cheaper && trial.pairs >= enough => Some(is_cheaper),
+                (_, is_cheaper) => (trial.pairs >= pairs).then_some(is_cheaper),
+            },
         };
         if let Some(is_better) = decision {
             let better = is_better.then_some(trial.other);

@@ -207,11 +207,13 @@ impl Host {
         all.skip(first).step_by(step).map(|(name, attack)| RunningAttack::start(name, attack)).collect()
     }
 
-    /// Lets some time pass, and checks that everything goes on.
+    /// Lets some time pass, and checks that everything goes on. Waits longer for an attack that has not done a step yet: its thread has
+    /// the lowest priority, and its disk may still serve the requests of 1 GiB of the round before.
     fn watch(&mut self, time: Duration, loads: &[RunningTimedLoad], attacks: &[RunningAttack]) -> Vec<Value> {
         let (began, every) = (Instant::now(), (time / 20).max(Duration::from_secs(1)));
         let mut samples = vec![];
-        while began.elapsed() < time {
+        let all_have_begun = || attacks.iter().all(|attack| attack.steps() > 0);
+        while began.elapsed() < time || (!all_have_begun() && began.elapsed() < time + SETTLE) {
             std::thread::sleep(Duration::from_millis(100).min(time));
             loads.iter().for_each(RunningTimedLoad::assert_runs);
             attacks.iter().for_each(RunningAttack::assert_runs);

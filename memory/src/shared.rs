@@ -214,6 +214,18 @@ pub(crate) fn keep_copy(copy: *mut u8) {
     unsafe { std::arch::asm!("/* {0} */", in(reg) copy, options(nostack, preserves_flags)) };
 }
 
+/// Prefetches a line that this core is going to write, so that no other core has it any more when it does; a hint that cannot fault.
+#[inline(always)]
+pub(crate) fn prefetch_for_write(address: u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetching is a hint; any address is allowed. Processors without PREFETCHW take it for an instruction that does nothing.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nomem, nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Prefetches a line into this core's cache; a hint that cannot fault.
 #[inline]
 pub(crate) fn prefetch(address: NonNull<u8>) {

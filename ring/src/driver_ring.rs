@@ -156,6 +156,13 @@ impl DriverRing {
         each_format!(self, ring => ring.poll_used())
     }
 
+    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found so many: a hint for
+    /// prefetches of what the device has written.
+    #[inline]
+    pub fn upcoming(&self, ahead: u16) -> Option<u32> {
+        each_format!(self, ring => ring.upcoming(ahead))
+    }
+
     /// Takes one of the completions that the last [`poll_used`](Self::poll_used) found, in the device's order, and frees the request's
     /// descriptors.
     ///

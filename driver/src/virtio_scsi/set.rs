@@ -64,8 +64,10 @@ pub(crate) struct CommandExchange {
 
 impl CommandExchange {
     pub(crate) fn new(policy: SteeringPolicy, queue_count: u16, wakers: Vec<Waker>) -> CommandExchange {
+        // The one queue of one thread needs no count.
+        let is_alone = queue_count == 1 && wakers.len() == 1;
         CommandExchange {
-            policy,
+            policy: if is_alone { SteeringPolicy::Submitter } else { policy },
             targets: (0..TARGETS).map(|_| TargetSteering::default()).collect(),
             mailboxes: wakers.iter().map(|_| Mailbox::new(MAILBOX_CAPACITY)).collect(),
             wakers: wakers.into(),
@@ -208,8 +210,12 @@ impl ScsiQueueSet {
             return Err(SubmitError::Full);
         }
         let (threads, target) = (self.exchange.threads(), command.address.target);
-        let chosen = self.exchange.begin(target, own as u16 * threads + self.index);
-        let (owner, queue) = (chosen % threads, chosen / threads);
+        let preferred = own as u16 * threads + self.index;
+        let chosen = self.exchange.begin(target, preferred);
+        let (owner, queue) = match chosen == preferred {
+            true => (self.index, own as u16),
+            false => (chosen % threads, chosen / threads),
+        };
         if owner == self.index {
             let queue = usize::from(queue);
             // Commands of other threads that wait come first.
@@ -246,7 +252,7 @@ impl ScsiQueueSet {
     /// If the device violates the protocol. The queue cannot be used any more.
     #[inline]
     pub fn poll(&mut self, index: usize) -> Result<u16, DeviceError> {
-        Ok(self.queues[index].ring.poll_used()?)
+        self.queues[index].poll()
     }
 
     /// Reaps one own completion of those that the last [`poll`](Self::poll) of queue `index` has found. Completions of other

@@ -6,7 +6,7 @@ use super::guest_access::read_once;
 use super::{
     Buffer, BufferEntry, BufferPool, GuestAddress, Lease, LeaseId, MAX_SEGMENT_LEN, NO_SPILL, RegionCache, Segment,
 };
-use crate::shared::{Pod, prefetch};
+use crate::shared::{Pod, prefetch, prefetch_for_write};
 use crate::sigbus;
 
 /// A lease that was looked up once, for the usual requests of a batch: those that lie in one region of guest memory. Whatever it refuses, the
@@ -95,6 +95,8 @@ impl LeaseAccess<'_> {
             return None;
         }
         let status = region.host_start + status_at;
+        // The driver has read the last status here, and a write waits until its core has given the line up.
+        prefetch_for_write(status);
         let segment = Segment { address: region.host_start + at, len, fixed: region.fixed(at, run) };
         let index = *self.first_free;
         // Without a free entry the index is past the end.

@@ -245,6 +245,14 @@ impl PackedDriver {
         self.ready_count
     }
 
+    /// Returns the token of the completion `ahead` past the next one, if [`poll_used`](Self::poll_used) has found so many: a hint for
+    /// prefetches.
+    #[inline]
+    pub fn upcoming(&self, ahead: u16) -> Option<u32> {
+        let at = usize::from(self.ready_at.wrapping_add(ahead)) & (self.ready.len() - 1);
+        (ahead < self.ready_count).then(|| self.ready[at].token)
+    }
+
     /// Takes one of the completions that the last [`poll_used`](Self::poll_used) found, in the device's order, and frees the request's
     /// descriptors.
     #[inline]

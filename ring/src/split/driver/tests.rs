@@ -209,6 +209,9 @@ proptest! {
                 }
                 Step::Take => {
                     prop_assert_eq!(usize::from(driver.poll_used().unwrap()), completed.len());
+                    let upcoming: Vec<Option<u32>> = (0..=completed.len() as u16).map(|ahead| driver.upcoming(ahead)).collect();
+                    let expected: Vec<Option<u32>> = completed.iter().copied().map(Some).chain([None]).collect();
+                    prop_assert_eq!(upcoming, expected);
                     while let Some(used) = driver.take().unwrap() {
                         prop_assert_eq!(Some(used.token), completed.pop_front());
                         prop_assert_eq!(used.written, used.token ^ 0x55);

@@ -259,6 +259,7 @@ impl BufferPool {
         let generation = self.last_generation;
         let lease = Lease {
             cached_region: RegionCache::default(),
+            other_region: RegionCache::default(),
             buffers: 0,
             retired: false,
             lost: memory.loss().is_some(),
@@ -313,7 +314,7 @@ impl BufferPool {
         self.losses = losses;
         for lease in self.leases.iter_mut().flatten().filter(|lease| lease.memory.loss().is_some()) {
             lease.lost = true;
-            lease.cached_region = RegionCache::default();
+            lease.forget_regions();
         }
     }
 
@@ -355,9 +356,7 @@ impl BufferPool {
     /// Returns the region that contains `address`, and the offset of `address` in it.
     #[inline]
     fn locate(&mut self, lease: u32, address: u64) -> Option<(&RegionCache, u64)> {
-        let lease = self.lease(lease);
-        let at = address.wrapping_sub(lease.cached_region.guest_start);
-        if at < lease.cached_region.len { Some((&lease.cached_region, at)) } else { lease.switch_region(address) }
+        self.lease(lease).locate(address)
     }
 
     /// Returns the host address of `len` bytes at `address`. `None` unless they are mapped contiguously.

@@ -26,7 +26,7 @@ impl FixedBuffers {
     pub const CHUNK: u64 = 1 << 30;
 }
 
-/// The region that the last translation hit.
+/// A region that a recent translation hit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RegionCache {
     pub(super) guest_start: u64,
@@ -52,7 +52,10 @@ impl RegionCache {
 #[derive(Debug)]
 pub(super) struct Lease {
     pub(super) memory: Arc<GuestMemory>,
+    /// The region that was found last.
     pub(super) cached_region: RegionCache,
+    /// The one before: a driver may keep its headers in another region than its data.
+    pub(super) other_region: RegionCache,
     /// Live buffers in it.
     pub(super) buffers: u32,
     /// Takes no new buffers; removed when `buffers` reaches 0.
@@ -68,15 +71,35 @@ pub(super) struct Lease {
 }
 
 impl Lease {
+    /// Returns the region that contains `address`, and the offset of `address` in it.
+    #[inline(always)] // one comparison for most
+    pub(super) fn locate(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
+        let at = address.wrapping_sub(self.cached_region.guest_start);
+        // A region that is not set has no bytes.
+        if at < self.cached_region.len { Some((&self.cached_region, at)) } else { self.locate_elsewhere(address) }
+    }
+
+    #[inline(always)]
+    fn locate_elsewhere(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
+        let at = address.wrapping_sub(self.other_region.guest_start);
+        if at < self.other_region.len { Some((&self.other_region, at)) } else { self.switch_region(address) }
+    }
+
+    /// Forgets the regions: whatever is translated next is looked up.
+    pub(super) fn forget_regions(&mut self) {
+        (self.cached_region, self.other_region) = Default::default();
+    }
+
     /// Makes the region that contains `address` the cached one.
     #[cold]
-    pub(super) fn switch_region(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
+    fn switch_region(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
         if self.lost {
             return None;
         }
         let index = self.memory.region_index(GuestAddress(address))?;
         let region = &self.memory.regions()[index];
         let fixed = self.fixed.get(index).copied().flatten();
+        self.other_region = self.cached_region;
         self.cached_region = RegionCache {
             guest_start: region.guest().0,
             len: region.len(),

@@ -9,8 +9,8 @@ use super::{
 use crate::shared::{Pod, prefetch, prefetch_for_write};
 use crate::sigbus;
 
-/// A lease that was looked up once, for the usual requests of a batch: those that lie in one region of guest memory. Whatever it refuses, the
-/// pool's own methods take or refuse.
+/// A lease that was looked up once, for the usual requests of a batch: those of one segment in one region of guest memory. Whatever it
+/// refuses, the pool's own methods take or refuse.
 #[derive(Debug)]
 pub struct LeaseAccess<'p> {
     lease: &'p mut Lease,
@@ -44,13 +44,9 @@ impl LeaseAccess<'_> {
     }
 
     /// Returns the region that contains `address`, and the offset of `address` in it.
-    #[inline]
+    #[inline(always)]
     fn locate(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
-        let at = address.wrapping_sub(self.lease.cached_region.guest_start);
-        match at < self.lease.cached_region.len {
-            true => Some((&self.lease.cached_region, at)),
-            false => self.lease.switch_region(address),
-        }
+        self.lease.locate(address)
     }
 
     /// Reads a value from guest memory, once. `None` unless it lies in one region.
@@ -75,8 +71,7 @@ impl LeaseAccess<'_> {
     }
 
     /// Takes a buffer of one segment, with a place for a status: what most requests have. `writable`: the device writes to the segment. `None`
-    /// unless both lie in the region that was used last, neither is empty, and the pool has a free buffer: [`BufferPool::take`] and
-    /// [`BufferPool::push`] take any.
+    /// unless each lies in one region, neither is empty, and the pool has a free buffer: [`BufferPool::take`] and [`BufferPool::push`] take any.
     #[inline(always)] // a device type calls it in one place
     pub fn take_transfer(
         &mut self,
@@ -84,20 +79,19 @@ impl LeaseAccess<'_> {
         writable: bool,
         (status, status_len): (GuestAddress, u8),
     ) -> Option<Buffer> {
-        let region = &self.lease.cached_region;
-        let (at, run) = (address.0.wrapping_sub(region.guest_start), u64::from(len));
-        // A region that is not set has no bytes.
-        if at >= region.len || run > region.len - at || run == 0 || run > MAX_SEGMENT_LEN {
+        let run = u64::from(len);
+        let (region, at) = self.locate(address.0)?;
+        if run > region.len - at || run == 0 || run > MAX_SEGMENT_LEN {
             return None;
         }
-        let status_at = status.0.wrapping_sub(region.guest_start);
-        if status_at >= region.len || u64::from(status_len) > region.len - status_at || status_len == 0 {
+        let segment = Segment { address: region.host_start + at, len, fixed: region.fixed(at, run) };
+        let (region, at) = self.locate(status.0)?;
+        if u64::from(status_len) > region.len - at || status_len == 0 {
             return None;
         }
-        let status = region.host_start + status_at;
+        let status = region.host_start + at;
         // The driver has read the last status here, and a write waits until its core has given the line up.
         prefetch_for_write(status);
-        let segment = Segment { address: region.host_start + at, len, fixed: region.fixed(at, run) };
         let index = *self.first_free;
         // Without a free entry the index is past the end.
         let entry = self.entries.get_mut(index as usize)?;
@@ -126,16 +120,22 @@ mod tests {
     #[test]
     fn a_transfer_is_the_buffer_that_is_taken_in_steps_or_none() {
         let region = |at| Arc::new(Region::shared("transfer", LEN, GuestAddress(at)).unwrap().0);
-        let memory = Arc::new(GuestMemory::new(vec![region(START), region(START + LEN)]).unwrap());
+        let memory =
+            Arc::new(GuestMemory::new(vec![region(START), region(START + LEN), region(START + 3 * LEN)]).unwrap());
         let mut pool = BufferPool::new();
         let lease = pool.acquire_lease(memory, Vec::new());
         let first = pool.take(lease);
         pool.release(first);
         let at = |offset: u64| GuestAddress(START.wrapping_add(offset));
-        assert!(pool.access(lease).take_transfer((at(0), 512), true, (at(600), 1)).is_none(), "no region was used yet");
-        assert!(pool.read::<u64>(lease, at(0)).is_some());
-        for (data, len, status, status_len) in [(0, 512, 600, 1), (LEN - 512, 512, LEN - 1, 1), (8, 4096, LEN - 14, 14)]
-        {
+        for (data, len, status, status_len) in [
+            (0, 512, 600, 1),
+            (LEN - 512, 512, LEN - 1, 1),
+            (8, 4096, LEN - 14, 14),
+            (LEN, 512, 600, 1),
+            (0, 512, LEN, 1),
+            (3 * LEN, 512, LEN + 8, 14),
+            (2 * LEN - 512, 512, 4 * LEN - 1, 1),
+        ] {
             let place = (at(status), status_len);
             let one = pool.access(lease).take_transfer((at(data), len), true, place).expect("it lies in the region");
             let other = pool.take(lease);
@@ -162,9 +162,11 @@ mod tests {
         for (data, len, status, status_len) in [
             (0, 0, 600, 1),
             (LEN - 511, 512, 600, 1),
-            (LEN, 512, 600, 1),
+            (2 * LEN - 511, 512, 600, 1),
+            (2 * LEN, 512, 600, 1),
             (u64::MAX, 512, 600, 1),
-            (0, 512, LEN, 1),
+            (0, 512, 2 * LEN, 1),
+            (0, 512, 4 * LEN, 1),
             (0, 512, u64::MAX, 1),
             (0, 512, LEN - 12, 13),
             (0, 512, 600, 0),

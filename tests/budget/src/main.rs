@@ -1,13 +1,14 @@
 //! Serves a fixed number of 4 KiB reads of a `null` disk through a ring (split unless MODE says packed), and nothing else: for callgrind.
 //!
 //! ```text
-//! instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|packed|packed-tracked|packed-scsi|in-order|packed-in-order|in-order-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]
+//! instruction-budget REQUESTS BATCH direct|indirect plain|regions|tracked|merge|packed|packed-tracked|packed-scsi|in-order|packed-in-order|in-order-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]
 //! ```
 //!
 //! With `merge` the reads are scattered over the disk and merging is on: the cost of the search for adjacent requests when there are none.
 //! With `packed` the ring is a packed one, with `in-order` its requests are used in order. With `tracked` requests in flight are recorded in an in-flight region, as for a VMM that reconnects. With `scsi` the reads are READ(10)
 //! commands to the only logical unit of a controller, with `scsi32` to 32 logical units round-robin. With `persistent`, `bounce`, `copy`
-//! or `map` they come through a blkif ring (and are direct), with grant operations that cost nothing.
+//! or `map` they come through a blkif ring (and are direct), with grant operations that cost nothing. With `regions` the data lies in another
+//! region of guest memory than the headers.
 //!
 //! One thread runs both sides alternately. The guest's side publishes BATCH requests. The daemon's side is a real worker that is stepped
 //! ([`SteppedWorker::step`]): the instructions counted are those of pull, admission, submission, reaping, completion and publish, over a
@@ -72,7 +73,7 @@ impl Call for NoCall {
     fn call(&self) {}
 }
 
-const USAGE: &str = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|tracked|merge|packed|packed-tracked|packed-scsi|in-order|packed-in-order|in-order-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]";
+const USAGE: &str = "usage: instruction-budget REQUESTS BATCH direct|indirect plain|regions|tracked|merge|packed|packed-tracked|packed-scsi|in-order|packed-in-order|in-order-scsi|scsi|scsi-tracked|scsi32|persistent|bounce|copy|map [THREADS]";
 
 /// What is served.
 #[derive(Clone, Copy)]
@@ -116,7 +117,7 @@ fn main() -> Result<(), Failure> {
         return blkif::serve(requests, batch.into(), grants);
     }
     let (merge, stride, units) = match mode.as_str() {
-        "plain" | "tracked" | "packed" | "packed-tracked" | "in-order" | "packed-in-order" => {
+        "plain" | "regions" | "tracked" | "packed" | "packed-tracked" | "in-order" | "packed-in-order" => {
             (MergeMode::Auto, 1, None)
         }
         "merge" => (MergeMode::On, STRIDE, None),
@@ -128,8 +129,7 @@ fn main() -> Result<(), Failure> {
     let (is_tracked, in_order) = (mode.ends_with("tracked"), mode.contains("in-order"));
     let load = Load { requests, batch, shape, format, is_tracked, in_order, stride, units };
 
-    let region = Region::shared("budget", MEMORY * u64::from(threads), GuestAddress(0))?.0;
-    let memory = Arc::new(GuestMemory::new(vec![Arc::new(region)])?);
+    let memory = Arc::new(guest_memory(threads.into(), mode == "regions")?);
     match units {
         Some(units) => {
             let (device, disks) = controller(units, threads)?;
@@ -141,6 +141,18 @@ fn main() -> Result<(), Failure> {
             serve_on_threads(&memory, &device, 0, &disks, load, threads)
         }
     }
+}
+
+/// Returns the memory of so many guests, of which each has its data in a region of its own if `is_split`.
+fn guest_memory(guests: u64, is_split: bool) -> Result<GuestMemory, Failure> {
+    let starts = (0..guests).flat_map(|guest| [MEMORY * guest, MEMORY * guest + DATA]);
+    let mut bounds: Vec<u64> = starts.filter(|start| is_split || *start == 0).collect();
+    bounds.push(MEMORY * guests);
+    let regions = bounds.windows(2).map(|bounds| {
+        let (region, _) = Region::shared("budget", bounds[1] - bounds[0], GuestAddress(bounds[0]))?;
+        Ok(Arc::new(region))
+    });
+    Ok(GuestMemory::new(regions.collect::<Result<_, Failure>>()?)?)
 }
 
 /// Serves the load on each of so many threads, each a worker with a queue of the device and a guest of its own.

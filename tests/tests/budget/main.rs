@@ -130,6 +130,7 @@ fn instructions_per_request_are_within_the_budget() {
     for (shape, mode) in [
         ("direct", "plain"),
         ("indirect", "plain"),
+        ("direct", "regions"),
         ("direct", "tracked"),
         ("direct", "packed"),
         ("indirect", "packed"),
@@ -146,6 +147,7 @@ fn instructions_per_request_are_within_the_budget() {
     ] {
         let what = match mode {
             "merge" => ", merging on, nothing to merge",
+            "regions" => ", data in another region of guest memory",
             "tracked" => ", in-flight tracking",
             "packed" => ", packed ring",
             "packed-tracked" => ", packed ring, in-flight tracking",

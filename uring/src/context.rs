@@ -63,6 +63,9 @@ pub struct UringContext {
     unread: usize,
     /// Entries pushed since the last system call.
     unsubmitted: usize,
+    /// The next turn has something to do, whatever the kernel holds: chores, operations to submit or that were submitted meanwhile, leases to
+    /// release.
+    pub(crate) due: bool,
     deferred: bool,
 }
 
@@ -132,6 +135,7 @@ impl UringContext {
             queues: Vec::new(),
             unread: 0,
             unsubmitted: 0,
+            due: false,
             deferred,
         };
         let orphans = context.add_client();
@@ -155,7 +159,7 @@ impl UringContext {
         for index in self.in_flight.pick(owner, |_| true) {
             self.in_flight.slot(index).owner = ORPHANS;
             self.orphans += 1;
-            self.chores = true;
+            (self.chores, self.due) = (true, true);
             let entry = io_uring::opcode::AsyncCancel::new(u64::from(index)).build().user_data(IGNORED);
             self.push_raw(entry);
         }
@@ -246,6 +250,7 @@ impl UringContext {
             self.sort_completions();
         }
         self.unsubmitted += 1;
+        self.due = true;
     }
 
     /// Submits the pushed operations now and takes no completions, so that storage starts while more is being pushed. Most operations can
@@ -270,11 +275,11 @@ impl UringContext {
     /// Returns true if nothing is to be submitted or done, and no completion is there or pending in the kernel.
     #[inline]
     fn has_nothing_to_do(&mut self) -> bool {
-        !self.chores
-            && self.unsubmitted == 0
-            && self.tables.leaving.is_empty()
-            && self.ring.completion().is_empty()
-            && !(self.deferred && self.needs_enter())
+        if self.due {
+            return false;
+        }
+        // A deferred ring gets completions in system calls only, and after those of this context a turn is due.
+        if self.deferred { !self.needs_enter() } else { self.ring.completion().is_empty() }
     }
 
     #[inline(never)]
@@ -300,7 +305,9 @@ impl UringContext {
         if !self.tables.leaving.is_empty() {
             self.sweep_leases();
         }
-        self.sort_completions()
+        let count = self.sort_completions();
+        self.due = self.chores || self.unsubmitted > 0 || !self.tables.leaving.is_empty();
+        count
     }
 
     /// Returns true if the kernel holds completions that only a system call delivers.

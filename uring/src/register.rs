@@ -206,6 +206,7 @@ impl UringContext {
                 self.unregister_buffers(&indices);
             } else {
                 self.tables.leaving.push((lease, indices));
+                self.due = true;
             }
         }
     }

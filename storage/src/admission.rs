@@ -22,18 +22,19 @@ pub(crate) const MAX_TRANSFER: ByteLen = ByteLen(1 << 30);
 /// missing buffer.
 #[inline]
 pub(crate) fn check_request<B>(geometry: &Geometry, request: &Request<B>) -> Option<Outcome> {
+    if is_valid_transfer(geometry, request) { None } else { check_any_request(geometry, request) }
+}
+
+/// Returns true for a read or a write that [`check_request`] lets proceed: most requests.
+#[inline]
+pub(crate) fn is_valid_transfer<B>(geometry: &Geometry, request: &Request<B>) -> bool {
     let Request { start, len, op, .. } = *request;
-    // Most requests: all checks of a transfer.
-    if op.has_data()
+    op.has_data()
         && !(geometry.read_only && op.modifies())
         && in_range(start, len, geometry.size)
         && ByteOffset(start.0 | len.0).is_aligned(geometry.logical_block)
         && len != ByteLen::ZERO
         && request.buffer.is_some()
-    {
-        return None;
-    }
-    check_any_request(geometry, request)
 }
 
 /// As [`check_request`], one check after the other.

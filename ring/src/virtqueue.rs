@@ -332,10 +332,18 @@ impl DeviceRing {
     }
 
     /// Makes all chains that were returned since the last publish, and are not held back, visible at once. The result says if the driver requested a call.
-    #[inline]
+    #[inline(always)] // only the usual split ring's part is: the others' are functions of their own
     pub fn publish(&mut self) -> PublishResult {
         match self {
             DeviceRing::Split(ring) => ring.publish(),
+            others => others.publish_others(),
+        }
+    }
+
+    #[inline(never)]
+    fn publish_others(&mut self) -> PublishResult {
+        match self {
+            DeviceRing::Split(_) => PublishResult::Nothing,
             DeviceRing::Packed(ring) => ring.publish(),
             DeviceRing::InOrder(ring) => ring.publish(),
         }

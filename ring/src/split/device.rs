@@ -275,28 +275,42 @@ impl SplitDevice {
     }
 
     /// Makes all used elements since the last publish visible at once. The result says if the driver requested a call.
-    #[inline(always)] // a device type calls it in one place
+    #[inline(always)] // callers are few
     pub fn publish(&mut self) -> PublishResult {
         let (old, new) = (self.published, self.next_used);
         if new == old {
             return PublishResult::Nothing;
         }
         self.published = new;
-        let requested = match &mut self.inflight_table {
-            None => self.used().publish(old, new),
-            Some(inflight) => {
-                inflight.before_publish();
-                #[cfg(test)]
-                crate::crash_points::crash_point();
-                let requested = self.ring.used(self.event_idx).publish(old, new);
-                inflight.after_publish(new);
-                requested
-            }
+        let requested = match &self.inflight_table {
+            // Two calls, so that each knows what it compares.
+            None if self.event_idx => self.ring.used(true).publish(old, new),
+            None => self.ring.used(false).publish(old, new),
+            Some(_) => self.publish_tracked(old, new),
         };
+        if self.log.is_some() {
+            self.log_published(old, new);
+        }
+        publish_result(requested)
+    }
+
+    /// Moves the used index of a ring whose chains in flight are tracked. Returns true if the driver requested a call.
+    #[inline(never)] // so that other rings' publish is small
+    fn publish_tracked(&mut self, old: u16, new: u16) -> bool {
+        let Some(inflight) = &mut self.inflight_table else { return false };
+        inflight.before_publish();
+        #[cfg(test)]
+        crate::crash_points::crash_point();
+        let requested = self.ring.used(self.event_idx).publish(old, new);
+        inflight.after_publish(new);
+        requested
+    }
+
+    #[cold]
+    fn log_published(&self, old: u16, new: u16) {
         if let Some(log) = &self.log {
             log.mark_published(old, new, self.size());
         }
-        publish_result(requested)
     }
 
     /// Requests a kick, then re-checks the available index.
@@ -325,12 +339,6 @@ impl SplitDevice {
     #[inline]
     fn avail(&self) -> Direction<'_, SharedU16> {
         self.ring.avail(self.event_idx)
-    }
-
-    /// The direction to the driver: used elements.
-    #[inline]
-    fn used(&self) -> Direction<'_, SharedU16> {
-        self.ring.used(self.event_idx)
     }
 }
 

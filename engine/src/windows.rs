@@ -67,6 +67,8 @@ enum Cause {
 pub(crate) struct Windows {
     /// While they are compared; otherwise windows may be open.
     trials: Option<(Cause, Tuner)>,
+    /// How windows are to be used, as the trials say: asked in each turn.
+    mode: WindowMode,
     /// The present block: when it began, when it is to end, the worker's completions before it, and long absences in it.
     began: Ticks,
     until: Ticks,
@@ -82,6 +84,7 @@ impl Windows {
     pub(crate) fn new() -> Windows {
         Windows {
             trials: None,
+            mode: WindowMode::Open,
             began: Ticks(0),
             until: Ticks(u64::MAX),
             before: 0,
@@ -100,13 +103,7 @@ impl Windows {
     /// Returns how windows are to be used.
     #[inline]
     pub(crate) fn mode(&self) -> WindowMode {
-        let Some((cause, tuner)) = &self.trials else { return WindowMode::Open };
-        match (tuner.setting(), cause) {
-            (CLOSED, Cause::Contention) => WindowMode::Closed(PollReason::CpuWanted),
-            (CLOSED, Cause::Load) => WindowMode::Closed(PollReason::NoGain),
-            (TIMER, _) => WindowMode::Timer,
-            _ => WindowMode::Open,
-        }
+        self.mode
     }
 
     /// Another thread kept the CPU for long when the worker offered it. `completions`: of the worker, so far.
@@ -187,12 +184,24 @@ impl Windows {
             WindowMode::Timer => TIMER,
             WindowMode::Open => OPEN,
         };
-        Windows { trials: Some((Cause::Contention, Tuner::new(&CONTENTION, SETTINGS, first))), ..Windows::new() }
+        Windows { trials: Some((Cause::Contention, Tuner::new(&CONTENTION, SETTINGS, first))), mode, ..Windows::new() }
     }
 
     fn begin_block(&mut self, completions: u64, now: Ticks) {
         (self.began, self.before, self.absences) = (now, completions, 0);
         self.until = Ticks(now.0.saturating_add(BLOCK_NS));
+        self.mode = self.tried_mode();
+    }
+
+    /// Returns how windows are to be used in the present block.
+    fn tried_mode(&self) -> WindowMode {
+        let Some((cause, tuner)) = &self.trials else { return WindowMode::Open };
+        match (tuner.setting(), cause) {
+            (CLOSED, Cause::Contention) => WindowMode::Closed(PollReason::CpuWanted),
+            (CLOSED, Cause::Load) => WindowMode::Closed(PollReason::NoGain),
+            (TIMER, _) => WindowMode::Timer,
+            _ => WindowMode::Open,
+        }
     }
 }
 

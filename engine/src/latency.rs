@@ -79,7 +79,7 @@ fn bucket(ns: u64) -> usize {
     // A floating-point number's exponent is the octave, and its next three bits the eighth of it. Half of it is a positive number of 64 bits, and
     // the bit that is lost matters nowhere: the smallest bucket is 8 ns wide.
     let float = ((ns / 2) as i64 as f64).to_bits() >> (f64::MANTISSA_DIGITS - 1 - PER_OCTAVE.ilog2());
-    (float.saturating_sub(BELOW) as usize).min(PER_OCTAVE * OCTAVES)
+    (float.clamp(BELOW, BELOW + (PER_OCTAVE * OCTAVES) as u64) - BELOW) as usize
 }
 
 /// Exponent and top mantissa bits of half the last number in the first bucket.

@@ -28,9 +28,9 @@ pub(crate) struct Pace {
     hold_ns: u64,
     /// When requests were taken last.
     taken_at: Ticks,
-    /// Requests of the present block, and the time that they took.
+    /// Requests of the present block, and when the one before ended.
     requests: u64,
-    ns: u64,
+    began: Ticks,
     disturbed: bool,
     tuner: Tuner,
 }
@@ -42,7 +42,7 @@ impl Pace {
             hold_ns: 0,
             taken_at: Ticks(0),
             requests: 0,
-            ns: 0,
+            began: Ticks(0),
             disturbed: true,
             tuner: Tuner::new(&SHORT_BLOCKS, HOLDS.len(), 0),
         }
@@ -62,11 +62,11 @@ impl Pace {
     /// Requests were taken off the ring; `more` are waiting there.
     #[inline]
     pub(crate) fn took(&mut self, requests: u64, more: bool, now: Ticks) {
-        let gap = now.since(self.taken_at);
+        if now.since(self.taken_at) > DISTURBED {
+            self.disturbed = true;
+        }
         self.taken_at = now;
-        self.disturbed |= gap > DISTURBED;
         self.requests += requests;
-        self.ns += gap;
         if self.requests >= BLOCK {
             self.end_block();
         }
@@ -82,7 +82,8 @@ impl Pace {
 
     #[inline(never)]
     fn end_block(&mut self) {
-        let (requests, ns) = (std::mem::take(&mut self.requests), std::mem::take(&mut self.ns));
+        let (requests, ns) = (std::mem::take(&mut self.requests), self.taken_at.since(self.began));
+        self.began = self.taken_at;
         if std::mem::take(&mut self.disturbed) {
             self.tuner.disturbed();
         } else if ns > SLOW * requests {

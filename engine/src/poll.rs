@@ -222,6 +222,13 @@ impl PollState {
     /// Requests were pulled or completed. `in_flight`: some are in flight now.
     #[inline]
     pub(crate) fn active(&mut self, in_flight: bool, now: Ticks) {
+        if let Some(polled_at) = &mut self.polled_at {
+            *polled_at = now;
+        }
+        if self.policy == PollPolicy::Busy {
+            // It has no window, and nothing to reckon with.
+            return;
+        }
         let gap = now.since(self.active_at);
         // Branches, which are predicted well; a jump table is not.
         if matches!(self.policy, PollPolicy::Off | PollPolicy::Auto) {
@@ -234,9 +241,6 @@ impl PollState {
             self.adapt(gap);
         }
         (self.active_at, self.in_flight, self.by_timer) = (now, in_flight, false);
-        if self.polled_at.is_some() {
-            self.polled_at = Some(now);
-        }
     }
 
     /// The queue is polled from here on: it was kicked, or [should be](Self::should_resume).

@@ -95,20 +95,13 @@ impl OpenChannel {
         &self.plug[..if plans { self.plug.len() } else { most.min(self.plug.len()) }]
     }
 
-    /// Submits the whole plug as it is, for a channel without bounds and with nothing to merge. Returns how many requests were taken.
+    /// Returns true if the whole plug is submitted as it is: there are no bounds, nothing to merge and nothing to stamp.
     #[inline]
-    fn submit_all(
-        &mut self,
-        context: &mut UringContext,
-        stamp: &mut impl FnMut(&[AnyRequest]),
-        finished: &mut Vec<AnyCompletion>,
-    ) -> usize {
-        if self.plug.len() >= STAMPED || self.left {
-            stamp(&self.plug);
-        }
-        let taken = if self.plug.is_empty() { 0 } else { self.channel.submit(context, &mut self.plug, finished) };
-        self.left = !self.plug.is_empty();
-        taken
+    fn is_plain(&self) -> bool {
+        !self.is_bounded
+            && !self.left
+            && self.plug.len() < STAMPED
+            && self.merger.as_ref().is_none_or(|merger| merger.passes_through(&self.plug))
     }
 
     /// Submits requests that wait, as many as the quota allows. Returns how many were taken, or are to be offered again.
@@ -144,15 +137,21 @@ impl OpenChannel {
     }
 }
 
+/// An index that no channel has.
+const NO_CHANNEL: usize = usize::MAX;
+
 /// Capacity of a plug, so that a turn does not allocate: more than a worker pulls in one turn.
 const PLUG_ROOM: usize = 4096;
 
 /// All of a worker's channels, and the completions and cancellations that pass between them and the queues.
 #[derive(Default)]
 pub(crate) struct Channels {
-    open: Vec<Option<OpenChannel>>,
+    /// Boxed, so that one is found by its index in a few instructions.
+    open: Vec<Option<Box<OpenChannel>>>,
     /// Channels that are open.
     count: usize,
+    /// Index of the only one; [`NO_CHANNEL`] while there are none or several.
+    only: usize,
     /// Indexes of the busy channels. A channel that is the only open one is always busy.
     busy: Vec<usize>,
     /// Index in `busy` of the one that this turn begins with.
@@ -160,7 +159,7 @@ pub(crate) struct Channels {
     left: bool,
     /// Counters of all plugs.
     counts: PlugCounters,
-    /// Completions that wait for their queues.
+    /// Completions from anywhere but a turn's pull, submission and reaping, that wait for their queues.
     pub(crate) completions: Vec<AnyCompletion>,
     /// Requests to cancel, with the index of their channel.
     pub(crate) cancelled: Vec<(usize, Tag)>,
@@ -174,12 +173,14 @@ pub(crate) struct Channels {
     throttles: usize,
     /// A channel has a merger that merges nothing more.
     retired: bool,
+    /// All that was submitted has completed, and [`reap`](Self::reap) would find nothing to do.
+    settled: bool,
 }
 
 impl Channels {
     /// Returns an empty set with capacity for a busy turn.
     pub(crate) fn new() -> Channels {
-        Channels { completions: Vec::with_capacity(PLUG_ROOM), ..Channels::default() }
+        Channels { only: NO_CHANNEL, completions: Vec::with_capacity(PLUG_ROOM), ..Channels::default() }
     }
 
     /// Returns the index of a disk's channel. Opens it if this worker has none yet.
@@ -189,7 +190,7 @@ impl Channels {
         QueueDisk { disk, plug: options, health, .. }: &QueueDisk,
     ) -> Result<usize, DiskError> {
         let same = |open: &OpenChannel| std::ptr::addr_eq(Arc::as_ptr(&open.disk), Arc::as_ptr(disk));
-        if let Some(at) = self.open.iter().position(|open| open.as_ref().is_some_and(same)) {
+        if let Some(at) = self.open.iter().position(|open| open.as_deref().is_some_and(same)) {
             self.get(at).users += 1;
             return Ok(at);
         }
@@ -223,8 +224,10 @@ impl Channels {
             self.open.push(None);
             self.open.len() - 1
         });
-        self.open[at] = Some(open);
+        self.open[at] = Some(Box::new(open));
         self.count += 1;
+        self.only = if self.count == 1 { at } else { NO_CHANNEL };
+        self.settled = false;
         // So that becoming busy does not allocate.
         self.busy.reserve(self.open.len());
         self.busy.push(at);
@@ -245,12 +248,14 @@ impl Channels {
             self.throttles -= throttles;
             self.open[at] = None;
             self.count -= 1;
+            self.only = NO_CHANNEL;
             self.busy.retain(|busy| *busy != at);
             if self.count == 1 {
                 self.busy.clear();
                 for (at, open) in self.open.iter_mut().enumerate().filter_map(|(at, open)| Some((at, open.as_mut()?))) {
                     open.busy = true;
                     self.busy.push(at);
+                    self.only = at;
                 }
             }
         }
@@ -264,23 +269,20 @@ impl Channels {
 
     /// Returns the channel at an index, if there is one.
     pub(crate) fn find(&self, at: usize) -> Option<&OpenChannel> {
-        self.open.get(at)?.as_ref()
+        self.open.get(at)?.as_deref()
     }
 
-    /// Returns the lists that a queue's requests for a channel enter: its plug, the completions and the cancellations.
+    /// Returns the lists that a queue's requests for a channel enter: its plug and the cancellations.
     #[inline]
-    pub(crate) fn lists(
-        &mut self,
-        at: usize,
-    ) -> (&mut Vec<AnyRequest>, &mut Vec<AnyCompletion>, &mut Vec<(usize, Tag)>) {
-        let open = self.open[at].as_mut().expect("a queue holds its channel's place");
-        (&mut open.plug, &mut self.completions, &mut self.cancelled)
+    pub(crate) fn lists(&mut self, at: usize) -> (&mut Vec<AnyRequest>, &mut Vec<(usize, Tag)>) {
+        let open = self.open[at].as_deref_mut().expect("a queue holds its channel's place");
+        (&mut open.plug, &mut self.cancelled)
     }
 
     /// Marks a channel busy because its plug got requests.
     #[inline]
     pub(crate) fn mark_plugged(&mut self, at: usize) {
-        if self.count == 1 {
+        if self.only == at {
             return;
         }
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
@@ -312,7 +314,7 @@ impl Channels {
 
     /// Returns true if one of the disks that the last pull gave requests to wants more of them in this turn.
     pub(crate) fn wants_more(&self, only: Option<usize>) -> bool {
-        let wants = |at: &usize| self.open[*at].as_ref().is_some_and(OpenChannel::wants_more);
+        let wants = |at: &usize| self.open[*at].as_deref().is_some_and(OpenChannel::wants_more);
         only.iter().chain(&self.plugged).any(wants)
     }
 
@@ -333,32 +335,36 @@ impl Channels {
     /// requests that are about to be submitted, where their time in the plug is worth measuring: a few are pulled and submitted in less
     /// than a microsecond. Returns how many were taken, or are to be offered again.
     #[inline]
-    pub(crate) fn submit(&mut self, context: &mut UringContext, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
-        if self.count > 1 {
-            return self.submit_shared(context, stamp);
-        }
-        self.left = false;
-        let Some(open) = self.busy.first().and_then(|at| self.open[*at].as_mut()) else { return 0 };
-        let merger = open.merger.as_ref();
-        let happened = if !open.is_bounded && merger.is_none_or(|merger| merger.passes_through(&open.plug)) {
+    pub(crate) fn submit(
+        &mut self,
+        context: &mut UringContext,
+        finished: &mut Vec<AnyCompletion>,
+        stamp: impl FnMut(&[AnyRequest]),
+    ) -> usize {
+        if let Some(Some(open)) = self.open.get_mut(self.only)
+            && open.is_plain()
+        {
             // `submit_within` would do the same for 50 instructions more in each turn.
-            open.submit_all(context, &mut stamp, &mut self.completions)
-        } else {
-            if open.throttle.is_some() {
-                open.pass_throttle();
-            }
-            let most = if open.depth == 0 { usize::MAX } else { open.budget(context, false, false) };
-            let quota = SubmitQuota { most, bytes: &mut { ByteQuota::UNLIMITED }, part: &mut self.part };
-            open.submit_within(context, quota, &mut stamp, &mut self.counts, &mut self.completions)
-        };
-        self.left = open.left;
-        happened
+            let open = &mut **open;
+            let before = finished.len();
+            let taken = if open.plug.is_empty() { 0 } else { open.channel.submit(context, &mut open.plug, finished) };
+            self.settled &= finished.len() - before == taken;
+            let left = !open.plug.is_empty();
+            (open.left, self.left) = (left, left);
+            return taken;
+        }
+        self.submit_shared(context, finished, stamp)
     }
 
     #[inline(never)]
-    fn submit_shared(&mut self, context: &mut UringContext, mut stamp: impl FnMut(&[AnyRequest])) -> usize {
-        self.left = false;
-        let contended = self.busy.len() > 1;
+    fn submit_shared(
+        &mut self,
+        context: &mut UringContext,
+        finished: &mut Vec<AnyCompletion>,
+        mut stamp: impl FnMut(&[AnyRequest]),
+    ) -> usize {
+        (self.left, self.settled) = (false, false);
+        let (shared, contended) = (self.count > 1, self.busy.len() > 1);
         self.first = if self.first + 1 < self.busy.len() { self.first + 1 } else { 0 };
         let (last, first) = self.busy.split_at(self.first);
         let (mut happened, mut bytes) = (0, TurnBytes::new());
@@ -367,11 +373,11 @@ impl Channels {
             if open.throttle.is_some() {
                 open.pass_throttle();
             }
-            let quota = bytes.of_channel();
+            let quota = if shared { bytes.of_channel() } else { ByteQuota::UNLIMITED };
             let mut left = quota;
-            let most = open.budget(context, true, contended);
+            let most = if shared || open.depth > 0 { open.budget(context, shared, contended) } else { usize::MAX };
             let submit = SubmitQuota { most, bytes: &mut left, part: &mut self.part };
-            happened += open.submit_within(context, submit, &mut stamp, &mut self.counts, &mut self.completions);
+            happened += open.submit_within(context, submit, &mut stamp, &mut self.counts, finished);
             bytes.spend(quota, left);
             self.left |= open.left;
         }
@@ -381,6 +387,7 @@ impl Channels {
     /// Cancels requests of a channel: takes back those that the storage has not seen, and asks the storage to cancel the others. `tags`
     /// are sorted.
     pub(crate) fn cancel(&mut self, context: &mut UringContext, at: usize, tags: &[Tag]) {
+        self.settled = false;
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
         let finished = &mut self.completions;
         let chosen = |tag: Tag| tags.binary_search(&tag).is_ok();
@@ -406,11 +413,12 @@ impl Channels {
 
     /// Returns all open channels with their indexes.
     pub(crate) fn all(&self) -> impl Iterator<Item = (usize, &OpenChannel)> {
-        self.open.iter().enumerate().filter_map(|(at, open)| Some((at, open.as_ref()?)))
+        self.open.iter().enumerate().filter_map(|(at, open)| Some((at, open.as_deref()?)))
     }
 
     /// Marks a channel busy because its guard has requests to repeat.
     pub(crate) fn mark_busy(&mut self, at: usize) {
+        self.settled = false;
         let open = self.open[at].as_mut().expect("the caller has found the channel");
         if !open.busy {
             open.busy = true;
@@ -424,19 +432,26 @@ impl Channels {
         self.left
     }
 
-    /// Collects completions from all busy channels. Returns true if requests are to be offered again.
+    /// Returns true if all that was submitted has completed: [`reap`](Self::reap) would find nothing to do.
     #[inline]
-    pub(crate) fn reap(&mut self, context: &mut UringContext) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// Collects completions from all busy channels. Returns true if requests are to be offered again.
+    #[inline(never)]
+    pub(crate) fn reap(&mut self, context: &mut UringContext, finished: &mut Vec<AnyCompletion>) -> bool {
         self.slices.renew();
-        let mut again = 0;
+        let (mut again, mut at_storage) = (0, false);
         let mut nth = 0;
         while let Some(at) = self.busy.get(nth).copied() {
             let Some(open) = self.open[at].as_mut() else { break };
             let mut outstanding = open.channel.outstanding();
             if outstanding > 0 {
-                again += open.reap(context, &mut self.counts, &mut self.completions);
+                again += open.reap(context, &mut self.counts, finished);
                 outstanding = open.channel.outstanding();
             }
+            at_storage |= outstanding > 0;
             if outstanding == 0 && self.count > 1 && open.waiting() == 0 && open.throttled() == 0 {
                 open.busy = false;
                 self.busy.remove(nth);
@@ -448,15 +463,18 @@ impl Channels {
             again += self.due_throttles();
         }
         self.left |= again > 0;
+        let listed = self.count > 1 && !self.busy.is_empty();
+        self.settled = !at_storage && !listed && self.throttles == 0 && self.slices.is_full();
         again > 0
     }
 
     /// Reaps every channel, also those with nothing outstanding: a channel may have operations of its own in the ring (a connection that
     /// it watches), and only the channel can read their completions.
     #[cold]
-    pub(crate) fn reap_all(&mut self, context: &mut UringContext) {
+    pub(crate) fn reap_all(&mut self, context: &mut UringContext, finished: &mut Vec<AnyCompletion>) {
+        self.settled = false;
         for open in self.open.iter_mut().flatten() {
-            let again = open.reap(context, &mut self.counts, &mut self.completions);
+            let again = open.reap(context, &mut self.counts, finished);
             // What it read may let it take requests that wait.
             self.left |= again > 0 || open.left;
         }
@@ -469,7 +487,7 @@ impl Channels {
     }
 
     fn busy(&self) -> impl Iterator<Item = &OpenChannel> {
-        self.busy.iter().filter_map(|at| self.open[*at].as_ref())
+        self.busy.iter().filter_map(|at| self.open[*at].as_deref())
     }
 
     /// Returns the merge counters of the queue in `slot`.

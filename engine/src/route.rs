@@ -42,8 +42,12 @@ pub(crate) struct ToOnlyDisk<'a> {
 impl<'a> ToOnlyDisk<'a> {
     /// Returns the route to the only disk of a queue. The caller marks its channel [plugged](Channels::mark_plugged) afterwards.
     #[inline]
-    pub(crate) fn new(disk: &'a AttachedDisk, channels: &'a mut Channels) -> ToOnlyDisk<'a> {
-        let (plug, finished, cancelled) = channels.lists(disk.channel);
+    pub(crate) fn new(
+        disk: &'a AttachedDisk,
+        channels: &'a mut Channels,
+        finished: &'a mut Vec<AnyCompletion>,
+    ) -> ToOnlyDisk<'a> {
+        let (plug, cancelled) = channels.lists(disk.channel);
         ToOnlyDisk { disk, plug, finished, cancelled }
     }
 }

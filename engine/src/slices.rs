@@ -38,6 +38,11 @@ impl SliceBudget {
         self.0.set(TURN_SLICES);
     }
 
+    /// Returns true if nothing was submitted of it in this turn.
+    pub(crate) fn is_full(&self) -> bool {
+        self.0.get() == TURN_SLICES
+    }
+
     fn is_spent(&self) -> bool {
         self.0.get() == 0
     }

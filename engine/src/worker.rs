@@ -193,10 +193,12 @@ impl Worker {
                     };
                 }
             };
-            happened |= pulled | (self.channels.submit(&mut self.context, stamp) > 0);
+            happened |= pulled | (self.channels.submit(&mut self.context, &mut self.completing, stamp) > 0);
         }
         self.context.turn(Wait::No);
-        happened |= self.channels.reap(&mut self.context);
+        if !self.channels.is_settled() {
+            happened |= self.channels.reap(&mut self.context, &mut self.completing);
+        }
         if self.context.has_unread() {
             happened |= self.reap_unread();
         }
@@ -210,7 +212,7 @@ impl Worker {
     fn reap_unread(&mut self) -> bool {
         let before = self.context.unread_besides(self.client);
         if before > 0 {
-            self.channels.reap_all(&mut self.context);
+            self.channels.reap_all(&mut self.context, &mut self.completing);
         }
         // A turn follows even if no request has ended: a channel may take requests now that it did not take before.
         self.context.unread_besides(self.client) < before
@@ -359,7 +361,7 @@ impl Worker {
         let now = self.now;
         let found = match only {
             Some(disk) => {
-                let route = ToOnlyDisk::new(disk, &mut self.channels);
+                let route = ToOnlyDisk::new(disk, &mut self.channels, &mut self.completing);
                 attached.runner.pull(&mut self.context, &mut SubmitContext { slot, now, route })
             }
             None => {
@@ -403,12 +405,8 @@ impl Worker {
     /// Gives completions to their queues, publishes and calls. Returns true if there were any.
     #[inline]
     fn complete(&mut self) -> bool {
-        // A queue's next step may be refused, and so complete at once; or the queue cancels.
-        let mut more = !self.channels.completions.is_empty();
-        while more {
-            std::mem::swap(&mut self.channels.completions, &mut self.completing);
+        while self.has_completions() {
             self.complete_batch();
-            more = !self.channels.completions.is_empty();
         }
         if self.dirty.is_empty() {
             return false;
@@ -439,6 +437,16 @@ impl Worker {
             self.end_drained();
         }
         true
+    }
+
+    /// Returns true if completions are to be given to their queues. A queue's next step may be refused, and so complete at once; or the
+    /// queue cancels.
+    #[inline]
+    fn has_completions(&mut self) -> bool {
+        if !self.channels.completions.is_empty() {
+            self.completing.append(&mut self.channels.completions);
+        }
+        !self.completing.is_empty()
     }
 
     /// Gives one batch of completions to their queues.

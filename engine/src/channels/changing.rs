@@ -52,7 +52,7 @@ impl Channels {
         for open in self.open.iter_mut().flatten() {
             open.merger.take_if(|merger| merger.is_retired() && merger.is_idle());
         }
-        self.retired = self.open.iter().flatten().any(OpenChannel::has_retired_merger);
+        self.retired = self.open.iter().flatten().any(|open| open.has_retired_merger());
     }
 
     /// The worker is about to sleep: mergers without further use are dropped, and what idle disks have leased of their limits is given back.

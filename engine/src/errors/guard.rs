@@ -206,6 +206,7 @@ impl DiskChannel<UringContext> for GuardedChannel {
 }
 
 /// A channel as the engine uses it. An enum: a dynamic call would cost each of a turn's calls some ten instructions.
+#[repr(u8)] // a byte of its own tells which it is
 pub(crate) enum EngineChannel {
     /// Of a disk whose errors are only reported.
     Plain(SlicedChannel),

@@ -324,6 +324,12 @@ impl Channels {
         self.plugged.len() | self.cancelled.len() != 0
     }
 
+    /// Returns true if requests were plugged, completed or chosen to be cancelled outside of a pull, a submission and reaping.
+    #[inline]
+    pub(crate) fn has_aside(&self) -> bool {
+        self.plugged.len() | self.cancelled.len() | self.completions.len() != 0
+    }
+
     /// Re-offers plugged requests next turn. Returns true if a cancellation is pending.
     pub(crate) fn flush_pending(&mut self) -> bool {
         self.left |= !self.plugged.is_empty();

@@ -1,6 +1,6 @@
 //! The clock of the data path: a worker reads it a few times a turn, so it must cost next to nothing.
 
-/// A point in time, in nanoseconds since the worker's clock started. Comparable within one worker only.
+/// A point in time, in nanoseconds since the clock's source was at 0. Comparable within one worker only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticks(pub(crate) u64);
 
@@ -16,9 +16,10 @@ impl Ticks {
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     source: quanta::Clock,
-    start: u64,
     /// Nanoseconds of 2^32 of the source's units.
     scale: u64,
+    /// What was last [read](Self::read).
+    last: Ticks,
 }
 
 /// A billionth of a nanosecond and less is lost with each unit.
@@ -28,17 +29,30 @@ impl Clock {
     /// Returns a clock. The first one of a process is calibrated against the system's clock for some milliseconds.
     pub(crate) fn new() -> Clock {
         let source = quanta::Clock::new();
-        let start = source.raw();
         let scale = source.delta_as_nanos(0, 1 << SCALE_BITS);
-        Clock { source, start, scale }
+        let mut clock = Clock { source, scale, last: Ticks::default() };
+        clock.read();
+        clock
+    }
+
+    /// Returns the time that was last [read](Self::read).
+    #[inline]
+    pub(crate) fn last(&self) -> Ticks {
+        self.last
+    }
+
+    /// Reads the current time, keeps it and returns it.
+    #[inline]
+    pub(crate) fn read(&mut self) -> Ticks {
+        self.last = self.now();
+        self.last
     }
 
     /// Returns the current time.
     #[inline]
     pub(crate) fn now(&self) -> Ticks {
         // As `delta_as_nanos`, which asks once more what the source is, and shifts by a variable.
-        let units = self.source.raw().saturating_sub(self.start);
-        Ticks(((u128::from(units) * u128::from(self.scale)) >> SCALE_BITS) as u64)
+        Ticks(((u128::from(self.source.raw()) * u128::from(self.scale)) >> SCALE_BITS) as u64)
     }
 }
 
@@ -49,13 +63,14 @@ mod tests {
     #[test]
     fn the_clock_is_monotonic_and_keeps_the_systems_pace() {
         let (clock, system) = (Clock::new(), std::time::Instant::now());
-        let mut last = clock.now();
+        let start = clock.now();
+        let mut last = start;
         while system.elapsed().as_millis() < 50 {
             let now = clock.now();
             assert!(now >= last);
             last = now;
         }
-        let (ours, theirs) = (clock.now().0 as f64, system.elapsed().as_nanos() as f64);
+        let (ours, theirs) = (clock.now().since(start) as f64, system.elapsed().as_nanos() as f64);
         assert!((ours / theirs - 1.0).abs() < 0.05, "{ours} beside {theirs}");
     }
 }

@@ -40,16 +40,22 @@ pub(crate) trait AnyQueue: Any {
     /// many.
     fn submitted(&mut self, slot: u16, requests: &[AnyRequest], now: Ticks) -> usize;
     /// Finishes completed requests, those of this queue up to the first one of another queue, and admits the next steps of multi-step commands.
-    /// Returns how many.
-    fn finish(
+    /// Returns how many. With `publish` also [publishes](Self::publish) them if they are all that were completed, and nothing was completed by
+    /// that: in one call, because it is what most turns end with.
+    fn complete(
         &mut self,
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
-    ) -> usize;
-    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. `mode`: see
+        publish: Option<(&mut Clock, WindowMode)>,
+    ) -> (usize, Option<AfterPublish>);
+    /// Publishes what was finished, and calls the guest if it asked for that. Restarts the poll window. Reads the clock. `mode`: see
     /// [`poll_or_arm`](Self::poll_or_arm).
-    fn publish(&mut self, finished: Ticks, clock: &Clock, mode: WindowMode) -> Published;
+    fn publish(&mut self, finished: Ticks, clock: &mut Clock, mode: WindowMode) -> AfterPublish;
+    /// Returns true if the last publish has disarmed the queue, which is to be polled again. Once.
+    fn take_resumed(&mut self) -> bool;
+    /// Returns when the deferred call is due, if there is one.
+    fn call_due(&self) -> Option<Ticks>;
     /// Sends the deferred call if it is due. Otherwise returns when it will be.
     fn send_due_call(&mut self, now: Ticks) -> Option<Ticks>;
     /// After an idle turn: polls on while the window is open, else arms the queue and checks it again. `mode`: how the worker uses
@@ -90,15 +96,13 @@ pub(crate) enum PullResult {
     Broken(&'static str),
 }
 
-/// The result of a publish.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Published {
-    /// Time of the publish.
-    pub(crate) at: Ticks,
-    /// When the deferred call is due.
-    pub(crate) call_due: Option<Ticks>,
-    /// The queue was armed, and is disarmed now: it is to be polled again.
-    pub(crate) resumed: bool,
+/// What a publish leaves to its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterPublish {
+    /// Nothing.
+    Nothing,
+    /// A call is [deferred](AnyQueue::call_due), or the queue [is to be polled again](AnyQueue::take_resumed).
+    More,
 }
 
 /// A queue of a known type.
@@ -119,6 +123,8 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     /// Since when requests have been in flight.
     busy_since: Option<Ticks>,
     options: RunnerOptions,
+    /// A publish has disarmed the queue, and its worker does not know yet that it is to be polled again.
+    resumed: bool,
 }
 
 /// How a queue is polled and its guest called.
@@ -179,6 +185,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             pace: Pace::new(),
             busy_since: None,
             options: RunnerOptions { poll: policy, coalesce },
+            resumed: false,
         }
     }
 
@@ -238,6 +245,33 @@ impl<Q: GuestQueue> QueueRunner<Q> {
             self.pace.found_nothing();
             PullResult::Nothing
         }
+    }
+
+    /// Finishes completed requests, those of this queue up to the first one of another queue. Returns how many.
+    #[inline(always)] // it has one caller
+    fn finish(
+        &mut self,
+        context: &mut UringContext,
+        completed: &mut [AnyCompletion],
+        submit: &mut SubmitContext<ToDisks<'_>>,
+    ) -> usize
+    where
+        Q: GuestQueue<Context = UringContext>,
+    {
+        let slot = submit.slot;
+        if self.per_disk.is_some() {
+            let others = completed.iter().position(|done| done.tag.queue() != slot);
+            self.count_by_disk(&completed[..others.unwrap_or(completed.len())]);
+        }
+        // In two passes, each of which has few values to keep: in one loop half of the instructions would move them to the stack and back.
+        let count = self.account(slot, completed, &submit.route);
+        for done in &mut completed[..count] {
+            let Some(token) = self.tags.end(done.tag.index()) else { continue };
+            let request = FinishedRequest { token, outcome: done.outcome, buffer: done.buffer.take() };
+            let (tags, counters) = (&mut self.tags, &mut self.counters);
+            self.queue.finish(context, request, &mut QueueIntake { submit: &mut *submit, tags, counters });
+        }
+        count
     }
 
     /// Counts the completed requests of the queue in this slot, up to the first one of another queue, and notes their latencies. Returns how
@@ -320,20 +354,15 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         self.queue.notify();
     }
 
-    /// Calls now, or defers the call and returns when it is due.
+    /// Calls now, or defers the call.
     #[cold]
-    fn coalesce(&mut self, wanted: bool, now: Ticks) -> Option<Ticks> {
+    fn coalesce(&mut self, wanted: bool, now: Ticks) -> AfterPublish {
         match self.calls.published(wanted, self.counters.requests, self.tags.in_flight() > 0, now) {
-            CallDecision::NoCall => None,
-            CallDecision::Call => {
-                self.call();
-                None
-            }
-            CallDecision::Defer(due) => {
-                self.counters.calls_put_off += u64::from(wanted);
-                Some(due)
-            }
+            CallDecision::NoCall => {}
+            CallDecision::Call => self.call(),
+            CallDecision::Defer(_) => self.counters.calls_put_off += u64::from(wanted),
         }
+        AfterPublish::More
     }
 
     /// Counts a run that is about to be finished, for a queue of several disks. Not part of [`finish`](AnyQueue::finish), where it would
@@ -363,7 +392,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     }
 
     /// Records the latencies of the requests that were finished since the last publish.
-    #[inline]
+    #[inline(always)] // as `publish`
     fn record_latencies(&mut self, finished: Ticks, published: Ticks) {
         let latency = &mut *self.latency;
         for ended in &self.ended {
@@ -501,55 +530,57 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         requests.len() - left.len()
     }
 
-    #[inline]
-    fn finish(
+    fn complete(
         &mut self,
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
-    ) -> usize {
-        let slot = submit.slot;
-        if self.per_disk.is_some() {
-            let others = completed.iter().position(|done| done.tag.queue() != slot);
-            self.count_by_disk(&completed[..others.unwrap_or(completed.len())]);
+        publish: Option<(&mut Clock, WindowMode)>,
+    ) -> (usize, Option<AfterPublish>) {
+        let count = self.finish(context, completed, submit);
+        match publish {
+            Some((clock, mode)) if count == completed.len() && !submit.route.channels.has_aside() => {
+                let finished = clock.now();
+                (count, Some(self.publish(finished, clock, mode)))
+            }
+            _ => (count, None),
         }
-        // In two passes, each of which has few values to keep: in one loop half of the instructions would move them to the stack and back.
-        let count = self.account(slot, completed, &submit.route);
-        for done in &mut completed[..count] {
-            let Some(token) = self.tags.end(done.tag.index()) else { continue };
-            let request = FinishedRequest { token, outcome: done.outcome, buffer: done.buffer.take() };
-            let (tags, counters) = (&mut self.tags, &mut self.counters);
-            self.queue.finish(context, request, &mut QueueIntake { submit: &mut *submit, tags, counters });
-        }
-        count
     }
 
-    #[inline]
-    fn publish(&mut self, finished: Ticks, clock: &Clock, mode: WindowMode) -> Published {
+    #[inline(always)] // it is compiled once beside the finish, and once alone
+    fn publish(&mut self, finished: Ticks, clock: &mut Clock, mode: WindowMode) -> AfterPublish {
         self.poll.active(self.tags.in_flight() > 0, finished);
-        let resumed = self.poll.should_resume(mode);
-        if resumed {
+        if self.poll.should_resume(mode) {
             self.poll.resume(finished);
             self.queue.disarm();
+            self.resumed = true;
         }
         let notify = self.queue.publish();
         if notify == PublishResult::Suppressed {
             self.counters.calls_suppressed += 1;
         }
-        let mut call_due = None;
+        let mut after = if self.resumed { AfterPublish::More } else { AfterPublish::Nothing };
         if !self.calls.is_immediate() {
-            call_due = self.coalesce(notify == PublishResult::Wanted, finished);
+            after = self.coalesce(notify == PublishResult::Wanted, finished);
         } else if notify == PublishResult::Wanted {
             self.call();
         }
-        let at = clock.now();
+        let at = clock.read();
         self.record_latencies(finished, at);
         if self.tags.in_flight() == 0
             && let Some(since) = self.busy_since.take()
         {
             self.counters.busy_ns += at.since(since);
         }
-        Published { at, call_due, resumed }
+        after
+    }
+
+    fn take_resumed(&mut self) -> bool {
+        std::mem::take(&mut self.resumed)
+    }
+
+    fn call_due(&self) -> Option<Ticks> {
+        self.calls.due()
     }
 
     fn send_due_call(&mut self, now: Ticks) -> Option<Ticks> {

@@ -18,7 +18,7 @@ use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
 use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
-use crate::runner::{AnyQueue, PullResult};
+use crate::runner::{AfterPublish, AnyQueue, PullResult};
 use crate::waiting::Waiting;
 use crate::windows::TIMER_PERIOD;
 
@@ -49,7 +49,8 @@ pub(crate) struct Worker {
     pub(crate) context: UringContext,
     pub(crate) clock: Clock,
     pub(crate) channels: Channels,
-    pub(crate) queues: Vec<Option<AttachedQueue>>,
+    /// Boxed, so that one is found by its slot in a few instructions.
+    pub(crate) queues: Vec<Option<Box<AttachedQueue>>>,
     poll_list: PollList,
     client: mqblk_uring::ClientId,
     pub(crate) mailbox: MailboxReceiver<Worker>,
@@ -61,12 +62,14 @@ pub(crate) struct Worker {
     woken_queues: Vec<(u16, u32)>,
     /// A disk of some queue is being closed.
     closing: bool,
+    /// Slots of queues that drain.
+    draining: Vec<u16>,
+    /// A disk is being closed, or a queue drains.
+    leaving: bool,
     /// Slots of queues with completions to publish.
     dirty: Vec<u16>,
     /// Slots of queues with a deferred call, and when it is due.
     deferred_calls: Vec<(u16, Ticks)>,
-    /// When the clock was last read.
-    now: Ticks,
     waiting: Waiting,
     /// A window of a polled queue is open. Where none is, the worker sleeps in a moment, or its CPU is its own.
     offers_cpu: bool,
@@ -97,9 +100,10 @@ impl Worker {
             completing: Vec::with_capacity(4096),
             woken_queues: Vec::new(),
             closing: false,
+            draining: Vec::new(),
+            leaving: false,
             dirty: Vec::with_capacity(256),
             deferred_calls: Vec::with_capacity(256),
-            now: Ticks::default(),
             waiting: Waiting::new(),
             offers_cpu: false,
             counters: WorkerStats::default(),
@@ -130,7 +134,7 @@ impl Worker {
     #[inline]
     fn poll_on(&mut self) {
         std::hint::spin_loop();
-        if self.offers_cpu && self.waiting.should_offer(self.now) {
+        if self.offers_cpu && self.waiting.should_offer(self.clock.last()) {
             self.offer_cpu();
         }
     }
@@ -140,10 +144,10 @@ impl Worker {
     fn offer_cpu(&mut self) {
         let before = self.clock.now();
         rustix::thread::sched_yield();
-        self.now = self.clock.now();
-        let away = self.now.since(before);
+        let now = self.clock.read();
+        let away = now.since(before);
         self.counters.yields += 1;
-        if self.waiting.offered(away, self.now) {
+        if self.waiting.offered(away, now) {
             self.counters.away_ns += away;
         }
     }
@@ -181,19 +185,21 @@ impl Worker {
             if !self.deep_pulls.is_empty() {
                 self.pull_deep();
             }
-            let (queues, clock, now) = (&mut self.queues, &self.clock, &mut self.now);
+            let (queues, clock) = (&mut self.queues, &mut self.clock);
             let stamp = |requests: &[AnyRequest]| {
-                *now = clock.now();
+                let now = clock.read();
                 let mut left = requests;
                 while let [first, others @ ..] = left {
                     let slot = first.tag.queue();
                     left = match queues[usize::from(slot)].as_mut() {
-                        Some(attached) => &left[attached.runner.submitted(slot, left, *now)..],
+                        Some(attached) => &left[attached.runner.submitted(slot, left, now)..],
                         None => others,
                     };
                 }
             };
-            happened |= pulled | (self.channels.submit(&mut self.context, &mut self.completing, stamp) > 0);
+            let taken = self.channels.submit(&mut self.context, &mut self.completing, stamp);
+            // After a pull `complete` has something to publish.
+            happened |= taken > 0;
         }
         self.context.turn(Wait::No);
         if !self.channels.is_settled() {
@@ -266,7 +272,7 @@ impl Worker {
         let moves_running = matches!(attached.on_drained, Some(OnDrained::Move(Phase::Running, _)));
         let running = phase == Some(Phase::Running) || moves_running;
         let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
-        let mut submit = SubmitContext { slot, now: self.now, route };
+        let mut submit = SubmitContext { slot, now: self.clock.last(), route };
         let taken = attached.runner.woken(&mut self.context, &mut submit, running);
         mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
         if let Err(why) = taken {
@@ -306,7 +312,7 @@ impl Worker {
             self.stop_broken(slot, "its kick descriptor cannot be polled");
             return;
         }
-        attached.runner.kicked(self.now);
+        attached.runner.kicked(self.clock.last());
         self.poll_list.kicked(slot);
         if !watching {
             // The kernel ends a multishot poll when the completion queue is full. The eventfd was never read, so a new poll completes
@@ -356,9 +362,9 @@ impl Worker {
         if !self.poll_list.is_running(slot) {
             return false;
         }
-        let Some(attached) = self.queues[usize::from(slot)].as_mut() else { return false };
+        let Some(attached) = self.queues[usize::from(slot)].as_deref_mut() else { return false };
         let only = attached.disks.only();
-        let now = self.now;
+        let now = self.clock.last();
         let found = match only {
             Some(disk) => {
                 let route = ToOnlyDisk::new(disk, &mut self.channels, &mut self.completing);
@@ -405,36 +411,19 @@ impl Worker {
     /// Gives completions to their queues, publishes and calls. Returns true if there were any.
     #[inline]
     fn complete(&mut self) -> bool {
-        while self.has_completions() {
-            self.complete_batch();
+        let mut published = false;
+        while !published && self.has_completions() {
+            published = self.complete_batch();
         }
-        if self.dirty.is_empty() {
-            return false;
-        }
-        let finished = self.clock.now();
-        let mode = self.waiting.mode();
-        let mut ended = false;
-        for at in 0..self.dirty.len() {
-            let slot = self.dirty[at];
-            let Some(attached) = self.queues[usize::from(slot)].as_mut() else { continue };
-            attached.dirty = false;
-            let published = attached.runner.publish(finished, &self.clock, mode);
-            self.now = published.at;
-            if published.resumed {
-                self.poll_list.kicked(slot);
+        if !published {
+            if self.dirty.is_empty() {
+                return false;
             }
-            if let Some(due) = published.call_due {
-                defer_call(&mut self.deferred_calls, slot, due);
-            }
-            ended |= self.poll_list.phase(slot) == Some(Phase::Draining) && attached.runner.in_flight() == 0;
+            self.publish_dirty();
         }
-        self.dirty.clear();
-        self.waiting.published(self.now);
-        if self.closing {
-            self.end_closing();
-        }
-        if ended {
-            self.end_drained();
+        self.waiting.published(self.clock.last());
+        if self.leaving {
+            self.end_leaving();
         }
         true
     }
@@ -449,33 +438,82 @@ impl Worker {
         !self.completing.is_empty()
     }
 
-    /// Gives one batch of completions to their queues.
+    /// Gives one batch of completions to their queues. Returns true if all were published too, and none has come by that.
     #[inline]
-    fn complete_batch(&mut self) {
+    fn complete_batch(&mut self) -> bool {
         self.waiting.completed(self.completing.len());
+        let mode = self.waiting.mode();
+        let mut published = None;
         let mut left = self.completing.as_mut_slice();
         while let [first, ..] = left {
             let slot = first.tag.queue();
-            let Some(attached) = self.queues[usize::from(slot)].as_mut().filter(|attached| !attached.frozen) else {
+            let attached = self.queues[usize::from(slot)].as_deref_mut();
+            let Some(attached) = attached.filter(|attached| !attached.frozen) else {
                 left = &mut left[1..];
                 continue;
             };
-            let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
-            let mut submit = SubmitContext { slot, now: self.now, route };
-            let finished = attached.runner.finish(&mut self.context, left, &mut submit);
-            left = &mut left[finished..];
             mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
+            let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
+            let mut submit = SubmitContext { slot, now: self.clock.last(), route };
+            let publish = (self.dirty.len() == 1).then_some((&mut self.clock, mode));
+            let (finished, after) = attached.runner.complete(&mut self.context, left, &mut submit, publish);
+            if let Some(after) = after {
+                attached.dirty = false;
+                self.dirty.clear();
+                published = Some((slot, after));
+                break;
+            }
+            left = &mut left[finished..];
         }
         self.completing.clear();
-        if self.channels.has_pending() {
-            self.flush_pending();
+        match published {
+            Some((slot, after)) => self.follow_publish(slot, after),
+            None if self.channels.has_pending() => self.flush_pending(),
+            None => {}
+        }
+        published.is_some()
+    }
+
+    /// Publishes the queues with completions that are not published yet.
+    #[inline(never)]
+    fn publish_dirty(&mut self) {
+        let finished = self.clock.now();
+        let mode = self.waiting.mode();
+        for at in 0..self.dirty.len() {
+            let slot = self.dirty[at];
+            let Some(attached) = self.queues[usize::from(slot)].as_mut() else { continue };
+            attached.dirty = false;
+            let after = attached.runner.publish(finished, &mut self.clock, mode);
+            self.follow_publish(slot, after);
+        }
+        self.dirty.clear();
+    }
+
+    /// Does what a publish has left to do.
+    #[inline]
+    fn follow_publish(&mut self, slot: u16, after: AfterPublish) {
+        if after == AfterPublish::More {
+            self.do_after_publish(slot);
+        }
+    }
+
+    /// Polls a queue again that is disarmed now, and lists its deferred call, unless that is listed.
+    #[cold]
+    fn do_after_publish(&mut self, slot: u16) {
+        let Some(attached) = self.queues[usize::from(slot)].as_mut() else { return };
+        if attached.runner.take_resumed() {
+            self.poll_list.kicked(slot);
+        }
+        let listed = self.deferred_calls.iter().any(|(deferred, _)| *deferred == slot);
+        if let Some(due) = attached.runner.call_due().filter(|_| !listed) {
+            self.deferred_calls.push((slot, due));
         }
     }
 
     /// Sends the deferred calls that are due.
     #[cold]
     fn send_deferred_calls(&mut self) {
-        let (queues, now) = (&mut self.queues, self.now);
+        let (queues, now) = (&mut self.queues, self.clock.last());
         self.deferred_calls.retain_mut(|(slot, due)| {
             if *due > now {
                 return true;
@@ -494,8 +532,7 @@ impl Worker {
 
     /// After an idle turn: arms the queues whose poll window has closed, and decides whether the worker may sleep.
     pub(crate) fn poll_or_arm(&mut self) -> IdleDecision {
-        self.now = self.clock.now();
-        let now = self.now;
+        let now = self.clock.read();
         self.renew_watches();
         let queues = &mut self.queues;
         let (mut auto, mut fixed) = (false, false);
@@ -521,17 +558,17 @@ impl Worker {
         // A full channel has space again after its next completion, which arrives in the ring, or at its deadline.
         let storage = self.channels.deadline().map(|due| due.saturating_duration_since(Instant::now()));
         let calls = self.deferred_calls.iter().map(|(_, due)| *due);
-        let clock = calls.min().map(|due| Duration::from_nanos(due.since(self.now)));
+        let clock = calls.min().map(|due| Duration::from_nanos(due.since(self.clock.last())));
         // An eventfd that the ring does not poll is checked now and then.
         let eventfd = (!self.mailbox_polled).then_some(MAILBOX_CHECK);
         let wait =
             [at_most, storage, clock, eventfd].into_iter().flatten().min().map_or(Wait::Completion, Wait::AtMost);
-        let before = self.now;
+        let before = self.clock.last();
         self.context.turn(wait);
         self.channels.end_sleep();
-        self.now = self.clock.now();
+        let now = self.clock.read();
         self.counters.sleeps += 1;
-        self.counters.slept_ns += self.now.since(before);
+        self.counters.slept_ns += now.since(before);
     }
 
     /// Returns true if there is a slot for another queue.
@@ -552,7 +589,7 @@ impl Worker {
 
     /// Attaches a queue in a free slot and starts to serve it.
     pub(crate) fn insert(&mut self, slot: u16, phase: Phase, attached: AttachedQueue) {
-        self.queues[usize::from(slot)] = Some(attached);
+        self.queues[usize::from(slot)] = Some(Box::new(attached));
         self.poll_list.attach(slot, phase);
         self.watch(slot);
     }
@@ -580,7 +617,7 @@ impl Worker {
             if let Some(at) = channel.filter(|at| !tags.is_empty() && self.channels.get(*at).guard.is_some()) {
                 self.channels.cancel(&mut self.context, at, &tags);
             }
-            self.closing = true;
+            (self.closing, self.leaving) = (true, true);
             self.end_closing();
         }
     }
@@ -637,16 +674,8 @@ impl Worker {
 }
 
 /// Returns the queue in a slot, if its generation matches.
-fn queue_of(queues: &mut [Option<AttachedQueue>], slot: u16, generation: u32) -> Option<&mut AttachedQueue> {
-    queues.get_mut(usize::from(slot))?.as_mut().filter(|attached| attached.generation == generation)
-}
-
-/// Adds the deferred call of the queue in `slot`, unless it is listed.
-#[cold]
-fn defer_call(list: &mut Vec<(u16, Ticks)>, slot: u16, due: Ticks) {
-    if !list.iter().any(|(deferred, _)| *deferred == slot) {
-        list.push((slot, due));
-    }
+fn queue_of(queues: &mut [Option<Box<AttachedQueue>>], slot: u16, generation: u32) -> Option<&mut AttachedQueue> {
+    queues.get_mut(usize::from(slot))?.as_deref_mut().filter(|attached| attached.generation == generation)
 }
 
 #[inline]

@@ -272,7 +272,7 @@ fn calls_are_deferred_while_requests_are_in_flight() {
     assert_eq!((counters.calls, counters.calls_put_off), (3, 3));
     assert!(
         worker.deferred_calls.is_empty()
-            || worker.queues[0].as_mut().unwrap().runner.send_due_call(worker.now).is_none()
+            || worker.queues[0].as_mut().unwrap().runner.send_due_call(worker.clock.last()).is_none()
     );
 }
 

@@ -48,8 +48,7 @@ impl Worker {
         let Some((attached, _)) = self.find(slot, generation) else { return };
         attached.on_drained = Some(OnDrained::Detach(done));
         self.channels.begin_leave_throttles(slot);
-        self.poll_list.drain(slot);
-        self.end_drained();
+        self.begin_drain(slot);
     }
 
     /// Drains a queue that moves to another worker, and gives it to `take`. Its parked requests stay parked. Drops `take` if there is no
@@ -62,8 +61,28 @@ impl Worker {
         }
         attached.on_drained = Some(OnDrained::Move(phase, take));
         self.channels.begin_leave_throttles(slot);
+        self.begin_drain(slot);
+    }
+
+    fn begin_drain(&mut self, slot: u16) {
         self.poll_list.drain(slot);
+        self.draining.push(slot);
+        self.leaving = true;
         self.end_drained();
+    }
+
+    /// Ends what has waited for requests that are published now: disks are closed, and queues detached.
+    #[cold]
+    pub(super) fn end_leaving(&mut self) {
+        if self.closing {
+            self.end_closing();
+        }
+        self.draining.retain(|slot| self.poll_list.phase(*slot) == Some(Phase::Draining));
+        let is_idle = |attached: &AttachedQueue| attached.runner.in_flight() == 0 && !attached.frozen;
+        if self.draining.iter().any(|slot| self.queues[usize::from(*slot)].as_deref().is_some_and(is_idle)) {
+            self.end_drained();
+        }
+        self.leaving = self.closing || !self.draining.is_empty();
     }
 
     /// Serves a queue on whose move was begun and that is still here.
@@ -94,7 +113,7 @@ impl Worker {
                 // A move takes the open disks along.
                 idle && !(matches!(attached.on_drained, Some(OnDrained::Move(..))) && attached.disks.is_closing())
             };
-            if !occupant.as_ref().is_some_and(is_drained) || self.poll_list.phase(slot) != Some(Phase::Draining) {
+            if !occupant.as_deref().is_some_and(is_drained) || self.poll_list.phase(slot) != Some(Phase::Draining) {
                 continue;
             }
             let Some(mut attached) = occupant.take() else { continue };
@@ -108,10 +127,10 @@ impl Worker {
             let disks = attached.disks.queue_disks(&self.channels);
             attached.disks.close_all(&mut self.context, &mut self.channels);
             let merges = self.channels.take_merges(slot);
-            let AttachedQueue { runner, kick, on_broken, detach, waker, on_drained, .. } = attached;
+            let AttachedQueue { runner, kick, on_broken, detach, waker, on_drained, .. } = *attached;
             match on_drained {
                 Some(OnDrained::Detach(left)) => {
-                    let stats = with_merges(runner.stats(self.now, WindowMode::Open), merges);
+                    let stats = with_merges(runner.stats(self.clock.last(), WindowMode::Open), merges);
                     let position = detach(runner, &mut self.context);
                     // The receiver may be gone.
                     let _ = left.send(LeftQueue { position, report: stats });

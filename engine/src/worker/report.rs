@@ -22,7 +22,7 @@ impl Worker {
     pub(crate) fn stats(&self, number: u32) -> WorkerStats {
         let now = self.clock.now();
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        let queue = |(slot, attached): (usize, &Option<AttachedQueue>)| {
+        let queue = |(slot, attached): (usize, &Option<Box<AttachedQueue>>)| {
             let attached = attached.as_ref()?;
             let id = QueueId { worker: number, generation: attached.generation };
             let stats = attached.runner.stats(now, self.waiting.mode());

@@ -29,6 +29,8 @@ pub(crate) trait AnyQueue: Any {
     fn pull(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToOnlyDisk<'_>>) -> PullResult;
     /// Pulls one batch of requests.
     fn pull_for_any(&mut self, context: &mut UringContext, submit: &mut SubmitContext<ToDisks<'_>>) -> PullResult;
+    /// Returns why the last pull found the ring broken.
+    fn why_broken(&self) -> &'static str;
     /// Handles a wake of the queue.
     fn woken(
         &mut self,
@@ -92,8 +94,8 @@ pub(crate) enum PullResult {
     Requests,
     /// Requests, and more are waiting.
     More,
-    /// The ring is broken, and why.
-    Broken(&'static str),
+    /// The ring is broken: [`why_broken`](AnyQueue::why_broken).
+    Broken,
 }
 
 /// What a publish leaves to its worker.
@@ -120,12 +122,17 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     calls: CallCoalescer,
     poll: PollState,
     pace: Pace,
-    /// Since when requests have been in flight.
-    busy_since: Option<Ticks>,
+    /// Since when requests have been in flight; [`NOT_BUSY`] if none are.
+    busy_since: Ticks,
     options: RunnerOptions,
     /// A publish has disarmed the queue, and its worker does not know yet that it is to be polled again.
     resumed: bool,
+    /// Why the ring was found to be broken.
+    why_broken: &'static str,
 }
+
+/// Not before any time.
+const NOT_BUSY: Ticks = Ticks(u64::MAX);
 
 /// How a queue is polled and its guest called.
 #[derive(Clone, Copy)]
@@ -183,9 +190,10 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             calls: CallCoalescer::new(coalesce),
             poll: PollState::new(policy, wake_cost::ns(), now),
             pace: Pace::new(),
-            busy_since: None,
+            busy_since: NOT_BUSY,
             options: RunnerOptions { poll: policy, coalesce },
             resumed: false,
+            why_broken: "",
         }
     }
 
@@ -223,20 +231,23 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     where
         Q: GuestQueue<Context = UringContext>,
     {
-        let now = submit.now;
-        if self.pace.holds(now) {
+        if self.pace.holds(submit.now) {
             return PullResult::Nothing;
         }
         let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
         let (tags, counters) = (&mut self.tags, &mut self.counters);
-        let pulled = self.queue.pull(context, &mut QueueIntake { submit, tags, counters });
+        let pulled = self.queue.pull(context, &mut QueueIntake { submit: &mut *submit, tags, counters });
         if let PullEnd::Broken(why) = pulled {
-            return PullResult::Broken(why);
+            self.why_broken = why;
+            return PullResult::Broken;
         }
         let taken = self.tags.in_flight() as u64 + self.counters.answered_alone - before;
         if taken > 0 {
+            let now = submit.now;
             self.counters.turns += 1;
-            self.busy_since.get_or_insert(now);
+            if self.busy_since == NOT_BUSY {
+                self.busy_since = now;
+            }
             self.pace.took(taken, pulled == PullEnd::MoreWaiting, now);
             self.poll.active(true, now);
             if pulled == PullEnd::MoreWaiting { PullResult::More } else { PullResult::Requests }
@@ -508,6 +519,10 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.pull_batch(context, submit)
     }
 
+    fn why_broken(&self) -> &'static str {
+        self.why_broken
+    }
+
     fn woken(
         &mut self,
         context: &mut UringContext,
@@ -567,10 +582,9 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         }
         let at = clock.read();
         self.record_latencies(finished, at);
-        if self.tags.in_flight() == 0
-            && let Some(since) = self.busy_since.take()
-        {
-            self.counters.busy_ns += at.since(since);
+        if self.tags.in_flight() == 0 {
+            self.counters.busy_ns += at.since(self.busy_since);
+            self.busy_since = NOT_BUSY;
         }
         after
     }
@@ -664,7 +678,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         QueueStats {
             counters: QueueCounters {
                 poll_ns: self.counters.poll_ns + self.poll.empty_poll_ns(),
-                busy_ns: self.counters.busy_ns + self.busy_since.map_or(0, |since| now.since(since)),
+                busy_ns: self.counters.busy_ns + now.since(self.busy_since),
                 ..self.counters
             },
             latency,

@@ -363,36 +363,49 @@ impl Worker {
             return false;
         }
         let Some(attached) = self.queues[usize::from(slot)].as_deref_mut() else { return false };
-        let only = attached.disks.only();
         let now = self.clock.last();
-        let found = match only {
-            Some(disk) => {
-                let route = ToOnlyDisk::new(disk, &mut self.channels, &mut self.completing);
-                attached.runner.pull(&mut self.context, &mut SubmitContext { slot, now, route })
-            }
-            None => {
-                let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
-                attached.runner.pull_for_any(&mut self.context, &mut SubmitContext { slot, now, route })
-            }
-        };
+        let Some(disk) = attached.disks.only() else { return self.pull_for_any(slot) };
+        let route = ToOnlyDisk::new(disk, &mut self.channels, &mut self.completing);
+        let found = attached.runner.pull(&mut self.context, &mut SubmitContext { slot, now, route });
         if found == PullResult::Nothing {
             return false;
         }
         // Requests that the queue completed itself are published with the others.
         mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
-        let only = only.map(|disk| disk.channel);
-        if let Some(at) = only {
-            self.channels.mark_plugged(at);
-        }
-        match found {
-            PullResult::More if self.channels.wants_more(only) => self.deep_pulls.push(slot),
-            PullResult::Broken(why) => self.stop_broken(slot, why),
-            PullResult::Nothing | PullResult::Requests | PullResult::More => {}
-        }
-        if only.is_none() {
-            self.channels.forget_plugged();
+        self.channels.mark_plugged(disk.channel);
+        if found != PullResult::Requests {
+            let channel = disk.channel;
+            self.follow_pull(slot, found, Some(channel));
         }
         true
+    }
+
+    /// The same of a queue that has other disks than the first.
+    #[inline(never)]
+    fn pull_for_any(&mut self, slot: u16) -> bool {
+        let Some(attached) = self.queues[usize::from(slot)].as_mut() else { return false };
+        let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
+        let mut submit = SubmitContext { slot, now: self.clock.last(), route };
+        let found = attached.runner.pull_for_any(&mut self.context, &mut submit);
+        if found == PullResult::Nothing {
+            return false;
+        }
+        mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
+        self.follow_pull(slot, found, None);
+        self.channels.forget_plugged();
+        true
+    }
+
+    /// Notes that a queue has more requests, or stops a broken one. `only`: the channel of its only disk.
+    fn follow_pull(&mut self, slot: u16, found: PullResult, only: Option<usize>) {
+        match found {
+            PullResult::More if self.channels.wants_more(only) => self.deep_pulls.push(slot),
+            PullResult::Broken => {
+                let why = self.queues[usize::from(slot)].as_ref().map_or("", |attached| attached.runner.why_broken());
+                self.stop_broken(slot, why);
+            }
+            PullResult::Nothing | PullResult::Requests | PullResult::More => {}
+        }
     }
 
     /// Pulls again from queues that have more, for disks whose requests may be merged, until the plugs are deep enough.

@@ -117,8 +117,10 @@ pub(crate) struct QueueRunner<Q: GuestQueue> {
     per_disk: Option<Box<PerDisk>>,
     /// The queue has or had the first disk.
     has_first: bool,
-    /// Requests that are finished and whose latencies are not recorded yet.
-    ended: Vec<EndedRequests>,
+    /// The last requests that are finished and whose latencies are not recorded yet; none of them: 0 times.
+    ended: EndedRequests,
+    /// Those before, that differ from it.
+    ended_before: Vec<EndedRequests>,
     calls: CallCoalescer,
     poll: PollState,
     pace: Pace,
@@ -176,6 +178,35 @@ struct EndedRequests {
     times: u64,
 }
 
+impl EndedRequests {
+    const NONE: EndedRequests =
+        EndedRequests { class: OpClass::Read, stamps: Timestamps { pulled: Ticks(0), submitted: Ticks(0) }, times: 0 };
+
+    /// Records their latencies.
+    #[inline]
+    fn record(&self, latency: &mut QueueLatency, finished: Ticks, published: Ticks) {
+        let parts = match self.class {
+            OpClass::Read => &mut latency.reads,
+            OpClass::Write => &mut latency.writes,
+            OpClass::Other => &mut latency.others,
+        };
+        let Timestamps { pulled, submitted } = self.stamps;
+        // Most are submitted at once. `stats` adds them to this histogram, with 0.
+        if submitted > pulled {
+            parts.queued.record(submitted.since(pulled), self.times);
+        }
+        parts.device.record(finished.since(submitted), self.times);
+        parts.publish.record(published.since(finished), self.times);
+        parts.total.record(published.since(pulled), self.times);
+    }
+}
+
+/// Records the latencies of several, and removes them.
+#[inline(never)] // a turn mostly ends requests of one kind
+fn record_all(ended: &mut Vec<EndedRequests>, latency: &mut QueueLatency, finished: Ticks, published: Ticks) {
+    ended.drain(..).for_each(|ended| ended.record(latency, finished, published));
+}
+
 impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
     pub(crate) fn new(queue: Q, policy: PollPolicy, coalesce: Coalesce, now: Ticks) -> QueueRunner<Q> {
         let depth = queue.depth();
@@ -186,7 +217,8 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             latency: Box::default(),
             per_disk: None,
             has_first: false,
-            ended: Vec::with_capacity(depth.into()),
+            ended: EndedRequests::NONE,
+            ended_before: Vec::with_capacity(depth.into()),
             calls: CallCoalescer::new(coalesce),
             poll: PollState::new(policy, wake_cost::ns(), now),
             pace: Pace::new(),
@@ -207,7 +239,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
 
     /// Returns the queue with its counters.
     pub(crate) fn into_idle(self) -> IdleQueue<Q> {
-        debug_assert!(self.in_flight() == 0 && self.ended.is_empty(), "the queue was drained");
+        debug_assert!(self.in_flight() == 0 && self.ended.times == 0, "the queue was drained");
         let poll_ns = self.counters.poll_ns + self.poll.empty_poll_ns();
         let counters = QueueCounters { poll_ns, ..self.counters };
         let QueueRunner { queue, latency, per_disk, has_first, options, .. } = self;
@@ -343,9 +375,12 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         let FinishedGroup { op, stamps, times, bytes } = *group;
         if times > 0 {
             let class = self.counters.count(op, times, bytes);
-            match self.ended.last_mut() {
-                Some(last) if last.stamps == stamps && last.class == class => last.times += times,
-                _ => self.ended.push(EndedRequests { class, stamps, times }),
+            if self.ended.times == 0 {
+                self.ended = EndedRequests { class, stamps, times };
+            } else if self.ended.stamps == stamps && self.ended.class == class {
+                self.ended.times += times;
+            } else {
+                self.ended_before.push(std::mem::replace(&mut self.ended, EndedRequests { class, stamps, times }));
             }
         }
     }
@@ -405,23 +440,13 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     /// Records the latencies of the requests that were finished since the last publish.
     #[inline(always)] // as `publish`
     fn record_latencies(&mut self, finished: Ticks, published: Ticks) {
-        let latency = &mut *self.latency;
-        for ended in &self.ended {
-            let parts = match ended.class {
-                OpClass::Read => &mut latency.reads,
-                OpClass::Write => &mut latency.writes,
-                OpClass::Other => &mut latency.others,
-            };
-            let Timestamps { pulled, submitted } = ended.stamps;
-            // Most are submitted at once. `stats` adds them to this histogram, with 0.
-            if submitted > pulled {
-                parts.queued.record(submitted.since(pulled), ended.times);
+        if self.ended.times > 0 {
+            self.ended.record(&mut self.latency, finished, published);
+            self.ended.times = 0;
+            if !self.ended_before.is_empty() {
+                record_all(&mut self.ended_before, &mut self.latency, finished, published);
             }
-            parts.device.record(finished.since(submitted), ended.times);
-            parts.publish.record(published.since(finished), ended.times);
-            parts.total.record(published.since(pulled), ended.times);
         }
-        self.ended.clear();
         if let Some(per_disk) = &mut self.per_disk {
             per_disk.record_latencies(published);
         }

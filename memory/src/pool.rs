@@ -3,6 +3,7 @@
 //! A pool belongs to one worker. It takes leases on guest memory tables and hands out [`Buffer`]s whose segments lie in them; while a
 //! buffer lives its table stays mapped. All bookkeeping is worker-local: taking and releasing a buffer costs two plain counter updates.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,26 +31,32 @@ pub use transfer::LeaseAccess;
 /// Handle of a buffer: 4 bytes, moved and never copied. Must be released to the pool that made it; another one refuses it.
 #[derive(Debug)]
 #[must_use = "a buffer that is not released keeps its memory mapped for ever"]
-pub struct Buffer(std::num::NonZeroU32);
+pub struct Buffer(NonZeroU32);
 
 impl Buffer {
     /// Returns the handle of entry `index` of the pool with this tag.
     #[inline]
-    fn new(tag: u32, index: u32) -> Buffer {
-        let bits = tag | (index + 1);
-        Buffer(std::num::NonZeroU32::new(bits).expect("an index has 26 bits at most, so that 1 more is not 0"))
+    fn new(tag: NonZeroU32, index: u32) -> Buffer {
+        Buffer(tag | index)
     }
 }
 
-/// The bits of a handle that are the buffer's index + 1. Those above are its pool's tag: 64 pools are told apart.
+/// The bits of a handle that are the buffer's index. Those above are its pool's tag, which is not 0: 63 pools are told apart.
 const INDEX_BITS: u32 = 26;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
 /// The most buffers of a pool: more than a process has memory for.
-const MAX_BUFFERS: usize = INDEX_MASK as usize - 1;
+const MAX_BUFFERS: usize = INDEX_MASK as usize;
 
-/// The tag of the next pool.
-static NEXT_TAG: AtomicU32 = AtomicU32::new(1);
+/// Number of pools so far.
+static POOLS: AtomicU32 = AtomicU32::new(0);
+
+/// Returns the tag of a new pool, in its place above the index.
+fn new_tag() -> NonZeroU32 {
+    const TAGS: u32 = (1 << (u32::BITS - INDEX_BITS)) - 1;
+    let tag = POOLS.fetch_add(1, Ordering::Relaxed) % TAGS + 1;
+    NonZeroU32::new(tag << INDEX_BITS).expect("it is between 1 and 63")
+}
 
 /// An I/O context whose buffers are segments of guest memory.
 pub trait PooledContext: mqblk_core::IoContext<Buffer = Buffer> + 'static {
@@ -149,7 +156,7 @@ fn grow_capacity<T>(list: &mut Vec<T>, wanted: usize) {
 #[derive(Debug)]
 pub struct BufferPool {
     /// The bits above the index in its buffers' handles.
-    tag: u32,
+    tag: NonZeroU32,
     entries: Vec<BufferEntry>,
     /// The entry that was freed last; [`NO_ENTRY`] if none is free. A list through the entries: taking and freeing one never allocates.
     first_free: u32,
@@ -173,7 +180,7 @@ impl BufferPool {
     /// Returns an empty pool.
     pub fn new() -> Self {
         BufferPool {
-            tag: NEXT_TAG.fetch_add(1, Ordering::Relaxed) << INDEX_BITS,
+            tag: new_tag(),
             entries: Vec::new(),
             first_free: NO_ENTRY,
             reserved: 0,
@@ -191,17 +198,17 @@ impl BufferPool {
     /// When the buffer is another pool's.
     #[inline]
     fn index(&self, buffer: &Buffer) -> usize {
-        let index = buffer.0.get() ^ self.tag;
+        let index = buffer.0.get() ^ self.tag.get();
         assert!(index <= INDEX_MASK, "a buffer is used with the pool that made it");
-        index as usize - 1
+        index as usize
     }
 
     /// As [`index`](Self::index), for what is done with a buffer before its segments are used and before it is released, both of which check
     /// it. The tests, with assertions, check it here too.
     #[inline]
     fn unchecked_index(&self, buffer: &Buffer) -> usize {
-        debug_assert_eq!(self.index(buffer), (buffer.0.get() & INDEX_MASK) as usize - 1);
-        (buffer.0.get() & INDEX_MASK) as usize - 1
+        debug_assert_eq!(self.index(buffer), (buffer.0.get() & INDEX_MASK) as usize);
+        (buffer.0.get() & INDEX_MASK) as usize
     }
 
     /// Returns the handle of entry `index`.
@@ -295,6 +302,12 @@ impl BufferPool {
     #[inline]
     pub fn is_lease_lost(&mut self, id: LeaseId) -> bool {
         sigbus::losses() != 0 && self.examine_lease(id)
+    }
+
+    /// Returns true if memory of this process may be lost, of any lease: [`is_lease_lost`](Self::is_lease_lost) tells.
+    #[inline]
+    pub fn may_be_lost(&self) -> bool {
+        sigbus::losses() != 0
     }
 
     #[cold]

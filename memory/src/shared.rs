@@ -58,6 +58,13 @@ impl<T: Pod> SharedArray<T> {
         unsafe { self.base.add(index & self.mask).read_volatile() }
     }
 
+    /// Reads entry `index` with one volatile load; `None` past the end.
+    #[inline]
+    pub fn get_within(&self, index: usize) -> Option<T> {
+        // SAFETY: inside the array (just checked), which the region keeps mapped.
+        (index <= self.mask).then(|| unsafe { self.base.add(index).read_volatile() })
+    }
+
     /// Writes entry `index` (modulo the length) with one volatile store.
     #[inline]
     pub fn set(&self, index: usize, value: T) {

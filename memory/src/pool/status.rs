@@ -35,9 +35,15 @@ impl BufferPool {
     pub(super) fn write_status_of<T: Pod>(&self, index: usize, status: T) {
         let entry = &self.entries[index];
         if usize::from(entry.status_len) >= size_of::<T>() {
-            let place = std::ptr::with_exposed_provenance_mut::<Unaligned<T>>(entry.status as usize);
-            // SAFETY: `status_len` bytes were translated in the buffer's lease, which keeps them mapped; `Unaligned` needs no alignment.
-            unsafe { place.write_volatile(Unaligned(status)) };
+            let place = std::ptr::with_exposed_provenance_mut::<T>(entry.status as usize);
+            // SAFETY: `status_len` bytes were translated in the buffer's lease, which keeps them mapped; neither type needs alignment.
+            unsafe {
+                match align_of::<T>() {
+                    // Inside `Unaligned` it would be on the stack first.
+                    1 => place.write_volatile(status),
+                    _ => place.cast::<Unaligned<T>>().write_volatile(Unaligned(status)),
+                }
+            }
         }
     }
 

@@ -1,11 +1,10 @@
 //! Buffers of one segment, taken in one step.
 
+use std::num::NonZeroU32;
 use std::ptr::NonNull;
 
 use super::guest_access::read_once;
-use super::{
-    Buffer, BufferEntry, BufferPool, GuestAddress, Lease, LeaseId, MAX_SEGMENT_LEN, NO_SPILL, RegionCache, Segment,
-};
+use super::{Buffer, BufferEntry, BufferPool, GuestAddress, Lease, LeaseId, MAX_SEGMENT_LEN, NO_SPILL, RegionCache};
 use crate::shared::{Pod, prefetch, prefetch_for_write};
 use crate::sigbus;
 
@@ -13,13 +12,14 @@ use crate::sigbus;
 /// refuses, the pool's own methods take or refuse.
 #[derive(Debug)]
 pub struct LeaseAccess<'p> {
+    // References: what a request needs of the pool is read where it is needed, and not kept for all of a batch.
     lease: &'p mut Lease,
-    entries: &'p mut [BufferEntry],
+    entries: &'p mut Vec<BufferEntry>,
     first_free: &'p mut u32,
+    /// The pool's tag.
+    tag: &'p NonZeroU32,
     /// The lease's index.
     index: u32,
-    /// The pool's tag.
-    tag: u32,
 }
 
 impl BufferPool {
@@ -27,12 +27,12 @@ impl BufferPool {
     ///
     /// # Panics
     /// When the lease has ended: a queue keeps its lease while it pulls.
-    #[inline]
+    #[inline(always)] // a device type has a few places that call it
     pub fn access(&mut self, id: LeaseId) -> LeaseAccess<'_> {
         let BufferPool { leases, entries, first_free, tag, .. } = self;
         let lease = leases[id.index as usize].as_mut().expect("a queue holds its lease");
         assert!(lease.generation == id.generation, "a buffer is taken in a lease that has not ended");
-        LeaseAccess { lease, entries, first_free, index: id.index, tag: *tag }
+        LeaseAccess { lease, entries, first_free, tag, index: id.index }
     }
 }
 
@@ -50,7 +50,7 @@ impl LeaseAccess<'_> {
     }
 
     /// Reads a value from guest memory, once. `None` unless it lies in one region.
-    #[inline]
+    #[inline(always)] // else the value would travel through memory
     pub fn read<T: Pod>(&mut self, address: GuestAddress) -> Option<T> {
         let (region, at) = self.locate(address.0)?;
         if size_of::<T>() as u64 > region.len - at {
@@ -84,7 +84,7 @@ impl LeaseAccess<'_> {
         if run > region.len - at || run == 0 || run > MAX_SEGMENT_LEN {
             return None;
         }
-        let segment = Segment { address: region.host_start + at, len, fixed: region.fixed(at, run) };
+        let (start, fixed) = (region.host_start + at, region.fixed(at, run));
         let (region, at) = self.locate(status.0)?;
         if u64::from(status_len) > region.len - at || status_len == 0 {
             return None;
@@ -99,9 +99,9 @@ impl LeaseAccess<'_> {
         self.lease.buffers += 1;
         (entry.total, entry.status, entry.segments, entry.status_len) = (run, status, 1, status_len);
         let place = &mut entry.inline[0];
-        (place.address, place.len, place.fixed) = (segment.address, segment.len, segment.fixed);
+        (place.address, place.len, place.fixed) = (start, len, fixed);
         (entry.lease, entry.writable, entry.spill) = (self.index, writable, NO_SPILL);
-        Some(Buffer::new(self.tag, index))
+        Some(Buffer::new(*self.tag, index))
     }
 }
 

@@ -30,7 +30,8 @@ pub mod units;
 pub use disk::{ConnectionStats, DiscardLimits, Disk, DiskChannel, DiskError, DiskObserver, Geometry, Limits};
 pub use image_opener::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
 pub use queue::{
-    ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake,
+    ArmResult, Call, DiskSlot, EventChannel, FinishedRequest, GuestQueue, Intake, LonePull, PublishResult, PullEnd,
+    Wake,
 };
 pub use rate_limit::{RateLimit, TokenBucket};
 pub use request::{Completion, Errno, Op, Outcome, Request, Tag};

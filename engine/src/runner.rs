@@ -4,7 +4,7 @@ use std::any::Any;
 use std::mem::discriminant;
 
 use mqblk_core::{
-    ArmResult, ByteLen, ByteOffset, Completion, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, Outcome,
+    ArmResult, ByteLen, ByteOffset, Completion, DiskSlot, FinishedRequest, GuestQueue, Intake, LonePull, Op, Outcome,
     PublishResult, PullEnd, Request, Tag,
 };
 use mqblk_uring::UringContext;
@@ -266,33 +266,125 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         if self.pace.holds(submit.now) {
             return PullResult::Nothing;
         }
-        let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
-        let (tags, counters) = (&mut self.tags, &mut self.counters);
-        let pulled = self.queue.pull(context, &mut QueueIntake { submit: &mut *submit, tags, counters });
-        if let PullEnd::Broken(why) = pulled {
-            self.why_broken = why;
-            return PullResult::Broken;
-        }
-        let taken = self.tags.in_flight() as u64 + self.counters.answered_alone - before;
-        if taken > 0 {
-            let now = submit.now;
-            self.counters.turns += 1;
-            if self.busy_since == NOT_BUSY {
-                self.busy_since = now;
+        let pulled = if Q::SERVES_LONE {
+            let (tags, counters) = (&mut self.tags, &mut self.counters);
+            match self.queue.pull_lone(context, &mut QueueIntake { submit: &mut *submit, tags, counters }) {
+                LonePull::Nothing => (0, PullResult::Nothing),
+                LonePull::Admitted => (1, PullResult::Requests),
+                LonePull::Other => self.pull_several(context, submit),
             }
-            self.pace.took(taken, pulled == PullEnd::MoreWaiting, now);
-            self.poll.active(true, now);
-            if pulled == PullEnd::MoreWaiting { PullResult::More } else { PullResult::Requests }
         } else {
+            self.pull_any(context, submit)
+        };
+        let (taken, result) = pulled;
+        if result == PullResult::Broken {
+            return result;
+        }
+        if taken == 0 {
             self.counters.empty_turns += 1;
             self.pace.found_nothing();
-            PullResult::Nothing
+            return PullResult::Nothing;
         }
+        let now = submit.now;
+        self.counters.turns += 1;
+        if self.busy_since == NOT_BUSY {
+            self.busy_since = now;
+        }
+        self.pace.took(taken, result == PullResult::More, now);
+        self.poll.active(true, now);
+        result
+    }
+
+    /// As [`pull_any`](Self::pull_any), in a function of its own: a lone request needs fewer registers.
+    #[inline(never)]
+    fn pull_several<R: Route>(&mut self, context: &mut UringContext, submit: &mut SubmitContext<R>) -> (u64, PullResult)
+    where
+        Q: GuestQueue<Context = UringContext>,
+    {
+        self.pull_any(context, submit)
+    }
+
+    /// Pulls a batch. Returns how many requests were taken.
+    #[inline(always)] // of the two callers a queue type has one
+    fn pull_any<R: Route>(&mut self, context: &mut UringContext, submit: &mut SubmitContext<R>) -> (u64, PullResult)
+    where
+        Q: GuestQueue<Context = UringContext>,
+    {
+        let before = self.tags.in_flight() as u64 + self.counters.answered_alone;
+        let (tags, counters) = (&mut self.tags, &mut self.counters);
+        let pulled = self.queue.pull(context, &mut QueueIntake { submit, tags, counters });
+        let taken = self.tags.in_flight() as u64 + self.counters.answered_alone - before;
+        match pulled {
+            PullEnd::Broken(why) => {
+                self.why_broken = why;
+                (taken, PullResult::Broken)
+            }
+            PullEnd::Empty => (taken, PullResult::Requests),
+            PullEnd::MoreWaiting => (taken, PullResult::More),
+        }
+    }
+
+    /// Finishes a request that completes alone: it is compared with no other. Returns false, and does nothing, unless it has one part and has
+    /// succeeded.
+    #[inline(always)] // it has one caller
+    fn finish_lone(
+        &mut self,
+        context: &mut UringContext,
+        done: &mut AnyCompletion,
+        submit: &mut SubmitContext<ToDisks<'_>>,
+    ) -> bool
+    where
+        Q: GuestQueue<Context = UringContext>,
+    {
+        let outcome @ Outcome::Done(len) = done.outcome else { return false };
+        let Some((token, op, stamps)) = self.tags.end_single(done.tag.index()) else { return false };
+        self.end_group(&FinishedGroup { op, stamps, times: 1, bytes: len.0 });
+        let request = FinishedRequest { token, outcome, buffer: done.buffer.take() };
+        let (tags, counters) = (&mut self.tags, &mut self.counters);
+        self.queue.finish(context, request, &mut QueueIntake { submit, tags, counters });
+        true
+    }
+
+    /// As [`finish_any`](Self::finish_any), in a function of its own: one that completes alone needs fewer registers.
+    #[inline(never)]
+    fn finish_several(
+        &mut self,
+        context: &mut UringContext,
+        completed: &mut [AnyCompletion],
+        submit: &mut SubmitContext<ToDisks<'_>>,
+    ) -> usize
+    where
+        Q: GuestQueue<Context = UringContext>,
+    {
+        self.finish_any(context, completed, submit)
     }
 
     /// Finishes completed requests, those of this queue up to the first one of another queue. Returns how many.
     #[inline(always)] // it has one caller
     fn finish(
+        &mut self,
+        context: &mut UringContext,
+        completed: &mut [AnyCompletion],
+        submit: &mut SubmitContext<ToDisks<'_>>,
+    ) -> usize
+    where
+        Q: GuestQueue<Context = UringContext>,
+    {
+        if !Q::SERVES_LONE {
+            return self.finish_any(context, completed, submit);
+        }
+        if let [done] = completed
+            && self.per_disk.is_none()
+            && self.finish_lone(context, done, submit)
+        {
+            return 1;
+        }
+        self.finish_several(context, completed, submit)
+    }
+
+    /// Finishes completed requests of any kind, those of this queue up to the first one of another queue. Returns how many.
+    #[inline(always)] // of the two callers a queue type has one
+    fn finish_any(
         &mut self,
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
@@ -370,7 +462,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
     }
 
     /// Counts finished requests of one operation, and notes their latencies.
-    #[inline]
+    #[inline(always)] // else the group would travel through memory
     fn end_group(&mut self, group: &FinishedGroup) {
         let FinishedGroup { op, stamps, times, bytes } = *group;
         if times > 0 {
@@ -460,23 +552,31 @@ struct QueueIntake<'a, R, T> {
     counters: &'a mut QueueCounters,
 }
 
-impl<R, T> QueueIntake<'_, R, T> {
-    #[inline(always)] // else the token would travel through memory
-    fn tag(&mut self, token: T, what: (DiskSlot, Op, ByteOffset), parts: u16) -> Tag {
-        let index =
-            self.tags.take(token, what, parts, self.submit.now).expect("a queue checks room() before each request");
-        Tag::new(self.submit.slot, index)
-    }
+#[inline(always)] // else the token would travel through memory
+fn take_tag<R, T>(
+    submit: &SubmitContext<R>,
+    tags: &mut TagTable<T>,
+    token: T,
+    what: (DiskSlot, Op, ByteOffset),
+    parts: u16,
+) -> Tag {
+    let index = tags.take(token, what, parts, submit.now).expect("a queue checks room() before each request");
+    Tag::new(submit.slot, index)
 }
 
-impl<R: Route, T> QueueIntake<'_, R, T> {
-    /// Admits a request that is refused. In a function of its own, so that the outcome of the check is not kept while others get their tags.
-    #[cold]
-    #[inline(never)]
-    fn refuse(&mut self, token: T, what: (DiskSlot, Op, ByteOffset), outcome: Outcome, buffer: Option<Buffer>) {
-        let tag = self.tag(token, what, 1);
-        self.submit.route.refuse(Completion { outcome, tag, buffer });
-    }
+/// Admits a request that is refused. In a function of its own, so that the outcome of the check is not kept while others get their tags.
+#[cold]
+#[inline(never)]
+fn refuse<R: Route, T>(
+    submit: &mut SubmitContext<R>,
+    tags: &mut TagTable<T>,
+    token: T,
+    what: (DiskSlot, Op, ByteOffset),
+    outcome: Outcome,
+    buffer: Option<Buffer>,
+) {
+    let tag = take_tag(submit, tags, token, what, 1);
+    submit.route.refuse(Completion { outcome, tag, buffer });
 }
 
 impl<R: Route, T> Intake<T, Buffer> for QueueIntake<'_, R, T> {
@@ -489,10 +589,10 @@ impl<R: Route, T> Intake<T, Buffer> for QueueIntake<'_, R, T> {
     fn admit(&mut self, token: T, disk: DiskSlot, op: Op, start: ByteOffset, len: ByteLen, buffer: Option<Buffer>) {
         match self.submit.route.check(disk, op, start, len) {
             Ok(at) => {
-                let tag = self.tag(token, (disk, op, start), 1);
+                let tag = take_tag(self.submit, self.tags, token, (disk, op, start), 1);
                 self.submit.route.plug(at, Request { op, start, len, tag, buffer });
             }
-            Err(outcome) => self.refuse(token, (disk, op, start), outcome, buffer),
+            Err(outcome) => refuse(self.submit, self.tags, token, (disk, op, start), outcome, buffer),
         }
     }
 
@@ -508,7 +608,7 @@ impl<R: Route, T> Intake<T, Buffer> for QueueIntake<'_, R, T> {
         }
         let count = if checked.is_err() { 1 } else { parts.len() as u16 };
         let first = parts.first().map_or(ByteOffset(0), |(start, _)| *start);
-        let tag = self.tag(token, (disk, op, first), count);
+        let tag = take_tag(self.submit, self.tags, token, (disk, op, first), count);
         match checked {
             Ok(at) => {
                 for &(start, len) in parts {

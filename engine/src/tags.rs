@@ -234,6 +234,17 @@ impl<T> TagTable<T> {
         Some((slot.op, outcome, slot.stamps))
     }
 
+    /// Frees the tag of a request of one part. Returns its token, operation and timestamps; `None` for any other.
+    #[inline(always)] // else the token would travel through memory
+    pub(crate) fn end_single(&mut self, index: u16) -> Option<(T, Op, Timestamps)> {
+        let slot = self.slots.get_mut(usize::from(index)).filter(|slot| slot.parts <= 1)?;
+        let token = slot.token.take()?;
+        slot.parts = self.first_free;
+        self.first_free = index;
+        self.in_flight -= 1;
+        Some((token, slot.op, slot.stamps))
+    }
+
     /// Frees a tag. Returns the request's token.
     #[inline(always)] // else the token would travel through memory
     pub(crate) fn end(&mut self, index: u16) -> Option<T> {

@@ -40,6 +40,8 @@ impl GuestQueue for Queue {
     type Position = ();
     type Context = UringContext;
 
+    const SERVES_LONE: bool = true;
+
     fn depth(&self) -> u16 {
         64
     }

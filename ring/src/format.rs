@@ -125,12 +125,36 @@ impl ChainSegment {
     }
 }
 
+/// What is available in a ring.
+#[derive(Clone, Copy, Debug)]
+pub enum Available {
+    /// Nothing.
+    Nothing,
+    /// One chain, which was taken: there is no other whose cache misses could overlap with its own.
+    Lone(ChainHead),
+    /// [`DeviceRing::fetch`](crate::virtqueue::DeviceRing::fetch) takes it, or says what is wrong.
+    Batch,
+}
+
+/// What a device type reads of the first segment of a chain.
+pub trait ChainHeader: Sized {
+    /// Bytes of the segment.
+    const LEN: u32;
+
+    /// Reads it, once. `None` if it cannot be read in the usual way.
+    fn read(access: &mut LeaseAccess<'_>, address: GuestAddress) -> Option<Self>;
+}
+
 /// The chains that most requests have, of a ring of one format: a device type reads them without a `match` for each.
 pub trait UsualChains {
-    /// Returns the segments of a chain of three, in the ring or in an indirect table: the first one is readable and the last one writable. A
-    /// segment may have no bytes. `None` for all other chains, and for whatever [`DeviceRing::walk`](crate::virtqueue::DeviceRing::walk)
-    /// would refuse.
-    fn three_segments(&self, access: &mut LeaseAccess<'_>, head: &ChainHead) -> Option<[ChainSegment; 3]>;
+    /// Returns the header and the two other segments of a chain of three, in the ring or in an indirect table: the first one is readable and as
+    /// long as the header, and the last one is writable. The others may have no bytes. `None` for all other chains, and for whatever
+    /// [`DeviceRing::walk`](crate::virtqueue::DeviceRing::walk) would refuse.
+    fn three_segments<H: ChainHeader>(
+        &self,
+        access: &mut LeaseAccess<'_>,
+        head: &ChainHead,
+    ) -> Option<(H, [ChainSegment; 2])>;
 }
 
 /// A ring that can use several chains by one element.

@@ -15,7 +15,9 @@ use std::cell::Cell;
 use mqblk_core::{ArmResult, PublishResult};
 use mqblk_memory::{BufferPool, LeaseAccess, LeaseId};
 
-use crate::format::{ChainError, ChainHead, ChainSegment, RingState, UsesRuns, UsualChains, VirtqueueError};
+use crate::format::{
+    ChainError, ChainHead, ChainHeader, ChainSegment, RingState, UsesRuns, UsualChains, VirtqueueError,
+};
 use crate::packed::{PackedDevice, PackedRing};
 use crate::split::{RingLog, SplitDevice, SplitRing};
 
@@ -310,11 +312,15 @@ impl InOrderRing {
 }
 
 impl UsualChains for InOrderRing {
-    fn three_segments(&self, access: &mut LeaseAccess<'_>, head: &ChainHead) -> Option<[ChainSegment; 3]> {
-        let segments = each_format!(self, ring => ring.three_segments(access, head))?;
-        let mut lengths = segments.iter().filter(|segment| segment.writable).map(|segment| segment.len);
+    fn three_segments<H: ChainHeader>(
+        &self,
+        access: &mut LeaseAccess<'_>,
+        head: &ChainHead,
+    ) -> Option<(H, [ChainSegment; 2])> {
+        let (header, others): (H, _) = each_format!(self, ring => ring.three_segments(access, head))?;
+        let mut lengths = others.iter().filter(|segment| segment.writable).map(|segment| segment.len);
         let bytes = lengths.try_fold(0, u32::checked_add);
         self.order.set_writable(head.index, bytes);
-        Some(segments)
+        Some((header, others))
     }
 }

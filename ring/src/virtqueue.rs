@@ -7,8 +7,8 @@ use mqblk_core::{ArmResult, PublishResult};
 use mqblk_memory::{BufferPool, GuestMemory, LeaseId, SharedWords};
 
 pub use crate::format::{
-    ChainError, ChainHead, ChainSegment, MAX_QUEUE_SIZE, RingAddresses, RingFormat, RingSetupError, RingState,
-    UsualChains, VirtqueueError,
+    Available, ChainError, ChainHead, ChainHeader, ChainSegment, MAX_QUEUE_SIZE, RingAddresses, RingFormat,
+    RingSetupError, RingState, UsualChains, VirtqueueError,
 };
 pub use crate::in_order::{CompletionMark, InOrderRing};
 use crate::packed::layout::Base;
@@ -60,6 +60,8 @@ pub const MAX_BATCH: usize = 32;
 pub struct ChainBatch {
     /// The chains. Those beyond the count that [`fetch`](Self::fetch) returned are stale.
     pub heads: [ChainHead; MAX_BATCH],
+    /// The first one was [taken alone](Self::set_lone).
+    has_lone: bool,
 }
 
 impl ChainBatch {
@@ -76,7 +78,17 @@ impl ChainBatch {
         lease: LeaseId,
         max: usize,
     ) -> Result<(usize, bool), VirtqueueError> {
+        if std::mem::take(&mut self.has_lone) {
+            return Ok((1, false));
+        }
         ring.fetch(pool, lease, &mut self.heads, max)
+    }
+
+    /// Puts a chain that was taken alone in the place of what the next [`fetch`](Self::fetch) would take.
+    #[cold]
+    pub fn set_lone(&mut self, head: ChainHead) {
+        self.heads[0] = head;
+        self.has_lone = true;
     }
 }
 
@@ -322,7 +334,7 @@ impl DeviceRing {
 
     /// Returns a chain to the driver, with the number of bytes written to it. Visible after [`publish`](Self::publish); in a ring
     /// [in order](Self::is_in_order) after the publish that follows the return of the last chain before it.
-    #[inline]
+    #[inline(always)] // a device type calls it in a few places
     pub fn put_used(&mut self, chain: u16, written: u32) {
         match self {
             DeviceRing::Split(ring) => ring.put_used(chain, written),

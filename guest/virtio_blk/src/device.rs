@@ -41,7 +41,7 @@ pub struct VirtioBlk {
     size: AtomicU64,
     limits: Limits,
     options: BlkOptions,
-    /// The current mode, read once a batch by the queues. Written when a driver changes it.
+    /// The current mode, read by the queues for each write. Written when a driver changes it.
     writeback: AtomicBool,
     negotiated: AtomicU64,
     /// A resumed driver has chosen its mode before: setting features does not change it. True until a queue starts.

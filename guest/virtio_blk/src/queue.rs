@@ -4,10 +4,13 @@ use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use mqblk_core::{ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Outcome, PublishResult, PullEnd};
+use mqblk_core::{
+    ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, LonePull, Outcome, PublishResult, PullEnd,
+};
 use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
 use mqblk_ring::virtqueue::{
-    ChainBatch, ChainHead, DeviceRing, InOrderRing, MappedRing, RingLog, RingState, UsualChains, VirtqueueError,
+    Available, ChainBatch, ChainHead, DeviceRing, InOrderRing, MappedRing, RingLog, RingState, UsualChains,
+    VirtqueueError,
 };
 use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
 
@@ -58,7 +61,6 @@ impl<L: GuestContext> BlkQueue<L> {
         &mut self,
         pool: &mut BufferPool,
         chain_head: &ChainHead,
-        fua: bool,
         into: &mut I,
     ) -> Result<(), VirtqueueError> {
         let mut chain = RequestChain::new(pool.take(self.lease), self.limits);
@@ -67,7 +69,7 @@ impl<L: GuestContext> BlkQueue<L> {
             return Err(error);
         }
         let (head, written) = (chain_head.index, chain.written());
-        match chain.parse(&self.device, fua, pool, &mut self.ranges) {
+        match chain.parse(&self.device, self.device.is_write_through(), pool, &mut self.ranges) {
             ParsedRequest::Disk { op, start, len } if op.has_data() => {
                 into.admit(
                     BlkToken { head, written, buffer: None },
@@ -108,21 +110,34 @@ impl<L: GuestContext> BlkQueue<L> {
     }
 }
 
+/// Admits a transfer. `None` if the chain is anything else.
+#[inline(always)] // for a lone chain; for each of a batch
+fn admit_transfer<I: Intake<BlkToken, Buffer>>(
+    ring: &impl UsualChains,
+    head: &ChainHead,
+    access: &mut LeaseAccess<'_>,
+    rules: &TransferRules<'_>,
+    into: &mut I,
+) -> Option<()> {
+    let Transfer { op, start, len, buffer, written } = Transfer::read(ring, head, access, rules)?;
+    let token = BlkToken { head: head.index, written, buffer: None };
+    into.admit(token, DiskSlot::FIRST, op, start, len, Some(buffer));
+    Some(())
+}
+
 /// Admits transfers, up to the first chain that is anything else. Returns how many.
 #[inline]
 fn admit_transfers<I: Intake<BlkToken, Buffer>>(
     ring: &impl UsualChains,
     heads: &[ChainHead],
     mut access: LeaseAccess<'_>,
-    rules: &TransferRules,
+    rules: &TransferRules<'_>,
     into: &mut I,
 ) -> usize {
     let mut left = heads;
-    while let [head, others @ ..] = left {
-        let Some(transfer) = Transfer::read(ring, head, &mut access, rules) else { break };
-        let Transfer { op, start, len, buffer, written } = transfer;
-        let token = BlkToken { head: head.index, written, buffer: None };
-        into.admit(token, DiskSlot::FIRST, op, start, len, Some(buffer));
+    while let [head, others @ ..] = left
+        && admit_transfer(ring, head, &mut access, rules, into).is_some()
+    {
         left = others;
     }
     heads.len() - left.len()
@@ -134,7 +149,7 @@ fn admit_transfers_in_order<I: Intake<BlkToken, Buffer>>(
     ring: &InOrderRing,
     heads: &[ChainHead],
     (pool, lease): (&mut BufferPool, LeaseId),
-    rules: TransferRules,
+    rules: TransferRules<'_>,
     into: &mut I,
 ) -> usize {
     admit_transfers(ring, heads, pool.access(lease), &rules, into)
@@ -145,25 +160,51 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     type Position = RingState;
     type Context = L;
 
+    const SERVES_LONE: bool = true;
+
     fn depth(&self) -> u16 {
         self.ring.size()
     }
 
-    #[inline]
+    #[inline(always)] // the engine calls it in one place
+    fn pull_lone<I>(&mut self, context: &mut L, into: &mut I) -> LonePull
+    where
+        I: Intake<BlkToken, Buffer>,
+    {
+        let DeviceRing::Split(ring) = &mut self.ring else { return LonePull::Other };
+        if into.room() == 0 {
+            return LonePull::Other;
+        }
+        let pool = context.pool();
+        let head = match ring.take_lone(pool) {
+            Available::Nothing => return LonePull::Nothing,
+            Available::Lone(head) => head,
+            Available::Batch => return LonePull::Other,
+        };
+        let rules = TransferRules { device: &self.device, limits: &self.limits };
+        match admit_transfer(ring, &head, &mut pool.access(self.lease), &rules, into) {
+            Some(()) => LonePull::Admitted,
+            None => {
+                self.batch.set_lone(head);
+                LonePull::Other
+            }
+        }
+    }
+
+    #[inline(always)] // the engine calls it in one place
     fn pull<I>(&mut self, context: &mut L, into: &mut I) -> PullEnd
     where
         I: Intake<BlkToken, Buffer>,
     {
         let pool = context.pool();
         let (count, more) = match self.batch.fetch(&mut self.ring, pool, self.lease, into.room()) {
-            Ok((0, false)) => return PullEnd::Empty,
             Ok(fetched) => fetched,
             Err(error) => return PullEnd::Broken(error.0),
         };
-        let rules = TransferRules::new(&self.device, self.limits);
         let mut at = 0;
         while at < count {
             let heads = &self.batch.heads[at..count];
+            let rules = TransferRules { device: &self.device, limits: &self.limits };
             at += match &self.ring {
                 DeviceRing::Split(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
                 DeviceRing::Packed(ring) => admit_transfers(ring, heads, pool.access(self.lease), &rules, into),
@@ -171,7 +212,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
             };
             if at < count {
                 let head = self.batch.heads[at];
-                if let Err(error) = self.process_any_chain(pool, &head, rules.fua(), into) {
+                if let Err(error) = self.process_any_chain(pool, &head, into) {
                     return PullEnd::Broken(error.0);
                 }
                 at += 1;

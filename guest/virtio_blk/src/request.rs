@@ -2,9 +2,11 @@
 
 use std::num::NonZeroU32;
 
-use mqblk_core::{BlockSize, ByteLen, ByteOffset, Op, Sector512};
+use mqblk_core::{ByteLen, ByteOffset, Op, Sector512};
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseAccess, LeaseId};
-use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, UsualChains, VirtqueueError};
+use mqblk_ring::virtqueue::{
+    ChainError, ChainHead, ChainHeader, ChainSegment, DeviceRing, UsualChains, VirtqueueError,
+};
 use virtio_bindings::virtio_blk as b;
 
 use crate::config::MAX_RANGES;
@@ -56,6 +58,18 @@ impl SegmentLimits {
     }
 }
 
+/// A header: its type, with the reserved word, and its sector.
+struct Header([u64; 2]);
+
+impl ChainHeader for Header {
+    const LEN: u32 = HEADER_BYTES as u32;
+
+    #[inline(always)] // else it would travel through memory
+    fn read(access: &mut LeaseAccess<'_>, address: GuestAddress) -> Option<Header> {
+        Some(Header(access.read::<[u64; 2]>(address)?.map(u64::from_le)))
+    }
+}
+
 /// A read or write of one segment, in a chain of header, data and status: what most requests are.
 pub(crate) struct Transfer {
     pub op: Op,
@@ -73,49 +87,42 @@ impl Transfer {
         ring: &impl UsualChains,
         head: &ChainHead,
         access: &mut LeaseAccess<'_>,
-        rules: &TransferRules,
+        rules: &TransferRules<'_>,
     ) -> Option<Transfer> {
-        let [header, data, status] = ring.three_segments(access, head)?;
-        if header.len as usize != HEADER_BYTES || status.len != 1 || data.len > rules.size_max {
+        let (Header([kind, sector]), [data, status]) = ring.three_segments(access, head)?;
+        if status.len != 1 || data.len > rules.limits.size {
             return None;
         }
-        let [kind, sector] = access.read::<[u64; 2]>(header.address)?.map(u64::from_le);
         // The upper half is reserved.
-        let op = match (kind as u32, data.writable) {
-            (b::VIRTIO_BLK_T_IN, true) => Op::Read,
-            (b::VIRTIO_BLK_T_OUT, false) if !rules.read_only => Op::Write { fua: rules.fua },
-            _ => return None,
-        };
+        if kind as u32 != if data.writable { b::VIRTIO_BLK_T_IN } else { b::VIRTIO_BLK_T_OUT } {
+            return None;
+        }
+        if !data.writable && rules.device.is_read_only() {
+            return None;
+        }
         let (start, len) = (Sector512(sector).to_offset()?, ByteLen(data.len.into()));
-        if !ByteOffset(start.0 | len.0).is_aligned(rules.block) {
+        if !ByteOffset(start.0 | len.0).is_aligned(rules.device.block()) {
             return None;
         }
         let buffer = access.take_transfer((data.address, data.len), data.writable, (status.address, 1))?;
         let written = NonZeroU32::MIN.saturating_add(if data.writable { data.len } else { 0 });
+        let op = if data.writable { Op::Read } else { rules.write() };
         Some(Transfer { op, start, len, buffer, written })
     }
 }
 
-/// What holds for all transfers of a batch.
+/// What holds for all transfers of a queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TransferRules {
-    block: BlockSize,
-    read_only: bool,
-    /// Writes are durable before they complete.
-    fua: bool,
-    /// Most bytes of a segment.
-    size_max: u32,
+pub(crate) struct TransferRules<'a> {
+    pub(crate) device: &'a VirtioBlk,
+    pub(crate) limits: &'a SegmentLimits,
 }
 
-impl TransferRules {
-    pub(crate) fn new(device: &VirtioBlk, limits: SegmentLimits) -> TransferRules {
-        let (block, read_only, fua) = (device.block(), device.is_read_only(), device.is_write_through());
-        TransferRules { block, read_only, fua, size_max: limits.size }
-    }
-
-    /// Returns true if a write must be durable before it completes.
-    pub(crate) fn fua(&self) -> bool {
-        self.fua
+impl TransferRules<'_> {
+    /// Returns the operation of a write. It is one of two constants: one made of its parts has unused bytes, which would be carried along.
+    #[inline]
+    fn write(&self) -> Op {
+        if self.device.is_write_through() { Op::Write { fua: true } } else { Op::Write { fua: false } }
     }
 }
 

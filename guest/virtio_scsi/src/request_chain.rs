@@ -2,7 +2,9 @@
 //! parts may share descriptors or be spread over many (section 2.7.4).
 
 use mqblk_memory::{Buffer, BufferPool, GuestAddress, LeaseAccess, LeaseId};
-use mqblk_ring::virtqueue::{ChainError, ChainHead, ChainSegment, DeviceRing, UsualChains, VirtqueueError};
+use mqblk_ring::virtqueue::{
+    ChainError, ChainHead, ChainHeader, ChainSegment, DeviceRing, UsualChains, VirtqueueError,
+};
 
 use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
 
@@ -76,6 +78,18 @@ impl ResponseBuffer {
     }
 }
 
+/// Where a header is. It is read last: its four numbers would need registers while the other segments are read.
+struct HeaderAddress(GuestAddress);
+
+impl ChainHeader for HeaderAddress {
+    const LEN: u32 = DEFAULT_HEADER_BYTES as u32;
+
+    #[inline(always)] // else it would travel through memory
+    fn read(_: &mut LeaseAccess<'_>, address: GuestAddress) -> Option<HeaderAddress> {
+        Some(HeaderAddress(address))
+    }
+}
+
 /// A chain of header, response and one data segment, with what of its header a READ or WRITE needs: what most commands have.
 pub(crate) struct TransferChain {
     /// The `lun` field, as a little-endian number.
@@ -96,10 +110,7 @@ impl TransferChain {
         head: &ChainHead,
         response_len: u8,
     ) -> Option<TransferChain> {
-        let [header, second, third] = ring.three_segments(access, head)?;
-        if header.len as usize != DEFAULT_HEADER_BYTES {
-            return None;
-        }
+        let (HeaderAddress(header), [second, third]) = ring.three_segments(access, head)?;
         // Data that the device writes comes after the response, data that it reads before.
         let (response, data) = if second.writable {
             // A shorter response goes on in the third segment.
@@ -114,8 +125,8 @@ impl TransferChain {
             (third, second)
         };
         // Task attribute, priority and crn are between them.
-        let cdb = GuestAddress(header.address.0.checked_add(REQUEST_BYTES as u64)?);
-        let [lun, id] = access.read::<[u64; 2]>(header.address)?.map(u64::from_le);
+        let cdb = GuestAddress(header.0.checked_add(REQUEST_BYTES as u64)?);
+        let [lun, id] = access.read::<[u64; 2]>(header)?.map(u64::from_le);
         let cdb = access.read::<[u64; 2]>(cdb)?.map(u64::from_le);
         Some(TransferChain { lun, id, cdb, data, response })
     }

@@ -21,6 +21,17 @@ const INFLIGHT: GuestAddress = GuestAddress(0x3_0000);
 const DATA: u64 = 0x4000_0000;
 const STRIDE: u64 = 64;
 
+/// The address of a chain's first segment, which has 1 byte.
+struct FirstSegment(GuestAddress);
+
+impl ChainHeader for FirstSegment {
+    const LEN: u32 = 1;
+
+    fn read(_: &mut LeaseAccess<'_>, address: GuestAddress) -> Option<FirstSegment> {
+        Some(FirstSegment(address))
+    }
+}
+
 struct Guest {
     memory: Arc<GuestMemory>,
     pool: BufferPool,
@@ -87,8 +98,8 @@ impl Guest {
 
     fn number(&mut self, device: &DeviceRing, head: &ChainHead) -> u32 {
         let DeviceRing::InOrder(ring) = device else { panic!("a ring in order") };
-        if let Some([first, ..]) = ring.three_segments(&mut self.pool.access(self.lease), head) {
-            return ((first.address.0 - DATA) / STRIDE) as u32;
+        if let Some((FirstSegment(first), _)) = ring.three_segments(&mut self.pool.access(self.lease), head) {
+            return ((first.0 - DATA) / STRIDE) as u32;
         }
         let mut first = None;
         let walked = device.walk(&mut self.pool, self.lease, head, |_, segment| {

@@ -5,8 +5,8 @@ use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess, LeaseId};
 use super::device::PackedDevice;
 use super::layout::{DESC_BYTES, descriptor_from_words};
 use crate::format::{
-    ChainError, ChainHead, ChainSegment, DESC_INDIRECT, DESC_WRITE, Descriptor, MAX_INDIRECT_ENTRIES, MAX_QUEUE_SIZE,
-    MEMORY_LOST, NESTED_INDIRECT, READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
+    ChainError, ChainHead, ChainHeader, ChainSegment, DESC_INDIRECT, DESC_WRITE, Descriptor, MAX_INDIRECT_ENTRIES,
+    MAX_QUEUE_SIZE, MEMORY_LOST, NESTED_INDIRECT, READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
 };
 
 const BAD_TABLE: VirtqueueError = VirtqueueError("an indirect table's length is not a multiple of 16 above 0");
@@ -27,7 +27,11 @@ impl ChainHead {
 
 impl UsualChains for PackedDevice {
     #[inline(always)] // else the segments would travel through memory
-    fn three_segments(&self, access: &mut LeaseAccess<'_>, head: &ChainHead) -> Option<[ChainSegment; 3]> {
+    fn three_segments<H: ChainHeader>(
+        &self,
+        access: &mut LeaseAccess<'_>,
+        head: &ChainHead,
+    ) -> Option<(H, [ChainSegment; 2])> {
         let three = match head.first_indirect {
             Some(first) => {
                 let table = &head.first;
@@ -47,12 +51,17 @@ impl UsualChains for PackedDevice {
                 [head.first, next(1), next(2)]
             }
         };
-        let [first, second, third] = three.map(|desc| desc.flags);
+        let [first, second, third] = three;
         // NEXT means nothing in a table, and what it was in the ring was seen when the chain was taken.
-        let is_usual =
-            first & DESC_WRITE == 0 && third & DESC_WRITE != 0 && (first | second | third) & DESC_INDIRECT == 0;
-        // Descriptors may be zeroes in the place of lost memory.
-        (is_usual && !access.may_be_lost()).then(|| three.map(ChainSegment::from_descriptor))
+        let is_usual = first.flags & DESC_WRITE == 0
+            && third.flags & DESC_WRITE != 0
+            && (first.flags | second.flags | third.flags) & DESC_INDIRECT == 0;
+        if !is_usual || first.len != H::LEN {
+            return None;
+        }
+        let header = H::read(access, GuestAddress(first.address))?;
+        // What was read may be zeroes in the place of lost memory.
+        (!access.may_be_lost()).then(|| (header, [second, third].map(ChainSegment::from_descriptor)))
     }
 }
 

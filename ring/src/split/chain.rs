@@ -5,8 +5,8 @@ use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess, LeaseId};
 use super::device::SplitDevice;
 use super::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use crate::format::{
-    ChainError, ChainHead, ChainSegment, Descriptor, MAX_INDIRECT_ENTRIES, MEMORY_LOST, NESTED_INDIRECT,
-    READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
+    Available, ChainError, ChainHead, ChainHeader, ChainSegment, Descriptor, MAX_INDIRECT_ENTRIES, MEMORY_LOST,
+    NESTED_INDIRECT, READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
 };
 
 impl ChainHead {
@@ -78,33 +78,62 @@ const INDIRECT_LOOP: VirtqueueError = VirtqueueError("an indirect table loops");
 
 impl UsualChains for SplitDevice {
     #[inline(always)] // else the segments would travel through memory
-    fn three_segments(&self, access: &mut LeaseAccess<'_>, head: &ChainHead) -> Option<[ChainSegment; 3]> {
-        let three = match head.first_indirect {
-            Some(first) => {
-                let table = &head.first;
-                if table.flags != DESC_INDIRECT || u64::from(table.len) != 3 * DESC_BYTES || (first.next != 1) {
-                    return None;
-                }
-                let rest = GuestAddress(table.address.checked_add(DESC_BYTES)?);
-                let [a, b, c, d] = access.read::<[u64; 4]>(rest)?;
-                let [second, third] = [[a, b], [c, d]].map(Descriptor::from_words);
-                (second.next == 2).then_some([first, second, third])?
+    fn three_segments<H: ChainHeader>(
+        &self,
+        access: &mut LeaseAccess<'_>,
+        head: &ChainHead,
+    ) -> Option<(H, [ChainSegment; 2])> {
+        // The header is read as soon as its place is known: a region that has to be looked up is while there are few values to keep.
+        let (first, header, second, third) = if head.first.flags & DESC_INDIRECT == 0 {
+            if head.first.len != H::LEN {
+                return None;
             }
-            None => {
-                let size = self.size();
-                let next = |desc: &Descriptor| (desc.next < size).then(|| self.descriptor(desc.next));
-                let second = next(&head.first)?;
-                [head.first, second, next(&second)?]
+            let header = H::read(access, GuestAddress(head.first.address))?;
+            let second = self.descriptor_within(head.first.next)?;
+            (head.first.flags, header, second, self.descriptor_within(second.next)?)
+        } else {
+            let table = &head.first;
+            if table.flags != DESC_INDIRECT || u64::from(table.len) != 3 * DESC_BYTES {
+                return None;
             }
+            let rest = GuestAddress(table.address.checked_add(DESC_BYTES)?);
+            let first = match head.first_indirect {
+                Some(first) => first,
+                None => Descriptor::from_words(access.read(GuestAddress(table.address))?),
+            };
+            let [a, b, c, d] = access.read::<[u64; 4]>(rest)?;
+            let [second, third] = [[a, b], [c, d]].map(Descriptor::from_words);
+            if first.len != H::LEN || first.next != 1 || second.next != 2 {
+                return None;
+            }
+            (first.flags, H::read(access, GuestAddress(first.address))?, second, third)
         };
-        let [first, second, third] = three.map(|desc| desc.flags);
-        let linked = first == DESC_NEXT && second & !DESC_WRITE == DESC_NEXT && third == DESC_WRITE;
-        // Descriptors may be zeroes in the place of lost memory.
-        (linked && !access.may_be_lost()).then(|| three.map(ChainSegment::from_descriptor))
+        // Both at once: they are the high and the low half of a number.
+        let links = u32::from(second.flags & !DESC_WRITE) << 16 | u32::from(first);
+        let linked = links == u32::from(DESC_NEXT) << 16 | u32::from(DESC_NEXT) && third.flags == DESC_WRITE;
+        // What was read may be zeroes in the place of lost memory.
+        (linked && !access.may_be_lost()).then(|| (header, [second, third].map(ChainSegment::from_descriptor)))
     }
 }
 
 impl SplitDevice {
+    /// Takes the next chain, if it is the only one that is available and nothing is wrong with its head.
+    #[inline(always)] // else the descriptor would travel through memory
+    pub fn take_lone(&mut self, pool: &BufferPool) -> Available {
+        let count = self.ahead();
+        if count > 1 || pool.may_be_lost() || self.replays() > 0 {
+            return Available::Batch;
+        }
+        if count == 0 {
+            return Available::Nothing;
+        }
+        let index = self.head(0);
+        match self.take(index) {
+            Ok(()) => Available::Lone(ChainHead { index, first: self.descriptor(index), first_indirect: None }),
+            Err(_) => Available::Batch,
+        }
+    }
+
     /// Takes available chains, as many as `heads` has room for and `max` allows: heads first, then their descriptors, then the first entries of
     /// indirect tables. Chains to replay come before all others. Returns how many, and whether more are available.
     ///

@@ -170,14 +170,26 @@ impl SplitDevice {
     /// When the driver claims more than the ring can hold.
     #[inline]
     pub(super) fn waiting(&self) -> Result<u16, VirtqueueError> {
-        let count = self.avail().load_index().wrapping_sub(self.next_avail);
+        let count = self.ahead();
         if count > self.size() { Err(BAD_AVAIL_INDEX) } else { Ok(count) }
+    }
+
+    /// Returns by how much the available index is ahead, whatever the driver claims.
+    #[inline]
+    pub(super) fn ahead(&self) -> u16 {
+        self.avail().load_index().wrapping_sub(self.next_avail)
+    }
+
+    /// Returns the head `ahead` entries past the next one, read once.
+    #[inline]
+    pub(super) fn head(&self, ahead: u16) -> u16 {
+        u16::from_le(self.ring.avail_ring.get(usize::from(self.next_avail.wrapping_add(ahead))))
     }
 
     /// Returns the head `ahead` entries past the next one, read once, and prefetches its descriptor.
     #[inline]
     pub(super) fn peek(&self, ahead: u16) -> u16 {
-        let head = u16::from_le(self.ring.avail_ring.get(usize::from(self.next_avail.wrapping_add(ahead))));
+        let head = self.head(ahead);
         self.ring.desc.prefetch(head.into());
         head
     }
@@ -186,7 +198,7 @@ impl SplitDevice {
     ///
     /// # Errors
     /// When the head lies outside the table or is already in flight.
-    #[inline]
+    #[inline(always)] // for a lone chain; for each of a batch
     pub(super) fn take(&mut self, head: u16) -> Result<(), VirtqueueError> {
         let taken = self.in_flight.get_mut(usize::from(head)).ok_or(BAD_HEAD)?;
         if *taken {
@@ -221,6 +233,12 @@ impl SplitDevice {
     #[inline]
     pub(super) fn descriptor(&self, index: u16) -> Descriptor {
         Descriptor::from_words(self.ring.desc.get(index.into()))
+    }
+
+    /// Reads a descriptor of the table once; `None` if it lies outside.
+    #[inline]
+    pub(super) fn descriptor_within(&self, index: u16) -> Option<Descriptor> {
+        self.ring.desc.get_within(index.into()).map(Descriptor::from_words)
     }
 
     /// Returns the descriptor that `desc`, which has NEXT, names as its next. `seen` descriptors of the chain came before; it bounds the
@@ -262,7 +280,7 @@ impl SplitDevice {
     }
 
     /// Returns a chain to the driver, with the number of bytes written to it. Visible after [`publish`](Self::publish).
-    #[inline]
+    #[inline(always)] // a device type calls it in a few places
     pub fn put_used(&mut self, head: u16, written: u32) {
         if let Some(taken) = self.in_flight.get_mut(usize::from(head)) {
             *taken = false;

@@ -11,6 +11,8 @@
 # DRIVER is the client of virtio-blk's rows: blkio (the default), libblkio's driver, which hands over requests one by one as Linux's does
 # (cargo build --release -p mqblk-tests --example blkio_load); or bench, `mqblk bench`, which hands over each batch as a whole. libblkio speaks virtio-blk only, so the
 # other interfaces' client is always bench: they are compared with virtio-blk only if DRIVER=bench, in turns. Their rows have no qemu-storage-daemon.
+# Each run has a server of its own, which the client warms up for WARMUP seconds (0.2). In its first seconds `auto` tries what is best: WARMUP=3 shows what it has
+# found, as a server has it that stays.
 # PIN="CPUS CPUS" runs the client on the first CPUs and the server on the second ones, with a worker for each of its CPUs.
 # Needs target/release/mqblk (or MQBLK) and python3, on a machine that does nothing else. The whole default sweep takes about half an hour;
 # QUEUES=2 DEPTHS=1 scripts/corners.sh looks at one corner,
@@ -39,7 +41,11 @@ def words(name, default, known=()):
     return found
 
 folder, rounds, seconds = os.environ["FOLDER"], int(os.environ["ROUNDS"]), os.environ["SECONDS_EACH"]
-loss = float(os.environ.get("LOSS", "0.97"))
+warmup = os.environ.get("WARMUP", "0.2")
+try:
+    loss, _ = float(os.environ.get("LOSS", "0.97")), float(warmup)
+except ValueError as error:
+    sys.exit(f"corners: LOSS and WARMUP: {error}, expected numbers")
 policies = words("POLICIES", "auto off static:50 adaptive:200 busy")
 queue_counts = [int(word) for word in words("QUEUES", "1 2 4 16")]
 storages = words("STORAGES", "null null20 cache disk", ["null", "null20", "cache", "disk"])
@@ -114,7 +120,7 @@ def beside(server, measure):
 def blkio(load, pid):
     """By libblkio's driver, at the socket."""
     keys = [f"batch={load['batch']}", f"threads={load['threads']}"] + (["poll"] if load["client"] == "polls" else [])
-    values = [load[key] for key in ("rw", "bs", "queues", "depth")] + [seconds, "0.2"] + keys
+    values = [load[key] for key in ("rw", "bs", "queues", "depth")] + [seconds, warmup] + keys
     iops, cpu = output_of(client_cpus + [os.environ["CLIENT"], folder + "/d.sock", str(pid), *map(str, values)]).split()
     return float(iops), float(cpu)
 
@@ -123,7 +129,7 @@ def bench(load, interface, target):
     client = [os.environ["MQBLK"], "--log", "error", "bench", "--interface", interface, *target]
     client += ["--rw", load["rw"], "--bs", load["bs"], "--queues", load["queues"], "--jobs", load["queues"], "--threads", load["threads"]]
     client += ["--iodepth", load["depth"], "--batch", load["batch"], "--client", {"sleeps": "wait", "polls": "poll"}[load["client"]]]
-    client += ["--runtime", seconds, "--warmup", "0.2", "--runs", 1, "--json", "-"]
+    client += ["--runtime", seconds, "--warmup", warmup, "--runs", 1, "--json", "-"]
     # A job for each queue, which stays on it; one logical unit would have one queue.
     client += ["--steer", "submitter"] if interface == "virtio-scsi" else []
     client += ["--allow-write"] if "write" in load["rw"] else []

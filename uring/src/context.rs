@@ -63,8 +63,8 @@ pub struct UringContext {
     unread: usize,
     /// Entries pushed since the last system call.
     unsubmitted: usize,
-    /// The next turn has something to do, whatever the kernel holds: chores, operations to submit or that were submitted meanwhile, leases to
-    /// release.
+    /// The next turn has something to do, whatever the kernel holds: chores, operations to submit or that were submitted meanwhile, completions
+    /// that had no place in the queue, leases to release.
     pub(crate) due: bool,
     deferred: bool,
 }
@@ -278,8 +278,9 @@ impl UringContext {
         if self.due {
             return false;
         }
-        // A deferred ring gets completions in system calls only, and after those of this context a turn is due.
-        if self.deferred { !self.needs_enter() } else { self.ring.completion().is_empty() }
+        // A deferred ring gets completions in system calls only, so its completion queue overflows in them only. After those of this context a
+        // turn is due.
+        if self.deferred { !self.ring.submission().taskrun() } else { self.ring.completion().is_empty() }
     }
 
     #[inline(never)]
@@ -306,7 +307,8 @@ impl UringContext {
             self.sweep_leases();
         }
         let count = self.sort_completions();
-        self.due = self.chores || self.unsubmitted > 0 || !self.tables.leaving.is_empty();
+        let overflown = self.deferred && self.ring.submission().cq_overflow();
+        self.due = self.chores || self.unsubmitted > 0 || !self.tables.leaving.is_empty() || overflown;
         count
     }
 

@@ -28,8 +28,8 @@ pub(crate) struct Pace {
     hold_ns: u64,
     /// When requests were taken last.
     taken_at: Ticks,
-    /// Requests of the present block, and when the one before ended.
-    requests: u64,
+    /// Requests that the present block lacks, and when the one before ended. Counted down, so that it is compared with 0.
+    lacking: i64,
     began: Ticks,
     disturbed: bool,
     tuner: Tuner,
@@ -41,7 +41,7 @@ impl Pace {
             until: Ticks(0),
             hold_ns: 0,
             taken_at: Ticks(0),
-            requests: 0,
+            lacking: BLOCK as i64,
             began: Ticks(0),
             disturbed: true,
             tuner: Tuner::new(&SHORT_BLOCKS, HOLDS.len(), 0),
@@ -62,12 +62,12 @@ impl Pace {
     /// Requests were taken off the ring; `more` are waiting there.
     #[inline]
     pub(crate) fn took(&mut self, requests: u64, more: bool, now: Ticks) {
-        if now.since(self.taken_at) > DISTURBED {
+        if now.0 > self.taken_at.0 + DISTURBED {
             self.disturbed = true;
         }
         self.taken_at = now;
-        self.requests += requests;
-        if self.requests >= BLOCK {
+        self.lacking -= requests as i64;
+        if self.lacking <= 0 {
             self.end_block();
         }
         // A batch that was full needs no hold.
@@ -82,7 +82,8 @@ impl Pace {
 
     #[inline(never)]
     fn end_block(&mut self) {
-        let (requests, ns) = (std::mem::take(&mut self.requests), self.taken_at.since(self.began));
+        let requests = (BLOCK as i64 - std::mem::replace(&mut self.lacking, BLOCK as i64)) as u64;
+        let ns = self.taken_at.since(self.began);
         self.began = self.taken_at;
         if std::mem::take(&mut self.disturbed) {
             self.tuner.disturbed();

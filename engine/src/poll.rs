@@ -165,6 +165,9 @@ impl Credit {
     }
 }
 
+/// Not before any time.
+const NOT_POLLED: Ticks = Ticks(u64::MAX);
+
 /// One queue's poll window.
 #[derive(Debug)]
 pub(crate) struct PollState {
@@ -182,8 +185,8 @@ pub(crate) struct PollState {
     active_at: Ticks,
     /// Requests have been in flight since then.
     in_flight: bool,
-    /// Last time that it was polled; `None` while it is armed.
-    polled_at: Option<Ticks>,
+    /// Last time that it was polled; [`NOT_POLLED`] while it is armed.
+    polled_at: Ticks,
     /// Since then its worker sleeps, until the timer or until something comes.
     by_timer: bool,
     /// Time spent polling without finding anything.
@@ -213,7 +216,7 @@ impl PollState {
             },
             active_at: now,
             in_flight: false,
-            polled_at: Some(now),
+            polled_at: now,
             by_timer: false,
             empty_poll_ns: 0,
         }
@@ -222,12 +225,13 @@ impl PollState {
     /// Requests were pulled or completed. `in_flight`: some are in flight now.
     #[inline]
     pub(crate) fn active(&mut self, in_flight: bool, now: Ticks) {
-        if let Some(polled_at) = &mut self.polled_at {
-            *polled_at = now;
-        }
         if self.policy == PollPolicy::Busy {
-            // It has no window, and nothing to reckon with.
+            // It is never armed, has no window, and nothing to reckon with.
+            self.polled_at = now;
             return;
+        }
+        if self.polled_at != NOT_POLLED {
+            self.polled_at = now;
         }
         let gap = now.since(self.active_at);
         // Branches, which are predicted well; a jump table is not.
@@ -245,13 +249,13 @@ impl PollState {
 
     /// The queue is polled from here on: it was kicked, or [should be](Self::should_resume).
     pub(crate) fn resume(&mut self, now: Ticks) {
-        self.polled_at = Some(now);
+        self.polled_at = now;
     }
 
     /// Returns true if the queue is armed and should be polled: requests are expected soon.
     #[inline]
     pub(crate) fn should_resume(&self, mode: WindowMode) -> bool {
-        self.polled_at.is_none() && self.policy == PollPolicy::Auto && self.auto(mode)
+        self.polled_at == NOT_POLLED && self.policy == PollPolicy::Auto && self.auto(mode)
     }
 
     /// Returns why the queue is polled on, or not, and for how long at most from here on, in nanoseconds; `None`: for ever. `mode`: of
@@ -301,7 +305,8 @@ impl PollState {
     /// The queue was idle in a turn. Returns how it is polled on; `None`: it is to be armed. `mode`: of `auto`.
     #[inline]
     pub(crate) fn idle(&mut self, now: Ticks, mode: WindowMode) -> Option<IdleResult> {
-        let mut polled = self.polled_at.map_or(0, |before| now.since(before));
+        // 0 if it was armed.
+        let mut polled = now.since(self.polled_at);
         if !std::mem::take(&mut self.by_timer) {
             // Another thread had the CPU in a longer gap: that was not polling.
             polled = if polled < AWAY { polled } else { 0 };
@@ -324,7 +329,7 @@ impl PollState {
             PollPolicy::Busy => true,
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => false,
         };
-        self.polled_at = (window_open || keep).then_some(now);
+        self.polled_at = if window_open || keep { now } else { NOT_POLLED };
         self.by_timer = window_open && self.has_timer(mode);
         match (window_open, keep) {
             (true, _) if self.by_timer => Some(IdleResult::PollByTimer),

@@ -44,18 +44,25 @@ pub(crate) enum IdleDecision {
     Sleep,
 }
 
+/// What is in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ListedQueue {
-    phase: Phase,
+    /// `None` without a queue: here, so that one comparison tells whether a queue runs.
+    phase: Option<Phase>,
     polled: bool,
     /// The worker's ring polls its kick.
     watched: bool,
 }
 
+impl ListedQueue {
+    /// A slot without a queue.
+    const VACANT: ListedQueue = ListedQueue { phase: None, polled: false, watched: false };
+}
+
 /// The queues of a worker, by slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct PollList {
-    queues: Vec<Option<ListedQueue>>,
+    queues: Vec<ListedQueue>,
     polled: Vec<u16>,
 }
 
@@ -64,21 +71,21 @@ impl PollList {
     pub(crate) fn attach(&mut self, slot: u16, phase: Phase) {
         let at = usize::from(slot);
         if self.queues.len() <= at {
-            self.queues.resize(at + 1, None);
+            self.queues.resize(at + 1, ListedQueue::VACANT);
         }
-        debug_assert!(self.queues[at].is_none(), "a slot has one queue");
-        self.queues[at] = Some(ListedQueue { phase, polled: false, watched: false });
+        debug_assert!(self.queues[at].phase.is_none(), "a slot has one queue");
+        self.queues[at] = ListedQueue { phase: Some(phase), polled: false, watched: false };
         self.poll(slot);
     }
 
     /// Removes the queue in `slot`.
     pub(crate) fn remove(&mut self, slot: u16) {
-        self.queues[usize::from(slot)] = None;
+        self.queues[usize::from(slot)] = ListedQueue::VACANT;
         self.polled.retain(|polled| *polled != slot);
     }
 
     fn queue(&mut self, slot: u16) -> Option<&mut ListedQueue> {
-        self.queues.get_mut(usize::from(slot))?.as_mut()
+        self.queues.get_mut(usize::from(slot)).filter(|queue| queue.phase.is_some())
     }
 
     fn poll(&mut self, slot: u16) {
@@ -93,13 +100,13 @@ impl PollList {
     /// Returns the phase of the queue in `slot`; `None` without one.
     #[inline]
     pub(crate) fn phase(&self, slot: u16) -> Option<Phase> {
-        self.queues.get(usize::from(slot)).copied().flatten().map(|queue| queue.phase)
+        self.queues.get(usize::from(slot))?.phase
     }
 
     /// Returns true if the queue in `slot` is to be pulled from.
     #[inline]
     pub(crate) fn is_running(&self, slot: u16) -> bool {
-        matches!(self.queues.get(usize::from(slot)), Some(Some(ListedQueue { phase: Phase::Running, .. })))
+        matches!(self.queues.get(usize::from(slot)), Some(ListedQueue { phase: Some(Phase::Running), .. }))
     }
 
     /// Returns the polled queues' slots.
@@ -110,7 +117,7 @@ impl PollList {
 
     /// Returns the polled queues whose kicks are not watched.
     pub(crate) fn unwatched(&self) -> impl Iterator<Item = u16> {
-        self.polled.iter().copied().filter(|slot| self.queues[usize::from(*slot)].is_some_and(|queue| !queue.watched))
+        self.polled.iter().copied().filter(|slot| !self.queues[usize::from(*slot)].watched)
     }
 
     /// Sets whether the worker's ring polls the queue's kick. The queue itself is polled from now on: if its kick is not watched, it cannot
@@ -134,8 +141,8 @@ impl PollList {
     pub(crate) fn enable(&mut self, slot: u16, enabled: bool) {
         let Some(queue) = self.queue(slot) else { return };
         match (queue.phase, enabled) {
-            (Phase::Paused, true) => queue.phase = Phase::Running,
-            (Phase::Running, false) => queue.phase = Phase::Paused,
+            (Some(Phase::Paused), true) => queue.phase = Some(Phase::Running),
+            (Some(Phase::Running), false) => queue.phase = Some(Phase::Paused),
             _ => return,
         }
         if enabled {
@@ -147,23 +154,23 @@ impl PollList {
     /// Marks the queue's ring as broken.
     pub(crate) fn mark_broken(&mut self, slot: u16) {
         if let Some(queue) = self.queue(slot)
-            && queue.phase != Phase::Draining
+            && queue.phase != Some(Phase::Draining)
         {
-            queue.phase = Phase::Broken;
+            queue.phase = Some(Phase::Broken);
         }
     }
 
     /// Marks the queue as draining.
     pub(crate) fn drain(&mut self, slot: u16) {
         if let Some(queue) = self.queue(slot) {
-            queue.phase = Phase::Draining;
+            queue.phase = Some(Phase::Draining);
         }
     }
 
     /// Returns a draining queue to the phase that it had.
     pub(crate) fn resume(&mut self, slot: u16, phase: Phase) {
         if let Some(queue) = self.queue(slot) {
-            queue.phase = phase;
+            queue.phase = Some(phase);
         }
         // Kicks were ignored while it drained.
         self.poll(slot);
@@ -182,8 +189,9 @@ impl PollList {
         let queues = &mut self.queues;
         let mut by_timer = true;
         self.polled.retain(|slot| {
-            let Some(queue) = queues[usize::from(*slot)].as_mut() else { return false };
-            let result = match queue.phase {
+            let queue = &mut queues[usize::from(*slot)];
+            let Some(phase) = queue.phase else { return false };
+            let result = match phase {
                 Phase::Running if queue.watched => poll_or_arm(*slot),
                 Phase::Running => IdleResult::Poll,
                 // It is not pulled from.

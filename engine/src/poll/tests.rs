@@ -17,7 +17,7 @@ fn new(policy: PollPolicy) -> PollState {
 
 /// Something comes `gap` later; the queue is polled every microsecond before, if it is not armed. Returns whether it was still polled then.
 fn after(state: &mut PollState, now: &mut u64, gap: u64, in_flight: bool) -> bool {
-    let mut polled = state.polled_at.is_some();
+    let mut polled = state.polled_at != NOT_POLLED;
     for at in *now + 1..*now + gap {
         polled = polled && state.idle(us(at), WindowMode::Open).is_some();
     }

@@ -270,7 +270,10 @@ impl<Q: GuestQueue> QueueRunner<Q> {
             let (tags, counters) = (&mut self.tags, &mut self.counters);
             match self.queue.pull_lone(context, &mut QueueIntake { submit: &mut *submit, tags, counters }) {
                 LonePull::Nothing => (0, PullResult::Nothing),
-                LonePull::Admitted => (1, PullResult::Requests),
+                LonePull::Admitted => {
+                    self.took(1, false, submit.now);
+                    return PullResult::Requests;
+                }
                 LonePull::Other => self.pull_several(context, submit),
             }
         } else {
@@ -285,14 +288,19 @@ impl<Q: GuestQueue> QueueRunner<Q> {
             self.pace.found_nothing();
             return PullResult::Nothing;
         }
-        let now = submit.now;
+        self.took(taken, result == PullResult::More, submit.now);
+        result
+    }
+
+    /// Notes that a pull took requests, and whether `more` are waiting.
+    #[inline(always)] // for a lone request, of which the numbers are known, and for several
+    fn took(&mut self, requests: u64, more: bool, now: Ticks) {
         self.counters.turns += 1;
         if self.busy_since == NOT_BUSY {
             self.busy_since = now;
         }
-        self.pace.took(taken, result == PullResult::More, now);
+        self.pace.took(requests, more, now);
         self.poll.active(true, now);
-        result
     }
 
     /// As [`pull_any`](Self::pull_any), in a function of its own: a lone request needs fewer registers.
@@ -324,67 +332,67 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
     }
 
-    /// Finishes a request that completes alone: it is compared with no other. Returns false, and does nothing, unless it has one part and has
-    /// succeeded.
+    /// Counts and finishes a request that completes alone: it is compared with no other. What it returns is to be noted, or recorded. `None`, and
+    /// nothing is done, unless it has one part and has succeeded.
     #[inline(always)] // it has one caller
     fn finish_lone(
         &mut self,
         context: &mut UringContext,
         done: &mut AnyCompletion,
         submit: &mut SubmitContext<ToDisks<'_>>,
-    ) -> bool
+    ) -> Option<EndedRequests>
     where
         Q: GuestQueue<Context = UringContext>,
     {
-        let outcome @ Outcome::Done(len) = done.outcome else { return false };
-        let Some((token, op, stamps)) = self.tags.end_single(done.tag.index()) else { return false };
-        self.end_group(&FinishedGroup { op, stamps, times: 1, bytes: len.0 });
+        let outcome @ Outcome::Done(len) = done.outcome else { return None };
+        let (token, op, stamps) = self.tags.end_single(done.tag.index())?;
+        let class = self.counters.count(op, 1, len.0);
         let request = FinishedRequest { token, outcome, buffer: done.buffer.take() };
         let (tags, counters) = (&mut self.tags, &mut self.counters);
         self.queue.finish(context, request, &mut QueueIntake { submit, tags, counters });
-        true
+        Some(EndedRequests { class, stamps, times: 1 })
     }
 
-    /// As [`finish_any`](Self::finish_any), in a function of its own: one that completes alone needs fewer registers.
+    /// As [`complete_any`](Self::complete_any), in a function of its own: one that completes alone needs fewer registers.
     #[inline(never)]
-    fn finish_several(
+    fn complete_several(
         &mut self,
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
-    ) -> usize
+        publish: Option<(&mut Clock, WindowMode)>,
+    ) -> (usize, Option<AfterPublish>)
     where
-        Q: GuestQueue<Context = UringContext>,
+        Q: GuestQueue<Context = UringContext> + 'static,
     {
-        self.finish_any(context, completed, submit)
+        self.complete_any(context, completed, submit, publish)
     }
 
-    /// Finishes completed requests, those of this queue up to the first one of another queue. Returns how many.
-    #[inline(always)] // it has one caller
-    fn finish(
+    /// As [`complete`](AnyQueue::complete), of any completions.
+    #[inline(always)] // of the two callers a queue type has one
+    fn complete_any(
         &mut self,
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
         submit: &mut SubmitContext<ToDisks<'_>>,
-    ) -> usize
+        publish: Option<(&mut Clock, WindowMode)>,
+    ) -> (usize, Option<AfterPublish>)
     where
-        Q: GuestQueue<Context = UringContext>,
+        Q: GuestQueue<Context = UringContext> + 'static,
     {
-        if !Q::SERVES_LONE {
-            return self.finish_any(context, completed, submit);
+        let count = self.finish(context, completed, submit);
+        match publish {
+            Some((clock, mode)) if count == completed.len() && !submit.route.channels.has_aside() => {
+                let finished = clock.now();
+                (count, Some(self.publish(finished, clock, mode)))
+            }
+            _ => (count, None),
         }
-        if let [done] = completed
-            && self.per_disk.is_none()
-            && self.finish_lone(context, done, submit)
-        {
-            return 1;
-        }
-        self.finish_several(context, completed, submit)
     }
 
     /// Finishes completed requests of any kind, those of this queue up to the first one of another queue. Returns how many.
-    #[inline(always)] // of the two callers a queue type has one
-    fn finish_any(
+    #[inline(always)] // it has one caller
+    fn finish(
         &mut self,
         context: &mut UringContext,
         completed: &mut [AnyCompletion],
@@ -467,13 +475,19 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         let FinishedGroup { op, stamps, times, bytes } = *group;
         if times > 0 {
             let class = self.counters.count(op, times, bytes);
-            if self.ended.times == 0 {
-                self.ended = EndedRequests { class, stamps, times };
-            } else if self.ended.stamps == stamps && self.ended.class == class {
-                self.ended.times += times;
-            } else {
-                self.ended_before.push(std::mem::replace(&mut self.ended, EndedRequests { class, stamps, times }));
-            }
+            self.note_ended(EndedRequests { class, stamps, times });
+        }
+    }
+
+    /// Notes requests that have ended, until their latencies are recorded.
+    #[inline(always)] // as `end_group`
+    fn note_ended(&mut self, ended: EndedRequests) {
+        if self.ended.times == 0 {
+            self.ended = ended;
+        } else if self.ended.stamps == ended.stamps && self.ended.class == ended.class {
+            self.ended.times += ended.times;
+        } else {
+            self.ended_before.push(std::mem::replace(&mut self.ended, ended));
         }
     }
 
@@ -529,9 +543,50 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
     }
 
-    /// Records the latencies of the requests that were finished since the last publish.
-    #[inline(always)] // as `publish`
-    fn record_latencies(&mut self, finished: Ticks, published: Ticks) {
+    /// As [`publish`](AnyQueue::publish). `lone`: a request that has ended and is not noted, of a queue of one disk.
+    #[inline(always)] // few callers, each of which knows whether there is one
+    fn publish_with(
+        &mut self,
+        lone: Option<EndedRequests>,
+        finished: Ticks,
+        clock: &mut Clock,
+        mode: WindowMode,
+    ) -> AfterPublish {
+        self.poll.active(self.tags.in_flight() > 0, finished);
+        if self.poll.should_resume(mode) {
+            self.poll.resume(finished);
+            self.queue.disarm();
+            self.resumed = true;
+        }
+        let notify = self.queue.publish();
+        if notify == PublishResult::Suppressed {
+            self.counters.calls_suppressed += 1;
+        }
+        let mut after = if self.resumed { AfterPublish::More } else { AfterPublish::Nothing };
+        if !self.calls.is_immediate() {
+            after = self.coalesce(notify == PublishResult::Wanted, finished);
+        } else if notify == PublishResult::Wanted {
+            self.call();
+        }
+        let at = clock.read();
+        self.record_latencies(lone, finished, at);
+        if self.tags.in_flight() == 0 {
+            self.counters.busy_ns += at.since(self.busy_since);
+            self.busy_since = NOT_BUSY;
+        }
+        after
+    }
+
+    /// Records the latencies of the requests that were finished since the last publish, `lone` among them.
+    #[inline(always)] // as `publish_with`
+    fn record_latencies(&mut self, lone: Option<EndedRequests>, finished: Ticks, published: Ticks) {
+        if let Some(lone) = lone {
+            lone.record(&mut self.latency, finished, published);
+            if self.ended.times > 0 {
+                self.record_noted(finished, published);
+            }
+            return;
+        }
         if self.ended.times > 0 {
             self.ended.record(&mut self.latency, finished, published);
             self.ended.times = 0;
@@ -542,6 +597,12 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         if let Some(per_disk) = &mut self.per_disk {
             per_disk.record_latencies(published);
         }
+    }
+
+    /// Records the latencies of what was noted before a lone request.
+    #[cold]
+    fn record_noted(&mut self, finished: Ticks, published: Ticks) {
+        self.record_latencies(None, finished, published);
     }
 }
 
@@ -677,41 +738,31 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         submit: &mut SubmitContext<ToDisks<'_>>,
         publish: Option<(&mut Clock, WindowMode)>,
     ) -> (usize, Option<AfterPublish>) {
-        let count = self.finish(context, completed, submit);
-        match publish {
-            Some((clock, mode)) if count == completed.len() && !submit.route.channels.has_aside() => {
-                let finished = clock.now();
-                (count, Some(self.publish(finished, clock, mode)))
-            }
-            _ => (count, None),
+        if !Q::SERVES_LONE {
+            return self.complete_any(context, completed, submit, publish);
         }
+        if let [done] = &mut *completed
+            && self.per_disk.is_none()
+            && let Some(ended) = self.finish_lone(context, done, submit)
+        {
+            // What has ended is recorded from registers, if it is published now.
+            return match publish {
+                Some((clock, mode)) if !submit.route.channels.has_aside() => {
+                    let finished = clock.now();
+                    (1, Some(self.publish_with(Some(ended), finished, clock, mode)))
+                }
+                _ => {
+                    self.note_ended(ended);
+                    (1, None)
+                }
+            };
+        }
+        self.complete_several(context, completed, submit, publish)
     }
 
     #[inline(always)] // it is compiled once beside the finish, and once alone
     fn publish(&mut self, finished: Ticks, clock: &mut Clock, mode: WindowMode) -> AfterPublish {
-        self.poll.active(self.tags.in_flight() > 0, finished);
-        if self.poll.should_resume(mode) {
-            self.poll.resume(finished);
-            self.queue.disarm();
-            self.resumed = true;
-        }
-        let notify = self.queue.publish();
-        if notify == PublishResult::Suppressed {
-            self.counters.calls_suppressed += 1;
-        }
-        let mut after = if self.resumed { AfterPublish::More } else { AfterPublish::Nothing };
-        if !self.calls.is_immediate() {
-            after = self.coalesce(notify == PublishResult::Wanted, finished);
-        } else if notify == PublishResult::Wanted {
-            self.call();
-        }
-        let at = clock.read();
-        self.record_latencies(finished, at);
-        if self.tags.in_flight() == 0 {
-            self.counters.busy_ns += at.since(self.busy_since);
-            self.busy_since = NOT_BUSY;
-        }
-        after
+        self.publish_with(None, finished, clock, mode)
     }
 
     fn take_resumed(&mut self) -> bool {

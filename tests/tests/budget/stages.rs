@@ -36,7 +36,7 @@ const MARKS: [(usize, &str, &str); 21] = [
     (5, "uring/src/context.rs", "turn"),
     (6, "engine/src/worker.rs", "complete_batch"),
     (6, "engine/src/runner.rs", "finish"),
-    (7, "engine/src/runner.rs", "publish"),
+    (7, "engine/src/runner.rs", "publish_with"),
     (7, "guest/blkif/src/queue.rs", "publish"),
     (7, "guest/virtio_scsi/src/queue.rs", "publish"),
 ];

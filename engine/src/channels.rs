@@ -98,8 +98,8 @@ impl OpenChannel {
     /// Returns true if the whole plug is submitted as it is: there are no bounds, nothing to merge and nothing to stamp.
     #[inline]
     fn is_plain(&self) -> bool {
-        !self.is_bounded
-            && !self.left
+        // One comparison for both.
+        !(self.is_bounded | self.left)
             && self.plug.len() < STAMPED
             && self.merger.as_ref().is_none_or(|merger| merger.passes_through(&self.plug))
     }
@@ -273,18 +273,22 @@ impl Channels {
     }
 
     /// Returns the lists that a queue's requests for a channel enter: its plug and the cancellations.
-    #[inline]
+    #[inline(always)] // as the worker's pull
     pub(crate) fn lists(&mut self, at: usize) -> (&mut Vec<AnyRequest>, &mut Vec<(usize, Tag)>) {
         let open = self.open[at].as_deref_mut().expect("a queue holds its channel's place");
         (&mut open.plug, &mut self.cancelled)
     }
 
     /// Marks a channel busy because its plug got requests.
-    #[inline]
+    #[inline(always)] // as the worker's pull
     pub(crate) fn mark_plugged(&mut self, at: usize) {
-        if self.only == at {
-            return;
+        if self.only != at {
+            self.mark_one_of_several(at);
         }
+    }
+
+    #[inline(never)]
+    fn mark_one_of_several(&mut self, at: usize) {
         let open = self.open[at].as_mut().expect("a queue holds its channel's place");
         if !open.busy {
             open.busy = true;

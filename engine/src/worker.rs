@@ -13,7 +13,7 @@ use crate::clock::{Clock, Ticks};
 use crate::counters::WorkerStats;
 use crate::mailbox::MailboxReceiver;
 use crate::options::Coalesce;
-use crate::poll::PollPolicy;
+use crate::poll::{PollPolicy, WindowMode};
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
 use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
@@ -173,11 +173,12 @@ impl Worker {
         if !self.deferred_calls.is_empty() {
             self.send_deferred_calls();
         }
-        let mut happened = self.read_signals();
-        let mut pulled = false;
-        for at in 0..self.poll_list.polled().len() {
-            pulled |= self.pull(self.poll_list.polled()[at]);
-        }
+        // A number, to which is added: a flag would be loaded, combined and stored.
+        let mut happened = usize::from(self.read_signals());
+        let pulled = match *self.poll_list.polled() {
+            [only] => self.pull(only),
+            _ => self.pull_polled(),
+        };
         if self.channels.has_pending() {
             self.flush_pending();
         }
@@ -197,19 +198,17 @@ impl Worker {
                     };
                 }
             };
-            let taken = self.channels.submit(&mut self.context, &mut self.completing, stamp);
             // After a pull `complete` has something to publish.
-            happened |= taken > 0;
+            happened += self.channels.submit(&mut self.context, &mut self.completing, stamp);
         }
         self.context.turn(Wait::No);
         if !self.channels.is_settled() {
-            happened |= self.channels.reap(&mut self.context, &mut self.completing);
+            happened += usize::from(self.channels.reap(&mut self.context, &mut self.completing));
         }
         if self.context.has_unread() {
-            happened |= self.reap_unread();
+            happened += usize::from(self.reap_unread());
         }
-        happened |= self.complete();
-        happened
+        self.complete() || happened > 0
     }
 
     /// Completions are unread after the channels with outstanding requests were reaped. Whether some were of channels; else they are kicks
@@ -356,8 +355,19 @@ impl Worker {
         }
     }
 
+    /// Pulls one batch from each polled queue. Returns true if one had requests. In a function of its own: a worker with one queue does not pay
+    /// for what a loop keeps.
+    #[inline(never)]
+    fn pull_polled(&mut self) -> bool {
+        let mut pulled = false;
+        for at in 0..self.poll_list.polled().len() {
+            pulled |= self.pull(self.poll_list.polled()[at]);
+        }
+        pulled
+    }
+
     /// Pulls one batch from the queue in `slot`. Returns true if it had requests.
-    #[inline(always)] // also where it is called for deep pulls, which are rare
+    #[inline(always)] // for the only queue, for each of several, and for deep pulls, which are rare
     fn pull(&mut self, slot: u16) -> bool {
         if !self.poll_list.is_running(slot) {
             return false;
@@ -424,20 +434,33 @@ impl Worker {
     /// Gives completions to their queues, publishes and calls. Returns true if there were any.
     #[inline]
     fn complete(&mut self) -> bool {
-        let mut published = false;
-        while !published && self.has_completions() {
-            published = self.complete_batch();
+        let has_completions = self.has_completions();
+        if !has_completions && self.dirty.is_empty() {
+            return false;
         }
+        let published = (has_completions && self.complete_batch()) || self.complete_rest();
         if !published {
-            if self.dirty.is_empty() {
-                return false;
-            }
-            self.publish_dirty();
+            return false;
         }
         self.waiting.published(self.clock.last());
         if self.leaving {
             self.end_leaving();
         }
+        true
+    }
+
+    /// Completes and publishes what a first batch has left. Returns true if there was anything to publish.
+    #[inline(never)] // a turn mostly ends with one batch, of one queue
+    fn complete_rest(&mut self) -> bool {
+        while self.has_completions() {
+            if self.complete_batch() {
+                return true;
+            }
+        }
+        if self.dirty.is_empty() {
+            return false;
+        }
+        self.publish_dirty();
         true
     }
 
@@ -452,39 +475,51 @@ impl Worker {
     }
 
     /// Gives one batch of completions to their queues. Returns true if all were published too, and none has come by that.
-    #[inline]
+    #[inline(always)] // for the first batch, and for the others
     fn complete_batch(&mut self) -> bool {
         self.waiting.completed(self.completing.len());
         let mode = self.waiting.mode();
-        let mut published = None;
-        let mut left = self.completing.as_mut_slice();
-        while let [first, ..] = left {
-            let slot = first.tag.queue();
-            let attached = self.queues[usize::from(slot)].as_deref_mut();
-            let Some(attached) = attached.filter(|attached| !attached.frozen) else {
-                left = &mut left[1..];
-                continue;
-            };
-            mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
-            let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
-            let mut submit = SubmitContext { slot, now: self.clock.last(), route };
-            let publish = (self.dirty.len() == 1).then_some((&mut self.clock, mode));
-            let (finished, after) = attached.runner.complete(&mut self.context, left, &mut submit, publish);
-            if let Some(after) = after {
-                attached.dirty = false;
-                self.dirty.clear();
-                published = Some((slot, after));
-                break;
-            }
-            left = &mut left[finished..];
-        }
+        let (finished, published) = self.complete_run(0, mode);
+        let published = published || self.complete_runs(finished, mode);
         self.completing.clear();
-        match published {
-            Some((slot, after)) => self.follow_publish(slot, after),
-            None if self.channels.has_pending() => self.flush_pending(),
-            None => {}
+        published
+    }
+
+    /// Gives the completions from `at` on to their queues. As [`complete_batch`](Self::complete_batch).
+    #[inline(never)] // mostly the first run is all
+    fn complete_runs(&mut self, mut at: usize, mode: WindowMode) -> bool {
+        while at < self.completing.len() {
+            let (finished, published) = self.complete_run(at, mode);
+            if published {
+                return true;
+            }
+            at += finished;
         }
-        published.is_some()
+        if self.channels.has_pending() {
+            self.flush_pending();
+        }
+        false
+    }
+
+    /// Gives the completions from `at` on to the queue of the first one, up to one of another queue. Returns how many, and true if they were
+    /// published too: then they were the last ones, and none has come by that.
+    #[inline(always)] // for the first run, and for each of the others
+    fn complete_run(&mut self, at: usize, mode: WindowMode) -> (usize, bool) {
+        let left = &mut self.completing[at..];
+        let [first, ..] = left else { return (0, false) };
+        let slot = first.tag.queue();
+        let attached = self.queues[usize::from(slot)].as_deref_mut();
+        let Some(attached) = attached.filter(|attached| !attached.frozen) else { return (1, false) };
+        mark_dirty(&mut self.dirty, &mut attached.dirty, slot);
+        let route = ToDisks { disks: &attached.disks, channels: &mut self.channels };
+        let mut submit = SubmitContext { slot, now: self.clock.last(), route };
+        let publish = (self.dirty.len() == 1).then_some((&mut self.clock, mode));
+        let (finished, after) = attached.runner.complete(&mut self.context, left, &mut submit, publish);
+        let Some(after) = after else { return (finished, false) };
+        attached.dirty = false;
+        self.dirty.clear();
+        self.follow_publish(slot, after);
+        (finished, true)
     }
 
     /// Publishes the queues with completions that are not published yet.

@@ -185,7 +185,8 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
         match admit_transfer(ring, &head, &mut pool.access(self.lease), &rules, into) {
             Some(()) => LonePull::Admitted,
             None => {
-                self.batch.set_lone(head);
+                // Its descriptor is read again too, so that few values are kept for this.
+                self.batch.set_lone(ring.reread(head.index));
                 LonePull::Other
             }
         }

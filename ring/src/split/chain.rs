@@ -134,6 +134,12 @@ impl SplitDevice {
         }
     }
 
+    /// Reads the head descriptor of a chain that was [taken](Self::take_lone) again.
+    #[cold]
+    pub fn reread(&self, index: u16) -> ChainHead {
+        ChainHead { index, first: self.descriptor(index), first_indirect: None }
+    }
+
     /// Takes available chains, as many as `heads` has room for and `max` allows: heads first, then their descriptors, then the first entries of
     /// indirect tables. Chains to replay come before all others. Returns how many, and whether more are available.
     ///

@@ -155,6 +155,13 @@ impl Tuner {
         }
     }
 
+    /// As [`new`](Self::new), of a rule that tries all settings: another one at once.
+    pub(crate) fn trying(rule: &'static Rule, settings: usize, first: usize, next: usize) -> Tuner {
+        let mut tuner = Tuner { tried: (next + settings - 1) % settings, ..Tuner::new(rule, settings, first) };
+        tuner.begin_trial();
+        tuner
+    }
+
     /// Returns the setting to use until the next block ends.
     #[inline]
     pub(crate) fn setting(&self) -> usize {

@@ -184,7 +184,7 @@ impl<Q: GuestQueue> QueueRunner<Q> {
         }
     }
 
-    /// Counts a run that is about to be finished, for a queue of several disks. Not part of [`finish`](AnyQueue::finish), where it would
+    /// Counts a run that is about to be finished, for a queue of several disks. Not part of [`finish`](Self::finish), where it would
     /// cost each request of a queue with one disk.
     #[inline(never)]
     fn count_by_disk(&mut self, run: &[AnyCompletion]) {

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::ptr::NonNull;
 
 use super::guest_access::read_once;
-use super::{Buffer, BufferEntry, BufferPool, GuestAddress, Lease, LeaseId, MAX_SEGMENT_LEN, NO_SPILL, RegionCache};
+use super::{Buffer, BufferEntry, BufferPool, GuestAddress, Lease, LeaseId, MAX_SEGMENT_LEN, NO_SPILL};
 use crate::shared::{Pod, prefetch, prefetch_for_write};
 use crate::sigbus;
 
@@ -43,16 +43,10 @@ impl LeaseAccess<'_> {
         sigbus::losses() != 0
     }
 
-    /// Returns the region that contains `address`, and the offset of `address` in it.
-    #[inline(always)]
-    fn locate(&mut self, address: u64) -> Option<(&RegionCache, u64)> {
-        self.lease.locate(address)
-    }
-
     /// Reads a value from guest memory, once. `None` unless it lies in one region.
     #[inline(always)] // else the value would travel through memory
     pub fn read<T: Pod>(&mut self, address: GuestAddress) -> Option<T> {
-        let (region, at) = self.locate(address.0)?;
+        let (region, at) = self.lease.locate(address.0)?;
         if size_of::<T>() as u64 > region.len - at {
             return None;
         }
@@ -63,7 +57,7 @@ impl LeaseAccess<'_> {
     /// Prefetches the line at `address` into this core's cache, if it is mapped.
     #[inline]
     pub fn prefetch(&mut self, address: GuestAddress) {
-        let Some((region, at)) = self.locate(address.0) else { return };
+        let Some((region, at)) = self.lease.locate(address.0) else { return };
         let place = std::ptr::with_exposed_provenance_mut::<u8>((region.host_start + at) as usize);
         if let Some(place) = NonNull::new(place) {
             prefetch(place);
@@ -80,12 +74,12 @@ impl LeaseAccess<'_> {
         (status, status_len): (GuestAddress, u8),
     ) -> Option<Buffer> {
         let run = u64::from(len);
-        let (region, at) = self.locate(address.0)?;
+        let (region, at) = self.lease.locate(address.0)?;
         if run > region.len - at || run == 0 || run > MAX_SEGMENT_LEN {
             return None;
         }
         let (start, fixed) = (region.host_start + at, region.fixed(at, run));
-        let (region, at) = self.locate(status.0)?;
+        let (region, at) = self.lease.locate(status.0)?;
         if u64::from(status_len) > region.len - at || status_len == 0 {
             return None;
         }

@@ -15,7 +15,6 @@ use crate::options::Coalesce;
 use crate::poll::PollPolicy;
 use crate::queue_options::{QueueDisk, QueueOptions};
 use crate::runner::QueueRunner;
-use crate::wake_cost;
 use crate::worker::{LeftQueue, Worker};
 use crate::workers::{RemoveWorkerError, WorkerList};
 
@@ -53,7 +52,6 @@ impl Engine {
     /// # Errors
     /// When a thread or its io_uring cannot be created; the text says which.
     pub fn start(options: &EngineOptions) -> std::io::Result<Engine> {
-        wake_cost::measure()?;
         let engine = Engine { workers: Arc::default(), context: options.context };
         for number in 0..options.workers.max(1) {
             let cpu = (!options.pin.is_empty()).then(|| options.pin[number % options.pin.len()]);

@@ -1,8 +1,8 @@
 //! Poll windows: when a queue is polled on and when it is armed. Pure: time comes in as an argument.
 //!
 //! `off` and `auto` reckon with what was caught (`credit`): each request or completion that came soon earns time to poll for the next, and time
-//! polled is spent. `off` counts as soon what comes while the queue would be armed; `auto` what comes before polling costs ten times what
-//! sleeping and waking does, and closes the window where its worker says so: it knows whether others want the CPU.
+//! polled is spent. `off` counts as soon what comes while the queue would be armed; `auto` what comes within 300 us, and closes the window where
+//! its worker says so: it [tries](crate::windows) what polling brings, and knows whether others want the CPU.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ use crate::poll_list::IdleResult;
 pub enum PollPolicy {
     /// Not beyond about 10 us, which arming, sleeping and being woken would take as well: every request after a pause costs a kick and a wakeup.
     Off,
-    /// While requests and completions come soon, judged by what a wakeup costs on this host, and others do not want the CPU.
+    /// While requests and completions come soon, the guests get more done so, and others do not want the CPU.
     #[default]
     Auto,
     /// Until this long has passed without a request (*vhost_user_block polling*, 2020: 50 us).
@@ -87,16 +87,13 @@ pub(crate) enum WindowMode {
 const OFF_HORIZON: u64 = 10_000;
 /// How much time to poll `off` can earn.
 const OFF_MAX: u64 = 4 * OFF_HORIZON;
-/// The same of `auto` while its window is closed: it is where polling costs others their CPU. About what it takes to arm a queue and go to sleep.
-const CLOSED_HORIZON: u64 = 3000;
-const CLOSED_MAX: u64 = 4 * CLOSED_HORIZON;
-/// What `auto` counts as soon, in wake-up costs.
-const AUTO_HORIZON: u64 = 10;
+/// For how long `auto` polls where that costs others their CPU, in nanoseconds: about what it takes to arm a queue and go to sleep.
+const WANTED_HORIZON: u64 = 3000;
+/// What `auto` counts as soon, in nanoseconds. While the worker sleeps, two wake-ups, the worker's and the guest's, are in each gap: 50 us and more of
+/// it on some hosts. So more counts as soon than polling is worth: that is tried.
+const AUTO_HORIZON: u64 = 300_000;
 /// How much time to poll `auto` can earn, in nanoseconds: so long a pause between two bursts is polled through.
 const AUTO_MAX: u64 = 1_000_000;
-
-/// What counts as soon where the worker looks by a timer, in nanoseconds: a look that finds nothing is cheap, and whether looks help is tried.
-const TIMER_HORIZON: u64 = 300_000;
 
 /// From when on another thread kept the CPU for long, in nanoseconds: more than a guest's thread that makes requests and waits again.
 pub(crate) const AWAY: u64 = 100_000;
@@ -175,10 +172,8 @@ pub(crate) struct PollState {
     /// In nanoseconds, as all times here are.
     window: u64,
     max: u64,
-    /// Of `auto` while its window is open.
+    /// Of `auto` while its window is open, or its worker looks by a timer.
     credit: Credit,
-    /// Of `auto` while its worker looks by a timer.
-    timer: Credit,
     /// Of `off`, and of `auto` while its window is closed.
     moment: Credit,
     /// Last time that requests were pulled or completed.
@@ -194,9 +189,8 @@ pub(crate) struct PollState {
 }
 
 impl PollState {
-    /// Returns the state of a queue that was just attached: requests are expected soon. `wake_cost`: what sleeping and waking costs, in
-    /// nanoseconds.
-    pub(crate) fn new(policy: PollPolicy, wake_cost: u64, now: Ticks) -> PollState {
+    /// Returns the state of a queue that was just attached: requests are expected soon.
+    pub(crate) fn new(policy: PollPolicy, now: Ticks) -> PollState {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (window, max) = match policy {
             PollPolicy::Off | PollPolicy::Auto | PollPolicy::Busy => (0, 0),
@@ -207,13 +201,8 @@ impl PollState {
             policy,
             window,
             max,
-            credit: Credit::new(AUTO_HORIZON * wake_cost, AUTO_MAX),
-            timer: Credit::new(TIMER_HORIZON, AUTO_MAX),
-            moment: if policy == PollPolicy::Off {
-                Credit::new(OFF_HORIZON, OFF_MAX)
-            } else {
-                Credit::new(CLOSED_HORIZON, CLOSED_MAX)
-            },
+            credit: Credit::new(AUTO_HORIZON, AUTO_MAX),
+            moment: Credit::new(OFF_HORIZON, OFF_MAX),
             active_at: now,
             in_flight: false,
             polled_at: now,
@@ -239,7 +228,6 @@ impl PollState {
             self.moment.earn(self.in_flight, gap);
             if self.policy == PollPolicy::Auto {
                 self.credit.earn(self.in_flight, gap);
-                self.timer.earn(self.in_flight, gap);
             }
         } else if let PollPolicy::Adaptive { .. } = self.policy {
             self.adapt(gap);
@@ -266,14 +254,11 @@ impl PollState {
             PollPolicy::Off | PollPolicy::Static(_) => (PollReason::Policy, Some(self.window)),
             PollPolicy::Adaptive { .. } if self.window > 0 => (PollReason::Expected, Some(self.window)),
             PollPolicy::Adaptive { .. } => (PollReason::Quiet, Some(0)),
-            PollPolicy::Auto => {
-                let credit = if mode == WindowMode::Timer { &self.timer } else { &self.credit };
-                match (credit.left[usize::from(self.in_flight)], mode) {
-                    (0, _) => (PollReason::Quiet, Some(0)),
-                    (_, WindowMode::Closed(reason)) => (reason, Some(0)),
-                    (left, WindowMode::Timer | WindowMode::Open) => (PollReason::Expected, Some(left)),
-                }
-            }
+            PollPolicy::Auto => match (self.credit.left[usize::from(self.in_flight)], mode) {
+                (0, _) => (PollReason::Quiet, Some(0)),
+                (_, WindowMode::Closed(reason)) => (reason, Some(0)),
+                (left, WindowMode::Timer | WindowMode::Open) => (PollReason::Expected, Some(left)),
+            },
         }
     }
 
@@ -281,8 +266,7 @@ impl PollState {
     fn auto(&self, mode: WindowMode) -> bool {
         match mode {
             WindowMode::Closed(_) => false,
-            WindowMode::Timer => self.timer.has(self.in_flight),
-            WindowMode::Open => self.credit.has(self.in_flight),
+            WindowMode::Timer | WindowMode::Open => self.credit.has(self.in_flight),
         }
     }
 
@@ -316,15 +300,16 @@ impl PollState {
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => now.since(self.active_at) < self.window,
             PollPolicy::Auto => {
                 self.credit.spend(self.in_flight, polled);
-                self.timer.spend(self.in_flight, polled);
                 self.auto(mode)
             }
             PollPolicy::Off | PollPolicy::Busy => false,
         };
+        let is_wanted = self.policy == PollPolicy::Auto && mode == WindowMode::Closed(PollReason::CpuWanted);
         let keep = match self.policy {
             PollPolicy::Off | PollPolicy::Auto => {
                 self.moment.spend(self.in_flight, polled);
-                self.moment.has(self.in_flight)
+                let is_over = is_wanted && now.since(self.active_at) >= WANTED_HORIZON;
+                self.moment.has(self.in_flight) && !is_over
             }
             PollPolicy::Busy => true,
             PollPolicy::Static(_) | PollPolicy::Adaptive { .. } => false,
@@ -335,8 +320,9 @@ impl PollState {
             (true, _) if self.by_timer => Some(IdleResult::PollByTimer),
             (true, _) if self.policy == PollPolicy::Auto => Some(IdleResult::PollInWindow),
             (true, _) => Some(IdleResult::PollInFixedWindow),
-            (false, true) if self.policy == PollPolicy::Off => Some(IdleResult::PollInFixedWindow),
-            (false, true) => Some(IdleResult::Poll),
+            // An offer would be taken for a time slice.
+            (false, true) if is_wanted || self.policy == PollPolicy::Busy => Some(IdleResult::Poll),
+            (false, true) => Some(IdleResult::PollInFixedWindow),
             (false, false) => None,
         }
     }

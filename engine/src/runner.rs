@@ -16,7 +16,6 @@ use crate::poll_list::IdleResult;
 use crate::request::{AnyCompletion, AnyRequest};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::tags::{TagTable, Timestamps};
-use crate::wake_cost;
 use crate::windows::TIMER_PERIOD;
 
 mod ended;
@@ -169,7 +168,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> QueueRunner<Q> {
             ended: EndedRequests::NONE,
             ended_before: Vec::with_capacity(depth.into()),
             calls: CallCoalescer::new(coalesce),
-            poll: PollState::new(policy, wake_cost::ns(), now),
+            poll: PollState::new(policy, now),
             pace: Pace::new(),
             busy_since: NOT_BUSY,
             options: RunnerOptions { poll: policy, coalesce },
@@ -374,7 +373,7 @@ impl<Q: GuestQueue<Context = UringContext> + 'static> AnyQueue for QueueRunner<Q
         self.send_due_call(Ticks(u64::MAX));
         self.calls = CallCoalescer::resume(coalesce, self.counters.requests);
         self.counters.poll_ns += self.poll.empty_poll_ns();
-        self.poll = PollState::new(poll, wake_cost::ns(), now);
+        self.poll = PollState::new(poll, now);
         self.options = RunnerOptions { poll, coalesce };
         self.queue.disarm();
     }

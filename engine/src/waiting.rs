@@ -157,11 +157,11 @@ mod tests {
         Ticks(us * 1000)
     }
 
-    /// Serves blocks for 4 s and more, each request of which takes this many nanoseconds where the worker sleeps at once, offers the CPU at once, or later, or
+    /// Serves blocks for 12 s and more, each request of which takes this many nanoseconds where the worker sleeps at once, offers the CPU at once, or later, or
     /// looks by a timer. Returns the share of blocks in percent that were served in each of these ways in the last quarter.
     fn serve(waiting: &mut Waiting, now: &mut u64, ns: [u64; 4]) -> [usize; 4] {
         let (began, mut ways) = (*now, Vec::new());
-        while *now < began + 4_000_000_000 {
+        while *now < began + 12_000_000_000 {
             let way = match waiting.mode() {
                 WindowMode::Closed(_) => 0,
                 WindowMode::Open => 1 + waiting.tuner.setting(),

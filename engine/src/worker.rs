@@ -13,11 +13,12 @@ use crate::clock::{Clock, Ticks};
 use crate::counters::WorkerStats;
 use crate::mailbox::MailboxReceiver;
 use crate::options::Coalesce;
-use crate::poll::PollPolicy;
+use crate::poll::{AWAY, PollPolicy};
 use crate::poll_list::{IdleDecision, IdleResult, Phase, PollList};
 use crate::queue_options::QueueDisk;
 use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
+use crate::run_delay::RunDelay;
 use crate::runner::{AnyQueue, PullResult};
 use crate::waiting::Waiting;
 use crate::windows::TIMER_PERIOD;
@@ -72,6 +73,8 @@ pub(crate) struct Worker {
     /// Slots of queues with a deferred call, and when it is due.
     deferred_calls: Vec<(u16, Ticks)>,
     waiting: Waiting,
+    /// Of the worker's thread; of no thread where another one runs its turns.
+    run_delay: RunDelay,
     /// A window of a polled queue is open. Where none is, the worker sleeps in a moment, or its CPU is its own.
     offers_cpu: bool,
     counters: WorkerStats,
@@ -106,12 +109,18 @@ impl Worker {
             dirty: Vec::with_capacity(256),
             deferred_calls: Vec::with_capacity(256),
             waiting: Waiting::new(),
+            run_delay: RunDelay::default(),
             offers_cpu: false,
             counters: WorkerStats::default(),
             deep_pulls: Vec::with_capacity(256),
             generation: 0,
             stopping: false,
         })
+    }
+
+    /// Returns the worker of a thread whose run delay is known.
+    pub(crate) fn with_run_delay(self, run_delay: RunDelay) -> Worker {
+        Worker { run_delay, ..self }
     }
 
     /// Runs turns until [`stop`](Self::stop).
@@ -145,9 +154,13 @@ impl Worker {
     fn offer_cpu(&mut self) {
         let before = self.clock.now();
         rustix::thread::sched_yield();
-        let now = self.clock.read();
-        let away = now.since(before);
+        let mut now = self.clock.read();
+        let mut away = now.since(before);
         self.counters.yields += 1;
+        if away >= AWAY && !self.run_delay.is_by_others(away) {
+            // A hypervisor had it, or an interrupt. Nobody took the offer.
+            (away, now) = (0, self.clock.read());
+        }
         if self.waiting.offered(away, now) {
             self.counters.away_ns += away;
         }

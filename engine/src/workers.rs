@@ -13,6 +13,7 @@ use mqblk_uring::UringOptions;
 
 use crate::attach_error::WorkerError;
 use crate::mailbox::Mailbox;
+use crate::run_delay::RunDelay;
 use crate::worker::Worker;
 
 /// How long the workers have to end, and how often that is checked. One that waits in a system call or a page fault is left behind.
@@ -166,8 +167,9 @@ fn spawn_worker(number: usize, cpu: Option<usize>, context: UringOptions) -> std
     let (mailbox, receiver) = Mailbox::new(number as u32)?;
     let (ready, started) = sync_channel(1);
     let thread = spawn(format!("worker-{number}"), move || {
+        let run_delay = RunDelay::open();
         let made = pin(cpu).and_then(|()| enter(ThreadRole::Worker)).and_then(|()| Worker::new(context, receiver));
-        let mut worker = match made {
+        let mut worker = match made.map(|worker| worker.with_run_delay(run_delay)) {
             Ok(worker) => worker,
             Err(error) => {
                 let _ = ready.send(Err(error));

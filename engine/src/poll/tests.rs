@@ -8,11 +8,10 @@ fn us(us: u64) -> Ticks {
     Ticks(us * 1000)
 }
 
-const WAKE: u64 = 5000;
 const CLOSED: WindowMode = WindowMode::Closed(PollReason::CpuWanted);
 
 fn new(policy: PollPolicy) -> PollState {
-    PollState::new(policy, WAKE, us(0))
+    PollState::new(policy, us(0))
 }
 
 /// Something comes `gap` later; the queue is polled every microsecond before, if it is not armed. Returns whether it was still polled then.
@@ -78,7 +77,11 @@ fn off_polls_only_for_what_comes_before_it_could_sleep_and_busy_always_does() {
     }
     assert_eq!((idle(&mut off, 2138), idle(&mut off, 2140)), (Some(IdleResult::PollInFixedWindow), None));
     let mut closed = new(PollPolicy::Auto);
-    assert_eq!([2, 3].map(|at| closed.idle(us(at), CLOSED)), [Some(IdleResult::Poll), None]);
+    let no_gain = WindowMode::Closed(PollReason::NoGain);
+    let in_window = Some(IdleResult::PollInFixedWindow);
+    assert_eq!([9, 10].map(|at| closed.idle(us(at), no_gain)), [in_window, None], "as with off");
+    let mut wanted = new(PollPolicy::Auto);
+    assert_eq!([2, 3].map(|at| wanted.idle(us(at), CLOSED)), [Some(IdleResult::Poll), None], "others want the CPU");
     assert_eq!(new(PollPolicy::Busy).idle(us(10_000_000), WindowMode::Open), Some(IdleResult::Poll));
 }
 
@@ -141,7 +144,7 @@ fn auto_sleeps_while_slow_storage_works_and_polls_for_the_next_request() {
         let polled = after(&mut state, &mut now, 5000, false);
         assert!(!polled, "round {round}");
     }
-    assert!(state.empty_poll_ns() < 100 * 10_000 + 100_000, "{}", state.empty_poll_ns());
+    assert!(state.empty_poll_ns() < 100 * 10_000 + AUTO_HORIZON, "{}", state.empty_poll_ns());
 }
 
 #[test]

@@ -7,9 +7,15 @@ use std::time::Duration;
 use mqblk_ring::driver_ring::DriverRing;
 use mqblk_vhost_user_client::EventFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EFD_CLOEXEC;
 
 use crate::sleep_timer::SleepTimer;
 use crate::{DeviceError, DriverError};
+
+/// Returns a new eventfd, which programs that this one starts do not inherit.
+pub(crate) fn new_eventfd() -> io::Result<EventFd> {
+    EventFd::new(EFD_CLOEXEC)
+}
 
 /// Wakes a thread that waits for its queues.
 #[derive(Debug)]
@@ -106,4 +112,19 @@ pub(crate) fn arm_rings<'a>(
         armed.has_in_flight = true;
     }
     Ok(armed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_that_are_started_do_not_inherit_an_eventfd() {
+        let event = new_eventfd().expect("an eventfd");
+        for event in [event.try_clone().expect("a clone"), event] {
+            let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", event.as_raw_fd())).expect("its flags");
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).expect("its flags").trim();
+            assert_ne!(u32::from_str_radix(flags, 8).expect("an octal number") & EFD_CLOEXEC as u32, 0, "{info}");
+        }
+    }
 }

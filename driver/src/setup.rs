@@ -12,6 +12,7 @@ use mqblk_vhost_user_client::features as virtio;
 use mqblk_vhost_user_client::{Client, EventFd, InflightMemory, QueueSetup, SharedRegion};
 
 use crate::DriverError;
+use crate::call_event::new_eventfd;
 
 /// First guest address in use. Not 0, so that a zeroed descriptor is invalid.
 const FIRST_ADDRESS: GuestAddress = GuestAddress(1 << 20);
@@ -169,7 +170,7 @@ impl SharedMemory {
         let format = if has(virtio::RING_PACKED) { RingFormat::Packed } else { RingFormat::Split };
         let (at, size) = (layout.addresses, layout.size);
         let ring = DriverRing::new(&self.memory, &at, size, format, features, tables)?;
-        let kick = EventFd::new(0).map_err(DriverError::eventfd)?;
+        let kick = new_eventfd().map_err(DriverError::eventfd)?;
         let region = &self.region;
         let setup = QueueSetup { size, addresses: at, region, base: first_base(format), kick: &kick, call };
         client.start_queue(index, &setup)?;

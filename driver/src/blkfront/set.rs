@@ -8,6 +8,7 @@ use mqblk_vhost_user_client::EventFd;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::BlkfrontQueue;
+use crate::call_event::new_eventfd;
 use crate::sleep_timer::SleepTimer;
 use crate::{DriverError, Waker};
 
@@ -34,7 +35,7 @@ pub struct BlkfrontQueueSet {
 impl BlkfrontQueueSet {
     pub(super) fn new(queues: Vec<(BlkfrontQueue, OwnedFd)>) -> io::Result<BlkfrontQueueSet> {
         let epoll = Epoll::new()?;
-        let waker = EventFd::new(0)?;
+        let waker = new_eventfd()?;
         let once = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, WAKER_KEY);
         epoll.ctl(ControlOperation::Add, waker.as_raw_fd(), once)?;
         for (index, (_, descriptor)) in queues.iter().enumerate() {

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use mqblk_core::{BlockSize, ByteLen, Sector512};
 use mqblk_vhost_user_client::features as virtio;
-use mqblk_vhost_user_client::{BackendChannel, Client, EventFd, HangupMonitor};
+use mqblk_vhost_user_client::{BackendChannel, Client, HangupMonitor};
 
 use super::layout::BlkQueueLayout;
 use super::queue::{BlkQueue, BlkQueueSet};
 use super::wire::{BlkConfig, CONFIG_BYTES, CONFIG_WRITEBACK, feature};
 use crate::DriverError;
+use crate::call_event::new_eventfd;
 use crate::error::{check_queue_size, check_range};
 use crate::setup::{AddressPlanner, DescriptorLayout, SharedMemory, check_rings, ring_features};
 
@@ -190,7 +191,7 @@ impl BlkDevice {
         let chain_layout = options.descriptors.resolve(indirect, options.depth.into(), options.queue_size);
         let mut sets = Vec::with_capacity(options.threads.into());
         for _ in 0..options.threads {
-            sets.push((Vec::new(), EventFd::new(0).map_err(DriverError::eventfd)?));
+            sets.push((Vec::new(), new_eventfd().map_err(DriverError::eventfd)?));
         }
         for (index, layout) in layouts.iter().enumerate() {
             let (queues, call) = &mut sets[index % usize::from(options.threads)];

@@ -12,7 +12,7 @@ use super::command::Command;
 use super::handover::Mailbox;
 use super::queue::{CommandInFlight, ScsiCompletion, ScsiQueue, tag};
 use super::steering::TargetSteering;
-use crate::call_event::{self, CallEvent};
+use crate::call_event::{self, CallEvent, new_eventfd};
 use crate::{DeviceError, DriverError, SubmitError, Waker};
 
 /// Initial capacity of a mailbox.
@@ -418,7 +418,7 @@ impl ScsiQueueSet {
 
 /// Creates a call eventfd, and its owner's end of it.
 pub(crate) fn call_event() -> Result<(EventFd, CallEvent), DriverError> {
-    let call = EventFd::new(0).map_err(DriverError::eventfd)?;
+    let call = new_eventfd().map_err(DriverError::eventfd)?;
     let calls = call.try_clone().and_then(CallEvent::new).map_err(DriverError::eventfd)?;
     Ok((call, calls))
 }

@@ -33,7 +33,7 @@ const BLOCK_NS: u64 = 80_000_000;
 const SETTLING_STEPS: u32 = HOPELESS.len() as u32;
 const STEP_NS: u64 = 40_000_000;
 
-/// How many times as long as usual requests take in one of these steps if the way is given up, the last step first: it settles meanwhile.
+/// How many times as long as usual requests take in such a step if the way is given up, by the steps that are left: it settles meanwhile.
 const HOPELESS: [u64; 3] = [2, 3, 4];
 
 /// Polling must bring a tenth, because it takes the CPU from others. Few pairs, because a block is long.
@@ -172,7 +172,7 @@ impl Windows {
         match self.suspected.map(|at| now.since(at)) {
             Some(..STEP_NS) => {}
             Some(since) if since <= AGAIN * STEP_NS => {
-                self.suspected = None;
+                (self.suspected, self.usual_ns) = (None, None);
                 // Open windows are tried first, and at once: the others may be gone.
                 self.trials = Some((Cause::Contention, Tuner::trying(&CONTENTION, SETTINGS, CLOSED, OPEN)));
                 self.begin_block(completions, now);

@@ -120,11 +120,20 @@ fn drivers_are_killed_in_mid_request() {
         for neighbour in neighbours {
             assert!(neighbour.finish() > 0);
         }
-        for id in ["victim", "ram", "file", "late"] {
-            assert_eq!(daemon.warnings(id), Vec::<String>::new(), "{id}");
+        for (id, settings) in disks(victim) {
+            assert_eq!(unexpected_warnings(&daemon, id, settings), Vec::<String>::new(), "{id} on {settings}");
         }
         daemon.stop();
     }
+}
+
+/// Returns the warnings of a disk, without those that a disk of the host that hangs for some seconds explains.
+fn unexpected_warnings(daemon: &HostileDaemon, id: &str, settings: &str) -> Vec<String> {
+    let is_of_host = |warning: &String| {
+        settings.contains("path=IMAGE")
+            && ["waiting for storage since", "the storage hangs"].iter().any(|found| warning.contains(found))
+    };
+    daemon.warnings(id).into_iter().filter(|warning| !is_of_host(warning)).collect()
 }
 
 #[test]

@@ -59,8 +59,8 @@ const AGAIN: u64 = 3;
 
 /// How many blocks lie between two changes of the load that are acted upon: at least, after one that came soon, and at most. Where loads change all the
 /// time, what is tried for each of them would take a quarter of it.
-const MIN_PATIENCE: u32 = 16;
-const MAX_PATIENCE: u32 = 256;
+const MIN_BACKOFF: u32 = 16;
+const MAX_BACKOFF: u32 = 256;
 
 /// For how long a worker sleeps between two looks by its timer: guests on its CPU make requests meanwhile. A thread that slept for 12 us does not
 /// preempt another one when it is woken (Linux 6.18), and waits for the end of its time slice.
@@ -81,24 +81,24 @@ enum Cause {
 
 /// Which changes of the load are acted upon.
 #[derive(Clone, Copy, Debug, Default)]
-struct Patience {
+struct Backoff {
     /// Blocks since the last one, and how many there have to be.
     since: u32,
     least: u32,
 }
 
-impl Patience {
+impl Backoff {
     fn block(&mut self) {
         self.since = self.since.saturating_add(1);
     }
 
     /// The load has changed. Returns true if that is to be acted upon.
-    fn ends(&mut self) -> bool {
+    fn is_over(&mut self) -> bool {
         if self.since < self.least {
             return false;
         }
         let was_steady = self.since >= 4 * self.least;
-        self.least = if was_steady { MIN_PATIENCE } else { (2 * self.least).min(MAX_PATIENCE) };
+        self.least = if was_steady { MIN_BACKOFF } else { (2 * self.least).min(MAX_BACKOFF) };
         self.since = 0;
         true
     }
@@ -122,7 +122,7 @@ pub(crate) struct Windows {
     lately: (Ticks, u32),
     /// When there were many of them first, if that was lately.
     suspected: Option<Ticks>,
-    patience: Patience,
+    backoff: Backoff,
     /// Requests were served since there are no trials.
     is_busy: bool,
     /// What a thousand requests took on average since the trials began, or one changed the setting, in nanoseconds.
@@ -141,7 +141,7 @@ impl Windows {
             settling: 0,
             lately: (Ticks(0), 0),
             suspected: None,
-            patience: Patience::default(),
+            backoff: Backoff::default(),
             is_busy: false,
             usual_ns: None,
         }
@@ -183,7 +183,7 @@ impl Windows {
 
     /// Forgets what was tried.
     fn forget(&mut self) {
-        *self = Windows { patience: self.patience, ..Windows::new() };
+        *self = Windows { backoff: self.backoff, ..Windows::new() };
     }
 
     /// The worker has served some requests. `completions`: its own, so far. `is_slow`: one of them took longer than wake-ups do, so that polling takes much
@@ -226,7 +226,7 @@ impl Windows {
             }
             return self.begin_block(completions, now);
         }
-        self.patience.block();
+        self.backoff.block();
         let best = tuner.best();
         if tuner.setting() == best {
             let has_changed = self.usual_ns.is_some_and(|usual_ns| match cause {
@@ -234,7 +234,7 @@ impl Windows {
                 Cause::Contention => thousand_ns > usual_ns.saturating_mul(ANOTHER),
                 Cause::Load => is_another(usual_ns, thousand_ns),
             });
-            if has_changed && self.patience.ends() {
+            if has_changed && self.backoff.is_over() {
                 if *cause == Cause::Load {
                     return self.forget();
                 }
@@ -488,7 +488,7 @@ mod tests {
         assert!((10..100).contains(&others), "{others} of 4000 blocks without polling");
         // One that was steady for long is believed at once.
         let steady = Load { closed: 10, timer: 10, open: 3000, absences: 0 };
-        serve(&mut windows, &mut at, 4 * MAX_PATIENCE as usize, &steady);
+        serve(&mut windows, &mut at, 4 * MAX_BACKOFF as usize, &steady);
         serve(&mut windows, &mut at, 100, &Load { open: 300, ..steady });
         assert!(windows.trials.is_none(), "another load");
     }

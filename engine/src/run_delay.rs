@@ -2,7 +2,7 @@
 //! that offers it; neither is helped by sleeping.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt as _;
 
 /// What Linux calls the statistics of the thread that opens it: nanoseconds on a CPU, nanoseconds in which it was ready to run and waited, and
 /// time slices (Linux, `Documentation/scheduler/sched-stats.rst`).
@@ -37,7 +37,7 @@ impl RunDelay {
 
     fn read(&self) -> Option<u64> {
         let mut text = [0; MAX_LEN];
-        let len = rustix::io::pread(self.file.as_ref()?.as_fd(), &mut text, 0).ok()?;
+        let len = self.file.as_ref()?.read_at(&mut text, 0).ok()?;
         run_delay(&text[..len])
     }
 }

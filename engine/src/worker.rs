@@ -154,12 +154,12 @@ impl Worker {
     fn offer_cpu(&mut self) {
         let before = self.clock.now();
         rustix::thread::sched_yield();
-        let mut now = self.clock.read();
+        let now = self.clock.read();
         let mut away = now.since(before);
         self.counters.yields += 1;
         if away >= AWAY && !self.run_delay.is_by_others(away) {
             // A hypervisor had it, or an interrupt. Nobody took the offer.
-            (away, now) = (0, self.clock.read());
+            away = 0;
         }
         if self.waiting.offered(away, now) {
             self.counters.away_ns += away;

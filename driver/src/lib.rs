@@ -1,13 +1,14 @@
 //! Userspace drivers: the frontends of all guest interfaces.
 //!
 //! `virtio_blk/` drives a vhost-user-blk server, `virtio_scsi/` a vhost-user-scsi server. Both have many queues, each owned by
-//! one thread, and share `setup` (shared memory and rings), `call_event` (waiting) and `error`. `blkfront/` is the frontend of
+//! one thread, and share `setup` (shared memory and rings), `call_event` (waiting), `line` (what a request's cache line holds) and `error`. `blkfront/` is the frontend of
 //! Xen's block interface, over real or simulated grants and event channels.
 #![forbid(unsafe_code)]
 
 pub mod blkfront;
 mod call_event;
 mod error;
+mod line;
 #[cfg(any(test, feature = "model"))]
 mod model;
 mod setup;

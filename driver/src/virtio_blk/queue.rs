@@ -9,13 +9,17 @@ use mqblk_memory::{GuestAddress, GuestMemory, SharedArray};
 use mqblk_ring::driver_ring::{ChainLayout, ChainRefused, DriverRing, RequestChain};
 use mqblk_vhost_user_client::EventFd;
 
-use super::layout::BlkQueueLayout;
+use super::layout::{BlkQueueLayout, REQUEST_STRIDE, STATUS_OFFSET};
 use super::wire::{HEADER_BYTES, ID_BYTES, MAX_RANGES, RANGE_BYTES, SectorRange, header, request_type};
 use crate::call_event::{self, CallEvent};
+use crate::line::{prefetch_found, prefetch_later};
 use crate::{DataSegment, DeviceError, DriverError, SubmitError, Waker};
 
 /// A status byte that the device has not written, if [`BlkConnectOptions::poison_status`](super::BlkConnectOptions) is set.
 const POISON: u8 = 0xff;
+
+/// Headers that a request's line has room for.
+const HEADERS: usize = (REQUEST_STRIDE / HEADER_BYTES) as usize;
 
 /// Status of a completed request. Source: virtio 1.3 section 5.2.6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +94,8 @@ impl BlkQueue {
         let n = usize::from(ring.size());
         Some(BlkQueue {
             chain_layout,
-            headers: memory.shared_array(layout.headers, n)?,
-            statuses: memory.shared_array(layout.statuses, n)?,
+            headers: memory.shared_array(layout.requests, n * HEADERS)?,
+            statuses: memory.shared_array(layout.requests, n * REQUEST_STRIDE as usize)?,
             ranges: memory.shared_array(layout.ranges, n * MAX_RANGES)?,
             memory: Arc::clone(memory),
             layout,
@@ -233,9 +237,8 @@ impl BlkQueue {
         device_writes: bool,
     ) -> Result<(), SubmitError> {
         let slot = *self.free.last().ok_or(SubmitError::Full)?;
-        let at = u64::from(slot);
-        let header_at = GuestAddress(self.layout.headers.0 + at * u64::from(HEADER_BYTES));
-        let request = (header_at, data, device_writes, GuestAddress(self.layout.statuses.0 + at));
+        let (header_at, status_at) = self.layout.request(slot);
+        let request = (header_at, data, device_writes, status_at);
         match &mut self.ring {
             DriverRing::Split(ring) => build(ring.begin(self.chain_layout), request, slot)?,
             DriverRing::Packed(ring) => build(ring.begin(self.chain_layout), request, slot)?,
@@ -246,10 +249,10 @@ impl BlkQueue {
         let words = header(kind, start);
         if self.written_headers[slot] != words {
             self.written_headers[slot] = words;
-            self.headers.set(slot, words);
+            self.headers.set(slot * HEADERS, words);
         }
         if self.poison {
-            self.statuses.set(slot, POISON);
+            self.statuses.set(status(slot), POISON);
         }
         Ok(())
     }
@@ -279,7 +282,9 @@ impl BlkQueue {
     /// If the device violates the protocol. The queue cannot be used any more.
     #[inline]
     pub fn poll(&mut self) -> Result<u16, DeviceError> {
-        Ok(self.ring.poll_used()?)
+        let found = self.ring.poll_used()?;
+        prefetch_found((&self.ring, &self.statuses), found, status);
+        Ok(found)
     }
 
     /// Reaps one of the completions that the last [`poll`](Self::poll) has found.
@@ -288,12 +293,19 @@ impl BlkQueue {
     /// If the device violates the protocol. The queue cannot be used any more.
     #[inline]
     pub fn reap(&mut self) -> Result<Option<BlkCompletion>, DeviceError> {
+        prefetch_later((&self.ring, &self.statuses), status);
         let Some(used) = self.ring.take()? else { return Ok(None) };
         let slot = used.token as usize;
-        let status = BlkStatus::from_byte(self.statuses.get(slot));
+        let status = BlkStatus::from_byte(self.statuses.get(status(slot)));
         self.free.push(slot as u16);
         Ok(Some(BlkCompletion { user_data: self.user_data[slot], status, written: used.written }))
     }
+}
+
+/// Returns the index of a slot's status byte.
+#[inline]
+fn status(slot: usize) -> usize {
+    slot * REQUEST_STRIDE as usize + STATUS_OFFSET as usize
 }
 
 /// Builds a request: header, data (which the device writes or reads), status.

@@ -3,29 +3,43 @@
 use mqblk_core::ByteLen;
 use mqblk_memory::GuestAddress;
 
-use super::wire::{EVENT_BYTES, HEADER_STRIDE, RESPONSE_STRIDE, TMF_STRIDE};
+use super::wire::{EVENT_BYTES, HEADER_BYTES, RESPONSE_BYTES, RESPONSE_HEAD_BYTES, TMF_STRIDE};
+use crate::line::LINE;
 use crate::setup::{AddressPlanner, DataArea, RingLayout};
+
+/// Bytes from the header and response of one command to those of the next: header and fixed part of the response in
+/// [one cache line](crate::line), then two lines for sense data.
+pub(crate) const COMMAND_STRIDE: u32 = 3 * LINE;
+/// Offset of the response behind the header.
+pub(crate) const RESPONSE_OFFSET: u32 = LINE - RESPONSE_HEAD_BYTES;
+const _: () = assert!(HEADER_BYTES <= RESPONSE_OFFSET && RESPONSE_OFFSET + RESPONSE_BYTES <= COMMAND_STRIDE);
+/// Bytes that are allocated for a command: the lengths of [shared arrays](mqblk_memory::SharedArray) are powers of two.
+const COMMAND_BYTES: u32 = COMMAND_STRIDE.next_power_of_two();
 
 /// Guest addresses of a request queue's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScsiQueueLayout {
     pub(crate) ring: RingLayout,
-    /// Headers, one cache line each.
-    pub(crate) headers: GuestAddress,
-    /// Responses, two cache lines each. The second one is written only for long sense data.
-    pub(crate) responses: GuestAddress,
+    /// Headers and responses, [`COMMAND_STRIDE`] bytes each.
+    pub(crate) commands: GuestAddress,
     pub(crate) data: DataArea,
 }
 
 impl ScsiQueueLayout {
+    /// Returns the address of the header and of the response of the command in this slot.
+    #[inline]
+    pub(crate) fn command(&self, slot: u16) -> (GuestAddress, GuestAddress) {
+        let header = self.commands.0 + u64::from(slot) * u64::from(COMMAND_STRIDE);
+        (GuestAddress(header), GuestAddress(header + u64::from(RESPONSE_OFFSET)))
+    }
+
     /// Allocates the memory of a queue of `size` entries.
     pub(crate) fn new(planner: &mut AddressPlanner, size: u16, data_len: ByteLen) -> ScsiQueueLayout {
         let n = u64::from(size);
         let ring = planner.allocate_ring(size);
-        let headers = planner.allocate(u64::from(HEADER_STRIDE) * n);
-        let responses = planner.allocate(u64::from(RESPONSE_STRIDE) * n);
+        let commands = planner.allocate(u64::from(COMMAND_BYTES) * n);
         let data = DataArea { start: planner.allocate(data_len.0), len: data_len };
-        ScsiQueueLayout { ring, headers, responses, data }
+        ScsiQueueLayout { ring, commands, data }
     }
 }
 
@@ -50,5 +64,25 @@ impl ControlLayout {
             event: planner.allocate_ring(size),
             events: planner.allocate(u64::from(EVENT_BYTES) * n),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_and_fixed_part_of_the_response_have_a_cache_line_of_their_own() {
+        let layout = ScsiQueueLayout::new(&mut AddressPlanner::new(), 128, ByteLen(4096));
+        let mut end = 0;
+        for slot in 0..128 {
+            let (header, response) = layout.command(slot);
+            assert!(header.0 >= end, "the sense data of the slot before it end there");
+            let lines = [header.0, header.0 + 50, response.0, response.0 + 11].map(|byte| byte / 64);
+            assert_eq!(lines, [header.0 / 64; 4]);
+            assert!(header.0 % 64 == 0 && response.0 >= header.0 + 51);
+            end = response.0 + 108;
+        }
+        assert!(end <= layout.data.start.0);
     }
 }

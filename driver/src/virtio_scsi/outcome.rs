@@ -106,10 +106,9 @@ pub(crate) struct ResponseHead {
 
 impl ResponseHead {
     #[inline]
-    pub(crate) fn from_words([first, second]: [u64; 2]) -> ResponseHead {
-        let (first, second) = (u64::from_le(first), u64::from_le(second));
-        let [sense_len, residual] = [first as u32, (first >> 32) as u32];
-        ResponseHead { sense_len, residual, status: (second >> 16) as u8, response: (second >> 24) as u8 }
+    pub(crate) fn from_words(words: [u32; 3]) -> ResponseHead {
+        let [sense_len, residual, last] = words.map(u32::from_le);
+        ResponseHead { sense_len, residual, status: (last >> 16) as u8, response: (last >> 24) as u8 }
     }
 
     /// Returns the outcome of a command with `len` bytes of data. `sense` reads the sense data into a slice of its length.

@@ -9,19 +9,23 @@ use mqblk_ring::driver_ring::{ChainLayout, ChainRefused, DriverRing, RequestChai
 use mqblk_vhost_user_client::EventFd;
 
 use super::command::{Command, CommandData};
-use super::layout::ScsiQueueLayout;
+use super::layout::{COMMAND_STRIDE, RESPONSE_OFFSET, ScsiQueueLayout};
 use super::outcome::{CommandOutcome, ResponseHead};
-use super::wire::{HEADER_BYTES, HEADER_STRIDE, RESPONSE_BYTES, RESPONSE_HEAD_BYTES, RESPONSE_STRIDE};
+use super::wire::{HEADER_BYTES, RESPONSE_BYTES, RESPONSE_HEAD_BYTES};
+use crate::line::{LINE, prefetch_found, prefetch_later};
 use crate::{DeviceError, SubmitError};
 
 /// A response byte that the device has not written, if responses are poisoned.
 pub(crate) const POISON: u8 = 0xff;
+/// Cache lines from one command to the next.
+const LINES: usize = (COMMAND_STRIDE / LINE) as usize;
+/// The last 16 bytes of a line: four bytes behind the header, and the fixed part of the response.
+const LINE_END: usize = LINE as usize / size_of::<LineEnd>() - 1;
+const _: () = assert!(LINE - RESPONSE_OFFSET == RESPONSE_HEAD_BYTES && RESPONSE_HEAD_BYTES == 12);
+/// What lies there.
+type LineEnd = [u32; 4];
 /// A response that was not written: [`POISON`] in the response byte.
-const POISONED_HEAD: [u64; 2] = [0, ((POISON as u64) << 24).to_le()];
-/// 16-byte slots from one response to the next.
-const RESPONSE_SLOTS: usize = RESPONSE_STRIDE as usize / 16;
-/// So many responses are on their way from the device's core at the same time: about as many as a core has reads in flight.
-const PREFETCHED_RESPONSES: u16 = 8;
+const POISONED: LineEnd = [0, 0, 0, ((POISON as u32) << 24).to_le()];
 
 /// A completed command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +60,7 @@ pub struct ScsiQueue {
     memory: Arc<GuestMemory>,
     layout: ScsiQueueLayout,
     headers: SharedArray<[u64; 8]>,
-    responses: SharedArray<[u64; 2]>,
+    line_ends: SharedArray<LineEnd>,
     /// Headers as last written. An equal header (the same block again) is not stored again.
     written_headers: Box<[[u64; 8]]>,
     commands: Box<[CommandInFlight]>,
@@ -78,8 +82,8 @@ impl ScsiQueue {
         let n = usize::from(ring.size());
         Some(ScsiQueue {
             chain_layout,
-            headers: memory.shared_array(layout.headers, n)?,
-            responses: memory.shared_array(layout.responses, n * RESPONSE_SLOTS)?,
+            headers: memory.shared_array(layout.commands, n * LINES.next_power_of_two())?,
+            line_ends: memory.shared_array(layout.commands, (n * LINES.next_power_of_two()) * (LINE_END + 1))?,
             memory: Arc::clone(memory),
             layout,
             // No header starts like this.
@@ -125,9 +129,8 @@ impl ScsiQueue {
     pub(crate) fn submit(&mut self, user_data: u32, origin: u16, command: &Command) -> Result<(), SubmitError> {
         let slot = *self.free.last().ok_or(SubmitError::Full)?;
         let index = usize::from(slot);
-        let at = |start: GuestAddress, stride: u32| GuestAddress(start.0 + u64::from(slot) * u64::from(stride));
-        let header_at = at(self.layout.headers, HEADER_STRIDE);
-        let request = (header_at, command.data, at(self.layout.responses, RESPONSE_STRIDE));
+        let (header_at, response_at) = self.layout.command(slot);
+        let request = (header_at, command.data, response_at);
         let len = match &mut self.ring {
             DriverRing::Split(ring) => build(ring.begin(self.chain_layout), request, slot)?,
             DriverRing::Packed(ring) => build(ring.begin(self.chain_layout), request, slot)?,
@@ -139,10 +142,10 @@ impl ScsiQueue {
         let changed = words.iter().zip(&self.written_headers[index]).fold(0, |bits, (new, old)| bits | (new ^ old));
         if changed != 0 {
             self.written_headers[index] = words;
-            self.headers.set(index, words);
+            self.headers.set(index * LINES, words);
         }
         if self.poison {
-            self.responses.set(index * RESPONSE_SLOTS, POISONED_HEAD);
+            self.line_ends.set(line_end(index), POISONED);
         }
         Ok(())
     }
@@ -164,33 +167,32 @@ impl ScsiQueue {
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<u16, DeviceError> {
         let found = self.ring.poll_used()?;
-        (0..found.min(PREFETCHED_RESPONSES)).for_each(|ahead| self.prefetch_response(ahead));
+        prefetch_found((&self.ring, &self.line_ends), found, line_end);
         Ok(found)
-    }
-
-    #[inline]
-    fn prefetch_response(&self, ahead: u16) {
-        if let Some(slot) = self.ring.upcoming(ahead) {
-            self.responses.prefetch(slot as usize * RESPONSE_SLOTS);
-        }
     }
 
     /// Reaps one of the completions that the last poll has found.
     #[inline]
     pub(crate) fn reap(&mut self) -> Result<Option<(CommandInFlight, ScsiCompletion)>, DeviceError> {
-        self.prefetch_response(PREFETCHED_RESPONSES);
+        prefetch_later((&self.ring, &self.line_ends), line_end);
         let Some(used) = self.ring.take()? else { return Ok(None) };
         let slot = used.token as usize;
         let command = self.commands[slot];
-        let head = ResponseHead::from_words(self.responses.get(slot * RESPONSE_SLOTS));
-        let outcome = head.outcome(command.len, |bytes| {
-            let at =
-                self.layout.responses.0 + slot as u64 * u64::from(RESPONSE_STRIDE) + u64::from(RESPONSE_HEAD_BYTES);
-            self.memory.read(GuestAddress(at), bytes).expect("responses are in shared memory");
+        let [_, words @ ..] = self.line_ends.get(line_end(slot));
+        let outcome = ResponseHead::from_words(words).outcome(command.len, |bytes| {
+            let (_, response) = self.layout.command(slot as u16);
+            let sense = GuestAddress(response.0 + u64::from(RESPONSE_HEAD_BYTES));
+            self.memory.read(sense, bytes).expect("responses are in shared memory");
         });
         self.free.push(slot as u16);
         Ok(Some((command, ScsiCompletion { user_data: command.user_data, outcome, written: used.written })))
     }
+}
+
+/// Returns the index of the end of a command's first line.
+#[inline]
+fn line_end(slot: usize) -> usize {
+    slot * LINES * (LINE_END + 1) + LINE_END
 }
 
 /// Builds a request: header, data-out, response, data-in. Returns the bytes of data.
@@ -223,7 +225,7 @@ pub(crate) const fn tag(origin: u16, user_data: u32) -> u64 {
 /// Builds a command's header: LUN, tag, attribute SIMPLE, no priority, no CRN, command descriptor block.
 #[inline]
 fn header(command: &Command, tag: u64) -> [u64; 8] {
-    let mut bytes = [0; HEADER_STRIDE as usize];
+    let mut bytes = [0; LINE as usize];
     bytes[..8].copy_from_slice(&command.address.to_bytes());
     bytes[8..16].copy_from_slice(&tag.to_le_bytes());
     bytes[19..HEADER_BYTES as usize].copy_from_slice(&command.cdb.0);

@@ -26,14 +26,10 @@ pub(crate) const CDB_BYTES: usize = 32;
 
 /// Bytes of a command's header: LUN, tag, attributes, command descriptor block.
 pub(crate) const HEADER_BYTES: u32 = 19 + CDB_BYTES as u32;
-/// Bytes from one header to the next: a cache line.
-pub(crate) const HEADER_STRIDE: u32 = 64;
 /// Bytes of a command's response before its sense data.
 pub(crate) const RESPONSE_HEAD_BYTES: u32 = 12;
 /// Bytes of a command's response.
 pub(crate) const RESPONSE_BYTES: u32 = RESPONSE_HEAD_BYTES + SENSE_BYTES as u32;
-/// Bytes from one response to the next.
-pub(crate) const RESPONSE_STRIDE: u32 = 128;
 /// Bytes of a task management request.
 pub(crate) const TMF_BYTES: u32 = 24;
 /// Bytes from one task management request to the next.

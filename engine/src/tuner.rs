@@ -27,7 +27,7 @@ pub(crate) struct Rule {
     pub(crate) loss_percent: i64,
     /// Blocks before the first trial.
     pub(crate) first_pause: u32,
-    /// Blocks between two trials: after a change, and at most. Doubled after a trial that changes nothing.
+    /// Blocks between two trials: after a change, and at most. Doubled after trials that change nothing, four times as many after hopeless ones.
     pub(crate) min_pause: u32,
     pub(crate) max_pause: u32,
     /// All other settings are tried one after the other, not only the neighbours of the present one.
@@ -128,6 +128,14 @@ impl Trial {
     }
 }
 
+/// How a trial ended: the other setting is better, or worse, or so much worse that it will hardly be better soon.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Better,
+    Worse,
+    Hopeless,
+}
+
 /// Returns what a thousand requests took, of `requests` that took `ns` nanoseconds.
 pub(crate) fn of_a_thousand(requests: u64, ns: u64) -> u64 {
     ns * 1000 / requests
@@ -150,6 +158,8 @@ pub(crate) struct Tuner {
     left: usize,
     /// A trial since the last pause changed the setting.
     changed: bool,
+    /// All trials since the last pause were of settings that cannot be better.
+    all_hopeless: bool,
 }
 
 impl Tuner {
@@ -166,6 +176,7 @@ impl Tuner {
             tried: first,
             left: 0,
             changed: false,
+            all_hopeless: false,
         }
     }
 
@@ -206,7 +217,7 @@ impl Tuner {
     /// The setting that is tried cannot be better, and the trial of it ends.
     pub(crate) fn give_up(&mut self) {
         if self.trial.is_some() {
-            self.end_trial(None);
+            self.end_trial(Ending::Hopeless);
         }
     }
 
@@ -242,7 +253,7 @@ impl Tuner {
         trial.wins += u32::from(is_better(present_ns, ns));
         let losses = trial.pairs - trial.wins;
         let decision = match test {
-            _ if ns >= present_ns.saturating_mul(HOPELESS) => Some(false),
+            _ if ns >= present_ns.saturating_mul(HOPELESS) => return self.end_trial(Ending::Hopeless),
             Test::Wins(wins) if losses > pairs - wins => Some(false),
             Test::Wins(wins) => (trial.wins >= wins).then(|| is_better(trial.present_sum, trial.other_sum)),
             Test::Mean { .. } if trial.is_clearly_slower() => Some(false),
@@ -255,14 +266,14 @@ impl Tuner {
             },
         };
         if let Some(is_better) = decision {
-            let better = is_better.then_some(trial.other);
-            self.end_trial(better);
+            self.end_trial(if is_better { Ending::Better } else { Ending::Worse });
         }
     }
 
     fn begin_trial(&mut self) {
         if self.left == 0 {
-            (self.left, self.changed) = (if self.rule.tries_all { self.settings - 1 } else { 1 }, false);
+            self.left = if self.rule.tries_all { self.settings - 1 } else { 1 };
+            (self.changed, self.all_hopeless) = (false, true);
         }
         self.tried = if self.rule.tries_all { self.next_of_all() } else { self.next_neighbour() };
         self.trial = Some(Trial::new(self.tried));
@@ -282,19 +293,22 @@ impl Tuner {
         if dearer { best + 1 } else { best - 1 }
     }
 
-    fn end_trial(&mut self, better: Option<usize>) {
-        self.trial = None;
+    fn end_trial(&mut self, ending: Ending) {
+        let Some(trial) = self.trial.take() else { return };
         self.left -= 1;
-        if let Some(other) = better {
+        self.all_hopeless &= ending == Ending::Hopeless;
+        if ending == Ending::Better {
             // The one that it won against needs no trial.
-            (self.best, self.changed, self.tried) = (other, true, self.best);
+            (self.best, self.changed, self.tried) = (trial.other, true, self.best);
         }
         if self.left > 0 {
             self.pause = self.rule.first_pause;
             return;
         }
-        self.next_pause =
-            if self.changed { self.rule.min_pause } else { (self.next_pause * 2).min(self.rule.max_pause) };
+        self.next_pause = match (self.changed, self.all_hopeless) {
+            (true, _) => self.rule.min_pause,
+            (_, is_certain) => (self.next_pause * if is_certain { 4 } else { 2 }).min(self.rule.max_pause),
+        };
         self.pause = self.next_pause;
     }
 }
@@ -415,6 +429,17 @@ mod tests {
         let mut tuner = Tuner::new(&SHORT_BLOCKS, 2, 0);
         let used = serve(&mut tuner, 40, |setting, _| if setting == 1 { 5000 } else { 1000 });
         assert_eq!(used.iter().filter(|setting| **setting == 1).count(), 1);
+    }
+
+    #[test]
+    fn hopeless_settings_are_tried_less_often() {
+        let trials_with = |ns: u64| {
+            let mut tuner = Tuner::new(&UNEVEN_BLOCKS, 3, 0);
+            let used = serve(&mut tuner, 400, |setting, _| if setting == 0 { 1000 } else { ns });
+            assert_eq!(tuner.best(), 0);
+            used.windows(2).filter(|pair| pair[0] != 1 && pair[1] == 1).count()
+        };
+        assert!(trials_with(3000) < trials_with(1500), "{} {}", trials_with(3000), trials_with(1500));
     }
 
     #[test]

@@ -291,7 +291,7 @@ impl BlkQueue {
     ///
     /// # Errors
     /// If the device violates the protocol. The queue cannot be used any more.
-    #[inline]
+    #[inline(always)] // else the completion travels through memory, where its status is stored in two parts and loaded as one
     pub fn reap(&mut self) -> Result<Option<BlkCompletion>, DeviceError> {
         prefetch_later((&self.ring, &self.statuses), status);
         let Some(used) = self.ring.take()? else { return Ok(None) };

@@ -2,9 +2,10 @@
 
 use super::wire::CDB_BYTES;
 
-/// A command descriptor block, padded with zeroes.
+/// A command descriptor block, padded with zeroes. It is words, each with its first byte in the lowest bits: a READ or WRITE is made in registers, while a
+/// load of bytes that were stored one by one waits until all are in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cdb(pub(crate) [u8; CDB_BYTES]);
+pub struct Cdb([u64; CDB_BYTES / 8]);
 
 /// A logical block address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,36 +46,48 @@ impl Cdb {
         let mut cdb = [0; CDB_BYTES];
         let len = bytes.len().min(CDB_BYTES);
         cdb[..len].copy_from_slice(&bytes[..len]);
-        Cdb(cdb)
+        Cdb::from_bytes(cdb)
+    }
+
+    fn from_bytes(cdb: [u8; CDB_BYTES]) -> Cdb {
+        let word = |word: usize| u64::from_le_bytes(std::array::from_fn(|byte| cdb[8 * word + byte]));
+        Cdb(std::array::from_fn(word))
     }
 
     /// Returns the bytes of the descriptor block.
-    pub fn bytes(&self) -> &[u8; CDB_BYTES] {
-        &self.0
+    pub fn bytes(&self) -> [u8; CDB_BYTES] {
+        std::array::from_fn(|byte| self.0[byte / 8].to_le_bytes()[byte % 8])
     }
 
-    const fn new(operation: u8) -> Cdb {
+    /// Returns the words of the descriptor block: eight bytes each, the first in the lowest bits.
+    #[inline]
+    pub(super) fn words(&self) -> [u64; CDB_BYTES / 8] {
+        self.0
+    }
+
+    /// Returns a command with these bytes at these offsets, and else zeroes.
+    fn with<const N: usize>(operation: u8, fields: [(usize, &[u8]); N]) -> Cdb {
         let mut cdb = [0; CDB_BYTES];
         cdb[0] = operation;
-        Cdb(cdb)
+        for (at, field) in fields {
+            cdb[at..at + field.len()].copy_from_slice(field);
+        }
+        Cdb::from_bytes(cdb)
     }
 
     /// Returns a 10-byte command, or its 16-byte form if the block address or count needs it.
     #[inline]
     fn sized(short: u8, long: u8, flags: u8, start: Lba, blocks: u32) -> Cdb {
-        let mut cdb = [0; CDB_BYTES];
+        let head = |operation: u8| u64::from(operation) | u64::from(flags) << 8;
         if start.0 <= u64::from(u32::MAX) && blocks <= u32::from(u16::MAX) {
-            let lba = (start.0 as u32).to_be_bytes();
-            let count = (blocks as u16).to_be_bytes();
-            (cdb[0], cdb[1]) = (short, flags);
-            cdb[2..6].copy_from_slice(&lba);
-            cdb[7..9].copy_from_slice(&count);
+            // The block address is in bytes 2 to 5, the count in 7 and 8, of which the low byte is in the second word.
+            let (lba, count) = (u64::from((start.0 as u32).swap_bytes()), u64::from((blocks as u16).swap_bytes()));
+            Cdb([head(short) | lba << 16 | count << 56, count >> 8, 0, 0])
         } else {
-            (cdb[0], cdb[1]) = (long, flags);
-            cdb[2..10].copy_from_slice(&start.0.to_be_bytes());
-            cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+            // The block address is in bytes 2 to 9, the count in 10 to 13.
+            let (lba, count) = (start.0.swap_bytes(), u64::from(blocks.swap_bytes()));
+            Cdb([head(long) | lba << 16, lba >> 48 | count << 16, 0, 0])
         }
-        Cdb(cdb)
     }
 
     /// Returns READ(10), or READ(16) if needed.
@@ -91,59 +104,43 @@ impl Cdb {
 
     /// Returns SYNCHRONIZE CACHE(10) of all blocks.
     pub(super) fn flush() -> Cdb {
-        Cdb::new(0x35)
+        Cdb::with(0x35, [])
     }
 
     /// Returns UNMAP with `extents` extents.
     pub(super) fn unmap(extents: usize) -> Cdb {
-        let mut cdb = Cdb::new(0x42);
-        cdb.0[7..9].copy_from_slice(&(unmap_bytes(extents) as u16).to_be_bytes());
-        cdb
+        Cdb::with(0x42, [(7, &(unmap_bytes(extents) as u16).to_be_bytes())])
     }
 
     /// Returns WRITE SAME(16) with one block of data. `unmap`: the blocks may be unmapped.
     pub(super) fn write_same(start: Lba, blocks: u32, unmap: bool) -> Cdb {
-        let mut cdb = Cdb::new(0x93);
-        cdb.0[1] = u8::from(unmap) << 3;
-        cdb.0[2..10].copy_from_slice(&start.0.to_be_bytes());
-        cdb.0[10..14].copy_from_slice(&blocks.to_be_bytes());
-        cdb
+        let flags = u8::from(unmap) << 3;
+        Cdb::with(0x93, [(1, &[flags]), (2, &start.0.to_be_bytes()), (10, &blocks.to_be_bytes())])
     }
 
     /// Returns INQUIRY for standard data of at most `len` bytes.
     pub(super) fn inquiry(len: u16) -> Cdb {
-        let mut cdb = Cdb::new(0x12);
-        cdb.0[3..5].copy_from_slice(&len.to_be_bytes());
-        cdb
+        Cdb::with(0x12, [(3, &len.to_be_bytes())])
     }
 
     /// Returns INQUIRY for a page of vital product data.
     pub(super) fn vital_product_data(page: u8, len: u16) -> Cdb {
-        let mut cdb = Cdb::inquiry(len);
-        (cdb.0[1], cdb.0[2]) = (1, page);
-        cdb
+        Cdb::with(0x12, [(1, &[1, page]), (3, &len.to_be_bytes())])
     }
 
     /// Returns READ CAPACITY(16).
     pub(super) fn read_capacity(len: u32) -> Cdb {
-        let mut cdb = Cdb::new(0x9e);
-        cdb.0[1] = 0x10;
-        cdb.0[10..14].copy_from_slice(&len.to_be_bytes());
-        cdb
+        Cdb::with(0x9e, [(1, &[0x10]), (10, &len.to_be_bytes())])
     }
 
     /// Returns REPORT LUNS without the well-known logical units.
     pub(super) fn report_luns(len: u32) -> Cdb {
-        let mut cdb = Cdb::new(0xa0);
-        cdb.0[6..10].copy_from_slice(&len.to_be_bytes());
-        cdb
+        Cdb::with(0xa0, [(6, &len.to_be_bytes())])
     }
 
     /// Returns MODE SENSE(6) for a page's current values.
     pub(super) fn mode_sense(page: u8, len: u8) -> Cdb {
-        let mut cdb = Cdb::new(0x1a);
-        (cdb.0[2], cdb.0[4]) = (page, len);
-        cdb
+        Cdb::with(0x1a, [(2, &[page]), (4, &[len])])
     }
 }
 
@@ -154,10 +151,15 @@ mod tests {
     #[test]
     fn the_short_form_is_used_if_it_fits() {
         let cdb = Cdb::read(Lba(0x1234_5678), 0xffff);
-        assert_eq!(cdb.0[..10], [0x28, 0, 0x12, 0x34, 0x56, 0x78, 0, 0xff, 0xff, 0]);
+        assert_eq!(cdb.bytes()[..10], [0x28, 0, 0x12, 0x34, 0x56, 0x78, 0, 0xff, 0xff, 0]);
         let cdb = Cdb::write(Lba(1 << 32), 8, true);
-        assert_eq!(cdb.0[..16], [0x8a, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0]);
-        assert_eq!(Cdb::read(Lba(0), 0x10000).0[..14], [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(cdb.bytes()[..16], [0x8a, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0]);
+        let (start, blocks) = (Lba(0x0123_4567_89ab_cdef), 0x1234_5678);
+        let expected = [0x88, 0, 1, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0x12, 0x34, 0x56, 0x78, 0, 0];
+        assert_eq!(Cdb::read(start, blocks).bytes()[..16], expected);
+        assert_eq!(Cdb::write(Lba(7), 0x0102, false).bytes()[..10], [0x2a, 0, 0, 0, 0, 7, 0, 1, 2, 0]);
+        assert_eq!(Cdb::raw(&expected), Cdb::read(start, blocks));
+        assert_eq!(Cdb::read(Lba(0), 0x10000).bytes()[..14], [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
     }
 
     #[test]
@@ -168,6 +170,6 @@ mod tests {
         assert_eq!(list[..8], [0, 38, 0, 32, 0, 0, 0, 0]);
         assert_eq!(list[8..24], [0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0, 0]);
         assert_eq!(list[24..36], [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
-        assert_eq!(Cdb::unmap(2).0[..10], [0x42, 0, 0, 0, 0, 0, 0, 0, 40, 0]);
+        assert_eq!(Cdb::unmap(2).bytes()[..10], [0x42, 0, 0, 0, 0, 0, 0, 0, 40, 0]);
     }
 }

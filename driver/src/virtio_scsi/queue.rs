@@ -172,7 +172,7 @@ impl ScsiQueue {
     }
 
     /// Reaps one of the completions that the last poll has found.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reap(&mut self) -> Result<Option<(CommandInFlight, ScsiCompletion)>, DeviceError> {
         prefetch_later((&self.ring, &self.line_ends), line_end);
         let Some(used) = self.ring.take()? else { return Ok(None) };
@@ -225,9 +225,9 @@ pub(crate) const fn tag(origin: u16, user_data: u32) -> u64 {
 /// Builds a command's header: LUN, tag, attribute SIMPLE, no priority, no CRN, command descriptor block.
 #[inline]
 fn header(command: &Command, tag: u64) -> [u64; 8] {
-    let mut bytes = [0; LINE as usize];
-    bytes[..8].copy_from_slice(&command.address.to_bytes());
-    bytes[8..16].copy_from_slice(&tag.to_le_bytes());
-    bytes[19..HEADER_BYTES as usize].copy_from_slice(&command.cdb.0);
-    std::array::from_fn(|word| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[8 * word + byte])))
+    let [a, b, c, d] = command.cdb.words();
+    // The descriptor block begins behind three bytes of zeroes.
+    let cdb = [a << 24, a >> 40 | b << 24, b >> 40 | c << 24, c >> 40 | d << 24, d >> 40];
+    let [e, f, g, h, i] = cdb;
+    [u64::from_le_bytes(command.address.to_bytes()), tag, e, f, g, h, i, 0].map(u64::to_le)
 }

@@ -260,7 +260,7 @@ impl ScsiQueueSet {
     ///
     /// # Errors
     /// If the device violates the protocol. The queue cannot be used any more.
-    #[inline]
+    #[inline(always)] // else the completion travels through memory
     pub fn reap(&mut self, index: usize) -> Result<Option<ScsiCompletion>, DeviceError> {
         while let Some((CommandInFlight { origin, target, .. }, completion)) = self.queues[index].reap()? {
             self.exchange.end(target);

@@ -66,7 +66,8 @@ pub struct PackedDriver {
     ids: Box<[IdState]>,
     /// Free descriptors.
     free: u16,
-    in_flight: u16,
+    /// Requests in flight: wider than `free`, because the compiler loads two neighbours of one width as one value, which waits for the stores of both.
+    in_flight: u32,
     /// Least number of descriptors of the requests in flight, or less.
     least: u16,
     /// Where the next descriptor is written.
@@ -146,7 +147,7 @@ impl PackedDriver {
     /// Returns the number of requests committed and not yet taken as completed.
     #[inline]
     pub fn in_flight(&self) -> u16 {
-        self.in_flight
+        self.in_flight as u16
     }
 
     /// Returns the number of free ring descriptors.

@@ -132,7 +132,8 @@ pub struct SplitDriver {
     free_head: u16,
     free: u16,
     heads: Box<[HeadState]>,
-    in_flight: u16,
+    /// Requests in flight: wider than `free`, because the compiler loads two neighbours of one width as one value, which waits for the stores of both.
+    in_flight: u32,
     /// Index of the next available entry; committed but unpublished requests lie between `published` and this.
     avail: u16,
     published: u16,
@@ -200,7 +201,7 @@ impl SplitDriver {
     /// Returns the number of requests committed and not yet completed.
     #[inline]
     pub fn in_flight(&self) -> u16 {
-        self.in_flight
+        self.in_flight as u16
     }
 
     /// Returns the number of free ring descriptors.
@@ -255,7 +256,7 @@ impl SplitDriver {
             return Ok(self.ready());
         }
         let found = seen.wrapping_sub(self.used);
-        let in_flight = self.in_flight - self.unpublished();
+        let in_flight = self.in_flight() - self.unpublished();
         if found > in_flight || found < self.ready() {
             return Err(DeviceError::UsedIndex { found, in_flight });
         }
@@ -294,7 +295,9 @@ impl SplitDriver {
     #[inline]
     pub fn take(&mut self) -> Result<Option<UsedRequest>, DeviceError> {
         if self.used == self.seen {
-            return self.take_in_order();
+            // In parts: as one value it would meet the one below in memory, stored in parts and loaded as one.
+            let Some(UsedRequest { token, written }) = self.take_in_order()? else { return Ok(None) };
+            return Ok(Some(UsedRequest { token, written }));
         }
         let [id, written] = self.ring.used_ring.get(self.used.into()).map(u32::from_le);
         let Some(head) = self.heads.get_mut(id as usize).filter(|head| head.descriptors != 0) else {

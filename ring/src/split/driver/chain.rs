@@ -110,7 +110,9 @@ impl<'a> ChainBuilder<'a> {
             ChainLayout::Indirect => {
                 let table = driver.table_address(head);
                 let len = u32::from(self.segments) * DESC_BYTES as u32;
-                driver.write_descriptor(head, Descriptor { address: table.0, len, flags: DESC_INDIRECT, next: 0 });
+                let table = Descriptor { address: table.0, len, flags: DESC_INDIRECT, next: 0 };
+                let [address, rest] = table.to_words();
+                driver.write_descriptor(head, address, rest);
                 (head, 1)
             }
         };
@@ -124,8 +126,9 @@ impl<'a> ChainBuilder<'a> {
 
     #[inline(always)]
     fn write_pending(&mut self) {
+        let [address, rest] = self.pending.to_words();
         match self.layout {
-            ChainLayout::Direct => self.driver.write_descriptor(self.at, self.pending),
+            ChainLayout::Direct => self.driver.write_descriptor(self.at, address, rest),
             ChainLayout::Indirect => {
                 let head = self.driver.free_head;
                 self.driver.write_table_entry(head, self.at, self.pending);
@@ -135,10 +138,11 @@ impl<'a> ChainBuilder<'a> {
 }
 
 impl SplitDriver {
-    /// Writes a ring descriptor, unless it already holds the value.
+    /// Writes a ring descriptor, unless it already holds the value. Its two words are arguments of their own: in one they would be passed in memory,
+    /// to which the fields were just stored one by one, and a load of several stores waits until all are in the cache.
     #[inline]
-    fn write_descriptor(&mut self, index: u16, descriptor: Descriptor) {
-        let (index, words) = (usize::from(index), descriptor.to_words());
+    fn write_descriptor(&mut self, index: u16, address: u64, rest: u64) {
+        let (index, words) = (usize::from(index), [address, rest]);
         if self.desc_shadow[index] != words {
             self.desc_shadow[index] = words;
             self.ring.desc.set(index, words);

@@ -271,7 +271,7 @@ impl Form for Scsi {
         let mut header = vec![0; COMMAND as usize];
         header[..8].copy_from_slice(&place(order.disk).encode());
         header[8..16].copy_from_slice(&tag.to_le_bytes());
-        header[19..].copy_from_slice(command.cdb.bytes());
+        header[19..].copy_from_slice(&command.cdb.bytes());
         memory.write(GuestAddress(aside), &header).expect("mapped");
         memory.write(GuestAddress(aside + ANSWER), &[0xff; RESPONSE as usize]).expect("mapped");
         let (mut readable, mut writable) =

@@ -368,8 +368,8 @@ impl<Q: ThreadQueues> Worker<Q> {
         more: bool,
     ) -> Result<(), WorkerError> {
         let slot = done.user as usize;
-        if let Some(status) = self.part_completed(done) {
-            self.io_completed::<VERIFY, MIXED, SERIES>(slot, status, now);
+        if self.part_completed(&done) {
+            self.io_completed::<VERIFY, MIXED, SERIES>(slot, now);
             if let Some(pacer) = &mut self.pacer {
                 pacer.put_back(slot);
             } else if more {

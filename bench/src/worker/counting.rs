@@ -33,37 +33,43 @@ impl<Q: ThreadQueues> Worker<Q> {
     pub(super) fn io_completed<const VERIFY: bool, const MIXED: bool, const SERIES: bool>(
         &mut self,
         index: usize,
-        status: Q::Status,
         now: u64,
     ) {
-        let slot = self.slots[index];
+        // Field by field: a copy of the whole would wait for the store of the status.
+        let IoSlot { op: kind, start_ns, len, disk, .. } = self.slots[index];
         self.done += match MIXED {
-            true if slot.op == IoOp::Flush => 0,
-            true => u64::from(slot.len / self.settings.bs),
+            true if kind == IoOp::Flush => 0,
+            true => u64::from(len / self.settings.bs),
             false => 1,
         };
-        let mut failed = status != Q::Status::GOOD;
+        let mut failed = self.slots[index].status != Q::Status::GOOD;
         if failed {
-            self.record_error(&slot, slot.block, format_args!("{status:?}"));
+            self.record_failure(index);
         }
-        if VERIFY && slot.op != IoOp::Flush {
+        if VERIFY && kind != IoOp::Flush {
             let before = self.stats.errors;
-            self.record_completion(slot, failed);
+            self.record_completion(self.slots[index], failed);
             failed |= self.stats.errors != before;
         }
         if !failed && self.measurement_start.is_some() {
-            let op = &mut self.stats.ops[slot.op as usize];
-            let latency_ns = now.saturating_sub(slot.start_ns);
+            let op = &mut self.stats.ops[kind as usize];
+            let latency_ns = now.saturating_sub(start_ns);
             op.ios += 1;
             op.latency.saturating_record(latency_ns);
             if let (true, Some(series)) = (SERIES, &mut self.series) {
-                series.record(slot.op, latency_ns);
+                series.record(kind, latency_ns);
             }
-            if MIXED && slot.op != IoOp::Flush {
-                op.bytes += u64::from(slot.len);
-                self.stats.bytes[usize::from(slot.disk)] += u64::from(slot.len);
+            if MIXED && kind != IoOp::Flush {
+                op.bytes += u64::from(len);
+                self.stats.bytes[usize::from(disk)] += u64::from(len);
             }
         }
+    }
+
+    #[cold]
+    fn record_failure(&mut self, index: usize) {
+        let slot = self.slots[index];
+        self.record_error(&slot, slot.block, format_args!("{:?}", slot.status));
     }
 
     /// Returns where a block is.

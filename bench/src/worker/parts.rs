@@ -84,15 +84,17 @@ impl<Q: ThreadQueues> Worker<Q> {
         self.set.submit(queue, transfer)
     }
 
-    /// Records the completion of a request. Returns the status of its I/O if that was the last.
+    /// Records the completion of a request. Returns true if that was the last of its I/O, whose status its slot has.
     #[inline]
-    pub(super) fn part_completed(&mut self, done: CompletedTransfer<Q::Status>) -> Option<Q::Status> {
+    pub(super) fn part_completed(&mut self, done: &CompletedTransfer<Q::Status>) -> bool {
         let slot = &mut self.slots[done.user as usize];
         slot.pending_parts -= 1;
-        if slot.status == Q::Status::GOOD {
-            slot.status = done.status;
+        let is_last = slot.pending_parts == 0;
+        // A good one is there already, and is not copied.
+        if done.status != Q::Status::GOOD {
+            slot.part_failed(&done.status);
         }
-        (slot.pending_parts == 0).then_some(slot.status)
+        is_last
     }
 
     /// Submits the backlog of a queue, as long as it has space.

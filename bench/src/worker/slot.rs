@@ -5,7 +5,7 @@ use mqblk_memory::GuestAddress;
 
 use super::series::SeriesSettings;
 use crate::args::ClientMode;
-use crate::interface::IoOp;
+use crate::interface::{IoOp, TransferStatus};
 use crate::pattern::{AccessPattern, BlockOp};
 use crate::verification::BlockGenerations;
 
@@ -44,6 +44,16 @@ pub(super) struct IoSlot<S> {
     pub(super) pending_parts: u32,
     /// The first bad status of its requests so far.
     pub(super) status: S,
+}
+
+impl<S: TransferStatus> IoSlot<S> {
+    /// One of its requests has failed.
+    #[cold]
+    pub(super) fn part_failed(&mut self, status: &S) {
+        if self.status == S::GOOD {
+            self.status = *status;
+        }
+    }
 }
 
 /// Settings of a client thread.

@@ -112,12 +112,14 @@ impl<Q: ThreadQueues> Worker<Q> {
         cursors: &mut Vec<(usize, u64)>,
     ) -> Result<(), WorkerError> {
         let at = done.user as usize;
-        let Some(status) = self.part_completed(done) else { return Ok(()) };
+        if !self.part_completed(&done) {
+            return Ok(());
+        }
         self.done += 1;
         let slot = self.slots[at];
-        match status == Q::Status::GOOD {
+        match slot.status == Q::Status::GOOD {
             true => self.check_slot(&slot, slot.block, 0, slot.generation),
-            false => self.record_error(&slot, slot.block, format_args!("{status:?} while verifying")),
+            false => self.record_error(&slot, slot.block, format_args!("{:?} while verifying", slot.status)),
         }
         self.read_back_next(at, cursors)
     }

@@ -177,6 +177,7 @@ pub(crate) struct ScsiQueues {
     units: Arc<[UnitGeometry]>,
 }
 
+#[inline(always)]
 fn completed(completion: ScsiCompletion) -> CompletedTransfer<CommandOutcome> {
     CompletedTransfer { user: completion.user_data & ((1 << PART_SHIFT) - 1), status: completion.outcome }
 }
@@ -245,7 +246,7 @@ impl ThreadQueues for ScsiQueues {
         Ok((ready, self.set.queues_mut()[queue].in_flight()))
     }
 
-    #[inline]
+    #[inline(always)] // else the outcome travels through memory, stored in parts and loaded as a whole, which waits for the stores
     fn reap(&mut self, queue: usize) -> Result<Option<CompletedTransfer<CommandOutcome>>, DeviceError> {
         Ok(self.set.reap(queue)?.map(completed))
     }

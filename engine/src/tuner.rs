@@ -439,7 +439,8 @@ mod tests {
             assert_eq!(tuner.best(), 0);
             used.windows(2).filter(|pair| pair[0] != 1 && pair[1] == 1).count()
         };
-        assert!(trials_with(3000) < trials_with(1500), "{} {}", trials_with(3000), trials_with(1500));
+        let (hopeless, worse) = (trials_with(3000), trials_with(1500));
+        assert!(hopeless < worse, "{hopeless} {worse}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(crate) const COMMAND_STRIDE: u32 = 3 * LINE;
 pub(crate) const RESPONSE_OFFSET: u32 = LINE - RESPONSE_HEAD_BYTES;
 const _: () = assert!(HEADER_BYTES <= RESPONSE_OFFSET && RESPONSE_OFFSET + RESPONSE_BYTES <= COMMAND_STRIDE);
 /// Bytes that are allocated for a command: the lengths of [shared arrays](mqblk_memory::SharedArray) are powers of two.
-const COMMAND_BYTES: u32 = COMMAND_STRIDE.next_power_of_two();
+pub(crate) const COMMAND_BYTES: u32 = COMMAND_STRIDE.next_power_of_two();
 
 /// Guest addresses of a request queue's memory.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,7 @@ use mqblk_ring::driver_ring::{ChainLayout, ChainRefused, DriverRing, RequestChai
 use mqblk_vhost_user_client::EventFd;
 
 use super::command::{Command, CommandData};
-use super::layout::{COMMAND_STRIDE, RESPONSE_OFFSET, ScsiQueueLayout};
+use super::layout::{COMMAND_BYTES, COMMAND_STRIDE, RESPONSE_OFFSET, ScsiQueueLayout};
 use super::outcome::{CommandOutcome, ResponseHead};
 use super::wire::{HEADER_BYTES, RESPONSE_BYTES, RESPONSE_HEAD_BYTES};
 use crate::line::{LINE, prefetch_found, prefetch_later};
@@ -80,10 +80,11 @@ impl ScsiQueue {
         poison: bool,
     ) -> Option<ScsiQueue> {
         let n = usize::from(ring.size());
+        let len = n * COMMAND_BYTES as usize;
         Some(ScsiQueue {
             chain_layout,
-            headers: memory.shared_array(layout.commands, n * LINES.next_power_of_two())?,
-            line_ends: memory.shared_array(layout.commands, (n * LINES.next_power_of_two()) * (LINE_END + 1))?,
+            headers: memory.shared_array(layout.commands, len / size_of::<[u64; 8]>())?,
+            line_ends: memory.shared_array(layout.commands, len / size_of::<LineEnd>())?,
             memory: Arc::clone(memory),
             layout,
             // No header starts like this.
@@ -226,8 +227,8 @@ pub(crate) const fn tag(origin: u16, user_data: u32) -> u64 {
 #[inline]
 fn header(command: &Command, tag: u64) -> [u64; 8] {
     let [a, b, c, d] = command.cdb.words();
+    let lun = u64::from_le_bytes(command.address.to_bytes());
     // The descriptor block begins behind three bytes of zeroes.
-    let cdb = [a << 24, a >> 40 | b << 24, b >> 40 | c << 24, c >> 40 | d << 24, d >> 40];
-    let [e, f, g, h, i] = cdb;
-    [u64::from_le_bytes(command.address.to_bytes()), tag, e, f, g, h, i, 0].map(u64::to_le)
+    let words = [lun, tag, a << 24, a >> 40 | b << 24, b >> 40 | c << 24, c >> 40 | d << 24, d >> 40, 0];
+    words.map(u64::to_le)
 }

@@ -129,10 +129,7 @@ impl<'a> ChainBuilder<'a> {
         let [address, rest] = self.pending.to_words();
         match self.layout {
             ChainLayout::Direct => self.driver.write_descriptor(self.at, address, rest),
-            ChainLayout::Indirect => {
-                let head = self.driver.free_head;
-                self.driver.write_table_entry(head, self.at, self.pending);
-            }
+            ChainLayout::Indirect => self.driver.write_table_entry(self.at, address, rest),
         }
     }
 }
@@ -149,12 +146,13 @@ impl SplitDriver {
         }
     }
 
-    /// Writes entry `at` of the indirect table that belongs to ring descriptor `head`, unless it already holds the value.
+    /// Writes entry `at` of the indirect table that belongs to the first free ring descriptor, unless it already holds the value. Arguments as of
+    /// [`write_descriptor`](Self::write_descriptor).
     #[inline]
-    fn write_table_entry(&mut self, head: u16, at: u16, descriptor: Descriptor) {
+    fn write_table_entry(&mut self, at: u16, address: u64, rest: u64) {
         let Some(tables) = &mut self.tables else { return };
-        let (index, words) =
-            (usize::from(head) * usize::from(tables.area.per_table) + usize::from(at), descriptor.to_words());
+        let table = usize::from(self.free_head) * usize::from(tables.area.per_table);
+        let (index, words) = (table + usize::from(at), [address, rest]);
         if tables.shadow[index] != words {
             tables.shadow[index] = words;
             tables.slots.set(index, words);

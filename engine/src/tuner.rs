@@ -68,8 +68,9 @@ pub(crate) static UNEVEN_BLOCKS: Rule = Rule {
     tries_all: true,
 };
 
-/// The same of slow requests: polling for them takes most of a CPU, and what it brings is soon less than what a disk varies by.
-pub(crate) static UNEVEN_SLOW_BLOCKS: Rule = Rule { gain_percent: 8, loss_percent: 6, ..UNEVEN_BLOCKS };
+/// The same of slow requests: polling for them takes most of a CPU, also while it is tried, and what it brings is soon less than what a disk varies by.
+pub(crate) static UNEVEN_SLOW_BLOCKS: Rule =
+    Rule { test: Test::Mean { least: 3, enough: 3 }, gain_percent: 8, loss_percent: 6, min_pause: 64, ..UNEVEN_BLOCKS };
 
 /// A comparison of the present setting with another one.
 #[derive(Clone, Copy, Debug)]

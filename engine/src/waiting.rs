@@ -16,6 +16,9 @@ const OFFER_LATER: usize = 1;
 /// Completions of a block, at least: the last turn may make it longer.
 const BLOCK: u64 = 256;
 
+/// Completions of a block that takes as long as one of slow requests.
+const SLOW_BLOCK: u64 = 16;
+
 /// A block that takes longer than this for each request, in nanoseconds, is one of a load on which ways to offer the CPU cannot be compared.
 const SLOW: u64 = 50_000;
 
@@ -36,6 +39,8 @@ pub(crate) struct Waiting {
     completions: u64,
     before: u64,
     block_began: Ticks,
+    /// When it is one of slow requests, or looked at again.
+    slow_at: Ticks,
     /// A window that may be closed was open in an idle turn of this block.
     window_was_open: bool,
     /// Something happened in the turn before this one.
@@ -54,6 +59,7 @@ impl Waiting {
             completions: 0,
             before: 0,
             block_began: Ticks(0),
+            slow_at: Ticks(0),
             window_was_open: false,
             was_active: false,
             offered_at: Ticks(0),
@@ -94,8 +100,8 @@ impl Waiting {
     /// The completions of a turn were published.
     #[inline]
     pub(crate) fn published(&mut self, now: Ticks) {
-        if self.completions - self.before >= BLOCK {
-            self.end_block(now);
+        if self.completions - self.before >= BLOCK || now >= self.slow_at {
+            self.end_block_or_go_on(now);
         }
         if self.windows.is_due(now) {
             let mode = self.mode();
@@ -108,8 +114,12 @@ impl Waiting {
     }
 
     #[inline(never)]
-    fn end_block(&mut self, now: Ticks) {
+    fn end_block_or_go_on(&mut self, now: Ticks) {
         let (requests, ns) = (self.completions - self.before, now.since(self.block_began));
+        self.slow_at = Ticks(now.0.saturating_add(BLOCK * SLOW));
+        if requests < SLOW_BLOCK {
+            return;
+        }
         (self.before, self.block_began) = (self.completions, now);
         // Else it does not matter whether windows are open.
         if std::mem::take(&mut self.window_was_open) {
@@ -209,6 +219,22 @@ mod tests {
         let (mut waiting, mut now) = (Waiting::new(), 0);
         let ways = serve(&mut waiting, &mut now, [40_000, 3400, 2800, 30_000]);
         assert!(ways[2] > 80, "{ways:?}");
+    }
+
+    #[test]
+    fn requests_of_milliseconds_are_soon_not_polled_for() {
+        let (mut waiting, mut now) = (Waiting::new(), 0);
+        let mut served = 0;
+        while waiting.mode() == WindowMode::Open {
+            waiting.active();
+            waiting.window_open();
+            waiting.completed(1);
+            now += 2000;
+            waiting.published(us(now));
+            served += 1;
+        }
+        assert!((SLOW_BLOCK..=3 * SLOW_BLOCK).contains(&served), "{served}");
+        assert_eq!(waiting.mode(), WindowMode::Closed(PollReason::NoGain));
     }
 
     #[test]

@@ -69,6 +69,9 @@ pub(crate) const TIMER_PERIOD: Duration = Duration::from_micros(25);
 /// Looks by a timer are not tried where a thousand requests take so many nanoseconds: most looks would find nothing.
 const SLOW_FOR_TIMER: u64 = 2000 * TIMER_PERIOD.as_nanos() as u64;
 
+/// Polling is not tried where they take so many: a wake-up takes 50 us at most, which is less than [`UNEVEN_SLOW_BLOCKS`] asks for.
+const SLOW_FOR_POLLING: u64 = 1000 * 625_000;
+
 /// A request that takes so many times as long as before, or as short, is one of another load.
 const ANOTHER: u64 = 4;
 
@@ -247,8 +250,12 @@ impl Windows {
             }
         }
         tuner.block(requests, ns);
-        let is_slow = *cause == Cause::Load && thousand_ns > SLOW_FOR_TIMER;
-        if is_slow && tuner.setting() == TIMER && tuner.best() != TIMER {
+        let is_useless = match tuner.setting() {
+            TIMER => thousand_ns > SLOW_FOR_TIMER,
+            OPEN => thousand_ns > SLOW_FOR_POLLING,
+            _ => false,
+        };
+        if is_useless && *cause == Cause::Load && tuner.setting() != tuner.best() {
             tuner.give_up();
         }
         if tuner.best() != best {
@@ -448,6 +455,23 @@ mod tests {
         };
         let (useless, useful) = (used(300), used(340));
         assert!(useless < 60 && useful > 900, "open in {useless} and {useful} of 1000 blocks");
+    }
+
+    #[test]
+    fn polling_is_not_tried_for_requests_of_milliseconds() {
+        let modes_at = |requests: u64| {
+            let (mut windows, mut at) = (Windows::new(), (0, 0));
+            busy(&mut windows, true, (0, 0));
+            let load = Load { closed: requests, open: 2 * requests, ..Load::default() };
+            let modes = |_| {
+                serve(&mut windows, &mut at, 1, &load);
+                windows.mode()
+            };
+            (0..500).map(modes).collect::<Vec<_>>()
+        };
+        let limit = STEP_NS * 1000 / SLOW_FOR_POLLING;
+        assert!(modes_at(limit - 1).iter().all(|mode| matches!(mode, WindowMode::Closed(_))));
+        assert!(modes_at(limit + 1).contains(&WindowMode::Open));
     }
 
     /// A number up to 40, without a pattern.

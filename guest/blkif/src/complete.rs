@@ -19,7 +19,7 @@ fn error_status(outcome: Outcome, step: RequestStep) -> i16 {
 
 impl<L: PooledContext> BlkifQueue<L> {
     /// Handles the completion of a disk request, whose buffer is released: starts the request's next step, or completes it.
-    #[inline]
+    #[inline(never)] // the usual ones need fewer registers
     pub(crate) fn step_completed<I>(&mut self, token: BlkifToken, outcome: Outcome, into: &mut I)
     where
         I: Intake<BlkifToken, Buffer>,

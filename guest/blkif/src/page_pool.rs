@@ -172,6 +172,25 @@ impl PagePool {
         counters.buffer_pages = self.state.ranges.filled_pages().into();
     }
 
+    /// Returns true if the disk accesses pages where they are mapped persistently.
+    pub(crate) fn maps_for_disk(&self) -> bool {
+        self.state.mode == ResolvedGrantMode::Persistent
+    }
+
+    /// Returns the slot of a page that is mapped persistently.
+    #[inline(always)]
+    pub(crate) fn find_mapped(&self, gref: GrantRef) -> Option<PageSlot> {
+        self.state.persistent.find(gref).map(|persistent| self.state.page_slot(persistent))
+    }
+
+    /// Starts a use of a page that [`find_mapped`](Self::find_mapped) found.
+    #[inline(always)]
+    pub(crate) fn use_mapped(&mut self, slot: PageSlot, now: u32, counters: &mut GrantCounters) {
+        counters.persistent_hits += 1;
+        let persistent = self.state.persistent_slot(slot);
+        self.state.persistent.use_found(persistent, now);
+    }
+
     /// Prepares the pages of a request: maps them if the mode says so, else allocates buffer pages. `None` if no slots are free.
     #[inline(always)]
     pub(crate) fn prepare(
@@ -295,8 +314,9 @@ impl PagePool {
         }
     }
 
+    /// Ends a use of a page that is mapped persistently.
     #[inline(always)]
-    fn release_page(&mut self, slot: PageSlot, now: u32) {
+    pub(crate) fn release_page(&mut self, slot: PageSlot, now: u32) {
         let persistent = self.state.persistent_slot(slot);
         self.state.persistent.release(persistent, now);
     }

@@ -77,16 +77,33 @@ impl PersistentGrants {
     /// Returns the slot of a grant, if it is mapped.
     #[inline]
     pub(crate) fn find(&self, gref: GrantRef) -> Option<PersistentSlot> {
-        (self.table[self.find_index(gref)] as u32).checked_sub(1).map(PersistentSlot)
+        let mut index = self.home_index(gref);
+        loop {
+            let entry = self.table[index];
+            if entry == 0 {
+                return None;
+            }
+            if (entry >> 32) as u32 == gref.0 {
+                return (entry as u32).checked_sub(1).map(PersistentSlot);
+            }
+            index = self.next_index(index);
+        }
+    }
+
+    /// Starts a use of a grant that was found.
+    #[inline]
+    pub(crate) fn use_found(&mut self, slot: PersistentSlot, now: u32) {
+        let grant = &mut self.grants[slot.0 as usize];
+        debug_assert!(grant.mapped, "a grant is found while it is mapped");
+        grant.uses += 1;
+        grant.last_used_ms = now;
     }
 
     /// Starts a use of a grant's page, if it is mapped.
     #[inline]
     pub(crate) fn acquire(&mut self, gref: GrantRef, now: u32) -> Option<PersistentSlot> {
         let slot = self.find(gref)?;
-        let grant = &mut self.grants[slot.0 as usize];
-        grant.uses += 1;
-        grant.last_used_ms = now;
+        self.use_found(slot, now);
         Some(slot)
     }
 

@@ -67,6 +67,15 @@ impl PoolHandle {
         self.with_pool(|pool| Arc::clone(pool.arena()))
     }
 
+    /// Returns the ring's own pool. `None` if it is shared.
+    #[inline(always)] // it has a few callers, which take a few instructions each
+    pub(crate) fn own_pool(&mut self) -> Option<&mut PagePool> {
+        match self {
+            PoolHandle::Own(pool) => Some(pool),
+            PoolHandle::Shared { .. } => None,
+        }
+    }
+
     /// Prepares the pages of a request. `fill`: the disk writes to them.
     #[inline(always)]
     pub(crate) fn prepare(

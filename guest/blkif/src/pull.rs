@@ -31,7 +31,7 @@ struct IndirectFetch {
 
 /// Memory of one batch, reused for each.
 pub(crate) struct Batch {
-    entries: RingEntries,
+    pub(crate) entries: RingEntries,
     /// Table indices of writes whose data is not copied yet.
     pending_writes: Vec<u16>,
     indirect: Vec<IndirectFetch>,
@@ -95,11 +95,20 @@ impl<L: PooledContext> BlkifQueue<L> {
         }
         self.pages.begin_batch();
         let size = self.disk_size();
-        for number in 0..count {
-            let raw = &self.batch.entries.raws[number];
-            match self.parser.direct_transfer(raw.operation(), raw.nr_segments()) {
-                Some(kind) => self.start_direct(pool, number, kind, size, into),
-                None => self.start_other(number, size, into),
+        if self.pages.finds_mapped() {
+            for number in 0..count {
+                match self.direct_transfer(number) {
+                    Some(kind) if self.start_single(pool, number, kind, size, into) => {}
+                    Some(kind) => self.start_direct_outlined(pool, number, kind, size, into),
+                    None => self.start_other(number, size, into),
+                }
+            }
+        } else {
+            for number in 0..count {
+                match self.direct_transfer(number) {
+                    Some(kind) => self.start_direct(pool, number, kind, size, into),
+                    None => self.start_other(number, size, into),
+                }
             }
         }
         if !self.batch.indirect.is_empty() {
@@ -109,6 +118,26 @@ impl<L: PooledContext> BlkifQueue<L> {
             self.copy_pending_writes(pool, into);
         }
         Ok((count, more && self.barrier.waiting() == 0))
+    }
+
+    /// Returns the type of request `number` of the batch, if it is a transfer with its segments in the ring entry.
+    #[inline(always)] // as its caller
+    pub(crate) fn direct_transfer(&self, number: usize) -> Option<TransferType> {
+        let raw = &self.batch.entries.raws[number];
+        self.parser.direct_transfer(raw.operation(), raw.nr_segments())
+    }
+
+    /// [`start_direct`](Self::start_direct) among requests that are [started in one step](crate::single), which need fewer registers.
+    #[inline(never)]
+    fn start_direct_outlined<I: Intake<BlkifToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        number: usize,
+        kind: TransferType,
+        size: ByteLen,
+        into: &mut I,
+    ) {
+        self.start_direct(pool, number, kind, size, into);
     }
 
     /// Starts a request with its segments in the ring entry.

@@ -4,7 +4,9 @@ use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use mqblk_core::{ArmResult, ByteLen, FinishedRequest, GuestQueue, Intake, PublishResult, PullEnd, Wake};
+use mqblk_core::{
+    ArmResult, ByteLen, FinishedRequest, GuestQueue, Intake, LonePull, Outcome, PublishResult, PullEnd, Wake,
+};
 use mqblk_memory::{Buffer, LeaseId, PooledContext};
 use mqblk_ring::blkif::request::MAX_SEGMENTS;
 use mqblk_ring::blkif::{BlkifRingError, RingPosition};
@@ -179,8 +181,15 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
     type Position = RingPosition;
     type Context = L;
 
+    const SERVES_LONE: bool = true;
+
     fn depth(&self) -> u16 {
         self.ring.ring().size() as u16
+    }
+
+    #[inline(always)] // the engine calls it in one place
+    fn pull_lone<I: Intake<BlkifToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> LonePull {
+        self.pull_single(context.pool(), into)
     }
 
     #[inline]
@@ -196,7 +205,7 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
         }
     }
 
-    #[inline]
+    #[inline(always)] // the engine calls it in two places
     fn finish<I: Intake<BlkifToken, Buffer>>(
         &mut self,
         context: &mut L,
@@ -204,7 +213,10 @@ impl<L: PooledContext> GuestQueue for BlkifQueue<L> {
         into: &mut I,
     ) {
         if let Some(buffer) = done.buffer {
-            context.pool().release(buffer);
+            context.pool().release_usual(buffer);
+        }
+        if matches!(done.outcome, Outcome::Done(_)) && self.complete_single(done.token.0) {
+            return;
         }
         self.step_completed(done.token, done.outcome, into);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mqblk_memory::{CopyDirection, GrantCopy, GrantRef, GrantStatus, PageArena};
+use mqblk_memory::{CopyDirection, GrantCopy, GrantRef, GrantStatus, PageArena, PageSlot};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::counters::GrantCounters;
@@ -21,6 +21,8 @@ fn coarse_now_ms() -> u32 {
 /// The pages of a ring's requests.
 pub(crate) struct RequestPages {
     pool: PoolHandle,
+    /// The disk accesses pages where they are mapped, and the pool is the ring's own.
+    finds_mapped: bool,
     arena: Arc<PageArena>,
     /// Time of the last batch in milliseconds.
     now_ms: u32,
@@ -36,6 +38,7 @@ impl RequestPages {
     pub(crate) fn new(mut pool: PoolHandle, size: u16, segments: u16) -> RequestPages {
         RequestPages {
             arena: pool.arena(),
+            finds_mapped: pool.own_pool().is_some_and(|pool| pool.maps_for_disk()),
             pool,
             now_ms: coarse_now_ms(),
             // Capacity for all requests; memory is allocated on first touch.
@@ -68,6 +71,34 @@ impl RequestPages {
     pub(crate) fn begin_batch(&mut self) {
         if self.pool.needs_reclaim() {
             self.now_ms = coarse_now_ms();
+        }
+    }
+
+    /// Returns true if [`find_mapped`](Self::find_mapped) may find a page.
+    #[inline(always)]
+    pub(crate) fn finds_mapped(&self) -> bool {
+        self.finds_mapped
+    }
+
+    /// Returns the slot of a page that is mapped persistently in the ring's own pool, and that the disk may access there.
+    #[inline(always)]
+    pub(crate) fn find_mapped(&mut self, gref: GrantRef) -> Option<PageSlot> {
+        self.pool.own_pool()?.find_mapped(gref)
+    }
+
+    /// Starts a use of a page that [`find_mapped`](Self::find_mapped) found.
+    #[inline(always)]
+    pub(crate) fn use_mapped(&mut self, slot: PageSlot) {
+        if let Some(pool) = self.pool.own_pool() {
+            pool.use_mapped(slot, self.now_ms, &mut self.counters);
+        }
+    }
+
+    /// Ends this use.
+    #[inline(always)]
+    pub(crate) fn release_mapped(&mut self, slot: PageSlot) {
+        if let Some(pool) = self.pool.own_pool() {
+            pool.release_page(slot, self.now_ms);
         }
     }
 

@@ -37,6 +37,8 @@ pub(crate) struct InflightRequest {
     pub(crate) operation: u8,
     pub(crate) step: RequestStep,
     pub(crate) barrier: bool,
+    /// It was [admitted in one step](crate::single), and ends so if it succeeds.
+    pub(crate) is_single: bool,
 }
 
 impl InflightRequest {
@@ -52,6 +54,7 @@ impl InflightRequest {
         operation: 0,
         step: RequestStep::Flush,
         barrier: false,
+        is_single: false,
     };
 }
 
@@ -112,6 +115,22 @@ impl RequestTable {
         }
         self.entries[usize::from(at)].request = entry;
         at
+    }
+
+    /// As [`insert`](Self::insert), of a request of one segment, with its page.
+    #[inline(always)] // else it would travel through memory
+    pub(crate) fn insert_single(&mut self, request: InflightRequest, page: RequestPage) -> u16 {
+        let at = self.free.pop().expect("the caller has checked for a free entry");
+        let entry = &mut self.entries[usize::from(at)];
+        (entry.request, entry.single_page) = (request, [page]);
+        at
+    }
+
+    /// Returns a request, and the page that it has if it is of one segment.
+    #[inline(always)] // as above
+    pub(crate) fn single(&self, at: u16) -> (&InflightRequest, &RequestPage) {
+        let TableEntry { request, single_page: [page] } = &self.entries[usize::from(at)];
+        (request, page)
     }
 
     /// Extends `pages` up to those of an entry.

@@ -18,6 +18,8 @@ pub(crate) struct SlotRange(u32);
 pub(crate) struct SlotRanges {
     /// Slots per range.
     stride: u32,
+    /// Slots of all ranges.
+    slots: u32,
     free_ranges: Vec<u32>,
     /// Number of slots, from the start of each range, that hold memory.
     filled: Vec<u16>,
@@ -32,6 +34,7 @@ impl SlotRanges {
     pub(crate) fn new(count: u32, stride: u16) -> SlotRanges {
         SlotRanges {
             stride: stride.into(),
+            slots: count * u32::from(stride),
             free_ranges: (0..count).rev().collect(),
             filled: vec![0; count as usize],
             filled_pages: 0,
@@ -40,8 +43,9 @@ impl SlotRanges {
     }
 
     /// Returns the number of slots of all ranges.
+    #[inline]
     pub(crate) fn slots(&self) -> u32 {
-        self.filled.len() as u32 * self.stride
+        self.slots
     }
 
     /// Returns the first slot of a range.

@@ -69,16 +69,11 @@ impl LeaseAccess<'_> {
     #[inline(always)] // a device type calls it in one place
     pub fn take_transfer(
         &mut self,
-        (address, len): (GuestAddress, u32),
+        data: (GuestAddress, u32),
         writable: bool,
         (status, status_len): (GuestAddress, u8),
     ) -> Option<Buffer> {
-        let run = u64::from(len);
-        let (region, at) = self.lease.locate(address.0)?;
-        if run > region.len - at || run == 0 || run > MAX_SEGMENT_LEN {
-            return None;
-        }
-        let (start, fixed) = (region.host_start + at, region.fixed(at, run));
+        let segment = self.translate(data)?;
         let (region, at) = self.lease.locate(status.0)?;
         if u64::from(status_len) > region.len - at || status_len == 0 {
             return None;
@@ -86,12 +81,41 @@ impl LeaseAccess<'_> {
         let status = region.host_start + at;
         // The driver has read the last status here, and a write waits until its core has given the line up.
         prefetch_for_write(status);
+        self.take_entry(segment, data.1, writable, (status, status_len))
+    }
+
+    /// As [`take_transfer`](Self::take_transfer), without a place for a status.
+    #[inline(always)] // as above
+    pub fn take_segment(&mut self, data: (GuestAddress, u32), writable: bool) -> Option<Buffer> {
+        let segment = self.translate(data)?;
+        self.take_entry(segment, data.1, writable, (0, 0))
+    }
+
+    /// Returns the host address of a segment, and [its registered buffer](Segment::fixed). `None` if it is empty, or does not lie in one region.
+    #[inline(always)] // else they would travel through memory
+    fn translate(&mut self, (address, len): (GuestAddress, u32)) -> Option<(u64, u32)> {
+        let run = u64::from(len);
+        let (region, at) = self.lease.locate(address.0)?;
+        if run > region.len - at || run == 0 || run > MAX_SEGMENT_LEN {
+            return None;
+        }
+        Some((region.host_start + at, region.fixed(at, run)))
+    }
+
+    #[inline(always)] // as above
+    fn take_entry(
+        &mut self,
+        (start, fixed): (u64, u32),
+        len: u32,
+        writable: bool,
+        (status, status_len): (u64, u8),
+    ) -> Option<Buffer> {
         let index = *self.first_free;
         // Without a free entry the index is past the end.
         let entry = self.entries.get_mut(index as usize)?;
         *self.first_free = entry.total as u32;
         self.lease.buffers += 1;
-        (entry.total, entry.status, entry.segments, entry.status_len) = (run, status, 1, status_len);
+        (entry.total, entry.status, entry.segments, entry.status_len) = (len.into(), status, 1, status_len);
         let place = &mut entry.inline[0];
         (place.address, place.len, place.fixed) = (start, len, fixed);
         (entry.lease, entry.writable, entry.spill) = (self.index, writable, NO_SPILL);
@@ -134,9 +158,13 @@ mod tests {
             let one = pool.access(lease).take_transfer((at(data), len), true, place).expect("it lies in the region");
             let other = pool.take(lease);
             pool.push(&other, at(data), len, 8).unwrap();
-            let [one_segment, other_segment] =
-                [&one, &other].map(|of| pool.segments(of)[0]).map(|it| (it.address(), it.len(), it.fixed()));
-            assert_eq!(one_segment, other_segment);
+            let plain = pool.access(lease).take_segment((at(data), len), true).expect("it lies in the region");
+            let [one_segment, plain_segment, other_segment] =
+                [&one, &plain, &other].map(|of| pool.segments(of)[0]).map(|it| (it.address(), it.len(), it.fixed()));
+            assert_eq!((one_segment, plain_segment), (other_segment, other_segment));
+            assert_eq!((pool.len(&plain), pool.segments(&plain).len()), (ByteLen(len.into()), 1));
+            assert_eq!(pool.status_len(&plain), 0);
+            pool.release(plain);
             assert_eq!((pool.len(&one), pool.segments(&one).len()), (ByteLen(len.into()), 1));
             assert!(pool.will_be_logged(&one));
             assert_eq!(pool.status_len(&one), u32::from(status_len));
@@ -152,6 +180,11 @@ mod tests {
             pool.release_with_status(one, 8_u8);
             assert_eq!(pool.read::<u8>(lease, at(status)), Some(8));
             pool.release(other);
+        }
+        for (data, len) in
+            [(0, 0), (LEN - 511, 512), (2 * LEN - 511, 512), (2 * LEN, 512), (u64::MAX, 512), (0, u32::MAX)]
+        {
+            assert!(pool.access(lease).take_segment((at(data), len), false).is_none(), "{data} {len}");
         }
         for (data, len, status, status_len) in [
             (0, 0, 600, 1),

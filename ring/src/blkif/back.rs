@@ -106,6 +106,18 @@ impl BackRing {
         self.req_cons = self.req_cons.wrapping_add(1);
     }
 
+    /// Copies the next of the requests that [`waiting`](Self::waiting) counted, as [`take_into`](Self::take_into) does, but does not take it off.
+    #[inline]
+    pub fn peek_into(&self, raw: &mut RawRequest) {
+        self.ring.read_request(self.req_cons, raw);
+    }
+
+    /// Takes off the request that was [copied](Self::peek_into).
+    #[inline]
+    pub fn skip(&mut self) {
+        self.req_cons = self.req_cons.wrapping_add(1);
+    }
+
     /// Puts the response to one of the requests that were taken, in any order. Visible after [`publish`](Self::publish).
     #[inline]
     pub fn put_response(&mut self, id: u64, operation: u8, status: i16) {

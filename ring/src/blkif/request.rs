@@ -216,6 +216,18 @@ impl RawRequest {
         all.as_chunks::<SEGMENT_BYTES>().0.iter().take(count).map(|bytes| Segment::from_bytes(*bytes))
     }
 
+    /// Returns the id, the start and the first segment of a read or write: all that one with a single segment has. Each is loaded from words that the
+    /// copy stored, for words of other sizes would wait for those stores.
+    #[inline(always)] // else they would travel through memory
+    pub fn single(&self, abi: Abi) -> (u64, Sector512, Segment) {
+        let halves = |at| u64::from(self.u32_at(at)) | u64::from(self.u32_at(at + 4)) << 32;
+        let (id, sector, segment) = match abi.aligns_u64_to_8() {
+            true => (self.u64_at(WIDE.id), self.u64_at(WIDE.sector), self.u64_at(WIDE.segments)),
+            false => (halves(NARROW.id), halves(NARROW.sector), halves(NARROW.segments)),
+        };
+        (id, Sector512(sector), Segment::from_bytes(segment.to_le_bytes()))
+    }
+
     #[inline]
     pub(super) fn to_wide(self) -> [u64; 14] {
         let mut words = [0; 14];
@@ -378,6 +390,17 @@ mod tests {
             assert_eq!(indirect.pages.map(|page| page.0 as u8), std::array::from_fn(|at| rest + 4 + 4 * at as u8));
             let other = counted(9).decode(abi);
             assert_eq!((other.id, other.body), (counted_u64(id), RequestBody::Unknown));
+        }
+    }
+
+    #[test]
+    fn a_single_segment_is_that_of_the_decoded_request() {
+        for abi in Abi::ALL {
+            let raw = counted(operation::WRITE);
+            let BlkifRequest { id, body: RequestBody::Rw(transfer), .. } = raw.decode(abi) else {
+                panic!("a transfer")
+            };
+            assert_eq!(raw.single(abi), (id, transfer.sector, transfer.segments[0]), "{abi:?}");
         }
     }
 

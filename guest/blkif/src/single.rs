@@ -1,0 +1,146 @@
+//! The usual request in one step each way: a read or write of one segment, in a page that is mapped persistently.
+//!
+//! Whatever is anything else, or finds something missing, takes the [way of all requests](crate::pull), from its beginning.
+
+use mqblk_core::{ByteLen, ByteOffset, DiskSlot, Intake, LonePull, Op};
+use mqblk_memory::{Buffer, BufferPool, PooledContext};
+use mqblk_ring::blkif::status;
+
+use crate::journal::JournalSlot;
+use crate::page_backing::{PageBacking, RequestPage};
+use crate::parse::TransferType;
+use crate::queue::{BlkifQueue, BlkifToken};
+use crate::request_table::{InflightRequest, RequestStep};
+use crate::ring_side::Lone;
+
+/// A usual request, checked.
+struct Single {
+    id: u64,
+    operation: u8,
+    step: RequestStep,
+    op: Op,
+    start: ByteOffset,
+    len: ByteLen,
+    page: RequestPage,
+}
+
+impl<L: PooledContext> BlkifQueue<L> {
+    /// Admits request `number` of the batch, if it is a usual one. Returns false, and does nothing, for any other.
+    #[inline(always)] // it has one caller
+    pub(crate) fn start_single<I: Intake<BlkifToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        number: usize,
+        kind: TransferType,
+        size: ByteLen,
+        into: &mut I,
+    ) -> bool {
+        let Some(single) = self.parse_single(number, kind, size) else { return false };
+        let Some(buffer) = self.take_single(pool, &single) else { return false };
+        self.admit_single(&single, self.batch.entries.journal_slots[number], buffer, into);
+        true
+    }
+
+    /// Admits the ring's only request, if it is a usual one.
+    #[inline(always)] // it has one caller
+    pub(crate) fn pull_single<I: Intake<BlkifToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        into: &mut I,
+    ) -> LonePull {
+        if !self.pages.finds_mapped()
+            || !self.barrier.is_open()
+            || into.room() == 0
+            || self.requests.free_entries() == 0
+        {
+            return LonePull::Other;
+        }
+        match self.ring.peek_lone(&mut self.batch.entries) {
+            Lone::Nothing => return LonePull::Nothing,
+            Lone::Request => {}
+            Lone::Other => return LonePull::Other,
+        }
+        let raw = &self.batch.entries.raws[0];
+        let Some(kind) = self.parser.direct_transfer(raw.operation(), raw.nr_segments()) else {
+            return LonePull::Other;
+        };
+        self.pages.begin_batch();
+        let Some(single) = self.parse_single(0, kind, self.disk_size()) else { return LonePull::Other };
+        let Some(buffer) = self.take_single(pool, &single) else { return LonePull::Other };
+        match self.ring.take_lone(&self.batch.entries.raws[0]) {
+            Some(journal) => {
+                self.admit_single(&single, journal, buffer, into);
+                LonePull::Admitted
+            }
+            None => {
+                pool.release(buffer);
+                LonePull::Other
+            }
+        }
+    }
+
+    #[inline(always)] // else it would travel through memory
+    fn parse_single(&mut self, number: usize, kind: TransferType, size: ByteLen) -> Option<Single> {
+        let (step, op) = match kind {
+            TransferType::Read => (RequestStep::Read, Op::Read),
+            TransferType::Write => (RequestStep::Write, Op::Write { fua: self.parser.write_through() }),
+            TransferType::WriteFlush | TransferType::Barrier => return None,
+        };
+        let raw = &self.batch.entries.raws[number];
+        if raw.nr_segments() != 1 {
+            return None;
+        }
+        let (id, sector, segment) = raw.single(self.ring.ring().abi());
+        let operation = raw.operation();
+        let mut page = RequestPage::from_segment(segment);
+        let (start, len) = self.parser.transfer_range(sector, &[page], size)?;
+        page.slot = self.pages.find_mapped(page.gref)?;
+        Some(Single { id, operation, step, op, start, len, page })
+    }
+
+    #[inline(always)] // as above
+    fn take_single(&mut self, pool: &mut BufferPool, single: &Single) -> Option<Buffer> {
+        pool.access(self.lease).take_segment((single.page.address(), single.len.0 as u32), false)
+    }
+
+    #[inline(always)] // as above
+    fn admit_single<I: Intake<BlkifToken, Buffer>>(
+        &mut self,
+        single: &Single,
+        journal_slot: Option<JournalSlot>,
+        buffer: Buffer,
+        into: &mut I,
+    ) {
+        let &Single { id, operation, step, op, start, len, page } = single;
+        self.pages.use_mapped(page.slot);
+        let request = InflightRequest {
+            id,
+            start,
+            len,
+            backing: PageBacking::Persistent,
+            segment_count: 1,
+            journal_slot,
+            status: status::OKAY,
+            operation,
+            step,
+            barrier: false,
+            is_single: true,
+        };
+        let at = self.requests.insert_single(request, page);
+        into.admit(BlkifToken(at), DiskSlot::FIRST, op, start, len, Some(buffer));
+    }
+
+    /// Puts the response to a usual request that has succeeded, whose buffer is released. Returns false, and does nothing, for any other request.
+    #[inline(always)] // it has one caller
+    pub(crate) fn complete_single(&mut self, at: u16) -> bool {
+        let (request, page) = self.requests.single(at);
+        let InflightRequest { id, operation, journal_slot, is_single, .. } = *request;
+        if !is_single {
+            return false;
+        }
+        self.pages.release_mapped(page.slot);
+        self.requests.remove(at);
+        self.ring.put_response(id, operation, status::OKAY, journal_slot);
+        true
+    }
+}

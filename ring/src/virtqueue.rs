@@ -7,12 +7,13 @@ use mqblk_core::{ArmResult, PublishResult};
 use mqblk_memory::{BufferPool, GuestMemory, LeaseId, SharedWords};
 
 pub use crate::format::{
-    Available, ChainError, ChainHead, ChainHeader, ChainSegment, MAX_QUEUE_SIZE, RingAddresses, RingFormat,
+    Available, ChainError, ChainHead, ChainHeader, ChainSegment, LoneChains, MAX_QUEUE_SIZE, RingAddresses, RingFormat,
     RingSetupError, RingState, UsualChains, VirtqueueError,
 };
 pub use crate::in_order::{CompletionMark, InOrderRing};
+pub use crate::packed::PackedDevice;
 use crate::packed::layout::Base;
-use crate::packed::{PackedDevice, PackedInflight, PackedRing};
+use crate::packed::{PackedInflight, PackedRing};
 pub use crate::split::{InflightError, RingLog};
 use crate::split::{InflightTable, SplitDevice, SplitRing};
 

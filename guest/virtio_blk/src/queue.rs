@@ -9,7 +9,7 @@ use mqblk_core::{
 };
 use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
 use mqblk_ring::virtqueue::{
-    Available, ChainBatch, ChainHead, DeviceRing, InOrderRing, MappedRing, RingLog, RingState, UsualChains,
+    Available, ChainBatch, ChainHead, DeviceRing, InOrderRing, LoneChains, MappedRing, RingLog, RingState, UsualChains,
     VirtqueueError,
 };
 use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
@@ -125,6 +125,32 @@ fn admit_transfer<I: Intake<BlkToken, Buffer>>(
     Some(())
 }
 
+/// Takes the ring's only chain, and admits it if it is a transfer.
+#[inline(always)] // for each format
+fn admit_lone<I: Intake<BlkToken, Buffer>>(
+    ring: &mut impl LoneChains,
+    batch: &mut ChainBatch,
+    (pool, lease): (&mut BufferPool, LeaseId),
+    rules: &TransferRules<'_>,
+    into: &mut I,
+) -> LonePull {
+    let mut head = match ring.take_lone(pool) {
+        Available::Nothing => return LonePull::Nothing,
+        Available::Lone(head) => head,
+        Available::Batch => return LonePull::Other,
+    };
+    let mut access = pool.access(lease);
+    ring.read_table(&mut access, &mut head);
+    match admit_transfer(ring, &head, &mut access, rules, into) {
+        Some(()) => LonePull::Admitted,
+        None => {
+            // Its descriptor is read again too, so that few values are kept for this.
+            batch.set_lone(ring.reread(head.index));
+            LonePull::Other
+        }
+    }
+}
+
 /// Admits transfers, up to the first chain that is anything else. Returns how many.
 #[inline]
 fn admit_transfers<I: Intake<BlkToken, Buffer>>(
@@ -155,6 +181,20 @@ fn admit_transfers_in_order<I: Intake<BlkToken, Buffer>>(
     admit_transfers(ring, heads, pool.access(lease), &rules, into)
 }
 
+impl<L: GuestContext> BlkQueue<L> {
+    /// As [`pull_lone`](GuestQueue::pull_lone), of a packed ring: in a function of its own, so that a split ring's is compiled as it is without it.
+    #[inline(never)]
+    fn pull_lone_packed<I: Intake<BlkToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> LonePull {
+        match &mut self.ring {
+            DeviceRing::Packed(ring) if into.room() > 0 => {
+                let rules = TransferRules { device: &self.device, limits: &self.limits };
+                admit_lone(ring, &mut self.batch, (context.pool(), self.lease), &rules, into)
+            }
+            _ => LonePull::Other,
+        }
+    }
+}
+
 impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     type Token = BlkToken;
     type Position = RingState;
@@ -171,25 +211,12 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     where
         I: Intake<BlkToken, Buffer>,
     {
-        let DeviceRing::Split(ring) = &mut self.ring else { return LonePull::Other };
+        let DeviceRing::Split(ring) = &mut self.ring else { return self.pull_lone_packed(context, into) };
         if into.room() == 0 {
             return LonePull::Other;
         }
-        let pool = context.pool();
-        let head = match ring.take_lone(pool) {
-            Available::Nothing => return LonePull::Nothing,
-            Available::Lone(head) => head,
-            Available::Batch => return LonePull::Other,
-        };
         let rules = TransferRules { device: &self.device, limits: &self.limits };
-        match admit_transfer(ring, &head, &mut pool.access(self.lease), &rules, into) {
-            Some(()) => LonePull::Admitted,
-            None => {
-                // Its descriptor is read again too, so that few values are kept for this.
-                self.batch.set_lone(ring.reread(head.index));
-                LonePull::Other
-            }
-        }
+        admit_lone(ring, &mut self.batch, (context.pool(), self.lease), &rules, into)
     }
 
     #[inline(always)] // the engine calls it in one place

@@ -2,23 +2,20 @@
 
 use std::sync::Arc;
 
-use mqblk_core::{DiskSlot, FinishedRequest, Intake, Op, Outcome, PullEnd, Wake};
-use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
-use mqblk_ring::virtqueue::{
-    ChainBatch, ChainHead, CompletionMark, DeviceRing, InOrderRing, MAX_BATCH, UsualChains, VirtqueueError,
-};
-use mqblk_scsi::{
-    Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, Transfer, TransferRules, target,
-};
+use mqblk_core::{DiskSlot, FinishedRequest, Intake, Outcome, PullEnd, Wake};
+use mqblk_memory::{Buffer, BufferPool};
+use mqblk_ring::virtqueue::{ChainBatch, ChainHead, CompletionMark, DeviceRing, MAX_BATCH, VirtqueueError};
+use mqblk_scsi::{Command, CommandAction, CommandBuffers, CommandCompletion, DataOut, Sense, Status, target};
 use virtio_bindings::virtio_scsi as b;
 
 use crate::config::{DriverSizes, REQUEST_BYTES, RESPONSE_BYTES};
 use crate::device::VirtioScsi;
 use crate::lun_map::{LunField, LunMap, MappedUnit};
 use crate::multi_step::MultiStepCommands;
-use crate::queue::{CommandState, QueueRing, ScsiToken, TokenKind, TransferState};
-use crate::request_chain::{RequestChain, ResponseBuffer, TransferChain};
+use crate::queue::{CommandState, QueueRing, ScsiToken, TokenKind};
+use crate::request_chain::{RequestChain, ResponseBuffer};
 use crate::task_management::{TaskManagement, TmfAction, TmfMailbox};
+use crate::transfer::{admit_transfers, admit_transfers_in_order};
 
 /// Number of task management functions that a queue processes at a time: the bits of a token's abort marks. Further
 /// ones wait.
@@ -39,10 +36,10 @@ pub(crate) struct RequestQueue {
     pub(crate) ring: QueueRing,
     pub(crate) device: Arc<VirtioScsi>,
     pub(crate) waker: Arc<dyn Wake>,
-    batch: ChainBatch,
+    pub(crate) batch: ChainBatch,
     /// Copy of the LUN map.
-    lun_map: Arc<LunMap>,
-    sizes: DriverSizes,
+    pub(crate) lun_map: Arc<LunMap>,
+    pub(crate) sizes: DriverSizes,
     /// Private copy of the request that is being validated.
     header: Box<[u8]>,
     pub(crate) buffers: CommandBuffers,
@@ -92,57 +89,6 @@ impl DataOut for DataOutBuffer<'_> {
     }
 }
 
-/// Admits READ and WRITE commands of the usual layout, up to the first chain that is anything else. Returns how many.
-#[inline]
-fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
-    ring: &impl UsualChains,
-    heads: &[ChainHead],
-    mut access: LeaseAccess<'_>,
-    map: &LunMap,
-    most: u8,
-    into: &mut I,
-) -> usize {
-    // What was looked up for the command before: most go to the same logical unit. A field of zeroes names none.
-    let mut field = 0;
-    let (mut target, mut unit, mut rules) = (0, DiskSlot::FIRST, TransferRules::NONE);
-    let mut left = heads;
-    while let [head, others @ ..] = left {
-        let Some(chain) = TransferChain::read(ring, &mut access, head, most) else { break };
-        if field != chain.lun {
-            field = chain.lun;
-            (target, unit, rules) = map.transfer_rules(chain.lun).unwrap_or((0, DiskSlot::FIRST, TransferRules::NONE));
-        }
-        let TransferChain { id, cdb, data, response, .. } = chain;
-        let Ok(capacity) = u8::try_from(response.len) else { break };
-        let Some(Transfer { op, start, len }) = rules.begin(cdb) else { break };
-        // A longer buffer has a residual.
-        if (op == Op::Read) != data.writable || len.0 != u64::from(data.len) {
-            break;
-        }
-        let place = (response.address, capacity);
-        let Some(buffer) = access.take_transfer((data.address, data.len), data.writable, place) else { break };
-        // Bytes before the data count as written too: the used length counts the chain's bytes in order.
-        let written = response.len.saturating_add(if data.writable { data.len } else { 0 });
-        let token = TransferState { id, written, head: head.index, unit, abort_marks: 0, target };
-        into.admit(ScsiToken(TokenKind::Transfer(token)), unit, op, start, len, Some(buffer));
-        left = others;
-    }
-    heads.len() - left.len()
-}
-
-/// The same of a ring in order: in a function of its own, so that the others' are compiled as they are without it.
-#[inline(never)]
-fn admit_transfers_in_order<I: Intake<ScsiToken, Buffer>>(
-    ring: &InOrderRing,
-    heads: &[ChainHead],
-    (pool, lease): (&mut BufferPool, LeaseId),
-    map: &LunMap,
-    most: u8,
-    into: &mut I,
-) -> usize {
-    admit_transfers(ring, heads, pool.access(lease), map, most, into)
-}
-
 impl RequestQueue {
     pub(crate) fn new(device: Arc<VirtioScsi>, ring: QueueRing, waker: Arc<dyn Wake>) -> RequestQueue {
         let sizes = device.sizes();
@@ -173,7 +119,7 @@ impl RequestQueue {
         self.multi_step.blocked_count()
     }
 
-    #[inline]
+    #[inline(always)] // the engine calls it in one place
     pub(crate) fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> PullEnd {
         match self.try_pull(pool, into) {
             Ok(true) => PullEnd::MoreWaiting,
@@ -196,9 +142,7 @@ impl RequestQueue {
         let most = RESPONSE_BYTES as u32 + self.sizes.sense;
         let mut at = 0;
         while at < count {
-            if self.sizes.cdb == DriverSizes::DEFAULT.cdb
-                && let Ok(most) = u8::try_from(most)
-            {
+            if let Some(most) = self.usual_response() {
                 let (heads, map) = (&self.batch.heads[at..count], &*self.lun_map);
                 let lease = self.ring.lease;
                 at += match &self.ring.device {

@@ -23,6 +23,7 @@ mod replay_gate;
 mod request_chain;
 mod state;
 mod task_management;
+mod transfer;
 
 pub use config::features;
 pub use device::{FIXED_QUEUES, ScsiOptions, VirtioScsi};

@@ -2,7 +2,9 @@
 
 use std::marker::PhantomData;
 
-use mqblk_core::{ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, Op, PublishResult, PullEnd};
+use mqblk_core::{
+    ArmResult, Call, DiskSlot, FinishedRequest, GuestQueue, Intake, LonePull, Op, PublishResult, PullEnd,
+};
 use mqblk_memory::{Buffer, BufferPool, LeaseId};
 use mqblk_ring::virtqueue::{DeviceRing, MappedRing, RingLog, RingState};
 use mqblk_virtio::{GuestContext, VirtioQueue};
@@ -178,11 +180,21 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
     type Position = RingState;
     type Context = C;
 
+    const SERVES_LONE: bool = true;
+
     fn depth(&self) -> u16 {
         self.ring().device.size()
     }
 
-    #[inline]
+    #[inline(always)] // the engine calls it in one place
+    fn pull_lone<I: Intake<ScsiToken, Buffer>>(&mut self, context: &mut C, into: &mut I) -> LonePull {
+        match &mut self.kind {
+            QueueKind::Request(queue) => queue.pull_lone(context.pool(), into),
+            QueueKind::Control(_) | QueueKind::Event(_) => LonePull::Other,
+        }
+    }
+
+    #[inline(always)] // as above
     fn pull<I: Intake<ScsiToken, Buffer>>(&mut self, context: &mut C, into: &mut I) -> PullEnd {
         match &mut self.kind {
             QueueKind::Request(queue) => queue.pull(context.pool(), into),
@@ -192,7 +204,7 @@ impl<C: GuestContext> GuestQueue for ScsiQueue<C> {
         }
     }
 
-    #[inline]
+    #[inline(always)] // the engine calls it in two places
     fn finish<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         context: &mut C,

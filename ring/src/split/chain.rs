@@ -5,8 +5,8 @@ use mqblk_memory::{BufferPool, GuestAddress, LeaseAccess, LeaseId};
 use super::device::SplitDevice;
 use super::layout::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use crate::format::{
-    Available, ChainError, ChainHead, ChainHeader, ChainSegment, Descriptor, MAX_INDIRECT_ENTRIES, MEMORY_LOST,
-    NESTED_INDIRECT, READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
+    Available, ChainError, ChainHead, ChainHeader, ChainSegment, Descriptor, LoneChains, MAX_INDIRECT_ENTRIES,
+    MEMORY_LOST, NESTED_INDIRECT, READABLE_AFTER_WRITABLE, UsualChains, VirtqueueError,
 };
 
 impl ChainHead {
@@ -116,10 +116,9 @@ impl UsualChains for SplitDevice {
     }
 }
 
-impl SplitDevice {
-    /// Takes the next chain, if it is the only one that is available and nothing is wrong with its head.
+impl LoneChains for SplitDevice {
     #[inline(always)] // else the descriptor would travel through memory
-    pub fn take_lone(&mut self, pool: &BufferPool) -> Available {
+    fn take_lone(&mut self, pool: &BufferPool) -> Available {
         let count = self.ahead();
         if count > 1 || pool.may_be_lost() || self.replays() > 0 {
             return Available::Batch;
@@ -134,12 +133,16 @@ impl SplitDevice {
         }
     }
 
-    /// Reads the head descriptor of a chain that was [taken](Self::take_lone) again.
+    #[inline(always)] // does nothing: the entry is read with the others
+    fn read_table(&self, _access: &mut LeaseAccess<'_>, _head: &mut ChainHead) {}
+
     #[cold]
-    pub fn reread(&self, index: u16) -> ChainHead {
+    fn reread(&self, index: u16) -> ChainHead {
         ChainHead { index, first: self.descriptor(index), first_indirect: None }
     }
+}
 
+impl SplitDevice {
     /// Takes available chains, as many as `heads` has room for and `max` allows: heads first, then their descriptors, then the first entries of
     /// indirect tables. Chains to replay come before all others. Returns how many, and whether more are available.
     ///

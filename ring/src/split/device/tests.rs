@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mqblk_memory::{BufferPool, GuestAddress, GuestMemory, Region};
 
 use super::*;
-use crate::format::{Available, MAX_QUEUE_SIZE, RingAddresses};
+use crate::format::{Available, LoneChains, MAX_QUEUE_SIZE, RingAddresses};
 
 /// Guest address of the available ring.
 const AVAIL: u64 = 0x8_0000;

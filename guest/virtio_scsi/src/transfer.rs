@@ -1,0 +1,153 @@
+//! READ and WRITE commands of the usual layout, which are admitted in one step: most commands. Anything else takes the way of all commands.
+
+use mqblk_core::{DiskSlot, Intake, LonePull, Op};
+use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
+use mqblk_ring::virtqueue::{Available, ChainBatch, ChainHead, DeviceRing, InOrderRing, LoneChains, UsualChains};
+use mqblk_scsi::{Transfer, TransferRules};
+
+use crate::commands::RequestQueue;
+use crate::config::{DriverSizes, RESPONSE_BYTES};
+use crate::lun_map::LunMap;
+use crate::queue::{ScsiToken, TokenKind, TransferState};
+use crate::request_chain::TransferChain;
+
+/// The logical unit that was looked up last: most commands go to the same one.
+struct KnownUnit {
+    /// A field of zeroes names none.
+    field: u64,
+    target: u8,
+    slot: DiskSlot,
+    rules: TransferRules,
+}
+
+impl KnownUnit {
+    const NONE: KnownUnit = KnownUnit { field: 0, target: 0, slot: DiskSlot::FIRST, rules: TransferRules::NONE };
+}
+
+/// Admits a READ or WRITE command of the usual layout. `None`, and nothing is done, for anything else.
+#[inline(always)] // into the loop of a batch, and for a lone command
+fn admit_transfer<I: Intake<ScsiToken, Buffer>>(
+    ring: &impl UsualChains,
+    head: &ChainHead,
+    access: &mut LeaseAccess<'_>,
+    (map, known): (&LunMap, &mut KnownUnit),
+    most: u8,
+    into: &mut I,
+) -> Option<()> {
+    let TransferChain { id, lun, cdb, data, response } = TransferChain::read(ring, access, head, most)?;
+    if known.field != lun {
+        known.field = lun;
+        (known.target, known.slot, known.rules) =
+            map.transfer_rules(lun).unwrap_or((0, DiskSlot::FIRST, TransferRules::NONE));
+    }
+    let capacity = u8::try_from(response.len).ok()?;
+    let Transfer { op, start, len } = known.rules.begin(cdb)?;
+    // A longer buffer has a residual.
+    if (op == Op::Read) != data.writable || len.0 != u64::from(data.len) {
+        return None;
+    }
+    let place = (response.address, capacity);
+    let buffer = access.take_transfer((data.address, data.len), data.writable, place)?;
+    // Bytes before the data count as written too: the used length counts the chain's bytes in order.
+    let written = response.len.saturating_add(if data.writable { data.len } else { 0 });
+    let (unit, target) = (known.slot, known.target);
+    let token = TransferState { id, written, head: head.index, unit, abort_marks: 0, target };
+    into.admit(ScsiToken(TokenKind::Transfer(token)), unit, op, start, len, Some(buffer));
+    Some(())
+}
+
+/// Admits READ and WRITE commands of the usual layout, up to the first chain that is anything else. Returns how many.
+#[inline]
+pub(crate) fn admit_transfers<I: Intake<ScsiToken, Buffer>>(
+    ring: &impl UsualChains,
+    heads: &[ChainHead],
+    mut access: LeaseAccess<'_>,
+    map: &LunMap,
+    most: u8,
+    into: &mut I,
+) -> usize {
+    let mut known = KnownUnit::NONE;
+    let mut left = heads;
+    while let [head, others @ ..] = left
+        && admit_transfer(ring, head, &mut access, (map, &mut known), most, into).is_some()
+    {
+        left = others;
+    }
+    heads.len() - left.len()
+}
+
+/// The same of a ring in order: in a function of its own, so that the others' are compiled as they are without it.
+#[inline(never)]
+pub(crate) fn admit_transfers_in_order<I: Intake<ScsiToken, Buffer>>(
+    ring: &InOrderRing,
+    heads: &[ChainHead],
+    (pool, lease): (&mut BufferPool, LeaseId),
+    map: &LunMap,
+    most: u8,
+    into: &mut I,
+) -> usize {
+    admit_transfers(ring, heads, pool.access(lease), map, most, into)
+}
+
+/// Takes the ring's only chain, and admits it if it is a READ or WRITE command of the usual layout.
+#[inline(always)] // for each format
+fn admit_lone<I: Intake<ScsiToken, Buffer>>(
+    ring: &mut impl LoneChains,
+    batch: &mut ChainBatch,
+    (pool, lease): (&mut BufferPool, LeaseId),
+    map: &LunMap,
+    most: u8,
+    into: &mut I,
+) -> LonePull {
+    let mut head = match ring.take_lone(pool) {
+        Available::Nothing => return LonePull::Nothing,
+        Available::Lone(head) => head,
+        Available::Batch => return LonePull::Other,
+    };
+    let (mut access, mut known) = (pool.access(lease), KnownUnit::NONE);
+    ring.read_table(&mut access, &mut head);
+    match admit_transfer(ring, &head, &mut access, (map, &mut known), most, into) {
+        Some(()) => LonePull::Admitted,
+        None => {
+            // As virtio-blk does: few values are kept for this.
+            batch.set_lone(ring.reread(head.index));
+            LonePull::Other
+        }
+    }
+}
+
+impl RequestQueue {
+    /// Takes the ring's only command, if it is of the usual layout.
+    #[inline(always)] // the engine calls it in one place
+    pub(crate) fn pull_lone<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> LonePull {
+        let Some(most) = self.usual_response() else { return LonePull::Other };
+        let DeviceRing::Split(ring) = &mut self.ring.device else { return self.pull_lone_packed(pool, most, into) };
+        if into.room() == 0 || !self.device.is_map_current(&self.lun_map) {
+            return LonePull::Other;
+        }
+        admit_lone(ring, &mut self.batch, (pool, self.ring.lease), &self.lun_map, most, into)
+    }
+
+    /// The same of a packed ring: in a function of its own, so that a split ring's is compiled as it is without it.
+    #[inline(never)]
+    fn pull_lone_packed<I: Intake<ScsiToken, Buffer>>(
+        &mut self,
+        pool: &mut BufferPool,
+        most: u8,
+        into: &mut I,
+    ) -> LonePull {
+        match &mut self.ring.device {
+            DeviceRing::Packed(ring) if into.room() > 0 && self.device.is_map_current(&self.lun_map) => {
+                admit_lone(ring, &mut self.batch, (pool, self.ring.lease), &self.lun_map, most, into)
+            }
+            _ => LonePull::Other,
+        }
+    }
+
+    /// Returns the most bytes of a response, if commands of the usual layout are admitted in one step.
+    #[inline]
+    pub(crate) fn usual_response(&self) -> Option<u8> {
+        let most = u8::try_from(RESPONSE_BYTES as u32 + self.sizes.sense).ok()?;
+        (self.sizes.cdb == DriverSizes::DEFAULT.cdb).then_some(most)
+    }
+}

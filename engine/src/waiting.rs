@@ -39,7 +39,7 @@ pub(crate) struct Waiting {
     completions: u64,
     before: u64,
     block_began: Ticks,
-    /// When it is one of slow requests, or looked at again.
+    /// When it ends as one of slow requests, if it has enough of them.
     slow_at: Ticks,
     /// A window that may be closed was open in an idle turn of this block.
     window_was_open: bool,

@@ -61,8 +61,6 @@ pub struct ScsiQueue {
     layout: ScsiQueueLayout,
     headers: SharedArray<[u64; 8]>,
     line_ends: SharedArray<LineEnd>,
-    /// Headers as last written. An equal header (the same block again) is not stored again.
-    written_headers: Box<[[u64; 8]]>,
     commands: Box<[CommandInFlight]>,
     /// Free slots, a stack in step with the ring's stack of descriptors: a slot always gets the same descriptors.
     free: Vec<u16>,
@@ -87,8 +85,6 @@ impl ScsiQueue {
             line_ends: memory.shared_array(layout.commands, len / size_of::<LineEnd>())?,
             memory: Arc::clone(memory),
             layout,
-            // No header starts like this.
-            written_headers: vec![[u64::MAX; 8]; n].into(),
             commands: vec![CommandInFlight::default(); n].into(),
             free: (0..ring.size()).rev().collect(),
             ring,
@@ -139,12 +135,7 @@ impl ScsiQueue {
         self.free.pop();
         self.commands[index] = CommandInFlight { user_data, len, origin, target: command.address.target };
         let words = header(command, tag(origin, user_data));
-        // Without a branch for each word: a header of a random block differs anywhere.
-        let changed = words.iter().zip(&self.written_headers[index]).fold(0, |bits, (new, old)| bits | (new ^ old));
-        if changed != 0 {
-            self.written_headers[index] = words;
-            self.headers.set(index * LINES, words);
-        }
+        self.headers.set_prefix(index * LINES, words);
         if self.poison {
             self.line_ends.set(line_end(index), POISONED);
         }
@@ -225,10 +216,10 @@ pub(crate) const fn tag(origin: u16, user_data: u32) -> u64 {
 
 /// Builds a command's header: LUN, tag, attribute SIMPLE, no priority, no CRN, command descriptor block.
 #[inline]
-fn header(command: &Command, tag: u64) -> [u64; 8] {
+fn header(command: &Command, tag: u64) -> [u64; 7] {
     let [a, b, c, d] = command.cdb.words();
     let lun = u64::from_le_bytes(command.address.to_bytes());
     // The descriptor block begins behind three bytes of zeroes.
-    let words = [lun, tag, a << 24, a >> 40 | b << 24, b >> 40 | c << 24, c >> 40 | d << 24, d >> 40, 0];
+    let words = [lun, tag, a << 24, a >> 40 | b << 24, b >> 40 | c << 24, c >> 40 | d << 24, d >> 40];
     words.map(u64::to_le)
 }

@@ -16,7 +16,8 @@ use mqblk_core::{ArmResult, PublishResult};
 use mqblk_memory::{BufferPool, LeaseAccess, LeaseId};
 
 use crate::format::{
-    ChainError, ChainHead, ChainHeader, ChainSegment, RingState, UsesRuns, UsualChains, VirtqueueError,
+    Available, ChainError, ChainHead, ChainHeader, ChainSegment, LoneChains, RingState, UsesRuns, UsualChains,
+    VirtqueueError,
 };
 use crate::packed::{PackedDevice, PackedRing};
 use crate::split::{RingLog, SplitDevice, SplitRing};
@@ -308,6 +309,27 @@ impl InOrderRing {
 
     pub(crate) fn is_visible(&self, completions: CompletionMark) -> bool {
         self.order.is_published(completions.0)
+    }
+}
+
+impl LoneChains for InOrderRing {
+    #[inline]
+    fn take_lone(&mut self, pool: &BufferPool) -> Available {
+        let found = each_format!(mut self, ring => ring.take_lone(pool));
+        if let Available::Lone(head) = &found {
+            self.order.take(head.index);
+        }
+        found
+    }
+
+    #[inline]
+    fn read_table(&self, access: &mut LeaseAccess<'_>, head: &mut ChainHead) {
+        each_format!(self, ring => ring.read_table(access, head));
+    }
+
+    #[cold]
+    fn reread(&self, index: u16) -> ChainHead {
+        each_format!(self, ring => ring.reread(index))
     }
 }
 

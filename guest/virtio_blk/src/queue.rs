@@ -182,15 +182,18 @@ fn admit_transfers_in_order<I: Intake<BlkToken, Buffer>>(
 }
 
 impl<L: GuestContext> BlkQueue<L> {
-    /// As [`pull_lone`](GuestQueue::pull_lone), of a packed ring: in a function of its own, so that a split ring's is compiled as it is without it.
+    /// As [`pull_lone`](GuestQueue::pull_lone), of a packed ring, or one in order: in a function of its own, so that a split ring's is compiled as it is without it.
     #[inline(never)]
-    fn pull_lone_packed<I: Intake<BlkToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> LonePull {
+    fn pull_lone_elsewhere<I: Intake<BlkToken, Buffer>>(&mut self, context: &mut L, into: &mut I) -> LonePull {
+        if into.room() == 0 {
+            return LonePull::Other;
+        }
+        let rules = TransferRules { device: &self.device, limits: &self.limits };
+        let memory = (context.pool(), self.lease);
         match &mut self.ring {
-            DeviceRing::Packed(ring) if into.room() > 0 => {
-                let rules = TransferRules { device: &self.device, limits: &self.limits };
-                admit_lone(ring, &mut self.batch, (context.pool(), self.lease), &rules, into)
-            }
-            _ => LonePull::Other,
+            DeviceRing::Split(_) => LonePull::Other,
+            DeviceRing::Packed(ring) => admit_lone(ring, &mut self.batch, memory, &rules, into),
+            DeviceRing::InOrder(ring) => admit_lone(&mut **ring, &mut self.batch, memory, &rules, into),
         }
     }
 }
@@ -211,7 +214,7 @@ impl<L: GuestContext> GuestQueue for BlkQueue<L> {
     where
         I: Intake<BlkToken, Buffer>,
     {
-        let DeviceRing::Split(ring) = &mut self.ring else { return self.pull_lone_packed(context, into) };
+        let DeviceRing::Split(ring) = &mut self.ring else { return self.pull_lone_elsewhere(context, into) };
         if into.room() == 0 {
             return LonePull::Other;
         }

@@ -121,26 +121,29 @@ impl RequestQueue {
     #[inline(always)] // the engine calls it in one place
     pub(crate) fn pull_lone<I: Intake<ScsiToken, Buffer>>(&mut self, pool: &mut BufferPool, into: &mut I) -> LonePull {
         let Some(most) = self.usual_response() else { return LonePull::Other };
-        let DeviceRing::Split(ring) = &mut self.ring.device else { return self.pull_lone_packed(pool, most, into) };
+        let DeviceRing::Split(ring) = &mut self.ring.device else { return self.pull_lone_elsewhere(pool, most, into) };
         if into.room() == 0 || !self.device.is_map_current(&self.lun_map) {
             return LonePull::Other;
         }
         admit_lone(ring, &mut self.batch, (pool, self.ring.lease), &self.lun_map, most, into)
     }
 
-    /// The same of a packed ring: in a function of its own, so that a split ring's is compiled as it is without it.
+    /// The same of a packed ring, or one in order: in a function of its own, so that a split ring's is compiled as it is without it.
     #[inline(never)]
-    fn pull_lone_packed<I: Intake<ScsiToken, Buffer>>(
+    fn pull_lone_elsewhere<I: Intake<ScsiToken, Buffer>>(
         &mut self,
         pool: &mut BufferPool,
         most: u8,
         into: &mut I,
     ) -> LonePull {
+        if into.room() == 0 || !self.device.is_map_current(&self.lun_map) {
+            return LonePull::Other;
+        }
+        let (memory, map) = ((pool, self.ring.lease), &*self.lun_map);
         match &mut self.ring.device {
-            DeviceRing::Packed(ring) if into.room() > 0 && self.device.is_map_current(&self.lun_map) => {
-                admit_lone(ring, &mut self.batch, (pool, self.ring.lease), &self.lun_map, most, into)
-            }
-            _ => LonePull::Other,
+            DeviceRing::Split(_) => LonePull::Other,
+            DeviceRing::Packed(ring) => admit_lone(ring, &mut self.batch, memory, map, most, into),
+            DeviceRing::InOrder(ring) => admit_lone(&mut **ring, &mut self.batch, memory, map, most, into),
         }
     }
 

@@ -71,7 +71,7 @@ pub enum PullEnd {
 pub enum LonePull {
     /// The ring is empty.
     Nothing,
-    /// One request, which was admitted. The ring had no other.
+    /// One request, which was admitted. The ring had no other, as far as the queue could tell: the next pull finds it.
     Admitted,
     /// Anything else: [`GuestQueue::pull`] is called next.
     Other,

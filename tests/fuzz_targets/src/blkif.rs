@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use arbitrary::{Result, Unstructured};
 use mqblk_core::ByteLen;
@@ -14,7 +15,10 @@ use crate::blkif_guest::{GuestRing, SharedGuest, lock};
 use crate::blkif_requests::{BATCH, DeviceRules, Effect, GuestRequest, PART, PageAccess, SECTOR, SECTORS, Verdict};
 
 /// Requests that a backend reads at once. Only then the guest knows which ones it has read.
-const READ_AT_ONCE: usize = 16;
+const READ_AT_ONCE: usize = 32;
+
+/// An idle worker sleeps long before this.
+const SLEEPS_WITHIN: Duration = Duration::from_secs(10);
 
 /// A request that is on a ring.
 struct Offered {
@@ -103,9 +107,10 @@ impl BlkifMachine {
         Ok(())
     }
 
-    /// Runs turns until the worker would sleep.
+    /// Runs turns until the worker would sleep. `off` polls for 40 us at most before that: how many turns these are depends on the machine.
     fn sleep(&mut self) {
-        for _ in 0..TURNS {
+        let begun = Instant::now();
+        while begun.elapsed() < SLEEPS_WITHIN {
             if !self.worker.turn() && self.worker.arm() {
                 self.asleep = true;
                 return;

@@ -67,27 +67,26 @@ impl PersistentGrants {
     /// Returns the table index of a grant, or the free index where it would be inserted.
     #[inline]
     fn find_index(&self, gref: GrantRef) -> usize {
+        self.probe(gref).0
+    }
+
+    /// Returns the same index, and the entry there; 0 if it is free.
+    #[inline]
+    fn probe(&self, gref: GrantRef) -> (usize, u64) {
         let mut index = self.home_index(gref);
-        while self.table[index] != 0 && (self.table[index] >> 32) as u32 != gref.0 {
+        loop {
+            let entry = self.table[index];
+            if entry == 0 || (entry >> 32) as u32 == gref.0 {
+                return (index, entry);
+            }
             index = self.next_index(index);
         }
-        index
     }
 
     /// Returns the slot of a grant, if it is mapped.
     #[inline]
     pub(crate) fn find(&self, gref: GrantRef) -> Option<PersistentSlot> {
-        let mut index = self.home_index(gref);
-        loop {
-            let entry = self.table[index];
-            if entry == 0 {
-                return None;
-            }
-            if (entry >> 32) as u32 == gref.0 {
-                return (entry as u32).checked_sub(1).map(PersistentSlot);
-            }
-            index = self.next_index(index);
-        }
+        (self.probe(gref).1 as u32).checked_sub(1).map(PersistentSlot)
     }
 
     /// Starts a use of a grant that was found.

@@ -60,10 +60,7 @@ impl<L: PooledContext> BlkifQueue<L> {
             Lone::Request => {}
             Lone::Other => return LonePull::Other,
         }
-        let raw = &self.batch.entries.raws[0];
-        let Some(kind) = self.parser.direct_transfer(raw.operation(), raw.nr_segments()) else {
-            return LonePull::Other;
-        };
+        let Some(kind) = self.direct_transfer(0) else { return LonePull::Other };
         self.pages.begin_batch();
         let Some(single) = self.parse_single(0, kind, self.disk_size()) else { return LonePull::Other };
         let Some(buffer) = self.take_single(pool, &single) else { return LonePull::Other };

@@ -9,7 +9,7 @@ use mqblk_core::{
 };
 use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
 use mqblk_ring::virtqueue::{
-    Available, ChainBatch, ChainHead, DeviceRing, InOrderRing, LoneChains, MappedRing, RingLog, RingState, UsualChains,
+    ChainBatch, ChainHead, DeviceRing, InOrderRing, LoneChains, MappedRing, RingLog, RingState, UsualChains,
     VirtqueueError,
 };
 use mqblk_virtio::{GuestContext, QueueResources, VirtioQueue};
@@ -130,24 +130,17 @@ fn admit_transfer<I: Intake<BlkToken, Buffer>>(
 fn admit_lone<I: Intake<BlkToken, Buffer>>(
     ring: &mut impl LoneChains,
     batch: &mut ChainBatch,
-    (pool, lease): (&mut BufferPool, LeaseId),
+    memory: (&mut BufferPool, LeaseId),
     rules: &TransferRules<'_>,
     into: &mut I,
 ) -> LonePull {
-    let mut head = match ring.take_lone(pool) {
-        Available::Nothing => return LonePull::Nothing,
-        Available::Lone(head) => head,
-        Available::Batch => return LonePull::Other,
+    let (head, mut access) = match ChainBatch::take_lone(ring, memory) {
+        Ok(taken) => taken,
+        Err(found) => return found,
     };
-    let mut access = pool.access(lease);
-    ring.read_table(&mut access, &mut head);
     match admit_transfer(ring, &head, &mut access, rules, into) {
         Some(()) => LonePull::Admitted,
-        None => {
-            // Its descriptor is read again too, so that few values are kept for this.
-            batch.set_lone(ring.reread(head.index));
-            LonePull::Other
-        }
+        None => batch.put_back(ring, head.index),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use mqblk_core::{DiskSlot, Intake, LonePull, Op};
 use mqblk_memory::{Buffer, BufferPool, LeaseAccess, LeaseId};
-use mqblk_ring::virtqueue::{Available, ChainBatch, ChainHead, DeviceRing, InOrderRing, LoneChains, UsualChains};
+use mqblk_ring::virtqueue::{ChainBatch, ChainHead, DeviceRing, InOrderRing, LoneChains, UsualChains};
 use mqblk_scsi::{Transfer, TransferRules};
 
 use crate::commands::RequestQueue;
@@ -94,25 +94,19 @@ pub(crate) fn admit_transfers_in_order<I: Intake<ScsiToken, Buffer>>(
 fn admit_lone<I: Intake<ScsiToken, Buffer>>(
     ring: &mut impl LoneChains,
     batch: &mut ChainBatch,
-    (pool, lease): (&mut BufferPool, LeaseId),
+    memory: (&mut BufferPool, LeaseId),
     map: &LunMap,
     most: u8,
     into: &mut I,
 ) -> LonePull {
-    let mut head = match ring.take_lone(pool) {
-        Available::Nothing => return LonePull::Nothing,
-        Available::Lone(head) => head,
-        Available::Batch => return LonePull::Other,
+    let (head, mut access) = match ChainBatch::take_lone(ring, memory) {
+        Ok(taken) => taken,
+        Err(found) => return found,
     };
-    let (mut access, mut known) = (pool.access(lease), KnownUnit::NONE);
-    ring.read_table(&mut access, &mut head);
+    let mut known = KnownUnit::NONE;
     match admit_transfer(ring, &head, &mut access, (map, &mut known), most, into) {
         Some(()) => LonePull::Admitted,
-        None => {
-            // As virtio-blk does: few values are kept for this.
-            batch.set_lone(ring.reread(head.index));
-            LonePull::Other
-        }
+        None => batch.put_back(ring, head.index),
     }
 }
 

@@ -22,8 +22,7 @@ impl BufferPool {
     /// Releases a buffer, and the members of a merged one. A retired lease ends with its last buffer.
     #[inline]
     pub fn release(&mut self, buffer: Buffer) {
-        let index = self.index(&buffer);
-        self.release_index(index);
+        self.release_usual(buffer);
     }
 
     #[inline(always)]

@@ -102,8 +102,8 @@ impl BackRing {
     /// have) are unchanged, and are not decoded.
     #[inline]
     pub fn take_into(&mut self, raw: &mut RawRequest) {
-        self.ring.read_request(self.req_cons, raw);
-        self.req_cons = self.req_cons.wrapping_add(1);
+        self.peek_into(raw);
+        self.skip();
     }
 
     /// Copies the next of the requests that [`waiting`](Self::waiting) counted, as [`take_into`](Self::take_into) does, but does not take it off.

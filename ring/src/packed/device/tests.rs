@@ -371,7 +371,6 @@ fn a_chain_of_a_large_ring_is_no_longer_than_a_request_can_be() {
     assert_eq!(guest.fetch(&mut device, BATCH).unwrap_err(), CHAIN_TOO_LONG);
 }
 
-/// A guest that changes a chain after it was taken changes neither its length nor its identity.
 #[test]
 fn a_chain_that_comes_alone_is_taken_alone() {
     let guest = Guest::new(8);
@@ -407,6 +406,7 @@ fn a_chain_that_comes_alone_is_taken_alone() {
     assert_eq!(device.state().in_flight, [1, 5], "nothing was taken");
 }
 
+/// A guest that changes a chain after it was taken changes neither its length nor its identity.
 #[test]
 fn a_chain_is_as_long_as_it_was_when_it_was_taken() {
     let mut guest = Guest::new(8);

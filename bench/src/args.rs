@@ -162,7 +162,7 @@ pub struct BenchArgs {
     #[arg(long, alias = "randseed", value_name = "N")]
     pub seed: Option<u64>,
 
-    /// Time to measure, in seconds, or with a unit: 500ms, 2m; 0: until each block was done once [default: 5, with --verify 0]
+    /// Time to measure, in seconds, or with a unit: 500ms, 2m; longer if no I/O completes in it; 0: until each block was done once [default: 5, with --verify 0]
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub runtime: Option<f64>,
 

@@ -157,7 +157,10 @@ impl RunSupervisor<'_> {
             }
             let before = self.meters.read();
             control.set(Phase::Measure);
+            let measured_from = self.done();
             self.supervise(finished, until(whole))?;
+            // Storage may be slower than the time is long: without an I/O nothing is measured.
+            self.supervise(finished, || self.is_interrupted() || self.done() > measured_from)?;
             outcome.used = self.meters.since(&before);
             outcome.cut_short = self.is_interrupted() && !finished();
             if whole.is_some() || outcome.cut_short {

@@ -107,3 +107,16 @@ fn results_on_standard_output_are_json_alone() {
     assert_eq!(Path::new(program), mqblk_binary().canonicalize().expect("the program"));
     assert_eq!(row["server"]["version"], row["version"]);
 }
+
+/// A time that is too short for the storage is no measurement of nothing: the run goes on until an I/O completes.
+#[test]
+fn a_run_has_an_io_however_slow_the_storage_is() {
+    let mut command = Command::new(mqblk_binary());
+    command.args(["bench", "--disk", "storage=null,size=1G,latency-us=400000", "--queues", "1", "--iodepth", "1"]);
+    command.args(["--runtime", "50ms", "--warmup", "0", "--runs", "1", "--json", "-"]);
+    let output = command.output().expect("mqblk runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let run = &rows[0]["each_run"][0];
+    assert!(run["iops"].as_f64() > Some(0.0) && run["elapsed_s"].as_f64() >= Some(0.4), "{run}");
+}

@@ -8,6 +8,9 @@ use super::host::XenHost;
 use crate::guest::Shell;
 
 const TRACING: &str = "/sys/kernel/tracing";
+/// Whether kprobes become jumps (Documentation/trace/kprobes.rst).
+const OPTIMIZATION: &str = "/proc/sys/debug/kprobes-optimization";
+const SYMBOLS: &str = "/tmp/probed-symbols";
 
 /// A function of dom0's kernel whose calls are counted.
 #[derive(Debug, Clone, Copy)]
@@ -39,15 +42,22 @@ impl KernelProbes {
     /// # Errors
     /// When the kernel refuses a probe of a function that it has.
     pub fn start(host: &mut XenHost, probes: &[KernelProbe]) -> Result<Self> {
-        let mut script =
-            format!("set -e; [ -e {TRACING}/kprobe_events ] || mount -t tracefs tracefs {TRACING}\ncd {TRACING}\n");
+        let functions: Vec<&str> = probes.iter().map(|probe| probe.function).collect();
+        // The symbols are read once: an emulated dom0 takes seconds for all of them. Jumps instead of breakpoints would have the kernel stop all
+        // CPUs again a moment later.
+        let mut script = format!(
+            "set -e; [ -e {TRACING}/kprobe_events ] || mount -t tracefs tracefs {TRACING}\ncd {TRACING}
+             [ ! -e {OPTIMIZATION} ] || echo 0 >{OPTIMIZATION}
+             grep -E ' [tT] ({})(\\s|$)' /proc/kallsyms >{SYMBOLS} || true\n",
+            functions.join("|")
+        );
         for KernelProbe { function, summed_argument: summed } in probes {
             let (argument, values) = match summed {
                 Some(place) => (format!("number={place}"), ":vals=number"),
                 None => (String::new(), ""),
             };
             script.push_str(&format!(
-                "if grep -q ' [tT] {function}\\(\\s\\|$\\)' /proc/kallsyms; then
+                "if grep -q ' {function}\\(\\s\\|$\\)' {SYMBOLS}; then
                      echo 'p:{function} {function} {argument}' >>kprobe_events
                      echo 'hist:keys=common_cpu{values}' >events/kprobes/{function}/trigger
                      echo 1 >events/kprobes/{function}/enable

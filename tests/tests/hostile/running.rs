@@ -167,8 +167,8 @@ fn a_queue_is_disabled_and_enabled_while_requests_run() {
         for round in 0..40 {
             frontend.connection.send_acked(m::SET_VRING_ENABLE, &vring_state_payload(0, 0), &[]);
             if round % 8 == 0 {
-                // Requests in flight have completed by then: the slowest storage takes 1.5 ms.
-                std::thread::sleep(QUIET_TIME);
+                let in_flight = || daemon.stat("bad").totals.in_flight;
+                wait_for("the end of the requests in flight", || (in_flight() == 0).then_some(()));
                 let before = used();
                 std::thread::sleep(QUIET_TIME);
                 assert_eq!(used(), before, "a queue that is off gave answers");

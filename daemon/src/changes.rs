@@ -16,7 +16,7 @@ pub(crate) struct Changes(Arc<Mutex<Running>>);
 #[derive(Debug, Default)]
 struct Running {
     changes: usize,
-    /// Changes that have ended.
+    /// Lasting changes that have ended.
     ended: u64,
     is_alone: bool,
     /// The daemon stops.
@@ -25,7 +25,11 @@ struct Running {
 
 /// A change that runs, until it is dropped.
 #[derive(Debug)]
-pub struct Change(Arc<Mutex<Running>>);
+pub struct Change {
+    running: Arc<Mutex<Running>>,
+    /// The next daemon has to know of it.
+    is_lasting: bool,
+}
 
 /// Keeps changes away until it is dropped.
 #[derive(Debug)]
@@ -36,11 +40,11 @@ fn lock(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
 }
 
 impl Changes {
-    /// Begins a change.
+    /// Begins a change. `is_lasting`: the next daemon has to know of it.
     ///
     /// # Errors
     /// During a takeover.
-    pub(crate) fn begin(&self) -> Result<Change, String> {
+    pub(crate) fn begin(&self, is_lasting: bool) -> Result<Change, String> {
         let mut running = lock(&self.0);
         if running.is_alone {
             return Err(
@@ -49,10 +53,10 @@ impl Changes {
             );
         }
         running.changes += 1;
-        Ok(Change(Arc::clone(&self.0)))
+        Ok(Change { running: Arc::clone(&self.0), is_lasting })
     }
 
-    /// Returns true if there has been a change.
+    /// Returns true if there has been a lasting change.
     pub(crate) fn has_any(&self) -> bool {
         lock(&self.0).ended > 0
     }
@@ -104,9 +108,9 @@ impl Alone {
 
 impl Drop for Change {
     fn drop(&mut self) {
-        let mut running = lock(&self.0);
+        let mut running = lock(&self.running);
         running.changes -= 1;
-        running.ended += 1;
+        running.ended += u64::from(self.is_lasting);
     }
 }
 
@@ -123,16 +127,19 @@ mod tests {
     #[test]
     fn a_takeover_excludes_changes_and_waits_for_them() {
         let changes = Changes::default();
-        let (first, second) = (changes.begin().unwrap(), changes.begin().unwrap());
+        let (first, second) = (changes.begin(true).unwrap(), changes.begin(false).unwrap());
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| changes.begin_alone());
             drop((first, second));
             let alone = waiting.join().unwrap().unwrap();
-            assert!(changes.begin().is_err() && changes.begin_alone().is_err());
+            assert!(changes.begin(true).is_err() && changes.begin_alone().is_err());
             drop(alone);
         });
         assert!(changes.has_any() && !Changes::default().has_any());
-        drop(changes.begin().unwrap());
+        let passing = Changes::default();
+        drop(passing.begin(false).unwrap());
+        assert!(!passing.has_any(), "the next daemon need not know of it");
+        drop(changes.begin(true).unwrap());
         let alone = changes.begin_alone().unwrap();
         alone.check().unwrap();
         std::thread::scope(|scope| {

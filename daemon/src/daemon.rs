@@ -11,6 +11,7 @@ use mqblk_engine::{Engine, EngineOptions, UringOptions, Watchdog};
 use mqblk_vhost_user_server::{ListenSocket, SocketError};
 
 use crate::admin;
+use crate::balancer::Balancer;
 use crate::config::{AdminConfig, ServeConfig};
 use crate::flush::flush_all;
 use crate::interface::{HostContext, StartFailure};
@@ -67,6 +68,7 @@ pub struct Daemon {
     state: Arc<DaemonState>,
     watchdog: Option<Watchdog>,
     watch: SizeWatch,
+    balancer: Option<Balancer>,
     drain_timeout: Duration,
 }
 
@@ -145,7 +147,8 @@ impl Daemon {
         }
         let metrics = metrics.map(|socket| MetricsEndpoint::start(socket, &state)).transpose()?;
         let watch = SizeWatch::start(&state).map_err(StartError::Watch)?;
-        let daemon = Daemon { admin, metrics, state, watchdog, watch, drain_timeout };
+        let balancer = config.balance.then(|| Balancer::start(&state)).transpose().map_err(StartError::Workers)?;
+        let daemon = Daemon { admin, metrics, state, watchdog, watch, balancer, drain_timeout };
         for interface in daemon.state.interfaces() {
             interface.publish()?;
         }
@@ -206,6 +209,7 @@ impl Daemon {
         drop(self.admin);
         drop(self.metrics);
         drop(self.watch);
+        drop(self.balancer);
         let deadline = Instant::now() + self.drain_timeout;
         // In parallel: each takes as long as its storage.
         self.state.interfaces().iter().for_each(|interface| interface.begin_stop());

@@ -8,8 +8,8 @@ use mqblk_admin::model::DiskStat;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{
-    AnyDisk, Coalesce, DiskHealth, PlugOptions, PollPolicy, QueueMove, QueuePlacement, QueueSettings, QueueStats,
-    WorkerStats,
+    AnyDisk, Coalesce, DiskHealth, PlugOptions, PollPolicy, QueueId, QueueMove, QueuePlacement, QueueSettings,
+    QueueStats, WorkerStats,
 };
 
 use mqblk_vhost_user_server::{Frontend, Server};
@@ -292,6 +292,14 @@ pub trait DiskExport: Send + Sync {
     fn move_queue(&self, _queue: u16, _worker: usize, _timeout: Duration) -> Result<QueueMove, String> {
         Err(FIXED_QUEUES.to_owned())
     }
+
+    /// Records that somebody has chosen the workers of its queues: see [`ServedDevice::choose_queue_map`].
+    fn choose_queue_map(&self) {}
+
+    /// Returns the queues that its guest uses now: see [`ServedDevice::attached_queues`].
+    fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        Vec::new()
+    }
 }
 
 /// A served disk: what reports say about it, and its guest side.
@@ -373,6 +381,14 @@ impl<X: DiskExport + ?Sized + 'static> ServedDevice for ServedDisk<X> {
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.export.move_queue(queue, worker, timeout)
+    }
+
+    fn choose_queue_map(&self) {
+        self.export.choose_queue_map();
+    }
+
+    fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        self.export.attached_queues()
     }
 }
 

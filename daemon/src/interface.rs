@@ -15,7 +15,7 @@ use mqblk_admin::model::{ControllerStat, DiskStat};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{
-    AnyDisk, Coalesce, DiskHealth, Engine, PlugOptions, PollPolicy, QueueMove, QueuePlacement, QueueSettings,
+    AnyDisk, Coalesce, DiskHealth, Engine, PlugOptions, PollPolicy, QueueId, QueueMove, QueuePlacement, QueueSettings,
     WorkerStats,
 };
 use mqblk_vhost_user_server::{Frontend, Server};
@@ -408,6 +408,14 @@ pub trait ServedDevice: Send + Sync {
     /// If queues of this interface cannot move, or the worker refuses the queue.
     fn move_queue(&self, _queue: u16, _worker: usize, _timeout: Duration) -> Result<QueueMove, String> {
         Err(FIXED_QUEUES.to_owned())
+    }
+
+    /// Records that somebody has chosen the workers of its request queues: the daemon does not move them by itself any more.
+    fn choose_queue_map(&self) {}
+
+    /// Returns the request queues that its guest uses now, each by its number. None if its queues cannot move.
+    fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        Vec::new()
     }
 }
 

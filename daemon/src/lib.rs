@@ -8,6 +8,7 @@
 
 pub mod activation;
 pub mod admin;
+mod balancer;
 pub mod broker;
 mod changes;
 pub mod config;

@@ -30,6 +30,11 @@ impl QueueMap {
         QueueMap { requested: settings.text(QUEUE_MAP), workers: Vec::new() }
     }
 
+    /// Returns true if `queue-map` was given.
+    pub fn is_requested(&self) -> bool {
+        self.requested.is_some()
+    }
+
     /// Forgets what `queue-map` says.
     pub fn forget_request(&mut self) {
         self.requested = None;

@@ -1,7 +1,7 @@
 //! The state of a running daemon: its workers and its served interfaces.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,6 +85,7 @@ pub struct DaemonState {
     interfaces: Vec<Arc<dyn ServedInterface>>,
     limit_groups: LimitGroups,
     drain_timeout: Duration,
+    loans: Mutex<BTreeMap<u32, u32>>,
     changes: Changes,
     listeners: Mutex<ProcessListeners>,
     notifier: OnceLock<Arc<ServiceNotifier>>,
@@ -112,6 +113,7 @@ impl DaemonState {
             interfaces,
             limit_groups,
             drain_timeout,
+            loans: Mutex::default(),
             changes: Changes::default(),
             listeners: Mutex::default(),
             notifier: OnceLock::new(),
@@ -126,7 +128,25 @@ impl DaemonState {
     /// # Errors
     /// If the daemon hands over to another process, which has the same state then.
     pub fn begin_change(&self) -> Result<Change, String> {
-        self.changes.begin()
+        self.changes.begin(true)
+    }
+
+    /// Begins a change that the next daemon need not know of.
+    ///
+    /// # Errors
+    /// As [`begin_change`](Self::begin_change).
+    pub(crate) fn begin_passing_change(&self) -> Result<Change, String> {
+        self.changes.begin(false)
+    }
+
+    /// Returns the workers that have lent their queues, each with the worker that serves them.
+    pub fn loans(&self) -> BTreeMap<u32, u32> {
+        lock(&self.loans).clone()
+    }
+
+    /// Sets what [`loans`](Self::loans) returns.
+    pub(crate) fn set_loans(&self, loans: BTreeMap<u32, u32>) {
+        *lock(&self.loans) = loans;
     }
 
     /// Keeps changes away, for a takeover. Waits for those that run.

@@ -188,6 +188,17 @@ pub struct WorkerStats {
     pub queues: Vec<(QueueId, QueueStats)>,
 }
 
+/// What a worker has got done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkerLoad {
+    /// Requests completed since the worker started.
+    pub completions: u64,
+    /// Others want its CPU, as far as its poll windows have shown, or it was woken tens of thousands of times a second lately.
+    pub is_hindered: bool,
+    /// The queues that it serves, each with its requests since it was attached.
+    pub queues: Vec<(QueueId, u64)>,
+}
+
 /// The identity of a queue of an engine. Not used again after the queue is detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId {
@@ -195,6 +206,13 @@ pub struct QueueId {
     pub worker: u32,
     /// Distinguishes it from all other queues that the worker ever had.
     pub(crate) generation: u32,
+}
+
+impl QueueId {
+    /// Returns the identity of the queue that had this number at its worker.
+    pub const fn new(worker: u32, generation: u32) -> QueueId {
+        QueueId { worker, generation }
+    }
 }
 
 impl LatencyParts {

@@ -8,8 +8,9 @@ use mqblk_core::{DiskSlot, GuestQueue, Wake};
 use mqblk_uring::{Kick, UringContext, UringOptions};
 
 use crate::attach_error::{AttachError, WorkerError};
-use crate::counters::{QueueId, WorkerStats};
+use crate::counters::{QueueId, WorkerLoad, WorkerStats};
 use crate::draining::{ClosingDisk, Draining};
+use crate::hindrance::HindranceSignal;
 use crate::mailbox::Mailbox;
 use crate::options::Coalesce;
 use crate::poll::PollPolicy;
@@ -146,6 +147,23 @@ impl Engine {
             stats
         };
         asked.into_iter().map(|call| call?.wait().map(in_order)).collect()
+    }
+
+    /// Returns what each worker has got done, by number. Cheaper than [`stats`](Self::stats).
+    ///
+    /// # Errors
+    /// When a worker has ended or does not respond.
+    pub fn loads(&self) -> Result<Vec<WorkerLoad>, WorkerError> {
+        let asked: Vec<_> = (0..)
+            .zip(&self.mailboxes())
+            .map(|(number, mailbox)| mailbox.begin_call(move |worker| worker.load(number)))
+            .collect();
+        asked.into_iter().map(|call| call?.wait()).collect()
+    }
+
+    /// Returns the signal of workers that are hindered: others want their CPU, or wake them often.
+    pub fn hindrance(&self) -> &Arc<HindranceSignal> {
+        self.workers.hindrance()
     }
 }
 

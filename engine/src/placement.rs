@@ -47,6 +47,19 @@ impl QueuePlacement {
         from(start).collect()
     }
 
+    /// Counts a queue of a device, given by its number, that has moved from a worker to another.
+    pub fn moved(&mut self, queue: u16, from: u16, to: u16) {
+        let is_first = u32::from(queue == 0);
+        if let Some(placed) = self.0.get_mut(usize::from(from)) {
+            placed.first = placed.first.saturating_sub(is_first);
+            placed.all = placed.all.saturating_sub(1);
+        }
+        if let Some(placed) = self.0.get_mut(usize::from(to)) {
+            placed.first += is_first;
+            placed.all += 1;
+        }
+    }
+
     /// Counts the queues of a device, given by their workers. Workers that there are not are passed over.
     pub fn place(&mut self, map: &[u16]) {
         for (queue, worker) in map.iter().enumerate() {
@@ -95,6 +108,18 @@ mod tests {
         assert_eq!(places(4, &[2; 4]), [[0, 1], [2, 3], [1, 2], [3, 0]]);
         let starts: Vec<u16> = places(4, &[4, 8, 4, 4, 4]).iter().map(|map| map[0]).collect();
         assert_eq!(starts, [0, 1, 2, 3, 0]);
+    }
+
+    #[test]
+    fn queues_that_move_are_counted_where_they_are() {
+        let mut placement = QueuePlacement::new(2);
+        placement.place(&[0, 1]);
+        placement.moved(1, 1, 0);
+        assert_eq!((placement.least_loaded(), placement.round_robin(1)), (1, vec![1]));
+        placement.moved(0, 0, 1);
+        assert_eq!(placement.round_robin(1), [0], "the first queue is at worker 1");
+        placement.remove(&[1, 0]);
+        assert_eq!(placement.round_robin(2), [0, 1]);
     }
 
     #[test]

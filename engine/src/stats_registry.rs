@@ -61,6 +61,11 @@ impl StatsRegistry {
         self.lock().iter().filter(|history| history.current.is_some()).count()
     }
 
+    /// Returns the attached queues, each by its index.
+    pub fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        (0..).zip(&*self.lock()).filter_map(|(index, history)| Some((index, history.current?))).collect()
+    }
+
     /// Drops the earlier counters of the disk in `slot`: another disk is opened there.
     pub fn forget(&self, slot: DiskSlot) {
         let mut histories = self.lock();

@@ -35,6 +35,8 @@ const TAKEN: u64 = 1_500;
 pub(crate) struct Waiting {
     tuner: Tuner,
     windows: Windows,
+    /// Completions of the worker when it began to wait so.
+    from: u64,
     /// Completions so far and before the present block, and when that began.
     completions: u64,
     before: u64,
@@ -56,6 +58,7 @@ impl Waiting {
         Waiting {
             tuner: Tuner::new(&SHORT_BLOCKS, OFFER_LATER + 1, OFFER_LATER),
             windows: Windows::new(),
+            from: 0,
             completions: 0,
             before: 0,
             block_began: Ticks(0),
@@ -77,6 +80,23 @@ impl Waiting {
     #[inline]
     pub(crate) fn mode(&self) -> WindowMode {
         self.windows.mode()
+    }
+
+    /// Returns true while others want the CPU.
+    pub(crate) fn is_contended(&self) -> bool {
+        self.windows.are_contended()
+    }
+
+    /// Returns the requests completed so far.
+    pub(crate) fn completions(&self) -> u64 {
+        self.completions
+    }
+
+    /// Goes on after a time in which the worker had other queues. `completions`: those of the worker so far.
+    fn resume(&mut self, completions: u64, now: Ticks) {
+        (self.completions, self.before, self.block_began) = (completions, completions, now);
+        self.tuner.disturbed();
+        self.windows.resume(completions, now);
     }
 
     /// In this turn, which was idle, a window is open that may be closed.
@@ -158,6 +178,35 @@ impl Waiting {
     }
 }
 
+/// What is kept of how to wait with other numbers of queues.
+const MAX_LEARNT: usize = 4;
+
+/// From so many completions on it is worth keeping: queues move one by one.
+const LEARNT: u64 = 16 * BLOCK;
+
+/// What a worker has learnt about waiting, by the number of its queues. Queues that move are another load, for the worker that they leave, too; when they
+/// are back, it is the one of before.
+#[derive(Debug, Default)]
+pub(crate) struct LearntWaiting(Vec<(usize, Waiting)>);
+
+impl LearntWaiting {
+    /// Queues came from another worker, or went there: the worker had `before`, and has `after`.
+    pub(crate) fn queues_moved(&mut self, waiting: &mut Waiting, before: usize, after: usize, now: Ticks) {
+        let completions = waiting.completions;
+        let kept = self.0.iter().position(|(queues, _)| *queues == after).map(|at| self.0.remove(at).1);
+        let mut next = kept.unwrap_or_else(|| Waiting { from: completions, ..Waiting::new() });
+        next.resume(completions, now);
+        let left = std::mem::replace(waiting, next);
+        if left.completions - left.from >= LEARNT {
+            self.0.retain(|(queues, _)| *queues != before);
+            if self.0.len() == MAX_LEARNT {
+                self.0.remove(0);
+            }
+            self.0.push((before, left));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,6 +284,31 @@ mod tests {
         }
         assert!((SLOW_BLOCK..=3 * SLOW_BLOCK).contains(&served), "{served}");
         assert_eq!(waiting.mode(), WindowMode::Closed(PollReason::NoGain));
+    }
+
+    #[test]
+    fn what_was_learnt_is_kept_while_queues_are_away() {
+        let (mut waiting, mut learnt, mut now) = (Waiting::new(), LearntWaiting::default(), 0);
+        let sleeps = |waiting: &mut Waiting, now: &mut u64| serve(waiting, now, [3400, 3500, 5000, 6000]);
+        assert!(sleeps(&mut waiting, &mut now)[0] > 70);
+        // Two queues leave, one by one, and come back.
+        for (before, after) in [(2, 1), (1, 0), (0, 1), (1, 2)] {
+            now += 10_000_000_000;
+            learnt.queues_moved(&mut waiting, before, after, Ticks(now));
+            assert!(after == 2 || waiting.mode() == WindowMode::Open, "{after} queues");
+        }
+        let completions = waiting.completions();
+        assert_ne!(waiting.mode(), WindowMode::Open, "it sleeps at once");
+        waiting.window_open();
+        waiting.completed(BLOCK as usize);
+        waiting.published(Ticks(now));
+        assert_ne!(waiting.mode(), WindowMode::Open, "the time away is not that of a block");
+        assert_eq!(waiting.completions(), completions + BLOCK);
+        for queues in 3..10 {
+            sleeps(&mut waiting, &mut now);
+            learnt.queues_moved(&mut waiting, queues - 1, queues, Ticks(now));
+        }
+        assert_eq!(learnt.0.iter().map(|(queues, _)| *queues).collect::<Vec<_>>(), [5, 6, 7, 8]);
     }
 
     #[test]

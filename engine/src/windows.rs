@@ -189,6 +189,16 @@ impl Windows {
         *self = Windows { backoff: self.backoff, ..Windows::new() };
     }
 
+    /// Goes on after a time that says nothing. `completions` of the worker, so far.
+    pub(crate) fn resume(&mut self, completions: u64, now: Ticks) {
+        (self.lately, self.suspected) = ((now, 0), None);
+        if self.trials.is_some() {
+            self.begin_block(completions, now);
+            self.settling = SETTLING_STEPS;
+            self.until = Ticks(now.0.saturating_add(STEP_NS));
+        }
+    }
+
     /// The worker has served some requests. `completions`: its own, so far. `is_slow`: one of them took longer than wake-ups do, so that polling takes much
     /// time and brings little; the first requests may have come long after those before them, so the next ones are judged.
     pub(crate) fn busy(&mut self, completions: u64, is_slow: bool, now: Ticks) {

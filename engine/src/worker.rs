@@ -1,6 +1,7 @@
 //! A worker's turn: pull a bounded batch from each queue, submit once per channel, reap, finish, publish once per queue, call each guest
 //! at most once. If nothing happened: poll on while a window is open, all the time or by a timer, else arm, check again, and sleep.
 
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use crate::attach_error::AttachError;
 use crate::channels::Channels;
 use crate::clock::{Clock, Ticks};
 use crate::counters::WorkerStats;
+use crate::hindrance::HindranceSignal;
 use crate::mailbox::MailboxReceiver;
 use crate::options::Coalesce;
 use crate::poll::{AWAY, PollPolicy};
@@ -20,7 +22,8 @@ use crate::request::{AnyCompletion, AnyRequest, QUEUE_SLOTS};
 use crate::route::{SubmitContext, ToDisks, ToOnlyDisk};
 use crate::run_delay::RunDelay;
 use crate::runner::{AnyQueue, PullResult};
-use crate::waiting::Waiting;
+use crate::waiting::{LearntWaiting, Waiting};
+use crate::wake_rate::WakeRate;
 use crate::windows::TIMER_PERIOD;
 
 mod attached_queue;
@@ -73,8 +76,13 @@ pub(crate) struct Worker {
     /// Slots of queues with a deferred call, and when it is due.
     deferred_calls: Vec<(u16, Ticks)>,
     waiting: Waiting,
+    learnt_waiting: LearntWaiting,
     /// Of the worker's thread; of no thread where another one runs its turns.
     run_delay: RunDelay,
+    wake_rate: WakeRate,
+    hindrance: Arc<HindranceSignal>,
+    /// When it was signalled last.
+    hindered_at: Ticks,
     /// A window of a polled queue is open. Where none is, the worker sleeps in a moment, or its CPU is its own.
     offers_cpu: bool,
     counters: WorkerStats,
@@ -109,7 +117,11 @@ impl Worker {
             dirty: Vec::with_capacity(256),
             deferred_calls: Vec::with_capacity(256),
             waiting: Waiting::new(),
+            learnt_waiting: LearntWaiting::default(),
             run_delay: RunDelay::default(),
+            wake_rate: WakeRate::default(),
+            hindrance: Arc::default(),
+            hindered_at: Ticks(0),
             offers_cpu: false,
             counters: WorkerStats::default(),
             deep_pulls: Vec::with_capacity(256),
@@ -118,9 +130,9 @@ impl Worker {
         })
     }
 
-    /// Returns the worker of a thread whose run delay is known.
-    pub(crate) fn with_run_delay(self, run_delay: RunDelay) -> Worker {
-        Worker { run_delay, ..self }
+    /// Returns the worker of a thread whose run delay is known. It signals `hindrance` when others want its CPU, or wake it often.
+    pub(crate) fn watched(self, run_delay: RunDelay, hindrance: Arc<HindranceSignal>) -> Worker {
+        Worker { run_delay, hindrance, ..self }
     }
 
     /// Runs turns until [`stop`](Self::stop).
@@ -163,7 +175,22 @@ impl Worker {
         }
         if self.waiting.offered(away, now) {
             self.counters.away_ns += away;
+            if self.waiting.is_contended() {
+                self.hindered();
+            }
         }
+    }
+
+    /// Queues came from another worker, or went there, and the worker had `before`.
+    pub(crate) fn queues_moved(&mut self, before: usize) {
+        let after = self.queues.iter().flatten().count();
+        self.learnt_waiting.queues_moved(&mut self.waiting, before, after, self.clock.now());
+    }
+
+    #[cold]
+    fn hindered(&mut self) {
+        self.hindered_at = self.clock.last();
+        self.hindrance.raise();
     }
 
     /// Ends [`run`](Self::run) after this turn.
@@ -484,6 +511,9 @@ impl Worker {
         let now = self.clock.read();
         self.counters.sleeps += 1;
         self.counters.slept_ns += now.since(before);
+        if self.wake_rate.woke(now) {
+            self.hindered();
+        }
     }
 
     /// Returns true if there is a slot for another queue.

@@ -190,6 +190,7 @@ fn gather(args: &ServeArgs, given: &InterfaceOptions, interfaces: Interfaces) ->
     let own = [
         ("workers", &args.workers),
         ("pin", &args.pin),
+        ("balance", &args.balance),
         ("hang-warning-s", &args.hang_warning_s),
         ("admin", &args.admin),
         ("admin-mode", &args.admin_mode),

@@ -69,13 +69,15 @@ fn stat_of(state: &DaemonState, workers: &[WorkerStats], stats: Vec<DeviceStat>)
         }
     }
     let time_ns = monotonic_ns();
+    let loans = state.loans();
+    let worker = |(stats, number): (&WorkerStats, u32)| wire::worker(number, stats, loans.get(&number).copied());
     Stat {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         time_ns,
         uptime_ns: time_ns.saturating_sub(state.started_ns()),
         disks,
         controllers,
-        workers: workers.iter().zip(0..).map(|(worker, number)| wire::worker(number, worker)).collect(),
+        workers: workers.iter().zip(0..).map(worker).collect(),
     }
 }
 

@@ -76,14 +76,19 @@ pub(super) fn prepare_map(
         .filter(|(_, (to, from))| usize::from(**to) != **from)
         .map(|(queue, (to, _))| (queue, *to))
         .collect();
+    let device = Arc::clone(&target.device);
     if moves.is_empty() {
-        return Ok(None);
+        return Ok(Some(Box::new(move |_| {
+            device.choose_queue_map();
+            Ok(())
+        })));
     }
     if let Some(export) = target.device.exports().iter().find(|export| export.has_one_channel()) {
         return Err(one_channel(settings, &text, export.id()).into());
     }
-    let (device, subject) = (Arc::clone(&target.device), target.subject());
+    let subject = target.subject();
     Ok(Some(Box::new(move |state| {
+        device.choose_queue_map();
         move_queues(state, device.as_ref(), &moves).map_err(|why| ChangeError::Failed(format!("{subject}: {why}")))
     })))
 }
@@ -130,6 +135,29 @@ pub(super) fn move_queues(state: &DaemonState, device: &dyn ServedDevice, moves:
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
+impl DaemonState {
+    /// Moves one queue from a worker to another by the daemon's own decision. Returns true if it has moved.
+    pub(crate) fn relocate(
+        &self,
+        device: &dyn ServedDevice,
+        queue: u16,
+        (from, to): (usize, usize),
+        timeout: Duration,
+    ) -> bool {
+        let _alone = self.changing();
+        match device.move_queue(queue, to, timeout) {
+            Ok(QueueMove::Moved | QueueMove::AtStart) => {}
+            Ok(QueueMove::Busy) => return false,
+            Err(why) => {
+                tracing::error!(device = device.id(), queue, worker = to, "the queue does not move: {why}");
+                return false;
+            }
+        }
+        self.placement().moved(queue, from as u16, to as u16);
+        true
+    }
+}
+
 /// What became of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MovedQueue {
@@ -164,6 +192,7 @@ impl DaemonState {
             }
             .into());
         }
+        device.choose_queue_map();
         let moved = device.move_queue(queue, worker, MOVE_TIMEOUT).map_err(&failed)?;
         let before: Vec<u16> = queues.map.iter().map(|worker| *worker as u16).collect();
         let moved = match moved {

@@ -77,6 +77,7 @@ pub enum ConfigError {
 pub struct ClosedConfig {
     workers: u16,
     pin: Option<Vec<u16>>,
+    balance: bool,
     hang_warning: Option<Duration>,
     admin: Option<AdminConfig>,
     metrics: Option<MetricsConfig>,
@@ -120,6 +121,7 @@ impl ClosedConfig {
         let ClosedConfig {
             workers,
             pin,
+            balance,
             hang_warning,
             admin,
             metrics,
@@ -140,6 +142,7 @@ impl ClosedConfig {
         Ok(ServeConfig {
             workers,
             pin,
+            balance,
             hang_warning,
             admin,
             metrics,
@@ -200,6 +203,7 @@ pub fn resolve(
     let admin = process::take_admin(&mut raw.process, &names)?;
     let metrics = process::take_metrics(&mut raw.process, admin.as_ref(), &names)?;
     let drain_timeout = process::take_drain_timeout(&mut raw.process)?;
+    let balance = raw.process.switch("balance")?.unwrap_or(true);
     let hang_warning = process::take_hang_warning(&mut raw.process)?;
     let sandbox = SandboxConfig::take(&mut raw.process)?;
     let user = UserConfig::take(&mut raw.process)?;
@@ -218,6 +222,7 @@ pub fn resolve(
     Ok(ClosedConfig {
         workers,
         pin,
+        balance,
         hang_warning,
         admin,
         metrics,

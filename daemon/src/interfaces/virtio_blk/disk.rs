@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqblk_admin::model::DiskStat;
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
-use mqblk_engine::{AnyDisk, Coalesce, PollPolicy, QueueMove, QueueSettings, QueueStats, WorkerStats};
+use mqblk_engine::{AnyDisk, Coalesce, PollPolicy, QueueId, QueueMove, QueueSettings, QueueStats, WorkerStats};
 use mqblk_vhost_user_server::{Frontend, Server};
 use mqblk_virtio_blk::VirtioBlk;
 
@@ -93,6 +93,14 @@ impl DiskExport for BlkDisk {
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.server.move_queue(queue, worker, timeout)
+    }
+
+    fn choose_queue_map(&self) {
+        self.server.choose_queue_map();
+    }
+
+    fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        self.server.attached_queues()
     }
 
     fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {

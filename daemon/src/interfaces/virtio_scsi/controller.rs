@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mqblk_core::{BudgetUse, ByteLen, DiskSlot};
 use mqblk_engine::{
-    AnyDisk, AttachError, Coalesce, DiskHealth, PlugOptions, PollPolicy, QueueDisk, QueueMove, QueueSettings,
+    AnyDisk, AttachError, Coalesce, DiskHealth, PlugOptions, PollPolicy, QueueDisk, QueueId, QueueMove, QueueSettings,
     QueueStats, WorkerStats,
 };
 use mqblk_scsi::reservation::{FileReservationStore, LoginError, Reservations};
@@ -355,6 +355,17 @@ impl Controller {
     /// When the worker refuses the queue.
     pub(super) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.server.move_queue(queue.saturating_add(FIXED_QUEUES), worker, timeout)
+    }
+
+    /// Records that somebody has chosen the workers of its request queues.
+    pub(super) fn choose_queue_map(&self) {
+        self.server.choose_queue_map();
+    }
+
+    /// Returns the request queues that are served now, each by its number.
+    pub(super) fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        let queues = self.server.attached_queues().into_iter();
+        queues.filter_map(|(queue, id)| Some((queue.checked_sub(FIXED_QUEUES)?, id))).collect()
     }
 
     /// Returns how its request queues are served.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use mqblk_admin::model::{ControllerStat, LunCounters, LunStat, QueueStat};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{
-    AnyDisk, Coalesce, DiskCounters, DiskHealth, PlugOptions, PollPolicy, QueueMove, QueueSettings, QueueStats,
-    WorkerStats,
+    AnyDisk, Coalesce, DiskCounters, DiskHealth, PlugOptions, PollPolicy, QueueId, QueueMove, QueueSettings,
+    QueueStats, WorkerStats,
 };
 use mqblk_vhost_user_server::{Frontend, Server};
 
@@ -67,6 +67,14 @@ impl ServedDevice for ServedController {
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.controller.move_queue(queue, worker, timeout)
+    }
+
+    fn choose_queue_map(&self) {
+        self.controller.choose_queue_map();
+    }
+
+    fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        self.controller.attached_queues()
     }
 
     fn frontend(&self) -> Option<Frontend> {

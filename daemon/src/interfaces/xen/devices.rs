@@ -6,7 +6,8 @@ use std::time::Duration;
 use mqblk_admin::model::DiskStat;
 use mqblk_core::{ByteLen, Resize, Resized, SizeUsers};
 use mqblk_engine::{
-    AnyDisk, Coalesce, Engine, PollPolicy, QueueMove, QueueSettings, QueueStats, SharedQueueSettings, WorkerStats,
+    AnyDisk, Coalesce, Engine, PollPolicy, QueueId, QueueMove, QueueSettings, QueueStats, SharedQueueSettings,
+    WorkerStats,
 };
 use mqblk_xen::Xen;
 use mqblk_xen_server::toolstack::{self, ToolstackError};
@@ -123,6 +124,14 @@ impl DiskExport for XenDisk {
         }
     }
 
+    fn choose_queue_map(&self) {
+        self.queues.choose_map();
+    }
+
+    fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        self.device().map(|device| device.attached_rings()).unwrap_or_default()
+    }
+
     /// Zero while the disk is not attached.
     fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {
         match self.device() {
@@ -196,6 +205,14 @@ impl DiskExport for ToolstackDevice {
 
     fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
         self.device.move_ring(&self.devices.engine, queue, worker, timeout)
+    }
+
+    fn choose_queue_map(&self) {
+        self.device.choose_ring_map();
+    }
+
+    fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        self.device.attached_rings()
     }
 
     fn queue_stats(&self, workers: &[WorkerStats]) -> Option<Vec<QueueStats>> {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::{BudgetUse, DiskSlot, TenantBudget};
 use mqblk_engine::{
-    AttachError, Coalesce, Engine, FixedBufferUse, PollPolicy, QueueDisk, QueueMove, QueueSettings, QueueStats,
-    StatsRegistry, UringContext, WorkerError, WorkerStats,
+    AttachError, Coalesce, Engine, FixedBufferUse, PollPolicy, QueueDisk, QueueId, QueueMove, QueueSettings,
+    QueueStats, StatsRegistry, UringContext, WorkerError, WorkerStats,
 };
 use mqblk_virtio::VirtioDevice;
 
@@ -36,6 +36,8 @@ pub struct ServerOptions {
     pub socket_access: SocketAccess,
     /// Worker of each queue at first; further queues are assigned round-robin.
     pub queue_map: Vec<usize>,
+    /// Somebody has chosen these: see [`QueueSettings::is_map_chosen`].
+    pub is_map_chosen: bool,
     /// Polling of the request queues at first.
     pub poll: PollPolicy,
     /// Coalescing of calls at first.
@@ -159,8 +161,12 @@ impl Server {
         listener.listener().set_nonblocking(true).map_err(os_error)?;
         let map = std::mem::take(&mut options.queue_map).into_iter();
         let further = map.len()..device.num_queues().into();
-        let queues =
-            QueueSettings { map: map.chain(further).collect(), poll: options.poll, coalesce: options.coalesce };
+        let queues = QueueSettings {
+            map: map.chain(further).collect(),
+            poll: options.poll,
+            coalesce: options.coalesce,
+            is_map_chosen: options.is_map_chosen,
+        };
         let disks = Arc::new(DeviceDisks::new(disks, queues));
         let shared = Arc::new(Shared {
             gate: Arc::new(StartGate::new(Arc::clone(&disks))),
@@ -244,6 +250,16 @@ impl Server {
     /// Returns how its queues are served.
     pub fn queue_settings(&self) -> QueueSettings {
         self.shared.disks.queues().get()
+    }
+
+    /// Records that somebody has chosen the workers of its queues.
+    pub fn choose_queue_map(&self) {
+        self.shared.disks.queues().choose_map();
+    }
+
+    /// Returns the queues that are served now, each by its number.
+    pub fn attached_queues(&self) -> Vec<(u16, QueueId)> {
+        self.shared.stats.attached_queues()
     }
 
     /// Changes how the request queues are polled, and how their calls are coalesced: of those that are served, and of those that start.

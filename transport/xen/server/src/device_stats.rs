@@ -8,7 +8,8 @@ use mqblk_core::counters::QueueCounters;
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{
     AnyDisk, Coalesce, Detached, DiskHealth, Draining, Engine, MoveResult, PlugOptions, PollPolicy, QueueHandle,
-    QueueMove, QueueSettings, QueueStats, SharedQueueSettings, StatsRegistry, UringContext, WorkerError, WorkerStats,
+    QueueId, QueueMove, QueueSettings, QueueStats, SharedQueueSettings, StatsRegistry, UringContext, WorkerError,
+    WorkerStats,
 };
 use mqblk_ring::blkif::RingPosition;
 
@@ -86,6 +87,16 @@ impl DeviceStats {
     /// Returns how its rings are served, with the worker of each offered one.
     pub fn queue_settings(&self) -> QueueSettings {
         self.queues.get()
+    }
+
+    /// Records that somebody has chosen the workers of its rings.
+    pub fn choose_ring_map(&self) {
+        self.queues.choose_map();
+    }
+
+    /// Returns the rings that are served now, each by its number.
+    pub fn attached_rings(&self) -> Vec<(u16, QueueId)> {
+        self.registry.attached_queues()
     }
 
     /// Returns the number of rings offered.

@@ -11,9 +11,10 @@ use std::time::Duration;
 const COUNTING: Duration = Duration::from_secs(1);
 /// How long after a move they are not counted: workers try then how to poll, and may be slow meanwhile.
 const SETTLING: Duration = Duration::from_secs(2);
-/// When it is checked first whether the trial is hopeless, and how often then.
-const FIRST_SLICE: Duration = Duration::from_secs(1);
+/// Meanwhile it is checked whether a loan is hopeless: after threads have woken, in slices, of which two in a row have to be bad.
+const FIRST_SLICE: Duration = Duration::from_millis(300);
 const SLICE: Duration = Duration::from_millis(200);
+const BAD_SLICES: u32 = 2;
 
 /// Share of the completions of before, in percent, from which queues are lent, come home, and a trial is ended early.
 const WORTH_LENDING: u64 = 110;
@@ -126,8 +127,8 @@ impl Count {
 enum Stage {
     /// Since then completions are counted.
     Before(Count),
-    /// The queues were moved then, at a `rate`.
-    Settling { rate: u64, since: Count },
+    /// The queues were moved at that time, at a `rate`; the last slices were bad.
+    Settling { rate: u64, until: Duration, slice: Count, bad: u32 },
     /// Since then completions are counted again.
     After { rate: u64, since: Count },
 }
@@ -252,15 +253,19 @@ impl Policy {
         match stage {
             Stage::Before(since) if now < since.at + COUNTING => (None, stay(stage, since.at + COUNTING - now)),
             Stage::Before(since) => self.count_before(moving, &since, &count, samples),
-            Stage::Settling { rate, since } => {
-                let after = count.rate_since(&since);
+            Stage::Settling { rate, until, slice, bad } => {
+                let after = count.rate_since(&slice);
                 // At home they were better off for longer than a slow start takes.
-                let may_end = now >= since.at + FIRST_SLICE && matches!(moving, Move::Lend { .. });
-                if may_end && is_below(after, rate, HOPELESS) {
+                let is_bad = matches!(moving, Move::Lend { .. }) && is_below(after, rate, HOPELESS);
+                let bad = if is_bad { bad + 1 } else { 0 };
+                if bad == BAD_SLICES {
                     return self.end_trial(moving, now, (rate, after));
                 }
-                let is_settled = now >= since.at + SETTLING;
-                (None, stay(if is_settled { Stage::After { rate, since: count } } else { stage }, SLICE))
+                let next = match now < until {
+                    true => Stage::Settling { rate, until, slice: count, bad },
+                    false => Stage::After { rate, since: count },
+                };
+                (None, stay(next, SLICE))
             }
             Stage::After { since, .. } if now < since.at + COUNTING => (None, stay(stage, since.at + COUNTING - now)),
             Stage::After { rate, since } => self.end_trial(moving, now, (rate, count.rate_since(&since))),
@@ -280,7 +285,8 @@ impl Policy {
             Move::Return { .. } if rate == 0 => return self.return_unused(moving),
             Move::Return { .. } => {}
         }
-        self.trial = Some(Trial { moving, stage: Stage::Settling { rate, since: *count } });
+        self.trial =
+            Some(Trial { moving, stage: Stage::Settling { rate, until: count.at + SETTLING, slice: *count, bad: 0 } });
         (Some(moving), Pause::For(FIRST_SLICE))
     }
 

@@ -121,7 +121,7 @@ fn fewer_workers_are_tried_where_others_want_all_cpus() {
 #[test]
 fn a_bad_result_ends_a_trial_early() {
     let mut world = World::new();
-    world.serve(Load { lent: 700_000, ..SHARED }, TICK + COUNTING + FIRST_SLICE + SLICE);
+    world.serve(Load { lent: 700_000, ..SHARED }, TICK + COUNTING + FIRST_SLICE + 2 * SLICE);
     assert_eq!(world.moves, [LEND, RETURN]);
 }
 

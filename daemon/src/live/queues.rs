@@ -136,7 +136,8 @@ pub(super) fn move_queues(state: &DaemonState, device: &dyn ServedDevice, moves:
 }
 
 impl DaemonState {
-    /// Moves one queue from a worker to another by the daemon's own decision. Returns true if it has moved.
+    /// Moves one queue from a worker to another by the daemon's own decision. Returns true if it has moved: not if somebody has chosen its
+    /// worker meanwhile.
     pub(crate) fn relocate(
         &self,
         device: &dyn ServedDevice,
@@ -145,6 +146,10 @@ impl DaemonState {
         timeout: Duration,
     ) -> bool {
         let _alone = self.changing();
+        let settings = device.queue_settings().unwrap_or_default();
+        if settings.is_map_chosen || settings.map.get(usize::from(queue)) != Some(&from) {
+            return false;
+        }
         match device.move_queue(queue, to, timeout) {
             Ok(QueueMove::Moved | QueueMove::AtStart) => {}
             Ok(QueueMove::Busy) => return false,

@@ -220,8 +220,11 @@ impl VhostUserDaemon {
         let sockets = self.sockets.clone();
         self.process.until("its sockets", SERVER_TIMEOUT, || sockets.iter().all(|socket| socket.exists()))?;
         if self.program == DaemonProgram::Mqblk {
+            // The admin socket is the last one: a verb that comes before finds none.
+            let has_admin = self.arguments.iter().any(|argument| argument == "--admin");
+            let admin = has_admin.then(|| self.folder.path().join(ADMIN_SOCKET));
             self.wait_log("a log line with every socket", |log| {
-                sockets.iter().all(|socket| log.contains(&socket.display().to_string()))
+                sockets.iter().chain(&admin).all(|socket| log.contains(&socket.display().to_string()))
             })?;
         }
         Ok(())

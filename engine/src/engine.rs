@@ -137,16 +137,9 @@ impl Engine {
     /// # Errors
     /// When a worker has ended.
     pub fn stats(&self) -> Result<Vec<WorkerStats>, WorkerError> {
-        // All are asked before the first is waited for.
-        let asked: Vec<_> = (0..)
-            .zip(&self.mailboxes())
-            .map(|(number, mailbox)| mailbox.begin_call(move |worker| worker.stats(number)))
-            .collect();
-        let in_order = |mut stats: WorkerStats| {
-            stats.queues.sort_unstable_by_key(|(id, _)| *id);
-            stats
-        };
-        asked.into_iter().map(|call| call?.wait().map(in_order)).collect()
+        let mut stats = self.ask_all(Worker::stats)?;
+        stats.iter_mut().for_each(|stats| stats.queues.sort_unstable_by_key(|(id, _)| *id));
+        Ok(stats)
     }
 
     /// Returns what each worker has got done, by number. Cheaper than [`stats`](Self::stats).
@@ -154,10 +147,13 @@ impl Engine {
     /// # Errors
     /// When a worker has ended or does not respond.
     pub fn loads(&self) -> Result<Vec<WorkerLoad>, WorkerError> {
-        let asked: Vec<_> = (0..)
-            .zip(&self.mailboxes())
-            .map(|(number, mailbox)| mailbox.begin_call(move |worker| worker.load(number)))
-            .collect();
+        self.ask_all(Worker::load)
+    }
+
+    /// Asks each worker, with its number. All are asked before the first is waited for.
+    fn ask_all<R: Send + 'static>(&self, ask: fn(&Worker, u32) -> R) -> Result<Vec<R>, WorkerError> {
+        let begin = |(number, mailbox): (u32, &Mailbox<Worker>)| mailbox.begin_call(move |worker| ask(worker, number));
+        let asked: Vec<_> = (0..).zip(&self.mailboxes()).map(begin).collect();
         asked.into_iter().map(|call| call?.wait()).collect()
     }
 

@@ -231,8 +231,7 @@ where
             waker,
         };
         worker.insert(slot, phase, attached);
-        let others = worker.queues.iter().flatten().count() - 1;
-        worker.queues_moved(others);
+        worker.queue_moved(true);
         // A wake may have reached its former worker after it had left.
         worker.woken(slot, generation);
         Ok((slot, generation))

@@ -49,35 +49,34 @@ impl QueuePlacement {
 
     /// Counts a queue of a device, given by its number, that has moved from a worker to another.
     pub fn moved(&mut self, queue: u16, from: u16, to: u16) {
-        let is_first = u32::from(queue == 0);
-        if let Some(placed) = self.0.get_mut(usize::from(from)) {
-            placed.first = placed.first.saturating_sub(is_first);
-            placed.all = placed.all.saturating_sub(1);
-        }
-        if let Some(placed) = self.0.get_mut(usize::from(to)) {
-            placed.first += is_first;
+        self.take(queue, from);
+        self.add(queue, to);
+    }
+
+    /// Counts a queue, given by its number. A worker that there is not is passed over.
+    fn add(&mut self, queue: u16, worker: u16) {
+        if let Some(placed) = self.0.get_mut(usize::from(worker)) {
+            placed.first += u32::from(queue == 0);
             placed.all += 1;
+        }
+    }
+
+    /// Takes a queue away again.
+    fn take(&mut self, queue: u16, worker: u16) {
+        if let Some(placed) = self.0.get_mut(usize::from(worker)) {
+            placed.first = placed.first.saturating_sub(u32::from(queue == 0));
+            placed.all = placed.all.saturating_sub(1);
         }
     }
 
     /// Counts the queues of a device, given by their workers. Workers that there are not are passed over.
     pub fn place(&mut self, map: &[u16]) {
-        for (queue, worker) in map.iter().enumerate() {
-            if let Some(placed) = self.0.get_mut(usize::from(*worker)) {
-                placed.first += u32::from(queue == 0);
-                placed.all += 1;
-            }
-        }
+        (0..).zip(map).for_each(|(queue, worker)| self.add(queue, *worker));
     }
 
     /// Takes the queues of a device away again.
     pub fn remove(&mut self, map: &[u16]) {
-        for (queue, worker) in map.iter().enumerate() {
-            if let Some(placed) = self.0.get_mut(usize::from(*worker)) {
-                placed.first = placed.first.saturating_sub(u32::from(queue == 0));
-                placed.all = placed.all.saturating_sub(1);
-            }
-        }
+        (0..).zip(map).for_each(|(queue, worker)| self.take(queue, *worker));
     }
 }
 

@@ -181,9 +181,10 @@ impl Worker {
         }
     }
 
-    /// Queues came from another worker, or went there, and the worker had `before`.
-    pub(crate) fn queues_moved(&mut self, before: usize) {
+    /// A queue came from another worker, or went there.
+    pub(crate) fn queue_moved(&mut self, came: bool) {
         let after = self.queues.iter().flatten().count();
+        let before = if came { after - 1 } else { after + 1 };
         self.learnt_waiting.queues_moved(&mut self.waiting, before, after, self.clock.now());
     }
 

@@ -301,10 +301,7 @@ impl Policy {
         match moving {
             Move::Lend { .. } if is_good => _ = self.loans.insert(from, Loan { to, rates, next }),
             Move::Return { .. } if is_good => _ = self.loans.remove(&from),
-            Move::Return { .. } => {
-                let loan = self.loans.entry(from).or_insert(Loan { to, rates: (after, before), next });
-                loan.next = next;
-            }
+            Move::Return { .. } => _ = self.loans.entry(from).and_modify(|loan| loan.next = next),
             // The other one would hardly gain by the opposite.
             Move::Lend { .. } => {
                 let other = self.backoffs.entry(to).or_default();

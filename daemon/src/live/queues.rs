@@ -76,19 +76,17 @@ pub(super) fn prepare_map(
         .filter(|(_, (to, from))| usize::from(**to) != **from)
         .map(|(queue, (to, _))| (queue, *to))
         .collect();
-    let device = Arc::clone(&target.device);
-    if moves.is_empty() {
-        return Ok(Some(Box::new(move |_| {
-            device.choose_queue_map();
-            Ok(())
-        })));
-    }
-    if let Some(export) = target.device.exports().iter().find(|export| export.has_one_channel()) {
+    if !moves.is_empty()
+        && let Some(export) = target.device.exports().iter().find(|export| export.has_one_channel())
+    {
         return Err(one_channel(settings, &text, export.id()).into());
     }
-    let subject = target.subject();
+    let (device, subject) = (Arc::clone(&target.device), target.subject());
     Ok(Some(Box::new(move |state| {
         device.choose_queue_map();
+        if moves.is_empty() {
+            return Ok(());
+        }
         move_queues(state, device.as_ref(), &moves).map_err(|why| ChangeError::Failed(format!("{subject}: {why}")))
     })))
 }

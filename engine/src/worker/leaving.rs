@@ -138,8 +138,7 @@ impl Worker {
                 Some(OnDrained::Move(phase, take)) => {
                     let leaving = LeavingQueue { runner, disks, kick, phase, on_broken, detach, waker, merges };
                     take(leaving, &mut self.context);
-                    let left = self.queues.iter().flatten().count();
-                    self.queues_moved(left + 1);
+                    self.queue_moved(false);
                 }
                 None => {}
             }

@@ -112,7 +112,7 @@ impl RequestQueue {
     pub(crate) fn close(&mut self, pool: &mut BufferPool) {
         self.published();
         self.device.tmf_mailboxes.close(&self.tmf_mailbox);
-        self.multi_step.close(pool);
+        self.multi_step.release_memory(pool);
     }
 
     pub(crate) fn blocked(&self) -> usize {

@@ -126,8 +126,8 @@ impl MultiStepCommands {
         taken
     }
 
-    /// Closes the queue.
-    pub(crate) fn close(&mut self, pool: &mut BufferPool) {
+    /// Releases the private memory, which belongs to the worker's pool. No step is in flight.
+    pub(crate) fn release_memory(&mut self, pool: &mut BufferPool) {
         if let Some(bounce) = self.bounce_pool.take() {
             bounce.close(pool);
         }

@@ -308,6 +308,12 @@ impl<C: GuestContext> VirtioQueue<C> for ScsiQueue<C> {
         self.ring_mut().device.set_log(log);
     }
 
+    fn leave_context(&mut self, context: &mut C) {
+        if let QueueKind::Request(queue) = &mut self.kind {
+            queue.multi_step.release_memory(context.pool());
+        }
+    }
+
     fn close(&mut self, context: &mut C) {
         match &mut self.kind {
             QueueKind::Request(queue) => queue.close(context.pool()),

@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 
 use mqblk_admin::{Client, StatQuery};
 use mqblk_tests::blkif::SimulatedHost;
+use mqblk_tests::crash::daemon::RestartableDaemon;
+use mqblk_tests::crash::kills::{self, RunningLoad};
+use mqblk_tests::crash::load::LoadHistory;
+use mqblk_tests::crash::scsi::{self, ScsiQueues};
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
 use rand::rngs::SmallRng;
@@ -137,6 +141,38 @@ fn verified_loads_survive_random_moves() {
     assert_counters(&mut admin);
     host.assert_alive("the moves");
     host.stop();
+}
+
+/// COMPARE AND WRITE and ORWRITE keep private memory in the pool of the worker that serves their queue.
+#[test]
+fn commands_of_several_steps_survive_moves() {
+    let (seed, workers) = (kills::seed(), 2);
+    let arguments = ["--workers", &workers.to_string(), "--admin", "FOLDER/admin", "--controller"].map(str::to_owned);
+    let arguments = [
+        &arguments[..],
+        &["id=c,socket=FOLDER/c.sock,queues=2", "--lun", "controller=c,path=FOLDER/unit.img,direct=off"]
+            .map(str::to_owned),
+    ];
+    let mut daemon = RestartableDaemon::start(&arguments.concat(), &["unit.img"]);
+    let folder = daemon.folder().to_owned();
+    let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT).ok());
+    let (_controller, queues) = ScsiQueues::connect(&scsi::connect_options(folder.join("c.sock"), 2));
+    let mut load = RunningLoad::start("c", queues, LoadHistory::new(1), seed);
+    let mut moved = 0;
+    while moved < 100 {
+        // An eighth of the requests are such commands: each worker begins some between two moves of a queue.
+        load.wait_completions(200);
+        for queue in 0..2 {
+            let to = json!({ "id": "c", "queue": queue, "worker": (moved + queue) % workers });
+            let answer = admin.call("queue.move", &to).expect("the daemon lives");
+            moved += i32::from(answer["moved"] == true);
+        }
+    }
+    let (mut history, queues) = load.finish();
+    drop(queues);
+    daemon.stop();
+    let image = std::fs::read(folder.join("unit.img")).expect("the image");
+    history.check_disk(0, &image).unwrap_or_else(|why| panic!("the image: {why}"));
 }
 
 /// Checks that every request was counted once and none failed.

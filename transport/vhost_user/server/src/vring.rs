@@ -240,6 +240,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         let fence = start.inflight.and_then(|region| region.fence()).cloned();
         let leave_fence = fence.clone();
         let leave = move |queue: &mut Q, context: &mut UringContext| {
+            queue.leave_context(context);
             context.buffers.unreserve(depth);
             context.retire(queue.lease());
             if let Some(fence) = &leave_fence {

@@ -51,6 +51,9 @@ const MAX_BUFFERS: usize = INDEX_MASK as usize;
 /// Number of pools so far.
 static POOLS: AtomicU32 = AtomicU32::new(0);
 
+/// Number of leases so far, of all pools: a lease is never taken for one of another pool.
+static LEASES: AtomicU32 = AtomicU32::new(0);
+
 /// Returns the tag of a new pool, in its place above the index.
 fn new_tag() -> NonZeroU32 {
     const TAGS: u32 = (1 << (u32::BITS - INDEX_BITS)) - 1;
@@ -165,7 +168,6 @@ pub struct BufferPool {
     spills: Vec<Vec<Segment>>,
     free_spills: Vec<u32>,
     leases: Vec<Option<Lease>>,
-    last_generation: u32,
     /// Losses of memory in this process when the leases were last examined.
     losses: usize,
 }
@@ -187,7 +189,6 @@ impl BufferPool {
             spills: Vec::new(),
             free_spills: Vec::new(),
             leases: Vec::new(),
-            last_generation: 0,
             losses: 0,
         }
     }
@@ -262,8 +263,7 @@ impl BufferPool {
 
     /// Acquires a lease on a memory table. `fixed` names the registered buffers of its regions, in the order of the regions.
     pub fn acquire_lease(&mut self, memory: Arc<GuestMemory>, fixed: Vec<Option<FixedBuffers>>) -> LeaseId {
-        self.last_generation = self.last_generation.wrapping_add(1);
-        let generation = self.last_generation;
+        let generation = LEASES.fetch_add(1, Ordering::Relaxed);
         let lease = Lease {
             cached_region: RegionCache::default(),
             other_region: RegionCache::default(),
@@ -382,7 +382,7 @@ impl BufferPool {
     /// Takes a buffer without segments in this lease.
     ///
     /// # Panics
-    /// When the lease has ended: a queue keeps its lease while it pulls.
+    /// When the lease has ended, or is another pool's: a queue keeps its lease while it pulls.
     #[inline]
     pub fn take(&mut self, lease: LeaseId) -> Buffer {
         let LeaseId { index, generation } = lease;

@@ -10,7 +10,7 @@ use crate::guest::{GuestAddress, GuestMemory};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseId {
     pub(super) index: u32,
-    /// Distinguishes a lease from a later one with the same index.
+    /// Distinguishes a lease from a later one with the same index, and from those of other pools.
     pub(super) generation: u32,
 }
 

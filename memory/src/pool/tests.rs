@@ -46,6 +46,16 @@ fn a_lease_that_has_ended_gives_no_buffers_of_its_successor() {
 }
 
 #[test]
+#[should_panic(expected = "a buffer is taken in a lease that has not ended")]
+fn a_lease_of_another_pool_gives_no_buffers() {
+    let (mut one, mut other) = (BufferPool::new(), BufferPool::new());
+    let memory = table(&[(0x1000, 0x1000)]);
+    let (own, foreign) = (one.acquire_lease(Arc::clone(&memory), vec![]), other.acquire_lease(memory, vec![]));
+    assert_eq!(own.index, foreign.index);
+    let _ = one.take(foreign);
+}
+
+#[test]
 fn segments_across_neighbouring_regions_and_holes() {
     let mut pool = BufferPool::new();
     let lease = pool.acquire_lease(table(&[(0x1000, 0x1000), (0x2000, 0x1000), (0x4000, 0x1000)]), vec![]);

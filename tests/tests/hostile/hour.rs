@@ -6,7 +6,7 @@
 //! its worst latency is at most ten times the undisturbed one. What was measured is printed, and written to `target/test-logs/hostile-hour.json`.
 //!
 //! For three quarters of the time the attacks take turns, four at a time: as many hostile tenants as verifying ones, and what is compared is
-//! measured there. Then all twenty come at once: a worker shared out fairly would leave the verifying disks a fifth, so that there only errors, progress
+//! measured there. Then all of them come at once: a worker shared out fairly would leave the verifying disks a fifth, so that there only errors, progress
 //! and leaks are checked.
 //!
 //! What is compared has to be the daemon's doing. A guest's own threads use the guest's CPUs, and on a machine with few of them they would take
@@ -55,6 +55,7 @@ const MEMORY_KIB: u64 = 96 << 10;
 const LONG_MEMORY_KIB: u64 = 32 << 10;
 /// All mappings may be so many more: the allocator's arenas and the stacks of ended threads that the C library keeps.
 const PRIVATE_MAPS: usize = 64;
+const WORKERS: usize = 2;
 /// The disks under attack, one for each attack of a guest or a frontend, with their storage.
 const BAD_DISKS: [(&str, &str); 13] = [
     ("small-reads", "storage=ram,size=1M"),
@@ -147,7 +148,7 @@ impl Host {
             arguments.extend(["--lun".to_owned(), at(lun)]);
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let daemon = HostileDaemon::start_with(2, &all, &arguments);
+        let daemon = HostileDaemon::start_with(WORKERS, &all, &arguments);
         let host = Host { daemon, sockets, images, _others: others, _device: device };
         wait_for("the controllers' sockets", || CONTROLLERS.iter().all(|id| host.socket(id).exists()).then_some(()));
         host
@@ -178,6 +179,8 @@ impl Host {
     fn attacks(&self, first: usize, step: usize) -> Vec<RunningAttack> {
         let disk = |id: &str| self.daemon.socket(id);
         let (admin, added) = (self.socket("admin"), self.images.path().join("added.img"));
+        // The queues of the verifying disks are the balancer's to move.
+        let moved = BAD_DISKS.iter().map(|(id, _)| *id).chain(CONTROLLERS.into_iter().skip(1)).collect();
         let all: Vec<(&'static str, Attack)> = vec![
             ("small-reads", guests::small_reads(disk("small-reads"))),
             ("giant-reads", guests::giant_reads(disk("giant-reads"))),
@@ -198,7 +201,8 @@ impl Host {
             ("admin-rubbish", admin_clients::rubbish(admin.clone(), 8)),
             ("admin-unread", admin_clients::unread_responses(admin.clone())),
             ("admin-stat", admin_clients::statistics(admin.clone())),
-            ("admin-luns", admin_clients::luns(admin, "bad-commands", added)),
+            ("admin-luns", admin_clients::luns(admin.clone(), "bad-commands", added)),
+            ("admin-moves", admin_clients::moves(admin, moved, WORKERS as u64, 9)),
         ];
         // `MQBLK_HOSTILE_ATTACKS=kicks,flushes` runs only these: to find out which one it is.
         let only = std::env::var("MQBLK_HOSTILE_ATTACKS").ok();

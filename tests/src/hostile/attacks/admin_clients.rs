@@ -111,3 +111,29 @@ pub fn luns(path: PathBuf, controller: &'static str, image: PathBuf) -> Attack {
         }
     })
 }
+
+/// Queues of these devices that are moved between `workers` workers at random: under requests, and while their guests come and go.
+pub fn moves(path: PathBuf, devices: Vec<&'static str>, workers: u64, seed: u64) -> Attack {
+    Box::new(move |control| {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let mut client = None;
+        while !control.is_stopped() {
+            let Some(mut connected) = client.take().or_else(|| Client::connect_with(&path, TIMEOUT).ok()) else {
+                control.pause(PAUSE);
+                continue;
+            };
+            let id = devices[random.random_range(0..devices.len())];
+            // Not every device has so many queues.
+            let (queue, worker) = (random.random_range(0..3), random.random_range(0..workers));
+            match connected.call("queue.move", &json!({ "id": id, "queue": queue, "worker": worker })) {
+                Ok(moved) => {
+                    assert_eq!(moved["worker"], worker, "{id} {queue}");
+                    control.count();
+                    client = Some(connected);
+                }
+                // Refused: the queue's requests take long, or there is no such queue, or there are too many clients.
+                Err(_) => control.pause(PAUSE),
+            }
+        }
+    })
+}

@@ -31,7 +31,9 @@ struct NullGrants {
     calls: u64,
 }
 
-/// Grant of an indirect page whose segments are in descending order of grants, so that no mapped pages are adjacent.
+/// Grants of indirect pages whose segments are in ascending and in descending order of grants: in one of the two no mapped pages are adjacent. Which
+/// one depends on the order in which persistent grants were mapped.
+const FORWARDS: u32 = 1001;
 const BACKWARDS: u32 = 1003;
 
 fn write_segment(arena: &PageArena, gref: GrantRef, slot: PageSlot, at: u32) {
@@ -89,7 +91,7 @@ fn request(number: u64, segments: &mut [Segment; 11]) -> BlkifRequest {
         4 => direct(number, o::READ, SECTORS, &segments[..1]),
         5 => direct(number, o::WRITE, sector, &[segment(0, 0, 7)]),
         6 => direct(number, 9, sector, &[]),
-        7 => indirect(number, o::READ, sector, 256, &[1001]),
+        7 => indirect(number, o::READ, sector, 256, &[FORWARDS]),
         8 => indirect(number, o::WRITE, sector, 200, &[1002]),
         9..30 => direct(number, o::READ, sector, &segments[..]),
         30..50 => direct(number, o::WRITE, sector, &segments[..3]),
@@ -113,7 +115,10 @@ fn run(front: &mut Front, back: &mut TestBackend, mix: Mix, count: u64) {
     while completed < count {
         while sent < count {
             let request = match mix {
-                Mix::Largest => indirect(sent, o::READ, 0, 256, &[BACKWARDS]),
+                Mix::Largest => {
+                    let order = if sent < count / 2 { BACKWARDS } else { FORWARDS };
+                    indirect(sent, o::READ, 0, 256, &[order])
+                }
                 Mix::All => request(sent, &mut segments),
             };
             let raw = RawRequest::encode(front.ring.abi(), &request);

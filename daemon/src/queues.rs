@@ -89,6 +89,12 @@ impl QueueMap {
         &self.workers
     }
 
+    /// Returns `queue-map` with its value, if it was given. Printed in any case it would choose the workers of a configuration made of what
+    /// was printed, and [its queues would stay there](mqblk_engine::QueueSettings::is_map_chosen).
+    pub fn pair(&self) -> Option<Pair> {
+        self.is_requested().then(|| map_pair(&self.workers))
+    }
+
     /// Returns the worker of each queue, for the engine.
     pub fn to_engine(&self) -> Vec<usize> {
         self.workers.iter().map(|worker| usize::from(*worker)).collect()
@@ -141,10 +147,9 @@ pub fn take_coalesce(settings: &mut Settings, current: Coalesce) -> Result<Coale
     Ok(Coalesce { delay, answers: if delay.is_zero() { 0 } else { answers } })
 }
 
-/// Returns the keys of queues with their values. `map`: the worker of each queue.
-pub fn queue_pairs(map: &[u16], poll: PollPolicy, coalesce: Coalesce) -> Vec<Pair> {
+/// Returns the keys of polling with their values.
+pub fn polling_pairs(poll: PollPolicy, coalesce: Coalesce) -> Vec<Pair> {
     vec![
-        (QUEUE_MAP, string(&display(map))),
         ("poll", string(&poll.to_string())),
         ("coalesce-us", Value::Integer(coalesce.delay.as_micros() as i64)),
         ("coalesce-max", Value::Integer(coalesce.answers.into())),
@@ -154,7 +159,7 @@ pub fn queue_pairs(map: &[u16], poll: PollPolicy, coalesce: Coalesce) -> Vec<Pai
 /// Returns the keys of queues that are served, with their values.
 pub fn queue_settings_pairs(queues: &QueueSettings) -> Vec<Pair> {
     let map: Vec<u16> = queues.map.iter().map(|worker| *worker as u16).collect();
-    queue_pairs(&map, queues.poll, queues.coalesce)
+    std::iter::once(map_pair(&map)).chain(polling_pairs(queues.poll, queues.coalesce)).collect()
 }
 
 /// Takes `queue-map` of a device with `queues` queues. `None`: it was not given.
@@ -213,6 +218,10 @@ fn number(text: &str) -> Option<u16> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+fn map_pair(map: &[u16]) -> Pair {
+    (QUEUE_MAP, string(&display(map)))
+}
+
 /// Formats the map for [`parse`].
 fn display(map: &[u16]) -> String {
     let pairs: Vec<String> = map.iter().enumerate().map(|(queue, worker)| format!("{queue}:{worker}")).collect();
@@ -222,6 +231,21 @@ fn display(map: &[u16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn queues_are_assigned_in_turns_or_as_the_map_says() {
+        let mut placement = QueuePlacement::new(2);
+        let mut assign = |map: Option<&str>, queues| {
+            let mut settings = Settings::new("disk");
+            map.map_or(Ok(()), |map| settings.insert(QUEUE_MAP, map)).unwrap();
+            let mut map = QueueMap::take(&mut settings);
+            map.assign(&settings, queues, &mut placement).unwrap();
+            (map.workers().to_vec(), map.pair().map(|(_, text)| text))
+        };
+        assert_eq!(assign(None, 1), (vec![0], None));
+        assert_eq!(assign(None, 2), (vec![1, 0], None));
+        assert_eq!(assign(Some("1:0,0:1"), 2), (vec![1, 0], Some(string("0:1,1:0"))));
+    }
 
     #[test]
     fn maps_round_trip() {

@@ -13,7 +13,7 @@ use toml::Value;
 
 use crate::interface::{HostContext, ResolveContext};
 use crate::print::{Pair, number, string};
-use crate::queues::{QueueMap, queue_pairs, take_coalesce, take_poll};
+use crate::queues::{QueueMap, polling_pairs, take_coalesce, take_poll};
 use crate::resolve::{Claim, ConfigError, file_claim, take_u16, with_similar_key};
 use crate::sandbox::FileUse;
 use crate::sockets::{PlannedSocket, SocketPermissions, VHOST_USER_KEYS, file_of_socket};
@@ -119,7 +119,8 @@ impl VhostUserEndpoint {
         }
         pairs.push(("queues", Value::Integer(self.queues.into())));
         pairs.push(("queue-size", Value::Integer(self.queue_size.into())));
-        pairs.extend(queue_pairs(self.queue_map.workers(), self.poll, self.coalesce));
+        pairs.extend(self.queue_map.pair());
+        pairs.extend(polling_pairs(self.poll, self.coalesce));
         pairs.push(("fixed-buffers", string(self.fixed_buffers.word())));
         let SharedFileRules { any_file_system, require_seals } = self.shared_files;
         pairs.push(("guest-memory", string(GUEST_MEMORY[usize::from(any_file_system)])));

@@ -46,12 +46,8 @@ impl Endpoint for LineEndpoint {
     }
 
     fn pairs(&self) -> Vec<Pair> {
-        let map: Vec<_> =
-            (0..).zip(self.queue_map()).map(|(queue, worker): (u16, _)| format!("{queue}:{worker}")).collect();
-        vec![
-            ("socket", string(&self.socket.to_string_lossy())),
-            ("queues", number(self.queues)),
-            ("queue-map", string(&map.join(","))),
-        ]
+        let mut pairs = vec![("socket", string(&self.socket.to_string_lossy())), ("queues", number(self.queues))];
+        pairs.extend(self.queue_map.pair());
+        pairs
     }
 }

@@ -18,7 +18,7 @@ use crate::cpus::Cpus;
 use crate::disk_list::Endpoint;
 use crate::interface::{ProcessKey, ResolveContext};
 use crate::print::{Pair, number_or_text, string};
-use crate::queues::{MAX_QUEUES, QueueMap, queue_pairs, take_coalesce, take_poll};
+use crate::queues::{MAX_QUEUES, QueueMap, polling_pairs, take_coalesce, take_poll};
 use crate::resolve::take_u16;
 use crate::test_keys;
 
@@ -81,7 +81,8 @@ impl Endpoint for XenEndpoint {
         if self.grants_pool != PoolScope::PerRing {
             pairs.push(("grants-pool", string(self.grants_pool.word())));
         }
-        pairs.extend(queue_pairs(self.queue_map.workers(), self.poll, self.coalesce));
+        pairs.extend(self.queue_map.pair());
+        pairs.extend(polling_pairs(self.poll, self.coalesce));
         pairs
     }
 }

@@ -18,6 +18,7 @@ use mqblk_engine::{HindranceSignal, QueueId, SignalWait, WorkerLoad};
 use policy::{Loan, Move, Pause, Policy, WorkerSample};
 
 use crate::interface::ServedDevice;
+use crate::live::queues::Relocation;
 use crate::state::DaemonState;
 
 /// How long a queue's requests in flight may take while it moves: its guest waits for that.
@@ -156,7 +157,8 @@ impl Placing {
         let end = Instant::now() + TOGETHER;
         let (_, lent) = self.lent.entry(from).or_insert_with(|| (to, Vec::new()));
         queues.into_iter().all(|(device, queue)| {
-            let moved = Instant::now() < end && state.relocate(device.as_ref(), queue, (from, to), MOVE_TIMEOUT);
+            let relocate = || state.relocate(device.as_ref(), queue, (from, to), MOVE_TIMEOUT);
+            let moved = Instant::now() < end && relocate() == Relocation::Moved;
             if moved {
                 lent.push(LentQueue { device: device.id(), queue });
             }
@@ -169,14 +171,13 @@ impl Placing {
         let Some((to, mut queues)) = self.lent.remove(&from) else { return true };
         let devices: HashMap<String, Arc<dyn ServedDevice>> =
             state.devices().into_iter().map(|device| (device.id(), device)).collect();
+        // Home is gone: they stay.
+        queues.retain(|_| from < state.engine().workers());
         queues.retain(|lent| {
-            // One that somebody has moved meanwhile stays there, and so does one whose home is gone.
-            let device = devices.get(&lent.device).filter(|device| {
-                let settings = device.queue_settings();
-                let is_at = settings.is_some_and(|settings| settings.map.get(usize::from(lent.queue)) == Some(&to));
-                is_at && may_move(device.as_ref()) && from < state.engine().workers()
-            });
-            device.is_some_and(|device| !state.relocate(device.as_ref(), lent.queue, (to, from), MOVE_TIMEOUT))
+            let device = devices.get(&lent.device).filter(|device| may_move(device.as_ref()));
+            let relocate =
+                |device: &Arc<dyn ServedDevice>| state.relocate(device.as_ref(), lent.queue, (to, from), MOVE_TIMEOUT);
+            device.map(relocate) == Some(Relocation::Stays)
         });
         let is_done = queues.is_empty();
         if !is_done {

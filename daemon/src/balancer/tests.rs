@@ -159,8 +159,9 @@ fn used_queues_move_and_come_back_and_others_stay() {
     assert_eq!(maps(), [0, 1, 1, 1, 0]);
     // One that somebody moves meanwhile stays there.
     devices[4].choose_queue_map();
-    assert!(!state.relocate(devices[4].as_ref(), 1, (0, 1), MOVE_TIMEOUT), "it is chosen");
-    assert!(!state.relocate(devices[0].as_ref(), 1, (1, 0), MOVE_TIMEOUT), "it is at worker 0");
+    let relocate = |device: usize, way| state.relocate(devices[device].as_ref(), 1, way, MOVE_TIMEOUT);
+    assert_eq!(relocate(4, (0, 1)), Relocation::Elsewhere, "it is chosen");
+    assert_eq!(relocate(0, (1, 0)), Relocation::Elsewhere, "it is at worker 0");
     assert!(placing.carry_out(&state, RETURN, &now));
     assert_eq!(maps(), [1, 1, 1, 1, 0]);
     assert!(placing.lent.is_empty());

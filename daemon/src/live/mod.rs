@@ -4,7 +4,7 @@
 //! [`LIVE`] is the table of them. All keys of a change are checked before the first is applied. `queues` are the keys of queues, `storage` those of
 //! a disk's requests, `saved` is what the state file says of changes.
 
-mod queues;
+pub(crate) mod queues;
 pub mod saved;
 mod storage;
 mod workers;

@@ -133,31 +133,41 @@ pub(super) fn move_queues(state: &DaemonState, device: &dyn ServedDevice, moves:
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
+/// What became of a queue that the daemon moves by its own decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Relocation {
+    /// The other worker serves it.
+    Moved,
+    /// It is elsewhere, or somebody has chosen its worker: it is not the daemon's to move.
+    Elsewhere,
+    /// Its worker serves it on: its requests take long, or the other worker refuses it.
+    Stays,
+}
+
 impl DaemonState {
-    /// Moves one queue from a worker to another by the daemon's own decision. Returns true if it has moved: not if somebody has chosen its
-    /// worker meanwhile.
+    /// Moves one queue from a worker to another by the daemon's own decision, unless somebody has decided meanwhile.
     pub(crate) fn relocate(
         &self,
         device: &dyn ServedDevice,
         queue: u16,
         (from, to): (usize, usize),
         timeout: Duration,
-    ) -> bool {
+    ) -> Relocation {
         let _alone = self.changing();
         let settings = device.queue_settings().unwrap_or_default();
         if settings.is_map_chosen || settings.map.get(usize::from(queue)) != Some(&from) {
-            return false;
+            return Relocation::Elsewhere;
         }
         match device.move_queue(queue, to, timeout) {
             Ok(QueueMove::Moved | QueueMove::AtStart) => {}
-            Ok(QueueMove::Busy) => return false,
+            Ok(QueueMove::Busy) => return Relocation::Stays,
             Err(why) => {
                 tracing::error!(device = device.id(), queue, worker = to, "the queue does not move: {why}");
-                return false;
+                return Relocation::Stays;
             }
         }
         self.placement().moved(queue, from as u16, to as u16);
-        true
+        Relocation::Moved
     }
 }
 

@@ -122,12 +122,18 @@ pub(crate) fn log_panics() {
         let text = text.or_else(|| payload.downcast_ref().copied()).unwrap_or("no message").replace('\n', " ");
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         tracing::error!(thread = thread.name().unwrap_or("unnamed"), "panicked at {place}: {text}");
-        // With RUST_BACKTRACE=1.
-        let calls = Backtrace::capture();
-        if calls.status() == BacktraceStatus::Captured {
-            calls.to_string().lines().for_each(|call| tracing::error!("{}", call.trim_end()));
+        if let Some(calls) = calls() {
+            calls.lines().for_each(|call| tracing::error!("{}", call.trim_end()));
         }
     }));
+    // The library reads the symbols when they are asked for first, and keeps them. In the sandbox it could not open the program's file.
+    let _ = calls();
+}
+
+/// Returns the calls of this thread with their names, if the process was started with RUST_BACKTRACE=1.
+fn calls() -> Option<String> {
+    let calls = Backtrace::capture();
+    (calls.status() == BacktraceStatus::Captured).then(|| calls.to_string())
 }
 
 /// Returns true if `text` is a level or `TARGET=LEVEL`. `EnvFilter` takes any other word as a target, which disables all other targets.
@@ -147,6 +153,8 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::process::Stdio;
     use std::time::{Duration, Instant};
+
+    use rustix::process::{Resource, Rlimit};
 
     use super::*;
 
@@ -191,6 +199,32 @@ mod tests {
             stderr.write_all(&[b'.'; 4096]).unwrap();
         }
         assert!(panicked("second", "after"));
+    }
+
+    /// In a process of its own, which can open no more files when it panics.
+    #[test]
+    fn calls_have_names_where_no_file_can_be_opened() {
+        const CHILD: &str = "MQBLK_TEST_CALLS";
+        const NAME: &str = "logging::tests::calls_have_names_where_no_file_can_be_opened";
+        if std::env::var_os(CHILD).is_none() {
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", NAME, "--nocapture"]).env(CHILD, "1").env("RUST_BACKTRACE", "1");
+            let output = child.stdin(Stdio::null()).output().unwrap();
+            let lines = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{}: {lines}", output.status);
+            assert!(
+                lines.lines().any(|line| line.contains("ERROR") && line.contains("core::panicking::panic_fmt")),
+                "{lines}"
+            );
+            return;
+        }
+        start(Some("error"), None).unwrap();
+        log_panics();
+        // The three standard ones are open. Lower, and poll(2) refuses them.
+        let limit = rustix::process::getrlimit(Resource::Nofile);
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
+        std::fs::File::open("/proc/self/exe").expect_err("no descriptor is left");
+        assert!(std::panic::catch_unwind(|| panic!("a test's")).is_err());
     }
 
     #[test]

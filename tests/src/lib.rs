@@ -18,6 +18,7 @@ pub mod fourth_interface;
 pub mod guest;
 pub mod hostile;
 pub mod in_process;
+pub mod log_end;
 pub mod loopback;
 pub mod migrating_guest;
 pub mod nbd_server;

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 
 use crate::hostile::daemon::mqblk_binary;
 use crate::hostile::{TIMEOUT, wait_for};
+use crate::log_end::print_if_failed;
 
 /// Device type in xenstore.
 pub(super) const DEVICE_TYPE: &str = "mqblk";
@@ -310,12 +311,7 @@ impl SimulatedHost {
 
 impl Drop for SimulatedHost {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let log = self.log();
-            let tail: Vec<&str> = log.lines().rev().take(40).collect();
-            let tail: Vec<&str> = tail.into_iter().rev().collect();
-            let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("daemon: {}\n", tail.join("\n")));
-        }
+        print_if_failed(|| self.log());
         if let Some(mut daemon) = self.daemon.take() {
             let _ = daemon.kill();
             let _ = daemon.wait();

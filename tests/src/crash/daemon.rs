@@ -9,9 +9,9 @@ use tempfile::TempDir;
 
 use super::load::DISK_SECTORS;
 use super::oracle::SECTOR;
-use super::stats::print_uncaptured;
 use crate::hostile::daemon::mqblk_binary;
 use crate::hostile::wait_for;
+use crate::log_end::{log_end, print_if_failed};
 
 /// A daemon. Killed when dropped.
 #[derive(Debug)]
@@ -100,11 +100,11 @@ impl RestartableDaemon {
         let mut old = self.child.take().expect("a daemon");
         let status = wait_for("the old daemon's end", || {
             let ended = successor.try_wait().expect("wait");
-            assert!(ended.is_none(), "the new daemon ended with {ended:?}:\n{}", tail(&self.log()));
+            assert!(ended.is_none(), "the new daemon ended with {ended:?}:\n{}", log_end(&self.log()));
             old.try_wait().expect("wait")
         });
         self.child = Some(successor);
-        assert!(status.success(), "the old daemon ended with {status}:\n{}", tail(&self.log()));
+        assert!(status.success(), "the old daemon ended with {status}:\n{}", log_end(&self.log()));
     }
 
     /// Returns the arguments of `mqblk serve`.
@@ -130,7 +130,7 @@ impl RestartableDaemon {
     /// When it does not.
     pub fn assert_alive(&mut self) {
         let status = self.child.as_mut().expect("a daemon").try_wait().expect("wait");
-        assert!(status.is_none(), "the daemon ended with {status:?}:\n{}", tail(&self.log()));
+        assert!(status.is_none(), "the daemon ended with {status:?}:\n{}", log_end(&self.log()));
     }
 
     /// Kills it with SIGKILL.
@@ -141,7 +141,7 @@ impl RestartableDaemon {
         self.signal(Signal::KILL);
         let status = self.child.take().expect("a daemon").wait().expect("its end");
         let killed = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
-        assert!(killed || status.success(), "the daemon ended with {status}:\n{}", tail(&self.log()));
+        assert!(killed || status.success(), "the daemon ended with {status}:\n{}", log_end(&self.log()));
     }
 
     /// Sends SIGTERM, without waiting.
@@ -157,21 +157,13 @@ impl RestartableDaemon {
         self.request_stop();
         let mut child = self.child.take().expect("a daemon");
         let status = wait_for("the daemon's end", || child.try_wait().expect("wait"));
-        assert!(status.success(), "the daemon ended with {status}:\n{}", tail(&self.log()));
+        assert!(status.success(), "the daemon ended with {status}:\n{}", log_end(&self.log()));
     }
-}
-
-/// Returns the last lines of a log.
-pub fn tail(log: &str) -> String {
-    let lines: Vec<&str> = log.lines().collect();
-    lines[lines.len().saturating_sub(40)..].join("\n")
 }
 
 impl Drop for RestartableDaemon {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            print_uncaptured(&format!("the daemon's log ends so:\n{}", tail(&self.log())));
-        }
+        print_if_failed(|| self.log());
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();

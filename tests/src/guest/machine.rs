@@ -14,6 +14,7 @@ use super::process::Process;
 use super::qmp::Qmp;
 use super::shell::Shell;
 use super::vmm::Vmm;
+use crate::log_end::log_end;
 
 /// A fault of emulation at a boot, before the guest has used a disk.
 #[derive(Debug)]
@@ -261,7 +262,11 @@ impl Guest {
         };
         let result = ask(&mut self.agent, &mut alive);
         result.with_context(|| {
-            format!("the guest's console ends:\n{}\nQEMU says: {}", tail(&console_text(&console)), self.qemu.output())
+            format!(
+                "the guest's console ends:\n{}\nQEMU says: {}",
+                log_end(&console_text(&console)),
+                self.qemu.output()
+            )
         })
     }
 }
@@ -274,9 +279,4 @@ impl Shell for Guest {
 
 fn console_text(path: &Path) -> String {
     std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
-}
-
-fn tail(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(30)..].join("\n")
 }

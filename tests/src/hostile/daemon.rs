@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use super::socket::{VhostUserSocket, message};
 use super::usage::ProcessUsage;
 use super::wait_for;
+use crate::log_end::print_if_failed;
 
 /// The name of the admin socket in the folder.
 const ADMIN_SOCKET: &str = "admin.sock";
@@ -249,12 +250,7 @@ impl HostileDaemon {
 
 impl Drop for HostileDaemon {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let log = self.log();
-            let tail: Vec<&str> = log.lines().rev().take(20).collect();
-            let tail: Vec<&str> = tail.into_iter().rev().collect();
-            let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("daemon: {}\n", tail.join("\n")));
-        }
+        print_if_failed(|| self.log());
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -18,6 +18,7 @@ use crate::guest::daemon::mqblk_binary;
 use crate::guest::process::{Process, limited_command};
 use crate::guest::queue_log::without_colours;
 use crate::guest::{ScriptOutput, Shell};
+use crate::log_end::log_end;
 
 /// Timeout from QEMU's start to the agent's first line; an idle machine needs 6 seconds.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -199,8 +200,8 @@ impl XenMachine {
             let qemu = self.qemu.borrow().output();
             format!(
                 "the console of Xen and dom0 ends:\n{}\nthe daemons' log ends:\n{}\nQEMU says: {qemu}\nall of it is in {}",
-                tail(&console),
-                tail(&daemons),
+                log_end(&console),
+                log_end(&daemons),
                 self.logs.display()
             )
         })
@@ -288,9 +289,4 @@ impl Shell for XenHost {
             .with_alive_check(|alive| agent.run(script, limit, alive))
             .with_context(|| format!("running in dom0: {script}"))
     }
-}
-
-fn tail(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(30)..].join("\n")
 }

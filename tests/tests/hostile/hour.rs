@@ -219,9 +219,9 @@ impl Host {
         let all_have_begun = || attacks.iter().all(|attack| attack.steps() > 0);
         while began.elapsed() < time || (!all_have_begun() && began.elapsed() < time + SETTLE) {
             std::thread::sleep(Duration::from_millis(100).min(time));
+            self.daemon.assert_alive("attacks");
             loads.iter().for_each(RunningTimedLoad::assert_runs);
             attacks.iter().for_each(RunningAttack::assert_runs);
-            self.daemon.assert_alive("attacks");
             if began.elapsed() >= every * (samples.len() as u32 + 1) {
                 samples.push(self.usage().to_json());
             }

@@ -158,8 +158,13 @@ pub fn polling_pairs(poll: PollPolicy, coalesce: Coalesce) -> Vec<Pair> {
 
 /// Returns the keys of queues that are served, with their values.
 pub fn queue_settings_pairs(queues: &QueueSettings) -> Vec<Pair> {
+    std::iter::once(current_map_pair(queues)).chain(polling_pairs(queues.poll, queues.coalesce)).collect()
+}
+
+/// Returns `queue-map` of queues that are served, with its value.
+pub fn current_map_pair(queues: &QueueSettings) -> Pair {
     let map: Vec<u16> = queues.map.iter().map(|worker| *worker as u16).collect();
-    std::iter::once(map_pair(&map)).chain(polling_pairs(queues.poll, queues.coalesce)).collect()
+    map_pair(&map)
 }
 
 /// Takes `queue-map` of a device with `queues` queues. `None`: it was not given.

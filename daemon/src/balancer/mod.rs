@@ -171,8 +171,10 @@ impl Placing {
         let Some((to, mut queues)) = self.lent.remove(&from) else { return true };
         let devices: HashMap<String, Arc<dyn ServedDevice>> =
             state.devices().into_iter().map(|device| (device.id(), device)).collect();
-        // Home is gone: they stay.
-        queues.retain(|_| from < state.engine().workers());
+        if from >= state.engine().workers() {
+            // Home is gone: they stay.
+            queues.clear();
+        }
         queues.retain(|lent| {
             let device = devices.get(&lent.device).filter(|device| may_move(device.as_ref()));
             let relocate =

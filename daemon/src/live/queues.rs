@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_core::settings::{SettingError, Settings};
-use mqblk_engine::{PollPolicy, QueueMove};
+use mqblk_engine::{PollPolicy, QueueMove, QueueSettings};
 
 use super::{Apply, Keeping, LiveTarget, describe};
 use crate::interface::ServedDevice;
 use crate::print::Pair;
-use crate::queues::{QUEUE_MAP, queue_settings_pairs, take_coalesce, take_poll, take_queue_map};
+use crate::queues::{QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce, take_poll, take_queue_map};
 use crate::resize::ChangeError;
 use crate::state::DaemonState;
 
@@ -49,17 +49,16 @@ pub(super) fn prepare_polling(
     })))
 }
 
-fn pairs(target: &LiveTarget) -> Vec<Pair> {
-    let queues = target.queues().and_then(|device| device.queue_settings());
-    queues.iter().flat_map(queue_settings_pairs).collect()
+fn current(target: &LiveTarget) -> Option<QueueSettings> {
+    target.queues().and_then(|device| device.queue_settings())
 }
 
 pub(super) fn current_polling(target: &LiveTarget) -> Vec<Pair> {
-    pairs(target).into_iter().filter(|(key, _)| *key != QUEUE_MAP).collect()
+    current(target).into_iter().flat_map(|queues| polling_pairs(queues.poll, queues.coalesce)).collect()
 }
 
 pub(super) fn current_map(target: &LiveTarget) -> Vec<Pair> {
-    pairs(target).into_iter().filter(|(key, _)| *key == QUEUE_MAP).collect()
+    current(target).iter().map(current_map_pair).collect()
 }
 
 pub(super) fn prepare_map(
@@ -120,8 +119,7 @@ pub(super) fn move_queues(state: &DaemonState, device: &dyn ServedDevice, moves:
         placement.remove(&before);
         placement.place(&after);
     }
-    let pairs: Vec<Pair> = device.queue_settings().iter().flat_map(queue_settings_pairs).collect();
-    let map: Vec<Pair> = pairs.into_iter().filter(|(key, _)| *key == QUEUE_MAP).collect();
+    let map: Vec<Pair> = device.queue_settings().iter().map(current_map_pair).collect();
     tracing::info!(device = device.id(), "{}", describe(&map));
     if !busy.is_empty() {
         failed.push(format!(

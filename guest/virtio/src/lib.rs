@@ -145,9 +145,9 @@ pub trait VirtioQueue<L: GuestContext>: GuestQueue<Context = L, Position = RingS
     /// Starts, changes or ends dirty logging of writes to the ring. Writes of requests are logged by their lease.
     fn set_log(&mut self, log: Option<RingLog>);
 
-    /// Releases what the queue holds of its worker's context, except its lease, before it comes to another worker. Nothing is in flight.
+    /// Releases what the queue holds of its worker's context, except its lease, before it ends or comes to another worker. Nothing is in flight.
     fn leave_context(&mut self, _context: &mut L) {}
 
-    /// Closes the queue for good, and releases what it holds of the context, except its lease. Nothing is in flight.
-    fn close(&mut self, _context: &mut L) {}
+    /// Closes the queue for good, before it [leaves its context](Self::leave_context). Nothing is in flight.
+    fn close(&mut self) {}
 }

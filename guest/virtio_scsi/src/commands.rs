@@ -109,10 +109,9 @@ impl RequestQueue {
     }
 
     /// Closes the queue; nothing is in flight.
-    pub(crate) fn close(&mut self, pool: &mut BufferPool) {
+    pub(crate) fn close(&mut self) {
         self.published();
         self.device.tmf_mailboxes.close(&self.tmf_mailbox);
-        self.multi_step.release_memory(pool);
     }
 
     pub(crate) fn blocked(&self) -> usize {

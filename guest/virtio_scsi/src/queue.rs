@@ -314,9 +314,9 @@ impl<C: GuestContext> VirtioQueue<C> for ScsiQueue<C> {
         }
     }
 
-    fn close(&mut self, context: &mut C) {
+    fn close(&mut self) {
         match &mut self.kind {
-            QueueKind::Request(queue) => queue.close(context.pool()),
+            QueueKind::Request(queue) => queue.close(),
             QueueKind::Control(_) => {}
             QueueKind::Event(queue) => queue.close(),
         }

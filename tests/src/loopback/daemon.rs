@@ -10,6 +10,7 @@ use mqblk_admin::{Client, StatQuery};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::wait_for;
+use crate::log_end::log_end;
 
 /// Device type in xenstore that the daemon watches.
 pub const DEVICE_TYPE: &str = "mqblk-loopback";
@@ -94,9 +95,7 @@ impl LoopbackDaemon {
 
     /// Returns the last lines of its log.
     pub fn log(&self) -> String {
-        let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(25)..].join("\n")
+        log_end(&std::fs::read_to_string(self.folder.join("log")).unwrap_or_default())
     }
 
     /// Checks that it runs.

@@ -160,7 +160,7 @@ fn commands_of_several_steps_survive_moves() {
     let mut load = RunningLoad::start("c", queues, LoadHistory::new(1), seed);
     let mut moved = 0;
     while moved < 100 {
-        // An eighth of the requests are such commands: each worker begins some between two moves of a queue.
+        // Five of 32 requests are such commands: each worker begins some between two moves of a queue.
         load.wait_completions(200);
         for queue in 0..2 {
             let to = json!({ "id": "c", "queue": queue, "worker": (moved + queue) % workers });

@@ -1,5 +1,6 @@
 //! One queue: its configuration by SET_VRING_* messages, and the attached queue that it becomes.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -215,12 +216,8 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             Ok(device.create_queue(index, QueueResources { ring, lease, call, features, waker }))
         };
         let leave = move |queue: &mut Q, context: &mut UringContext| {
-            queue.close(context);
-            context.buffers.unreserve(depth);
-            context.retire(queue.lease());
-            if let Some(fence) = &leave_fence {
-                context.let_close(fence);
-            }
+            queue.close();
+            leave_worker(queue, context, depth, leave_fence.as_ref());
         };
         let handle = start.engine.attach(start.worker, options, make, leave);
         let handle = handle.map_err(|error| format!("queue {}: {error}", self.index))?;
@@ -240,12 +237,7 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         let fence = start.inflight.and_then(|region| region.fence()).cloned();
         let leave_fence = fence.clone();
         let leave = move |queue: &mut Q, context: &mut UringContext| {
-            queue.leave_context(context);
-            context.buffers.unreserve(depth);
-            context.retire(queue.lease());
-            if let Some(fence) = &leave_fence {
-                context.let_close(fence);
-            }
+            leave_worker(queue, context, depth, leave_fence.as_ref());
         };
         let enter = move |queue: &mut Q, context: &mut UringContext, (): &()| {
             let lease = context.adopt(Arc::clone(&memory), fixed);
@@ -424,5 +416,20 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
             poll_ms = c.poll_ns / 1_000_000,
             "queue stopped"
         );
+    }
+}
+
+/// Releases what a queue holds of its worker's context, which it ends in or leaves. `fence`: the in-flight region's, if there is one.
+fn leave_worker<Q: VirtioQueue<UringContext>>(
+    queue: &mut Q,
+    context: &mut UringContext,
+    depth: usize,
+    fence: Option<&Arc<OwnedFd>>,
+) {
+    queue.leave_context(context);
+    context.buffers.unreserve(depth);
+    context.retire(queue.lease());
+    if let Some(fence) = fence {
+        context.let_close(fence);
     }
 }

@@ -5,13 +5,14 @@
 //! then on it can only open images by these rules, and is restricted itself to the few system calls and files that this takes. Whoever takes
 //! over the daemon can ask for images that the operator has allowed, and for nothing else.
 //!
-//! `wire` has the messages, `rules` decides and opens (the only part that handles what the daemon sends), `server` is the broker's process
+//! `wire` has the messages, `rules` decides and opens (the only part that handles what the daemon sends), `walk` finds files beneath a folder, `server` is the broker's process
 //! and `client` the daemon's end.
 
 mod client;
 mod restrict;
 mod rules;
 mod server;
+mod walk;
 mod wire;
 
 pub use client::{Broker, BrokerStartError, SUBCOMMAND};

@@ -28,7 +28,6 @@ const CALLS: &[c_long] = &[
     libc::SYS_mremap,
     libc::SYS_munmap,
     libc::SYS_newfstatat,
-    libc::SYS_openat2,
     libc::SYS_readlinkat,
     libc::SYS_recvmsg,
     libc::SYS_restart_syscall,

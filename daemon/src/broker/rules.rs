@@ -11,8 +11,10 @@ use std::path::{Path, PathBuf};
 
 use mqblk_core::{ImageAccess, ImageOpenError};
 use mqblk_storage::host_images::image_flags;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
+
+use super::walk::find_beneath;
 
 /// Only names a file: nothing is opened that has side effects (open(2)).
 const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
@@ -126,7 +128,7 @@ impl Rules {
         for folder in &self.folders {
             let beneath = folder.paths.iter().find_map(|allowed| path.strip_prefix(allowed).ok());
             if let Some(beneath) = beneath {
-                return match folder.find(beneath, ResolveFlags::empty()) {
+                return match folder.find(beneath, true) {
                     Err(ImageOpenError::Refused(why)) => self.find_real(path).ok_or(ImageOpenError::Refused(why)),
                     found => found,
                 };
@@ -145,9 +147,7 @@ impl Rules {
         let found = find(path).ok()?;
         let real = rustix::fs::readlinkat(CWD, proc_path(&found), Vec::new()).ok()?;
         let real = PathBuf::from(OsString::from_vec(real.into_bytes()));
-        self.folders
-            .iter()
-            .find_map(|folder| folder.find(real.strip_prefix(&folder.paths[1]).ok()?, ResolveFlags::NO_SYMLINKS).ok())
+        self.folders.iter().find_map(|folder| folder.find(real.strip_prefix(&folder.paths[1]).ok()?, false).ok())
     }
 
     fn not_allowed(&self) -> String {
@@ -166,13 +166,9 @@ impl Rules {
 }
 
 impl AllowedFolder {
-    /// Finds a file beneath the folder. The kernel follows neither `..` nor a symbolic link that leads out of it (openat2(2)).
-    fn find(&self, beneath: &Path, more: ResolveFlags) -> Result<OwnedFd, ImageOpenError> {
-        let beneath = if beneath.as_os_str().is_empty() { Path::new(".") } else { beneath };
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | more;
-        match rustix::io::retry_on_intr(|| {
-            rustix::fs::openat2(&self.folder, beneath, PATH_ONLY, Mode::empty(), resolve)
-        }) {
+    /// Finds a file beneath the folder. Neither `..` nor a symbolic link leads out of it.
+    fn find(&self, beneath: &Path, follow_links: bool) -> Result<OwnedFd, ImageOpenError> {
+        match find_beneath(&self.folder, beneath, follow_links) {
             Ok(found) => Ok(found),
             Err(Errno::XDEV | Errno::LOOP) => Err(ImageOpenError::Refused(format!(
                 "it leads out of {}, the folder that sandbox-allow has: name the folder that it leads to there too, and give \

@@ -76,7 +76,7 @@ impl Drop for Serving {
 }
 
 #[test]
-fn an_invalid_configuration_is_one_line_and_code_2_and_creates_nothing() {
+fn an_invalid_configuration_is_one_line_and_creates_nothing() {
     let folder = folder();
     let at = folder.path().display();
     let config = folder.path().join("m.toml");
@@ -150,7 +150,11 @@ fn an_invalid_configuration_is_one_line_and_code_2_and_creates_nothing() {
     for (args, want) in disks.chain(options) {
         let output = mqblk(&["serve"]).args(&args).output().unwrap();
         let want = format!("mqblk: {want}");
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        // 1: what the host refuses now may be right later, without another configuration.
+        let refused =
+            ["No such file", "which is no stream socket", "path: found \"/x"].iter().any(|why| want.contains(why));
+        let code = if refused && !want.contains("serve: config") { 1 } else { 2 };
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
         assert!(stderr(&output).starts_with(&want), "{args:?} gave {:?}, not {want:?}", stderr(&output));
         assert_eq!(stderr(&output).matches('\n').count(), 1, "{args:?}: {:?}", stderr(&output));
         assert!(stdout(&output).is_empty());
@@ -164,6 +168,22 @@ fn unknown_options_are_code_2() {
         let output = output(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(!output.stderr.is_empty());
+    }
+}
+
+/// Without a path the admin socket is the default one.
+#[test]
+fn takeover_takes_a_path_or_none() {
+    let folder = folder();
+    let disk = disk(folder.path(), "");
+    let (default, named) = (folder.path().join("default.sock"), folder.path().join("named.sock"));
+    for (words, want) in [(vec!["--takeover"], &default), (vec!["--takeover", named.to_str().unwrap()], &named)] {
+        let arguments = [&["serve", "--disk", &disk], &words[..]].concat();
+        let output = mqblk(&arguments).env("MQBLK_ADMIN", &default).output().unwrap();
+        let want = want.display().to_string();
+        // Nobody listens there.
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(&want), "{words:?}: found {}, expected {want}", stderr(&output));
     }
 }
 
@@ -259,7 +279,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_refused() {
     }
     let null = format!("storage=null,size=1M,socket={}", socket.display());
     let second = output(&["serve", "--disk", &null]);
-    assert_eq!(second.status.code(), Some(2));
+    assert_eq!(second.status.code(), Some(1));
     let want =
         format!("mqblk: disk \"null\": socket: found {socket:?} in use by another program, expected a free path");
     assert!(stderr(&second).starts_with(&want), "{}", stderr(&second));

@@ -19,6 +19,8 @@ pub struct SettingError {
     pub found: String,
     /// What would be valid.
     pub expected: String,
+    /// The host refused what the value names (a missing or locked file, a server that does not answer): the same value may be right later.
+    pub from_host: bool,
 }
 
 /// The settings of one subject, by key. Values are text, whatever syntax they came in.
@@ -99,7 +101,13 @@ impl Settings {
             key: self.spelled.get(key).copied().unwrap_or(key).to_owned(),
             found: found.into(),
             expected: expected.into(),
+            from_host: false,
         }
+    }
+
+    /// Returns the error for `key` whose value names something that the host refuses now ([`SettingError::from_host`]).
+    pub fn refused(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> SettingError {
+        SettingError { from_host: true, ..self.error(key, found, expected) }
     }
 
     /// Takes a text value, if it was given.
@@ -181,6 +189,7 @@ impl Settings {
             key: key.clone(),
             found: format!("an unknown key (with value {value:?})"),
             expected: format!("one of {}", known.join(", ")),
+            from_host: false,
         })
     }
 }

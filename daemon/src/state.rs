@@ -460,8 +460,8 @@ impl DaemonState {
             }
         };
         interface.add_disk(settings, &is_taken, source).map_err(|error| match error {
-            ChangeError::Setting(SettingError { subject, key, expected, .. }) if key == "interface" => {
-                ChangeError::Setting(SettingError { subject, key, found: format!("{word:?}"), expected })
+            ChangeError::Setting(error) if error.key == "interface" => {
+                ChangeError::Setting(SettingError { found: format!("{word:?}"), ..error })
             }
             error => error,
         })

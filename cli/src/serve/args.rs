@@ -89,8 +89,8 @@ pub(crate) struct ServeArgs {
     ///
     /// The configuration is that of the running daemon; only the program, and what no guest depends on, may be new. If this daemon cannot start,
     /// the other one goes on.
-    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "", display_order = 9)]
-    pub takeover: Option<PathBuf>,
+    #[arg(long, value_name = "PATH", num_args = 0..=1, display_order = 9)]
+    pub takeover: Option<Option<PathBuf>>,
 
     /// With --takeover: serve in the background, and return when the takeover has ended: for ExecReload= of a systemd unit
     #[arg(long, requires = "takeover", display_order = 9)]

@@ -40,7 +40,7 @@ pub(crate) fn run(
         return show(&format!("{CAPABILITIES}\n"));
     }
     if let (Some(admin), true) = (&args.takeover, args.background) {
-        return background::run(&admin_path(admin));
+        return background::run(&admin_path(admin.as_deref()));
     }
     let code = run_configured(args, given, interfaces, log);
     // Of a daemon that does not serve.
@@ -77,7 +77,7 @@ fn run_configured(
     let raw = received.and_then(|()| gather(&args, &given, interfaces));
     let is_printed = args.print_config;
     let predecessor = match (&args.takeover, &raw) {
-        (Some(path), Ok(_)) if !is_printed => match take_over(path) {
+        (Some(path), Ok(_)) if !is_printed => match take_over(path.as_deref()) {
             Ok(predecessor) => Some(predecessor),
             Err(error) => return failure::report(&error, FAILED),
         },
@@ -90,16 +90,13 @@ fn run_configured(
 }
 
 /// Asks the daemon at an admin socket to hand over.
-fn take_over(path: &Path) -> Result<Predecessor, TakeoverError> {
+fn take_over(path: Option<&Path>) -> Result<Predecessor, TakeoverError> {
     Predecessor::connect(&admin_path(path))
 }
 
 /// Returns the path of the admin socket that `--takeover` names; the default one if it names none.
-fn admin_path(given: &Path) -> PathBuf {
-    match given.as_os_str().is_empty() {
-        true => mqblk_admin::default_socket(),
-        false => given.to_owned(),
-    }
+fn admin_path(given: Option<&Path>) -> PathBuf {
+    given.map_or_else(mqblk_admin::default_socket, Path::to_owned)
 }
 
 /// Serves a configuration, or prints it. `complete` adds what changes it at run time.
@@ -113,7 +110,8 @@ fn run_raw(
     let config =
         match raw.map_err(ConfigError::from).and_then(|raw| mqblk_daemon::configure(raw, interfaces, predecessor)) {
             Ok(config) => config,
-            Err(error) => return failure::report(&error, BAD_USAGE),
+            // A service manager tries again after the first, and not after the second (RestartPreventExitStatus=).
+            Err(error) => return failure::report(&error, if error.is_from_host() { FAILED } else { BAD_USAGE }),
         };
     if is_printed {
         return show(&print::to_toml(&config));

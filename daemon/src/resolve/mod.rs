@@ -43,7 +43,7 @@ pub enum ConfigError {
         /// The disk.
         subject: String,
         /// The cause.
-        source: DiskError,
+        source: Box<DiskError>,
     },
     /// The admin socket cannot be created at its path.
     #[error("serve: admin: {0}")]
@@ -71,6 +71,21 @@ pub enum ConfigError {
         /// The cause.
         source: SocketError,
     },
+}
+
+impl ConfigError {
+    /// Returns true if the host refused something, so that the same configuration may be served later. False: it must be changed.
+    #[must_use]
+    pub fn is_from_host(&self) -> bool {
+        match self {
+            ConfigError::Disk { source, .. } => matches!(**source, DiskError::Os { .. }),
+            ConfigError::Admin(_) | ConfigError::Metrics(_) | ConfigError::Socket { .. } | ConfigError::Broker(_) => {
+                true
+            }
+            ConfigError::Setting(error) => error.from_host,
+            ConfigError::Sandbox(_) | ConfigError::User(_) | ConfigError::Invalid(_) => false,
+        }
+    }
 }
 
 /// A configuration whose storage is not open yet.

@@ -63,7 +63,9 @@ impl StorageKeys {
         let (disk, resolved_settings) = match storages.open(self.kind, &mut settings) {
             Ok(opened) => opened,
             Err(DiskError::Setting(error)) => return Err(with_similar_key(error, &settings).into()),
-            Err(source) => return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source }),
+            Err(source) => {
+                return Err(ConfigError::Disk { subject: settings.subject().to_owned(), source: Box::new(source) });
+            }
         };
         settings.finish()?;
         let StorageKeys { serial, cache, plug, watch_size, errors, kind, .. } = self;

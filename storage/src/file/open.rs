@@ -104,7 +104,7 @@ fn open_file(
             Some(Errno::MFILE) => "a higher limit of open files (ulimit -n, LimitNOFILE=)",
             _ => "an existing regular file or block device that this user may open",
         };
-        settings.error("path", describe(path, error), expected)
+        settings.refused("path", describe(path, error), expected)
     };
     let attempt = |direct: bool| {
         // Refused while the block device is mounted or otherwise claimed.
@@ -113,12 +113,12 @@ fn open_file(
         retry_while_busy(path, || opener.open(path, access), |error| errno(error) == Some(Errno::BUSY))
     };
     let refused = |error: ImageOpenError| match errno(&error) {
-        Some(Errno::BUSY) => settings.error(
+        Some(Errno::BUSY) => settings.refused(
             "path",
             describe(path, "mounted, or claimed by another user of the device"),
             "a block device that is not in use; unmount it, or open it with readonly=on",
         ),
-        Some(Errno::ROFS | Errno::ACCESS | Errno::PERM) if !read_only => settings.error(
+        Some(Errno::ROFS | Errno::ACCESS | Errno::PERM) if !read_only => settings.refused(
             "path",
             describe(path, &error),
             "a file that this user may write; readonly=on serves it without writing",

@@ -63,7 +63,7 @@ pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Ar
     let dialer = Dialer::new(address, tls);
     let session = dialer
         .dial(Purpose::Transmission)
-        .map_err(|error| settings.error("path", error.to_string(), "an NBD server that serves the export"))?;
+        .map_err(|error| settings.refused("path", error.to_string(), "an NBD server that serves the export"))?;
     let export = session.export;
     let geometry = geometry(settings, &export, keys.read_only)?;
     tracing::info!(

@@ -90,7 +90,7 @@ impl ChainOpener<'_> {
     }
 
     fn refused(&self, key: &str, path: &Path, why: impl std::fmt::Display) -> SettingError {
-        self.settings.error(key, format!("{path:?} ({why})"), "a file that can be read")
+        self.settings.refused(key, format!("{path:?} ({why})"), "a file that can be read")
     }
 
     /// Opens and locks a file.
@@ -101,13 +101,13 @@ impl ChainOpener<'_> {
             "an existing image that this user may read"
         };
         let opened = self.opener.open(path, ImageAccess { write, ..ImageAccess::default() });
-        let file = opened.map_err(|error| self.settings.error(key, format!("{path:?} ({error})"), expected))?;
+        let file = opened.map_err(|error| self.settings.refused(key, format!("{path:?} ({error})"), expected))?;
         if self.lock {
             match lock::lock(path, &file, !write) {
                 Ok(()) => {}
                 Err(LockError::InUse) => {
                     let expected = if write { "an image that nobody else uses" } else { "an image that nobody writes" };
-                    return Err(self.settings.error(key, format!("{path:?} (in use by another process)"), expected));
+                    return Err(self.settings.refused(key, format!("{path:?} (in use by another process)"), expected));
                 }
                 Err(LockError::Unsupported(error)) => tracing::warn!(
                     "{}: {}: the file system has no locks ({error}); nothing keeps a second writer out",

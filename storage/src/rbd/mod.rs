@@ -83,7 +83,7 @@ pub fn open(settings: &mut Settings, _opener: &Arc<dyn ImageOpener>) -> Result<A
     })?;
     let OpenedImage { image, stat, state, closed } = opened;
     check_size(ByteLen(stat.size), &given, &state.place)
-        .map_err(|(found, expected)| DiskError::from(settings.error("image", found, expected)))?;
+        .map_err(|(found, expected)| DiskError::from(settings.refused("image", found, expected)))?;
     let geometry = Geometry {
         opt_io: ByteLen(stat.object_size),
         ..admission::plain_geometry(ByteLen(stat.size), given.block, given.options.read_only)

@@ -20,13 +20,9 @@ say() { echo "$((SECONDS / 60))m$((SECONDS % 60))s $*"; }
 
 [ "$(id -u)" -eq 0 ] || fail "found user $(id -u), expected root: the test makes namespaces, and installs packages"
 [ -e "$cache/initramfs.cpio" ] || fail "found no $cache/initramfs.cpio, expected a guest: tests/guest/prepare.sh makes it"
-missing=()
-for package in libvirt-daemon-system libvirt-clients qemu-system-x86 systemd systemd-sysv dbus socat procps cpio; do
-    dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
-done
-if [ ${#missing[@]} -gt 0 ]; then
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null || fail "cannot install ${missing[*]}"
-fi
+. scripts/apt.sh
+missing=($(missing_packages libvirt-daemon-system libvirt-clients qemu-system-x86 systemd systemd-sysv dbus socat procps cpio))
+[ ${#missing[@]} -eq 0 ] || apt_get install --no-install-recommends "${missing[@]}" >/dev/null || fail "cannot install ${missing[*]}"
 package=$(realpath "${1:-$(scripts/deb.sh)}")
 
 # block LANGUAGE NUMBER: a code block of the page.
@@ -292,10 +288,57 @@ until_true 120 "the guest does not end" heard end
 ! heard "errors in" || diagnose "the guest's kernel has seen errors"
 gone() { [ "$(inside virsh -q -c qemu:///system domstate vm1)" = "shut off" ]; }
 until_true 60 "the domain is not shut off" gone
+say "disks, LUNs and metrics at run time, under the packaged unit"
+inside sh -c 'truncate -s 16M /srv/added.img && chmod 600 /srv/added.img && chown root /srv/added.img'
+printf '[Service]\nRestrictAddressFamilies=AF_UNIX AF_INET AF_INET6\nExecStart=\nExecStart=%s --sandbox-allow /srv --metrics 127.0.0.1:9471\n' \
+    "$(inside systemctl cat mqblk | sed -n 's/^ExecStart=\(..*serve.*\)/\1/p' | head -n 1)" >"$work/share/allow.conf"
+inside cp /srv/share/allow.conf /etc/systemd/system/mqblk.service.d/takeover.conf
+inside systemctl daemon-reload
+inside systemctl restart mqblk || diagnose "the service does not start with --sandbox-allow and --metrics"
+inside mqblk disk add id=added,path=/srv/added.img,socket=/run/mqblk/added.sock >"$work/verb" 2>&1 || diagnose "disk add: $(cat "$work/verb")"
+inside mqblk controller add id=c1,socket=/run/mqblk/c1.sock >"$work/verb" 2>&1 || diagnose "controller add: $(cat "$work/verb")"
+inside mqblk lun add controller=c1,path=/srv/share/lun.img >"$work/verb" 2>&1 && diagnose "lun add of a missing image succeeded"
+inside truncate -s 16M /srv/share/lun.img
+inside mqblk lun add controller=c1,path=/srv/share/lun.img >"$work/verb" 2>&1 || diagnose "lun add: $(cat "$work/verb")"
+inside mqblk disk add id=outside,path=/etc/hostname,socket=/run/mqblk/outside.sock >"$work/verb" 2>&1 && diagnose "disk add of a file outside of --sandbox-allow succeeded"
+grep -q 'sandbox-allow' "$work/verb" || diagnose "disk add of a file outside of --sandbox-allow: found $(cat "$work/verb"), expected what to change"
+# The unit has a network of its own.
+main=$(inside systemctl show -P MainPID mqblk)
+inside nsenter --target "$main" --net socat -t 2 - TCP:127.0.0.1:9471 <<<$'GET /metrics HTTP/1.0\r\n\r' >"$work/metrics" || diagnose "metrics over TCP: no answer"
+grep -q 'mqblk_.*disk="added"' "$work/metrics" || diagnose "metrics over TCP: found no disk \"added\": $(head -c 400 "$work/metrics")"
+
 inside systemctl stop mqblk || diagnose "the service does not stop"
 result=$(inside systemctl show -P Result mqblk)
 [ "$result" = success ] || diagnose "the service ended with $result, expected success"
 last=$(grep -a "guest: last" "$console" | tr -d '\r')
 image_sum=$(dd if="$work/images/vm1.img" bs=$mib skip=64 count=2 status=none | sha256sum | cut -d' ' -f1)
 [ "${last##* }" = "$image_sum" ] || diagnose "the image has $image_sum, expected what the guest wrote: $last"
+say "a configuration that cannot be used"
+inside sh -c 'cp /etc/mqblk.toml /root/good.toml && echo "no-such-key = 1" >>/etc/mqblk.toml'
+inside systemctl start mqblk >"$work/verb" 2>&1 && diagnose "the service starts with a key that is unknown"
+failed() { [ "$(inside systemctl is-failed mqblk)" = failed ]; }
+until_true 20 "the service is not failed with a configuration that cannot be used" failed
+inside journalctl -q -u mqblk | grep -q no-such-key || diagnose "the journal does not name the unknown key"
+
+say "the package is removed, and purged"
+inside cp /root/good.toml /etc/mqblk.toml
+inside sh -c 'mkdir -p /etc/mqblk && useradd --system --no-create-home mqblk-blue && truncate -s 1M /srv/blue.img && chown mqblk-blue /srv/blue.img &&
+    printf "[[disk]]\nid = \"blue\"\npath = \"/srv/blue.img\"\nsocket = \"/run/mqblk-blue/blue.sock\"\n" >/etc/mqblk/blue.toml'
+inside systemctl enable --now mqblk mqblk@blue >"$work/verb" 2>&1 || diagnose "the service and an instance do not start: $(cat "$work/verb")"
+inside dpkg --remove mqblk >"$work/dpkg" 2>&1 || diagnose "the package cannot be removed: $(cat "$work/dpkg")"
+for unit in mqblk mqblk@blue; do
+    ! inside systemctl is-active -q $unit || diagnose "$unit is active although its package is removed: $(cat "$work/dpkg")"
+    ! inside systemctl is-enabled -q $unit 2>/dev/null || diagnose "$unit is enabled although its package is removed: $(cat "$work/dpkg")"
+done
+# A daemon of this user that somebody else has started.
+inside setpriv --reuid mqblk --clear-groups sleep 60 &
+other=$!
+runs() { inside pgrep -u mqblk sleep; }
+until_true 10 "no process of the user mqblk runs" runs
+inside mkdir -p /run/mqblk
+inside dpkg --purge mqblk >"$work/dpkg" 2>&1 || diagnose "the package cannot be purged: $(cat "$work/dpkg")"
+inside test -d /run/mqblk || diagnose "/run/mqblk was removed under a daemon"
+grep -q 'still runs' "$work/dpkg" || diagnose "purge: found $(cat "$work/dpkg"), expected a word of the daemon that runs"
+inside pkill -u mqblk sleep
+wait "$other" || true
 say "a domain of $(inside virsh --version | sed 's/^/libvirt /') verified $(rounds) rounds over a restart and a kill of the service"

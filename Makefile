@@ -1,6 +1,7 @@
 # make quickstart   build, serve an image, write and verify it, benchmark it, show how to attach it to a virtual machine
 # make test         every test, those with real guests and on a real Xen too (as root: it installs QEMU and others with apt)
 # make test-fast    without virtual machines
+# make test-again   only what failed in the last run
 # make test-guest   only those with virtual machines
 # make test-xen     only those on Xen, which QEMU emulates
 # make test-crash   100 kills and 50 stops of the daemon under verified load for each interface (minutes; test-fast has a tenth)
@@ -12,7 +13,7 @@
 # make soak         all tests in their long forms: more seeds, kills, restarts, migrations and power cuts (hours)
 # make clean        remove what was built and downloaded
 
-.PHONY: help quickstart test test-fast test-guest test-xen test-crash test-ceph test-libvirt deb test-deb fuzz soak clean
+.PHONY: help quickstart test test-fast test-again test-guest test-xen test-crash test-ceph test-libvirt deb test-deb fuzz soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -25,6 +26,9 @@ test:
 
 test-fast:
 	@scripts/test.sh fast
+
+test-again:
+	@scripts/test.sh again
 
 test-guest:
 	@scripts/test.sh guest

@@ -20,7 +20,8 @@ have=$(rustc --version | cut -d' ' -f2)
 if ! command -v cc >/dev/null; then
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
         echo "installing a linker (gcc)"
-        { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends gcc libc6-dev; } \
+        . scripts/apt.sh
+        { apt_get update && apt_get install --no-install-recommends gcc libc6-dev; } \
             >/dev/null </dev/null || fail "apt-get could not install gcc and libc6-dev"
     else
         fail "found no linker; install one as root: apt-get install gcc libc6-dev"

@@ -7,7 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 package=${1:-$(scripts/deb.sh)}
 
-install_missing() { command -v "$1" >/dev/null || apt-get install -y -qq --no-install-recommends "${2:-$1}" >/dev/null; }
+. scripts/apt.sh
+install_missing() { command -v "$1" >/dev/null || apt_get install --no-install-recommends "${2:-$1}" >/dev/null; }
 install_missing debootstrap
 install_missing lintian
 install_missing jq

@@ -1,24 +1,51 @@
 #!/bin/bash
 # Runs the tests and prints a summary:  scripts/test.sh [fast] [guest] [xen] [crash] [ceph] [hour] [deb] [libvirt] [soak]
+#                                       scripts/test.sh again        those that failed in the last run
 #
 # The last line is "N passed, M failed" over all test programs; the exit code is 0 only if none failed. The full output of each run is
-# kept in target/test-logs.
+# kept in target/test-logs, the tests that failed in target/test-logs/failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+
+# A result must not depend on who starts the tests: they get default signal dispositions (a shell ignores SIGINT for what it starts in the
+# background), a fixed locale and umask, a home and a temporary folder of their own on a disk, and no variables but those listed here.
+if [ -z "${MQBLK_TEST_FOLDER:-}" ]; then
+    base=/var/tmp
+    [ -w "$base" ] || base=/tmp
+    MQBLK_TEST_FOLDER=$(mktemp -d "$base/mqblk.XXXXXX") || exit 1
+    mkdir "$MQBLK_TEST_FOLDER/home" "$MQBLK_TEST_FOLDER/tmp"
+    # Tests of other users make files there, too.
+    chmod 755 "$MQBLK_TEST_FOLDER" && chmod 1777 "$MQBLK_TEST_FOLDER/tmp"
+    keep=()
+    while IFS= read -r name; do
+        case $name in
+            PATH | USER | LOGNAME | TERM | CI | CC | CARGO_* | RUST* | SSL_CERT_* | *_proxy | *_PROXY | MQBLK*) keep+=("$name=${!name}") ;;
+        esac
+    done < <(compgen -e)
+    umask 022
+    trap '' HUP INT TERM # the tests get them
+    env -i --default-signal "${keep[@]}" CARGO_HOME="${CARGO_HOME:-${HOME:-/root}/.cargo}" RUSTUP_HOME="${RUSTUP_HOME:-${HOME:-/root}/.rustup}" \
+        HOME="$MQBLK_TEST_FOLDER/home" TMPDIR="$MQBLK_TEST_FOLDER/tmp" LC_ALL=C.UTF-8 MQBLK_TEST_FOLDER="$MQBLK_TEST_FOLDER" "$0" "$@" </dev/null
+    code=$?
+    rm -rf "$MQBLK_TEST_FOLDER"
+    exit $code
+fi
 scripts/check-toolchain.sh || exit 1
+. scripts/apt.sh
 
 for part in "$@"; do
     case $part in
         fast | guest | xen | crash | ceph | hour | deb | libvirt) ;;
+        again) [ -s target/test-logs/failed ] || { echo "scripts/test.sh: no test failed in the last run" && exit 0; } ;;
         # All of them, longer: hours.
         soak)
             set -- fast crash guest xen ceph hour deb libvirt
             export MQBLK_CRASH=full MQBLK_RESTARTS=12 MQBLK_MIGRATIONS=10 MQBLK_POWER_CUTS=200 MQBLK_XEN_KILLS=10
             export MQBLK_BARRIER_SEEDS=4000 MQBLK_BLKIF_SEEDS=400 MQBLK_CANCEL_SEEDS=400 MQBLK_LAYOUT_SEEDS=4000 MQBLK_MERGE_SEEDS=400
-            export MQBLK_TMF_SEEDS=4000 MQBLK_VIRTIO_CRASH_SEEDS=200 MQBLK_FUZZ_BATCHES=20000 MQBLK_ORACLE_SECONDS=600
+            export MQBLK_TMF_SEEDS=4000 MQBLK_VERB_RACE_SECONDS=60 MQBLK_VIRTIO_CRASH_SEEDS=200 MQBLK_FUZZ_BATCHES=20000 MQBLK_ORACLE_SECONDS=600
             ;;
         *)
-            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash, ceph, hour, deb, libvirt or soak" >&2
+            echo "scripts/test.sh: found '$part', expected fast, guest, xen, crash, ceph, hour, deb, libvirt, soak or again" >&2
             exit 2
             ;;
     esac
@@ -30,6 +57,9 @@ export MQBLK=$PWD/target/checked/mqblk
 # The message of a failed test, not 40 lines of frames that push it out of a log's end.
 export RUST_BACKTRACE=0
 mkdir -p "$logs" && rm -f "$logs/summary" "$logs"/*.counts "$logs"/*.log
+failed_before=$(cat "$logs/failed" 2>/dev/null)
+rm -f "$logs/failed"
+began=$SECONDS
 
 # Every run uses the same packages and features, so that nothing is built twice. The test programs guest, xen and ceph need a
 # prepared machine.
@@ -41,40 +71,65 @@ awk=(awk)
 if awk -W version 2>&1 </dev/null | grep -q mawk; then awk=(awk -W interactive); fi
 
 # Condenses cargo's output: errors, one line per test program with its seconds, and one line per test if EACH is set, else one per module
-# of a program in tests/tests.
+# of a program in tests/tests. A line has the time since the start, and how many tests of how many (the file TOTAL) are done.
 condense() {
-    "${awk[@]}" -v each="$1" '
+    "${awk[@]}" -v each="$1" -v total="$2" -v start="$(($(date +%s) - SECONDS + began))" '
+        BEGIN { getline all <total }
         # Counts a result of a test by its module: the part of its name before the first "::".
         function count(test, result) { sub(/::.*/, "", test); if (!(test in modules)) { modules[test]; order[++n] = test }
                                        seen[test, result]++ }
+        function at(  t) { t = systime() - start; return sprintf("%3d:%02d %4d of %-4d", t / 60, t % 60, done, all) }
         /^ +Running /            { name = $2 == "unittests" ? $NF : $2; sub(/.*\/deps\//, "", name); sub(/\)$/, "", name)
                                    sub(/-[0-9a-f]+$/, "", name); sub(/\/main\.rs$/, "", name)
                                    by_module = !each && $2 != "unittests"; n = 0; split("", modules); split("", seen); next }
         /^ +Doc-tests /          { name = $2 " (documentation)"; by_module = n = 0; next }
-        /^test .* \.\.\. FAILED/ { print "    FAILED " $2; fflush(); if (by_module && $2 ~ /::/) count($2, "failed"); next }
-        /^test .* \.\.\. ok/     { if (each) { print "    ok     " $2; fflush() } if (by_module && $2 ~ /::/) count($2, "ok"); next }
+        /^test .* \.\.\. FAILED/ { done++; print at() "    FAILED " $2; fflush(); if (by_module && $2 ~ /::/) count($2, "failed"); next }
+        /^test .* \.\.\. ok/     { done++; if (each) { print at() "    ok     " $2; fflush() } if (by_module && $2 ~ /::/) count($2, "ok"); next }
         /^test .* \.\.\. ignored/ { if (by_module && $2 ~ /::/) count($2, "ignored"); next }
         /^test result: /         { if ($4 + $6 + $8 > 0)
-                                       printf "  %-34s %4d passed %3d failed %3d ignored %9s\n", name, $4, $6, $8, $NF
+                                       printf "%s  %-34s %4d passed %3d failed %3d ignored %9s\n", at(), name, $4, $6, $8, $NF
                                    for (i = 1; i <= n; i++)
-                                       printf "    %-32s %4d        %3d        %3d\n", order[i], seen[order[i], "ok"],
+                                       printf "                     %-32s %4d        %3d        %3d\n", order[i], seen[order[i], "ok"],
                                               seen[order[i], "failed"], seen[order[i], "ignored"]
                                    n = 0; fflush(); next }
         /^(error|warning: unused)/ { print; fflush() }
     '
 }
 
+# Appends to the file FAILED what the log says: each line is the test program as cargo selects it, and a test (none: the whole program).
+list_failed() {
+    awk '/^test .* \.\.\. FAILED/ { tests[++n] = $2 }
+         /^error: (test|doctest) failed, to rerun/ {
+             match($0, /`.*`/); target = substr($0, RSTART + 1, RLENGTH - 2); sub(/-p [^ ]+ ?/, "", target); sub(/^--package [^ ]+ ?/, "", target)
+             if (n == 0) print target
+             for (i = 1; i <= n; i++) print target " " tests[i]
+             n = 0 }' "$1" >>"$logs/failed"
+}
+
 # install_missing PROGRAM [PACKAGE]: installs Debian's package, by default of the program's name. Where that cannot be done the tests that need it fail and say so.
 install_missing() {
-    command -v "$1" >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${2:-$1}"; } >/dev/null 2>&1
+    command -v "$1" >/dev/null || { apt_get update && apt_get install --no-install-recommends "${2:-$1}"; } >"$logs/install-$1.txt" 2>&1 ||
+        echo "  cannot install ${2:-$1}: $(tail -n 1 "$logs/install-$1.txt")"
+}
+
+# count_tests COMMAND...: prints how many tests a "cargo test" has.
+count_tests() {
+    case " $* " in
+        *" --no-run "* | *" --doc "*) echo 0 && return ;;
+        *" -- "*) set -- "$@" --list ;;
+        *) set -- "$@" -- --list ;;
+    esac
+    "$@" </dev/null 2>/dev/null | awk '/: test$/ { n++ } END { print n + 0 }'
 }
 
 # run NAME EACH COMMAND...: runs one "cargo test" and adds its counts to the totals.
 run() {
     local name=$1 each=$2 log=$logs/$1.log code p f i
     shift 2
-    "$@" </dev/null 2>&1 | tee "$log" | condense "$each"
+    count_tests "$@" >"$logs/$name.total"
+    "$@" </dev/null 2>&1 | tee "$log" | condense "$each" "$logs/$name.total"
     code=${PIPESTATUS[0]}
+    list_failed "$log"
     read -r p f i < <(awk '/^test result: /{ p += $4; f += $6; i += $8 } END { print p + 0, f + 0, i + 0 }' "$log")
     if [ "$code" -ne 0 ]; then
         local died
@@ -102,6 +157,7 @@ run() {
 fail() {
     echo "  $2"
     echo "0 1 0" >"$logs/$1.counts"
+    echo "$1" >>"$logs/failed"
 }
 
 # Labels each line, for runs side by side.
@@ -119,7 +175,6 @@ build() {
 }
 
 fast() {
-    install_missing valgrind # without it the budget fails with a message
     echo "tests without virtual machines"
     # Several at a time: each waits a good part of its time.
     run fast '' "${tests[@]}" --test '[!cgx]*' --test 'g[!u]*' --test 'c[!e]*' --no-fail-fast &
@@ -132,15 +187,20 @@ fast() {
     wait "${others[@]}"
 }
 
+# Returns true if a part is wanted, or has a test to repeat.
+needs() {
+    wants "$1" || { wants again && grep -qE -- "(--test |^)$1( |\$)" <<<"$failed_before"; }
+}
+
 # Installs, downloads and builds what virtual machines need.
 prepare() {
-    if wants xen; then
+    if needs xen; then
         # That prepares the guest, too.
         tests/xen/prepare.sh </dev/null || fail prepare "Xen could not be prepared: the tests that need it fail"
-    elif wants guest || wants ceph || wants libvirt; then
+    elif needs guest || needs ceph || needs libvirt; then
         tests/guest/prepare.sh </dev/null || fail prepare "the guest could not be prepared: the tests that need it fail"
     fi
-    if wants ceph; then
+    if needs ceph; then
         tests/ceph/cluster.sh install </dev/null || fail prepare "Ceph could not be installed: the tests that need it fail"
     fi
 }
@@ -193,12 +253,23 @@ libvirt() {
     fi
 }
 
+# repeat FAILED: runs the tests of this list, as list_failed makes it.
+repeat() {
+    local target names number=0
+    while read -r target; do
+        names=$(awk -v target="$target" 'index($0, target) == 1 && NF == split(target, words) + 1 { print $NF }' <<<"$1")
+        # shellcheck disable=SC2086 # words
+        run "again$((number += 1))" each "${tests[@]}" $target --no-fail-fast -- --test-threads=1 --include-ignored ${names:+--exact $names}
+    done < <(awk '{ if ($1 == "--lib" || $1 == "--bins" || $1 == "--doc") print $1; else print $1, $2 }' <<<"$1" | sort -u)
+}
+
 parts=("$@")
 prepare &
 preparing=$!
 build
 built=$?
 wait "$preparing"
+install_missing valgrind # without it the budget fails with a message
 install_missing socat # printed commands use it
 install_missing nbdkit
 install_missing qemu-nbd qemu-utils
@@ -207,6 +278,13 @@ install_missing chromium # shows the page of mqblk reproduce
 install_missing promtool prometheus # has promtool
 install_missing systemd-analyze systemd # measures the units
 if [ "$built" -eq 0 ]; then
+    MQBLK_TEST_SLOWNESS=$(cargo run --quiet --profile checked -p mqblk-test-bounds)
+    export MQBLK_TEST_SLOWNESS
+    echo "this machine is slower than the reference machine by: $MQBLK_TEST_SLOWNESS (bounds of waits are multiplied by the largest)"
+    if wants again; then
+        repeat "$(grep '^--' <<<"$failed_before")"
+        for part in libvirt deb; do ! grep -qx $part <<<"$failed_before" || $part; done
+    fi
     wants fast && fast
     wants crash && crash
     if wants guest && wants xen; then
@@ -231,5 +309,10 @@ awk '/^---- .* stdout ----$/ { name = $2; lines = 0; next }
 
 read -r passed failed ignored < <(awk '{ p += $1; f += $2; i += $3 } END { print p + 0, f + 0, i + 0 }' "$logs"/*.counts)
 [ "$ignored" -eq 0 ] || echo "$ignored tests were ignored"
+if [ -s "$logs/failed" ]; then
+    echo "failed:"
+    sed 's/^/  /' "$logs/failed"
+    echo "to repeat just these: make test-again"
+fi
 echo "$passed passed, $failed failed" | tee "$logs/summary"
 [ "$failed" -eq 0 ]

@@ -32,22 +32,21 @@ usage() {
 }
 
 install_missing() {
-    local missing=()
-    for package in "${packages[@]}"; do
-        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
-    done
+    . "$(dirname "$0")/../../scripts/apt.sh"
+    local missing
+    missing=($(missing_packages "${packages[@]}"))
     [ ${#missing[@]} -eq 0 ] && return
     [ "$(id -u)" -eq 0 ] || fail "not installed: ${missing[*]}; run it as root, or: apt-get install --no-install-recommends ${missing[*]}"
     local log
     log=$(mktemp)
     # Packages must not start daemons of their own, where there is an init that would.
     for attempt in 1 2; do
-        if RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends \
+        if RUNLEVEL=1 apt_get install --no-install-recommends \
             "${missing[@]}" >"$log" 2>&1; then
             rm -f "$log"
             return
         fi
-        [ "$attempt" -eq 2 ] || apt-get -o DPkg::Lock::Timeout=300 update -qq >>"$log" 2>&1 || true
+        [ "$attempt" -eq 2 ] || apt_get update >>"$log" 2>&1 || true
     done
     tail -n 20 "$log" >&2
     fail "cannot install ${missing[*]}; the whole output is in $log"

@@ -12,10 +12,9 @@ fail() {
 }
 say() { echo "prepare.sh: $*"; }
 
+. "$(dirname "${BASH_SOURCE[0]}")/../../scripts/apt.sh"
 apt_options=() # set by own_apt
-apt_quiet() {
-    DEBIAN_FRONTEND=noninteractive apt-get -q -y -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 "${apt_options[@]}" "$@"
-}
+apt_quiet() { apt_get "${apt_options[@]}" "$@"; }
 
 # Runs a command with its output in a log; on failure the log's end is shown.
 logged() {
@@ -37,10 +36,8 @@ begin_preparing() {
 }
 
 install_packages() {
-    local missing=() package
-    for package in "${packages[@]}"; do
-        dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
-    done
+    local missing
+    missing=($(missing_packages "${packages[@]}"))
     [ ${#missing[@]} -eq 0 ] && return
     [ "$(id -u)" -eq 0 ] || fail "these packages are missing and installing needs root: ${missing[*]}"
     say "installing ${missing[*]}"

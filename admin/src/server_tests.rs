@@ -5,6 +5,7 @@ use std::net::Shutdown;
 use std::path::PathBuf;
 use std::sync::mpsc::{channel, sync_channel};
 
+use mqblk_test_bounds::Bound;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -14,7 +15,9 @@ use crate::verbs::{Verb, VerbError};
 use crate::{Client, ClientError, StatQuery};
 
 /// Long enough for any machine; only a failing test takes this long.
-const LONG: Duration = Duration::from_secs(60);
+fn long() -> Duration {
+    Bound::seconds(60).time()
+}
 /// Bytes in a response of `flood`: more than socket buffers hold.
 const FLOOD: usize = 8 << 20;
 
@@ -47,18 +50,18 @@ fn fixture(options: ServerOptions) -> Fixture {
 
 impl Fixture {
     fn client(&self) -> Client {
-        Client::connect_with(&self.path, LONG).unwrap()
+        Client::connect_with(&self.path, long()).unwrap()
     }
 
     fn raw(&self) -> UnixStream {
         let stream = UnixStream::connect(&self.path).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(long())).unwrap();
         stream
     }
 
     /// Connects until a client is accepted: the slot of one that has disconnected is freed a moment later.
     fn accepted_client(&self) -> Client {
-        let until = Instant::now() + LONG;
+        let until = Instant::now() + long();
         loop {
             let mut client = self.client();
             match client.call("echo", &Value::Null) {
@@ -174,7 +177,7 @@ fn half_a_line_blocks_no_other_client_and_times_out() {
 fn a_line_that_arrives_too_slowly_times_out() {
     let served = fixture(ServerOptions { timeout: Duration::from_millis(200), ..ServerOptions::default() });
     let stream = served.raw();
-    let until = Instant::now() + LONG;
+    let until = Instant::now() + long();
     while (&stream).write_all(b" ").is_ok() {
         assert!(Instant::now() < until, "the server waits for ever");
         std::thread::sleep(Duration::from_millis(20));
@@ -249,7 +252,7 @@ fn stopping_closes_every_client() {
     for stream in [&idle, &half, &deaf] {
         assert!(until_closed(stream).len() < FLOOD);
     }
-    assert!(matches!(Client::connect_with(&path, LONG), Err(ClientError::Connect { .. })));
+    assert!(matches!(Client::connect_with(&path, long()), Err(ClientError::Connect { .. })));
 }
 
 #[test]
@@ -261,7 +264,7 @@ fn a_server_without_a_valid_response_is_an_error() {
             BufReader::new(&theirs).read_line(&mut line).unwrap();
             (&theirs).write_all(text.as_bytes()).unwrap();
         });
-        let error = Client::over(ours, LONG).unwrap().call("echo", &Value::Null).unwrap_err();
+        let error = Client::over(ours, long()).unwrap().call("echo", &Value::Null).unwrap_err();
         server.join().unwrap();
         error.to_string()
     };

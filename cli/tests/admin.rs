@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use daemon::{Daemon, LONG, output};
+use daemon::{Daemon, long, output};
 use mqblk_admin::{Client, ClientError, StatQuery};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ fn the_socket_has_its_mode_and_is_removed_on_stop() {
 /// Leaves a socket that nobody listens on. The child of another test's thread has the listener too, between its fork and its exec.
 fn leave_socket(path: &Path) {
     drop(UnixListener::bind(path).unwrap());
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + long();
     while UnixStream::connect(path).is_ok() {
         assert!(Instant::now() < deadline, "somebody listens on {}", path.display());
         std::thread::sleep(Duration::from_millis(5));
@@ -180,7 +180,7 @@ fn garbage_is_refused() {
     let daemon = Daemon::start(&[]);
     for garbage in [&b"\xff\xfe\n"[..], b"[[[[\n", b"{}\n", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\0\0\0\0\0\0\0\0\0\n"] {
         let stream = UnixStream::connect(daemon.admin()).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(long())).unwrap();
         (&stream).write_all(garbage).unwrap();
         let mut response = String::new();
         BufReader::new(&stream).read_line(&mut response).unwrap();

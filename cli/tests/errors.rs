@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 
 use mqblk_admin::model::{DiskStat, Stat};
 use mqblk_admin::{Client, StatQuery};
+use mqblk_test_bounds::Bound;
 use tempfile::TempDir;
 
 /// Only a failing test waits that long.
-const LONG: Duration = Duration::from_secs(60);
+fn long() -> Duration {
+    Bound::seconds(60).time()
+}
 
 fn mqblk(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
@@ -133,7 +136,7 @@ impl Daemon {
 }
 
 fn wait<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + long();
     loop {
         if let Some(found) = poll() {
             return found;

@@ -5,7 +5,7 @@ mod daemon;
 use std::process::Stdio;
 use std::time::Instant;
 
-use daemon::{Daemon, LONG, mqblk, output};
+use daemon::{Daemon, long, mqblk, output};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -68,7 +68,7 @@ fn a_disk_at_its_rate_limit_says_which() {
     let mut bench = mqblk(&args);
     bench.args(["--runtime", "120", "--warmup", "0", "--runs", "1"]).stdout(Stdio::null()).stderr(Stdio::null());
     let _load = Load(bench.spawn().unwrap());
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + long();
     let finding = loop {
         let (code, stdout, stderr) = explain(&daemon, &["c", "--seconds", "0.5", "--json"]);
         assert_eq!(code, Some(0), "{stderr}");

@@ -5,7 +5,7 @@ mod daemon;
 
 use std::path::Path;
 
-use daemon::{Daemon, LONG, output};
+use daemon::{Daemon, long, output};
 use mqblk_admin::Client;
 use mqblk_admin::model::{Lun, LunList};
 use rustix::process::Signal;
@@ -171,7 +171,7 @@ fn sighup_does_not_end_the_daemon() {
     for _ in 0..5 {
         daemon.signal(Signal::HUP);
     }
-    let mut client = Client::connect_with(&daemon.admin(), LONG).unwrap();
+    let mut client = Client::connect_with(&daemon.admin(), long()).unwrap();
     client.call("version", &Value::Null).unwrap();
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().0, Some(0));

@@ -9,7 +9,7 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use daemon::{Daemon, LONG, mqblk, output};
+use daemon::{Daemon, long, mqblk, output};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -70,7 +70,7 @@ impl OnTerminal {
     fn wait_until(&self, what: &str, is_so: impl Fn(&OnTerminal) -> bool) {
         let start = Instant::now();
         while !is_so(self) {
-            assert!(start.elapsed() < LONG, "not {what}:\n{}", self.shown());
+            assert!(start.elapsed() < long(), "not {what}:\n{}", self.shown());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -94,7 +94,7 @@ impl OnTerminal {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < LONG, "no end: {}", self.shown());
+            assert!(start.elapsed() < long(), "no end: {}", self.shown());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -165,7 +165,7 @@ fn a_daemon_that_ends_is_named_and_one_that_starts_is_shown() {
     let mut screen = top(&daemon);
     daemon.signal(Signal::KILL);
     let (_, folder) = daemon.ended();
-    screen.wait_for("Connection refused");
+    screen.wait_for("Connection ref");
     assert!(screen.shown().contains("%util"), "the last numbers stay: {}", screen.shown());
     let _daemon = Daemon::start_in(folder, &[]);
     screen.wait_for("up 0d 00:00:0");

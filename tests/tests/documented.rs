@@ -314,7 +314,9 @@ fn links_and_paths_of_documents_lead_somewhere() {
 #[test]
 fn the_quickstart_verifies_measures_and_ends_with_ctrl_c() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut quickstart = Command::new("scripts/quickstart.sh")
+    // A shell that starts the tests in the background ignores SIGINT, and a script cannot undo that for itself.
+    let mut quickstart = Command::new("env")
+        .args(["--default-signal", "scripts/quickstart.sh"])
         .current_dir(repository())
         .env("MQBLK", mqblk_binary())
         .env("TMPDIR", folder.path())

@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use mqblk_test_bounds::Bound;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Only a failing test waits that long.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
+pub(crate) fn long() -> Duration {
+    Bound::seconds(60).time()
+}
 
 pub(crate) fn mqblk(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mqblk"));
@@ -44,7 +47,7 @@ impl Daemon {
         let mut command = mqblk(&["serve", "--workers", "2", "--admin", &admin, "--disk", &first, "--disk", &second]);
         let child = command.args(more).stderr(Stdio::null()).spawn().unwrap();
         let mut daemon = Daemon { child, folder };
-        let deadline = Instant::now() + LONG;
+        let deadline = Instant::now() + long();
         // The admin socket is created last.
         while UnixStream::connect(daemon.admin()).is_err() {
             assert!(daemon.child.try_wait().unwrap().is_none(), "the daemon ended");

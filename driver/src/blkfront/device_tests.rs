@@ -6,6 +6,7 @@ use std::time::Duration;
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_memory::{DomainId, GuestAddress};
 use mqblk_ring::blkif::{Abi, BlkifRequest, RequestBody, RwRequest, operation, status};
+use mqblk_test_bounds::Bound;
 use mqblk_xen::Xen;
 use mqblk_xen::vbd::XenbusState;
 use mqblk_xen_simulation::{Machine, connect};
@@ -19,7 +20,9 @@ use crate::{DataSegment, DriverError, SubmitError};
 const FRONT: DomainId = DomainId(1);
 const XVDA: u32 = 51712;
 /// A timeout that is never reached.
-const LONG: Duration = Duration::from_secs(60);
+fn long() -> Duration {
+    Bound::seconds(60).time()
+}
 
 /// A machine with a device, whose backend is the model. The fields are dropped in this order.
 struct Rig {
@@ -44,7 +47,8 @@ fn rig_of(front: DomainId, behaviour: BlkbackBehaviour) -> Rig {
     let vbd = Vbd::new("mqblk", front, XVDA, "model");
     vbd.create(&mut dom0.store().unwrap()).unwrap();
     let model = BlkbackModel::start(&dom0, &vbd, behaviour);
-    let options = BlkfrontOptions { connect_timeout: LONG, reply_timeout: LONG, ..BlkfrontOptions::new(domu, XVDA) };
+    let options =
+        BlkfrontOptions { connect_timeout: long(), reply_timeout: long(), ..BlkfrontOptions::new(domu, XVDA) };
     Rig { options, model, vbd, dom0, machine, _folder: folder }
 }
 
@@ -185,7 +189,7 @@ fn a_device_is_closed_and_connected_again_with_other_rings() {
         }
     }
     // A frontend that was killed leaves its keys and state behind.
-    let mut raw = RawFrontend::open(&*rig.options.xen, &rig.options.path, LONG).unwrap();
+    let mut raw = RawFrontend::open(&*rig.options.xen, &rig.options.path, long()).unwrap();
     raw.initialise().unwrap();
     let ring = RawRing::new(&*rig.options.xen, raw.backend(), 1, Abi::X86_64).unwrap();
     raw.connect(&RawFrontend::ring_keys(Abi::X86_64, true, &[&ring])).unwrap();
@@ -202,7 +206,7 @@ fn a_resize_and_the_end_of_the_backend_are_detected() {
     let mut device = BlkfrontDevice::connect(&rig.options).unwrap();
     assert_eq!(device.wait_change(Duration::ZERO).unwrap(), None);
     rig.model.resize(3 << 20);
-    assert_eq!(device.wait_change(LONG).unwrap(), Some(DeviceChange::Resized(Sector512(6144))));
+    assert_eq!(device.wait_change(long()).unwrap(), Some(DeviceChange::Resized(Sector512(6144))));
     assert_eq!(device.info().capacity, Sector512(6144));
     // States that a connected frontend ignores.
     for state in [XenbusState::InitWait, XenbusState::Initialising, XenbusState::Reconfiguring, XenbusState::Connected]
@@ -213,9 +217,9 @@ fn a_resize_and_the_end_of_the_backend_are_detected() {
     let mut monitor = device.backend_monitor().unwrap();
     assert!(!monitor.wait_gone(Duration::from_millis(20)));
     rig.vbd.detach(&mut rig.dom0.store().unwrap()).unwrap();
-    assert_eq!(device.wait_change(LONG).unwrap(), Some(DeviceChange::Closing));
+    assert_eq!(device.wait_change(long()).unwrap(), Some(DeviceChange::Closing));
     device.stop(vec![]).unwrap();
-    assert!(monitor.wait_gone(LONG) && monitor.wait_gone(Duration::ZERO));
+    assert!(monitor.wait_gone(long()) && monitor.wait_gone(Duration::ZERO));
 }
 
 #[test]
@@ -224,8 +228,8 @@ fn a_device_that_is_removed_is_gone() {
     let mut device = BlkfrontDevice::connect(&rig.options).unwrap();
     let mut monitor = device.backend_monitor().unwrap();
     rig.dom0.store().unwrap().remove(&rig.vbd.backend_path()).unwrap();
-    assert_eq!(device.wait_change(LONG).unwrap(), Some(DeviceChange::Closing));
-    assert!(monitor.wait_gone(LONG));
+    assert_eq!(device.wait_change(long()).unwrap(), Some(DeviceChange::Closing));
+    assert!(monitor.wait_gone(long()));
     device.stop(vec![]).unwrap();
     rig.vbd.remove(&mut rig.dom0.store().unwrap()).unwrap();
     let timeout = Duration::from_millis(50);
@@ -404,7 +408,7 @@ fn a_sleeper_is_woken_by_its_waker() {
 fn a_raw_frontend_sends_anything() {
     let rig = rig(BlkbackBehaviour::default());
     let xen = &*rig.options.xen;
-    let mut front = RawFrontend::open(xen, &rig.options.path, LONG).unwrap();
+    let mut front = RawFrontend::open(xen, &rig.options.path, long()).unwrap();
     front.initialise().unwrap();
     let mut ring = RawRing::new(xen, front.backend(), 1, Abi::X86_32).unwrap();
     front.connect(&RawFrontend::ring_keys(Abi::X86_32, false, &[&ring])).unwrap();
@@ -416,11 +420,11 @@ fn a_raw_frontend_sends_anything() {
     // Pages that the backend may not write.
     for (op, expected) in [(operation::WRITE, status::OKAY), (operation::READ, status::ERROR)] {
         assert!(ring.send(&request(op, u64::MAX)));
-        let response = ring.receive(LONG).unwrap().unwrap();
+        let response = ring.receive(long()).unwrap().unwrap();
         assert_eq!((response.id, response.operation, response.status), (u64::MAX, op, expected));
     }
     assert!(ring.send(&BlkifRequest { id: 1, operation: 77, handle: 0, body: RequestBody::Unknown }));
-    assert_eq!(ring.receive(LONG).unwrap().unwrap().status, status::NOT_SUPPORTED);
+    assert_eq!(ring.receive(long()).unwrap().unwrap().status, status::NOT_SUPPORTED);
     // A producer index out of range: the model closes the ring and does not respond any more.
     ring.front.publish_index(1000);
     ring.notify();

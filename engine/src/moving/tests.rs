@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use mqblk_core::{ArmResult, FinishedRequest, Intake, PublishResult, PullEnd, Wake};
+use mqblk_test_bounds::Bound;
 use mqblk_uring::UringOptions;
 
 use super::*;
@@ -14,7 +15,9 @@ use crate::queue_options::QueueOptions;
 use crate::request::Buffer;
 
 /// Only a failing test waits that long.
-const TIMEOUT: Duration = Duration::from_secs(30);
+fn timeout() -> Duration {
+    Bound::seconds(30).time()
+}
 
 /// A queue without requests that reports each wake.
 #[derive(Debug)]
@@ -92,7 +95,7 @@ fn move_to(
     worker: usize,
     enter: impl Fn(&mut WokenQueue, &mut UringContext, &()) -> Result<(), String> + Clone + Send + 'static,
 ) -> MoveResult<WokenQueue, ()> {
-    handle.move_to(engine, worker, TIMEOUT, |_, _| (), enter).unwrap()
+    handle.move_to(engine, worker, timeout(), |_, _| (), enter).unwrap()
 }
 
 /// Every wake reaches the queue, whichever worker has it, and also if none has.
@@ -111,7 +114,7 @@ fn no_wake_is_lost_while_a_queue_moves() {
             waker.wake();
             let start = Instant::now();
             while seen.load(Ordering::SeqCst) < number {
-                if start.elapsed() > TIMEOUT {
+                if start.elapsed() > timeout() {
                     waking_done.store(true, Ordering::SeqCst);
                     panic!("wake {number} was lost");
                 }

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use mqblk_core::counters::ConnectionCounters;
 use mqblk_core::{ByteLen, ByteOffset, Op};
+use mqblk_test_bounds::Bound;
 use mqblk_uring::{FixedBufferUse, UringOptions, Wait};
 
 use super::remote_disk::TestServer;
@@ -12,7 +13,9 @@ use super::*;
 use crate::conformance::{TestRequest, TestTarget, TestWorker, run};
 use crate::observers::tests::Log;
 
-const LONG: Duration = Duration::from_secs(20);
+fn long() -> Duration {
+    Bound::seconds(20).time()
+}
 const DONE: Outcome = Outcome::Done(ByteLen::ZERO);
 
 /// What the test and the backend share.
@@ -154,10 +157,10 @@ impl Fixture {
 
     /// Sleeps as a worker does, and reaps when the ring has brought something, until `done`.
     fn run_until(&mut self, done: impl Fn(&mut Fixture) -> bool) {
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + long();
         while !done(self) {
             assert!(Instant::now() < end, "nothing woke the worker");
-            self.context.turn(Wait::AtMost(LONG));
+            self.context.turn(Wait::AtMost(long()));
             self.channel.reap(&mut self.context, &mut self.completions);
             assert!(!self.context.has_unread(), "the channel reads all that it was brought");
         }
@@ -297,10 +300,10 @@ fn requests_fail_after_their_time_and_until_there_is_a_connection() {
     assert_eq!(f.submit(2), 2);
     f.lose();
     // A worker sleeps until the deadline at most.
-    let end = Instant::now() + LONG;
+    let end = Instant::now() + long();
     while f.completions.len() < 2 {
         assert!(Instant::now() < end, "they do not fail");
-        let deadline = f.channel.deadline().map_or(LONG, |at| at.saturating_duration_since(Instant::now()));
+        let deadline = f.channel.deadline().map_or(long(), |at| at.saturating_duration_since(Instant::now()));
         f.context.turn(Wait::AtMost(deadline));
         f.channel.reap(&mut f.context, &mut f.completions);
     }
@@ -336,7 +339,7 @@ fn a_channel_that_is_closed_while_it_connects_waits_for_nothing() {
     let mut f = f.close();
     let next = f.context.add_client();
     f.attempts.send(Ok(())).unwrap();
-    let end = Instant::now() + LONG;
+    let end = Instant::now() + long();
     while f.server.dropped.load(Ordering::SeqCst) == 0 {
         assert!(Instant::now() < end, "the session that nobody wants is dropped");
         std::thread::yield_now();

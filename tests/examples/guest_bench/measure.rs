@@ -1,9 +1,9 @@
 //! One load on one disk of a guest: fio's figures, and what was counted beside.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::Shell;
 use serde::Serialize;
 use serde_json::Value;
@@ -65,7 +65,7 @@ pub(crate) fn measure(machine: &mut Machine, storage: Storage, load: &str, optio
          cat /run/fio.json",
         options.vcpus, options.seconds
     );
-    let answer = machine.guest.run_within(&script, Duration::from_secs(u64::from(options.seconds) + 120))?;
+    let answer = machine.guest.run_within(&script, Bound::seconds(options.seconds + 120))?;
     ensure!(answer.status == 0, "fio failed with exit status {}:\n{}", answer.status, answer.output);
     let after = Counts::of(machine, disk)?;
     let begin = answer.output.find("\n{").map_or(0, |at| at + 1);

@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arbitrary::{Result, Unstructured};
 use mqblk_core::ByteLen;
+use mqblk_test_bounds::Bound;
 
 use crate::blkif_device::{BlkifMachine, RingBackend, TURNS};
 use crate::blkif_guest::{GuestRing, SharedGuest, lock};
@@ -18,7 +19,7 @@ use crate::blkif_requests::{BATCH, DeviceRules, Effect, GuestRequest, PART, Page
 const READ_AT_ONCE: usize = 32;
 
 /// An idle worker sleeps long before this.
-const SLEEPS_WITHIN: Duration = Duration::from_secs(10);
+const SLEEPS_WITHIN: Bound = Bound::seconds(10);
 
 /// A request that is on a ring.
 struct Offered {
@@ -110,7 +111,7 @@ impl BlkifMachine {
     /// Runs turns until the worker would sleep. `off` polls for 40 us at most before that: how many turns these are depends on the machine.
     fn sleep(&mut self) {
         let begun = Instant::now();
-        while begun.elapsed() < SLEEPS_WITHIN {
+        while begun.elapsed() < SLEEPS_WITHIN.time() {
             if !self.worker.turn() && self.worker.arm() {
                 self.asleep = true;
                 return;

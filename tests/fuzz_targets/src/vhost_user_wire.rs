@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use mqblk_test_bounds::Bound;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::{
@@ -54,7 +55,7 @@ pub(crate) const REPLY: u32 = 4;
 pub(crate) const NEED_REPLY: u32 = 8;
 
 /// The longest wait for anything that must come.
-pub(crate) const LIMIT: Duration = Duration::from_secs(15);
+pub(crate) const LIMIT: Bound = Bound::seconds(15);
 /// Most descriptors of a message that this end sends.
 pub(crate) const MAX_FDS: usize = 36;
 
@@ -65,7 +66,7 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
         if done() {
             return;
         }
-        assert!(begin.elapsed() < LIMIT, "waited in vain for {what}");
+        assert!(begin.elapsed() < LIMIT.time(), "waited in vain for {what}");
         match turn {
             0..50 => std::thread::yield_now(),
             _ => std::thread::sleep(Duration::from_micros(20)),
@@ -121,8 +122,8 @@ pub(crate) struct Wire(UnixStream);
 impl Wire {
     pub(crate) fn connect(path: &Path) -> Wire {
         let stream = UnixStream::connect(path).expect("the server listens");
-        stream.set_read_timeout(Some(LIMIT)).expect("a time limit");
-        stream.set_write_timeout(Some(LIMIT)).expect("a time limit");
+        stream.set_read_timeout(Some(LIMIT.time())).expect("a time limit");
+        stream.set_write_timeout(Some(LIMIT.time())).expect("a time limit");
         Wire(stream)
     }
 

@@ -213,9 +213,9 @@ impl SimulatedHost {
     /// # Panics
     /// When they are not in time.
     pub fn wait_for_resources(&self, expected: SimulatedHostResources, after: &str) {
-        let until = std::time::Instant::now() + TIMEOUT;
+        let mut until = TIMEOUT.begin();
         let mut last = self.resources();
-        while last != expected && std::time::Instant::now() < until {
+        while last != expected && !until.has_passed() {
             std::thread::sleep(std::time::Duration::from_millis(5));
             last = self.resources();
         }
@@ -265,7 +265,7 @@ impl SimulatedHost {
     /// Returns the options with which a frontend connects to a device.
     pub fn frontend_options(&self, device: &Vbd) -> BlkfrontOptions {
         let mut options = BlkfrontOptions::new(self.domain(device.frontend.0), device.devid);
-        (options.connect_timeout, options.reply_timeout) = (TIMEOUT, TIMEOUT);
+        (options.connect_timeout, options.reply_timeout) = (TIMEOUT.time(), TIMEOUT.time());
         options
     }
 
@@ -281,13 +281,13 @@ impl SimulatedHost {
     /// When it does not come.
     pub fn wait_for_backend_state(&self, device: &Vbd, state: XenbusState) {
         let mut store = self.store();
-        let until = std::time::Instant::now() + TIMEOUT;
+        let mut until = TIMEOUT.begin();
         loop {
             let found = self.backend_state(&mut store, device);
             if found == Some(state) {
                 return;
             }
-            assert!(std::time::Instant::now() < until, "found {found:?}, expected {state:?}:\n{}", self.log());
+            assert!(!until.has_passed(), "found {found:?}, expected {state:?}:\n{}", self.log());
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::DataSegment;
@@ -102,7 +102,7 @@ impl BlkfrontLoad {
             queue.publish();
         }
         let mut left = jobs.len();
-        let until = Instant::now() + TIMEOUT;
+        let mut until = TIMEOUT.begin();
         while left > 0 {
             let mut done = Vec::new();
             for queue in self.set.queues_mut() {
@@ -112,7 +112,7 @@ impl BlkfrontLoad {
                 }
             }
             if done.is_empty() {
-                assert!(Instant::now() < until, "{left} of {} answers did not come", jobs.len());
+                assert!(!until.has_passed(), "{left} of {} answers did not come", jobs.len());
                 std::thread::sleep(Duration::from_micros(20));
             }
             for one in done {

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_driver::Waker;
+use mqblk_test_bounds::Bound;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -16,7 +17,7 @@ use super::queues::DeviceQueues;
 use super::stats::{CrashStats, print_uncaptured};
 
 /// A request that takes longer counts as hung.
-const HANG_TIMEOUT: Duration = Duration::from_secs(90);
+const HANG_TIMEOUT: Bound = Bound::seconds(90);
 
 /// Timeout of a connection attempt to a daemon that is about to be killed.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(40);
@@ -123,7 +124,7 @@ impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
             if self.completed() != last.0 {
                 last = (self.completed(), Instant::now());
             }
-            if last.1.elapsed() > HANG_TIMEOUT {
+            if last.1.elapsed() > HANG_TIMEOUT.time() {
                 self.shared.hangs.store(true, Ordering::Relaxed);
                 self.waker.wake();
             }
@@ -156,7 +157,7 @@ impl<P: DeviceQueues + Send + 'static> RunningLoad<P> {
             if self.completed() != last.0 {
                 last = (self.completed(), Instant::now());
             }
-            if last.1.elapsed() > HANG_TIMEOUT {
+            if last.1.elapsed() > HANG_TIMEOUT.time() {
                 self.shared.hangs.store(true, Ordering::Relaxed);
                 self.waker.wake();
             }
@@ -217,7 +218,7 @@ pub fn kill_and_stop<V: Victim, P: DeviceQueues + Send + 'static>(
             continue;
         }
         victim.spawn();
-        if let Err(why) = victim.reconnect(HANG_TIMEOUT) {
+        if let Err(why) = victim.reconnect(HANG_TIMEOUT.time()) {
             panic!("a daemon that was started again does not go on: {why}");
         }
     }

@@ -52,7 +52,7 @@ pub fn connect_options(socket: std::path::PathBuf, queues: u16) -> ScsiConnectOp
     options.data_per_queue = ByteLen(DATA_BYTES);
     options.steering = SteeringPolicy::Submitter;
     options.poison_status = true;
-    (options.connect_timeout, options.reply_timeout) = (TIMEOUT, TIMEOUT);
+    (options.connect_timeout, options.reply_timeout) = (TIMEOUT.time(), TIMEOUT.time());
     options
 }
 

@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use mqblk_test_bounds::Bound;
 
 use super::markdown::Block;
 use super::plan;
@@ -15,9 +16,9 @@ use super::visitor::Visitor;
 use super::xen_guests::XenGuests;
 
 /// For commands that end.
-const BLOCK_WITHIN: Duration = Duration::from_secs(60);
+const BLOCK_WITHIN: Bound = Bound::seconds(180);
 /// For a server to serve, and to end after Ctrl-C.
-const SERVER_WITHIN: Duration = Duration::from_secs(30);
+const SERVER_WITHIN: Bound = Bound::seconds(30);
 /// A daemon serves when it has logged nothing for so long.
 const QUIET: Duration = Duration::from_millis(100);
 /// So long a report is watched.

@@ -3,9 +3,10 @@
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use mqblk_test_bounds::Bound;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::sandbox::Sandbox;
@@ -39,28 +40,28 @@ impl Terminal {
     }
 
     /// Waits for its end; an error after `limit`.
-    pub(super) fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
-        let deadline = Instant::now() + limit;
+    pub(super) fn wait(&mut self, limit: Bound) -> Result<ExitStatus> {
+        let mut deadline = limit.begin();
         loop {
             if let Some(status) = self.ended()? {
                 return Ok(status);
             }
-            if Instant::now() >= deadline {
-                bail!("found no end after {limit:?}, expected one");
+            if deadline.has_passed() {
+                bail!("found no end after {limit}, expected one");
             }
             std::thread::sleep(LOOK_EVERY);
         }
     }
 
     /// Waits until `ready`; an error after `limit` or when it ends.
-    pub(super) fn until(&mut self, limit: Duration, mut ready: impl FnMut(&str) -> bool) -> Result<()> {
-        let deadline = Instant::now() + limit;
+    pub(super) fn until(&mut self, limit: Bound, mut ready: impl FnMut(&str) -> bool) -> Result<()> {
+        let mut deadline = limit.begin();
         while !ready(&self.output()) {
             if let Some(status) = self.ended()? {
                 bail!("found its end ({status}), expected it to run until Ctrl-C");
             }
-            if Instant::now() >= deadline {
-                bail!("found it not ready after {limit:?}");
+            if deadline.has_passed() {
+                bail!("found it not ready after {limit}");
             }
             std::thread::sleep(LOOK_EVERY);
         }

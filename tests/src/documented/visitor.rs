@@ -1,8 +1,7 @@
 //! The guest of a QEMU that a document starts.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
+use mqblk_test_bounds::Bound;
 
 use super::sandbox::{Guests, Sandbox};
 use super::script::Script;
@@ -11,9 +10,9 @@ use crate::guest::agent::Agent;
 use crate::guest::{GuestKernel, ScriptOutput, Shell};
 
 /// For QEMU to open its sockets.
-const QEMU_WITHIN: Duration = Duration::from_secs(30);
+const QEMU_WITHIN: Bound = Bound::seconds(30);
 /// For the guest to boot; an emulated one on an idle host needs a few seconds.
-const BOOT_WITHIN: Duration = Duration::from_secs(90);
+const BOOT_WITHIN: Bound = Bound::seconds(90);
 
 /// An emulated guest boots quicker with these.
 const KERNEL_PARAMETERS: &str =
@@ -78,7 +77,7 @@ impl Visitor {
 }
 
 impl Shell for Visitor {
-    fn run_within(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
+    fn run_within(&mut self, script: &str, limit: Bound) -> Result<ScriptOutput> {
         self.agent.run(script, limit, &mut || Ok(())).with_context(|| format!("running: {script}"))
     }
 }

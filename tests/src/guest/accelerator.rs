@@ -2,15 +2,15 @@
 
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use anyhow::{Result, bail};
+use mqblk_test_bounds::Bound;
 
 use super::cache::GuestCache;
 use super::machine::Guest;
 
 /// A KVM guest is up in a second or two; one that is not by then never will be.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+const PROBE_TIMEOUT: Bound = Bound::seconds(20);
 
 /// What runs the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use mqblk_test_bounds::Bound;
 
 use super::line_stream::{LineResult, LineStream};
 
 /// How long a script may run unless a test says otherwise: an emulated guest on a busy host is slow.
-pub const SCRIPT_TIMEOUT: Duration = Duration::from_secs(90);
+pub const SCRIPT_TIMEOUT: Bound = Bound::seconds(90);
 
 /// Extra time for the guest to report that a script was killed at its limit.
-const KILL_REPORT_TIMEOUT: Duration = Duration::from_secs(20);
+const KILL_REPORT_TIMEOUT: Bound = Bound::seconds(20);
 
 /// Number of kept console lines.
 const CONSOLE_LINES_KEPT: usize = 40;
@@ -56,8 +57,8 @@ impl Agent {
     }
 
     /// Waits for the agent's first line after power-on or a reset.
-    pub(crate) fn wait_ready(&mut self, within: Duration, alive: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        let deadline = Instant::now() + within;
+    pub(crate) fn wait_ready(&mut self, within: Bound, alive: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let deadline = Instant::now() + within.time();
         loop {
             let line = self.line(deadline, alive).context("the guest did not boot")?;
             if line.starts_with("agent ready") {
@@ -83,11 +84,11 @@ impl Agent {
     ///
     /// # Errors
     /// When the script does not fit in one part, or the guest closed the stream.
-    pub(crate) fn send(&mut self, script: &str, within: Duration) -> Result<()> {
+    pub(crate) fn send(&mut self, script: &str, within: Bound) -> Result<()> {
         let encoded = STANDARD.encode(script);
         ensure!(encoded.len() <= PART_LENGTH, "a script without a reply is longer than one part: {script}");
         let id = self.next_id();
-        let deadline = Instant::now() + KILL_REPORT_TIMEOUT;
+        let deadline = Instant::now() + KILL_REPORT_TIMEOUT.time();
         // The machine may be gone before the reply is out; the caller sees whether the script had its effect.
         match self.request(&run_line(id, within, &encoded), &format!("started {id}"), deadline, &mut || Ok(())) {
             Ok(()) | Err(_) if Instant::now() < deadline => Ok(()),
@@ -99,10 +100,10 @@ impl Agent {
     pub(crate) fn run(
         &mut self,
         script: &str,
-        within: Duration,
+        within: Bound,
         alive: &mut dyn FnMut() -> Result<()>,
     ) -> Result<ScriptOutput> {
-        let deadline = Instant::now() + within + KILL_REPORT_TIMEOUT;
+        let deadline = Instant::now() + within.and(KILL_REPORT_TIMEOUT).time();
         let id = self.next_id();
         let encoded = STANDARD.encode(script);
         let mut rest = encoded.as_str();
@@ -128,7 +129,7 @@ impl Agent {
             Err(late) => alive().map_err(|_| late)?,
         }
         self.stream.send(&line)?;
-        let deadline = deadline.max(Instant::now() + KILL_REPORT_TIMEOUT);
+        let deadline = deadline.max(Instant::now() + KILL_REPORT_TIMEOUT.time());
         self.reply(id, deadline, alive)?.with_context(|| format!("the reply to script {id} arrived damaged twice"))
     }
 
@@ -204,6 +205,6 @@ impl Agent {
 }
 
 /// Returns the line that sends the last part of a script.
-fn run_line(id: u64, within: Duration, encoded: &str) -> String {
-    format!("run {id} {} {} {encoded}", within.as_secs().max(1), encoded.len())
+fn run_line(id: u64, within: Bound, encoded: &str) -> String {
+    format!("run {id} {} {} {encoded}", within.time().as_secs().max(1), encoded.len())
 }

@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
+use mqblk_test_bounds::{Bound, record_boot};
 
 use super::accelerator::Accelerator;
 use super::agent::Agent;
@@ -36,7 +37,7 @@ pub struct GuestBuilder {
     disks: Vec<GuestDisk>,
     controllers: Vec<GuestController>,
     accelerator: Option<Accelerator>,
-    boot_within: Duration,
+    boot_within: Bound,
     incoming: bool,
     arguments: Vec<String>,
 }
@@ -149,7 +150,7 @@ impl GuestBuilder {
 
     /// Sets the limit for the boot (120 s).
     #[must_use]
-    pub fn boot_within(mut self, limit: Duration) -> Self {
+    pub fn boot_within(mut self, limit: Bound) -> Self {
         self.boot_within = limit;
         self
     }
@@ -162,8 +163,12 @@ impl GuestBuilder {
     pub fn boot(self) -> Result<Guest> {
         let within = self.boot_within;
         let mut guest = self.clone().power_on()?;
+        let start = Instant::now();
         match guest.wait_ready(within) {
-            Ok(()) => Ok(guest),
+            Ok(()) => {
+                record_boot(start.elapsed());
+                Ok(guest)
+            }
             Err(error) if error.downcast_ref::<BootFault>().is_some() => {
                 // Past the test harness, which would hold it back: the log tells how often it happens.
                 writeln!(std::io::stderr(), "{error:#}; it is started again")?;

@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use mqblk_admin::StatQuery;
 use mqblk_admin::model::{ControllerStat, DiskStat};
+use mqblk_test_bounds::Bound;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -18,7 +18,7 @@ use super::process::{self, Process};
 use super::queue_log::{StoppedQueue, stopped_queues};
 
 /// Timeout for the server to listen, to log, and to exit.
-const SERVER_TIMEOUT: Duration = Duration::from_secs(30);
+const SERVER_TIMEOUT: Bound = Bound::seconds(30);
 
 /// Our server's admin socket.
 const ADMIN_SOCKET: &str = "admin.sock";

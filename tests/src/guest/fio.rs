@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 use serde_json::Value;
 
 use super::shell::Shell;
@@ -45,7 +46,7 @@ impl FioJobs {
     ///
     /// # Errors
     /// As [`FioOutcome::read`].
-    pub fn run(&self, guest: &mut impl Shell, within: Duration) -> Result<FioOutcome> {
+    pub fn run(&self, guest: &mut impl Shell, within: Bound) -> Result<FioOutcome> {
         let answer = guest.run_within(&self.script("fio"), within)?;
         FioOutcome::read(answer.status, &answer.output)
     }

@@ -1,14 +1,13 @@
 //! A verifying fio that runs in the background of a test.
 
-use std::time::Duration;
-
 use anyhow::Result;
+use mqblk_test_bounds::Bound;
 
 use super::fio::{FioJobs, FioOutcome};
 use super::shell::Shell;
 
 /// A pass over 4 MiB takes seconds; the limit is generous.
-const PASS_TIMEOUT: Duration = Duration::from_secs(180);
+const PASS_TIMEOUT: Bound = Bound::seconds(180);
 
 /// Random writes of mixed sizes to the beginning of a disk, then all of them read back, repeated until it is stopped.
 #[derive(Debug)]

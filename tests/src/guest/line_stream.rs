@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use mqblk_test_bounds::Bound;
 
 /// The most bytes kept of a line that does not end.
 const LINE_LIMIT: usize = 64 << 20;
@@ -33,8 +34,8 @@ pub(crate) struct LineStream {
 
 impl LineStream {
     /// Connects to the socket at `path`. It exists from QEMU's bind on, and refuses connections until QEMU listens.
-    pub(crate) fn connect(path: &Path, within: Duration) -> Result<Self> {
-        let deadline = Instant::now() + within;
+    pub(crate) fn connect(path: &Path, within: Bound) -> Result<Self> {
+        let deadline = Instant::now() + within.time();
         let stream = loop {
             match UnixStream::connect(path) {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
@@ -43,7 +44,7 @@ impl LineStream {
                 result => break result.with_context(|| format!("cannot connect to {}", path.display()))?,
             }
         };
-        stream.set_write_timeout(Some(within))?;
+        stream.set_write_timeout(Some(within.time()))?;
         Ok(Self { stream, read: Vec::new(), searched: 0 })
     }
 

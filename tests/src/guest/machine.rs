@@ -1,9 +1,9 @@
 //! A guest: QEMU, its vhost-user disks, its agent and its QMP socket.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use mqblk_test_bounds::Bound;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -39,10 +39,10 @@ impl std::fmt::Display for BootFault {
 impl std::error::Error for BootFault {}
 
 /// Timeout from QEMU's start to the agent's first line; an idle host needs two seconds under TCG.
-pub(crate) const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+pub(crate) const BOOT_TIMEOUT: Bound = Bound::seconds(120);
 
 /// Timeout for QEMU to open its sockets, and to end after the guest has powered off.
-pub(crate) const QEMU_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const QEMU_TIMEOUT: Bound = Bound::seconds(60);
 
 /// Line on the console before `tests/guest/init` loads the first driver.
 const LOADING_DRIVERS: &str = "init: loading drivers";
@@ -111,7 +111,7 @@ impl Guest {
     ///
     /// # Errors
     /// When it is not in time; with the guest's console.
-    pub fn wait_ready(&mut self, within: Duration) -> Result<()> {
+    pub fn wait_ready(&mut self, within: Bound) -> Result<()> {
         let console = self.folder.path().join("console");
         let ready = self.with_agent(|agent, alive| {
             let mut booting = || {
@@ -272,7 +272,7 @@ impl Guest {
 }
 
 impl Shell for Guest {
-    fn run_within(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
+    fn run_within(&mut self, script: &str, limit: Bound) -> Result<ScriptOutput> {
         self.with_agent(|agent, alive| agent.run(script, limit, alive)).with_context(|| format!("running: {script}"))
     }
 }

@@ -1,9 +1,10 @@
 //! Migration of guests: to another QEMU, or to a file and back.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use mqblk_test_bounds::Bound;
 use serde_json::{Value, json};
 
 use super::machine::Guest;
@@ -34,11 +35,10 @@ impl Guest {
     ///
     /// # Errors
     /// QEMU's, and a migration that fails or takes longer than `within`.
-    pub fn migrate_to(&mut self, destination: &mut Self, within: Duration) -> Result<()> {
-        let deadline = Instant::now() + within;
+    pub fn migrate_to(&mut self, destination: &mut Self, within: Bound) -> Result<()> {
         self.start_migration_to(destination)?;
-        self.wait_migration_completed(deadline.saturating_duration_since(Instant::now()))?;
-        destination.wait_qmp_event("RESUME", deadline.saturating_duration_since(Instant::now()))?;
+        self.wait_migration_completed(within)?;
+        destination.wait_qmp_event("RESUME", within)?;
         destination.continue_script_numbers_of(self);
         Ok(())
     }
@@ -99,15 +99,15 @@ impl Guest {
     ///
     /// # Errors
     /// When it does not end in time.
-    pub fn wait_migration_ended(&mut self, within: Duration) -> Result<MigrationStatus> {
-        let deadline = Instant::now() + within;
+    pub fn wait_migration_ended(&mut self, within: Bound) -> Result<MigrationStatus> {
+        let mut deadline = within.begin();
         loop {
             let now = self.migration_status()?;
             if now.has_ended() {
                 return Ok(now);
             }
-            if Instant::now() >= deadline {
-                bail!("the migration did not end within {within:?}: {}", now.details);
+            if deadline.has_passed() {
+                bail!("the migration did not end within {within}: {}", now.details);
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -117,8 +117,8 @@ impl Guest {
     ///
     /// # Errors
     /// When it fails or does not end in time.
-    pub fn wait_migration_completed(&mut self, within: Duration) -> Result<MigrationStatus> {
-        let deadline = Instant::now() + within;
+    pub fn wait_migration_completed(&mut self, within: Bound) -> Result<MigrationStatus> {
+        let mut deadline = within.begin();
         let ended = self.wait_migration_ended(within)?;
         ensure!(
             ended.status == "completed",
@@ -129,7 +129,7 @@ impl Guest {
         );
         // QEMU's migration thread says "completed" before it enters the run state "postmigrate".
         while self.run_state()? == "finish-migrate" {
-            ensure!(Instant::now() < deadline, "QEMU did not leave the run state finish-migrate within {within:?}");
+            ensure!(!deadline.has_passed(), "QEMU did not leave the run state finish-migrate within {within}");
             std::thread::sleep(POLL_INTERVAL);
         }
         Ok(ended)
@@ -139,7 +139,7 @@ impl Guest {
     ///
     /// # Errors
     /// QEMU's, and when it had already ended otherwise.
-    pub fn cancel_migration(&mut self, within: Duration) -> Result<()> {
+    pub fn cancel_migration(&mut self, within: Bound) -> Result<()> {
         self.qmp().execute("migrate_cancel", json!({}))?;
         let ended = self.wait_migration_ended(within)?;
         ensure!(ended.status == "cancelled", "the migration was to be cancelled: {}", ended.details);
@@ -150,7 +150,7 @@ impl Guest {
     ///
     /// # Errors
     /// QEMU's.
-    pub fn save(&mut self, file: &Path, within: Duration) -> Result<()> {
+    pub fn save(&mut self, file: &Path, within: Bound) -> Result<()> {
         self.stop()?;
         // `file:` needs QEMU 8.2.
         self.start_migration(&format!("exec:cat >'{}'", file.display()))?;
@@ -161,11 +161,11 @@ impl Guest {
     ///
     /// # Errors
     /// QEMU's.
-    pub fn restore(&mut self, source: &Self, file: &Path, within: Duration) -> Result<()> {
+    pub fn restore(&mut self, source: &Self, file: &Path, within: Bound) -> Result<()> {
         self.listen_for_migration(&format!("exec:cat '{}'", file.display()))?;
-        let deadline = Instant::now() + within;
+        let mut deadline = within.begin();
         while self.run_state()? == "inmigrate" {
-            ensure!(Instant::now() < deadline, "the guest was not restored within {within:?}");
+            ensure!(!deadline.has_passed(), "the guest was not restored within {within}");
             std::thread::sleep(POLL_INTERVAL);
         }
         self.continue_script_numbers_of(source);
@@ -202,7 +202,7 @@ impl Guest {
     ///
     /// # Errors
     /// When none comes in time.
-    pub fn wait_qmp_event(&mut self, name: &str, within: Duration) -> Result<Value> {
+    pub fn wait_qmp_event(&mut self, name: &str, within: Bound) -> Result<Value> {
         self.qmp().wait_event(name, within, |_| true)
     }
 
@@ -210,7 +210,7 @@ impl Guest {
     ///
     /// # Errors
     /// When none comes in time.
-    pub fn wait_migration_event(&mut self, status: &str, within: Duration) -> Result<Value> {
+    pub fn wait_migration_event(&mut self, status: &str, within: Bound) -> Result<Value> {
         self.qmp().wait_event("MIGRATION", within, |data| data["status"] == status)
     }
 }

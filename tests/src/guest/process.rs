@@ -4,9 +4,10 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use mqblk_test_bounds::Bound;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Poll interval for the end of a child, and for a socket.
@@ -20,13 +21,13 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
 }
 
 /// Returns a [`command`] that is killed `limit` after its start, whatever happens to the test.
-pub(crate) fn limited_command(program: impl AsRef<OsStr>, limit: Duration) -> Command {
+pub(crate) fn limited_command(program: impl AsRef<OsStr>, limit: Bound) -> Command {
     let mut command = command("timeout");
     // The program dies with `timeout`, which is the child that a test kills.
     command.args([
         "--foreground",
         "--signal=KILL",
-        &limit.as_secs().to_string(),
+        &limit.time().as_secs().to_string(),
         "setpriv",
         "--pdeathsig",
         "KILL",
@@ -77,28 +78,28 @@ impl Process {
     }
 
     /// Waits for the end of the child.
-    pub(crate) fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
-        let deadline = Instant::now() + within;
+    pub(crate) fn wait(&mut self, within: Bound) -> Result<ExitStatus> {
+        let mut deadline = within.begin();
         loop {
             if let Some(status) = self.try_wait()? {
                 return Ok(status);
             }
-            if Instant::now() >= deadline {
-                bail!("{} did not end within {within:?}; its output:\n{}", self.name, self.output());
+            if deadline.has_passed() {
+                bail!("{} did not end within {within}; its output:\n{}", self.name, self.output());
             }
             std::thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Waits until `ready` returns true; fails if the child ends before.
-    pub(crate) fn until(&mut self, what: &str, within: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
-        let deadline = Instant::now() + within;
+    pub(crate) fn until(&mut self, what: &str, within: Bound, mut ready: impl FnMut() -> bool) -> Result<()> {
+        let mut deadline = within.begin();
         while !ready() {
             if let Some(status) = self.try_wait()? {
                 bail!("{} ended ({status}) before {what}; its output:\n{}", self.name, self.output());
             }
-            if Instant::now() >= deadline {
-                bail!("{}: no {what} within {within:?}; its output:\n{}", self.name, self.output());
+            if deadline.has_passed() {
+                bail!("{}: no {what} within {within}; its output:\n{}", self.name, self.output());
             }
             std::thread::sleep(POLL_INTERVAL);
         }

@@ -1,8 +1,7 @@
 //! Running scripts in a machine that has an agent.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail, ensure};
+use mqblk_test_bounds::Bound;
 
 use super::agent::{SCRIPT_TIMEOUT, ScriptOutput};
 
@@ -12,7 +11,7 @@ pub trait Shell {
     ///
     /// # Errors
     /// When the machine does not reply. A script that fails is not an error.
-    fn run_within(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput>;
+    fn run_within(&mut self, script: &str, limit: Bound) -> Result<ScriptOutput>;
 
     /// Runs a script for at most [`SCRIPT_TIMEOUT`].
     ///
@@ -34,7 +33,7 @@ pub trait Shell {
     ///
     /// # Errors
     /// As [`Shell::must`].
-    fn must_within(&mut self, script: &str, limit: Duration) -> Result<String> {
+    fn must_within(&mut self, script: &str, limit: Bound) -> Result<String> {
         let answer = self.run_within(script, limit)?;
         ensure!(
             answer.status == 0,
@@ -62,12 +61,12 @@ pub trait Shell {
     ///
     /// # Errors
     /// When it does not end within `limit`.
-    fn finish(&mut self, name: &str, limit: Duration) -> Result<ScriptOutput> {
+    fn finish(&mut self, name: &str, limit: Bound) -> Result<ScriptOutput> {
         let wait = format!("while ! [ -e /run/jobs/{name}.status ]; do sleep 0.1; done; cat /run/jobs/{name}.status");
         let ended = self.run_within(&wait, limit)?;
         let output = self.run(&format!("cat /run/jobs/{name}.out"))?.output;
         if ended.status != 0 {
-            bail!("the guest's job '{name}' did not end within {limit:?}; its output:\n{output}");
+            bail!("the guest's job '{name}' did not end within {limit}; its output:\n{output}");
         }
         let status = ended.output.trim();
         let status = status.parse().with_context(|| format!("the exit status of the job '{name}': '{status}'"))?;

@@ -33,6 +33,14 @@ impl Vmm {
         Ok(Self::named()?.unwrap_or(Self::System))
     }
 
+    /// Returns the one named by `MQBLK_GUEST_VMM`, else the newest.
+    ///
+    /// # Errors
+    /// A bad value of the variable.
+    pub fn newest() -> Result<Self> {
+        Ok(Self::named()?.unwrap_or(Self::Trixie))
+    }
+
     fn named() -> Result<Option<Self>> {
         match std::env::var("MQBLK_GUEST_VMM").ok().as_deref() {
             None => Ok(None),

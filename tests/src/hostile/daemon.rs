@@ -183,8 +183,8 @@ impl HostileDaemon {
     /// When they are not in time.
     pub fn wait_for_resources(&self, expected: HostileDaemonResources, after: &str) {
         let mut last = expected;
-        let until = std::time::Instant::now() + super::TIMEOUT;
-        while std::time::Instant::now() < until {
+        let mut until = super::TIMEOUT.begin();
+        while !until.has_passed() {
             last = self.resources();
             if last == expected {
                 return;

@@ -231,6 +231,6 @@ impl HostileFrontend {
 
     /// Returns the timeout of a reply.
     pub fn timeout(&self) -> Duration {
-        TIMEOUT
+        TIMEOUT.time()
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mqblk_core::{ByteLen, Sector512};
 use mqblk_driver::virtio_blk::{BlkCompletion, BlkConnectOptions, BlkDevice, BlkQueueSet, BlkStatus, DataSegment};
@@ -84,8 +84,8 @@ impl VhostUserLoad {
         options.data_per_queue = ByteLen((DEPTH * BLOCK) as u64);
         options.poison_status = true;
         options.config_changes = config_changes;
-        options.connect_timeout = TIMEOUT;
-        options.reply_timeout = TIMEOUT;
+        options.connect_timeout = TIMEOUT.time();
+        options.reply_timeout = TIMEOUT.time();
         let mut device = BlkDevice::connect(&options).expect("the disk");
         let set = device.take_queues().pop().expect("one set of queues");
         let random = SmallRng::seed_from_u64(seed);
@@ -165,11 +165,11 @@ impl VhostUserLoad {
             queue.publish().expect("the kick");
         }
         let mut left = jobs.len();
-        let until = Instant::now() + TIMEOUT;
+        let mut until = TIMEOUT.begin();
         while left > 0 {
             let done = self.reap();
             if done.is_empty() {
-                assert!(Instant::now() < until, "{left} of {} answers did not come", jobs.len());
+                assert!(!until.has_passed(), "{left} of {} answers did not come", jobs.len());
                 std::thread::sleep(Duration::from_micros(20));
             }
             for done in done {

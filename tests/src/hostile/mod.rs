@@ -29,10 +29,11 @@ pub mod socket;
 pub mod timed_load;
 pub mod usage;
 
-use std::time::{Duration, Instant};
+use mqblk_test_bounds::Bound;
+use std::time::Duration;
 
 /// Timeout of every wait in these tests.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Bound = Bound::seconds(20);
 
 /// How long a test waits for an event that must not happen.
 pub const QUIET_TIME: Duration = Duration::from_millis(30);
@@ -41,15 +42,6 @@ pub const QUIET_TIME: Duration = Duration::from_millis(30);
 ///
 /// # Panics
 /// When it does not within [`TIMEOUT`]; `what` is named.
-pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + TIMEOUT;
-    let mut pause = Duration::from_micros(20);
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(Instant::now() < until, "{what}: not within {TIMEOUT:?}");
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(5));
-    }
+pub fn wait_for<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
+    mqblk_test_bounds::wait_for(TIMEOUT, found).unwrap_or_else(|exceeded| panic!("{what}: {exceeded}"))
 }

@@ -185,7 +185,7 @@ impl<'a> RingFixture<'a> {
                 assert_eq!(queue.wait_completion(), (u32::from(self.heads[0]), 0), "the used element")
             }
             ExpectedResult::Retired => {
-                assert!(queue.wait_retired(TIMEOUT), "the queue was not retired");
+                assert!(queue.wait_retired(TIMEOUT.time()), "the queue was not retired");
                 std::thread::sleep(QUIET_TIME);
                 assert_eq!(queue.ring.used(), 0, "a retired queue gave an answer");
             }

@@ -92,8 +92,8 @@ impl VhostUserSocket {
     /// On timeout.
     pub fn connect(path: &Path) -> VhostUserSocket {
         let stream = wait_for("a connection", || UnixStream::connect(path).ok());
-        stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
-        stream.set_write_timeout(Some(TIMEOUT)).expect("a write time-out");
+        stream.set_read_timeout(Some(TIMEOUT.time())).expect("a read time-out");
+        stream.set_write_timeout(Some(TIMEOUT.time())).expect("a write time-out");
         VhostUserSocket { stream }
     }
 

@@ -232,7 +232,12 @@ impl RunningTimedLoad {
         if rounds != last.0 {
             *last = (rounds, Instant::now());
         }
-        assert!(last.1.elapsed() < 2 * TIMEOUT, "{}: no request has completed for {:?}", self.name, last.1.elapsed());
+        assert!(
+            last.1.elapsed() < TIMEOUT.times(2).time(),
+            "{}: no request has completed for {:?}",
+            self.name,
+            last.1.elapsed()
+        );
     }
 
     /// Ends a phase, and begins the next one. Returns what was measured in it.

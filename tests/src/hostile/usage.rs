@@ -1,8 +1,9 @@
 //! What a daemon holds of the host's resources.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use mqblk_test_bounds::Bound;
 use serde_json::{Value, json};
 
 /// Resources of a process at one time.
@@ -61,13 +62,13 @@ impl ProcessUsage {
     ///
     /// # Panics
     /// When they are not within `limit`.
-    pub fn wait_until_as(before: &ProcessUsage, pid: u32, limit: Duration) -> ProcessUsage {
-        let until = Instant::now() + limit;
+    pub fn wait_until_as(before: &ProcessUsage, pid: u32, limit: Bound) -> ProcessUsage {
+        let mut until = limit.begin();
         loop {
             let now = ProcessUsage::of(pid);
             match now.difference(before) {
                 None => return now,
-                Some(difference) => assert!(Instant::now() < until, "{difference}"),
+                Some(difference) => assert!(!until.has_passed(), "{difference}; not within {limit}"),
             }
             std::thread::sleep(Duration::from_millis(20));
         }

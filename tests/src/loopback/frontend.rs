@@ -77,7 +77,7 @@ impl LoopbackRing {
     /// # Errors
     /// When none comes, or the backend's index is wrong.
     pub fn receive(&mut self) -> Result<BlkifResponse> {
-        let response = self.raw.receive(TIMEOUT)?.context("no response came")?;
+        let response = self.raw.receive(TIMEOUT.time())?.context("no response came")?;
         self.taken = self.taken.wrapping_add(1);
         Ok(response)
     }
@@ -166,7 +166,7 @@ impl LoopbackFrontend {
     pub fn create(front: &Arc<dyn Xen>, tool: &dyn Xen, vbd: Vbd) -> Result<LoopbackFrontend> {
         let mut tool = tool.store()?;
         vbd.create(&mut tool)?;
-        let mut raw = RawFrontend::open(&**front, &vbd.frontend_path(), TIMEOUT)?;
+        let mut raw = RawFrontend::open(&**front, &vbd.frontend_path(), TIMEOUT.time())?;
         let begun = raw.initialise().with_context(|| format!("device {}", vbd.backend_path()));
         let guest = LoopbackFrontend {
             vbd,

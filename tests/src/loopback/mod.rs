@@ -13,12 +13,13 @@ pub mod pages;
 pub mod request;
 pub mod scenarios;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
+use mqblk_test_bounds::Bound;
 
 /// Timeout of every wait. An emulated machine is slow.
-pub const TIMEOUT: Duration = Duration::from_secs(40);
+pub const TIMEOUT: Bound = Bound::seconds(40);
 
 /// How long a test waits for an event that must not happen.
 pub const QUIET_TIME: Duration = Duration::from_millis(60);
@@ -28,14 +29,5 @@ pub const QUIET_TIME: Duration = Duration::from_millis(60);
 /// # Errors
 /// What `found` fails with, or a timeout after [`TIMEOUT`].
 pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let until = Instant::now() + TIMEOUT;
-    let mut pause = Duration::from_micros(50);
-    loop {
-        if let Some(found) = found()? {
-            return Ok(found);
-        }
-        ensure!(Instant::now() < until, "{what}: not within {TIMEOUT:?}");
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(10));
-    }
+    mqblk_test_bounds::wait_for(TIMEOUT, || found().transpose()).with_context(|| what.to_owned())?
 }

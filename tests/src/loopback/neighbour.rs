@@ -40,7 +40,7 @@ impl LoopbackNeighbour {
         let mut options = BlkfrontOptions::new(Arc::clone(front), vbd.devid);
         // A host may have no more than a thousand pages to grant.
         (options.ring_order, options.indirect_segments) = (Some(0), 0);
-        (options.connect_timeout, options.reply_timeout) = (TIMEOUT, TIMEOUT);
+        (options.connect_timeout, options.reply_timeout) = (TIMEOUT.time(), TIMEOUT.time());
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stop2, rounds2) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {

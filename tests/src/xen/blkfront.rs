@@ -1,14 +1,13 @@
 //! Parameters and sysfs attributes of a PV guest's block driver.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 
 use super::domain::Domain;
 use crate::guest::Shell;
 
 /// Timeout for a disk to appear, change or disappear.
-const DISK_TIMEOUT: Duration = Duration::from_secs(60);
+const DISK_TIMEOUT: Bound = Bound::seconds(60);
 
 /// Parameters of the module xen-blkfront.
 #[derive(Debug, Clone, Copy)]

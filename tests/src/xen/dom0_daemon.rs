@@ -1,9 +1,8 @@
 //! Our daemon in dom0, and the commands that attach its disks to guests.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use mqblk_admin::model::{DiskStat, Stat};
+use mqblk_test_bounds::Bound;
 use serde_json::Value;
 
 use super::domain::Domain;
@@ -15,7 +14,7 @@ use crate::guest::Shell;
 const ADMIN_SOCKET: &str = "/run/mqblk.sock";
 
 /// Timeout for the daemon to start, to exit, and to change its devices.
-const DAEMON_TIMEOUT: Duration = Duration::from_secs(60);
+const DAEMON_TIMEOUT: Bound = Bound::seconds(60);
 
 /// `mqblk serve` in dom0. It ends with its host.
 #[derive(Debug)]

@@ -2,16 +2,16 @@
 
 use std::io::Write;
 use std::rc::Rc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 
 use super::host::{XenHost, XenMachine, port};
 use crate::guest::agent::Agent;
 use crate::guest::{SCRIPT_TIMEOUT, ScriptOutput, Shell};
 
 /// Timeout from xl to the agent's first line; an idle machine needs 4 seconds.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Bound = Bound::seconds(120);
 
 /// Kernel parameters; the last line only makes an emulated boot faster.
 const KERNEL_PARAMETERS: &str = "console=hvc0 quiet panic=0 \
@@ -180,7 +180,7 @@ impl Domain {
 }
 
 impl Shell for Domain {
-    fn run_within(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
+    fn run_within(&mut self, script: &str, limit: Bound) -> Result<ScriptOutput> {
         let Self { name, machine, agent, .. } = self;
         machine.with_alive_check(|alive| agent.run(script, limit, alive)).with_context(|| {
             format!("running in the guest '{name}': {script}\nits kernel printed meanwhile: {}", agent.noise())

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use mqblk_test_bounds::Bound;
 use tempfile::TempDir;
 
 use super::cache::XenCache;
@@ -21,13 +21,13 @@ use crate::guest::{ScriptOutput, Shell};
 use crate::log_end::log_end;
 
 /// Timeout from QEMU's start to the agent's first line; an idle machine needs 6 seconds.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Bound = Bound::seconds(120);
 
 /// Timeout for QEMU to open its sockets, and to end after dom0 has powered off.
-const QEMU_TIMEOUT: Duration = Duration::from_secs(60);
+const QEMU_TIMEOUT: Bound = Bound::seconds(60);
 
 /// Longest life of a host.
-const MAX_LIFE: Duration = Duration::from_secs(900);
+const MAX_LIFE: Bound = Bound::seconds(900);
 
 /// Most PV guests at a time.
 pub(super) const MAX_DOMAINS: usize = 4;
@@ -283,7 +283,7 @@ impl XenHost {
 }
 
 impl Shell for XenHost {
-    fn run_within(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
+    fn run_within(&mut self, script: &str, limit: Bound) -> Result<ScriptOutput> {
         let Self { machine, agent, .. } = self;
         machine
             .with_alive_check(|alive| agent.run(script, limit, alive))

@@ -30,8 +30,8 @@ fn a_disk_is_attached_listed_and_detached() {
     let place = ["--domid", "1", "--vdev", "xvdb"];
     // A guest whose driver waits for its disk.
     let options = BlkfrontOptions {
-        connect_timeout: TIMEOUT,
-        reply_timeout: TIMEOUT,
+        connect_timeout: TIMEOUT.time(),
+        reply_timeout: TIMEOUT.time(),
         ..BlkfrontOptions::new(host.domain(1), 51728)
     };
     let guest = std::thread::spawn({
@@ -77,7 +77,7 @@ fn a_disk_is_attached_listed_and_detached() {
     assert!(late.contains("expected a backend that is Closed (6)") && late.contains("--force"), "{late}");
     let guest = std::thread::spawn(move || {
         let mut device = device;
-        wait_for("the request to close", || device.wait_change(TIMEOUT).expect("xenstore"));
+        wait_for("the request to close", || device.wait_change(TIMEOUT.time()).expect("xenstore"));
         device.stop(Vec::new())
     });
     let output = host.run_mqblk_xen("detach", &[&place[..], &["--json"]].concat());
@@ -192,8 +192,8 @@ fn disks_of_the_configuration_are_attached_at_the_start() {
     ]);
     let options = BlkfrontOptions {
         queues: 2,
-        connect_timeout: TIMEOUT,
-        reply_timeout: TIMEOUT,
+        connect_timeout: TIMEOUT.time(),
+        reply_timeout: TIMEOUT.time(),
         ..BlkfrontOptions::new(host.domain(1), 51712)
     };
     let mut load = BlkfrontLoad::connect(&options, 200, 1);

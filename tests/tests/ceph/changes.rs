@@ -67,7 +67,7 @@ fn an_image_gets_another_size_under_load() {
         let asking = std::thread::spawn({
             let admin = admin.clone();
             move || {
-                let mut client = Client::connect_with(&admin, TIMEOUT).expect("the admin socket");
+                let mut client = Client::connect_with(&admin, TIMEOUT.time()).expect("the admin socket");
                 client.call("resize", &json!({ "id": "a", "size": mib << 20, "shrink": true }))
             }
         });

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::ceph::CephCluster;
 use mqblk_tests::guest::{DaemonDisk, FioJobs, Guest, GuestDisk, Shell, VhostUserDaemon};
 
@@ -42,13 +43,13 @@ fn fio_verifies_while_osds_fail_and_a_file_system_survives() -> Result<()> {
                 cluster.revive();
             }
         });
-        let verified = jobs.run(&mut guest, Duration::from_secs(240));
+        let verified = jobs.run(&mut guest, Bound::seconds(240));
         ensure!(failing.join().is_ok(), "the cluster failed");
         verified
     })?;
     verified.must_have_verified()?;
 
-    guest.must_within(FILL, Duration::from_secs(120))?;
+    guest.must_within(FILL, Bound::seconds(120))?;
     cluster.rbd(&["snap", "create", "--no-progress", "rbd/a@filled"]);
     guest.must("rm -r /mnt/lib; sync; fstrim /mnt")?;
     guest.must("umount /mnt && e2fsck -f -n /dev/vda")?;
@@ -75,9 +76,9 @@ fn a_file_system_is_the_same_after_a_restart_of_the_daemon() -> Result<()> {
     let mut daemon = VhostUserDaemon::start_with(&[disk], &["--sandbox", "on"])?;
     let device = GuestDisk::new("data", &daemon.socket("data"), 1).reconnect(Duration::from_millis(200));
     let mut guest = Guest::builder().disk(device).boot()?;
-    guest.must_within(FILL, Duration::from_secs(120))?;
+    guest.must_within(FILL, Bound::seconds(120))?;
     daemon.stop_and_restart()?;
-    guest.must_within(COMPARE, Duration::from_secs(120))?;
+    guest.must_within(COMPARE, Bound::seconds(120))?;
     guest.power_off()?;
     daemon.stop()?;
     Ok(())

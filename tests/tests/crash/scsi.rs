@@ -167,7 +167,7 @@ fn stopped_while_a_unit_does_not_complete_in_time() {
     std::thread::sleep(Duration::from_millis(300));
     rig.stop();
     rig.spawn();
-    rig.reconnect(TIMEOUT).expect("the daemon that was started again");
+    rig.reconnect(TIMEOUT.time()).expect("the daemon that was started again");
     load.wait_completions(40);
     let ended = load.finish();
     rig.daemon.stop();

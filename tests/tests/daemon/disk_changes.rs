@@ -35,7 +35,7 @@ fn start(images: &Images, disks: &[(&str, &str)], more: &[&str]) -> HostileDaemo
 
 fn call(daemon: &HostileDaemon, verb: &str, params: &Value) -> Result<Value, String> {
     // It is made after the sockets of the disks.
-    let connect = || Client::connect_with(&daemon.folder().join("admin.sock"), TIMEOUT).ok();
+    let connect = || Client::connect_with(&daemon.folder().join("admin.sock"), TIMEOUT.time()).ok();
     let mut client = mqblk_tests::hostile::wait_for("the admin socket", connect);
     client.call(verb, params).map_err(|error| error.to_string())
 }

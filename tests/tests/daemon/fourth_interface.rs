@@ -7,11 +7,12 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use mqblk_test_bounds::Bound;
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_mqblk-lines");
 /// Only a failing test waits that long.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Bound = Bound::seconds(60);
 
 /// A daemon, killed when the test ends before it.
 struct Daemon(Child);
@@ -41,7 +42,7 @@ impl Client {
         loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => return Client(BufReader::new(stream)),
-                Err(error) if start.elapsed() > TIMEOUT => panic!("{socket:?}: {error}"),
+                Err(error) if start.elapsed() > TIMEOUT.time() => panic!("{socket:?}: {error}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }
@@ -136,7 +137,7 @@ fn it_serves_and_is_counted() {
     assert!(other.send("read 1048576 512", &[]).starts_with("error: "), "a read past the end");
 
     let start = Instant::now();
-    while !Path::new(&admin).exists() && start.elapsed() < TIMEOUT {
+    while !Path::new(&admin).exists() && start.elapsed() < TIMEOUT.time() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let reported = stat(&admin);

@@ -26,7 +26,7 @@ fn done(daemon: &HostileDaemon, args: &[&str]) -> String {
 
 fn call(daemon: &HostileDaemon, verb: &str, params: &Value) -> Result<Value, String> {
     // It is made after the sockets of the disks.
-    let connect = || Client::connect_with(&daemon.folder().join("admin.sock"), TIMEOUT).ok();
+    let connect = || Client::connect_with(&daemon.folder().join("admin.sock"), TIMEOUT.time()).ok();
     let mut client = mqblk_tests::hostile::wait_for("the admin socket", connect);
     client.call(verb, params).map_err(|error| error.to_string())
 }

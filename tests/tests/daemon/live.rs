@@ -1,9 +1,10 @@
 //! Settings that are changed while drivers verify what they read, over virtio-blk, virtio-scsi and Xen; and that are kept over a restart.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mqblk_admin::Client;
+use mqblk_test_bounds::Bound;
 use mqblk_tests::hostile::daemon::HostileDaemon;
 use mqblk_tests::hostile::load::{VhostUserLoad, VhostUserNeighbour};
 use mqblk_tests::hostile::{TIMEOUT, wait_for};
@@ -19,7 +20,7 @@ const WORKERS: u64 = 2;
 const MOST_WORKERS: u64 = 4;
 const CHANGES: u32 = 600;
 /// Only a failing test waits that long for a change.
-const STALL: Duration = Duration::from_secs(60);
+const STALL: Bound = Bound::seconds(60);
 
 /// Keys of a disk's requests, with values that are as they are shown.
 const STORAGE: &[(&str, &[&str])] = &[
@@ -33,7 +34,7 @@ const QUEUES: &[(&str, &[&str])] =
     &[("poll", &["auto", "off", "busy", "static:50", "adaptive:200"]), ("coalesce-us", &["50", "0", "1000"])];
 
 fn admin_of(folder: &Path) -> Client {
-    wait_for("the admin socket", || Client::connect_with(folder, TIMEOUT).ok())
+    wait_for("the admin socket", || Client::connect_with(folder, TIMEOUT.time()).ok())
 }
 
 /// Sets one key. Returns false if a queue had no time to move.
@@ -109,7 +110,7 @@ fn settings_change_under_verified_loads() {
             changed += 1;
             last = Instant::now();
         }
-        assert!(last.elapsed() < STALL, "nothing can be changed");
+        assert!(last.elapsed() < STALL.time(), "nothing can be changed");
         loads.renew();
     }
     let runs = loads.finish();

@@ -33,8 +33,8 @@ fn connect(daemon: &HostileDaemon, disk: usize) -> BlkDevice {
         queues: 1,
         queue_size: 16,
         data_per_queue: ByteLen(4096),
-        connect_timeout: TIMEOUT,
-        reply_timeout: TIMEOUT,
+        connect_timeout: TIMEOUT.time(),
+        reply_timeout: TIMEOUT.time(),
         ..BlkConnectOptions::new(daemon.socket(&format!("d{disk}")))
     };
     BlkDevice::connect(&options).expect("a connection")

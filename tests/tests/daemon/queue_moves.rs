@@ -3,9 +3,10 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mqblk_admin::{Client, StatQuery};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::blkif::SimulatedHost;
 use mqblk_tests::crash::daemon::RestartableDaemon;
 use mqblk_tests::crash::kills::{self, RunningLoad};
@@ -24,7 +25,7 @@ pub(super) const DEVICES: [(&str, u64); 3] = [("blk", 4), ("scsi", 2), ("xen", 2
 /// A run of a load, in seconds. Each verifies all that it wrote at its end.
 const RUN: &str = "3";
 /// Only a failing test waits that long for progress.
-const STALL: Duration = Duration::from_secs(60);
+const STALL: Bound = Bound::seconds(60);
 
 /// Returns the command that loads a device and verifies it. The virtqueues of every other run are used in order.
 fn load(folder: &Path, device: usize, run: u32) -> Command {
@@ -110,7 +111,7 @@ pub(super) fn start_host(workers: u64, more: &[&str]) -> SimulatedHost {
 fn verified_loads_survive_random_moves() {
     let mut host = start_host(WORKERS, &[]);
     let folder = host.folder().to_owned();
-    let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT).ok());
+    let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT.time()).ok());
 
     let mut loads = Loads::start(&folder);
     let mut random = SmallRng::seed_from_u64(7);
@@ -131,7 +132,7 @@ fn verified_loads_survive_random_moves() {
             }
         }
         // Between two loads no queue is attached.
-        assert!(last.elapsed() < STALL, "no queue could be moved: {moves:?}");
+        assert!(last.elapsed() < STALL.time(), "no queue could be moved: {moves:?}");
         loads.renew();
     }
     let runs = loads.finish();
@@ -155,7 +156,7 @@ fn commands_of_several_steps_survive_moves() {
     ];
     let mut daemon = RestartableDaemon::start(&arguments.concat(), &["unit.img"]);
     let folder = daemon.folder().to_owned();
-    let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT).ok());
+    let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT.time()).ok());
     let (_controller, queues) = ScsiQueues::connect(&scsi::connect_options(folder.join("c.sock"), 2));
     let mut load = RunningLoad::start("c", queues, LoadHistory::new(1), seed);
     let mut moved = 0;

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use mqblk_test_bounds::Bound;
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -210,9 +211,9 @@ fn an_interruption_keeps_what_was_measured() {
     let options = ["block-sizes", "--quick", "--runs", "1", "--runtime", "0.05", "--out", "results"];
     let mut command = reproduce(folder.path(), &options);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mqblk runs");
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut deadline = Bound::seconds(120).begin();
     while !results.join("block-sizes.json").exists() {
-        assert!(Instant::now() < deadline, "the first rows are not written");
+        assert!(!deadline.has_passed(), "the first rows are not written");
         std::thread::sleep(Duration::from_millis(5));
     }
     kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");

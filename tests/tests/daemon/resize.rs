@@ -76,7 +76,7 @@ impl Drop for Daemon {
 
 /// Calls `resize`. Returns the result, or the error's text.
 fn resize(admin: &Path, params: &Value) -> Result<Value, String> {
-    let mut client = Client::connect_with(admin, TIMEOUT).expect("the admin socket");
+    let mut client = Client::connect_with(admin, TIMEOUT.time()).expect("the admin socket");
     client.call("resize", params).map_err(|error| error.to_string())
 }
 
@@ -112,7 +112,7 @@ fn a_disk_grows_and_shrinks_under_load() {
                 let admin = daemon.path("admin");
                 std::thread::spawn(move || resize(&admin, &json!({ "id": "a", "size": "2M" })))
             };
-            assert!(load.device().wait_config_change(TIMEOUT).expect("a message"));
+            assert!(load.device().wait_config_change(TIMEOUT.time()).expect("a message"));
             assert_eq!(asking.join().expect("no panic").expect("it grows")["guest"], "told");
             assert_eq!((blocks(&mut load), load.try_read(2 * BLOCKS as u64 - 1)), (2 * BLOCKS as u64, BlkStatus::Ok));
             daemon.stop();

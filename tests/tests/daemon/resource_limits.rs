@@ -23,7 +23,7 @@ fn options(socket: &Path, queues: u16, size: u16) -> BlkConnectOptions {
         queues,
         queue_size: size,
         data_per_queue: ByteLen(4096),
-        connect_timeout: TIMEOUT,
+        connect_timeout: TIMEOUT.time(),
         reply_timeout: Duration::from_secs(60),
         ..BlkConnectOptions::new(socket)
     }
@@ -96,7 +96,7 @@ fn out_of_threads() {
     let disks = [("good", small), ("other", "storage=ram,size=1M,queues=2"), ("third", small)];
     let mut daemon = HostileDaemon::start_with(1, &disks, &["--admin", &admin.display().to_string()]);
     let neighbour = VhostUserNeighbour::start(daemon.socket("good"), 1, 1);
-    let version = || Client::connect_with(&admin, TIMEOUT)?.call("version", &serde_json::json!({}));
+    let version = || Client::connect_with(&admin, TIMEOUT.time())?.call("version", &serde_json::json!({}));
     version().expect("an answer");
     let mut load = VhostUserLoad::connect(daemon.socket("other"), 2, 200, 3);
     let without = NoThreads::of(pid(&daemon));

@@ -8,16 +8,17 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mqblk_admin::Client;
+use mqblk_test_bounds::Bound;
 use mqblk_tests::hostile::daemon::mqblk_binary;
 use mqblk_tests::hostile::load::VhostUserLoad;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// Only a failing test waits that long.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Bound = Bound::seconds(60);
 /// A user and a group that nothing else has to do with.
 const NOBODY: u32 = 65_534;
 const GROUP: u32 = 54_321;
@@ -52,7 +53,7 @@ impl Service {
         };
         let address = if notify.starts_with('@') { PathBuf::from(notify) } else { folder.path().join(notify) };
         let notified = notified.expect("a socket");
-        notified.set_read_timeout(Some(LONG)).expect("a time-out");
+        notified.set_read_timeout(Some(LONG.time())).expect("a time-out");
         let passed = |name: &str| {
             let listener = UnixListener::bind(folder.path().join("passed").join(name)).expect("a socket");
             Stdio::from(OwnedFd::from(listener))
@@ -73,7 +74,7 @@ impl Service {
 
     /// Waits for a message with this line. Returns those before it.
     fn wait_for(&self, wanted: &str) -> Vec<String> {
-        let until = Instant::now() + LONG;
+        let until = Instant::now() + LONG.time();
         let mut before = Vec::new();
         let mut buffer = [0; 1024];
         while Instant::now() < until {

@@ -80,7 +80,7 @@ impl Rig {
 
     fn admin(&self) -> Client {
         let path = self.daemon.folder().join("admin");
-        wait_for("the admin socket", || Client::connect_with(&path, TIMEOUT).ok())
+        wait_for("the admin socket", || Client::connect_with(&path, TIMEOUT.time()).ok())
     }
 
     /// Waits until each load has had some completions.
@@ -206,7 +206,7 @@ fn devices_without_guests_come_and_go() {
         base.iter().cloned().chain(disk("a", "one")).chain(disk("b", "two")).chain(disk("c", "three")).collect();
     let mut daemon = RestartableDaemon::start(&arguments, &[]);
     let folder = daemon.folder().to_owned();
-    let admin = || wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT).ok());
+    let admin = || wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT.time()).ok());
     drop(admin());
     let place = folder.display().to_string();
     let next: Vec<String> =
@@ -300,7 +300,7 @@ fn xen_disks_go_to_the_successor() {
     let xen = "path=FOLDER/xen.img,id=xen,interface=xen,domid=1,vdev=xvda,queues=2";
     host.spawn_with(&["--workers", "2", "--admin", "FOLDER/admin", "--disk", blk, "--disk", xen]);
     let folder = host.folder().to_owned();
-    wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT).ok());
+    wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT.time()).ok());
     let path = |name: &str| folder.join(name).display().to_string();
     let (socket, simulation) = (path("blk.sock"), path("xen"));
     let loads =
@@ -316,7 +316,7 @@ fn xen_disks_go_to_the_successor() {
             command.spawn().expect("a load")
         });
     let requests = |folder: &Path| {
-        let mut admin = Client::connect_with(&folder.join("admin"), TIMEOUT).expect("the admin socket");
+        let mut admin = Client::connect_with(&folder.join("admin"), TIMEOUT.time()).expect("the admin socket");
         let stat = admin.stat(&StatQuery::default()).expect("statistics");
         stat.disks.iter().map(|disk| disk.totals.counters.requests).min().unwrap_or(0)
     };
@@ -448,7 +448,7 @@ fn a_hostile_successor_is_refused_or_given_up() {
     drop(successor);
     wait_for("the old daemon's line", || rig.daemon.log().contains("devices are served here again").then_some(()));
     // The first device is the one that it had been given.
-    rig.devices[0].reconnect(TIMEOUT).expect("a connection to the old daemon");
+    rig.devices[0].reconnect(TIMEOUT.time()).expect("a connection to the old daemon");
     rig.wait_progress(20);
     rig.daemon.take_over();
     rig.wait_progress(20);
@@ -464,7 +464,7 @@ fn a_drain_that_has_begun_ends_before_the_queues_start_again() {
     let arguments = ["--workers", "2", "--admin", "FOLDER/admin", "--disk", slow, "--disk", fast].map(str::to_owned);
     let mut daemon = RestartableDaemon::start(&arguments, &["slow.img", "cache.img"]);
     let folder = daemon.folder().to_owned();
-    let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT).ok());
+    let mut admin = wait_for("the admin socket", || Client::connect_with(&folder.join("admin"), TIMEOUT.time()).ok());
     let connect = |id: &str| BlkQueues::connect(&blk::connect_options(folder.join(format!("{id}.sock")), 2));
     let ((_slow, slow), (mut cache, fast)) = (connect("slow"), connect("cache"));
     let mut loads = [("slow", slow, seed), ("cache", fast, seed + 1)]
@@ -482,7 +482,7 @@ fn a_drain_that_has_begun_ends_before_the_queues_start_again() {
     assert_eq!((&serve["message"], &serve["device"]), (&json!("serve"), &json!("cache")), "the slow one comes later");
     drop(successor);
     wait_for("the old daemon's line", || daemon.log().contains("devices are served here again").then_some(()));
-    cache.reconnect(TIMEOUT).expect("a connection to the old daemon");
+    cache.reconnect(TIMEOUT.time()).expect("a connection to the old daemon");
     loads.iter_mut().for_each(|load| load.wait_completions(20));
     let ended = loads.map(RunningLoad::finish);
     daemon.stop();

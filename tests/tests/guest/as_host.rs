@@ -3,14 +3,14 @@
 #![allow(clippy::print_stderr, reason = "figures for people")]
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{
     DaemonDisk, Guest, GuestDisk, GuestKernel, HostImage, ProgramDisk, Shell, VhostUserDaemon, with_each_vmm,
 };
 
-const WITHIN: Duration = Duration::from_secs(120);
+const WITHIN: Bound = Bound::seconds(120);
 
 /// Starts the daemon in the guest with these arguments, and waits for the socket of the last disk.
 fn serve(guest: &mut Guest, arguments: &str, socket: &str) -> Result<()> {

@@ -3,9 +3,9 @@
 //! Where busybox has a program of the same name, its shell prefers that one: hence the full paths.
 
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{
     DaemonDisk, DaemonProgram, FioJobs, Guest, GuestDisk, HostImage, LoopDevice, Shell, VhostUserDaemon,
 };
@@ -49,12 +49,12 @@ fn data_file_system_and_discard() -> Result<()> {
     discard_and_zero(&mut guest, &image)?;
 
     FioJobs::verified_random_writes("/dev/vda", 3, 64, 32)
-        .run(&mut guest, Duration::from_secs(150))?
+        .run(&mut guest, Bound::seconds(150))?
         .must_have_verified()?;
     let beside = image.read(160 * MIB, MIB as usize)?;
     ensure!(beside.iter().all(|&byte| byte == 0xa5), "a write went beyond fio's last block");
 
-    guest.must_within(FILL_AND_COMPARE, Duration::from_secs(120))?;
+    guest.must_within(FILL_AND_COMPARE, Bound::seconds(120))?;
     trim(&mut guest, &image)?;
     guest.must("umount /mnt && e2fsck -f -n /dev/vda")?;
     guest.power_off()?;
@@ -138,7 +138,7 @@ fn block_devices_read_only_and_flush() -> Result<()> {
         "--name=verify --filename=/dev/vda --ioengine=io_uring --direct=1 --iodepth=8 --thread --rw=randwrite \
          --bssplit=4k/50:12k/20:64k/30 --verify=crc32c --verify_fatal=1 --do_verify=1 --size=32M",
     )
-    .run(&mut guest, Duration::from_secs(120))?
+    .run(&mut guest, Bound::seconds(120))?
     .must_have_verified()?;
 
     read_only_is_read_only(&mut guest, &image_ro)?;

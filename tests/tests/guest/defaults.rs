@@ -1,45 +1,32 @@
 //! A minimal configuration: rings and queues as each VMM chooses them.
 
-use std::time::Duration;
-
 use anyhow::Result;
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{
     ControllerConfig, DaemonDisk, FioJobs, Guest, GuestController, GuestDisk, HostImage, LunConfig, VhostUserDaemon,
     wait_for_luns, with_each_vmm,
 };
 
-const WITHIN: Duration = Duration::from_secs(150);
+const WITHIN: Bound = Bound::seconds(150);
 
-/// QEMU 10.0 gives every vhost-user-blk ring 1024 entries, QEMU 7.2 has 128.
+/// QEMU 10.0 gives every vhost-user-blk ring 1024 entries, QEMU 7.2 has 128. For a controller it sets up a request queue for each virtual CPU,
+/// however many the host has.
 #[test]
-fn a_disk_with_the_rings_of_each_vmm() -> Result<()> {
+fn a_disk_and_a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
     with_each_vmm(|vmm| {
-        let image = HostImage::sparse(64)?;
-        let daemon = VhostUserDaemon::start(&[DaemonDisk::new("plain", image.path(), 2)])?;
+        let images = [HostImage::sparse(64)?, HostImage::sparse(64)?];
+        let luns = vec![LunConfig::new(0, 0, images[1].path())];
+        let daemon = VhostUserDaemon::start_all(
+            &[DaemonDisk::new("plain", images[0].path(), 6)],
+            &[ControllerConfig::new("c", 0, luns)],
+        )?;
         let disk = GuestDisk::with_defaults("plain", &daemon.socket("plain"));
-        let mut guest = Guest::builder().vmm(vmm).disk(disk).boot()?;
-        FioJobs::verified_random_writes("/dev/vda", 2, 0, 8).run(&mut guest, WITHIN)?.must_have_verified()?;
-        guest.power_off()?;
-        daemon.stop().map(drop)
-    })
-}
-
-/// QEMU sets up a request queue for each virtual CPU, however many the host has, and rings as for disks.
-#[test]
-fn a_controller_with_the_queues_and_rings_of_each_vmm() -> Result<()> {
-    with_each_vmm(|vmm| {
-        let image = HostImage::sparse(64)?;
-        let daemon = VhostUserDaemon::start_controllers(&[ControllerConfig::new(
-            "plain",
-            0,
-            vec![LunConfig::new(0, 0, image.path())],
-        )])?;
-        let controller = GuestController::with_defaults("plain", &daemon.socket("plain"));
-        let mut guest = Guest::builder().vmm(vmm).vcpus(6).controller(controller).boot()?;
-        let disks = wait_for_luns(&mut guest, &[(0, 0)])?;
-        FioJobs::verified_random_writes(&disks[&(0, 0)].node(), 2, 0, 8)
-            .run(&mut guest, WITHIN)?
-            .must_have_verified()?;
+        let controller = GuestController::with_defaults("c", &daemon.socket("c"));
+        let mut guest = Guest::builder().vmm(vmm).vcpus(6).disk(disk).controller(controller).boot()?;
+        let luns = wait_for_luns(&mut guest, &[(0, 0)])?;
+        for node in ["/dev/vda", &luns[&(0, 0)].node()] {
+            FioJobs::verified_random_writes(node, 2, 0, 8).run(&mut guest, WITHIN)?.must_have_verified()?;
+        }
         guest.power_off()?;
         daemon.stop().map(drop)
     })

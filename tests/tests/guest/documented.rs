@@ -3,15 +3,16 @@
 //! KVM is hidden from QEMU where no guest boots with it.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::documented::{Guests, Kind, Sandbox, Script, Session, plan};
 use mqblk_tests::guest::{Shell, Vmm, with_each_vmm};
 use mqblk_tests::hostile::daemon::mqblk_binary;
 
 /// For a guest to see a change, and to move.
-const WITHIN: Duration = Duration::from_secs(60);
+const WITHIN: Bound = Bound::seconds(60);
 
 /// What a page's blocks with virtual machines are, and those that belong to them.
 fn scripts(page: &str) -> Result<Vec<Script>> {

@@ -2,33 +2,21 @@
 //! order, and their daemon is killed and stopped under load.
 
 use anyhow::Result;
-use mqblk_tests::guest::{Guest, GuestBuilder, GuestKernel, Vmm};
+use mqblk_tests::guest::{Guest, GuestKernel, Vmm};
 
-use crate::restart::{Rings, kill_and_stop_controller, kill_and_stop_disks};
+use crate::restart::{Devices, Rings, kill_and_stop_under};
 
-const SPLIT: Rings = Rings { packed: false, in_order: true };
-const PACKED: Rings = Rings { packed: true, in_order: true };
-
-fn guest() -> GuestBuilder {
-    Guest::builder().vmm(Vmm::Trixie).kernel(GuestKernel::Backports)
+fn kill_and_stop(packed: bool) -> Result<()> {
+    let guest = Guest::builder().vmm(Vmm::Trixie).kernel(GuestKernel::Backports);
+    kill_and_stop_under(guest, Rings { packed, in_order: true }, Devices::All)
 }
 
 #[test]
-fn disks() -> Result<()> {
-    kill_and_stop_disks(guest(), SPLIT)
+fn split_rings() -> Result<()> {
+    kill_and_stop(false)
 }
 
 #[test]
-fn packed_disks() -> Result<()> {
-    kill_and_stop_disks(guest(), PACKED)
-}
-
-#[test]
-fn a_controller() -> Result<()> {
-    kill_and_stop_controller(guest(), SPLIT)
-}
-
-#[test]
-fn a_packed_controller() -> Result<()> {
-    kill_and_stop_controller(guest(), PACKED)
+fn packed_rings() -> Result<()> {
+    kill_and_stop(true)
 }

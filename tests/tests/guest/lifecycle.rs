@@ -1,8 +1,9 @@
 //! Lifecycle of guests: unplug and plug, reset, a killed VMM.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{DaemonDisk, FioJobs, FioOutcome, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon};
 
 const MIB: u64 = 1 << 20;
@@ -22,10 +23,10 @@ fn endless_writes() -> String {
 /// Waits until the guest's job has written to the image, so that the next step happens in mid-I/O.
 fn wait_for_writes(guest: &mut Guest, job: &str, image: &HostImage) -> Result<()> {
     let before = image.allocated()?;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut deadline = Bound::seconds(60).begin();
     while image.allocated()? < before + MIB {
         ensure!(guest.is_running(job)?, "the job '{job}' ended too early");
-        ensure!(Instant::now() < deadline, "the job '{job}' writes nothing");
+        ensure!(!deadline.has_passed(), "the job '{job}' writes nothing");
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
@@ -40,9 +41,7 @@ fn unplugged_and_plugged_again() -> Result<()> {
     assert_eq!(guest.must("ls /sys/block")?, "", "a guest without disks");
 
     guest.plug(&disk, "vda")?;
-    FioJobs::verified_random_writes("/dev/vda", 2, 0, 16)
-        .run(&mut guest, Duration::from_secs(120))?
-        .must_have_verified()?;
+    FioJobs::verified_random_writes("/dev/vda", 2, 0, 16).run(&mut guest, Bound::seconds(120))?.must_have_verified()?;
     let sum = guest.must(BEGINNING)?;
 
     for round in 1..=3 {
@@ -57,13 +56,13 @@ fn unplugged_and_plugged_again() -> Result<()> {
     guest.start("endless", &endless_writes())?;
     wait_for_writes(&mut guest, "endless", &image)?;
     guest.unplug(&disk)?;
-    let ended = guest.finish("endless", Duration::from_secs(60))?;
+    let ended = guest.finish("endless", Bound::seconds(60))?;
     ensure!(ended.status != 0, "fio went on without a disk:\n{}", ended.output);
     daemon.must_run()?;
     guest.plug(&disk, "vda")?;
     assert_eq!(guest.must(BEGINNING)?, sum, "the data changed in an unplug in mid-I/O");
     FioJobs::verified_random_writes("/dev/vda", 2, 64, 16)
-        .run(&mut guest, Duration::from_secs(120))?
+        .run(&mut guest, Bound::seconds(120))?
         .must_have_verified()?;
 
     guest.power_off()?;
@@ -75,9 +74,7 @@ fn reset_in_mid_io() -> Result<()> {
     let image = HostImage::sparse(128)?;
     let daemon = VhostUserDaemon::start(&[DaemonDisk::new("reset", image.path(), 2)])?;
     let mut guest = Guest::builder().disk(GuestDisk::new("reset", &daemon.socket("reset"), 2)).boot()?;
-    FioJobs::verified_random_writes("/dev/vda", 2, 0, 16)
-        .run(&mut guest, Duration::from_secs(120))?
-        .must_have_verified()?;
+    FioJobs::verified_random_writes("/dev/vda", 2, 0, 16).run(&mut guest, Bound::seconds(120))?.must_have_verified()?;
     let sum = guest.must(BEGINNING)?;
 
     guest.start("endless", &endless_writes())?;
@@ -86,7 +83,7 @@ fn reset_in_mid_io() -> Result<()> {
     ensure!(guest.run("[ -e /run/jobs/endless ]")?.status != 0, "the guest was not reset: its job's file is there");
     assert_eq!(guest.must(BEGINNING)?, sum);
     FioJobs::verified_random_writes("/dev/vda", 2, 64, 16)
-        .run(&mut guest, Duration::from_secs(120))?
+        .run(&mut guest, Bound::seconds(120))?
         .must_have_verified()?;
 
     guest.must("sync")?;
@@ -108,7 +105,7 @@ fn memory_plugged_in_mid_io() -> Result<()> {
         ensure!(guest.is_running("verify")?, "the verification ended before {id} was plugged: make it longer");
         guest.plug_memory(id, 128)?;
     }
-    let outcome = guest.finish("verify", Duration::from_secs(240))?;
+    let outcome = guest.finish("verify", Bound::seconds(240))?;
     FioOutcome::read(outcome.status, &outcome.output)?.must_have_verified()?;
 
     // The page cache holds the whole disk, which is larger than the initial memory, so some of it is in the new regions. The open file
@@ -144,15 +141,13 @@ fn a_killed_guest_does_not_affect_another() -> Result<()> {
     ensure!(other_guest.is_running("verify")?, "the other guest's verification ended before the kill: make it longer");
     victim.kill()?;
 
-    let outcome = other_guest.finish("verify", Duration::from_secs(240))?;
+    let outcome = other_guest.finish("verify", Bound::seconds(240))?;
     FioOutcome::read(outcome.status, &outcome.output)?.must_have_verified()?;
     daemon.must_run()?;
 
     // The disk of the killed guest serves the next one.
     let mut next = Guest::builder().disk(disk_a).boot()?;
-    FioJobs::verified_random_writes("/dev/vda", 2, 64, 16)
-        .run(&mut next, Duration::from_secs(120))?
-        .must_have_verified()?;
+    FioJobs::verified_random_writes("/dev/vda", 2, 64, 16).run(&mut next, Bound::seconds(120))?.must_have_verified()?;
     next.power_off()?;
     other_guest.power_off()?;
     daemon.stop().map(drop)

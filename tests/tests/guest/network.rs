@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{DaemonDisk, FioJobs, Guest, GuestDisk, Shell, VhostUserDaemon};
 use mqblk_tests::nbd_server::NbdServer;
 
@@ -34,12 +35,12 @@ fn a_qcow2_image_whose_server_is_killed() -> Result<()> {
         let guest = &mut guest;
         let verified = scope.spawn(move || -> Result<()> {
             FioJobs::verified_random_writes("/dev/vda", 2, 0, 64)
-                .run(guest, Duration::from_secs(150))?
+                .run(guest, Bound::seconds(150))?
                 .must_have_verified()?;
             guest.must_within(
                 "set -e; mkfs.ext4 -q -F /dev/vda; mount -t ext4 /dev/vda /mnt; cp -a /sbin /lib /mnt/; \
                  umount /mnt; e2fsck -f -n /dev/vda",
-                Duration::from_secs(150),
+                Bound::seconds(150),
             )?;
             Ok(())
         });

@@ -14,9 +14,10 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{DaemonDisk, DaemonProgram, Guest, GuestDisk, Shell, VhostUserDaemon};
 use mqblk_tests::power::{CacheModel, Position, PowerLog, PowerMount};
 use rand::rngs::SmallRng;
@@ -228,7 +229,7 @@ fn rig() -> Result<Rig> {
         guest.start(fs, &format!("fs={fs}\n{}", LOAD.replace("SECONDS", &SECONDS.to_string())))?;
     }
     for fs in SYSTEMS {
-        let outcome = guest.finish(fs, Duration::from_secs(120))?;
+        let outcome = guest.finish(fs, Bound::seconds(120))?;
         ensure!(outcome.status == 0, "the load on {fs}: {}", outcome.output);
     }
     guest.must("umount /a/ext4 /a/xfs")?;

@@ -1,8 +1,7 @@
 //! Every queue of a real guest's disk serves requests.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{
     DaemonDisk, DaemonProgram, FioJobs, FioOutcome, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon,
 };
@@ -11,16 +10,8 @@ use mqblk_tests::guest::{
 const REQUESTS: u64 = 300;
 
 #[test]
-fn two_queues_with_two_cpus() -> Result<()> {
-    every_queue_serves(2)
-}
-
-#[test]
 fn four_queues_with_four_cpus() -> Result<()> {
-    every_queue_serves(4)
-}
-
-fn every_queue_serves(count: u16) -> Result<()> {
+    let count = 4;
     let image = HostImage::sparse(256)?;
     let daemon = VhostUserDaemon::start(&[DaemonDisk::new("many", image.path(), count)])?;
     let mut guest = Guest::builder().vcpus(count).disk(GuestDisk::new("many", &daemon.socket("many"), count)).boot()?;
@@ -37,14 +28,14 @@ fn every_queue_serves(count: u16) -> Result<()> {
             "--name=pinned --filename=/dev/vda --ioengine=io_uring --direct=1 --iodepth=4 --thread --rw=randread \
              --bs=4k --norandommap --cpus_allowed={queue} --number_ios={REQUESTS}"
         ))
-        .run(&mut guest, Duration::from_secs(60))?;
+        .run(&mut guest, Bound::seconds(60))?;
         ensure!(reads.reads >= REQUESTS, "fio read {} times, asked for {REQUESTS}", reads.reads);
         let after = interrupts(&mut guest, queue)?;
         ensure!(after > before, "queue {queue} raised no interrupt for {REQUESTS} reads: {before} then {after}");
     }
 
     let written = FioJobs::verified_random_writes("/dev/vda", count, 0, 32)
-        .run(&mut guest, Duration::from_secs(150))?
+        .run(&mut guest, Bound::seconds(150))?
         .must_have_verified()?;
     guest.power_off()?;
 
@@ -90,7 +81,7 @@ fn odd_shapes() -> Result<()> {
         guest.start(name, &FioJobs::verified_random_writes(&format!("/dev/{name}"), 2, 0, 16).script(name))?;
     }
     for name in ["vda", "vdb", "vdc"] {
-        let ended = guest.finish(name, Duration::from_secs(240))?;
+        let ended = guest.finish(name, Bound::seconds(240))?;
         FioOutcome::read(ended.status, &ended.output)?.must_have_verified()?;
     }
     guest.power_off()?;
@@ -130,7 +121,7 @@ fn every_poll_policy_serves() -> Result<()> {
         guest.start(name, &FioJobs::verified_random_writes(&format!("/dev/{name}"), 2, 0, 8).script(name))?;
     }
     for name in names {
-        let ended = guest.finish(name, Duration::from_secs(240))?;
+        let ended = guest.finish(name, Bound::seconds(240))?;
         FioOutcome::read(ended.status, &ended.output)?.must_have_verified()?;
     }
     for (name, policy) in names.iter().zip(policies) {
@@ -138,7 +129,7 @@ fn every_poll_policy_serves() -> Result<()> {
             "--name=gaps --filename=/dev/{name} --ioengine=psync --direct=1 --thread --numjobs=2 --rw=randread --bs=4k \
              --norandommap --number_ios={REQUESTS} --thinktime=1000 --thinktime_blocks=3"
         ))
-        .run(&mut guest, Duration::from_secs(120))?;
+        .run(&mut guest, Bound::seconds(120))?;
         ensure!(reads.reads >= 2 * REQUESTS, "poll={policy}: {} reads", reads.reads);
     }
     guest.power_off()?;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{
     ControllerConfig, DaemonDisk, DaemonProgram, FioJobs, FioLoop, Guest, GuestController, GuestDisk, HostImage,
     LunConfig, Shell, VhostUserDaemon,
@@ -25,7 +26,7 @@ fn seen(guest: &mut Guest, disk: &str, mib: u64) -> Result<()> {
 /// Writes and verifies the last MiBs, and checks that nothing is beyond them.
 fn is_usable(guest: &mut Guest, disk: &str, mib: u64) -> Result<()> {
     FioJobs::verified_random_writes(&format!("/dev/{disk}"), 1, u32::try_from(mib - 2)?, 2)
-        .run(guest, Duration::from_secs(120))?
+        .run(guest, Bound::seconds(120))?
         .must_have_verified()?;
     let beyond = format!("dd if=/dev/zero of=/dev/{disk} bs=4k seek={} count=1 oflag=direct", mib * 256);
     let ended = guest.run(&beyond)?;

@@ -4,10 +4,10 @@
 //! With `MQBLK_TEST_SERVER=qemu-storage-daemon` the guest has QEMU's own SCSI disks, to validate the tests.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use mqblk_core::ByteLen;
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{
     ControllerConfig, FioJobs, FioLoop, Guest, HostImage, LunConfig, ScsiDisk, ScsiHost, Shell, scsi_disks,
     wait_for_luns,
@@ -113,7 +113,7 @@ fn every_queue_serves(guest: &mut Guest, host: &mut ScsiHost, disks: &Disks, que
                 disk.node()
             );
         }
-        let reads = FioJobs::new(&arguments).run(guest, Duration::from_secs(90))?.reads;
+        let reads = FioJobs::new(&arguments).run(guest, Bound::seconds(90))?.reads;
         ensure!(reads >= READS * chosen.len() as u64, "fio read {reads} times");
         let after = interrupts(guest, queues)?;
         let raised: Vec<u64> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
@@ -164,7 +164,7 @@ fn verify_eight_at_once(guest: &mut Guest, disks: &Disks, places: &[(u8, u16)]) 
         let (mix, depth) = MIXES[index % MIXES.len()];
         arguments += &format!(" --name=verify{index} --filename={} {mix} --iodepth={depth}", disks[place].node());
     }
-    FioJobs::new(&arguments).run(guest, Duration::from_secs(240))?.must_have_verified().map(drop)
+    FioJobs::new(&arguments).run(guest, Bound::seconds(240))?.must_have_verified().map(drop)
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn luns_come_and_go_under_load() -> Result<()> {
 
 fn verify_once(guest: &mut Guest, disk: &ScsiDisk) -> Result<()> {
     FioJobs::verified_random_writes(&disk.node(), 1, 0, 2)
-        .run(guest, Duration::from_secs(120))?
+        .run(guest, Bound::seconds(120))?
         .must_have_verified()
         .map(drop)
 }
@@ -250,7 +250,7 @@ fn removed_in_mid_io(guest: &mut Guest, host: &ScsiHost, controller: &str, lun: 
     let disks = wait_for_luns(guest, &[(0, 0), (1, 0), (lun.target, lun.lun)])?;
     write_endlessly(guest, "gone", &disks[&(lun.target, lun.lun)])?;
     host.remove_lun(guest, controller, lun)?;
-    let ended = guest.finish("gone", Duration::from_secs(120))?;
+    let ended = guest.finish("gone", Bound::seconds(120))?;
     ensure!(ended.status != 0, "fio went on without a LUN:\n{}", ended.output);
     Ok(())
 }
@@ -285,7 +285,7 @@ fn grows(
         let disk = seen_with_size(guest, (lun.target, lun.lun), wanted)?;
         assert_eq!(std::fs::metadata(image.path())?.len(), mib * MIB);
         FioJobs::verified_random_writes(&disk.node(), 1, u32::try_from(mib - 2)?, 2)
-            .run(guest, Duration::from_secs(120))?
+            .run(guest, Bound::seconds(120))?
             .must_have_verified()?;
     }
     load.another_pass(guest)
@@ -312,7 +312,7 @@ fn controller_unplugged_and_plugged_again(guest: &mut Guest, host: &mut ScsiHost
         let endless = format!("unplug{round}");
         write_endlessly(guest, &endless, &disks[&(0, 0)])?;
         guest.unplug_controller(&host.controller(id)?)?;
-        let ended = guest.finish(&endless, Duration::from_secs(120))?;
+        let ended = guest.finish(&endless, Bound::seconds(120))?;
         ensure!(ended.status != 0, "fio went on without a controller:\n{}", ended.output);
         wait_for_luns(guest, &[])?;
         host.must_run()?;

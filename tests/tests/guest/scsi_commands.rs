@@ -4,9 +4,9 @@
 //! The tools' exit codes are those of sg3_utils(8).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{
     ControllerConfig, DaemonProgram, FioJobs, FioLoop, Guest, HostImage, LoopDevice, LunConfig, ScsiDisk, ScsiHost,
     Shell, wait_for_luns,
@@ -118,7 +118,7 @@ fn pages_commands_and_errors() -> Result<()> {
          --bssplit=4k/60:12k/20:64k/20 --verify=crc32c --verify_fatal=1 --do_verify=1 --size=8M",
         disks[&LARGE_BLOCKS].node()
     ))
-    .run(&mut guest, Duration::from_secs(120))?
+    .run(&mut guest, Bound::seconds(120))?
     .must_have_verified()?;
     for lun in host.daemon()?.controller_stat("c")?.luns {
         let fails = (lun.target, lun.lun) == (u32::from(FAULTY.0), u32::from(FAULTY.1));
@@ -451,7 +451,7 @@ fn file_system(guest: &mut Guest, disk: &ScsiDisk, image: &HostImage) -> Result<
              (cd /mnt/a && find . -type f | sort | xargs sha256sum) >/run/sums
              sync; fstrim /mnt"
         ),
-        Duration::from_secs(120),
+        Bound::seconds(120),
     )?;
     let full = image.allocated()?;
     // The journal's commit discards.

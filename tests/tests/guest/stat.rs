@@ -1,10 +1,9 @@
 //! Merging and statistics with a real guest: data is intact when requests are merged, the daemon's counters match the guest's, and how a
 //! file system's buffered streams arrive.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use mqblk_admin::model::{DiskStat, QueueCounters};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{DaemonDisk, DaemonProgram, FioJobs, Guest, GuestDisk, HostImage, Shell, VhostUserDaemon};
 
 /// The guest kernel's statistics of its disk (Documentation/block/stat.rst), and iostat's sums.
@@ -70,7 +69,7 @@ fn the_daemon_counts_what_the_guest_counts() -> Result<()> {
          --name=stream --rw=write --bs=4k --offset=64M --size=16M --iodepth=32 --iodepth_batch=16 \
          --name=again --rw=read --bs=8k --offset=64M --size=16M --iodepth=32 --iodepth_batch=16",
     )
-    .run(&mut guest, Duration::from_secs(150))?;
+    .run(&mut guest, Bound::seconds(150))?;
     guest.must("for at in 0 1 2 3 4 5 6 7; do /sbin/blkdiscard -o $((128 + at))M -l 1M /dev/vda; done")?;
     guest.must(
         "for at in 1 2 3 4 5; do dd if=/dev/zero of=/dev/vda bs=4k count=1 conv=fsync,notrunc 2>/dev/null; done",
@@ -147,7 +146,7 @@ fn verified_data_survives_merging_under_storms() -> Result<()> {
          --name=flushes --rw=randwrite --bs=4k --iodepth=4 --fsync=1 --offset=96M --size=2M {verify} \
          --name=discards --ioengine=psync --rw=randtrim --bs=64k --offset=128M --size=64M --number_ios=600"
     ));
-    jobs.run(&mut guest, Duration::from_secs(240))?.must_have_verified()?;
+    jobs.run(&mut guest, Bound::seconds(240))?.must_have_verified()?;
     let stat = daemon.disk_stat("storm")?;
     let counters = &stat.totals.counters;
     ensure!(counters.write_merges > 1000, "streams of 4 KiB and 512 B were merged: {} times", counters.write_merges);
@@ -195,7 +194,7 @@ fn buffered_streams_of_a_file_system() -> Result<()> {
             {
                 guest.must("sync; echo 3 >/proc/sys/vm/drop_caches")?;
                 let before = daemon.disk_stat(disk)?.totals.counters;
-                FioJobs::new(&stream(rw, more)).run(&mut guest, Duration::from_secs(120))?;
+                FioJobs::new(&stream(rw, more)).run(&mut guest, Bound::seconds(120))?;
                 guest.must("sync")?;
                 let after = daemon.disk_stat(disk)?.totals.counters;
                 let (requests, bytes, merged) = match rw {

@@ -40,7 +40,7 @@ impl Fixture {
 
     /// Returns what the VMM of `bad` uses.
     fn budget(&self) -> TenantBudgetStat {
-        let mut client = Client::connect_with(&self.admin, TIMEOUT).expect("the admin socket");
+        let mut client = Client::connect_with(&self.admin, TIMEOUT.time()).expect("the admin socket");
         let stat = client.stat(&StatQuery::default()).expect("statistics");
         stat.disks.iter().find(|disk| disk.id == "bad").and_then(|disk| disk.budget).expect("a budget")
     }

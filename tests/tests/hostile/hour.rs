@@ -29,6 +29,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use mqblk_test_bounds::Bound;
 use mqblk_tests::crash::blk::{self, BlkQueues};
 use mqblk_tests::crash::scsi::{self, ScsiQueues};
 use mqblk_tests::crash::stats::print_uncaptured;
@@ -48,7 +49,7 @@ const ROUNDS: usize = 5;
 /// Seconds under attack of the short form.
 const SHORT_SECONDS: u64 = 12;
 /// How long the daemon may take to release what attackers held: 16 reads of 1 GiB are in flight when their guest leaves.
-const SETTLE: Duration = Duration::from_secs(60);
+const SETTLE: Bound = Bound::seconds(60);
 /// Private memory may grow by so many KiB. The C library's allocator keeps what threads have freed, in up to eight arenas for each CPU (after
 /// some minutes 145 of 169 MB were in 15 arenas); attacks before the first measurement make them grow, the more the longer they go on.
 const MEMORY_KIB: u64 = 96 << 10;
@@ -217,7 +218,7 @@ impl Host {
         let (began, every) = (Instant::now(), (time / 20).max(Duration::from_secs(1)));
         let mut samples = vec![];
         let all_have_begun = || attacks.iter().all(|attack| attack.steps() > 0);
-        while began.elapsed() < time || (!all_have_begun() && began.elapsed() < time + SETTLE) {
+        while began.elapsed() < time || (!all_have_begun() && began.elapsed() < time + SETTLE.time()) {
             std::thread::sleep(Duration::from_millis(100).min(time));
             self.daemon.assert_alive("attacks");
             loads.iter().for_each(RunningTimedLoad::assert_runs);
@@ -387,10 +388,10 @@ fn hostile_hour() {
 
 /// Waits until what the daemon holds does not change any more, and returns it.
 fn wait_for_rest(host: &Host) -> ProcessUsage {
-    let (until, mut last) = (Instant::now() + SETTLE, host.usage());
+    let (mut deadline, mut last) = (SETTLE.begin(), host.usage());
     let mut since = Instant::now();
     while since.elapsed() < Duration::from_secs(2) {
-        assert!(Instant::now() < until, "the daemon does not come to rest: {last:?}");
+        assert!(!deadline.has_passed(), "the daemon does not come to rest: {last:?}; not within {SETTLE}");
         std::thread::sleep(Duration::from_millis(50));
         let now = host.usage();
         if now.difference(&last).is_some() {

@@ -106,7 +106,7 @@ fn a_chain_that_is_held_back_is_in_flight() {
         wait_status(frontend, 1);
         frontend.queues[0].ring.offer(head);
         frontend.queues[0].publish_and_kick();
-        assert!(frontend.queues[0].wait_retired(TIMEOUT), "the queue was not retired");
+        assert!(frontend.queues[0].wait_retired(TIMEOUT.time()), "the queue was not retired");
         wait_for("the reason", || {
             daemon.warnings("bad").into_iter().find(|line| line.contains("made available again before it was used"))
         });

@@ -245,7 +245,7 @@ fn a_region_is_reported_also_when_the_device_was_reset_before_its_queues_start()
     let disks = [("one", "storage=ram,size=1M,queues=2")];
     let daemon = HostileDaemon::start_with(1, &disks, &["--admin", &admin.display().to_string()]);
     let reported = || {
-        let mut client = Client::connect_with(&admin, TIMEOUT).expect("the admin socket");
+        let mut client = Client::connect_with(&admin, TIMEOUT.time()).expect("the admin socket");
         let stat = client.stat(&StatQuery::default()).expect("statistics");
         stat.disks.iter().find(|disk| disk.id == "one").expect("the disk").in_flight_region
     };

@@ -135,7 +135,7 @@ fn broken_rings_are_retired() {
                 guest.put(TABLE + 16 * at, *entry);
             }
             guest.offer(0, ring);
-            assert!(guest.0.queues[0].wait_retired(TIMEOUT), "{name}: the queue was not retired");
+            assert!(guest.0.queues[0].wait_retired(TIMEOUT.time()), "{name}: the queue was not retired");
             let (_, _, flags) = guest.slot(0);
             assert_ne!(flags & 0x8080, USED, "{name}: it was answered");
             let reason = || daemon.warnings("bad").into_iter().find(|line| line.contains(why));
@@ -151,7 +151,7 @@ fn an_id_that_is_in_flight_retires_its_queue() {
         // Both become available at once, so that the first cannot be complete.
         let both = [&read(5)[..], &read(5)[..]].concat();
         guest.offer(0, &both);
-        assert!(guest.0.queues[0].wait_retired(TIMEOUT), "the queue was not retired");
+        assert!(guest.0.queues[0].wait_retired(TIMEOUT.time()), "the queue was not retired");
         wait_for("the reason", || {
             daemon.warnings("bad").into_iter().find(|line| line.contains("made available again before it was used"))
         });

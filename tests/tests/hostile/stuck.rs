@@ -66,7 +66,7 @@ fn a_worker_that_waits_in_a_page_fault_keeps_nobody_else_waiting() {
         .map(|_| {
             let admin = admin.clone();
             std::thread::spawn(move || {
-                let mut client = Client::connect_with(&admin, TIMEOUT)?;
+                let mut client = Client::connect_with(&admin, TIMEOUT.time())?;
                 client.call("stat", &json!({}))
             })
         })
@@ -77,7 +77,7 @@ fn a_worker_that_waits_in_a_page_fault_keeps_nobody_else_waiting() {
         .collect();
     let unresponsive = replies.iter().filter(|reply| reply.contains("worker 0 has not answered for")).count();
     assert!(unresponsive >= CLIENTS - 1, "{replies:?}");
-    let mut client = Client::connect_with(&admin, TIMEOUT).expect("room for a client");
+    let mut client = Client::connect_with(&admin, TIMEOUT.time()).expect("room for a client");
     client.call("version", &json!({})).expect("a verb that asks no worker");
     drop(client);
     neighbour.assert_progress("a worker that hangs");

@@ -183,7 +183,7 @@ fn memory_is_guarded_however_many_mappings_there_are() {
     let head = write_direct(&queue.ring, &[0, 1], &pieces);
     queue.ring.offer(head);
     queue.publish_and_kick();
-    assert!(queue.wait_retired(TIMEOUT), "a queue whose memory is lost ends");
+    assert!(queue.wait_retired(TIMEOUT.time()), "a queue whose memory is lost ends");
     neighbour.assert_progress("memory that was cut off");
     neighbour.finish();
     drop(frontends);

@@ -103,7 +103,7 @@ impl VirtioDevice<UringContext> for FaultyDevice {
 /// Waits until the other end of a connection is closed.
 fn wait_hang_up(socket: &std::path::Path) {
     let mut stream = UnixStream::connect(socket).expect("it listens");
-    stream.set_read_timeout(Some(TIMEOUT)).expect("a time");
+    stream.set_read_timeout(Some(TIMEOUT.time())).expect("a time");
     // Nothing is sent to a frontend that says nothing.
     let ended = stream.read(&mut [0]);
     assert!(matches!(&ended, Ok(0)) || ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
@@ -113,7 +113,7 @@ fn wait_hang_up(socket: &std::path::Path) {
 fn a_panic_of_the_control_thread_ends_one_connection() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut options = BlkConnectOptions::new(folder.path().join("socket"));
-    options.reply_timeout = TIMEOUT;
+    options.reply_timeout = TIMEOUT.time();
     let plan = Plan {
         disk: disk("ram", &[("size", "1M")]),
         workers: 1,

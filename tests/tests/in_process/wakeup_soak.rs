@@ -14,6 +14,7 @@ use mqblk_core::{Completion, DiskChannel, Request, Sector512};
 use mqblk_driver::virtio_blk::{BlkQueueSet, BlkStatus, DataSegment, Waker};
 use mqblk_engine::{PlugOptions, PollPolicy, UringContext};
 use mqblk_memory::Buffer;
+use mqblk_test_bounds::Bound;
 use mqblk_tests::filter_disk::{AnyChannel, FilterDisk};
 use mqblk_tests::in_process::{Plan, Rig, disk};
 use rand::rngs::SmallRng;
@@ -21,7 +22,7 @@ use rand::{RngExt, SeedableRng};
 
 const QUEUES: u16 = 2;
 /// Timeout of a wait: long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Bound = Bound::seconds(10);
 
 /// One request in so many waits for both ends to sleep.
 const ASLEEP_EVERY: u64 = 50;
@@ -132,7 +133,7 @@ fn watch(progress: &Progress, waker: &Waker) {
         let completed = progress.completed.load(Ordering::Acquire);
         if completed != seen {
             (seen, since) = (completed, Instant::now());
-        } else if since.elapsed() > PATIENCE {
+        } else if since.elapsed() > PATIENCE.time() {
             progress.late.store(true, Ordering::Release);
             waker.wake();
             return;

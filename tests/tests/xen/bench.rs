@@ -1,14 +1,13 @@
 //! The benchmark as a frontend on a real Xen: in dom0 against a daemon in dom0, in every layout of requests and with rings and requests of
 //! all sizes; and in a PV guest against the daemon in dom0.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::Shell;
 use mqblk_tests::xen::{BlkfrontParameters, Dom0Daemon, Domain, DomainConfig, XenHost};
 
 /// Timeout of one benchmark; emulation on an idle machine needs a tenth of it.
-const WITHIN: Duration = Duration::from_secs(120);
+const WITHIN: Bound = Bound::seconds(120);
 
 /// Checks for leaks of devices in xenstore, event channels and grants of dom0.
 const LEFT: &str =

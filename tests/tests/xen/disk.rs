@@ -1,8 +1,7 @@
 //! Functions of a disk on a real Xen besides reads and writes: flush, discard, read-only, large blocks, resize.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{FioJobs, Shell};
 use mqblk_tests::xen::{
     BackendDisk, BackendProgram, BlkfrontParameters, Dom0Image, Domain, DomainConfig, XenBackend, XenHost,
@@ -101,9 +100,7 @@ fn size_follows_the_device(rig: &mut Rig, image: &Dom0Image) -> Result<()> {
     image.resize(host, GROWN)?;
     backend.report_new_size(host, guest, "xvda")?;
     guest.wait_sectors("xvda", u64::from(GROWN) * 2048)?;
-    FioJobs::verified_random_writes("/dev/xvda", 2, SIZE, 4)
-        .run(guest, Duration::from_secs(90))?
-        .must_have_verified()?;
+    FioJobs::verified_random_writes("/dev/xvda", 2, SIZE, 4).run(guest, Bound::seconds(90))?.must_have_verified()?;
     let write_block = |block| format!("dd if=/dev/zero of=/dev/xvda bs=4k seek={block} count=1 oflag=direct");
     guest.must(&write_block(GROWN * 256 - 1))?;
     let beyond = guest.run(&write_block(GROWN * 256))?;
@@ -133,7 +130,7 @@ fn large_blocks(rig: &mut Rig) -> Result<()> {
         "--name=verify --filename=/dev/xvdc --ioengine=io_uring --direct=1 --iodepth=8 --thread --rw=randwrite \
          --bssplit=4k/50:12k/20:64k/30 --verify=crc32c --verify_fatal=1 --do_verify=1 --size=4M",
     )
-    .run(guest, Duration::from_secs(90))?
+    .run(guest, Bound::seconds(90))?
     .must_have_verified()?;
     guest.must_have_no_warnings()?;
     backend.detach(host, guest, "xvdc")

@@ -1,8 +1,7 @@
 //! dom0 alone on a real Xen, as both ends: the crates' access to xenstore, grants and event channels.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::Shell;
 use mqblk_tests::xen::XenHost;
 
@@ -14,7 +13,7 @@ fn xenstore_grants_and_event_channels() -> Result<()> {
     let program = env!("CARGO_BIN_EXE_xen_primitives");
     let mut host = XenHost::builder("dom0").with_program("xen_primitives", program).boot()?;
     host.must(MORE_GRANTS)?;
-    let output = host.must_within("RUST_BACKTRACE=1 xen_primitives", Duration::from_secs(120))?;
+    let output = host.must_within("RUST_BACKTRACE=1 xen_primitives", Bound::seconds(120))?;
     ensure!(output.lines().count() == 7 && output.lines().all(|line| line.starts_with("as expected: ")), "{output}");
     host.power_off()
 }

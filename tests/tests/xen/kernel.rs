@@ -1,8 +1,7 @@
 //! The kernel's own backend on a real Xen: validates the harness with which the daemon is tested.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{FioJobs, Shell};
 use mqblk_tests::xen::{
     BackendDisk, BackendProgram, BlkfrontParameters, Dom0Image, Domain, DomainConfig, HardwareQueue, XenBackend,
@@ -21,9 +20,7 @@ fn the_harness_sees_a_disk_of_the_kernel() -> Result<()> {
     // One queue per CPU, each with a ring of one page.
     let each = |cpu| HardwareQueue { cpus: vec![cpu], tags: 32 };
     assert_eq!(guest.hardware_queues("xvda")?, [each(0), each(1)]);
-    FioJobs::verified_random_writes("/dev/xvda", 2, 0, 8)
-        .run(&mut guest, Duration::from_secs(120))?
-        .must_have_verified()?;
+    FioJobs::verified_random_writes("/dev/xvda", 2, 0, 8).run(&mut guest, Bound::seconds(120))?.must_have_verified()?;
     let events = interrupts(&mut guest, "blkif")?;
     ensure!(events.len() == 2 && events.iter().all(|&count| count > 0), "events of the two queues: {events:?}");
     ensure!(image.allocated(&mut host)? >= 8 << 20, "fio's data is not in the image");

@@ -1,8 +1,9 @@
 //! Lifecycle of disks and guests on a real Xen: detach and attach again, a reboot, two guests, a guest that is destroyed.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{FioJobs, FioOutcome, Shell};
 use mqblk_tests::xen::{
     BackendDisk, BackendProgram, BlkfrontParameters, Dom0Image, Domain, DomainConfig, XenBackend, XenHost,
@@ -24,9 +25,9 @@ fn endless_writes() -> String {
 /// Waits until the guest's writes reach the image, so that the next step happens in mid-I/O.
 fn wait_for_writes(host: &mut XenHost, image: &Dom0Image) -> Result<()> {
     let before = image.allocated(host)?;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut deadline = Bound::seconds(60).begin();
     while image.allocated(host)? < before + (1 << 20) {
-        ensure!(Instant::now() < deadline, "nothing is written to {}", image.path());
+        ensure!(!deadline.has_passed(), "nothing is written to {}", image.path());
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
@@ -66,9 +67,7 @@ fn detached_attached_rebooted() -> Result<()> {
     let mut guest = Domain::create(&mut host, &DomainConfig::new("guest"))?;
     guest.load_blkfront(BlkfrontParameters::default())?;
     backend.attach(&mut host, &mut guest, "xvda", "disk")?;
-    FioJobs::verified_random_writes("/dev/xvda", 2, 0, 4)
-        .run(&mut guest, Duration::from_secs(90))?
-        .must_have_verified()?;
+    FioJobs::verified_random_writes("/dev/xvda", 2, 0, 4).run(&mut guest, Bound::seconds(90))?.must_have_verified()?;
     let sum = guest.must(BEGINNING)?;
 
     for round in 1..=3 {
@@ -94,9 +93,7 @@ fn detached_attached_rebooted() -> Result<()> {
     }
     guest.wait_disk("xvda")?;
     assert_eq!(guest.must(BEGINNING)?, sum, "the data changed in the reboot");
-    FioJobs::verified_random_writes("/dev/xvda", 2, 32, 4)
-        .run(&mut guest, Duration::from_secs(90))?
-        .must_have_verified()?;
+    FioJobs::verified_random_writes("/dev/xvda", 2, 32, 4).run(&mut guest, Bound::seconds(90))?.must_have_verified()?;
     guest.must_have_no_warnings()?;
 
     guest.power_off(&mut host)?;
@@ -134,7 +131,7 @@ fn two_guests_at_once() -> Result<()> {
     victim.start("verify", &verify.script("verify"))?;
     other_guest.start("verify", &verify.script("verify"))?;
     for guest in [&mut victim, &mut other_guest] {
-        let answer = guest.finish("verify", Duration::from_secs(180))?;
+        let answer = guest.finish("verify", Bound::seconds(180))?;
         FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
         guest.must_have_no_warnings()?;
     }
@@ -149,7 +146,7 @@ fn two_guests_at_once() -> Result<()> {
     let id = victim.id();
     victim.destroy(&mut host)?;
     let_go_of(&backend, &mut host, id)?;
-    let answer = other_guest.finish("again", Duration::from_secs(240))?;
+    let answer = other_guest.finish("again", Bound::seconds(240))?;
     FioOutcome::read(answer.status, &answer.output)?.must_have_verified()?;
     other_guest.must_have_no_warnings()?;
 
@@ -160,9 +157,7 @@ fn two_guests_at_once() -> Result<()> {
     let mut next = Domain::create(&mut host, &DomainConfig::new("next"))?;
     next.load_blkfront(BlkfrontParameters::default())?;
     backend.attach(&mut host, &mut next, "xvda", "a")?;
-    FioJobs::verified_random_writes("/dev/xvda", 2, 0, 4)
-        .run(&mut next, Duration::from_secs(90))?
-        .must_have_verified()?;
+    FioJobs::verified_random_writes("/dev/xvda", 2, 0, 4).run(&mut next, Bound::seconds(90))?.must_have_verified()?;
     next.must_have_no_warnings()?;
     next.power_off(&mut host)?;
     other_guest.power_off(&mut host)?;

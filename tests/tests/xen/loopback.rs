@@ -1,14 +1,13 @@
 //! Hostile frontends on a real Xen: the scenarios that `tests/tests/blkif/hostile.rs` runs on a simulated machine, in dom0, against a daemon in dom0.
 
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::Shell;
 use mqblk_tests::loopback::scenarios::SCENARIOS;
 use mqblk_tests::xen::XenHost;
 
 /// Timeout of all scenarios: emulation on an idle machine needs a quarter of it.
-const WITHIN: Duration = Duration::from_secs(700);
+const WITHIN: Bound = Bound::seconds(700);
 
 #[test]
 fn hostile_frontends_in_dom0() -> Result<()> {

@@ -1,9 +1,8 @@
 //! Data through each grant mode, on a real Xen with Debian's blkfront: with its default rings, and with the largest that it supports.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use mqblk_admin::model::{DiskStat, GrantCounters};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::{FioJobs, FioOutcome, Shell};
 use mqblk_tests::xen::{
     BackendDisk, BackendProgram, BlkfrontParameters, Dom0Image, Domain, DomainConfig, HardwareQueue, XenBackend,
@@ -53,7 +52,7 @@ fn verify_all(guest: &mut Domain, modes: &[(&str, &str)], load: &Load) -> Result
         guest.start(disk, &fio.script(disk))?;
     }
     for (mode, disk) in modes {
-        let answer = guest.finish(disk, Duration::from_secs(240))?;
+        let answer = guest.finish(disk, Bound::seconds(240))?;
         FioOutcome::read(answer.status, &answer.output)
             .and_then(FioOutcome::must_have_verified)
             .with_context(|| format!("grants={mode}"))?;

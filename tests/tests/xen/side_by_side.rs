@@ -2,9 +2,9 @@
 //! notifications. Emulated, so only the ratio of times is meaningful.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use mqblk_test_bounds::Bound;
 use mqblk_tests::guest::FioJobs;
 use mqblk_tests::xen::{
     BlkfrontParameters, CallCounts, Dom0Daemon, Domain, DomainConfig, KernelProbe, KernelProbes, XenHost, interrupts,
@@ -45,7 +45,7 @@ fn read_at_random(guest: &mut Domain) -> Result<f64> {
         "--name=read --filename=/dev/xvda --ioengine=io_uring --direct=1 --thread --rw=randread --bs=4k --iodepth=16 --numjobs=2 \
          --cpus_allowed=0,1 --cpus_allowed_policy=split --number_ios={REQUESTS} --norandommap --random_generator=tausworthe64",
     ));
-    let ran = jobs.run(guest, Duration::from_secs(150))?;
+    let ran = jobs.run(guest, Bound::seconds(150))?;
     ensure!(ran.reads == 2 * REQUESTS, "fio read {} times", ran.reads);
     Ok(ran.reads as f64 / ran.elapsed.as_secs_f64())
 }

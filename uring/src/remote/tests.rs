@@ -3,11 +3,14 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use mqblk_memory::{GuestAddress, GuestMemory, LeaseId, Region};
+use mqblk_test_bounds::Bound;
 
 use super::*;
 use crate::{FixedBufferUse, UringOptions, Wait};
 
-const LONG: Duration = Duration::from_secs(20);
+fn long() -> Duration {
+    Bound::seconds(20).time()
+}
 
 fn memory(len: u64) -> Arc<GuestMemory> {
     let region = Region::shared("t", len, GuestAddress(0)).unwrap().0;
@@ -46,13 +49,13 @@ impl Fixture {
 
     /// Sleeps until something arrives, as a worker does.
     fn next(&mut self) -> IoCompletion {
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + long();
         loop {
             if let Some(message) = self.context.next(self.client) {
                 return message;
             }
             assert!(Instant::now() < end, "nothing woke the worker");
-            self.context.turn(Wait::AtMost(LONG));
+            self.context.turn(Wait::AtMost(long()));
         }
     }
 
@@ -221,7 +224,7 @@ fn a_poll_that_the_kernel_has_ended_is_renewed() {
         let cancel = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(crate::ops::IGNORED);
         f.context.push_raw(cancel);
         while !f.context.port.lapsed {
-            f.context.turn(Wait::AtMost(LONG));
+            f.context.turn(Wait::AtMost(long()));
         }
         // Between two polls.
         waker.wake();

@@ -1,4 +1,5 @@
 use mqblk_core::ByteLen;
+use mqblk_test_bounds::Bound;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -11,7 +12,9 @@ use mqblk_memory::{BouncePool, GuestAddress, GuestMemory, LeaseId, Region};
 use super::*;
 use crate::{FixedBufferUse, IoCompletion, UringOptions, Wait};
 
-const LONG: Duration = Duration::from_secs(20);
+fn long() -> Duration {
+    Bound::seconds(20).time()
+}
 const MEMORY: u64 = 8 << 20;
 const HEADER: u64 = 28;
 
@@ -23,7 +26,7 @@ impl Peer for TcpStream {}
 
 fn unix() -> (OwnedFd, Box<dyn Peer>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    theirs.set_read_timeout(Some(LONG)).unwrap();
+    theirs.set_read_timeout(Some(long())).unwrap();
     (ours.into(), Box::new(theirs))
 }
 
@@ -32,7 +35,7 @@ fn tcp() -> (OwnedFd, Box<dyn Peer>) {
     let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let theirs = listener.accept().unwrap().0;
     theirs.set_nodelay(true).unwrap();
-    theirs.set_read_timeout(Some(LONG)).unwrap();
+    theirs.set_read_timeout(Some(long())).unwrap();
     (ours.into(), Box::new(theirs))
 }
 
@@ -77,13 +80,13 @@ impl Fixture {
     }
 
     fn next(&mut self) -> IoCompletion {
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + long();
         loop {
             if let Some(done) = self.context.next(self.client) {
                 return done;
             }
             assert!(Instant::now() < end, "no completion");
-            self.context.turn(Wait::AtMost(LONG));
+            self.context.turn(Wait::AtMost(long()));
         }
     }
 

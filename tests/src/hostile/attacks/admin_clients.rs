@@ -22,8 +22,8 @@ fn connect(path: &Path, control: &AttackControl) -> Option<UnixStream> {
     control.pause(PAUSE);
     let stream = stream?;
     stream.set_nonblocking(false).expect("a socket that blocks");
-    stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
-    stream.set_write_timeout(Some(TIMEOUT)).expect("a write time-out");
+    stream.set_read_timeout(Some(TIMEOUT.time())).expect("a read time-out");
+    stream.set_write_timeout(Some(TIMEOUT.time())).expect("a write time-out");
     Some(stream)
 }
 
@@ -76,7 +76,7 @@ pub fn statistics(path: PathBuf) -> Attack {
         let mut client = None;
         while !control.is_stopped() {
             let query = StatQuery { queues: true, latency: false, disk: None };
-            let connected = client.take().or_else(|| Client::connect_with(&path, TIMEOUT).ok());
+            let connected = client.take().or_else(|| Client::connect_with(&path, TIMEOUT.time()).ok());
             // Refused while there are too many clients.
             client = connected.and_then(|mut client: Client| client.stat(&query).is_ok().then_some(client));
             if client.is_some() {
@@ -92,7 +92,7 @@ pub fn luns(path: PathBuf, controller: &'static str, image: PathBuf) -> Attack {
     Box::new(move |control| {
         let folder = image.parent().expect("a file lies in a folder").to_owned();
         while !control.is_stopped() {
-            let Ok(mut client) = Client::connect_with(&path, TIMEOUT) else {
+            let Ok(mut client) = Client::connect_with(&path, TIMEOUT.time()) else {
                 control.pause(PAUSE);
                 continue;
             };
@@ -118,7 +118,7 @@ pub fn moves(path: PathBuf, devices: Vec<&'static str>, workers: u64, seed: u64)
         let mut random = SmallRng::seed_from_u64(seed);
         let mut client = None;
         while !control.is_stopped() {
-            let Some(mut connected) = client.take().or_else(|| Client::connect_with(&path, TIMEOUT).ok()) else {
+            let Some(mut connected) = client.take().or_else(|| Client::connect_with(&path, TIMEOUT.time()).ok()) else {
                 control.pause(PAUSE);
                 continue;
             };

@@ -53,7 +53,7 @@ impl HostileController {
         options.depth = DEPTH;
         options.data_per_queue = ByteLen(u64::from(DEPTH * DATA));
         options.steering = SteeringPolicy::Submitter;
-        (options.connect_timeout, options.reply_timeout) = (TIMEOUT, TIMEOUT);
+        (options.connect_timeout, options.reply_timeout) = (TIMEOUT.time(), TIMEOUT.time());
         let mut device = ScsiController::connect(&options).expect("the controller");
         let set = device.take_queues().pop().expect("one set of queues");
         let control = device.take_control().expect("the control queue");
@@ -136,7 +136,7 @@ impl HostileController {
             false => control.pause(FULL),
         }
         // Ended or aborted, but not forgotten.
-        assert!(self.is_idle() || self.completed_at.elapsed() < TIMEOUT, "commands do not end");
+        assert!(self.is_idle() || self.completed_at.elapsed() < TIMEOUT.time(), "commands do not end");
     }
 }
 

@@ -12,7 +12,7 @@ pub mod guests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::TIMEOUT;
 
@@ -97,9 +97,9 @@ impl RunningAttack {
     pub fn finish(mut self) -> u64 {
         self.begin_stop();
         let thread = self.thread.take().expect("a running attack");
-        let until = Instant::now() + 3 * TIMEOUT;
+        let mut until = TIMEOUT.times(3).begin();
         while !thread.is_finished() {
-            assert!(Instant::now() < until, "the attack '{}' does not end", self.name);
+            assert!(!until.has_passed(), "the attack '{}' does not end", self.name);
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(thread.join().is_ok(), "the attack '{}' failed: the daemon did not do its part", self.name);

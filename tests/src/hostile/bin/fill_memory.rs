@@ -64,7 +64,7 @@ fn main() {
             std::thread::sleep(Duration::from_millis(50));
         }
         read_into(&mut frontend, DATA);
-        say(if frontend.queues[0].wait_retired(TIMEOUT) { "retired" } else { "completed" });
+        say(if frontend.queues[0].wait_retired(TIMEOUT.time()) { "retired" } else { "completed" });
     }
     loop {
         std::thread::park();

@@ -108,7 +108,7 @@ impl RewritingFixture {
     fn rounds(&mut self, count: u32, requests: &[RawRequest]) -> Result<()> {
         let ring = &mut self.guest.rings[0];
         let (mut done, mut refused) = (0_u64, 0_u64);
-        let (mut rounds, until) = (0, Instant::now() + TIMEOUT);
+        let (mut rounds, until) = (0, Instant::now() + TIMEOUT.time());
         while rounds < count || done == 0 || refused == 0 {
             ensure!(rounds < count || Instant::now() < until, "{done} done, {refused} refused");
             let request = &requests[rounds as usize % requests.len()];

@@ -301,7 +301,7 @@ pub(super) fn shared_page(fixture: &mut LoopbackFixture) -> Result<()> {
     let first = guest.rings[0].raw.pages.refs[0];
     if guest.front.connect(&with_key(keys, "ring-ref1", first.0)).is_ok() {
         guest.rings[0].send(&transfer(operation::READ, 0, &[whole_page(data.gref(1))]))?;
-        ensure!(guest.rings[0].raw.sleep(TIMEOUT), "no event came");
+        ensure!(guest.rings[0].raw.sleep(TIMEOUT.time()), "no event came");
     }
     guest.detach()
 }

@@ -23,7 +23,7 @@ const NO_DOMAIN: DomainId = DomainId(77);
 const NO_GRANT: GrantRef = GrantRef(30_000);
 
 /// Timeout of an expected event. An emulated CPU may need milliseconds.
-const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long the test waits for an event that must not come.
 const QUIET_TIME: Duration = Duration::from_millis(300);

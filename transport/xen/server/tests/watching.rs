@@ -10,6 +10,7 @@ use mqblk_blkif::GrantBudget;
 use mqblk_core::RateLimit;
 use mqblk_engine::{Engine, EngineOptions, UringOptions};
 use mqblk_memory::DomainId;
+use mqblk_test_bounds::Bound;
 use mqblk_xen::store::Xenstore;
 use mqblk_xen::vbd;
 use mqblk_xen_server::toolstack::{self, AttachResult, NewDevice};
@@ -17,7 +18,9 @@ use mqblk_xen_server::{Backend, BackendOptions, DEVICE_CHECKS, DeviceName, DiskB
 use mqblk_xen_simulation::connect_dom0;
 use mqblk_xen_simulation::{Machine, connect};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+fn timeout() -> Duration {
+    Bound::seconds(20).time()
+}
 const GUEST: DomainId = DomainId(1);
 
 /// An opener that reports each request to the test and waits for its permission to refuse it.
@@ -37,7 +40,7 @@ impl Opener for GatedOpener {
         let at_once = self.immediate.load(Ordering::SeqCst);
         let _ = self.requests.lock().unwrap().send(params.to_string());
         if !at_once {
-            let _ = self.permits.lock().unwrap().recv_timeout(TIMEOUT);
+            let _ = self.permits.lock().unwrap().recv_timeout(timeout());
         }
         Err(format!("no {params} here"))
     }
@@ -99,7 +102,7 @@ impl WatcherFixture {
     }
 
     fn wait_state(&mut self, devid: u32, state: &str) {
-        let until = Instant::now() + TIMEOUT;
+        let until = Instant::now() + timeout();
         while self.state(devid).as_deref() != Some(state) {
             assert!(Instant::now() < until, "found {:?}, expected {state}", self.state(devid));
             std::thread::sleep(Duration::from_millis(1));
@@ -114,11 +117,11 @@ fn a_recreated_device_is_not_written_to_by_its_predecessor() {
     let dir = tempfile::tempdir().unwrap();
     let mut stage = start_watcher(dir.path(), DEVICE_CHECKS);
     stage.attach(51712, "mqblk:first");
-    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:first");
+    assert_eq!(stage.requests.recv_timeout(timeout()).unwrap(), "mqblk:first");
     toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
     stage.attach(51712, "mqblk:second");
     stage.permits.send(()).unwrap();
-    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:second");
+    assert_eq!(stage.requests.recv_timeout(timeout()).unwrap(), "mqblk:second");
     assert_eq!(stage.state(51712).as_deref(), Some("1"), "the second one is not served yet");
     stage.permits.send(()).unwrap();
     stage.wait_state(51712, "5");
@@ -154,12 +157,12 @@ fn a_device_that_is_gone_stays_gone() {
     let dir = tempfile::tempdir().unwrap();
     let mut stage = start_watcher(dir.path(), DEVICE_CHECKS);
     stage.attach(51712, "mqblk:first");
-    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:first");
+    assert_eq!(stage.requests.recv_timeout(timeout()).unwrap(), "mqblk:first");
     toolstack::detach(&mut stage.store, DomainId(0), &name(51712), Duration::ZERO, true).unwrap();
     stage.permits.send(()).unwrap();
     // The first one's thread has written its result before another device of the domain is refused.
     stage.attach(51728, "mqblk:other");
-    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:other");
+    assert_eq!(stage.requests.recv_timeout(timeout()).unwrap(), "mqblk:other");
     stage.permits.send(()).unwrap();
     stage.wait_state(51728, "5");
     stage.backend.stop();
@@ -182,7 +185,7 @@ fn devices_of_a_domain_that_is_gone_are_removed() {
     stage.store.remove(&format!("{foreign}/made-by")).unwrap();
     assert!(stage.machine.destroy_domain(GUEST));
     let wait_gone = |store: &mut Xenstore, path: &str| {
-        let until = Instant::now() + TIMEOUT;
+        let until = Instant::now() + timeout();
         while store.read(path).unwrap().is_some() {
             assert!(Instant::now() < until, "{path} stays");
             std::thread::sleep(Duration::from_millis(1));
@@ -204,7 +207,7 @@ fn a_slow_disk_blocks_no_other_device() {
     let dir = tempfile::tempdir().unwrap();
     let mut stage = start_watcher(dir.path(), DEVICE_CHECKS);
     stage.attach(51712, "mqblk:slow");
-    assert_eq!(stage.requests.recv_timeout(TIMEOUT).unwrap(), "mqblk:slow");
+    assert_eq!(stage.requests.recv_timeout(timeout()).unwrap(), "mqblk:slow");
     stage.opener.immediate.store(true, Ordering::SeqCst);
     stage.attach(51728, "mqblk:quick");
     stage.wait_state(51728, "5");

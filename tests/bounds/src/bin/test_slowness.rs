@@ -1,0 +1,10 @@
+//! Measures how slow this machine is and prints the value of `MQBLK_TEST_SLOWNESS` for the test programs.
+#![forbid(unsafe_code)]
+
+use std::io::Write;
+
+use mqblk_test_bounds::Slowness;
+
+fn main() -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{}", Slowness::measured().to_variable())
+}

@@ -16,6 +16,7 @@ use super::chain::Chain;
 use super::direct::Direct;
 use super::direct::gate::ShutGate;
 use super::header::Header;
+use super::tables::TableWriter;
 use crate::blocking::BlockingStorage;
 use crate::file::lock;
 
@@ -27,6 +28,7 @@ static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 /// The library updates tables in memory and writes them when it is told to flush or runs out of room, and the L1 table at once, also before
 /// the refcounts that go with it. So a writer that is killed leaves refcounts missing. Therefore the dirty bit is set, durably, before the
 /// first change, and cleared when the image is [closed](Self::close): whoever opens it meanwhile repairs the refcounts first, QEMU as we.
+/// The tables that a completed write relies on are in the file, though not on the disk ([`TableWriter`]).
 pub(super) struct Image {
     /// Reads and writes share it. What takes mappings away from under them (discard, resize, close) has it alone. `None`: given up.
     format: RwLock<Option<FormatAccess<ImageFile>>>,
@@ -39,6 +41,7 @@ pub(super) struct Image {
     dirty: AtomicBool,
     /// Serialises changes of the dirty bit.
     marking: Mutex<()>,
+    tables: TableWriter,
     /// The library panicked: what it has in memory may be anything, and must not be written.
     failed: AtomicBool,
     /// Requests of workers that go past the library. `None`: there are none.
@@ -56,8 +59,8 @@ impl Image {
     pub(super) fn new(chain: Chain, path: PathBuf, read_only: bool) -> Image {
         let Chain { format, header, file, data, direct } = chain;
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
-        let format = RwLock::new(Some(format));
-        Image { format, header, read_only, path, file, data, dirty, marking: Mutex::new(()), failed, direct }
+        let (format, marking, tables) = (RwLock::new(Some(format)), Mutex::new(()), TableWriter::default());
+        Image { format, header, read_only, path, file, data, dirty, marking, tables, failed, direct }
     }
 
     pub(super) fn cluster(&self) -> u64 {
@@ -87,13 +90,6 @@ impl Image {
     #[inline]
     pub(super) fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::Acquire)
-    }
-
-    /// Lets workers know where the clusters of a range are. Called by who shares the image, after the request, whatever has become of that.
-    fn learn(&self, format: &FormatAccess<ImageFile>, at: u64, len: u64, written: bool) {
-        if let Some(direct) = &self.direct {
-            direct.learn(format, at, len, written);
-        }
     }
 
     /// Calls the library. After a panic of it all requests fail.
@@ -127,6 +123,31 @@ impl Image {
             let format = format.as_ref().ok_or_else(gone)?;
             self.mark_dirty()?;
             call(format)
+        })
+    }
+
+    /// As [`change`](Self::change), for a write to a range: it is done when the tables that it relies on are in the file, also those of a
+    /// neighbour that has given the range its cluster and is not done.
+    fn write_shared(
+        &self,
+        (at, len): (u64, u64),
+        write: impl FnOnce(&FormatAccess<ImageFile>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.change(|format| {
+            // Whoever shares the image takes no cluster away: what is in place stays there.
+            let in_place = Image::is_in_place(format, at, len).unwrap_or(false);
+            let change = (!in_place).then(|| self.tables.begin());
+            let done = write(format);
+            // Before the tables are written: a place that workers learn must be in the file.
+            let found = self.direct.as_ref().map(|direct| direct.look_up(format, at, len, true));
+            let in_file = match change {
+                Some(change) => change.write_out(|| format.flush()),
+                None => self.tables.settle(|| format.flush()),
+            };
+            if let (Some(direct), Some(found)) = (&self.direct, found) {
+                direct.enter(if in_file.is_ok() { found } else { found.unwritten() });
+            }
+            done.and(in_file)
         })
     }
 
@@ -180,16 +201,17 @@ impl Image {
         Ok(())
     }
 
-    /// Returns true if a write to this range can free a cluster, in an image where some can. Such a range never arises later.
-    fn write_frees(format: &FormatAccess<ImageFile>, at: u64, len: u64) -> io::Result<bool> {
+    /// Returns true if a write to this range changes no table. One that does can free a cluster, in an image where some can; there, such a
+    /// range never arises later.
+    fn is_in_place(format: &FormatAccess<ImageFile>, at: u64, len: u64) -> io::Result<bool> {
         let mut done = 0;
         while done < len {
             match format.get_mapping(at + done, len - done)? {
                 (Mapping::Raw { writable: true, .. }, run) if run > 0 => done += run,
-                _ => return Ok(true),
+                _ => return Ok(false),
             }
         }
-        Ok(false)
+        Ok(true)
     }
 
     /// Sets the dirty bit, unless it is set. Called with the format held, so that it is not cleared before the change.
@@ -302,7 +324,7 @@ impl Image {
 }
 
 /// The error of all requests once the library has failed.
-fn gone() -> io::Error {
+pub(super) fn gone() -> io::Error {
     io::Error::other("the image was given up after a fault of the qcow2 library")
 }
 
@@ -315,21 +337,23 @@ impl BlockingStorage for Arc<Image> {
         let len = bytes.len() as u64;
         self.with(|format| {
             let done = format.read(bytes, at.0);
-            self.learn(format, at.0, len, false);
+            if let Some(direct) = &self.direct {
+                let found = direct.look_up(format, at.0, len, false);
+                // Writes go past the library to what is learnt: also what a writer that is not done has just allocated.
+                if !found.is_empty() && self.tables.settle(|| format.flush()).is_ok() {
+                    direct.enter(found);
+                }
+            }
             done
         })
     }
 
     fn write_at(&self, bytes: &[u8], at: ByteOffset) -> io::Result<()> {
         let len = bytes.len() as u64;
-        if self.header.writes_free && self.with(|format| Image::write_frees(format, at.0, len))? {
+        if self.header.writes_free && !self.with(|format| Image::is_in_place(format, at.0, len))? {
             return self.free_alone((at.0, at.0 + len), |format| format.write(bytes, at.0));
         }
-        self.change(|format| {
-            let done = format.write(bytes, at.0);
-            self.learn(format, at.0, len, true);
-            done
-        })
+        self.write_shared((at.0, len), |format| format.write(bytes, at.0))
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -359,11 +383,7 @@ impl BlockingStorage for Arc<Image> {
             if frees {
                 return self.free_alone((at.0, at.0 + len.0), |format| zero(format));
             }
-            return self.change(|format| {
-                let done = zero(format);
-                self.learn(format, at.0, len.0, true);
-                done
-            });
+            return self.write_shared((at.0, len.0), zero);
         }
         // Alone: the library makes a cluster of zeroes of one whose other parts are zero, which a write to one of them may change meanwhile.
         self.free_alone((at.0, at.0 + len.0), |format| {

@@ -16,7 +16,7 @@
 //!
 //! * `header` and `check` read an image before the library does, and refuse what is damaged or not supported.
 //! * `chain` opens all files, `access` says which an image may name, `create` makes overlays.
-//! * `image` carries out requests.
+//! * `image` carries out requests, `tables` sees to it that a completed write survives this process.
 
 mod access;
 mod chain;
@@ -25,6 +25,7 @@ mod create;
 mod direct;
 mod header;
 mod image;
+mod tables;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

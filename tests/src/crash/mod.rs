@@ -1,9 +1,10 @@
 //! A backend that is killed and stopped repeatedly under a verified load: the driver sees nothing but a pause.
 //!
 //! `oracle` models what a disk may hold. `load` keeps the queues of any interface busy and validates every completion. `queues` abstracts
-//! the interfaces (`blk`, `scsi`, `xen`). `daemon` is the restarted `mqblk` binary, `kills` ends it at random moments, `stats` sums up.
+//! the interfaces (`blk`, `scsi`, `xen`). `blk_rig` has both ends of virtio-blk disks. `daemon` is the restarted `mqblk` binary, `kills` ends it at random moments, `stats` sums up.
 
 pub mod blk;
+pub mod blk_rig;
 pub mod daemon;
 pub mod kills;
 pub mod load;

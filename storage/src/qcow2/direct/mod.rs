@@ -13,6 +13,7 @@ mod map;
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,6 +39,26 @@ pub(super) struct Direct {
     file_len: AtomicU64,
 }
 
+/// Where clusters are, as the library says, before workers may go there.
+#[derive(Debug, Default)]
+pub(super) struct FoundClusters {
+    /// In order.
+    places: Vec<(u64, Place)>,
+    /// The clusters that were written, of which nothing from before is true.
+    own: Range<u64>,
+}
+
+impl FoundClusters {
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.is_empty() && self.own.is_empty()
+    }
+
+    /// Without the places, as the tables could not be written.
+    pub(super) fn unwritten(self) -> FoundClusters {
+        FoundClusters { places: Vec::new(), ..self }
+    }
+}
+
 impl Direct {
     /// Returns it for an image whose data is in these files, its own first. `None` if a file cannot be used without waiting for its file
     /// system.
@@ -55,15 +76,19 @@ impl Direct {
         Ok(Some(Direct { map, gate, cluster: 1 << cluster_bits, files: opened, file_len: AtomicU64::new(0) }))
     }
 
-    /// Learns where the clusters of a range are, and some more behind it. Called by who shares the image, after a request. `written`: it may
-    /// have given clusters of the range another place.
-    pub(super) fn learn(&self, format: &FormatAccess<ImageFile>, at: u64, len: u64, written: bool) {
+    /// Looks up where the clusters of a range are, and some more behind it, for [`enter`](Self::enter). Called by who shares the image, after a
+    /// request. `written`: it may have given clusters of the range another place.
+    pub(super) fn look_up(&self, format: &FormatAccess<ImageFile>, at: u64, len: u64, written: bool) -> FoundClusters {
+        let mut found = FoundClusters::default();
         let is_known = |place| !written || matches!(place, Place::Data { writable: true, .. });
         if self.map.find(at, len).is_some_and(is_known) {
-            return;
+            return found;
         }
         let (cluster, size) = (self.cluster, format.size());
         let own = at / cluster..(at + len).div_ceil(cluster);
+        if written {
+            found.own = own.clone();
+        }
         let end = (own.end * cluster).max(at + LEARN_AHEAD).min(size);
         let mut next = own.start;
         while next * cluster < end {
@@ -74,17 +99,26 @@ impl Direct {
             let whole = if start + run >= size { run.div_ceil(cluster) } else { run / cluster };
             for number in 0..whole.max(1) {
                 let place = place.filter(|_| whole > 0).map(|place| place.skip(number * cluster));
-                match place.filter(|place| self.may_go(*place)) {
-                    Some(place) => self.map.learn(next + number, place),
-                    None if written && own.contains(&(next + number)) => self.map.mark_written(next + number),
-                    None => {}
+                if let Some(place) = place.filter(|place| self.may_go(*place)) {
+                    found.places.push((next + number, place));
                 }
             }
             next += whole.max(1);
         }
-        if written {
-            (next..own.end).for_each(|cluster| self.map.mark_written(cluster));
+        found
+    }
+
+    /// Lets workers go to what was found. Called while the image is still shared, when the tables that say so are in the file: a write of a
+    /// worker completes without any.
+    pub(super) fn enter(&self, found: FoundClusters) {
+        let mut entered = found.places.iter().map(|(cluster, _)| *cluster).peekable();
+        for cluster in found.own {
+            while entered.next_if(|entered| *entered < cluster).is_some() {}
+            if entered.peek() != Some(&cluster) {
+                self.map.mark_written(cluster);
+            }
         }
+        found.places.iter().for_each(|(cluster, place)| self.map.learn(*cluster, *place));
     }
 
     /// Returns the place of a mapping, if workers can go there.

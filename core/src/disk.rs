@@ -158,7 +158,12 @@ pub trait Disk<L: IoContext>: Send + Sync {
 
     /// Deactivates the disk because the queues have stopped, with nothing in flight. After the last call others may run theirs, and read
     /// all that was written. Blocks.
-    fn deactivate(&self) {}
+    ///
+    /// # Errors
+    /// When it is not sure that all is there. The disk is not active, but others are kept out.
+    fn deactivate(&self) -> Result<(), DiskError> {
+        Ok(())
+    }
 
     /// Releases what others may wait for, such as a lock that a server keeps for this client. Called once, after the last flush and when no
     /// channel is open, before the process ends; requests and other calls fail afterwards. Blocks, with a bound of its own. A disk that is

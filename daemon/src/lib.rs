@@ -67,7 +67,7 @@ pub fn configure(
     let given = raw.clone();
     let closed = resolve::resolve(raw, interfaces, &Cpus::of_this_host(), &storage_backends::kinds())?;
     activation::check_all_are_used()?;
-    let handed = predecessor.as_ref().map(Predecessor::take_images).unwrap_or_default();
+    let handed = predecessor.as_ref().map(Predecessor::images);
     let config = ServeConfig { given, predecessor, ..rights::open(closed, handed)? };
     if let Some(admin) = &config.admin {
         mqblk_vhost_user_server::probe_socket(&admin.socket).map_err(ConfigError::Admin)?;

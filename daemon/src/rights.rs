@@ -4,7 +4,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use mqblk_core::{ImageOpener, OpenImage};
+use mqblk_core::ImageOpener;
 use mqblk_storage::host_images::HostImages;
 use mqblk_vhost_user_server::SocketError;
 
@@ -14,7 +14,7 @@ use crate::resolve::{ClosedConfig, ConfigError};
 use crate::sandbox::{self, SandboxMode};
 use crate::sockets::PlannedSocket;
 use crate::storage_backends::Registry;
-use crate::takeover::HandedImages;
+use crate::takeover::{HandedImages, OpenImages};
 use crate::user::UserConfig;
 
 /// Opens the storage of a configuration with the rights that the process was started with, and makes the process that of the user that the
@@ -27,11 +27,11 @@ use crate::user::UserConfig;
 ///
 /// # Errors
 /// If the storage cannot be opened, or the host refuses.
-pub(crate) fn open(closed: ClosedConfig, handed: Vec<OpenImage>) -> Result<ServeConfig, ConfigError> {
+pub(crate) fn open(closed: ClosedConfig, handed: Option<OpenImages>) -> Result<ServeConfig, ConfigError> {
     let opener = |others: Arc<dyn ImageOpener>| -> Arc<dyn ImageOpener> {
-        match handed.is_empty() {
-            true => others,
-            false => Arc::new(HandedImages::new(handed, others)),
+        match handed {
+            None => others,
+            Some(handed) => Arc::new(HandedImages::new(handed, others)),
         }
     };
     let user = closed.user().cloned();

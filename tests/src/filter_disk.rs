@@ -42,8 +42,8 @@ impl<F: Fn(AnyChannel) -> AnyChannel + Send + Sync> Disk<UringContext> for Filte
         self.inner.activate()
     }
 
-    fn deactivate(&self) {
-        self.inner.deactivate();
+    fn deactivate(&self) -> Result<(), DiskError> {
+        self.inner.deactivate()
     }
 
     fn resolved(&self) -> Vec<(&'static str, String)> {

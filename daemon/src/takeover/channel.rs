@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -119,6 +119,22 @@ impl Channel {
             Ok(message) => Ok((message, descriptors)),
             Err(error) => Err(TakeoverError::unexpected(format!("a message that is none ({error})"), "another mqblk")),
         }
+    }
+
+    /// Waits until the other process has closed its end, and ignores what it still sends. Returns false if it does not in this time.
+    pub(super) fn wait_closed(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            if set_socket_timeout(&self.0, Timeout::Recv, Some(left)).is_err() {
+                return false;
+            }
+            match self.receive_packet(DESCRIPTORS) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return false,
+                Err(_) => return true,
+            }
+        }
+        false
     }
 
     fn receive_packet(&self, descriptors: usize) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {

@@ -3,32 +3,37 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
 
 use super::OfferedImage;
 
+/// Open images of the predecessor, until the takeover has ended: a descriptor that stays open keeps a claim that was given up.
+pub(crate) type OpenImages = Arc<Mutex<Vec<OpenImage>>>;
+
 /// Opens images of the predecessor as it has them open, and others by another opener.
 #[derive(Debug)]
 pub(crate) struct HandedImages {
-    images: Vec<OpenImage>,
+    images: OpenImages,
     others: Arc<dyn ImageOpener>,
 }
 
 impl HandedImages {
-    pub(crate) fn new(images: Vec<OpenImage>, others: Arc<dyn ImageOpener>) -> HandedImages {
+    pub(crate) fn new(images: OpenImages, others: Arc<dyn ImageOpener>) -> HandedImages {
         HandedImages { images, others }
     }
 }
 
 impl ImageOpener for HandedImages {
     fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
-        let found = self.images.iter().find(|image| image.access == access && is_same(image, path));
-        match found {
-            Some(image) => Ok(File::from(image.file.try_clone()?)),
-            None => self.others.open(path, access),
+        let images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = images.iter().find(|image| image.access == access && is_same(image, path));
+        if let Some(image) = found {
+            return Ok(File::from(image.file.try_clone()?));
         }
+        drop(images);
+        self.others.open(path, access)
     }
 
     fn use_tcp(&self, port: u16) -> Result<(), ImageOpenError> {

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use images::HandedImages;
+pub(crate) use images::{HandedImages, OpenImages};
 pub use predecessor::Predecessor;
 pub(crate) use successor::{ProcessListeners, start};
 

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mqblk_admin::{Client, ClientError};
-use mqblk_core::OpenImage;
 use mqblk_metrics::MetricsListener;
+use mqblk_storage::file::{Sharing, set_sharing};
 use mqblk_vhost_user_server::{HandedConnection, Server, adopt_handed};
 use serde_json::json;
 
 use super::channel::Channel;
+use super::images::OpenImages;
 use super::{Message, Offer, OfferedDevice, OfferedMetrics, OfferedSocket, PROTOCOL, TakeoverError, VERB, images};
 use crate::state::DaemonState;
 
@@ -39,7 +40,7 @@ pub struct Predecessor {
 /// What is used once.
 #[derive(Default)]
 struct Parts {
-    images: Vec<OpenImage>,
+    images: OpenImages,
     metrics: Option<(OfferedMetrics, OwnedFd)>,
     state_lock: Option<(PathBuf, File)>,
     service_manager: Option<(UnixDatagram, Option<Duration>)>,
@@ -95,14 +96,16 @@ impl Predecessor {
         if let Some(path) = offer.state {
             parts.state_lock = Some((path, File::from(next()?)));
         }
+        let mut images = Vec::new();
         for image in offer.images {
-            parts.images.push(images::received(image, next()?));
+            images.push(images::received(image, next()?));
         }
+        parts.images = Arc::new(Mutex::new(images));
         if let Some(manager) = offer.service_manager {
             let watchdog = manager.watchdog_us.map(Duration::from_micros);
             parts.service_manager = Some((UnixDatagram::from(next()?), watchdog));
         }
-        mqblk_storage::file::set_shared_with_another_process(true);
+        set_sharing(Sharing::Undecided);
         tracing::info!(version = offer.version, devices = offer.devices.len(), "a running daemon hands over");
         let parts = Mutex::new(parts);
         Ok(Predecessor { channel, version: offer.version, devices: offer.devices, admin: offer.admin, parts })
@@ -112,9 +115,9 @@ impl Predecessor {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes its open images.
-    pub(crate) fn take_images(&self) -> Vec<OpenImage> {
-        std::mem::take(&mut self.parts().images)
+    /// Returns its open images. There are none after [`take_over`](Self::take_over).
+    pub(crate) fn images(&self) -> OpenImages {
+        Arc::clone(&self.parts().images)
     }
 
     /// Takes its listener for metrics, if it has one at this address. With true if the file of the socket goes with it.
@@ -188,7 +191,9 @@ impl Predecessor {
             };
             self.channel.send(&answer, &[], SEND_TIMEOUT)?;
         }
-        mqblk_storage::file::set_shared_with_another_process(false);
+        // It ends, and gives back nothing.
+        self.images().lock().unwrap_or_else(PoisonError::into_inner).clear();
+        set_sharing(Sharing::Alone);
         self.serve_others(state, &served);
         tracing::info!(version = self.version, devices = served.len(), ms = start.elapsed().as_millis(), "taken over");
         Ok(())

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use mqblk_admin::{Caller, VerbError};
 use mqblk_core::thread::spawn;
+use mqblk_storage::file::{Sharing, set_sharing};
 use mqblk_vhost_user_server::{HeldDevice, Server};
 
 use super::channel::Channel;
@@ -23,6 +24,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long it takes to prepare or to start a device, and at the end.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it takes to end when nothing comes of the takeover.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is checked whether the daemon stops, while the successor starts.
 const STOP_CHECK: Duration = Duration::from_millis(100);
 /// How long a control thread may be busy with a message.
@@ -170,29 +173,28 @@ fn hand_over(state: &Arc<DaemonState>, successor: &Successor, offer: (Offer, Vec
             "what was changed at run time is not kept (--state): the successor has what its configuration says"
         );
     }
-    mqblk_storage::file::set_shared_with_another_process(true);
+    set_sharing(Sharing::Undecided);
     let prepared = successor.prepare(state, offer, &alone);
     let (prepared, others) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
-            mqblk_storage::file::set_shared_with_another_process(false);
             tracing::error!("not handed over, and served on: {error}");
-            let why = error.to_string();
-            let _ = successor.channel.send(&Message::Failed { why }, &[], SEND_TIMEOUT);
+            successor.give_up(&error);
             return;
         }
     };
     let count = prepared.len();
     match successor.serve_all(state, prepared, others) {
         Ok(longest) => {
+            set_sharing(Sharing::Left);
             tracing::info!(devices = count, longest_pause_us = longest.as_micros(), "handed over; this process ends");
             state.set_handed_over();
             // Nothing changes any more.
             std::mem::forget(alone);
         }
         Err(error) => {
-            mqblk_storage::file::set_shared_with_another_process(false);
-            tracing::error!("the successor has ended before it served all, and devices are served here again: {error}");
+            tracing::error!("the successor has not served all, and devices are served here again: {error}");
+            successor.give_up(&error);
         }
     }
 }
@@ -207,6 +209,20 @@ fn log_pause(id: &str, begin: Instant) -> Duration {
 impl Successor {
     fn send(&self, message: &Message, descriptors: &[OwnedFd]) -> Result<(), TakeoverError> {
         self.channel.send(message, descriptors, SEND_TIMEOUT)
+    }
+
+    /// Tells it that this process goes on, and waits until it is gone: until then the locks are its own too.
+    fn give_up(&self, error: &TakeoverError) {
+        let _ = self.send(&Message::Failed { why: error.to_string() }, &[]);
+        if self.channel.wait_closed(END_TIMEOUT) {
+            set_sharing(Sharing::Alone);
+        } else {
+            tracing::error!(
+                pid = self.pid,
+                "the other process does not end within {} s: it has the images open, so their locks are kept until this one ends",
+                END_TIMEOUT.as_secs()
+            );
+        }
     }
 
     /// Waits until the last message has been followed.

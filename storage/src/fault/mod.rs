@@ -144,8 +144,8 @@ impl Disk<UringContext> for FaultDisk {
         self.shared.inner.activate()
     }
 
-    fn deactivate(&self) {
-        self.shared.inner.deactivate();
+    fn deactivate(&self) -> Result<(), DiskError> {
+        self.shared.inner.deactivate()
     }
 
     fn observe(&self, observer: Arc<dyn DiskObserver>) {

@@ -9,18 +9,21 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mqblk_core::{DiskError, ImageAccess, ImageOpenError, ImageOpener};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::io::Errno;
 
+use super::lock_users::{LockUsers, Sharing};
 use super::open::{errno, retry_while_busy};
 use crate::lock_mode::LockMode;
+
+/// How a block device is claimed.
+const CLAIM: ImageAccess = ImageAccess { write: false, direct: false, exclusive: true };
 
 /// Error of locking a file.
 #[derive(Debug)]
@@ -90,17 +93,28 @@ fn lock_shared(path: &Path, file: &impl AsFd) -> Result<(), LockError> {
     })
 }
 
-/// Set while another process has the same open files: their locks are its own too.
-static SHARED_WITH_ANOTHER_PROCESS: AtomicBool = AtomicBool::new(false);
+/// Whether another process has the open files of this one. Changed under the lock of all images, each of which asks under its own.
+static SHARING: Mutex<Sharing> = Mutex::new(Sharing::Alone);
+/// Locks with `shared-migration`.
+static LOCKS: Mutex<Vec<Weak<ImageLock>>> = Mutex::new(Vec::new());
 
-/// Says whether another process has the open files of this one, handed over in either direction. Locks are not released then.
-pub fn set_shared_with_another_process(shared: bool) {
-    SHARED_WITH_ANOTHER_PROCESS.store(shared, Ordering::SeqCst);
+fn sharing() -> Sharing {
+    *SHARING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says whether another process has the open files of this one, handed over in either direction. Their locks are its own too: none is
+/// released meanwhile. A process that is alone again releases those that it does not use.
+pub fn set_sharing(sharing: Sharing) {
+    *SHARING.lock().unwrap_or_else(PoisonError::into_inner) = sharing;
+    if sharing == Sharing::Alone {
+        let locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        locks.iter().filter_map(Weak::upgrade).for_each(|lock| lock.release_unused());
+    }
 }
 
 /// Releases all locks of an open file that is closed.
 pub(crate) fn unlock_closed(file: &impl AsFd) {
-    if !SHARED_WITH_ANOTHER_PROCESS.load(Ordering::SeqCst) {
+    if sharing() == Sharing::Alone {
         unlock(file);
     }
 }
@@ -116,15 +130,16 @@ fn unlock(file: &impl AsFd) {
 pub(super) struct ImageLock {
     pub(super) mode: LockMode,
     path: PathBuf,
+    file: Arc<OwnedFd>,
     read_only: bool,
     device: bool,
     opener: Arc<dyn ImageOpener>,
-    users: Mutex<LockUsers>,
+    state: Mutex<LockState>,
 }
 
 #[derive(Debug, Default)]
-struct LockUsers {
-    count: usize,
+struct LockState {
+    users: LockUsers,
     /// Keeps others from claiming the block device.
     claim: Option<File>,
     /// True if missing lock support was logged.
@@ -134,34 +149,40 @@ struct LockUsers {
 impl ImageLock {
     pub(super) fn new(
         mode: LockMode,
-        path: &Path,
+        (path, file): (&Path, &Arc<OwnedFd>),
         read_only: bool,
         device: bool,
         opener: &Arc<dyn ImageOpener>,
-    ) -> ImageLock {
-        let (path, opener) = (path.to_owned(), Arc::clone(opener));
-        ImageLock { mode, path, read_only, device, opener, users: Mutex::default() }
+    ) -> Arc<ImageLock> {
+        let (path, file, opener) = (path.to_owned(), Arc::clone(file), Arc::clone(opener));
+        let lock = Arc::new(ImageLock { mode, path, file, read_only, device, opener, state: Mutex::default() });
+        if mode == LockMode::SharedMigration {
+            let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+            locks.retain(|lock| lock.strong_count() > 0);
+            locks.push(Arc::downgrade(&lock));
+        }
+        lock
     }
 
-    fn users(&self) -> MutexGuard<'_, LockUsers> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, LockState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a user. Calls `first` when the lock was just acquired, before any user may rely on it.
-    pub(super) fn acquire(&self, file: &impl AsFd, first: impl FnOnce()) -> Result<(), DiskError> {
+    pub(super) fn acquire(&self, first: impl FnOnce()) -> Result<(), DiskError> {
         if self.mode != LockMode::SharedMigration {
             return Ok(());
         }
-        let mut users = self.users();
-        if users.count == 0 {
-            self.acquire_first(file, &mut users)?;
+        let mut state = self.state();
+        if state.users.is_unused() {
+            self.acquire_first(&mut state)?;
             first();
         }
-        users.count += 1;
+        state.users.add();
         Ok(())
     }
 
-    fn acquire_first(&self, file: &impl AsFd, users: &mut LockUsers) -> Result<(), DiskError> {
+    fn acquire_first(&self, state: &mut LockState) -> Result<(), DiskError> {
         let in_use = |errno: Errno| DiskError::Os {
             what: format!(
                 "{}: another process serves it or has it mounted; with lock=shared-migration it is taken over when that one has \
@@ -170,23 +191,22 @@ impl ImageLock {
             ),
             source: errno.into(),
         };
-        if self.device && !self.read_only {
-            let access = ImageAccess { exclusive: true, ..ImageAccess::default() };
-            let open = || self.opener.open(&self.path, access);
+        if self.device && !self.read_only && state.claim.is_none() {
+            let open = || self.opener.open(&self.path, CLAIM);
             let busy = |error: &ImageOpenError| errno(error) == Some(Errno::BUSY);
-            users.claim = Some(retry_while_busy(&self.path, open, busy).map_err(|error| match busy(&error) {
+            state.claim = Some(retry_while_busy(&self.path, open, busy).map_err(|error| match busy(&error) {
                 true => in_use(Errno::BUSY),
                 false => DiskError::Os { what: format!("claiming {}", self.path.display()), source: error.into() },
             })?);
         }
-        match lock(&self.path, file, self.read_only) {
+        match lock(&self.path, &self.file, self.read_only) {
             Ok(()) => {}
             Err(LockError::InUse) => {
-                users.claim = None;
+                state.claim = None;
                 return Err(in_use(Errno::AGAIN));
             }
             Err(LockError::Unsupported(error)) => {
-                if !std::mem::replace(&mut users.warned, true) {
+                if !std::mem::replace(&mut state.warned, true) {
                     tracing::warn!(
                         "{}: the file system has no locks ({error}); nothing keeps a second writer out",
                         self.path.display()
@@ -198,20 +218,44 @@ impl ImageLock {
         Ok(())
     }
 
-    /// Removes a user. Calls `last` before the lock is released.
-    pub(super) fn release(&self, file: &impl AsFd, last: impl FnOnce()) {
+    /// Removes a user. Calls `flush` after the last one, before the lock is released. If that fails the lock stays: nobody else may have the
+    /// image before all is there.
+    ///
+    /// # Errors
+    /// As `flush`.
+    pub(super) fn release(&self, flush: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         if self.mode != LockMode::SharedMigration {
-            return;
+            return Ok(());
         }
-        let mut users = self.users();
-        users.count = users.count.saturating_sub(1);
-        if users.count > 0 {
-            return;
+        let mut state = self.state();
+        if !state.users.remove() {
+            return Ok(());
         }
-        last();
-        unlock(file);
-        users.claim = None;
+        let flushed = flush();
+        if state.users.flushed(flushed.is_ok(), sharing()) {
+            self.give_back(&mut state);
+        }
+        flushed
+    }
+
+    /// Gives the lock back if nobody uses it, as it may be what another process has left.
+    fn release_unused(&self) {
+        let mut state = self.state();
+        if state.users.gives_back(sharing()) {
+            self.give_back(&mut state);
+        }
+    }
+
+    fn give_back(&self, state: &mut LockState) {
+        unlock(&self.file);
+        state.claim = None;
         tracing::info!("{}: lock released", self.path.display());
+    }
+
+    /// Returns a descriptor of the claim of the block device, if there is one, for another process.
+    pub(super) fn claim(&self) -> io::Result<Option<(ImageAccess, OwnedFd)>> {
+        let claim = self.state().claim.as_ref().map(File::try_clone).transpose()?;
+        Ok(claim.map(|claim| (CLAIM, claim.into())))
     }
 }
 
@@ -247,18 +291,18 @@ mod tests {
         source.activate().unwrap();
         let error = destination.activate().unwrap_err().to_string();
         assert!(error.contains("another process serves it"), "{error}");
-        source.deactivate();
+        source.deactivate().unwrap();
         assert!(destination.activate().is_err(), "the source still uses it");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| destination.activate());
             std::thread::sleep(Duration::from_millis(50));
-            source.deactivate();
+            source.deactivate().unwrap();
             waiting.join().unwrap().unwrap();
         });
         assert!(source.activate().is_err());
         let error = open(&path, &[]).map(|_| ()).unwrap_err();
         assert!(error.contains("in use by another process"), "{error}");
-        destination.deactivate();
+        destination.deactivate().unwrap();
         source.activate().unwrap();
         drop(source);
         destination.activate().unwrap();
@@ -270,11 +314,11 @@ mod tests {
         let exclusive = open(&path, &[]).unwrap();
         exclusive.activate().unwrap();
         let shared = open(&path, &[SHARED]).unwrap();
-        exclusive.deactivate();
+        exclusive.deactivate().unwrap();
         assert!(shared.activate().is_err(), "it holds the lock while it is open");
         let off = open(&path, &[("lock", "off")]).unwrap();
         off.activate().unwrap();
-        off.deactivate();
+        off.deactivate().unwrap();
     }
 
     #[test]
@@ -284,7 +328,7 @@ mod tests {
         readers.iter().for_each(|reader| reader.activate().unwrap());
         let writer = open(&path, &[SHARED]).unwrap();
         assert!(writer.activate().is_err());
-        readers.iter().for_each(|reader| reader.deactivate());
+        readers.iter().for_each(|reader| reader.deactivate().unwrap());
         File::options().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
         writer.activate().unwrap();
         assert_eq!(writer.geometry().size, ByteLen(1 << 20));

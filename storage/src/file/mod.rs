@@ -41,6 +41,7 @@ mod host;
 mod inflight;
 mod inline;
 pub(crate) mod lock;
+mod lock_users;
 mod open;
 mod threaded;
 mod threads;
@@ -51,7 +52,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use lock::set_shared_with_another_process;
+pub use lock::set_sharing;
+pub use lock_users::Sharing;
 use mqblk_core::settings::Settings;
 use mqblk_core::{
     BlockSize, ByteLen, DiscardLimits, Disk, DiskChannel, DiskError, Geometry, ImageAccess, ImageOpener, Limits,
@@ -193,7 +195,7 @@ impl HostFile {
 
 struct FileDisk {
     open: Arc<OpenFile>,
-    lock: ImageLock,
+    lock: Arc<ImageLock>,
     /// With `aio=threads`.
     threads: Option<BlockingThreads>,
 }
@@ -280,7 +282,7 @@ impl Disk<UringContext> for FileDisk {
     fn activate(&self) -> Result<(), DiskError> {
         let OpenFile { fd, direct, .. } = self.open.as_ref();
         // If it has grown meanwhile, the new size is left to `resize`, whose caller notifies guests.
-        self.lock.acquire(fd, || {
+        self.lock.acquire(|| {
             if direct.is_none() {
                 // The cached pages of this host may be older than writes of another host.
                 let _ = rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
@@ -293,17 +295,17 @@ impl Disk<UringContext> for FileDisk {
         let write = !geometry.read_only;
         let access =
             ImageAccess { write, direct: direct.is_some(), exclusive: write && self.lock.mode.claims_on_open() };
-        let file = fd.try_clone().map_err(|error| format!("has no descriptor for another process: {error}"))?;
-        Ok(vec![OpenImage { path: path.clone(), access, file }])
+        let failed = |error: io::Error| format!("has no descriptor for another process: {error}");
+        let file = fd.try_clone().map_err(failed)?;
+        let mut images = vec![OpenImage { path: path.clone(), access, file }];
+        let claim = self.lock.claim().map_err(failed)?;
+        images.extend(claim.map(|(access, file)| OpenImage { path: path.clone(), access, file }));
+        Ok(images)
     }
 
-    fn deactivate(&self) {
-        let OpenFile { fd, path, .. } = self.open.as_ref();
-        self.lock.release(fd, || {
-            if let Err(error) = self.sync() {
-                tracing::error!("{}: flush before the lock is released: {error}", path.display());
-            }
-        });
+    fn deactivate(&self) -> Result<(), DiskError> {
+        let what = || format!("flush of {} before its lock is released, which is kept", self.open.path.display());
+        self.lock.release(|| self.sync()).map_err(|source| DiskError::Os { what: what(), source })
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {

@@ -41,7 +41,7 @@ struct FileSettings {
 pub(super) fn open(
     settings: &mut Settings,
     opener: &Arc<dyn ImageOpener>,
-) -> Result<(OpenFile, ImageLock), SettingError> {
+) -> Result<(OpenFile, Arc<ImageLock>), SettingError> {
     let Some(path) = settings.text("path") else {
         return Err(settings.error("path", "nothing", "a regular file or a block device"));
     };
@@ -81,8 +81,8 @@ pub(super) fn open(
         tracing::info!("{}: requests go through threads of the disk's own (aio=threads)", path.display());
     }
     let size = Arc::new(DiskSize::new(size));
-    let lock = ImageLock::new(lock, &path, read_only, kind == FileKind::BlockDevice, opener);
     let fd = Arc::new(file.into());
+    let lock = ImageLock::new(lock, (&path, &fd), read_only, kind == FileKind::BlockDevice, opener);
     let locked = lock.mode == LockMode::Exclusive;
     Ok((OpenFile { path, fd, geometry, size, kind, direct, uses_threads, unmap, discard, locked }, lock))
 }

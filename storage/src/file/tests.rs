@@ -199,7 +199,7 @@ fn a_full_device() {
     for kind in [FileKind::Regular, FileKind::InMemory] {
         let path = PathBuf::from("/dev/full");
         let size = Arc::new(DiskSize::new(geometry.size));
-        let lock = ImageLock::new(LockMode::Exclusive, &path, false, false, &host_images());
+        let lock = ImageLock::new(LockMode::Exclusive, (&path, &fd), false, false, &host_images());
         let open = OpenFile {
             path,
             fd: Arc::clone(&fd),

@@ -208,10 +208,9 @@ impl Disk<UringContext> for Qcow2Disk {
         Err("is a qcow2 image, whose tables are in the memory of this process".to_owned())
     }
 
-    fn deactivate(&self) {
-        if let Err(error) = self.image.close() {
-            tracing::error!("{}: flush when its queues stopped: {error}", self.given.path.display());
-        }
+    fn deactivate(&self) -> Result<(), DiskError> {
+        let what = || format!("flush of {} when its queues stopped", self.given.path.display());
+        self.image.close().map_err(|source| DiskError::Os { what: what(), source })
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {

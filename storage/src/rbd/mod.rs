@@ -16,6 +16,7 @@
 //! | back-pressure | a channel takes at most 1024 requests, and no more than the worker's in-flight table has room for |
 //! | cancellation | the library has none: requests end as they end, while the cluster is away not before it is back |
 //! | flush | `rbd_aio_flush`; a durable write is a write with a flush after it |
+//! | a completed write has left the process | no write cache of the library (`rbd_cache`); where pool or image insist on one, a flush after each write |
 //! | one writer | the image's exclusive lock, taken when it is opened and kept (`attendant.rs`) |
 //!
 //! All workers use one handle of the image, because the lock belongs to a handle, and each image has a connection of its own, because the
@@ -284,7 +285,7 @@ impl Disk<UringContext> for RbdDisk {
     }
 
     fn hand_over(&self) -> Result<Vec<OpenImage>, String> {
-        // Without a lock nothing says when what is in this client's cache has arrived.
+        // The lock belongs to this client of the cluster: without it nothing fences what is on its way.
         match self.geometry.read_only || self.given.lock == LockMode::SharedMigration {
             true => Ok(Vec::new()),
             false => Err("belongs to this client of the cluster (lock=shared-migration passes it on)".to_owned()),
@@ -303,17 +304,16 @@ impl Disk<UringContext> for RbdDisk {
         Ok(())
     }
 
-    fn deactivate(&self) {
+    fn deactivate(&self) -> Result<(), DiskError> {
         if self.given.lock != LockMode::SharedMigration || !self.locks {
-            return;
+            return Ok(());
         }
         let mut users = lock(&self.users);
         *users = users.saturating_sub(1);
-        if *users == 0
-            && let Ok(image) = self.image()
-            && let Err(error) = image.flush().and_then(|()| image.release_lock())
-        {
-            tracing::error!("{}: before the lock is released: {error}", self.state.place);
+        match (*users, self.image()) {
+            (0, Ok(image)) => image.flush().and_then(|()| image.release_lock()).map_err(|error| self.os(error)),
+            // One that is closed has no lock.
+            _ => Ok(()),
         }
     }
 

@@ -25,5 +25,6 @@ mod sandbox;
 mod service;
 mod slow_storage;
 mod takeover;
+mod takeover_locks;
 mod user;
 mod vmm_mistakes;

@@ -1,6 +1,7 @@
 //! The project's driver, connected over a socket to a daemon's components in this process.
 
 mod counts;
+mod deactivation;
 mod limits;
 mod merge;
 mod panics;

@@ -17,7 +17,9 @@ struct DiskUse(Arc<Mutex<Option<DeviceName>>>, Arc<AnyDisk>);
 
 impl Drop for DiskUse {
     fn drop(&mut self) {
-        self.1.deactivate();
+        if let Err(error) = self.1.deactivate() {
+            tracing::error!("{error}");
+        }
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }

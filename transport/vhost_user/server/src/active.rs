@@ -25,7 +25,8 @@ impl ActiveDisks {
         let mut active = ActiveDisks { disks: Some(Vec::new()) };
         for disk in disks() {
             if let Err(error) = active.add(&disk) {
-                active.deactivate();
+                // The first error counts.
+                let _ = active.deactivate();
                 return Err(error);
             }
         }
@@ -48,7 +49,7 @@ impl ActiveDisks {
     /// Removes a disk and deactivates it. It has no request in flight.
     pub(crate) fn remove(&mut self, slot: DiskSlot) {
         for (_, disk) in self.disks.iter_mut().flat_map(|disks| disks.extract_if(.., |(other, _)| *other == slot)) {
-            disk.deactivate();
+            let _ = log_failed(disk.deactivate());
         }
     }
 
@@ -58,15 +59,25 @@ impl ActiveDisks {
     }
 
     /// Deactivates the disks after the last queue has stopped. No request is in flight.
-    pub(crate) fn deactivate(&mut self) {
+    ///
+    /// # Errors
+    /// The last disk's of which it is not sure that all is there. Each is logged.
+    pub(crate) fn deactivate(&mut self) -> Result<(), DiskError> {
+        let mut all = Ok(());
         for (_, disk) in self.disks.take().into_iter().flatten() {
-            disk.deactivate();
+            all = log_failed(disk.deactivate()).and(all);
         }
+        all
     }
 }
 
 impl Drop for ActiveDisks {
     fn drop(&mut self) {
-        self.deactivate();
+        // Logged.
+        let _ = self.deactivate();
     }
+}
+
+fn log_failed(deactivated: Result<(), DiskError>) -> Result<(), DiskError> {
+    deactivated.inspect_err(|error| tracing::error!("{error}"))
 }

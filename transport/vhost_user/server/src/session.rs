@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mqblk_core::GuestMemoryCharge;
+use mqblk_core::{DiskError, GuestMemoryCharge};
 use mqblk_engine::{EventFd, Kick, Notifier, QueueHandle, StatsRegistry, UringContext};
 use mqblk_memory::{DirtyLogError, GuestAddress, GuestMemory, UserAddress};
 use mqblk_ring::virtqueue::{MAX_QUEUE_SIZE, RingFormat};
@@ -216,10 +216,11 @@ impl<D: VirtioDevice<UringContext>> Session<D> {
     }
 
     /// Deactivates the disks if all queues have stopped: the next backend, here or on another host, may use them.
-    fn deactivate_if_stopped(&mut self) {
-        if self.vrings.iter().all(Vring::is_stopped) {
-            self.active.deactivate();
-        }
+    ///
+    /// # Errors
+    /// When it is not sure that all that was written is there: the locks of such disks are kept.
+    fn deactivate_if_stopped(&mut self) -> std::result::Result<(), DiskError> {
+        if self.vrings.iter().all(Vring::is_stopped) { self.active.deactivate() } else { Ok(()) }
     }
 
     /// Rejects a message because requests are still in flight. The frontend may be blocked on the reply, so the connection ends. The
@@ -498,7 +499,10 @@ impl<D: VirtioDevice<UringContext>> VhostUserBackendReqHandlerMut for Session<D>
         if was_served {
             self.device.queue_stopped();
         }
-        self.deactivate_if_stopped();
+        // A VMM that migrates the guest would start it elsewhere.
+        if let Err(error) = self.deactivate_if_stopped() {
+            return self.reject(format!("GET_VRING_BASE: queue {index}: {error}"));
+        }
         Ok(VhostUserVringState::new(index, base))
     }
 

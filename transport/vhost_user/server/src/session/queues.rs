@@ -79,7 +79,8 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
         // No short circuit: every queue that can finish its drain does.
         let drained =
             self.vrings.iter_mut().map(|vring| vring.wait_drained(name, stats, end)).fold(true, |all, one| all & one);
-        self.deactivate_if_stopped();
+        // Logged. Nobody waits for an answer who could act on it.
+        let _ = self.deactivate_if_stopped();
         drained
     }
 

@@ -1,19 +1,24 @@
 //! An open image with its connection.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::{io, ptr};
 
 use crate::error::{FailedStep, RbdError, check};
-use crate::library::{self, Cluster, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, Libraries, Pool};
+use crate::library::{self, Cluster, ConfigOption, FEATURE_EXCLUSIVE_LOCK, ImageHandle, ImageInfo, Libraries, Pool};
 
 /// How long a connection may take that the configuration file has no `client_mount_timeout` for. The library's own 300 s would hold up
 /// a daemon's start.
 const MOUNT_TIMEOUT_S: &str = "30";
 /// The library's default of it, in seconds.
 const DEFAULT_MOUNT_TIMEOUT_S: f64 = 300.0;
+/// Options by which the library completes writes that it still has in this process, with the value that turns each off. A process that is
+/// killed would lose them, and the guest, which outlives it, would never know.
+const WRITE_CACHES: [(&CStr, &str); 2] = [(c"rbd_cache", "false"), (c"rbd_persistent_cache_mode", "disabled")];
+/// Options of an image: the library has about 80.
+const MAX_CONFIG_OPTIONS: usize = 1024;
 
 /// Which image is opened, and how.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +71,8 @@ pub struct WeakImage(Weak<OpenImage>);
 #[derive(Debug)]
 pub(crate) struct OpenImage {
     handles: Option<Handles>,
+    /// The cache that writes go through, as option and value: each is followed by a flush.
+    write_cache: Option<String>,
     events: Mutex<Sender<ImageEvent>>,
 }
 
@@ -174,7 +181,14 @@ impl Image {
             check(watched, FailedStep::Image, || "watching the image".to_owned())?;
         }
         handles.watch = Some((watch, argument));
-        Ok(Image(Arc::new(OpenImage { handles: Some(handles), events: Mutex::new(events.clone()) })))
+        let write_cache = write_cache(&handles)?;
+        Ok(Image(Arc::new(OpenImage { handles: Some(handles), write_cache, events: Mutex::new(events.clone()) })))
+    }
+
+    /// Returns the option of the pool or the image by which the library has a write cache in spite of what the process has asked for, with its
+    /// value. Each write is followed by a flush then.
+    pub fn write_cache(&self) -> Option<&str> {
+        self.0.write_cache.as_deref()
     }
 
     /// Returns a reference that does not keep the image open.
@@ -296,7 +310,7 @@ impl Image {
         check(result, FailedStep::Call, || "owner of the exclusive lock".to_owned())?;
         // SAFETY: the first `count` are strings of the library until the cleanup.
         let owner = (count > 0 && !owners[0].is_null())
-            .then(|| unsafe { std::ffi::CStr::from_ptr(owners[0]) }.to_string_lossy().into_owned());
+            .then(|| unsafe { CStr::from_ptr(owners[0]) }.to_string_lossy().into_owned());
         // SAFETY: as above, each is freed once.
         unsafe { (rbd.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
         Ok(owner)
@@ -339,6 +353,12 @@ fn connect(libraries: &'static Libraries, options: &ImageOptions) -> Result<Hand
     }
     // A request must never wait in the thread that submits it.
     set(&handles, c"rbd_non_blocking_aio", "true")?;
+    for (key, off) in WRITE_CACHES {
+        // Libraries that do not know an option do not have its cache.
+        if get(&handles, key).is_some() {
+            set(&handles, key, off)?;
+        }
+    }
     // SAFETY: the cluster is configured, and was not connected before.
     check(unsafe { (rados.rados_connect)(cluster) }, FailedStep::Connection, || {
         "connecting to the cluster".to_owned()
@@ -360,18 +380,44 @@ fn find_pool(handles: &mut Handles, options: &ImageOptions) -> Result<(), RbdErr
     Ok(())
 }
 
+/// Returns the option by which the open image has a write cache. The options of a pool or an image (`rbd config pool|image set`) are stronger
+/// than what the process sets.
+fn write_cache(handles: &Handles) -> Result<Option<String>, RbdError> {
+    let mut options =
+        vec![ConfigOption { name: ptr::null_mut(), value: ptr::null_mut(), source: 0 }; MAX_CONFIG_OPTIONS];
+    let mut count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
+    let rbd = &handles.libraries.rbd;
+    // SAFETY: the image is open, and `options` has places for `count` of them.
+    let listed = unsafe { (rbd.rbd_config_image_list)(handles.image, options.as_mut_ptr(), &raw mut count) };
+    check(listed, FailedStep::Image, || "options of the image".to_owned())?;
+    let text = |text: *mut c_char| match text.is_null() {
+        true => String::new(),
+        // SAFETY: a string of the library until the cleanup.
+        false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
+    };
+    let count = count.clamp(0, options.len() as c_int);
+    let found = options[..count as usize].iter().find_map(|option| {
+        let (name, value) = (text(option.name), text(option.value));
+        let is_on = |(key, off): &(&CStr, &str)| key.to_bytes() == name.as_bytes() && value != *off;
+        WRITE_CACHES.iter().any(is_on).then(|| format!("{name}={value}"))
+    });
+    // SAFETY: each is freed once.
+    unsafe { (rbd.rbd_config_image_list_cleanup)(options.as_mut_ptr(), count) };
+    Ok(found)
+}
+
 /// Returns an option of the cluster's configuration.
-fn get(handles: &Handles, key: &std::ffi::CStr) -> Option<String> {
+fn get(handles: &Handles, key: &CStr) -> Option<String> {
     let mut value = [0_u8; 64];
     let rados = &handles.libraries.rados;
     // SAFETY: `value` has the size that is given.
     let result =
         unsafe { (rados.rados_conf_get)(handles.cluster, key.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
-    let text = std::ffi::CStr::from_bytes_until_nul(&value).ok()?;
+    let text = CStr::from_bytes_until_nul(&value).ok()?;
     (result >= 0).then(|| text.to_string_lossy().into_owned())
 }
 
-fn set(handles: &Handles, key: &std::ffi::CStr, value: &str) -> Result<(), RbdError> {
+fn set(handles: &Handles, key: &CStr, value: &str) -> Result<(), RbdError> {
     let value = c_string(value)?;
     // SAFETY: both end with 0.
     let result = unsafe { (handles.libraries.rados.rados_conf_set)(handles.cluster, key.as_ptr(), value.as_ptr()) };

@@ -32,6 +32,15 @@ pub(crate) struct ImageInfo {
     parent_name: [c_char; 96],
 }
 
+/// `rbd_config_option_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ConfigOption {
+    pub(crate) name: *mut c_char,
+    pub(crate) value: *mut c_char,
+    pub(crate) source: c_int,
+}
+
 /// `RBD_LOCK_MODE_EXCLUSIVE` of `rbd_lock_mode_t`.
 pub(crate) const LOCK_EXCLUSIVE: c_int = 0;
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
@@ -94,6 +103,8 @@ functions! {
     rbd_stat(ImageHandle, *mut ImageInfo, usize) -> c_int;
     rbd_get_size(ImageHandle, *mut u64) -> c_int;
     rbd_get_features(ImageHandle, *mut u64) -> c_int;
+    rbd_config_image_list(ImageHandle, *mut ConfigOption, *mut c_int) -> c_int;
+    rbd_config_image_list_cleanup(*mut ConfigOption, c_int);
     rbd_resize(ImageHandle, u64) -> c_int;
     rbd_flush(ImageHandle) -> c_int;
     rbd_update_watch(ImageHandle, *mut u64, UpdateCallback, *mut c_void) -> c_int;

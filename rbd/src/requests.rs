@@ -46,8 +46,13 @@ pub enum Operation {
 }
 
 impl Operation {
-    fn is_durable(self) -> bool {
-        matches!(self, Operation::Write { durable: true, .. } | Operation::WriteZeroes { durable: true, .. })
+    /// Returns true if a flush follows. `cached`: the library completes what it still has in this process.
+    fn is_flushed(self, cached: bool) -> bool {
+        match self {
+            Operation::Read { .. } | Operation::Flush => false,
+            Operation::Write { durable, .. } | Operation::WriteZeroes { durable, .. } => durable || cached,
+            Operation::Discard { .. } => cached,
+        }
     }
 }
 
@@ -88,10 +93,14 @@ impl Requests {
         // The list does not move with the `RemoteIo`: it is in memory of its own.
         let iovecs = io.iovecs();
         let (iovecs, count) = (iovecs.as_ptr(), iovecs.len());
-        let image = self.image.clone();
-        let in_flight = InFlight { io, flushes: operation.is_durable(), image, table: Arc::clone(&self.table) };
-        let before = slot.lock().replace(in_flight);
-        assert!(before.is_none(), "request {index} is with the library");
+        let (image, flushes) = (self.image.clone(), operation.is_flushed(self.image.write_cache().is_some()));
+        let in_flight = InFlight { io, flushes, image, table: Arc::clone(&self.table) };
+        {
+            let mut slot = slot.lock();
+            // Before it is replaced: dropping the earlier one would complete it while the library has its memory.
+            assert!(slot.is_none(), "request {index} is with the library");
+            *slot = Some(in_flight);
+        }
         let (rbd, image) = self.image.raw();
         start(rbd, slot, |completion| {
             // SAFETY: the image is open. The iovecs and the memory that they name stay until the `RemoteIo` in the slot is completed, which
@@ -185,5 +194,28 @@ unsafe extern "C" fn completed(completion: Completion, argument: *mut c_void) {
         start(rbd, slot, |completion| unsafe { (rbd.rbd_aio_flush)(handle, completion) });
     } else {
         slot.complete(result);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_changes_an_image_with_a_write_cache_is_flushed() {
+        let (at, len) = (0, 512);
+        for durable in [false, true] {
+            let changes = [
+                (Operation::Write { at, durable }, durable),
+                (Operation::WriteZeroes { at, len, allocated: false, durable }, durable),
+                (Operation::Discard { at, len }, false),
+            ];
+            for (change, flushed) in changes {
+                assert_eq!((change.is_flushed(false), change.is_flushed(true)), (flushed, true), "{change:?}");
+            }
+        }
+        for other in [Operation::Read { at }, Operation::Flush] {
+            assert!(!other.is_flushed(true), "{other:?}");
+        }
     }
 }

@@ -112,7 +112,6 @@ osd_pool_default_size = 2
 osd_pool_default_min_size = 1
 osd_pool_default_pg_autoscale_mode = off
 osd_crush_chooseleaf_type = 0
-rbd_cache = false
 rados_osd_op_timeout = 0
 
 [mon]

@@ -94,6 +94,13 @@ fn attend(options: &ImageOptions, lock: LockMode, result: &Sender<Result<OpenedI
 
 fn begin(options: &ImageOptions, lock: LockMode, events: &Sender<ImageEvent>) -> Result<(Image, ImageStat), OpenError> {
     let image = Image::open(options, events).map_err(OpenError::Library)?;
+    if let Some(cache) = image.write_cache().filter(|_| !options.read_only) {
+        tracing::warn!(
+            "{}: its pool or itself has {cache} in the cluster (`rbd config image ls`): each write waits for a flush, as the cache would lose \
+             completed writes with this process; `rbd config image rm` or `rbd config pool rm` removes it",
+            place(options)
+        );
+    }
     let opened = image.stat().map_err(OpenError::Library).and_then(|stat| {
         if options.read_only || lock == LockMode::Off {
             return Ok(stat);

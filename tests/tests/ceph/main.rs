@@ -2,6 +2,7 @@
 
 mod changes;
 mod conformance;
+mod crash;
 mod faults;
 #[cfg(feature = "guest")]
 mod guest;

@@ -16,7 +16,7 @@ use super::chain::Chain;
 use super::direct::Direct;
 use super::direct::gate::ShutGate;
 use super::header::Header;
-use super::tables::TableWriter;
+use super::tables::{TableChange, TableWriter};
 use crate::blocking::BlockingStorage;
 use crate::file::lock;
 
@@ -42,10 +42,21 @@ pub(super) struct Image {
     /// Serialises changes of the dirty bit.
     marking: Mutex<()>,
     tables: TableWriter,
+    /// A write has failed: what it had may have been freed again.
+    has_failed: AtomicBool,
     /// The library panicked: what it has in memory may be anything, and must not be written.
     failed: AtomicBool,
     /// Requests of workers that go past the library. `None`: there are none.
     direct: Option<Arc<Direct>>,
+}
+
+/// What a write does to tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriteEffect {
+    Nothing,
+    Allocates,
+    /// It makes a zero cluster one of data, perhaps without an allocation; or that is not known.
+    FillsZeroes,
 }
 
 /// Keeps an image from all others.
@@ -60,7 +71,8 @@ impl Image {
         let Chain { format, header, file, data, direct } = chain;
         let (dirty, failed) = (AtomicBool::new(false), AtomicBool::new(false));
         let (format, marking, tables) = (RwLock::new(Some(format)), Mutex::new(()), TableWriter::default());
-        Image { format, header, read_only, path, file, data, dirty, marking, tables, failed, direct }
+        let has_failed = AtomicBool::new(false);
+        Image { format, header, read_only, path, file, data, dirty, marking, tables, has_failed, failed, direct }
     }
 
     pub(super) fn cluster(&self) -> u64 {
@@ -126,29 +138,54 @@ impl Image {
         })
     }
 
-    /// As [`change`](Self::change), for a write to a range: it is done when the tables that it relies on are in the file, also those of a
+    /// As [`change`](Self::change), for a write to a range: it is done when the entries that it relies on are in the file, also those of a
     /// neighbour that has given the range its cluster and is not done.
     fn write_shared(
         &self,
         (at, len): (u64, u64),
-        write: impl FnOnce(&FormatAccess<ImageFile>) -> io::Result<()>,
+        write: impl Fn(&FormatAccess<ImageFile>) -> io::Result<()>,
     ) -> io::Result<()> {
-        self.change(|format| {
-            // Whoever shares the image takes no cluster away: what is in place stays there.
-            let in_place = Image::is_in_place(format, at, len).unwrap_or(false);
-            let change = (!in_place).then(|| self.tables.begin());
-            let done = write(format);
-            // Before the tables are written: a place that workers learn must be in the file.
-            let found = self.direct.as_ref().map(|direct| direct.look_up(format, at, len, true));
-            let in_file = match change {
-                Some(change) => change.write_out(|| format.flush()),
-                None => self.tables.settle(|| format.flush()),
-            };
-            if let (Some(direct), Some(found)) = (&self.direct, found) {
-                direct.enter(if in_file.is_ok() { found } else { found.unwritten() });
+        let is_done = self.change(|format| match Image::effect(format, at, len) {
+            WriteEffect::Nothing => self.write_out((at, len), format, None, &write).map(|()| true),
+            WriteEffect::Allocates if !self.has_failed.load(Ordering::Acquire) => {
+                self.write_out((at, len), format, Some(self.tables.begin()), &write).map(|()| true)
             }
-            done.and(in_file)
-        })
+            WriteEffect::Allocates | WriteEffect::FillsZeroes => Ok(false),
+        })?;
+        if is_done {
+            return Ok(());
+        }
+        self.change_alone(|format| self.write_out((at, len), format, Some(self.tables.begin()), &write))
+    }
+
+    /// Writes, then gives the entries of the range to the file, then lets workers know where it is.
+    fn write_out(
+        &self,
+        (at, len): (u64, u64),
+        format: &FormatAccess<ImageFile>,
+        change: Option<TableChange<'_>>,
+        write: impl Fn(&FormatAccess<ImageFile>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let done = write(format);
+        if done.is_err() {
+            self.has_failed.store(true, Ordering::Release);
+        }
+        let found = self.direct.as_ref().map(|direct| direct.look_up(format, at, len, true));
+        let in_file = match change.is_none() && self.tables.is_written() {
+            true => Ok(()),
+            false => self.tables.write_entries(&self.file, &self.header, format, (at, len)),
+        };
+        if in_file.is_ok() {
+            change.into_iter().for_each(TableChange::end);
+        }
+        if let (Some(direct), Some(found)) = (&self.direct, found) {
+            direct.enter(match &in_file {
+                Ok(()) if self.tables.is_written() => found,
+                Ok(()) => found.own(),
+                Err(_) => found.readable(),
+            });
+        }
+        done.and(in_file)
     }
 
     /// As [`change`](Self::change), with no other request in the library.
@@ -201,17 +238,19 @@ impl Image {
         Ok(())
     }
 
-    /// Returns true if a write to this range changes no table. One that does can free a cluster, in an image where some can; there, such a
-    /// range never arises later.
-    fn is_in_place(format: &FormatAccess<ImageFile>, at: u64, len: u64) -> io::Result<bool> {
-        let mut done = 0;
+    /// Returns what a write to a range does to tables. One that does something can free a cluster, in an image where some can; there, such a
+    /// range never arises later. Who shares the image takes no cluster away: what is in place stays there.
+    fn effect(format: &FormatAccess<ImageFile>, at: u64, len: u64) -> WriteEffect {
+        let (mut done, mut effect) = (0, WriteEffect::Nothing);
         while done < len {
-            match format.get_mapping(at + done, len - done)? {
-                (Mapping::Raw { writable: true, .. }, run) if run > 0 => done += run,
-                _ => return Ok(false),
+            match format.get_mapping(at + done, len - done) {
+                Ok((_, 0)) | Err(_) => return WriteEffect::FillsZeroes,
+                Ok((Mapping::Raw { writable: true, .. }, run)) => done += run,
+                Ok((Mapping::Zero { explicit: true, .. }, _)) => return WriteEffect::FillsZeroes,
+                Ok((_, run)) => (done, effect) = (done + run, WriteEffect::Allocates),
             }
         }
-        Ok(true)
+        effect
     }
 
     /// Sets the dirty bit, unless it is set. Called with the format held, so that it is not cleared before the change.
@@ -324,7 +363,7 @@ impl Image {
 }
 
 /// The error of all requests once the library has failed.
-pub(super) fn gone() -> io::Error {
+fn gone() -> io::Error {
     io::Error::other("the image was given up after a fault of the qcow2 library")
 }
 
@@ -339,10 +378,8 @@ impl BlockingStorage for Arc<Image> {
             let done = format.read(bytes, at.0);
             if let Some(direct) = &self.direct {
                 let found = direct.look_up(format, at.0, len, false);
-                // Writes go past the library to what is learnt: also what a writer that is not done has just allocated.
-                if !found.is_empty() && self.tables.settle(|| format.flush()).is_ok() {
-                    direct.enter(found);
-                }
+                // What a writer that is not done has just allocated is not learnt: a write there would be done before its entry is in the file.
+                direct.enter(if self.tables.is_written() { found } else { found.readable() });
             }
             done
         })
@@ -350,14 +387,15 @@ impl BlockingStorage for Arc<Image> {
 
     fn write_at(&self, bytes: &[u8], at: ByteOffset) -> io::Result<()> {
         let len = bytes.len() as u64;
-        if self.header.writes_free && !self.with(|format| Image::is_in_place(format, at.0, len))? {
+        let changes = |format: &FormatAccess<ImageFile>| Ok(Image::effect(format, at.0, len) != WriteEffect::Nothing);
+        if self.header.writes_free && self.with(changes)? {
             return self.free_alone((at.0, at.0 + len), |format| format.write(bytes, at.0));
         }
         self.write_shared((at.0, len), |format| format.write(bytes, at.0))
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.with(|format| if self.read_only { Ok(()) } else { format.flush() })?;
+        self.with(|format| if self.read_only { Ok(()) } else { self.tables.write_all(|| format.flush()) })?;
         if self.read_only { Ok(()) } else { self.sync_files() }
     }
 

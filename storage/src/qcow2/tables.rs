@@ -1,47 +1,55 @@
-//! When the library's tables are in the file.
+//! Which changes of tables are in the file.
 //!
-//! The library changes tables in memory. A guest outlives this process and is never asked to repeat a completed write: so the tables that a
-//! write relies on are given to the host before it completes. Not to the disk: that is a flush. Writers share a write-out: one of them carries
-//! it out, for all that were done when it began.
+//! The library changes tables in memory. A guest outlives this process and is never asked to repeat a completed write: so the entries that a
+//! write relies on are given to the host before it completes. Not to the disk: that is a flush. And not the refcounts: those that are missing
+//! are repaired, as the dirty bit demands, by whoever opens the image after a kill.
+//!
+//! The library writes whole tables, and only when it is told to; a write needs a few entries. They are written here, as the library has them in
+//! memory. An entry never changes while others share the image, except from none to its cluster, so it may be written twice. It must not be
+//! overwritten by a table that the library copied before it was made:
+//!
+//! | the library writes a table | what keeps it from being older than entries in the file |
+//! |---|---|
+//! | when it is told to flush | entries wait meanwhile (`whole`) |
+//! | to make room in its cache | only one that nobody changes, with its place in the cache locked: the copy has all entries that were made |
+//! | before the first allocation after clusters were freed | what frees has the image alone, and leaves no table unwritten; what is changed without an allocation (zero clusters that have space) has it alone, too, and so has every change once one has failed, which frees what it had |
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock};
+
+use imago::file::File as ImageFile;
+use imago::{FormatAccess, Mapping};
+
+use super::header::Header;
+
+/// Where the header has the offset of the L1 table (docs/interop/qcow2.txt of QEMU).
+const L1_OFFSET_AT: u64 = 40;
+/// Bits of an entry that are an offset.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+/// The cluster has one user.
+const COPIED: u64 = 1 << 63;
+const ENTRY: u64 = 8;
 
 /// What is known of the tables of an image.
 #[derive(Debug, Default)]
 pub(super) struct TableWriter {
     /// Changes that may be in memory only.
     unwritten: AtomicU64,
-    rounds: Mutex<Rounds>,
-    ended: Condvar,
+    /// Whoever writes entries shares it, whoever has the library write tables has it alone.
+    whole: RwLock<()>,
 }
 
-/// Write-outs, counted.
-#[derive(Debug, Default)]
-struct Rounds {
-    begun: u64,
-    /// The last one that succeeded.
-    written: u64,
-    running: bool,
-    /// A write-out panicked: there are no more.
-    broken: bool,
-}
-
-/// A change that may be in memory only, until [`write_out`](Self::write_out) succeeds. Dropping it leaves the tables unwritten: later writes
-/// to the image write them.
+/// A change that may be in memory only, until its end. One that is dropped is for ever.
 #[must_use = "the change is in memory only"]
 pub(super) struct TableChange<'a>(&'a TableWriter);
 
 impl TableChange<'_> {
-    /// Writes out the tables. `flush` writes all that were changed in memory.
-    ///
-    /// # Errors
-    /// As `flush`.
-    pub(super) fn write_out(self, flush: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        self.0.write_out(flush)?;
+    /// The change is in the file.
+    pub(super) fn end(self) {
         self.0.unwritten.fetch_sub(1, Ordering::SeqCst);
-        Ok(())
     }
 }
 
@@ -52,129 +60,58 @@ impl TableWriter {
         TableChange(self)
     }
 
-    /// Writes out the tables if some may be in memory only: afterwards all that the caller has seen in them is in the file.
+    /// Returns true if all that the caller has seen in the tables is in the file.
+    pub(super) fn is_written(&self) -> bool {
+        self.unwritten.load(Ordering::SeqCst) == 0
+    }
+
+    /// Has the library write its tables.
     ///
     /// # Errors
     /// As `flush`.
-    pub(super) fn settle(&self, flush: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        if self.unwritten.load(Ordering::SeqCst) == 0 { Ok(()) } else { self.write_out(flush) }
+    pub(super) fn write_all(&self, flush: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let _alone = self.whole.write().unwrap_or_else(PoisonError::into_inner);
+        flush()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Rounds> {
-        self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for a write-out that begins from now on, or carries it out. After a failed one each waiter carries out its own, and has its error.
-    fn write_out(&self, flush: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let mut rounds = self.lock();
-        let wanted = rounds.begun + 1;
-        while rounds.running && rounds.written < wanted {
-            rounds = self.ended.wait(rounds).unwrap_or_else(PoisonError::into_inner);
-        }
-        if rounds.written >= wanted {
-            return Ok(());
-        }
-        if rounds.broken {
-            return Err(super::image::gone());
-        }
-        rounds.begun += 1;
-        rounds.running = true;
-        let mut round = Round { writer: self, number: rounds.begun, result: None };
-        drop(rounds);
-        let result = flush();
-        round.result = Some(result.is_ok());
-        result
-    }
-}
-
-/// A write-out that is carried out. Its end is told when it is dropped.
-struct Round<'a> {
-    writer: &'a TableWriter,
-    number: u64,
-    /// `None`: it panicked.
-    result: Option<bool>,
-}
-
-impl Drop for Round<'_> {
-    fn drop(&mut self) {
-        let mut rounds = self.writer.lock();
-        rounds.running = false;
-        match self.result {
-            Some(true) => rounds.written = self.number,
-            Some(false) => {}
-            None => rounds.broken = true,
-        }
-        drop(rounds);
-        self.writer.ended.notify_all();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WRITERS: usize = 8;
-    const CHANGES: u64 = 2000;
-
-    /// A table in memory and its file, one entry for each writer.
-    #[derive(Default)]
-    struct Table {
-        memory: [AtomicU64; WRITERS],
-        file: [AtomicU64; WRITERS],
-        flushes: AtomicU64,
-    }
-
-    impl Table {
-        /// Copies entry by entry, as the library does beside writers. Every seventh fails.
-        fn flush(&self) -> io::Result<()> {
-            let number = self.flushes.fetch_add(1, Ordering::Relaxed);
-            for (memory, file) in self.memory.iter().zip(&self.file) {
-                file.store(memory.load(Ordering::SeqCst), Ordering::SeqCst);
-                std::thread::yield_now();
+    /// Writes the entries of the clusters of a range that the image itself has, as far as they are made. Called by who shares the image.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written, or its tables are not those of the library.
+    pub(super) fn write_entries(
+        &self,
+        file: &File,
+        header: &Header,
+        format: &FormatAccess<ImageFile>,
+        (at, len): (u64, u64),
+    ) -> io::Result<()> {
+        let _shared = self.whole.read().unwrap_or_else(PoisonError::into_inner);
+        let (cluster, in_table) = (header.cluster(), header.cluster() / ENTRY);
+        let l1 = read_entry(file, L1_OFFSET_AT)?;
+        let (mut next, end) = (at / cluster, (at + len).div_ceil(cluster));
+        while next < end {
+            // In one table, one after the other.
+            let bound = (next / in_table + 1) * in_table;
+            let (mapping, run) = format.get_mapping(next * cluster, (bound.min(end) - next) * cluster)?;
+            let count = run.div_ceil(cluster).max(1);
+            if let Mapping::Raw { offset, writable: true, .. } = mapping {
+                let table = read_entry(file, l1 + next / in_table * ENTRY)? & OFFSET;
+                if table == 0 || offset & !OFFSET != 0 {
+                    return Err(io::Error::other(format!(
+                        "no place in the tables for cluster {next:#x} at {offset:#x}"
+                    )));
+                }
+                let entries = (0..count).flat_map(|number| (offset + number * cluster | COPIED).to_be_bytes());
+                file.write_all_at(&entries.collect::<Vec<u8>>(), table + next % in_table * ENTRY)?;
             }
-            if number % 7 == 6 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+            next += count;
         }
+        Ok(())
     }
+}
 
-    #[test]
-    fn a_change_is_in_the_file_when_it_is_written_out() {
-        let (writer, table) = (TableWriter::default(), Table::default());
-        let failed = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for own in 0..WRITERS {
-                let (writer, table, failed) = (&writer, &table, &failed);
-                scope.spawn(move || {
-                    for value in 1..=CHANGES {
-                        let change = writer.begin();
-                        table.memory[own].store(value, Ordering::SeqCst);
-                        match change.write_out(|| table.flush()) {
-                            Ok(()) => assert_eq!(table.file[own].load(Ordering::SeqCst), value),
-                            Err(_) => drop(failed.fetch_add(1, Ordering::Relaxed)),
-                        }
-                        // Of another writer: what was seen in memory is in the file.
-                        let other = (own + 1) % WRITERS;
-                        let seen = table.memory[other].load(Ordering::SeqCst);
-                        if writer.settle(|| table.flush()).is_ok() {
-                            assert!(table.file[other].load(Ordering::SeqCst) >= seen);
-                        }
-                    }
-                });
-            }
-        });
-        let flushes = table.flushes.into_inner();
-        assert!(flushes < 2 * WRITERS as u64 * CHANGES, "writers share a flush: {flushes}");
-        // What was not written counts for ever.
-        assert_eq!(writer.unwritten.into_inner(), failed.into_inner());
-    }
-
-    #[test]
-    fn nothing_is_written_out_without_a_change_or_after_a_panic() {
-        let writer = TableWriter::default();
-        assert!(writer.settle(|| panic!("nothing was changed")).is_ok());
-        let change = writer.begin();
-        let panicked =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| change.write_out(|| panic!("a library"))));
-        assert!(panicked.is_err());
-        assert!(writer.settle(|| panic!("nothing of it may be written")).is_err());
-    }
+fn read_entry(file: &File, at: u64) -> io::Result<u64> {
+    let mut bytes = [0; ENTRY as usize];
+    file.read_exact_at(&mut bytes, at)?;
+    Ok(u64::from_be_bytes(bytes))
 }

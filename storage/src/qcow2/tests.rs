@@ -429,3 +429,22 @@ fn a_panic_of_the_library_fails_the_disk_and_nothing_else() {
     let disk = open_with(&settings).unwrap();
     assert_eq!(read_one(disk.as_ref(), 0, 4096), [4; 4096]);
 }
+
+/// What a write has completed is in the file while the image is open: a process that is killed leaves just that.
+#[test]
+fn a_completed_write_is_in_the_file() {
+    for aio in ["auto", "threads"] {
+        let (_dir, path) = overlay(8 * MIB);
+        let disk = open_with(&[("path", text(&path)), ("backing", "allow"), ("aio", aio)]).unwrap();
+        let zeroes = Op::WriteZeroes { may_unmap: true, fua: false };
+        assert_eq!(do_one(disk.as_ref(), zeroes, 4 * MIB, MIB), Outcome::Done(ByteLen(0)));
+        let copy = path.with_file_name("copy.qcow2");
+        // Allocated, in place, over the end of a cluster, where zeroes were.
+        for (number, at) in (1..).zip([0, 512, 3 * (1 << 16) - 512, 4 * MIB, 4 * MIB + 1024, 7 * MIB]) {
+            write_one(disk.as_ref(), at, 1024, number);
+            std::fs::copy(&path, &copy).unwrap();
+            let copied = open_with(&[("path", text(&copy)), ("backing", "allow"), ("aio", aio)]).unwrap();
+            assert_eq!(read_one(copied.as_ref(), at, 1024), [number; 1024], "{aio}: {at}");
+        }
+    }
+}

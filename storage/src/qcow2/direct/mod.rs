@@ -49,13 +49,16 @@ pub(super) struct FoundClusters {
 }
 
 impl FoundClusters {
-    pub(super) fn is_empty(&self) -> bool {
-        self.places.is_empty() && self.own.is_empty()
+    /// Without the places of other clusters, as the tables that say so may not be in the file.
+    pub(super) fn own(mut self) -> FoundClusters {
+        self.places.retain(|(cluster, _)| self.own.contains(cluster));
+        self
     }
 
-    /// Without the places, as the tables could not be written.
-    pub(super) fn unwritten(self) -> FoundClusters {
-        FoundClusters { places: Vec::new(), ..self }
+    /// Without places that workers may write.
+    pub(super) fn readable(mut self) -> FoundClusters {
+        self.places.retain(|(_, place)| !matches!(place, Place::Data { writable: true, .. }));
+        self
     }
 }
 

@@ -8,15 +8,15 @@ use crate::attach_error::WorkerError;
 use crate::mailbox::Mailbox;
 use crate::worker::{Detached, LeftQueue, Worker};
 
-/// How often parked requests are dropped: requests at the storage may fail, and be parked, at any time.
-const PARKED_CHECK: Duration = Duration::from_millis(20);
+/// How often parked and throttled requests are dropped: requests at the storage may fail, and be parked, at any time.
+const UNSERVED_CHECK: Duration = Duration::from_millis(20);
 
 /// How often the end of the wait is checked, and how often a wait for storage is reported.
 const END_CHECK: Duration = Duration::from_millis(100);
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Drops a queue's requests that are parked at stopped disks.
-pub(crate) type DropParked = Box<dyn FnMut(&Mailbox<Worker>) -> Result<(), WorkerError> + Send>;
+/// Drops a queue's requests that are parked at stopped disks, or wait for a limit.
+pub(crate) type DropUnserved = Box<dyn FnMut(&Mailbox<Worker>) -> Result<(), WorkerError> + Send>;
 
 /// A queue that takes no more requests and is detached when none is in flight. Dropping this does not stop that.
 #[must_use = "the queue may be in use until `wait` returns it"]
@@ -25,8 +25,8 @@ pub struct Draining<P> {
     pub(crate) mailbox: Mailbox<Worker>,
     pub(crate) slot: u16,
     pub(crate) generation: u32,
-    /// Set where parked requests are dropped instead of failed.
-    pub(crate) drop_parked: Option<DropParked>,
+    /// Set where parked and throttled requests are dropped.
+    pub(crate) drop_unserved: Option<DropUnserved>,
     pub(crate) position: PhantomData<fn() -> P>,
 }
 
@@ -39,13 +39,13 @@ impl<P: Send + 'static> Draining<P> {
         let end = Instant::now() + time;
         loop {
             let mut rest = end.saturating_duration_since(Instant::now());
-            if let Some(drop_parked) = &mut self.drop_parked {
-                match drop_parked(&self.mailbox) {
+            if let Some(drop_unserved) = &mut self.drop_unserved {
+                match drop_unserved(&self.mailbox) {
                     // Its requests may still be in flight: `left` says when they are not.
                     Ok(()) | Err(WorkerError::Unresponsive { .. }) => {}
                     Err(ended) => return Err(ended),
                 }
-                rest = rest.min(PARKED_CHECK);
+                rest = rest.min(UNSERVED_CHECK);
             }
             match self.left.recv_timeout(rest) {
                 Ok(leaving) => {
@@ -58,7 +58,18 @@ impl<P: Send + 'static> Draining<P> {
         }
     }
 
-    /// Waits until the queue is detached, or until the time that `end` returns, if it does. `None`: requests are still in flight. Calls
+    /// Lets the requests pass that wait for a limit: the process ends, or gives the queue to another one. The disk's own limits are owed for
+    /// them.
+    ///
+    /// # Errors
+    /// When the worker has ended.
+    pub fn pass_throttled(&self) -> Result<(), WorkerError> {
+        let (slot, generation) = (self.slot, self.generation);
+        self.mailbox.send(Box::new(move |worker| worker.pass_throttled(slot, generation)))
+    }
+
+    /// Waits until the queue is detached, or until the time that `end` returns, if it does: then requests do not wait for limits any more.
+    /// `None`: requests are still in flight. Calls
     /// `waiting` every few seconds with the time waited so far.
     ///
     /// # Errors
@@ -70,7 +81,12 @@ impl<P: Send + 'static> Draining<P> {
     ) -> Result<Option<Detached<P>>, WorkerError> {
         let since = Instant::now();
         let mut next_report = since + LOG_INTERVAL;
+        let mut ends = false;
         loop {
+            if !ends && end().is_some() {
+                ends = true;
+                self.pass_throttled()?;
+            }
             if let Some(detached) = self.wait(END_CHECK)? {
                 return Ok(Some(detached));
             }

@@ -258,8 +258,9 @@ where
     }
 
     /// Takes no more requests off the queue and detaches it when none is in flight: then neither the daemon nor the kernel accesses the
-    /// guest's memory for it. Completions are published, and the guest is called for them, before. Requests parked at a stopped disk fail;
-    /// [`drain_unanswered`](Self::drain_unanswered) drops them instead.
+    /// guest's memory for it. Completions are published, and the guest is called for them, before. Requests parked at a stopped disk fail, and
+    /// those that wait for a limit are served as it allows ([`Draining::pass_throttled`] does not wait for it);
+    /// [`drain_unanswered`](Self::drain_unanswered) drops both instead.
     ///
     /// # Errors
     /// When the worker has ended.
@@ -267,7 +268,7 @@ where
         let (slot, generation) = (self.slot, self.generation);
         let (done, left) = sync_channel::<LeftQueue>(1);
         self.mailbox.send(Box::new(move |worker| worker.drain(slot, generation, done)))?;
-        let (mailbox, drop_parked) = (self.mailbox, None);
-        Ok(Draining { left, mailbox, slot, generation, drop_parked, position: PhantomData })
+        let (mailbox, drop_unserved) = (self.mailbox, None);
+        Ok(Draining { left, mailbox, slot, generation, drop_unserved, position: PhantomData })
     }
 }

@@ -8,7 +8,7 @@ use mqblk_core::{GuestQueue, Tag};
 use mqblk_uring::UringContext;
 
 use crate::attach_error::WorkerError;
-use crate::draining::{Draining, DropParked};
+use crate::draining::{Draining, DropUnserved};
 use crate::engine::{Engine, QueueHandle};
 use crate::errors::DiskHealth;
 use crate::request::Buffer;
@@ -54,20 +54,21 @@ impl Worker {
         self.channels.resume(health, report);
     }
 
-    /// Returns the indexes of a queue's parked requests, without those of which some part is at the storage.
-    pub(crate) fn parked<Q>(&mut self, slot: u16, generation: u32) -> Vec<u16>
+    /// Returns the indexes of a queue's parked and throttled requests, without those of which some part is at the storage.
+    pub(crate) fn unserved<Q>(&mut self, slot: u16, generation: u32) -> Vec<u16>
     where
         Q: GuestQueue<Context = UringContext> + 'static,
     {
         let mut tags: Vec<Tag> = self.channels.parked_of(slot);
+        tags.extend(self.channels.throttled_of(slot));
         tags.sort_unstable();
         let Some(runner) = self.runner::<Q>(slot, generation) else { return Vec::new() };
         let whole = |run: &[Tag]| runner.parts_left(run[0].index()) == Some(run.len());
         tags.chunk_by(|one, next| one == next).filter(|run| whole(run)).map(|run| run[0].index()).collect()
     }
 
-    /// Drops parked requests of a queue without completing them. Returns how many.
-    pub(crate) fn drop_parked<Q>(
+    /// Drops parked and throttled requests of a queue without completing them. Returns how many.
+    pub(crate) fn drop_unserved<Q>(
         &mut self,
         slot: u16,
         generation: u32,
@@ -76,9 +77,11 @@ impl Worker {
     where
         Q: GuestQueue<Context = UringContext> + 'static,
     {
-        let indexes = self.parked::<Q>(slot, generation);
+        let indexes = self.unserved::<Q>(slot, generation);
         let chosen = |tag: Tag| tag.queue() == slot && indexes.binary_search(&tag.index()).is_ok();
-        for (tag, buffer) in self.channels.drop_parked(chosen) {
+        let mut unserved = self.channels.drop_parked(chosen);
+        unserved.extend(self.channels.take_throttled(chosen));
+        for (tag, buffer) in unserved {
             let Some((attached, context)) = self.find(slot, generation) else { continue };
             let Some(runner) = attached.runner.as_any().downcast_mut::<QueueRunner<Q>>() else { continue };
             if let Some(token) = runner.forget_part(tag.index()) {
@@ -103,8 +106,8 @@ where
     Q: GuestQueue<Context = UringContext> + 'static,
     Q::Position: Send + 'static,
 {
-    /// Drains as [`drain`](Self::drain) does, but parked requests are dropped instead of failed: for an interface that records which
-    /// requests are in flight, and a next daemon that replays them. `dropped` gets each, on the queue's worker: it drops the queue's state
+    /// Drains as [`drain`](Self::drain) does, but parked requests are dropped instead of failed, and throttled ones instead of waited for: for
+    /// an interface that records which requests are in flight, and a next daemon that replays them. `dropped` gets each, on the queue's worker: it drops the queue's state
     /// for it and releases its buffer.
     ///
     /// # Errors
@@ -117,10 +120,10 @@ where
         let (done, left) = sync_channel::<LeftQueue>(1);
         let mailbox = self.mailbox().clone();
         mailbox.send(Box::new(move |worker| worker.drain_keeping_parked(slot, generation, done)))?;
-        let drop_parked: DropParked = Box::new(move |mailbox| {
+        let drop_unserved: DropUnserved = Box::new(move |mailbox| {
             let dropped = dropped.clone();
-            mailbox.call(move |worker| worker.drop_parked::<Q>(slot, generation, dropped)).map(|_| ())
+            mailbox.call(move |worker| worker.drop_unserved::<Q>(slot, generation, dropped)).map(|_| ())
         });
-        Ok(Draining { left, mailbox, slot, generation, drop_parked: Some(drop_parked), position: PhantomData })
+        Ok(Draining { left, mailbox, slot, generation, drop_unserved: Some(drop_unserved), position: PhantomData })
     }
 }

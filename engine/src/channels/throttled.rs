@@ -6,7 +6,7 @@ use mqblk_core::Tag;
 
 use super::{Channels, OpenChannel};
 use crate::limits::Throttle;
-use crate::request::AnyCompletion;
+use crate::request::{AnyCompletion, Buffer};
 
 impl OpenChannel {
     /// Returns the number of throttled requests.
@@ -89,6 +89,18 @@ impl Channels {
         if self.throttles > 0 {
             self.left |= self.due_throttles() > 0;
         }
+    }
+
+    /// Returns the tags of a queue's throttled requests, one for each part.
+    pub(crate) fn throttled_of(&self, slot: u16) -> impl Iterator<Item = Tag> {
+        let tags = self.open.iter().flatten().flat_map(|open| open.throttled_tags());
+        tags.filter(move |tag| tag.queue() == slot)
+    }
+
+    /// Removes chosen throttled requests without completing them. Returns their tags and buffers.
+    pub(crate) fn take_throttled(&mut self, chosen: impl Fn(Tag) -> bool) -> Vec<(Tag, Option<Buffer>)> {
+        let throttles = self.open.iter_mut().flatten().filter_map(|open| open.throttle.as_mut());
+        throttles.flat_map(|throttle| throttle.take_unserved(&chosen)).collect()
     }
 
     /// Lets throttled requests of a queue go that leaves the worker; those that follow are not throttled.

@@ -17,6 +17,9 @@ const NS_PER_S: u64 = 1_000_000_000;
 /// The default depth is the rate of so long, and that of a burst's height too: long enough for a worker that is late.
 const DEPTH_NS: u64 = NS_PER_S / 10;
 
+/// What is owed when a limit changes is kept as far as the new rate pays for it in this time.
+const LONGEST_DEBT_NS: u64 = 10 * NS_PER_S;
+
 /// Everybody who waits for a bucket gets a lease in about this time.
 const CYCLE_NS: u64 = 4_000_000;
 /// The smallest lease: one in so many of a request's tokens, or so many bytes.
@@ -52,6 +55,10 @@ pub(crate) struct Bucket {
     shift: u32,
     /// Most tokens that accrue while nobody takes them.
     depth: u64,
+    /// A request that costs more than the depth passes on credit. Not where others would have to pay for it.
+    gives_credit: bool,
+    /// Tokens that were given back as used on credit, all of them so far.
+    owed: AtomicU64,
     /// The number of the next free token. Wraps.
     next: OwnLine,
 }
@@ -63,7 +70,12 @@ const fn tokens(kind: LimitKind, amount: u64) -> u64 {
 
 impl Bucket {
     /// Returns the buckets of a limit, full. At the time `now_ns`.
-    pub(crate) fn of_limit(kind: LimitKind, limit: IoLimit, now_ns: u64) -> impl Iterator<Item = Bucket> {
+    pub(crate) fn of_limit(
+        kind: LimitKind,
+        limit: IoLimit,
+        gives_credit: bool,
+        now_ns: u64,
+    ) -> impl Iterator<Item = Bucket> {
         let short = |rate: u64| of_time(tokens(kind, rate), DEPTH_NS).max(tokens(kind, 1));
         let (rate, burst) = (limit.rate, limit.burst);
         let above = burst.map_or(0, |burst| burst.rate.saturating_sub(rate).saturating_mul(burst.seconds.into()));
@@ -71,7 +83,7 @@ impl Bucket {
         let depth = short(rate).saturating_add(tokens(kind, above));
         let sustained = Bucket::new(kind, BucketRole::Sustained, rate, depth, now_ns);
         let height = burst.map(|burst| Bucket::new(kind, BucketRole::Height, burst.rate, short(burst.rate), now_ns));
-        std::iter::once(sustained).chain(height)
+        std::iter::once(sustained).chain(height).map(move |bucket| Bucket { gives_credit, ..bucket })
     }
 
     fn new(kind: LimitKind, role: BucketRole, rate: u64, depth: u64, now_ns: u64) -> Bucket {
@@ -82,8 +94,20 @@ impl Bucket {
         // Levels are signed.
         let depth = depth.min(i64::MAX as u64 / 4);
         let per_2_shift_ns = scaled(shift) as u64;
-        let bucket = Bucket { kind, role, rate, per_2_shift_ns, shift, depth, next: OwnLine(AtomicU64::new(0)) };
-        bucket.set_level(depth, now_ns);
+        let next = OwnLine(AtomicU64::new(0));
+        let bucket = Bucket {
+            kind,
+            role,
+            rate,
+            per_2_shift_ns,
+            shift,
+            depth,
+            gives_credit: false,
+            owed: AtomicU64::new(0),
+            next,
+        };
+        // It fits: see above.
+        bucket.set_level(depth as i64, now_ns);
         bucket
     }
 
@@ -99,9 +123,21 @@ impl Bucket {
         level.min(self.depth as i64)
     }
 
-    /// Sets how many tokens are free. For a bucket that nobody uses yet.
-    pub(crate) fn set_level(&self, level: u64, now_ns: u64) {
-        self.next.0.store(self.accrued(now_ns).wrapping_sub(level.min(self.depth)), Ordering::Relaxed);
+    /// Sets how many tokens are free; negative: they are owed, of which [`LONGEST_DEBT_NS`] is kept. For a bucket that nobody uses yet.
+    pub(crate) fn set_level(&self, level: i64, now_ns: u64) {
+        let level = level.clamp(-self.longest_debt(), self.depth as i64);
+        self.next.0.store(self.accrued(now_ns).wrapping_sub(level as u64), Ordering::Relaxed);
+    }
+
+    /// Returns how many tokens are free now, or owed if that is negative. Those that are leased and have not accrued are not owed.
+    pub(crate) fn balance(&self, now_ns: u64) -> i64 {
+        let owed = i64::try_from(self.owed.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
+        self.level(now_ns).max(-owed)
+    }
+
+    /// Returns the tokens of the longest debt that is kept when a limit changes.
+    pub(crate) fn longest_debt(&self) -> i64 {
+        i64::try_from(of_time(self.rate, LONGEST_DEBT_NS)).unwrap_or(i64::MAX)
     }
 
     /// Takes the next `count` tokens. Returns the number of the first.
@@ -127,6 +163,9 @@ impl Bucket {
 
     /// Gives tokens back, or with a negative number takes those that were used on credit.
     fn give_back(&self, count: i64) {
+        if count < 0 {
+            self.owed.fetch_add(count.unsigned_abs(), Ordering::Relaxed);
+        }
         self.next.0.fetch_sub(count as u64, Ordering::Relaxed);
     }
 
@@ -142,11 +181,11 @@ impl Bucket {
         tokens(self.kind, if self.kind.is_bandwidth() { demand.bytes } else { demand.requests })
     }
 
-    /// Returns how many tokens must be there before a request of this cost may pass: one that costs more than the bucket holds passes
-    /// when it is full, on credit.
+    /// Returns how many tokens must be there before a request of this cost may pass. One that costs more than the bucket holds passes when
+    /// it is full, on credit, if the bucket gives credit. Else it gathers them, in turns with the others.
     #[inline]
     fn needed(&self, cost: u64) -> u64 {
-        cost.min(self.depth)
+        if self.gives_credit { cost.min(self.depth) } else { cost }
     }
 
     /// Returns the tokens of the lease that each of so many get in turn.
@@ -166,6 +205,11 @@ impl Bucket {
         let scaled = u128::from(missing).checked_mul(1 << self.shift).map_or(u128::MAX, |scaled| scaled - part);
         let wait = scaled.div_ceil(u128::from(self.per_2_shift_ns));
         now_ns.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
+    }
+
+    /// Returns true if requests may pass on credit.
+    pub(crate) fn gives_credit(&self) -> bool {
+        self.gives_credit
     }
 
     /// Returns the tokens that a bucket holds when it is full.
@@ -256,11 +300,24 @@ impl Lease {
             // In equal parts, also of a request that costs more than one part.
             wanted.min(quantum)
         } else {
-            wanted.min(quantum).max(missing)
+            // Not more than the depth at once: others may come meanwhile.
+            wanted.min(quantum).max(if bucket.gives_credit { missing } else { missing.min(bucket.depth) })
         };
         self.next = bucket.take(count, now_ns);
         self.left = count;
         self.accrue(bucket, now_ns);
+    }
+
+    /// Uses this many tokens on credit.
+    pub(crate) fn owe(&mut self, tokens: i64) {
+        self.ready -= tokens;
+    }
+
+    /// Forgets what was used on credit, and returns it; 0: nothing.
+    pub(crate) fn take_debt(&mut self) -> i64 {
+        let debt = (-self.ready).max(0);
+        self.ready += debt;
+        debt
     }
 
     /// Uses the tokens of a request.

@@ -15,7 +15,7 @@ const MS: u64 = 1_000_000;
 const S: u64 = 1000 * MS;
 
 fn bucket(kind: LimitKind, rate: u64, now_ns: u64) -> Bucket {
-    Bucket::of_limit(kind, IoLimit { rate, burst: None }, now_ns).next().unwrap()
+    Bucket::of_limit(kind, IoLimit { rate, burst: None }, true, now_ns).next().unwrap()
 }
 
 /// More requests than any lease is for.
@@ -246,7 +246,7 @@ fn a_request_that_costs_more_than_the_bucket_holds_passes_when_it_is_full() {
 fn a_burst_has_its_height_and_its_length() {
     let limit = IoLimit { rate: 1000, burst: Some(Burst { rate: 5000, seconds: 3 }) };
     let start = S;
-    let buckets: Vec<Bucket> = Bucket::of_limit(LimitKind::Iops, limit, start).collect();
+    let buckets: Vec<Bucket> = Bucket::of_limit(LimitKind::Iops, limit, true, start).collect();
     assert_eq!(
         buckets.iter().map(|bucket| bucket.role).collect::<Vec<_>>(),
         [BucketRole::Sustained, BucketRole::Height]
@@ -360,4 +360,29 @@ fn what_one_does_not_want_others_get() {
     }
     let greedy = greedy[0].used / bucket.cost(4096);
     assert!((9300..=9700).contains(&greedy), "{greedy} of the 9500 that the other leaves, and the bucket's 100");
+}
+
+/// In a group a long request gathers its tokens before it passes, so that its disk owes nothing to the others, who have their part meanwhile.
+#[test]
+fn a_long_request_in_a_group_is_paid_for_before_it_passes() {
+    let (mut now_ns, start) = (S, S);
+    let limit = IoLimit { rate: 1_000_000, burst: None };
+    let bucket = Bucket::of_limit(LimitKind::Bandwidth, limit, false, now_ns).next().unwrap();
+    let (mut long, mut short) = (Lease::default(), Lease::default());
+    assert_eq!(pass(&bucket, &mut long, 1 << 20, 9, 1, now_ns), 0, "alone: it draws what there is");
+    let (mut long_bytes, mut short_bytes) = (0, 0);
+    while now_ns < start + 10 * S {
+        now_ns += MS;
+        long_bytes += (1 << 20) * pass(&bucket, &mut long, 1 << 20, 9, 2, now_ns);
+        short_bytes += 4096 * pass(&bucket, &mut short, 4096, 9, 2, now_ns);
+        let waited = (now_ns - start) / MS;
+        assert!(waited < 250 || short_bytes > 0, "the neighbour waits for {waited} ms");
+    }
+    let total = long_bytes + short_bytes;
+    assert!((8_900_000..=10_100_000).contains(&total), "{long_bytes} and {short_bytes}");
+    assert!(short_bytes > 4_000_000 && long_bytes >= 4 << 20, "{long_bytes} and {short_bytes}");
+    let mut rest = Lease::default();
+    std::mem::swap(&mut rest, &mut long);
+    rest.give_back(&bucket);
+    assert!(bucket.balance(now_ns) >= 0);
 }

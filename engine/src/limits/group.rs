@@ -12,6 +12,8 @@ use super::limit_clock::LimitClock;
 pub struct LimitGroup {
     name: String,
     clock: LimitClock,
+    /// It is of one disk, which may use tokens on credit: nobody else has to wait for them.
+    is_of_disk: bool,
     current: Mutex<Current>,
     /// Disks with requests that wait.
     waiting_disks: AtomicI32,
@@ -37,6 +39,13 @@ impl LimitGroup {
         group
     }
 
+    /// Returns the group of a disk's own limits.
+    fn of_disk(limits: IoLimits, clock: LimitClock) -> LimitGroup {
+        let group = LimitGroup { clock, is_of_disk: true, ..LimitGroup::default() };
+        group.set(limits);
+        group
+    }
+
     /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -48,17 +57,16 @@ impl LimitGroup {
     }
 
     /// Replaces its limits. Workers use the new ones once they have been [told](crate::Engine::disks_changed). A limit that is changed
-    /// keeps the burst that was left of it, as far as the new one allows.
+    /// keeps the burst that was left of it, as far as the new one allows, and what is owed, up to ten seconds of the new rate.
     pub fn set(&self, limits: IoLimits) {
         let now_ns = self.clock.now_ns();
         let mut current = lock(&self.current);
-        let fresh = limits.iter().flat_map(|(kind, limit)| Bucket::of_limit(kind, limit, now_ns));
+        let fresh = limits.iter().flat_map(|(kind, limit)| Bucket::of_limit(kind, limit, self.is_of_disk, now_ns));
         let fresh: Vec<_> = fresh.map(Arc::new).collect();
         for bucket in &fresh {
             let same = |old: &&Arc<Bucket>| (old.kind, old.role) == (bucket.kind, bucket.role);
             if let Some(old) = current.buckets.iter().find(same) {
-                // What was used on credit is not owed at the new rate: it could be a long time.
-                bucket.set_level(old.level(now_ns).max(0) as u64, now_ns);
+                bucket.set_level(old.balance(now_ns), now_ns);
             }
         }
         *current = Current { limits, buckets: fresh };
@@ -143,7 +151,7 @@ impl DiskLimits {
 
     /// Returns limits of this clock.
     pub fn with_clock(own: IoLimits, group: Option<&Arc<LimitGroup>>, clock: LimitClock) -> DiskLimits {
-        let own = Arc::new(LimitGroup::with_clock("", own, clock.clone()));
+        let own = Arc::new(LimitGroup::of_disk(own, clock.clone()));
         DiskLimits {
             clock,
             own: Membership::new(&own),

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use mqblk_core::Tag;
 
-use super::bucket::{Bucket, Demand, Lease};
+use super::bucket::{Bucket, BucketRole, Demand, Lease};
 use super::group::{DiskLimits, Membership};
-use super::io_limits::{RequestClass, bytes_of};
-use crate::request::{AnyCompletion, AnyRequest, cancelled};
+use super::io_limits::{LimitKind, RequestClass, bytes_of};
+use crate::request::{AnyCompletion, AnyRequest, Buffer, cancelled};
 
 /// Capacity for requests that wait, so that a turn does not allocate.
 const ROOM: usize = 1024;
@@ -67,6 +67,14 @@ struct LeasedBucket {
     lease: Lease,
     /// Index of the group that it belongs to.
     member: usize,
+}
+
+impl LeasedBucket {
+    /// Takes what the worker owes.
+    fn take_debt(&mut self) -> Option<(LimitKind, BucketRole, usize, i64)> {
+        let debt = self.lease.take_debt();
+        (debt > 0).then_some((self.bucket.kind, self.bucket.role, self.member, debt))
+    }
 }
 
 /// Why a request has to wait.
@@ -132,8 +140,16 @@ impl Throttle {
 
     /// Reads the disk's limits again. Returns false if nothing is limited any more.
     pub(crate) fn reload(&mut self) -> bool {
+        let owed: Vec<_> = self.buckets.iter_mut().filter_map(LeasedBucket::take_debt).collect();
         self.give_back();
         self.load();
+        for LeasedBucket { bucket, lease, member } in &mut self.buckets {
+            let same =
+                |(kind, role, of, _): &&(_, _, _, i64)| (*kind, *role, *of) == (bucket.kind, bucket.role, *member);
+            if let Some((.., debt)) = owed.iter().find(same) {
+                lease.owe((*debt).min(bucket.longest_debt()));
+            }
+        }
         self.limits.is_limited()
     }
 
@@ -251,6 +267,16 @@ impl Throttle {
         of_class.for_each(|leased| leased.lease.spend(leased.bucket.cost(bytes)));
     }
 
+    /// Spends tokens of the disk's own limits that it may not have. Its group's are its neighbours', who owe nothing.
+    fn owe(&mut self, class: RequestClass, bytes: u64) {
+        for LeasedBucket { bucket, lease, .. } in self.buckets.iter_mut().filter(|leased| leased.bucket.gives_credit())
+        {
+            if bucket.kind.class().is_none_or(|of| of == class) {
+                lease.spend(bucket.cost(bytes));
+            }
+        }
+    }
+
     /// Returns when the oldest request of a class may pass.
     fn due_of(&self, class: RequestClass, now_ns: u64) -> Option<u64> {
         let head = self.waiting[class as usize].requests.front()?;
@@ -292,7 +318,8 @@ impl Throttle {
         self.limits.count_waiting(before, self.waiting());
     }
 
-    /// Lets the requests of a queue pass at once, on credit. With `leaving` also those that come, until [`end_leave`](Self::end_leave).
+    /// Lets the requests of a queue pass at once, on the disk's credit. With `leaving` also those that come, until
+    /// [`end_leave`](Self::end_leave).
     #[cold]
     pub(crate) fn let_go(&mut self, slot: u16, leaving: bool, plug: &mut Vec<AnyRequest>) {
         if leaving && !self.leaving.contains(&slot) {
@@ -301,7 +328,16 @@ impl Throttle {
         self.let_go_chosen(|tag| tag.queue() == slot, plug);
     }
 
-    /// Lets all requests pass at once, on credit.
+    /// Removes the chosen requests without completing them. Returns their tags and buffers.
+    #[cold]
+    pub(crate) fn take_unserved(&mut self, chosen: impl Fn(Tag) -> bool) -> Vec<(Tag, Option<Buffer>)> {
+        let before = self.waiting();
+        let taken: Vec<_> = self.waiting.iter_mut().flat_map(|list| list.extract(&chosen)).collect();
+        self.limits.count_waiting(before, self.waiting());
+        taken.into_iter().map(|waiting| (waiting.request.tag, waiting.request.buffer)).collect()
+    }
+
+    /// Lets all requests pass at once: nothing is limited any more.
     #[cold]
     pub(crate) fn let_all_go(&mut self, plug: &mut Vec<AnyRequest>) {
         self.let_go_chosen(|_| true, plug);
@@ -319,7 +355,7 @@ impl Throttle {
         self.limits.count_waiting(before, self.waiting());
         for ThrottledRequest { request, .. } in &gone {
             if let Some(class) = RequestClass::of(request.op) {
-                self.spend(class, bytes_of(request.op, request.len));
+                self.owe(class, bytes_of(request.op, request.len));
             }
         }
         // Those behind the passed ones are new, and wait from the next call on.

@@ -34,7 +34,7 @@ impl LeftQueue {
 }
 
 impl Worker {
-    /// Drains a queue. Signals `done` when it is detached. Its parked requests fail.
+    /// Drains a queue. Signals `done` when it is detached. Its parked requests fail; those that are throttled are served as the limits allow.
     pub(crate) fn drain(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
         if self.find(slot, generation).is_some() {
             self.channels.begin_leave(slot);
@@ -42,16 +42,22 @@ impl Worker {
         }
     }
 
-    /// Drains a queue as [`drain`](Self::drain) does, but leaves parked requests to the caller. Throttled requests are not waited for: they
-    /// are submitted.
+    /// Drains a queue as [`drain`](Self::drain) does, but leaves parked requests to the caller.
     pub(crate) fn drain_keeping_parked(&mut self, slot: u16, generation: u32, done: SyncSender<LeftQueue>) {
         let Some((attached, _)) = self.find(slot, generation) else { return };
         attached.on_drained = Some(OnDrained::Detach(done));
-        self.channels.begin_leave_throttles(slot);
         self.begin_drain(slot);
     }
 
-    /// Drains a queue that moves to another worker, and gives it to `take`. Its parked requests stay parked. Drops `take` if there is no
+    /// Lets a draining queue's throttled requests go.
+    pub(crate) fn pass_throttled(&mut self, slot: u16, generation: u32) {
+        if self.find(slot, generation).is_some() {
+            self.channels.begin_leave_throttles(slot);
+        }
+    }
+
+    /// Drains a queue that moves to another worker, and gives it to `take`. Its parked requests stay parked; its throttled ones are served as
+    /// the limits allow. Drops `take` if there is no
     /// such queue, or it drains already.
     pub(crate) fn begin_move(&mut self, slot: u16, generation: u32, take: TakeFn) {
         let Some(phase) = self.poll_list.phase(slot) else { return };
@@ -60,7 +66,6 @@ impl Worker {
             return;
         }
         attached.on_drained = Some(OnDrained::Move(phase, take));
-        self.channels.begin_leave_throttles(slot);
         self.begin_drain(slot);
     }
 
@@ -92,7 +97,6 @@ impl Worker {
             attached.on_drained.take_if(|drained| matches!(drained, OnDrained::Move(..)))
         {
             self.poll_list.resume(slot, phase);
-            self.channels.end_leave_throttles(slot);
         }
     }
 

@@ -36,7 +36,7 @@ pub(super) struct Guest {
 pub(super) type SharedGuest = Arc<Mutex<Guest>>;
 
 /// A queue whose tokens are the sectors where the requests start.
-struct Queue(SharedGuest);
+pub(super) struct Queue(SharedGuest);
 
 impl GuestQueue for Queue {
     type Token = u64;
@@ -165,7 +165,7 @@ pub(super) const STOP: ErrorPolicy = ErrorPolicy { on_error: OnError::Stop, on_e
 pub(super) struct Attached {
     pub(super) guest: SharedGuest,
     pub(super) storage: SharedStorage,
-    attached_at: (u16, u32),
+    pub(super) attached_at: (u16, u32),
     waker: Arc<dyn mqblk_core::Wake>,
 }
 
@@ -468,13 +468,13 @@ fn a_queue_may_be_detached_with_its_parked_requests_dropped() {
     rig.submit(&[(WRITE, 7), (WRITE, 8)]);
     rig.submit(&[(DISCARD, 20)]);
     let (slot, generation) = rig.attached_at;
-    assert_eq!(rig.worker.parked::<Queue>(slot, generation).len(), 2);
+    assert_eq!(rig.worker.unserved::<Queue>(slot, generation).len(), 2);
     let (done, left) = std::sync::mpsc::sync_channel(1);
     rig.worker.drain_keeping_parked(slot, generation, done);
     assert_eq!(rig.run_until_idle(), []);
     assert!(left.try_recv().is_err(), "two are in flight");
     let mut dropped = Vec::new();
-    assert_eq!(rig.worker.drop_parked::<Queue>(slot, generation, |_, _, token, _| dropped.push(token)), 2);
+    assert_eq!(rig.worker.drop_unserved::<Queue>(slot, generation, |_, _, token, _| dropped.push(token)), 2);
     dropped.sort_unstable();
     assert_eq!(dropped, [7, 20]);
     assert!(left.try_recv().is_ok());

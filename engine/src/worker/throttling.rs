@@ -165,46 +165,152 @@ fn a_throttled_request_can_be_cancelled() {
 }
 
 #[test]
-fn a_queue_that_is_drained_does_not_wait_for_its_limits() {
+fn a_queue_that_is_drained_is_served_at_its_limit() {
+    let mut limited = Limited::of(LimitKind::Iops, TEN_A_SECOND);
+    limited.rig.submit(&reads(4));
+    let (slot, generation) = limited.rig.attached_at;
+    let (done, left) = std::sync::mpsc::sync_channel(1);
+    limited.rig.worker.drain(slot, generation, done);
+    for served in [3, 5] {
+        assert_eq!(limited.rig.run_until_idle(), []);
+        assert_eq!(limited.after_ms(101), [served]);
+        assert!(left.try_recv().is_err());
+    }
+    assert_eq!(limited.after_ms(101), [7]);
+    assert!(left.try_recv().is_ok());
+    assert_eq!((limited.stats().waiting, limited.stats().throttled), (0, 3));
+}
+
+#[test]
+fn a_queue_whose_process_ends_does_not_wait_for_its_limits() {
     let mut limited = Limited::of(LimitKind::Iops, TEN_A_SECOND);
     limited.rig.submit(&reads(5));
     let (slot, generation) = limited.rig.attached_at;
     let (done, left) = std::sync::mpsc::sync_channel(1);
     limited.rig.worker.drain(slot, generation, done);
+    assert_eq!(limited.rig.run_until_idle(), []);
+    limited.rig.worker.pass_throttled(slot, generation);
     assert_eq!(sectors(&limited.rig.run_until_idle()), [3, 5, 7, 9]);
     assert!(left.try_recv().is_ok());
-    assert_eq!((limited.stats().waiting, limited.stats().throttled), (0, 4));
 }
 
 #[test]
-fn a_queue_that_moves_does_not_wait_for_its_limits() {
+fn requests_that_are_recorded_go_back_unserved() {
     let mut limited = Limited::of(LimitKind::Iops, TEN_A_SECOND);
-    limited.rig.submit(&reads(5));
+    limited.rig.submit(&[(Op::Read, 1), (Op::Read, 3), (DISCARD, 20), (WRITE, 5)]);
+    let (slot, generation) = limited.rig.attached_at;
+    let (done, left) = std::sync::mpsc::sync_channel(1);
+    limited.rig.worker.drain_keeping_parked(slot, generation, done);
+    let mut dropped = Vec::new();
+    let drop = |worker: &mut Worker, dropped: &mut Vec<_>| {
+        worker.drop_unserved::<super::stopping::Queue>(slot, generation, |_, _, token, _| dropped.push(token))
+    };
+    assert_eq!(drop(&mut limited.rig.worker, &mut dropped), 3, "the ranges of a discard are one request");
+    assert_eq!((limited.rig.run_until_idle(), limited.rig.seen(), dropped.len()), (vec![], vec![1], 3));
+    assert_eq!((limited.stats().waiting, left.try_recv().is_ok()), (0, true));
+    assert_eq!(limited.after_ms(10_000), []);
+}
+
+#[test]
+fn a_queue_that_moves_is_served_at_its_limit() {
+    let mut limited = Limited::of(LimitKind::Iops, TEN_A_SECOND);
+    limited.rig.submit(&reads(3));
     let (slot, generation) = limited.rig.attached_at;
     let (taken, left) = std::sync::mpsc::sync_channel(1);
     let take = move |leaving: LeavingQueue, _: &mut UringContext| taken.send(leaving.disks.len()).unwrap();
+    limited.rig.worker.begin_move(slot, generation, Box::new(take.clone()));
+    assert_eq!(limited.after_ms(101), [3]);
+    limited.rig.worker.cancel_move(slot, generation);
+    assert_eq!((limited.rig.run_until_idle(), left.try_recv().is_err()), (vec![], true), "given up: it stays");
     limited.rig.worker.begin_move(slot, generation, Box::new(take));
-    assert_eq!(sectors(&limited.rig.run_until_idle()), [3, 5, 7, 9]);
+    assert_eq!(limited.after_ms(101), [5]);
     assert_eq!((left.try_recv(), limited.stats().waiting), (Ok(1), 0));
 }
 
+/// However often a queue leaves, and however it does: what is served is within the limit.
 #[test]
-fn what_passed_without_tokens_is_owed() {
+fn queues_that_leave_evade_no_limit() {
+    for way in ["drained", "recorded"] {
+        let mut limited = Limited::of(LimitKind::Iops, IoLimit { rate: 100, burst: None });
+        let health = Arc::clone(&limited.rig.health);
+        let mut served = 0;
+        for _ in 0..50 {
+            let queue = Attached::new(&mut limited.rig.worker, &health, MergeMode::Off);
+            queue.guest.lock().unwrap().waiting.extend(reads(60));
+            limited.rig.run_until_idle();
+            let (slot, generation) = queue.attached_at;
+            let (done, left) = std::sync::mpsc::sync_channel(1);
+            match way {
+                "drained" => limited.rig.worker.drain(slot, generation, done),
+                _ => {
+                    limited.rig.worker.drain_keeping_parked(slot, generation, done);
+                    limited.rig.worker.drop_unserved::<super::stopping::Queue>(slot, generation, |_, _, _, _| {});
+                }
+            }
+            for _ in 0..200 {
+                limited.after_ms(10);
+                if left.try_recv().is_ok() {
+                    break;
+                }
+            }
+            served += queue.guest.lock().unwrap().completed.len() as u64;
+        }
+        let seconds = (limited.clock.load(Ordering::Relaxed) - 1000 * MS) / 1000 / MS;
+        assert!(served <= 100 * (seconds + 1) + 10, "{way}: {served} in {seconds} s");
+        assert!(served >= 50, "{way}: {served}");
+    }
+}
+
+#[test]
+fn what_passed_without_tokens_is_owed_also_at_a_new_rate() {
     let mut limited = Limited::of(LimitKind::Iops, TEN_A_SECOND);
     limited.rig.submit(&reads(5));
-    let (slot, generation) = limited.rig.attached_at;
-    limited.rig.storage.lock().unwrap().hangs = true;
-    limited.rig.worker.begin_move(slot, generation, Box::new(|_, _| panic!("requests are in flight")));
-    assert_eq!(limited.rig.run_until_idle(), []);
-    // The move is given up: limits apply again.
-    limited.rig.worker.cancel_move(slot, generation);
-    limited.rig.storage.lock().unwrap().hangs = false;
+    let slot = limited.rig.attached_at.0;
+    limited.rig.worker.channels.begin_leave_throttles(slot);
+    limited.rig.worker.channels.end_leave_throttles(slot);
     assert_eq!(sectors(&limited.rig.run_until_idle()), [3, 5, 7, 9]);
     assert_eq!(limited.rig.submit(&[(Op::Read, 11)]), []);
     for ms in 1..500 {
         assert_eq!(limited.after_ms(1), [], "four requests passed on credit, {ms} ms ago");
     }
     assert_eq!(limited.after_ms(1), [11]);
+    // Four more, and then the limit is another one.
+    limited.rig.submit(&[(Op::Read, 13), (Op::Read, 15), (Op::Read, 17), (Op::Read, 19)]);
+    limited.rig.worker.channels.begin_leave_throttles(slot);
+    limited.rig.worker.channels.end_leave_throttles(slot);
+    assert_eq!(limited.rig.run_until_idle().len(), 4);
+    limited.rig.health.limits().set_own(IoLimits::default().with(LimitKind::Iops, IoLimit { rate: 20, burst: None }));
+    limited.rig.worker.channels.reload_settings();
+    assert_eq!(limited.rig.submit(&[(Op::Read, 21)]), []);
+    assert_eq!(limited.after_ms(150), [], "four are owed");
+    assert_eq!(limited.after_ms(200), [21]);
+}
+
+#[test]
+fn a_neighbour_in_a_group_pays_for_nobody() {
+    let clock = Arc::new(AtomicU64::new(1000 * MS));
+    let limits = IoLimits::default().with(LimitKind::Iops, IoLimit { rate: 100, burst: None });
+    let group = Arc::new(LimitGroup::with_clock("gold", limits, LimitClock::manual(&clock)));
+    let disk = || {
+        let limits = DiskLimits::with_clock(IoLimits::default(), Some(&group), LimitClock::manual(&clock));
+        Rig::of(&Arc::new(DiskHealth::with_limits("d", ErrorPolicy::default(), limits)), MergeMode::Off)
+    };
+    let (mut hostile, mut neighbour) = (disk(), disk());
+    for _ in 0..30 {
+        hostile.submit(&reads(60));
+        let (slot, generation) = hostile.attached_at;
+        // As at the end of its process: nothing waits for the limits.
+        hostile.worker.pass_throttled(slot, generation);
+        hostile.run_until_idle();
+        hostile.worker.channels.end_leave_throttles(slot);
+    }
+    assert_eq!(neighbour.submit(&[(Op::Read, 1)]), []);
+    let mut waited = 0;
+    while neighbour.run_until_idle().is_empty() {
+        clock.fetch_add(MS, Ordering::Relaxed);
+        waited += 1;
+        assert!(waited <= 200, "the neighbour waits for {waited} ms");
+    }
 }
 
 #[test]
@@ -228,7 +334,9 @@ fn a_stopped_disk_parks_what_passes_its_limits() {
     assert_eq!((limited.rig.health.stats().parked, limited.stats().waiting), (2, 1));
     let (done, left) = std::sync::mpsc::sync_channel(1);
     limited.rig.worker.drain(limited.rig.attached_at.0, limited.rig.attached_at.1, done);
-    assert_eq!(limited.rig.run_until_idle(), [(1, EIO), (3, EIO), (5, EIO)]);
+    assert_eq!(limited.rig.run_until_idle(), [(1, EIO), (3, EIO)]);
+    limited.clock.fetch_add(101 * MS, Ordering::Relaxed);
+    assert_eq!(limited.rig.run_until_idle(), [(5, EIO)]);
     assert!(left.try_recv().is_ok());
 }
 

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod clients;
 mod default_socket;
 mod lines;
 mod live_model;

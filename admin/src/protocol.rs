@@ -64,15 +64,18 @@ struct Request {
 
 /// Handles one line of an unknown client. Returns the response with its newline; `None` for a notification.
 pub fn respond(line: &[u8], verbs: &Verbs) -> Option<Vec<u8>> {
-    respond_to(line, verbs, Caller::default())
+    respond_to(line, verbs, Caller::default(), &|_| true)
 }
 
-/// Handles one line.
-pub(crate) fn respond_to(line: &[u8], verbs: &Verbs, caller: Caller) -> Option<Vec<u8>> {
+/// Handles one line. `begin` is called with the method before that is run; if it returns false, nothing is run.
+pub(crate) fn respond_to(line: &[u8], verbs: &Verbs, caller: Caller, begin: &dyn Fn(&str) -> bool) -> Option<Vec<u8>> {
     let request = match parse(line) {
         Ok(request) => request,
         Err((id, error)) => return Some(error_line(&id, error)),
     };
+    if !begin(&request.method) {
+        return None;
+    }
     let result = call(&request.method, request.params, verbs, caller);
     let Some(id) = request.id else {
         if let Err(error) = result {

@@ -3,14 +3,15 @@
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{JoinHandle, Scope};
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::RankedMutex;
 use mqblk_core::thread::{join_within, refused, spawn};
 use rustix::event::{PollFd, PollFlags};
 
+use crate::clients::{ClientLimits, ClientSlot, Clients};
 use crate::lines::{Line, LineDeadline, Lines, timespec};
 use crate::protocol;
 use crate::verbs::{Caller, Verbs};
@@ -24,20 +25,34 @@ const CLIENT: &str = "admin-client";
 /// The limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Most clients at once. Further ones get an error and are closed.
+    /// Most clients at once. For one more the client makes room that has been idle for longest; if none has, it gets an error and is closed.
     pub clients: usize,
+    /// Clients of root and of the daemon's own user for whom there is room beside those.
+    pub reserved: usize,
+    /// How long a client is idle before it makes room for another one.
+    pub settled: Duration,
     /// Longest request, in bytes without its newline.
     pub line_bytes: usize,
     /// Longest time from the first byte of a request to its last, and for reading a response. Between requests a client may be silent for
-    /// ever.
+    /// ever, as long as others have room.
     pub timeout: Duration,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        ServerOptions { clients: 16, line_bytes: 64 << 10, timeout: Duration::from_secs(10) }
+        ServerOptions {
+            clients: 16,
+            reserved: 4,
+            settled: Duration::from_secs(1),
+            line_bytes: 64 << 10,
+            timeout: Duration::from_secs(10),
+        }
     }
 }
+
+/// How long a verb runs before the log names it, and how often that is checked while verbs run.
+const SLOW_VERB: Duration = Duration::from_secs(10);
+const SLOW_VERB_CHECK: Duration = Duration::from_secs(1);
 
 /// How long a stop waits for verbs that are running, such as one whose storage does not answer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,6 +62,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Server {
     /// Dropped to stop: the other end hangs up.
     stop: Option<UnixStream>,
+    clients: Arc<Clients>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,10 +74,13 @@ impl Server {
     pub fn start(listener: UnixListener, verbs: Verbs, options: ServerOptions) -> io::Result<Server> {
         listener.set_nonblocking(true)?;
         let (stop, stopped) = UnixStream::pair()?;
-        let state = ServerState { verbs, options, stopped: Arc::new(stopped), clients: AtomicUsize::new(0) };
+        let ServerOptions { clients, reserved, settled, .. } = options;
+        let clients = Arc::new(Clients::new(ClientLimits { clients, reserved, settled }));
+        let (stopped, own_uid) = (Arc::new(stopped), rustix::process::geteuid().as_raw());
+        let state = ServerState { verbs, options, stopped, clients: Arc::clone(&clients), own_uid };
         let accept = move || std::thread::scope(|scope| state.accept_until_stopped(scope, &listener));
         let thread = spawn("admin", accept)?;
-        Ok(Server { stop: Some(stop), thread: Some(thread) })
+        Ok(Server { stop: Some(stop), clients, thread: Some(thread) })
     }
 }
 
@@ -72,7 +91,8 @@ impl Drop for Server {
             None | Some(Some(Ok(()))) => {}
             Some(Some(Err(_))) => tracing::error!("a thread of the admin socket had panicked"),
             Some(None) => {
-                tracing::warn!("a verb of the admin socket does not end: it waits for storage, and is left behind")
+                let verbs = self.clients.running_verbs();
+                tracing::warn!("verbs of the admin socket do not end, and are left behind: {verbs}");
             }
         }
     }
@@ -83,24 +103,17 @@ struct ServerState {
     options: ServerOptions,
     /// Hangs up when the server must stop.
     stopped: Arc<UnixStream>,
-    /// Clients connected.
-    clients: AtomicUsize,
-}
-
-/// One of the limited number of clients. Freed by dropping it.
-struct ClientSlot<'a>(&'a AtomicUsize);
-
-impl Drop for ClientSlot<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    clients: Arc<Clients>,
+    /// The daemon's user.
+    own_uid: u32,
 }
 
 impl ServerState {
     fn accept_until_stopped<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, listener: &UnixListener) {
         loop {
             let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&*self.stopped, PollFlags::IN)];
-            let polled = rustix::event::poll(&mut fds, None);
+            let running = self.clients.log_slow_verbs(SLOW_VERB);
+            let polled = rustix::event::poll(&mut fds, running.then(|| timespec(SLOW_VERB_CHECK)).as_ref());
             if polled.is_ok() && !fds[1].revents().is_empty() {
                 return;
             }
@@ -118,21 +131,24 @@ impl ServerState {
     }
 
     fn accept_client<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, stream: UnixStream) {
-        // Only this thread adds clients, so the limit cannot be exceeded meanwhile.
-        let slot = (self.clients.load(Ordering::Relaxed) < self.options.clients).then(|| {
-            self.clients.fetch_add(1, Ordering::Relaxed);
-            ClientSlot(&self.clients)
-        });
-        let Some(slot) = slot else {
-            tracing::debug!("an admin client was refused: {} are connected", self.options.clients);
-            refuse_client(stream, &protocol::too_many_clients(self.options.clients));
-            return;
+        let is_privileged = caller_of(&stream).uid.is_some_and(|uid| uid == 0 || uid == self.own_uid);
+        let admitted = match stream.try_clone() {
+            Ok(of_list) => self.clients.admit(of_list, is_privileged),
+            Err(error) => return tracing::warn!("an admin client was refused: {error}"),
+        };
+        let slot = match admitted {
+            Ok(slot) => slot,
+            Err(count) => {
+                tracing::debug!("an admin client was refused: {count} are connected");
+                return refuse_client(stream, &protocol::too_many_clients(count));
+            }
         };
         // Recovers the stream if the thread cannot be started.
-        let stream = Arc::new(Mutex::new(Some(stream)));
+        let stream = Arc::new(RankedMutex::leaf(Some(stream)));
         let of_thread = Arc::clone(&stream);
         let spawned = std::thread::Builder::new().name(CLIENT.to_owned()).spawn_scoped(scope, move || {
-            let served = take(&of_thread).map_or(Ok(()), |stream| self.serve_client(stream));
+            let taken = of_thread.lock().take();
+            let served = taken.map_or(Ok(()), |stream| self.serve_client(stream, &slot));
             if let Err(error) = served {
                 tracing::debug!("an admin client was dropped: {error}");
             }
@@ -141,21 +157,26 @@ impl ServerState {
         if let Err(error) = spawned {
             let error = refused(CLIENT, &error);
             tracing::warn!("an admin client was refused: {error}");
-            if let Some(stream) = take(&stream) {
+            let taken = stream.lock().take();
+            if let Some(stream) = taken {
                 refuse_client(stream, &protocol::no_thread(&error));
             }
         }
     }
 
     /// Serves one client until it disconnects, exceeds a limit, or the server stops.
-    fn serve_client(&self, stream: UnixStream) -> io::Result<()> {
+    fn serve_client(&self, stream: UnixStream, slot: &ClientSlot<'_>) -> io::Result<()> {
         let ServerOptions { line_bytes, timeout, .. } = self.options;
         let mut lines = Lines::new(stream, Some(Arc::clone(&self.stopped)), line_bytes)?;
         loop {
             let response = match lines.read(LineDeadline::FromFirstByte(timeout))? {
                 Line::Whole(line) => {
                     let descriptor = lines.take_descriptor();
-                    protocol::respond_to(&line, &self.verbs, Caller { descriptor, ..caller_of(lines.stream()) })
+                    let caller = Caller { descriptor, ..caller_of(lines.stream()) };
+                    let began = |method: &str| slot.begin_verb(method);
+                    let response = protocol::respond_to(&line, &self.verbs, caller, &began);
+                    slot.end_verb();
+                    response
                 }
                 Line::TooLong => {
                     // The start of the next request is not known.
@@ -179,10 +200,6 @@ fn caller_of(stream: &UnixStream) -> Caller {
         pid: peer.map(|peer| peer.pid.as_raw_nonzero().get()),
         descriptor: None,
     }
-}
-
-fn take(stream: &Mutex<Option<UnixStream>>) -> Option<UnixStream> {
-    stream.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// Sends a new client this response, and closes its connection.

@@ -186,7 +186,12 @@ fn a_line_that_arrives_too_slowly_times_out() {
 
 #[test]
 fn a_client_that_never_reads_blocks_no_other_client_and_times_out() {
-    let served = fixture(ServerOptions { timeout: Duration::from_millis(200), clients: 2, ..ServerOptions::default() });
+    let served = fixture(ServerOptions {
+        timeout: Duration::from_millis(200),
+        clients: 2,
+        reserved: 0,
+        ..ServerOptions::default()
+    });
     let deaf = served.raw();
     (&deaf).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"flood\"}\n").unwrap();
     served.assert_responds();
@@ -197,15 +202,16 @@ fn a_client_that_never_reads_blocks_no_other_client_and_times_out() {
 
 #[test]
 fn a_client_above_the_limit_gets_an_error() {
-    let served = fixture(ServerOptions::default());
-    let mut clients: Vec<_> = (0..16).map(|_| served.client()).collect();
+    let served = fixture(ServerOptions { settled: long(), ..ServerOptions::default() });
+    // 16 for everybody, and 4 for the daemon's own user.
+    let mut clients: Vec<_> = (0..20).map(|_| served.client()).collect();
     for client in &mut clients {
         client.call("echo", &Value::Null).unwrap();
     }
     for _ in 0..3 {
         let response = until_closed(&served.raw());
         assert_eq!(code(&response), -32000, "{response}");
-        assert!(response.contains("found 16 clients connected"), "{response}");
+        assert!(response.contains("found 20 clients connected"), "{response}");
         // The client reads the error whether or not its request could be sent.
         let refused = served.client().call("echo", &Value::Null).unwrap_err();
         assert!(matches!(&refused, ClientError::Refused(error) if error.code == -32000), "{refused}");
@@ -215,6 +221,20 @@ fn a_client_above_the_limit_gets_an_error() {
     for client in &mut clients {
         client.call("echo", &Value::Null).unwrap();
     }
+}
+
+#[test]
+fn idle_clients_make_room() {
+    let served = fixture(ServerOptions { settled: Duration::from_millis(50), ..ServerOptions::default() });
+    let idle: Vec<_> = (0..20).map(|_| served.raw()).collect();
+    // Refused until they have been idle for long enough.
+    drop(served.accepted_client());
+    assert_eq!(until_closed(&idle[0]), "", "the one that was idle for longest");
+    let mut half = &idle[1];
+    half.write_all(b"{").unwrap();
+    let further: Vec<_> = (0..40).map(|_| served.accepted_client()).collect();
+    assert_eq!(until_closed(half), "", "half a request does not keep its place");
+    drop(further);
 }
 
 #[test]

@@ -247,7 +247,7 @@ fn help_and_version() {
     let help = output(&["serve", "--help"]);
     assert_eq!(help.status.code(), Some(0));
     for key in "id storage path size latency-us socket socket-mode queues queue-size poll queue-map direct cache readonly serial \
-                block-size discard aio fixed-buffers guest-memory require-seals max-mappings max-address-space mem-budget merge merge-bytes merge-segments on-error on-enospc coalesce-us coalesce-max interface cmd-per-lun incoming-luns \
+                block-size discard aio fixed-buffers guest-memory require-seals max-mappings max-address-space mem-budget merge merge-bytes merge-segments on-error on-enospc coalesce-us coalesce-max interface cmd-per-lun incoming-luns incoming-luns-max incoming-limit-group \
                 controller target lun unit unit-name vendor product reservations depth"
         .split_whitespace()
     {

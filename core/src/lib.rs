@@ -17,6 +17,7 @@
 pub mod counters;
 pub mod disk;
 pub mod image_opener;
+pub mod lock;
 pub mod queue;
 pub mod rate_limit;
 pub mod request;

@@ -1,7 +1,9 @@
 //! Changes at run time, and the takeover that keeps them away: the other process has read the configuration and the state.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use mqblk_core::lock::RankedMutex;
 
 /// How long a takeover waits for changes that run.
 const WAIT: Duration = Duration::from_secs(5);
@@ -10,8 +12,14 @@ const CHECK: Duration = Duration::from_millis(5);
 const STOPS: &str = "the daemon stops";
 
 /// Which changes run.
-#[derive(Debug, Default)]
-pub(crate) struct Changes(Arc<Mutex<Running>>);
+#[derive(Debug)]
+pub(crate) struct Changes(Arc<RankedMutex<Running>>);
+
+impl Default for Changes {
+    fn default() -> Changes {
+        Changes(Arc::new(RankedMutex::leaf(Running::default())))
+    }
+}
 
 #[derive(Debug, Default)]
 struct Running {
@@ -26,18 +34,14 @@ struct Running {
 /// A change that runs, until it is dropped.
 #[derive(Debug)]
 pub struct Change {
-    running: Arc<Mutex<Running>>,
+    running: Arc<RankedMutex<Running>>,
     /// The next daemon has to know of it.
     is_lasting: bool,
 }
 
 /// Keeps changes away until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Alone(Arc<Mutex<Running>>);
-
-fn lock(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
-    running.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(crate) struct Alone(Arc<RankedMutex<Running>>);
 
 impl Changes {
     /// Begins a change. `is_lasting`: the next daemon has to know of it.
@@ -45,7 +49,7 @@ impl Changes {
     /// # Errors
     /// During a takeover.
     pub(crate) fn begin(&self, is_lasting: bool) -> Result<Change, String> {
-        let mut running = lock(&self.0);
+        let mut running = self.0.lock();
         if running.is_alone {
             return Err(
                 "found a takeover by another process, which has the configuration already: try again when it has ended"
@@ -58,14 +62,14 @@ impl Changes {
 
     /// Returns true if there has been a lasting change.
     pub(crate) fn has_any(&self) -> bool {
-        lock(&self.0).ended > 0
+        self.0.lock().ended > 0
     }
 
     /// Lets no takeover begin any more, has one that has not got far end, and waits for it.
     pub(crate) fn end(&self, timeout: Duration) {
         let end = Instant::now() + timeout;
-        lock(&self.0).is_ended = true;
-        while lock(&self.0).is_alone && Instant::now() < end {
+        self.0.lock().is_ended = true;
+        while self.0.lock().is_alone && Instant::now() < end {
             std::thread::sleep(CHECK);
         }
     }
@@ -77,7 +81,7 @@ impl Changes {
     pub(crate) fn begin_alone(&self) -> Result<Alone, String> {
         let end = Instant::now() + WAIT;
         loop {
-            let mut running = lock(&self.0);
+            let mut running = self.0.lock();
             match *running {
                 Running { is_ended: true, .. } => return Err(STOPS.to_owned()),
                 Running { is_alone: true, .. } => return Err("found another takeover, which has not ended".to_owned()),
@@ -102,13 +106,13 @@ impl Alone {
     /// # Errors
     /// Then.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if lock(&self.0).is_ended { Err(STOPS.to_owned()) } else { Ok(()) }
+        if self.0.lock().is_ended { Err(STOPS.to_owned()) } else { Ok(()) }
     }
 }
 
 impl Drop for Change {
     fn drop(&mut self) {
-        let mut running = lock(&self.running);
+        let mut running = self.running.lock();
         running.changes -= 1;
         running.ended += u64::from(self.is_lasting);
     }
@@ -116,7 +120,7 @@ impl Drop for Change {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        lock(&self.0).is_alone = false;
+        self.0.lock().is_alone = false;
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::thread::spawn;
 use mqblk_engine::{Engine, EngineOptions, UringOptions, Watchdog};
 use mqblk_vhost_user_server::{ListenSocket, SocketError};
@@ -22,6 +23,7 @@ use crate::sandbox::{self, SandboxError};
 use crate::service_notifier::{Reporting, ServiceNotifier};
 use crate::state::{AppliedChange, DaemonControl, DaemonState};
 use crate::state_file::StateFile;
+use crate::stop_bound::{StopBound, exit_now};
 use crate::takeover::{ProcessListeners, TakeoverError};
 use crate::watch::SizeWatch;
 
@@ -60,6 +62,13 @@ pub enum StartError {
     #[error(transparent)]
     Interface(#[from] StartFailure),
 }
+
+/// How long a stop takes at most: drain timeouts, of a takeover (two), the queues, the flush and one more; and what its other steps take.
+const STOP_DRAINS: u32 = 5;
+const STOP_SLACK: Duration = Duration::from_secs(30);
+
+/// The permission to connect to a socket, for users other than its owner and group.
+const OTHERS_WRITE: u32 = 0o002;
 
 /// A running daemon: serves all disks and controllers until [`Daemon::stop`].
 pub struct Daemon {
@@ -112,8 +121,8 @@ impl Daemon {
         let host = HostContext {
             engine: Arc::clone(&engine),
             drain_timeout,
-            names: Arc::new(Mutex::new(names)),
-            placement: Arc::new(Mutex::new(config.placement)),
+            names: Arc::new(RankedMutex::new(LockRank::Names, names)),
+            placement: Arc::new(RankedMutex::new(LockRank::Placement, config.placement)),
             state,
             kept: Arc::clone(&kept),
             storages: config.storages,
@@ -199,6 +208,8 @@ impl Daemon {
     /// # Errors
     /// If the storage of a disk or a logical unit cannot be flushed, or does not complete in time. The others are flushed nevertheless.
     pub fn stop(self) -> io::Result<()> {
+        let bound = StopBound::start(self.drain_timeout.saturating_mul(STOP_DRAINS) + STOP_SLACK, exit_now);
+        bound.step("a takeover");
         self.state.end_hand_over();
         if self.state.is_handed_over() {
             self.leave();
@@ -206,19 +217,26 @@ impl Daemon {
         }
         // No change at run time can start after this.
         *self.state.listeners() = ProcessListeners::default();
+        bound.step("the admin socket");
         drop(self.admin);
+        bound.step("the metrics");
         drop(self.metrics);
+        bound.step("the size watch");
         drop(self.watch);
+        bound.step("a queue that moves");
         drop(self.balancer);
+        bound.step("the queues");
         let deadline = Instant::now() + self.drain_timeout;
         // In parallel: each takes as long as its storage.
         self.state.interfaces().iter().for_each(|interface| interface.begin_stop());
         let disks = self.state.flush_targets();
         self.state.interfaces().iter().for_each(|interface| interface.stop(deadline));
         self.state.log_failures(true);
+        bound.step("the workers");
         // The last reference, unless a verb still waits for storage.
         drop(self.state);
         drop(self.watchdog);
+        bound.step("the flush of all disks");
         flush_all(disks, self.drain_timeout)
     }
 }
@@ -252,7 +270,17 @@ impl AdminSocket {
         let server = listener
             .and_then(|listener| mqblk_admin::Server::start(listener, admin::verbs(state), Default::default()))
             .map_err(|error| SocketError::Os { path: config.socket.clone(), source: error })?;
-        tracing::info!(socket = %config.socket.display(), "admin socket");
+        let path = config.socket.display();
+        tracing::info!(socket = %path, "admin socket");
+        if config.permissions.mode.bits() & OTHERS_WRITE != 0 {
+            let mode = config.permissions.mode.to_string();
+            tracing::warn!(
+                socket = %path,
+                mode,
+                "every user of the host may connect to the admin socket, and so change what the state and the daemon's images hold, which are its \
+                 owner's alone (admin-mode)"
+            );
+        }
         Ok(AdminSocket { _server: server, _socket: socket })
     }
 }

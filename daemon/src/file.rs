@@ -1,14 +1,21 @@
 //! The TOML file of `--config`. It has the keys of the command line: those of the process at the top, a `[[disk]]` table for each disk,
 //! and the tables that guest interfaces own.
 
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use mqblk_core::settings::{SettingError, Settings};
+use rustix::fs::OFlags;
 use toml::{Table, Value};
 
 use crate::interface::{ConfigTable, Interfaces};
 use crate::key_values::is_key;
 use crate::limits::LIMIT_GROUP;
+
+/// Maximum size of a configuration file. Thousands of disks need a tenth of it.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// The top-level keys of the daemon itself.
 const OWN_KEYS: [&str; 16] = [
@@ -76,10 +83,26 @@ impl RawConfig {
 /// If the file cannot be read, is not TOML, or has a value that is not a number, boolean or string.
 pub fn read(path: &Path, interfaces: Interfaces) -> Result<RawConfig, SettingError> {
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let text = read_text(path).map_err(|error| {
         Settings::new("serve").error("config", format!("{name:?}: {error}"), "a readable TOML file")
     })?;
     parse(&name, &text, interfaces)
+}
+
+/// Reads a regular file of at most [`MAX_BYTES`]. Does not wait for the writer of a FIFO.
+fn read_text(path: &Path) -> io::Result<String> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("no regular file"));
+    }
+    let mut text = String::new();
+    // It may grow meanwhile.
+    file.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(io::Error::other(format!("more than {} MiB", MAX_BYTES >> 20)));
+    }
+    Ok(text)
 }
 
 /// Parses `text`; `name` is the file's name in errors.

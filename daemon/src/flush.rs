@@ -1,10 +1,11 @@
 //! The final flush of all disks, and their end.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::{RankedMutex, assert_may_wait};
 use mqblk_core::thread::spawn;
 use mqblk_engine::AnyDisk;
 
@@ -20,20 +21,21 @@ const NAMED: usize = 16;
 type Flushed = (usize, io::Result<()>);
 
 /// The disks that no thread has taken yet.
-struct Queue(Mutex<std::vec::IntoIter<(usize, Arc<AnyDisk>)>>);
+struct Queue(RankedMutex<std::vec::IntoIter<(usize, Arc<AnyDisk>)>>);
 
 impl Queue {
     fn next(&self) -> Option<(usize, Arc<AnyDisk>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).next()
+        self.0.lock().next()
     }
 
     fn is_empty(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_slice().is_empty()
+        self.0.lock().as_slice().is_empty()
     }
 
     /// Flushes and closes disks until none is left. Sending fails after the time-out, when the receiver is gone.
     fn flush(&self, results: &Sender<Flushed>) {
         while let Some((number, disk)) = self.next() {
+            assert_may_wait("storage");
             let flushed = disk.sync();
             disk.close();
             // Whoever waits for the result may open it again.
@@ -56,7 +58,7 @@ pub(crate) fn flush_all(disks: Vec<(String, Arc<AnyDisk>)>, limit: Duration) -> 
     let (names, disks): (Vec<String>, Vec<Arc<AnyDisk>>) = disks.into_iter().unzip();
     let mut is_done = vec![false; names.len()];
     let numbered: Vec<_> = disks.into_iter().enumerate().collect();
-    let queue = Arc::new(Queue(Mutex::new(numbered.into_iter())));
+    let queue = Arc::new(Queue(RankedMutex::leaf(numbered.into_iter())));
     start_threads(&queue, &sender);
     let mut result = Ok(());
     for _ in 0..names.len() {
@@ -107,8 +109,8 @@ fn timed_out(names: &[String], is_done: &[bool], limit: Duration) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Condvar;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Condvar, Mutex};
 
     use mqblk_core::{ByteLen, Disk, DiskChannel, DiskError, Geometry, Limits};
     use mqblk_engine::UringContext;

@@ -6,12 +6,13 @@
 
 use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mqblk_admin::Verb;
 use mqblk_admin::model::{ControllerStat, DiskStat};
+use mqblk_core::lock::RankedMutex;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{
@@ -254,9 +255,9 @@ pub struct HostContext {
     /// How long a stop waits for storage.
     pub drain_timeout: Duration,
     /// The ids and sockets of all disks and controllers.
-    pub names: Arc<Mutex<UniqueNames>>,
+    pub names: Arc<RankedMutex<UniqueNames>>,
     /// The workers of their queues.
-    pub placement: Arc<Mutex<QueuePlacement>>,
+    pub placement: Arc<RankedMutex<QueuePlacement>>,
     /// What the next daemon is told of changes at run time; `None`: nothing.
     pub state: Option<Arc<StateFile>>,
     /// What is kept of changed settings: forgotten of what is added or removed.

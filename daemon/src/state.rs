@@ -5,17 +5,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use mqblk_admin::VerbError;
 use mqblk_core::Resize;
+use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex, assert_unlocked};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{AnyDisk, Engine, QueuePlacement, WorkerStats};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::changes::{Alone, Change, Changes};
 use crate::config::LogLevel;
+use crate::exclusive::{ExclusiveVerbs, RunningVerb, VerbScope};
 use crate::file::RawConfig;
 use crate::interface::{ChangeSource, DeviceStat, Export, Interfaces, ServedDevice, ServedInterface, StatDetail};
 use crate::limits::LimitGroups;
@@ -31,6 +33,8 @@ use crate::watch::WatchedDisk;
 
 /// Maximum number of ids that a message lists.
 const LISTED: usize = 16;
+/// How long a verb waits for another one that changes the same.
+const VERB_WAIT: Duration = Duration::from_secs(10);
 /// Number of attempts, and the pause between them, when a queue is attached or detached while statistics are read.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(2);
@@ -50,7 +54,7 @@ pub struct DaemonControl {
     /// The groups of limits.
     pub limit_groups: LimitGroups,
     /// The workers of all queues.
-    pub placement: Arc<Mutex<QueuePlacement>>,
+    pub placement: Arc<RankedMutex<QueuePlacement>>,
     /// What is kept of changed settings.
     pub kept: Arc<KeptChanges>,
     /// How long a stop waits for storage.
@@ -74,20 +78,17 @@ pub struct DaemonState {
     log: Option<Arc<dyn LogLevel>>,
     file: Option<Arc<StateFile>>,
     /// The configuration that the daemon has, and where it is read again.
-    config: Mutex<RawConfig>,
+    config: RankedMutex<RawConfig>,
     source: Option<Arc<dyn ConfigSource>>,
-    /// Held while a configuration is applied.
-    applying: Mutex<()>,
-    /// Held while settings are changed. Lock order: after `applying`, before all others.
-    changing: Mutex<()>,
-    placement: Arc<Mutex<QueuePlacement>>,
+    exclusive: ExclusiveVerbs,
+    placement: Arc<RankedMutex<QueuePlacement>>,
     kept: Arc<KeptChanges>,
     interfaces: Vec<Arc<dyn ServedInterface>>,
     limit_groups: LimitGroups,
     drain_timeout: Duration,
-    loans: Mutex<BTreeMap<u32, u32>>,
+    loans: RankedMutex<BTreeMap<u32, u32>>,
     changes: Changes,
-    listeners: Mutex<ProcessListeners>,
+    listeners: RankedMutex<ProcessListeners>,
     notifier: OnceLock<Arc<ServiceNotifier>>,
     end: Option<Arc<dyn Fn() + Send + Sync>>,
     handed_over: AtomicBool,
@@ -104,18 +105,17 @@ impl DaemonState {
             table,
             log,
             file,
-            config: Mutex::new(given),
+            config: RankedMutex::new(LockRank::Configuration, given),
             source,
-            applying: Mutex::default(),
-            changing: Mutex::default(),
+            exclusive: ExclusiveVerbs::default(),
             placement,
             kept,
             interfaces,
             limit_groups,
             drain_timeout,
-            loans: Mutex::default(),
+            loans: RankedMutex::leaf(BTreeMap::new()),
             changes: Changes::default(),
-            listeners: Mutex::default(),
+            listeners: RankedMutex::leaf(ProcessListeners::default()),
             notifier: OnceLock::new(),
             end,
             handed_over: AtomicBool::new(false),
@@ -141,12 +141,12 @@ impl DaemonState {
 
     /// Returns the workers that have lent their queues, each with the worker that serves them.
     pub fn loans(&self) -> BTreeMap<u32, u32> {
-        lock(&self.loans).clone()
+        self.loans.lock().clone()
     }
 
     /// Sets what [`loans`](Self::loans) returns.
     pub(crate) fn set_loans(&self, loans: BTreeMap<u32, u32>) {
-        *lock(&self.loans) = loans;
+        *self.loans.lock() = loans;
     }
 
     /// Keeps changes away, for a takeover. Waits for those that run.
@@ -174,8 +174,8 @@ impl DaemonState {
     }
 
     /// Returns the listening sockets of the process.
-    pub(crate) fn listeners(&self) -> MutexGuard<'_, ProcessListeners> {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn listeners(&self) -> RankedGuard<'_, ProcessListeners> {
+        self.listeners.lock()
     }
 
     /// Returns the state file.
@@ -226,12 +226,14 @@ impl DaemonState {
     /// If it cannot be read. Nothing is changed then.
     pub fn apply_config(&self, file: Option<&Path>, apply: bool) -> Result<Vec<AppliedChange>, SettingError> {
         let Some(source) = &self.source else { return Ok(Vec::new()) };
-        let _change =
-            self.begin_change().map_err(|why| Settings::new("config").error("config", why, "a daemon that stays"))?;
-        let _alone = lock(&self.applying);
+        // Before anybody is kept out: the file may be slow.
         let new = source.read(file)?;
+        let refused = |why| Settings::new("config").error("config", why, "a daemon that stays");
+        let _change = apply.then(|| self.begin_change()).transpose().map_err(refused)?;
+        let alone = apply.then(|| self.exclusive.begin(VerbScope::Configuration, "config.apply", VERB_WAIT));
+        let _alone = alone.transpose().map_err(|why| Settings::new("config").error("config", why, "its end"))?;
         let kinds = storage_backends::kinds();
-        let changes = reload::plan(&lock(&self.config), &new, self.table, &kinds)?;
+        let changes = reload::plan(&self.config.lock(), &new, self.table, &kinds)?;
         let applied = changes.into_iter().map(|change| {
             let result = match &change {
                 _ if !apply => None,
@@ -254,7 +256,7 @@ impl DaemonState {
         let applied: Vec<AppliedChange> = applied.collect();
         let done = applied.iter().filter(|applied| applied.result == Some(Ok(()))).map(|applied| &applied.change);
         // What was compared can be compared again.
-        let _ = reload::record(&mut lock(&self.config), &done.collect::<Vec<_>>(), self.table, &kinds);
+        let _ = reload::record(&mut self.config.lock(), &done.collect::<Vec<_>>(), self.table, &kinds);
         Ok(applied)
     }
 
@@ -287,18 +289,26 @@ impl DaemonState {
         self.set_live(&controller, of_queues, Keeping::Forget)
     }
 
-    /// Waits until no other change of settings goes on, and keeps others out.
-    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
-        lock(&self.changing)
+    /// Keeps other changes of the same things out, until the result is dropped. Waits for one that runs.
+    ///
+    /// # Errors
+    /// If that does not end: names it.
+    pub(crate) fn change_alone(&self, scope: VerbScope, verb: &'static str) -> Result<RunningVerb, ChangeError> {
+        self.exclusive.begin(scope, verb, VERB_WAIT).map_err(ChangeError::Failed)
+    }
+
+    /// As [`change_alone`](Self::change_alone), if nothing runs that it would have to wait for.
+    pub(crate) fn try_change_alone(&self, scope: VerbScope, verb: &'static str) -> Option<RunningVerb> {
+        self.exclusive.begin(scope, verb, Duration::ZERO).ok()
     }
 
     /// Returns the workers of all queues.
-    pub(crate) fn placement(&self) -> MutexGuard<'_, QueuePlacement> {
-        lock(&self.placement)
+    pub(crate) fn placement(&self) -> RankedGuard<'_, QueuePlacement> {
+        self.placement.lock()
     }
 
     /// Returns what is kept of changed settings. [`write_saved`](Self::write_saved) writes it.
-    pub(crate) fn saved(&self) -> MutexGuard<'_, SavedChanges> {
+    pub(crate) fn saved(&self) -> RankedGuard<'_, SavedChanges> {
         self.kept.lock()
     }
 
@@ -309,7 +319,7 @@ impl DaemonState {
 
     /// Returns what the configuration says of a disk, LUN or controller.
     pub(crate) fn configured_settings(&self, id: &str) -> ConfiguredValues {
-        let config = lock(&self.config);
+        let config = self.config.lock();
         let identified = reload::identified(&config, self.table, &storage_backends::kinds());
         let own = identified.unwrap_or_default().into_iter().find(|(other, _)| other == id);
         own.map(|(_, settings)| reload::keys_of(&settings)).unwrap_or_default()
@@ -317,12 +327,12 @@ impl DaemonState {
 
     /// Returns the number of workers that the configuration says, as it says it.
     pub(crate) fn configured_workers(&self) -> Option<String> {
-        lock(&self.config).process.peek("workers").map(str::to_owned)
+        self.config.lock().process.peek("workers").map(str::to_owned)
     }
 
     /// Returns what the configuration says of a group of limits.
     pub(crate) fn configured_group(&self, name: &str) -> ConfiguredValues {
-        let config = lock(&self.config);
+        let config = self.config.lock();
         let own = config.limit_groups.iter().find(|group| group.peek("name") == Some(name));
         own.map(reload::keys_of).unwrap_or_default()
     }
@@ -376,6 +386,7 @@ impl DaemonState {
 
     /// Returns the served interfaces.
     pub fn interfaces(&self) -> &[Arc<dyn ServedInterface>] {
+        assert_unlocked();
         &self.interfaces
     }
 
@@ -386,7 +397,7 @@ impl DaemonState {
 
     /// Returns the devices of all interfaces, sorted by position.
     pub fn devices(&self) -> Vec<Arc<dyn ServedDevice>> {
-        let mut devices: Vec<_> = self.interfaces.iter().flat_map(|interface| interface.devices()).collect();
+        let mut devices: Vec<_> = self.interfaces().iter().flat_map(|interface| interface.devices()).collect();
         devices.sort_by_key(|(position, _)| *position);
         devices.into_iter().map(|(_, device)| device).collect()
     }
@@ -412,7 +423,7 @@ impl DaemonState {
     /// Returns numbers that stay the same as long as no device, disk or LUN comes or goes and no guest connects or leaves. `None`: that is not
     /// known.
     pub(crate) fn device_changes(&self) -> Option<Vec<u64>> {
-        self.interfaces.iter().map(|interface| interface.changes()).collect()
+        self.interfaces().iter().map(|interface| interface.changes()).collect()
     }
 
     /// Returns the disks whose storage size is watched, without duplicates, each with an id that [`resize`](Self::resize) accepts.
@@ -443,12 +454,12 @@ impl DaemonState {
     pub fn add_disk(&self, mut settings: Settings, source: ChangeSource) -> Result<String, ChangeError> {
         let is_taken = |id: &str| self.has_id(id);
         let word = settings.peek("interface").unwrap_or_default().to_owned();
-        let interface = match self.interfaces.iter().find(|interface| interface.adds(&settings)) {
+        let interface = match self.interfaces().iter().find(|interface| interface.adds(&settings)) {
             Some(interface) => interface,
             None => {
                 let given = settings.clone();
                 let at = self.table.take(&mut settings)?;
-                let Some(interface) = self.interfaces.get(at) else {
+                let Some(interface) = self.interfaces().get(at) else {
                     let expected = "an interface of this daemon";
                     return Err(ChangeError::Setting(given.error(
                         "interface",
@@ -472,7 +483,7 @@ impl DaemonState {
     /// # Errors
     /// If nothing has this id, a guest is connected, or its storage cannot be flushed.
     pub fn remove_disk(&self, id: &str, force: bool, source: ChangeSource) -> Result<(), ChangeError> {
-        if let Some(removed) = self.interfaces.iter().find_map(|interface| interface.remove_disk(id, force, source)) {
+        if let Some(removed) = self.interfaces().iter().find_map(|interface| interface.remove_disk(id, force, source)) {
             return removed;
         }
         if let Some(device) = self.devices().iter().find(|device| device.id() == id) {
@@ -488,7 +499,8 @@ impl DaemonState {
     /// If a value is invalid, or it cannot be served.
     pub fn add_controller(&self, settings: &Settings, source: ChangeSource) -> Result<String, ChangeError> {
         let is_taken = |id: &str| self.has_id(id);
-        let added = self.interfaces.iter().find_map(|interface| interface.add_controller(settings, &is_taken, source));
+        let added =
+            self.interfaces().iter().find_map(|interface| interface.add_controller(settings, &is_taken, source));
         added.unwrap_or_else(|| Err(ChangeError::Failed("no interface has controllers".to_owned())))
     }
 
@@ -497,13 +509,13 @@ impl DaemonState {
     /// # Errors
     /// If no controller has this id, a guest is connected, or storage cannot be flushed.
     pub fn remove_controller(&self, id: &str, force: bool, source: ChangeSource) -> Result<(), ChangeError> {
-        let removed = self.interfaces.iter().find_map(|interface| interface.remove_controller(id, force, source));
+        let removed = self.interfaces().iter().find_map(|interface| interface.remove_controller(id, force, source));
         removed.unwrap_or_else(|| Err(self.no_such_controller("id", id).into()))
     }
 
     /// Returns true if a device, disk or LUN has this id.
     fn has_id(&self, id: &str) -> bool {
-        self.interfaces.iter().any(|interface| interface.has_id(id))
+        self.interfaces().iter().any(|interface| interface.has_id(id))
     }
 
     /// Returns the error that no disk or LUN has this id.
@@ -528,7 +540,7 @@ impl DaemonState {
 
     /// Returns the disks to flush when the daemon stops, each with its name for messages.
     pub fn flush_targets(&self) -> Vec<(String, Arc<AnyDisk>)> {
-        self.interfaces.iter().flat_map(|interface| interface.flush_targets()).collect()
+        self.interfaces().iter().flat_map(|interface| interface.flush_targets()).collect()
     }
 
     /// Returns the statistics of the workers and of each device at one moment.
@@ -546,10 +558,6 @@ impl DaemonState {
         }
         Err(VerbError::Failed("queues are attached and detached all the time; try again".to_owned()))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the host's monotonic clock in nanoseconds.

@@ -8,8 +8,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex, assert_may_wait};
 use mqblk_core::settings::{SettingError, Settings};
 use rustix::fs::{FlockOperation, OFlags};
 use serde::de::DeserializeOwned;
@@ -102,15 +103,16 @@ impl SavedState {
 /// The state file, locked against other daemons.
 #[derive(Debug)]
 pub struct StateFile {
-    inner: Mutex<OpenState>,
+    path: PathBuf,
+    inner: RankedMutex<OpenState>,
+    /// True if the file has the content of the state.
+    is_written: AtomicBool,
     lock: File,
 }
 
 #[derive(Debug)]
 struct OpenState {
     saved: SavedState,
-    /// True if the file has the content of `saved`.
-    is_written: bool,
     /// True while another process, which will hand over, has the file.
     is_held: bool,
 }
@@ -131,29 +133,35 @@ impl StateFile {
             }
             error => error.into(),
         })?;
-        let mut state = OpenState { saved, is_written: false, is_held: false };
-        state.write()?;
-        Ok(StateFile { inner: Mutex::new(state), lock })
+        let file = StateFile::new(saved, lock, false);
+        file.write(&file.state())?;
+        Ok(file)
     }
 
     /// Takes the lock over of a process that has the file, and hands over later. Nothing is written before [`begin`](Self::begin).
     pub fn open_handed(saved: SavedState, lock: File) -> StateFile {
-        StateFile { inner: Mutex::new(OpenState { saved, is_written: true, is_held: true }), lock }
+        StateFile::new(saved, lock, true)
+    }
+
+    fn new(saved: SavedState, lock: File, is_held: bool) -> StateFile {
+        let path = saved.path.clone();
+        let inner = RankedMutex::new(LockRank::StateFile, OpenState { saved, is_held });
+        StateFile { path, inner, is_written: AtomicBool::new(is_held), lock }
     }
 
     /// Writes the state, which the other process does no more.
     pub fn begin(&self) {
         let mut state = self.state();
         if std::mem::take(&mut state.is_held)
-            && let Err(error) = state.write()
+            && let Err(error) = self.write(&state)
         {
-            log_failure(&state.saved.path, &error);
+            log_failure(&self.path, &error);
         }
     }
 
     /// Returns the path of the file.
-    pub fn path(&self) -> PathBuf {
-        self.state().saved.path.clone()
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Returns the locked file.
@@ -161,8 +169,8 @@ impl StateFile {
         &self.lock
     }
 
-    fn state(&self) -> MutexGuard<'_, OpenState> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> RankedGuard<'_, OpenState> {
+        self.inner.lock()
     }
 
     /// Replaces the section of an interface, and writes the file. [`is_written`](Self::is_written) says whether that succeeded.
@@ -170,16 +178,28 @@ impl StateFile {
         let mut state = self.state();
         let written = serde_json::to_value(section).map_err(io::Error::from).and_then(|section| {
             state.saved.sections.insert(interface.to_owned(), section);
-            state.write()
+            self.write(&state)
         });
         if let Err(error) = written {
-            log_failure(&state.saved.path, &error);
+            log_failure(&self.path, &error);
         }
     }
 
     /// Returns true if the file is up to date: the next daemon finds the current state.
     pub fn is_written(&self) -> bool {
-        self.state().is_written
+        // Not under the lock: a file system that hangs holds up nobody who asks.
+        self.is_written.load(Ordering::SeqCst)
+    }
+
+    fn write(&self, state: &OpenState) -> io::Result<()> {
+        if state.is_held {
+            return Ok(());
+        }
+        self.is_written.store(false, Ordering::SeqCst);
+        assert_may_wait("the state file");
+        state.write()?;
+        self.is_written.store(true, Ordering::SeqCst);
+        Ok(())
     }
 }
 
@@ -189,11 +209,7 @@ fn log_failure(path: &Path, error: &io::Error) {
 }
 
 impl OpenState {
-    fn write(&mut self) -> io::Result<()> {
-        if self.is_held {
-            return Ok(());
-        }
-        self.is_written = false;
+    fn write(&self) -> io::Result<()> {
         let SavedState { path, sections } = &self.saved;
         let document = StateDocument { format: FORMAT.to_owned(), version: VERSION, interfaces: sections.clone() };
         let mut text = serde_json::to_vec_pretty(&document)?;
@@ -211,9 +227,7 @@ impl OpenState {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
-        File::open(folder)?.sync_all()?;
-        self.is_written = true;
-        Ok(())
+        File::open(folder)?.sync_all()
     }
 }
 

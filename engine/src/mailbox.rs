@@ -235,6 +235,7 @@ impl<R> Sent<R> {
     /// When the worker has ended, or has not replied in time. It runs the message nevertheless.
     pub(crate) fn wait(self) -> Result<R, WorkerError> {
         let rest = self.deadline.saturating_duration_since(Instant::now());
+        mqblk_core::lock::assert_may_wait("a worker");
         self.wait.recv_timeout(rest).map_err(|error| unavailable(self.worker, error))
     }
 }
@@ -253,6 +254,7 @@ impl<R> Call<R> {
     /// # Errors
     /// When the worker has ended, or has not replied in time. It does not run the call then.
     pub(crate) fn wait(self) -> Result<R, WorkerError> {
+        mqblk_core::lock::assert_may_wait("a worker");
         match self.wait.recv_timeout(self.deadline.saturating_duration_since(Instant::now())) {
             Err(RecvTimeoutError::Timeout)
                 if self.state.compare_exchange(WAITING, CANCELLED, Ordering::SeqCst, Ordering::SeqCst).is_err() =>

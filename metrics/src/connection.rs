@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use crate::listener::ScraperStream;
+use crate::listener::{Peer, ScraperStream};
 use crate::request::{self, Reply, Responder};
 use crate::server::ServerLimits;
 
@@ -29,8 +29,9 @@ enum Stage {
 pub(crate) struct Connection {
     stream: ScraperStream,
     stage: Stage,
-    /// When it connected.
-    pub(crate) since: Instant,
+    pub(crate) peer: Peer,
+    /// When it connected, or last read or wrote something.
+    pub(crate) idle_since: Instant,
     /// When the stage has to be done.
     pub(crate) deadline: Instant,
 }
@@ -48,12 +49,13 @@ impl Connection {
     /// Returns a client that has just connected.
     pub(crate) fn new(stream: ScraperStream, now: Instant, limits: &ServerLimits) -> Connection {
         let stage = Stage::Reading(Vec::new());
-        Connection { stream, stage, since: now, deadline: now + limits.request }
+        Connection { peer: stream.peer(), stream, stage, idle_since: now, deadline: now + limits.request }
     }
 
     /// Returns a client that gets this response, whatever it asks for.
     pub(crate) fn refuse(stream: ScraperStream, reply: Reply, now: Instant, limits: &ServerLimits) -> Connection {
-        Connection { stream, stage: Stage::Writing(reply, 0), since: now, deadline: now + limits.linger }
+        let (peer, stage) = (Peer::Unknown, Stage::Writing(reply, 0));
+        Connection { stream, stage, peer, idle_since: now, deadline: now + limits.linger }
     }
 
     /// Returns the stream, and what it is waited for.
@@ -62,8 +64,9 @@ impl Connection {
         (&self.stream, flags)
     }
 
-    /// Does what can be done without waiting.
+    /// Does what can be done without waiting. Called when its socket is ready.
     pub(crate) fn advance(&mut self, limits: &ServerLimits, metrics: &mut Responder<'_>) -> Progress {
+        self.idle_since = Instant::now();
         loop {
             let step = match &mut self.stage {
                 Stage::Reading(bytes) => read(&mut self.stream, bytes, limits, metrics),

@@ -1,7 +1,7 @@
 //! Sockets of either kind: TCP and Unix.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -45,6 +45,17 @@ impl AsFd for MetricsListener {
     }
 }
 
+/// Who is at the other end, as far as the kernel says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// Of a Unix socket: the user.
+    User(u32),
+    /// Of TCP: the host.
+    Host(IpAddr),
+    /// It has gone already.
+    Unknown,
+}
+
 /// A client's stream.
 #[derive(Debug)]
 pub(crate) enum ScraperStream {
@@ -53,6 +64,15 @@ pub(crate) enum ScraperStream {
 }
 
 impl ScraperStream {
+    /// Returns who is at the other end.
+    pub(crate) fn peer(&self) -> Peer {
+        match self {
+            ScraperStream::Tcp(stream) => stream.peer_addr().map_or(Peer::Unknown, |address| Peer::Host(address.ip())),
+            ScraperStream::Unix(stream) => rustix::net::sockopt::socket_peercred(stream)
+                .map_or(Peer::Unknown, |process| Peer::User(process.uid.as_raw())),
+        }
+    }
+
     /// Ends the stream to the client: it has all that it gets.
     pub(crate) fn end_writing(&self) -> io::Result<()> {
         match self {

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::accept::TextFormat;
 use crate::connection::{Connection, Progress};
-use crate::listener::{MetricsListener, ScraperStream};
+use crate::listener::{MetricsListener, Peer, ScraperStream};
 use crate::request::{self, Detail};
 
 /// Pause after a failed accept: most likely the process is out of descriptors, and the connection stays in the backlog.
@@ -23,8 +23,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
-    /// Most clients at once. One more takes the place of the oldest, if that has been there for [`settled`](Self::settled); else it is
-    /// refused.
+    /// Most clients at once. One more takes the place of one of whoever has most of them: another user, or another host. Else of the one that
+    /// has been idle for longest, if that is for [`settled`](Self::settled); else it is refused.
     pub clients: usize,
     /// Longest request, in bytes.
     pub request_bytes: usize,
@@ -34,7 +34,7 @@ pub struct ServerLimits {
     pub response: Duration,
     /// Longest time from the end of the response until the client closes.
     pub linger: Duration,
-    /// How long a client is safe from being replaced.
+    /// How long a client is idle before another one of the same user or host takes its place.
     pub settled: Duration,
     /// For how long a sample is used: so many scrapes together disturb workers once.
     pub sample_age: Duration,
@@ -43,12 +43,12 @@ pub struct ServerLimits {
 impl Default for ServerLimits {
     fn default() -> Self {
         ServerLimits {
-            clients: 8,
+            clients: 16,
             request_bytes: 8 << 10,
             request: Duration::from_secs(5),
             response: Duration::from_secs(10),
             linger: Duration::from_secs(1),
-            settled: Duration::from_secs(1),
+            settled: Duration::from_millis(200),
             sample_age: Duration::from_millis(100),
         }
     }
@@ -200,11 +200,10 @@ impl Clients {
         let now = Instant::now();
         let most = self.limits.clients;
         if self.clients.len() >= most {
-            let oldest = (0..self.clients.len()).min_by_key(|at| self.clients[*at].since);
-            match oldest.filter(|at| now.duration_since(self.clients[*at].since) >= self.limits.settled) {
-                Some(oldest) => {
-                    tracing::debug!("metrics: the oldest of {most} clients was dropped for a new one");
-                    self.clients.remove(oldest);
+            match self.makes_room(stream.peer(), now) {
+                Some(at) => {
+                    tracing::debug!("metrics: a client that was idle was dropped for a new one: there are {most}");
+                    self.clients.remove(at);
                 }
                 None => {
                     // Written as far as the socket's buffer takes it, which is empty.
@@ -215,6 +214,19 @@ impl Clients {
             }
         }
         self.clients.push(Connection::new(stream, now, &self.limits));
+    }
+
+    /// Returns the client that makes room for one of `peer`: of whoever has most clients the one that has been idle for longest. If that is
+    /// `peer` itself, or has no more clients than it would, only after a time.
+    fn makes_room(&self, peer: Peer, now: Instant) -> Option<usize> {
+        let count = |peer: Peer| self.clients.iter().filter(|client| client.peer == peer).count();
+        let (greedy, clients) =
+            self.clients.iter().map(|client| (client.peer, count(client.peer))).max_by_key(|of| of.1)?;
+        let is_fair = greedy != peer && clients > count(peer) + 1;
+        let of_greedy = (0..self.clients.len()).filter(|at| !is_fair || self.clients[*at].peer == greedy);
+        let oldest = of_greedy.min_by_key(|at| self.clients[*at].idle_since)?;
+        let is_settled = now.duration_since(self.clients[oldest].idle_since) >= self.limits.settled;
+        (is_fair || is_settled).then_some(oldest)
     }
 }
 

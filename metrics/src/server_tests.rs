@@ -144,6 +144,23 @@ fn the_oldest_client_makes_room_for_a_new_one() {
 }
 
 #[test]
+fn a_host_with_many_clients_makes_room_for_another_host() {
+    // No time passes that would make room.
+    let server = start(PATIENT, 10);
+    let mut many: Vec<_> = (0..PATIENT.clients).map(|_| server.connect()).collect();
+    let other = std::net::Ipv4Addr::new(127, 0, 0, 2);
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &std::net::SocketAddrV4::new(other, 0)).unwrap();
+    rustix::net::connect(&socket, &server.address).unwrap();
+    let mut scraper = TcpStream::from(socket);
+    scraper.write_all(REQUEST).unwrap();
+    assert_eq!(response(&mut scraper), ok(10));
+    wait_for_close(&mut many[0]);
+    many[1].write_all(REQUEST).unwrap();
+    assert_eq!(response(&mut many[1]), ok(10));
+}
+
+#[test]
 fn a_request_that_is_too_long_is_refused() {
     let server = start(PATIENT, 10);
     let mut stream = server.connect();

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mqblk_core::thread::spawn;
+use mqblk_core::thread::{join_within, spawn};
 use mqblk_engine::{HindranceSignal, QueueId, SignalWait, WorkerLoad};
 use policy::{Loan, Move, Pause, Policy, WorkerSample};
 
@@ -23,6 +23,8 @@ use crate::state::DaemonState;
 
 /// How long a queue's requests in flight may take while it moves: its guest waits for that.
 const MOVE_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long a stop waits for the thread: a worker that does not respond is given up before.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the queues of a worker may take together: with a busy storage those that have moved go back.
 const TOGETHER: Duration = Duration::from_millis(500);
@@ -50,9 +52,9 @@ impl Balancer {
 impl Drop for Balancer {
     fn drop(&mut self) {
         self.signal.end();
-        if let Some(thread) = self.thread.take() {
-            // A panic there was logged.
-            let _ = thread.join();
+        // It waits for a queue that moves, which has a bound.
+        if self.thread.take().is_some_and(|thread| join_within(thread, END_TIMEOUT).is_none()) {
+            tracing::warn!("the balancer does not end: it waits for a worker, and is left behind");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::{Geometry, Resize};
 use mqblk_engine::{
     AnyDisk, DiskHealth, Engine, EngineOptions, PlugOptions, QueueMove, QueuePlacement, QueueSettings, UringOptions,
@@ -12,6 +13,7 @@ use super::*;
 use crate::file::RawConfig;
 use crate::interface::{DeviceDescription, DeviceStat, Export, Interfaces, ListPosition, ServedInterface, StatDetail};
 use crate::limits::LimitGroups;
+use crate::live::saved::{KeptChanges, SavedChanges};
 use crate::resize::{ChangeError, ResizeOutcome};
 use crate::state::DaemonControl;
 
@@ -118,8 +120,8 @@ fn placing(devices: &[Arc<Device>]) -> (Arc<DaemonState>, Placing) {
         given: RawConfig::new("test"),
         source: None,
         limit_groups: LimitGroups::default(),
-        placement: Arc::new(Mutex::new(QueuePlacement::new(2))),
-        kept: Arc::default(),
+        placement: Arc::new(RankedMutex::new(LockRank::Placement, QueuePlacement::new(2))),
+        kept: Arc::new(KeptChanges::new(SavedChanges::default(), None)),
         drain_timeout: Duration::ZERO,
         end: None,
     };

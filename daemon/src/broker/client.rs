@@ -6,10 +6,11 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::{LockRank, RankedMutex, assert_may_wait};
 use mqblk_core::thread::spawn;
 use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -50,9 +51,9 @@ pub enum BrokerStartError {
 /// The broker of this daemon. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Broker {
-    connection: Mutex<Connection>,
+    connection: RankedMutex<Connection>,
     process: Arc<BrokerProcess>,
-    tcp: Mutex<TcpPorts>,
+    tcp: RankedMutex<TcpPorts>,
 }
 
 #[derive(Debug)]
@@ -67,7 +68,7 @@ struct Connection {
 #[derive(Debug)]
 struct BrokerProcess {
     socket: OwnedFd,
-    child: Mutex<Option<Child>>,
+    child: RankedMutex<Option<Child>>,
     /// The daemon ends it.
     stopping: AtomicBool,
 }
@@ -89,14 +90,14 @@ impl Broker {
 
     /// Creates the daemon's end of a broker at the other end of `socket`.
     pub(super) fn over(socket: OwnedFd, child: Option<Child>) -> Broker {
-        let process = BrokerProcess { socket, child: Mutex::new(child), stopping: AtomicBool::new(false) };
-        let connection = Mutex::new(Connection { number: 0, timeout: None });
-        Broker { connection, process: Arc::new(process), tcp: Mutex::default() }
+        let process = BrokerProcess { socket, child: RankedMutex::leaf(child), stopping: AtomicBool::new(false) };
+        let connection = RankedMutex::new(LockRank::Broker, Connection { number: 0, timeout: None });
+        Broker { connection, process: Arc::new(process), tcp: RankedMutex::leaf(TcpPorts::default()) }
     }
 
     /// Returns the TCP ports that storage connects to. No more are allowed from now on.
     pub fn seal_tcp(&self) -> Vec<u16> {
-        let mut tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tcp = self.tcp.lock();
         tcp.sealed = true;
         tcp.ports.clone()
     }
@@ -117,7 +118,7 @@ impl Broker {
     /// If it cannot.
     pub fn seal(&self) -> Result<String, BrokerStartError> {
         let (_, files) = self.request(&Request::Seal).map_err(BrokerStartError::Seal)?;
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner).timeout = Some(OPEN_TIMEOUT);
+        self.connection.lock().timeout = Some(OPEN_TIMEOUT);
         Ok(files)
     }
 
@@ -132,7 +133,8 @@ impl Broker {
 
     /// Sends a request and waits for the answer.
     fn request(&self, request: &Request) -> wire::Answer {
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        assert_may_wait("the broker");
+        let mut connection = self.connection.lock();
         connection.number = connection.number.wrapping_add(1);
         let number = connection.number;
         let ended = || ImageOpenError::Refused(ENDED.to_owned());
@@ -183,7 +185,7 @@ impl ImageOpener for Broker {
     }
 
     fn use_tcp(&self, port: u16) -> Result<(), ImageOpenError> {
-        let mut tcp = self.tcp.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tcp = self.tcp.lock();
         if tcp.sealed && !tcp.ports.contains(&port) {
             let why = format!("the sandbox connects to the TCP ports of the configuration's disks only, not to {port}");
             return Err(ImageOpenError::Refused(why));
@@ -222,8 +224,8 @@ impl BrokerProcess {
             tracing::warn!("sandbox: the broker is not watched: {error}");
             return;
         }
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        let status = child.as_mut().and_then(|child| child.wait().ok());
+        let child = self.child.lock().take();
+        let status = child.and_then(|mut child| child.wait().ok());
         if !self.stopping.load(Ordering::Relaxed) {
             let status = status.map_or_else(|| "no status".to_owned(), |status| status.to_string());
             tracing::error!("sandbox: {ENDED}; those that are served go on ({status})");

@@ -17,6 +17,7 @@ pub(crate) use saved::keys_set_with;
 
 use mqblk_core::settings::{SettingError, Settings};
 
+use crate::exclusive::VerbScope;
 use crate::interface::{ChangeSource, Export, ServedDevice};
 use crate::limits::{limit_pairs, take_limits};
 use crate::print::Pair;
@@ -180,7 +181,7 @@ impl DaemonState {
     /// # Errors
     /// If a value is invalid, cannot be changed, or a worker does not respond or refuses a queue. What was changed before that stays.
     pub fn set_live(&self, target: &LiveTarget, mut settings: Settings, keeping: Keeping) -> Result<(), ChangeError> {
-        let _alone = self.changing();
+        let _alone = self.change_alone(VerbScope::Target(target.id.clone()), "disk.set")?;
         settings.set_subject(target.subject());
         let given: Vec<String> = settings.keys_left().map(str::to_owned).collect();
         let prepared: Result<Vec<_>, _> = LIVE.iter().map(|live| (live.prepare)(self, target, &mut settings)).collect();
@@ -197,7 +198,7 @@ impl DaemonState {
     /// # Errors
     /// If there is no such group, a value is invalid, or a worker does not respond.
     pub fn set_limit_group(&self, name: &str, mut settings: Settings, keeping: Keeping) -> Result<(), ChangeError> {
-        let _alone = self.changing();
+        let _alone = self.change_alone(VerbScope::LimitGroup(name.to_owned()), "limit-group.set")?;
         settings.set_subject(format!("limit-group {name:?}"));
         let given: Vec<String> = settings.keys_left().map(str::to_owned).collect();
         let group = self.limit_groups().find(&settings, "name", name)?;

@@ -8,6 +8,7 @@ use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::{PollPolicy, QueueMove, QueueSettings};
 
 use super::{Apply, Keeping, LiveTarget, describe};
+use crate::exclusive::VerbScope;
 use crate::interface::ServedDevice;
 use crate::print::Pair;
 use crate::queues::{QUEUE_MAP, current_map_pair, polling_pairs, take_coalesce, take_poll, take_queue_map};
@@ -123,7 +124,7 @@ pub(super) fn move_queues(state: &DaemonState, device: &dyn ServedDevice, moves:
     tracing::info!(device = device.id(), "{}", describe(&map));
     if !busy.is_empty() {
         failed.push(format!(
-            "queues that stay where they are: {}: their requests in flight took longer than {} s (a stopped disk is resumed first); try again",
+            "queues that stay where they are: {}: their requests in flight took longer than {} s (a stopped disk is resumed first, a limit may hold them back); try again",
             busy.join(", "),
             MOVE_TIMEOUT.as_secs()
         ));
@@ -151,7 +152,9 @@ impl DaemonState {
         (from, to): (usize, usize),
         timeout: Duration,
     ) -> Relocation {
-        let _alone = self.changing();
+        let Some(_alone) = self.try_change_alone(VerbScope::Target(device.id()), "balancer") else {
+            return Relocation::Stays;
+        };
         let settings = device.queue_settings().unwrap_or_default();
         if settings.is_map_chosen || settings.map.get(usize::from(queue)) != Some(&from) {
             return Relocation::Elsewhere;
@@ -184,7 +187,7 @@ impl DaemonState {
     /// # Errors
     /// If there is no such queue or worker, or it cannot move.
     pub fn move_queue(&self, target: &LiveTarget, queue: u64, worker: u64) -> Result<MovedQueue, ChangeError> {
-        let _alone = self.changing();
+        let _alone = self.change_alone(VerbScope::Target(target.id.clone()), "queue.move")?;
         let failed = |why: String| ChangeError::Failed(format!("{}: {why}", target.subject()));
         let settings = Settings::new(target.subject());
         let device = target.queues().ok_or_else(|| failed("its queues are its controller's".to_owned()))?;
@@ -211,7 +214,8 @@ impl DaemonState {
             QueueMove::AtStart => MovedQueue::AtStart,
             QueueMove::Busy => {
                 let seconds = MOVE_TIMEOUT.as_secs();
-                let why = "(a stopped disk is resumed first); it stays where it is; try again";
+                let why =
+                    "(a stopped disk is resumed first, a limit may hold them back); it stays where it is; try again";
                 return Err(failed(format!(
                     "queue {queue}: its requests in flight took longer than {seconds} s {why}"
                 )));

@@ -4,8 +4,9 @@
 //! it has priority, and the kept value is forgotten.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_core::settings::{SettingError, Settings};
 use serde::{Deserialize, Serialize};
 use toml::Value;
@@ -37,27 +38,32 @@ pub struct SavedChanges {
 }
 
 /// What was changed, and the state file that keeps it if there is one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct KeptChanges {
-    changes: Mutex<SavedChanges>,
+    changes: RankedMutex<SavedChanges>,
+    /// Held while they are written: the newest are written last.
+    writing: RankedMutex<()>,
     file: Option<Arc<StateFile>>,
 }
 
 impl KeptChanges {
     /// Creates it with what a daemon before this one has kept.
     pub fn new(changes: SavedChanges, file: Option<Arc<StateFile>>) -> KeptChanges {
-        KeptChanges { changes: Mutex::new(changes), file }
+        let changes = RankedMutex::new(LockRank::KeptChanges, changes);
+        KeptChanges { changes, writing: RankedMutex::new(LockRank::SavedSection, ()), file }
     }
 
     /// Returns the changes. [`write`](Self::write) writes them.
-    pub fn lock(&self) -> MutexGuard<'_, SavedChanges> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn lock(&self) -> RankedGuard<'_, SavedChanges> {
+        self.changes.lock()
     }
 
     /// Writes them to the state file, if there is one.
     pub fn write(&self) {
         if let Some(file) = &self.file {
-            file.set(SECTION, &*self.lock());
+            let _one = self.writing.lock();
+            let changes = self.lock().clone();
+            file.set(SECTION, &changes);
         }
     }
 
@@ -189,11 +195,12 @@ impl DaemonState {
 
     /// Records what was changed of a disk, LUN or controller, or forgets it.
     pub(super) fn keep_live(&self, target: &LiveTarget, given: &[String], keeping: Keeping) {
-        let configured = self.configured_settings(&target.id);
+        // Asked before the lock.
+        let (configured, current) = (self.configured_settings(&target.id), target.current());
         self.keep(keeping, |saved| {
             let settings = saved.settings.entry(target.id.clone()).or_default();
             match keeping {
-                Keeping::Record => record(settings, given, &target.current(), &configured),
+                Keeping::Record => record(settings, given, &current, &configured),
                 _ => forget(settings, given),
             }
             saved.settings.retain(|_, settings| !settings.is_empty());

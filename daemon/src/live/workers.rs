@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Keeping;
 use super::queues::move_queues;
+use crate::exclusive::VerbScope;
 use crate::interface::ServedDevice;
 use crate::queues::{MAX_QUEUES, QUEUE_MAP};
 use crate::resize::ChangeError;
@@ -33,7 +34,7 @@ impl DaemonState {
     /// # Errors
     /// If there are as many as there can be, or the host refuses.
     pub fn add_worker(&self, cpu: Option<u16>, keeping: Keeping) -> Result<u16, ChangeError> {
-        let _alone = self.changing();
+        let _alone = self.change_alone(VerbScope::Workers, "worker.add")?;
         let number = self.start_worker(cpu)?;
         self.keep_workers(keeping);
         Ok(number)
@@ -44,7 +45,7 @@ impl DaemonState {
     /// # Errors
     /// If it is the only one, a queue cannot move, or it does not respond. Queues that have moved stay where they are.
     pub fn remove_worker(&self, keeping: Keeping) -> Result<u16, ChangeError> {
-        let _alone = self.changing();
+        let _alone = self.change_alone(VerbScope::Workers, "worker.remove")?;
         let number = self.end_worker()?;
         self.keep_workers(keeping);
         Ok(number)
@@ -55,7 +56,7 @@ impl DaemonState {
     /// # Errors
     /// As [`add_worker`](Self::add_worker) and [`remove_worker`](Self::remove_worker). What was changed before stays.
     pub(crate) fn set_workers(&self, count: u16, cpus: &[Option<u16>], keeping: Keeping) -> Result<(), ChangeError> {
-        let _alone = self.changing();
+        let _alone = self.change_alone(VerbScope::Workers, "workers")?;
         let mut changed = Ok(());
         while changed.is_ok() && self.worker_count() != count.clamp(1, MAX_QUEUES) {
             changed = if self.worker_count() < count {

@@ -3,14 +3,20 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use mqblk_core::lock::RankedMutex;
 use mqblk_core::{ImageAccess, ImageOpenError, ImageOpener, OpenImage};
 
 use super::OfferedImage;
 
 /// Open images of the predecessor, until the takeover has ended: a descriptor that stays open keeps a claim that was given up.
-pub(crate) type OpenImages = Arc<Mutex<Vec<OpenImage>>>;
+pub(crate) type OpenImages = Arc<RankedMutex<Vec<OpenImage>>>;
+
+/// Returns the open images that were received.
+pub(super) fn open_images(images: Vec<OpenImage>) -> OpenImages {
+    Arc::new(RankedMutex::leaf(images))
+}
 
 /// Opens images of the predecessor as it has them open, and others by another opener.
 #[derive(Debug)]
@@ -27,7 +33,7 @@ impl HandedImages {
 
 impl ImageOpener for HandedImages {
     fn open(&self, path: &Path, access: ImageAccess) -> Result<File, ImageOpenError> {
-        let images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
+        let images = self.images.lock();
         let found = images.iter().find(|image| image.access == access && is_same(image, path));
         if let Some(image) = found {
             return Ok(File::from(image.file.try_clone()?));

@@ -6,17 +6,18 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqblk_admin::{Client, ClientError};
+use mqblk_core::lock::{RankedGuard, RankedMutex};
 use mqblk_metrics::MetricsListener;
 use mqblk_storage::file::{Sharing, set_sharing};
 use mqblk_vhost_user_server::{HandedConnection, Server, adopt_handed};
 use serde_json::json;
 
 use super::channel::Channel;
-use super::images::OpenImages;
+use super::images::{OpenImages, open_images};
 use super::{Message, Offer, OfferedDevice, OfferedMetrics, OfferedSocket, PROTOCOL, TakeoverError, VERB, images};
 use crate::state::DaemonState;
 
@@ -34,11 +35,10 @@ pub struct Predecessor {
     version: String,
     devices: Vec<OfferedDevice>,
     admin: Option<OfferedSocket>,
-    parts: Mutex<Parts>,
+    parts: RankedMutex<Parts>,
 }
 
 /// What is used once.
-#[derive(Default)]
 struct Parts {
     images: OpenImages,
     metrics: Option<(OfferedMetrics, OwnedFd)>,
@@ -89,7 +89,8 @@ impl Predecessor {
         if let Some(admin) = &offer.admin {
             adopt(admin, next()?)?;
         }
-        let mut parts = Parts::default();
+        let mut parts =
+            Parts { images: open_images(Vec::new()), metrics: None, state_lock: None, service_manager: None };
         if let Some(metrics) = offer.metrics {
             parts.metrics = Some((metrics, next()?));
         }
@@ -100,19 +101,19 @@ impl Predecessor {
         for image in offer.images {
             images.push(images::received(image, next()?));
         }
-        parts.images = Arc::new(Mutex::new(images));
+        parts.images = open_images(images);
         if let Some(manager) = offer.service_manager {
             let watchdog = manager.watchdog_us.map(Duration::from_micros);
             parts.service_manager = Some((UnixDatagram::from(next()?), watchdog));
         }
         set_sharing(Sharing::Undecided);
         tracing::info!(version = offer.version, devices = offer.devices.len(), "a running daemon hands over");
-        let parts = Mutex::new(parts);
+        let parts = RankedMutex::leaf(parts);
         Ok(Predecessor { channel, version: offer.version, devices: offer.devices, admin: offer.admin, parts })
     }
 
-    fn parts(&self) -> MutexGuard<'_, Parts> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn parts(&self) -> RankedGuard<'_, Parts> {
+        self.parts.lock()
     }
 
     /// Returns its open images. There are none after [`take_over`](Self::take_over).
@@ -192,7 +193,7 @@ impl Predecessor {
             self.channel.send(&answer, &[], SEND_TIMEOUT)?;
         }
         // It ends, and gives back nothing.
-        self.images().lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.images().lock().clear();
         set_sharing(Sharing::Alone);
         self.serve_others(state, &served);
         tracing::info!(version = self.version, devices = served.len(), ms = start.elapsed().as_millis(), "taken over");

@@ -105,7 +105,7 @@ fn offer(state: &DaemonState) -> Result<(Offer, Vec<OwnedFd>), String> {
     drop(listeners);
     let mut state_file = None;
     if let Some(file) = state.state_file() {
-        state_file = Some(file.path());
+        state_file = Some(file.path().to_owned());
         descriptors.push(file.lock().try_clone().map_err(failed)?.into());
     }
     let mut offered_images = Vec::new();

@@ -27,6 +27,16 @@ impl RestartableDaemon {
     /// # Panics
     /// When it cannot be started.
     pub fn start(arguments: &[String], images: &[&str]) -> RestartableDaemon {
+        let mut daemon = RestartableDaemon::prepare(arguments, images);
+        daemon.spawn();
+        daemon
+    }
+
+    /// As [`start`](Self::start), but does not start it: [`spawn`](Self::spawn) does.
+    ///
+    /// # Panics
+    /// When the images cannot be made.
+    pub fn prepare(arguments: &[String], images: &[&str]) -> RestartableDaemon {
         let folder = tempfile::tempdir().expect("a folder");
         for image in images {
             let file = File::create(folder.path().join(image));
@@ -34,9 +44,7 @@ impl RestartableDaemon {
         }
         let place = folder.path().display().to_string();
         let arguments = arguments.iter().map(|argument| argument.replace("FOLDER", &place)).collect();
-        let mut daemon = RestartableDaemon { folder, arguments, child: None };
-        daemon.spawn();
-        daemon
+        RestartableDaemon { folder, arguments, child: None }
     }
 
     /// Returns the directory of its sockets and images.

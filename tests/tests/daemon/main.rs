@@ -27,4 +27,5 @@ mod slow_storage;
 mod takeover;
 mod takeover_locks;
 mod user;
+mod verb_races;
 mod vmm_mistakes;

@@ -495,3 +495,38 @@ fn an_empty_name_is_found() {
     names("mod a { pub struct B; impl B { fn c() {} } }".parse().expect("tokens"), &mut found);
     assert_eq!(found, ["a", "B"]);
 }
+
+/// Where control state is locked by several threads: daemons, servers, verbs.
+const RANKED: [&str; 5] =
+    ["daemon/src/", "admin/src/", "metrics/src/", "transport/vhost_user/server/src/", "transport/xen/server/src/"];
+/// A session, which the crate `vhost` locks too: its rank is taken where it is locked.
+const SESSION: [&str; 3] = [
+    "transport/vhost_user/server/src/control.rs",
+    "transport/vhost_user/server/src/device_state.rs",
+    "transport/vhost_user/server/src/disks.rs",
+];
+
+/// Returns true if a source, without its tests, has a lock without a rank.
+fn has_unranked_lock(text: &str) -> bool {
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let words = code.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.filter(|word| ["Mutex", "RwLock"].contains(word)).count() > 0
+}
+
+#[test]
+fn locks_of_control_state_have_ranks() {
+    let sources = sources();
+    let is_test = |path: &str| path.ends_with("tests.rs");
+    let control: Vec<_> = sources
+        .iter()
+        .filter(|source| RANKED.iter().any(|folder| source.path.starts_with(folder)) && !is_test(&source.path))
+        .collect();
+    assert!(control.len() > 100, "{} files", control.len());
+    let wrong: Vec<_> = control
+        .iter()
+        .filter(|source| has_unranked_lock(&source.text) && !SESSION.contains(&&*source.path))
+        .map(|source| &*source.path)
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:?} have a lock without a rank, expected mqblk_core::lock::RankedMutex");
+    assert!(has_unranked_lock("table: Mutex<u8>,") && !has_unranked_lock("table: RankedMutex<u8>, // Mutexes"));
+}

@@ -1,9 +1,10 @@
 //! A served virtio-blk disk.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mqblk_admin::model::DiskStat;
+use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
 use mqblk_engine::{AnyDisk, Coalesce, PollPolicy, QueueId, QueueMove, QueueSettings, QueueStats, WorkerStats};
 use mqblk_vhost_user_server::{Frontend, Server};
@@ -24,13 +25,13 @@ pub(super) struct BlkDisk {
     storage: StorageConfig,
     server: Arc<Server>,
     /// Serialises size changes.
-    resize_lock: Mutex<()>,
+    resize_lock: RankedMutex<()>,
 }
 
 impl BlkDisk {
     /// Creates the disk `id`, which `server` serves as `device`.
     pub(super) fn new(id: String, device: Arc<VirtioBlk>, storage: StorageConfig, server: Server) -> BlkDisk {
-        BlkDisk { id, device, storage, server: Arc::new(server), resize_lock: Mutex::new(()) }
+        BlkDisk { id, device, storage, server: Arc::new(server), resize_lock: RankedMutex::new(LockRank::Resize, ()) }
     }
 
     /// Starts to drain its queues, as the first step of a stop.
@@ -104,7 +105,7 @@ impl DiskExport for BlkDisk {
     }
 
     fn resize(&self, request: Resize) -> Result<ResizeOutcome, ChangeError> {
-        let _alone = self.resize_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.resize_lock.lock();
         let result = request.carry_out(self.storage.disk.as_ref(), &mut Users(self));
         let resized = result.map_err(|error| resize::resize_error(&format!("disk {:?}", self.id), request, error))?;
         let guest = match resized.is_change() {

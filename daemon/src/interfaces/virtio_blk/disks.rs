@@ -3,10 +3,11 @@
 //! The table is locked for short times only. Slow steps (opening storage, waiting for requests) run without the lock, while the disk's claims
 //! reserve its id and its socket.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, QueuePlacement};
 use mqblk_vhost_user_server::connection_changes;
@@ -40,11 +41,11 @@ pub(super) struct ServedDisks {
     host: HostContext,
     /// The CPUs of the host: the default number of queues.
     cpus: Cpus,
-    disks: Mutex<Vec<ListedDisk>>,
+    disks: RankedMutex<Vec<ListedDisk>>,
     /// How often the table has changed.
     changes: AtomicU64,
-    /// What the next daemon will serve. Lock order: after the table.
-    saved: Mutex<SavedDisks>,
+    /// What the next daemon will serve.
+    saved: RankedMutex<SavedDisks>,
 }
 
 impl ServedDisks {
@@ -66,21 +67,22 @@ impl ServedDisks {
             }
         }
         let (host, cpus) = (host.clone(), Cpus::of_this_host());
-        let disks =
-            ServedDisks { host, cpus, disks: Mutex::new(served), changes: AtomicU64::new(0), saved: Mutex::new(saved) };
+        let table = RankedMutex::new(LockRank::DiskTable, served);
+        let saved = RankedMutex::new(LockRank::SavedSection, saved);
+        let disks = ServedDisks { host, cpus, disks: table, changes: AtomicU64::new(0), saved };
         // Without what did not fit the configuration.
         disks.save(|_| {});
         Ok(disks)
     }
 
-    fn table(&self) -> MutexGuard<'_, Vec<ListedDisk>> {
-        lock(&self.disks)
+    fn table(&self) -> RankedGuard<'_, Vec<ListedDisk>> {
+        self.disks.lock()
     }
 
     /// Records a change in the state file, if there is one.
     fn save(&self, change: impl FnOnce(&mut SavedDisks)) {
         if let Some(state) = &self.host.state {
-            let mut saved = lock(&self.saved);
+            let mut saved = self.saved.lock();
             change(&mut saved);
             state.set(WORD, &*saved);
         }
@@ -99,39 +101,44 @@ impl ServedDisks {
         let position = ListPosition::Added(self.table().iter().map(after).max().unwrap_or(0));
         let given = Settings::new(settings.subject());
         let kinds = self.host.storages.kinds();
-        let mut names = lock(&self.host.names);
-        let keys = names.attempt(|names| {
-            let mut context = ResolveContext { cpus: &self.cpus, kinds: &kinds, names, saved: None };
-            let owner = settings.subject().to_owned();
-            let keys = DiskKeys::<BlkEndpoint>::take(DiskTable { settings, owner, position }, &mut context)?;
-            if is_taken(keys.id()) {
-                return Err(claimed_error(&given, "id", keys.id(), &format!("disk or LUN {:?}", keys.id())));
-            }
-            Ok(keys)
-        })?;
-        let (claims, owner) = (keys.claims(), format!("disk {:?}", keys.id()));
-        claims.iter().for_each(|claim| names.insert(claim, &owner));
-        Ok((keys, Reservation { names: Arc::clone(&self.host.names), claims }))
+        let (keys, claims) = {
+            let mut names = self.host.names.lock();
+            let keys = names.attempt(|names| {
+                let mut context = ResolveContext { cpus: &self.cpus, kinds: &kinds, names, saved: None };
+                let owner = settings.subject().to_owned();
+                DiskKeys::<BlkEndpoint>::take(DiskTable { settings, owner, position }, &mut context)
+            })?;
+            let (claims, owner) = (keys.claims(), format!("disk {:?}", keys.id()));
+            claims.iter().for_each(|claim| names.insert(claim, &owner));
+            (keys, claims)
+        };
+        let reservation = Reservation { names: Arc::clone(&self.host.names), claims };
+        // After the id is claimed, and without a lock: of two that add it at once, the later one sees the other.
+        if is_taken(keys.id()) {
+            return Err(claimed_error(&given, "id", keys.id(), &format!("disk or LUN {:?}", keys.id())).into());
+        }
+        Ok((keys, reservation))
     }
 
     fn add(&self, settings: Settings, is_taken: IsTaken<'_>, source: ChangeSource) -> Result<String, ChangeError> {
         let given = settings.clone();
         let (mut keys, reservation) = self.begin_add(settings, is_taken)?;
         // On a copy: the real one counts the disk when it is served.
-        let mut placement: QueuePlacement = lock(&self.host.placement).clone();
+        let mut placement: QueuePlacement = self.host.placement.lock().clone();
         keys.device().1.assign_queues(&mut placement)?;
         let config = keys.open(self.host.storages.as_ref())?;
         let disk = listed(config, source, &self.host);
         let disk = disk.map_err(|error| ChangeError::Failed(error.to_string()))?;
-        lock(&self.host.placement).place(&current_map(disk.served.export()));
+        self.host.placement.lock().place(&current_map(disk.served.export()));
         let id = disk.served.id().to_owned();
-        let mut table = self.table();
-        table.push(ListedDisk { claims: reservation.keep(), ..disk });
-        self.changes.fetch_add(1, Ordering::SeqCst);
+        // Before it can be found: whoever removes it records that after this.
         if source == ChangeSource::RunTime {
             self.save(|saved| saved.add(AddedDisk::new(&id, &given)));
         }
         self.host.kept.forget(&id);
+        let disk = ListedDisk { claims: reservation.keep(), ..disk };
+        self.table().push(disk);
+        self.changes.fetch_add(1, Ordering::SeqCst);
         tracing::info!(disk = id, "disk added");
         Ok(id)
     }
@@ -149,6 +156,7 @@ impl ServedDisks {
         }
         disk.removing = true;
         let disk = disk.clone();
+        drop(table);
         // Recorded now: the disk stays removed even if the daemon is killed.
         if source == ChangeSource::RunTime {
             self.save(|saved| saved.remove(id, disk.origin));
@@ -167,7 +175,7 @@ impl ServedDisks {
         let id = served.id().to_owned();
         drop(served);
         self.host.kept.forget(&id);
-        lock(&self.host.placement).remove(&queue_map);
+        self.host.placement.lock().remove(&queue_map);
         let flushed = flush_all(vec![flush_target], self.host.drain_timeout);
         // Only now: a disk that is added under its id may have the same image.
         drop(Reservation { names: Arc::clone(&self.host.names), claims });
@@ -208,7 +216,8 @@ impl ServedInterface for ServedDisks {
     }
 
     fn begin_stop(&self) {
-        self.table().iter().for_each(|disk| disk.served.export().begin_stop());
+        let disks = self.table().clone();
+        disks.iter().for_each(|disk| disk.served.export().begin_stop());
     }
 
     fn stop(&self, _deadline: Instant) {
@@ -241,7 +250,7 @@ fn listed(
 
 /// Claims that are released when this is dropped.
 struct Reservation {
-    names: Arc<Mutex<UniqueNames>>,
+    names: Arc<RankedMutex<UniqueNames>>,
     claims: Vec<Claim>,
 }
 
@@ -254,11 +263,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut names = lock(&self.names);
+        let mut names = self.names.lock();
         self.claims.iter().for_each(|claim| names.release(claim));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

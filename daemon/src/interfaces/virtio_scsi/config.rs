@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::luns::IncomingLimits;
 use crate::config::StorageConfig;
 use crate::interface::ChangeSource;
 use crate::vhost_user::VhostUserEndpoint;
@@ -16,8 +17,8 @@ pub(super) struct ControllerConfig {
     pub endpoint: VhostUserEndpoint,
     /// Maximum number of commands in flight on a LUN: a hint to the guest's driver.
     pub cmd_per_lun: u16,
-    /// The directory whose files may be opened as LUNs of a guest that is migrated here; `None`: no file may.
-    pub incoming_luns: Option<PathBuf>,
+    /// What a guest that is migrated here may have opened as LUNs; `None`: nothing.
+    pub incoming_luns: Option<IncomingLimits>,
     /// Its LUNs, in the order given. Their addresses are unique.
     pub luns: Vec<LunConfig>,
     /// Its origin.

@@ -1,10 +1,11 @@
 //! Virtio-scsi controllers and their logical units: creation, and LUN hot-plug, resize and unplug.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::{BudgetUse, ByteLen, DiskSlot};
 use mqblk_engine::{
     AnyDisk, AttachError, Coalesce, DiskHealth, PlugOptions, PollPolicy, QueueDisk, QueueId, QueueMove, QueueSettings,
@@ -64,7 +65,7 @@ pub(super) struct ServedUnit {
     logical_unit: Arc<LogicalUnit>,
     health: Arc<DiskHealth>,
     /// Held while the size changes or a LUN is mapped, so that a LUN mapped meanwhile gets the new size.
-    resize_lock: Mutex<()>,
+    resize_lock: RankedMutex<()>,
 }
 
 impl ServedUnit {
@@ -97,7 +98,7 @@ impl ServedUnit {
             logical_unit: Arc::new(logical),
             health,
             config,
-            resize_lock: Mutex::new(()),
+            resize_lock: RankedMutex::new(LockRank::Resize, ()),
         })
     }
 
@@ -135,7 +136,7 @@ impl ServedUnit {
 
     /// Runs `change` while holding the lock of the size and the mapped LUNs.
     pub(super) fn with_resize_lock<R>(&self, change: impl FnOnce() -> R) -> R {
-        let _guard = self.resize_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.resize_lock.lock();
         change()
     }
 

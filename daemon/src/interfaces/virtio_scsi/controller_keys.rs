@@ -7,6 +7,7 @@ use mqblk_engine::QueuePlacement;
 
 use super::config::{ControllerConfig, LunConfig};
 use super::controller::FIXED_WORKER;
+use super::luns::IncomingLimits;
 use crate::interface::{ChangeSource, DeviceKeys, ResolveContext};
 use crate::queues::MAX_QUEUES;
 use crate::resolve::{Claim, ConfigError, rename_subject, take_id, take_storage_kind, take_u16};
@@ -21,6 +22,9 @@ const SCSI_QUEUES: u16 = 32;
 /// `cmd-per-lun`: QEMU's default, and what its driver accepts.
 const DEFAULT_CMD_PER_LUN: u16 = 128;
 const MAX_CMD_PER_LUN: u16 = 1024;
+/// LUNs of a controller that a VMM may bring about.
+const DEFAULT_INCOMING_LUNS: u16 = 64;
+const MAX_INCOMING_LUNS: u16 = 16384;
 
 /// The keys of a controller, without its LUNs.
 pub(super) struct ControllerKeys {
@@ -28,7 +32,7 @@ pub(super) struct ControllerKeys {
     id: String,
     endpoint: VhostUserEndpoint,
     cmd_per_lun: u16,
-    incoming_luns: Option<PathBuf>,
+    incoming_luns: Option<IncomingLimits>,
     origin: ChangeSource,
 }
 
@@ -74,7 +78,7 @@ impl ControllerKeys {
         let queues = context.cpus.count.max(SCSI_QUEUES);
         let endpoint = VhostUserEndpoint::take(settings, (queues, MAX_SCSI_QUEUES), context)?;
         let cmd_per_lun = take_u16(settings, "cmd-per-lun", 1, MAX_CMD_PER_LUN)?.unwrap_or(DEFAULT_CMD_PER_LUN);
-        let incoming_luns = take_directory(settings, "incoming-luns")?;
+        let incoming_luns = take_incoming(settings)?;
         let (settings, origin) = (Settings::new(settings.subject()), ChangeSource::Configuration);
         Ok(ControllerKeys { settings, id, endpoint, cmd_per_lun, incoming_luns, origin })
     }
@@ -136,6 +140,19 @@ impl DeviceKeys for ControllerKeys {
         self.endpoint.queue_map.forget_request();
         self.origin == ChangeSource::RunTime
     }
+}
+
+/// Takes the keys of what an incoming guest may have.
+fn take_incoming(settings: &mut Settings) -> Result<Option<IncomingLimits>, SettingError> {
+    let folder = take_directory(settings, "incoming-luns")?;
+    for key in ["incoming-luns-max", "incoming-limit-group"] {
+        if let (None, Some(value)) = (&folder, settings.peek(key)) {
+            return Err(settings.error(key, format!("{value:?}"), "it beside incoming-luns"));
+        }
+    }
+    let luns = take_u16(settings, "incoming-luns-max", 1, MAX_INCOMING_LUNS)?.unwrap_or(DEFAULT_INCOMING_LUNS);
+    let limit_group = settings.text("incoming-limit-group");
+    Ok(folder.map(|folder| IncomingLimits { folder, luns, limit_group }))
 }
 
 /// Takes the path of an existing directory.

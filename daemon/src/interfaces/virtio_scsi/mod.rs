@@ -209,7 +209,7 @@ impl ConfiguredInterface for ScsiConfig {
 
     fn files(&self) -> Vec<FileUse> {
         let controllers = self.controllers.iter().flat_map(|controller| {
-            let incoming = controller.incoming_luns.iter().map(|folder| FileUse::Images(folder.clone()));
+            let incoming = controller.incoming_luns.iter().map(|incoming| FileUse::Images(incoming.folder.clone()));
             controller.endpoint.files().into_iter().chain(incoming)
         });
         let luns = self.controllers.iter().flat_map(|controller| &controller.luns).flat_map(|lun| match &lun.unit {

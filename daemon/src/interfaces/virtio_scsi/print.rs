@@ -3,6 +3,7 @@
 use toml::Value;
 
 use super::config::{ControllerConfig, LunConfig, LunOrigin, LunUnit, UnitConfig};
+use super::luns::IncomingLimits;
 use crate::print::{Pair, Section, backend_pairs, storage_pairs, string};
 
 /// Returns the tables of a controller and its LUNs. LUNs added at run time are in the state file.
@@ -18,7 +19,11 @@ pub(super) fn controller_pairs(controller: &ControllerConfig) -> Vec<Pair> {
     let mut pairs = vec![("id", string(&controller.id))];
     pairs.extend(controller.endpoint.pairs());
     pairs.push(("cmd-per-lun", Value::Integer(controller.cmd_per_lun.into())));
-    pairs.extend(controller.incoming_luns.iter().map(|folder| ("incoming-luns", string(&folder.to_string_lossy()))));
+    if let Some(IncomingLimits { folder, luns, limit_group }) = &controller.incoming_luns {
+        pairs.push(("incoming-luns", string(&folder.to_string_lossy())));
+        pairs.push(("incoming-luns-max", Value::Integer((*luns).into())));
+        pairs.extend(limit_group.iter().map(|group| ("incoming-limit-group", string(group))));
+    }
     pairs
 }
 

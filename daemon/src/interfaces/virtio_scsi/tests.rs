@@ -198,7 +198,7 @@ fn malformed_controllers() {
             &[],
             &["id=c,socket=/tmp/c,path=/a"],
             &[],
-            "controller \"c\": path: found an unknown key (with value \"/a\"), expected one of cmd-per-lun, coalesce-max, coalesce-us, fixed-buffers, guest-memory, id, incoming-luns, max-address-space, max-mappings, mem-budget, poll, poll_queue, queue-map, queue-size, queues, require-seals, socket, socket-group, socket-mode, socket-owner",
+            "controller \"c\": path: found an unknown key (with value \"/a\"), expected one of cmd-per-lun, coalesce-max, coalesce-us, fixed-buffers, guest-memory, id, incoming-limit-group, incoming-luns, incoming-luns-max, max-address-space, max-mappings, mem-budget, poll, poll_queue, queue-map, queue-size, queues, require-seals, socket, socket-group, socket-mode, socket-owner",
         ),
         (
             &[],
@@ -228,7 +228,7 @@ fn malformed_controllers() {
             &["path=/d,socket=/tmp/d,interface=virtio-scsi,seral=1"],
             &[],
             &[],
-            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of bandwidth, bandwidth-burst-s, bandwidth-max, bandwidth-read, bandwidth-read-burst-s, bandwidth-read-max, bandwidth-write, bandwidth-write-burst-s, bandwidth-write-max, cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, incoming-luns, interface, iops, iops-burst-s, iops-max, iops-read, iops-read-burst-s, iops-read-max, iops-write, iops-write-burst-s, iops-write-max, latency-us, limit-group, lun, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, product, queue-map, queue-size, queues, readonly, require-seals, reservations, serial, size, socket, socket-group, socket-mode, socket-owner, storage, target, unit, unit-name, vendor, watch-size",
+            "lun \"d:0:0\": seral: found an unknown key (with value \"1\"), expected one of bandwidth, bandwidth-burst-s, bandwidth-max, bandwidth-read, bandwidth-read-burst-s, bandwidth-read-max, bandwidth-write, bandwidth-write-burst-s, bandwidth-write-max, cache, cmd-per-lun, coalesce-max, coalesce-us, depth, fixed-buffers, guest-memory, id, incoming-limit-group, incoming-luns, incoming-luns-max, interface, iops, iops-burst-s, iops-max, iops-read, iops-read-burst-s, iops-read-max, iops-write, iops-write-burst-s, iops-write-max, latency-us, limit-group, lun, max-address-space, max-mappings, mem-budget, merge, merge-bytes, merge-segments, on-enospc, on-error, path, poll, poll_queue, product, queue-map, queue-size, queues, readonly, require-seals, reservations, serial, size, socket, socket-group, socket-mode, socket-owner, storage, target, unit, unit-name, vendor, watch-size",
         ),
         (
             &["path=/d,socket=/tmp/d,vendor=x"],

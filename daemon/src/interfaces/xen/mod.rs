@@ -11,9 +11,10 @@ mod tests;
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use mqblk_core::lock::RankedMutex;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::AnyDisk;
 
@@ -132,13 +133,17 @@ impl ConfiguredInterface for XenInterfaceConfig {
     fn start(self: Box<Self>, context: &HostContext) -> Result<Arc<dyn ServedInterface>, StartFailure> {
         // A configuration with disks has a host.
         let Some(host) = self.host else {
-            return Ok(Arc::new(ServedXen { disks: Vec::new(), pending: Mutex::default(), started: OnceLock::new() }));
+            return Ok(Arc::new(ServedXen {
+                disks: Vec::new(),
+                pending: RankedMutex::leaf(None),
+                started: OnceLock::new(),
+            }));
         };
         let disks: Vec<XenDiskConfig> = self.disks.into_iter().map(XenDiskConfig::new).collect();
-        let served = ServedXen { disks, pending: Mutex::default(), started: OnceLock::new() };
+        let served = ServedXen { disks, pending: RankedMutex::leaf(None), started: OnceLock::new() };
         if context.stands_by.load(Ordering::SeqCst) {
             // Xenstore already has the devices, which the other process serves: a backend would take them from it.
-            *served.pending() = Some((host, context.clone()));
+            *served.pending.lock() = Some((host, context.clone()));
         } else {
             served.start(&host, context)?;
         }
@@ -150,7 +155,7 @@ impl ConfiguredInterface for XenInterfaceConfig {
 struct ServedXen {
     disks: Vec<XenDiskConfig>,
     /// What the backend is started with, once another process has left the devices.
-    pending: Mutex<Option<(XenConfig, HostContext)>>,
+    pending: RankedMutex<Option<(XenConfig, HostContext)>>,
     started: OnceLock<StartedXen>,
 }
 
@@ -161,10 +166,6 @@ struct StartedXen {
 }
 
 impl ServedXen {
-    fn pending(&self) -> MutexGuard<'_, Option<(XenConfig, HostContext)>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts the backend.
     fn start(&self, config: &XenConfig, context: &HostContext) -> Result<(), StartFailure> {
         let host = XenHost::start(config, &self.disks, context)?;
@@ -192,7 +193,7 @@ impl ServedInterface for ServedXen {
     }
 
     fn publish(&self) -> Result<(), StartFailure> {
-        let pending = self.pending().take();
+        let pending = self.pending.lock().take();
         if let Some((config, context)) = pending {
             self.start(&config, &context)?;
         }

@@ -1,8 +1,9 @@
 //! Opens the disks that Xen devices name.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use mqblk_core::lock::{RankedMutex, assert_may_wait};
 use mqblk_core::settings::Settings;
 use mqblk_engine::{AnyDisk, DiskHealth, ErrorPolicy, PlugOptions, QueueSettings, SharedQueueSettings};
 use mqblk_xen_server::{DeviceName, DiskBacking, Opener, Params, VbdSettings};
@@ -13,14 +14,14 @@ use crate::config::CacheMode;
 use crate::storage_backends::StorageBackends;
 
 /// A device's exclusive use of a disk of the configuration. Dropping it deactivates the disk and makes it available again.
-struct DiskUse(Arc<Mutex<Option<DeviceName>>>, Arc<AnyDisk>);
+struct DiskUse(Arc<RankedMutex<Option<DeviceName>>>, Arc<AnyDisk>);
 
 impl Drop for DiskUse {
     fn drop(&mut self) {
         if let Err(error) = self.1.deactivate() {
             tracing::error!("{error}");
         }
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.0.lock() = None;
     }
 }
 
@@ -33,7 +34,7 @@ struct OfferedDisk {
     settings: VbdSettings,
     queues: Arc<SharedQueueSettings>,
     attachment: Option<XenAttachment>,
-    used_by: Arc<Mutex<Option<DeviceName>>>,
+    used_by: Arc<RankedMutex<Option<DeviceName>>>,
 }
 
 impl OfferedDisk {
@@ -46,7 +47,7 @@ impl OfferedDisk {
             settings: vbd_settings(&disk.endpoint, disk.storage.cache == CacheMode::Writethrough),
             queues: Arc::clone(queues),
             attachment: disk.endpoint.attachment,
-            used_by: Arc::default(),
+            used_by: Arc::new(RankedMutex::leaf(None)),
         }
     }
 }
@@ -116,12 +117,17 @@ impl DiskOpener {
                 "params: found disk {id:?}, which is attached to domain {domid} by the daemon's configuration"
             ));
         }
-        let mut taken = disk.used_by.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = disk.used_by.lock();
         if let Some(other) = &*taken {
             return Err(format!("params: found disk {id:?}, which is attached as {other}, expected one that is not"));
         }
-        disk.disk.activate().map_err(|error| error.to_string())?;
         *taken = Some(name.clone());
+        drop(taken);
+        assert_may_wait("storage");
+        if let Err(error) = disk.disk.activate() {
+            *disk.used_by.lock() = None;
+            return Err(error.to_string());
+        }
         Ok(DiskBacking {
             id: id.to_owned(),
             storage: disk.storage.clone(),

@@ -6,10 +6,11 @@
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::{LockRank, RankedMutex, assert_may_wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recv, recvmsg, send};
@@ -81,11 +82,17 @@ pub fn connection_changes() -> u64 {
 }
 
 /// The channel from a device to its current frontend.
-#[derive(Default)]
 pub(crate) struct BackendChannel {
-    state: Mutex<ChannelState>,
+    state: RankedMutex<ChannelState>,
     /// Held during an exchange: a reply does not name its request.
-    exchange: Mutex<()>,
+    exchange: RankedMutex<()>,
+}
+
+impl Default for BackendChannel {
+    fn default() -> BackendChannel {
+        let exchange = RankedMutex::new(LockRank::FrontendExchange, ());
+        BackendChannel { state: RankedMutex::leaf(ChannelState::default()), exchange }
+    }
 }
 
 impl BackendChannel {
@@ -95,14 +102,14 @@ impl BackendChannel {
     }
 
     fn set(&self, state: ChannelState) {
-        *lock(&self.state) = state;
+        *self.state.lock() = state;
         CONNECTION_CHANGES.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Returns the negotiated protocol features, the socket, and whether the frontend has not read the last configuration: what
     /// [`restore`](Self::restore) needs.
     pub(crate) fn saved(&self) -> (u64, Option<Arc<OwnedFd>>, bool) {
-        let ChannelState { protocol_features, socket, config_stale, .. } = &*lock(&self.state);
+        let ChannelState { protocol_features, socket, config_stale, .. } = &*self.state.lock();
         (*protocol_features, socket.clone(), *config_stale)
     }
 
@@ -139,14 +146,14 @@ impl BackendChannel {
         match request {
             SET_PROTOCOL_FEATURES => {
                 if let Some([low, high]) = word(bytes, HEADER).zip(word(bytes, HEADER + 4)).map(<[u32; 2]>::from) {
-                    lock(&self.state).protocol_features = u64::from(low) | u64::from(high) << 32;
+                    self.state.lock().protocol_features = u64::from(low) | u64::from(high) << 32;
                 }
             }
             SET_BACKEND_REQ_FD => {
                 let socket = peek_descriptor(stream).map(Arc::new);
-                lock(&self.state).socket = socket;
+                self.state.lock().socket = socket;
             }
-            GET_CONFIG => lock(&self.state).config_stale = false,
+            GET_CONFIG => self.state.lock().config_stale = false,
             SET_VRING_ENABLE => self.resend_config_change(),
             _ => {}
         }
@@ -155,7 +162,7 @@ impl BackendChannel {
 
     /// Sends the message again when the device starts: QEMU ignores it before, and does not read the configuration again by itself.
     fn resend_config_change(&self) {
-        let connection = lock(&self.state);
+        let connection = self.state.lock();
         if connection.config_stale
             && let Some(socket) = usable_socket(&connection)
         {
@@ -165,16 +172,17 @@ impl BackendChannel {
 
     /// Returns true if a frontend is connected.
     pub(crate) fn is_connected(&self) -> bool {
-        lock(&self.state).connected
+        self.state.lock().connected
     }
 
     /// Sends CONFIG_CHANGE_MSG and waits at most `timeout` for the reply. Holds no lock that the control thread needs: the frontend
     /// sends GET_CONFIG before it replies.
     pub(crate) fn config_changed(&self, timeout: Duration) -> ConfigChangeResult {
         let until = Instant::now() + timeout;
-        let _exchange = lock(&self.exchange);
+        assert_may_wait("a frontend's reply");
+        let _exchange = self.exchange.lock();
         let (socket, replies) = {
-            let mut connection = lock(&self.state);
+            let mut connection = self.state.lock();
             if !connection.connected {
                 return ConfigChangeResult::NotConnected;
             }
@@ -271,10 +279,6 @@ fn peek_descriptors(stream: BorrowedFd<'_>) -> Option<Vec<OwnedFd>> {
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -419,7 +423,7 @@ mod tests {
     }
 
     fn fill(rig: &ChannelFixture) {
-        let connection = lock(&rig.requests.state);
+        let connection = rig.requests.state.lock();
         let socket = connection.socket.as_ref().unwrap();
         while send(&**socket, &config_change_message(0), SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok() {}
     }

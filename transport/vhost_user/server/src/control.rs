@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::LockRank;
 use mqblk_core::thread::spawn;
 use mqblk_engine::{EventFd, UringContext};
 use mqblk_virtio::VirtioDevice;
@@ -22,8 +23,8 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::backend_channel::CHECK_DEVICE_STATE;
 use crate::device_state;
-use crate::disks::SharedSession;
-use crate::server::{Shared, SharedConnection, lock};
+use crate::disks::{SharedSession, lock_session};
+use crate::server::{Shared, SharedConnection};
 use crate::session::{RETRY, Session};
 pub(crate) use idle::IdleDevice;
 use idle::{Accepted, WaitingFrontend};
@@ -91,7 +92,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     /// Returns true if there is no frontend, and nothing of an earlier one.
     fn is_idle(&mut self) -> bool {
         let has_frontend = self.current.is_some() || self.idle.waiting_frontend.is_some();
-        if has_frontend || self.shared.disks.is_draining() || lock(&self.shared.hold).is_some() {
+        if has_frontend || self.shared.disks.is_draining() || self.shared.hold.lock().is_some() {
             return false;
         }
         // They have ended but for their last steps.
@@ -110,7 +111,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         if self.is_stopped() {
             return;
         }
-        let hold = lock(&self.shared.hold).take();
+        let hold = self.shared.hold.lock().take();
         if let Some(hold) = hold {
             // What is ready is found again by the next turn.
             return self.hold(hold);
@@ -124,7 +125,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         self.start_waiting_queues();
         self.log_waiting_frontend();
         if let Some(current) = &self.current {
-            lock(&current.session).end_resume_if_due();
+            lock_session(&current.session).end_resume_if_due();
         }
         if ready.waiting_left {
             self.idle.waiting_frontend = None;
@@ -183,7 +184,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         fds.extend(self.idle.waiting_frontend.as_ref().map(|second| PollFd::new(&second.stream, PollFlags::RDHUP)));
         let waiting = self.current.as_ref().is_some_and(|connection| connection.waiting.is_some());
         let report = self.idle.waiting_frontend.as_ref().and_then(|second| second.log_at);
-        let resume = self.current.as_ref().and_then(|current| lock(&current.session).resume_deadline());
+        let resume = self.current.as_ref().and_then(|current| lock_session(&current.session).resume_deadline());
         let delays = report.into_iter().chain(resume).map(|at| at.saturating_duration_since(Instant::now()));
         let delays = delays.chain(connection_delay).chain(message_delay);
         let limit = waiting.then_some(RETRY).into_iter().chain(delays).min();
@@ -253,7 +254,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let shared: SharedSession = Arc::clone(&session) as SharedSession;
         self.shared.disks.set_session(Some(Arc::clone(&shared)));
         self.shared.backend_channel.on_connect();
-        *lock(&self.shared.connection) =
+        *self.shared.connection.lock() =
             Some(SharedConnection { stream: Arc::clone(&connection), session: shared, frontend, since, features });
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
         self.current = Some(Connection { stream: connection, session, handler, waiting: None });
@@ -261,7 +262,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
 
     /// Ends a connection that no session serves: its start panicked.
     fn forget_connection(&self) {
-        *lock(&self.shared.connection) = None;
+        *self.shared.connection.lock() = None;
         self.shared.backend_channel.on_disconnect();
         self.shared.disks.set_session(None);
     }
@@ -278,10 +279,14 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
             // Done first because `handle_request` locks the session.
             device_state::finish_transfer(session);
         }
-        match handler.handle_request() {
+        // Its methods lock the session.
+        let held = LockRank::Session.enter();
+        let handled = handler.handle_request();
+        drop(held);
+        match handled {
             Ok(()) => {
                 // Some messages get an error reply and the connection continues.
-                let complaint = lock(&connection.session).take_rejection();
+                let complaint = lock_session(&connection.session).take_rejection();
                 if let Some(why) = complaint {
                     tracing::warn!(disk = self.name(), "frontend's message declined: {why}");
                 }
@@ -294,7 +299,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     /// Updates `waiting`: true if queues wait for requests of an earlier connection or daemon.
     fn update_waiting(&mut self) {
         if let Some(connection) = &mut self.current {
-            let is_waiting = lock(&connection.session).is_waiting();
+            let is_waiting = lock_session(&connection.session).is_waiting();
             connection.waiting = is_waiting.then(|| connection.waiting.unwrap_or((Instant::now(), false)));
         }
     }
@@ -310,7 +315,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
                 "queues wait for the storage to end requests of an earlier connection, or of a daemon before this one"
             );
         }
-        let started = lock(&connection.session).start_waiting_queues();
+        let started = lock_session(&connection.session).start_waiting_queues();
         match started {
             Ok(()) => self.update_waiting(),
             Err(error) => self.disconnect(Some(&error)),
@@ -320,13 +325,13 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     /// Ends the connection, because of this error or a panic, and drains its queues. A new connection may arrive during the drain.
     fn disconnect(&mut self, error: Option<&Error>) {
         let Some(Connection { session, handler, .. }) = self.current.take() else { return };
-        *lock(&self.shared.connection) = None;
+        *self.shared.connection.lock() = None;
         self.shared.backend_channel.on_disconnect();
         self.shared.gate.set_tracked(None);
         self.shared.disks.begin_drain();
         drop(handler);
         {
-            let mut session = lock(&session);
+            let mut session = lock_session(&session);
             let why = match (error, session.take_rejection()) {
                 (_, Some(why)) => Some(why),
                 (Some(error), None) => (!is_hang_up(error)).then(|| error.to_string()),
@@ -346,12 +351,12 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
 
     /// Drains a session: for [`LOCK_SLICE`] here, so that the next frontend usually need not wait, then on a thread of its own.
     fn drain(&mut self, session: SharedSession) {
-        lock(&session).begin_drain();
-        if lock(&session).wait_drained(Some(Instant::now() + LOCK_SLICE)) {
+        lock_session(&session).begin_drain();
+        if lock_session(&session).wait_drained(Some(Instant::now() + LOCK_SLICE)) {
             return self.shared.disks.end_drain();
         }
         self.drains.retain(|drain| !drain.is_finished());
-        lock(&self.shared.draining).push(Arc::clone(&session));
+        self.shared.draining.lock().push(Arc::clone(&session));
         let (shared, inner, name) = (Arc::clone(&self.shared), Arc::clone(&session), self.name().to_owned());
         let wakeup = self.wakeup.clone();
         let work = move || {
@@ -376,7 +381,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
     /// Ends the thread. [`Server::stop`](crate::Server::stop) has drained the session.
     fn finish(mut self) {
         if let Some(Connection { session, .. }) = self.current.take() {
-            *lock(&self.shared.connection) = None;
+            *self.shared.connection.lock() = None;
             self.shared.backend_channel.on_disconnect();
             self.shared.disks.set_session(None);
             drop(session);
@@ -391,8 +396,8 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
 /// Waits until a draining session has no request in flight, or the server stops.
 fn drain_session(shared: &Shared, session: &SharedSession) {
     // Releases the lock between the waits: `Server::stop` needs it too.
-    while !lock(session).wait_drained(Some(Instant::now() + LOCK_SLICE)) && shared.stop_deadline().is_none() {}
-    lock(&shared.draining).retain(|other| !Arc::ptr_eq(other, session));
+    while !lock_session(session).wait_drained(Some(Instant::now() + LOCK_SLICE)) && shared.stop_deadline().is_none() {}
+    shared.draining.lock().retain(|other| !Arc::ptr_eq(other, session));
     shared.disks.end_drain();
 }
 

@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use vhost::vhost_user::message::VhostTransferStateDirection as Direction;
 
-use crate::server::{ServerOptions, lock};
+use crate::disks::lock_session;
+use crate::server::ServerOptions;
 use crate::session::Session;
 
 /// Format name and version of a document.
@@ -174,18 +175,18 @@ impl StateTransfer {
 /// timeout.
 pub(crate) fn finish_transfer<D: VirtioDevice<UringContext>>(session: &Mutex<Session<D>>) {
     let (transfer, device, options) = {
-        let mut session = lock(session);
+        let mut session = lock_session(session);
         let transfer = session.state_transfer().transfer.take();
         (transfer, Arc::clone(session.device()), Arc::clone(session.options()))
     };
     let result = match transfer {
         None => Err("found no transfer, expected SET_DEVICE_STATE_FD before".to_owned()),
         Some(transfer) => {
-            let read = transfer.end(options.drain_timeout, || lock(session).is_stopping());
+            let read = transfer.end(options.drain_timeout, || lock_session(session).is_stopping());
             read.and_then(|read| read.map_or(Ok(()), |read| load_state(session, &device, &options, read)))
         }
     };
-    lock(session).state_transfer().result = Some(result);
+    lock_session(session).state_transfer().result = Some(result);
 }
 
 fn load_state<D: VirtioDevice<UringContext>>(
@@ -194,7 +195,7 @@ fn load_state<D: VirtioDevice<UringContext>>(
     options: &ServerOptions,
     read: Vec<u8>,
 ) -> Result<(), String> {
-    lock(session).check_stopped()?;
+    lock_session(session).check_stopped()?;
     let len = read.len();
     let text =
         String::from_utf8(read).map_err(|error| format!("found bytes that are no text, expected JSON: {error}"))?;
@@ -210,7 +211,7 @@ fn load_state<D: VirtioDevice<UringContext>>(
         change.commit().map_err(|why| format!("host.{why}"))?;
     }
     apply()?;
-    lock(session).mark_resumed();
+    lock_session(session).mark_resumed();
     tracing::info!(disk = options.name, bytes = len, "the device's state has arrived");
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! The disks of a device, which can be added and removed while a frontend is connected.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use mqblk_core::DiskSlot;
+use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_engine::{
     AttachError, ClosingDisk, Coalesce, PollPolicy, QueueDisk, QueueMove, QueueSettings, SharedQueueSettings,
     WorkerError,
@@ -11,6 +12,9 @@ use mqblk_engine::{
 
 /// How long the close of a disk that nobody uses waits for a worker.
 const UNUSED_CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a change of settings waits for the session.
+const SETTING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval of the checks while a disk that is in use is closed.
 const CLOSE_CHECK: Duration = Duration::from_secs(1);
@@ -31,6 +35,8 @@ pub(crate) trait SessionQueues: Send {
     fn set_polling(&mut self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError>;
     /// Starts to drain all queues.
     fn begin_drain(&mut self);
+    /// As [`begin_drain`](Self::begin_drain), before another process serves the queues, or none: their requests do not wait for limits.
+    fn begin_end(&mut self);
     /// Waits until the draining queues have no request in flight, until `end` at most. Returns true if none is left.
     fn wait_drained(&mut self, end: Option<Instant>) -> bool;
     /// Stops waiting for the draining queues: their requests in flight never complete.
@@ -44,17 +50,32 @@ pub(crate) trait SessionQueues: Send {
 }
 
 /// A session as threads other than its control thread see it.
+///
+/// The crate `vhost` locks it too, so that it is a mutex of the standard library: [`lock_session`].
 pub(crate) type SharedSession = Arc<Mutex<dyn SessionQueues>>;
 
+/// Locks a session.
+pub(crate) fn lock_session<T: ?Sized>(session: &Mutex<T>) -> RankedGuard<'_, T> {
+    LockRank::Session.lock(session)
+}
+
+/// Locks the current session, if there is one. `None`: it is busy until `deadline`.
+fn lock_current(
+    current: Option<&SharedSession>,
+    deadline: Instant,
+) -> Option<Option<RankedGuard<'_, dyn SessionQueues + 'static>>> {
+    match current {
+        Some(session) => LockRank::Session.lock_until(session, deadline).map(Some),
+        None => Some(None),
+    }
+}
+
 /// The disks of a device, how its queues are served, and the session that uses them.
-///
-/// Lock order: `session`, then the session itself, then `list`.
-#[derive(Default)]
 pub(crate) struct DeviceDisks {
-    list: Mutex<Vec<QueueDisk>>,
-    session: Mutex<Option<SharedSession>>,
+    list: RankedMutex<Vec<QueueDisk>>,
+    session: RankedMutex<Option<SharedSession>>,
     /// Disconnected sessions with requests in flight: they still use the disks.
-    draining_sessions: Mutex<usize>,
+    draining_sessions: RankedMutex<usize>,
     drained: Condvar,
     queues: SharedQueueSettings,
 }
@@ -62,7 +83,13 @@ pub(crate) struct DeviceDisks {
 impl DeviceDisks {
     pub(crate) fn new(list: Vec<QueueDisk>, queues: QueueSettings) -> DeviceDisks {
         let queues = SharedQueueSettings::new(queues);
-        DeviceDisks { list: Mutex::new(list), queues, ..DeviceDisks::default() }
+        DeviceDisks {
+            list: RankedMutex::leaf(list),
+            session: RankedMutex::new(LockRank::DeviceSession, None),
+            draining_sessions: RankedMutex::leaf(0),
+            drained: Condvar::new(),
+            queues,
+        }
     }
 
     /// Returns how the queues are served.
@@ -72,35 +99,35 @@ impl DeviceDisks {
 
     /// Returns the current disks.
     pub(crate) fn list(&self) -> Vec<QueueDisk> {
-        lock(&self.list).clone()
+        self.list.lock().clone()
     }
 
     /// Sets the current session.
     pub(crate) fn set_session(&self, session: Option<SharedSession>) {
-        *lock(&self.session) = session;
+        *self.session.lock() = session;
     }
 
     /// Detaches the current session, which has disconnected and drains: it gets no further disks.
     pub(crate) fn begin_drain(&self) {
-        *lock(&self.draining_sessions) += 1;
-        *lock(&self.session) = None;
+        *self.draining_sessions.lock() += 1;
+        *self.session.lock() = None;
     }
 
     /// Ends a drain: the session has no request in flight.
     pub(crate) fn end_drain(&self) {
-        *lock(&self.draining_sessions) -= 1;
+        *self.draining_sessions.lock() -= 1;
         self.drained.notify_all();
     }
 
     /// Returns true while sessions of earlier connections have requests in flight.
     pub(crate) fn is_draining(&self) -> bool {
-        *lock(&self.draining_sessions) > 0
+        *self.draining_sessions.lock() > 0
     }
 
     pub(crate) fn open(&self, disk: QueueDisk) -> Result<(), AttachError> {
-        let current = lock(&self.session);
+        let current = self.session.lock();
         // Locked until the disk is in the list: a queue that starts in between would not have it.
-        let mut session = current.as_ref().map(|session| lock(session));
+        let mut session = current.as_ref().map(|session| lock_session(session));
         if let Some(session) = &mut session
             && let Err(error) = session.open_disk(&disk)
         {
@@ -110,30 +137,33 @@ impl DeviceDisks {
             session.end_close_disk(disk.slot);
             return Err(error);
         }
-        lock(&self.list).push(disk);
+        self.list.lock().push(disk);
         Ok(())
     }
 
     pub(crate) fn close(&self, slot: DiskSlot) {
-        let current = lock(&self.session);
+        let current = self.session.lock();
         // Locked until the disk is off the list: a queue that starts in between would have it.
-        let mut session = current.as_ref().map(|session| lock(session));
-        lock(&self.list).retain(|disk| disk.slot != slot);
+        let mut session = current.as_ref().map(|session| lock_session(session));
+        self.list.lock().retain(|disk| disk.slot != slot);
         let closing = session.as_mut().map_or_else(Vec::new, |session| session.begin_close_disk(slot));
         drop(session);
         let left = current.clone();
         drop(current);
         // Without a lock: storage may take for ever, and the frontend's messages must be answered.
         closing.iter().for_each(|disk| while !disk.wait(CLOSE_CHECK) {});
-        left.iter().for_each(|session| lock(session).end_close_disk(slot));
-        let draining = lock(&self.draining_sessions);
-        drop(self.drained.wait_while(draining, |count| *count > 0));
+        left.iter().for_each(|session| lock_session(session).end_close_disk(slot));
+        let draining = self.draining_sessions.lock();
+        drop(draining.wait_while(&self.drained, |count| *count > 0));
     }
 
     pub(crate) fn move_queue(&self, queue: u16, worker: usize, timeout: Duration) -> Result<QueueMove, String> {
-        let current = lock(&self.session);
-        // Locked until the worker is recorded: a queue that starts in between would begin at the one of before.
-        let mut session = current.as_ref().map(|session| lock(session));
+        let deadline = Instant::now() + timeout;
+        let Some(current) = self.session.lock_until(deadline) else { return Ok(QueueMove::Busy) };
+        // Locked until the worker is recorded: a queue that starts in between would begin at the one of before. A message of the frontend that
+        // waits for storage has the session, too.
+        let Some(mut session) = lock_current(current.as_ref(), deadline) else { return Ok(QueueMove::Busy) };
+        let timeout = deadline.saturating_duration_since(Instant::now());
         let moved =
             session.as_mut().map_or(Ok(QueueMove::AtStart), |session| session.move_queue(queue, worker, timeout))?;
         if moved != QueueMove::Busy {
@@ -142,21 +172,23 @@ impl DeviceDisks {
         Ok(moved)
     }
 
-    pub(crate) fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError> {
-        let current = lock(&self.session);
+    pub(crate) fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
+        let busy = || {
+            let seconds = SETTING_TIMEOUT.as_secs();
+            format!("a message of its frontend waits for storage for more than {seconds} s; try again")
+        };
+        let deadline = Instant::now() + SETTING_TIMEOUT;
         // Locked, as while a queue moves.
-        let mut session = current.as_ref().map(|session| lock(session));
+        let current = self.session.lock_until(deadline).ok_or_else(busy)?;
+        let mut session = lock_current(current.as_ref(), deadline).ok_or_else(busy)?;
         self.queues.set_polling(poll, coalesce);
-        session.as_mut().map_or(Ok(()), |session| session.set_polling(poll, coalesce))
+        let set = session.as_mut().map_or(Ok(()), |session| session.set_polling(poll, coalesce));
+        set.map_err(|error| error.to_string())
     }
 
     pub(crate) fn refresh(&self, slot: DiskSlot) {
-        if let Some(session) = &*lock(&self.session) {
-            lock(session).refresh_disk(slot);
+        if let Some(session) = &*self.session.lock() {
+            lock_session(session).refresh_disk(slot);
         }
     }
-}
-
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

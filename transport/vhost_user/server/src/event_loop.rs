@@ -9,16 +9,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::thread::spawn;
 use mqblk_engine::EventFd;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
-
-use crate::server::lock;
 
 /// The events of one turn.
 const BATCH: usize = 64;
@@ -27,7 +26,8 @@ const OWN_KEY: u64 = 0;
 /// The pause after a failure that has no known end.
 const FAILURE_PAUSE: Duration = Duration::from_millis(100);
 
-static CURRENT: Mutex<Weak<EventLoop>> = Mutex::new(Weak::new());
+/// Locked while the thread is started.
+static CURRENT: RankedMutex<Weak<EventLoop>> = RankedMutex::new(LockRank::EventLoop, Weak::new());
 
 /// A device that is watched.
 pub(crate) trait WatchedDevice: Send + Sync {
@@ -46,7 +46,7 @@ struct LoopState {
     epoll: OwnedFd,
     wakeup: EventFd,
     stopped: AtomicBool,
-    devices: Mutex<Devices>,
+    devices: RankedMutex<Devices>,
 }
 
 #[derive(Default)]
@@ -68,7 +68,7 @@ impl EventLoop {
     /// # Errors
     /// When the host refuses a descriptor or the thread.
     pub(crate) fn of_this_process() -> io::Result<Arc<EventLoop>> {
-        let mut current = lock(&CURRENT);
+        let mut current = CURRENT.lock();
         if let Some(running) = current.upgrade() {
             return Ok(running);
         }
@@ -81,7 +81,12 @@ impl EventLoop {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wakeup = EventFd::new()?;
         epoll::add(&epoll, &wakeup, epoll::EventData::new_u64(OWN_KEY), epoll::EventFlags::IN)?;
-        let state = Arc::new(LoopState { epoll, wakeup, stopped: AtomicBool::new(false), devices: Mutex::default() });
+        let state = Arc::new(LoopState {
+            epoll,
+            wakeup,
+            stopped: AtomicBool::new(false),
+            devices: RankedMutex::new(LockRank::WatchedDevices, Devices::default()),
+        });
         let of_thread = Arc::clone(&state);
         let thread = spawn("listener", move || of_thread.run())?;
         Ok(EventLoop { state, thread: Some(thread) })
@@ -96,7 +101,7 @@ impl EventLoop {
         listener: Arc<UnixListener>,
         device: Arc<dyn WatchedDevice>,
     ) -> io::Result<Registration> {
-        let mut devices = lock(&self.state.devices);
+        let mut devices = self.state.devices.lock();
         devices.last_key += 1;
         let key = devices.last_key;
         let nothing = epoll::EventFlags::ONESHOT;
@@ -134,7 +139,7 @@ impl Drop for Registration {
         let state = &self.events.state;
         // The listener may live on in another process, and would still be reported here.
         let _ = epoll::delete(&state.epoll, &*self.listener);
-        let device = lock(&state.devices).by_key.remove(&self.key);
+        let device = state.devices.lock().by_key.remove(&self.key);
         // Outside of the lock: it may be the last reference.
         drop(device);
     }
@@ -176,7 +181,7 @@ impl LoopState {
     }
 
     fn arrives(&self, key: u64, retries: &mut BTreeSet<(Instant, u64)>) {
-        let Some(device) = lock(&self.devices).by_key.get(&key).cloned() else { return };
+        let Some(device) = self.devices.lock().by_key.get(&key).cloned() else { return };
         let retry = catch_unwind(AssertUnwindSafe(|| device.frontend_arrives())).unwrap_or_else(|_| {
             tracing::error!("the thread of all listening sockets panicked, which is a bug: a frontend waits");
             Some(Instant::now() + FAILURE_PAUSE)
@@ -188,6 +193,7 @@ impl LoopState {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
@@ -204,8 +210,8 @@ mod tests {
 
     impl WatchedDevice for ToldDevice {
         fn frontend_arrives(&self) -> Option<Instant> {
-            let retry = lock(&self.retry).take();
-            lock(&self.told).send(()).unwrap();
+            let retry = self.retry.lock().unwrap().take();
+            self.told.lock().unwrap().send(()).unwrap();
             if retry == Some(Duration::MAX) {
                 panic!("as the test wants it");
             }
@@ -237,7 +243,7 @@ mod tests {
         }
         // Tried again without an event, also after a panic.
         for retry in [SHORT, Duration::MAX] {
-            *lock(&device.retry) = Some(retry);
+            *device.retry.lock().unwrap() = Some(retry);
             registration.watch().unwrap();
             told.recv_timeout(LONG).unwrap();
             told.recv_timeout(LONG).unwrap();
@@ -245,7 +251,7 @@ mod tests {
         }
         // Another one is told meanwhile.
         let (_other, of_second, second_told) = super::tests::device(&events, &second);
-        *lock(&device.retry) = Some(LONG);
+        *device.retry.lock().unwrap() = Some(LONG);
         registration.watch().unwrap();
         told.recv_timeout(LONG).unwrap();
         of_second.watch().unwrap();

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use crate::disks::DeviceDisks;
 
 /// Closed while requests of an earlier connection are in flight, and once the server stops.
-#[derive(Default)]
 pub(crate) struct StartGate {
     stopping: AtomicBool,
     /// See [`tracked`](Self::tracked).
@@ -16,7 +15,7 @@ pub(crate) struct StartGate {
 
 impl StartGate {
     pub(crate) fn new(disks: Arc<DeviceDisks>) -> StartGate {
-        StartGate { disks, ..StartGate::default() }
+        StartGate { stopping: AtomicBool::new(false), tracked: AtomicU8::new(0), disks }
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -8,14 +8,16 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
+
+use mqblk_core::lock::{RankedGuard, RankedMutex};
 
 use crate::listen::{ListenSocket, SocketAccess, SocketError};
 
 /// What a path begins with that names a socket which the process was started with.
 pub const PASSED_PREFIX: &str = "fd:";
 
-static PREPARED: LazyLock<Mutex<Prepared>> = LazyLock::new(Mutex::default);
+static PREPARED: LazyLock<RankedMutex<Prepared>> = LazyLock::new(|| RankedMutex::leaf(Prepared::default()));
 
 #[derive(Default)]
 struct Prepared {
@@ -44,8 +46,8 @@ impl Passed {
     }
 }
 
-fn prepared() -> MutexGuard<'static, Prepared> {
-    PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
+fn prepared() -> RankedGuard<'static, Prepared> {
+    PREPARED.lock()
 }
 
 fn is_same_socket(one: &Path, other: &Path) -> bool {

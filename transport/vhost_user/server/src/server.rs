@@ -5,20 +5,21 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::{BudgetUse, DiskSlot, TenantBudget};
 use mqblk_engine::{
     AttachError, Coalesce, Engine, FixedBufferUse, PollPolicy, QueueDisk, QueueId, QueueMove, QueueSettings,
-    QueueStats, StatsRegistry, UringContext, WorkerError, WorkerStats,
+    QueueStats, StatsRegistry, UringContext, WorkerStats,
 };
 use mqblk_virtio::VirtioDevice;
 
 use crate::backend_channel::{BackendChannel, ConfigChangeResult};
 use crate::control::{DeviceControl, DevicePlace, IdleDevice};
 use crate::device_state::HostState;
-use crate::disks::{DeviceDisks, SharedSession};
+use crate::disks::{DeviceDisks, SharedSession, lock_session};
 use crate::event_loop::EventLoop;
 use crate::gate::StartGate;
 use crate::hand_over::HoldRequest;
@@ -64,7 +65,7 @@ pub struct Server {
     pub(crate) shared: Arc<Shared>,
     pub(crate) control: Arc<dyn DeviceControl>,
     /// While in standby.
-    pub(crate) standby: Mutex<Option<Standby>>,
+    pub(crate) standby: RankedMutex<Option<Standby>>,
     listener: Weak<UnixListener>,
     /// This process has made the file of the socket.
     pub(crate) owns_file: AtomicBool,
@@ -87,20 +88,20 @@ pub(crate) enum Standby {
 pub(crate) struct Shared {
     pub(crate) gate: Arc<StartGate>,
     /// The current connection.
-    pub(crate) connection: Mutex<Option<SharedConnection>>,
+    pub(crate) connection: RankedMutex<Option<SharedConnection>>,
     /// Disconnected sessions with requests in flight.
-    pub(crate) draining: Mutex<Vec<SharedSession>>,
+    pub(crate) draining: RankedMutex<Vec<SharedSession>>,
     /// The server has stopped: the control thread ends.
     pub(crate) stopped: AtomicBool,
     /// When a stop gives up waiting for storage.
-    stop_deadline: Mutex<Option<Instant>>,
+    stop_deadline: RankedMutex<Option<Instant>>,
     pub(crate) stats: Arc<StatsRegistry>,
     pub(crate) disks: Arc<DeviceDisks>,
     pub(crate) backend_channel: BackendChannel,
     /// Another process still serves the device.
     pub(crate) stands_by: AtomicBool,
     /// Another process takes the device.
-    pub(crate) hold: Mutex<Option<HoldRequest>>,
+    pub(crate) hold: RankedMutex<Option<HoldRequest>>,
 }
 
 /// A connection and its session.
@@ -131,12 +132,8 @@ pub struct Frontend {
 impl Shared {
     /// Returns when a stop gives up waiting for storage; `None` before a stop.
     pub(crate) fn stop_deadline(&self) -> Option<Instant> {
-        *lock(&self.stop_deadline)
+        *self.stop_deadline.lock()
     }
-}
-
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {
@@ -170,15 +167,15 @@ impl Server {
         let disks = Arc::new(DeviceDisks::new(disks, queues));
         let shared = Arc::new(Shared {
             gate: Arc::new(StartGate::new(Arc::clone(&disks))),
-            connection: Mutex::default(),
-            draining: Mutex::default(),
+            connection: RankedMutex::leaf(None),
+            draining: RankedMutex::leaf(Vec::new()),
             stopped: AtomicBool::new(false),
-            stop_deadline: Mutex::default(),
+            stop_deadline: RankedMutex::leaf(None),
             stats: Arc::new(StatsRegistry::new(device.num_queues().into())),
             disks,
             backend_channel: BackendChannel::default(),
             stands_by: AtomicBool::new(options.standby),
-            hold: Mutex::default(),
+            hold: RankedMutex::leaf(None),
         });
         let (listens, owns_file) = (listener.downgrade(), AtomicBool::new(listener.owns_file()));
         let budget = Arc::clone(&options.sharing.budget);
@@ -190,7 +187,7 @@ impl Server {
         if !stands_by {
             tracing::info!(disk = name, socket = %socket.display(), "listening");
         }
-        let standby = Mutex::new(stands_by.then_some(Standby::Empty));
+        let standby = RankedMutex::new(LockRank::Standby, stands_by.then_some(Standby::Empty));
         let has_stopped = AtomicBool::new(false);
         Ok(Server {
             shared,
@@ -265,8 +262,9 @@ impl Server {
     /// Changes how the request queues are polled, and how their calls are coalesced: of those that are served, and of those that start.
     ///
     /// # Errors
-    /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already.
-    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), WorkerError> {
+    /// When a worker has ended, or does not respond: it uses the new ones when it does. The others use them already. When a message of the
+    /// frontend waits for storage: nothing is changed.
+    pub fn set_polling(&self, poll: PollPolicy, coalesce: Coalesce) -> Result<(), String> {
         self.shared.disks.set_polling(poll, coalesce)
     }
 
@@ -287,7 +285,7 @@ impl Server {
 
     /// Returns the connected frontend.
     pub fn frontend(&self) -> Option<Frontend> {
-        let connection = lock(&self.shared.connection);
+        let connection = self.shared.connection.lock();
         let SharedConnection { frontend, since, features, .. } = connection.as_ref()?;
         Some(Frontend {
             pid: *frontend,
@@ -306,10 +304,10 @@ impl Server {
     /// drain at once.
     pub fn begin_stop(&self) {
         self.shared.gate.stop();
-        lock(&self.shared.stop_deadline).get_or_insert_with(|| Instant::now() + self.drain_timeout);
-        let connected = lock(&self.shared.connection).clone();
+        self.shared.stop_deadline.lock().get_or_insert_with(|| Instant::now() + self.drain_timeout);
+        let connected = self.shared.connection.lock().clone();
         if let Some(SharedConnection { session, .. }) = connected {
-            lock(&session).begin_drain();
+            lock_session(&session).begin_end();
         }
     }
 
@@ -321,13 +319,16 @@ impl Server {
         }
         self.begin_stop();
         let end = self.shared.stop_deadline();
-        for session in lock(&self.shared.draining).clone() {
+        // Not in the loop's head: the lock would be held in its body.
+        let draining = self.shared.draining.lock().clone();
+        for session in draining {
+            lock_session(&session).begin_end();
             drain_or_freeze(&session, end);
         }
-        let connected = lock(&self.shared.connection).clone();
+        let connected = self.shared.connection.lock().clone();
         if let Some(SharedConnection { session, .. }) = &connected {
             // Queues may have started after `begin_stop` read the connection.
-            lock(session).begin_drain();
+            lock_session(session).begin_end();
             drain_or_freeze(session, end);
         }
         self.shared.stopped.store(true, Ordering::SeqCst);
@@ -346,7 +347,7 @@ impl Server {
 
 /// Waits until `end` for a draining session, and freezes the requests that remain.
 fn drain_or_freeze(session: &SharedSession, end: Option<Instant>) {
-    let mut session = lock(session);
+    let mut session = lock_session(session);
     if !session.wait_drained(end) {
         session.freeze();
     }

@@ -6,14 +6,15 @@
 //! eventfd with value 1), so one kick says nothing about the guest. Other VMMs (cloud-hypervisor) refuse private memory.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::thread::spawn;
 use mqblk_engine::{Engine, QueueStats, StatsRegistry, WorkerStats};
 
-use crate::server::{ServerOptions, lock};
+use crate::server::ServerOptions;
 
 /// Advice for the log: how to share guest memory.
 pub(crate) const SHARE_HINT: &str = "give the VM shared memory (QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on \
@@ -33,7 +34,7 @@ const GUEST_KICKED: u64 = 2;
 
 /// The statistics that the checks of all connections of an engine share: a worker copies those of all its queues, which would take all its time if
 /// hundreds of guests that boot asked it, each for itself.
-static RECENT: Mutex<Option<RecentStats>> = Mutex::new(None);
+static RECENT: RankedMutex<Option<RecentStats>> = RankedMutex::new(LockRank::SharedStats, None);
 
 struct RecentStats {
     engine: Weak<Engine>,
@@ -44,7 +45,7 @@ struct RecentStats {
 
 /// Returns the statistics of the workers, at most [`CHECK_INTERVAL`] old. `None` if a worker does not respond.
 fn recent_stats(engine: &Arc<Engine>) -> Option<Arc<Vec<WorkerStats>>> {
-    let mut recent = lock(&RECENT);
+    let mut recent = RECENT.lock();
     let is_recent = |recent: &&RecentStats| {
         std::ptr::eq(recent.engine.as_ptr(), Arc::as_ptr(engine)) && recent.read.elapsed() < CHECK_INTERVAL
     };

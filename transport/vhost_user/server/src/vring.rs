@@ -339,8 +339,8 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
         applied.map_err(|gone| gone.to_string())
     }
 
-    /// Stops pulling requests. Requests parked at a stopped disk fail, unless `resumes` (the driver continues with the next backend) and
-    /// the in-flight region tracks them: then the next backend replays them.
+    /// Stops pulling requests. Requests parked at a stopped disk fail, and those that wait for a limit are served as it allows, unless
+    /// `resumes` (the driver continues with the next backend) and the in-flight region tracks them: then the next backend replays them.
     pub(crate) fn begin_drain(&mut self, name: &str, resumes: bool) {
         let Some(attached) = self.attached.take() else { return };
         let drained = match resumes && self.tracked {
@@ -353,6 +353,15 @@ impl<Q: VirtioQueue<UringContext>> Vring<Q> {
                 self.draining = Some(DrainingVring { queue, since, next_log: since + DRAIN_LOG_INTERVAL });
             }
             Err(gone) => tracing::error!(disk = name, queue = self.index, "{gone}"),
+        }
+    }
+
+    /// Lets the requests of a draining queue pass that wait for a limit and that nobody would replay: this process serves the queue no more.
+    pub(crate) fn pass_throttled(&self, name: &str) {
+        if let Some(drain) = self.draining.as_ref().filter(|_| !self.tracked)
+            && let Err(gone) = drain.queue.pass_throttled()
+        {
+            tracing::error!(disk = name, queue = self.index, "{gone}");
         }
     }
 

@@ -9,11 +9,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::GrantBudget;
+use mqblk_core::lock::RankedMutex;
 use mqblk_core::thread::spawn;
 use mqblk_core::{RateLimit, TokenBucket};
 use mqblk_engine::{Engine, EventFd};
@@ -102,7 +103,7 @@ pub struct Backend {
     stop: Arc<AtomicBool>,
     wakeup: EventFd,
     drain_timeout: Duration,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: RankedMutex<Option<JoinHandle<()>>>,
 }
 
 impl Backend {
@@ -116,7 +117,7 @@ impl Backend {
         let store = watcher.connect()?;
         let (shared, stop, wakeup) = (Arc::clone(&watcher.shared), Arc::clone(&watcher.stop), watcher.wakeup.clone());
         let thread = spawn("xen-watch", move || watcher.run(store))?;
-        Ok(Backend { shared, stop, wakeup, drain_timeout, thread: Mutex::new(Some(thread)) })
+        Ok(Backend { shared, stop, wakeup, drain_timeout, thread: RankedMutex::leaf(Some(thread)) })
     }
 
     /// Returns the devices with open disks, sorted by name.
@@ -132,7 +133,7 @@ impl Backend {
     /// Detaches all rings and closes the disks. Xenstore is unchanged: frontends notice nothing, and the next process resumes the
     /// rings. Requests that storage has not completed within the drain timeout are left to it.
     pub fn stop(&self) {
-        let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Some(thread) = self.thread.lock().take() else { return };
         self.shared.stop_deadline.get_or_init(|| Instant::now() + self.drain_timeout);
         self.stop.store(true, Ordering::SeqCst);
         self.wakeup.signal();
@@ -454,10 +455,10 @@ impl Watcher {
         let (shared, sender, wakeup) = (Arc::clone(&self.shared), self.result_sender.clone(), self.wakeup.clone());
         let name = format!("vbd-{}-{}", key.0.0, key.1);
         // Recovers the device if the thread cannot be started.
-        let slot = Arc::new(Mutex::new(Some(device)));
+        let slot = Arc::new(RankedMutex::leaf(Some(device)));
         let (inner, is_stop) = (Arc::clone(&slot), matches!(task, DeviceTask::Stop));
         let work = Arc::new(move || {
-            let taken = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let taken = inner.lock().take();
             let Some(mut device) = taken else { return };
             let ended = match catch_unwind(AssertUnwindSafe(|| device.run_task(&shared, phase, &task))) {
                 Ok(phase) => TaskResult { key, phase, device: Some(device) },
@@ -476,7 +477,7 @@ impl Watcher {
             }
             Err(error) => {
                 tracing::error!(device = ?key, "will retry: {error}");
-                let device = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let device = slot.lock().take();
                 if let Some(watched) = self.devices.get_mut(&key) {
                     (watched.device, watched.busy) = (device, false);
                 }

@@ -492,16 +492,17 @@ impl Device {
         Arc::new(move |ring, why| {
             tracing::warn!(device = %name, ring, "ring retired: {why}");
             let (error, xen, text) = (error.clone(), Arc::clone(&xen), format!("{EINVAL} ring {ring}: {why}"));
+            let of_thread = name.clone();
             let spawned = spawn_connector("vbd-error", move || {
                 let written = xen.store().map_err(|error| error.to_string());
                 let written =
                     written.and_then(|mut store| store.write(&error, &text).map_err(|error| error.to_string()));
                 if let Err(error) = written {
-                    tracing::warn!("cannot write the error node: {error}");
+                    tracing::warn!(device = %of_thread, "cannot write the error node: {error}");
                 }
             });
             if let Err(error) = spawned {
-                tracing::warn!("cannot write the error node: {error}");
+                tracing::warn!(device = %name, "cannot write the error node: {error}");
             }
         })
     }

@@ -1,10 +1,11 @@
 //! Statistics of a served device, readable from any thread.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use mqblk_blkif::{BlkifQueue, GrantCounters, Vbd};
 use mqblk_core::counters::QueueCounters;
+use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_core::{ByteLen, DiskSlot};
 use mqblk_engine::{
     AnyDisk, Coalesce, Detached, DiskHealth, Draining, Engine, MoveResult, PlugOptions, PollPolicy, QueueHandle,
@@ -38,9 +39,9 @@ pub struct DeviceStats {
     pub health: Arc<DiskHealth>,
     queues: Arc<SharedQueueSettings>,
     registry: StatsRegistry,
-    rings: Mutex<AttachedRings>,
+    rings: RankedMutex<AttachedRings>,
     /// The device keeps the disk open.
-    disk: Mutex<Option<Weak<AnyDisk>>>,
+    disk: RankedMutex<Option<Weak<AnyDisk>>>,
 }
 
 impl DeviceStats {
@@ -53,12 +54,13 @@ impl DeviceStats {
         queues: Arc<SharedQueueSettings>,
     ) -> DeviceStats {
         let registry = StatsRegistry::new(queues.get().map.len());
-        let (rings, disk) = (Mutex::default(), Mutex::default());
+        let rings = RankedMutex::new(LockRank::XenRings, AttachedRings::default());
+        let disk = RankedMutex::leaf(None);
         DeviceStats { name, id, storage, plug, health, queues, registry, rings, disk }
     }
 
-    fn lock(&self) -> MutexGuard<'_, AttachedRings> {
-        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> RankedGuard<'_, AttachedRings> {
+        self.rings.lock()
     }
 
     /// Returns the statistics of each ring since the disk was opened, from the workers' statistics. `None` if a ring was attached or
@@ -180,12 +182,12 @@ impl DeviceStats {
 
     /// Registers the open disk.
     pub(crate) fn set_disk(&self, disk: &Arc<AnyDisk>) {
-        *self.disk.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(disk));
+        *self.disk.lock() = Some(Arc::downgrade(disk));
     }
 
     /// Returns the disk, while it is open.
     pub fn disk(&self) -> Option<Arc<AnyDisk>> {
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
+        self.disk.lock().as_ref()?.upgrade()
     }
 
     /// Sets the size against which rings validate requests.

@@ -1,21 +1,28 @@
 //! Registry of the devices with open disks.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_engine::{QueuePlacement, SharedQueueSettings};
 
 use crate::device_stats::DeviceStats;
 
 /// The devices with open disks, and the workers of their rings.
-#[derive(Default)]
 pub(crate) struct DeviceRegistry {
-    devices: Mutex<Vec<Arc<DeviceStats>>>,
-    placement: Mutex<Option<QueuePlacement>>,
+    devices: RankedMutex<Vec<Arc<DeviceStats>>>,
+    placement: RankedMutex<Option<QueuePlacement>>,
+}
+
+impl Default for DeviceRegistry {
+    fn default() -> DeviceRegistry {
+        let placement = RankedMutex::new(LockRank::Placement, None);
+        DeviceRegistry { devices: RankedMutex::leaf(Vec::new()), placement }
+    }
 }
 
 impl DeviceRegistry {
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<DeviceStats>>> {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> RankedGuard<'_, Vec<Arc<DeviceStats>>> {
+        self.devices.lock()
     }
 
     pub(crate) fn add(&self, stats: &Arc<DeviceStats>) {
@@ -36,7 +43,7 @@ impl DeviceRegistry {
     /// Assigns each ring that a disk may have to a worker.
     pub(crate) fn assign_rings(&self, queues: &SharedQueueSettings, rings: usize, workers: usize) {
         let mut map: Vec<u16> = queues.get().map.iter().take(rings).map(|worker| *worker as u16).collect();
-        let mut placement = self.placement.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut placement = self.placement.lock();
         let placement =
             placement.get_or_insert_with(|| QueuePlacement::new(u16::try_from(workers).unwrap_or(u16::MAX)));
         // They come and go.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_engine::QueuePlacement;
@@ -10,7 +11,7 @@ use super::super::controller::Controller;
 use super::super::controller_keys::ControllerKeys;
 use super::super::lun_keys::find_controller;
 use super::super::state::AddedController;
-use super::{LunEntry, Luns, lock};
+use super::{LunEntry, Luns};
 use crate::cpus::Cpus;
 use crate::flush::flush_all;
 use crate::interface::{ChangeSource, DeviceKeys as _, IsTaken, ResolveContext};
@@ -20,7 +21,7 @@ use crate::resolve::{Claim, claimed_error};
 impl Luns {
     /// Returns the controllers, in the order in which they came.
     pub(crate) fn controllers(&self) -> Vec<Arc<Controller>> {
-        lock(&self.controllers).clone()
+        self.controllers.lock().clone()
     }
 
     /// Returns the controller `id`.
@@ -55,26 +56,31 @@ impl Luns {
         let (mut keys, claims) = self.claim_controller(settings, is_taken, source)?;
         let id = keys.id().to_owned();
         let release = |error: ChangeError| {
-            let mut names = lock(&self.host.names);
-            claims.iter().for_each(|claim| names.release(claim));
+            self.release(&claims);
             error
         };
         // On a copy: the real one counts it when it is served.
-        let mut placement: QueuePlacement = lock(&self.host.placement).clone();
+        let mut placement: QueuePlacement = self.host.placement.lock().clone();
         keys.assign_queues(&mut placement).map_err(|error| release(error.into()))?;
         let config = keys.finish(Vec::new()).map_err(|error| release(error.into()))?;
-        let number = lock(&self.controllers).iter().map(|controller| controller.number() + 1).max().unwrap_or(0);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let controller = Controller::start(&config, number, &[], &self.host);
         let controller = controller.map_err(|error| release(ChangeError::Failed(error.to_string())))?;
         controller.migration().set_luns(Arc::downgrade(self));
-        lock(&self.host.placement).place(&worker_map(&controller));
-        lock(&self.controllers).push(Arc::new(controller));
+        self.host.placement.lock().place(&worker_map(&controller));
+        // Before it can be found: whoever removes it records that after this.
         if source == ChangeSource::RunTime {
             self.save(|state| state.add_controller(AddedController::new(&id, settings)));
         }
         self.host.kept.forget(&id);
+        self.controllers.lock().push(Arc::new(controller));
         tracing::info!(controller = id, "controller added");
         Ok(id)
+    }
+
+    fn release(&self, claims: &[Claim]) {
+        let mut names = self.host.names.lock();
+        claims.iter().for_each(|claim| names.release(claim));
     }
 
     /// Checks the settings of a controller, and reserves its id and its socket.
@@ -86,18 +92,22 @@ impl Luns {
     ) -> Result<(ControllerKeys, Vec<Claim>), ChangeError> {
         // Asked now: it takes milliseconds, in which a daemon that starts would keep guests waiting.
         let cpus = Cpus::of_this_host();
-        let mut names = lock(&self.host.names);
         let kinds = self.host.storages.kinds();
-        let keys = names.attempt(|names| {
-            let mut context = ResolveContext { cpus: &cpus, kinds: &kinds, names, saved: None };
-            let keys = ControllerKeys::take(settings.clone(), &mut context, settings.subject().to_owned())?;
-            if is_taken(keys.id()) {
-                return Err(claimed_error(settings, "id", keys.id(), &format!("disk or LUN {:?}", keys.id())));
-            }
-            Ok(keys)
-        })?;
-        let (claims, owner) = (keys.claims(), format!("controller {:?}", keys.id()));
-        claims.iter().for_each(|claim| names.insert(claim, &owner));
+        let (keys, claims) = {
+            let mut names = self.host.names.lock();
+            let keys = names.attempt(|names| {
+                let mut context = ResolveContext { cpus: &cpus, kinds: &kinds, names, saved: None };
+                ControllerKeys::take(settings.clone(), &mut context, settings.subject().to_owned())
+            })?;
+            let (claims, owner) = (keys.claims(), format!("controller {:?}", keys.id()));
+            claims.iter().for_each(|claim| names.insert(claim, &owner));
+            (keys, claims)
+        };
+        // After the id is claimed, and without a lock: of two that add it at once, the later one sees the other.
+        if is_taken(keys.id()) {
+            self.release(&claims);
+            return Err(claimed_error(settings, "id", keys.id(), &format!("disk or LUN {:?}", keys.id())).into());
+        }
         Ok((if source == ChangeSource::RunTime { keys.added() } else { keys }, claims))
     }
 
@@ -118,8 +128,8 @@ impl Luns {
         // Waits for a guest that arrives at this moment.
         controller.migration().set_luns(std::sync::Weak::new());
         let own: Vec<LunEntry> = self.table().extract_if(.., |lun| lun.is_of(&controller)).collect();
-        lock(&self.controllers).retain(|other| !Arc::ptr_eq(other, &controller));
-        lock(&self.host.placement).remove(&worker_map(&controller));
+        self.controllers.lock().retain(|other| !Arc::ptr_eq(other, &controller));
+        self.host.placement.lock().remove(&worker_map(&controller));
         let claims = controller.claims().to_vec();
         drop(controller);
         own.iter().map(|lun| lun.id.as_str()).chain([id]).for_each(|id| self.host.kept.forget(id));
@@ -131,9 +141,7 @@ impl Luns {
         drop(units);
         let flushed = flush_all(disks, self.host.drain_timeout);
         // Only now: one that is added under its id may have the same images.
-        let mut names = lock(&self.host.names);
-        claims.iter().for_each(|claim| names.release(claim));
-        drop(names);
+        self.release(&claims);
         Some(match flushed {
             Ok(()) => {
                 tracing::info!(controller = id, "controller removed");
@@ -154,6 +162,13 @@ impl Luns {
         force: bool,
         source: ChangeSource,
     ) -> Result<(), String> {
+        let mut names: HashSet<String> = {
+            let saved = self.saved.lock();
+            let added = saved.added.iter().filter(|lun| lun.controller == controller.id()).map(|lun| lun.id.clone());
+            let removed =
+                saved.removed.iter().filter(|lun| lun.controller == controller.id()).map(|lun| lun.id.clone());
+            added.chain(removed).collect()
+        };
         let table = self.table();
         if controller.is_removing() {
             return Err("it is being removed".to_owned());
@@ -166,20 +181,14 @@ impl Luns {
         if let Some(lun) = table.iter().find(|lun| lun.is_of(controller) && !lun.is_ready()) {
             return Err(format!("LUN {:?} is {}; try again", lun.id, lun.state.word()));
         }
-        let names = {
-            let saved = lock(&self.saved);
-            let own = table.iter().filter(|lun| lun.is_of(controller)).map(|lun| lun.id.clone());
-            let added = saved.added.iter().filter(|lun| lun.controller == controller.id()).map(|lun| lun.id.clone());
-            let removed =
-                saved.removed.iter().filter(|lun| lun.controller == controller.id()).map(|lun| lun.id.clone());
-            own.chain(added).chain(removed).collect::<HashSet<String>>()
-        };
+        names.extend(table.iter().filter(|lun| lun.is_of(controller)).map(|lun| lun.id.clone()));
         let shares = |lun: &&LunEntry| lun.unit.as_ref().is_some_and(|unit| names.contains(unit.name()));
         if let Some(other) = table.iter().filter(|lun| !lun.is_of(controller)).find(shares) {
             let of = other.controller.id();
             return Err(format!("LUN {:?} of controller {of:?} shares a unit of it: remove that one first", other.id));
         }
         controller.set_removing();
+        drop(table);
         // Recorded now: it stays removed even if the daemon is killed.
         if source == ChangeSource::RunTime {
             self.save(|state| state.remove_controller(controller.id(), controller.origin()));

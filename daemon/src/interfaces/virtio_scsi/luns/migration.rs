@@ -5,25 +5,59 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use mqblk_core::Resize;
+use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex};
 use mqblk_core::settings::Settings;
 use mqblk_vhost_user_server::{HostState, PendingHostState};
 use mqblk_virtio::state;
 use serde::{Deserialize, Serialize};
 
 use super::super::config::TargetLun;
-use super::{LunEntry, LunSelector, Luns, Removal, lock};
+use super::{LunEntry, LunSelector, Luns, Removal};
 use crate::interface::ChangeSource;
 
 /// How long to wait for the removal of a LUN. It has no requests in flight.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Keys that name files, of the allowed storage backend and of a logical unit.
 const PATH_KEYS: [&str; 2] = ["path", "reservations"];
+/// Keys that say what the guest has seen of the LUN, and how its image is kept from two writers: these alone are sent and believed. How it
+/// is served, what it may use and who shares its limits are the destination's to say.
+const GUEST_KEYS: [&str; 12] = [
+    "path",
+    "storage",
+    "reservations",
+    "unit",
+    "unit-name",
+    "serial",
+    "vendor",
+    "product",
+    "block-size",
+    "readonly",
+    "cache",
+    LOCK,
+];
+const LOCK: &str = "lock";
+/// The value of `lock` that takes none: another guest may have the image.
+const NO_LOCK: &str = "off";
 /// The only storage backend allowed: one whose files a directory can contain.
 const ALLOWED_STORAGE: &str = "file";
+
+/// Keys that a message lists.
+const LISTED: usize = 16;
+
+/// What an incoming guest may have of a controller: the operator's to say.
+#[derive(Clone, Debug)]
+pub(crate) struct IncomingLimits {
+    /// The directory of files that may be opened.
+    pub folder: PathBuf,
+    /// Most LUNs of the controller, unless it has more already.
+    pub luns: u16,
+    /// The group whose limits the LUNs share.
+    pub limit_group: Option<String>,
+}
 
 /// The JSON document in the migration state.
 #[derive(Serialize, Deserialize)]
@@ -59,21 +93,25 @@ impl LunRecord {
 /// The migration state of a controller's LUNs, a part of its device state.
 pub(crate) struct LunMigration {
     controller: String,
-    /// The directory of files that may be opened for an incoming guest.
-    folder: Option<PathBuf>,
+    /// What may be opened for an incoming guest.
+    incoming: Option<IncomingLimits>,
     /// Locked while in use, so that [`set_luns`](Self::set_luns) waits for that.
-    luns: Mutex<Weak<Luns>>,
+    luns: RankedMutex<Weak<Luns>>,
 }
 
 impl LunMigration {
     /// Creates the migration state of `controller`, without LUNs yet.
-    pub(crate) fn new(controller: &str, folder: Option<PathBuf>) -> LunMigration {
-        LunMigration { controller: controller.to_owned(), folder, luns: Mutex::default() }
+    pub(crate) fn new(controller: &str, incoming: Option<IncomingLimits>) -> LunMigration {
+        LunMigration {
+            controller: controller.to_owned(),
+            incoming,
+            luns: RankedMutex::new(LockRank::IncomingLuns, Weak::new()),
+        }
     }
 
     /// Sets the LUNs. Waits for a save or load that uses the previous ones.
     pub(super) fn set_luns(&self, luns: Weak<Luns>) {
-        *lock(&self.luns) = luns;
+        *self.luns.lock() = luns;
     }
 
     /// Adds a LUN of the source.
@@ -82,7 +120,7 @@ impl LunMigration {
         let Some(settings) = &lun.settings else {
             return Err(format!("found lun {}, which is not here, expected the same LUNs: {command}", lun.address()));
         };
-        let Some(folder) = &self.folder else {
+        let Some(IncomingLimits { folder, limit_group, .. }) = &self.incoming else {
             return Err(format!(
                 "found lun {}, which was added while the guest ran and is not here, expected it here: {command}; or, for files \
                  of a folder, incoming-luns= of the controller",
@@ -92,15 +130,18 @@ impl LunMigration {
         let checked = check_settings(settings, folder, own);
         let checked = checked.map_err(|why| format!("lun {}: {why}; by hand: {command}", lun.address()))?;
         let mut settings = Settings::new("lun of the source");
-        let address = [
+        let own_keys = [
             ("controller", self.controller.clone()),
             ("id", lun.id.clone()),
             ("target", lun.target.to_string()),
             ("lun", lun.lun.to_string()),
         ];
-        for (key, value) in address
+        // A shared unit has its limits already.
+        let limits = limit_group.iter().filter(|_| !checked.contains_key("unit")).map(|group| ("limit-group", group));
+        for (key, value) in own_keys
             .iter()
             .map(|(key, value)| (*key, value))
+            .chain(limits)
             .chain(checked.iter().map(|(key, value)| (key.as_str(), value)))
         {
             settings.insert(key, value).map_err(|error| error.to_string())?;
@@ -115,7 +156,16 @@ fn check_settings(
     folder: &Path,
     own: &[LunEntry],
 ) -> Result<BTreeMap<String, String>, String> {
-    let mut checked = settings.clone();
+    let is_believed = |key: &str| GUEST_KEYS.contains(&key);
+    let (mut checked, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        settings.clone().into_iter().partition(|(key, _)| is_believed(key));
+    if !others.is_empty() {
+        let keys: Vec<&str> = others.keys().map(String::as_str).take(LISTED).collect();
+        tracing::warn!("settings of a LUN of the source that are not taken over: {keys:?}");
+    }
+    if let Some(lock) = settings.get(LOCK).filter(|lock| *lock == NO_LOCK) {
+        return Err(format!("{LOCK}: found {lock:?}, expected a lock"));
+    }
     if let Some(unit) = settings.get("unit") {
         // The logical unit of another controller belongs to another guest.
         let is_own = own.iter().any(|lun| lun.unit.as_ref().is_some_and(|own| own.name() == *unit));
@@ -161,7 +211,7 @@ fn resolve_links(path: &Path) -> std::io::Result<PathBuf> {
 
 impl HostState for LunMigration {
     fn save(&self) -> Result<String, String> {
-        let guard = lock(&self.luns);
+        let guard = self.luns.lock();
         let luns = guard.upgrade().ok_or("the daemon starts or stops")?;
         let record = |lun: LunEntry| LunRecord {
             target: lun.address.target,
@@ -173,13 +223,20 @@ impl HostState for LunMigration {
     }
 
     fn load(&self, state: &str) -> Result<Box<dyn PendingHostState + '_>, String> {
-        let guard = lock(&self.luns);
+        let guard = self.luns.lock();
         let luns = guard.upgrade().ok_or("the daemon starts or stops")?;
         let LunsDocument { luns: incoming } = state::read(state)?;
         let own = luns.ready_luns(&self.controller);
+        if let Some(limits) = self.incoming.as_ref().filter(|limits| incoming.len() > own.len().max(limits.luns.into()))
+        {
+            let (found, most) = (incoming.len(), limits.luns);
+            return Err(format!(
+                "luns: found {found} of them, expected at most {most} (incoming-luns-max of the controller)"
+            ));
+        }
         let to_remove: Vec<&LunEntry> =
             own.iter().filter(|lun| !incoming.iter().any(|incoming| incoming.address() == lun.address)).collect();
-        if let (Some(lun), None) = (to_remove.first(), &self.folder) {
+        if let (Some(lun), None) = (to_remove.first(), &self.incoming) {
             return Err(format!(
                 "luns: found none at {}, where lun {:?} is here, expected the same LUNs: mqblk lun remove {}; or incoming-luns= of \
                  the controller",
@@ -203,6 +260,7 @@ impl HostState for LunMigration {
 /// Returns the settings that a LUN was added with at run time, and its logical unit's values for those that default to the daemon's.
 fn settings(lun: &LunEntry) -> Option<BTreeMap<String, String>> {
     let mut settings = lun.added_settings.clone()?;
+    settings.retain(|key, _| GUEST_KEYS.contains(&key.as_str()));
     if let Some(unit) = lun.unit.as_ref().filter(|_| !settings.contains_key("unit")) {
         let config = unit.config();
         let block = unit.disk().geometry().logical_block.bytes().to_string();
@@ -225,7 +283,7 @@ struct IncomingLuns<'a> {
     added: Vec<String>,
     to_remove: Vec<String>,
     /// Released last: see [`LunMigration::luns`].
-    _held: MutexGuard<'a, Weak<Luns>>,
+    _held: RankedGuard<'a, Weak<Luns>>,
 }
 
 impl IncomingLuns<'_> {
@@ -320,5 +378,26 @@ mod tests {
             let error = check(words).unwrap_err();
             assert!(error.contains(want), "{error}");
         }
+    }
+
+    #[test]
+    fn only_what_the_guest_has_seen_is_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        let image = folder.join("a.img").display().to_string();
+        std::fs::write(&image, "").unwrap();
+        let check = |keys: &[(&str, &str)]| {
+            let path = [("path", image.as_str())];
+            let given = path.iter().chain(keys).map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            super::check_settings(&given.collect(), &folder, &[])
+        };
+        let of_guest = [("serial", "s"), ("unit-name", "u"), ("readonly", "on"), ("lock", "shared-migration")];
+        // How it is served, what it may use, and whose neighbour it is.
+        let of_host =
+            [("aio", "threads"), ("iops", "1000000"), ("limit-group", "gold"), ("depth", "1"), ("any", "key")];
+        let checked = check(&[of_guest.as_slice(), of_host.as_slice()].concat()).unwrap();
+        let keys: Vec<&str> = checked.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["lock", "path", "readonly", "serial", "unit-name"]);
+        assert_eq!(check(&[("lock", "off")]).unwrap_err(), "lock: found \"off\", expected a lock");
     }
 }

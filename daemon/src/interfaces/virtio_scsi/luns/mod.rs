@@ -8,11 +8,13 @@ mod lun;
 mod migration;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mqblk_core::lock::{LockRank, RankedGuard, RankedMutex, assert_may_wait};
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::thread::spawn;
 use mqblk_core::{ByteLen, DiskSlot, Resize, SizeUsers};
@@ -25,21 +27,22 @@ use super::state::{AddedLun, SavedLuns};
 use crate::interface::{ChangeSource, HostContext};
 use crate::resize::{self, ChangeError, GuestNotice, ResizeOutcome};
 pub(super) use lun::{LunEntry, LunSelector, LunState, Removal, RemovalProgress};
-pub(super) use migration::LunMigration;
+pub(super) use migration::{IncomingLimits, LunMigration};
 
 /// Interval of the checks while a stop waits for a removal.
 const REMOVAL_CHECK: Duration = Duration::from_millis(1);
 
 /// All controllers and their LUNs.
 pub(super) struct Luns {
-    /// Lock order: after the table.
-    controllers: Mutex<Vec<Arc<Controller>>>,
+    controllers: RankedMutex<Vec<Arc<Controller>>>,
+    /// The number of the next controller: lists sort by it.
+    next_number: AtomicUsize,
     host: HostContext,
-    table: Mutex<Vec<LunEntry>>,
+    table: RankedMutex<Vec<LunEntry>>,
     changed: Condvar,
-    removals: Mutex<Vec<JoinHandle<()>>>,
-    /// What the next daemon will serve. Lock order: after the table.
-    saved: Mutex<SavedLuns>,
+    removals: RankedMutex<Vec<JoinHandle<()>>>,
+    /// What the next daemon will serve.
+    saved: RankedMutex<SavedLuns>,
 }
 
 impl Luns {
@@ -97,14 +100,14 @@ impl Luns {
             }
             controllers.push(controller);
         }
-        let (changed, removals) = (Condvar::new(), Mutex::default());
         let luns = Luns {
-            controllers: Mutex::new(controllers),
+            controllers: RankedMutex::new(LockRank::Controllers, controllers),
+            next_number: AtomicUsize::new(configs.len()),
             host: host.clone(),
-            table: Mutex::new(table),
-            changed,
-            removals,
-            saved: Mutex::new(saved),
+            table: RankedMutex::new(LockRank::LunTable, table),
+            changed: Condvar::new(),
+            removals: RankedMutex::leaf(Vec::new()),
+            saved: RankedMutex::new(LockRank::SavedSection, saved),
         };
         // Without what did not fit the configuration.
         luns.save(|_| {});
@@ -157,11 +160,13 @@ impl Luns {
             let controller = Arc::clone(&pending.controller);
             controller.map(address, pending.slot, &unit).map_err(failed)?;
             let added = AddedLun::new(controller.id(), &id, (address.target, address.lun), &added_settings);
-            let lun = pending.commit(&unit, added.settings.clone());
+            let added_settings = added.settings.clone();
+            // Before it is ready: whoever removes it records that after this.
             if source == ChangeSource::RunTime {
                 self.save(|state| state.add(added));
             }
             self.host.kept.forget(&id);
+            let lun = pending.commit(&unit, added_settings);
             tracing::info!(lun = id, controller = controller.id(), address = %address, "LUN added");
             Ok(lun)
         })
@@ -173,9 +178,11 @@ impl Luns {
         mut settings: Settings,
         source: ChangeSource,
     ) -> Result<(LunKeys, PendingLun<'_>, Option<Arc<ServedUnit>>), ChangeError> {
+        // Held until the entry is in the table: of two that add one id at once, the later one sees the other.
+        let claimed = self.host.names.lock();
         let mut table = self.table();
         let controller = self.find_controller(&mut settings)?;
-        let mut names = lock(&self.host.names).clone();
+        let mut names = claimed.clone();
         for lun in &*table {
             let owner = format!("lun {:?}", lun.id);
             let of_unit = lun.unit.iter().flat_map(|unit| unit.claims());
@@ -230,9 +237,20 @@ impl Luns {
             LunState::Ready => {
                 let progress = Arc::new(RemovalProgress::default());
                 let (luns, thread_lun, thread_progress) = (Arc::clone(self), lun.clone(), Arc::clone(&progress));
-                let thread = spawn("lun-removal", move || luns.finish_removal(thread_lun, &thread_progress));
+                let (begin, begins) = channel::<()>();
+                let thread = spawn("lun-removal", move || {
+                    // Ends when the removal is recorded: one that adds it anew records that later.
+                    let _ = begins.recv();
+                    luns.finish_removal(thread_lun, &thread_progress);
+                });
                 let thread = thread.map_err(|error| ChangeError::Failed(format!("lun {:?}: {error}", lun.id)))?;
                 table[at].state = LunState::Removing(Arc::clone(&progress));
+                {
+                    let mut removals = self.removals.lock();
+                    removals.retain(|thread| !thread.is_finished());
+                    removals.push(thread);
+                }
+                drop(table);
                 // Recorded now: the LUN stays removed even if the daemon is killed.
                 if source == ChangeSource::RunTime {
                     self.save(|state| match lun.origin {
@@ -240,9 +258,8 @@ impl Luns {
                         LunOrigin::RunTime => drop(state.remove_added(&lun.id)),
                     });
                 }
-                let mut removals = lock(&self.removals);
-                removals.retain(|thread| !thread.is_finished());
-                removals.push(thread);
+                drop(begin);
+                table = self.table();
                 progress
             }
         };
@@ -257,15 +274,14 @@ impl Luns {
             if left.is_zero() {
                 return Ok(Removal::Pending(lun, progress));
             }
-            let result = self.changed.wait_timeout(table, left);
-            table = result.unwrap_or_else(PoisonError::into_inner).0;
+            table = table.wait_timeout(&self.changed, left);
         }
     }
 
     /// Records a change in the state file, if there is one.
     fn save(&self, change: impl FnOnce(&mut SavedLuns)) {
         if let Some(state) = &self.host.state {
-            let mut saved = lock(&self.saved);
+            let mut saved = self.saved.lock();
             change(&mut saved);
             state.set(WORD, &*saved);
         }
@@ -279,6 +295,7 @@ impl Luns {
 
     /// Removes a LUN whose state is `Removing`. Takes as long as its storage.
     fn finish_removal(&self, lun: LunEntry, progress: &RemovalProgress) {
+        assert_may_wait("storage");
         lun.controller.unmap(lun.address);
         progress.flushing.store(true, Ordering::Relaxed);
         let flushed = lun.unit.as_ref().map_or(Ok(()), |unit| unit.disk().sync());
@@ -342,7 +359,8 @@ impl Luns {
         for lun in removing() {
             tracing::info!(lun, "waiting for the LUN's storage");
         }
-        for thread in std::mem::take(&mut *lock(&self.removals)) {
+        let removals = std::mem::take(&mut *self.removals.lock());
+        for thread in removals {
             while !thread.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(REMOVAL_CHECK);
             }
@@ -382,8 +400,8 @@ impl Luns {
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, Vec<LunEntry>> {
-        lock(&self.table)
+    fn table(&self) -> RankedGuard<'_, Vec<LunEntry>> {
+        self.table.lock()
     }
 }
 
@@ -459,10 +477,6 @@ fn find_shared_unit(
         Some(other) => Err(keys.unit_twice(name, &other.id)),
         None => Ok(Arc::clone(unit)),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

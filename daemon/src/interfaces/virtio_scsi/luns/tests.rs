@@ -15,7 +15,7 @@ use crate::vhost_user::VhostUserEndpoint;
 /// A RAM disk whose flush completes when the test says.
 struct SlowFlush {
     inner: Arc<AnyDisk>,
-    end: Mutex<Receiver<std::io::Result<()>>>,
+    end: std::sync::Mutex<Receiver<std::io::Result<()>>>,
 }
 
 impl Disk<UringContext> for SlowFlush {
@@ -36,7 +36,7 @@ impl Disk<UringContext> for SlowFlush {
     }
 
     fn sync(&self) -> std::io::Result<()> {
-        lock(&self.end).recv().expect("the test completes the flush")
+        self.end.lock().unwrap().recv().expect("the test completes the flush")
     }
 
     fn open_channel(&self, context: &mut UringContext) -> Result<Box<dyn DiskChannel<UringContext>>, DiskError> {
@@ -49,7 +49,7 @@ fn slow_flush() -> (Arc<AnyDisk>, Sender<std::io::Result<()>>) {
     settings.insert("size", "1M").unwrap();
     let (finish_flush, end) = channel();
     let inner = mqblk_storage::open("ram", &mut settings).unwrap();
-    (Arc::new(SlowFlush { inner, end: Mutex::new(end) }), finish_flush)
+    (Arc::new(SlowFlush { inner, end: std::sync::Mutex::new(end) }), finish_flush)
 }
 
 /// Starts a controller `c` with LUNs `slow-0`, `slow-1`, ... at targets 0, 1, ...
@@ -99,11 +99,11 @@ fn start(folder: &std::path::Path, disks: &[Arc<AnyDisk>]) -> Arc<Luns> {
     };
     let engine = Arc::new(Engine::start(&engine).unwrap());
     let host = HostContext {
-        kept: Arc::default(),
+        kept: Arc::new(crate::live::saved::KeptChanges::new(Default::default(), None)),
         engine,
         drain_timeout: Duration::from_secs(30),
-        names: Arc::default(),
-        placement: Arc::new(Mutex::new(QueuePlacement::new(1))),
+        names: Arc::new(RankedMutex::new(LockRank::Names, Default::default())),
+        placement: Arc::new(RankedMutex::new(LockRank::Placement, QueuePlacement::new(1))),
         state: None,
         storages: Arc::new(Registry::of_this_process()),
         stands_by: Arc::default(),

@@ -15,10 +15,10 @@ use super::{ControlThread, LOG_AFTER, WaitingFrontend, peer};
 use crate::backend_channel::{
     GET_FEATURES, GET_PROTOCOL_FEATURES, SET_FEATURES, SET_PROTOCOL_FEATURES, message_of_frontend,
 };
+use crate::disks::lock_session;
 use crate::hand_over::adopted::{HandedConnection, POSITIONS_ALONE, StandbyMessage, StandbyMessages};
 use crate::hand_over::state::{ConnectionState, ReceivedDescriptors};
 use crate::hand_over::{HoldEnd, HoldRequest};
-use crate::server::lock;
 use crate::session::KickEvents;
 
 /// How often a thread that waits for the other process looks whether the server stops.
@@ -56,7 +56,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let waiting = self.idle.waiting_frontend.as_ref().map(|second| second.stream.try_clone()).transpose();
         let waiting = waiting.map_err(|error| error.to_string())?.map(Into::into);
         let Some(current) = &self.current else { return Ok(HandedConnection { waiting, ..Default::default() }) };
-        let saved = lock(&current.session).save_connection(&current.stream, &self.shared.backend_channel);
+        let saved = lock_session(&current.session).save_connection(&current.stream, &self.shared.backend_channel);
         let (state, descriptors) = saved?;
         Ok(HandedConnection { state: Some(state), descriptors, waiting })
     }
@@ -66,7 +66,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         self.is_released = true;
         self.idle.socket.leave_file();
         if let Some(current) = &self.current {
-            lock(&current.session).set_end_logged();
+            lock_session(&current.session).set_end_logged();
         }
     }
 
@@ -111,7 +111,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         let channel = state.backend_channel.map(|index| descriptors.take(index)).transpose()?;
         self.shared.backend_channel.restore(state.protocol_features, channel, state.config_stale);
         let Some(current) = &self.current else { return Ok(None) };
-        let kicks = lock(&current.session).load_connection(&state, &mut descriptors)?;
+        let kicks = lock_session(&current.session).load_connection(&state, &mut descriptors)?;
         Ok(Some(PreparedConnection { state, kicks }))
     }
 
@@ -134,7 +134,9 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         for message in messages.into_iter().flatten() {
             frontends.write_all(&message).map_err(|error| failed("socket", &error))?;
             let handled = current.handler.handle_request();
-            handled.map_err(|error| lock(&current.session).take_rejection().unwrap_or_else(|| error.to_string()))?;
+            handled.map_err(|error| {
+                lock_session(&current.session).take_rejection().unwrap_or_else(|| error.to_string())
+            })?;
         }
         redirect(&mut current.handler, stream.as_fd()).map_err(|error| failed("socket", &error))
     }
@@ -145,7 +147,7 @@ impl<D: VirtioDevice<UringContext>> ControlThread<D> {
         };
         let started = match (prepared, positions) {
             (Some(PreparedConnection { state, kicks }), Some(positions)) => {
-                lock(&current.session).load_positions(&state, kicks, &positions)
+                lock_session(&current.session).load_positions(&state, kicks, &positions)
             }
             _ => Err("positions: found none, expected those of the connection".to_owned()),
         };

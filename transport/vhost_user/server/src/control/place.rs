@@ -2,10 +2,11 @@
 
 use std::io;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use mqblk_core::lock::{LockRank, RankedMutex};
 use mqblk_core::thread::spawn;
 use mqblk_engine::{EventFd, UringContext};
 use mqblk_virtio::VirtioDevice;
@@ -14,11 +15,10 @@ use super::idle::Accepted;
 use super::{ControlThread, IdleDevice};
 use crate::event_loop::WatchedDevice;
 use crate::hand_over::adopted::{StandbyMessage, StandbyMessages};
-use crate::server::lock;
 
 /// A device's place, and the steps from one to another.
 pub(crate) struct DevicePlace<D: VirtioDevice<UringContext>> {
-    state: Mutex<State<D>>,
+    state: RankedMutex<State<D>>,
     this: Weak<DevicePlace<D>>,
 }
 
@@ -76,7 +76,10 @@ pub(crate) trait DeviceControl: Send + Sync {
 impl<D: VirtioDevice<UringContext>> DevicePlace<D> {
     /// Returns the place of a device that [`begin`](Self::begin) puts there.
     pub(crate) fn new() -> Arc<DevicePlace<D>> {
-        Arc::new_cyclic(|this| DevicePlace { state: Mutex::new(State::Gone), this: Weak::clone(this) })
+        Arc::new_cyclic(|this| DevicePlace {
+            state: RankedMutex::new(LockRank::DeviceThread, State::Gone),
+            this: Weak::clone(this),
+        })
     }
 
     /// Watches for the device's first frontend; in standby only [later](DeviceControl::end_standby).
@@ -84,7 +87,7 @@ impl<D: VirtioDevice<UringContext>> DevicePlace<D> {
     /// # Errors
     /// When the kernel refuses.
     pub(crate) fn begin(&self, idle: IdleDevice<D>, standby: bool) -> io::Result<()> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !standby {
             idle.registration.watch()?;
         }
@@ -109,7 +112,7 @@ impl<D: VirtioDevice<UringContext>> DevicePlace<D> {
 
     /// The control thread.
     fn run(&self, wakeup: &EventFd) {
-        let begin = match &mut *lock(&self.state) {
+        let begin = match &mut *self.state.lock() {
             State::Running { begin, .. } => begin.take(),
             _ => None,
         };
@@ -129,8 +132,8 @@ impl<D: VirtioDevice<UringContext>> DevicePlace<D> {
     /// Has the event loop watch for the next frontend instead of this thread. Returns the device if the thread is wanted: the device is to
     /// be held, or the server stops.
     fn leave_thread(&self, idle: IdleDevice<D>) -> Option<IdleDevice<D>> {
-        let mut state = lock(&self.state);
-        if !matches!(*state, State::Running { .. }) || lock(&idle.shared.hold).is_some() {
+        let mut state = self.state.lock();
+        if !matches!(*state, State::Running { .. }) || idle.shared.hold.lock().is_some() {
             return Some(idle);
         }
         watch(&mut state, idle);
@@ -149,7 +152,7 @@ fn watch<D: VirtioDevice<UringContext>>(state: &mut State<D>, idle: IdleDevice<D
 
 impl<D: VirtioDevice<UringContext>> WatchedDevice for DevicePlace<D> {
     fn frontend_arrives(&self) -> Option<Instant> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let State::Idle(idle) = &mut *state else { return None };
         if idle.waiting_frontend.is_none() {
             match idle.accept() {
@@ -167,7 +170,7 @@ impl<D: VirtioDevice<UringContext>> WatchedDevice for DevicePlace<D> {
 
 impl<D: VirtioDevice<UringContext>> DeviceControl for DevicePlace<D> {
     fn hold(&self) -> Result<HoldStart, String> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Idle(idle) if idle.waiting_frontend.is_some() => {
                 *state = State::Idle(idle);
@@ -191,7 +194,7 @@ impl<D: VirtioDevice<UringContext>> DeviceControl for DevicePlace<D> {
     }
 
     fn end_hold(&self, released: bool) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Kept(mut idle) if released => {
                 drop(state);
@@ -204,12 +207,12 @@ impl<D: VirtioDevice<UringContext>> DeviceControl for DevicePlace<D> {
 
     fn start_standby(&self) -> io::Result<Sender<StandbyMessage>> {
         let (sender, messages) = channel();
-        self.start_thread(&mut lock(&self.state), Some(messages))?;
+        self.start_thread(&mut self.state.lock(), Some(messages))?;
         Ok(sender)
     }
 
     fn end_standby(&self, owns_file: bool) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Kept(mut idle) => {
                 if owns_file {
@@ -222,7 +225,7 @@ impl<D: VirtioDevice<UringContext>> DeviceControl for DevicePlace<D> {
     }
 
     fn stop(&self) -> bool {
-        let before = std::mem::replace(&mut *lock(&self.state), State::Gone);
+        let before = std::mem::replace(&mut *self.state.lock(), State::Gone);
         match before {
             State::Idle(idle) | State::Kept(idle) => drop(idle),
             State::Running { thread, wakeup, begin } => {

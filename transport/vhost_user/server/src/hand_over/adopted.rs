@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, sync_channel};
 use std::time::Duration;
 
-use crate::server::{Server, Standby, lock};
+use crate::server::{Server, Standby};
 
 /// A device's connections, on their way to another process.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl Server {
     /// # Errors
     /// When the connection is not one that this device can have.
     pub fn adopt(&self, connection: HandedConnection) -> Result<(), String> {
-        let mut standby = lock(&self.standby);
+        let mut standby = self.standby.lock();
         let Some(standby) = &mut *standby else { return Err(not_in_standby()) };
         if let Standby::Empty = standby {
             if connection.state.is_none() && connection.waiting.is_none() {
@@ -56,7 +56,7 @@ impl Server {
     /// When the positions are not those of the connection, or a queue cannot start. Then the frontend has to connect again.
     pub fn serve(&self, positions: Option<String>, owns_file: bool) -> Result<(), String> {
         self.owns_file.fetch_or(owns_file, Ordering::Relaxed);
-        match lock(&self.standby).take() {
+        match self.standby.lock().take() {
             None => Err(not_in_standby()),
             Some(Standby::Thread(thread)) => tell(&thread, |reply| StandbyMessage::Serve(positions, owns_file, reply)),
             Some(Standby::Empty) => {

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use super::adopted::HandedConnection;
 use crate::control::{DeviceControl, HoldStart};
 use crate::disks::SharedSession;
-use crate::server::{Server, lock};
+use crate::disks::lock_session;
+use crate::server::Server;
 
 /// Asks a control thread to hold its device.
 pub(crate) struct HoldRequest {
@@ -62,16 +63,16 @@ impl Server {
     /// When the device cannot be handed over now, and why; then it is served on.
     pub fn hold(&self, timeout: Duration) -> Result<HeldDevice, String> {
         let ((reply, replied), (end, ended)) = (sync_channel(1), channel());
-        *lock(&self.shared.hold) = Some(HoldRequest { reply, end: ended });
+        *self.shared.hold.lock() = Some(HoldRequest { reply, end: ended });
         match self.control.hold() {
             Ok(HoldStart::Asked) => {}
             Ok(HoldStart::Kept) => {
-                lock(&self.shared.hold).take();
+                self.shared.hold.lock().take();
                 let (end, connection) = (EndHold::Idle(Arc::clone(&self.control)), HandedConnection::default());
                 return Ok(self.held(end, connection, None));
             }
             Err(why) => {
-                lock(&self.shared.hold).take();
+                self.shared.hold.lock().take();
                 return Err(why);
             }
         }
@@ -79,12 +80,12 @@ impl Server {
             Ok(held) => held?,
             Err(RecvTimeoutError::Disconnected) => return Err("it stops".to_owned()),
             Err(RecvTimeoutError::Timeout) => {
-                lock(&self.shared.hold).take();
+                self.shared.hold.lock().take();
                 let seconds = timeout.as_secs();
                 return Err(format!("its control thread is busy for {seconds} s: a VMM's message waits for storage"));
             }
         };
-        let session = lock(&self.shared.connection).as_ref().map(|connection| Arc::clone(&connection.session));
+        let session = self.shared.connection.lock().as_ref().map(|connection| Arc::clone(&connection.session));
         Ok(self.held(EndHold::Thread(end), connection, session))
     }
 
@@ -109,13 +110,13 @@ impl HeldDevice {
     pub fn begin_drain(&mut self) {
         if let Some(session) = &self.session {
             self.is_draining = true;
-            lock(session).begin_drain();
+            lock_session(session).begin_end();
         }
     }
 
     /// Waits for the requests in flight, until `end` at most. Returns true if none is left.
     pub fn wait_drained(&self, end: Instant) -> bool {
-        self.session.as_ref().is_none_or(|session| lock(session).wait_drained(Some(end)))
+        self.session.as_ref().is_none_or(|session| lock_session(session).wait_drained(Some(end)))
     }
 
     /// Leaves the requests that are still in flight to the other process.
@@ -124,7 +125,7 @@ impl HeldDevice {
     /// When there are some, and the VMM keeps no in-flight region that they are recorded in.
     pub fn freeze(&self) -> Result<(), String> {
         match &self.session {
-            Some(session) => lock(session).freeze_recorded(),
+            Some(session) => lock_session(session).freeze_recorded(),
             None => Ok(()),
         }
     }
@@ -134,7 +135,7 @@ impl HeldDevice {
     /// # Errors
     /// When the device's state cannot be saved.
     pub fn positions(&self) -> Result<Option<String>, String> {
-        self.session.as_ref().map(|session| lock(session).save_drained()).transpose()
+        self.session.as_ref().map(|session| lock_session(session).save_drained()).transpose()
     }
 
     /// Gives the device up: another process serves it. The files of its socket and its storage are left to that.
@@ -162,7 +163,7 @@ impl Drop for HeldDevice {
             // A queue must not start here beside its own requests of before. A disconnect drains them without a limit.
             (true, Some(_)) if !self.wait_drained(Instant::now() + self.drain_timeout) => HoldEnd::Disconnect,
             (true, Some(session)) => {
-                lock(session).resume();
+                lock_session(session).resume();
                 HoldEnd::Resume
             }
             _ => HoldEnd::Resume,

@@ -74,6 +74,11 @@ impl<D: VirtioDevice<UringContext>> SessionQueues for Session<D> {
         self.vrings.iter_mut().for_each(|vring| vring.begin_drain(&self.options.name, true));
     }
 
+    fn begin_end(&mut self) {
+        self.begin_drain();
+        self.vrings.iter().for_each(|vring| vring.pass_throttled(&self.options.name));
+    }
+
     fn wait_drained(&mut self, end: Option<Instant>) -> bool {
         let (name, stats) = (&self.options.name, &self.stats);
         // No short circuit: every queue that can finish its drain does.

@@ -1,5 +1,6 @@
 //! Log lines, on standard error. Nobody waits for whoever reads them, and a disk whose guest or VMM causes too many of them loses the rest.
 
+mod fields;
 mod journald;
 mod limit;
 mod writer;
@@ -90,13 +91,14 @@ pub(crate) fn start(level: Option<&str>, format: Option<LogFormat>) -> Result<Ar
         .log_internal_errors(false);
     let limited = |inner| limit::LimitedLines::new(inner, format);
     let lines = match format {
-        LogFormat::Text => lines.map_event_format(limited).boxed(),
+        LogFormat::Text => lines.fmt_fields(fields::escaped()).map_event_format(limited).boxed(),
         LogFormat::Json => {
             let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
             lines.map_event_format(|inner| limit::LimitedLines::new(inner, format)).boxed()
         }
         LogFormat::Journald => lines
             .with_ansi(false)
+            .fmt_fields(fields::escaped())
             .map_event_format(|_| limit::LimitedLines::new(journald::JournaldLines, format))
             .boxed(),
     };

@@ -6,10 +6,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use daemon::{Daemon, long, mqblk, output};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -21,11 +24,14 @@ const SCREEN_ON: &str = "\x1b[?1049h";
 /// A program on a terminal of 80 columns and 24 lines.
 struct OnTerminal {
     child: Child,
-    keyboard: File,
+    /// `None` when it has gone.
+    keyboard: Option<File>,
     /// The program's end. While it is open the terminal is, too.
     end: File,
     shown: Arc<Mutex<(Vec<u8>, vt100::Parser)>>,
     before: Termios,
+    hung_up: Arc<AtomicBool>,
+    reader: Option<JoinHandle<()>>,
 }
 
 impl OnTerminal {
@@ -45,16 +51,23 @@ impl OnTerminal {
         let keyboard = File::from(keyboard);
         let shown = Arc::new(Mutex::new((Vec::new(), vt100::Parser::new(24, 80, 0))));
         let (mut screen, written) = (keyboard.try_clone().unwrap(), Arc::clone(&shown));
-        std::thread::spawn(move || {
+        let hung_up = Arc::new(AtomicBool::new(false));
+        let hangs_up = Arc::clone(&hung_up);
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // Fails when both ends are closed.
-            while let Ok(count @ 1..) = screen.read(&mut bytes) {
+            let tick = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            while !hangs_up.load(Ordering::Relaxed) {
+                if poll(&mut [PollFd::new(&screen, PollFlags::IN)], Some(&tick)) == Ok(0) {
+                    continue;
+                }
+                // Fails when both ends are closed.
+                let Ok(count @ 1..) = screen.read(&mut bytes) else { return };
                 let mut written = written.lock().unwrap();
                 written.0.extend(&bytes[..count]);
                 written.1.process(&bytes[..count]);
             }
         });
-        OnTerminal { child, keyboard, end, shown, before }
+        OnTerminal { child, keyboard: Some(keyboard), end, shown, before, hung_up, reader: Some(reader) }
     }
 
     /// Returns all that it has written.
@@ -80,7 +93,14 @@ impl OnTerminal {
     }
 
     fn press(&mut self, keys: &str) {
-        self.keyboard.write_all(keys.as_bytes()).unwrap();
+        self.keyboard.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Closes the terminal, as an emulator does that was killed.
+    fn hang_up(&mut self) {
+        self.hung_up.store(true, Ordering::Relaxed);
+        self.reader.take().unwrap().join().unwrap();
+        self.keyboard = None;
     }
 
     fn signal(&self, signal: Signal) {
@@ -220,4 +240,14 @@ fn reports_of_stat_replace_each_other_on_a_terminal() {
     let shown = watch(&["--append"]);
     assert!(!shown.contains('\x1b'), "{shown:?}");
     assert!(shown.lines().all(|line| line.trim_end().chars().count() <= 80), "{shown}");
+}
+
+#[test]
+fn top_ends_with_its_terminal() {
+    let daemon = Daemon::start(&[]);
+    let mut screen = top(&daemon);
+    screen.wait_for("%util");
+    // It is no process of the terminal's session: no signal tells it.
+    screen.hang_up();
+    screen.ended();
 }

@@ -15,6 +15,7 @@ use mqblk_admin::ClientError;
 use mqblk_admin::model::Stat;
 use mqblk_core::settings::{SettingError, Settings};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use crate::admin_socket::AdminSocket;
@@ -28,6 +29,8 @@ const LONGEST_S: f64 = 3600.0;
 const DEFAULT_S: f64 = 1.0;
 /// How long a key, a sample or a signal may wait.
 const TICK: Duration = Duration::from_millis(50);
+/// How long the screen has to end by itself.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The options of `mqblk top`.
 #[derive(Debug, clap::Args)]
@@ -78,11 +81,30 @@ fn show(args: &TopArgs) -> Result<(), TopError> {
     for signal in [SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
     }
+    let watched = Arc::clone(&ended);
+    std::thread::Builder::new().name("terminal".to_owned()).spawn(move || watch_terminal(&watched))?;
     let (sender, samples) = sync_channel(1);
     std::thread::Builder::new().name("samples".to_owned()).spawn(move || sample(daemon, interval, &sender))?;
     let _screen = ScreenGuard;
     let mut terminal = ratatui::try_init()?;
     Ok(serve_keys(&mut terminal, &mut app, &samples, &ended)?)
+}
+
+/// Waits until the terminal hangs up or a signal has come, and ends the process if the screen does not end by itself. Whoever reads keys of a
+/// terminal that has gone reads for ever that there are none, and looks at nothing else.
+fn watch_terminal(ended: &AtomicBool) {
+    let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+    while !ended.load(Ordering::Relaxed) {
+        let stdin = io::stdin();
+        // Without events: a hang-up is reported all the same.
+        let mut terminal = [PollFd::new(&stdin, PollFlags::empty())];
+        if rustix::event::poll(&mut terminal, Some(&tick)).is_ok_and(|gone| gone > 0) {
+            ended.store(true, Ordering::Relaxed);
+        }
+    }
+    std::thread::sleep(GRACE);
+    ratatui::restore();
+    std::process::exit(i32::from(FAILED));
 }
 
 /// Gives the terminal back as it was, also after an error. A panic does that by a hook of `ratatui::try_init`.

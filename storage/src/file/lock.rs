@@ -214,7 +214,7 @@ impl ImageLock {
                 }
             }
         }
-        tracing::info!("{}: lock taken", self.path.display());
+        tracing::info!(image = %self.path.display(), "lock taken");
         Ok(())
     }
 
@@ -249,7 +249,7 @@ impl ImageLock {
     fn give_back(&self, state: &mut LockState) {
         unlock(&self.file);
         state.claim = None;
-        tracing::info!("{}: lock released", self.path.display());
+        tracing::info!(image = %self.path.display(), "lock released");
     }
 
     /// Returns a descriptor of the claim of the block device, if there is one, for another process.

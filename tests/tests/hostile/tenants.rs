@@ -221,7 +221,7 @@ fn log_lines_of_a_disk_are_limited() {
     // The lines are 10 a second again.
     wait_for("the number of lines left out", || {
         complain(&daemon, 1);
-        daemon.log().contains("lines of the next one's disk were left out").then_some(())
+        daemon.log().contains("lines about the next one's disk were left out").then_some(())
     });
     daemon.stop();
 }

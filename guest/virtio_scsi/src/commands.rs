@@ -241,6 +241,8 @@ impl RequestQueue {
             }
             CommandAction::Overrun => {
                 pool.release(data);
+                // Nothing is transferred, and nothing is left over: only the response is written.
+                let token = CommandState { has_data_in: false, ..token };
                 self.complete(pool, token, b::VIRTIO_SCSI_S_OVERRUN, &CommandCompletion::good(data_in + data_out));
                 into.completed_locally(false);
             }

@@ -294,15 +294,12 @@ impl Machine {
         let (sense, residual, status, code) = (word(0), word(4), found[10], found[11]);
         let text = format!("{command:x?}: {found:x?}");
         assert!(residual <= buffers && found[8..10] == [0, 0], "{text}");
-        let transferred = buffers - residual;
+        // Of an overrun nothing is transferred, and nothing is left over.
+        let transferred = if code == OVERRUN { 0 } else { buffers - residual };
         let counted = if command.data_in > 0 { transferred } else { 0 };
         assert_eq!(used, capacity + counted, "{text}");
-        let mut written = if command.data_in > 0 { transferred } else { 0 };
         match (code, status) {
-            (OVERRUN, 0) => {
-                assert!(sense == 0 && residual == 0, "{text}");
-                written = 0;
-            }
+            (OVERRUN, 0) => assert!(sense == 0 && residual == 0, "{text}"),
             (OK, 0) => assert_eq!(sense, 0, "{text}"),
             (OK, 0x18) => assert!(sense == 0 && transferred == 0, "{text}"),
             (OK, 2) => {
@@ -315,7 +312,7 @@ impl Machine {
             _ => panic!("{text}"),
         }
         self.guest.expect(*response, &found[..RESPONSE + sense]);
-        let data = self.found(response + *capacity as u64, written);
+        let data = self.found(response + *capacity as u64, counted);
         self.guest.expect(response + *capacity as u64, &data);
     }
 }
@@ -329,7 +326,7 @@ fn header(sense: usize, residual: usize, status: u8, code: u8) -> Vec<u8> {
 fn answered(answer: &Answer, descriptor: bool, buffers: usize, capacity: usize) -> (Vec<u8>, usize) {
     match answer {
         Answer::Good { transferred, .. } => (header(0, buffers - *transferred as usize, 0, OK), *transferred as usize),
-        Answer::Overrun => (header(0, 0, 0, OVERRUN), buffers),
+        Answer::Overrun => (header(0, 0, 0, OVERRUN), 0),
         Answer::Any => (vec![], 0),
         Answer::Check(sense) => {
             let mut sense = sense.encode(descriptor);

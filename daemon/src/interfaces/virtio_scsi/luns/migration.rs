@@ -95,8 +95,9 @@ pub(crate) struct LunMigration {
     controller: String,
     /// What may be opened for an incoming guest.
     incoming: Option<IncomingLimits>,
-    /// Locked while in use, so that [`set_luns`](Self::set_luns) waits for that.
     luns: RankedMutex<Weak<Luns>>,
+    /// Held while a state is loaded, so that [`set_luns`](Self::set_luns) waits for that.
+    loading: RankedMutex<()>,
 }
 
 impl LunMigration {
@@ -105,12 +106,14 @@ impl LunMigration {
         LunMigration {
             controller: controller.to_owned(),
             incoming,
-            luns: RankedMutex::new(LockRank::IncomingLuns, Weak::new()),
+            luns: RankedMutex::leaf(Weak::new()),
+            loading: RankedMutex::new(LockRank::IncomingLuns, ()),
         }
     }
 
-    /// Sets the LUNs. Waits for a save or load that uses the previous ones.
+    /// Sets the LUNs. Waits for a load that uses the previous ones.
     pub(super) fn set_luns(&self, luns: Weak<Luns>) {
+        let _none_loads = self.loading.lock();
         *self.luns.lock() = luns;
     }
 
@@ -211,8 +214,7 @@ fn resolve_links(path: &Path) -> std::io::Result<PathBuf> {
 
 impl HostState for LunMigration {
     fn save(&self) -> Result<String, String> {
-        let guard = self.luns.lock();
-        let luns = guard.upgrade().ok_or("the daemon starts or stops")?;
+        let luns = self.luns.lock().upgrade().ok_or("the daemon starts or stops")?;
         let record = |lun: LunEntry| LunRecord {
             target: lun.address.target,
             lun: lun.address.lun,
@@ -223,8 +225,8 @@ impl HostState for LunMigration {
     }
 
     fn load(&self, state: &str) -> Result<Box<dyn PendingHostState + '_>, String> {
-        let guard = self.luns.lock();
-        let luns = guard.upgrade().ok_or("the daemon starts or stops")?;
+        let loading = self.loading.lock();
+        let luns = self.luns.lock().upgrade().ok_or("the daemon starts or stops")?;
         let LunsDocument { luns: incoming } = state::read(state)?;
         let own = luns.ready_luns(&self.controller);
         if let Some(limits) = self.incoming.as_ref().filter(|limits| incoming.len() > own.len().max(limits.luns.into()))
@@ -246,7 +248,7 @@ impl HostState for LunMigration {
         let to_remove = to_remove.into_iter().map(|lun| lun.id.clone()).collect();
         // Adopts the size of storage that has grown since the last check. If the size cannot be queried, it stays.
         own.iter().for_each(|lun| drop(luns.resize(&LunSelector::Id(lun.id.clone()), Resize::GROW)));
-        let mut change = IncomingLuns { luns, added: Vec::new(), to_remove, _held: guard };
+        let mut change = IncomingLuns { luns, added: Vec::new(), to_remove, _held: loading };
         for (index, lun) in incoming.iter().enumerate() {
             if own.iter().all(|own| own.address != lun.address()) {
                 self.add(&change.luns, lun, &own).map_err(|why| format!("luns[{index}]: {why}"))?;
@@ -282,8 +284,8 @@ struct IncomingLuns<'a> {
     luns: Arc<Luns>,
     added: Vec<String>,
     to_remove: Vec<String>,
-    /// Released last: see [`LunMigration::luns`].
-    _held: RankedGuard<'a, Weak<Luns>>,
+    /// Released last: see [`LunMigration::loading`].
+    _held: RankedGuard<'a, ()>,
 }
 
 impl IncomingLuns<'_> {

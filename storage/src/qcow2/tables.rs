@@ -101,7 +101,7 @@ impl TableWriter {
                         "no place in the tables for cluster {next:#x} at {offset:#x}"
                     )));
                 }
-                let entries = (0..count).flat_map(|number| (offset + number * cluster | COPIED).to_be_bytes());
+                let entries = (0..count).flat_map(|number| ((offset + number * cluster) | COPIED).to_be_bytes());
                 file.write_all_at(&entries.collect::<Vec<u8>>(), table + next % in_table * ENTRY)?;
             }
             next += count;

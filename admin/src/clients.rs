@@ -11,7 +11,7 @@ use mqblk_core::lock::RankedMutex;
 pub(crate) struct ClientLimits {
     /// Most clients at once of users that are not privileged.
     pub clients: usize,
-    /// Privileged clients for whom there is room in any case.
+    /// Privileged clients that have room in any case.
     pub reserved: usize,
     /// How long a client is idle before it makes room for another one.
     pub settled: Duration,

@@ -27,7 +27,7 @@ const CLIENT: &str = "admin-client";
 pub struct ServerOptions {
     /// Most clients at once. For one more the client makes room that has been idle for longest; if none has, it gets an error and is closed.
     pub clients: usize,
-    /// Clients of root and of the daemon's own user for whom there is room beside those.
+    /// Clients of root and of the daemon's own user that have room beside those.
     pub reserved: usize,
     /// How long a client is idle before it makes room for another one.
     pub settled: Duration,

@@ -208,10 +208,10 @@ mod check {
         static HELD: RefCell<Vec<LockRank>> = const { RefCell::new(Vec::new()) };
     }
 
-    fn with_held(judge: impl FnOnce(&mut Vec<LockRank>) -> Result<(), String>) {
+    fn with_held(check: impl FnOnce(&mut Vec<LockRank>) -> Result<(), String>) {
         // Locks of destructors that run after the thread's own are not checked.
-        let judged = HELD.try_with(|held| judge(&mut held.borrow_mut()));
-        if let Ok(Err(wrong)) = judged {
+        let checked = HELD.try_with(|held| check(&mut held.borrow_mut()));
+        if let Ok(Err(wrong)) = checked {
             abort(&wrong);
         }
     }

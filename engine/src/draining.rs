@@ -58,8 +58,8 @@ impl<P: Send + 'static> Draining<P> {
         }
     }
 
-    /// Lets the requests pass that wait for a limit: the process ends, or gives the queue to another one. The disk's own limits are owed for
-    /// them.
+    /// Lets the requests pass that wait for a limit: the process ends, or gives the queue to another one. They are a debt of the
+    /// disk's own limits.
     ///
     /// # Errors
     /// When the worker has ended.

@@ -17,7 +17,7 @@ const NS_PER_S: u64 = 1_000_000_000;
 /// The default depth is the rate of so long, and that of a burst's height too: long enough for a worker that is late.
 const DEPTH_NS: u64 = NS_PER_S / 10;
 
-/// What is owed when a limit changes is kept as far as the new rate pays for it in this time.
+/// A debt is kept when a limit changes, as far as the new rate pays for it in this time.
 const LONGEST_DEBT_NS: u64 = 10 * NS_PER_S;
 
 /// Everybody who waits for a bucket gets a lease in about this time.
@@ -58,7 +58,7 @@ pub(crate) struct Bucket {
     /// A request that costs more than the depth passes on credit. Not where others would have to pay for it.
     gives_credit: bool,
     /// Tokens that were given back as used on credit, all of them so far.
-    owed: AtomicU64,
+    debt: AtomicU64,
     /// The number of the next free token. Wraps.
     next: OwnLine,
 }
@@ -103,7 +103,7 @@ impl Bucket {
             shift,
             depth,
             gives_credit: false,
-            owed: AtomicU64::new(0),
+            debt: AtomicU64::new(0),
             next,
         };
         // It fits: see above.
@@ -123,16 +123,16 @@ impl Bucket {
         level.min(self.depth as i64)
     }
 
-    /// Sets how many tokens are free; negative: they are owed, of which [`LONGEST_DEBT_NS`] is kept. For a bucket that nobody uses yet.
+    /// Sets how many tokens are free; negative: a debt, of which [`LONGEST_DEBT_NS`] is kept. For a bucket that nobody uses yet.
     pub(crate) fn set_level(&self, level: i64, now_ns: u64) {
         let level = level.clamp(-self.longest_debt(), self.depth as i64);
         self.next.0.store(self.accrued(now_ns).wrapping_sub(level as u64), Ordering::Relaxed);
     }
 
-    /// Returns how many tokens are free now, or owed if that is negative. Those that are leased and have not accrued are not owed.
+    /// Returns how many tokens are free now; negative: a debt. Those that are leased and have not accrued are none.
     pub(crate) fn balance(&self, now_ns: u64) -> i64 {
-        let owed = i64::try_from(self.owed.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
-        self.level(now_ns).max(-owed)
+        let debt = i64::try_from(self.debt.load(Ordering::Relaxed)).unwrap_or(i64::MAX);
+        self.level(now_ns).max(-debt)
     }
 
     /// Returns the tokens of the longest debt that is kept when a limit changes.
@@ -164,7 +164,7 @@ impl Bucket {
     /// Gives tokens back, or with a negative number takes those that were used on credit.
     fn give_back(&self, count: i64) {
         if count < 0 {
-            self.owed.fetch_add(count.unsigned_abs(), Ordering::Relaxed);
+            self.debt.fetch_add(count.unsigned_abs(), Ordering::Relaxed);
         }
         self.next.0.fetch_sub(count as u64, Ordering::Relaxed);
     }

@@ -57,7 +57,7 @@ impl LimitGroup {
     }
 
     /// Replaces its limits. Workers use the new ones once they have been [told](crate::Engine::disks_changed). A limit that is changed
-    /// keeps the burst that was left of it, as far as the new one allows, and what is owed, up to ten seconds of the new rate.
+    /// keeps the burst that was left of it, as far as the new one allows, and its debt, up to ten seconds of the new rate.
     pub fn set(&self, limits: IoLimits) {
         let now_ns = self.clock.now_ns();
         let mut current = lock(&self.current);

@@ -70,7 +70,7 @@ struct LeasedBucket {
 }
 
 impl LeasedBucket {
-    /// Takes what the worker owes.
+    /// Takes the debt of the worker.
     fn take_debt(&mut self) -> Option<(LimitKind, BucketRole, usize, i64)> {
         let debt = self.lease.take_debt();
         (debt > 0).then_some((self.bucket.kind, self.bucket.role, self.member, debt))
@@ -140,13 +140,13 @@ impl Throttle {
 
     /// Reads the disk's limits again. Returns false if nothing is limited any more.
     pub(crate) fn reload(&mut self) -> bool {
-        let owed: Vec<_> = self.buckets.iter_mut().filter_map(LeasedBucket::take_debt).collect();
+        let debts: Vec<_> = self.buckets.iter_mut().filter_map(LeasedBucket::take_debt).collect();
         self.give_back();
         self.load();
         for LeasedBucket { bucket, lease, member } in &mut self.buckets {
             let same =
                 |(kind, role, of, _): &&(_, _, _, i64)| (*kind, *role, *of) == (bucket.kind, bucket.role, *member);
-            if let Some((.., debt)) = owed.iter().find(same) {
+            if let Some((.., debt)) = debts.iter().find(same) {
                 lease.owe((*debt).min(bucket.longest_debt()));
             }
         }

@@ -239,7 +239,7 @@ impl Luns {
                 let (luns, thread_lun, thread_progress) = (Arc::clone(self), lun.clone(), Arc::clone(&progress));
                 let (begin, begins) = channel::<()>();
                 let thread = spawn("lun-removal", move || {
-                    // Ends when the removal is recorded: one that adds it anew records that later.
+                    // Ends when the removal is recorded: one that adds it again records that later.
                     let _ = begins.recv();
                     luns.finish_removal(thread_lun, &thread_progress);
                 });

@@ -60,6 +60,9 @@ mod tests {
 
     const DEVICES: usize = 3;
 
+    /// Adds a world that a change makes.
+    type AddNext<'a> = &'a mut dyn FnMut(&dyn Fn(&mut World));
+
     /// Who has the lock: an open file that both processes have, or a third process.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     enum Holder {
@@ -193,7 +196,7 @@ mod tests {
         }
 
         /// A frontend connects or goes.
-        fn toggle(self, at: usize, new: bool, runs: bool, add: &mut dyn FnMut(&dyn Fn(&mut World))) {
+        fn toggle(self, at: usize, new: bool, runs: bool, add: AddNext<'_>) {
             let set = |world: &mut World, runs| {
                 world.devices[at] = if new { Device::New { runs } } else { Device::Old { runs } };
             };
@@ -212,7 +215,7 @@ mod tests {
         }
 
         /// Processes begin, give up, end and are killed.
-        fn lives(self, add: &mut dyn FnMut(&dyn Fn(&mut World))) {
+        fn lives(self, add: AddNext<'_>) {
             let undecided = self.new.is_alive && self.new.sharing == Sharing::Undecided;
             if self.old.is_alive && self.old.sharing == Sharing::Alone && !self.new.is_alive {
                 add(&|world| {

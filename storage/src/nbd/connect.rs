@@ -1,20 +1,23 @@
 //! Connections to a server. They block: only for control threads and threads that connect.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use mqblk_core::BlockSize;
 use rustix::net::sockopt;
 
 use super::address::{ExportAddress, ServerAddress};
 use super::negotiate::{self, ExportInfo, Purpose};
+use super::protocol::{RequestHeader, command};
 use super::tls::TlsClient;
 
-/// How long a server may take for each step until its export is known.
+/// How long a server may take for each step until its export is known, and for all of them.
 const TIMEOUT: Duration = Duration::from_secs(10);
+const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// A TCP connection to a host that is gone ends after half a minute: probes begin after 15 s without traffic, and what is sent must be
 /// acknowledged in 30 s. A server that answers slowly keeps it.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
@@ -50,7 +53,11 @@ impl Dialer {
     pub(super) fn dial(&self, purpose: Purpose) -> io::Result<Session> {
         let named = |error: io::Error| {
             let what = match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => format!("no answer within {} s", TIMEOUT.as_secs()),
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => format!(
+                    "no answer within {} s, or no end of the negotiation within {} s",
+                    TIMEOUT.as_secs(),
+                    NEGOTIATION_TIMEOUT.as_secs()
+                ),
                 _ => error.to_string(),
             };
             io::Error::new(error.kind(), format!("{}: {what}", self.address))
@@ -67,26 +74,26 @@ impl Dialer {
                 stream.into()
             }
         };
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT))?;
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT))?;
         Ok(socket)
     }
 
     fn negotiate(&self, socket: OwnedFd, purpose: Purpose) -> io::Result<Session> {
         // Reads and writes are the same calls for every stream socket.
-        let mut stream = TcpStream::from(socket);
+        let mut stream = TimedStream::new(TcpStream::from(socket), NEGOTIATION_TIMEOUT);
         let no_zeroes = negotiate::greet(&mut stream)?;
         let name = &self.address.export;
         let (socket, export): (OwnedFd, _) = match &self.tls {
             None => {
                 let export = negotiate::negotiate(&mut stream, name, purpose, no_zeroes)?;
-                (stream.into(), export)
+                probe(&mut stream, &export, purpose)?;
+                (stream.into_inner().into(), export)
             }
             Some(tls) => {
                 negotiate::start_tls(&mut stream)?;
                 let mut tunnel = tls.connect(stream)?;
                 // What was said before TLS may have been anybody's.
                 let export = negotiate::negotiate(&mut tunnel, name, purpose, no_zeroes)?;
+                probe(&mut tunnel, &export, purpose)?;
                 (tunnel.into_socket()?, export)
             }
         };
@@ -113,6 +120,76 @@ impl Dialer {
     }
 }
 
+/// The cookie of a probe's requests; a transmission counts its requests from 0.
+pub(super) const PROBE_COOKIE: u64 = u64::MAX;
+
+/// A socket with a bound for each of its calls ([`TIMEOUT`]) and for all of them: a server that sends a byte now and then ends in time.
+#[derive(Debug)]
+pub(super) struct TimedStream {
+    stream: TcpStream,
+    end: Instant,
+}
+
+impl TimedStream {
+    pub(super) fn new(stream: TcpStream, timeout: Duration) -> TimedStream {
+        TimedStream { stream, end: Instant::now() + timeout }
+    }
+
+    pub(super) fn into_inner(self) -> TcpStream {
+        self.stream
+    }
+
+    /// Sets the bound of the next call.
+    fn bound(&self, direction: sockopt::Timeout) -> io::Result<()> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        Ok(sockopt::set_socket_timeout(&self.stream, direction, Some(left.min(TIMEOUT)))?)
+    }
+}
+
+impl Read for TimedStream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.bound(sockopt::Timeout::Recv)?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for TimedStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bound(sockopt::Timeout::Send)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Reads a block and ends the connection, if that is its purpose: a server may refuse a connection after the negotiation.
+fn probe(stream: &mut (impl Read + Write), export: &ExportInfo, purpose: Purpose) -> io::Result<()> {
+    if purpose != Purpose::Probe || export.size == 0 {
+        return Ok(());
+    }
+    let len = u64::from(export.block.max(BlockSize::B512.bytes())).min(export.size);
+    let send = |stream: &mut dyn Write, command, len| {
+        let header = RequestHeader { flags: 0, command, cookie: PROBE_COOKIE, offset: 0, len };
+        stream.write_all(&header.encode(export.headers)[..export.headers.request_bytes()])
+    };
+    send(stream, command::READ, len)?;
+    // The first bytes of a reply, an error too, show that the server serves this connection.
+    stream.read_exact(&mut [0; 4]).map_err(|error| match error.kind() {
+        ErrorKind::UnexpectedEof => {
+            io::Error::new(ErrorKind::ConnectionReset, "the server ended the connection after the negotiation")
+        }
+        _ => error,
+    })?;
+    // The server may have ended the connection by now.
+    let _ = send(stream, command::DISCONNECT, 0);
+    Ok(())
+}
+
 fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -121,4 +198,24 @@ fn set_keepalive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
     sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED.as_millis() as u32)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of its bytes is in time.
+    #[test]
+    fn a_server_that_sends_a_byte_now_and_then_ends_in_time() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            while theirs.write_all(b"N").is_ok() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let ours = TcpStream::from(OwnedFd::from(ours));
+        let mut stream = TimedStream::new(ours, Duration::from_millis(200));
+        let error = stream.read_exact(&mut vec![0; 1 << 20]).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock), "{error}");
+    }
 }

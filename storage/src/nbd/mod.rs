@@ -61,9 +61,19 @@ pub fn open(settings: &mut Settings, opener: &Arc<dyn ImageOpener>) -> Result<Ar
     }
     let tls = if keys.tls { Some(TlsClient::take(settings, &address.server)?) } else { None };
     let dialer = Dialer::new(address, tls);
-    let session = dialer
+    let mut session = dialer
         .dial(Purpose::Transmission)
         .map_err(|error| settings.refused("path", error.to_string(), "an NBD server that serves the export"))?;
+    // A server that says so may have a limit of connections. Workers without one would never complete a request.
+    if session.export.has(export_flag::CAN_MULTI_CONN)
+        && let Err(error) = dialer.dial(Purpose::Probe)
+    {
+        tracing::warn!(
+            "{}: one connection serves all queues: the server announces that it takes several (multi-conn), and refuses a second one ({error})",
+            settings.subject()
+        );
+        session.export.flags &= !export_flag::CAN_MULTI_CONN;
+    }
     let export = session.export;
     let geometry = geometry(settings, &export, keys.read_only)?;
     tracing::info!(
@@ -190,13 +200,22 @@ impl NbdServer {
         tracing::warn!("{}: {what} ({left_out} others since the last of these lines)", self.dialer.address);
     }
 
-    /// Asks the server for the export's size, on a connection of its own. A server that serves one client at a time does not answer: the size that
-    /// the last connection has found is the newest known. Blocks: only for control threads.
-    fn ask_size(&self) -> ByteLen {
-        if let Ok(session) = self.dialer.dial(Purpose::Information) {
-            self.found.set(ByteLen(session.export.size));
+    /// Asks the server for the export's size, on a connection of its own. Blocks: only for control threads.
+    ///
+    /// # Errors
+    /// When it does not tell, as one that serves a client at a time.
+    fn ask_size(&self) -> io::Result<ByteLen> {
+        let export = match self.dialer.dial(Purpose::Information) {
+            Ok(Session { export, .. }) if export.size > 0 => export,
+            // A server without NBD_OPT_INFO refuses to tell. nbd-server opens the export only for whoever uses it, and says 0 before.
+            _ => self.dialer.dial(Purpose::Probe)?.export,
+        };
+        if export.size == 0 {
+            let why = format!("{}: the export's size: found 0 bytes, expected that of a disk", self.dialer.address);
+            return Err(io::Error::other(why));
         }
-        self.found.get()
+        self.found.set(ByteLen(export.size));
+        Ok(ByteLen(export.size))
     }
 
     /// Checks that a new connection has what queues rely on, and takes over the export's size.
@@ -215,6 +234,9 @@ impl NbdServer {
                 "block sizes: found {} to {}, expected those of the first connection, {} to {}",
                 export.block, export.max_payload, self.export.block, self.export.max_payload
             )));
+        }
+        if export.size == 0 {
+            return Err(refused("the export's size: found 0 bytes, expected that of a disk".to_owned()));
         }
         let size = ByteLen(export.size);
         if self.found.get() != size {
@@ -338,7 +360,18 @@ impl Disk<UringContext> for NbdDisk {
         if let Some(size) = size {
             admission::check_resize(&self.server.geometry, size)?;
         }
-        let found = self.server.ask_size();
+        let asked = self.server.ask_size();
+        // What the last connection has found, if that is what is wanted, or new.
+        let known = self.server.found.get();
+        let is_enough = size.map_or(known != self.server.size.get(), |size| size == known);
+        let found = match asked {
+            Ok(found) => found,
+            Err(_) if is_enough => known,
+            Err(error) => {
+                let what = format!("asking the server for the export's size (its last connection has found {known})");
+                return Err(DiskError::Os { what, source: error });
+            }
+        };
         if let Some(size) = size.filter(|size| *size != found) {
             let expected = format!("{found}, the export's size; NBD cannot resize it: do that at the server");
             return Err(DiskError::Size { found: size.to_string(), expected });

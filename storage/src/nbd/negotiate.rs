@@ -39,6 +39,8 @@ impl ExportInfo {
 pub(super) enum Purpose {
     /// The export is used on this connection.
     Transmission,
+    /// It could be used, and the connection is ended.
+    Probe,
     /// The export is asked for, and the connection ends.
     Information,
 }
@@ -104,7 +106,7 @@ pub(super) fn negotiate(
             headers = better;
         }
     }
-    let number = if purpose == Purpose::Transmission { option::GO } else { option::INFO };
+    let number = if purpose == Purpose::Information { option::INFO } else { option::GO };
     let mut data = (export.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(export.as_bytes());
     data.extend_from_slice(&1u16.to_be_bytes());
@@ -135,7 +137,7 @@ pub(super) fn negotiate(
                 }
                 return check(ExportInfo { size, flags, headers, block: sizes.0, max_payload: sizes.1 });
             }
-            (option_reply::UNSUPPORTED, _) if purpose == Purpose::Transmission => {
+            (option_reply::UNSUPPORTED, _) if purpose != Purpose::Information => {
                 return export_name(stream, export, headers, no_zeroes);
             }
             (error, text) => return Err(option_error("the export", error, &text)),

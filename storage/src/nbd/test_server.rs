@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::connect::PROBE_COOKIE;
 use super::protocol::{command, command_flag, export_flag, info, option, option_reply};
 
 /// All that an export can do.
@@ -31,12 +32,23 @@ pub(super) struct Command {
     pub len: u64,
 }
 
+/// When a connection too many ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    AtOnce,
+    AfterNegotiation,
+}
+
 /// What the server offers.
 pub(super) struct Offer {
     pub size: usize,
     /// The size that is stated, if not that of the disk in memory.
     pub stated: Option<u64>,
     pub flags: u16,
+    /// One connection at a time; others end before or after the negotiation.
+    pub limit: Option<Refusal>,
+    /// The size is stated to whoever uses the export only (nbd-server).
+    pub hides_size: bool,
     pub structured: bool,
     pub extended: bool,
     pub go: bool,
@@ -53,6 +65,8 @@ impl Default for Offer {
             size: 8 << 20,
             stated: None,
             flags: ALL_FLAGS,
+            limit: None,
+            hides_size: false,
             structured: true,
             extended: false,
             go: true,
@@ -66,7 +80,10 @@ impl Default for Offer {
 /// A server that listens.
 pub(super) struct TestServer {
     pub path: PathBuf,
+    /// Made so far, without probes.
     pub connections: AtomicU64,
+    /// That use the export now.
+    open: AtomicU64,
     pub commands: Mutex<Vec<Command>>,
     pub disk: Mutex<Vec<u8>>,
     offer: Offer,
@@ -81,6 +98,7 @@ impl TestServer {
         let server = Arc::new(TestServer {
             path,
             connections: AtomicU64::new(0),
+            open: AtomicU64::new(0),
             commands: Mutex::default(),
             disk: Mutex::new(vec![0; offer.size]),
             offer,
@@ -103,7 +121,25 @@ impl TestServer {
         self.offer.stated.unwrap_or_else(|| self.disk.lock().unwrap().len() as u64)
     }
 
+    /// Counts a connection that uses the export: before the client knows, whose next connection is the second one then.
+    fn begin_use(&self) -> bool {
+        self.open.fetch_add(1, Ordering::SeqCst) == 0
+    }
+
+    /// Transmits, unless there are too many connections.
+    fn use_export(&self, is_first: bool, stream: UnixStream, structured: bool, extended: bool) -> io::Result<()> {
+        let result = match self.offer.limit {
+            Some(_) if !is_first => Ok(()),
+            _ => self.transmit(stream, structured, extended),
+        };
+        self.open.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
     fn serve(&self, mut stream: UnixStream) -> io::Result<()> {
+        if self.offer.limit == Some(Refusal::AtOnce) && self.open.load(Ordering::SeqCst) > 0 {
+            return Ok(());
+        }
         stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
         let mut client_flags = [0; 4];
         stream.read_exact(&mut client_flags)?;
@@ -131,7 +167,8 @@ impl TestServer {
                 }
                 option::GO | option::INFO if self.offer.go => {
                     let mut export = info::EXPORT.to_be_bytes().to_vec();
-                    export.extend(self.stated_size().to_be_bytes());
+                    let hides = self.offer.hides_size && number == option::INFO;
+                    export.extend(if hides { 0 } else { self.stated_size() }.to_be_bytes());
                     export.extend(self.offer.flags.to_be_bytes());
                     reply(option_reply::INFO, &export)?;
                     if let Some((least, most)) = self.offer.blocks {
@@ -139,16 +176,19 @@ impl TestServer {
                         blocks.extend([least, 4096, most].into_iter().flat_map(u32::to_be_bytes));
                         reply(option_reply::INFO, &blocks)?;
                     }
-                    reply(option_reply::ACK, &[])?;
                     if number == option::GO {
-                        return self.transmit(stream, structured, extended);
+                        let is_first = self.begin_use();
+                        reply(option_reply::ACK, &[])?;
+                        return self.use_export(is_first, stream, structured, extended);
                     }
+                    reply(option_reply::ACK, &[])?;
                 }
                 option::EXPORT_NAME => {
                     let mut export = self.stated_size().to_be_bytes().to_vec();
                     export.extend(self.offer.flags.to_be_bytes());
+                    let is_first = self.begin_use();
                     stream.write_all(&export)?;
-                    return self.transmit(stream, structured, extended);
+                    return self.use_export(is_first, stream, structured, extended);
                 }
                 option::ABORT => return reply(option_reply::ACK, &[]),
                 _ => reply(option_reply::UNSUPPORTED, b"not here")?,
@@ -166,6 +206,11 @@ impl TestServer {
             let len = if extended { long(24) } else { u32::from_be_bytes(header[24..].try_into().unwrap()).into() };
             let half = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
             let request = Command { flags: half(4), command: half(6), cookie: long(8), offset: long(16), len };
+            if request.cookie == PROBE_COOKIE {
+                // A probe, which goes when it has an answer.
+                self.connections.fetch_sub(1, Ordering::SeqCst);
+                return stream.write_all(&simple(0, 0));
+            }
             self.commands.lock().unwrap().push(request);
             let mut data = vec![0; if request.command == command::WRITE { len as usize } else { 0 }];
             stream.read_exact(&mut data)?;

@@ -7,7 +7,7 @@ use mqblk_core::{ByteLen, Disk, Errno, Op, Outcome};
 use mqblk_uring::{FixedBufferUse, UringContext};
 
 use super::protocol::{command, export_flag};
-use super::test_server::{ALL_FLAGS, Command, Offer, TestServer, chunk, error_chunk, is_durable, simple};
+use super::test_server::{ALL_FLAGS, Command, Offer, Refusal, TestServer, chunk, error_chunk, is_durable, simple};
 use crate::conformance::{TestRequest, TestTarget, TestWorker, run};
 
 const WRITE: Op = Op::Write { fua: false };
@@ -263,6 +263,46 @@ fn a_new_size_is_found_by_a_resize() {
     let mut worker = worker(&disk);
     assert_eq!(worker.run_one(read((16 << 20) - 4096)), DONE);
     worker.close();
+}
+
+/// A server that does not tell is an error, unless its last connection has found what is asked for.
+#[test]
+fn a_size_that_nobody_tells_is_an_error() {
+    let resize = |disk: &Arc<dyn Disk<UringContext>>, size| disk.resize(size).map_err(|error| error.to_string());
+    let (before, after) = (ByteLen(8 << 20), ByteLen(16 << 20));
+    let server = TestServer::start(Offer { limit: Some(Refusal::AtOnce), ..Offer::default() });
+    let disk = open(&server, &[]);
+    server.disk.lock().unwrap().resize(16 << 20, 0);
+    for size in [None, Some(after)] {
+        let error = resize(&disk, size).unwrap_err();
+        assert!(
+            error.contains("asking the server for the export's size (its last connection has found 8M)"),
+            "{error}"
+        );
+        assert!(error.contains("ended the connection before its greeting"), "{error}");
+    }
+    assert_eq!(resize(&disk, Some(before)), Ok(before));
+
+    let server = TestServer::start(Offer { hides_size: true, ..Offer::default() });
+    let disk = open(&server, &[]);
+    assert_eq!(resize(&disk, None), Ok(before), "0 is no size");
+    server.disk.lock().unwrap().resize(16 << 20, 0);
+    assert_eq!(resize(&disk, None), Ok(after));
+}
+
+/// It announces that it takes several connections, and refuses the second one.
+#[test]
+fn one_connection_serves_all_if_the_server_takes_no_other() {
+    for limit in [Refusal::AtOnce, Refusal::AfterNegotiation] {
+        for go in [true, false] {
+            let server = TestServer::start(Offer { limit: Some(limit), go, ..Offer::default() });
+            let disk = open(&server, &[]);
+            assert_eq!(disk.max_channels(), Some(1), "{limit:?}");
+            let mut worker = worker(&disk);
+            assert_eq!(worker.run_one(read(0)), DONE);
+            worker.close();
+        }
+    }
 }
 
 #[test]

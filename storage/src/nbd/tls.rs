@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,16 +11,21 @@ use std::sync::Arc;
 use mqblk_core::settings::{SettingError, Settings};
 use mqblk_core::thread::spawn;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustls::client::WebPkiServerVerifier;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::address::ServerAddress;
+use super::connect::TimedStream;
 
 /// The names that QEMU's and libvirt's credentials have in their folder.
 const CA: &str = "ca-cert.pem";
+const REVOKED: &str = "ca-crl.pem";
 const CERTIFICATE: &str = "client-cert.pem";
 const KEY: &str = "client-key.pem";
+/// What users have that are neither owner nor of the group, of a file's mode.
+const OF_OTHERS: u32 = 0o007;
 /// Bytes on the way in each direction.
 const CHUNK: usize = 128 << 10;
 
@@ -66,7 +72,7 @@ impl TlsClient {
     ///
     /// # Errors
     /// When the server's certificate is not trusted, or the handshake fails.
-    pub(super) fn connect(&self, stream: TcpStream) -> io::Result<Tunnel> {
+    pub(super) fn connect(&self, stream: TimedStream) -> io::Result<Tunnel> {
         let session = ClientConnection::new(Arc::clone(&self.config), self.name.clone()).map_err(io::Error::other)?;
         let mut stream = StreamOwned::new(session, stream);
         while stream.conn.is_handshaking() {
@@ -89,20 +95,52 @@ fn load(folder: &Path) -> Result<ClientConfig, String> {
         return Err(format!("{CA}: no certificate"));
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let verifier = match revoked(folder)? {
+        None => verifier,
+        // As with GnuTLS, whose names these are: a list that has expired is an error, and what no list is about is accepted.
+        Some(lists) => verifier.with_crls(lists).allow_unknown_revocation_status().enforce_revocation_expiration(),
+    };
+    let verifier = verifier.build().map_err(|error| in_file(REVOKED, &error))?;
     let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = versions.map_err(|error| error.to_string())?.with_root_certificates(roots);
+    let builder = versions.map_err(|error| error.to_string())?.with_webpki_verifier(verifier);
     if !folder.join(CERTIFICATE).exists() {
         return Ok(builder.with_no_client_auth());
     }
     let chain = CertificateDer::pem_file_iter(folder.join(CERTIFICATE)).and_then(Iterator::collect);
     let chain: Vec<CertificateDer<'static>> = chain.map_err(|error| in_file(CERTIFICATE, &error))?;
+    let metadata = folder.join(KEY).metadata().map_err(|error| in_file(KEY, &error))?;
+    if metadata.mode() & OF_OTHERS != 0 {
+        let path = folder.join(KEY);
+        tracing::warn!(
+            "{}: mode {:04o}: every user of the host may use this key (chmod o= FILE)",
+            path.display(),
+            metadata.mode() & 0o7777
+        );
+    }
     let key = PrivateKeyDer::from_pem_file(folder.join(KEY)).map_err(|error| in_file(KEY, &error))?;
     builder.with_client_auth_cert(chain, key).map_err(|error| in_file(CERTIFICATE, &error))
 }
 
+/// Returns the certificates that their issuer has revoked; `None` without a list.
+fn revoked(folder: &Path) -> Result<Option<Vec<CertificateRevocationListDer<'static>>>, String> {
+    let path = folder.join(REVOKED);
+    // One that cannot be read is an error, and not none.
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        _ => {}
+    }
+    let lists = CertificateRevocationListDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match lists {
+        Ok(lists) if lists.is_empty() => Err(format!("{REVOKED}: no list of revoked certificates")),
+        Ok(lists) => Ok(Some(lists)),
+        Err(error) => Err(format!("{REVOKED}: {error}")),
+    }
+}
+
 /// A connection with TLS.
 #[derive(Debug)]
-pub(super) struct Tunnel(StreamOwned<ClientConnection, TcpStream>);
+pub(super) struct Tunnel(StreamOwned<ClientConnection, TimedStream>);
 
 impl Read for Tunnel {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -128,6 +166,7 @@ impl Tunnel {
     pub(super) fn into_socket(self) -> io::Result<OwnedFd> {
         let (ours, theirs) = UnixStream::pair()?;
         let StreamOwned { conn, sock } = self.0;
+        let sock = sock.into_inner();
         sock.set_nonblocking(true)?;
         ours.set_nonblocking(true)?;
         let forwarding = move || {

@@ -234,17 +234,48 @@ fn tcp_and_tls_work_in_the_sandbox() {
         assert!(run(&mut load, Duration::from_millis(300)) > 0);
         drop(load);
         daemon.stop();
+        if tls {
+            refuses_revoked_certificates(&place, &certificates, &format!("path=nbds://127.0.0.1:{port}/x{keys}"));
+        }
         drop(server);
     }
+}
+
+/// `settings`: a disk behind a server whose certificate is in the folder.
+fn refuses_revoked_certificates(place: &Place, certificates: &Path, settings: &str) {
+    let start = || {
+        let disk = format!("id=d,socket={},{settings}", place.folder.path().join("d.sock").display());
+        let output = Command::new(mqblk_binary()).args(["serve", "--print-config", "--disk", &disk]).output();
+        let output = output.expect("mqblk");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let configuration = "[ca]\ndefault_ca = c\n[c]\ndatabase = index\ncrlnumber = number\ndefault_md = sha256\ndefault_crl_days = 30\n\
+                         crl_extensions = e\n[e]\nauthorityKeyIdentifier = keyid:always\n";
+    for (name, text) in [("ca.conf", configuration), ("index", ""), ("number", "01\n")] {
+        std::fs::write(certificates.join(name), text).expect("a file");
+    }
+    let authority = ["ca", "-config", "ca.conf", "-keyfile", "ca-key.pem", "-cert", "ca-cert.pem"];
+    let list = || openssl(certificates, &[&authority[..], &["-gencrl", "-out", "ca-crl.pem"]].concat());
+    list();
+    assert!(start().0, "none is revoked: {}", start().1);
+    openssl(certificates, &[&authority[..], &["-revoke", "server-cert.pem"]].concat());
+    list();
+    let (starts, text) = start();
+    assert!(!starts && text.contains("certificate: Revoked"), "{text}");
+    std::fs::write(certificates.join("ca-crl.pem"), "nothing").expect("a file");
+    let (starts, text) = start();
+    assert!(!starts && text.contains("ca-crl.pem: no list of revoked certificates"), "{text}");
+}
+
+fn openssl(folder: &Path, arguments: &[&str]) {
+    let output = Command::new("openssl").args(arguments).current_dir(folder).output().expect("openssl");
+    assert!(output.status.success(), "openssl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Makes an authority, and a certificate of the server that it signs.
 fn make_certificates(folder: &Path) {
     std::fs::create_dir(folder).expect("a folder");
-    let openssl = |arguments: &[&str]| {
-        let output = Command::new("openssl").args(arguments).current_dir(folder).output().expect("openssl");
-        assert!(output.status.success(), "openssl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    };
+    let openssl = |arguments: &[&str]| openssl(folder, arguments);
     let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
     let authority =
         ["req", "-x509", "-days", "30", "-subj", "/CN=authority", "-keyout", "ca-key.pem", "-out", "ca-cert.pem"];

@@ -10,7 +10,6 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::guest::{GuestAddress, GuestMemory, Region};
-use crate::sigbus;
 
 /// Bytes of a granted page: `XEN_PAGE_SIZE`, whatever the host's page size is.
 pub const PAGE_BYTES: u32 = 4096;
@@ -43,8 +42,6 @@ pub struct PageArena {
     memory: Arc<GuestMemory>,
     region: Arc<Region>,
     pages: u32,
-    /// Files mapped here may be truncated by their owner.
-    _watch: sigbus::WatchSlot,
 }
 
 impl PageArena {
@@ -58,8 +55,7 @@ impl PageArena {
         }
         let region = Arc::new(Region::anonymous_isolated(pages.max(1) as usize * PAGE_BYTES as usize)?);
         let memory = GuestMemory::new(vec![Arc::clone(&region)]).map_err(io::Error::other)?;
-        let watch = sigbus::watch(region.host_address() as usize, region.len() as usize, PAGE_BYTES as usize)?;
-        Ok(PageArena { memory: Arc::new(memory), region, pages, _watch: watch })
+        Ok(PageArena { memory: Arc::new(memory), region, pages })
     }
 
     /// Returns the number of slots.
@@ -188,6 +184,21 @@ mod tests {
         assert_eq!(found[7], 5, "the file's own page");
         arena.map_zero_pages(PageSlot(1), 2).unwrap();
         assert_eq!([0, 1, 2, 3].map(|slot| byte(&arena, slot)), [1, 0, 0, 9]);
+    }
+
+    /// Whoever has the memory when the arena is gone does not crash.
+    #[test]
+    fn memory_that_outlives_its_arena_is_watched() {
+        let arena = PageArena::reserve(2).unwrap();
+        let file = create_memfd("t", u64::from(PAGE_BYTES)).unwrap();
+        arena.map_file(PageSlot(1), 1, &file, 0, true).unwrap();
+        let memory = Arc::clone(arena.memory());
+        drop(arena);
+        file.set_len(0).unwrap();
+        let mut found = [1];
+        // Lost, or zeroes.
+        let _ = memory.read(PageSlot(1).address(0), &mut found);
+        assert_eq!(found, [0]);
     }
 
     #[test]

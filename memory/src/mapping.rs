@@ -25,6 +25,8 @@ pub struct Mapping {
     /// Bytes to unmap: `len` rounded up to the file system's page size.
     mapped: usize,
     slot: Option<sigbus::WatchSlot>,
+    /// Of page slots: files that are mapped here in parts may be truncated by their owner.
+    parts: Option<sigbus::WatchSlot>,
 }
 
 // SAFETY: a mapping is plain memory that any thread may copy from or to; nothing in it is tied to a thread.
@@ -54,7 +56,7 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
         let base = unsafe { rustix::mm::mmap(null_mut(), mapped, protection, MapFlags::SHARED, file, aligned)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mut mapping = Mapping { base, len, mapped, slot: None };
+        let mut mapping = Mapping { base, len, mapped, slot: None, parts: None };
         mapping.exclude_from_dumps();
         // Without this an access could end the process, so a mapping that cannot be watched is refused.
         mapping.slot = Some(sigbus::watch(base.as_ptr() as usize, mapped, page as usize)?);
@@ -73,17 +75,18 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice changes no existing memory.
         let base = unsafe { rustix::mm::mmap_anonymous(null_mut(), mapped, protection, flags)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Mapping { base, len, mapped, slot: None };
+        let mapping = Mapping { base, len, mapped, slot: None, parts: None };
         mapping.exclude_from_dumps();
         Ok(mapping)
     }
 
     /// Like [`anonymous`](Self::anonymous), at addresses that the system uses only on request: if there is a hole in the mapping for a
     /// moment, no other thread's memory is mapped into it. The system allocates addresses from the top of the free space (or from a third
-    /// of it, upwards), and these lie far below. Where the address space is too small for that, any addresses are used.
+    /// of it, upwards), and these lie far below. Where the address space is too small for that, any addresses are used. Parts of it may be
+    /// replaced by mappings of files.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system refuses, or there are too many mappings to watch.
     pub(crate) fn anonymous_isolated(len: usize) -> io::Result<Mapping> {
         /// 32 TiB to 40 TiB: below programs, heaps and mappings on x86_64 and on arm64 with 48 bits.
         const RANGE: std::ops::Range<usize> = 0x2000_0000_0000..0x2800_0000_0000;
@@ -102,15 +105,21 @@ impl Mapping {
             match unsafe { rustix::mm::mmap_anonymous(start, mapped, protection, flags) } {
                 Ok(base) => {
                     let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-                    let mapping = Mapping { base, len, mapped, slot: None };
+                    let mapping = Mapping { base, len, mapped, slot: None, parts: None };
                     mapping.exclude_from_dumps();
-                    return Ok(mapping);
+                    return mapping.watch_parts();
                 }
                 Err(Errno::EXIST) => {}
                 Err(_) => break,
             }
         }
-        Mapping::anonymous(len)
+        Mapping::anonymous(len)?.watch_parts()
+    }
+
+    fn watch_parts(mut self) -> io::Result<Mapping> {
+        let page = rustix::param::page_size();
+        self.parts = Some(sigbus::watch(self.base.as_ptr() as usize, self.mapped, page)?);
+        Ok(self)
     }
 
     /// Excludes the memory from core dumps: it is the guests', or holds their data.
@@ -204,7 +213,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.slot = None;
+        // Before the addresses are anybody else's.
+        (self.slot, self.parts) = (None, None);
         // SAFETY: the mapping was created with this length; every lease on it is gone, since leases own it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
     }

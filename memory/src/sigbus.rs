@@ -26,7 +26,7 @@ const MAX_CHUNKS: usize = 256;
 pub enum MemoryLoss {
     /// The file behind it is shorter than the mapping.
     Truncated,
-    /// The hardware has reported an error in it (BUS_MCEERR_AR, BUS_MCEERR_AO).
+    /// The hardware has reported an error in it (BUS_MCEERR_AR).
     HardwareError,
 }
 
@@ -229,7 +229,8 @@ fn place_zeroes(start: usize, len: usize) -> bool {
     placed != libc::MAP_FAILED
 }
 
-/// Marks the watched mapping that contains `address` as lost, and makes the address accessible. Returns false if there is none.
+/// Marks the watched mapping that contains `address` as lost, and makes the address accessible. Returns false if there is none. Called for an
+/// access of this thread, which keeps the mapping.
 fn mark_lost(address: usize, loss: u8) -> bool {
     let Some((slot, range)) = find(address) else { return false };
     let _ = slot.loss.compare_exchange(NO_LOSS, loss, Ordering::Relaxed, Ordering::Relaxed);
@@ -249,11 +250,12 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, _context: *mut 
     // SAFETY: returns this thread's errno, which the interrupted code may be about to read.
     let (errno, saved) = unsafe { (libc::__errno_location(), *libc::__errno_location()) };
     let loss = match code {
-        libc::BUS_MCEERR_AR | libc::BUS_MCEERR_AO => HARDWARE_ERROR,
+        libc::BUS_MCEERR_AR => HARDWARE_ERROR,
         _ => TRUNCATED,
     };
-    // An error that no access has met yet is advice: what is not watched may be ignored.
-    if mark_lost(address, loss) || code == libc::BUS_MCEERR_AO {
+    // An error that no access has met yet is advice, and nobody keeps its mapping: it may be dropped, and its addresses given to another,
+    // while it is marked. An access to the page is reported again (BUS_MCEERR_AR).
+    if code == libc::BUS_MCEERR_AO || mark_lost(address, loss) {
         // SAFETY: as above.
         unsafe { *errno = saved };
         return;

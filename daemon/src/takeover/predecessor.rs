@@ -192,7 +192,7 @@ impl Predecessor {
             };
             self.channel.send(&answer, &[], SEND_TIMEOUT)?;
         }
-        // It ends, and gives back nothing.
+        // It ends, and releases nothing.
         self.images().lock().clear();
         set_sharing(Sharing::Alone);
         self.serve_others(state, &served);

@@ -1,7 +1,7 @@
-//! Who takes and who gives back the lock of an image with `shared-migration`, while one daemon takes over from another.
+//! Who takes and who releases the lock of an image with `shared-migration`, while one daemon takes over from another.
 //!
 //! Both processes have the same open file then, and one lock: whoever gives it back takes it from the other. So nobody does. One of both
-//! processes goes on alone, and gives back what it does not use.
+//! processes goes on alone, and releases what it does not use.
 
 /// Whether another process has the open files of this one, and with them their locks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -274,7 +274,7 @@ mod tests {
             assert!(lock == Holder::Both || !runs(old) && !runs(new), "queues run without the lock: {self:?}");
             for alone in [old, new].iter().filter(|one| one.is_alive && one.sharing == Sharing::Alone) {
                 let is_needed = !alone.users.is_unused() || alone.users.undurable;
-                assert_eq!(lock == Holder::Both, is_needed, "a lock that nobody gives back: {self:?}");
+                assert_eq!(lock == Holder::Both, is_needed, "a lock that nobody releases: {self:?}");
             }
         }
     }

@@ -49,24 +49,24 @@ const CALLS: &[&[(&str, &str)]] = &[
     &[("queue.move", r#"{"id":"blk","queue":1,"worker":1}"#), ("queue.move", r#"{"id":"scsi","queue":0,"worker":1}"#)],
     &[("worker.add", "{}"), ("worker.remove", "{}")],
     &[
-        ("disk.add", r#"{"settings":{"id":"dS","storage":"ram","size":"1M","socket":"FOLDER/dS.sock"}}"#),
+        ("disk.add", r#"{"settings":{"id":"dS","storage":"null","size":"1M","socket":"FOLDER/dS.sock"}}"#),
         ("disk.remove", r#"{"id":"dS"}"#),
     ],
     &[
-        ("disk.add", r#"{"settings":{"id":"same","storage":"ram","size":"1M","socket":"FOLDER/same.sock"}}"#),
+        ("disk.add", r#"{"settings":{"id":"same","storage":"null","size":"1M","socket":"FOLDER/same.sock"}}"#),
         ("disk.remove", r#"{"id":"same"}"#),
     ],
     &[
-        ("lun.add", r#"{"controller":"scsi","settings":{"id":"lS","storage":"ram","size":"1M"}}"#),
+        ("lun.add", r#"{"controller":"scsi","settings":{"id":"lS","storage":"null","size":"1M"}}"#),
         ("lun.remove", r#"{"id":"lS"}"#),
     ],
     &[
-        ("lun.add", r#"{"controller":"scsi","settings":{"id":"same","storage":"ram","size":"1M"}}"#),
+        ("lun.add", r#"{"controller":"scsi","settings":{"id":"same","storage":"null","size":"1M"}}"#),
         ("lun.remove", r#"{"id":"same"}"#),
     ],
     &[
         ("controller.add", r#"{"settings":{"id":"cS","socket":"FOLDER/cS.sock"}}"#),
-        ("lun.add", r#"{"controller":"cS","settings":{"storage":"ram","size":"1M"}}"#),
+        ("lun.add", r#"{"controller":"cS","settings":{"storage":"null","size":"1M"}}"#),
         ("controller.remove", r#"{"id":"cS"}"#),
     ],
     &[
@@ -100,7 +100,7 @@ path = "FOLDER/lun.img"
 const MORE: &str = r#"
 [[disk]]
 id = "more"
-storage = "ram"
+storage = "null"
 size = "1M"
 socket = "FOLDER/more.sock"
 "#;

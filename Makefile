@@ -1,9 +1,9 @@
 # make quickstart   build, serve an image, write and verify it, benchmark it, show how to attach it to a virtual machine
-# make test         every test, those with real guests and on a real Xen too (as root: it installs QEMU and others with apt)
+# make test         tests of everything, also with real guests and on a real Xen, in half an hour (as root: it installs QEMU and others with apt)
 # make test-fast    without virtual machines
 # make test-again   only what failed in the last run
-# make test-guest   only those with virtual machines
-# make test-xen     only those on Xen, which QEMU emulates
+# make test-guest   only those with virtual machines, with the long ones that make test leaves out
+# make test-xen     only those on Xen, which QEMU emulates, with the long ones
 # make test-crash   100 kills and 50 stops of the daemon under verified load for each interface (minutes; test-fast has a tenth)
 # make test-ceph    only those on real clusters of Ceph (as root: it installs Ceph with apt)
 # make test-libvirt only a domain of libvirt on the packaged service (as root)
@@ -31,10 +31,10 @@ test-again:
 	@scripts/test.sh again
 
 test-guest:
-	@scripts/test.sh guest
+	@scripts/test.sh long guest
 
 test-xen:
-	@scripts/test.sh xen
+	@scripts/test.sh long xen
 
 test-crash:
 	@scripts/test.sh crash

@@ -27,6 +27,7 @@ fn serve(guest: &mut Guest, arguments: &str, socket: &str) -> Result<()> {
 
 /// Two disks on one worker, one of them on a suspended device-mapper device with 64 reads and writes in flight, then flushes.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn a_suspended_device_costs_its_neighbours_nothing() -> Result<()> {
     with_each_vmm(|vmm| {
         let program = ProgramDisk::new()?;
@@ -173,6 +174,7 @@ fn memory_is_charged(guest: &mut Guest, groups: &ControlGroups) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn memory_that_a_read_fills_first_is_charged_to_the_daemon() -> Result<()> {
     let program = ProgramDisk::with(&[Path::new(env!("CARGO_BIN_EXE_fill_memory"))])?;
     for groups in &VERSIONS {
@@ -190,6 +192,7 @@ fn memory_that_a_read_fills_first_is_charged_to_the_daemon() -> Result<()> {
 /// The hardware reports an error in a page of guest memory (the kernel is told so): the queue that touches it ends, the daemon and other disks go
 /// on, and the log says what it was. Debian 12's cloud kernel cannot be told.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn a_hardware_memory_error_ends_the_queue_that_touches_it() -> Result<()> {
     let program = ProgramDisk::with(&[Path::new(env!("CARGO_BIN_EXE_fill_memory"))])?;
     let daemon = VhostUserDaemon::start(&[DaemonDisk::new("program", program.path(), 1)])?;

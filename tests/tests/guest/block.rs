@@ -118,6 +118,7 @@ fn trim(guest: &mut Guest, image: &HostImage) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn block_devices_read_only_and_flush() -> Result<()> {
     let (image_4096, image_512, image_ro) = (HostImage::full(64)?, HostImage::full(64)?, HostImage::full(16)?);
     let (loop_4096, loop_512) = (LoopDevice::attach(&image_4096, 4096)?, LoopDevice::attach(&image_512, 512)?);

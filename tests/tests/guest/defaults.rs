@@ -56,6 +56,7 @@ fn fewer_queues_than_the_vmm_sets_up_are_logged() -> Result<()> {
 
 /// QEMU omits memory without a file from the table, and passes private files as if they were shared.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn memory_that_is_not_shared_is_logged() -> Result<()> {
     with_each_vmm(|vmm| {
         for backend in ["memory-backend-ram", "memory-backend-memfd,share=off"] {

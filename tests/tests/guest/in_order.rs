@@ -12,11 +12,13 @@ fn kill_and_stop(packed: bool) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn split_rings() -> Result<()> {
     kill_and_stop(false)
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn packed_rings() -> Result<()> {
     kill_and_stop(true)
 }

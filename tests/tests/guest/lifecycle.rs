@@ -93,6 +93,7 @@ fn reset_in_mid_io() -> Result<()> {
 
 /// Memory is plugged while requests run: the server gets a new region, and soon buffers in it.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn memory_plugged_in_mid_io() -> Result<()> {
     let image = HostImage::sparse(256)?;
     let daemon = VhostUserDaemon::start(&[DaemonDisk::new("grow", image.path(), 2)])?;
@@ -126,6 +127,7 @@ fn memory_plugged_in_mid_io() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn a_killed_guest_does_not_affect_another() -> Result<()> {
     let (image_a, image_b) = (HostImage::sparse(128)?, HostImage::sparse(128)?);
     let mut daemon =

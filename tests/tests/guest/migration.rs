@@ -205,11 +205,13 @@ fn blk_migrates_there_and_back() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn scsi_migrates_there_and_back() -> Result<()> {
     queues(1)?.into_iter().try_for_each(|queues| migrates_there_and_back(Setting::new(Interface::Scsi, queues)?))
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn packed_rings_migrate_there_and_back() -> Result<()> {
     for interface in interfaces(Interface::Blk)? {
         migrates_there_and_back(Setting { packed: true, ..Setting::new(interface, 2)? })?;
@@ -218,6 +220,7 @@ fn packed_rings_migrate_there_and_back() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn rings_in_order_migrate_there_and_back() -> Result<()> {
     for (interface, packed) in [(Interface::Blk, false), (Interface::Scsi, true)] {
         let setting = Setting::new(interface, 2)?;
@@ -228,6 +231,7 @@ fn rings_in_order_migrate_there_and_back() -> Result<()> {
 
 /// Each request takes 20 ms, so that many are outstanding at the switch.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn with_slow_storage() -> Result<()> {
     for interface in interfaces(Interface::Scsi)? {
         migrates_there_and_back(Setting { latency_us: 20_000, ..Setting::new(interface, 2)? })?;
@@ -237,6 +241,7 @@ fn with_slow_storage() -> Result<()> {
 
 /// A migration is cancelled half-way, and one loses its destination: the guest continues at the source, and can be migrated afterwards.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn a_migration_that_fails() -> Result<()> {
     for interface in interfaces(Interface::Blk)? {
         let setting = Setting::new(interface, 2)?;
@@ -275,6 +280,7 @@ fn a_migration_that_fails() -> Result<()> {
 
 /// The state is saved to a file, the source ends, and another QEMU with another daemon restores it.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn saved_to_a_file_and_restored() -> Result<()> {
     for interface in interfaces(Interface::Scsi)? {
         let setting = Setting::new(interface, 2)?;

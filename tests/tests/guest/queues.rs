@@ -61,6 +61,7 @@ fn four_queues_with_four_cpus() -> Result<()> {
 
 /// More queues than CPUs, more queues than the VMM asks for, memory above 4 GiB, every size of ring.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn odd_shapes() -> Result<()> {
     let images = [HostImage::sparse(64)?, HostImage::sparse(64)?, HostImage::sparse(64)?];
     let ids = ["small", "large", "single"];
@@ -97,6 +98,7 @@ fn odd_shapes() -> Result<()> {
 
 /// A disk of each poll policy in one guest, busy at the same time, then one small request at a time with gaps.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn every_poll_policy_serves() -> Result<()> {
     let policies = ["off", "static:50", "adaptive:200", "busy"];
     let ours = DaemonProgram::from_environment()? == DaemonProgram::Mqblk;

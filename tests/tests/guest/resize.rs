@@ -87,6 +87,7 @@ fn a_virtio_blk_disk() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn a_disk_that_changed_while_the_guest_booted() -> Result<()> {
     if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());
@@ -122,6 +123,7 @@ fn a_disk_that_changed_while_the_guest_booted() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn a_lun() -> Result<()> {
     if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());

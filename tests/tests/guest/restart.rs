@@ -163,6 +163,7 @@ fn split_rings() -> Result<()> {
 
 /// In a long run with each VMM.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn packed_rings() -> Result<()> {
     let vmms = if rounds()? > ROUNDS { Vmm::all()? } else { vec![Vmm::newest()?] };
     vmms.into_iter().try_for_each(|vmm| kill_and_stop_with(vmm, Rings::PACKED))

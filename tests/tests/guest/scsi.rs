@@ -168,6 +168,7 @@ fn verify_eight_at_once(guest: &mut Guest, disks: &Disks, places: &[(u8, u16)]) 
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn luns_come_and_go_under_load() -> Result<()> {
     const ID: &str = "hot";
     let image = || HostImage::sparse(32);

@@ -150,6 +150,7 @@ impl Paths {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn reservations_over_two_paths() -> Result<()> {
     if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(()); // QEMU's own SCSI disk has no reservations

@@ -123,6 +123,7 @@ fn consistent(disk: &DiskStat) -> Result<()> {
 
 /// Streams, random writes, discards and flushes at the same time, with everything enabled that may reorder or delay.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn verified_data_survives_merging_under_storms() -> Result<()> {
     if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());
@@ -160,6 +161,7 @@ fn verified_data_survives_merging_under_storms() -> Result<()> {
 
 /// A file system on the disk, written and read through the page cache.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn buffered_streams_of_a_file_system() -> Result<()> {
     if DaemonProgram::from_environment()? != DaemonProgram::Mqblk {
         return Ok(());

@@ -13,6 +13,7 @@ const COUNTING: &str =
     "n=0; until [ -e /run/end ]; do n=$((n + 1)); echo $n >/run/n.new; mv /run/n.new /run/n; sleep 0.1; done";
 
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn both_vmms_and_both_kernels_boot() -> Result<()> {
     let mut seen = Vec::new();
     for (vmm, kernel) in
@@ -30,6 +31,7 @@ fn both_vmms_and_both_kernels_boot() -> Result<()> {
 
 /// The running script continues at the destination. With a machine type that both VMMs know; the module `migration` has guests with disks.
 #[test]
+#[ignore = "long: make soak, make test-guest"]
 fn a_guest_migrates_to_a_newer_vmm() -> Result<()> {
     let builder =
         |vmm| Guest::builder().machine("pc-i440fx-7.2").cpu("Nehalem-v1").kernel(GuestKernel::System).vmm(vmm);

@@ -14,6 +14,7 @@ const LEFT: &str =
     "xenstore-ls /local/domain/0/device/vbd 2>/dev/null; xenstore-ls /local/domain/0/backend/mqblk 2>/dev/null; true";
 
 #[test]
+#[ignore = "long: make soak, make test-xen"]
 fn every_block_is_verified_through_rings_of_dom0() -> Result<()> {
     let mut host = XenHost::builder("bench").with_mqblk().boot()?;
     // 1024 pages by default.
@@ -46,6 +47,7 @@ const PROGRAM: &str = "cd / && tar chf /tmp/program.tar sbin/mqblk \
      $(LD_TRACE_LOADED_OBJECTS=1 mqblk | tr ' \\t' '\\n\\n' | sed -n 's|^/||p')";
 
 #[test]
+#[ignore = "long: make soak, make test-xen"]
 fn every_block_is_verified_from_a_guest_without_a_driver() -> Result<()> {
     let mut host = XenHost::builder("bench-guest").with_mqblk().boot()?;
     host.must(PROGRAM)?;

@@ -9,6 +9,7 @@ use mqblk_tests::xen::{
 };
 
 #[test]
+#[ignore = "long: make soak, make test-xen"]
 fn the_harness_sees_a_disk_of_the_kernel() -> Result<()> {
     let mut host = XenHost::builder("kernel").boot()?;
     let image = Dom0Image::sparse(&mut host, "disk", 64)?;

@@ -102,6 +102,7 @@ fn detached_attached_rebooted() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: make soak, make test-xen"]
 fn two_guests_at_once() -> Result<()> {
     let server = BackendProgram::from_environment()?;
     let mut host = server.boot(XenHost::builder("two-guests"))?;

@@ -155,6 +155,7 @@ fn two_queues_by_every_mode() -> Result<()> {
 /// together with requests of 256 segments are used without persistent grants only. A guest has 32,768 grants in all (`gnttab_max_frames`),
 /// and persistent ones are not freed while the disk is busy, so few long requests are in flight at a time.
 #[test]
+#[ignore = "long: make soak, make test-xen"]
 fn four_queues_large_rings_and_long_requests() -> Result<()> {
     let server = BackendProgram::from_environment()?;
     let modes = modes(server);

@@ -98,6 +98,7 @@ fn line(table: &mut String, name: &str, cost: &Cost, kernel: &Cost) -> Result<()
 }
 
 #[test]
+#[ignore = "long: make soak, make test-xen"]
 fn what_a_request_costs() -> Result<()> {
     let mut host = XenHost::builder("side-by-side").with_mqblk().boot()?;
     let disks: Vec<String> = ["persistent", "copy", "map"]

@@ -8,11 +8,18 @@ use rustix::io::DupFlags;
 
 /// Makes the descriptor that `owner` owns refer to the open file of `file`. What it referred to is closed.
 ///
-/// For a library's object that takes its descriptor when it is made and cannot be given another one.
+/// For a library's object that takes its descriptor when it is made and cannot be given another one. What owns nothing (a number, a reference, a
+/// `BorrowedFd`) does not compile: it has nothing to drop.
+///
+/// ```compile_fail
+/// # use std::os::fd::AsFd as _;
+/// mqblk_uring::redirect(&mut 3, std::io::stdin().as_fd());
+/// ```
 ///
 /// # Errors
 /// When the kernel refuses; then `owner` is unchanged.
-pub fn redirect(owner: &mut impl AsRawFd, file: BorrowedFd<'_>) -> io::Result<()> {
+pub fn redirect<T: AsRawFd>(owner: &mut T, file: BorrowedFd<'_>) -> io::Result<()> {
+    const { assert!(std::mem::needs_drop::<T>(), "it owns no descriptor") };
     // SAFETY: `owner` keeps the descriptor open, is borrowed exclusively meanwhile, and stays its only owner: this one is never dropped.
     let mut same = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(owner.as_raw_fd()) });
     Ok(rustix::io::dup3(file, &mut same, DupFlags::CLOEXEC)?)

@@ -262,6 +262,28 @@ mod tests {
         assert_eq!(raw.disks[1].subject(), "f: disk #2");
     }
 
+    /// Each would be read for ever, or fill the memory.
+    #[test]
+    fn only_regular_files_of_a_bounded_size_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        nix::unistd::mkfifo(&at("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        let sparse = File::create(at("large")).and_then(|file| file.set_len(MAX_BYTES + 1));
+        sparse.unwrap();
+        for (path, want) in [
+            (Path::new("/dev/zero"), "no regular file"),
+            (&at("fifo"), "no regular file"),
+            (folder.path(), "no regular file"),
+            (&at("socket"), "No such device"),
+            (&at("large"), "more than 16 MiB"),
+        ] {
+            let error = read(path, INTERFACES).unwrap_err().to_string();
+            assert!(error.contains(want) && error.ends_with("expected a readable TOML file"), "{path:?}: {error}");
+        }
+        drop(socket);
+    }
+
     #[test]
     fn invalid_files() {
         for (text, want) in [
